@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# The reference run: BERT-Tiny on English Wikipedia and books, an hour on two CPU cores, killed once with -9 and resumed.
+#
+#   BERT_JAX_DATA=FOLDER benchmarks/reference_cpu.sh [OUTPUT]
+#
+# FOLDER holds corpus/enwiki/*.jsonl.gz and corpus/books/*.txt.gz: 36 M tokens of English. Writes the curves, the final
+# evaluation and metrics.jsonl to OUTPUT (runs/reference_cpu by default).
+set -euo pipefail
+
+data=${BERT_JAX_DATA:?set it to the folder of the corpora}
+out=${1:-runs/reference_cpu}
+corpus=("$data/corpus/enwiki/*.jsonl.gz" "$data/corpus/books/*.txt.gz")
+export JAX_PLATFORMS=cpu
+mkdir -p "$out"
+
+[ -e "$out/vocab.txt" ] || bert-jax vocab --input "${corpus[@]}" --documents file --size 8192 --output "$out/vocab.txt"
+[ -e "$out/data/dataset.json" ] ||
+  bert-jax prepare --input "${corpus[@]}" --documents file --vocab "$out/vocab.txt" --output "$out/data"
+
+train=(bert-jax pretrain --config=bert_tiny --workdir="$out/run" --config.data.path="$out/data")
+if [ ! -e "$out/killed" ]; then
+  "${train[@]}" &
+  pid=$!
+  until grep -q '"step": 2220' "$out/run/metrics.jsonl" 2>/dev/null; do
+    kill -0 $pid
+    sleep 2
+  done
+  kill -9 $pid
+  wait $pid || true
+  tail -n 1 "$out/run/metrics.jsonl" | tee "$out/killed"
+fi
+"${train[@]}"
+
+bert-jax evaluate --checkpoint "$out/run" --data "$out/data" | tee "$out/evaluation.json"
+bert-jax report "$out/run" --output "$out/curves.png"

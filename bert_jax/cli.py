@@ -1,0 +1,276 @@
+"""The `bert-jax` command: parses, calls one function per subcommand, and turns failures into exit statuses.
+
+0   done
+1   a failure in the run
+2   input that the user can mend, in one line on stderr
+75  saved; the same command continues
+"""
+
+import argparse
+import errno
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from bert_jax import __version__
+from bert_jax.errors import BertJaxError, InputError
+from bert_jax.progress import Bars, Progress
+
+# Imports of a subcommand are its own: `bert-jax prepare` does not wait for JAX.
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one subcommand and returns its exit status."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    overrides, unknown = _overrides(rest) if hasattr(options, "config") else ([], rest)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    _set_up_logging()
+    try:
+        if hasattr(options, "config"):
+            options.overrides = overrides
+        options.run(options)
+        return 0
+    except BertJaxError as error:
+        return _fail(options.command, str(error), error.exit_status)
+    except KeyboardInterrupt:
+        return _fail(options.command, "interrupted", 130)
+    except Exception as error:
+        if _is_disk_full(error):
+            where = getattr(error, "filename", None)
+            return _fail(
+                options.command, f"the disk is full{f' ({where})' if where else ''}: make room and run it again", 2
+            )
+        if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):
+            return _fail(options.command, f"{error.filename}: {error.strerror}", 2)
+        raise
+
+
+def _fail(command: str, message: str, status: int) -> int:
+    print(f"bert-jax {command}: {' '.join(message.split())}", file=sys.stderr)
+    return status
+
+
+def _is_disk_full(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if os.strerror(errno.ENOSPC) in str(error):  # as TensorStore and ArrayRecord say it
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _overrides(rest: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """`--config.KEY=VALUE` and `--config.KEY VALUE` out of what argparse did not know, and what is left."""
+    overrides, unknown = [], []
+    words = iter(rest)
+    for word in words:
+        if not word.startswith("--config."):
+            unknown.append(word)
+            continue
+        key, equals, value = word.removeprefix("--config.").partition("=")
+        if not equals:
+            value = next(words, "")
+            if not value or value.startswith("--"):
+                raise SystemExit(_fail("config", f"--config.{key} wants a value: --config.{key}=VALUE", 2))
+        overrides.append((key, value))
+    return overrides, unknown
+
+
+def _set_up_logging() -> None:
+    from tqdm.contrib.logging import _TqdmLoggingHandler
+
+    handler = _TqdmLoggingHandler()
+    handler.stream = sys.stderr
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    package = logging.getLogger("bert_jax")
+    package.handlers = [handler]
+    package.setLevel(logging.INFO)
+    package.propagate = False
+
+
+def bars() -> Bars:
+    """Progress bars on stderr; into a file they write a line now and then."""
+    from tqdm import tqdm
+
+    def make(**options: Any) -> Progress:
+        interval = 0.2 if sys.stderr.isatty() else 10.0
+        return tqdm(file=sys.stderr, dynamic_ncols=True, mininterval=interval, **options)
+
+    return make
+
+
+# --- Subcommands -------------------------------------------------------------------------------------------------
+
+
+def _vocab(options: argparse.Namespace) -> None:
+    from etils import epath
+
+    from bert_jax.data import corpus
+    from bert_jax.data.tokenization import WordPieceTokenizer
+    from bert_jax.data.vocabulary import train_wordpiece
+
+    output = epath.Path(options.output)
+    if output.exists():
+        raise InputError(f"--output: {output} exists: choose another name or delete it")
+    reading = corpus.CorpusOptions(documents=options.documents, errors=options.errors)
+    slices = corpus.plan(options.input, reading)
+    bar = bars()(total=sum(piece.bytes for piece in slices), desc="read", unit="B", unit_scale=True)
+
+    def documents() -> Any:
+        for piece in slices:
+            yield from corpus.read(piece, reading)
+            bar.update(piece.bytes)
+        bar.close()
+        logging.getLogger(__name__).info("merging pieces ...")
+
+    vocabulary = train_wordpiece(documents(), options.size, lowercase=not options.cased)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    WordPieceTokenizer(vocabulary, lowercase=not options.cased).save_vocabulary(str(output))
+    print(f"{output}: {len(vocabulary):,} pieces")
+
+
+def _prepare(options: argparse.Namespace) -> None:
+    from bert_jax.data.prepare import PrepareOptions, describe, prepare
+    from bert_jax.data.tokenization import WordPieceTokenizer
+
+    chosen = PrepareOptions(**{name: getattr(options, name) for name in PrepareOptions.__dataclass_fields__})
+    tokenizer = WordPieceTokenizer.from_file(options.vocab, lowercase=not options.cased)
+    info = prepare(
+        options.input, tokenizer, options.output, chosen, seed=options.seed, workers=options.workers, bars=bars()
+    )
+    print(json.dumps({"output": options.output, **describe(info)}, indent=2))
+
+
+def _pretrain(options: argparse.Namespace) -> None:
+    from bert_jax.config import load_config
+    from bert_jax.training.pretrain import pretrain
+
+    pretrain(load_config(options.config, options.overrides), options.workdir, bars=bars())
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    from bert_jax.training.evaluation import evaluate_checkpoint
+
+    values = evaluate_checkpoint(options.checkpoint, options.data, batch_size=options.batch_size, bars=bars())
+    print(json.dumps(values, indent=2))
+
+
+def _fill_mask(options: argparse.Namespace) -> None:
+    from bert_jax.inference import fill_mask, load
+
+    pretrained = load(options.checkpoint)
+    for text in options.text:
+        for fillings in fill_mask(pretrained, text, options.top):
+            for filling in fillings:
+                print(f"{filling.probability:.4f}  {filling.token:<16}  {filling.text}")
+            print()
+
+
+def _export(options: argparse.Namespace) -> None:
+    from bert_jax.interop import huggingface
+    from bert_jax.training.checkpoints import open_checkpoint
+
+    checkpoint = open_checkpoint(options.checkpoint)
+    huggingface.export(checkpoint, options.output)
+    print(f"{options.output}: {checkpoint.path} in Hugging Face's layout")
+
+
+def _report(options: argparse.Namespace) -> None:
+    from bert_jax.report import plot_curves
+
+    plot_curves(options.workdir, options.output)
+    print(options.output)
+
+
+# --- Arguments ---------------------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bert-jax", description="BERT pre-training in JAX and Flax.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(
+            name,
+            help=text,
+            description=text,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            allow_abbrev=False,
+        )
+        sub.set_defaults(run=run)
+        return sub
+
+    def add_corpus(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument(
+            "--input", nargs="+", required=True, metavar="GLOB",
+            help="text (a blank line between documents) or JSON lines with a `text` field, also .gz, .bz2, .zst; "
+            "`pydoc` is the English that Python carries",
+        )  # fmt: skip
+        sub.add_argument("--cased", action="store_true", help="keep case and accents")
+        sub.add_argument(
+            "--documents", choices=["blank_line", "file"], default="blank_line",
+            help="what ends a document in plain text: a blank line, or the file (books with blank lines in them)",
+        )  # fmt: skip
+        sub.add_argument("--errors", choices=["strict", "replace"], default="strict", help="bytes that are not UTF-8")
+
+    sub = command("vocab", _vocab, "Train a WordPiece vocabulary.")
+    add_corpus(sub)
+    sub.add_argument("--output", required=True, metavar="FILE", help="the vocabulary, one piece a line")
+    sub.add_argument("--size", type=int, default=30522, help="pieces at the most, special tokens included")
+
+    sub = command("prepare", _prepare, "Make a prepared dataset from raw text.")
+    add_corpus(sub)
+    sub.add_argument("--vocab", required=True, metavar="FILE", help="the vocabulary")
+    sub.add_argument("--output", required=True, metavar="DIR", help="the dataset's folder")
+    sub.add_argument("--seq_len", type=int, default=128, help="tokens a sequence, special ones included")
+    sub.add_argument("--dupe_factor", type=int, default=1, help="passes over the corpus, each with new pairs")
+    sub.add_argument("--short_seq_prob", type=float, default=0.1, help="share of documents with a shorter length")
+    sub.add_argument(
+        "--random_next", choices=["paper", "reference"], default="paper",
+        help="paper: half of all pairs are random; reference: a lone sentence always gets a random B (55-61%% random)",
+    )  # fmt: skip
+    sub.add_argument("--eval_fraction", type=float, default=0.01, help="share of documents held out for evaluation")
+    sub.add_argument(
+        "--sentences", choices=["split", "lines"], default="split", help="split lines into sentences, or one a line"
+    )
+    sub.add_argument("--language", default="en", help="ISO 639-1 code, for splitting sentences")
+    sub.add_argument("--bucket_tokens", type=int, default=16 << 20, help="tokens a shard, held in memory by a worker")
+    sub.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
+    sub.add_argument("--seed", type=int, default=0, help="of pairs, lengths and labels")
+
+    sub = command("pretrain", _pretrain, "Train with MLM and NSP; run it again to continue.")
+    sub.add_argument(
+        "--config", required=True, metavar="NAME|FILE.py[:ARG]", help="a config; --config.KEY=VALUE overrides its keys"
+    )
+    sub.add_argument("--workdir", required=True, metavar="DIR", help="checkpoints, metrics and curves")
+
+    sub = command("evaluate", _evaluate, "MLM and NSP loss and accuracy on a dataset's eval split, as JSON.")
+    sub.add_argument("--checkpoint", required=True, metavar="CHECKPOINT", help="a workdir or a checkpoints/STEP")
+    sub.add_argument("--data", required=True, metavar="DIR", help="a prepared dataset")
+    sub.add_argument("--batch_size", type=int, default=64, help="sequences a batch")
+
+    sub = command("fill-mask", _fill_mask, "The most probable words for each [MASK].")
+    sub.add_argument("--checkpoint", required=True, metavar="CHECKPOINT", help="a workdir or a checkpoints/STEP")
+    sub.add_argument("--top", type=int, default=5, help="candidates for each mask")
+    sub.add_argument("text", nargs="+", help='for example "Paris is the [MASK] of France."')
+
+    sub = command("export", _export, "Write a checkpoint in another library's format.")
+    sub.add_argument("--checkpoint", required=True, metavar="CHECKPOINT", help="a workdir or a checkpoints/STEP")
+    sub.add_argument("--output", required=True, metavar="DIR", help="a new folder")
+    sub.add_argument("--format", choices=["hf"], default="hf", help="hf: what transformers loads")
+
+    sub = command("report", _report, "Draw the curves of one run, or of several side by side.")
+    sub.add_argument("workdir", nargs="+", metavar="WORKDIR", help="of pretrain")
+    sub.add_argument("--output", required=True, metavar="FILE", help="a .png, .svg or .pdf")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

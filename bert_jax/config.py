@@ -1,0 +1,109 @@
+"""Reading configs: a Python file with `get_config`, command-line overrides, and the model they describe."""
+
+import ast
+import difflib
+import importlib.util
+import inspect
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+
+from bert_jax.errors import InputError
+
+ConfigDict = ml_collections.ConfigDict
+
+
+def load_config(spec: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:
+    """The config that `spec` names, with `overrides` applied.
+
+    Args:
+      spec: `FILE.py`, or the name of a config that comes with the package (`bert_base`); `:ARG` at its end is handed
+        to its `get_config`.
+      overrides: (dotted key, text) pairs; the text is read as the type the key has.
+
+    Raises InputError for a file, an argument, a key or a value that cannot be.
+    """
+    path, _, argument = spec.partition(":")
+    file = Path(path) if path.endswith(".py") else _packaged(path)
+    if not file.is_file():
+        raise InputError(f"--config: there is no file {file}")
+    module_spec = importlib.util.spec_from_file_location(f"_bert_jax_config_{file.stem}", file)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise InputError(f"{file}: a config file defines get_config(), this one does not")
+    takes_argument = bool(inspect.signature(module.get_config).parameters)
+    if argument and not takes_argument:
+        raise InputError(f"--config: {file} takes no argument, but was given :{argument}")
+    try:
+        config = module.get_config(argument) if argument else module.get_config()
+    except ValueError as error:
+        raise InputError(f"--config={spec}: {error}") from error
+    for key, text in overrides:
+        set_key(config, key, text)
+    return config.lock()
+
+
+def _packaged(name: str) -> Path:
+    spec = importlib.util.find_spec("bert_jax.configs")
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
+    for folder in folders:
+        if (folder / f"{name}.py").is_file():
+            return folder / f"{name}.py"
+    known = sorted(file.stem for folder in folders for file in folder.glob("*.py") if not file.stem.startswith("_"))
+    raise InputError(f"--config: no config named {name!r}{_nearest(name, known)}; there are {', '.join(known)}")
+
+
+def set_key(config: ConfigDict, key: str, text: str) -> None:
+    """Sets `config.key` (dotted) to `text`, read as the type that the key's present value has."""
+    known = dict(flatten(config))
+    if key not in known:
+        raise InputError(f"--config.{key}: there is no such key{_nearest(key, list(known))}")
+    *parents, last = key.split(".")
+    node = config
+    for parent in parents:
+        node = node[parent]
+    node[last] = _parse(key, text, known[key])
+
+
+def _parse(key: str, text: str, present: Any) -> Any:
+    kind = type(present)
+    try:
+        if kind is bool:
+            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+        if kind is int:
+            value = ast.literal_eval(text)
+            if isinstance(value, bool) or value != int(value):
+                raise ValueError
+            return int(value)
+        if kind is float:
+            return float(text)
+        if kind is tuple:
+            value = ast.literal_eval(text)
+            if not isinstance(value, tuple):
+                raise ValueError
+            return value
+        return text
+    except (ValueError, KeyError, SyntaxError, TypeError) as error:
+        raise InputError(f"--config.{key}: wants a value of type {kind.__name__}, not {text!r}") from error
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    by_last = {other.rpartition(".")[2]: other for other in known}
+    close = difflib.get_close_matches(name, known, 1, 0.6) or [
+        by_last[match] for match in difflib.get_close_matches(name.rpartition(".")[2], list(by_last), 1, 0.6)
+    ]
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def flatten(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of every leaf."""
+    for key, value in config.items():
+        if isinstance(value, ConfigDict):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

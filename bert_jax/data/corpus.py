@@ -1,0 +1,527 @@
+"""Documents out of corpora: plain text, WikiExtractor files and JSON lines, compressed or not, in parallel.
+
+`expand` turns what the user named into files, `plan` cuts the files into slices that can be read independently,
+and `read` yields the documents of one slice. Every document belongs to exactly one slice, so that reading the
+slices in order gives what reading the files whole gives, whatever the size of a slice.
+
+    options = CorpusOptions()
+    for piece in plan(["books/*.txt.gz", "wiki.jsonl"], options):
+        for document in read(piece, options):
+            ...
+
+Formats are told apart by name (`.jsonl`, `.ndjson` and `.json` are JSON lines with a `text` field; anything else
+is plain text; each also as `.gz`, `.bz2` or `.zst`), except WikiExtractor's, which begins with `<doc id=`.
+
+Who owns a document. In plain text, a *boundary* is a blank line (in WikiExtractor files, a `<doc ...>` line). A
+slice [start, end) owns the documents whose last boundary before them begins in [start, end); the slice at 0 also
+owns the one that opens the file. A slice reads past its end to finish its last document, and never reads before
+its start to find its first. A document that is too long is broken at lines that only the file's bytes decide: with
+M = `max_document_bytes`, at the first line that begins at or after k * M when no boundary begins in the M bytes
+before k * M. A document of up to M bytes is therefore never broken, one of 2 M bytes always is, no part is larger
+than 2 M bytes and a line, and a file without any blank line is still shared out among its slices.
+"""
+
+import bz2
+import gzip
+import html
+import json
+import logging
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from glob import glob, has_magic
+from pathlib import Path
+from typing import BinaryIO
+
+import zstandard
+from etils import epath
+
+from bert_jax.data import pydoc_corpus
+from bert_jax.errors import InputError
+
+log = logging.getLogger(__name__)
+
+PYDOC = "pydoc"
+"""The input that is no file: the English that every CPython carries (see `pydoc_corpus`)."""
+
+MAX_LINE_BYTES = 64 << 20
+"""The longest line that is read, unless `max_document_bytes` is more: a line has to fit in memory."""
+
+_BLOCK_BYTES = 1 << 20
+_READ_BYTES = 1 << 17  # of compressed data, at a time
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_COMPRESSED = (".gz", ".bz2", ".zst")
+_JSON_LINES = (".jsonl", ".ndjson", ".json")
+_CORRUPT = (EOFError, OSError, zlib.error, zstandard.ZstdError)
+_WIKI_DOC = b"<doc "
+_WIKI_TITLE = re.compile(rb'\btitle="(.*)"\s*>\s*$')
+_JSON_TYPES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+
+
+@dataclass(frozen=True)
+class CorpusOptions:
+    """How files become documents.
+
+    Attributes:
+      documents: how plain text is cut: "blank_line" (one or more blank lines end a document) or "file" (a file is
+        a document; for books, where blank lines part paragraphs). JSON lines and WikiExtractor files say themselves.
+      errors: what to do with bytes that are not UTF-8: "strict" stops with an InputError, "replace" puts U+FFFD.
+      max_document_bytes: documents longer than this are broken at a line's end.
+    """
+
+    documents: str = "blank_line"
+    errors: str = "strict"
+    max_document_bytes: int = 16 << 20
+
+    def __post_init__(self) -> None:
+        if self.documents not in ("blank_line", "file"):
+            raise InputError(f"documents is {self.documents!r}; choose 'blank_line' or 'file'")
+        if self.errors not in ("strict", "replace"):
+            raise InputError(f"errors is {self.errors!r}; choose 'strict' or 'replace'")
+        if self.max_document_bytes < 1:
+            raise InputError(f"max_document_bytes is {self.max_document_bytes}; it must be at least 1")
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A part of a corpus that one worker reads: the documents that belong to bytes [start, end) of a file.
+
+    Attributes:
+      path: the file, or "pydoc".
+      start, end: byte offsets; 0 and None stand for the whole file.
+      bytes: the size on disk, for progress bars.
+    """
+
+    path: str
+    start: int
+    end: int | None
+    bytes: int
+
+
+def expand(inputs: Sequence[str]) -> list[str]:
+    """The files that paths, folders and glob patterns name.
+
+    Each input's files are sorted, inputs keep their order, and a file named twice is read once. A folder stands for
+    every file below it; names that begin with a dot are left out, as in a shell's patterns. "pydoc" stays as it is.
+
+    Raises:
+      InputError: no input, a file that does not exist, or a pattern or folder that holds no file.
+    """
+    if not inputs:
+        raise InputError("no input was given; name at least one file, folder or pattern, or 'pydoc'")
+    return list(dict.fromkeys(path for name in inputs for path in _expand_one(name)))
+
+
+def _expand_one(name: str) -> list[str]:
+    if name == PYDOC:
+        return [name]
+    path = epath.Path(name)
+    if path.is_file():  # First, because a real name may hold a pattern's characters.
+        return [name]
+    if path.is_dir():
+        if files := _files_below(path):
+            return files
+        raise InputError(f"{name}: this folder holds no file; name a folder or pattern with text in it")
+    if not has_magic(name):
+        raise InputError(f"{name}: no such file or folder; check the path")
+    found: set[str] = set()
+    for match in _matches(name):
+        matched = epath.Path(match)
+        found.update(_files_below(matched) if matched.is_dir() else [match])
+    if not found:
+        raise InputError(f"{name}: this pattern matches no file; check it, and quote it so that the shell leaves it be")
+    return sorted(found)
+
+
+def _matches(pattern: str) -> list[str]:
+    if "://" not in pattern:
+        return glob(pattern, recursive=True)
+    parts = pattern.split("/")
+    first = next(index for index, part in enumerate(parts) if has_magic(part))
+    return [str(path) for path in epath.Path("/".join(parts[:first])).glob("/".join(parts[first:]))]
+
+
+def _files_below(folder: epath.Path) -> list[str]:
+    files: list[str] = []
+    for entry in folder.iterdir():
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            files.extend(_files_below(entry))
+        elif entry.is_file():
+            files.append(str(entry))
+    return sorted(files)
+
+
+def plan(inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = 8 << 20) -> list[Slice]:
+    """Cuts a corpus into slices of about `slice_bytes` bytes, in the order of `expand`.
+
+    Compressed files, "pydoc" and, with `documents="file"`, plain text are one slice each.
+
+    Raises:
+      InputError: as `expand`, or a file that cannot be looked at.
+    """
+    if slice_bytes < 1:
+        raise InputError(f"slice_bytes is {slice_bytes}; it must be at least 1")
+    slices: list[Slice] = []
+    for path in expand(inputs):
+        size = pydoc_corpus.source_bytes() if path == PYDOC else _file_bytes(path)
+        whole = path == PYDOC or _is_compressed(path) or (options.documents == "file" and not _is_json_lines(path))
+        if whole or size <= slice_bytes:
+            slices.append(Slice(path, 0, None, size))
+            continue
+        for start in range(0, size, slice_bytes):
+            end = min(start + slice_bytes, size)
+            slices.append(Slice(path, start, end, end - start))
+    return slices
+
+
+def read(piece: Slice, options: CorpusOptions) -> Iterator[str]:
+    r"""Yields the documents of a slice, in the file's order.
+
+    A document is its lines joined by "\n", each stripped of white space, blank ones left out; documents without a
+    line are dropped. Only "\n" ends a line ("\r\n" too, as "\r" is white space): U+2028 and the like do not.
+    Documents that are broken because of `max_document_bytes` are logged as one warning.
+
+    Raises:
+      InputError: with the file and the line (from 1, counted in the whole file): bytes that are not UTF-8, a JSON
+        line that is not an object with a string `text`, a truncated or corrupt compressed file, or a line of more
+        than MAX_LINE_BYTES. With the file alone: one that cannot be opened.
+    """
+    if piece.path == PYDOC:
+        yield from pydoc_corpus.documents()
+    elif _is_json_lines(piece.path):
+        yield from _read_json_lines(piece, options)
+    elif _is_wiki(piece.path):
+        yield from _TextReader(piece, options, _is_wiki_boundary).documents()
+    elif options.documents == "file":
+        yield from _TextReader(piece, options, _is_never_boundary).documents()
+    else:
+        yield from _TextReader(piece, options, _is_blank).documents()
+
+
+# Plain text and WikiExtractor files.
+
+
+def _is_blank(line: bytes) -> bool:
+    stripped = line.strip()
+    if not stripped:
+        return True
+    if 0x20 < stripped[0] < 0x80:
+        return False
+    return not stripped.decode("utf-8", "replace").strip()  # U+00A0, U+3000 and the like are blank as well.
+
+
+def _is_wiki_boundary(line: bytes) -> bool:
+    return line.startswith(_WIKI_DOC)
+
+
+def _is_never_boundary(line: bytes) -> bool:
+    return False
+
+
+class _TextReader:
+    """One slice of a file of lines. The module's docstring says which documents are its own and where they break."""
+
+    def __init__(self, piece: Slice, options: CorpusOptions, is_boundary: Callable[[bytes], bool]) -> None:
+        self.path = piece.path
+        self.start = piece.start
+        self.end = piece.end
+        self.options = options
+        self.is_boundary = is_boundary
+        self.warned = False
+
+    def documents(self) -> Iterator[str]:
+        limit = self.options.max_document_bytes
+        lines: list[str] = []  # The document so far.
+        title = ""  # Of a WikiExtractor document: its first line repeats it.
+        owned = self.start == 0
+        at_boundary = True  # The document so far began at a boundary, not at a break.
+        last_boundary = -1
+        block = self._block_before()
+        for offset, line in _lines_from(self.path, self.start, self.end):
+            boundary = self.is_boundary(line)
+            past_block, block = block, offset // limit
+            broken = not boundary and block > past_block and self._is_quiet((block - 1) * limit, last_boundary)
+            if boundary or broken:
+                if lines:
+                    if broken and at_boundary:
+                        self._warn(offset)
+                    yield "\n".join(lines)
+                    lines = []
+                owned, at_boundary, title = True, boundary, ""
+            if self.end is not None and offset >= self.end and (boundary or broken or not owned):
+                return
+            if boundary:
+                last_boundary = offset
+                title = _wiki_title(line)
+            elif owned:
+                text = _decode(line, self.path, offset, self.options).strip()
+                if text and not (title and text == title) and text != "</doc>":
+                    lines.append(text)
+                title = title if not text else ""
+        if lines:
+            yield "\n".join(lines)
+
+    def _block_before(self) -> int:
+        """The block, of `max_document_bytes`, in which the last line before the slice begins."""
+        if self.start == 0:
+            return 0
+        block = self.start // self.options.max_document_bytes
+        block_start = block * self.options.max_document_bytes
+        return block if _first_line_start(self.path, block_start, self.start) is not None else block - 1
+
+    def _is_quiet(self, low: int, last_boundary: int) -> bool:
+        """No boundary begins between `low` and here; most often a glance at the first lines after `low` tells."""
+        if last_boundary >= low:
+            return False
+        if low >= self.start:
+            return True
+        for offset, line in _lines_from(self.path, max(low, 0), self.start):
+            if offset >= self.start:
+                break
+            if self.is_boundary(line):
+                return False
+        return True
+
+    def _warn(self, offset: int) -> None:
+        if not self.warned:
+            self.warned = True
+            log.warning(
+                "%s:%d: a document of more than %d bytes is broken here and so is any other in this file; documents "
+                "are parted by blank lines: add them, or raise max_document_bytes",
+                self.path,
+                _line_number(self.path, offset),
+                self.options.max_document_bytes,
+            )
+
+
+def _is_wiki(path: str) -> bool:
+    head = b""
+    for block in _blocks(path, 0):
+        head += block
+        if len(head) >= 16:
+            break
+    return head.removeprefix(_BYTE_ORDER_MARK).startswith(_WIKI_DOC + b"id=")
+
+
+def _wiki_title(line: bytes) -> str:
+    match = _WIKI_TITLE.search(line) if line.startswith(_WIKI_DOC) else None
+    return html.unescape(match[1].decode("utf-8", "replace")).strip() if match else ""
+
+
+# JSON lines.
+
+
+def _read_json_lines(piece: Slice, options: CorpusOptions) -> Iterator[str]:
+    warned = False
+    for offset, line in _lines_from(piece.path, piece.start, piece.end):
+        if piece.end is not None and offset >= piece.end:
+            return
+        if _is_blank(line):
+            continue
+        text = _json_text(_decode(line, piece.path, offset, options), piece.path, offset, options)
+        parts = list(_break(filter(None, map(str.strip, text.split("\n"))), options.max_document_bytes))
+        if len(parts) > 1 and not warned:
+            warned = True
+            where = f"{piece.path}:{_line_number(piece.path, offset)}"
+            log.warning("%s: a document of more than %d bytes is broken", where, options.max_document_bytes)
+        yield from parts
+
+
+def _json_text(line: str, path: str, offset: int, options: CorpusOptions) -> str:
+    def fault(what: str) -> InputError:
+        where = f"{path}:{_line_number(path, offset)}"
+        return InputError(f'{where}: {what}; each line must be an object such as {{"text": "..."}}')
+
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise fault(f"not valid JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise fault(f"the line is {_JSON_TYPES.get(type(value), 'a number')}, not a JSON object")
+    if "text" not in value:
+        raise fault('the object has no "text"')
+    text = value["text"]
+    if not isinstance(text, str):
+        raise fault(f'"text" is {_JSON_TYPES.get(type(text), "a number")}, not a string')
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # JSON can escape half a surrogate pair, which no UTF-8 can hold.
+        if options.errors == "strict":
+            character = ord(text[error.start])
+            raise fault(
+                f'"text" holds half a surrogate pair (\\u{character:04x}); mend it or pass --errors replace'
+            ) from error
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _break(lines: Iterable[str], limit: int) -> Iterator[str]:
+    part: list[str] = []
+    size = 0
+    for line in lines:
+        line_bytes = len(line.encode()) + 1
+        if part and size + line_bytes > limit + 1:
+            yield "\n".join(part)
+            part, size = [], 0
+        part.append(line)
+        size += line_bytes
+    if part:
+        yield "\n".join(part)
+
+
+# Lines and bytes.
+
+
+def _decode(line: bytes, path: str, offset: int, options: CorpusOptions) -> str:
+    try:
+        return line.decode("utf-8", options.errors)
+    except UnicodeDecodeError as error:
+        where = f"{path}:{_line_number(path, offset)}"
+        byte = line[error.start]
+        raise InputError(
+            f"{where}: not valid UTF-8 (byte 0x{byte:02x}); re-encode it or pass --errors replace"
+        ) from error
+
+
+def _lines_from(path: str, start: int, end: int | None) -> Iterator[tuple[int, bytes]]:
+    """(offset, line) for every line that begins at or after `start`, to the end of the file.
+
+    Nothing is read when no line begins in [start, end). The offset is in the uncompressed file, the line comes
+    without its "\n", and the file's byte order mark is dropped.
+    """
+    first = _first_line_start(path, start, end)
+    return _split_lines(path, first) if first is not None else iter(())
+
+
+def _first_line_start(path: str, start: int, end: int | None) -> int | None:
+    if start == 0:
+        return 0
+    offset = start - 1
+    for block in _blocks(path, offset):
+        newline = block.find(b"\n")
+        if newline >= 0:
+            first = offset + newline + 1
+            return first if end is None or first < end else None
+        offset += len(block)
+        if end is not None and offset >= end:
+            return None
+    return None
+
+
+def _split_lines(path: str, offset: int) -> Iterator[tuple[int, bytes]]:
+    carry: list[bytes] = []
+    carried = 0
+    for block in _blocks(path, offset):
+        first, *rest = block.split(b"\n")
+        carry.append(first)
+        carried += len(first)
+        if carried > MAX_LINE_BYTES:
+            where = f"{path}:{_line_number(path, offset)}"
+            raise InputError(f"{where}: a line of more than {MAX_LINE_BYTES} bytes; break the text into lines")
+        if not rest:
+            continue
+        line = b"".join(carry)
+        yield offset, line if offset else line.removeprefix(_BYTE_ORDER_MARK)
+        offset += len(line) + 1
+        last = rest.pop()
+        for line in rest:
+            yield offset, line
+            offset += len(line) + 1
+        carry, carried = [last], len(last)
+    line = b"".join(carry)
+    if line:
+        yield offset, line if offset else line.removeprefix(_BYTE_ORDER_MARK)
+
+
+def _line_number(path: str, offset: int) -> int:
+    """The number, from 1, of the line that begins at `offset`. Reads the file up to there: for messages only."""
+    number, position = 1, 0
+    for block in _blocks(path, 0):
+        number += block[: max(offset - position, 0)].count(b"\n")
+        position += len(block)
+        if position >= offset:
+            break
+    return number
+
+
+def _blocks(path: str, offset: int) -> Iterator[bytes]:
+    """The bytes of a file from `offset` on, decompressed, in blocks of about _BLOCK_BYTES."""
+    newlines = 0
+    try:
+        file = _open(path)
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be opened ({error.strerror or error}); check that it is there and readable"
+        ) from error
+    with file:
+        if not _is_compressed(path):
+            file.seek(offset)
+            while block := file.read(_BLOCK_BYTES):
+                yield block
+            return
+        blocks = _decompressed(path, file)
+        while True:
+            try:
+                block = next(blocks, b"")
+            except _CORRUPT as error:
+                raise InputError(
+                    f"{path}:{newlines + 1}: the compressed file is truncated or corrupt here ({error}); fetch it again"
+                ) from error
+            if not block:
+                return
+            newlines += block.count(b"\n")
+            skipped = min(offset, len(block))
+            offset -= skipped
+            if skipped < len(block):
+                yield block[skipped:]
+
+
+def _decompressed(path: str, file: BinaryIO) -> Iterator[bytes]:
+    if path.lower().endswith(".zst"):
+        yield from _decompressed_zstd(file)
+        return
+    unpacked = gzip.GzipFile(fileobj=file) if path.lower().endswith(".gz") else bz2.BZ2File(file)
+    while block := unpacked.read1(_BLOCK_BYTES):  # Not read(): it loses what came before a fault.
+        yield block
+
+
+def _decompressed_zstd(file: BinaryIO) -> Iterator[bytes]:
+    """Frame after frame. (zstandard's own stream_reader takes a truncated frame for the end of the file.)"""
+    unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+    frame = None
+    while data := file.read(_READ_BYTES):
+        while data:
+            frame = frame or unpacker.decompressobj()
+            if block := frame.decompress(data):
+                yield block
+            data = frame.unused_data if frame.eof else b""
+            frame = None if frame.eof else frame
+    if frame is not None:
+        raise EOFError("the file ends within a frame")
+
+
+def _open(path: str) -> BinaryIO:
+    return epath.Path(path).open("rb") if "://" in path else open(path, "rb")
+
+
+def _file_bytes(path: str) -> int:
+    try:
+        return epath.Path(path).stat().length if "://" in path else Path(path).stat().st_size
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror or error}); check that it is there and readable"
+        ) from error
+
+
+def _is_compressed(path: str) -> bool:
+    return path.lower().endswith(_COMPRESSED)
+
+
+def _is_json_lines(path: str) -> bool:
+    name = path.lower()
+    for suffix in _COMPRESSED:
+        name = name.removesuffix(suffix)
+    return name.endswith(_JSON_LINES)

@@ -1,0 +1,66 @@
+"""Randomness without state: a counter-based hash, keys made from names, and a shuffle that needs no memory.
+
+Every draw the data path makes is a pure function of a key and a counter, so that a batch can be made at any
+time, by any process, in any order, and come out the same.
+"""
+
+import hashlib
+
+import numpy as np
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+def mix(x: np.ndarray) -> np.ndarray:
+    """The finaliser of SplitMix64 (Steele et al. 2014): uint64 in, well mixed uint64 out, elementwise."""
+    x = (x ^ (x >> np.uint64(30))) * _MIX_1
+    x = (x ^ (x >> np.uint64(27))) * _MIX_2
+    return x ^ (x >> np.uint64(31))
+
+
+def random_bits(key: np.ndarray, counter: np.ndarray) -> np.ndarray:
+    """uint64 draws: element `counter` of the stream that `key` names. Both uint64, broadcast together."""
+    with np.errstate(over="ignore"):
+        return mix(mix(key) + (counter + np.uint64(1)) * _GOLDEN)
+
+
+def key_from(*parts: object) -> int:
+    """A 64-bit key from any printable parts, e.g. `key_from(dataset_hash, seed, "shuffle", epoch)`."""
+    text = "\x1f".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def content_hash(text: str) -> int:
+    """A document's 64-bit identity: the hash of its text, the same on every machine and in every run."""
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+
+
+def permute(index: np.ndarray, size: int, key: int) -> np.ndarray:
+    """Where position `index` of a shuffled range(size) points: one permutation of [0, size) for each key.
+
+    A balanced Feistel network over the next even number of bits, walked until it lands inside the range (Black and
+    Rogaway 2002), so that a shuffle of a billion instances takes no memory and any position can be asked for alone.
+
+    Args:
+      index: int64 positions in [0, size).
+      size: how many elements are shuffled, at most 2**62.
+      key: names the permutation.
+    """
+    half = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
+    low = np.uint64((1 << int(half)) - 1)
+    round_keys = [np.uint64(key_from(key, "round", i)) for i in range(8)]
+
+    def network(x: np.ndarray) -> np.ndarray:
+        left, right = x >> half, x & low
+        for round_key in round_keys:
+            left, right = right, left ^ (random_bits(round_key, right) & low)
+        return (left << half) | right
+
+    result = network(np.asarray(index).astype(np.uint64))
+    outside = result >= size
+    while outside.any():
+        result[outside] = network(result[outside])
+        outside = result >= size
+    return result.astype(np.int64)

@@ -1,0 +1,184 @@
+"""Documents to sentence pairs: the next-sentence-prediction instances of BERT, before any masking.
+
+The algorithm is that of the reference's `create_pretraining_data.py` (google-research/bert), restated on token offsets:
+a document is a run of sentences, a segment is always a contiguous run of tokens, so an instance is five integers
+and no token is copied until a record is written.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+Document = Sequence[int]
+"""Sentence boundaries as token offsets: sentence i is tokens [document[i], document[i + 1])."""
+
+SPECIAL_TOKENS_A_PAIR = 3  # [CLS] A [SEP] B [SEP]
+
+
+class Random(Protocol):
+    """What the draws come from; `random.Random` is one."""
+
+    def random(self) -> float: ...
+    def randint(self, a: int, b: int) -> int: ...
+
+
+class Instance(NamedTuple):
+    """Segments A and B as token offsets [start, stop), and whether B is a random continuation ("NotNext")."""
+
+    a_start: int
+    a_stop: int
+    b_start: int
+    b_stop: int
+    is_random_next: bool
+
+
+class _NextLabels:
+    """The coin that decides between the real and a random B, and what is owed to it.
+
+    A document of one sentence has no next sentence: B has to be random whatever the coin says. The paper wants half
+    of all pairs random, so each such pair is paid back by the next pair that could have gone either way.
+    """
+
+    def __init__(self, rng: Random):
+        self.rng = rng
+        self.owed = 0
+
+    def draw(self, next_exists: bool) -> bool:
+        is_random = self.rng.random() < 0.5
+        if not next_exists:
+            self.owed += not is_random
+            return True
+        if is_random and self.owed:
+            self.owed -= 1
+            return False
+        return is_random
+
+
+def target_length(seq_len: int, short_seq_prob: float, rng: Random) -> int:
+    """Tokens that a document's pairs aim at: seq_len - 3, or with `short_seq_prob` uniform in [2, seq_len - 3]."""
+    longest = seq_len - SPECIAL_TOKENS_A_PAIR
+    if rng.random() < short_seq_prob:
+        return rng.randint(2, longest)
+    return longest
+
+
+def truncate_pair(instance: Instance, max_tokens: int, rng: Random) -> Instance:
+    """Drops tokens from the longer segment (tie: B), from its front or back by a fair coin, down to `max_tokens`."""
+    a_start, a_stop, b_start, b_stop, label = instance
+    while (a_stop - a_start) + (b_stop - b_start) > max_tokens:
+        from_front = rng.random() < 0.5
+        if a_stop - a_start > b_stop - b_start:
+            a_start, a_stop = (a_start + 1, a_stop) if from_front else (a_start, a_stop - 1)
+        else:
+            b_start, b_stop = (b_start + 1, b_stop) if from_front else (b_start, b_stop - 1)
+    return Instance(a_start, a_stop, b_start, b_stop, label)
+
+
+def _random_segment(documents: Sequence[Document], index: int, length: int, rng: Random) -> tuple[int, int]:
+    """A run of sentences of at least `length` tokens (or to the document's end) from another document."""
+    for _ in range(10):
+        other = rng.randint(0, len(documents) - 1)
+        if other != index:
+            break
+    document = documents[other]
+    first = rng.randint(0, len(document) - 2)
+    last = first
+    while last < len(document) - 2 and document[last + 1] - document[first] < length:
+        last += 1
+    return document[first], document[last + 1]
+
+
+def _pairs_of_reference(
+    documents: Sequence[Document], index: int, target: int, rng: Random, labels: _NextLabels
+) -> Iterator[Instance]:
+    """The reference's rule, draw for draw: a chunk of one sentence always gets a random B."""
+    document = documents[index]
+    sentences = len(document) - 1
+    first = i = 0  # the chunk is sentences [first, i]
+    while i < sentences:
+        if i == sentences - 1 or document[i + 1] - document[first] >= target:
+            in_chunk = i + 1 - first
+            in_a = rng.randint(1, in_chunk - 1) if in_chunk >= 2 else 1
+            a = document[first], document[first + in_a]
+            if in_chunk == 1 or rng.random() < 0.5:
+                b = _random_segment(documents, index, target - (a[1] - a[0]), rng)
+                yield Instance(*a, *b, True)
+                i = first + in_a - 1  # the sentences that B did not use go back
+            else:
+                yield Instance(*a, a[1], document[i + 1], False)
+            first = i + 1
+        i += 1
+
+
+def _pairs_of_paper(
+    documents: Sequence[Document], index: int, target: int, rng: Random, labels: _NextLabels
+) -> Iterator[Instance]:
+    """The paper's rule: half of all pairs have the real next sentence.
+
+    As the reference, except that a chunk of one sentence is no longer random by force: its real continuation is what
+    follows it in the document, or, at the document's end, it is itself the continuation of the sentence before it.
+    """
+    document = documents[index]
+    sentences = len(document) - 1
+    first = i = 0
+    while i < sentences:
+        if i == sentences - 1 or document[i + 1] - document[first] >= target:
+            in_chunk = i + 1 - first
+            in_a = rng.randint(1, in_chunk - 1) if in_chunk >= 2 else 1
+            a = document[first], document[first + in_a]
+            if labels.draw(next_exists=sentences > 1):
+                b = _random_segment(documents, index, target - (a[1] - a[0]), rng)
+                yield Instance(*a, *b, True)
+                i = first + in_a - 1
+            elif in_chunk >= 2:
+                yield Instance(*a, a[1], document[i + 1], False)
+            elif i + 1 < sentences:
+                i += 1
+                while i + 1 < sentences and document[i + 1] - document[first] < target:
+                    i += 1
+                yield Instance(*a, a[1], document[i + 1], False)
+            else:
+                yield Instance(document[first - 1], a[0], *a, False)
+            first = i + 1
+        i += 1
+
+
+RANDOM_NEXT_RULES: dict[str, Callable[..., Iterator[Instance]]] = {
+    "paper": _pairs_of_paper,
+    "reference": _pairs_of_reference,
+}
+
+
+def make_pairs(
+    documents: Sequence[Document],
+    *,
+    seq_len: int,
+    short_seq_prob: float,
+    random_next: str,
+    rng: Random,
+) -> list[list[Instance]]:
+    """One pass over `documents`: the instances of each, in order.
+
+    Args:
+      documents: sentence boundaries of each document, offsets into one token array; no empty document or sentence.
+      seq_len: tokens in a finished sequence, with [CLS] and two [SEP].
+      short_seq_prob: the share of documents that aim at a shorter length.
+      random_next: "paper" (half of all pairs are random) or "reference" (a lone sentence always gets a random B,
+        which makes 55-61% of pairs random on real text).
+      rng: the source of every draw.
+    """
+    pairs = RANDOM_NEXT_RULES[random_next]
+    labels = _NextLabels(rng)
+    longest = seq_len - SPECIAL_TOKENS_A_PAIR
+    result = []
+    for index in range(len(documents)):
+        target = target_length(seq_len, short_seq_prob, rng)
+        # The pairs are drawn lazily: each is truncated before the next is drawn, as the reference orders its draws.
+        instances = pairs(documents, index, target, rng, labels)
+        result.append([truncate_pair(instance, longest, rng) for instance in instances])
+    return result
+
+
+def make_rng(*parts: object) -> random.Random:
+    """A `random.Random` seeded by any printable parts; its streams are the same in every Python 3."""
+    return random.Random("\x1f".join(str(part) for part in parts))

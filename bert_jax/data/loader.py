@@ -1,0 +1,172 @@
+"""Batches of a prepared dataset, each a pure function of (dataset, seed, step).
+
+Nothing is remembered from one batch to the next, so a run resumes from one integer, and any process can make any
+rows of any batch.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from bert_jax.data.dataset import PreparedDataset
+from bert_jax.data.hashing import key_from, permute
+from bert_jax.data.masking import Masking, mask_batch, mask_keys
+from bert_jax.errors import InputError
+
+Batch = dict[str, np.ndarray]
+T = TypeVar("T")
+
+
+def _model_inputs(instances: Batch, masked: Batch) -> Batch:
+    """The batch layout of the model: an unpacked row is a pack of one sequence (K = 1)."""
+    rows = len(instances["input_ids"])
+    real = instances["sequence_ids"][:, :1] > 0
+    return {
+        "input_ids": masked["input_ids"],
+        "token_type_ids": instances["token_type_ids"],
+        "positions": instances["positions"],
+        "sequence_ids": instances["sequence_ids"],
+        "masked_positions": masked["masked_positions"],
+        "masked_ids": masked["masked_ids"],
+        "masked_weights": masked["masked_weights"],
+        "cls_positions": np.zeros((rows, 1), np.int32),
+        "next_sentence_labels": instances["is_random_next"][:, None].astype(np.int32),
+        "next_sentence_weights": real.astype(np.float32),
+    }
+
+
+def _mask(dataset: PreparedDataset, instances: Batch, keys: np.ndarray, masking: Masking) -> Batch:
+    tokenizer = dataset.tokenizer
+    masked = mask_batch(
+        instances["input_ids"],
+        instances["maskable"],
+        instances["sequence_ids"].sum(axis=1),
+        keys,
+        masking,
+        mask_id=tokenizer.mask_id,
+        vocab_size=tokenizer.vocab_size,
+    )
+    return _model_inputs(instances, masked)
+
+
+class TrainLoader:
+    """The training split in a new order every epoch, with new masks every epoch.
+
+    Example i of the run (batch i // B, row i % B) is position i % N of epoch i // N: an epoch ends where it ends,
+    in the middle of a batch if need be, and every instance is seen once in each.
+    """
+
+    def __init__(self, dataset: PreparedDataset, *, seed: int, global_batch_size: int, masking: Masking):
+        """Raises InputError where the training split is empty."""
+        self.dataset = dataset
+        self.size = dataset.size("train")
+        if not self.size:
+            raise InputError(f"{dataset.folder} has no training instances: prepare it from more text")
+        self.global_batch_size = global_batch_size
+        self.masking = masking
+        self._order_key = key_from(dataset.info.hash, seed, "order")
+        self._mask_key = key_from(dataset.info.hash, seed, "mask")
+
+    def examples(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Indices of the instances of batch `step` and the epoch of each, int64 [B]."""
+        position = step * self.global_batch_size + np.arange(self.global_batch_size)
+        epochs, within = np.divmod(position, self.size)
+        indices = np.empty_like(position)
+        for epoch in np.unique(epochs):
+            chosen = epochs == epoch
+            indices[chosen] = permute(within[chosen], self.size, key_from(self._order_key, epoch))
+        return indices, epochs
+
+    def batch(self, step: int, rows: slice = slice(None)) -> Batch:
+        """Rows `rows` of batch `step`, as the model reads them.
+
+        `input_ids, token_type_ids, positions, sequence_ids` int32 [B, L]; `masked_positions, masked_ids` int32 and
+        `masked_weights` float32 [B, P]; `cls_positions, next_sentence_labels` int32 and `next_sentence_weights`
+        float32 [B, K].
+        """
+        indices, epochs = (array[rows] for array in self.examples(step))
+        instances = self.dataset.instances("train", indices)
+        keys = mask_keys(instances["instance_ids"], self._mask_key, epochs)
+        return _mask(self.dataset, instances, keys, self.masking)
+
+
+class EvalLoader:
+    """The eval split in its stored order, under masks that never change.
+
+    A mask depends on the dataset's seed and the instance alone and is always 80/10/10 of 15%, so that runs which train
+    differently are evaluated alike.
+    """
+
+    def __init__(self, dataset: PreparedDataset, *, batch_size: int, max_predictions: int, batches: int = -1):
+        """`batches` of `batch_size` rows, -1 for the whole split; there are fewer where the split is smaller."""
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.masking = Masking(max_predictions)
+        whole = -(-dataset.size("eval") // batch_size)
+        self.batches = whole if batches < 0 else min(batches, whole)
+        self._mask_key = key_from(dataset.info.seed, "eval mask")
+
+    def batch(self, number: int, rows: slice = slice(None)) -> Batch:
+        """Rows of eval batch `number`, laid out as `TrainLoader.batch`; past the split's end rows weigh nothing."""
+        size = self.dataset.size("eval")
+        position = (number * self.batch_size + np.arange(self.batch_size))[rows]
+        real = position < size
+        instances = self.dataset.instances("eval", np.minimum(position, size - 1))
+        keys = mask_keys(instances["instance_ids"], self._mask_key, np.zeros(len(position), np.int64))
+        batch = _mask(self.dataset, instances, keys, self.masking)
+        for weights in ("masked_weights", "next_sentence_weights"):
+            batch[weights] = batch[weights] * real[:, None].astype(np.float32)
+        return batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self.batch(number) for number in range(self.batches))
+
+
+class Prefetch(Generic[T]):
+    """Makes `make(step)` for step in [start, stop) in a background thread, `depth` ahead of its reader.
+
+    What goes wrong in the thread is raised where the item would have come. Close it when leaving early.
+    """
+
+    def __init__(self, make: Callable[[int], T], start: int, stop: int, depth: int = 3):
+        self._items: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(depth)
+        self._closed = threading.Event()
+        self._remaining = max(0, stop - start)
+        self._thread = threading.Thread(target=self._run, args=(make, start, stop), name="prefetch", daemon=True)
+        self._thread.start()
+
+    def _run(self, make: Callable[[int], T], start: int, stop: int) -> None:
+        for step in range(start, stop):
+            try:
+                item: tuple[T | None, BaseException | None] = (make(step), None)
+            except BaseException as error:
+                item = (None, error)
+            while not self._closed.is_set():
+                try:
+                    self._items.put(item, timeout=0.1)
+                    break
+                except queue.Full:
+                    continue
+            if self._closed.is_set() or item[1] is not None:
+                return
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        if not self._remaining:
+            raise StopIteration
+        item, error = self._items.get()
+        if error is not None:
+            self._remaining = 0
+            raise error
+        self._remaining -= 1
+        return item  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """Stops the thread and waits for it."""
+        self._closed.set()
+        self._thread.join()

@@ -1,0 +1,113 @@
+"""Masked-LM masks, drawn for a whole batch at once from each instance's own key.
+
+The rule is the reference's (google-research/bert, `create_masked_lm_predictions`; the paper's section 3.1 and
+appendix C.2): of the tokens that are not special, n = min(max_predictions, max(1, round(rate * length))) are chosen;
+of those, 80% become [MASK], 10% stay, 10% become a uniform draw from the whole vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bert_jax.data.hashing import key_from, mix, random_bits
+from bert_jax.errors import InputError
+
+_CHOICE, _ACTION, _TOKEN = (np.uint64(key_from("mask", name)) for name in ("choice", "action", "token"))
+
+
+@dataclass(frozen=True)
+class Masking:
+    """How many tokens are predicted, and what is put in their place.
+
+    `mask_rate` is a share of a sequence's tokens, special ones counted, as the reference counts them. `mask_token`,
+    `keep_token` and `random_token` are shares of the chosen tokens and sum to 1.
+    """
+
+    max_predictions: int
+    mask_rate: float = 0.15
+    mask_token: float = 0.8
+    keep_token: float = 0.1
+    random_token: float = 0.1
+
+    def __post_init__(self) -> None:
+        shares = (self.mask_token, self.keep_token, self.random_token)
+        if min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+            raise InputError(
+                f"objective.mask_token, keep_token and random_token are shares that sum to 1, not {shares}: change them"
+            )
+        if not 0 < self.mask_rate <= 1:
+            raise InputError(f"objective.mask_rate is a share in (0, 1], not {self.mask_rate}")
+        if self.max_predictions < 1:
+            raise InputError(f"data.max_predictions has to be at least 1, not {self.max_predictions}")
+
+
+def prediction_counts(lengths: np.ndarray, masking: Masking) -> np.ndarray:
+    """How many tokens are predicted in sequences of these lengths [B]; halves round to even, as Python rounds."""
+    wanted = np.maximum(1, np.rint(lengths * masking.mask_rate).astype(np.int64))
+    return np.minimum(masking.max_predictions, wanted)
+
+
+def mask_batch(
+    input_ids: np.ndarray,
+    maskable: np.ndarray,
+    lengths: np.ndarray,
+    keys: np.ndarray,
+    masking: Masking,
+    *,
+    mask_id: int,
+    vocab_size: int,
+) -> dict[str, np.ndarray]:
+    """Draws the masks of a batch.
+
+    Args:
+      input_ids: int32 [B, L], unmasked.
+      maskable: bool [B, L], the real tokens that are not special: the candidates.
+      lengths: int [B], real tokens in each row, special ones counted.
+      keys: uint64 [B], one for each row: the same key draws the same mask.
+      masking: the rule.
+      mask_id: the id of [MASK].
+      vocab_size: random tokens are uniform in [0, vocab_size).
+
+    Returns:
+      `input_ids` int32 [B, L] masked; `masked_positions` int32 [B, P] ascending, `masked_ids` int32 [B, P] the original
+      tokens, `masked_weights` float32 [B, P] 1 for a prediction and 0 for filling. P is `masking.max_predictions`.
+    """
+    rows, length = input_ids.shape
+    slots = min(masking.max_predictions, length)
+    counts = np.minimum(prediction_counts(lengths, masking), maskable.sum(axis=1))
+
+    columns = np.arange(length, dtype=np.uint64)
+    priority = random_bits((keys ^ _CHOICE)[:, None], columns) >> np.uint64(
+        1
+    )  # the top bit marks what may not be chosen
+    priority |= np.where(maskable, np.uint64(0), np.uint64(1 << 63))
+    chosen = np.argsort(priority, axis=1)[:, :slots]
+    used = np.arange(slots) < counts[:, None]
+    positions = np.sort(np.where(used, chosen, length), axis=1)  # unused slots go to the end
+    positions = np.where(used, positions, 0)
+
+    originals = np.take_along_axis(input_ids, positions, axis=1)
+    at = positions.astype(np.uint64)
+    action = (random_bits((keys ^ _ACTION)[:, None], at) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    draw = random_bits((keys ^ _TOKEN)[:, None], at) >> np.uint64(32)
+    random_ids = ((draw * np.uint64(vocab_size)) >> np.uint64(32)).astype(np.int32)
+    replacement = np.where(action < masking.mask_token, np.int32(mask_id), originals)
+    replacement = np.where(action >= masking.mask_token + masking.keep_token, random_ids, replacement)
+
+    masked = input_ids.copy()
+    row_of, slot_of = np.nonzero(used)
+    masked[row_of, positions[row_of, slot_of]] = replacement[row_of, slot_of]
+
+    filling = ((0, 0), (0, masking.max_predictions - slots))
+    return {
+        "input_ids": masked,
+        "masked_positions": np.pad(positions.astype(np.int32), filling),
+        "masked_ids": np.pad(np.where(used, originals, 0).astype(np.int32), filling),
+        "masked_weights": np.pad(used.astype(np.float32), filling),
+    }
+
+
+def mask_keys(instance_ids: np.ndarray, seed_key: int, epochs: np.ndarray) -> np.ndarray:
+    """uint64 [B]: the key of each instance's mask in an epoch, whatever batch or process it falls to."""
+    with np.errstate(over="ignore"):
+        return mix(mix(instance_ids ^ np.uint64(seed_key)) + epochs.astype(np.uint64))

@@ -1,0 +1,215 @@
+"""WordPiece: text to ids and back, as BERT does it, by the Rust `tokenizers` library.
+
+Text is cleaned (control characters dropped, white space made spaces), CJK characters are set apart, and, where the
+vocabulary is uncased, it is lower-cased and loses its accents; words are split at punctuation; each word is cut into
+the longest pieces of the vocabulary from its start, those after the first with `##`; a word that cannot be cut, or is
+longer than 200 characters, is [UNK]. See `tokenization.py` of google-research/bert. The Rust library differs from it
+on private-use characters (dropped), the final sigma, U+2028, U+2029 and characters newer than either's Unicode tables.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from etils import epath
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from bert_jax.errors import InputError
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+"""What every vocabulary holds, in the order that `vocabulary.train_wordpiece` numbers them from 0."""
+
+CONTINUATION = "##"
+MAX_WORD_CHARACTERS = 200
+"""Longer words are [UNK]. (The library's default is 100.)"""
+
+_KIND = "wordpiece"
+
+
+def normalizer(lowercase: bool) -> normalizers.BertNormalizer:
+    """BERT's cleaning of text; accents are stripped where text is lower-cased."""
+    return normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lowercase
+    )
+
+
+class WordPieceTokenizer:
+    """A vocabulary and the way to cut text into it. Immutable; pickles as its vocabulary, and builds in milliseconds.
+
+    Attributes:
+      vocab: the pieces; the index is the id.
+      lowercase: whether text is lower-cased and stripped of accents.
+      vocab_size: the number of pieces, V.
+      pad_id, unk_id, cls_id, sep_id, mask_id: ids of the special tokens.
+      continuation: [V] bool, the pieces that begin with `##`.
+      sha256: a hash of kind, lowercase and vocabulary: equal where ids mean the same.
+    """
+
+    def __init__(self, vocab: Sequence[str], lowercase: bool) -> None:
+        """Builds the tokenizer.
+
+        Raises:
+          InputError: a special token is missing, or a piece is empty, doubled or holds a line's end.
+        """
+        self.vocab = tuple(vocab)
+        self.lowercase = bool(lowercase)
+        self._ids = {piece: index for index, piece in enumerate(self.vocab)}
+        _check_pieces(self.vocab)
+        self.vocab_size = len(self.vocab)
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (self._ids[t] for t in SPECIAL_TOKENS)
+        self.continuation = np.array([piece.startswith(CONTINUATION) for piece in self.vocab], dtype=bool)
+        self._plain = self._build()
+
+    @classmethod
+    def from_file(cls, path: str, lowercase: bool = True) -> "WordPieceTokenizer":
+        r"""Reads a `vocab.txt`: UTF-8, one piece a line, the line (from 0) is the id. Only "\n" ends a line.
+
+        Raises:
+          InputError: no such file, not UTF-8, an empty or a doubled line, or a special token that is missing.
+        """
+        try:
+            text = epath.Path(path).read_bytes().decode("utf-8")
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror or error}); name a vocabulary file") from error
+        except UnicodeDecodeError as error:
+            line = error.object[: error.start].count(b"\n") + 1
+            raise InputError(f"{path}:{line}: not valid UTF-8; a vocabulary is UTF-8 text, one piece a line") from error
+        lines = text.removeprefix("\ufeff").removesuffix("\n").split("\n")
+        pieces = [line.removesuffix("\r") for line in lines]
+        if pieces == [""]:
+            raise InputError(f"{path}: the vocabulary is empty; make one with `bert-jax vocab`")
+        first: dict[str, int] = {}
+        for number, piece in enumerate(pieces, start=1):
+            if not piece:
+                raise InputError(f"{path}:{number}: an empty line; a vocabulary has one piece on every line")
+            if piece in first:
+                raise InputError(f"{path}:{number}: {piece!r} is on line {first[piece]} already; keep one of them")
+            first[piece] = number
+        try:
+            return cls(pieces, lowercase)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "WordPieceTokenizer":
+        """The tokenizer that `to_json` described.
+
+        Raises:
+          InputError: another kind of tokenizer, or not one at all.
+        """
+        if value.get("kind") != _KIND or "vocab" not in value or "lowercase" not in value:
+            raise InputError(f"this is no {_KIND} tokenizer: it says kind {value.get('kind')!r}")
+        return cls(value["vocab"], value["lowercase"])
+
+    def to_json(self) -> dict[str, Any]:
+        """All that the tokenizer is, for a checkpoint or a dataset."""
+        return {"kind": _KIND, "lowercase": self.lowercase, "vocab": list(self.vocab)}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WordPieceTokenizer, (self.vocab, self.lowercase)
+
+    def __repr__(self) -> str:
+        return f"WordPieceTokenizer({self.vocab_size} pieces, lowercase={self.lowercase}, sha256={self.sha256[:8]})"
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+    def save_vocabulary(self, path: str) -> None:
+        """Writes a `vocab.txt` that `from_file` reads."""
+        epath.Path(path).write_bytes("".join(f"{piece}\n" for piece in self.vocab).encode())
+
+    def id_to_token(self, index: int) -> str:
+        """The piece of an id. Raises IndexError outside [0, V)."""
+        if not 0 <= index < self.vocab_size:
+            raise IndexError(f"there is no piece {index} in a vocabulary of {self.vocab_size}")
+        return self.vocab[index]
+
+    def token_to_id(self, token: str) -> int:
+        """The id of a piece, and that of [UNK] for what is not one."""
+        return self._ids.get(token, self.unk_id)
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """The ids of each text, without [CLS] and [SEP]. A "[SEP]" or "[MASK]" in a text is text like any other."""
+        return [encoding.ids for encoding in self._plain.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def encode_with_special_tokens(self, text: str, pair: str | None = None) -> tuple[list[int], list[int]]:
+        """[CLS] text [SEP], or [CLS] text [SEP] pair [SEP]; special tokens written in a text are those tokens.
+
+        Returns:
+          input_ids and token_type_ids; the latter are 1 for the pair and its [SEP], else 0.
+        """
+        encoding = self._special.encode(text, pair)
+        return encoding.ids, encoding.type_ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The pieces as text: joined by spaces, `##` pieces to what they continue; special tokens are kept.
+
+        Raises:
+          IndexError: an id outside [0, V).
+        """
+        return " ".join(self.id_to_token(int(index)) for index in ids).replace(f" {CONTINUATION}", "")
+
+    def save_huggingface(self, folder: str, model_max_length: int) -> None:
+        """Writes what `transformers` reads a tokenizer from: tokenizer.json, its two configs, and vocab.txt.
+
+        Args:
+          folder: made if missing.
+          model_max_length: the number of positions that the model has.
+        """
+        path = epath.Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+        config = {
+            "tokenizer_class": "BertTokenizer",
+            "do_lower_case": self.lowercase,
+            "strip_accents": None,
+            "tokenize_chinese_chars": True,
+            "model_max_length": model_max_length,
+            **special,
+        }
+        self.save_vocabulary(str(path / "vocab.txt"))
+        (path / "tokenizer.json").write_text(self._special.to_str(pretty=True), encoding="utf-8")
+        (path / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+        (path / "special_tokens_map.json").write_text(json.dumps(special, indent=2) + "\n")
+
+    def _build(self) -> Tokenizer:
+        model = models.WordPiece(
+            self._ids,
+            unk_token="[UNK]",
+            max_input_chars_per_word=MAX_WORD_CHARACTERS,
+            continuing_subword_prefix=CONTINUATION,
+        )
+        tokenizer = Tokenizer(model)
+        tokenizer.normalizer = normalizer(self.lowercase)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        return tokenizer
+
+    @cached_property
+    def _special(self) -> Tokenizer:
+        """The tokenizer that knows special tokens when it reads them; `_plain` never does."""
+        tokenizer = self._build()
+        tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS]:0 $A:0 [SEP]:0",
+            pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+            special_tokens=[("[CLS]", self.cls_id), ("[SEP]", self.sep_id)],
+        )
+        tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION)
+        return tokenizer
+
+
+def _check_pieces(vocab: tuple[str, ...]) -> None:
+    pieces = Counter(vocab)
+    if missing := [token for token in SPECIAL_TOKENS if token not in pieces]:
+        raise InputError(f"the vocabulary has no {' '.join(missing)}; add a line for each")
+    if len(pieces) < len(vocab):
+        doubled = next(piece for piece, count in pieces.items() if count > 1)
+        raise InputError(f"{doubled!r} is in the vocabulary more than once; keep one of them")
+    for index, piece in enumerate(vocab):
+        if not piece or "\n" in piece or "\r" in piece:
+            raise InputError(f"piece {index} of the vocabulary is {piece!r}; a piece is not empty and on one line")

@@ -1,0 +1,1 @@
+"""Other formats: what bert_jax writes for, and reads from, other software."""

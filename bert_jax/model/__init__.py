@@ -1,0 +1,12 @@
+"""BERT as Flax NNX modules that hold parameters and nothing else.
+
+Keys, masks and determinism are arguments. Nothing here knows of meshes, files or training. Shapes use one alphabet:
+
+    B rows    L positions    D hidden size    N heads    H head size    F feed-forward size
+    V vocabulary (padded)    P predictions a row    K sequences a row
+"""
+
+from bert_jax.model.bert import BertForPreTraining, abstract_parameters, initialize, parameter_count
+from bert_jax.model.config import BertConfig
+
+__all__ = ["BertConfig", "BertForPreTraining", "abstract_parameters", "initialize", "parameter_count"]

@@ -1,0 +1,52 @@
+"""Multi-head self-attention, with the three input projections in one product."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from bert_jax.model.config import BertConfig
+from bert_jax.model.layers import Key, dropout, parameter, truncated_normal
+
+
+def attention_mask(sequence_ids: jax.Array) -> jax.Array:
+    """bool [B, L, L]: a position attends to the positions of its own sequence.
+
+    Several sequences in one row do not see each other, and no real token sees padding (sequence 0); padding sees
+    padding, which is never read and keeps every row of the softmax defined.
+    """
+    return sequence_ids[:, :, None] == sequence_ids[:, None, :]
+
+
+class SelfAttention(nnx.Module):
+    """softmax(q k / sqrt(H)) v, dropout element by element on the probabilities, and the output projection."""
+
+    def __init__(self, config: BertConfig, *, key: Key, stack: tuple[int, ...]):
+        inputs, output = jax.random.split(key)
+        size, heads, head, std = (
+            config.hidden_size, config.num_attention_heads, config.head_size, config.initializer_range,
+        )  # fmt: skip
+        # Axis "qkv" stacks three tensors of the paper in one: what is per tensor elsewhere is per slice of it here.
+        self.qkv_kernel = parameter(
+            truncated_normal(inputs, (*stack, size, 3, heads, head), std), "layers", "embed", "qkv", "heads", "head"
+        )
+        self.qkv_bias = parameter(jnp.zeros((*stack, 3, heads, head), jnp.float32), "layers", "qkv", "heads", "head")
+        self.output_kernel = parameter(
+            truncated_normal(output, (*stack, heads, head, size), std), "layers", "heads", "head", "embed"
+        )
+        self.output_bias = parameter(jnp.zeros((*stack, size), jnp.float32), "layers", "embed")
+        self.dropout_rate = config.attention_probs_dropout_prob
+
+    def __call__(self, x: jax.Array, mask: jax.Array, key: Key | None) -> jax.Array:
+        """x [B, L, D], mask bool [B, L, L] (True: may attend), to [B, L, D]."""
+        dtype = x.dtype
+        qkv = jnp.einsum("bld,dcnh->blcnh", x, self.qkv_kernel[...].astype(dtype)) + self.qkv_bias[...].astype(dtype)
+        q, k, v = (qkv[:, :, i] for i in range(3))
+        q = q * jnp.asarray(q.shape[-1] ** -0.5, dtype)
+        scores = jnp.einsum("blnh,bmnh->bnlm", q, k, preferred_element_type=jnp.float32)
+        scores = jnp.where(mask[:, None], scores, jnp.finfo(jnp.float32).min)
+        probabilities = jax.nn.softmax(scores, axis=-1).astype(dtype)
+        probabilities = dropout(probabilities, self.dropout_rate, key)
+        context = jnp.einsum("bnlm,bmnh->blnh", probabilities, v)
+        return jnp.einsum("blnh,nhd->bld", context, self.output_kernel[...].astype(dtype)) + self.output_bias[
+            ...
+        ].astype(dtype)

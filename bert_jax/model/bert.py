@@ -1,0 +1,90 @@
+"""BERT with its two pre-training heads, and the functions that make and count its parameters."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from bert_jax.model.attention import attention_mask
+from bert_jax.model.config import BertConfig
+from bert_jax.model.embeddings import Embeddings
+from bert_jax.model.encoder import Encoder
+from bert_jax.model.heads import MaskedLanguageModelHead, NextSentenceHead, Pooler
+from bert_jax.model.layers import Key, split_key
+
+Parameters = dict[str, Any]
+"""A nested dict of arrays: the model's parameters by attribute name."""
+
+
+class BertForPreTraining(nnx.Module):
+    """Encoder, pooler, masked-LM head (its output matrix tied to the word embeddings) and next-sentence head."""
+
+    def __init__(
+        self,
+        config: BertConfig,
+        *,
+        key: Key,
+        dtype: jnp.dtype = jnp.float32,
+        remat: str = "none",
+        scan_layers: bool = True,
+    ):
+        """`dtype` is what is computed in; parameters are fp32. `remat` and `scan_layers`: see `Encoder`."""
+        embeddings, encoder, pooler, mlm, nsp = jax.random.split(key, 5)
+        self.embeddings = Embeddings(config, key=embeddings)
+        self.encoder = Encoder(config, key=encoder, remat=remat, scan_layers=scan_layers)
+        self.pooler = Pooler(config, key=pooler)
+        self.mlm_head = MaskedLanguageModelHead(config, key=mlm)
+        self.nsp_head = NextSentenceHead(config, key=nsp)
+        self.config = config
+        self.dtype = dtype
+
+    def encode(
+        self, batch: Mapping[str, jax.Array], key: Key | None = None, *, all_hidden_states: bool = False
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """The encoder's output [B, L, D] for `input_ids, token_type_ids, positions, sequence_ids` int32 [B, L].
+
+        With a key, dropout is on. On request also every hidden state [layers + 1, B, L, D], the embeddings first.
+        """
+        embeddings_key, encoder_key = split_key(key, 2)
+        x = self.embeddings(
+            batch["input_ids"], batch["token_type_ids"], batch["positions"], dtype=self.dtype, key=embeddings_key
+        )
+        mask = attention_mask(batch["sequence_ids"])
+        last, hidden = self.encoder(x, mask, encoder_key, all_hidden_states=all_hidden_states)
+        return last, None if hidden is None else jnp.concatenate([x[None], hidden])
+
+    def __call__(self, batch: Mapping[str, jax.Array], key: Key | None = None) -> tuple[jax.Array, jax.Array]:
+        """fp32 logits of both heads: masked-LM [B, P, V] at `masked_positions`, next-sentence [B, K, 2]."""
+        x, _ = self.encode(batch, key)
+        mlm_logits = self.mlm_head(x, batch["masked_positions"], self.embeddings.word[...])
+        nsp_logits = self.nsp_head(self.pooler(x, batch["cls_positions"]))
+        return mlm_logits, nsp_logits
+
+
+def initialize(model_config: BertConfig, key: Key, **settings: Any) -> tuple[nnx.GraphDef, Parameters]:
+    """A freshly initialised model as (what it is, its parameters); `settings` go to `BertForPreTraining`.
+
+    `nnx.merge(graph, parameters)` is the model again. Works under `jax.jit` and `jax.eval_shape`.
+    """
+    graph, state = nnx.split(BertForPreTraining(model_config, key=key, **settings))
+    return graph, nnx.to_pure_dict(state)
+
+
+def abstract_parameters(model_config: BertConfig, **settings: Any) -> tuple[nnx.GraphDef, Parameters, Parameters]:
+    """(graph, shapes, logical axes): the parameters as `jax.ShapeDtypeStruct`s and, in the same tree, their axis names."""
+    model = nnx.eval_shape(lambda: BertForPreTraining(model_config, key=jax.random.key(0), **settings))
+    graph, state = nnx.split(model)
+    axes = jax.tree.map(
+        lambda variable: variable.get_metadata("logical_axes"), state, is_leaf=lambda x: isinstance(x, nnx.Variable)
+    )
+    return graph, nnx.to_pure_dict(state), nnx.to_pure_dict(axes)
+
+
+def parameter_count(model_config: BertConfig) -> int:
+    """How many parameters the model has, heads included and the vocabulary's padding not."""
+    _, shapes, _ = abstract_parameters(model_config)
+    padded = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    padding = model_config.padded_vocab_size - model_config.vocab_size
+    return padded - padding * (model_config.hidden_size + 1)

@@ -1,0 +1,74 @@
+"""The sizes of a BERT, by the names of `bert_config.json`."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+VOCABULARY_MULTIPLE = 128
+"""The word embeddings are padded to this many rows, for the sake of sharding and of matrix units."""
+
+ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """A BERT's sizes. The defaults are BERT-BASE, uncased (Devlin et al. 2019).
+
+    `hidden_act` "gelu" is the exact form with erf, as Hugging Face's models have it; "gelu_new" (or
+    "gelu_pytorch_tanh") is the tanh form of Google's code. A ValueError names a size that cannot be.
+    """
+
+    vocab_size: int = 30_522
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+
+    def __post_init__(self) -> None:
+        for name in (
+            "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+            "max_position_embeddings", "type_vocab_size",
+        ):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} has to be at least 1, not {getattr(self, name)}")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} does not divide by num_attention_heads {self.num_attention_heads}"
+            )
+        if self.hidden_act not in ACTIVATIONS:
+            raise ValueError(f"hidden_act is one of {', '.join(ACTIVATIONS)}, not {self.hidden_act!r}")
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is a probability below 1, not {getattr(self, name)}")
+
+    @property
+    def head_size(self) -> int:
+        """Features of one attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the word embeddings: `vocab_size` rounded up. The rows beyond are zero and never predicted."""
+        return -(-self.vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, by name."""
+        return dataclasses.asdict(self)
+
+    def to_json(self) -> str:
+        """The text of `bert_config.json`."""
+        return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "BertConfig":
+        """From a mapping of field names; a TypeError names a key that is not one."""
+        return cls(**values)

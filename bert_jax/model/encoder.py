@@ -1,0 +1,83 @@
+"""The encoder: post-LN Transformer layers, their parameters stacked on a leading axis and scanned over."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from bert_jax.model.attention import SelfAttention
+from bert_jax.model.config import BertConfig
+from bert_jax.model.layers import Key, LayerNorm, activation, dropout, parameter, split_key, truncated_normal
+
+REMAT_POLICIES = {
+    "none": None,  # keep every intermediate
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # keep products with weights
+    "full": jax.checkpoint_policies.nothing_saveable,  # keep each layer's input alone
+}
+
+
+class FeedForward(nnx.Module):
+    """dense(F), activation, dense(D)."""
+
+    def __init__(self, config: BertConfig, *, key: Key, stack: tuple[int, ...]):
+        up, down = jax.random.split(key)
+        size, inner, std = config.hidden_size, config.intermediate_size, config.initializer_range
+        self.up_kernel = parameter(truncated_normal(up, (*stack, size, inner), std), "layers", "embed", "mlp")
+        self.up_bias = parameter(jnp.zeros((*stack, inner), jnp.float32), "layers", "mlp")
+        self.down_kernel = parameter(truncated_normal(down, (*stack, inner, size), std), "layers", "mlp", "embed")
+        self.down_bias = parameter(jnp.zeros((*stack, size), jnp.float32), "layers", "embed")
+        self.hidden_act = config.hidden_act
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[B, L, D] to [B, L, D]."""
+        dtype = x.dtype
+        x = jnp.einsum("bld,df->blf", x, self.up_kernel[...].astype(dtype)) + self.up_bias[...].astype(dtype)
+        x = activation(self.hidden_act, x)
+        return jnp.einsum("blf,fd->bld", x, self.down_kernel[...].astype(dtype)) + self.down_bias[...].astype(dtype)
+
+
+class Layer(nnx.Module):
+    """One layer. Built with `stack` it holds the parameters of many; it runs on the slice of one."""
+
+    def __init__(self, config: BertConfig, *, key: Key, stack: tuple[int, ...]):
+        attention, feed_forward = jax.random.split(key)
+        self.attention = SelfAttention(config, key=attention, stack=stack)
+        self.attention_norm = LayerNorm(config.hidden_size, config.layer_norm_eps, stack=stack)
+        self.feed_forward = FeedForward(config, key=feed_forward, stack=stack)
+        self.feed_forward_norm = LayerNorm(config.hidden_size, config.layer_norm_eps, stack=stack)
+        self.dropout_rate = config.hidden_dropout_prob
+
+    def __call__(self, x: jax.Array, mask: jax.Array, key: Key | None) -> jax.Array:
+        """x [B, L, D], mask bool [B, L, L] (True: may attend), to [B, L, D]."""
+        attention_key, after_attention, after_feed_forward = split_key(key, 3)
+        y = self.attention(x, mask, attention_key)
+        x = self.attention_norm(x + dropout(y, self.dropout_rate, after_attention))
+        y = self.feed_forward(x)
+        return self.feed_forward_norm(x + dropout(y, self.dropout_rate, after_feed_forward))
+
+
+class Encoder(nnx.Module):
+    """`num_hidden_layers` layers, each parameter stacked over them on axis 0."""
+
+    def __init__(self, config: BertConfig, *, key: Key, remat: str = "none", scan_layers: bool = True):
+        self.layers = Layer(config, key=key, stack=(config.num_hidden_layers,))
+        self.num_layers = config.num_hidden_layers
+        self.remat = remat
+        self.scan_layers = scan_layers
+
+    def __call__(
+        self, x: jax.Array, mask: jax.Array, key: Key | None, *, all_hidden_states: bool = False
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """x [B, L, D] to the last layer's output [B, L, D] and, on request, every layer's [layers, B, L, D]."""
+        graph, stacked = nnx.split(self.layers)
+        # Keys are scan inputs: a stateful generator would give every layer the same dropout mask.
+        keys = None if key is None else jax.random.split(key, self.num_layers)
+
+        def run_layer(x: jax.Array, parameters_and_key: tuple) -> tuple[jax.Array, jax.Array | None]:
+            parameters, layer_key = parameters_and_key
+            x = nnx.merge(graph, parameters)(x, mask, layer_key)
+            return x, x if all_hidden_states else None
+
+        if self.remat != "none":
+            run_layer = jax.checkpoint(run_layer, policy=REMAT_POLICIES[self.remat], prevent_cse=not self.scan_layers)
+        unroll = 1 if self.scan_layers else self.num_layers
+        return jax.lax.scan(run_layer, x, (stacked, keys), unroll=unroll)

@@ -1,0 +1,46 @@
+"""The pre-training losses and their metrics, as sums: what is divided by is always a sum over the whole global batch.
+
+A batch is worth the same however it is cut over devices and microbatches, because numerators add up and the
+denominators, which are plain counts of weights, are known before anything is computed.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+Sums = dict[str, jax.Array]
+
+
+def weighted_cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(sum of weighted cross entropies in nats, sum of weights on correct predictions), fp32 scalars.
+
+    logits [..., C] with -inf for classes that do not exist; labels int32 and weights fp32 [...].
+    """
+    logits = logits.astype(jnp.float32)
+    of_label = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    cross_entropy = jax.nn.logsumexp(logits, axis=-1) - of_label
+    # A filling slot may hold any label: its weight of zero has to win over whatever its cross entropy is.
+    losses = jnp.where(weights == 0, 0.0, weights * cross_entropy)
+    correct = weights * (jnp.argmax(logits, axis=-1) == labels)
+    return losses.sum(), correct.sum()
+
+
+def pretraining_sums(mlm_logits: jax.Array, nsp_logits: jax.Array, batch: Mapping[str, jax.Array]) -> Sums:
+    """Numerators of both losses and accuracies over a (micro)batch."""
+    mlm_loss, mlm_correct = weighted_cross_entropy(mlm_logits, batch["masked_ids"], batch["masked_weights"])
+    nsp_loss, nsp_correct = weighted_cross_entropy(
+        nsp_logits, batch["next_sentence_labels"], batch["next_sentence_weights"]
+    )
+    return {"mlm_loss": mlm_loss, "mlm_accuracy": mlm_correct, "nsp_loss": nsp_loss, "nsp_accuracy": nsp_correct}
+
+
+def denominators(batch: Mapping[str, jax.Array]) -> Sums:
+    """What the sums of a whole batch are divided by: its predictions and its pairs."""
+    predictions, pairs = batch["masked_weights"].sum(), batch["next_sentence_weights"].sum()
+    return {"mlm_loss": predictions, "mlm_accuracy": predictions, "nsp_loss": pairs, "nsp_accuracy": pairs}
+
+
+def divide(sums: Sums, by: Sums) -> Sums:
+    """Means over the global batch; 0 where there was nothing to average."""
+    return {name: jnp.where(by[name] > 0, total / jnp.maximum(by[name], 1e-9), 0.0) for name, total in sums.items()}

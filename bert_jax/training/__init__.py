@@ -1,0 +1,1 @@
+"""Training: optimizer, sharding, the step, checkpoints, metrics, evaluation and the loop that ties them."""

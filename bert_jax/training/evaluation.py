@@ -1,0 +1,87 @@
+"""Both pre-training losses on the eval split, beside the loss of a model that knows word frequencies alone."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.config import ConfigDict
+from bert_jax.data.dataset import PreparedDataset
+from bert_jax.data.loader import EvalLoader
+from bert_jax.errors import InputError
+from bert_jax.model import abstract_parameters
+from bert_jax.model.bert import Parameters
+from bert_jax.progress import Bars, silent
+from bert_jax.training.checkpoints import open_checkpoint
+from bert_jax.training.checks import check_tokenizer, compute_dtype
+from bert_jax.training.sharding import make_mesh, parameter_shardings
+from bert_jax.training.train_step import make_eval_step, put_batch
+
+
+class Evaluator:
+    """Evaluates parameters on fixed batches. `run` gives the means over all of them, sums over sums."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        eval_step: Callable[..., Any],
+        batches: Iterable[Mapping[str, np.ndarray]],
+        token_counts: np.ndarray,
+    ):
+        """`batches` is gone through anew in each `run`; `token_counts` [V] are those of the training split."""
+        self._mesh = mesh
+        self._eval_step = eval_step
+        self._batches = batches
+        # Add-one smoothing: a token that the training split lacks must not make the baseline infinite.
+        self._unigram_nats = -np.log((token_counts + 1) / (token_counts + 1).sum())
+
+    def run(self, parameters: Parameters, on_batch: Callable[[], Any] = lambda: None) -> dict[str, float]:
+        """`loss, mlm_loss, mlm_accuracy, nsp_loss, nsp_accuracy`, and `unigram_loss`: losses in nats.
+
+        `unigram_loss` is what predicting every masked token from the training split's word frequencies would cost on the
+        same targets: a model above it has learned nothing yet.
+        """
+        numerators: dict[str, float] = {}
+        denominators: dict[str, float] = {}
+        unigram = 0.0
+        for batch in self._batches:
+            sums = jax.device_get(self._eval_step(parameters, put_batch(self._mesh, batch)))
+            for name in sums["numerators"]:
+                numerators[name] = numerators.get(name, 0.0) + float(sums["numerators"][name])
+                denominators[name] = denominators.get(name, 0.0) + float(sums["denominators"][name])
+            unigram += float((self._unigram_nats[batch["masked_ids"]] * batch["masked_weights"]).sum())
+            on_batch()
+        means = {name: total / max(denominators[name], 1.0) for name, total in numerators.items()}
+        return {
+            "loss": means["mlm_loss"] + means["nsp_loss"],
+            **means,
+            "unigram_loss": unigram / max(denominators["mlm_loss"], 1.0),
+        }
+
+
+def evaluate_checkpoint(checkpoint: str, data: str, *, batch_size: int = 64, bars: Bars = silent) -> dict[str, float]:
+    """A checkpoint on the whole eval split of a prepared dataset; see `Evaluator.run` for what it returns.
+
+    Raises InputError where the dataset has no eval split, another vocabulary or longer sequences than the model.
+    """
+    found, dataset = open_checkpoint(checkpoint), PreparedDataset(data)
+    check_tokenizer(found, dataset)
+    if not dataset.size("eval"):
+        raise InputError(f"{dataset.folder} has no eval split: prepare it with --eval_fraction above 0")
+    if dataset.info.seq_len > found.bert_config.max_position_embeddings:
+        raise InputError(
+            f"{dataset.folder} has sequences of {dataset.info.seq_len} tokens, the model reads "
+            f"{found.bert_config.max_position_embeddings} at the most: prepare with a smaller --seq_len"
+        )
+    mesh = make_mesh(ConfigDict({"data": -1, "fsdp": 1, "tensor": 1}))
+    batch_size = -(-batch_size // mesh.size) * mesh.size
+    graph, _, logical_axes = abstract_parameters(found.bert_config, dtype=compute_dtype(found.config["dtype"]))
+    shardings = parameter_shardings(mesh, logical_axes)
+    loader = EvalLoader(dataset, batch_size=batch_size, max_predictions=found.config["data"]["max_predictions"])
+    bar = bars(total=loader.batches, desc="evaluate", unit="batch")
+    evaluator = Evaluator(mesh, make_eval_step(mesh, graph, shardings), loader, dataset.token_counts())
+    values = evaluator.run(found.load_parameters(shardings), on_batch=lambda: bar.update(1))
+    bar.close()
+    return values

@@ -1,0 +1,61 @@
+"""Where a run's numbers go: `metrics.jsonl`, one object a line, and TensorBoard events beside it."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from etils import epath
+from tensorboardX import SummaryWriter
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class MetricsWriter:
+    """Appends rows to `metrics.jsonl` and TensorBoard.
+
+    Rows past `resume_step` are dropped first: a run that goes on from a checkpoint writes them again, and the file ends
+    up as that of a run never stopped.
+    """
+
+    def __init__(self, workdir: epath.Path, resume_step: int):
+        path = workdir / METRICS_FILE
+        kept = [row for row in read_metrics(workdir) if row["step"] <= resume_step]
+        partial = workdir / (METRICS_FILE + ".partial")
+        partial.write_text("".join(_line(row) for row in kept))
+        partial.rename(path)
+        self._file = path.open("a")
+        self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=resume_step + 1, flush_secs=30)
+
+    def write(self, step: int, values: Mapping[str, Any], split: str | None = None) -> None:
+        """One row. `split` is "eval" for evaluations; training rows carry none."""
+        row = {"step": step, **({"split": split} if split else {}), **values}
+        self._file.write(_line(row))
+        self._file.flush()
+        for name, value in values.items():
+            self._events.add_scalar(f"{split or 'train'}/{name}", value, step)
+
+    def close(self) -> None:
+        """Flushes and closes both."""
+        self._file.close()
+        self._events.close()
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    # JSON has no NaN: a loss that is not finite is null.
+    finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in row.items()}
+    return json.dumps(finite) + "\n"
+
+
+def read_metrics(workdir: epath.Path) -> list[dict[str, Any]]:
+    """All rows of a workdir; a last line that was cut off by a kill is left out."""
+    path = workdir / METRICS_FILE
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows

@@ -1,0 +1,168 @@
+"""The pre-training loop, from a config to checkpoints and curves, read from top to bottom.
+
+bert-jax pretrain --config=bert_tiny --workdir=runs/tiny --config.data.path=DATASET
+"""
+
+import json
+import logging
+from typing import Any
+
+import jax
+from etils import epath
+
+from bert_jax.config import ConfigDict
+from bert_jax.data.loader import EvalLoader, Prefetch, TrainLoader
+from bert_jax.data.masking import Masking
+from bert_jax.errors import BertJaxError, Interrupted
+from bert_jax.model import parameter_count
+from bert_jax.progress import Bars, silent
+from bert_jax.training.checkpoints import Checkpointer
+from bert_jax.training.checks import bert_config, check_config, claim_workdir, compute_dtype, open_dataset
+from bert_jax.training.evaluation import Evaluator
+from bert_jax.training.metrics import MetricsWriter
+from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from bert_jax.training.sharding import check_divisibility, make_mesh
+from bert_jax.training.state import describe_state
+from bert_jax.training.stopping import StopSignal
+from bert_jax.training.throughput import Throughput, summary
+from bert_jax.training.train_step import make_eval_step, make_train_step, put_batch
+
+log = logging.getLogger(__name__)
+
+CONFIG_FILE = "config.json"
+
+
+def pretrain(config: ConfigDict, workdir: str, *, bars: Bars = silent) -> dict[str, float]:
+    """Trains as `config` says in `workdir`, going on from its newest checkpoint where there is one.
+
+    Returns the last evaluation, or nothing where the dataset has no eval split.
+
+    Raises:
+      InputError: the config, the dataset and the devices do not fit each other, or the workdir holds another run.
+      Interrupted: SIGTERM or SIGINT came; the state is saved.
+      BertJaxError: too many steps in a row were not finite; the state is saved.
+    """
+    # --- Checks, before any work ---------------------------------------------------------------------------------
+    folder = epath.Path(workdir).resolve()
+    dataset = open_dataset(config)
+    model = bert_config(config, dataset)
+    mesh = make_mesh(config.mesh)
+    check_divisibility(mesh, model, config.global_batch_size, config.gradient_accumulation)
+    check_config(config)
+    claim_workdir(folder, config, dataset)
+
+    # --- Data ----------------------------------------------------------------------------------------------------
+    masking = Masking(
+        config.data.max_predictions,
+        mask_rate=config.objective.mask_rate,
+        mask_token=config.objective.mask_token,
+        keep_token=config.objective.keep_token,
+        random_token=config.objective.random_token,
+    )
+    train_loader = TrainLoader(dataset, seed=config.seed, global_batch_size=config.global_batch_size, masking=masking)
+    eval_loader = EvalLoader(
+        dataset,
+        batch_size=config.global_batch_size,
+        max_predictions=config.data.max_predictions,
+        batches=config.eval_batches,
+    )
+
+    # --- Model, optimizer, step ----------------------------------------------------------------------------------
+    dtype = compute_dtype(config.dtype)
+    optimizer = make_optimizer(config.optimizer)
+    schedule = learning_rate_schedule(config.optimizer.learning_rate, config.optimizer.warmup_steps, config.total_steps)
+    spec = describe_state(
+        mesh, model, optimizer, config.seed, dtype=dtype, remat=config.remat, scan_layers=config.scan_layers
+    )
+    train_step = make_train_step(mesh, spec, optimizer, schedule, seed=config.seed, nsp=config.objective.nsp)
+    evaluator = Evaluator(
+        mesh, make_eval_step(mesh, spec.graph, spec.shardings.parameters), eval_loader, dataset.token_counts()
+    )
+
+    # --- Start: 1. go on from the newest checkpoint, 2. or from scratch ---------------------------------------------
+    checkpointer = Checkpointer(
+        folder, keep=config.checkpoint.keep, bert_config=model, config=config, dataset=dataset.info,
+        tokenizer=dataset.tokenizer,
+    )  # fmt: skip
+    start = checkpointer.latest_step() or 0
+    state = checkpointer.restore(start, spec.abstract) if start else spec.make()
+    if start:
+        log.info("going on from step %d", start)
+    (folder / CONFIG_FILE).write_text(json.dumps(json.loads(config.to_json_best_effort()), indent=2) + "\n")
+    writer = MetricsWriter(folder, resume_step=start)
+    log.info(
+        "%s parameters, %s training instances, %s of %d %s",
+        f"{parameter_count(model):,}", f"{train_loader.size:,}", dict(mesh.shape), jax.device_count(),
+        jax.devices()[0].device_kind,
+    )  # fmt: skip
+
+    # --- Loop ----------------------------------------------------------------------------------------------------
+    batches = Prefetch(
+        lambda step: put_batch(mesh, train_loader.batch(step), config.gradient_accumulation), start, config.total_steps
+    )
+    bar = bars(total=config.total_steps, initial=start, desc="pretrain", unit="step")
+    bar.set_postfix_str("compiling")
+    throughput = Throughput(config, model, dataset.info.seq_len)
+    evaluation: dict[str, float] = {}
+    pending: Any = None  # the metrics of the step before: read while the device works on this one
+    step = start
+
+    def settle() -> None:
+        """Reads the metrics of the step before, logs them, and stops where nothing has been finite for too long."""
+        if pending is None:
+            return
+        at, device_values = pending
+        values = jax.device_get(device_values)
+        throughput.finished(at)
+        if at % config.log_every_steps == 0 or at == config.total_steps:
+            row = {name: value.item() for name, value in values.items()} | throughput.rates(at)
+            writer.write(at, row)
+            bar.set_postfix_str(summary(row))
+            checkpointer.check()
+        bar.update(1)
+        if values["nonfinite_streak"] >= config.max_nonfinite_steps:
+            save(step)  # the state is one step further by now
+            raise BertJaxError(
+                f"the loss or the gradient was not finite in {values['nonfinite_streak']} steps in a row, up to step "
+                f"{at}: lower optimizer.learning_rate or raise optimizer.warmup_steps; the state is saved"
+            )
+
+    def save(at: int) -> None:
+        if at != checkpointer.latest_step():
+            checkpointer.save(at, state)
+
+    def evaluate(at: int) -> dict[str, float]:
+        eval_bar = bars(total=eval_loader.batches, desc="evaluate", unit="batch", leave=False)
+        values = evaluator.run(state.parameters, on_batch=lambda: eval_bar.update(1))
+        eval_bar.close()
+        writer.write(at, values, split="eval")
+        log.info("step %d: eval %s; unigram baseline %.2f", at, summary(values), values["unigram_loss"])
+        throughput.pause()
+        return values
+
+    try:
+        with StopSignal() as stop, jax.set_mesh(mesh), jax.transfer_guard("disallow"):
+            for step, batch in enumerate(batches, start + 1):
+                state, metrics = train_step(state, batch)
+                settle()
+                pending = step, metrics
+                is_last = step == config.total_steps
+                if is_last or (config.eval_every_steps and step % config.eval_every_steps == 0):
+                    settle()
+                    pending = None
+                    if eval_loader.batches:
+                        evaluation = evaluate(step)
+                if is_last or step % config.checkpoint.every_steps == 0:
+                    save(step)
+                if stop.received:
+                    settle()
+                    save(step)
+                    checkpointer.wait()
+                    raise Interrupted(f"{stop.received.name}: saved step {step}; the same command goes on from there")
+            checkpointer.wait()
+    finally:
+        batches.close()
+        bar.close()
+        writer.close()
+        checkpointer.close()
+    return evaluation

@@ -1,0 +1,68 @@
+"""What a run is made of at a step: parameters, optimizer moments and counters, made sharded from the start."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bert_jax.model import BertConfig, abstract_parameters, initialize
+from bert_jax.model.bert import Parameters
+from bert_jax.training.sharding import like_parameters, parameter_shardings
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """A pytree. Counters are int32 scalars.
+
+    `step` counts batches consumed, whether their update was taken or skipped; `nonfinite_steps` the skipped ones,
+    `nonfinite_streak` those in a row up to now.
+    """
+
+    step: jax.Array
+    parameters: Parameters
+    optimizer_state: Any
+    nonfinite_steps: jax.Array
+    nonfinite_streak: jax.Array
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """The state before it exists: the model's graph, shapes and shardings, and the function that makes it."""
+
+    graph: nnx.GraphDef
+    abstract: TrainState  # of jax.ShapeDtypeStruct with shardings
+    shardings: TrainState
+    make: Any  # () -> TrainState, jitted, never materialised unsharded
+
+
+def describe_state(
+    mesh: Mesh, model: BertConfig, optimizer: optax.GradientTransformation, seed: int, **settings: Any
+) -> StateSpec:
+    """Plans the state of a run; `settings` go to `BertForPreTraining`."""
+    graph, shapes, logical_axes = abstract_parameters(model, **settings)
+
+    def make() -> TrainState:
+        _, parameters = initialize(model, jax.random.fold_in(jax.random.key(seed), 0), **settings)
+        # Each counter is an array of its own: donated buffers must not be shared.
+        zero = [jnp.zeros((), jnp.int32) for _ in range(3)]
+        return TrainState(zero[0], parameters, optimizer.init(parameters), zero[1], zero[2])
+
+    abstract = jax.eval_shape(make)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    of_parameters = parameter_shardings(mesh, logical_axes)
+    shardings = TrainState(
+        step=replicated,
+        parameters=of_parameters,
+        optimizer_state=like_parameters(mesh, abstract.optimizer_state, shapes, of_parameters),
+        nonfinite_steps=replicated,
+        nonfinite_streak=replicated,
+    )
+    abstract = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract, shardings
+    )
+    return StateSpec(graph, abstract, shardings, jax.jit(make, out_shardings=shardings))

@@ -1,0 +1,25 @@
+"""Asking a run to stop: SIGTERM and SIGINT set a flag that the loop reads between steps."""
+
+import signal
+from types import FrameType
+
+
+class StopSignal:
+    """While active, the first SIGTERM or SIGINT is noted; a second one has its usual effect."""
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> "StopSignal":
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = signal.Signals(number)
+        self.__exit__()

@@ -1,0 +1,131 @@
+"""The training step: a pure function of (state, batch), jitted in one visible place."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bert_jax import objectives
+from bert_jax.model.bert import Parameters
+from bert_jax.training.sharding import batch_sharding
+from bert_jax.training.state import StateSpec, TrainState
+
+Metrics = dict[str, jax.Array]
+
+
+def make_train_step(
+    mesh: Mesh,
+    spec: StateSpec,
+    optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    *,
+    seed: int,
+    nsp: bool,
+) -> Callable[[TrainState, Mapping[str, Any]], tuple[TrainState, Metrics]]:
+    """Compiles to `(state, batch) -> (state, metrics)`; the state it is given is donated.
+
+    The batch has a leading axis of microbatches: [A, B / A, ...]. Losses are sums over the global batch divided by its
+    own counts, so that A changes memory and nothing else. A step whose loss or gradient is not finite leaves
+    parameters and optimizer as they were and is counted.
+
+    Args:
+      mesh: the devices.
+      spec: the state's plan.
+      optimizer: gradients to a direction.
+      schedule: step to learning rate.
+      seed: dropout's key is a function of it, the step and the microbatch.
+      nsp: whether the next-sentence loss is part of the loss.
+    """
+
+    def loss_of(
+        parameters: Parameters, microbatch: Mapping[str, jax.Array], key: jax.Array, by: objectives.Sums
+    ) -> tuple[jax.Array, objectives.Sums]:
+        model = nnx.merge(spec.graph, parameters)
+        sums = objectives.pretraining_sums(*model(microbatch, key), microbatch)
+        means = objectives.divide(sums, by)  # of the global batch: microbatches' shares of a mean add up to it
+        return means["mlm_loss"] + (means["nsp_loss"] if nsp else 0.0), means
+
+    def gradients_of(state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[Parameters, Metrics]:
+        by = objectives.denominators(batch)
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 1), state.step)
+
+        def add_microbatch(total: Any, numbered: Any) -> tuple[Any, None]:
+            number, microbatch = numbered
+            value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
+            (loss, means), gradients = value_and_grad(state.parameters, microbatch, jax.random.fold_in(key, number), by)
+            return jax.tree.map(jnp.add, total, (gradients, {"loss": loss, **means})), None
+
+        zeros = (
+            jax.tree.map(jnp.zeros_like, state.parameters),
+            {name: jnp.zeros((), jnp.float32) for name in ("loss", *by)},
+        )
+        microbatches = batch["input_ids"].shape[0]
+        (gradients, metrics), _ = jax.lax.scan(add_microbatch, zeros, (jnp.arange(microbatches), batch))
+        return gradients, metrics
+
+    def train_step(state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Metrics]:
+        gradients, metrics = gradients_of(state, batch)
+        grad_norm = optax.tree.norm(gradients)
+        learning_rate = schedule(state.step)
+        direction, optimizer_state = optimizer.update(gradients, state.optimizer_state, state.parameters)
+        parameters = jax.tree.map(lambda p, d: p - learning_rate * d, state.parameters, direction)
+
+        is_finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(grad_norm)
+        keep = lambda new, old: jnp.where(is_finite, new, old)  # noqa: E731
+        skipped = 1 - is_finite.astype(jnp.int32)
+        state = TrainState(
+            step=state.step + 1,
+            parameters=jax.tree.map(keep, parameters, state.parameters),
+            optimizer_state=jax.tree.map(keep, optimizer_state, state.optimizer_state),
+            nonfinite_steps=state.nonfinite_steps + skipped,
+            nonfinite_streak=(state.nonfinite_streak + 1) * skipped,
+        )
+        metrics |= {
+            "learning_rate": learning_rate,
+            "grad_norm": grad_norm,
+            "nonfinite_steps": state.nonfinite_steps,
+            "nonfinite_streak": state.nonfinite_streak,
+        }
+        return state, metrics
+
+    return jax.jit(
+        train_step,
+        in_shardings=(spec.shardings, batch_sharding(mesh)),
+        out_shardings=(spec.shardings, NamedSharding(mesh, PartitionSpec())),
+        donate_argnums=0,
+    )
+
+
+def make_eval_step(
+    mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters
+) -> Callable[[Parameters, Mapping[str, Any]], dict[str, objectives.Sums]]:
+    """Compiles to `(parameters, batch) -> sums` over a batch [1, B, ...]: numerators, and their `denominators`."""
+
+    def eval_step(parameters: Parameters, batch: Mapping[str, jax.Array]) -> dict[str, objectives.Sums]:
+        rows = jax.tree.map(lambda entry: entry[0], batch)
+        model = nnx.merge(graph, parameters)
+        return {
+            "numerators": objectives.pretraining_sums(*model(rows), rows),
+            "denominators": objectives.denominators(rows),
+        }
+
+    return jax.jit(
+        eval_step,
+        in_shardings=(shardings, batch_sharding(mesh)),
+        out_shardings=NamedSharding(mesh, PartitionSpec()),
+    )
+
+
+def put_batch(mesh: Mesh, batch: Mapping[str, Any], microbatches: int = 1) -> dict[str, jax.Array]:
+    """A host batch [B, ...] on the mesh as [A, B / A, ...]; cut on the host, where it costs nothing."""
+    sharding = batch_sharding(mesh)
+    return {
+        name: jax.make_array_from_process_local_data(
+            sharding, entry.reshape(microbatches, entry.shape[0] // microbatches, *entry.shape[1:])
+        )
+        for name, entry in batch.items()
+    }

@@ -1,0 +1,1 @@
+"""Configs that come with bert_jax; `--config=NAME` finds them here."""

@@ -1,0 +1,72 @@
+"""Every key of pre-training once, with its unit. The other configs are what differs from this one.
+
+These are the paper's values for BERT-BASE at sequence length 128 (Devlin et al. 2019, appendix A.2).
+"""
+
+import ml_collections
+
+
+def get_config():
+    config = ml_collections.ConfigDict()
+
+    config.seed = 0  # of initialisation, data order, masks and dropout
+    config.total_steps = 1_000_000  # optimizer steps
+    config.global_batch_size = 256  # sequences a step, over all devices and microbatches
+    config.gradient_accumulation = 1  # microbatches a step; divides global_batch_size
+    config.dtype = (
+        "auto"  # of computation: float32, bfloat16, or auto (bfloat16 on TPU and GPU); parameters are float32
+    )
+    config.log_every_steps = 100
+    config.eval_every_steps = 10_000  # 0: only at the end
+    config.eval_batches = 64  # batches of global_batch_size sequences; -1: the whole eval split
+    config.max_nonfinite_steps = 10  # updates skipped in a row for a non-finite loss or gradient before the run stops
+
+    # BertConfig, by the names of bert_config.json.
+    config.model = ml_collections.ConfigDict()
+    config.model.vocab_size = -1  # -1: the dataset's
+    config.model.hidden_size = 768
+    config.model.num_hidden_layers = 12
+    config.model.num_attention_heads = 12
+    config.model.intermediate_size = 3072
+    config.model.hidden_act = "gelu"  # gelu: erf; gelu_new: tanh, as in Google's code
+    config.model.hidden_dropout_prob = 0.1
+    config.model.attention_probs_dropout_prob = 0.1
+    config.model.max_position_embeddings = 512  # tokens
+    config.model.type_vocab_size = 2
+    config.model.initializer_range = 0.02
+    config.model.layer_norm_eps = 1e-12
+
+    config.objective = ml_collections.ConfigDict()
+    config.objective.nsp = True  # False: no next-sentence loss
+    config.objective.mask_rate = 0.15  # share of a sequence's tokens that are predicted
+    config.objective.mask_token = 0.8  # of those, the share that becomes [MASK],
+    config.objective.keep_token = 0.1  # that stays as it is,
+    config.objective.random_token = 0.1  # and that becomes a random token; the three sum to 1
+
+    config.data = ml_collections.ConfigDict()
+    config.data.path = ""  # the folder of a prepared dataset
+    config.data.max_predictions = 20  # masked tokens a sequence at the most; 76 to 80 for sequences of 512
+
+    config.optimizer = ml_collections.ConfigDict()
+    config.optimizer.learning_rate = 1e-4  # at the end of the warm-up
+    config.optimizer.warmup_steps = 10_000  # linear from 0; then linear to 0 at total_steps
+    config.optimizer.weight_decay = 0.01  # not on biases and LayerNorms
+    config.optimizer.b1 = 0.9
+    config.optimizer.b2 = 0.999
+    config.optimizer.eps = 1e-6
+    config.optimizer.grad_clip_norm = 1.0  # global norm; 0: no clipping
+    config.optimizer.bias_correction = False  # the reference has none
+
+    config.mesh = ml_collections.ConfigDict()  # devices along each axis; -1 fills in
+    config.mesh.data = -1  # copies of the parameters
+    config.mesh.fsdp = 1  # parameters and optimizer state cut along their hidden size
+    config.mesh.tensor = 1  # heads, feed-forward and vocabulary cut
+
+    config.remat = "none"  # recompute in the backward pass: none, dots (all but matrix products), full
+    config.scan_layers = True  # False unrolls the layers: slower to compile, sometimes faster to run
+
+    config.checkpoint = ml_collections.ConfigDict()
+    config.checkpoint.every_steps = 5_000  # and at the end, and on SIGTERM
+    config.checkpoint.keep = 3  # newest ones
+
+    return config

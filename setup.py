@@ -1,0 +1,45 @@
+from setuptools import setup
+
+setup(
+    name="bert-jax",
+    version="0.1.0",
+    description="BERT pre-training in JAX and Flax, from raw text to a checkpoint that fine-tunes",
+    long_description=open("README.md", encoding="utf-8").read(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    # configs/ is installed as bert_jax.configs: `--config=bert_base` works from a wheel as from a clone.
+    package_dir={"bert_jax": "bert_jax", "bert_jax.configs": "configs"},
+    packages=[
+        "bert_jax",
+        "bert_jax.configs",
+        "bert_jax.data",
+        "bert_jax.interop",
+        "bert_jax.model",
+        "bert_jax.training",
+    ],
+    install_requires=[
+        "array_record>=0.8",
+        "etils[epath]>=1.10",
+        "flax>=0.12.5",
+        "jax>=0.10",
+        "matplotlib>=3.8",
+        "ml_collections>=1.0",
+        "numpy>=2.0",
+        "optax>=0.2.5",
+        "orbax-checkpoint>=0.11.30",
+        "safetensors>=0.5",
+        "sentencex>=1.0",
+        "tensorboardX>=2.6",
+        "tokenizers>=0.21",
+        "tqdm>=4.66",
+        "zstandard>=0.22",
+    ],
+    extras_require={
+        "gpu": ["jax[cuda13]>=0.10"],
+        "tpu": ["jax[tpu]>=0.10"],
+        "parity": ["torch>=2.6", "transformers>=5.0"],
+        "dev": ["hypothesis", "mypy", "pytest>=8", "pytest-timeout", "pytest-xdist", "ruff>=0.9"],
+    },
+    entry_points={"console_scripts": ["bert-jax = bert_jax.cli:main"]},
+)

@@ -1,0 +1,52 @@
+"""What tests share: eight simulated CPU devices, a small English corpus, and where real data is, if anywhere."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+
+from pathlib import Path
+
+import jax
+import pytest
+
+import helpers
+
+jax.config.update("jax_threefry_partitionable", True)
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of real text and task data; tests that need it skip where there is none."""
+    beside = Path(__file__).parents[2] / "shared" / "data"
+    path = Path(os.environ.get("BERT_JAX_DATA", beside))
+    if not path.is_dir():
+        pytest.skip("needs real data: set BERT_JAX_DATA to its folder")
+    return path
+
+
+@pytest.fixture(scope="session")
+def vocabulary() -> list[str]:
+    return helpers.make_vocabulary()
+
+
+@pytest.fixture(scope="session")
+def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
+    path.write_text(helpers.make_corpus(documents=300))
+    return path
+
+
+@pytest.fixture(scope="session")
+def vocabulary_file(tmp_path_factory: pytest.TempPathFactory, vocabulary: list[str]) -> Path:
+    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
+    path.write_text("\n".join(vocabulary) + "\n")
+    return path
+
+
+@pytest.fixture(scope="session")
+def dataset_dir(tmp_path_factory: pytest.TempPathFactory, corpus_file: Path, vocabulary_file: Path) -> Path:
+    """A prepared dataset of sequences of 64 tokens, some 700 for training."""
+    path = tmp_path_factory.mktemp("dataset") / "data"
+    helpers.prepare_dataset(corpus_file, vocabulary_file, path)
+    return path

@@ -1,0 +1,351 @@
+import bz2
+import gzip
+import json
+import logging
+import random
+import tempfile
+import tracemalloc
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.data import corpus, pydoc_corpus
+from bert_jax.data.corpus import CorpusOptions, Slice, expand, plan, read
+from bert_jax.errors import InputError
+
+LINES = st.sampled_from(
+    [
+        "a",
+        "bc def",
+        "  indented ",
+        "é",
+        "漢字 かな",
+        "😀",
+        "x\u2028y",
+        "x\x85y",
+        "p\x0bq\x0cr",
+        "",
+        " ",
+        "\t",
+        "\u3000",
+        "\xa0 ",
+        "\r",
+    ]
+)
+ENDS = st.sampled_from(["\n", "\r\n", "\n\n", "\n \n\n"])
+TEXTS = st.tuples(st.lists(st.tuples(LINES, ENDS), max_size=40), LINES).map(
+    lambda parts: "".join(line + end for line, end in parts[0]) + parts[1]
+)
+
+
+def whole(path) -> Slice:
+    return Slice(str(path), 0, None, 0)
+
+
+def read_slices(path, options: CorpusOptions, slice_bytes: int) -> list[str]:
+    return [document for piece in plan([str(path)], options, slice_bytes) for document in read(piece, options)]
+
+
+def expected_documents(text: str) -> list[str]:
+    documents: list[list[str]] = [[]]
+    for line in text.removeprefix("\ufeff").split("\n"):
+        if line.strip():
+            documents[-1].append(line.strip())
+        else:
+            documents.append([])
+    return ["\n".join(lines) for lines in documents if lines]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(name: str, content: str | bytes) -> str:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return str(path)
+
+    return write_file
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=TEXTS,
+    mark=st.sampled_from(["", "\ufeff"]),
+    slice_bytes=st.integers(1, 60),
+    block_bytes=st.integers(1, 50),
+    limit=st.integers(1, 60) | st.just(1 << 20),
+    wiki=st.booleans(),
+)
+def test_slices_share_out_a_text_file(text, mark, slice_bytes, block_bytes, limit, wiki):
+    if wiki:
+        text = '<doc id="1">\n' + text.replace("bc def", '<doc id="2" title="a">')
+    options = CorpusOptions(max_document_bytes=limit)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "_BLOCK_BYTES", block_bytes)
+        path = Path(folder, "text.txt")
+        path.write_bytes((mark + text).encode())
+        documents = list(read(whole(path), options))
+        assert read_slices(path, options, slice_bytes) == documents
+    if wiki:
+        return
+    expected = expected_documents(mark + text)
+    if limit == 1 << 20:
+        assert documents == expected
+    assert "\n".join(documents) == "\n".join(expected)
+    longest_line = max(len(line.encode()) for line in text.split("\n")) + 1
+    assert all(len(document.encode()) <= 2 * limit + longest_line for document in documents)
+    for document in expected:  # One that is short is never broken. (Stripping only makes documents shorter.)
+        if len(document.encode()) + 8 * document.count("\n") + 8 <= limit and expected.count(document) == 1:
+            assert document in documents
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts=st.lists(TEXTS, max_size=12), slice_bytes=st.integers(1, 80), limit=st.integers(1, 60))
+def test_slices_share_out_json_lines(texts, slice_bytes, limit):
+    content = "\n".join(json.dumps({"text": text}, ensure_ascii=index % 2 == 0) for index, text in enumerate(texts))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "text.jsonl")
+        path.write_text(content, encoding="utf-8")
+        options = CorpusOptions()
+        documents = ["\n".join(line.strip() for line in text.split("\n") if line.strip()) for text in texts]
+        assert read_slices(path, options, slice_bytes) == list(filter(None, documents))
+        options = CorpusOptions(max_document_bytes=limit)
+        broken = read_slices(path, options, slice_bytes)
+        assert broken == list(read(whole(path), options))
+        assert "\n".join(broken) == "\n".join(filter(None, documents))
+        assert all(len(part.encode()) <= limit for part in broken if "\n" in part)
+
+
+def test_a_file_without_blank_lines_is_shared_out_and_read_a_bounded_number_of_times(write, monkeypatch, caplog):
+    line = b"some words on a line of the text that never ends\n"
+    path = write("endless.txt", line * 40_000)
+    size = len(line) * 40_000
+    options = CorpusOptions(max_document_bytes=100_000)
+    read_bytes = 0
+    real_blocks = corpus._blocks
+
+    def counted_blocks(path, offset):
+        nonlocal read_bytes
+        for block in real_blocks(path, offset):
+            read_bytes += len(block)
+            yield block
+
+    monkeypatch.setattr(corpus, "_blocks", counted_blocks)
+    monkeypatch.setattr(corpus, "_BLOCK_BYTES", 1 << 12)
+    with caplog.at_level(logging.WARNING):
+        per_slice = [list(read(piece, options)) for piece in plan([path], options, 50_000)]
+    assert "\n".join(document for documents in per_slice for document in documents) == (line * 40_000).decode()[:-1]
+    assert sum(bool(documents) for documents in per_slice) >= size // 100_000
+    assert read_bytes < 4 * size
+    assert [record.message.split(": ")[0] for record in caplog.records] == [f"{path}:2042"]  # One warning a file.
+
+
+def test_memory_is_bounded_by_the_document_and_not_by_the_file(write):
+    paragraph = "Some words that make up a sentence of a document.\n" * 400
+    path = write("large.txt.gz", gzip.compress((paragraph + "\n").encode() * 1000, 1))  # 20 MB unpacked
+    options = CorpusOptions()
+    tracemalloc.start()
+    count = sum(1 for _ in read(whole(path), options))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert count == 1000
+    assert peak < 12 << 20
+
+
+def test_a_book_is_one_document_and_never_cut(write):
+    path = write("book.txt", "\ufeffChapter one.\r\n\r\nIt rained.\n\n\nThe end.\n")
+    options = CorpusOptions(documents="file")
+    pieces = plan([path], options, slice_bytes=4)
+    assert pieces == [Slice(path, 0, None, Path(path).stat().st_size)]
+    assert list(read(pieces[0], options)) == ["Chapter one.\nIt rained.\nThe end."]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.ndjson"])
+def test_compression_changes_nothing(write, name):
+    documents = [f"Document {i}.\nIt has two lines." for i in range(500)]
+    plain = "\n\n".join(documents) if name == "a.txt" else "\n".join(json.dumps({"text": d}) for d in documents)
+    data = plain.encode()
+    half = len(data) // 2
+    zstd = zstandard.ZstdCompressor()
+    files = [
+        write(name, data),
+        write(f"{name}.gz", gzip.compress(data[:half]) + gzip.compress(data[half:])),
+        write(f"{name}.bz2", bz2.compress(data)),
+        write(f"{name}.zst", zstd.compress(data[:half]) + zstd.compress(data[half:])),  # Two frames.
+    ]
+    for path in files:
+        assert read_slices(path, CorpusOptions(), 1000) == documents
+    assert [len(plan([path], CorpusOptions(), 1000)) > 1 for path in files] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+@pytest.mark.parametrize("fault", ["truncated", "corrupt"])
+def test_a_damaged_compressed_file_is_named(write, suffix, fault):
+    letters = random.Random(0)
+    data = "".join(letters.choice("abcdefgh \n") for _ in range(400_000)).encode()
+    compress = {
+        ".gz": gzip.compress,
+        ".bz2": bz2.compress,
+        ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+    }
+    packed = compress[suffix](data)
+    if fault == "truncated":
+        packed = packed[: len(packed) * 3 // 4]
+    else:
+        middle = len(packed) // 2
+        packed = packed[:middle] + bytes(255 - byte for byte in packed[middle : middle + 40]) + packed[middle + 40 :]
+    path = write(f"text.txt{suffix}", packed)
+    with pytest.raises(InputError, match=rf"text\.txt\{suffix}:\d+: the compressed file is truncated or corrupt"):
+        list(read(whole(path), CorpusOptions()))
+
+
+@pytest.mark.parametrize("slice_bytes", [1, 7, 1000])
+def test_bad_utf8_is_named_by_file_and_line_whatever_the_slice(write, slice_bytes):
+    path = write("latin.txt", b"one\n\ntwo\n\n" * 10 + b"three caf\xe9s\n\nfour\n")
+    with pytest.raises(
+        InputError, match=r"latin\.txt:41: not valid UTF-8 \(byte 0xe9\); re-encode it or pass --errors"
+    ):
+        read_slices(path, CorpusOptions(), slice_bytes)
+    assert "three caf\ufffds" in read_slices(path, CorpusOptions(errors="replace"), slice_bytes)
+
+
+@pytest.mark.parametrize("errors", ["strict", "replace"])
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "a"', "not valid JSON"),
+        ('["a"]', "the line is an array, not a JSON object"),
+        ("3", "the line is a number, not a JSON object"),
+        ('{"body": "a"}', 'the object has no "text"'),
+        ('{"text": 3.5}', '"text" is a number, not a string'),
+        ('{"text": null}', '"text" is null, not a string'),
+        ("[" * 200_000, "not valid JSON"),
+    ],
+)
+def test_a_bad_json_line_is_named(write, line, message, errors):
+    path = write("wiki.jsonl", '{"text": "fine"}\n\n{"text": "fine"}\n' + line + "\n")
+    with pytest.raises(InputError) as caught:
+        read_slices(path, CorpusOptions(errors=errors), 20)
+    assert str(caught.value).startswith(f"{path}:4: {message}")
+
+
+def test_half_a_surrogate_pair_never_comes_out_of_json(write):
+    path = write("wiki.jsonl", r'{"text": "a\ud800b \ud83d\ude00"}')
+    with pytest.raises(InputError, match=r":1: .*surrogate.*ud800"):
+        list(read(whole(path), CorpusOptions()))
+    assert list(read(whole(path), CorpusOptions(errors="replace"))) == ["a\ufffdb 😀"]
+
+
+def test_a_line_that_is_too_long_is_refused(write, monkeypatch):
+    monkeypatch.setattr(corpus, "MAX_LINE_BYTES", 5000)
+    monkeypatch.setattr(corpus, "_BLOCK_BYTES", 1000)
+    path = write("one_line.txt", "fine\n\n" + "word " * 10_000)
+    with pytest.raises(InputError, match=r"one_line\.txt:3: a line of more than 5000 bytes"):
+        list(read(whole(path), CorpusOptions()))
+
+
+def test_wikiextractor_files_say_themselves_where_documents_end(write):
+    text = (
+        '<doc id="1" url="u" title="A &amp; B">\nA & B\n\nFirst paragraph.\n\nSection.\nA & B\n\n</doc>\n'
+        '<doc id="2" url="u" title="C">\nC\n\n</doc>\n'
+        '<doc id="3" url="u" title="D">\nD\n\nOnly < this.\n</doc>\n'
+    )
+    path = write("AA/wiki_00", text)
+    for slice_bytes in (3, 50, 1 << 20):
+        documents = read_slices(path, CorpusOptions(), slice_bytes)
+        assert documents == ["First paragraph.\nSection.\nA & B", "Only < this."]
+
+
+def test_expand_names_files_once_and_in_order(write, tmp_path, monkeypatch):
+    for name in ("b/2.txt", "b/sub/1.txt", "b/.hidden", "a.txt", "[x].txt", "c.jsonl"):
+        write(name, "text")
+    monkeypatch.chdir(tmp_path)
+    assert expand(["b"]) == ["b/2.txt", "b/sub/1.txt"]
+    assert expand(["c.jsonl", "*.txt"]) == ["c.jsonl", "[x].txt", "a.txt"]
+    assert expand(["[x].txt"]) == ["[x].txt"]
+    assert expand(["**/*.txt", "a.txt", "pydoc"]) == ["[x].txt", "a.txt", "b/2.txt", "b/sub/1.txt", "pydoc"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([], "no input was given"),
+        (["missing.txt"], r"missing\.txt: no such file"),
+        (["*.nothing"], r"\*\.nothing: this pattern matches no file"),
+        (["tfds:wikipedia"], "tfds:wikipedia: no such file"),
+        (["empty"], "empty: this folder holds no file"),
+    ],
+)
+def test_inputs_that_name_nothing_are_refused(tmp_path, monkeypatch, inputs, message):
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    with pytest.raises(InputError, match=message):
+        plan(inputs, CorpusOptions())
+
+
+@pytest.mark.parametrize("options", [{"documents": "page"}, {"errors": "ignore"}, {"max_document_bytes": 0}])
+def test_options_out_of_range_are_refused(options):
+    with pytest.raises(InputError, match=next(iter(options))):
+        CorpusOptions(**options)
+
+
+def test_slices_cover_a_file_exactly(write):
+    path = write("text.txt", "x" * 100)
+    pieces = plan([path], CorpusOptions(), slice_bytes=30)
+    assert [(piece.start, piece.end, piece.bytes) for piece in pieces] == [
+        (0, 30, 30),
+        (30, 60, 30),
+        (60, 90, 30),
+        (90, 100, 10),
+    ]
+
+
+def test_pydoc_is_a_corpus_of_prose():
+    pieces = plan(["pydoc"], CorpusOptions())
+    assert len(pieces) == 1
+    assert pieces[0].bytes > 1 << 20
+    documents = list(read(pieces[0], CorpusOptions()))
+    assert documents[:90] == list(islice(pydoc_corpus.documents(), 90))  # In the same order each time.
+    text = "\n".join(documents)
+    assert len(text) > 1_000_000
+    assert len(documents) > 300
+    assert ">>>" not in text
+    assert "====" not in text
+    assert 'The "if" statement is used for conditional execution:' in text
+    letters = sum(character.isalpha() or character.isspace() for character in text)
+    assert letters > 0.9 * len(text)
+
+
+def test_the_docstrings_of_a_module_become_paragraphs(tmp_path, monkeypatch):
+    (tmp_path / "module.py").write_text(
+        '"""A module that does a thing\nwhich takes two lines to say.\n\nHeading of It All\n=================\n\n'
+        "    >>> example(1, 2)\n    the output of the example\n\n.. note:: a directive\n\n* the first of the bullets\n"
+        '  goes on here\n* the second of the bullets\n"""\nimport does_not_exist\n\n\nclass Thing:\n'
+        '    """A thing made of :class:`other` things."""\n\n    def act(self):\n        """Acts."""\n'
+    )
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "test_module.py").write_text('"""A docstring that nobody wants to read."""\n')
+    monkeypatch.setattr(pydoc_corpus.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert list(pydoc_corpus.documents())[-1].split("\n") == [
+        "A module that does a thing which takes two lines to say.",
+        "Heading of It All",
+        "the first of the bullets goes on here",
+        "the second of the bullets",
+        "A thing made of other things.",
+    ]
+
+
+def test_real_corpora_are_read(data_dir):
+    options = CorpusOptions()
+    sample = list(read(whole(data_dir / "corpus/sample_text.txt"), options))
+    assert sample[0].startswith(
+        "This text is included to make sure Unicode is handled properly: 力加勝北区ᴵᴺᵀᵃছজটডণত\n"
+    )
+    wiki = [d for piece in plan([str(data_dir / "corpus/wikiextractor")], options) for d in read(piece, options)]
+    assert wiki[0].startswith("The 2002–03 Scottish Challenge Cup was the 12th season")
+    assert not any("<doc " in document or "</doc>" in document for document in wiki)

@@ -1,0 +1,89 @@
+"""A made-up language with a grammar that a small model can learn, and short cuts that several tests take."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+from bert_jax.config import ConfigDict, load_config
+from bert_jax.data.dataset import DatasetInfo
+from bert_jax.data.prepare import PrepareOptions, prepare
+from bert_jax.data.tokenization import SPECIAL_TOKENS, WordPieceTokenizer
+
+TOPICS = {
+    "sea": ["ship", "wave", "storm", "sailor", "harbour", "island", "gull", "anchor"],
+    "wood": ["tree", "leaf", "fox", "path", "moss", "hunter", "cabin", "river"],
+    "town": ["street", "baker", "market", "clock", "tower", "child", "window", "lamp"],
+    "night": ["moon", "star", "owl", "shadow", "dream", "silence", "candle", "ghost"],
+}
+VERBS = ["sees", "follows", "finds", "leaves", "hears", "fears"]
+SMALL_WORDS = ["the", "a", "near", "and", "of", "old", "little", "dark", "."]
+
+
+def make_vocabulary() -> list[str]:
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = [*SMALL_WORDS, *VERBS, *(word for topic in TOPICS.values() for word in topic)]
+    pieces = [*SPECIAL_TOKENS, *letters, *(f"##{letter}" for letter in letters), *words]
+    return list(dict.fromkeys(pieces))
+
+
+def make_corpus(documents: int, seed: int = 0, sentences: tuple[int, int] = (2, 20)) -> str:
+    """Documents of `sentences` sentences, each document on one topic; one sentence a line, a blank line between."""
+    rng = random.Random(seed)
+    result = []
+    for _ in range(documents):
+        words = TOPICS[rng.choice(list(TOPICS))]
+        lines = []
+        for _ in range(rng.randint(*sentences)):
+            first, second = rng.sample(words, 2)
+            middle = rng.choice(["", f" near the {rng.choice(words)}", f" and the little {rng.choice(words)}"])
+            lines.append(f"the {first} {rng.choice(VERBS)} {rng.choice(['the', 'a', 'the old'])} {second}{middle} .")
+        result.append("\n".join(lines))
+    return "\n\n".join(result) + "\n"
+
+
+def prepare_dataset(corpus: Path, vocabulary: Path, output: Path, workers: int = 1, **options: object) -> DatasetInfo:
+    chosen = {"seq_len": 64, "eval_fraction": 0.1, "sentences": "lines", **options}
+    return prepare(
+        [str(corpus)],
+        WordPieceTokenizer.from_file(str(vocabulary)),
+        str(output),
+        PrepareOptions(**chosen),  # type: ignore[arg-type]
+        workers=workers,
+    )
+
+
+def small_config(dataset: Path, **overrides: object) -> ConfigDict:
+    """A run of seconds; `overrides` have dots written as double underscores."""
+    chosen = {
+        "data__path": dataset, "model__hidden_size": 32, "model__num_attention_heads": 4,
+        "model__intermediate_size": 64, "model__max_position_embeddings": 64, "data__max_predictions": 10,
+        "total_steps": 8, "global_batch_size": 16, "log_every_steps": 1, "eval_every_steps": 4, "eval_batches": 2,
+        "checkpoint__every_steps": 4, "optimizer__warmup_steps": 2, "optimizer__learning_rate": 1e-2,
+        "mesh__data": 1, "mesh__fsdp": 1, "mesh__tensor": -1, **overrides,
+    }  # fmt: skip
+    return load_config("bert_tiny", [(key.replace("__", "."), str(value)) for key, value in chosen.items()])
+
+
+def flags(config_overrides: dict[str, object]) -> list[str]:
+    return [f"--config.{key}={value}" for key, value in config_overrides.items()]
+
+
+def run_cli(
+    *arguments: object, timeout: float = 240, devices: int = 1, **environment: str
+) -> subprocess.CompletedProcess:
+    """`bert-jax ARGUMENTS` in a process of its own."""
+    return subprocess.run(
+        command(*arguments), env=child_environment(devices, **environment), capture_output=True, text=True,
+        timeout=timeout, check=False,
+    )  # fmt: skip
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "bert_jax.cli", *map(str, arguments)]
+
+
+def child_environment(devices: int = 1, **environment: str) -> dict[str, str]:
+    xla_flags = f"--xla_force_host_platform_device_count={devices}"
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags, **environment}
