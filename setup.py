@@ -1,10 +1,14 @@
+"""How bert_jax is installed: `pip install -e .`, with the extras gpu, tpu, parity (torch, transformers) and dev."""
+
+from pathlib import Path
+
 from setuptools import setup
 
 setup(
     name="bert-jax",
     version="0.1.0",
     description="BERT pre-training in JAX and Flax, from raw text to a checkpoint that fine-tunes",
-    long_description=open("README.md", encoding="utf-8").read(),
+    long_description=(Path(__file__).parent / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",

@@ -43,4 +43,7 @@ def denominators(batch: Mapping[str, jax.Array]) -> Sums:
 
 def divide(sums: Sums, by: Sums) -> Sums:
     """Means over the global batch; 0 where there was nothing to average."""
-    return {name: jnp.where(by[name] > 0, total / jnp.maximum(by[name], 1e-9), 0.0) for name, total in sums.items()}
+    return {
+        name: jnp.where(by[name] == 0, 0.0, total / jnp.where(by[name] == 0, 1.0, by[name]))
+        for name, total in sums.items()
+    }

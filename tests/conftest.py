@@ -2,17 +2,13 @@
 
 import os
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+import helpers
+
+os.environ.update(helpers.child_environment(devices=8))  # before JAX is imported
 
 from pathlib import Path
 
-import jax
 import pytest
-
-import helpers
-
-jax.config.update("jax_threefry_partitionable", True)
 
 
 @pytest.fixture(scope="session")

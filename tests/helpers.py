@@ -61,7 +61,7 @@ def small_config(dataset: Path, **overrides: object) -> ConfigDict:
         "model__intermediate_size": 64, "model__max_position_embeddings": 64, "data__max_predictions": 10,
         "total_steps": 8, "global_batch_size": 16, "log_every_steps": 1, "eval_every_steps": 4, "eval_batches": 2,
         "checkpoint__every_steps": 4, "optimizer__warmup_steps": 2, "optimizer__learning_rate": 1e-2,
-        "mesh__data": 1, "mesh__fsdp": 1, "mesh__tensor": -1, **overrides,
+        **overrides,
     }  # fmt: skip
     return load_config("bert_tiny", [(key.replace("__", "."), str(value)) for key, value in chosen.items()])
 
@@ -85,5 +85,17 @@ def command(*arguments: object) -> list[str]:
 
 
 def child_environment(devices: int = 1, **environment: str) -> dict[str, str]:
-    xla_flags = f"--xla_force_host_platform_device_count={devices}"
-    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags, **environment}
+    """For a process that runs JAX on `devices` simulated CPU devices and spends little time on compiling.
+
+    Tests run small programs once: compiling without optimization and remembering the result saves most of their time.
+    """
+    cache = Path(__file__).parents[1] / ".pytest_cache" / "xla"
+    return {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        **environment,
+    }

@@ -46,7 +46,7 @@ PYDOC = "pydoc"
 """The input that is no file: the English that every CPython carries (see `pydoc_corpus`)."""
 
 MAX_LINE_BYTES = 64 << 20
-"""The longest line that is read, unless `max_document_bytes` is more: a line has to fit in memory."""
+"""The longest line that is read: a line has to fit in memory."""
 
 _BLOCK_BYTES = 1 << 20
 _READ_BYTES = 1 << 17  # of compressed data, at a time

@@ -72,8 +72,7 @@ class DatasetInfo:
 
     def with_hash(self) -> "DatasetInfo":
         """The same, with `hash` set from everything else: equal hashes are equal datasets."""
-        content = {key: value for key, value in asdict(self).items() if key != "hash"}
-        return DatasetInfo(**{**self.__dict__, "hash": f"{key_from(json.dumps(content, sort_keys=True)):016x}"})
+        return DatasetInfo(**{**self.__dict__, "hash": _hash(asdict(self))})
 
     def to_json(self) -> str:
         """The text of `dataset.json`."""
@@ -92,6 +91,8 @@ class DatasetInfo:
                     f"{path}: format version {content['format_version']}, this version reads {FORMAT_VERSION}: "
                     "prepare the dataset again"
                 )
+            if content["hash"] != _hash(content):
+                raise InputError(f"{path}: damaged (its hash is another); copy or prepare the dataset again")
             content["splits"] = {
                 name: SplitInfo(**{**split, "shards": tuple(Shard(**shard) for shard in split["shards"])})
                 for name, split in content["splits"].items()
@@ -99,6 +100,11 @@ class DatasetInfo:
             return cls(**content)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{path}: damaged ({error}); prepare the dataset again") from error
+
+
+def _hash(content: dict[str, Any]) -> str:
+    unhashed = {key: value for key, value in content.items() if key != "hash"}
+    return f"{key_from(json.dumps(unhashed, sort_keys=True)):016x}"
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -169,8 +175,8 @@ class PreparedDataset:
             raise InputError(f"{path}: the shard is missing; copy the dataset again or prepare it again")
         if path.stat().length != shard.bytes:
             raise InputError(
-                f"{path}: {path.stat().length:,} bytes where {INFO_FILE} says {shard.bytes:,}: the shard is truncated or "
-                "was changed; copy the dataset again or prepare it again"
+                f"{path}: {path.stat().length:,} bytes where {INFO_FILE} says {shard.bytes:,}: the shard is truncated "
+                "or was changed; copy the dataset again or prepare it again"
             )
 
     def size(self, split: str) -> int:
@@ -178,9 +184,13 @@ class PreparedDataset:
         return int(self._starts[split][-1]) if split in self._starts else 0
 
     def token_counts(self) -> np.ndarray:
-        """int64 [V]: how often each token stands in the training documents."""
-        with (self.folder / TOKEN_COUNTS_FILE).open("rb") as file:
-            return np.load(file)
+        """int64 [V]: how often each token stands in the training documents. InputError where the file is damaged."""
+        path = self.folder / TOKEN_COUNTS_FILE
+        try:
+            with path.open("rb") as file:
+                return np.load(file)
+        except (FileNotFoundError, ValueError, EOFError) as error:
+            raise InputError(f"{path}: missing or damaged ({error}); copy or prepare the dataset again") from error
 
     def read(self, split: str, indices: np.ndarray) -> list[bytes]:
         """The records at `indices` [B] of a split, in that order."""

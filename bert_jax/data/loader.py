@@ -13,7 +13,7 @@ import numpy as np
 
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.hashing import key_from, permute
-from bert_jax.data.masking import Masking, mask_batch, mask_keys
+from bert_jax.data.masking import Masking, mask_batch, mask_keys, prediction_counts
 from bert_jax.errors import InputError
 
 Batch = dict[str, np.ndarray]
@@ -96,15 +96,15 @@ class TrainLoader:
 class EvalLoader:
     """The eval split in its stored order, under masks that never change.
 
-    A mask depends on the dataset's seed and the instance alone and is always 80/10/10 of 15%, so that runs which train
-    differently are evaluated alike.
+    A mask depends on the dataset's seed and the instance alone and is always 80/10/10 of all 15%, so that runs which
+    train differently are evaluated alike.
     """
 
-    def __init__(self, dataset: PreparedDataset, *, batch_size: int, max_predictions: int, batches: int = -1):
+    def __init__(self, dataset: PreparedDataset, *, batch_size: int, batches: int = -1):
         """`batches` of `batch_size` rows, -1 for the whole split; there are fewer where the split is smaller."""
         self.dataset = dataset
         self.batch_size = batch_size
-        self.masking = Masking(max_predictions)
+        self.masking = Masking(max_predictions=int(prediction_counts(dataset.info.seq_len)))
         whole = -(-dataset.size("eval") // batch_size)
         self.batches = whole if batches < 0 else min(batches, whole)
         self._mask_key = key_from(dataset.info.seed, "eval mask")
@@ -168,5 +168,6 @@ class Prefetch(Generic[T]):
 
     def close(self) -> None:
         """Stops the thread and waits for it."""
+        self._remaining = 0  # nothing comes any more: a reader that goes on stops, and does not wait for ever
         self._closed.set()
         self._thread.join()

@@ -31,7 +31,7 @@ class Masking:
 
     def __post_init__(self) -> None:
         shares = (self.mask_token, self.keep_token, self.random_token)
-        if min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+        if not (min(shares) >= 0 and abs(sum(shares) - 1) <= 1e-6):  # so that NaN is refused as well
             raise InputError(
                 f"objective.mask_token, keep_token and random_token are shares that sum to 1, not {shares}: change them"
             )
@@ -41,10 +41,9 @@ class Masking:
             raise InputError(f"data.max_predictions has to be at least 1, not {self.max_predictions}")
 
 
-def prediction_counts(lengths: np.ndarray, masking: Masking) -> np.ndarray:
-    """How many tokens are predicted in sequences of these lengths [B]; halves round to even, as Python rounds."""
-    wanted = np.maximum(1, np.rint(lengths * masking.mask_rate).astype(np.int64))
-    return np.minimum(masking.max_predictions, wanted)
+def prediction_counts(lengths: np.ndarray | int, mask_rate: float = 0.15) -> np.ndarray:
+    """How many tokens are to be predicted in sequences of these lengths [B]; halves round to even, as Python rounds."""
+    return np.maximum(1, np.rint(np.asarray(lengths) * mask_rate).astype(np.int64))
 
 
 def mask_batch(
@@ -72,9 +71,10 @@ def mask_batch(
       `input_ids` int32 [B, L] masked; `masked_positions` int32 [B, P] ascending, `masked_ids` int32 [B, P] the original
       tokens, `masked_weights` float32 [B, P] 1 for a prediction and 0 for filling. P is `masking.max_predictions`.
     """
-    rows, length = input_ids.shape
+    length = input_ids.shape[1]
     slots = min(masking.max_predictions, length)
-    counts = np.minimum(prediction_counts(lengths, masking), maskable.sum(axis=1))
+    wanted = np.minimum(prediction_counts(lengths, masking.mask_rate), masking.max_predictions)
+    counts = np.minimum(wanted, maskable.sum(axis=1))
 
     columns = np.arange(length, dtype=np.uint64)
     priority = random_bits((keys ^ _CHOICE)[:, None], columns) >> np.uint64(

@@ -19,10 +19,11 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from etils import epath
@@ -51,6 +52,7 @@ SENTENCES_A_BATCH = 2048  # tokenized in one call
 TOKENS_A_RUN = 8 << 20  # held by pass 1 before it writes them out
 LONGEST_SEQ_LEN = 1 << 15
 TEMPORARY = ".prepare"
+INFO_PARTIAL = f"{INFO_FILE}.partial"
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -116,17 +118,32 @@ def prepare(
     folder.mkdir(parents=True, exist_ok=True)
     for stale in folder.glob(f"{TEMPORARY}*"):  # of a run that was killed
         stale.rmtree()
+    _remove_output(folder)  # of the same: its shards need not have the names that this run's have
+    before = {name for name in (TOKEN_COUNTS_FILE, VOCABULARY_FILE) if (folder / name).exists()}  # not ours to remove
     scratch = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=os.fspath(folder)))
     try:
         info = _prepare(slices, reading, tokenizer, folder, scratch, options, seed, workers, bars)
     except BaseException:
-        for pattern in ("train-*", "eval-*", TOKEN_COUNTS_FILE, VOCABULARY_FILE):
-            for path in folder.glob(pattern):
-                path.unlink()
+        _remove_output(folder)
+        for name in {TOKEN_COUNTS_FILE, VOCABULARY_FILE} - before:
+            (folder / name).unlink(missing_ok=True)
         raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return info
+
+
+def _remove_output(folder: epath.Path) -> None:
+    """Removes what an unfinished run leaves, and nothing that a person may have put there, like `train-1.txt`."""
+    for pattern in ("train-[0-9]*-of-[0-9]*.array_record*", "eval-[0-9]*-of-[0-9]*.array_record*", INFO_PARTIAL):
+        for path in folder.glob(pattern):
+            path.unlink()
+
+
+def _save_array(file: BinaryIO, array: np.ndarray) -> None:
+    """What `np.save` does, but on a full disk the OSError says so: that of `ndarray.tofile` has no errno."""
+    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+    file.write(np.ascontiguousarray(array).data)
 
 
 def _prepare(
@@ -141,15 +158,15 @@ def _prepare(
     bars: Bars,
 ) -> DatasetInfo:
     tokenize = [_TokenizeTask(i, piece, reading, tokenizer, options, scratch) for i, piece in enumerate(slices)]
-    bar = bars(total=sum(piece.bytes for piece in slices), desc="tokenize", unit="B", unit_scale=True)
     runs: list[_Run] = []
     documents = 0
-    for task, result in _map(_tokenize, tokenize, workers):
-        runs += result
-        documents += sum(run.documents for run in result)
-        bar.set_postfix_str(f"{documents:,} documents")
-        bar.update(task.piece.bytes)
-    bar.close()
+    total = sum(piece.bytes for piece in slices)
+    with closing(bars(total=total, desc="tokenize", unit="B", unit_scale=True)) as bar:
+        for task, result in _map(_tokenize, tokenize, workers):
+            runs += result
+            documents += sum(run.documents for run in result)
+            bar.set_postfix_str(f"{documents:,} documents")
+            bar.update(task.piece.bytes)
     tokens = sum(run.tokens for run in runs)
     if not documents:
         raise InputError(f"the corpus holds no text: {slices[0].path if slices else 'no input'} and the rest are empty")
@@ -174,23 +191,22 @@ def _prepare(
             options,
             tokenizer.vocab_size,
             seed,
-        )  # fmt: skip
+        )
         for split, low, high in ranges
     ]
-    bar = bars(total=documents, desc="pair and write", unit=" documents", unit_scale=True)
     built: dict[str, _Built] = {}
-    for task, bucket in _map(_build, build, workers):
-        built[task.file] = bucket
-        bar.update(bucket.documents)
-        bar.set_postfix_str(f"{sum(b.shard.instances for b in built.values()):,} instances")
-    bar.close()
+    with closing(bars(total=documents, desc="pair and write", unit=" documents", unit_scale=True)) as bar:
+        for task, bucket in _map(_build, build, workers):
+            built[task.file] = bucket
+            bar.update(bucket.documents)
+            bar.set_postfix_str(f"{sum(b.shard.instances for b in built.values()):,} instances")
 
     splits = {split: [built[task.file] for task in build if task.split == split] for split in totals}
     if not sum(bucket.shard.instances for bucket in splits["train"]):
         raise InputError("the corpus has too little text for a train split: give more, or --eval_fraction 0")
     counts = np.sum([bucket.token_counts for bucket in splits["train"]], axis=0, dtype=np.int64)
     with (folder / TOKEN_COUNTS_FILE).open("wb") as file:
-        np.save(file, counts)
+        _save_array(file, np.asarray(counts))
     tokenizer.save_vocabulary(os.fspath(folder / VOCABULARY_FILE))
     info = DatasetInfo(
         tokenizer={
@@ -204,7 +220,7 @@ def _prepare(
         options=asdict(options),
         splits={split: _split_info(buckets) for split, buckets in splits.items()},
     ).with_hash()
-    partial = folder / (INFO_FILE + ".partial")
+    partial = folder / INFO_PARTIAL
     partial.write_text(info.to_json())
     partial.rename(folder / INFO_FILE)  # last: a folder with it is whole
     return info
@@ -225,7 +241,11 @@ class _TokenizeTask:
 
 @dataclass(frozen=True)
 class _Run:
-    """Tokenized documents on disk in order of hash: `hashes`, `sentences` and `lengths`, `tokens` as .npy files."""
+    """Tokenized documents on disk in order of hash, as .npy files.
+
+    `hashes` [n] of the documents; `sentence_at` and `token_at` [n + 1], where each document begins in `lengths`, the
+    tokens of every sentence, and in `tokens`.
+    """
 
     path: str
     documents: int
@@ -283,10 +303,18 @@ def _write_run(
     order = np.argsort(keys, kind="stable")
     ordered = [documents[i] for i in order.tolist()]
     sentence_arrays = [sentence for document in ordered for sentence in document]
-    np.save(f"{path}.hashes.npy", keys[order])
-    np.save(f"{path}.sentences.npy", np.array([len(document) for document in ordered], np.int64))
-    np.save(f"{path}.lengths.npy", np.array([len(sentence) for sentence in sentence_arrays], np.int64))
-    np.save(f"{path}.tokens.npy", np.concatenate(sentence_arrays))
+    lengths = np.array([len(sentence) for sentence in sentence_arrays], np.int64)
+    sentence_at = np.cumsum([0, *(len(document) for document in ordered)])
+    arrays = {
+        "hashes": keys[order],
+        "sentence_at": sentence_at,
+        "token_at": np.concatenate([[0], np.cumsum(lengths)])[sentence_at],
+        "lengths": lengths,
+        "tokens": np.concatenate(sentence_arrays),
+    }
+    for name, array in arrays.items():
+        with open(f"{path}.{name}.npy", "wb") as file:
+            _save_array(file, array)
     return _Run(path, len(documents), tokens)
 
 
@@ -298,7 +326,7 @@ def _eval_threshold(runs: Sequence[_Run], fraction: float) -> int:
     if not fraction:
         return 0
     threshold = int(fraction * 2**64)
-    distinct = np.unique(np.concatenate([run.array("hashes")[:4] for run in runs]))
+    distinct = np.unique(np.concatenate([np.unique(run.array("hashes"))[:4] for run in runs]))
     if len(distinct) >= 4:
         threshold = max(threshold, int(distinct[1]) + 1)
     return threshold
@@ -352,14 +380,11 @@ def _gather(task: _BuildTask) -> _Bucket:
         first, last = (_position(run_hashes, bound) for bound in (task.low, task.high))
         if first == last:
             continue
-        sentence_at = np.concatenate([[0], np.cumsum(run.array("sentences")[:last])])
-        run_lengths = run.array("lengths")[: sentence_at[last]]
-        token_at = int(run_lengths[: sentence_at[first]].sum())
-        run_lengths = run_lengths[sentence_at[first] :]
+        sentence_at, token_at = (run.array(name)[first : last + 1] for name in ("sentence_at", "token_at"))
         hashes.append(run_hashes[first:last])
-        counts.append(np.diff(sentence_at[first : last + 1]))
-        lengths.append(run_lengths)
-        tokens.append(run.array("tokens")[token_at : token_at + int(run_lengths.sum())])
+        counts.append(np.diff(sentence_at))
+        lengths.append(run.array("lengths")[sentence_at[0] : sentence_at[-1]])
+        tokens.append(run.array("tokens")[token_at[0] : token_at[-1]])
     if not hashes:
         return _Bucket(np.zeros(0, np.uint64), [], np.zeros(0, token_dtype(task.vocab_size)))
     all_hashes = np.concatenate(hashes)
@@ -452,7 +477,7 @@ def _map(function: Callable[[Task], Result], tasks: Sequence[Task], workers: int
             yield task, function(task)
         return
     # Spawned, not forked: the tokenizer and ArrayRecord have threads, and a fork inherits their locks.
-    pool = ProcessPoolExecutor(min(workers, len(tasks)), mp_context=get_context("spawn"))
+    pool = ProcessPoolExecutor(min(workers, len(tasks)), get_context("spawn"), initializer=_one_thread)
     try:
         waiting: dict[Future[Result], Task] = {}
         rest = iter(tasks)
@@ -470,6 +495,10 @@ def _map(function: Callable[[Task], Result], tasks: Sequence[Task], workers: int
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _one_thread() -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker is a core: its tokenizer starts no threads of its own
 
 
 def describe(info: DatasetInfo) -> dict[str, Any]:

@@ -120,8 +120,15 @@ class WordPieceTokenizer:
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
     def save_vocabulary(self, path: str) -> None:
-        """Writes a `vocab.txt` that `from_file` reads."""
-        epath.Path(path).write_bytes("".join(f"{piece}\n" for piece in self.vocab).encode())
+        """Writes a `vocab.txt` that `from_file` reads; whole or not at all."""
+        final = epath.Path(path)
+        partial = final.parent / f"{final.name}.partial"
+        try:
+            partial.write_bytes("".join(f"{piece}\n" for piece in self.vocab).encode())
+            partial.rename(final)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
 
     def id_to_token(self, index: int) -> str:
         """The piece of an id. Raises IndexError outside [0, V)."""
@@ -156,6 +163,9 @@ class WordPieceTokenizer:
 
     def save_huggingface(self, folder: str, model_max_length: int) -> None:
         """Writes what `transformers` reads a tokenizer from: tokenizer.json, its two configs, and vocab.txt.
+
+        Its AutoTokenizer gives the ids of `encode_with_special_tokens`, but that version 5 sets its own limit of 100
+        characters to a word, whatever tokenizer.json says.
 
         Args:
           folder: made if missing.

@@ -73,7 +73,7 @@ def initialize(model_config: BertConfig, key: Key, **settings: Any) -> tuple[nnx
 
 
 def abstract_parameters(model_config: BertConfig, **settings: Any) -> tuple[nnx.GraphDef, Parameters, Parameters]:
-    """(graph, shapes, logical axes): the parameters as `jax.ShapeDtypeStruct`s and, in the same tree, their axis names."""
+    """(graph, shapes, logical axes): the parameters as `jax.ShapeDtypeStruct`s and, in the same tree, axis names."""
     model = nnx.eval_shape(lambda: BertForPreTraining(model_config, key=jax.random.key(0), **settings))
     graph, state = nnx.split(model)
     axes = jax.tree.map(

@@ -25,7 +25,7 @@ class Pooler(nnx.Module):
 
 
 class MaskedLanguageModelHead(nnx.Module):
-    """dense(D), activation, LayerNorm, then the word embeddings transposed and a bias, at the masked positions alone."""
+    """dense(D), activation, LayerNorm, the word embeddings transposed and a bias, at the masked positions alone."""
 
     def __init__(self, config: BertConfig, *, key: Key):
         size = config.hidden_size

@@ -98,6 +98,6 @@ def check_tokenizer(checkpoint: Checkpoint, dataset: PreparedDataset) -> None:
     """InputError where a dataset's token ids mean something else to a checkpoint."""
     if checkpoint.tokenizer.sha256 != dataset.tokenizer.sha256:
         raise InputError(
-            f"{dataset.folder} was prepared with another vocabulary than {checkpoint.path} was trained with: prepare the "
-            "corpus with the checkpoint's vocabulary"
+            f"{dataset.folder} was prepared with another vocabulary than {checkpoint.path} was trained with: prepare "
+            "the corpus with the checkpoint's vocabulary"
         )

@@ -79,7 +79,7 @@ def evaluate_checkpoint(checkpoint: str, data: str, *, batch_size: int = 64, bar
     batch_size = -(-batch_size // mesh.size) * mesh.size
     graph, _, logical_axes = abstract_parameters(found.bert_config, dtype=compute_dtype(found.config["dtype"]))
     shardings = parameter_shardings(mesh, logical_axes)
-    loader = EvalLoader(dataset, batch_size=batch_size, max_predictions=found.config["data"]["max_predictions"])
+    loader = EvalLoader(dataset, batch_size=batch_size)
     bar = bars(total=loader.batches, desc="evaluate", unit="batch")
     evaluator = Evaluator(mesh, make_eval_step(mesh, graph, shardings), loader, dataset.token_counts())
     values = evaluator.run(found.load_parameters(shardings), on_batch=lambda: bar.update(1))

@@ -60,12 +60,7 @@ def pretrain(config: ConfigDict, workdir: str, *, bars: Bars = silent) -> dict[s
         random_token=config.objective.random_token,
     )
     train_loader = TrainLoader(dataset, seed=config.seed, global_batch_size=config.global_batch_size, masking=masking)
-    eval_loader = EvalLoader(
-        dataset,
-        batch_size=config.global_batch_size,
-        max_predictions=config.data.max_predictions,
-        batches=config.eval_batches,
-    )
+    eval_loader = EvalLoader(dataset, batch_size=config.global_batch_size, batches=config.eval_batches)
 
     # --- Model, optimizer, step ----------------------------------------------------------------------------------
     dtype = compute_dtype(config.dtype)

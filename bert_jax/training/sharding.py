@@ -1,6 +1,7 @@
 """The mesh, and the one table that maps the model's logical axes to it."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -27,22 +28,24 @@ RULES: dict[str, str | None] = {
 BATCH_AXES = ("data", "fsdp")
 
 
-def make_mesh(config: ConfigDict) -> Mesh:
-    """The mesh of all devices; `config` is the `mesh` section, in which one -1 is filled in."""
+def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """The mesh of `devices`, by default all; `config` is the `mesh` section, in which one -1 is filled in."""
+    devices = jax.devices() if devices is None else devices
     sizes = {axis: config[axis] for axis in MESH_AXES}
-    devices = jax.device_count()
     wanted = " x ".join(f"mesh.{axis}={size}" for axis, size in sizes.items())
     free = [axis for axis, size in sizes.items() if size == -1]
     if len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
         raise InputError(f"{wanted}: sizes are at least 1, and one at the most may be -1")
     fixed = math.prod(size for size in sizes.values() if size != -1)
     if free:
-        if devices % fixed:
-            raise InputError(f"{wanted}: {devices} devices do not divide by {fixed}")
-        sizes[free[0]] = devices // fixed
-    elif fixed != devices:
-        raise InputError(f"{wanted} is {fixed} devices, but there are {devices}: set one of them to -1 to fill in")
-    return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+        if len(devices) % fixed:
+            raise InputError(f"{wanted}: {len(devices)} devices do not divide by {fixed}")
+        sizes[free[0]] = len(devices) // fixed
+    elif fixed != len(devices):
+        raise InputError(f"{wanted} is {fixed} devices, but there are {len(devices)}: set one of them to -1 to fill in")
+    return jax.make_mesh(
+        tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES), devices=devices
+    )
 
 
 def check_divisibility(mesh: Mesh, model: BertConfig, global_batch_size: int, gradient_accumulation: int) -> None:
@@ -51,7 +54,7 @@ def check_divisibility(mesh: Mesh, model: BertConfig, global_batch_size: int, gr
     if global_batch_size < 1 or gradient_accumulation < 1 or global_batch_size % (rows * gradient_accumulation):
         raise InputError(
             f"global_batch_size={global_batch_size} does not divide by gradient_accumulation={gradient_accumulation} x "
-            f"{rows} devices (mesh.data x mesh.fsdp): the nearest that do are multiples of {rows * gradient_accumulation}"
+            f"{rows} devices (mesh.data x mesh.fsdp): it has to be a multiple of {rows * gradient_accumulation}"
         )
     for name, size, axis in (
         ("hidden_size", model.hidden_size, "fsdp"),

@@ -120,6 +120,13 @@ def test_slices_share_out_json_lines(texts, slice_bytes, limit):
         assert all(len(part.encode()) <= limit for part in broken if "\n" in part)
 
 
+def test_what_ends_a_line_and_a_document(write):
+    content = "\ufeffone\u2028one\x85one\x0bone\x0cone\rone\r\n two \r\n\t\r\nthree\n\u3000\xa0\nfour\n\u3000five"
+    documents = ["one\u2028one\x85one\x0bone\x0cone\rone\ntwo", "three", "four\nfive"]
+    for slice_bytes in range(1, len(content.encode()) + 1):
+        assert read_slices(write("text.txt", content), CorpusOptions(), slice_bytes) == documents
+
+
 def test_a_file_without_blank_lines_is_shared_out_and_read_a_bounded_number_of_times(write, monkeypatch, caplog):
     line = b"some words on a line of the text that never ends\n"
     path = write("endless.txt", line * 40_000)

@@ -1,0 +1,292 @@
+import itertools
+import threading
+import time
+from collections import Counter
+
+import helpers
+import numpy as np
+import pytest
+
+from bert_jax.data.dataset import PreparedDataset
+from bert_jax.data.loader import EvalLoader, Prefetch, TrainLoader
+from bert_jax.data.masking import Masking
+from bert_jax.errors import InputError
+
+SHAPES = {
+    "input_ids": (16, 64), "token_type_ids": (16, 64), "positions": (16, 64), "sequence_ids": (16, 64),
+    "masked_positions": (16, 10), "masked_ids": (16, 10), "masked_weights": (16, 10),
+    "cls_positions": (16, 1), "next_sentence_labels": (16, 1), "next_sentence_weights": (16, 1),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def dataset(dataset_dir):
+    return PreparedDataset(str(dataset_dir))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory, vocabulary_file):
+    """A dataset with fewer instances than most batches have rows."""
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "corpus.txt").write_text(helpers.make_corpus(documents=5))
+    helpers.prepare_dataset(folder / "corpus.txt", vocabulary_file, folder / "data", eval_fraction=0.0)
+    return PreparedDataset(str(folder / "data"))
+
+
+def make(dataset, seed=0, batch=16, **masking):
+    return TrainLoader(dataset, seed=seed, global_batch_size=batch, masking=Masking(10, **masking))
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        assert one[name].dtype == other[name].dtype
+        assert np.array_equal(one[name], other[name]), name
+
+
+def unmask(batch):
+    ids = batch["input_ids"].copy()
+    row, slot = np.nonzero(batch["masked_weights"])
+    ids[row, batch["masked_positions"][row, slot]] = batch["masked_ids"][row, slot]
+    return ids
+
+
+# --- Training ---------------------------------------------------------------------------------------------------
+
+
+def test_layout(dataset):
+    batch = make(dataset).batch(3)
+    assert {name: array.shape for name, array in batch.items()} == SHAPES
+    floats = {name for name, array in batch.items() if array.dtype == np.float32}
+    assert floats == {"masked_weights", "next_sentence_weights"}
+    assert all(array.dtype == np.int32 for name, array in batch.items() if name not in floats)
+    assert (batch["next_sentence_weights"] == 1).all()
+    assert (batch["cls_positions"] == 0).all()
+    lengths = batch["sequence_ids"].sum(axis=1)
+    expected = [min(10, max(1, round(0.15 * length))) for length in lengths.tolist()]
+    assert batch["masked_weights"].sum(axis=1).tolist() == expected
+
+
+def test_a_batch_is_its_instances(dataset):
+    loader = make(dataset)
+    batch = loader.batch(5)
+    indices, _ = loader.examples(5)
+    plain = dataset.instances("train", indices)
+    assert np.array_equal(unmask(batch), plain["input_ids"])
+    assert np.array_equal(batch["next_sentence_labels"][:, 0], plain["is_random_next"])
+    for name in ("token_type_ids", "positions", "sequence_ids"):
+        assert np.array_equal(batch[name], plain[name])
+
+
+def test_batches_are_pure(dataset_dir, dataset):
+    steps = [0, 1, 2, 44, 45, 46, 1000, 10**9]
+    first = {step: make(dataset).batch(step) for step in steps}
+    loader = make(PreparedDataset(str(dataset_dir)))
+    for step in [*reversed(steps), 44, 44]:
+        assert_same(loader.batch(step), first[step])
+
+
+@pytest.mark.parametrize("batch", [1, 15, 16, 97])
+def test_an_epoch_sees_everything_once(dataset, batch):
+    loader = make(dataset, batch=batch)
+    size = loader.size
+    steps = -(-3 * size // batch)
+    pairs = [loader.examples(step) for step in range(steps)]
+    indices = np.concatenate([found for found, _ in pairs])
+    epochs = np.concatenate([epoch for _, epoch in pairs])
+    assert np.array_equal(epochs, np.arange(len(epochs)) // size)
+    orders = [indices[epoch * size : (epoch + 1) * size] for epoch in range(3)]
+    for order in orders:
+        assert np.array_equal(np.sort(order), np.arange(size))
+    for one, other in itertools.combinations(orders, 2):
+        assert (one == other).mean() < 0.05
+
+
+def test_order_does_not_depend_on_the_batch_size(dataset):
+    one = np.concatenate([make(dataset, batch=12).examples(step)[0] for step in range(8)])
+    other = np.concatenate([make(dataset, batch=32).examples(step)[0] for step in range(3)])
+    assert np.array_equal(one, other)
+
+
+def test_a_dataset_smaller_than_a_batch(tiny):
+    batch = 3 * tiny.size("train") + 1
+    loader = make(tiny, batch=batch)
+    assert set(Counter(loader.examples(0)[0].tolist()).values()) == {3, 4}
+    found = loader.batch(0)
+    assert found["input_ids"].shape == (batch, 64)
+    # The copies of an instance in a batch belong to several epochs: each has a mask of its own.
+    assert len(np.unique(found["input_ids"], axis=0)) > tiny.size("train")
+    assert len(np.unique(unmask(found), axis=0)) == tiny.size("train")
+
+
+def test_masks_are_new_each_epoch(dataset):
+    loader = make(dataset, batch=dataset.size("train"))
+    masks = []
+    for epoch in range(3):
+        batch = loader.batch(epoch)
+        order = np.argsort(loader.examples(epoch)[0])
+        masks.append(np.where(batch["masked_weights"] > 0, batch["masked_positions"], -1)[order])
+    for one, other in itertools.combinations(masks, 2):
+        same = (one == other).all(axis=1)
+        assert same.mean() < 0.2  # sequences of a handful of tokens have few masks to choose from
+        long = (one >= 0).sum(axis=1) >= 6
+        assert same[long].sum() == 0
+
+
+def test_rows_are_a_part_of_the_batch(dataset):
+    size = dataset.size("train")
+    loader = make(dataset, batch=next(batch for batch in (16, 15, 17) if size % batch))
+    step = size // loader.global_batch_size
+    assert set(loader.examples(step)[1]) == {0, 1}  # across the end of an epoch
+    whole = loader.batch(step)
+    for rows in (slice(0, 4), slice(4, 8), slice(14, 15), slice(None), slice(1, None, 2)):
+        assert_same(loader.batch(step, rows), {name: array[rows] for name, array in whole.items()})
+
+
+def test_seeds(dataset):
+    one, other = make(dataset, seed=0), make(dataset, seed=1)
+    assert (one.examples(0)[0] != other.examples(0)[0]).any()
+    # The same instance under another seed has another mask.
+    everything = dataset.size("train")
+    first, second = (make(dataset, seed=seed, batch=everything) for seed in (0, 1))
+    place = [np.argsort(loader.examples(0)[0]) for loader in (first, second)]
+    positions = [loader.batch(0)["masked_positions"][at] for loader, at in zip((first, second), place, strict=True)]
+    assert (positions[0] != positions[1]).any(axis=1).mean() > 0.7
+
+
+def test_order_follows_the_dataset(dataset):
+    other = PreparedDataset(str(dataset.folder))
+    other.info = type(dataset.info)(**{**dataset.info.__dict__, "hash": "0"})
+    assert (make(dataset).examples(0)[0] != make(other).examples(0)[0]).any()
+
+
+def test_no_training_instances(dataset, monkeypatch):
+    monkeypatch.setattr(dataset, "size", lambda split: 0)
+    with pytest.raises(InputError, match="no training instances"):
+        make(dataset)
+
+
+# --- Evaluation -------------------------------------------------------------------------------------------------
+
+
+def test_eval_masks_never_change(dataset, dataset_dir):
+    one = list(EvalLoader(dataset, batch_size=16))
+    make(dataset, seed=7, mask_token=0, keep_token=0, random_token=1).batch(0)
+    two = list(EvalLoader(PreparedDataset(str(dataset_dir)), batch_size=16))
+    assert len(one) == len(two) > 1
+    for first, second in zip(one, two, strict=True):
+        assert_same(first, second)
+    small = list(EvalLoader(dataset, batch_size=7))
+    for name in ("input_ids", "masked_positions", "masked_ids", "masked_weights"):
+        size = dataset.size("eval")
+        assert np.array_equal(
+            np.concatenate([batch[name] for batch in one])[:size],
+            np.concatenate([batch[name] for batch in small])[:size],
+        )
+
+
+def test_eval_is_eighty_ten_ten(dataset):
+    mask, kept, total = 0, 0, 0
+    for batch in EvalLoader(dataset, batch_size=64):
+        row, slot = np.nonzero(batch["masked_weights"])
+        now = batch["input_ids"][row, batch["masked_positions"][row, slot]]
+        mask += (now == dataset.tokenizer.mask_id).sum()
+        kept += (now == batch["masked_ids"][row, slot]).sum()
+        total += len(row)
+    assert mask / total == pytest.approx(0.8, abs=5 * 0.4 / np.sqrt(total))
+    assert kept / total == pytest.approx(0.1, abs=5 * 0.3 / np.sqrt(total))
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 16, 1000])
+def test_eval_padding_weighs_nothing(dataset, batch_size):
+    size = dataset.size("eval")
+    loader = EvalLoader(dataset, batch_size=batch_size)
+    batches = list(loader)
+    assert len(batches) == loader.batches == -(-size // batch_size)
+    assert all(len(batch["input_ids"]) == batch_size for batch in batches)
+    assert sum(batch["next_sentence_weights"].sum() for batch in batches) == size
+    lengths = dataset.instances("eval", np.arange(size))["sequence_ids"].sum(axis=1)
+    expected = sum(min(10, max(1, round(0.15 * length))) for length in lengths.tolist())
+    assert sum(batch["masked_weights"].sum() for batch in batches) == expected
+    last = batches[-1]
+    filled = len(batches) * batch_size - size
+    if filled:
+        assert (last["masked_weights"][-filled:] == 0).all()
+        assert (last["next_sentence_weights"][-filled:] == 0).all()
+        assert (last["sequence_ids"][-filled:].sum(axis=1) > 0).all()  # no row is empty: no division by zero
+
+
+def test_eval_rows_and_fewer_batches(dataset):
+    loader = EvalLoader(dataset, batch_size=16, batches=2)
+    assert loader.batches == len(list(loader)) == 2
+    whole = EvalLoader(dataset, batch_size=16)
+    assert_same(loader.batch(1), whole.batch(1))
+    last = whole.batches - 1
+    for rows in (slice(0, 8), slice(8, 16)):
+        assert_same(whole.batch(last, rows), {name: array[rows] for name, array in whole.batch(last).items()})
+    assert EvalLoader(dataset, batch_size=16, batches=10**6).batches == whole.batches
+
+
+def test_no_eval_split(tiny):
+    assert list(EvalLoader(tiny, batch_size=4)) == []
+
+
+# --- Prefetch ---------------------------------------------------------------------------------------------------
+
+
+def test_prefetch_keeps_order():
+    assert list(Prefetch(lambda step: step * step, 3, 40)) == [step * step for step in range(3, 40)]
+    assert list(Prefetch(lambda step: step, 5, 5)) == []
+    assert list(Prefetch(lambda step: step, 5, 2)) == []
+
+
+def test_prefetch_runs_ahead_but_not_far():
+    made = []
+    items = Prefetch(lambda step: made.append(step) or step, 0, 100, depth=3)
+    assert next(items) == 0
+    deadline = time.monotonic() + 5
+    while len(made) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    assert 4 <= len(made) <= 5  # one read, three waiting, one in hand
+    items.close()
+
+
+def test_prefetch_raises_where_the_item_would_have_come():
+    def make_item(step):
+        if step == 4:
+            raise ValueError("step 4")
+        return step
+
+    items = Prefetch(make_item, 0, 10)
+    assert [next(items) for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="step 4"):
+        next(items)
+    with pytest.raises(StopIteration):
+        next(items)
+    within(5, items.close)
+
+
+def test_prefetch_closes_while_full():
+    items = Prefetch(lambda step: step, 0, 10**9, depth=2)
+    time.sleep(0.1)
+    within(5, items.close)
+    assert not items._thread.is_alive()
+    within(5, items.close)
+
+
+def test_prefetch_ends_when_closed():
+    items = Prefetch(lambda step: step, 0, 10**9)
+    assert next(items) == 0
+    items.close()
+    assert within(5, lambda: list(items)) == []
+
+
+def within(seconds, call):
+    """What `call` returns, if it returns in time."""
+    result = []
+    thread = threading.Thread(target=lambda: result.append(call()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "hangs"
+    return result[0]

@@ -1,0 +1,110 @@
+"""The exported model in `transformers`: every weight finds its place, and both heads give the same logits."""
+
+import dataclasses
+from pathlib import Path
+
+import helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from bert_jax.data.tokenization import WordPieceTokenizer
+from bert_jax.inference import load
+from bert_jax.interop import huggingface
+from bert_jax.model import BertConfig, initialize
+from bert_jax.training.checkpoints import open_checkpoint
+from bert_jax.training.pretrain import pretrain
+
+torch = pytest.importorskip("torch", reason="needs the parity extra: torch and transformers")
+transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")
+
+
+@pytest.fixture(scope="module")
+def exported(dataset_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(workdir, exported folder) of a model after a few steps, so that no parameter is where it began."""
+    folder = tmp_path_factory.mktemp("exported")
+    pretrain(helpers.small_config(dataset_dir, optimizer__learning_rate=0.05), str(folder / "run"))
+    huggingface.export(open_checkpoint(str(folder / "run")), str(folder / "hf"))
+    return folder / "run", folder / "hf"
+
+
+def load_torch(folder: Path):
+    model, info = transformers.BertForPreTraining.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info  # no missing, unexpected or misshapen key
+    return model.eval()
+
+
+def test_both_heads_give_the_same_logits_for_a_text(exported: tuple[Path, Path]):
+    workdir, folder = exported
+    pretrained, model = load(str(workdir)), load_torch(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    first, second = "the ship sees the [MASK] .", "a little storm near the harbour ."
+    encoded = tokenizer(first, second, return_tensors="pt")
+    ids, token_type_ids = pretrained.tokenizer.encode_with_special_tokens(first, second)
+    assert encoded["input_ids"][0].tolist() == ids
+    assert encoded["token_type_ids"][0].tolist() == token_type_ids
+    batch = pretrained.batch(np.array(ids), np.array(token_type_ids))
+    mlm, nsp = pretrained.model({**batch, "masked_positions": jnp.arange(len(ids))[None]})
+    with torch.no_grad():
+        expected = model(**encoded)
+    vocabulary = pretrained.config.vocab_size
+    np.testing.assert_allclose(mlm[:, :, :vocabulary], expected.prediction_logits, atol=1e-4)
+    np.testing.assert_allclose(nsp[:, 0], expected.seq_relationship_logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("hidden_act", ["gelu", "gelu_new"])
+def test_padded_batches_and_both_gelus(hidden_act: str, vocabulary: list[str], tmp_path: Path):
+    tokenizer = WordPieceTokenizer(vocabulary, lowercase=True)
+    config = BertConfig(
+        vocab_size=tokenizer.vocab_size, hidden_size=48, num_hidden_layers=3, num_attention_heads=3,
+        intermediate_size=96, max_position_embeddings=40, hidden_act=hidden_act, initializer_range=0.2,
+    )  # fmt: skip
+    graph, parameters = initialize(config, jax.random.key(1))
+    checkpoint = FakeCheckpoint(parameters, config, tokenizer)
+    huggingface.export(checkpoint, str(tmp_path))
+    model = load_torch(tmp_path)
+    rng = np.random.default_rng(0)
+    lengths = np.array([20, 13, 7])
+    ids = rng.integers(0, config.vocab_size, (3, 20))
+    real = np.arange(20) < lengths[:, None]
+    types = rng.integers(0, 2, (3, 20))
+    positions = np.stack([rng.permutation(7)[:4] for _ in range(3)])
+    batch = {
+        "input_ids": ids, "token_type_ids": types, "positions": np.tile(np.arange(20), (3, 1)),
+        "sequence_ids": real.astype(np.int32), "masked_positions": positions,
+        "cls_positions": np.zeros((3, 1), np.int32),
+    }  # fmt: skip
+    mlm, nsp = nnx.merge(graph, parameters)(jax.tree.map(jnp.asarray, batch))
+    with torch.no_grad():
+        expected = model(
+            input_ids=torch.tensor(ids), token_type_ids=torch.tensor(types), attention_mask=torch.tensor(real)
+        )
+    logits = np.take_along_axis(expected.prediction_logits.numpy(), positions[..., None], 1)
+    np.testing.assert_allclose(mlm[..., : config.vocab_size], logits, atol=1e-4)
+    np.testing.assert_allclose(nsp[:, 0], expected.seq_relationship_logits, atol=1e-4)
+
+
+@dataclasses.dataclass
+class FakeCheckpoint:
+    """What export asks of a checkpoint."""
+
+    parameters: dict
+    bert_config: BertConfig
+    tokenizer: WordPieceTokenizer
+
+    def load_parameters(self):
+        return self.parameters
+
+
+def test_the_fill_mask_pipeline_agrees(exported: tuple[Path, Path]):
+    from bert_jax.inference import fill_mask
+
+    workdir, folder = exported
+    text = "the ship follows a [MASK] near the island ."
+    pipeline = transformers.pipeline("fill-mask", model=str(folder), tokenizer=str(folder))
+    expected = pipeline(text, top_k=5)
+    ours = fill_mask(load(str(workdir)), text, top=5)[0]
+    assert [filling.token for filling in ours] == [entry["token_str"] for entry in expected]
+    np.testing.assert_allclose([f.probability for f in ours], [e["score"] for e in expected], rtol=1e-3)

@@ -1,0 +1,214 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from bert_jax.model import BertConfig, abstract_parameters, initialize, parameter_count
+from bert_jax.model.layers import LayerNorm, dropout
+
+SMALL = BertConfig(
+    vocab_size=100,
+    hidden_size=32,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=64,
+    max_position_embeddings=32,
+)
+
+
+def make_batch(rows: int = 3, length: int = 16, predictions: int = 4, seed: int = 0) -> dict[str, jax.Array]:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(length // 2, length + 1, rows)
+    return {
+        "input_ids": jnp.asarray(rng.integers(5, SMALL.vocab_size, (rows, length))),
+        "token_type_ids": jnp.asarray(rng.integers(0, 2, (rows, length))),
+        "positions": jnp.tile(jnp.arange(length), (rows, 1)),
+        "sequence_ids": jnp.asarray((np.arange(length) < lengths[:, None]).astype(np.int32)),
+        "masked_positions": jnp.asarray(np.sort(rng.integers(1, length // 2, (rows, predictions)))),
+        "cls_positions": jnp.zeros((rows, 1), jnp.int32),
+    }
+
+
+def model_of(config: BertConfig, seed: int = 0, **settings: object):
+    return nnx.merge(*initialize(config, jax.random.key(seed), **settings))
+
+
+@pytest.mark.parametrize(
+    ("layers", "size", "heads", "expected"),
+    [(12, 768, 12, 110_106_428), (24, 1024, 16, 336_226_108), (2, 128, 2, 4_433_468)],
+)
+def test_parameter_counts_are_those_of_the_released_models(layers, size, heads, expected):
+    config = BertConfig(
+        num_hidden_layers=layers, hidden_size=size, num_attention_heads=heads, intermediate_size=4 * size
+    )
+    assert parameter_count(config) == expected
+
+
+def test_vocabulary_padding_is_zero_and_never_predicted():
+    model = model_of(SMALL)
+    assert model.embeddings.word[...].shape == (128, 32)
+    assert not np.any(model.embeddings.word[...][100:])
+    logits, _ = model(make_batch())
+    assert logits.shape == (3, 4, 128)
+    assert np.all(np.isneginf(logits[..., 100:]))
+    np.testing.assert_allclose(jax.nn.softmax(logits)[..., :100].sum(-1), 1.0, rtol=1e-6)
+
+
+def test_vocabulary_padding_gets_no_gradient():
+    graph, parameters = initialize(SMALL, jax.random.key(0))
+    batch = make_batch()
+
+    def loss(parameters):
+        logits, _ = nnx.merge(graph, parameters)(batch)
+        return -jax.nn.log_softmax(logits)[..., 7].sum()
+
+    gradient = jax.grad(loss)(parameters)
+    assert np.all(np.isfinite(gradient["embeddings"]["word"]))
+    assert not np.any(gradient["embeddings"]["word"][100:])
+    assert not np.any(gradient["mlm_head"]["output_bias"][100:])
+    assert np.any(gradient["embeddings"]["word"][:100])
+
+
+def test_initial_values_are_a_truncated_normal_of_the_initializer_range():
+    parameters = initialize(BertConfig(), jax.random.key(0))[1]
+    word = np.asarray(parameters["embeddings"]["word"])[:30_522]
+    assert np.abs(word).max() <= 0.04 + 1e-6
+    # A standard normal cut at two standard deviations has one of 0.8796.
+    assert word.std() == pytest.approx(0.02 * 0.8796, rel=5e-3)
+    layers = parameters["encoder"]["layers"]
+    assert not np.any(layers["attention"]["qkv_bias"])
+    assert np.all(layers["attention_norm"]["scale"] == 1)
+    first, second = layers["feed_forward"]["up_kernel"][:2]
+    assert not np.allclose(first, second)
+
+
+def test_padding_does_not_reach_real_tokens():
+    model = model_of(SMALL)
+    batch = make_batch()
+    padding = batch["sequence_ids"] == 0
+    assert padding.any()
+    changed = {**batch, "input_ids": jnp.where(padding, 42, batch["input_ids"])}
+    before, after = model(batch), model(changed)
+    np.testing.assert_array_equal(before[0], after[0])
+    np.testing.assert_array_equal(before[1], after[1])
+
+
+def test_every_real_token_reaches_every_other():
+    model = model_of(SMALL)
+    batch = make_batch(rows=1)
+    batch["sequence_ids"] = jnp.ones_like(batch["sequence_ids"])
+    before, _ = model.encode(batch)
+    for position in (0, 7, 15):
+        changed = {**batch, "input_ids": batch["input_ids"].at[0, position].set(6)}
+        after, _ = model.encode(changed)
+        assert np.all(np.any(before != after, axis=-1))
+
+
+def test_sequences_packed_into_a_row_do_not_see_each_other():
+    model = model_of(SMALL)
+    single = make_batch(rows=2, length=8)
+    single["sequence_ids"] = jnp.ones_like(single["sequence_ids"])
+    packed = {name: single[name].reshape(1, 16) for name in ("input_ids", "token_type_ids", "positions")}
+    packed["sequence_ids"] = jnp.repeat(jnp.array([[1, 2]]), 8, axis=1)
+    packed["masked_positions"] = (single["masked_positions"] + jnp.array([[0], [8]])).reshape(1, -1)
+    packed["cls_positions"] = jnp.array([[0, 8]])
+    logits, nsp = model(single)
+    packed_logits, packed_nsp = model(packed)
+    np.testing.assert_allclose(packed_logits.reshape(logits.shape)[..., :100], logits[..., :100], atol=1e-5)
+    np.testing.assert_allclose(packed_nsp.reshape(nsp.shape), nsp, atol=1e-6)
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_remat_and_scan_change_nothing_but_the_program(remat, scan_layers):
+    batch, key = make_batch(), jax.random.key(3)
+    _, parameters = initialize(SMALL, jax.random.key(0))
+
+    def value_and_gradient(**settings):
+        graph, _, _ = abstract_parameters(SMALL, **settings)
+
+        def loss(parameters):
+            logits, nsp = nnx.merge(graph, parameters)(batch, key)
+            return jax.nn.log_softmax(logits)[..., 7].sum() + nsp[..., 0].sum()
+
+        return jax.jit(jax.value_and_grad(loss))(parameters)
+
+    expected, gradient = value_and_gradient()
+    got, other = value_and_gradient(remat=remat, scan_layers=scan_layers)
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+    for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_draw_different_dropout_masks():
+    config = dataclasses.replace(SMALL, hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.0)
+    model = model_of(config)
+    layers = model.encoder.layers
+    for part in (layers.attention, layers.feed_forward):  # what is left in each layer is norm(x + dropout(bias))
+        for name in ("output_kernel", "down_kernel"):
+            if hasattr(part, name):
+                getattr(part, name)[...] = jnp.zeros_like(getattr(part, name)[...])
+    layers.feed_forward.down_bias[...] = jnp.ones_like(layers.feed_forward.down_bias[...])
+    _, hidden = model.encode(make_batch(), jax.random.key(0), all_hidden_states=True)
+    steps = np.sign(np.asarray(hidden[2] - hidden[1])), np.sign(np.asarray(hidden[3] - hidden[2]))
+    assert np.mean(steps[0] == steps[1]) < 0.9
+
+
+def test_no_key_is_deterministic_and_a_key_is_not_the_same_as_another():
+    model, batch = model_of(SMALL), make_batch()
+    np.testing.assert_array_equal(model(batch)[0], model(batch)[0])
+    one, same, other = (model(batch, jax.random.key(seed))[0] for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one, same)
+    assert not np.allclose(one[..., :100], other[..., :100])
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+@pytest.mark.parametrize("size", [64, 33])
+def test_dropout_realises_its_rate_and_keeps_the_mean(rate, size):
+    x = jnp.ones((500, size))
+    y = np.asarray(dropout(x, rate, jax.random.key(0)))
+    deviations = 4 * np.sqrt(rate * (1 - rate) / y.size)
+    assert np.mean(y == 0) == pytest.approx(rate, abs=deviations)
+    assert y.mean() == pytest.approx(1.0, abs=deviations / (1 - rate))
+    # Neighbours share a draw of 32 bits, not a decision.
+    zeros = (y == 0)[:, : size // 2 * 2].reshape(-1, 2)
+    assert np.mean(zeros[:, 0] & zeros[:, 1]) == pytest.approx(rate**2, abs=0.01)
+
+
+def test_layer_norm_keeps_its_precision_on_offset_inputs():
+    norm = LayerNorm(256, 1e-12)
+    x = 1e4 + np.random.default_rng(0).standard_normal((8, 256)).astype(np.float32)
+    y = np.asarray(norm(jnp.asarray(x)))
+    exact = x.astype(np.float64)
+    exact = (exact - exact.mean(-1, keepdims=True)) / exact.std(-1, keepdims=True)
+    np.testing.assert_allclose(y, exact, atol=2e-3)
+
+
+def test_computation_in_bfloat16_stays_close_and_gives_fp32_logits():
+    batch = make_batch()
+    _, parameters = initialize(SMALL, jax.random.key(0))
+    outputs = {}
+    for dtype in (jnp.float32, jnp.bfloat16):
+        graph, _, _ = abstract_parameters(SMALL, dtype=dtype)
+        outputs[dtype] = nnx.merge(graph, parameters)(batch)
+    logits, nsp = outputs[jnp.bfloat16]
+    assert logits.dtype == nsp.dtype == jnp.float32
+    np.testing.assert_allclose(logits[..., :100], outputs[jnp.float32][0][..., :100], atol=0.05)
+    assert not np.array_equal(logits, outputs[jnp.float32][0])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"num_attention_heads": 5}, "does not divide"),
+        ({"hidden_act": "swish"}, "hidden_act is one of"),
+        ({"num_hidden_layers": 0}, "at least 1"),
+        ({"hidden_dropout_prob": 1.0}, "probability below 1"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(SMALL, **sizes)

@@ -1,0 +1,152 @@
+"""The commands as a person types them: one journey through all of them, and what bad input gets."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import helpers
+import pytest
+
+from bert_jax import cli
+from bert_jax.data.tokenization import SPECIAL_TOKENS
+
+TRAINING = helpers.flags(
+    {
+        "model.hidden_size": 64, "model.num_attention_heads": 4, "model.intermediate_size": 128,
+        "model.max_position_embeddings": 64, "data.max_predictions": 10, "total_steps": 300,
+        "global_batch_size": 32, "log_every_steps": 10, "eval_every_steps": 100, "eval_batches": 4,
+        "optimizer.warmup_steps": 30, "optimizer.learning_rate": 5e-3, "checkpoint.every_steps": 100,
+    }
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def journey(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Raw text, vocabulary, dataset and a trained model, each made by its command in a process of its own."""
+    folder = tmp_path_factory.mktemp("journey")
+    (folder / "corpus.txt").write_text(helpers.make_corpus(documents=400))
+    commands = [
+        ("vocab", "--input", folder / "*.txt", "--output", folder / "vocab", "--size", 200),
+        ("prepare", "--input", folder / "corpus.txt", "--vocab", folder / "vocab", "--output", folder / "data",
+         "--seq_len", 64, "--eval_fraction", 0.1, "--workers", 2),
+        ("pretrain", "--config=bert_tiny", "--workdir", folder / "run", f"--config.data.path={folder / 'data'}",
+         *TRAINING),
+    ]  # fmt: skip
+    for command in commands:
+        result = helpers.run_cli(*command)
+        assert result.returncode == 0, result.stderr
+    return folder
+
+
+def test_vocabulary(journey: Path):
+    pieces = (journey / "vocab").read_text().split("\n")
+    assert tuple(pieces[:5]) == SPECIAL_TOKENS
+    assert {"sailor", "ship"} <= set(pieces)
+
+
+def test_dataset(journey: Path):
+    info = json.loads((journey / "data" / "dataset.json").read_text())
+    assert info["seq_len"] == 64
+    assert info["splits"]["train"]["documents"] + info["splits"]["eval"]["documents"] == 400
+
+
+def test_evaluate(journey: Path, capsys: pytest.CaptureFixture):
+    assert cli.main(["evaluate", "--checkpoint", str(journey / "run"), "--data", str(journey / "data")]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert {"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "unigram_loss"} <= set(values)
+    assert values["mlm_loss"] < values["unigram_loss"] - 0.5
+
+
+def test_fill_mask(journey: Path, capsys: pytest.CaptureFixture):
+    text = "the ship sees the storm near the [MASK] ."
+    assert cli.main(["fill-mask", "--checkpoint", str(journey / "run"), text, "--top", "3"]) == 0
+    lines = capsys.readouterr().out.strip().split("\n")
+    assert len(lines) == 3
+    words = [line.split()[1] for line in lines]
+    # The topic decides: a model that has learned anything puts a word of the sea there.
+    assert set(words) & set(helpers.TOPICS["sea"])
+    assert lines[0].endswith(text.replace("[MASK]", words[0]))
+
+
+def test_export_and_report(journey: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    arguments = ["export", "--checkpoint", str(journey / "run"), "--output", str(tmp_path / "hf")]
+    assert cli.main(arguments) == 0
+    assert {path.name for path in (tmp_path / "hf").iterdir()} >= {
+        "config.json", "model.safetensors", "vocab.txt", "tokenizer.json", "tokenizer_config.json",
+    }  # fmt: skip
+    assert cli.main(arguments) == 2
+    assert "is taken" in capsys.readouterr().err
+    assert cli.main(["report", str(journey / "run"), "--output", str(tmp_path / "curves.png")]) == 0
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert cli.main(["report", str(journey / "run"), "--output", str(tmp_path / "curves.doc")]) == 2
+
+
+def fails_with_one_line(arguments: list[object], capsys: pytest.CaptureFixture, *words: str) -> None:
+    """Status 2 and one line on stderr that says all of `words`."""
+    assert cli.main([str(argument) for argument in arguments]) == 2
+    error = capsys.readouterr().err
+    message = [line for line in error.split("\n") if line.startswith("bert-jax ")]
+    assert len(message) == 1, error
+    assert "Traceback" not in error
+    for word in words:
+        assert word in message[0]
+
+
+def test_bad_corpora(vocabulary_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    def prepare(corpus: Path, *more: object) -> list[object]:
+        return ["prepare", "--input", corpus, "--vocab", vocabulary_file, "--output", tmp_path / "data", *more]
+
+    fails_with_one_line(prepare(tmp_path / "missing.txt"), capsys, "missing.txt")
+    (tmp_path / "empty.txt").write_text("\n \n")
+    fails_with_one_line(prepare(tmp_path / "empty.txt"), capsys, "no text", "empty.txt")
+    (tmp_path / "latin.txt").write_bytes("the ship .\nthe caf\u00e9 .\n".encode("latin-1"))
+    fails_with_one_line(prepare(tmp_path / "latin.txt"), capsys, "latin.txt:2", "UTF-8", "--errors replace")
+    assert not (tmp_path / "data" / "dataset.json").exists()
+    assert cli.main([str(word) for word in prepare(tmp_path / "latin.txt", "--errors", "replace")]) == 0
+    fails_with_one_line(prepare(tmp_path / "latin.txt", "--errors", "replace"), capsys, "already holds")
+
+
+def test_bad_vocabularies(corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n")
+    arguments = ["prepare", "--input", corpus_file, "--vocab", tmp_path / "vocab.txt", "--output", tmp_path / "data"]
+    fails_with_one_line(arguments, capsys, "[MASK]", "vocab.txt")
+    arguments = ["vocab", "--input", corpus_file, "--size", 10, "--output", tmp_path / "small.txt"]
+    fails_with_one_line(arguments, capsys, "too small")
+
+
+def test_bad_keys(dataset_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    pretrain = ["pretrain", "--config=bert_tiny", f"--workdir={tmp_path}", f"--config.data.path={dataset_dir}"]
+    fails_with_one_line([*pretrain, "--config.optimizer.warmup=3"], capsys, "did you mean optimizer.warmup_steps")
+    fails_with_one_line([*pretrain, "--config.total_steps=many"], capsys, "type int", "'many'")
+    fails_with_one_line(["pretrain", "--config=bert_tony", f"--workdir={tmp_path}"], capsys, "did you mean bert_tiny")
+
+
+def test_bad_checkpoints(dataset_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    fails_with_one_line(
+        ["evaluate", "--checkpoint", tmp_path / "none", "--data", dataset_dir], capsys, "does not exist"
+    )
+    fails_with_one_line(["fill-mask", "--checkpoint", tmp_path, "the [MASK] ."], capsys, "no complete checkpoint")
+
+
+def test_evaluate_refuses_another_vocabulary(journey: Path, dataset_dir: Path, capsys: pytest.CaptureFixture):
+    arguments = ["evaluate", "--checkpoint", journey / "run", "--data", dataset_dir]
+    fails_with_one_line(arguments, capsys, "another vocabulary")
+
+
+def test_fill_mask_wants_a_mask(journey: Path, capsys: pytest.CaptureFixture):
+    fails_with_one_line(["fill-mask", "--checkpoint", journey / "run", "the sea ."], capsys, "no [MASK]")
+    long = "the ship " * 100 + "[MASK]"
+    fails_with_one_line(["fill-mask", "--checkpoint", journey / "run", long], capsys, "tokens long")
+
+
+@pytest.mark.parametrize("arguments", [["prepare", "--frobnicate"], ["nothing"], [], ["evaluate", "--config.x=1"]])
+def test_wrong_flags_exit_with_2(arguments: list[str]):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    assert stopped.value.code == 2
+
+
+def test_commands_that_do_not_train_do_not_wait_for_jax():
+    code = "import sys, bert_jax.cli, bert_jax.data.prepare, bert_jax.data.vocabulary; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

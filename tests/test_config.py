@@ -1,0 +1,89 @@
+from pathlib import Path
+
+import pytest
+
+from bert_jax.config import flatten, load_config
+from bert_jax.errors import InputError
+from bert_jax.model import BertConfig, parameter_count
+
+REPOSITORY = Path(__file__).parents[1]
+CONFIGS = sorted(path.stem for path in (REPOSITORY / "configs").glob("*.py") if path.stem != "__init__")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_loads_by_name_and_by_path(name: str):
+    by_name = load_config(name)
+    by_path = load_config(str(REPOSITORY / "configs" / f"{name}.py"))
+    assert by_name.to_dict() == by_path.to_dict()
+    assert {key for key, _ in flatten(by_name)} == {key for key, _ in flatten(load_config("default"))}
+
+
+def parameters_by_hand(layers: int, size: int, vocabulary: int = 30_522) -> int:
+    """The sum over the paper's tensors, written down without the model: embeddings, layers, pooler, two heads."""
+    embeddings = (vocabulary + 512 + 2 + 2) * size
+    attention = 4 * (size * size + size)
+    feed_forward = size * 4 * size + 4 * size + 4 * size * size + size
+    layer_norms = 2 * 2 * size
+    dense = size * size + size
+    heads = dense + 2 * size + vocabulary + 2 * size + 2
+    return embeddings + layers * (attention + feed_forward + layer_norms) + dense + heads
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "size"),
+    [("bert_tiny", 2, 128), ("bert_mini", 4, 256), ("bert_small", 4, 512), ("bert_medium", 8, 512),
+     ("bert_base", 12, 768), ("bert_large", 24, 1024)],
+)  # fmt: skip
+def test_sizes(name: str, layers: int, size: int):
+    config = load_config(name)
+    sizes = {**config.model.to_dict(), "vocab_size": 30_522}
+    assert parameter_count(BertConfig.from_dict(sizes)) == parameters_by_hand(layers, size)
+
+
+def test_overrides_take_the_type_of_the_key():
+    config = load_config(
+        "default",
+        [("total_steps", "1e4"), ("optimizer.learning_rate", "1"), ("scan_layers", "false"), ("data.path", "a,b"),
+         ("model.vocab_size", "-1")],
+    )  # fmt: skip
+    assert config.total_steps == 10_000
+    assert isinstance(config.total_steps, int)
+    assert config.optimizer.learning_rate == 1.0
+    assert config.scan_layers is False
+    assert config.data.path == "a,b"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("total_steps", "1.5"), ("total_steps", "True"), ("scan_layers", "maybe"), ("optimizer.eps", "small")],
+)
+def test_values_of_another_type_are_refused(key: str, value: str):
+    with pytest.raises(InputError, match=f"--config.{key}: wants a value of type"):
+        load_config("default", [(key, value)])
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [("optimizer.learning_rat", "optimizer.learning_rate"), ("hidden_size", "model.hidden_size"),
+     ("warmup_steps", "optimizer.warmup_steps")],
+)  # fmt: skip
+def test_an_unknown_key_is_refused_with_the_nearest_known_one(key: str, hint: str):
+    with pytest.raises(InputError, match=rf"no such key \(did you mean {hint}\?\)"):
+        load_config("default", [(key, "1")])
+
+
+def test_files_that_are_no_configs(tmp_path: Path):
+    with pytest.raises(InputError, match="there is no file"):
+        load_config(str(tmp_path / "none.py"))
+    (tmp_path / "empty.py").write_text("x = 1\n")
+    with pytest.raises(InputError, match="defines get_config"):
+        load_config(str(tmp_path / "empty.py"))
+    with pytest.raises(InputError, match="takes no argument"):
+        load_config("bert_base:large")
+    (tmp_path / "with_argument.py").write_text(
+        "from bert_jax.configs import default\n\n\ndef get_config(arg='4'):\n    config = default.get_config()\n"
+        "    config.model.num_hidden_layers = int(arg)\n    return config\n"
+    )
+    assert load_config(f"{tmp_path / 'with_argument.py'}:7").model.num_hidden_layers == 7
+    with pytest.raises(InputError, match="invalid literal"):
+        load_config(f"{tmp_path / 'with_argument.py'}:x")

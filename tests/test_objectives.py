@@ -1,0 +1,30 @@
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax import objectives
+
+
+def test_cross_entropy_against_plain_numpy():
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((3, 5, 11)).astype(np.float32)
+    labels = rng.integers(0, 11, (3, 5))
+    weights = rng.integers(0, 2, (3, 5)).astype(np.float32)
+    loss, correct = objectives.weighted_cross_entropy(jnp.asarray(logits), jnp.asarray(labels), jnp.asarray(weights))
+    probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    expected = sum(-np.log(probabilities[i, j, labels[i, j]]) * weights[i, j] for i in range(3) for j in range(5))
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    assert correct == sum(weights[i, j] for i in range(3) for j in range(5) if logits[i, j].argmax() == labels[i, j])
+
+
+def test_a_weightless_target_counts_for_nothing_whatever_it_is():
+    logits = jnp.array([[1.0, 2.0, -jnp.inf], [0.0, 0.0, -jnp.inf]])
+    loss, correct = objectives.weighted_cross_entropy(logits, jnp.array([1, 2]), jnp.array([1.0, 0.0]))
+    np.testing.assert_allclose(loss, np.log(1 + np.exp(-1.0)), rtol=1e-6)
+    assert correct == 1
+
+
+def test_a_batch_without_pairs_or_predictions_has_a_loss_of_zero():
+    batch = {"masked_weights": jnp.zeros((2, 3)), "next_sentence_weights": jnp.zeros((2, 1))}
+    sums = {name: jnp.zeros(()) for name in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")}
+    means = objectives.divide(sums, objectives.denominators(batch))
+    assert all(value == 0 for value in means.values())

@@ -1,0 +1,228 @@
+"""Runs of the whole loop; those that are killed are processes of their own."""
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import helpers
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from etils import epath
+
+from bert_jax.errors import BertJaxError, InputError
+from bert_jax.training.checkpoints import newest_step, open_checkpoint
+from bert_jax.training.metrics import read_metrics
+from bert_jax.training.pretrain import pretrain
+
+TIMES = ("examples_per_second", "tokens_per_second", "mfu")
+SETTINGS = {
+    "model.hidden_size": 32, "model.num_attention_heads": 2, "model.intermediate_size": 64,
+    "model.max_position_embeddings": 64, "data.max_predictions": 10, "model.hidden_dropout_prob": 0.1,
+    "total_steps": 400, "global_batch_size": 16, "log_every_steps": 10, "eval_every_steps": 100, "eval_batches": 2,
+    "checkpoint.every_steps": 60, "checkpoint.keep": 2, "optimizer.warmup_steps": 40,
+    "optimizer.learning_rate": 5e-3,
+}  # fmt: skip
+
+
+def train_command(dataset: Path, workdir: Path, **overrides: object) -> list[str]:
+    settings = {**SETTINGS, "data.path": dataset, **{key.replace("__", "."): v for key, v in overrides.items()}}
+    return helpers.command("pretrain", "--config=bert_tiny", f"--workdir={workdir}", *helpers.flags(settings))
+
+
+def train(dataset: Path, workdir: Path, **overrides: object) -> subprocess.CompletedProcess:
+    command = train_command(dataset, workdir, **overrides)
+    return subprocess.run(
+        command, env=helpers.child_environment(), capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+def train_until(step: int, dataset: Path, workdir: Path, send: signal.Signals) -> subprocess.CompletedProcess:
+    """Starts the run and sends it a signal once `step` is logged."""
+    process = subprocess.Popen(
+        train_command(dataset, workdir), env=helpers.child_environment(), stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 200
+    while not any(row["step"] >= step for row in read_metrics(epath.Path(workdir))):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(send)
+    _, stderr = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(process.args, process.returncode, "", stderr)
+
+
+def rows_without_times(workdir: Path) -> list[dict]:
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in read_metrics(epath.Path(workdir))]
+
+
+def assert_same_run(workdir: Path, other: Path) -> None:
+    assert rows_without_times(workdir) == rows_without_times(other)
+    folders = [newest_step(epath.Path(path)) for path in (workdir, other)]
+    assert folders[0].name == folders[1].name
+    for item in ("parameters", "optimizer"):
+        with ocp.StandardCheckpointer() as checkpointer:
+            trees = [checkpointer.restore(folder / item) for folder in folders]
+        for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(trees[0]), jax.tree.leaves(trees[1]), strict=True):
+            assert np.array_equal(a, b), jax.tree_util.keystr(path)
+    assert all(open_checkpoint(str(path)).dataset_hash for path in (workdir, other))
+
+
+@pytest.fixture(scope="module")
+def straight(dataset_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing interrupts."""
+    workdir = tmp_path_factory.mktemp("straight") / "run"
+    result = train(dataset_dir, workdir)
+    assert result.returncode == 0, result.stderr
+    return workdir
+
+
+def test_a_run_learns_and_leaves_what_it_should(straight: Path):
+    rows = read_metrics(epath.Path(straight))
+    training = [row for row in rows if "split" not in row]
+    evaluations = [row for row in rows if row.get("split") == "eval"]
+    assert [row["step"] for row in training] == list(range(10, 401, 10))
+    assert [row["step"] for row in evaluations] == [100, 200, 300, 400]
+    assert {
+        "loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate", "grad_norm",
+        "nonfinite_steps", "examples_per_second", "tokens_per_second",
+    } <= set(training[-1])  # fmt: skip
+    assert evaluations[-1]["mlm_loss"] < evaluations[-1]["unigram_loss"] - 0.3
+    assert evaluations[-1]["mlm_loss"] < evaluations[0]["mlm_loss"]
+    assert len({row["unigram_loss"] for row in evaluations}) == 1
+    assert sorted(path.name for path in (straight / "checkpoints").iterdir()) == ["360", "400"]
+    assert json.loads((straight / "config.json").read_text())["total_steps"] == 400
+    assert list((straight / "tensorboard").glob("events.*"))
+    found = open_checkpoint(str(straight))
+    assert found.bert_config.hidden_size == 32
+    assert found.bert_config.vocab_size == found.tokenizer.vocab_size
+    assert open_checkpoint(str(straight / "checkpoints" / "360")).path.name == "360"
+
+
+def test_killed_and_resumed_is_never_stopped(straight: Path, dataset_dir: Path, tmp_path: Path):
+    killed = train_until(150, dataset_dir, tmp_path, signal.SIGKILL)
+    assert killed.returncode == -signal.SIGKILL
+    saved = newest_step(epath.Path(tmp_path))
+    assert saved is not None
+    assert int(saved.name) < 400
+    result = train(dataset_dir, tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert f"going on from step {saved.name}" in result.stderr
+    assert_same_run(tmp_path, straight)
+
+
+def test_killed_before_the_first_checkpoint_starts_again(straight: Path, dataset_dir: Path, tmp_path: Path):
+    train_until(10, dataset_dir, tmp_path, signal.SIGKILL)
+    assert train(dataset_dir, tmp_path).returncode == 0
+    assert_same_run(tmp_path, straight)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_exits_with_75(number, straight: Path, dataset_dir: Path, tmp_path: Path):
+    stopped = train_until(70, dataset_dir, tmp_path, number)
+    assert stopped.returncode == 75, stopped.stderr
+    saved = newest_step(epath.Path(tmp_path))
+    assert f"{number.name}: saved step {saved.name}" in stopped.stderr
+    assert int(saved.name) % 60 != 0 or int(saved.name) >= 70
+    assert "Traceback" not in stopped.stderr
+    assert train(dataset_dir, tmp_path).returncode == 0
+    assert_same_run(tmp_path, straight)
+
+
+def test_a_finished_run_has_nothing_to_do(straight: Path, dataset_dir: Path):
+    before = rows_without_times(straight)
+    result = train(dataset_dir, straight)
+    assert result.returncode == 0, result.stderr
+    assert rows_without_times(straight) == before
+
+
+def test_another_mesh_goes_on_from_the_checkpoint(dataset_dir: Path, tmp_path: Path):
+    def run(workdir: Path, total_steps: int, **mesh: int):
+        pretrain(helpers.small_config(dataset_dir, total_steps=total_steps, **mesh), str(workdir))
+
+    run(tmp_path / "moved", 8, mesh__data=8)
+    config = helpers.small_config(dataset_dir, mesh__data=2, mesh__fsdp=2, mesh__tensor=2, total_steps=8)
+    assert config.mesh.fsdp == 2
+    folder = tmp_path / "moved"
+    (newest,) = [path for path in (folder / "checkpoints").iterdir() if path.name == "8"]
+    for path in newest.rglob("*"):
+        assert path.exists()
+    # From step 4 on the first mesh, the same steps on the second.
+    for path in sorted(newest.rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    newest.rmdir()
+    before = {row["step"]: row for row in read_metrics(epath.Path(folder)) if "split" not in row}
+    pretrain(config, str(folder))
+    after = {row["step"]: row for row in read_metrics(epath.Path(folder)) if "split" not in row}
+    assert list(after) == list(before) == list(range(1, 9))
+    for step in range(5, 9):
+        np.testing.assert_allclose(after[step]["loss"], before[step]["loss"], rtol=1e-5)
+
+
+def test_too_many_steps_that_are_not_finite_stop_the_run_with_a_checkpoint(dataset_dir: Path, tmp_path: Path):
+    config = helpers.small_config(
+        dataset_dir, optimizer__learning_rate=1e30, total_steps=50, max_nonfinite_steps=3, checkpoint__every_steps=50,
+        eval_every_steps=0,
+    )  # fmt: skip
+    with pytest.raises(BertJaxError, match="not finite in 3 steps in a row") as raised:
+        pretrain(config, str(tmp_path))
+    assert raised.value.exit_status == 1
+    assert newest_step(epath.Path(tmp_path)) is not None
+    rows = read_metrics(epath.Path(tmp_path))
+    assert rows[-1]["loss"] is None
+    assert rows[-1]["nonfinite_streak"] == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizer__learning_rate": 2e-3}, "optimizer.learning_rate 0.005 -> 0.002"),
+        ({"model__hidden_size": 64}, "model.hidden_size 32 -> 64"),
+        ({"seed": 1}, "seed 0 -> 1"),
+    ],
+)
+def test_a_workdir_holds_one_run(changes, message, straight: Path, dataset_dir: Path):
+    overrides = {key.replace(".", "__"): value for key, value in SETTINGS.items()}
+    with pytest.raises(InputError, match=message):
+        pretrain(helpers.small_config(dataset_dir, **{**overrides, **changes}), str(straight))
+
+
+def test_another_dataset_or_vocabulary_is_refused(
+    straight: Path, corpus_file: Path, vocabulary: list[str], tmp_path: Path
+):
+    overrides = {key.replace(".", "__"): value for key, value in SETTINGS.items()}
+    swapped = [*vocabulary[:-2], vocabulary[-1], vocabulary[-2]]
+    (tmp_path / "vocab.txt").write_text("\n".join(swapped) + "\n")
+    helpers.prepare_dataset(corpus_file, tmp_path / "vocab.txt", tmp_path / "other_vocabulary")
+    with pytest.raises(InputError, match="another vocabulary"):
+        pretrain(helpers.small_config(tmp_path / "other_vocabulary", **overrides), str(straight))
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    helpers.prepare_dataset(corpus_file, tmp_path / "vocab.txt", tmp_path / "other_data", dupe_factor=2)
+    with pytest.raises(InputError, match="trained on another dataset"):
+        pretrain(helpers.small_config(tmp_path / "other_data", **overrides), str(straight))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"data__path": "/nowhere"}, "not a prepared dataset"),
+        ({"data__path": ""}, "data.path is not set"),
+        ({"model__max_position_embeddings": 32}, "sequences of 64 tokens"),
+        ({"model__vocab_size": 30522}, "leave it at -1"),
+        ({"model__num_attention_heads": 5}, "does not divide by num_attention_heads"),
+        ({"global_batch_size": 20}, "global_batch_size=20 does not divide"),
+        ({"gradient_accumulation": 3}, "a multiple of 24"),
+        ({"mesh__data": 3}, "is 3 devices, but there are 8"),
+        ({"dtype": "float16"}, "dtype is float32, bfloat16 or auto"),
+        ({"remat": "some"}, "remat is one of none, dots, full"),
+        ({"total_steps": 0}, "total_steps has to be at least 1"),
+        ({"objective__mask_token": 0.9}, "sum to 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_any_work(overrides, message, dataset_dir: Path, tmp_path: Path):
+    with pytest.raises(InputError, match=message):
+        pretrain(helpers.small_config(dataset_dir, **overrides), str(tmp_path / "run"))
+    assert not (tmp_path / "run" / "checkpoints").exists()

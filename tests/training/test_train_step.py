@@ -1,0 +1,233 @@
+"""The step on one device, and the same step on meshes of eight."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from bert_jax import objectives
+from bert_jax.config import ConfigDict, load_config
+from bert_jax.errors import InputError
+from bert_jax.model import BertConfig
+from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from bert_jax.training.sharding import check_divisibility, make_mesh, partition_spec
+from bert_jax.training.state import describe_state
+from bert_jax.training.train_step import make_train_step, put_batch
+
+CONFIG = BertConfig(
+    vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+    max_position_embeddings=32,
+)  # fmt: skip
+WITHOUT_DROPOUT = BertConfig(**{**CONFIG.to_dict(), "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
+ROWS, LENGTH, PREDICTIONS = 16, 16, 4
+
+
+def make_batch(step: int, counts: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(step)
+    counts = rng.integers(1, PREDICTIONS + 1, ROWS) if counts is None else counts
+    lengths = rng.integers(LENGTH // 2, LENGTH + 1, ROWS)
+    return {
+        "input_ids": rng.integers(5, 200, (ROWS, LENGTH)).astype(np.int32),
+        "token_type_ids": rng.integers(0, 2, (ROWS, LENGTH)).astype(np.int32),
+        "positions": np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1)),
+        "sequence_ids": (np.arange(LENGTH) < lengths[:, None]).astype(np.int32),
+        "masked_positions": np.sort(rng.integers(1, 8, (ROWS, PREDICTIONS))).astype(np.int32),
+        "masked_ids": rng.integers(5, 200, (ROWS, PREDICTIONS)).astype(np.int32),
+        "masked_weights": (np.arange(PREDICTIONS) < counts[:, None]).astype(np.float32),
+        "cls_positions": np.zeros((ROWS, 1), np.int32),
+        "next_sentence_labels": rng.integers(0, 2, (ROWS, 1)).astype(np.int32),
+        "next_sentence_weights": np.ones((ROWS, 1), np.float32),
+    }
+
+
+class Run:
+    """A state and its step on a mesh."""
+
+    def __init__(self, model=WITHOUT_DROPOUT, *, data=1, fsdp=1, tensor=1, microbatches=1, nsp=True, **optimizer):
+        sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
+        self.mesh = make_mesh(ConfigDict(sizes), jax.devices()[: data * fsdp * tensor])
+        self.microbatches = microbatches
+        overrides = [(f"optimizer.{name}", str(value)) for name, value in optimizer.items()]
+        self.optimizer = make_optimizer(load_config("default", overrides).optimizer)
+        self.spec = describe_state(self.mesh, model, self.optimizer, seed=0)
+        self.state = self.spec.make()
+        schedule = learning_rate_schedule(1e-2, 2, 100)
+        self.step = make_train_step(self.mesh, self.spec, self.optimizer, schedule, seed=0, nsp=nsp)
+
+    def __call__(self, batch):
+        with jax.set_mesh(self.mesh):
+            self.state, metrics = self.step(self.state, put_batch(self.mesh, batch, self.microbatches))
+        return {name: value.item() for name, value in metrics.items()}
+
+    def parameters(self):
+        return jax.device_get(self.state.parameters)
+
+
+def assert_close(a, b, rtol, atol):
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=rtol, atol=atol, err_msg=jax.tree_util.keystr(path))
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    run = Run(CONFIG)
+    return [run(make_batch(step)) for step in range(3)], run.parameters()
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"data": 8}, {"fsdp": 8}, {"data": 2, "tensor": 4}, {"data": 2, "fsdp": 2, "tensor": 2}],
+    ids=lambda sizes: "-".join(f"{axis}{size}" for axis, size in sizes.items()),
+)
+def test_a_mesh_changes_where_not_what_with_dropout_on(sizes, one_device):
+    metrics, parameters = one_device
+    run = Run(CONFIG, **sizes)
+    got = [run(make_batch(step)) for step in range(3)]
+    for a, b in zip(got, metrics, strict=True):
+        for name in ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "grad_norm"):
+            np.testing.assert_allclose(a[name], b[name], rtol=1e-5, err_msg=name)
+    assert_close(run.parameters(), parameters, rtol=1e-5, atol=2e-5)
+
+
+def test_state_is_made_sharded_and_moments_lie_beside_their_parameters():
+    run = Run(data=2, fsdp=2, tensor=2)
+    parameters, moments = run.state.parameters, run.state.optimizer_state[1]
+    kernel = parameters["encoder"]["layers"]["feed_forward"]["up_kernel"]
+    assert kernel.sharding.spec == PartitionSpec(None, "fsdp", "tensor")
+    assert kernel.addressable_shards[0].data.shape == (2, 16, 32)
+    assert parameters["embeddings"]["word"].addressable_shards[0].data.shape == (128, 16)
+    for tree in (moments.mu, moments.nu):
+        for parameter, moment in zip(jax.tree.leaves(parameters), jax.tree.leaves(tree), strict=True):
+            assert moment.sharding == parameter.sharding
+
+
+@pytest.mark.parametrize("nsp", [True, False])
+def test_accumulation_gives_what_the_large_batch_gives_for_very_unequal_mask_counts(nsp):
+    counts = np.array([PREDICTIONS] * 4 + [0] * 4 + [1] * 4 + [0] * 3 + [2])
+    whole, cut = Run(WITHOUT_DROPOUT, nsp=nsp), Run(WITHOUT_DROPOUT, microbatches=4, nsp=nsp)
+    for step in range(3):
+        a, b = whole(make_batch(step, counts)), cut(make_batch(step, counts))
+        for name in a:
+            np.testing.assert_allclose(a[name], b[name], rtol=1e-5, err_msg=name)
+    assert_close(whole.parameters(), cut.parameters(), rtol=1e-5, atol=1e-5)
+
+
+def test_loss_is_sums_over_sums_of_the_whole_batch():
+    run = Run(WITHOUT_DROPOUT, data=2, microbatches=2)
+    batch = make_batch(0)
+    model = nnx.merge(run.spec.graph, run.parameters())
+    logits, nsp_logits = model(batch)
+    log_p = np.asarray(jax.nn.log_softmax(logits))
+    weights = batch["masked_weights"]
+    picked = np.take_along_axis(log_p, batch["masked_ids"][..., None], -1)[..., 0]
+    mlm = -(np.where(weights > 0, picked, 0)).sum() / weights.sum()
+    nsp = -np.take_along_axis(
+        np.asarray(jax.nn.log_softmax(nsp_logits)), batch["next_sentence_labels"][..., None], -1
+    ).mean()
+    metrics = run(batch)
+    np.testing.assert_allclose(metrics["mlm_loss"], mlm, rtol=1e-5)
+    np.testing.assert_allclose(metrics["nsp_loss"], nsp, rtol=1e-5)
+    np.testing.assert_allclose(metrics["loss"], mlm + nsp, rtol=1e-5)
+
+
+def test_without_nsp_its_head_gets_no_gradient():
+    run = Run(nsp=False)
+    before = run.parameters()
+    for step in range(3):
+        run(make_batch(step))
+    after = run.parameters()
+    # Decay alone: the kernel shrinks, the bias stays.
+    np.testing.assert_array_equal(after["nsp_head"]["bias"], before["nsp_head"]["bias"])
+    assert not np.any(run.state.optimizer_state[1].mu["nsp_head"]["kernel"])
+    assert np.any(run.state.optimizer_state[1].mu["mlm_head"]["kernel"])
+
+
+def test_first_update_has_a_learning_rate_of_zero():
+    run = Run()
+    before = run.parameters()
+    assert run(make_batch(0))["learning_rate"] == 0
+    assert_close(run.parameters(), before, 0, 0)
+    assert run(make_batch(1))["learning_rate"] == pytest.approx(5e-3)
+
+
+def test_a_step_that_is_not_finite_leaves_the_state_and_is_counted():
+    run = Run()
+    run(make_batch(0))
+    run(make_batch(1))
+    before = jax.device_get((run.state.parameters, run.state.optimizer_state))
+    poisoned = make_batch(2)
+    poisoned["masked_weights"] = poisoned["masked_weights"] * np.float32("nan")
+    metrics = run(poisoned)
+    assert np.isnan(metrics["loss"])
+    assert (metrics["nonfinite_steps"], metrics["nonfinite_streak"]) == (1, 1)
+    assert_close(jax.device_get((run.state.parameters, run.state.optimizer_state)), before, 0, 0)
+    assert run(poisoned)["nonfinite_streak"] == 2
+    metrics = run(make_batch(3))
+    assert np.isfinite(metrics["loss"])
+    assert (metrics["nonfinite_steps"], metrics["nonfinite_streak"]) == (2, 0)
+    assert run.state.step == 5
+    changed = jax.tree.map(lambda a, b: np.any(a != b), run.parameters(), before[0])
+    assert changed["embeddings"]["word"]
+
+
+def test_gradients_are_clipped_by_their_global_norm():
+    tight, loose = Run(grad_clip_norm=1e-3), Run(grad_clip_norm=0.0)
+    norms = [run(make_batch(0))["grad_norm"] for run in (tight, loose)]
+    np.testing.assert_allclose(*norms, rtol=1e-6)  # what is logged is the norm before clipping
+    clipped = jnp.sqrt(sum(jnp.sum(jnp.square(m / 0.1)) for m in jax.tree.leaves(tight.state.optimizer_state[1].mu)))
+    np.testing.assert_allclose(clipped, 1e-3, rtol=1e-4)
+
+
+def test_dropout_differs_between_steps_and_microbatches_and_repeats_itself():
+    losses = [[run(make_batch(0))["loss"] for _ in range(2)] for run in (Run(CONFIG), Run(CONFIG))]
+    assert losses[0] == losses[1]
+    # The first update has a rate of 0, so both steps see the same parameters and batch: only the key differs.
+    assert losses[0][0] != losses[0][1]
+    without = Run()
+    assert without(make_batch(0))["loss"] == without(make_batch(0))["loss"]
+    halves = {name: np.concatenate([entry[: ROWS // 2]] * 2) for name, entry in make_batch(0).items()}
+    cut, whole = Run(CONFIG, microbatches=2), Run(CONFIG)
+    half = {name: entry[: ROWS // 2] for name, entry in make_batch(0).items()}
+    assert abs(cut(halves)["loss"] - whole(half)["loss"]) > 1e-6  # were the masks equal, so would be the means
+
+
+def test_metrics_are_those_of_the_objectives():
+    assert set(Run()(make_batch(0))) == {
+        "loss", "learning_rate", "grad_norm", "nonfinite_steps", "nonfinite_streak",
+        *objectives.denominators(make_batch(0)),
+    }  # fmt: skip
+
+
+def test_a_mesh_axis_cuts_one_dimension_only():
+    assert partition_spec(("vocab", "embed")) == PartitionSpec("tensor", "fsdp")
+    with pytest.raises(ValueError, match="one dimension only"):
+        partition_spec(("mlp", "heads"))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "message"),
+    [
+        ({"data": 3, "fsdp": 1, "tensor": 1}, "is 3 devices, but there are 8"),
+        ({"data": -1, "fsdp": 3, "tensor": 1}, "8 devices do not divide by 3"),
+        ({"data": -1, "fsdp": -1, "tensor": 1}, "one at the most may be -1"),
+        ({"data": 0, "fsdp": 1, "tensor": 8}, "at least 1"),
+    ],
+)
+def test_meshes_that_do_not_match_the_devices_are_refused(mesh, message):
+    with pytest.raises(InputError, match=message):
+        make_mesh(ConfigDict(mesh))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "batch", "accumulation", "message"),
+    [
+        ({"data": 8, "fsdp": 1, "tensor": 1}, 12, 1, "global_batch_size=12 does not divide"),
+        ({"data": 4, "fsdp": 2, "tensor": 1}, 16, 4, "a multiple of 32"),
+        ({"data": 1, "fsdp": 1, "tensor": 8}, 16, 1, "num_attention_heads=4 does not divide by mesh.tensor=8"),
+    ],
+)
+def test_sizes_that_the_mesh_does_not_divide_are_refused(mesh, batch, accumulation, message):
+    with pytest.raises(InputError, match=message):
+        check_divisibility(make_mesh(ConfigDict(mesh)), CONFIG, batch, accumulation)
