@@ -43,7 +43,16 @@ setup(
         "gpu": ["jax[cuda13]>=0.10"],
         "tpu": ["jax[tpu]>=0.10"],
         "parity": ["torch>=2.6", "transformers>=5.0"],
-        "dev": ["hypothesis", "mypy", "pytest>=8", "pytest-timeout", "pytest-xdist", "ruff>=0.9"],
+        "dev": [
+            "hypothesis",
+            "mypy",
+            "pytest>=8",
+            "pytest-timeout",
+            "pytest-xdist",
+            "ruff>=0.9",
+            "tensorboard",
+            "types-tqdm",
+        ],
     },
-    entry_points={"console_scripts": ["bert-jax = bert_jax.cli:main"]},
+    entry_points={"console_scripts": ["bert-jax = bert_jax.cli:entry_point"]},
 )

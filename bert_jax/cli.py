@@ -12,6 +12,8 @@ import json
 import logging
 import os
 import sys
+import threading
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +22,12 @@ from bert_jax.errors import BertJaxError, InputError
 from bert_jax.progress import Bars, Progress
 
 # Imports of a subcommand are its own: `bert-jax prepare` does not wait for JAX.
+
+
+def entry_point() -> int:
+    """`main` in a process of its own."""
+    _quiet_background()
+    return main()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):
             return _fail(options.command, f"{error.filename}: {error.strerror}", 2)
-        raise
+        traceback.print_exc()
+        return 1
 
 
 def _fail(command: str, message: str, status: int) -> int:
@@ -83,15 +92,33 @@ def _overrides(rest: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
 
 
 def _set_up_logging() -> None:
-    from tqdm.contrib.logging import _TqdmLoggingHandler
-
-    handler = _TqdmLoggingHandler()
-    handler.stream = sys.stderr
+    handler = _AboveBars()
     handler.setFormatter(logging.Formatter("%(message)s"))
     package = logging.getLogger("bert_jax")
     package.handlers = [handler]
     package.setLevel(logging.INFO)
     package.propagate = False
+
+
+def _quiet_background() -> None:
+    """What fails in a thread of Orbax or TensorStore is raised again where its result is wanted.
+
+    Printed from the thread as well, some hundred lines of traceback would bury the one line that says what to do.
+    """
+    background = logging.getLogger(f"{__name__}.background")  # below INFO: not shown
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    threading.excepthook = lambda args: background.debug("%s", args.exc_value)
+    sys.unraisablehook = lambda args: background.debug("%s", args.exc_value)
+    sys.excepthook = lambda kind, error, trace: background.debug("%s", error)
+
+
+class _AboveBars(logging.Handler):
+    """Writes lines to stderr without tearing the bars that are on it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from tqdm import tqdm
+
+        tqdm.write(self.format(record), file=sys.stderr)
 
 
 def bars() -> Bars:
@@ -273,4 +300,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(entry_point())

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import ml_collections
+from ml_collections import ConfigDict
 
 from bert_jax.errors import InputError
 
-ConfigDict = ml_collections.ConfigDict
+__all__ = ["ConfigDict", "flatten", "load_config", "set_key"]
 
 
 def load_config(spec: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:

@@ -2,9 +2,12 @@
 
 import os
 import random
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from bert_jax.config import ConfigDict, load_config
 from bert_jax.data.dataset import DatasetInfo
@@ -99,3 +102,25 @@ def child_environment(devices: int = 1, **environment: str) -> dict[str, str]:
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         **environment,
     }
+
+
+def on_small_disk(
+    tmp_path: Path, kilobytes: int, *arguments: object, filled: bool = False
+) -> subprocess.CompletedProcess:
+    """Runs a command with `tmp_path/disk` on a disk of its own, and says what is on it afterwards."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = f"mount -t tmpfs -o size={kilobytes}k none {shlex.quote(str(disk))}"
+    if (
+        sys.platform != "linux"
+        or subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("a small disk cannot be mounted here")
+    fill = f"head -c {kilobytes << 10} /dev/zero > {shlex.quote(str(tmp_path / 'disk' / 'filling'))};" if filled else ""
+    words = shlex.join(command(*arguments))
+    list_files = f"find {shlex.quote(str(disk))} -type f"
+    script = f"{mount} && {{ {fill} {words}; status=$?; {list_files}; exit $status; }}"
+    return subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script], env=child_environment(), capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip

@@ -5,6 +5,7 @@ time, by any process, in any order, and come out the same.
 """
 
 import hashlib
+from typing import Any
 
 import numpy as np
 
@@ -13,14 +14,14 @@ _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
-def mix(x: np.ndarray) -> np.ndarray:
+def mix(x: Any) -> Any:
     """The finaliser of SplitMix64 (Steele et al. 2014): uint64 in, well mixed uint64 out, elementwise."""
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2
     return x ^ (x >> np.uint64(31))
 
 
-def random_bits(key: np.ndarray, counter: np.ndarray) -> np.ndarray:
+def random_bits(key: np.ndarray | np.uint64, counter: np.ndarray) -> np.ndarray:
     """uint64 draws: element `counter` of the stream that `key` names. Both uint64, broadcast together."""
     with np.errstate(over="ignore"):
         return mix(mix(key) + (counter + np.uint64(1)) * _GOLDEN)

@@ -196,8 +196,8 @@ def _prepare(
     ]
     built: dict[str, _Built] = {}
     with closing(bars(total=documents, desc="pair and write", unit=" documents", unit_scale=True)) as bar:
-        for task, bucket in _map(_build, build, workers):
-            built[task.file] = bucket
+        for built_task, bucket in _map(_build, build, workers):
+            built[built_task.file] = bucket
             bar.update(bucket.documents)
             bar.set_postfix_str(f"{sum(b.shard.instances for b in built.values()):,} instances")
 
@@ -442,10 +442,10 @@ def _write_shard(task: _BuildTask, tokens: np.ndarray, ids: np.ndarray, spans: n
     order = np.argsort(ids, kind="stable")
     spans = spans[order]
     len_a, len_b = spans[:, 1] - spans[:, 0], spans[:, 3] - spans[:, 2]
-    headers = memoryview(encode_headers(ids[order], len_a, len_b, spans[:, 4] > 0)).cast("B")
+    headers = encode_headers(ids[order], len_a, len_b, spans[:, 4] > 0).data.cast("B")
     size = len(headers) // len(spans) if len(spans) else 0
     width = tokens.itemsize
-    data = memoryview(np.ascontiguousarray(tokens)).cast("B")
+    data = np.ascontiguousarray(tokens).data.cast("B")
     writer = ShardWriter(epath.Path(task.folder) / task.file)
     digest = hashlib.blake2b(digest_size=16)
     for i, (a_start, a_stop, b_start, b_stop, _) in enumerate((spans * width).tolist()):

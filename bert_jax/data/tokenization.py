@@ -125,7 +125,7 @@ class WordPieceTokenizer:
         partial = final.parent / f"{final.name}.partial"
         try:
             partial.write_bytes("".join(f"{piece}\n" for piece in self.vocab).encode())
-            partial.rename(final)
+            partial.replace(final)
         except OSError:
             partial.unlink(missing_ok=True)
             raise
@@ -164,8 +164,8 @@ class WordPieceTokenizer:
     def save_huggingface(self, folder: str, model_max_length: int) -> None:
         """Writes what `transformers` reads a tokenizer from: tokenizer.json, its two configs, and vocab.txt.
 
-        Its AutoTokenizer gives the ids of `encode_with_special_tokens`, but that version 5 sets its own limit of 100
-        characters to a word, whatever tokenizer.json says.
+        Its AutoTokenizer gives the ids of `encode_with_special_tokens`. The class is the general one, which follows
+        tokenizer.json; BertTokenizer of version 5 has a limit of 100 characters to a word whatever that file says.
 
         Args:
           folder: made if missing.
@@ -175,7 +175,8 @@ class WordPieceTokenizer:
         path.mkdir(parents=True, exist_ok=True)
         special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
         config = {
-            "tokenizer_class": "BertTokenizer",
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
             "do_lower_case": self.lowercase,
             "strip_accents": None,
             "tokenize_chinese_chars": True,

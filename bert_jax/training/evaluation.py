@@ -40,8 +40,8 @@ class Evaluator:
     def run(self, parameters: Parameters, on_batch: Callable[[], Any] = lambda: None) -> dict[str, float]:
         """`loss, mlm_loss, mlm_accuracy, nsp_loss, nsp_accuracy`, and `unigram_loss`: losses in nats.
 
-        `unigram_loss` is what predicting every masked token from the training split's word frequencies would cost on the
-        same targets: a model above it has learned nothing yet.
+        `unigram_loss` is what predicting every masked token from the training split's word frequencies would cost on
+        the same targets: a model above it has learned nothing yet.
         """
         numerators: dict[str, float] = {}
         denominators: dict[str, float] = {}

@@ -23,7 +23,7 @@ class MetricsWriter:
         kept = [row for row in read_metrics(workdir) if row["step"] <= resume_step]
         partial = workdir / (METRICS_FILE + ".partial")
         partial.write_text("".join(_line(row) for row in kept))
-        partial.rename(path)
+        partial.replace(path)
         self._file = path.open("a")
         self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=resume_step + 1, flush_secs=30)
 

@@ -32,7 +32,7 @@ def learning_rate_schedule(peak: float, warmup_steps: int, total_steps: int) -> 
 class AdamState(NamedTuple):
     """First and second moments, each like the parameters, and the updates made."""
 
-    count: jax.Array
+    updates: jax.Array
     mu: Parameters
     nu: Parameters
 
@@ -47,12 +47,12 @@ def scale_by_adam(b1: float, b2: float, eps: float, *, bias_correction: bool) ->
         return AdamState(jnp.zeros((), jnp.int32), zeros(), zeros())
 
     def update(gradients: Parameters, state: AdamState, parameters: Any = None) -> tuple[Parameters, AdamState]:
-        count = state.count + 1
+        updates = state.updates + 1
         mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, gradients)
         nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * jnp.square(g), state.nu, gradients)
-        correct_m, correct_v = (1 - b1**count, 1 - b2**count) if bias_correction else (1.0, 1.0)
+        correct_m, correct_v = (1 - b1**updates, 1 - b2**updates) if bias_correction else (1.0, 1.0)
         direction = jax.tree.map(lambda m, v: (m / correct_m) / (jnp.sqrt(v / correct_v) + eps), mu, nu)
-        return direction, AdamState(count, mu, nu)
+        return direction, AdamState(updates, mu, nu)
 
     return optax.GradientTransformation(init, update)
 

@@ -42,6 +42,11 @@ def pretrain(config: ConfigDict, workdir: str, *, bars: Bars = silent) -> dict[s
       Interrupted: SIGTERM or SIGINT came; the state is saved.
       BertJaxError: too many steps in a row were not finite; the state is saved.
     """
+    with StopSignal() as stop:
+        return _pretrain(config, workdir, stop, bars)
+
+
+def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars) -> dict[str, float]:
     # --- Checks, before any work ---------------------------------------------------------------------------------
     folder = epath.Path(workdir).resolve()
     dataset = open_dataset(config)
@@ -60,7 +65,12 @@ def pretrain(config: ConfigDict, workdir: str, *, bars: Bars = silent) -> dict[s
         random_token=config.objective.random_token,
     )
     train_loader = TrainLoader(dataset, seed=config.seed, global_batch_size=config.global_batch_size, masking=masking)
-    eval_loader = EvalLoader(dataset, batch_size=config.global_batch_size, batches=config.eval_batches)
+    microbatches = config.gradient_accumulation
+    eval_loader = EvalLoader(
+        dataset, batch_size=config.global_batch_size // microbatches, batches=config.eval_batches * microbatches
+    )
+    if not eval_loader.batches:
+        log.warning("%s has no eval split (or eval_batches=0): there will be no evaluation", dataset.folder)
 
     # --- Model, optimizer, step ----------------------------------------------------------------------------------
     dtype = compute_dtype(config.dtype)
@@ -92,9 +102,7 @@ def pretrain(config: ConfigDict, workdir: str, *, bars: Bars = silent) -> dict[s
     )  # fmt: skip
 
     # --- Loop ----------------------------------------------------------------------------------------------------
-    batches = Prefetch(
-        lambda step: put_batch(mesh, train_loader.batch(step), config.gradient_accumulation), start, config.total_steps
-    )
+    batches = Prefetch(lambda step: put_batch(mesh, train_loader.batch(step), microbatches), start, config.total_steps)
     bar = bars(total=config.total_steps, initial=start, desc="pretrain", unit="step")
     bar.set_postfix_str("compiling")
     throughput = Throughput(config, model, dataset.info.seq_len)
@@ -136,24 +144,24 @@ def pretrain(config: ConfigDict, workdir: str, *, bars: Bars = silent) -> dict[s
         return values
 
     try:
-        with StopSignal() as stop, jax.set_mesh(mesh), jax.transfer_guard("disallow"):
+        with jax.set_mesh(mesh), jax.transfer_guard("disallow"):
             for step, batch in enumerate(batches, start + 1):
                 state, metrics = train_step(state, batch)
                 settle()
                 pending = step, metrics
-                is_last = step == config.total_steps
-                if is_last or (config.eval_every_steps and step % config.eval_every_steps == 0):
+                is_last, received = step == config.total_steps, stop.received
+                is_eval = is_last or (config.eval_every_steps and step % config.eval_every_steps == 0)
+                is_save = is_last or step % config.checkpoint.every_steps == 0 or received
+                if is_eval or is_save:  # a step's row is written before the step is saved, or a kill could lose it
                     settle()
                     pending = None
-                    if eval_loader.batches:
-                        evaluation = evaluate(step)
-                if is_last or step % config.checkpoint.every_steps == 0:
+                if is_eval and eval_loader.batches:
+                    evaluation = evaluate(step)
+                if is_save:
                     save(step)
-                if stop.received:
-                    settle()
-                    save(step)
+                if received:
                     checkpointer.wait()
-                    raise Interrupted(f"{stop.received.name}: saved step {step}; the same command goes on from there")
+                    raise Interrupted(f"{received.name}: saved step {step}; the same command goes on from there")
             checkpointer.wait()
     finally:
         batches.close()

@@ -87,10 +87,10 @@ def like_parameters(mesh: Mesh, tree: Any, parameters: Parameters, shardings: Pa
 
     This is how optimizer moments come to lie beside the parameters they belong to.
     """
-    structure = jax.tree.structure(parameters)
+    structure: Any = jax.tree.structure(parameters)
 
     def is_like_parameters(node: Any) -> bool:
-        return jax.tree.structure(node) == structure
+        return bool(jax.tree.structure(node) == structure)
 
     replicated = NamedSharding(mesh, PartitionSpec())
     return jax.tree.map(

@@ -17,17 +17,17 @@ from bert_jax.training.sharding import like_parameters, parameter_shardings
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """A pytree. Counters are int32 scalars.
+    """A pytree: of arrays, or of what stands for them (shapes, shardings). Counters are int32 scalars.
 
     `step` counts batches consumed, whether their update was taken or skipped; `nonfinite_steps` the skipped ones,
     `nonfinite_streak` those in a row up to now.
     """
 
-    step: jax.Array
+    step: Any
     parameters: Parameters
     optimizer_state: Any
-    nonfinite_steps: jax.Array
-    nonfinite_streak: jax.Array
+    nonfinite_steps: Any
+    nonfinite_streak: Any
 
 
 @dataclass(frozen=True)

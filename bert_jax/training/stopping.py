@@ -1,19 +1,24 @@
 """Asking a run to stop: SIGTERM and SIGINT set a flag that the loop reads between steps."""
 
 import signal
+import threading
 from types import FrameType
 
 
 class StopSignal:
-    """While active, the first SIGTERM or SIGINT is noted; a second one has its usual effect."""
+    """While active, the first SIGTERM or SIGINT is noted; a second one has its usual effect.
+
+    Python hands signals to the main thread alone: in any other, nothing is noted.
+    """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> "StopSignal":
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._previous[number] = signal.signal(number, self._note)
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._previous[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:

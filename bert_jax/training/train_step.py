@@ -45,7 +45,8 @@ def make_train_step(
         parameters: Parameters, microbatch: Mapping[str, jax.Array], key: jax.Array, by: objectives.Sums
     ) -> tuple[jax.Array, objectives.Sums]:
         model = nnx.merge(spec.graph, parameters)
-        sums = objectives.pretraining_sums(*model(microbatch, key), microbatch)
+        mlm_logits, nsp_logits = model(microbatch, key)
+        sums = objectives.pretraining_sums(mlm_logits, nsp_logits, microbatch)
         means = objectives.divide(sums, by)  # of the global batch: microbatches' shares of a mean add up to it
         return means["mlm_loss"] + (means["nsp_loss"] if nsp else 0.0), means
 
@@ -107,9 +108,9 @@ def make_eval_step(
 
     def eval_step(parameters: Parameters, batch: Mapping[str, jax.Array]) -> dict[str, objectives.Sums]:
         rows = jax.tree.map(lambda entry: entry[0], batch)
-        model = nnx.merge(graph, parameters)
+        mlm_logits, nsp_logits = nnx.merge(graph, parameters)(rows)
         return {
-            "numerators": objectives.pretraining_sums(*model(rows), rows),
+            "numerators": objectives.pretraining_sums(mlm_logits, nsp_logits, rows),
             "denominators": objectives.denominators(rows),
         }
 

@@ -1,7 +1,6 @@
 import gzip
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -446,30 +445,10 @@ def test_no_workers(corpus_file, tokenizer, tmp_path):
 # --- The command line on a full disk ----------------------------------------------------------------------------
 
 
-def on_small_disk(tmp_path, kilobytes, *arguments, filled=False):
-    """Runs a command with `tmp_path/disk` on a disk of its own, and says what is on it afterwards."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = f"mount -t tmpfs -o size={kilobytes}k none {shlex.quote(str(disk))}"
-    if (
-        sys.platform != "linux"
-        or subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True, check=False).returncode
-    ):
-        pytest.skip("a small disk cannot be mounted here")
-    fill = f"head -c {kilobytes << 10} /dev/zero > {shlex.quote(str(tmp_path / 'disk' / 'filling'))};" if filled else ""
-    command = shlex.join(helpers.command(*arguments))
-    list_files = f"find {shlex.quote(str(disk))} -type f"
-    script = f"{mount} && {{ {fill} {command}; status=$?; {list_files}; exit $status; }}"
-    return subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script], env=helpers.child_environment(), capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(("kilobytes", "workers"), [(40, 1), (200, 1), (200, 2)])
 def test_prepare_on_a_full_disk(tmp_path, corpus_file, vocabulary_file, kilobytes, workers):
     """In the first pass and in the second: the runs take 80 kB, the dataset more than 200."""
-    done = on_small_disk(
+    done = helpers.on_small_disk(
         tmp_path, kilobytes, "prepare", "--input", corpus_file, "--vocab", vocabulary_file, "--output",
         tmp_path / "disk" / "data", "--sentences", "lines", "--bucket_tokens", 4096, "--dupe_factor", 3, "--workers",
         workers,
@@ -481,7 +460,7 @@ def test_prepare_on_a_full_disk(tmp_path, corpus_file, vocabulary_file, kilobyte
 
 
 def test_vocab_on_a_full_disk(tmp_path, corpus_file):
-    done = on_small_disk(
+    done = helpers.on_small_disk(
         tmp_path, 4, "vocab", "--input", corpus_file, "--output", tmp_path / "disk" / "vocab.txt", "--size", 200,
         filled=True,
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """Runs of the whole loop; those that are killed are processes of their own."""
 
 import json
+import shutil
 import signal
 import subprocess
 import time
@@ -132,6 +133,39 @@ def test_a_signal_saves_and_exits_with_75(number, straight: Path, dataset_dir: P
     assert_same_run(tmp_path, straight)
 
 
+def test_a_signal_while_the_run_sets_up_is_noted(dataset_dir: Path, tmp_path: Path):
+    process = subprocess.Popen(
+        train_command(dataset_dir, tmp_path), env=helpers.child_environment(), stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 100
+    while not (tmp_path / "config.json").exists():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 75, stderr
+    assert newest_step(epath.Path(tmp_path)) is not None
+
+
+def test_a_full_disk_is_one_line(dataset_dir: Path, tmp_path: Path):
+    settings = {**SETTINGS, "data.path": dataset_dir}
+    done = helpers.on_small_disk(
+        tmp_path, 300, "pretrain", "--config=bert_tiny", "--workdir", tmp_path / "disk" / "run",
+        *helpers.flags(settings),
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "the disk is full" in done.stderr.strip().split("\n")[-1]
+
+
+def test_without_an_eval_split_there_is_no_evaluation(corpus_file: Path, vocabulary_file: Path, tmp_path: Path, caplog):
+    helpers.prepare_dataset(corpus_file, vocabulary_file, tmp_path / "data", eval_fraction=0.0)
+    assert pretrain(helpers.small_config(tmp_path / "data"), str(tmp_path / "run")) == {}
+    assert "no eval split" in caplog.text
+    assert all("split" not in row for row in read_metrics(epath.Path(tmp_path / "run")))
+
+
 def test_a_finished_run_has_nothing_to_do(straight: Path, dataset_dir: Path):
     before = rows_without_times(straight)
     result = train(dataset_dir, straight)
@@ -140,23 +174,14 @@ def test_a_finished_run_has_nothing_to_do(straight: Path, dataset_dir: Path):
 
 
 def test_another_mesh_goes_on_from_the_checkpoint(dataset_dir: Path, tmp_path: Path):
-    def run(workdir: Path, total_steps: int, **mesh: int):
-        pretrain(helpers.small_config(dataset_dir, total_steps=total_steps, **mesh), str(workdir))
+    def training_rows() -> dict[int, dict]:
+        return {row["step"]: row for row in read_metrics(epath.Path(tmp_path)) if "split" not in row}
 
-    run(tmp_path / "moved", 8, mesh__data=8)
-    config = helpers.small_config(dataset_dir, mesh__data=2, mesh__fsdp=2, mesh__tensor=2, total_steps=8)
-    assert config.mesh.fsdp == 2
-    folder = tmp_path / "moved"
-    (newest,) = [path for path in (folder / "checkpoints").iterdir() if path.name == "8"]
-    for path in newest.rglob("*"):
-        assert path.exists()
-    # From step 4 on the first mesh, the same steps on the second.
-    for path in sorted(newest.rglob("*"), reverse=True):
-        path.unlink() if path.is_file() else path.rmdir()
-    newest.rmdir()
-    before = {row["step"]: row for row in read_metrics(epath.Path(folder)) if "split" not in row}
-    pretrain(config, str(folder))
-    after = {row["step"]: row for row in read_metrics(epath.Path(folder)) if "split" not in row}
+    pretrain(helpers.small_config(dataset_dir, mesh__data=8), str(tmp_path))
+    before = training_rows()
+    shutil.rmtree(tmp_path / "checkpoints" / "8")  # steps 5 to 8 again, from step 4 of the first mesh
+    pretrain(helpers.small_config(dataset_dir, mesh__data=2, mesh__fsdp=2, mesh__tensor=2), str(tmp_path))
+    after = training_rows()
     assert list(after) == list(before) == list(range(1, 9))
     for step in range(5, 9):
         np.testing.assert_allclose(after[step]["loss"], before[step]["loss"], rtol=1e-5)
