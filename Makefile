@@ -1,19 +1,16 @@
 # make quickstart   from raw text to a trained, exported BERT, in ./quickstart
-# make test         the tests; make test-slow, the longer ones; make lint, linter and type checker
+# make test         the tests; make lint, linter and type checker
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test test-slow lint clean
+.PHONY: quickstart test lint clean
 
 quickstart: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/quickstart.sh quickstart
 
 test: $(VENV)/.installed-dev
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n auto -m "not slow"
-
-test-slow: $(VENV)/.installed-dev
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m slow
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n auto
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -27,11 +24,11 @@ $(BIN)/python:
 
 $(VENV)/.installed: $(BIN)/python setup.py
 	@echo "installing bert_jax and its dependencies into $(VENV) ..."
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --editable .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --editable '.[dev]'
 	@touch $@
 
 clean:

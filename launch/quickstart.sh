@@ -29,14 +29,15 @@ fi
 
 step "3/7  pre-training: BERT-Tiny, MLM and NSP together"
 bert-jax pretrain --config=bert_tiny --workdir="$out/run" --config.data.path="$out/data" \
-  --config.total_steps="${QUICKSTART_STEPS:-600}" --config.optimizer.warmup_steps=60 \
-  --config.eval_every_steps=100 --config.eval_batches=10 --config.checkpoint.every_steps=100
+  --config.total_steps=1500 --config.optimizer.warmup_steps=150 \
+  --config.eval_every_steps=250 --config.eval_batches=40 --config.checkpoint.every_steps=250
 
 step "4/7  evaluation"
 bert-jax evaluate --checkpoint "$out/run" --data "$out/data" | tee "$out/evaluation.json"
 python - "$out/evaluation.json" <<'PY'
 import json, sys
-values = json.load(open(sys.argv[1]))
+with open(sys.argv[1]) as file:
+    values = json.load(file)
 gain = values["unigram_loss"] - values["mlm_loss"]
 print(f"MLM loss {values['mlm_loss']:.2f}, {gain:.2f} nats under the unigram baseline of {values['unigram_loss']:.2f}")
 sys.exit("the model is no better than word frequencies: something is wrong" if gain <= 0 else 0)
