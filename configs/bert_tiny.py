@@ -3,10 +3,9 @@
     bert-jax pretrain --config=bert_tiny --workdir=runs/bert_tiny --config.data.path=DATASET
 
 The schedule is for three quarters of an hour on two CPU cores and 41 million tokens. What so small a model on so little
-compute wants is many updates: batches of 16 reach an MLM loss of 6.5 in half of the tokens that batches of 64 need.
-There is no dropout, because it underfits. Adam's bias correction is on, unlike in the paper: with a warm-up of
-hundreds of steps, not 10,000, the second moment is still far too small when the rate is high, and without correction (at 3e-3, 64 a
-batch) the loss stayed at 6.4 from step 1,000 to 2,000. The README has the curves to expect.
+compute wants is many updates, so batches are small; there is no dropout, because it underfits. Adam's bias correction is
+on, unlike in the paper: with a warm-up of hundreds of steps, not 10,000, the second moment is still far too small when
+the rate is high, and without correction the MLM loss stays on its first plateau. The README has the curves to expect.
 """
 
 from bert_jax.configs import default
