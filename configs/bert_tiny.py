@@ -3,7 +3,7 @@
     bert-jax pretrain --config=bert_tiny --workdir=runs/bert_tiny --config.data.path=DATASET
 
 The schedule is for three quarters of an hour on two CPU cores and 41 million tokens. What so small a model on so little
-compute wants is many updates, so batches are small; there is no dropout, because it underfits. Adam's bias correction is
+compute wants is many updates, so batches are small; there is no dropout, as it underfits. Adam's bias correction is
 on, unlike in the paper: with a warm-up of hundreds of steps, not 10,000, the second moment is still far too small when
 the rate is high, and without correction the MLM loss stays on its first plateau. The README has the curves to expect.
 """
