@@ -21,23 +21,27 @@ before k * M. A document of up to M bytes is therefore never broken, one of 2 M 
 than 2 M bytes and a line, and a file without any blank line is still shared out among its slices.
 """
 
-import bz2
-import gzip
 import html
 import json
 import logging
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob, has_magic
-from pathlib import Path
-from typing import BinaryIO
 
-import zstandard
 from etils import epath
 
 from bert_jax.data import pydoc_corpus
+from bert_jax.data.file_lines import (
+    BYTE_ORDER_MARK,
+    COMPRESSED,
+    blocks,
+    file_bytes,
+    first_line_start,
+    is_compressed,
+    line_number,
+    lines_from,
+)
 from bert_jax.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -45,15 +49,7 @@ log = logging.getLogger(__name__)
 PYDOC = "pydoc"
 """The input that is no file: the English that every CPython carries (see `pydoc_corpus`)."""
 
-MAX_LINE_BYTES = 64 << 20
-"""The longest line that is read: a line has to fit in memory."""
-
-_BLOCK_BYTES = 1 << 20
-_READ_BYTES = 1 << 17  # of compressed data, at a time
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_COMPRESSED = (".gz", ".bz2", ".zst")
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
-_CORRUPT = (EOFError, OSError, zlib.error, zstandard.ZstdError)
 _WIKI_DOC = b"<doc "
 _WIKI_TITLE = re.compile(rb'\btitle="(.*)"\s*>\s*$')
 _JSON_TYPES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
@@ -166,8 +162,8 @@ def plan(inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = 8 << 
         raise InputError(f"slice_bytes is {slice_bytes}; it must be at least 1")
     slices: list[Slice] = []
     for path in expand(inputs):
-        size = pydoc_corpus.source_bytes() if path == PYDOC else _file_bytes(path)
-        whole = path == PYDOC or _is_compressed(path) or (options.documents == "file" and not _is_json_lines(path))
+        size = pydoc_corpus.source_bytes() if path == PYDOC else file_bytes(path)
+        whole = path == PYDOC or is_compressed(path) or (options.documents == "file" and not _is_json_lines(path))
         if whole or size <= slice_bytes:
             slices.append(Slice(path, 0, None, size))
             continue
@@ -240,7 +236,7 @@ class _TextReader:
         at_boundary = True  # The document so far began at a boundary, not at a break.
         last_boundary = -1
         block = self._block_before()
-        for offset, line in _lines_from(self.path, self.start, self.end):
+        for offset, line in lines_from(self.path, self.start, self.end):
             boundary = self.is_boundary(line)
             past_block, block = block, offset // limit
             broken = not boundary and block > past_block and self._is_quiet((block - 1) * limit, last_boundary)
@@ -270,7 +266,7 @@ class _TextReader:
             return 0
         block = self.start // self.options.max_document_bytes
         block_start = block * self.options.max_document_bytes
-        return block if _first_line_start(self.path, block_start, self.start) is not None else block - 1
+        return block if first_line_start(self.path, block_start, self.start) is not None else block - 1
 
     def _is_quiet(self, low: int, last_boundary: int) -> bool:
         """No boundary begins between `low` and here; most often a glance at the first lines after `low` tells."""
@@ -278,7 +274,7 @@ class _TextReader:
             return False
         if low >= self.start:
             return True
-        for offset, line in _lines_from(self.path, max(low, 0), self.start):
+        for offset, line in lines_from(self.path, max(low, 0), self.start):
             if offset >= self.start:
                 break
             if self.is_boundary(line):
@@ -292,18 +288,18 @@ class _TextReader:
                 "%s:%d: a document of more than %d bytes is broken here and so is any other in this file; documents "
                 "are parted by blank lines: add them, or raise max_document_bytes",
                 self.path,
-                _line_number(self.path, offset),
+                line_number(self.path, offset),
                 self.options.max_document_bytes,
             )
 
 
 def _is_wiki(path: str) -> bool:
     head = b""
-    for block in _blocks(path, 0):
+    for block in blocks(path, 0):
         head += block
         if len(head) >= 16:
             break
-    return head.removeprefix(_BYTE_ORDER_MARK).startswith(_WIKI_DOC + b"id=")
+    return head.removeprefix(BYTE_ORDER_MARK).startswith(_WIKI_DOC + b"id=")
 
 
 def _wiki_title(line: bytes) -> str:
@@ -316,7 +312,7 @@ def _wiki_title(line: bytes) -> str:
 
 def _read_json_lines(piece: Slice, options: CorpusOptions) -> Iterator[str]:
     warned = False
-    for offset, line in _lines_from(piece.path, piece.start, piece.end):
+    for offset, line in lines_from(piece.path, piece.start, piece.end):
         if piece.end is not None and offset >= piece.end:
             return
         if _is_blank(line):
@@ -325,14 +321,14 @@ def _read_json_lines(piece: Slice, options: CorpusOptions) -> Iterator[str]:
         parts = list(_break(filter(None, map(str.strip, text.split("\n"))), options.max_document_bytes))
         if len(parts) > 1 and not warned:
             warned = True
-            where = f"{piece.path}:{_line_number(piece.path, offset)}"
+            where = f"{piece.path}:{line_number(piece.path, offset)}"
             log.warning("%s: a document of more than %d bytes is broken", where, options.max_document_bytes)
         yield from parts
 
 
 def _json_text(line: str, path: str, offset: int, options: CorpusOptions) -> str:
     def fault(what: str) -> InputError:
-        where = f"{path}:{_line_number(path, offset)}"
+        where = f"{path}:{line_number(path, offset)}"
         return InputError(f'{where}: {what}; each line must be an object such as {{"text": "..."}}')
 
     try:
@@ -372,156 +368,19 @@ def _break(lines: Iterable[str], limit: int) -> Iterator[str]:
         yield "\n".join(part)
 
 
-# Lines and bytes.
-
-
 def _decode(line: bytes, path: str, offset: int, options: CorpusOptions) -> str:
     try:
         return line.decode("utf-8", options.errors)
     except UnicodeDecodeError as error:
-        where = f"{path}:{_line_number(path, offset)}"
+        where = f"{path}:{line_number(path, offset)}"
         byte = line[error.start]
         raise InputError(
             f"{where}: not valid UTF-8 (byte 0x{byte:02x}); re-encode it or pass --errors replace"
         ) from error
 
 
-def _lines_from(path: str, start: int, end: int | None) -> Iterator[tuple[int, bytes]]:
-    """(offset, line) for every line that begins at or after `start`, to the end of the file.
-
-    Nothing is read when no line begins in [start, end). The offset is in the uncompressed file, the line comes
-    without its "\n", and the file's byte order mark is dropped.
-    """
-    first = _first_line_start(path, start, end)
-    return _split_lines(path, first) if first is not None else iter(())
-
-
-def _first_line_start(path: str, start: int, end: int | None) -> int | None:
-    if start == 0:
-        return 0
-    offset = start - 1
-    for block in _blocks(path, offset):
-        newline = block.find(b"\n")
-        if newline >= 0:
-            first = offset + newline + 1
-            return first if end is None or first < end else None
-        offset += len(block)
-        if end is not None and offset >= end:
-            return None
-    return None
-
-
-def _split_lines(path: str, offset: int) -> Iterator[tuple[int, bytes]]:
-    carry: list[bytes] = []
-    carried = 0
-    for block in _blocks(path, offset):
-        first, *rest = block.split(b"\n")
-        carry.append(first)
-        carried += len(first)
-        if carried > MAX_LINE_BYTES:
-            where = f"{path}:{_line_number(path, offset)}"
-            raise InputError(f"{where}: a line of more than {MAX_LINE_BYTES} bytes; break the text into lines")
-        if not rest:
-            continue
-        line = b"".join(carry)
-        yield offset, line if offset else line.removeprefix(_BYTE_ORDER_MARK)
-        offset += len(line) + 1
-        last = rest.pop()
-        for line in rest:
-            yield offset, line
-            offset += len(line) + 1
-        carry, carried = [last], len(last)
-    line = b"".join(carry)
-    if line:
-        yield offset, line if offset else line.removeprefix(_BYTE_ORDER_MARK)
-
-
-def _line_number(path: str, offset: int) -> int:
-    """The number, from 1, of the line that begins at `offset`. Reads the file up to there: for messages only."""
-    number, position = 1, 0
-    for block in _blocks(path, 0):
-        number += block[: max(offset - position, 0)].count(b"\n")
-        position += len(block)
-        if position >= offset:
-            break
-    return number
-
-
-def _blocks(path: str, offset: int) -> Iterator[bytes]:
-    """The bytes of a file from `offset` on, decompressed, in blocks of about _BLOCK_BYTES."""
-    newlines = 0
-    try:
-        file = _open(path)
-    except OSError as error:
-        raise InputError(
-            f"{path}: cannot be opened ({error.strerror or error}); check that it is there and readable"
-        ) from error
-    with file:
-        if not _is_compressed(path):
-            file.seek(offset)
-            while block := file.read(_BLOCK_BYTES):
-                yield block
-            return
-        blocks = _decompressed(path, file)
-        while True:
-            try:
-                block = next(blocks, b"")
-            except _CORRUPT as error:
-                raise InputError(
-                    f"{path}:{newlines + 1}: the compressed file is truncated or corrupt here ({error}); fetch it again"
-                ) from error
-            if not block:
-                return
-            newlines += block.count(b"\n")
-            skipped = min(offset, len(block))
-            offset -= skipped
-            if skipped < len(block):
-                yield block[skipped:]
-
-
-def _decompressed(path: str, file: BinaryIO) -> Iterator[bytes]:
-    if path.lower().endswith(".zst"):
-        yield from _decompressed_zstd(file)
-        return
-    unpacked = gzip.GzipFile(fileobj=file) if path.lower().endswith(".gz") else bz2.BZ2File(file)
-    while block := unpacked.read1(_BLOCK_BYTES):  # Not read(): it loses what came before a fault.
-        yield block
-
-
-def _decompressed_zstd(file: BinaryIO) -> Iterator[bytes]:
-    """Frame after frame. (zstandard's own stream_reader takes a truncated frame for the end of the file.)"""
-    unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31)
-    frame = None
-    while data := file.read(_READ_BYTES):
-        while data:
-            frame = frame or unpacker.decompressobj()
-            if block := frame.decompress(data):
-                yield block
-            data = frame.unused_data if frame.eof else b""
-            frame = None if frame.eof else frame
-    if frame is not None:
-        raise EOFError("the file ends within a frame")
-
-
-def _open(path: str) -> BinaryIO:
-    return epath.Path(path).open("rb") if "://" in path else open(path, "rb")
-
-
-def _file_bytes(path: str) -> int:
-    try:
-        return epath.Path(path).stat().length if "://" in path else Path(path).stat().st_size
-    except OSError as error:
-        raise InputError(
-            f"{path}: cannot be read ({error.strerror or error}); check that it is there and readable"
-        ) from error
-
-
-def _is_compressed(path: str) -> bool:
-    return path.lower().endswith(_COMPRESSED)
-
-
 def _is_json_lines(path: str) -> bool:
     name = path.lower()
-    for suffix in _COMPRESSED:
+    for suffix in COMPRESSED:
         name = name.removesuffix(suffix)
     return name.endswith(_JSON_LINES)

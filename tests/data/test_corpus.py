@@ -13,7 +13,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data import corpus, pydoc_corpus
+from bert_jax.data import corpus, file_lines, pydoc_corpus
 from bert_jax.data.corpus import CorpusOptions, Slice, expand, plan, read
 from bert_jax.errors import InputError
 
@@ -85,7 +85,7 @@ def test_slices_share_out_a_text_file(text, mark, slice_bytes, block_bytes, limi
         text = '<doc id="1">\n' + text.replace("bc def", '<doc id="2" title="a">')
     options = CorpusOptions(max_document_bytes=limit)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus, "_BLOCK_BYTES", block_bytes)
+        patch.setattr(file_lines, "_BLOCK_BYTES", block_bytes)
         path = Path(folder, "text.txt")
         path.write_bytes((mark + text).encode())
         documents = list(read(whole(path), options))
@@ -133,7 +133,7 @@ def test_a_file_without_blank_lines_is_shared_out_and_read_a_bounded_number_of_t
     size = len(line) * 40_000
     options = CorpusOptions(max_document_bytes=100_000)
     read_bytes = 0
-    real_blocks = corpus._blocks
+    real_blocks = file_lines.blocks
 
     def counted_blocks(path, offset):
         nonlocal read_bytes
@@ -141,8 +141,9 @@ def test_a_file_without_blank_lines_is_shared_out_and_read_a_bounded_number_of_t
             read_bytes += len(block)
             yield block
 
-    monkeypatch.setattr(corpus, "_blocks", counted_blocks)
-    monkeypatch.setattr(corpus, "_BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr(corpus, "blocks", counted_blocks)
+    monkeypatch.setattr(file_lines, "blocks", counted_blocks)
+    monkeypatch.setattr(file_lines, "_BLOCK_BYTES", 1 << 12)
     with caplog.at_level(logging.WARNING):
         per_slice = [list(read(piece, options)) for piece in plan([path], options, 50_000)]
     assert "\n".join(document for documents in per_slice for document in documents) == (line * 40_000).decode()[:-1]
@@ -248,8 +249,8 @@ def test_half_a_surrogate_pair_never_comes_out_of_json(write):
 
 
 def test_a_line_that_is_too_long_is_refused(write, monkeypatch):
-    monkeypatch.setattr(corpus, "MAX_LINE_BYTES", 5000)
-    monkeypatch.setattr(corpus, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(file_lines, "MAX_LINE_BYTES", 5000)
+    monkeypatch.setattr(file_lines, "_BLOCK_BYTES", 1000)
     path = write("one_line.txt", "fine\n\n" + "word " * 10_000)
     with pytest.raises(InputError, match=r"one_line\.txt:3: a line of more than 5000 bytes"):
         list(read(whole(path), CorpusOptions()))

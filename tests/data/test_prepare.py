@@ -12,7 +12,7 @@ import helpers
 import numpy as np
 import pytest
 
-from bert_jax.data import corpus
+from bert_jax.data import buckets, corpus, runs
 from bert_jax.data import prepare as prepare_module
 from bert_jax.data.dataset import INFO_FILE, PreparedDataset
 from bert_jax.data.prepare import PrepareOptions, prepare
@@ -114,8 +114,8 @@ def test_slices_do_not_matter(whole, corpus_file, tokenizer, tmp_path, slice_byt
 
 
 def test_runs_and_batches_do_not_matter(whole, corpus_file, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare_module, "TOKENS_A_RUN", 1000)
-    monkeypatch.setattr(prepare_module, "SENTENCES_A_BATCH", 7)
+    monkeypatch.setattr(runs, "TOKENS_A_RUN", 1000)
+    monkeypatch.setattr(runs, "SENTENCES_A_BATCH", 7)
     run(corpus_file, tokenizer, tmp_path / "data", bucket_tokens=4096, dupe_factor=2)
     assert files(tmp_path / "data") == files(whole)
 
@@ -366,8 +366,15 @@ def test_broken_input_leaves_nothing(corpus_file, tokenizer, tmp_path, workers):
     assert not files(tmp_path / "data")
 
 
-@pytest.mark.parametrize("after", [0, 3])
-@pytest.mark.parametrize("where", ["_write_shard", "_save_array"])
+@pytest.mark.parametrize(
+    ("where", "after"),
+    [
+        ((buckets, "_write_shard"), 0),
+        ((buckets, "_write_shard"), 3),
+        ((runs, "save_array"), 3),
+        ((prepare_module, "save_array"), 0),
+    ],
+)
 def test_failure_leaves_nothing_but_what_was_there(corpus_file, tokenizer, tmp_path, monkeypatch, where, after):
     """The output folder may hold the corpus and the vocabulary: a failure does not take them along."""
     folder = tmp_path / "data"
@@ -375,7 +382,7 @@ def test_failure_leaves_nothing_but_what_was_there(corpus_file, tokenizer, tmp_p
     mine = {"train-1.txt": b"text", "eval-notes.md": b"notes", "vocab.txt": b"a vocabulary"}
     for name, content in mine.items():
         (folder / name).write_bytes(content)
-    real, calls = getattr(prepare_module, where), []
+    real, calls = getattr(*where), []
 
     def fail(*arguments):
         calls.append(1)
@@ -383,7 +390,7 @@ def test_failure_leaves_nothing_but_what_was_there(corpus_file, tokenizer, tmp_p
             raise OSError(28, "No space left on device")
         return real(*arguments)
 
-    monkeypatch.setattr(prepare_module, where, fail)
+    monkeypatch.setattr(*where, fail)
     with pytest.raises(OSError, match="No space"):
         run(corpus_file, tokenizer, folder, bucket_tokens=2048)
     assert files(folder) == mine
@@ -475,7 +482,7 @@ MEASURE = """
 import resource, sys
 from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.data.tokenization import WordPieceTokenizer
-import bert_jax.data.prepare as module
+import bert_jax.data.runs as module
 module.TOKENS_A_RUN = 1 << 15
 text, vocabulary, output = sys.argv[1:]
 prepare([text], WordPieceTokenizer.from_file(vocabulary), output,
