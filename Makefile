@@ -20,7 +20,7 @@ lint: $(VENV)/.installed-dev
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or later is needed: make PYTHON=python3.12 ..."; exit 2; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 $(VENV)/.installed: $(BIN)/python setup.py
 	@echo "installing bert_jax and its dependencies into $(VENV) ..."

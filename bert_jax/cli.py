@@ -21,6 +21,10 @@ from bert_jax import __version__
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.progress import Bars, Progress
 
+_MENDABLE = {  # what is wrong with a path that was given
+    errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EROFS,
+}  # fmt: skip
+
 # Imports of a subcommand are its own: `bert-jax prepare` does not wait for JAX.
 
 
@@ -53,8 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _fail(
                 options.command, f"the disk is full{f' ({where})' if where else ''}: make room and run it again", 2
             )
-        if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):
-            return _fail(options.command, f"{error.filename}: {error.strerror}", 2)
+        if isinstance(error, BrokenPipeError):  # the reader, `head` say, has had enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
+        if isinstance(error, OSError) and error.errno in _MENDABLE:
+            return _fail(options.command, f"{error.filename or error}: {error.strerror}", 2)
         traceback.print_exc()
         return 1
 
@@ -109,7 +116,12 @@ def _quiet_background() -> None:
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     threading.excepthook = lambda args: background.debug("%s", args.exc_value)
     sys.unraisablehook = lambda args: background.debug("%s", args.exc_value)
-    sys.excepthook = lambda kind, error, trace: background.debug("%s", error)
+
+    def from_a_thread(kind: Any, error: Any, trace: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            sys.__excepthook__(kind, error, trace)
+
+    sys.excepthook = from_a_thread
 
 
 class _AboveBars(logging.Handler):
@@ -145,6 +157,7 @@ def _vocab(options: argparse.Namespace) -> None:
     output = epath.Path(options.output)
     if output.exists():
         raise InputError(f"--output: {output} exists: choose another name or delete it")
+    output.parent.mkdir(parents=True, exist_ok=True)
     reading = corpus.CorpusOptions(documents=options.documents, errors=options.errors)
     slices = corpus.plan(options.input, reading)
     bar = bars()(total=sum(piece.bytes for piece in slices), desc="read", unit="B", unit_scale=True)
@@ -157,7 +170,6 @@ def _vocab(options: argparse.Namespace) -> None:
         logging.getLogger(__name__).info("merging pieces ...")
 
     vocabulary = train_wordpiece(documents(), options.size, lowercase=not options.cased)
-    output.parent.mkdir(parents=True, exist_ok=True)
     WordPieceTokenizer(vocabulary, lowercase=not options.cased).save_vocabulary(str(output))
     print(f"{output}: {len(vocabulary):,} pieces")
 
@@ -175,10 +187,13 @@ def _prepare(options: argparse.Namespace) -> None:
 
 
 def _pretrain(options: argparse.Namespace) -> None:
-    from bert_jax.config import load_config
-    from bert_jax.training.pretrain import pretrain
+    from bert_jax.training.stopping import StopSignal
 
-    pretrain(load_config(options.config, options.overrides), options.workdir, bars=bars())
+    with StopSignal() as stop:  # before the imports, which take seconds: a signal in them is a signal to the run
+        from bert_jax.config import load_config
+        from bert_jax.training.pretrain import pretrain
+
+        pretrain(load_config(options.config, options.overrides), options.workdir, stop=stop, bars=bars())
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -189,8 +204,10 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _fill_mask(options: argparse.Namespace) -> None:
-    from bert_jax.inference import fill_mask, load
+    from bert_jax.inference import check_mask, fill_mask, load
 
+    for text in options.text:
+        check_mask(text)
     pretrained = load(options.checkpoint)
     for text in options.text:
         for fillings in fill_mask(pretrained, text, options.top):

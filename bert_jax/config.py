@@ -15,13 +15,14 @@ from bert_jax.errors import InputError
 __all__ = ["ConfigDict", "flatten", "load_config", "set_key"]
 
 
-def load_config(spec: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigDict:
+def load_config(spec: str, overrides: Sequence[tuple[str, str]] = (), *, keys_of: str = "default") -> ConfigDict:
     """The config that `spec` names, with `overrides` applied.
 
     Args:
       spec: `FILE.py`, or the name of a config that comes with the package (`bert_base`); `:ARG` at its end is handed
         to its `get_config`.
       overrides: (dotted key, text) pairs; the text is read as the type the key has.
+      keys_of: the packaged config whose keys this one has to have, no more and no fewer.
 
     Raises InputError for a file, an argument, a key or a value that cannot be.
     """
@@ -29,11 +30,27 @@ def load_config(spec: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
     file = Path(path) if path.endswith(".py") else _packaged(path)
     if not file.is_file():
         raise InputError(f"--config: there is no file {file}")
+    config = _run_file(spec, file, argument)
+    known = {key for key, _ in flatten(config if path == keys_of else load_config(keys_of))}
+    have = {key for key, _ in flatten(config)}
+    for key in sorted(have - known):
+        raise InputError(f"{file}: there is no key {key}{_nearest(key, sorted(known))}")
+    for key in sorted(known - have):
+        raise InputError(f"{file}: the key {key} is missing: start from `default.get_config()`")
+    for key, text in overrides:
+        set_key(config, key, text)
+    return config.lock()
+
+
+def _run_file(spec: str, file: Path, argument: str) -> ConfigDict:
     module_spec = importlib.util.spec_from_file_location(f"_bert_jax_config_{file.stem}", file)
     assert module_spec is not None
     assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
-    module_spec.loader.exec_module(module)
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as error:
+        raise InputError(f"{file}: {type(error).__name__}: {error}") from error
     if not hasattr(module, "get_config"):
         raise InputError(f"{file}: a config file defines get_config(), this one does not")
     takes_argument = bool(inspect.signature(module.get_config).parameters)
@@ -41,18 +58,18 @@ def load_config(spec: str, overrides: Sequence[tuple[str, str]] = ()) -> ConfigD
         raise InputError(f"--config: {file} takes no argument, but was given :{argument}")
     try:
         config = module.get_config(argument) if argument else module.get_config()
-    except ValueError as error:
-        raise InputError(f"--config={spec}: {error}") from error
-    for key, text in overrides:
-        set_key(config, key, text)
-    return config.lock()
+    except Exception as error:
+        raise InputError(f"--config={spec}: {type(error).__name__}: {error}") from error
+    if not isinstance(config, ConfigDict):
+        raise InputError(f"{file}: get_config() returns a ConfigDict, not {type(config).__name__}")
+    return config
 
 
 def _packaged(name: str) -> Path:
     spec = importlib.util.find_spec("bert_jax.configs")
     folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
     for folder in folders:
-        if (folder / f"{name}.py").is_file():
+        if not name.startswith("_") and (folder / f"{name}.py").is_file():
             return folder / f"{name}.py"
     known = sorted(file.stem for folder in folders for file in folder.glob("*.py") if not file.stem.startswith("_"))
     raise InputError(f"--config: no config named {name!r}{_nearest(name, known)}; there are {', '.join(known)}")
@@ -88,7 +105,7 @@ def _parse(key: str, text: str, present: Any) -> Any:
                 raise ValueError
             return value
         return text
-    except (ValueError, KeyError, SyntaxError, TypeError) as error:
+    except (ValueError, KeyError, SyntaxError, TypeError, OverflowError, RecursionError, MemoryError) as error:
         raise InputError(f"--config.{key}: wants a value of type {kind.__name__}, not {text!r}") from error
 
 

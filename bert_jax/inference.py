@@ -56,6 +56,12 @@ class Filling:
     text: str
 
 
+def check_mask(text: str) -> None:
+    """InputError where `text` has no [MASK]."""
+    if "[MASK]" not in text:
+        raise InputError(f"there is no [MASK] in {text!r}: put one where a word is to be filled in")
+
+
 def fill_mask(pretrained: PreTrained, text: str, top: int = 5) -> list[list[Filling]]:
     """The `top` most probable fillings of each [MASK] in `text`, masks in order, best first.
 
@@ -63,9 +69,8 @@ def fill_mask(pretrained: PreTrained, text: str, top: int = 5) -> list[list[Fill
     """
     tokenizer = pretrained.tokenizer
     ids, token_type_ids = tokenizer.encode_with_special_tokens(text)
+    check_mask(text)
     positions = [position for position, token in enumerate(ids) if token == tokenizer.mask_id]
-    if not positions:
-        raise InputError(f"there is no [MASK] in {text!r}: put one where a word is to be filled in")
     if not 1 <= top <= tokenizer.vocab_size:
         raise InputError(f"--top is 1 to {tokenizer.vocab_size}, not {top}")
     batch = pretrained.batch(np.array(ids), np.array(token_type_ids))

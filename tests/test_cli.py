@@ -77,6 +77,10 @@ def test_export_and_report(journey: Path, tmp_path: Path, capsys: pytest.Capture
     }  # fmt: skip
     assert cli.main(arguments) == 2
     assert "is taken" in capsys.readouterr().err
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("mine")
+    assert cli.main([*arguments[:-1], str(tmp_path / "mine")]) == 2
+    assert (tmp_path / "mine" / "config.json").read_text() == "mine"
     assert cli.main(["report", str(journey / "run"), "--output", str(tmp_path / "curves.png")]) == 0
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert cli.main(["report", str(journey / "run"), "--output", str(tmp_path / "curves.doc")]) == 2
@@ -127,6 +131,11 @@ def test_bad_checkpoints(dataset_dir: Path, tmp_path: Path, capsys: pytest.Captu
         ["evaluate", "--checkpoint", tmp_path / "none", "--data", dataset_dir], capsys, "does not exist"
     )
     fails_with_one_line(["fill-mask", "--checkpoint", tmp_path, "the [MASK] ."], capsys, "no complete checkpoint")
+
+
+def test_evaluate_wants_a_batch(journey: Path, capsys: pytest.CaptureFixture):
+    arguments = ["evaluate", "--checkpoint", journey / "run", "--data", journey / "data", "--batch_size", 0]
+    fails_with_one_line(arguments, capsys, "--batch_size is at least 1")
 
 
 def test_evaluate_refuses_another_vocabulary(journey: Path, dataset_dir: Path, capsys: pytest.CaptureFixture):

@@ -85,5 +85,20 @@ def test_files_that_are_no_configs(tmp_path: Path):
         "    config.model.num_hidden_layers = int(arg)\n    return config\n"
     )
     assert load_config(f"{tmp_path / 'with_argument.py'}:7").model.num_hidden_layers == 7
+    for text, message in (
+        ("def get_config(:\n", "SyntaxError"),
+        ("import nothing_of_that_name\n", "ModuleNotFoundError"),
+        ("def get_config():\n    raise KeyError('x')\n", "KeyError"),
+        ("def get_config():\n    return None\n", "returns a ConfigDict, not NoneType"),
+        (
+            "from bert_jax.configs import default\n\n\ndef get_config():\n    config = default.get_config()\n"
+            "    config.total_stepz = 3\n    return config\n",
+            r"no key total_stepz \(did you mean total_steps\?\)",
+        ),
+        ("import ml_collections\n\n\ndef get_config():\n    return ml_collections.ConfigDict()\n", "is missing"),
+    ):
+        (tmp_path / "broken.py").write_text(text)
+        with pytest.raises(InputError, match=message):
+            load_config(str(tmp_path / "broken.py"))
     with pytest.raises(InputError, match="invalid literal"):
         load_config(f"{tmp_path / 'with_argument.py'}:x")

@@ -84,11 +84,12 @@ def model_config(config: BertConfig, tokenizer: WordPieceTokenizer) -> dict[str,
 def export(checkpoint: Checkpoint, output: str) -> None:
     """Writes `config.json`, `model.safetensors`, `vocab.txt` and the tokenizer's files to the folder `output`.
 
-    Raises InputError where `output` is a file or already holds a model.
+    Raises InputError where `output` is a file or a folder with something in it. The weights come last: a folder with
+    them is whole.
     """
     folder = epath.Path(output)
-    if folder.exists() and (not folder.is_dir() or (folder / "model.safetensors").exists()):
-        raise InputError(f"--output: {folder} is taken: choose another folder")
+    if not output or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise InputError(f"--output: {output!r} is taken: choose a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint.tokenizer.save_huggingface(str(folder), model_max_length=checkpoint.bert_config.max_position_embeddings)
     (folder / "config.json").write_text(

@@ -10,6 +10,8 @@ WORKDIR/checkpoints/STEP/
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +37,19 @@ def _optimizer_item(state: TrainState) -> dict[str, Any]:
         "nonfinite_steps": state.nonfinite_steps,
         "nonfinite_streak": state.nonfinite_streak,
     }
+
+
+@contextmanager
+def _damage_named(folder: epath.Path) -> Iterator[None]:
+    """Whatever Orbax says of a checkpoint that it cannot read, in one line that names it."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise InputError(
+            f"{folder} is damaged or of another model ({type(error).__name__}: {reason}): delete that folder to go on "
+            "from the step before"
+        ) from error
 
 
 class Checkpointer:
@@ -78,14 +93,15 @@ class Checkpointer:
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """The state of a step, laid out as `abstract` says, whatever mesh saved it."""
-        restored = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                parameters=ocp.args.StandardRestore(abstract.parameters),
-                optimizer=ocp.args.StandardRestore(_optimizer_item(abstract)),
-                position=ocp.args.JsonRestore(),
-            ),
-        )
+        with _damage_named(self._folder / str(step)):
+            restored = self._manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    parameters=ocp.args.StandardRestore(abstract.parameters),
+                    optimizer=ocp.args.StandardRestore(_optimizer_item(abstract)),
+                    position=ocp.args.JsonRestore(),
+                ),
+            )
         optimizer = restored.optimizer
         if restored.position["next_batch"] != int(optimizer["step"]):
             raise BertJaxError(f"{self._folder / str(step)}: data position and optimizer step differ: it is damaged")
@@ -129,7 +145,7 @@ class Checkpoint:
         target = jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
         )
-        with ocp.StandardCheckpointer() as checkpointer:
+        with _damage_named(self.path), ocp.StandardCheckpointer() as checkpointer:
             return checkpointer.restore(self.path / "parameters", target)
 
 
@@ -153,12 +169,12 @@ def open_checkpoint(location: str) -> Checkpoint:
     if not (path / "parameters").exists() or not (path / "bert_config").exists():
         raise InputError(f"{given} holds no complete checkpoint: give a workdir or one of its checkpoints/STEP")
     items = ("bert_config", "tokenizer", "config", "position")
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+    with _damage_named(path), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         about = checkpointer.restore(path, args=ocp.args.Composite(**{name: ocp.args.JsonRestore() for name in items}))
-    return Checkpoint(
-        path=path,
-        bert_config=BertConfig.from_dict(about.bert_config),
-        tokenizer=WordPieceTokenizer.from_json(about.tokenizer),
-        config=about.config,
-        dataset_hash=about.position["dataset"],
-    )
+        return Checkpoint(
+            path=path,
+            bert_config=BertConfig.from_dict(about.bert_config),
+            tokenizer=WordPieceTokenizer.from_json(about.tokenizer),
+            config=about.config,
+            dataset_hash=about.position["dataset"],
+        )

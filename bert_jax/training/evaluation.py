@@ -29,8 +29,14 @@ class Evaluator:
         eval_step: Callable[..., Any],
         batches: Iterable[Mapping[str, np.ndarray]],
         token_counts: np.ndarray,
+        *,
+        nsp: bool,
     ):
-        """`batches` is gone through anew in each `run`; `token_counts` [V] are those of the training split."""
+        """`batches` is gone through anew in each `run`; `token_counts` [V] are those of the training split.
+
+        `nsp` says whether the next-sentence loss is part of `loss`, as it is or is not in training.
+        """
+        self._nsp = nsp
         self._mesh = mesh
         self._eval_step = eval_step
         self._batches = batches
@@ -55,7 +61,7 @@ class Evaluator:
             on_batch()
         means = {name: total / max(denominators[name], 1.0) for name, total in numerators.items()}
         return {
-            "loss": means["mlm_loss"] + means["nsp_loss"],
+            "loss": means["mlm_loss"] + (means["nsp_loss"] if self._nsp else 0.0),
             **means,
             "unigram_loss": unigram / max(denominators["mlm_loss"], 1.0),
         }
@@ -66,6 +72,8 @@ def evaluate_checkpoint(checkpoint: str, data: str, *, batch_size: int = 64, bar
 
     Raises InputError where the dataset has no eval split, another vocabulary or longer sequences than the model.
     """
+    if batch_size < 1:
+        raise InputError(f"--batch_size is at least 1, not {batch_size}")
     found, dataset = open_checkpoint(checkpoint), PreparedDataset(data)
     check_tokenizer(found, dataset)
     if not dataset.size("eval"):
@@ -81,7 +89,8 @@ def evaluate_checkpoint(checkpoint: str, data: str, *, batch_size: int = 64, bar
     shardings = parameter_shardings(mesh, logical_axes)
     loader = EvalLoader(dataset, batch_size=batch_size)
     bar = bars(total=loader.batches, desc="evaluate", unit="batch")
-    evaluator = Evaluator(mesh, make_eval_step(mesh, graph, shardings), loader, dataset.token_counts())
+    eval_step = make_eval_step(mesh, graph, shardings)
+    evaluator = Evaluator(mesh, eval_step, loader, dataset.token_counts(), nsp=found.config["objective"]["nsp"])
     values = evaluator.run(found.load_parameters(shardings), on_batch=lambda: bar.update(1))
     bar.close()
     return values

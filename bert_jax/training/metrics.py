@@ -33,6 +33,8 @@ class MetricsWriter:
         self._file.write(_line(row))
         self._file.flush()
         for name, value in values.items():
+            if value is None or not math.isfinite(value):
+                continue  # TensorBoard has no place for it
             self._events.add_scalar(f"{split or 'train'}/{name}", value, step)
 
     def close(self) -> None:
@@ -48,14 +50,17 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def read_metrics(workdir: epath.Path) -> list[dict[str, Any]]:
-    """All rows of a workdir; a last line that was cut off by a kill is left out."""
+    """All rows of a workdir, up to the first line that is not one: a kill may have cut off the last."""
     path = workdir / METRICS_FILE
     if not path.exists():
         return []
     rows = []
-    for line in path.read_text().splitlines():
+    for line in path.read_bytes().decode("utf-8", "replace").splitlines():
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except ValueError:
             break
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            break
+        rows.append(row)
     return rows

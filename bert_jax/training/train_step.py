@@ -29,8 +29,8 @@ def make_train_step(
     """Compiles to `(state, batch) -> (state, metrics)`; the state it is given is donated.
 
     The batch has a leading axis of microbatches: [A, B / A, ...]. Losses are sums over the global batch divided by its
-    own counts, so that A changes memory and nothing else. A step whose loss or gradient is not finite leaves
-    parameters and optimizer as they were and is counted.
+    own counts, so that A changes memory and nothing else. A step whose loss, gradient or updated parameters
+    are not finite leaves parameters and optimizer as they were and is counted.
 
     Args:
       mesh: the devices.
@@ -75,7 +75,9 @@ def make_train_step(
         direction, optimizer_state = optimizer.update(gradients, state.optimizer_state, state.parameters)
         parameters = jax.tree.map(lambda p, d: p - learning_rate * d, state.parameters, direction)
 
-        is_finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(grad_norm)
+        # The norm of what the update would make, too: a finite gradient times a wild rate is the end of a run as well.
+        norms = jnp.stack([metrics["loss"], grad_norm, optax.tree.norm(parameters)])
+        is_finite = jnp.isfinite(norms).all()
         keep = lambda new, old: jnp.where(is_finite, new, old)  # noqa: E731
         skipped = 1 - is_finite.astype(jnp.int32)
         state = TrainState(
