@@ -28,13 +28,15 @@ def plot_curves(workdirs: Sequence[str], output: str) -> None:
     predicting words by their frequency. InputError for a workdir without metrics or a file type that is unknown.
     """
     runs = {workdir: _rows(workdir) for workdir in workdirs}
+    names = {workdir: epath.Path(workdir).resolve().name for workdir in runs}
+    labels = names if len(set(names.values())) == len(names) else {workdir: workdir for workdir in runs}
     suffix = epath.Path(output).suffix.lower()
     if suffix not in (".png", ".svg", ".pdf"):
         raise InputError(f"--output: curves are drawn as .png, .svg or .pdf, not {suffix!r}")
     figure, axes = pyplot.subplots(2, 2, figsize=(11, 7), sharex=True, layout="constrained")
     for panel, (name, title) in zip(axes.flat, PANELS, strict=True):
         for color, (workdir, rows) in enumerate(runs.items()):
-            _draw(panel, rows, name, f"C{color}", workdir.rstrip("/"))
+            _draw(panel, rows, name, f"C{color}", labels[workdir])
         if name == "nsp_accuracy":
             panel.axhline(0.5, color="gray", linestyle=":", label="chance")
         panel.set_title(title)
