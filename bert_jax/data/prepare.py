@@ -156,7 +156,10 @@ def _prepare(
             bar.update(task.piece.bytes)
     tokens = sum(run.tokens for run in runs)
     if not documents:
-        raise InputError(f"the corpus holds no text: {slices[0].path if slices else 'no input'} and the rest are empty")
+        files = list(dict.fromkeys(piece.path for piece in slices))
+        raise InputError(
+            f"the corpus holds no text: {files[0]} {f'and {len(files) - 1} more are' if files[1:] else 'is'} empty"
+        )
     runs.sort(key=lambda run: run.path)
 
     # Pass 2: buckets to shards.
