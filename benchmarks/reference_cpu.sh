@@ -1,29 +1,32 @@
 #!/usr/bin/env bash
 # The reference run: BERT-Tiny on English Wikipedia and books, on a CPU, killed once with -9 and resumed.
 #
-#   BERT_JAX_DATA=FOLDER [STEPS=20000] benchmarks/reference_cpu.sh [OUTPUT]
+#   BERT_JAX_DATA=FOLDER benchmarks/reference_cpu.sh [OUTPUT]
 #
 # FOLDER holds corpus/enwiki/*.jsonl.gz and corpus/books/*.txt.gz: 36 M tokens of English. Writes the curves, the final
 # evaluation and metrics.jsonl to OUTPUT (runs/reference_cpu by default). A thousand steps are two minutes on two cores.
 set -euo pipefail
 
 data=${BERT_JAX_DATA:?set it to the folder of the corpora}
-steps=${STEPS:-20000}
 out=${1:-runs/reference_cpu}
 corpus=("$data/corpus/enwiki/*.jsonl.gz" "$data/corpus/books/*.txt.gz")
+kill_at=7000
 export JAX_PLATFORMS=cpu
 mkdir -p "$out"
 
 [ -e "$out/vocab.txt" ] || bert-jax vocab --input "${corpus[@]}" --documents file --size 8192 --output "$out/vocab.txt"
-[ -e "$out/data/dataset.json" ] ||
-  bert-jax prepare --input "${corpus[@]}" --documents file --vocab "$out/vocab.txt" --output "$out/data"
+for length in 32 128; do
+  [ -e "$out/data$length/dataset.json" ] ||
+    bert-jax prepare --input "${corpus[@]}" --documents file --vocab "$out/vocab.txt" --output "$out/data$length" \
+      --seq_len $length
+done
 
-train=(bert-jax pretrain --config=bert_tiny --workdir="$out/run" --config.data.path="$out/data"
-  --config.total_steps="$steps")
+train=(bert-jax pretrain --config="$(dirname "$0")/reference_cpu.py" --workdir="$out/run"
+  --config.phases.0.data.path="$out/data32" --config.phases.1.data.path="$out/data128")
 if [ ! -e "$out/killed" ]; then
   "${train[@]}" &
   pid=$!
-  until grep -q "\"step\": $((steps / 150 * 50))," "$out/run/metrics.jsonl" 2>/dev/null; do
+  until grep -q "\"step\": $((kill_at + 50))," "$out/run/metrics.jsonl" 2>/dev/null; do
     kill -0 $pid
     sleep 1
   done
@@ -33,5 +36,5 @@ if [ ! -e "$out/killed" ]; then
 fi
 "${train[@]}"
 
-bert-jax evaluate --checkpoint "$out/run" --data "$out/data" | tee "$out/evaluation.json"
+bert-jax evaluate --checkpoint "$out/run" --data "$out/data128" | tee "$out/evaluation.json"
 bert-jax report "$out/run" --output "$out/curves.png"

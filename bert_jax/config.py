@@ -4,6 +4,7 @@ import ast
 import difflib
 import importlib.util
 import inspect
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,9 @@ def _packaged(name: str) -> Path:
 def set_key(config: ConfigDict, key: str, text: str) -> None:
     """Sets `config.key` (dotted) to `text`, read as the type that the key's present value has."""
     known = dict(flatten(config))
+    if phase := re.fullmatch(r"phases\.(\d+)\.(.+)", key):
+        _set_phase_key(config, int(phase[1]), phase[2], text)
+        return
     if key not in known:
         raise InputError(f"--config.{key}: there is no such key{_nearest(key, list(known))}")
     *parents, last = key.split(".")
@@ -85,6 +89,17 @@ def set_key(config: ConfigDict, key: str, text: str) -> None:
     for parent in parents:
         node = node[parent]
     node[last] = _parse(key, text, known[key])
+
+
+def _set_phase_key(config: ConfigDict, number: int, key: str, text: str) -> None:
+    """One override of one phase: `--config.phases.1.data.path=DIR`."""
+    if number >= len(config.phases):
+        raise InputError(f"--config.phases.{number}.{key}: the config has {len(config.phases)} phases, from 0")
+    known: dict[str, Any] = {"steps": 0, **dict(flatten(config))}
+    if key not in known:
+        raise InputError(f"--config.phases.{number}.{key}: there is no such key{_nearest(key, list(known))}")
+    value = _parse(f"phases.{number}.{key}", text, known[key])
+    config.phases = tuple({**phase, key: value} if i == number else phase for i, phase in enumerate(config.phases))
 
 
 def _parse(key: str, text: str, present: Any) -> Any:

@@ -56,6 +56,7 @@ def get_config():
     config.optimizer.eps = 1e-6
     config.optimizer.grad_clip_norm = 1.0  # global norm; 0: no clipping
     config.optimizer.bias_correction = False  # the reference has none
+    config.optimizer.restart_schedule = False  # True: every phase has a warm-up and a decay of its own
 
     config.mesh = ml_collections.ConfigDict()  # devices along each axis; -1 fills in
     config.mesh.data = -1  # copies of the parameters
@@ -64,6 +65,9 @@ def get_config():
 
     config.remat = "none"  # recompute in the backward pass: none, dots (all but matrix products), full
     config.scan_layers = True  # False unrolls the layers: slower to compile, sometimes faster to run
+
+    config.init = ""  # a checkpoint to start from: parameters only, fresh optimizer
+    config.phases = ()  # of dicts of overrides with their steps: ({"steps": 900_000, "data.path": "data128"}, ...)
 
     config.checkpoint = ml_collections.ConfigDict()
     config.checkpoint.every_steps = 5_000  # and at the end, and on SIGTERM

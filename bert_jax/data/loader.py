@@ -59,20 +59,30 @@ class TrainLoader:
     in the middle of a batch if need be, and every instance is seen once in each.
     """
 
-    def __init__(self, dataset: PreparedDataset, *, seed: int, global_batch_size: int, masking: Masking):
-        """Raises InputError where the training split is empty."""
+    def __init__(
+        self,
+        dataset: PreparedDataset,
+        *,
+        seed: int,
+        global_batch_size: int,
+        masking: Masking,
+        first_step: int = 0,
+        first_example: int = 0,
+    ):
+        """Batch `first_step` begins with example `first_example`. InputError where the training split is empty."""
         self.dataset = dataset
         self.size = dataset.size("train")
         if not self.size:
             raise InputError(f"{dataset.folder} has no training instances: prepare it from more text")
         self.global_batch_size = global_batch_size
         self.masking = masking
+        self._offset = first_example - first_step * global_batch_size
         self._order_key = key_from(dataset.info.hash, seed, "order")
         self._mask_key = key_from(dataset.info.hash, seed, "mask")
 
     def examples(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Indices of the instances of batch `step` and the epoch of each, int64 [B]."""
-        position = step * self.global_batch_size + np.arange(self.global_batch_size)
+        position = self._offset + step * self.global_batch_size + np.arange(self.global_batch_size)
         epochs, within = np.divmod(position, self.size)
         indices = np.empty_like(position)
         for epoch in np.unique(epochs):

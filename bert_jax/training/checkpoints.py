@@ -3,7 +3,7 @@
 WORKDIR/checkpoints/STEP/
   parameters     the model's
   optimizer      moments and counters
-  position       the next batch, one integer, and the hash of the dataset it is a batch of
+  position       batches consumed, one integer, and the hash of the dataset that the last came from
   bert_config    as bert_config.json
   tokenizer      the vocabulary and how it is applied
   config         the run's
@@ -55,10 +55,7 @@ def _damage_named(folder: epath.Path) -> Iterator[None]:
 class Checkpointer:
     """Saves and restores the states of one workdir, asynchronously, keeping the newest few."""
 
-    def __init__(
-        self, workdir: epath.Path, *, keep: int, bert_config: BertConfig, config: ConfigDict, dataset: DatasetInfo,
-        tokenizer: WordPieceTokenizer,
-    ):  # fmt: skip
+    def __init__(self, workdir: epath.Path, *, keep: int, config: ConfigDict, tokenizer: WordPieceTokenizer):
         self._folder = workdir / FOLDER
         self._manager = ocp.CheckpointManager(
             self._folder,
@@ -68,9 +65,7 @@ class Checkpointer:
                 enable_async_checkpointing=True,
             ),
         )
-        self._dataset_hash = dataset.hash
         self._about = {
-            "bert_config": bert_config.to_dict(),
             "tokenizer": tokenizer.to_json(),
             "config": json.loads(config.to_json_best_effort()),
         }
@@ -79,14 +74,18 @@ class Checkpointer:
         """The newest complete step, None where there is none."""
         return self._manager.latest_step()
 
-    def save(self, step: int, state: TrainState) -> None:
-        """Starts saving `state`; the arrays are copied off the devices before this returns."""
+    def save(self, step: int, state: TrainState, *, bert_config: BertConfig, dataset: DatasetInfo) -> None:
+        """Starts saving `state`; the arrays are copied off the devices before this returns.
+
+        `dataset` is what the step's batch came from.
+        """
         self._manager.save(
             step,
             args=ocp.args.Composite(
                 parameters=ocp.args.StandardSave(state.parameters),
                 optimizer=ocp.args.StandardSave(_optimizer_item(state)),
-                position=ocp.args.JsonSave({"next_batch": step, "dataset": self._dataset_hash}),
+                position=ocp.args.JsonSave({"next_batch": step, "dataset": dataset.hash}),
+                bert_config=ocp.args.JsonSave(bert_config.to_dict()),
                 **{name: ocp.args.JsonSave(value) for name, value in self._about.items()},
             ),
         )
@@ -134,6 +133,7 @@ class Checkpoint:
     bert_config: BertConfig
     tokenizer: WordPieceTokenizer
     config: dict[str, Any]
+    step: int
     dataset_hash: str
 
     def load_parameters(self, shardings: Parameters | None = None) -> Parameters:
@@ -176,5 +176,6 @@ def open_checkpoint(location: str) -> Checkpoint:
             bert_config=BertConfig.from_dict(about.bert_config),
             tokenizer=WordPieceTokenizer.from_json(about.tokenizer),
             config=about.config,
+            step=about.position["next_batch"],
             dataset_hash=about.position["dataset"],
         )

@@ -1,38 +1,20 @@
-"""What is checked before a run does any work: config, dataset, devices and workdir have to fit each other."""
+"""What is checked before a run does any work: config, dataset and model have to fit each other."""
 
-import logging
 import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from etils import epath
 
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 from bert_jax.model.encoder import REMAT_POLICIES
-from bert_jax.training.checkpoints import Checkpoint, newest_step, open_checkpoint
-
-log = logging.getLogger(__name__)
-
-# What a run may change when it goes on; all else would make it another run in the same folder.
-CHANGEABLE = (
-    "total_steps", "log_every_steps", "eval_every_steps", "eval_batches", "max_nonfinite_steps", "mesh.", "remat",
-    "scan_layers", "checkpoint.", "data.path", "optimizer.",
-)  # fmt: skip
-
+from bert_jax.training.checkpoints import Checkpoint
 
 DTYPES = ("auto", "float32", "bfloat16")
-
-
-def open_dataset(config: ConfigDict) -> PreparedDataset:
-    """The dataset of `data.path`."""
-    if not config.data.path:
-        raise InputError("data.path is not set: give --config.data.path=DIR, the output of `bert-jax prepare`")
-    return PreparedDataset(config.data.path)
 
 
 def bert_config(config: ConfigDict, dataset: PreparedDataset) -> BertConfig:
@@ -60,8 +42,8 @@ def bert_config(config: ConfigDict, dataset: PreparedDataset) -> BertConfig:
     return model
 
 
-def check_config(config: ConfigDict) -> None:
-    """InputError for values out of range, each with the key that holds it."""
+def check_config(config: ConfigDict, steps: int) -> None:
+    """InputError for values out of range, each with the key that holds it; the config is that of a phase of `steps`."""
     values = dict(flatten(config))
 
     def check(holds: Callable[[Any], bool], wanted: str, *keys: str) -> None:
@@ -84,10 +66,12 @@ def check_config(config: ConfigDict) -> None:
     check(lambda x: 0 <= x < 1, "in [0, 1)", "optimizer.b1", "optimizer.b2")
     check(lambda x: x in REMAT_POLICIES, f"one of {', '.join(REMAT_POLICIES)}", "remat")
     check(lambda x: x in DTYPES, f"one of {', '.join(DTYPES)}", "dtype")
-    if values["optimizer.warmup_steps"] >= values["total_steps"]:
+    restarts, total = values["optimizer.restart_schedule"], values["total_steps"]
+    if values["optimizer.warmup_steps"] >= (steps if restarts else total):
         raise InputError(
-            f"optimizer.warmup_steps={values['optimizer.warmup_steps']} has to be below total_steps="
-            f"{values['total_steps']}: the learning rate would never reach its peak"
+            f"optimizer.warmup_steps={values['optimizer.warmup_steps']} has to be below "
+            f"{f'the steps of its phase, {steps}' if restarts else f'total_steps={total}'}: the learning rate would "
+            "never reach its peak"
         )
 
 
@@ -98,43 +82,18 @@ def compute_dtype(name: str) -> jnp.dtype:
     return jnp.dtype(name)
 
 
-def claim_workdir(folder: epath.Path, config: ConfigDict, dataset: PreparedDataset) -> int:
-    """Makes the workdir and returns the step it is at; InputError where it holds another run.
-
-    That is one of another vocabulary, dataset or config; what a run may change is in `CHANGEABLE`, and is logged.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--workdir: {folder} is a file")
-    folder.mkdir(parents=True, exist_ok=True)
-    newest = newest_step(folder)
-    if newest is None:
-        return 0
-    before = open_checkpoint(str(folder))
-    check_tokenizer(before, dataset)
-    if before.dataset_hash != dataset.info.hash:
-        raise InputError(
-            f"--workdir: {folder} was trained on another dataset than {dataset.folder}: choose another folder"
-        )
-    old, new = dict(flatten(ConfigDict(before.config))), dict(flatten(config))
-    changed = {key: f"{key} {old[key]!r} -> {new[key]!r}" for key in sorted({*old} & {*new}) if old[key] != new[key]}
-    refused = [text for key, text in changed.items() if not key.startswith(CHANGEABLE)]
-    if refused:
-        raise InputError(
-            f"--workdir: {folder} holds a run with another config ({'; '.join(refused)}): choose another folder"
-        )
-    if changed:
-        log.warning("going on with another config: %s", "; ".join(changed.values()))
-    if int(newest.name) > config.total_steps:
-        raise InputError(
-            f"--workdir: {folder} is at step {newest.name}, past total_steps={config.total_steps}: raise it"
-        )
-    return int(newest.name)
-
-
 def check_tokenizer(checkpoint: Checkpoint, dataset: PreparedDataset) -> None:
     """InputError where a dataset's token ids mean something else to a checkpoint."""
     if checkpoint.tokenizer.sha256 != dataset.tokenizer.sha256:
         raise InputError(
             f"{dataset.folder} was prepared with another vocabulary than {checkpoint.path} was trained with: prepare "
             "the corpus with the checkpoint's vocabulary"
+        )
+
+
+def check_same_tokenizer(dataset: PreparedDataset, other: PreparedDataset) -> None:
+    """InputError where two datasets of a run were prepared with different vocabularies."""
+    if dataset.tokenizer.sha256 != other.tokenizer.sha256:
+        raise InputError(
+            f"{dataset.folder} and {other.folder} were prepared with different vocabularies: prepare both with one"
         )

@@ -16,6 +16,7 @@ from bert_jax.model.bert import Parameters
 from bert_jax.progress import Bars, silent
 from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.checks import check_tokenizer, compute_dtype
+from bert_jax.training.phases import plan_at
 from bert_jax.training.sharding import make_mesh, parameter_shardings
 from bert_jax.training.train_step import make_eval_step, put_batch
 
@@ -90,7 +91,8 @@ def evaluate_checkpoint(checkpoint: str, data: str, *, batch_size: int = 64, bar
     loader = EvalLoader(dataset, batch_size=batch_size)
     bar = bars(total=loader.batches, desc="evaluate", unit="batch")
     eval_step = make_eval_step(mesh, graph, shardings)
-    evaluator = Evaluator(mesh, eval_step, loader, dataset.token_counts(), nsp=found.config["objective"]["nsp"])
+    config = plan_at(ConfigDict(found.config), found.step).config
+    evaluator = Evaluator(mesh, eval_step, loader, dataset.token_counts(), nsp=config.objective.nsp)
     values = evaluator.run(found.load_parameters(shardings), on_batch=lambda: bar.update(1))
     bar.close()
     return values

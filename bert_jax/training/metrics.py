@@ -2,11 +2,14 @@
 
 import json
 import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.summary import scalar
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -25,7 +28,12 @@ class MetricsWriter:
         partial.write_text("".join(_line(row) for row in kept))
         partial.replace(path)
         self._file = path.open("a")
-        self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=resume_step + 1, flush_secs=30)
+        # Written here and now: the library's SummaryWriter has a thread for it, and waits for ever once that has died
+        # of a full disk.
+        (workdir / "tensorboard").mkdir(exist_ok=True)
+        self._events = EventsWriter(str(workdir / "tensorboard" / "events"))
+        purge = SessionLog(status=SessionLog.START)  # the viewer drops what it has from this step on
+        self._events.write_event(Event(wall_time=time.time(), step=resume_step + 1, session_log=purge))
 
     def write(self, step: int, values: Mapping[str, Any], split: str | None = None) -> None:
         """One row. `split` is "eval" for evaluations; training rows carry none."""
@@ -35,7 +43,9 @@ class MetricsWriter:
         for name, value in values.items():
             if value is None or not math.isfinite(value):
                 continue  # TensorBoard has no place for it
-            self._events.add_scalar(f"{split or 'train'}/{name}", value, step)
+            summary = scalar(f"{split or 'train'}/{name}", value)
+            self._events.write_event(Event(wall_time=time.time(), step=step, summary=summary))
+        self._events.flush()
 
     def close(self) -> None:
         """Flushes and closes both."""

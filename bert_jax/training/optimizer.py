@@ -16,13 +16,15 @@ from bert_jax.config import ConfigDict
 from bert_jax.model.bert import Parameters
 
 
-def learning_rate_schedule(peak: float, warmup_steps: int, total_steps: int) -> optax.Schedule:
+def learning_rate_schedule(peak: float, warmup_steps: int, total_steps: int, *, start: int = 0) -> optax.Schedule:
     """peak * step / W below W, then peak * (1 - step / T): the decay is measured from step 0, so at W it is already
     under the peak, by W / T (`optax.join_schedules` would start it there). The first update has a rate of 0.
+
+    Steps are counted from `start` on, which is not 0 where a phase restarts the schedule.
     """
 
     def schedule(step: jax.Array) -> jax.Array:
-        step = jnp.asarray(step, jnp.float32)
+        step = jnp.asarray(step - start, jnp.float32)
         decayed = peak * (1 - jnp.minimum(step, total_steps) / total_steps)
         return jnp.where(step < warmup_steps, peak * step / max(1, warmup_steps), decayed)
 

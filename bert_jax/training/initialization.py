@@ -1,0 +1,33 @@
+"""Starting a run from another's parameters: a CHECKPOINT named by `init`."""
+
+import dataclasses
+
+from bert_jax.data.dataset import PreparedDataset
+from bert_jax.errors import InputError
+from bert_jax.model import BertConfig
+from bert_jax.training.checkpoints import Checkpoint, open_checkpoint
+from bert_jax.training.checks import check_tokenizer
+from bert_jax.training.state import StateSpec, TrainState
+
+# What a model may have otherwise than the checkpoint: neither the shape nor the meaning of a parameter.
+_FREE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
+
+
+def open_init(location: str, model: BertConfig, dataset: PreparedDataset) -> Checkpoint:
+    """The checkpoint to start from. InputError where it is of another vocabulary or of other sizes."""
+    checkpoint = open_checkpoint(location)
+    check_tokenizer(checkpoint, dataset)
+    has, wanted = checkpoint.bert_config.to_dict(), model.to_dict()
+    different = [
+        f"{name} {has[name]!r} (here model.{name}={wanted[name]!r})"
+        for name in has
+        if has[name] != wanted[name] and name not in _FREE
+    ]
+    if different:
+        raise InputError(f"init: {checkpoint.path} has {', '.join(different)}: set the same")
+    return checkpoint
+
+
+def start_from(checkpoint: Checkpoint, spec: StateSpec) -> TrainState:
+    """A new state with the checkpoint's parameters: step 0, empty moments."""
+    return dataclasses.replace(spec.make(), parameters=checkpoint.load_parameters(spec.shardings.parameters))

@@ -1,0 +1,155 @@
+"""The loop of one phase: batches in, steps, metrics, evaluations and checkpoints out."""
+
+import logging
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+from bert_jax.data.loader import EvalLoader, Prefetch, TrainLoader
+from bert_jax.data.masking import Masking
+from bert_jax.errors import BertJaxError, Interrupted
+from bert_jax.progress import Bars
+from bert_jax.training.checkpoints import Checkpointer
+from bert_jax.training.checks import compute_dtype
+from bert_jax.training.evaluation import Evaluator
+from bert_jax.training.metrics import MetricsWriter
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.phases import Phase
+from bert_jax.training.state import StateSpec, TrainState, describe_state
+from bert_jax.training.stopping import StopSignal
+from bert_jax.training.throughput import Throughput, summary
+from bert_jax.training.train_step import make_eval_step, make_train_step, put_batch
+
+log = logging.getLogger(__name__)
+
+
+def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:
+    """The loaders of both splits. InputError for masks that cannot be and an empty training split."""
+    config = phase.config
+    masking = Masking(
+        config.data.max_predictions,
+        mask_rate=config.objective.mask_rate,
+        mask_token=config.objective.mask_token,
+        keep_token=config.objective.keep_token,
+        random_token=config.objective.random_token,
+    )
+    train_loader = TrainLoader(
+        phase.dataset, seed=config.seed, global_batch_size=config.global_batch_size, masking=masking,
+        first_step=phase.start, first_example=phase.first_example,
+    )  # fmt: skip
+    eval_loader = EvalLoader(
+        phase.dataset,
+        batch_size=config.global_batch_size // config.gradient_accumulation,
+        batches=config.eval_batches * config.gradient_accumulation,
+    )
+    return train_loader, eval_loader
+
+
+def plan_state(mesh: Mesh, phase: Phase) -> tuple[optax.GradientTransformation, StateSpec]:
+    """The optimizer, and the plan of the state, which is the same in every phase but for how the model runs."""
+    config = phase.config
+    optimizer = make_optimizer(config.optimizer)
+    spec = describe_state(
+        mesh, phase.model, optimizer, config.seed,
+        dtype=compute_dtype(config.dtype), remat=config.remat, scan_layers=config.scan_layers,
+    )  # fmt: skip
+    return optimizer, spec
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the phases of a run share."""
+
+    mesh: Mesh
+    checkpointer: Checkpointer
+    writer: MetricsWriter
+    stop: StopSignal
+    bars: Bars
+    bar: Any  # of the whole run
+
+
+def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[TrainState, dict[str, float]]:
+    """Steps `start` + 1 to the end of the phase, which is evaluated and saved. Returns state and last evaluation.
+
+    `state` is that after `start` steps; it is donated. Raises as `pretrain` does.
+    """
+    config, dataset = phase.config, phase.dataset
+
+    # --- Data ----------------------------------------------------------------------------------------------------
+    train_loader, eval_loader = make_loaders(phase)
+    log.info(
+        "steps %d-%d: %s instances of %d tokens, %d a step",
+        start + 1, phase.stop, f"{train_loader.size:,}", dataset.info.seq_len, config.global_batch_size,
+    )  # fmt: skip
+    if not eval_loader.batches:
+        log.warning("%s has no eval split (or eval_batches=0): there will be no evaluation", dataset.folder)
+
+    # --- Optimizer, steps ----------------------------------------------------------------------------------------
+    optimizer, spec = plan_state(run.mesh, phase)
+    train_step = make_train_step(
+        run.mesh, spec, optimizer, phase.schedule(), seed=config.seed, nsp=config.objective.nsp
+    )
+    eval_step = make_eval_step(run.mesh, spec.graph, spec.shardings.parameters)
+    evaluator = Evaluator(run.mesh, eval_step, eval_loader, dataset.token_counts(), nsp=config.objective.nsp)
+
+    # --- Loop ----------------------------------------------------------------------------------------------------
+    microbatches = config.gradient_accumulation
+    batches = Prefetch(lambda step: put_batch(run.mesh, train_loader.batch(step), microbatches), start, phase.stop)
+    run.bar.set_postfix_str("compiling")
+    throughput = Throughput(config, phase.model, dataset.info.seq_len)
+    evaluation: dict[str, float] = {}
+    pending: Any = None  # the metrics of the step before: read while the device works on this one
+
+    def settle() -> bool:
+        """Reads the metrics of the pending step and logs them. True where too many in a row were not finite."""
+        nonlocal pending
+        if pending is None:
+            return False
+        (at, device_values), pending = pending, None
+        values = jax.device_get(device_values)
+        throughput.finished(at)
+        if at % config.log_every_steps == 0 or at == phase.stop:
+            row = {name: value.item() for name, value in values.items()} | throughput.rates(at)
+            run.writer.write(at, row)
+            run.bar.set_postfix_str(summary(row))
+            run.checkpointer.check()
+        run.bar.update(1)
+        return bool(values["nonfinite_streak"] >= config.max_nonfinite_steps)
+
+    def evaluate(at: int) -> dict[str, float]:
+        eval_bar = run.bars(total=eval_loader.batches, desc="evaluate", unit="batch", leave=False)
+        values = evaluator.run(state.parameters, on_batch=lambda: eval_bar.update(1))
+        eval_bar.close()
+        run.writer.write(at, values, split="eval")
+        log.info("step %d: eval %s; unigram baseline %.2f", at, summary(values), values["unigram_loss"])
+        throughput.pause()
+        return values
+
+    with closing(batches), jax.set_mesh(run.mesh), jax.transfer_guard("disallow"):
+        for step, batch in enumerate(batches, start + 1):
+            state, metrics = train_step(state, batch)
+            is_hopeless = settle()
+            pending = step, metrics
+            is_last, received = step == phase.stop, run.stop.received
+            is_eval = is_last or (config.eval_every_steps and step % config.eval_every_steps == 0)
+            is_save = is_last or is_hopeless or received or step % config.checkpoint.every_steps == 0
+            if is_eval or is_save:  # a step's row is written before the step is saved, or a kill could lose it
+                is_hopeless = settle() or is_hopeless
+            if is_eval and eval_loader.batches:
+                evaluation = evaluate(step)
+            if is_save:
+                run.checkpointer.save(step, state, bert_config=phase.model, dataset=dataset.info)
+            if is_hopeless or received:
+                run.checkpointer.wait()
+            if is_hopeless:
+                raise BertJaxError(
+                    f"loss, gradient or update were not finite {config.max_nonfinite_steps} times in a row, up to step "
+                    f"{step}, which is saved: lower optimizer.learning_rate or raise optimizer.warmup_steps"
+                )
+            if received:
+                raise Interrupted(f"{received.name}: saved step {step}; the same command goes on from there")
+    return state, evaluation

@@ -1,0 +1,124 @@
+"""The phases of a run: stretches of steps that differ in some keys, such as sequences of 128 tokens and then of 512.
+
+    config.phases = (
+        {"steps": 900_000, "data.path": "data128"},
+        {"steps": -1, "data.path": "data512", "data.max_predictions": 80},
+    )
+
+All phases share one workdir, one state and one step counter. A run without phases is a run of one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import optax
+
+from bert_jax.config import ConfigDict, flatten, set_key
+from bert_jax.data.dataset import PreparedDataset
+from bert_jax.errors import InputError
+from bert_jax.model import BertConfig
+from bert_jax.training.checks import bert_config, check_config, check_same_tokenizer
+from bert_jax.training.optimizer import learning_rate_schedule
+
+# What a phase may set: nothing that changes what the state is or where it lies.
+PHASE_KEYS = (
+    "data.", "objective.", "global_batch_size", "gradient_accumulation", "remat", "scan_layers", "log_every_steps",
+    "eval_every_steps", "eval_batches", "model.hidden_dropout_prob", "model.attention_probs_dropout_prob",
+    "optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.weight_decay", "optimizer.grad_clip_norm",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps `start` + 1 to `stop` of a run, and the config of them: the run's, with the overrides."""
+
+    start: int
+    stop: int
+    config: ConfigDict
+
+
+@dataclass(frozen=True)
+class Phase(Plan):
+    """A plan with its dataset open. `first_example`: examples of this dataset that earlier phases have read."""
+
+    dataset: PreparedDataset
+    model: BertConfig
+    first_example: int
+
+    def schedule(self) -> optax.Schedule:
+        """Step of the run to learning rate: one schedule for the whole run unless each phase restarts it."""
+        of = self.config.optimizer
+        if of.restart_schedule:
+            return learning_rate_schedule(of.learning_rate, of.warmup_steps, self.stop - self.start, start=self.start)
+        return learning_rate_schedule(of.learning_rate, of.warmup_steps, self.config.total_steps)
+
+
+def plan_phases(config: ConfigDict) -> list[Plan]:
+    """The phases of a run's config, in order.
+
+    Raises InputError for a phase that sets what it may not, and where their steps do not add up to `total_steps`; -1
+    steps, in one phase at the most, fill in.
+    """
+    if not all(isinstance(phase, Mapping) for phase in config.phases):
+        raise InputError(f"phases: a tuple of dicts of overrides, each with its steps, not {config.phases!r}")
+    overrides: Sequence[Mapping[str, Any]] = list(config.phases) or [{"steps": -1}]
+    for number, phase in enumerate(overrides):
+        if type(steps := phase.get("steps")) is not int or (steps < 1 and steps != -1):
+            raise InputError(f"phases.{number}.steps has to be a number of steps, or -1 to fill in, not {steps!r}")
+    given = [phase["steps"] for phase in overrides]
+    fixed = sum(steps for steps in given if steps != -1)
+    if given.count(-1) > 1 or not (fixed < config.total_steps if -1 in given else fixed == config.total_steps):
+        raise InputError(
+            f"phases: steps {given} do not make total_steps={config.total_steps}; -1 in one of them fills in"
+        )
+    plans: list[Plan] = []
+    for number, phase in enumerate(overrides):
+        start = plans[-1].stop if plans else 0
+        steps = phase["steps"] if phase["steps"] != -1 else config.total_steps - fixed
+        plans.append(Plan(start, start + steps, _apply(config, number, phase)))
+    return plans
+
+
+def _apply(config: ConfigDict, number: int, phase: Mapping[str, Any]) -> ConfigDict:
+    result = config.copy_and_resolve_references()
+    for key, value in phase.items():
+        if key == "steps":
+            continue
+        if key in dict(flatten(config)) and not key.startswith(PHASE_KEYS):
+            raise InputError(f"phases.{number}.{key}: a phase may not set it, only the whole run")
+        try:
+            set_key(result, key, str(value))
+        except InputError as error:
+            raise InputError(f"phases.{number}: {error}") from error
+    return result
+
+
+def plan_at(config: ConfigDict, step: int) -> Plan:
+    """The phase that made the state after `step` steps, which at a boundary is the one that ends there."""
+    return next(plan for plan in plan_phases(config) if step <= plan.stop)
+
+
+def open_phases(config: ConfigDict) -> list[Phase]:
+    """The phases with their datasets, each checked against the model.
+
+    Raises InputError for whatever does not fit: values out of range, datasets of different vocabularies, sequences
+    longer than the model reads.
+    """
+    check_config(config, config.total_steps)
+    datasets: dict[str, PreparedDataset] = {}
+    examples_read: dict[str, int] = {}
+    phases: list[Phase] = []
+    for plan in plan_phases(config):
+        path = plan.config.data.path
+        check_config(plan.config, plan.stop - plan.start)
+        if not path:
+            raise InputError("data.path is not set: give --config.data.path=DIR, the output of `bert-jax prepare`")
+        dataset = datasets[path] = datasets.get(path) or PreparedDataset(path)
+        if phases:
+            check_same_tokenizer(dataset, phases[0].dataset)
+        model = bert_config(plan.config, dataset)
+        before = examples_read.get(dataset.info.hash, 0)
+        examples_read[dataset.info.hash] = before + (plan.stop - plan.start) * plan.config.global_batch_size
+        phases.append(Phase(plan.start, plan.stop, plan.config, dataset, model, before))
+    return phases

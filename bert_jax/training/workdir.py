@@ -1,0 +1,71 @@
+"""A workdir belongs to one run: what is there already has to be that run, up to what a run may change."""
+
+import logging
+from collections.abc import Sequence
+
+from etils import epath
+
+from bert_jax.config import ConfigDict, flatten
+from bert_jax.errors import InputError
+from bert_jax.training.checkpoints import newest_step, open_checkpoint
+from bert_jax.training.checks import check_tokenizer
+from bert_jax.training.phases import Phase, Plan, plan_phases
+
+log = logging.getLogger(__name__)
+
+# What a run may change when it goes on; all else would make it another run in the same folder. Phases are held
+# against each other by what they come to, so that one may be added to a run that is finished.
+CHANGEABLE = (
+    "total_steps", "log_every_steps", "eval_every_steps", "eval_batches", "max_nonfinite_steps", "mesh.", "remat",
+    "scan_layers", "checkpoint.", "data.path", "optimizer.", "phases",
+)  # fmt: skip
+
+
+def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int:
+    """Makes the workdir and returns the step it is at; InputError where it holds another run.
+
+    That is one of another vocabulary, dataset or config; what a run may change is in `CHANGEABLE`, and is logged.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--workdir: {folder} is a file")
+    folder.mkdir(parents=True, exist_ok=True)
+    newest = newest_step(folder)
+    if newest is None:
+        return 0
+    step, before = int(newest.name), open_checkpoint(str(folder))
+    check_tokenizer(before, phases[0].dataset)
+    if step > phases[-1].stop:
+        raise InputError(f"--workdir: {folder} is at step {step}, past total_steps={phases[-1].stop}: raise it")
+    changed: dict[str, str] = {}
+    for old, new in zip(plan_phases(ConfigDict(before.config)), phases, strict=False):
+        if old.start >= step:
+            break
+        if min(old.stop, step) != min(new.stop, step):
+            raise InputError(
+                f"--workdir: {folder} is at step {step} and has phases {_span(old)} where the config has {_span(new)}: "
+                "a phase that is begun may only be prolonged"
+            )
+        changed |= _differences(folder, old, new)
+        if step <= new.stop and before.dataset_hash != new.dataset.info.hash:
+            raise InputError(
+                f"--workdir: {folder} was trained on another dataset than {new.dataset.folder}: choose another folder"
+            )
+    if changed:
+        log.warning("going on with another config: %s", "; ".join(changed.values()))
+    return step
+
+
+def _span(plan: Plan) -> str:
+    return f"{plan.start}-{plan.stop}"
+
+
+def _differences(folder: epath.Path, old: Plan, new: Plan) -> dict[str, str]:
+    before, now = dict(flatten(old.config)), dict(flatten(new.config))
+    keys = sorted(({*before} & {*now}) - {"phases"})
+    changed = {key: f"{key} {before[key]!r} -> {now[key]!r}" for key in keys if before[key] != now[key]}
+    refused = [text for key, text in changed.items() if not key.startswith(CHANGEABLE)]
+    if refused:
+        raise InputError(
+            f"--workdir: {folder} holds a run with another config ({'; '.join(refused)}): choose another folder"
+        )
+    return changed

@@ -1,0 +1,206 @@
+"""Runs of several phases, and runs that start from another's parameters."""
+
+import json
+import signal
+from pathlib import Path
+
+import helpers
+import jax
+import numpy as np
+import pytest
+from etils import epath
+from runs import assert_same_run, rows_without_times, train, train_until
+
+from bert_jax.config import load_config
+from bert_jax.errors import InputError
+from bert_jax.training.checkpoints import newest_step, open_checkpoint
+from bert_jax.training.metrics import read_metrics
+from bert_jax.training.phases import open_phases, plan_at, plan_phases
+from bert_jax.training.pretrain import pretrain
+
+
+@pytest.fixture(scope="module")
+def short_dir(tmp_path_factory: pytest.TempPathFactory, corpus_file: Path, vocabulary_file: Path) -> Path:
+    path = tmp_path_factory.mktemp("short") / "data"
+    helpers.prepare_dataset(corpus_file, vocabulary_file, path, seq_len=32)
+    return path
+
+
+def two_phases(short: Path, long: Path, steps: int = 4) -> tuple[dict, ...]:
+    return (
+        {"steps": steps, "data.path": str(short), "global_batch_size": 32, "data.max_predictions": 5},
+        {"steps": -1, "data.path": str(long)},
+    )
+
+
+def phased(short: Path, long: Path, steps: int = 4, **overrides: object):
+    return helpers.small_config(long, phases=two_phases(short, long, steps), **overrides)
+
+
+def test_a_plan_covers_every_step_with_the_config_that_holds_in_it(short_dir: Path, dataset_dir: Path):
+    plans = plan_phases(phased(short_dir, dataset_dir))
+    assert [(plan.start, plan.stop) for plan in plans] == [(0, 4), (4, 8)]
+    assert [plan.config.global_batch_size for plan in plans] == [32, 16]
+    assert [plan.config.data.max_predictions for plan in plans] == [5, 10]
+    assert [plan_at(phased(short_dir, dataset_dir), step).start for step in (0, 4, 5, 8)] == [0, 0, 4, 4]
+    (only,) = plan_phases(helpers.small_config(dataset_dir))
+    assert (only.start, only.stop) == (0, 8)
+
+
+@pytest.mark.parametrize(
+    ("phases", "message"),
+    [
+        ("({'steps': 4},)", r"steps \[4\] do not make total_steps=8"),
+        ("({'steps': 8}, {'steps': -1})", "do not make total_steps"),
+        ("({'steps': -1}, {'steps': -1})", "do not make total_steps"),
+        ("({'steps': 0}, {'steps': 8})", "phases.0.steps has to be a number"),
+        ("({'steps': True}, {'steps': 7})", "phases.0.steps has to be a number"),
+        ("({'data.path': 'x'},)", "phases.0.steps has to be a number"),
+        ("({'steps': 8, 'model.hidden_size': 64},)", "phases.0.model.hidden_size: a phase may not set it"),
+        ("({'steps': 8, 'seed': 64},)", "a phase may not set it"),
+        ("({'steps': 8, 'data.pat': 'x'},)", "did you mean data.path"),
+        ("({'steps': 8, 'global_batch_size': 'x'},)", "phases.0: .*wants a value of type int"),
+        ("({'steps': 8, 'global_batch_size': 20},)", "global_batch_size=20 does not divide"),
+        ("({'steps': 8, 'objective.mask_rate': 2.0},)", "mask_rate"),
+        ("({'steps': 8, 'data.path': '/nowhere'},)", "not a prepared dataset"),
+        ("(8,)", "phases: .*dicts"),
+        ("({'steps': 2, 'optimizer.warmup_steps': 2}, {'steps': -1})", "below the steps of its phase, 2"),
+    ],
+)
+def test_phases_that_cannot_be_are_refused(phases: str, message: str, dataset_dir: Path, tmp_path: Path):
+    restart = "its phase" in message
+    config = helpers.small_config(dataset_dir, phases=phases, optimizer__restart_schedule=restart)
+    with pytest.raises(InputError, match=message):
+        pretrain(config, str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_phases_of_different_vocabularies_are_refused(
+    corpus_file: Path, vocabulary: list[str], dataset_dir: Path, tmp_path: Path
+):
+    (tmp_path / "vocab.txt").write_text("\n".join([*vocabulary[:-2], vocabulary[-1], vocabulary[-2]]) + "\n")
+    helpers.prepare_dataset(corpus_file, tmp_path / "vocab.txt", tmp_path / "other")
+    with pytest.raises(InputError, match="different vocabularies"):
+        open_phases(phased(tmp_path / "other", dataset_dir))
+
+
+def test_one_key_of_one_phase_from_the_command_line(tmp_path: Path):
+    overrides = [("phases", "({'steps': 3}, {'steps': -1})"), ("phases.1.data.path", "b"), ("phases.0.steps", "5")]
+    config = load_config("bert_tiny", overrides)
+    assert config.phases == ({"steps": 5}, {"steps": -1, "data.path": "b"})
+    for key, message in (("phases.2.data.path", "has 2 phases"), ("phases.0.data.pth", "did you mean data.path")):
+        with pytest.raises(InputError, match=message):
+            load_config("bert_tiny", [*overrides, (key, "x")])
+
+
+def test_the_schedule_is_one_or_restarts(short_dir: Path, dataset_dir: Path, tmp_path: Path):
+    def rates(**overrides: object) -> list[float]:
+        first, second = open_phases(phased(short_dir, dataset_dir, optimizer__learning_rate=1.0, **overrides))
+        return [float((first if step < 4 else second).schedule()(step)) for step in range(8)]
+
+    np.testing.assert_allclose(rates(), [0, 0.5, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8], rtol=1e-6)
+    np.testing.assert_allclose(
+        rates(optimizer__restart_schedule=True), [0, 0.5, 2 / 4, 1 / 4, 0, 0.5, 2 / 4, 1 / 4], rtol=1e-6
+    )
+    config = phased(short_dir, dataset_dir, optimizer__restart_schedule=True)
+    pretrain(config, str(tmp_path))
+    logged = [row["learning_rate"] for row in read_metrics(epath.Path(tmp_path)) if "split" not in row]
+    np.testing.assert_allclose(logged, [0, 5e-3, 5e-3, 2.5e-3, 0, 5e-3, 5e-3, 2.5e-3], rtol=1e-5)
+
+
+def test_phases_on_one_dataset_read_on_where_the_last_one_stopped(dataset_dir: Path, short_dir: Path):
+    phases = ({"steps": 3}, {"steps": 2, "data.path": str(short_dir)}, {"steps": 3, "global_batch_size": 32})
+    opened = open_phases(helpers.small_config(dataset_dir, phases=phases))
+    assert [phase.first_example for phase in opened] == [0, 0, 48]
+
+
+def test_both_phases_are_trained_and_evaluated_on_their_own_data(short_dir: Path, dataset_dir: Path, tmp_path: Path):
+    config = phased(short_dir, dataset_dir, eval_every_steps=0)
+    final = pretrain(config, str(tmp_path))
+    rows = read_metrics(epath.Path(tmp_path))
+    assert [row["step"] for row in rows if "split" not in row] == list(range(1, 9))
+    evaluations = {row["step"]: row for row in rows if row.get("split") == "eval"}
+    assert sorted(evaluations) == [4, 8]
+    assert evaluations[4]["unigram_loss"] != evaluations[8]["unigram_loss"]
+    assert final["mlm_loss"] == evaluations[8]["mlm_loss"]
+    assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["4", "8"]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_killed_on_the_boundary_and_resumed_is_never_stopped(
+    restart: bool, short_dir: Path, dataset_dir: Path, tmp_path: Path
+):
+    """The newest checkpoint is that of the boundary when the kill comes, so that the second phase starts anew."""
+    settings = {
+        "phases": two_phases(short_dir, dataset_dir, 100), "total_steps": 200, "optimizer.warmup_steps": 20,
+        "checkpoint.every_steps": 1000, "optimizer.restart_schedule": restart,
+    }  # fmt: skip
+    assert train(dataset_dir, tmp_path / "straight", **settings).returncode == 0
+    killed = train_until(110, dataset_dir, tmp_path / "killed", signal.SIGKILL, **settings)
+    assert killed.returncode == -signal.SIGKILL
+    assert newest_step(epath.Path(tmp_path / "killed")).name == "100"
+    resumed = train(dataset_dir, tmp_path / "killed", **settings)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "going on from step 100" in resumed.stderr
+    assert_same_run(tmp_path / "killed", tmp_path / "straight")
+
+
+def test_a_phase_may_be_added_to_a_finished_run(short_dir: Path, dataset_dir: Path, tmp_path: Path, caplog):
+    first = {"global_batch_size": 32, "data__max_predictions": 5, "total_steps": 4}
+    pretrain(helpers.small_config(short_dir, **first), str(tmp_path))
+    pretrain(phased(short_dir, dataset_dir), str(tmp_path))
+    assert newest_step(epath.Path(tmp_path)).name == "8"
+    assert open_checkpoint(str(tmp_path)).dataset_hash == json.loads((dataset_dir / "dataset.json").read_text())["hash"]
+
+
+def test_a_phase_that_is_begun_stays_what_it_is(short_dir: Path, dataset_dir: Path, tmp_path: Path):
+    pretrain(phased(short_dir, dataset_dir), str(tmp_path))
+    for steps, overrides, message in (
+        (3, {}, "a phase that is begun may only be prolonged"),
+        (5, {}, "a phase that is begun may only be prolonged"),
+        (4, {"objective__mask_rate": 0.2}, "mask_rate 0.15 -> 0.2"),
+    ):
+        with pytest.raises(InputError, match=message):
+            pretrain(phased(short_dir, dataset_dir, steps, total_steps=10, **overrides), str(tmp_path))
+    with pytest.raises(InputError, match="another dataset"):
+        pretrain(phased(short_dir, short_dir, total_steps=10), str(tmp_path))
+
+
+def test_init_takes_the_parameters_and_nothing_else(dataset_dir: Path, short_dir: Path, tmp_path: Path):
+    pretrain(helpers.small_config(short_dir), str(tmp_path / "first"))
+    config = helpers.small_config(
+        dataset_dir, init=tmp_path / "first", optimizer__learning_rate=0.0, total_steps=3, mesh__data=2, mesh__tensor=4
+    )
+    pretrain(config, str(tmp_path / "second"))
+    first, second = (open_checkpoint(str(tmp_path / name)) for name in ("first", "second"))
+    assert second.step == 3
+    jax.tree.map(np.testing.assert_array_equal, first.load_parameters(), second.load_parameters())
+    rows = rows_without_times(tmp_path / "second")
+    assert [row["step"] for row in rows if "split" not in row] == [1, 2, 3]
+    assert pretrain(helpers.small_config(dataset_dir, init=tmp_path / "first"), str(tmp_path / "third"))
+
+
+def test_a_resumed_run_does_not_look_at_init(dataset_dir: Path, tmp_path: Path):
+    pretrain(helpers.small_config(dataset_dir, total_steps=4), str(tmp_path / "first"))
+    settings = {"init": tmp_path / "first", "total_steps": 4}
+    pretrain(helpers.small_config(dataset_dir, **settings), str(tmp_path / "second"))
+    (tmp_path / "first").rename(tmp_path / "gone")
+    settings["total_steps"] = 6
+    pretrain(helpers.small_config(dataset_dir, **settings), str(tmp_path / "second"))
+    assert newest_step(epath.Path(tmp_path / "second")).name == "6"
+
+
+def test_init_that_does_not_fit_is_refused(dataset_dir: Path, corpus_file: Path, vocabulary: list[str], tmp_path: Path):
+    pretrain(helpers.small_config(dataset_dir, total_steps=3), str(tmp_path / "first"))
+    for overrides, message in (
+        ({"model__hidden_size": 64}, r"hidden_size 32 \(here model.hidden_size=64\)"),
+        ({"model__hidden_act": "gelu_new"}, "hidden_act 'gelu'"),
+        ({"init": tmp_path / "nothing"}, "does not exist"),
+    ):
+        config = helpers.small_config(dataset_dir, **{"init": tmp_path / "first", **overrides})
+        with pytest.raises(InputError, match=message):
+            pretrain(config, str(tmp_path / "second"))
+    (tmp_path / "vocab.txt").write_text("\n".join([*vocabulary[:-2], vocabulary[-1], vocabulary[-2]]) + "\n")
+    helpers.prepare_dataset(corpus_file, tmp_path / "vocab.txt", tmp_path / "other")
+    with pytest.raises(InputError, match="another vocabulary"):
+        pretrain(helpers.small_config(tmp_path / "other", init=tmp_path / "first"), str(tmp_path / "second"))
