@@ -221,8 +221,16 @@ def _export(options: argparse.Namespace) -> None:
     from bert_jax.training.checkpoints import open_checkpoint
 
     checkpoint = open_checkpoint(options.checkpoint)
-    huggingface.export(checkpoint, options.output)
-    print(f"{options.output}: {checkpoint.path} in Hugging Face's layout")
+    architecture = huggingface.export(checkpoint, options.output)
+    print(f"{options.output}: {checkpoint.path} in Hugging Face's layout, for {architecture}")
+
+
+def _import(options: argparse.Namespace) -> None:
+    from bert_jax.interop.importing import import_checkpoint
+
+    checkpoint = import_checkpoint(options.source, options.output, lowercase=options.lowercase)
+    heads = ", ".join(checkpoint.heads) or "none"
+    print(f"{options.output}: {checkpoint.tokenizer}, heads: {heads}")
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -264,6 +272,12 @@ def _parser() -> argparse.ArgumentParser:
         )  # fmt: skip
         sub.add_argument("--errors", choices=["strict", "replace"], default="strict", help="bytes that are not UTF-8")
 
+    def add_checkpoint(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument(
+            "--checkpoint", required=True, metavar="CHECKPOINT",
+            help="a workdir, a checkpoints/STEP, or what import wrote",
+        )  # fmt: skip
+
     sub = command("vocab", _vocab, "Train a WordPiece vocabulary.")
     add_corpus(sub)
     sub.add_argument("--output", required=True, metavar="FILE", help="the vocabulary, one piece a line")
@@ -296,19 +310,35 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--workdir", required=True, metavar="DIR", help="checkpoints, metrics and curves")
 
     sub = command("evaluate", _evaluate, "MLM and NSP loss and accuracy on a dataset's eval split, as JSON.")
-    sub.add_argument("--checkpoint", required=True, metavar="CHECKPOINT", help="a workdir or a checkpoints/STEP")
+    add_checkpoint(sub)
     sub.add_argument("--data", required=True, metavar="DIR", help="a prepared dataset")
     sub.add_argument("--batch_size", type=int, default=64, help="sequences a batch")
 
     sub = command("fill-mask", _fill_mask, "The most probable words for each [MASK].")
-    sub.add_argument("--checkpoint", required=True, metavar="CHECKPOINT", help="a workdir or a checkpoints/STEP")
+    add_checkpoint(sub)
     sub.add_argument("--top", type=int, default=5, help="candidates for each mask")
     sub.add_argument("text", nargs="+", help='for example "Paris is the [MASK] of France."')
 
     sub = command("export", _export, "Write a checkpoint in another library's format.")
-    sub.add_argument("--checkpoint", required=True, metavar="CHECKPOINT", help="a workdir or a checkpoints/STEP")
+    add_checkpoint(sub)
     sub.add_argument("--output", required=True, metavar="DIR", help="a new folder")
     sub.add_argument("--format", choices=["hf"], default="hf", help="hf: what transformers loads")
+
+    sub = command("import", _import, "Make a checkpoint of another library's model, to evaluate, train on or export.")
+    sub.add_argument(
+        "--source", required=True, metavar="DIR",
+        help="a folder of transformers: config.json, .safetensors, and vocab.txt or tokenizer.json",
+    )  # fmt: skip
+    sub.add_argument("--output", required=True, metavar="DIR", help="a new folder")
+    case = sub.add_mutually_exclusive_group()
+    case.add_argument(
+        "--cased", dest="lowercase", action="store_const", const=False,
+        help="keep case and accents, whatever the source says",
+    )  # fmt: skip
+    case.add_argument(
+        "--uncased", dest="lowercase", action="store_const", const=True,
+        help="lower-case and strip accents, whatever the source says",
+    )  # fmt: skip
 
     sub = command("report", _report, "Draw the curves of one run, or of several side by side.")
     sub.add_argument("workdir", nargs="+", metavar="WORKDIR", help="of pretrain")

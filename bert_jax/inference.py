@@ -1,5 +1,6 @@
 """A trained model in one line, and the masked words it would fill in."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -21,29 +22,50 @@ class PreTrained:
     tokenizer: WordPieceTokenizer
     config: BertConfig
 
-    def batch(self, input_ids: np.ndarray, token_type_ids: np.ndarray) -> dict[str, jax.Array]:
-        """What the encoder reads for one sequence: ids [L] to arrays [1, L]."""
-        length = len(input_ids)
+    def batch(self, text: str | Sequence[str], pair: str | Sequence[str] | None = None) -> dict[str, jax.Array]:
+        """What the model reads, for one text or several, each alone or followed by its `pair`: int32 arrays.
+
+        Returns:
+          `input_ids, token_type_ids, positions, sequence_ids` [B, L], padded to the longest, where sequence 0 is
+          padding; `masked_positions` [B, L], every position, so that the masked-LM head predicts each;
+          `cls_positions` [B, 1].
+
+        Raises:
+          InputError: no text, not as many pairs as texts, or a text longer than the model reads.
+        """
+        texts = [text] if isinstance(text, str) else list(text)
+        pairs = [pair] if isinstance(pair, str) else [None] * len(texts) if pair is None else list(pair)
+        if not texts or len(pairs) != len(texts):
+            raise InputError(f"{len(texts)} texts with {len(pairs)} pairs: give one text or more, each with its pair")
+        encoded = [self.tokenizer.encode_with_special_tokens(*both) for both in zip(texts, pairs, strict=True)]
+        length = max(len(ids) for ids, _ in encoded)
         if length > self.config.max_position_embeddings:
             raise InputError(
                 f"the text is {length} tokens long, the model reads {self.config.max_position_embeddings}: shorten it"
             )
+        input_ids = np.full((len(texts), length), self.tokenizer.pad_id, np.int32)
+        token_type_ids, sequence_ids = np.zeros((2, *input_ids.shape), np.int32)
+        for row, (ids, types) in enumerate(encoded):
+            input_ids[row, : len(ids)], token_type_ids[row, : len(ids)], sequence_ids[row, : len(ids)] = ids, types, 1
+        positions = np.tile(np.arange(length, dtype=np.int32), (len(texts), 1))
         return {
-            "input_ids": jnp.asarray(input_ids, jnp.int32)[None],
-            "token_type_ids": jnp.asarray(token_type_ids, jnp.int32)[None],
-            "positions": jnp.arange(length)[None],
-            "sequence_ids": jnp.ones((1, length), jnp.int32),
-            "cls_positions": jnp.zeros((1, 1), jnp.int32),
+            "input_ids": jnp.asarray(input_ids),
+            "token_type_ids": jnp.asarray(token_type_ids),
+            "positions": jnp.asarray(positions),
+            "sequence_ids": jnp.asarray(sequence_ids),
+            "masked_positions": jnp.asarray(positions),
+            "cls_positions": jnp.zeros((len(texts), 1), jnp.int32),
         }
 
 
 def load(checkpoint: str) -> PreTrained:
-    """The model of a CHECKPOINT (a workdir or one of its checkpoints/STEP), in fp32 on the first device.
+    """The model of a CHECKPOINT (a workdir, one of its checkpoints/STEP, or imported), in fp32 on the first device.
 
-    Raises InputError where there is none.
+    Its `encode(batch)` gives hidden states, and `model(batch)` the logits of both heads, None for one that the
+    checkpoint lacks. Raises InputError where there is no checkpoint.
     """
     found = open_checkpoint(checkpoint)
-    graph, _, _ = abstract_parameters(found.bert_config)
+    graph, _, _ = abstract_parameters(found.bert_config, heads=found.heads)
     return PreTrained(nnx.merge(graph, found.load_parameters()), found.tokenizer, found.bert_config)
 
 
@@ -65,16 +87,19 @@ def check_mask(text: str) -> None:
 def fill_mask(pretrained: PreTrained, text: str, top: int = 5) -> list[list[Filling]]:
     """The `top` most probable fillings of each [MASK] in `text`, masks in order, best first.
 
-    Each mask is filled on its own, the others left as they are. InputError where there is no [MASK].
+    Each mask is filled on its own, the others left as they are. InputError where there is no [MASK], or no head to
+    fill it in.
     """
     tokenizer = pretrained.tokenizer
-    ids, token_type_ids = tokenizer.encode_with_special_tokens(text)
     check_mask(text)
+    batch = pretrained.batch(text)
+    ids = batch["input_ids"][0].tolist()
     positions = [position for position, token in enumerate(ids) if token == tokenizer.mask_id]
     if not 1 <= top <= tokenizer.vocab_size:
         raise InputError(f"--top is 1 to {tokenizer.vocab_size}, not {top}")
-    batch = pretrained.batch(np.array(ids), np.array(token_type_ids))
     logits, _ = pretrained.model({**batch, "masked_positions": jnp.asarray(positions)[None]})
+    if logits is None:
+        raise InputError("the checkpoint has no mlm_head: fill-mask needs mlm_head")
     probabilities, tokens = jax.lax.top_k(jax.nn.softmax(logits[0], axis=-1), top)
     fillings = []
     for position, row_probabilities, row_tokens in zip(

@@ -72,5 +72,6 @@ def get_config():
     config.checkpoint = ml_collections.ConfigDict()
     config.checkpoint.every_steps = 5_000  # and at the end, and on SIGTERM
     config.checkpoint.keep = 3  # newest ones
+    config.init_missing_heads = False  # True: heads that it lacks are initialised from the seed; False: refused
 
     return config

@@ -1,6 +1,11 @@
-"""Export to the layout that Hugging Face's `transformers` loads as `BertForPreTraining` and `AutoTokenizer`."""
+"""Hugging Face folders, of `transformers`' BertForPreTraining and its kin, written and read."""
 
+import dataclasses
 import json
+import logging
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,71 +14,47 @@ from safetensors.numpy import save_file
 
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError
+from bert_jax.interop.huggingface_tokenizer import read_tokenizer
+from bert_jax.interop.huggingface_weights import Weight, layout, parameters_of, state_dict
+from bert_jax.interop.output import new_folder
+from bert_jax.interop.safetensors_files import WHOLE, StoredWeight, open_weights, read_json
 from bert_jax.model import BertConfig
-from bert_jax.model.bert import Parameters
+from bert_jax.model.bert import HEADS, Parameters
 from bert_jax.training.checkpoints import Checkpoint
 
+log = logging.getLogger(__name__)
 
-def state_dict(parameters: Parameters, config: BertConfig) -> dict[str, np.ndarray]:
-    """The parameters by the names and in the shapes of `transformers`' BertForPreTraining, fp32.
+CONFIG = "config.json"
 
-    Dense weights are [out, in] there; query, key and value are matrices of their own; layers are numbered; the
-    vocabulary's padding is left out. Tied weights are listed once, as `transformers` saves them.
-    """
-    size, vocab = config.hidden_size, config.vocab_size
-    result: dict[str, np.ndarray] = {}
+ARCHITECTURES: dict[str, tuple[str, ...]] = {  # and their heads; the first that a model has all of is its own
+    "BertForPreTraining": HEADS,
+    "BertForMaskedLM": ("mlm_head",),
+    "BertForNextSentencePrediction": ("pooler", "nsp_head"),
+    "BertModel": ("pooler",),
+}
 
-    def put(name: str, value: Any) -> None:
-        result[name] = np.ascontiguousarray(value, np.float32)
-
-    def put_dense(name: str, kernel: Any, bias: Any) -> None:
-        put(f"{name}.weight", np.asarray(kernel).T)
-        put(f"{name}.bias", bias)
-
-    def put_norm(name: str, norm: Parameters) -> None:
-        put(f"{name}.weight", norm["scale"])
-        put(f"{name}.bias", norm["bias"])
-
-    embeddings = parameters["embeddings"]
-    put("bert.embeddings.word_embeddings.weight", np.asarray(embeddings["word"])[:vocab])
-    put("bert.embeddings.position_embeddings.weight", embeddings["position"])
-    put("bert.embeddings.token_type_embeddings.weight", embeddings["token_type"])
-    put_norm("bert.embeddings.LayerNorm", embeddings["norm"])
-
-    stacked = parameters["encoder"]["layers"]
-    for number in range(config.num_hidden_layers):
-        layer = {
-            part: {name: np.asarray(value)[number] for name, value in values.items()}
-            for part, values in stacked.items()
-        }
-        attention, feed_forward = layer["attention"], layer["feed_forward"]
-        name = f"bert.encoder.layer.{number}"
-        for i, projection in enumerate(("query", "key", "value")):
-            kernel, bias = attention["qkv_kernel"][:, i], attention["qkv_bias"][i]
-            put_dense(f"{name}.attention.self.{projection}", kernel.reshape(size, size), bias.reshape(size))
-        put_dense(
-            f"{name}.attention.output.dense",
-            attention["output_kernel"].reshape(size, size),
-            attention["output_bias"],
-        )
-        put_norm(f"{name}.attention.output.LayerNorm", layer["attention_norm"])
-        put_dense(f"{name}.intermediate.dense", feed_forward["up_kernel"], feed_forward["up_bias"])
-        put_dense(f"{name}.output.dense", feed_forward["down_kernel"], feed_forward["down_bias"])
-        put_norm(f"{name}.output.LayerNorm", layer["feed_forward_norm"])
-
-    put_dense("bert.pooler.dense", parameters["pooler"]["kernel"], parameters["pooler"]["bias"])
-    mlm = parameters["mlm_head"]
-    put_dense("cls.predictions.transform.dense", mlm["kernel"], mlm["bias"])
-    put_norm("cls.predictions.transform.LayerNorm", mlm["norm"])
-    put("cls.predictions.bias", np.asarray(mlm["output_bias"])[:vocab])
-    put_dense("cls.seq_relationship", parameters["nsp_head"]["kernel"], parameters["nsp_head"]["bias"])
-    return result
+_TIED = {  # a weight that is another one under a second name
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+_NOT_HONOURED: dict[str, tuple[Any, ...]] = {  # fields of config.json: values that mean what this model does
+    "model_type": (None, "bert"),
+    "position_embedding_type": (None, "absolute"),
+    "is_decoder": (None, False),
+    "add_cross_attention": (None, False),
+    "pruned_heads": (None, {}),
+    "quantization_config": (None,),
+}
+_NAMED = 4  # weights in one error
 
 
-def model_config(config: BertConfig, tokenizer: WordPieceTokenizer) -> dict[str, Any]:
+# --- Writing ---------------------------------------------------------------------------------------------------------
+
+
+def model_config(config: BertConfig, tokenizer: WordPieceTokenizer, architecture: str) -> dict[str, Any]:
     """The contents of `config.json`."""
     return {
-        "architectures": ["BertForPreTraining"],
+        "architectures": [architecture],
         "model_type": "bert",
         **config.to_dict(),
         "pad_token_id": tokenizer.pad_id,
@@ -81,19 +62,132 @@ def model_config(config: BertConfig, tokenizer: WordPieceTokenizer) -> dict[str,
     }
 
 
-def export(checkpoint: Checkpoint, output: str) -> None:
+def export(checkpoint: Checkpoint, output: str) -> str:
     """Writes `config.json`, `model.safetensors`, `vocab.txt` and the tokenizer's files to the folder `output`.
 
-    Raises InputError where `output` is a file or a folder with something in it. The weights come last: a folder with
-    them is whole.
+    The architecture is the one that has the checkpoint's heads; its name is returned. Raises InputError where `output`
+    is a file or a folder with something in it. The weights come last: a folder with them is whole.
     """
-    folder = epath.Path(output)
-    if not output or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise InputError(f"--output: {output!r} is taken: choose a new folder")
+    folder = new_folder(output)
+    architecture = next((name for name, has in ARCHITECTURES.items() if {*has} <= {*checkpoint.heads}), "BertModel")
+    heads = [head for head in ARCHITECTURES[architecture] if head in checkpoint.heads]
+    if left_out := [head for head in checkpoint.heads if head not in heads]:
+        log.warning("%s has no %s: it is left out", architecture, ", ".join(left_out))
+    if not heads:
+        log.warning("there is no pooler: load it with BertModel.from_pretrained(..., add_pooling_layer=False)")
     folder.mkdir(parents=True, exist_ok=True)
-    checkpoint.tokenizer.save_huggingface(str(folder), model_max_length=checkpoint.bert_config.max_position_embeddings)
-    (folder / "config.json").write_text(
-        json.dumps(model_config(checkpoint.bert_config, checkpoint.tokenizer), indent=2, sort_keys=True) + "\n"
-    )
-    weights = state_dict(checkpoint.load_parameters(), checkpoint.bert_config)
-    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    config, tokenizer = checkpoint.bert_config, checkpoint.tokenizer
+    tokenizer.save_huggingface(str(folder), model_max_length=config.max_position_embeddings)
+    described = model_config(config, tokenizer, architecture)
+    (folder / CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
+    weights, partial = state_dict(checkpoint.load_parameters(), config, heads), folder / f"{WHOLE}.partial"
+    save_file(weights, str(partial), metadata={"format": "pt"})
+    partial.rename(folder / WHOLE)
+    return architecture
+
+
+# --- Reading ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model read from a folder; `parameters` are numpy, and lack what is not in `heads`."""
+
+    bert_config: BertConfig
+    tokenizer: WordPieceTokenizer
+    heads: tuple[str, ...]
+    parameters: Parameters
+
+
+def read(folder: epath.Path, *, lowercase: bool | None = None) -> Source:
+    """Reads a folder with `config.json`, `model.safetensors` or its shards, and the tokenizer's files.
+
+    Which heads there are is for the weights to say; those of the architecture that `config.json` names have to be there
+    (but BertModel's pooler). `lowercase` None is what the tokenizer's files say.
+
+    Raises InputError that names what is wrong: a field of the config that this model has not, a tokenizer that is not
+    BERT's or not of the config's size, and a weight that is missing, unexpected, of another shape or tied and unequal.
+    """
+    config, required = _read_config(folder / CONFIG)
+    tokenizer = read_tokenizer(folder, lowercase=lowercase)
+    if tokenizer.vocab_size != config.vocab_size:
+        raise InputError(
+            f"{folder}: the tokenizer has {tokenizer.vocab_size} pieces and {CONFIG} vocab_size={config.vocab_size}: "
+            "they have to be equal"
+        )
+    weights = _by_canonical_name(folder, open_weights(folder))
+    heads = tuple(head for head in HEADS if head in required or _has(weights, head))
+    if "nsp_head" in heads and "pooler" not in heads:
+        heads = ("pooler", *heads)  # whose weights are then missing
+    wanted = {_canonical(weight.name): weight for weight in layout(config, heads)}
+    _check_weights(folder, weights, wanted)
+    readers = {weight.name: weights[name].read for name, weight in wanted.items()}
+    return Source(config, tokenizer, heads, parameters_of(readers, config, heads))
+
+
+def _read_config(path: epath.Path) -> tuple[BertConfig, Collection[str]]:
+    """The model's config, and the heads that the architecture has to have."""
+    values = read_json(path)
+    for field, fine in _NOT_HONOURED.items():
+        if values.get(field) not in fine:
+            raise InputError(f"{path}: {field} is {values[field]!r}: such a model cannot be read")
+    named = values.get("architectures") or []
+    if unknown := [name for name in named if name not in ARCHITECTURES]:
+        raise InputError(f"{path}: architectures has {', '.join(unknown)}: {', '.join(ARCHITECTURES)} can be read")
+    fields = {field.name for field in dataclasses.fields(BertConfig)}
+    try:
+        config = BertConfig.from_dict({name: value for name, value in values.items() if name in fields})
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{path}: {error}") from error
+    return config, {head for name in named if name != "BertModel" for head in ARCHITECTURES[name]}
+
+
+def _canonical(name: str) -> str:
+    """The name as BertForPreTraining has it today: with `bert.`, and weight and bias where it was gamma and beta."""
+    if name.startswith(("embeddings.", "encoder.", "pooler.")):
+        name = f"bert.{name}"
+    return re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name))
+
+
+def _by_canonical_name(folder: epath.Path, weights: dict[str, StoredWeight]) -> dict[str, StoredWeight]:
+    """Without buffers, and with each tied weight once. InputError where two that are to be one are unequal."""
+    result: dict[str, StoredWeight] = {}
+    for name, weight in weights.items():
+        canonical = _canonical(name)
+        if canonical in result:
+            raise InputError(f"{folder}: {result[canonical].name} and {name} are two names of one weight")
+        if not canonical.endswith(".position_ids"):
+            result[canonical] = weight
+    for tied, to in _TIED.items():
+        if tied not in result:
+            continue
+        duplicate = result.pop(tied)
+        other = result.setdefault(to, duplicate)
+        if duplicate.shape != other.shape or not np.array_equal(duplicate.read(), other.read(), equal_nan=True):
+            raise InputError(
+                f"{folder}: {duplicate.name} {list(duplicate.shape)} is not equal to {other.name} "
+                f"{list(other.shape)}: a model whose output is not tied to its embeddings cannot be read"
+            )
+    return result
+
+
+def _has(weights: Collection[str], head: str) -> bool:
+    begins = {"pooler": "bert.pooler.", "mlm_head": "cls.predictions.", "nsp_head": "cls.seq_relationship."}[head]
+    return any(name.startswith(begins) for name in weights)
+
+
+def _check_weights(folder: epath.Path, weights: dict[str, StoredWeight], wanted: dict[str, Weight]) -> None:
+    missing = [f"{weight.name} {list(weight.shape)}" for name, weight in wanted.items() if name not in weights]
+    unexpected = [f"{weight.name} {list(weight.shape)}" for name, weight in weights.items() if name not in wanted]
+    misshapen = [
+        f"{weights[name].name} {list(weights[name].shape)}, not {list(weight.shape)}"
+        for name, weight in wanted.items()
+        if name in weights and weights[name].shape != weight.shape
+    ]
+    problems = [
+        f"{what}: {'; '.join(names[:_NAMED])}{f' and {len(names) - _NAMED} more' if len(names) > _NAMED else ''}"
+        for what, names in (("missing", missing), ("unexpected", unexpected), ("of another shape", misshapen))
+        if names
+    ]
+    if problems:
+        raise InputError(f"{folder}: the weights do not fit {CONFIG}: {'. '.join(problems)}")

@@ -1,6 +1,6 @@
 """BERT with its two pre-training heads, and the functions that make and count its parameters."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -17,9 +17,15 @@ from bert_jax.model.layers import Key, split_key
 Parameters = dict[str, Any]
 """A nested dict of arrays: the model's parameters by attribute name."""
 
+HEADS = ("pooler", "mlm_head", "nsp_head")
+"""What a BERT may lack; `nsp_head` reads what `pooler` gives."""
+
 
 class BertForPreTraining(nnx.Module):
-    """Encoder, pooler, masked-LM head (its output matrix tied to the word embeddings) and next-sentence head."""
+    """Encoder, pooler, masked-LM head (its output matrix tied to the word embeddings) and next-sentence head.
+
+    A head that is not among `heads` is None.
+    """
 
     def __init__(
         self,
@@ -29,14 +35,15 @@ class BertForPreTraining(nnx.Module):
         dtype: jnp.dtype = jnp.float32,
         remat: str = "none",
         scan_layers: bool = True,
+        heads: Collection[str] = HEADS,
     ):
         """`dtype` is what is computed in; parameters are fp32. `remat` and `scan_layers`: see `Encoder`."""
         embeddings, encoder, pooler, mlm, nsp = jax.random.split(key, 5)
         self.embeddings = Embeddings(config, key=embeddings)
         self.encoder = Encoder(config, key=encoder, remat=remat, scan_layers=scan_layers)
-        self.pooler = Pooler(config, key=pooler)
-        self.mlm_head = MaskedLanguageModelHead(config, key=mlm)
-        self.nsp_head = NextSentenceHead(config, key=nsp)
+        self.pooler = Pooler(config, key=pooler) if "pooler" in heads else None
+        self.mlm_head = MaskedLanguageModelHead(config, key=mlm) if "mlm_head" in heads else None
+        self.nsp_head = NextSentenceHead(config, key=nsp) if "nsp_head" in heads else None
         self.config = config
         self.dtype = dtype
 
@@ -55,11 +62,19 @@ class BertForPreTraining(nnx.Module):
         last, hidden = self.encoder(x, mask, encoder_key, all_hidden_states=all_hidden_states)
         return last, None if hidden is None else jnp.concatenate([x[None], hidden])
 
-    def __call__(self, batch: Mapping[str, jax.Array], key: Key | None = None) -> tuple[jax.Array, jax.Array]:
-        """fp32 logits of both heads: masked-LM [B, P, V] at `masked_positions`, next-sentence [B, K, 2]."""
+    def __call__(
+        self, batch: Mapping[str, jax.Array], key: Key | None = None
+    ) -> tuple[jax.Array | None, jax.Array | None]:
+        """fp32 logits of both heads: masked-LM [B, P, V] at `masked_positions`, next-sentence [B, K, 2].
+
+        None for a head that is not there.
+        """
         x, _ = self.encode(batch, key)
-        mlm_logits = self.mlm_head(x, batch["masked_positions"], self.embeddings.word[...])
-        nsp_logits = self.nsp_head(self.pooler(x, batch["cls_positions"]))
+        mlm_logits = nsp_logits = None
+        if self.mlm_head is not None:
+            mlm_logits = self.mlm_head(x, batch["masked_positions"], self.embeddings.word[...])
+        if self.pooler is not None and self.nsp_head is not None:
+            nsp_logits = self.nsp_head(self.pooler(x, batch["cls_positions"]))
         return mlm_logits, nsp_logits
 
 

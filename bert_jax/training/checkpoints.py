@@ -7,10 +7,14 @@ WORKDIR/checkpoints/STEP/
   bert_config    as bert_config.json
   tokenizer      the vocabulary and how it is applied
   config         the run's
+
+Parameters that no run here has made are a folder like a step's, without optimizer, position and config, and with
+
+  heads          which of `model.bert.HEADS` there are (a step has them all)
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +28,7 @@ from bert_jax.data.dataset import DatasetInfo
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.model import BertConfig, abstract_parameters
-from bert_jax.model.bert import Parameters
+from bert_jax.model.bert import HEADS, Parameters
 from bert_jax.training.state import TrainState
 
 FOLDER = "checkpoints"
@@ -46,9 +50,9 @@ def _damage_named(folder: epath.Path) -> Iterator[None]:
         yield
     except (ValueError, KeyError, TypeError, OSError) as error:
         reason = str(error).strip().split("\n")[0]
+        mend = "delete that folder to go on from the step before" if folder.name.isdigit() else "make it again"
         raise InputError(
-            f"{folder} is damaged or of another model ({type(error).__name__}: {reason}): delete that folder to go on "
-            "from the step before"
+            f"{folder} is damaged or of another model ({type(error).__name__}: {reason}): {mend}"
         ) from error
 
 
@@ -127,26 +131,67 @@ class Checkpointer:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint says of itself, and where it is; the parameters are loaded on demand."""
+    """What a checkpoint says of itself, and where it is; the parameters are loaded on demand.
+
+    Without a run that made it, `config` and `dataset_hash` are empty and `step` is 0.
+    """
 
     path: epath.Path
     bert_config: BertConfig
     tokenizer: WordPieceTokenizer
+    heads: tuple[str, ...]
     config: dict[str, Any]
     step: int
     dataset_hash: str
 
+    @property
+    def missing_heads(self) -> tuple[str, ...]:
+        """What of `HEADS` is not there."""
+        return tuple(head for head in HEADS if head not in self.heads)
+
+    def require_heads(self, *heads: str, by: str) -> None:
+        """InputError that names those of `heads` that are missing, and `by`, which needs them."""
+        if missing := [head for head in heads if head not in self.heads]:
+            raise InputError(f"{self.path} has no {', '.join(missing)}: {by} needs {', '.join(heads)}")
+
     def load_parameters(self, shardings: Parameters | None = None) -> Parameters:
-        """All parameters, fp32, laid out as `shardings` says or on the first device."""
-        _, shapes, _ = abstract_parameters(self.bert_config)
+        """All parameters there are, fp32, laid out as `shardings` says or on the first device."""
+        _, shapes, _ = abstract_parameters(self.bert_config, heads=self.heads)
         if shardings is None:
             first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
             shardings = jax.tree.map(lambda _: first, shapes)
         target = jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            shapes,
+            {part: shardings[part] for part in shapes},
         )
         with _damage_named(self.path), ocp.StandardCheckpointer() as checkpointer:
             return checkpointer.restore(self.path / "parameters", target)
+
+
+def save_parameters(
+    folder: epath.Path,
+    parameters: Parameters,
+    *,
+    bert_config: BertConfig,
+    tokenizer: WordPieceTokenizer,
+    heads: Collection[str],
+) -> None:
+    """Writes a checkpoint of parameters alone, which `open_checkpoint` reads: whole or not at all.
+
+    `folder` is replaced: that it may be is for the caller to know. `parameters` lack what is not in `heads`.
+    """
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        checkpointer.save(
+            folder.resolve(),
+            args=ocp.args.Composite(
+                parameters=ocp.args.StandardSave(parameters),
+                bert_config=ocp.args.JsonSave(bert_config.to_dict()),
+                tokenizer=ocp.args.JsonSave(tokenizer.to_json()),
+                heads=ocp.args.JsonSave([head for head in HEADS if head in heads]),
+            ),
+            force=True,
+        )
 
 
 def newest_step(workdir: epath.Path) -> epath.Path | None:
@@ -158,24 +203,27 @@ def newest_step(workdir: epath.Path) -> epath.Path | None:
 
 
 def open_checkpoint(location: str) -> Checkpoint:
-    """The checkpoint at a CHECKPOINT: a workdir (its newest complete step) or one step's folder.
+    """The checkpoint at a CHECKPOINT: a workdir (its newest complete step), a step's folder, or imported parameters.
 
     Raises InputError where there is none.
     """
     given = epath.Path(location)
+    what = "a workdir, one of its checkpoints/STEP, or what `bert-jax import` wrote"
     if not given.exists():
-        raise InputError(f"{given} does not exist: a checkpoint is a workdir or one of its checkpoints/STEP")
+        raise InputError(f"{given} does not exist: a checkpoint is {what}")
     path = newest_step(given.resolve()) or given.resolve()
     if not (path / "parameters").exists() or not (path / "bert_config").exists():
-        raise InputError(f"{given} holds no complete checkpoint: give a workdir or one of its checkpoints/STEP")
-    items = ("bert_config", "tokenizer", "config", "position")
+        raise InputError(f"{given} holds no complete checkpoint: give {what}")
+    from_run = not (path / "heads").exists()
+    items = ("bert_config", "tokenizer", *(("config", "position") if from_run else ("heads",)))
     with _damage_named(path), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         about = checkpointer.restore(path, args=ocp.args.Composite(**{name: ocp.args.JsonRestore() for name in items}))
         return Checkpoint(
             path=path,
             bert_config=BertConfig.from_dict(about.bert_config),
             tokenizer=WordPieceTokenizer.from_json(about.tokenizer),
-            config=about.config,
-            step=about.position["next_batch"],
-            dataset_hash=about.position["dataset"],
+            heads=HEADS if from_run else tuple(about.heads),
+            config=about.config if from_run else {},
+            step=about.position["next_batch"] if from_run else 0,
+            dataset_hash=about.position["dataset"] if from_run else "",
         )

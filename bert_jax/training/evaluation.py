@@ -12,7 +12,7 @@ from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loader import EvalLoader
 from bert_jax.errors import InputError
 from bert_jax.model import abstract_parameters
-from bert_jax.model.bert import Parameters
+from bert_jax.model.bert import HEADS, Parameters
 from bert_jax.progress import Bars, silent
 from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.checks import check_tokenizer, compute_dtype
@@ -71,11 +71,13 @@ class Evaluator:
 def evaluate_checkpoint(checkpoint: str, data: str, *, batch_size: int = 64, bars: Bars = silent) -> dict[str, float]:
     """A checkpoint on the whole eval split of a prepared dataset; see `Evaluator.run` for what it returns.
 
-    Raises InputError where the dataset has no eval split, another vocabulary or longer sequences than the model.
+    Raises InputError where the checkpoint lacks a head, or the dataset has no eval split, another vocabulary or longer
+    sequences than the model.
     """
     if batch_size < 1:
         raise InputError(f"--batch_size is at least 1, not {batch_size}")
     found, dataset = open_checkpoint(checkpoint), PreparedDataset(data)
+    found.require_heads(*HEADS, by="evaluate")
     check_tokenizer(found, dataset)
     if not dataset.size("eval"):
         raise InputError(f"{dataset.folder} has no eval split: prepare it with --eval_fraction above 0")
@@ -86,13 +88,15 @@ def evaluate_checkpoint(checkpoint: str, data: str, *, batch_size: int = 64, bar
         )
     mesh = make_mesh(ConfigDict({"data": -1, "fsdp": 1, "tensor": 1}))
     batch_size = -(-batch_size // mesh.size) * mesh.size
-    graph, _, logical_axes = abstract_parameters(found.bert_config, dtype=compute_dtype(found.config["dtype"]))
+    config = plan_at(ConfigDict(found.config), found.step).config if found.config else None
+    dtype = compute_dtype(config.dtype if config else "auto")
+    graph, _, logical_axes = abstract_parameters(found.bert_config, dtype=dtype)
     shardings = parameter_shardings(mesh, logical_axes)
     loader = EvalLoader(dataset, batch_size=batch_size)
     bar = bars(total=loader.batches, desc="evaluate", unit="batch")
     eval_step = make_eval_step(mesh, graph, shardings)
-    config = plan_at(ConfigDict(found.config), found.step).config
-    evaluator = Evaluator(mesh, eval_step, loader, dataset.token_counts(), nsp=config.objective.nsp)
+    nsp = config.objective.nsp if config else True
+    evaluator = Evaluator(mesh, eval_step, loader, dataset.token_counts(), nsp=nsp)
     values = evaluator.run(found.load_parameters(shardings), on_batch=lambda: bar.update(1))
     bar.close()
     return values

@@ -1,6 +1,7 @@
 """Starting a run from another's parameters: a CHECKPOINT named by `init`."""
 
 import dataclasses
+import logging
 
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.errors import InputError
@@ -9,12 +10,18 @@ from bert_jax.training.checkpoints import Checkpoint, open_checkpoint
 from bert_jax.training.checks import check_tokenizer
 from bert_jax.training.state import StateSpec, TrainState
 
+log = logging.getLogger(__name__)
+
 # What a model may have otherwise than the checkpoint: neither the shape nor the meaning of a parameter.
 _FREE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 
 
-def open_init(location: str, model: BertConfig, dataset: PreparedDataset) -> Checkpoint:
-    """The checkpoint to start from. InputError where it is of another vocabulary or of other sizes."""
+def open_init(location: str, model: BertConfig, dataset: PreparedDataset, *, missing_heads: bool = False) -> Checkpoint:
+    """The checkpoint to start from.
+
+    Raises InputError where it is of another vocabulary or of other sizes, or lacks a head and `missing_heads` does not
+    allow that.
+    """
     checkpoint = open_checkpoint(location)
     check_tokenizer(checkpoint, dataset)
     has, wanted = checkpoint.bert_config.to_dict(), model.to_dict()
@@ -25,9 +32,19 @@ def open_init(location: str, model: BertConfig, dataset: PreparedDataset) -> Che
     ]
     if different:
         raise InputError(f"init: {checkpoint.path} has {', '.join(different)}: set the same")
+    if checkpoint.missing_heads and not missing_heads:
+        raise InputError(
+            f"init: {checkpoint.path} has no {', '.join(checkpoint.missing_heads)}: set init_missing_heads=True to "
+            "start with new ones"
+        )
     return checkpoint
 
 
 def start_from(checkpoint: Checkpoint, spec: StateSpec) -> TrainState:
-    """A new state with the checkpoint's parameters: step 0, empty moments."""
-    return dataclasses.replace(spec.make(), parameters=checkpoint.load_parameters(spec.shardings.parameters))
+    """A new state with the checkpoint's parameters: step 0, empty moments; heads that it lacks are the new state's."""
+    state = spec.make()
+    loaded = checkpoint.load_parameters(spec.shardings.parameters)
+    log.info("starting with the parameters of %s", checkpoint.path)
+    if checkpoint.missing_heads:
+        log.info("initialised anew, from the seed: %s", ", ".join(checkpoint.missing_heads))
+    return dataclasses.replace(state, parameters={**state.parameters, **loaded})

@@ -62,7 +62,10 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
     if start == config.total_steps:
         log.info("%s is finished: it is at step %d of %d", folder, config.total_steps, config.total_steps)
         return {}
-    init = open_init(config.init, phases[0].model, phases[0].dataset) if config.init and not start else None
+    init = None
+    if config.init and not start:
+        first = phases[0]
+        init = open_init(config.init, first.model, first.dataset, missing_heads=config.init_missing_heads)
 
     # --- Start: 1. from the newest checkpoint, 2. from another run's parameters, 3. or from scratch -------------------
     tokenizer = phases[0].dataset.tokenizer
@@ -74,7 +77,6 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
         log.info("going on from step %d", start)
     elif init:
         state = start_from(init, spec)
-        log.info("starting with the parameters of %s", init.path)
     else:
         state = spec.make()
     (folder / CONFIG_FILE).write_text(json.dumps(json.loads(config.to_json_best_effort()), indent=2) + "\n")

@@ -1,6 +1,5 @@
 """The exported model in `transformers`: every weight finds its place, and both heads give the same logits."""
 
-import dataclasses
 from pathlib import Path
 
 import helpers
@@ -8,12 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
+import sources
 
-from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.inference import load
 from bert_jax.interop import huggingface
-from bert_jax.model import BertConfig, initialize
 from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.pretrain import pretrain
 
@@ -45,8 +42,7 @@ def test_both_heads_give_the_same_logits_for_a_text(exported: tuple[Path, Path])
     ids, token_type_ids = pretrained.tokenizer.encode_with_special_tokens(first, second)
     assert encoded["input_ids"][0].tolist() == ids
     assert encoded["token_type_ids"][0].tolist() == token_type_ids
-    batch = pretrained.batch(np.array(ids), np.array(token_type_ids))
-    mlm, nsp = pretrained.model({**batch, "masked_positions": jnp.arange(len(ids))[None]})
+    mlm, nsp = pretrained.model(pretrained.batch(first, second))
     with torch.no_grad():
         expected = model(**encoded)
     vocabulary = pretrained.config.vocab_size
@@ -56,15 +52,9 @@ def test_both_heads_give_the_same_logits_for_a_text(exported: tuple[Path, Path])
 
 @pytest.mark.parametrize("hidden_act", ["gelu", "gelu_new"])
 def test_padded_batches_and_both_gelus(hidden_act: str, vocabulary: list[str], tmp_path: Path):
-    tokenizer = WordPieceTokenizer(vocabulary, lowercase=True)
-    config = BertConfig(
-        vocab_size=tokenizer.vocab_size, hidden_size=48, num_hidden_layers=3, num_attention_heads=3,
-        intermediate_size=96, max_position_embeddings=40, hidden_act=hidden_act, initializer_range=0.2,
-    )  # fmt: skip
-    graph, parameters = initialize(config, jax.random.key(1))
-    checkpoint = FakeCheckpoint(parameters, config, tokenizer)
-    huggingface.export(checkpoint, str(tmp_path))
-    model = load_torch(tmp_path)
+    sources.write_source(tmp_path / "hf", vocabulary, num_hidden_layers=3, hidden_act=hidden_act)
+    pretrained, model = load(str(tmp_path / "hf-checkpoint")), load_torch(tmp_path / "hf")
+    config = pretrained.config
     rng = np.random.default_rng(0)
     lengths = np.array([20, 13, 7])
     ids = rng.integers(0, config.vocab_size, (3, 20))
@@ -76,7 +66,7 @@ def test_padded_batches_and_both_gelus(hidden_act: str, vocabulary: list[str], t
         "sequence_ids": real.astype(np.int32), "masked_positions": positions,
         "cls_positions": np.zeros((3, 1), np.int32),
     }  # fmt: skip
-    mlm, nsp = nnx.merge(graph, parameters)(jax.tree.map(jnp.asarray, batch))
+    mlm, nsp = pretrained.model(jax.tree.map(jnp.asarray, batch))
     with torch.no_grad():
         expected = model(
             input_ids=torch.tensor(ids), token_type_ids=torch.tensor(types), attention_mask=torch.tensor(real)
@@ -84,18 +74,6 @@ def test_padded_batches_and_both_gelus(hidden_act: str, vocabulary: list[str], t
     logits = np.take_along_axis(expected.prediction_logits.numpy(), positions[..., None], 1)
     np.testing.assert_allclose(mlm[..., : config.vocab_size], logits, atol=1e-4)
     np.testing.assert_allclose(nsp[:, 0], expected.seq_relationship_logits, atol=1e-4)
-
-
-@dataclasses.dataclass
-class FakeCheckpoint:
-    """What export asks of a checkpoint."""
-
-    parameters: dict
-    bert_config: BertConfig
-    tokenizer: WordPieceTokenizer
-
-    def load_parameters(self):
-        return self.parameters
 
 
 def test_the_fill_mask_pipeline_agrees(exported: tuple[Path, Path]):

@@ -1,0 +1,107 @@
+"""The WordPiece tokenizer of a Hugging Face folder: its vocabulary, and whether it lower-cases.
+
+A word of 101 to 200 characters is [UNK] to most such tokenizers, and is cut into pieces here.
+"""
+
+import tempfile
+from typing import Any
+
+from etils import epath
+
+from bert_jax.data.tokenization import CONTINUATION, SPECIAL_TOKENS, WordPieceTokenizer
+from bert_jax.errors import InputError
+from bert_jax.interop.safetensors_files import read_json
+
+VOCABULARY, TOKENIZER, SETTINGS = "vocab.txt", "tokenizer.json", "tokenizer_config.json"
+
+
+def read_tokenizer(folder: epath.Path, *, lowercase: bool | None = None) -> WordPieceTokenizer:
+    """Reads `vocab.txt`, or `tokenizer.json`, or both; the case is `lowercase`, or what they and their config say.
+
+    Raises InputError where there is neither, where they contradict each other, where the case is not to be known, and
+    for a tokenizer that does anything but what BERT's does.
+    """
+    settings = read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
+    stated = {f"do_lower_case in {SETTINGS}": settings.get("do_lower_case")}
+    pieces = None
+    if (folder / TOKENIZER).exists():
+        described = read_json(folder / TOKENIZER)
+        normalizer = _normalizer(folder / TOKENIZER, described)
+        pieces = _pieces(folder / TOKENIZER, described)
+        stated[f"normalizer.lowercase in {TOKENIZER}"] = normalizer.get("lowercase")
+    else:
+        normalizer = {}
+        if not (folder / VOCABULARY).exists():
+            raise InputError(f"{folder} has no {VOCABULARY} and no {TOKENIZER}: add the tokenizer's files")
+        if settings.get("tokenizer_class", "BertTokenizer") not in ("BertTokenizer", "BertTokenizerFast"):
+            raise InputError(
+                f"{folder / SETTINGS}: tokenizer_class {settings['tokenizer_class']!r}: only BertTokenizer is read"
+            )
+    if lowercase is None:
+        lowercase = _case(folder, stated)
+    _check_options(folder / SETTINGS, settings, lowercase, chinese="tokenize_chinese_chars")
+    _check_options(folder / TOKENIZER, normalizer, lowercase, chinese="handle_chinese_chars")
+    if not (folder / VOCABULARY).exists():
+        try:
+            return WordPieceTokenizer(pieces or [], lowercase)
+        except InputError as error:
+            raise InputError(f"{folder / TOKENIZER}: {error}") from error
+    tokenizer = WordPieceTokenizer.from_file(str(folder / VOCABULARY), lowercase)
+    if pieces is not None and tuple(pieces) != tokenizer.vocab:
+        raise InputError(f"{folder}: {VOCABULARY} and {TOKENIZER} hold different vocabularies: delete the wrong one")
+    return tokenizer
+
+
+def _case(folder: epath.Path, stated: dict[str, Any]) -> bool:
+    known = {where: value for where, value in stated.items() if isinstance(value, bool)}
+    if len(set(known.values())) == 1:
+        return next(iter(known.values()))
+    if known:
+        says = ", ".join(f"{where} is {value}" for where, value in known.items())
+        raise InputError(f"{folder}: {says}: give --cased or --uncased")
+    raise InputError(
+        f"{folder} does not say whether the model is cased ({' or '.join(stated)}): give --cased or --uncased"
+    )
+
+
+def _normalizer(path: epath.Path, described: dict[str, Any]) -> dict[str, Any]:
+    """The options of its BertNormalizer, or those that come to the same as what `save_huggingface` writes."""
+    for lowercase in (True, False):
+        with tempfile.TemporaryDirectory() as folder:
+            WordPieceTokenizer(SPECIAL_TOKENS, lowercase).save_huggingface(folder, model_max_length=1)
+            ours = read_json(epath.Path(folder) / TOKENIZER)
+        if all(described.get(part) == ours[part] for part in ("normalizer", "pre_tokenizer")):
+            return {"lowercase": lowercase}
+    for part, wanted in (("normalizer", "BertNormalizer"), ("pre_tokenizer", "BertPreTokenizer")):
+        kind = (described.get(part) or {}).get("type")
+        if kind != wanted:
+            raise InputError(f"{path}: {part} is of type {kind!r}: only {wanted} is read")
+    return described["normalizer"]
+
+
+def _pieces(path: epath.Path, described: dict[str, Any]) -> list[str]:
+    """The vocabulary of its WordPiece model, in the order of the ids."""
+    model = described.get("model") or {}
+    if model.get("type") != "WordPiece":
+        raise InputError(f"{path}: model is of type {model.get('type')!r}: only WordPiece is read")
+    for option, value in (("continuing_subword_prefix", CONTINUATION), ("unk_token", "[UNK]")):
+        if model.get(option, value) != value:
+            raise InputError(f"{path}: model.{option} is {model[option]!r}: only {value!r} is read")
+    vocab = model.get("vocab")
+    if not isinstance(vocab, dict) or sorted(vocab.values()) != list(range(len(vocab))):
+        raise InputError(f"{path}: model.vocab does not number its pieces from 0 without a gap")
+    for token in described.get("added_tokens") or []:
+        if vocab.get(token["content"]) != token["id"]:
+            raise InputError(f"{path}: the added token {token['content']!r} is not in model.vocab: it cannot be read")
+    return sorted(vocab, key=vocab.__getitem__)
+
+
+def _check_options(path: epath.Path, options: dict[str, Any], lowercase: bool, *, chinese: str) -> None:
+    if options.get("strip_accents") not in (None, lowercase):
+        raise InputError(
+            f"{path}: strip_accents is {options['strip_accents']} for a model that is "
+            f"{'uncased' if lowercase else 'cased'}: accents go with case here"
+        )
+    for name in (chinese, "clean_text"):
+        if options.get(name) is False:
+            raise InputError(f"{path}: {name} is False: a tokenizer without it cannot be read")

@@ -1,0 +1,113 @@
+"""The weights of a BERT by the names and in the shapes of Hugging Face's `transformers`, and back.
+
+One table says which slice of which parameter each weight is; writing and reading both follow it. Dense weights are
+[out, in] there; query, key and value are matrices of their own; layers are numbered; the vocabulary has no padding.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert_jax.model import BertConfig, abstract_parameters
+from bert_jax.model.bert import Parameters
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight of `shape` there, and here `parameters[path][index]`, a view.
+
+    A `transposed` weight is [out, in]; here it is [in..., out...], with heads as an axis of their own.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    path: tuple[str, ...]
+    index: tuple[int | slice, ...] = ()
+    transposed: bool = False
+
+    def read(self, parameters: Parameters) -> np.ndarray:
+        """The weight of our parameters: fp32 of `shape`, contiguous."""
+        view = np.asarray(self._parameter(parameters))[self.index]
+        value = view.reshape(self.shape[::-1]).T if self.transposed else view.reshape(self.shape)
+        return np.ascontiguousarray(value, np.float32)
+
+    def write(self, parameters: Parameters, value: np.ndarray) -> None:
+        """Puts a weight [shape] into our parameters, which are numpy arrays."""
+        view = self._parameter(parameters)[self.index]
+        view[...] = (value.T if self.transposed else value).reshape(view.shape)
+
+    def _parameter(self, parameters: Parameters) -> Any:
+        for part in self.path:
+            parameters = parameters[part]
+        return parameters
+
+
+def layout(config: BertConfig, heads: Collection[str]) -> list[Weight]:
+    """Every weight of a model with these heads. A bare encoder's names do not begin with `bert.`."""
+    size, inner, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
+    encoder = "" if "mlm_head" not in heads and "nsp_head" not in heads else "bert."
+    result: list[Weight] = []
+
+    def dense(name: str, shape: tuple[int, int], path: tuple[str, ...], prefix: str = "", *index: int | slice) -> None:
+        result.append(Weight(f"{name}.weight", shape, (*path, f"{prefix}kernel"), index, transposed=True))
+        # A slice's kernel has its inputs as the axis before the one that is indexed last; a bias has no inputs.
+        bias_index = tuple(entry for entry in index if not isinstance(entry, slice))
+        result.append(Weight(f"{name}.bias", shape[:1], (*path, f"{prefix}bias"), bias_index))
+
+    def norm(name: str, path: tuple[str, ...], *index: int) -> None:
+        result.append(Weight(f"{name}.weight", (size,), (*path, "scale"), index))
+        result.append(Weight(f"{name}.bias", (size,), (*path, "bias"), index))
+
+    name = f"{encoder}embeddings"
+    result += [
+        Weight(f"{name}.word_embeddings.weight", (vocab, size), ("embeddings", "word"), (slice(vocab),)),
+        Weight(
+            f"{name}.position_embeddings.weight", (config.max_position_embeddings, size), ("embeddings", "position")
+        ),
+        Weight(f"{name}.token_type_embeddings.weight", (config.type_vocab_size, size), ("embeddings", "token_type")),
+    ]
+    norm(f"{name}.LayerNorm", ("embeddings", "norm"))
+
+    layers = ("encoder", "layers")
+    attention, feed_forward = (*layers, "attention"), (*layers, "feed_forward")
+    for number in range(config.num_hidden_layers):
+        name = f"{encoder}encoder.layer.{number}"
+        for i, projection in enumerate(("query", "key", "value")):
+            dense(f"{name}.attention.self.{projection}", (size, size), attention, "qkv_", number, slice(None), i)
+        dense(f"{name}.attention.output.dense", (size, size), attention, "output_", number)
+        norm(f"{name}.attention.output.LayerNorm", (*layers, "attention_norm"), number)
+        dense(f"{name}.intermediate.dense", (inner, size), feed_forward, "up_", number)
+        dense(f"{name}.output.dense", (size, inner), feed_forward, "down_", number)
+        norm(f"{name}.output.LayerNorm", (*layers, "feed_forward_norm"), number)
+
+    if "pooler" in heads:
+        dense(f"{encoder}pooler.dense", (size, size), ("pooler",))
+    if "mlm_head" in heads:
+        dense("cls.predictions.transform.dense", (size, size), ("mlm_head",))
+        norm("cls.predictions.transform.LayerNorm", ("mlm_head", "norm"))
+        result.append(Weight("cls.predictions.bias", (vocab,), ("mlm_head", "output_bias"), (slice(vocab),)))
+    if "nsp_head" in heads:
+        dense("cls.seq_relationship", (2, size), ("nsp_head",))
+    return result
+
+
+def state_dict(parameters: Parameters, config: BertConfig, heads: Collection[str]) -> dict[str, np.ndarray]:
+    """All weights by name, fp32. Tied ones are listed once, as `transformers` saves them."""
+    return {weight.name: weight.read(parameters) for weight in layout(config, heads)}
+
+
+def parameters_of(
+    weights: Mapping[str, Callable[[], np.ndarray]], config: BertConfig, heads: Collection[str]
+) -> Parameters:
+    """The parameters, numpy fp32, of weights that are read one after the other; the vocabulary's padding is zero.
+
+    `weights` are those of `layout`, each a function that reads it.
+    """
+    _, shapes, _ = abstract_parameters(config, heads=heads)
+    parameters = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
+    for weight in layout(config, heads):
+        weight.write(parameters, weights[weight.name]())
+    return parameters

@@ -1,0 +1,166 @@
+"""What the commands make of an imported checkpoint, with all heads and with some."""
+
+import json
+import logging
+from pathlib import Path
+
+import helpers
+import numpy as np
+import pytest
+import sources
+
+from bert_jax import cli
+from bert_jax.errors import InputError
+from bert_jax.interop import huggingface
+from bert_jax.interop.importing import import_checkpoint
+from bert_jax.model.bert import HEADS
+from bert_jax.training.checkpoints import open_checkpoint
+from bert_jax.training.pretrain import pretrain
+
+MODEL = {
+    "model.hidden_size": 48, "model.num_hidden_layers": 2, "model.num_attention_heads": 3,
+    "model.intermediate_size": 96, "model.max_position_embeddings": 64,
+}  # fmt: skip
+HEADLESS = {"pooler": ("pooler",), "mlm": ("mlm_head",), "nsp": ("pooler", "nsp_head"), "none": ()}
+
+
+def small_config(dataset: Path, **overrides: object):
+    sizes = {key.replace(".", "__"): value for key, value in MODEL.items()}
+    return helpers.small_config(dataset, **{**sizes, "total_steps": 2, "optimizer__warmup_steps": 1, **overrides})
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory, vocabulary: list[str]) -> Path:
+    """A folder of imported checkpoints, named by their heads."""
+    folder = tmp_path_factory.mktemp("imported")
+    for name, heads in {"all": HEADS, **HEADLESS}.items():
+        source = sources.write_source(folder / f"{name}-hf", vocabulary, heads)
+        import_checkpoint(str(source), str(folder / name))
+    return folder
+
+
+def run(capsys: pytest.CaptureFixture, *arguments: object) -> tuple[int, str, str]:
+    status = cli.main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_from_a_folder_through_every_command(vocabulary: list[str], dataset_dir: Path, tmp_path: Path):
+    source = sources.write_source(tmp_path / "source", vocabulary)
+    imported, run, again = tmp_path / "imported", tmp_path / "run", tmp_path / "again"
+    training = {**MODEL, "init": imported, "total_steps": 2, "global_batch_size": 8, "optimizer.warmup_steps": 1}
+    results = [
+        helpers.run_cli(*command)
+        for command in (
+            ("import", "--source", source, "--output", imported),
+            ("fill-mask", "--checkpoint", imported, "the [MASK] .", "--top", 2),
+            ("evaluate", "--checkpoint", imported, "--data", dataset_dir),
+            ("export", "--checkpoint", imported, "--output", again),
+            ("pretrain", "--config=bert_tiny", f"--workdir={run}", f"--config.data.path={dataset_dir}",
+             "--config.data.max_predictions=10", *helpers.flags(training)),
+        )
+    ]  # fmt: skip
+    assert [result.returncode for result in results] == [0] * 5, [result.stderr for result in results]
+    assert "103 pieces, lowercase=True" in results[0].stdout
+    assert "pooler, mlm_head, nsp_head" in results[0].stdout
+    assert len(results[1].stdout.strip().split("\n")) == 2
+    assert json.loads(results[2].stdout)["mlm_loss"] > 0
+    assert "BertForPreTraining" in results[3].stdout
+    assert (source / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()
+    assert open_checkpoint(str(run)).step == 2
+    taken = helpers.run_cli("import", "--source", source, "--output", imported)
+    assert (taken.returncode, taken.stderr.count("\n")) == (2, 1), taken.stderr
+    assert "is taken: choose a new folder" in taken.stderr
+
+
+def test_case_on_the_command_line(vocabulary: list[str], tmp_path: Path, capsys: pytest.CaptureFixture):
+    source = sources.write_source(tmp_path / "source", vocabulary)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (source / name).unlink()
+    command = ("import", "--source", source, "--output")
+    status, _, error = run(capsys, *command, tmp_path / "unknown")
+    assert (status, "give --cased or --uncased" in error, error.count("\n")) == (2, True, 1)
+    for flag, lowercase in (("--cased", False), ("--uncased", True)):
+        assert run(capsys, *command, tmp_path / flag[2:], flag)[0] == 0
+        assert open_checkpoint(str(tmp_path / flag[2:])).tokenizer.lowercase is lowercase
+    with pytest.raises(SystemExit):
+        run(capsys, *command, tmp_path / "both", "--cased", "--uncased")
+
+
+def test_ours_exported_and_imported_is_what_it_was(checkpoints: Path, dataset_dir: Path, tmp_path: Path):
+    pretrain(small_config(dataset_dir), str(tmp_path / "run"))
+    for name, location in {"run": tmp_path / "run", **{name: checkpoints / name for name in HEADLESS}}.items():
+        before = open_checkpoint(str(location))
+        huggingface.export(before, str(tmp_path / f"{name}-hf"))
+        after = import_checkpoint(str(tmp_path / f"{name}-hf"), str(tmp_path / f"{name}-imported"))
+        assert (before.heads, before.bert_config) == (after.heads, after.bert_config)
+        assert before.tokenizer.sha256 == after.tokenizer.sha256
+        sources.assert_same_parameters(before.load_parameters(), after.load_parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("pooler", "mlm_head, nsp_head"),
+        ("mlm", "pooler, nsp_head"),
+        ("nsp", "mlm_head"),
+        ("none", "pooler, mlm_head, nsp_head"),
+    ],
+)
+def test_a_command_names_the_heads_that_it_misses(
+    name: str, missing: str, checkpoints: Path, dataset_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    checkpoint = checkpoints / name
+    status, _, error = run(capsys, "evaluate", "--checkpoint", checkpoint, "--data", dataset_dir)
+    assert (status, error.count("\n")) == (2, 1)
+    assert f"{checkpoint} has no {missing}: evaluate needs pooler, mlm_head, nsp_head" in error
+    status, out, error = run(capsys, "fill-mask", "--checkpoint", checkpoint, "the [MASK] .")
+    if "mlm_head" in missing:
+        assert (status, out, error.count("\n")) == (2, "", 1)
+        assert "has no mlm_head: fill-mask needs" in error
+    else:
+        assert (status, len(out.strip().split("\n"))) == (0, 5)
+    with pytest.raises(InputError, match=f"init: .* has no {missing}: set init_missing_heads=True"):
+        pretrain(small_config(dataset_dir, init=checkpoint), str(tmp_path / "run"))
+    assert not list(tmp_path.glob("run/checkpoints/*"))
+
+
+@pytest.mark.parametrize("name", HEADLESS)
+def test_missing_heads_are_new_and_of_the_seed(
+    name: str, checkpoints: Path, dataset_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch
+):
+    monkeypatch.setattr(logging.getLogger("bert_jax"), "propagate", True)  # whatever a command has set
+    settings = {"optimizer__learning_rate": 0.0, "seed": 5}
+    with caplog.at_level(logging.INFO):
+        pretrain(
+            small_config(dataset_dir, init=checkpoints / name, init_missing_heads=True, **settings),
+            str(tmp_path / "run"),
+        )
+    pretrain(small_config(dataset_dir, **settings), str(tmp_path / "new"))
+    before, after, new = (
+        open_checkpoint(str(path)).load_parameters()
+        for path in (checkpoints / name, tmp_path / "run", tmp_path / "new")
+    )
+    missing = [head for head in HEADS if head not in HEADLESS[name]]
+    assert f"initialised anew, from the seed: {', '.join(missing)}" in caplog.text
+    assert after.keys() == new.keys()
+    sources.assert_same_parameters(after, {**new, **before})
+    assert not set(missing) & before.keys()
+
+
+def test_nothing_is_new_where_nothing_is_missing(checkpoints: Path, dataset_dir: Path, tmp_path: Path):
+    config = small_config(
+        dataset_dir, init=checkpoints / "all", init_missing_heads=True, optimizer__learning_rate=0.0, mesh__data=2,
+        mesh__tensor=1, mesh__fsdp=4, global_batch_size=16,
+    )  # fmt: skip
+    pretrain(config, str(tmp_path / "run"))
+    before, after = (open_checkpoint(str(path)).load_parameters() for path in (checkpoints / "all", tmp_path / "run"))
+    sources.assert_same_parameters(before, after)
+
+
+def test_a_damaged_checkpoint_says_so(vocabulary: list[str], tmp_path: Path):
+    checkpoint = sources.write_checkpoint(tmp_path / "checkpoint", vocabulary)
+    (tmp_path / "checkpoint" / "heads" / "metadata").write_text(json.dumps(["pooler"]))
+    with pytest.raises(InputError, match="damaged or of another model"):
+        open_checkpoint(str(tmp_path / "checkpoint")).load_parameters()
+    assert np.asarray(checkpoint.load_parameters()["pooler"]["bias"]).shape == (48,)
