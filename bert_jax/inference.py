@@ -92,6 +92,8 @@ def fill_mask(pretrained: PreTrained, text: str, top: int = 5) -> list[list[Fill
     """
     tokenizer = pretrained.tokenizer
     check_mask(text)
+    if pretrained.config.is_decoder:
+        raise InputError("the checkpoint is a left-to-right model: it cannot fill in a mask from both sides")
     batch = pretrained.batch(text)
     ids = batch["input_ids"][0].tolist()
     positions = [position for position, token in enumerate(ids) if token == tokenizer.mask_id]

@@ -37,25 +37,30 @@ def get_config():
     config.model.layer_norm_eps = 1e-12
 
     config.objective = ml_collections.ConfigDict()
+    config.objective.lm = "mlm"  # or ltr: every next token, under a causal mask; wants nsp=False
     config.objective.nsp = True  # False: no next-sentence loss
     config.objective.mask_rate = 0.15  # share of a sequence's tokens that are predicted
     config.objective.mask_token = 0.8  # of those, the share that becomes [MASK],
     config.objective.keep_token = 0.1  # that stays as it is,
     config.objective.random_token = 0.1  # and that becomes a random token; the three sum to 1
+    config.objective.whole_word = False  # True: the pieces of a word are masked together
+    config.objective.static_masks = 0  # k: only k different masks of each instance; 0: a new one every epoch
 
     config.data = ml_collections.ConfigDict()
     config.data.path = ""  # the folder of a prepared dataset
     config.data.max_predictions = 20  # masked tokens a sequence at the most; 76 to 80 for sequences of 512
 
     config.optimizer = ml_collections.ConfigDict()
+    config.optimizer.name = "adamw"  # or lamb, for batches of ten thousands
     config.optimizer.learning_rate = 1e-4  # at the end of the warm-up
-    config.optimizer.warmup_steps = 10_000  # linear from 0; then linear to 0 at total_steps
+    config.optimizer.warmup_steps = 10_000  # linear from 0
+    config.optimizer.decay_power = 1.0  # then peak * (1 - step / total_steps) ** decay_power
     config.optimizer.weight_decay = 0.01  # not on biases and LayerNorms
     config.optimizer.b1 = 0.9
     config.optimizer.b2 = 0.999
     config.optimizer.eps = 1e-6
     config.optimizer.grad_clip_norm = 1.0  # global norm; 0: no clipping
-    config.optimizer.bias_correction = False  # the reference has none
+    config.optimizer.bias_correction = False  # the reference's AdamW has none, LAMB has it
     config.optimizer.restart_schedule = False  # True: every phase has a warm-up and a decay of its own
 
     config.mesh = ml_collections.ConfigDict()  # devices along each axis; -1 fills in
@@ -67,11 +72,11 @@ def get_config():
     config.scan_layers = True  # False unrolls the layers: slower to compile, sometimes faster to run
 
     config.init = ""  # a checkpoint to start from: parameters only, fresh optimizer
+    config.init_missing_heads = False  # True: heads that it lacks are initialised from the seed; False: refused
     config.phases = ()  # of dicts of overrides with their steps: ({"steps": 900_000, "data.path": "data128"}, ...)
 
     config.checkpoint = ml_collections.ConfigDict()
     config.checkpoint.every_steps = 5_000  # and at the end, and on SIGTERM
     config.checkpoint.keep = 3  # newest ones
-    config.init_missing_heads = False  # True: heads that it lacks are initialised from the seed; False: refused
 
     return config

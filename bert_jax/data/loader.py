@@ -20,40 +20,56 @@ Batch = dict[str, np.ndarray]
 T = TypeVar("T")
 
 
-def _model_inputs(instances: Batch, masked: Batch) -> Batch:
+def _make_batch(
+    dataset: PreparedDataset, instances: Batch, masking: Masking | None, mask_key: int, rounds: np.ndarray
+) -> Batch:
     """The batch layout of the model: an unpacked row is a pack of one sequence (K = 1)."""
-    rows = len(instances["input_ids"])
-    real = instances["sequence_ids"][:, :1] > 0
+    input_ids, sequence_ids, tokenizer = instances["input_ids"], instances["sequence_ids"], dataset.tokenizer
+    if masking is None:
+        targets = next_token_targets(input_ids, sequence_ids)
+    else:
+        targets = mask_batch(
+            input_ids,
+            instances["maskable"],
+            sequence_ids.sum(axis=1),
+            mask_keys(instances["instance_ids"], mask_key, rounds),
+            masking,
+            mask_id=tokenizer.mask_id,
+            vocab_size=tokenizer.vocab_size,
+            continuation=tokenizer.continuation,
+        )
     return {
-        "input_ids": masked["input_ids"],
         "token_type_ids": instances["token_type_ids"],
         "positions": instances["positions"],
-        "sequence_ids": instances["sequence_ids"],
-        "masked_positions": masked["masked_positions"],
-        "masked_ids": masked["masked_ids"],
-        "masked_weights": masked["masked_weights"],
-        "cls_positions": np.zeros((rows, 1), np.int32),
+        "sequence_ids": sequence_ids,
+        **targets,  # input_ids, masked_positions, masked_ids, masked_weights
+        "cls_positions": np.zeros((len(input_ids), 1), np.int32),
         "next_sentence_labels": instances["is_random_next"][:, None].astype(np.int32),
-        "next_sentence_weights": real.astype(np.float32),
+        "next_sentence_weights": (sequence_ids[:, :1] > 0).astype(np.float32),
     }
 
 
-def _mask(dataset: PreparedDataset, instances: Batch, keys: np.ndarray, masking: Masking) -> Batch:
-    tokenizer = dataset.tokenizer
-    masked = mask_batch(
-        instances["input_ids"],
-        instances["maskable"],
-        instances["sequence_ids"].sum(axis=1),
-        keys,
-        masking,
-        mask_id=tokenizer.mask_id,
-        vocab_size=tokenizer.vocab_size,
-    )
-    return _model_inputs(instances, masked)
+def next_token_targets(input_ids: np.ndarray, sequence_ids: np.ndarray) -> Batch:
+    """What a left-to-right model predicts: at each position the next token of its sequence. Nothing is masked.
+
+    `input_ids`, `sequence_ids` [B, L] give the `input_ids`, `masked_positions`, `masked_ids` and `masked_weights` of a
+    batch with P = L. The last token of a sequence and the padding have weight 0.
+    """
+    rows, length = input_ids.shape
+    follows = np.zeros((rows, length), bool)
+    follows[:, :-1] = (sequence_ids[:, :-1] == sequence_ids[:, 1:]) & (sequence_ids[:, :-1] > 0)
+    next_ids = np.zeros_like(input_ids)
+    next_ids[:, :-1] = input_ids[:, 1:]
+    return {
+        "input_ids": input_ids,
+        "masked_positions": np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length)).copy(),
+        "masked_ids": np.where(follows, next_ids, 0).astype(np.int32),
+        "masked_weights": follows.astype(np.float32),
+    }
 
 
 class TrainLoader:
-    """The training split in a new order every epoch, with new masks every epoch.
+    """The training split in a new order every epoch, with new masks every epoch or those of `static_masks` epochs.
 
     Example i of the run (batch i // B, row i % B) is position i % N of epoch i // N: an epoch ends where it ends,
     in the middle of a batch if need be, and every instance is seen once in each.
@@ -65,17 +81,30 @@ class TrainLoader:
         *,
         seed: int,
         global_batch_size: int,
-        masking: Masking,
+        masking: Masking | None,
+        static_masks: int = 0,
         first_step: int = 0,
         first_example: int = 0,
     ):
-        """Batch `first_step` begins with example `first_example`. InputError where the training split is empty."""
+        """Raises InputError where the training split is empty.
+
+        Args:
+          dataset: what to read.
+          seed: of order and masks.
+          global_batch_size: B.
+          masking: how masks are drawn; None for left-to-right batches, see `next_token_targets`.
+          static_masks: 0 draws new masks in every epoch, k goes round the masks of k epochs, as a dataset masked
+            beforehand k times over would.
+          first_step: the batch that begins with example `first_example`.
+          first_example: where in the endless row of examples.
+        """
         self.dataset = dataset
         self.size = dataset.size("train")
         if not self.size:
             raise InputError(f"{dataset.folder} has no training instances: prepare it from more text")
         self.global_batch_size = global_batch_size
         self.masking = masking
+        self.static_masks = static_masks
         self._offset = first_example - first_step * global_batch_size
         self._order_key = key_from(dataset.info.hash, seed, "order")
         self._mask_key = key_from(dataset.info.hash, seed, "mask")
@@ -99,8 +128,8 @@ class TrainLoader:
         """
         indices, epochs = (array[rows] for array in self.examples(step))
         instances = self.dataset.instances("train", indices)
-        keys = mask_keys(instances["instance_ids"], self._mask_key, epochs)
-        return _mask(self.dataset, instances, keys, self.masking)
+        rounds = epochs % self.static_masks if self.static_masks else epochs
+        return _make_batch(self.dataset, instances, self.masking, self._mask_key, rounds)
 
 
 class EvalLoader:
@@ -110,11 +139,14 @@ class EvalLoader:
     train differently are evaluated alike.
     """
 
-    def __init__(self, dataset: PreparedDataset, *, batch_size: int, batches: int = -1):
-        """`batches` of `batch_size` rows, -1 for the whole split; there are fewer where the split is smaller."""
+    def __init__(self, dataset: PreparedDataset, *, batch_size: int, batches: int = -1, left_to_right: bool = False):
+        """`batches` of `batch_size` rows, -1 for the whole split; there are fewer where the split is smaller.
+
+        `left_to_right` batches are not masked; see `next_token_targets`.
+        """
         self.dataset = dataset
         self.batch_size = batch_size
-        self.masking = Masking(max_predictions=int(prediction_counts(dataset.info.seq_len)))
+        self.masking = None if left_to_right else Masking(int(prediction_counts(dataset.info.seq_len)))
         whole = -(-dataset.size("eval") // batch_size)
         self.batches = whole if batches < 0 else min(batches, whole)
         self._mask_key = key_from(dataset.info.seed, "eval mask")
@@ -125,8 +157,7 @@ class EvalLoader:
         position = (number * self.batch_size + np.arange(self.batch_size))[rows]
         real = position < size
         instances = self.dataset.instances("eval", np.minimum(position, size - 1))
-        keys = mask_keys(instances["instance_ids"], self._mask_key, np.zeros(len(position), np.int64))
-        batch = _mask(self.dataset, instances, keys, self.masking)
+        batch = _make_batch(self.dataset, instances, self.masking, self._mask_key, np.zeros(len(position), np.int64))
         for weights in ("masked_weights", "next_sentence_weights"):
             batch[weights] = batch[weights] * real[:, None].astype(np.float32)
         return batch

@@ -3,6 +3,9 @@
 The rule is the reference's (google-research/bert, `create_masked_lm_predictions`; the paper's section 3.1 and
 appendix C.2): of the tokens that are not special, n = min(max_predictions, max(1, round(rate * length))) are chosen;
 of those, 80% become [MASK], 10% stay, 10% become a uniform draw from the whole vocabulary.
+
+With `whole_word` the draw is of words, a word being a token and the `##` pieces that follow it: words come in random
+order, and one that would make more than n tokens is passed over. Each token of a word has its own 80/10/10 draw.
 """
 
 from dataclasses import dataclass
@@ -28,6 +31,7 @@ class Masking:
     mask_token: float = 0.8
     keep_token: float = 0.1
     random_token: float = 0.1
+    whole_word: bool = False
 
     def __post_init__(self) -> None:
         shares = (self.mask_token, self.keep_token, self.random_token)
@@ -55,6 +59,7 @@ def mask_batch(
     *,
     mask_id: int,
     vocab_size: int,
+    continuation: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
     """Draws the masks of a batch.
 
@@ -66,6 +71,7 @@ def mask_batch(
       masking: the rule.
       mask_id: the id of [MASK].
       vocab_size: random tokens are uniform in [0, vocab_size).
+      continuation: bool [V], the pieces that begin with `##`; what whole-word masks go by.
 
     Returns:
       `input_ids` int32 [B, L] masked; `masked_positions` int32 [B, P] ascending, `masked_ids` int32 [B, P] the original
@@ -74,16 +80,17 @@ def mask_batch(
     length = input_ids.shape[1]
     slots = min(masking.max_predictions, length)
     wanted = np.minimum(prediction_counts(lengths, masking.mask_rate), masking.max_predictions)
-    counts = np.minimum(wanted, maskable.sum(axis=1))
 
     columns = np.arange(length, dtype=np.uint64)
-    priority = random_bits((keys ^ _CHOICE)[:, None], columns) >> np.uint64(
-        1
-    )  # the top bit marks what may not be chosen
-    priority |= np.where(maskable, np.uint64(0), np.uint64(1 << 63))
-    chosen = np.argsort(priority, axis=1)[:, :slots]
-    used = np.arange(slots) < counts[:, None]
-    positions = np.sort(np.where(used, chosen, length), axis=1)  # unused slots go to the end
+    order = random_bits((keys ^ _CHOICE)[:, None], columns)
+    if masking.whole_word:
+        assert continuation is not None
+        chosen = _choose_words(order, maskable, continuation[input_ids], wanted)
+    else:
+        chosen = _choose_tokens(order, maskable, wanted)
+    # Ascending, and unused slots at the end.
+    positions = np.sort(np.where(chosen, np.arange(length), length), axis=1)[:, :slots]
+    used = positions < length
     positions = np.where(used, positions, 0)
 
     originals = np.take_along_axis(input_ids, positions, axis=1)
@@ -105,6 +112,46 @@ def mask_batch(
         "masked_ids": np.pad(np.where(used, originals, 0).astype(np.int32), filling),
         "masked_weights": np.pad(used.astype(np.float32), filling),
     }
+
+
+_LAST = np.uint64(1 << 63)
+
+
+def _in_random_order(order: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+    """Columns [B, L], the candidates first, by their random bits; the top bit marks what is none."""
+    return np.argsort((order >> np.uint64(1)) | np.where(candidates, np.uint64(0), _LAST), axis=1)
+
+
+def _choose_tokens(order: np.ndarray, maskable: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """bool [B, L]: the first `wanted` candidates of each row in random order."""
+    counts = np.minimum(wanted, maskable.sum(axis=1))
+    chosen = np.zeros_like(maskable)
+    np.put_along_axis(chosen, _in_random_order(order, maskable), np.arange(maskable.shape[1]) < counts[:, None], axis=1)
+    return chosen
+
+
+def _choose_words(order: np.ndarray, maskable: np.ndarray, continues: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """bool [B, L]: words in random order, each that does not overflow `wanted`, until that is reached.
+
+    A row's first candidate begins a word whatever it is. As in the reference, a `##` piece goes with the candidate
+    before it, which at the start of the second segment is the first segment's last word.
+    """
+    rows, length = maskable.shape
+    starts = maskable & (~continues | (np.cumsum(maskable, axis=1) == 1))
+    word = np.maximum(np.cumsum(starts, axis=1) - 1, 0)  # of each column; meant for candidates alone
+    sizes = np.bincount((np.arange(rows)[:, None] * length + word)[maskable], minlength=rows * length)
+    first_columns = _in_random_order(order, starts)
+    word_at = np.take_along_axis(word, first_columns, axis=1)
+    size_at = np.take_along_axis(sizes.reshape(rows, length), word_at, axis=1)
+    taken = np.zeros_like(maskable)  # by word
+    total, left = np.zeros(rows, np.int64), starts.sum(axis=1)
+    for rank in range(int(left.max(initial=0))):
+        fits = (rank < left) & (total + size_at[:, rank] <= wanted)
+        total += np.where(fits, size_at[:, rank], 0)
+        taken[fits, word_at[fits, rank]] = True
+        if (total == wanted).all():
+            break
+    return maskable & np.take_along_axis(taken, word, axis=1)
 
 
 def mask_keys(instance_ids: np.ndarray, seed_key: int, epochs: np.ndarray) -> np.ndarray:

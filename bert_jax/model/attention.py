@@ -8,13 +8,17 @@ from bert_jax.model.config import BertConfig
 from bert_jax.model.layers import Key, dropout, parameter, truncated_normal
 
 
-def attention_mask(sequence_ids: jax.Array) -> jax.Array:
-    """bool [B, L, L]: a position attends to the positions of its own sequence.
+def attention_mask(sequence_ids: jax.Array, *, causal: bool = False) -> jax.Array:
+    """bool [B, L, L]: a position attends to the positions of its own sequence, or the `causal` part up to itself.
 
     Several sequences in one row do not see each other, and no real token sees padding (sequence 0); padding sees
     padding, which is never read and keeps every row of the softmax defined.
     """
-    return sequence_ids[:, :, None] == sequence_ids[:, None, :]
+    mask = sequence_ids[:, :, None] == sequence_ids[:, None, :]
+    if causal:
+        column = jnp.arange(sequence_ids.shape[1])
+        mask &= column[:, None] >= column
+    return mask
 
 
 class SelfAttention(nnx.Module):

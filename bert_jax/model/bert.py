@@ -58,7 +58,7 @@ class BertForPreTraining(nnx.Module):
         x = self.embeddings(
             batch["input_ids"], batch["token_type_ids"], batch["positions"], dtype=self.dtype, key=embeddings_key
         )
-        mask = attention_mask(batch["sequence_ids"])
+        mask = attention_mask(batch["sequence_ids"], causal=self.config.is_decoder)
         last, hidden = self.encoder(x, mask, encoder_key, all_hidden_states=all_hidden_states)
         return last, None if hidden is None else jnp.concatenate([x[None], hidden])
 

@@ -17,7 +17,8 @@ class BertConfig:
     """A BERT's sizes. The defaults are BERT-BASE, uncased (Devlin et al. 2019).
 
     `hidden_act` "gelu" is the exact form with erf, as Hugging Face's models have it; "gelu_new" (or
-    "gelu_pytorch_tanh") is the tanh form of Google's code. A ValueError names a size that cannot be.
+    "gelu_pytorch_tanh") is the tanh form of Google's code. `is_decoder` is a left-to-right model: no position sees what
+    is to its right. A ValueError names a size that cannot be.
     """
 
     vocab_size: int = 30_522
@@ -32,6 +33,7 @@ class BertConfig:
     type_vocab_size: int = 2
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
+    is_decoder: bool = False
 
     def __post_init__(self) -> None:
         for name in (

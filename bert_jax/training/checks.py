@@ -13,7 +13,9 @@ from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 from bert_jax.model.encoder import REMAT_POLICIES
 from bert_jax.training.checkpoints import Checkpoint
+from bert_jax.training.optimizer import OPTIMIZERS
 
+OBJECTIVES = ("mlm", "ltr")
 DTYPES = ("auto", "float32", "bfloat16")
 
 
@@ -28,6 +30,7 @@ def bert_config(config: ConfigDict, dataset: PreparedDataset) -> BertConfig:
             f"model.vocab_size={sizes['vocab_size']}, but {dataset.folder} was prepared with a vocabulary of "
             f"{vocab_size}: leave it at -1"
         )
+    sizes["is_decoder"] = config.objective.lm == "ltr"
     try:
         model = BertConfig.from_dict(sizes)
     except ValueError as error:
@@ -62,10 +65,18 @@ def check_config(config: ConfigDict, steps: int) -> None:
         lambda x: 0 <= x < math.inf, "a number of 0 or more", "optimizer.learning_rate", "optimizer.weight_decay",
         "optimizer.grad_clip_norm", "model.initializer_range",
     )  # fmt: skip
-    check(lambda x: 0 < x < math.inf, "above 0", "optimizer.eps", "model.layer_norm_eps")
+    check(lambda x: 0 < x < math.inf, "above 0", "optimizer.decay_power", "optimizer.eps", "model.layer_norm_eps")
     check(lambda x: 0 <= x < 1, "in [0, 1)", "optimizer.b1", "optimizer.b2")
     check(lambda x: x in REMAT_POLICIES, f"one of {', '.join(REMAT_POLICIES)}", "remat")
+    check(lambda x: x in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}", "optimizer.name")
     check(lambda x: x in DTYPES, f"one of {', '.join(DTYPES)}", "dtype")
+    check(lambda x: x in OBJECTIVES, f"one of {', '.join(OBJECTIVES)}", "objective.lm")
+    check(lambda x: x >= 0, "at least 0", "objective.static_masks")
+    if values["objective.lm"] == "ltr" and values["objective.nsp"]:
+        raise InputError(
+            "objective.lm=ltr goes with objective.nsp=False: under a causal mask [CLS] sees itself alone, and cannot "
+            "tell what follows"
+        )
     restarts, total = values["optimizer.restart_schedule"], values["total_steps"]
     if values["optimizer.warmup_steps"] >= (steps if restarts else total):
         raise InputError(

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from bert_jax.data.loader import EvalLoader, Prefetch, TrainLoader
 from bert_jax.data.masking import Masking
 from bert_jax.errors import BertJaxError, Interrupted
+from bert_jax.model import abstract_parameters
 from bert_jax.progress import Bars
 from bert_jax.training.checkpoints import Checkpointer
 from bert_jax.training.checks import compute_dtype
@@ -30,21 +31,29 @@ log = logging.getLogger(__name__)
 def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:
     """The loaders of both splits. InputError for masks that cannot be and an empty training split."""
     config = phase.config
+    objective = config.objective
     masking = Masking(
         config.data.max_predictions,
-        mask_rate=config.objective.mask_rate,
-        mask_token=config.objective.mask_token,
-        keep_token=config.objective.keep_token,
-        random_token=config.objective.random_token,
+        mask_rate=objective.mask_rate,
+        mask_token=objective.mask_token,
+        keep_token=objective.keep_token,
+        random_token=objective.random_token,
+        whole_word=objective.whole_word,
     )
     train_loader = TrainLoader(
-        phase.dataset, seed=config.seed, global_batch_size=config.global_batch_size, masking=masking,
-        first_step=phase.start, first_example=phase.first_example,
-    )  # fmt: skip
+        phase.dataset,
+        seed=config.seed,
+        global_batch_size=config.global_batch_size,
+        masking=None if objective.lm == "ltr" else masking,
+        static_masks=objective.static_masks,
+        first_step=phase.start,
+        first_example=phase.first_example,
+    )
     eval_loader = EvalLoader(
         phase.dataset,
         batch_size=config.global_batch_size // config.gradient_accumulation,
         batches=config.eval_batches * config.gradient_accumulation,
+        left_to_right=objective.lm == "ltr",
     )
     return train_loader, eval_loader
 
@@ -52,7 +61,7 @@ def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:
 def plan_state(mesh: Mesh, phase: Phase) -> tuple[optax.GradientTransformation, StateSpec]:
     """The optimizer, and the plan of the state, which is the same in every phase but for how the model runs."""
     config = phase.config
-    optimizer = make_optimizer(config.optimizer)
+    optimizer = make_optimizer(config.optimizer, abstract_parameters(phase.model)[2])
     spec = describe_state(
         mesh, phase.model, optimizer, config.seed,
         dtype=compute_dtype(config.dtype), remat=config.remat, scan_layers=config.scan_layers,

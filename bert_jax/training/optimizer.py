@@ -1,9 +1,15 @@
-"""The reference's optimizer and schedule (google-research/bert, `optimization.py`), as optax transformations.
+"""The optimizers and the schedule of BERT pre-training, as optax transformations.
 
-    m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,  p -= lr (m / (sqrt(v) + eps) + weight_decay p)
+AdamW is the reference's (google-research/bert, `optimization.py`):
 
-There is no bias correction (optax.adamw cannot leave it out), LayerNorms and biases do not decay, and gradients are
-clipped by their global norm first.
+    m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,  u = m / (sqrt(v) + eps) + weight_decay p,  p -= lr u
+
+There is no bias correction unless it is chosen (optax.adamw cannot leave it out), LayerNorms and biases do not decay,
+and gradients are clipped by their global norm first.
+
+LAMB (You et al. 2020, arXiv:1904.00962) scales each tensor's step to the tensor's own size, p -= lr |p| / |u| u, as
+NVIDIA's recipe has it: what does not decay (LayerNorms, biases) is not scaled, and bias correction is to be on. A
+tensor is one of the paper's: of one layer, and query, key and value apart, however parameters are stacked here.
 """
 
 from typing import Any, NamedTuple
@@ -16,19 +22,28 @@ from bert_jax.config import ConfigDict
 from bert_jax.model.bert import Parameters
 
 
-def learning_rate_schedule(peak: float, warmup_steps: int, total_steps: int, *, start: int = 0) -> optax.Schedule:
-    """peak * step / W below W, then peak * (1 - step / T): the decay is measured from step 0, so at W it is already
-    under the peak, by W / T (`optax.join_schedules` would start it there). The first update has a rate of 0.
+def learning_rate_schedule(
+    peak: float, warmup_steps: int, total_steps: int, *, decay_power: float = 1.0, start: int = 0
+) -> optax.Schedule:
+    """peak * step / W below W, then peak * (1 - step / T) ** power: the decay is measured from step 0, so at W it is
+    under the peak already (`optax.join_schedules` would start it there). The first update has a rate of 0.
 
-    Steps are counted from `start` on, which is not 0 where a phase restarts the schedule.
+    The reference's power is 1, NVIDIA's for LAMB 0.5. Steps are counted from `start` on, which is not 0 where a phase
+    restarts the schedule.
     """
 
     def schedule(step: jax.Array) -> jax.Array:
-        step = jnp.asarray(step - start, jnp.float32)
-        decayed = peak * (1 - jnp.minimum(step, total_steps) / total_steps)
+        step = jnp.asarray(step - start)
+        left = (
+            total_steps - jnp.minimum(step, total_steps)
+        ) / total_steps  # of integers: exact in fp32 to its last bit
+        decayed = peak * (left if decay_power == 1.0 else left**decay_power)
         return jnp.where(step < warmup_steps, peak * step / max(1, warmup_steps), decayed)
 
     return schedule
+
+
+OPTIMIZERS = ("adamw", "lamb")
 
 
 class AdamState(NamedTuple):
@@ -69,15 +84,41 @@ def decay_mask(parameters: Parameters) -> Parameters:
     return jax.tree_util.tree_map_with_path(decays, parameters)
 
 
-def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
+_TENSOR_AXES = ("layers", "qkv")  # stack tensors that are the paper's own
+
+
+def scale_by_trust_ratio(logical_axes: Parameters) -> optax.GradientTransformation:
+    """LAMB's |p| / |u| for each tensor that decays, 1 where either norm is 0; all others are left as they are.
+
+    Args:
+      logical_axes: a tree like the parameters, of their axes' names.
+    """
+
+    def scaled(u: jax.Array, p: jax.Array, decays: bool, axes: tuple[str | None, ...]) -> jax.Array:
+        if not decays:
+            return u
+        within = tuple(i for i, name in enumerate(axes) if name not in _TENSOR_AXES)
+        norm_p, norm_u = (jnp.sqrt(jnp.sum(jnp.square(x), axis=within, keepdims=True)) for x in (p, u))
+        is_defined = (norm_p > 0) & (norm_u > 0)
+        return u * jnp.where(is_defined, norm_p / jnp.where(is_defined, norm_u, 1.0), 1.0)
+
+    def update(updates: Parameters, state: Any, parameters: Any = None) -> tuple[Parameters, Any]:
+        return jax.tree.map(scaled, updates, parameters, decay_mask(parameters), logical_axes), state
+
+    return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+
+
+def make_optimizer(config: ConfigDict, logical_axes: Parameters) -> optax.GradientTransformation:
     """The transformation that turns gradients into a direction; the step scales it by minus the learning rate.
 
-    `config` is the `optimizer` section.
+    Args:
+      config: the `optimizer` section.
+      logical_axes: a tree like the parameters, of their axes' names; see `abstract_parameters`.
     """
-    transformations = [
+    # Always four links, so that the state has one structure and a run may go on with other settings.
+    return optax.chain(
+        optax.clip_by_global_norm(config.grad_clip_norm) if config.grad_clip_norm else optax.identity(),
         scale_by_adam(config.b1, config.b2, config.eps, bias_correction=config.bias_correction),
         optax.add_decayed_weights(config.weight_decay, mask=decay_mask),
-    ]
-    if config.grad_clip_norm:
-        transformations.insert(0, optax.clip_by_global_norm(config.grad_clip_norm))
-    return optax.chain(*transformations)
+        scale_by_trust_ratio(logical_axes) if config.name == "lamb" else optax.identity(),
+    )

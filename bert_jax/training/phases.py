@@ -25,7 +25,8 @@ from bert_jax.training.optimizer import learning_rate_schedule
 PHASE_KEYS = (
     "data.", "objective.", "global_batch_size", "gradient_accumulation", "remat", "scan_layers", "log_every_steps",
     "eval_every_steps", "eval_batches", "model.hidden_dropout_prob", "model.attention_probs_dropout_prob",
-    "optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.weight_decay", "optimizer.grad_clip_norm",
+    "optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.decay_power", "optimizer.weight_decay",
+    "optimizer.grad_clip_norm",
 )  # fmt: skip
 
 
@@ -48,10 +49,12 @@ class Phase(Plan):
 
     def schedule(self) -> optax.Schedule:
         """Step of the run to learning rate: one schedule for the whole run unless each phase restarts it."""
-        of = self.config.optimizer
+        of, start, stop = self.config.optimizer, 0, self.config.total_steps
         if of.restart_schedule:
-            return learning_rate_schedule(of.learning_rate, of.warmup_steps, self.stop - self.start, start=self.start)
-        return learning_rate_schedule(of.learning_rate, of.warmup_steps, self.config.total_steps)
+            start, stop = self.start, self.stop
+        return learning_rate_schedule(
+            of.learning_rate, of.warmup_steps, stop - start, decay_power=of.decay_power, start=start
+        )
 
 
 def plan_phases(config: ConfigDict) -> list[Plan]:

@@ -33,7 +33,8 @@ class Throughput:
         self._since: tuple[float, int] | None = None
         peak = peak_flops(jax.devices()[0].device_kind)
         self._peak = peak and peak * jax.device_count()
-        self._flops = training_flops(self.model, self.seq_len, self.config.data.max_predictions)
+        predictions = self.seq_len if self.model.is_decoder else self.config.data.max_predictions
+        self._flops = training_flops(self.model, self.seq_len, predictions)
 
     def pause(self) -> None:
         """What follows until the next finished step does not count."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.loader import EvalLoader, Prefetch, TrainLoader
+from bert_jax.data.loader import EvalLoader, Prefetch, TrainLoader, next_token_targets
 from bert_jax.data.masking import Masking
 from bert_jax.errors import InputError
 
@@ -131,6 +131,52 @@ def test_masks_are_new_each_epoch(dataset):
         assert same.mean() < 0.2  # sequences of a handful of tokens have few masks to choose from
         long = (one >= 0).sum(axis=1) >= 6
         assert same[long].sum() == 0
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_static_masks_come_round_again(dataset, rounds):
+    loader = TrainLoader(dataset, seed=0, global_batch_size=dataset.size("train"), masking=Masking(10),
+                         static_masks=rounds)  # fmt: skip
+
+    def by_instance(epoch):
+        batch, (indices, _) = loader.batch(epoch), loader.examples(epoch)
+        return batch["input_ids"][np.argsort(indices)]
+
+    epochs = [by_instance(epoch) for epoch in range(2 * rounds)]
+    for epoch in range(rounds):
+        assert np.array_equal(epochs[epoch], epochs[epoch + rounds])
+        for other in range(epoch):
+            assert (epochs[epoch] != epochs[other]).any(axis=1).mean() > 0.9
+    assert np.array_equal(epochs[0], by_instance(0))
+
+
+def test_a_later_phase_reads_on(dataset):
+    whole = make(dataset, batch=16)
+    later = TrainLoader(dataset, seed=0, global_batch_size=16, masking=Masking(10), first_step=100, first_example=48)
+    assert_same(later.batch(100), whole.batch(3))
+    assert_same(later.batch(107), whole.batch(10))
+
+
+def test_left_to_right_batches_predict_every_next_token(dataset, dataset_dir):
+    loader = TrainLoader(dataset, seed=0, global_batch_size=16, masking=None)
+    batch, (indices, _) = loader.batch(2), loader.examples(2)
+    plain = dataset.instances("train", indices)
+    assert np.array_equal(batch["input_ids"], plain["input_ids"])
+    for row in range(16):
+        length = int(plain["sequence_ids"][row].sum())
+        assert batch["masked_positions"][row].tolist() == list(range(64))
+        assert batch["masked_weights"][row].tolist() == [1.0] * (length - 1) + [0.0] * (64 - length + 1)
+        assert batch["masked_ids"][row, : length - 1].tolist() == plain["input_ids"][row, 1:length].tolist()
+    evaluation = EvalLoader(PreparedDataset(str(dataset_dir)), batch_size=16, left_to_right=True).batch(0)
+    assert {name: entry.shape for name, entry in evaluation.items()} == {n: e.shape for n, e in batch.items()}
+    assert evaluation["masked_weights"].sum() > 16
+
+
+def test_a_next_token_is_never_that_of_another_sequence():
+    ids = np.array([[2, 7, 8, 2, 9, 0]], np.int32)
+    targets = next_token_targets(ids, np.array([[1, 1, 1, 2, 2, 0]]))
+    assert targets["masked_weights"].tolist() == [[1, 1, 0, 1, 0, 0]]
+    assert targets["masked_ids"].tolist() == [[7, 8, 0, 9, 0, 0]]
 
 
 def test_rows_are_a_part_of_the_batch(dataset):

@@ -4,20 +4,31 @@ import numpy as np
 import pytest
 
 from bert_jax.config import load_config
-from bert_jax.model import BertConfig, abstract_parameters
+from bert_jax.model import BertConfig, abstract_parameters, initialize
 from bert_jax.training.optimizer import decay_mask, learning_rate_schedule, make_optimizer
 
+SMALL = BertConfig(
+    vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+    max_position_embeddings=32,
+)  # fmt: skip
 
-def reference_learning_rate(step: int, peak: float, warmup: int, total: int) -> float:
-    """google-research/bert: a linear decay from step 0 to 0 at `total`, replaced by a linear warm-up below `warmup`."""
-    return peak * step / warmup if step < warmup else peak * (1 - min(step, total) / total)
+
+def reference_learning_rate(step: int, peak: float, warmup: int, total: int, power: float = 1.0) -> float:
+    """google-research/bert: a decay from step 0 to 0 at `total`, replaced by a linear warm-up below `warmup`."""
+    return peak * step / warmup if step < warmup else peak * (1 - min(step, total) / total) ** power
 
 
-@pytest.mark.parametrize("step", [0, 1, 9_999, 10_000, 10_001, 500_000, 999_999, 1_000_000])
-def test_schedule_is_the_references(step):
-    schedule = learning_rate_schedule(1e-4, 10_000, 1_000_000)
-    expected = reference_learning_rate(step, 1e-4, 10_000, 1_000_000)
-    np.testing.assert_allclose(float(schedule(jnp.asarray(step))), expected, rtol=2e-5, atol=1e-11)
+@pytest.mark.parametrize(
+    ("peak", "warmup", "total", "power"),
+    [(1e-4, 10_000, 1_000_000, 1.0), (6e-3, 2_000, 7_038, 0.5), (4e-3, 200, 1_563, 0.5)],
+)
+def test_schedule_is_the_references(peak, warmup, total, power):
+    schedule = learning_rate_schedule(peak, warmup, total, decay_power=power)
+    shifted = learning_rate_schedule(peak, warmup, total, decay_power=power, start=123)
+    for step in (0, 1, warmup - 1, warmup, warmup + 1, total // 2, total - 1, total):
+        expected = reference_learning_rate(step, peak, warmup, total, power)
+        assert abs(float(schedule(jnp.asarray(step))) - expected) < 1e-9, step
+        assert abs(float(shifted(jnp.asarray(step + 123))) - expected) < 1e-9, step
 
 
 def test_schedule_steps_down_at_the_end_of_the_warm_up():
@@ -27,42 +38,113 @@ def test_schedule_steps_down_at_the_end_of_the_warm_up():
     assert float(learning_rate_schedule(1e-4, 0, 10)(0)) == pytest.approx(1e-4)
 
 
-@pytest.mark.parametrize("bias_correction", [False, True])
-@pytest.mark.parametrize("clip", [0.0, 1.0])
-def test_fifty_updates_against_plain_numpy(bias_correction, clip):
-    rng = np.random.default_rng(0)
-    config = load_config(
-        "default",
-        [("optimizer.bias_correction", str(bias_correction)), ("optimizer.grad_clip_norm", str(clip))],
-    ).optimizer
-    start = {"dense": {"kernel": rng.standard_normal((4, 3)), "bias": rng.standard_normal(3)},
-             "norm": {"scale": rng.standard_normal(3)}}  # fmt: skip
-    parameters = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), start)
-    optimizer = make_optimizer(config)
+class NumpyOptimizer:
+    """AdamW and LAMB in float64 on a plain dict of the paper's tensors, one step at a time.
+
+    The formulas are those of google-research/bert's optimization.py and of both stages of NVIDIA's LAMB kernel.
+    """
+
+    def __init__(self, parameters, name, bias_correction, clip, decay=0.01):
+        self.p = {key: np.array(value, np.float64) for key, value in parameters.items()}
+        self.m = {key: np.zeros_like(value) for key, value in self.p.items()}
+        self.v = {key: np.zeros_like(value) for key, value in self.p.items()}
+        self.name, self.bias_correction, self.clip, self.decay, self.t = name, bias_correction, clip, decay, 0
+
+    def step(self, gradients, learning_rate):
+        self.t += 1
+        norm = np.sqrt(sum((np.float64(g) ** 2).sum() for g in gradients.values()))
+        for key, p in self.p.items():
+            g = np.float64(gradients[key])
+            if self.clip and norm > self.clip:
+                g = g / (norm / self.clip)
+            self.m[key] = 0.9 * self.m[key] + 0.1 * g
+            self.v[key] = 0.999 * self.v[key] + 0.001 * g * g
+            m, v = self.m[key], self.v[key]
+            if self.bias_correction:
+                m, v = m / (1 - 0.9**self.t), v / (1 - 0.999**self.t)
+            u = m / (np.sqrt(v) + 1e-6)
+            decays = not key.endswith(("bias", "scale"))
+            if decays:
+                u = u + self.decay * p
+            ratio = 1.0
+            if self.name == "lamb" and decays:
+                norm_p, norm_u = np.linalg.norm(p), np.linalg.norm(u)
+                ratio = norm_p / norm_u if norm_p > 0 and norm_u > 0 else 1.0
+            self.p[key] = p - learning_rate * ratio * u
+
+
+def papers_tensors(tree):
+    """The parameters one by one as the paper has them: layers apart, and query, key and value apart."""
+    tensors = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name, leaf = jax.tree_util.keystr(path, simple=True, separator="/"), np.asarray(leaf)
+        if "/layers/" not in name:
+            tensors[name] = leaf
+            continue
+        for number, of_layer in enumerate(leaf):
+            if "/qkv_kernel" in name:
+                tensors |= {f"{number}/{name}/{i}/kernel": of_layer[:, i] for i in range(3)}
+            elif "/qkv_bias" in name:
+                tensors |= {f"{number}/{name}/{i}/bias": of_layer[i] for i in range(3)}
+            else:
+                tensors[f"{number}/{name}"] = of_layer
+    return tensors
+
+
+@pytest.mark.parametrize(
+    ("name", "bias_correction", "clip"),
+    [("adamw", False, 1.0), ("adamw", False, 0.0), ("adamw", True, 1.0), ("lamb", True, 1.0), ("lamb", False, 0.0)],
+)
+def test_a_hundred_updates_against_plain_numpy(name, bias_correction, clip):
+    overrides = {"name": name, "bias_correction": bias_correction, "grad_clip_norm": clip}
+    config = load_config("default", [(f"optimizer.{key}", str(value)) for key, value in overrides.items()]).optimizer
+    _, parameters = initialize(SMALL, jax.random.key(0))
+    _, _, axes = abstract_parameters(SMALL)
+    optimizer = make_optimizer(config, axes)
     state = optimizer.init(parameters)
-    p = {("dense", "kernel"): start["dense"]["kernel"], ("dense", "bias"): start["dense"]["bias"],
-         ("norm", "scale"): start["norm"]["scale"]}  # fmt: skip
-    m = {name: np.zeros_like(value) for name, value in p.items()}
-    v = {name: np.zeros_like(value) for name, value in p.items()}
-    for step in range(1, 51):
-        gradients = {name: rng.standard_normal(value.shape) for name, value in p.items()}
-        tree = {
-            "dense": {"kernel": gradients["dense", "kernel"], "bias": gradients["dense", "bias"]},
-            "norm": {"scale": gradients["norm", "scale"]},
-        }
-        direction, state = optimizer.update(jax.tree.map(jnp.asarray, tree), state, parameters)
-        parameters = jax.tree.map(lambda a, d: a - 0.01 * d, parameters, direction)
-        norm = np.sqrt(sum((g**2).sum() for g in gradients.values()))
-        scale = clip / max(norm, clip) if clip else 1.0
-        for name, g in gradients.items():
-            m[name] = 0.9 * m[name] + 0.1 * g * scale
-            v[name] = 0.999 * v[name] + 0.001 * (g * scale) ** 2
-            m_hat = m[name] / (1 - 0.9**step) if bias_correction else m[name]
-            v_hat = v[name] / (1 - 0.999**step) if bias_correction else v[name]
-            decay = 0.01 if name == ("dense", "kernel") else 0.0
-            p[name] = p[name] - 0.01 * (m_hat / (np.sqrt(v_hat) + 1e-6) + decay * p[name])
-    for (module, leaf), expected in p.items():
-        np.testing.assert_allclose(parameters[module][leaf], expected, rtol=2e-4, atol=2e-5)
+    update = jax.jit(optimizer.update)
+    reference = NumpyOptimizer(papers_tensors(parameters), name, bias_correction, clip)
+    rng = np.random.default_rng(0)
+    for step in range(100):
+        scale = 10.0 ** rng.uniform(-4, 0)  # now above the clip, now below
+        gradients = jax.tree.map(
+            lambda leaf, scale=scale: np.float32(scale * rng.standard_normal(leaf.shape)), parameters
+        )
+        learning_rate = 1e-3 * (1 - step / 100)
+        direction, state = update(gradients, state, parameters)
+        parameters = jax.tree.map(lambda p, d, lr=learning_rate: p - lr * d, parameters, direction)
+        reference.step(papers_tensors(gradients), learning_rate)
+    got = papers_tensors(parameters)
+    assert got.keys() == reference.p.keys()
+    for key, expected in reference.p.items():
+        np.testing.assert_allclose(got[key], expected, rtol=1e-5, atol=1e-6, err_msg=key)
+
+
+def test_a_trust_ratio_is_of_one_tensor_of_one_layer():
+    """Layers whose weights differ a thousandfold: each moves by the same share of itself."""
+    config = load_config("default", [("optimizer.name", "lamb"), ("optimizer.weight_decay", "0")]).optimizer
+    _, parameters = initialize(SMALL, jax.random.key(0))
+    kernel = parameters["encoder"]["layers"]["attention"]["qkv_kernel"]
+    sizes = 10.0 ** jnp.arange(6).reshape(2, 1, 3, 1, 1)
+    parameters["encoder"]["layers"]["attention"]["qkv_kernel"] = kernel * sizes
+    optimizer = make_optimizer(config, abstract_parameters(SMALL)[2])
+    gradients = jax.tree.map(lambda p: jax.random.normal(jax.random.key(1), p.shape), parameters)
+    direction, _ = optimizer.update(gradients, optimizer.init(parameters), parameters)
+    moved, of = papers_tensors(direction), papers_tensors(parameters)
+    for key in of:
+        if key.endswith(("bias", "scale")):
+            continue
+        assert np.linalg.norm(moved[key]) == pytest.approx(np.linalg.norm(of[key]), rel=1e-5), key
+
+
+def test_a_tensor_of_zeros_or_without_a_gradient_is_not_scaled():
+    config = load_config("default", [("optimizer.name", "lamb"), ("optimizer.weight_decay", "0")]).optimizer
+    optimizer = make_optimizer(config, {"a": (None,), "b": (None,)})
+    parameters = {"a": jnp.zeros(3), "b": jnp.ones(3)}
+    direction, _ = optimizer.update({"a": jnp.ones(3), "b": jnp.zeros(3)}, optimizer.init(parameters), parameters)
+    assert np.isfinite(direction["a"]).all()
+    assert (direction["a"] > 0).all()
+    assert (direction["b"] == 0).all()
 
 
 def test_what_decays_is_decided_by_name():

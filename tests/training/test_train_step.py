@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 from bert_jax import objectives
 from bert_jax.config import ConfigDict, load_config
 from bert_jax.errors import InputError
-from bert_jax.model import BertConfig
+from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.training.sharding import check_divisibility, make_mesh, partition_spec
 from bert_jax.training.state import describe_state
@@ -45,13 +45,25 @@ def make_batch(step: int, counts: np.ndarray | None = None) -> dict[str, np.ndar
 class Run:
     """A state and its step on a mesh."""
 
-    def __init__(self, model=WITHOUT_DROPOUT, *, data=1, fsdp=1, tensor=1, microbatches=1, nsp=True, **optimizer):
+    def __init__(
+        self,
+        model=WITHOUT_DROPOUT,
+        *,
+        data=1,
+        fsdp=1,
+        tensor=1,
+        microbatches=1,
+        nsp=True,
+        scan_layers=True,
+        **optimizer,
+    ):
         sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
         self.mesh = make_mesh(ConfigDict(sizes), jax.devices()[: data * fsdp * tensor])
         self.microbatches = microbatches
         overrides = [(f"optimizer.{name}", str(value)) for name, value in optimizer.items()]
-        self.optimizer = make_optimizer(load_config("default", overrides).optimizer)
-        self.spec = describe_state(self.mesh, model, self.optimizer, seed=0)
+        axes = abstract_parameters(model)[2]
+        self.optimizer = make_optimizer(load_config("default", overrides).optimizer, axes)
+        self.spec = describe_state(self.mesh, model, self.optimizer, seed=0, scan_layers=scan_layers)
         self.state = self.spec.make()
         schedule = learning_rate_schedule(1e-2, 2, 100)
         self.step = make_train_step(self.mesh, self.spec, self.optimizer, schedule, seed=0, nsp=nsp)
@@ -89,6 +101,18 @@ def test_a_mesh_changes_where_not_what_with_dropout_on(sizes, one_device):
         for name in ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "grad_norm"):
             np.testing.assert_allclose(a[name], b[name], rtol=1e-5, err_msg=name)
     assert_close(run.parameters(), parameters, rtol=1e-5, atol=2e-5)
+
+
+def test_lamb_is_the_same_on_a_mesh_and_with_layers_scanned_or_not():
+    def trained(scan_layers, **sizes):
+        run = Run(WITHOUT_DROPOUT, name="lamb", bias_correction=True, scan_layers=scan_layers, **sizes)
+        for step in range(3):
+            run(make_batch(step))
+        return run.parameters()
+
+    expected = trained(True)
+    assert_close(trained(False), expected, rtol=1e-6, atol=1e-6)
+    assert_close(trained(True, data=2, fsdp=2, tensor=2), expected, rtol=1e-5, atol=2e-5)
 
 
 def test_state_is_made_sharded_and_moments_lie_beside_their_parameters():

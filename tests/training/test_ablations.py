@@ -1,0 +1,153 @@
+"""The paper's ablations of pre-training tasks as switches: each changes the loss and the attention as it says."""
+
+from pathlib import Path
+
+import helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+from flax import nnx
+
+from bert_jax.data.loader import next_token_targets
+from bert_jax.errors import InputError
+from bert_jax.model import BertConfig, initialize
+from bert_jax.objectives import denominators, divide, pretraining_sums
+from bert_jax.training.checkpoints import open_checkpoint
+from bert_jax.training.evaluation import evaluate_checkpoint
+from bert_jax.training.metrics import read_metrics
+from bert_jax.training.pretrain import pretrain
+
+SIZES = {
+    "vocab_size": 200, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+    "max_position_embeddings": 32, "initializer_range": 0.2,
+}  # fmt: skip
+ROWS, LENGTH = 4, 16
+
+
+def make_batch(seed: int = 0) -> dict[str, jax.Array]:
+    rng = np.random.default_rng(seed)
+    input_ids = rng.integers(5, 200, (ROWS, LENGTH)).astype(np.int32)
+    sequence_ids = (np.arange(LENGTH) < np.array([16, 12, 9, 16])[:, None]).astype(np.int32)
+    batch = {
+        "token_type_ids": rng.integers(0, 2, (ROWS, LENGTH)).astype(np.int32),
+        "positions": np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1)),
+        "sequence_ids": sequence_ids,
+        **next_token_targets(input_ids, sequence_ids),
+        "cls_positions": np.zeros((ROWS, 1), np.int32),
+        "next_sentence_labels": rng.integers(0, 2, (ROWS, 1)).astype(np.int32),
+        "next_sentence_weights": np.ones((ROWS, 1), np.float32),
+    }
+    return {name: jnp.asarray(entry) for name, entry in batch.items()}
+
+
+def gradients_of(batch: dict[str, jax.Array], *, nsp: bool, is_decoder: bool = False):
+    graph, parameters = initialize(BertConfig(**SIZES, is_decoder=is_decoder), jax.random.key(0))
+
+    def loss(parameters):
+        sums = pretraining_sums(*nnx.merge(graph, parameters)(batch), batch)
+        means = divide(sums, denominators(batch))
+        return means["mlm_loss"] + (means["nsp_loss"] if nsp else 0.0)
+
+    return jax.grad(loss)(parameters)
+
+
+@pytest.mark.parametrize("is_decoder", [False, True])
+def test_a_token_to_the_right_moves_no_output_of_a_left_to_right_model(is_decoder: bool):
+    model = nnx.merge(*initialize(BertConfig(**SIZES, is_decoder=is_decoder), jax.random.key(0)))
+    batch = make_batch()
+    before, _ = model(batch)
+    for position in (1, 7, 15):
+        changed = batch["input_ids"].at[0, position].add(1)
+        after, _ = model({**batch, "input_ids": changed})
+        left = np.abs(after[0, :position] - before[0, :position]).max(axis=(0, 1), where=np.isfinite(before[0, 0]),
+                                                                         initial=0)  # fmt: skip
+        assert (left == 0) == is_decoder, position
+        assert not np.array_equal(after[0, position:], before[0, position:])
+        np.testing.assert_array_equal(after[1:], before[1:])
+    if is_decoder:  # [CLS] sees itself alone: what follows moves neither its hidden state nor the next-sentence logits
+        one, other = (model(make_batch(seed) | {"input_ids": ids}) for seed, ids in (
+            (0, batch["input_ids"]), (0, batch["input_ids"].at[:, 1:].add(1)),
+        ))  # fmt: skip
+        np.testing.assert_array_equal(one[1], other[1])
+
+
+def test_the_left_to_right_loss_is_the_mean_over_next_tokens():
+    graph, parameters = initialize(BertConfig(**SIZES, is_decoder=True), jax.random.key(0))
+    batch = make_batch()
+    logits, nsp_logits = nnx.merge(graph, parameters)(batch)
+    log_p = np.asarray(jax.nn.log_softmax(logits))
+    ids, lengths = np.asarray(batch["input_ids"]), np.asarray(batch["sequence_ids"]).sum(axis=1)
+    costs = [-log_p[row, t, ids[row, t + 1]] for row in range(ROWS) for t in range(lengths[row] - 1)]
+    means = divide(pretraining_sums(logits, nsp_logits, batch), denominators(batch))
+    assert float(means["mlm_loss"]) == pytest.approx(np.mean(costs), rel=1e-5)
+
+
+def test_without_nsp_its_head_and_the_pooler_get_no_gradient():
+    with_nsp, without = (gradients_of(make_batch(), nsp=nsp) for nsp in (True, False))
+    for part in ("pooler", "nsp_head"):
+        assert all((leaf == 0).all() for leaf in jax.tree.leaves(without[part]))
+        assert all((leaf != 0).any() for leaf in jax.tree.leaves(with_nsp[part]))
+    assert any((leaf != 0).any() for leaf in jax.tree.leaves(without["encoder"]))
+
+
+def test_a_target_without_weight_moves_nothing():
+    batch = make_batch()
+    weights = batch["masked_weights"].at[:, 3].set(0.0)
+    one = gradients_of({**batch, "masked_weights": weights}, nsp=True)
+    other = gradients_of(
+        {**batch, "masked_weights": weights, "masked_ids": batch["masked_ids"].at[:, 3].set(17)}, nsp=True
+    )
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    counted = gradients_of({**batch, "masked_ids": batch["masked_ids"].at[:, 3].set(17)}, nsp=True)
+    assert any(not np.array_equal(a, b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(counted), strict=True))
+
+
+def test_a_left_to_right_run_learns_and_is_evaluated_left_to_right(dataset_dir: Path, tmp_path: Path):
+    config = helpers.small_config(
+        dataset_dir, objective__lm="ltr", objective__nsp=False, total_steps=60, eval_every_steps=30,
+        checkpoint__every_steps=60,
+    )  # fmt: skip
+    final = pretrain(config, str(tmp_path / "run"))
+    assert final["mlm_loss"] < final["unigram_loss"] - 0.5
+    assert final["loss"] == final["mlm_loss"]
+    assert open_checkpoint(str(tmp_path / "run")).bert_config.is_decoder
+    evaluated = evaluate_checkpoint(str(tmp_path / "run"), str(dataset_dir))
+    assert evaluated["mlm_loss"] < evaluated["unigram_loss"] - 0.5
+    rows = [row for row in read_metrics(epath.Path(tmp_path / "run")) if "split" not in row]
+    assert rows[-1]["loss"] == rows[-1]["mlm_loss"]
+    with pytest.raises(InputError, match="is_decoder True"):
+        pretrain(helpers.small_config(dataset_dir, init=tmp_path / "run"), str(tmp_path / "other"))
+    result = helpers.run_cli("fill-mask", "--checkpoint", tmp_path / "run", "the [MASK] sees the owl .")
+    assert result.returncode == 2
+    assert "left-to-right" in result.stderr
+
+
+def test_left_to_right_with_nsp_is_refused(dataset_dir: Path, tmp_path: Path):
+    with pytest.raises(InputError, match=r"goes with objective\.nsp=False"):
+        pretrain(helpers.small_config(dataset_dir, objective__lm="ltr"), str(tmp_path))
+    with pytest.raises(InputError, match="has to be one of mlm, ltr"):
+        pretrain(helpers.small_config(dataset_dir, objective__lm="clm"), str(tmp_path))
+
+
+def test_other_mask_mixes_rates_and_whole_words_reach_the_batches(dataset_dir: Path, tmp_path: Path, monkeypatch):
+    seen = []
+    from bert_jax.training import loop
+
+    def spy(dataset, **settings):
+        seen.append(settings)
+        return real(dataset, **settings)
+
+    real = loop.TrainLoader
+    monkeypatch.setattr(loop, "TrainLoader", spy)
+    config = helpers.small_config(
+        dataset_dir, objective__mask_rate=0.3, objective__mask_token=0.0, objective__keep_token=0.2,
+        objective__random_token=0.8, objective__whole_word=True, objective__static_masks=2, total_steps=3,
+        eval_batches=0,
+    )  # fmt: skip
+    pretrain(config, str(tmp_path))
+    masking = seen[-1]["masking"]
+    assert (masking.mask_rate, masking.mask_token, masking.keep_token, masking.random_token) == (0.3, 0.0, 0.2, 0.8)
+    assert masking.whole_word
+    assert seen[-1]["static_masks"] == 2
