@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from bert_jax.config import load_config
+from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, abstract_parameters, initialize, parameter_count
 from bert_jax.model.layers import LayerNorm, dropout
+from bert_jax.training.phases import plan_phases
 
 SMALL = BertConfig(
     vocab_size=100,
@@ -45,6 +48,39 @@ def test_parameter_counts_are_those_of_the_released_models(layers, size, heads, 
         num_hidden_layers=layers, hidden_size=size, num_attention_heads=heads, intermediate_size=4 * size
     )
     assert parameter_count(config) == expected
+
+
+RELEASED = [(layers, size, size // 64) for layers in (2, 4, 6, 8, 10, 12) for size in (128, 256, 512, 768)]
+TABLE_6 = [(3, 768, 12), (6, 768, 3), (6, 768, 12), (12, 768, 12), (12, 1024, 16), (24, 1024, 16)]
+
+
+@pytest.mark.parametrize(("layers", "size", "heads"), [*RELEASED, *TABLE_6])
+def test_any_size_by_argument_has_the_papers_parameters(layers, size, heads):
+    named = load_config(f"bert:L{layers}_H{size}_A{heads}").model.to_dict()
+    if heads == size // 64:
+        assert load_config(f"bert:L{layers}_H{size}").model.to_dict() == named
+    config = BertConfig(**{**named, "vocab_size": 30_522})
+    assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == (layers, size, heads)
+    embeddings = (30_522 + 512 + 2) * size + 2 * size
+    layer = 4 * (size * size + size) + 2 * 4 * size * size + 4 * size + size + 2 * 2 * size
+    heads_ = 2 * (size * size + size) + 2 * size + 30_522 + 2 * size + 2  # pooler, masked-LM, next sentence
+    assert parameter_count(config) == embeddings + layers * layer + heads_
+
+
+@pytest.mark.parametrize("size", ["4_256", "L4_H100", "L4H256"])
+def test_a_size_that_is_none_is_refused(size):
+    with pytest.raises(InputError, match=r"write L4_H256|heads named"):
+        load_config(f"bert:{size}")
+
+
+def test_the_lamb_recipe_of_bert_large():
+    config = load_config("bert_large:lamb", [("phases.0.data.path", "a"), ("phases.1.data.path", "b")])
+    first, second = plan_phases(config)
+    assert (first.start, first.stop, second.stop) == (0, 7_038, 8_601)
+    assert (first.config.global_batch_size, second.config.global_batch_size) == (65_536, 32_768)
+    assert (second.config.optimizer.learning_rate, second.config.data.path) == (4e-3, "b")
+    with pytest.raises(InputError, match="no recipe"):
+        load_config("bert_large:lars")
 
 
 def test_vocabulary_padding_is_zero_and_never_predicted():

@@ -1,0 +1,196 @@
+"""Against `transformers`' torch BERT on random weights: every hidden state, both losses, every gradient, 200 steps."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sources
+from etils import epath
+from flax import nnx
+
+from bert_jax.config import ConfigDict, load_config
+from bert_jax.interop.huggingface_weights import state_dict
+from bert_jax.model import abstract_parameters
+from bert_jax.model.bert import HEADS
+from bert_jax.objectives import denominators, divide, pretraining_sums
+from bert_jax.training.checkpoints import open_checkpoint
+from bert_jax.training.initialization import start_from
+from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from bert_jax.training.sharding import make_mesh
+from bert_jax.training.state import describe_state
+from bert_jax.training.train_step import make_train_step, put_batch
+
+torch = pytest.importorskip("torch", reason="needs the parity extra: torch and transformers")
+transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")
+
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def both_models(folder: Path, vocabulary: list[str], **sizes: object):
+    """(our checkpoint, torch's model) of the same random weights.
+
+    They are small: where softmax saturates, the gradients of queries and keys are differences of equal numbers.
+    """
+    checkpoint = sources.write_checkpoint(folder / "large", vocabulary, **NO_DROPOUT, **sizes)
+    parameters = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: leaf * 0.3 + (path[-1].key == "scale"), checkpoint.load_parameters()
+    )
+    sources.save_parameters(
+        epath.Path(folder / "hf-checkpoint"), parameters, bert_config=checkpoint.bert_config,
+        tokenizer=checkpoint.tokenizer, heads=HEADS,
+    )  # fmt: skip
+    sources.huggingface.export(open_checkpoint(str(folder / "hf-checkpoint")), str(folder / "hf"))
+    model, info = transformers.BertForPreTraining.from_pretrained(
+        folder / "hf", output_loading_info=True, attn_implementation="eager"
+    )
+    assert not any(info.values()), info
+    return open_checkpoint(str(folder / "hf-checkpoint")), model
+
+
+def make_batch(seed: int, vocab_size: int, rows: int, length: int, predictions: int) -> dict[str, np.ndarray]:
+    """Rows of every length from 3 on, and slots without weight."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(3, length + 1, rows)
+    lengths[0] = length
+    counts = rng.integers(1, predictions + 1, rows)
+    return {
+        # No [PAD], to whose embedding torch passes no gradient (`padding_idx`), which the original BERT does.
+        "input_ids": rng.integers(1, vocab_size, (rows, length)).astype(np.int32),
+        "token_type_ids": rng.integers(0, 2, (rows, length)).astype(np.int32),
+        "positions": np.tile(np.arange(length, dtype=np.int32), (rows, 1)),
+        "sequence_ids": (np.arange(length) < lengths[:, None]).astype(np.int32),
+        "masked_positions": np.stack([rng.integers(0, size, predictions) for size in lengths]).astype(np.int32),
+        "masked_ids": rng.integers(0, vocab_size, (rows, predictions)).astype(np.int32),
+        "masked_weights": (np.arange(predictions) < counts[:, None]).astype(np.float32),
+        "cls_positions": np.zeros((rows, 1), np.int32),
+        # Mostly 1: with as many of each the gradient of that head's bias is a difference of equal numbers.
+        "next_sentence_labels": (np.arange(rows) >= rows // 3)[:, None].astype(np.int32),
+        "next_sentence_weights": np.ones((rows, 1), np.float32),
+    }
+
+
+def torch_loss(model, batch: dict[str, np.ndarray]):
+    """(loss, output): both cross entropies, the masked one a weighted mean over the batch."""
+    tensors = {name: torch.tensor(entry).long() for name, entry in batch.items() if entry.dtype != np.float32}
+    output = model(
+        input_ids=tensors["input_ids"], token_type_ids=tensors["token_type_ids"],
+        attention_mask=tensors["sequence_ids"], output_hidden_states=True,
+    )  # fmt: skip
+    positions = tensors["masked_positions"][..., None].expand(-1, -1, output.prediction_logits.shape[-1])
+    logits = output.prediction_logits.gather(1, positions)
+    costs = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tensors["masked_ids"].flatten(), reduction="none")
+    weights = torch.tensor(batch["masked_weights"]).flatten()
+    nsp = torch.nn.functional.cross_entropy(output.seq_relationship_logits, tensors["next_sentence_labels"][:, 0])
+    return (weights * costs).sum() / weights.sum() + nsp, output
+
+
+def assert_relative(got, expected, bound: float, name: str) -> None:
+    got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
+    assert got.shape == expected.shape, name
+    error = np.abs(got - expected).max() / np.abs(expected).max()
+    assert error < bound, f"{name}: {error:.2e}"
+
+
+SHAPES = [
+    ({}, 4, 20, 5),
+    ({"hidden_act": "gelu_new"}, 3, 64, 12),
+    ({"num_hidden_layers": 4, "hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512}, 2, 33, 7),
+    ({"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 8, "intermediate_size": 40}, 7, 9, 1),
+    ({"num_hidden_layers": 12, "hidden_act": "gelu_new"}, 2, 16, 4),
+]
+
+
+@pytest.mark.parametrize(("sizes", "rows", "length", "predictions"), SHAPES)
+def test_hidden_states_losses_and_gradients(sizes, rows, length, predictions, vocabulary: list[str], tmp_path: Path):
+    checkpoint, model = both_models(tmp_path, vocabulary, **sizes)
+    batch = make_batch(0, checkpoint.bert_config.vocab_size, rows, length, predictions)
+    expected_loss, output = torch_loss(model, batch)
+    expected_loss.backward()
+
+    graph, _, _ = abstract_parameters(checkpoint.bert_config)
+    parameters, arrays = checkpoint.load_parameters(), jax.tree.map(jnp.asarray, batch)
+    real = batch["sequence_ids"] > 0
+    _, hidden = nnx.merge(graph, parameters).encode(arrays, all_hidden_states=True)
+    for number, (ours, theirs) in enumerate(zip(hidden, output.hidden_states, strict=True)):
+        assert_relative(np.asarray(ours)[real], theirs.detach().numpy()[real], 1e-5, f"hidden state {number}")
+
+    def loss(parameters):
+        means = divide(pretraining_sums(*nnx.merge(graph, parameters)(arrays), arrays), denominators(arrays))
+        return means["mlm_loss"] + means["nsp_loss"]
+
+    got_loss, gradients = jax.value_and_grad(loss)(parameters)
+    assert float(got_loss) == pytest.approx(expected_loss.item(), rel=1e-5)
+    ours = state_dict(gradients, checkpoint.bert_config, HEADS)
+    theirs = {name: tensor.grad.numpy() for name, tensor in model.named_parameters()}
+    assert ours.keys() == theirs.keys()
+    scale = max(np.abs(gradient).max() for gradient in theirs.values())
+    for name, expected in theirs.items():
+        if name.endswith("self.key.bias"):  # zero but for rounding: a shift of all scores does not move a softmax
+            assert np.abs(ours[name]).max() < 1e-5 * scale
+            continue
+        assert_relative(ours[name], expected, 1e-5, name)
+
+
+def test_bfloat16_stays_within_two_percent(vocabulary: list[str], tmp_path: Path):
+    checkpoint, model = both_models(tmp_path, vocabulary)
+    batch = make_batch(0, checkpoint.bert_config.vocab_size, 8, 40, 8)
+    expected_loss, output = torch_loss(model, batch)
+    graph, _, _ = abstract_parameters(checkpoint.bert_config, dtype=jnp.bfloat16)
+    bert, arrays = nnx.merge(graph, checkpoint.load_parameters()), jax.tree.map(jnp.asarray, batch)
+    real = batch["sequence_ids"] > 0
+    last, _ = bert.encode(arrays)
+    assert_relative(np.asarray(last, np.float32)[real], output.hidden_states[-1].detach().numpy()[real], 0.02, "last")
+    means = divide(pretraining_sums(*bert(arrays), arrays), denominators(arrays))
+    assert float(means["mlm_loss"] + means["nsp_loss"]) == pytest.approx(expected_loss.item(), rel=0.02)
+
+
+class ReferenceOptimizer:
+    """google-research/bert's AdamWeightDecayOptimizer behind a global clip, on torch parameters."""
+
+    def __init__(self, model, peak: float, warmup: int, total: int):
+        self.named, self.peak, self.warmup, self.total, self.t = list(model.named_parameters()), peak, warmup, total, 0
+        self.m = [torch.zeros_like(p) for _, p in self.named]
+        self.v = [torch.zeros_like(p) for _, p in self.named]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        torch.nn.utils.clip_grad_norm_([p for _, p in self.named], 1.0)
+        warm = self.t < self.warmup
+        rate = self.peak * (self.t / self.warmup if warm else 1 - self.t / self.total)
+        for (name, p), m, v in zip(self.named, self.m, self.v, strict=True):
+            m.mul_(0.9).add_(p.grad, alpha=0.1)
+            v.mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
+            update = m / (v.sqrt() + 1e-6)
+            if "LayerNorm" not in name and "bias" not in name:
+                update += 0.01 * p
+            p -= rate * update
+            p.grad = None
+        self.t += 1
+
+
+@pytest.mark.timeout(600)
+def test_two_hundred_steps_side_by_side(vocabulary: list[str], tmp_path: Path):
+    steps, peak, warmup = 200, 1e-3, 20
+    checkpoint, model = both_models(tmp_path, vocabulary, hidden_act="gelu_new")
+    reference = ReferenceOptimizer(model, peak, warmup, steps)
+    mesh = make_mesh(ConfigDict({"data": 1, "fsdp": 1, "tensor": 1}), jax.devices()[:1])
+    optimizer = make_optimizer(load_config("default").optimizer, abstract_parameters(checkpoint.bert_config)[2])
+    spec = describe_state(mesh, checkpoint.bert_config, optimizer, seed=0)
+    train_step = make_train_step(mesh, spec, optimizer, learning_rate_schedule(peak, warmup, steps), seed=0, nsp=True)
+    state = start_from(checkpoint, spec)
+    losses = []
+    for step in range(steps):
+        batch = make_batch(step, checkpoint.bert_config.vocab_size, 8, 24, 6)
+        # What can be learned in 200 steps: to say the token that is there.
+        batch["masked_ids"] = np.take_along_axis(batch["input_ids"], batch["masked_positions"], axis=1)
+        with jax.set_mesh(mesh):
+            state, metrics = train_step(state, put_batch(mesh, batch))
+        expected, _ = torch_loss(model, batch)
+        expected.backward()
+        reference.step()
+        losses.append((float(metrics["loss"]), expected.item()))
+    ours, theirs = np.array(losses).T
+    assert np.abs(ours - theirs).max() < 1e-3
+    assert ours[-20:].mean() < ours[:20].mean() - 1  # there was something to learn, and it was learned
