@@ -54,7 +54,7 @@ ARCHITECTURES = {
 @pytest.mark.parametrize("hidden_act", ["gelu", "gelu_new"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_same_numbers_as_torch(architecture: str, hidden_act: str, vocabulary: list[str], tmp_path: Path):
-    model = save_torch(tmp_path / "hf", vocabulary, architecture, hidden_act=hidden_act, layer_norm_eps=1e-6)
+    model = save_torch(tmp_path / "hf", vocabulary, architecture, hidden_act=hidden_act, layer_norm_eps=1e-2)
     checkpoint = imported(tmp_path / "hf")
     assert checkpoint.heads == ARCHITECTURES[architecture]
     bert = bert_jax.load(str(tmp_path / "imported"))
