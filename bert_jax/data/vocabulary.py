@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from bert_jax.data.tokenization import CONTINUATION, MAX_WORD_CHARACTERS, SPECIAL_TOKENS, normalizer
+from bert_jax.data.tokenization import CONTINUATION, MAX_WORD_CHARACTERS, SPECIAL_TOKENS, normalizer, pre_tokenizer
 from bert_jax.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def count_words(documents: Iterable[str], lowercase: bool) -> dict[str, int]:
     """How often each word occurs, as the tokenizer splits words; those that it takes for [UNK] by length left out."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizer(lowercase)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.pre_tokenizer = pre_tokenizer()
     counter = trainers.WordPieceTrainer(vocab_size=0, show_progress=False)
     tokenizer.train_from_iterator(_chunks(documents), counter)
     # The trainer keeps its counts, and shows them only in what it is pickled as.
