@@ -37,7 +37,7 @@ def entry_point() -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand and returns its exit status."""
     parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
+    options, rest = parser.parse_known_args(_joined(sys.argv[1:] if arguments is None else arguments))
     overrides, unknown = _overrides(rest) if hasattr(options, "config") else ([], rest)
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -79,6 +79,17 @@ def _is_disk_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def _joined(arguments: Sequence[str]) -> list[str]:
+    """`--layers -1,-2` as `--layers=-1,-2`: argparse takes whatever begins with a hyphen for an option."""
+    joined: list[str] = []
+    for word in arguments:
+        if joined and joined[-1] == "--layers":
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _overrides(rest: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
@@ -216,6 +227,20 @@ def _fill_mask(options: argparse.Namespace) -> None:
             print()
 
 
+def _features(options: argparse.Namespace) -> None:
+    from bert_jax.features import extract
+
+    extracted = extract(
+        options.checkpoint, options.input, options.output,
+        layers=options.layers, seq_len=options.seq_len, batch_size=options.batch_size, bars=bars(),
+    )  # fmt: skip
+    lines = f"{extracted.cut:,} line{'' if extracted.cut == 1 else 's'}"
+    print(
+        f"{options.output}: {extracted.lines:,} lines, {extracted.tokens:,} tokens, layers {options.layers}"
+        + (f"; cut to {extracted.seq_len} tokens: {lines}" if extracted.cut else "")
+    )
+
+
 def _export(options: argparse.Namespace) -> None:
     from bert_jax.interop import huggingface
     from bert_jax.training.checkpoints import open_checkpoint
@@ -318,6 +343,19 @@ def _parser() -> argparse.ArgumentParser:
     add_checkpoint(sub)
     sub.add_argument("--top", type=int, default=5, help="candidates for each mask")
     sub.add_argument("text", nargs="+", help='for example "Paris is the [MASK] of France."')
+
+    sub = command("features", _features, "Write hidden states of chosen layers for each token of a text file.")
+    add_checkpoint(sub)
+    sub.add_argument(
+        "--input", required=True, metavar="FILE", help="one text a line, or two: `first ||| second`; also compressed"
+    )
+    sub.add_argument("--output", required=True, metavar="FILE", help="JSON lines, or arrays if it ends in .npz")
+    sub.add_argument(
+        "--layers", default="-1,-2,-3,-4",
+        help="by number (0 the first, -1 the last) or name: embeddings, first, second_to_last, last, last_four, all",
+    )  # fmt: skip
+    sub.add_argument("--seq_len", type=int, help="tokens a line at the most; by default what the model reads")
+    sub.add_argument("--batch_size", type=int, default=32, help="lines a batch")
 
     sub = command("export", _export, "Write a checkpoint in another library's format.")
     add_checkpoint(sub)

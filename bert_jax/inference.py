@@ -101,7 +101,7 @@ def fill_mask(pretrained: PreTrained, text: str, top: int = 5) -> list[list[Fill
         raise InputError(f"--top is 1 to {tokenizer.vocab_size}, not {top}")
     logits, _ = pretrained.model({**batch, "masked_positions": jnp.asarray(positions)[None]})
     if logits is None:
-        raise InputError("the checkpoint has no mlm_head: fill-mask needs mlm_head")
+        raise InputError("the checkpoint has no mlm_head, which fills in masks")
     probabilities, tokens = jax.lax.top_k(jax.nn.softmax(logits[0], axis=-1), top)
     fillings = []
     for position, row_probabilities, row_tokens in zip(

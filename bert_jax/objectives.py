@@ -26,13 +26,20 @@ def weighted_cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Ar
     return losses.sum(), correct.sum()
 
 
-def pretraining_sums(mlm_logits: jax.Array, nsp_logits: jax.Array, batch: Mapping[str, jax.Array]) -> Sums:
-    """Numerators of both losses and accuracies over a (micro)batch."""
-    mlm_loss, mlm_correct = weighted_cross_entropy(mlm_logits, batch["masked_ids"], batch["masked_weights"])
-    nsp_loss, nsp_correct = weighted_cross_entropy(
-        nsp_logits, batch["next_sentence_labels"], batch["next_sentence_weights"]
-    )
-    return {"mlm_loss": mlm_loss, "mlm_accuracy": mlm_correct, "nsp_loss": nsp_loss, "nsp_accuracy": nsp_correct}
+def pretraining_sums(
+    mlm_logits: jax.Array | None, nsp_logits: jax.Array | None, batch: Mapping[str, jax.Array]
+) -> Sums:
+    """Numerators of both losses and accuracies over a (micro)batch; nothing for a head that is not there."""
+    sums: Sums = {}
+    if mlm_logits is not None:
+        sums["mlm_loss"], sums["mlm_accuracy"] = weighted_cross_entropy(
+            mlm_logits, batch["masked_ids"], batch["masked_weights"]
+        )
+    if nsp_logits is not None:
+        sums["nsp_loss"], sums["nsp_accuracy"] = weighted_cross_entropy(
+            nsp_logits, batch["next_sentence_labels"], batch["next_sentence_weights"]
+        )
+    return sums
 
 
 def denominators(batch: Mapping[str, jax.Array]) -> Sums:

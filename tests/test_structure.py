@@ -19,8 +19,9 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "training": {"config", "data", "model", "objectives"},
     "interop": {"config", "data", "model", "objectives", "training"},
     "inference": {"data", "model", "training"},
+    "features": {"config", "data", "model", "training"},
     "report": {"training"},
-    "cli": {"config", "data", "interop", "inference", "report", "training", "__init__"},
+    "cli": {"config", "data", "features", "interop", "inference", "report", "training", "__init__"},
     "__init__": {"inference"},
 }
 MODEL_LIBRARIES = {"jax", "flax", "bert_jax"}

@@ -29,9 +29,12 @@ CONFIG = "config.json"
 ARCHITECTURES: dict[str, tuple[str, ...]] = {  # and their heads; the first that a model has all of is its own
     "BertForPreTraining": HEADS,
     "BertForMaskedLM": ("mlm_head",),
+    "BertLMHeadModel": ("mlm_head",),
     "BertForNextSentencePrediction": ("pooler", "nsp_head"),
     "BertModel": ("pooler",),
 }
+
+_LEFT_TO_RIGHT = ("BertLMHeadModel", "BertModel")  # those that a left-to-right model is written as
 
 _TIED = {  # a weight that is another one under a second name
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -40,7 +43,6 @@ _TIED = {  # a weight that is another one under a second name
 _NOT_HONOURED: dict[str, tuple[Any, ...]] = {  # fields of config.json: values that mean what this model does
     "model_type": (None, "bert"),
     "position_embedding_type": (None, "absolute"),
-    "is_decoder": (None, False),
     "add_cross_attention": (None, False),
     "pruned_heads": (None, {}),
     "quantization_config": (None,),
@@ -65,11 +67,13 @@ def model_config(config: BertConfig, tokenizer: WordPieceTokenizer, architecture
 def export(checkpoint: Checkpoint, output: str) -> str:
     """Writes `config.json`, `model.safetensors`, `vocab.txt` and the tokenizer's files to the folder `output`.
 
-    The architecture is the one that has the checkpoint's heads; its name is returned. Raises InputError where `output`
-    is a file or a folder with something in it. The weights come last: a folder with them is whole.
+    The architecture is the one that has the checkpoint's heads, BertLMHeadModel for a left-to-right model; its name is
+    returned. The weights come last: a folder with them is whole.
+
+    Raises InputError where `output` is a file or a folder with something in it.
     """
     folder = new_folder(output)
-    architecture = next((name for name, has in ARCHITECTURES.items() if {*has} <= {*checkpoint.heads}), "BertModel")
+    architecture = _architecture(checkpoint)
     heads = [head for head in ARCHITECTURES[architecture] if head in checkpoint.heads]
     if left_out := [head for head in checkpoint.heads if head not in heads]:
         log.warning("%s has no %s: it is left out", architecture, ", ".join(left_out))
@@ -84,6 +88,11 @@ def export(checkpoint: Checkpoint, output: str) -> str:
     save_file(weights, str(partial), metadata={"format": "pt"})
     partial.rename(folder / WHOLE)
     return architecture
+
+
+def _architecture(checkpoint: Checkpoint) -> str:
+    of_its_kind = _LEFT_TO_RIGHT if checkpoint.bert_config.is_decoder else ARCHITECTURES
+    return next((name for name in of_its_kind if {*ARCHITECTURES[name]} <= {*checkpoint.heads}), "BertModel")
 
 
 # --- Reading ---------------------------------------------------------------------------------------------------------

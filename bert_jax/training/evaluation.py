@@ -12,7 +12,7 @@ from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loader import EvalLoader
 from bert_jax.errors import InputError
 from bert_jax.model import abstract_parameters
-from bert_jax.model.bert import HEADS, Parameters
+from bert_jax.model.bert import Parameters
 from bert_jax.progress import Bars, silent
 from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.checks import check_tokenizer, compute_dtype
@@ -52,32 +52,37 @@ class Evaluator:
         """
         numerators: dict[str, float] = {}
         denominators: dict[str, float] = {}
-        unigram = 0.0
+        unigram = predictions = 0.0
         for batch in self._batches:
             sums = jax.device_get(self._eval_step(parameters, put_batch(self._mesh, batch)))
             for name in sums["numerators"]:
                 numerators[name] = numerators.get(name, 0.0) + float(sums["numerators"][name])
                 denominators[name] = denominators.get(name, 0.0) + float(sums["denominators"][name])
             unigram += float((self._unigram_nats[batch["masked_ids"]] * batch["masked_weights"]).sum())
+            predictions += float(batch["masked_weights"].sum())
             on_batch()
         means = {name: total / max(denominators[name], 1.0) for name, total in numerators.items()}
+        trained = ("mlm_loss", "nsp_loss") if self._nsp else ("mlm_loss",)
         return {
-            "loss": means["mlm_loss"] + (means["nsp_loss"] if self._nsp else 0.0),
+            "loss": sum(means.get(name, 0.0) for name in trained),
             **means,
-            "unigram_loss": unigram / max(denominators["mlm_loss"], 1.0),
+            "unigram_loss": unigram / max(predictions, 1.0),
         }
 
 
 def evaluate_checkpoint(checkpoint: str, data: str, *, batch_size: int = 64, bars: Bars = silent) -> dict[str, float]:
     """A checkpoint on the whole eval split of a prepared dataset; see `Evaluator.run` for what it returns.
 
-    Raises InputError where the checkpoint lacks a head, or the dataset has no eval split, another vocabulary or longer
-    sequences than the model.
+    A head that the checkpoint lacks has no loss and no accuracy there.
+
+    Raises InputError where the checkpoint lacks both heads, or the dataset has no eval split, another vocabulary or
+    longer sequences than the model.
     """
     if batch_size < 1:
         raise InputError(f"--batch_size is at least 1, not {batch_size}")
     found, dataset = open_checkpoint(checkpoint), PreparedDataset(data)
-    found.require_heads(*HEADS, by="evaluate")
+    if "mlm_head" not in found.heads:
+        found.require_heads("pooler", "nsp_head", by="evaluate, without an mlm_head,")
     check_tokenizer(found, dataset)
     if not dataset.size("eval"):
         raise InputError(f"{dataset.folder} has no eval split: prepare it with --eval_fraction above 0")
@@ -90,7 +95,7 @@ def evaluate_checkpoint(checkpoint: str, data: str, *, batch_size: int = 64, bar
     batch_size = -(-batch_size // mesh.size) * mesh.size
     config = plan_at(ConfigDict(found.config), found.step).config if found.config else None
     dtype = compute_dtype(config.dtype if config else "auto")
-    graph, _, logical_axes = abstract_parameters(found.bert_config, dtype=dtype)
+    graph, _, logical_axes = abstract_parameters(found.bert_config, dtype=dtype, heads=found.heads)
     shardings = parameter_shardings(mesh, logical_axes)
     loader = EvalLoader(dataset, batch_size=batch_size, left_to_right=found.bert_config.is_decoder)
     bar = bars(total=loader.batches, desc="evaluate", unit="batch")

@@ -11,6 +11,7 @@ import sources
 
 from bert_jax.inference import load
 from bert_jax.interop import huggingface
+from bert_jax.interop.importing import import_checkpoint
 from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.pretrain import pretrain
 
@@ -86,3 +87,26 @@ def test_the_fill_mask_pipeline_agrees(exported: tuple[Path, Path]):
     ours = fill_mask(load(str(workdir)), text, top=5)[0]
     assert [filling.token for filling in ours] == [entry["token_str"] for entry in expected]
     np.testing.assert_allclose([f.probability for f in ours], [e["score"] for e in expected], rtol=1e-3)
+
+
+def test_a_left_to_right_model_is_exported_as_one_and_comes_back(dataset_dir: Path, tmp_path: Path):
+    config = helpers.small_config(dataset_dir, objective__lm="ltr", objective__nsp=False, total_steps=4)
+    pretrain(config, str(tmp_path / "run"))
+    checkpoint = open_checkpoint(str(tmp_path / "run"))
+    assert huggingface.export(checkpoint, str(tmp_path / "hf")) == "BertLMHeadModel"
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert type(model).__name__ == "BertLMHeadModel"
+    assert not any(info.values()), info
+    ours = load(str(tmp_path / "run"))
+    batch = ours.batch("the ship sees the moon .")
+    logits, _ = ours.model(batch)
+    ids = torch.tensor(np.asarray(batch["input_ids"]))
+    with torch.no_grad():
+        expected, cut = model.eval()(input_ids=ids).logits, model(input_ids=ids[:, :4]).logits
+    np.testing.assert_allclose(logits[:, :, : ours.config.vocab_size], expected, atol=1e-5)
+    np.testing.assert_allclose(expected[:, :4], cut, atol=1e-5)  # it is left-to-right there too
+
+    back = import_checkpoint(str(tmp_path / "hf"), str(tmp_path / "back"))
+    assert (back.heads, back.bert_config) == (("mlm_head",), checkpoint.bert_config)
+    kept = {part: value for part, value in checkpoint.load_parameters().items() if part not in ("pooler", "nsp_head")}
+    sources.assert_same_parameters(back.load_parameters(), kept)

@@ -25,6 +25,7 @@ PAIRS = ["the moon hears a ghost .", "star .", "the old clock and the baker of t
 
 def save_torch(folder: Path, vocabulary: list[str], architecture: str, *, dtype=None, shards: str = "", **fields):
     """A random model saved by `transformers`, and in memory; no bias is zero, no LayerNorm one."""
+    fields = {"is_decoder": architecture == "BertLMHeadModel", **fields}
     config = transformers.BertConfig(vocab_size=len(vocabulary), **sources.SIZES, **fields)
     torch.manual_seed(0)
     options = {"add_pooling_layer": False} if architecture == "BertModel without pooler" else {}
@@ -45,6 +46,7 @@ def imported(folder: Path, name: str = "imported", **options) -> Checkpoint:
 ARCHITECTURES = {
     "BertForPreTraining": HEADS,
     "BertForMaskedLM": ("mlm_head",),
+    "BertLMHeadModel": ("mlm_head",),
     "BertForNextSentencePrediction": ("pooler", "nsp_head"),
     "BertModel": ("pooler",),
     "BertModel without pooler": (),
@@ -57,6 +59,7 @@ def test_the_same_numbers_as_torch(architecture: str, hidden_act: str, vocabular
     model = save_torch(tmp_path / "hf", vocabulary, architecture, hidden_act=hidden_act, layer_norm_eps=1e-2)
     checkpoint = imported(tmp_path / "hf")
     assert checkpoint.heads == ARCHITECTURES[architecture]
+    assert checkpoint.bert_config.is_decoder == (architecture == "BertLMHeadModel")
     bert = bert_jax.load(str(tmp_path / "imported"))
     assert bert.config.hidden_act == hidden_act
     batch = bert.batch(TEXTS, PAIRS)

@@ -1,0 +1,186 @@
+"""Features: each hidden state against `encode`, both forms of the file, and how lines are read and cut."""
+
+import gzip
+import json
+from pathlib import Path
+
+import helpers
+import numpy as np
+import pytest
+import sources
+
+import bert_jax
+from bert_jax import cli
+from bert_jax.features import LAYER_NAMES, _kept, parse_layers
+
+LINES = [
+    "the ship sees the moon .",
+    "the owl hears ||| a ghost near the harbour .",
+    "",
+    "  star [MASK]  ",
+    "the ship sees the storm . " * 9,
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, vocabulary: list[str]) -> Path:
+    folder = tmp_path_factory.mktemp("features")
+    sources.write_checkpoint(folder / "checkpoint", vocabulary, heads=("mlm_head",), num_hidden_layers=3)
+    (folder / "lines.txt").write_text("\n".join(LINES) + "\n")
+    return folder
+
+
+def extract(folder: Path, output: Path, *options: object) -> int:
+    arguments = ["features", "--checkpoint", folder / "checkpoint", "--output", output, "--input", folder / "lines.txt"]
+    return cli.main([str(argument) for argument in [*arguments, *options]])
+
+
+def states_of(folder: Path, text: str, pair: str | None = None) -> tuple[list[str], np.ndarray]:
+    """Pieces and all hidden states [layers + 1, tokens, D] of one text on its own."""
+    bert = bert_jax.load(str(folder / "checkpoint"))
+    batch = bert.batch(text, pair)
+    _, hidden = bert.model.encode(batch, all_hidden_states=True)
+    return [bert.tokenizer.id_to_token(int(i)) for i in batch["input_ids"][0]], np.asarray(hidden[:, 0])
+
+
+def test_json_lines_are_the_references(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    assert extract(folder, tmp_path / "out.jsonl", "--layers", "-1,-2") == 0
+    assert "cut" not in capsys.readouterr().out
+    lines = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert lines[0].startswith(
+        '{"linex_index": 0, "features": [{"token": "[CLS]", "layers": [{"index": -1, "values": ['
+    )
+    rows = [json.loads(line) for line in lines]
+    assert [row["linex_index"] for row in rows] == list(range(len(LINES)))
+    for number, texts in ((0, LINES[:1]), (1, ["the owl hears", "a ghost near the harbour ."])):
+        pieces, hidden = states_of(folder, *texts)
+        assert [token["token"] for token in rows[number]["features"]] == pieces
+        for position, token in enumerate(rows[number]["features"]):
+            assert [layer["index"] for layer in token["layers"]] == [-1, -2]
+            for layer in token["layers"]:
+                np.testing.assert_allclose(layer["values"], hidden[layer["index"], position], atol=2e-6)
+                assert layer["values"] == [round(value, 6) for value in layer["values"]]
+    assert [token["token"] for token in rows[2]["features"]] == ["[CLS]", "[SEP]"]
+    assert [token["token"] for token in rows[3]["features"]].count("[MASK]") == 0  # it is text
+
+
+def test_arrays_hold_the_same(folder: Path, tmp_path: Path):
+    assert extract(folder, tmp_path / "out.npz", "--layers", "embeddings,0,last") == 0
+    with np.load(tmp_path / "out.npz", allow_pickle=False) as arrays:
+        values, tokens, ids, offsets, layers = (
+            arrays[name] for name in ("values", "tokens", "input_ids", "offsets", "layers")
+        )
+    assert layers.tolist() == ["embeddings", "0", "-1"]
+    assert values.dtype == np.float32
+    assert values.shape == (offsets[-1], 3, 48)
+    assert len(offsets) == len(LINES) + 1
+    bert = bert_jax.load(str(folder / "checkpoint"))
+    assert tokens.tolist() == [bert.tokenizer.id_to_token(int(i)) for i in ids]
+    for number, texts in ((0, LINES[:1]), (1, ["the owl hears", "a ghost near the harbour ."]), (4, LINES[4:])):
+        pieces, hidden = states_of(folder, *texts)
+        row = slice(offsets[number], offsets[number + 1])
+        assert tokens[row].tolist() == pieces
+        np.testing.assert_allclose(values[row], np.moveaxis(hidden[[0, 1, -1]], 0, 1), atol=2e-6)
+
+
+def test_the_batch_moves_no_feature(folder: Path, tmp_path: Path):
+    for name, size in (("one", 1), ("many", 64)):
+        assert extract(folder, tmp_path / f"{name}.npz", "--layers=all", "--batch_size", size) == 0
+    with np.load(tmp_path / "one.npz") as one, np.load(tmp_path / "many.npz") as many:
+        np.testing.assert_allclose(one["values"], many["values"], atol=2e-6)
+        np.testing.assert_array_equal(one["input_ids"], many["input_ids"])
+
+
+def test_hidden_states_are_those_of_transformers(folder: Path, tmp_path: Path):
+    torch = pytest.importorskip("torch", reason="needs the parity extra: torch and transformers")
+    transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")
+    assert cli.main(["export", "--checkpoint", str(folder / "checkpoint"), "--output", str(tmp_path / "hf")]) == 0
+    assert extract(folder, tmp_path / "out.npz", "--layers", "embeddings,all") == 0
+    model = transformers.BertModel.from_pretrained(tmp_path / "hf", add_pooling_layer=False).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    with np.load(tmp_path / "out.npz") as arrays, torch.no_grad():
+        hidden = model(**tokenizer(LINES[0], return_tensors="pt"), output_hidden_states=True).hidden_states
+        ours = arrays["values"][: arrays["offsets"][1]]
+        np.testing.assert_allclose(ours, np.stack([state[0] for state in hidden], 1), atol=2e-5)
+
+
+def test_long_lines_are_cut_and_counted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    (tmp_path / "long.txt.gz").write_bytes(
+        gzip.compress(b"the ship sees ||| the moon and the old star\nthe ship\nthe ship sees the moon .")
+    )
+    assert (
+        extract(folder, tmp_path / "out.npz", "--input", tmp_path / "long.txt.gz", "--seq_len", 8, "--layers=-1") == 0
+    )
+    assert "cut to 8 tokens: 1 line\n" in capsys.readouterr().out
+    assert (
+        extract(folder, tmp_path / "cut.npz", "--input", tmp_path / "long.txt.gz", "--seq_len", 7, "--layers=-1") == 0
+    )
+    assert "cut to 7 tokens: 2 lines\n" in capsys.readouterr().out
+    with np.load(tmp_path / "cut.npz") as arrays:
+        first, last = arrays["tokens"][: arrays["offsets"][1]], arrays["tokens"][arrays["offsets"][2] :]
+    assert first.tolist() == ["[CLS]", "the", "ship", "[SEP]", "the", "moon", "[SEP]"]
+    assert last.tolist() == ["[CLS]", "the", "ship", "sees", "the", "moon", "[SEP]"]
+
+
+def test_what_is_kept_of_a_pair():
+    """Against the reference's loop: the longer loses its last token, the second in a tie."""
+    for length in range(3, 14):
+        for a in range(12):
+            for b in range(12):
+                left, right = a, b
+                while left + right > length - 3:
+                    left, right = (left - 1, right) if left > right else (left, right - 1)
+                assert _kept(a, b, length) == (left, right), (a, b, length)
+            assert _kept(a, None, length) == (min(a, length - 2), 0)
+
+
+def test_names_of_layers():
+    assert parse_layers("last_four", 12) == [-1, -2, -3, -4]
+    assert parse_layers("all", 3) == [0, 1, 2]
+    assert parse_layers("embeddings, first,second_to_last", 12) == ["embeddings", 0, -2]
+    assert [parse_layers(name, 4) for name in LAYER_NAMES]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--layers", "-4"], "there is no layer -4: the model has 3, -3 to 2"),
+        (["--layers", "3"], "there is no layer 3"),
+        (["--layers=middle"], "there is no layer 'middle': give numbers, or embeddings"),
+        (["--layers", "-1,2"], "names a layer twice"),
+        (["--layers", "-1,"], "there is no layer ''"),
+        (["--layers="], "there is no layer ''"),
+        (["--seq_len", "65"], "--seq_len is 3 to 64"),
+        (["--seq_len", "2"], "--seq_len is 3 to 64"),
+        (["--batch_size", "0"], "--batch_size is at least 1"),
+        (["--input", "missing.txt"], "missing.txt"),
+    ],
+)
+def test_refusals(options: list[str], message: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    if not any(option.startswith("--layers") for option in options):
+        options = ["--layers", "-1", *options]
+    assert extract(folder, tmp_path / "out.npz", *options) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_input_that_is_not_text(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    for name, content, message in (("bad", b"the ship\n\xff\n", "bad:2: not valid UTF-8"), ("empty", b"", "no line")):
+        (tmp_path / name).write_bytes(content)
+        assert extract(folder, tmp_path / "out.npz", "--layers=-1", "--input", tmp_path / name) == 2
+        assert message in capsys.readouterr().err
+    (tmp_path / "mine.npz").write_text("mine")
+    assert extract(folder, tmp_path / "mine.npz", "--layers=-1") == 2
+    assert "exists" in capsys.readouterr().err
+    assert (tmp_path / "mine.npz").read_text() == "mine"
+
+
+def test_as_a_command(folder: Path, tmp_path: Path):
+    result = helpers.run_cli(
+        "features", "--checkpoint", folder / "checkpoint", "--input", folder / "lines.txt",
+        "--output", tmp_path / "new" / "out.jsonl", "--layers", "-1,-2,-3",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert len((tmp_path / "new" / "out.jsonl").read_text().splitlines()) == len(LINES)
