@@ -192,8 +192,9 @@ def _prepare(options: argparse.Namespace) -> None:
     chosen = PrepareOptions(**{name: getattr(options, name) for name in PrepareOptions.__dataclass_fields__})
     tokenizer = WordPieceTokenizer.from_file(options.vocab, lowercase=not options.cased)
     info = prepare(
-        options.input, tokenizer, options.output, chosen, seed=options.seed, workers=options.workers, bars=bars()
-    )
+        options.input, tokenizer, options.output, chosen,
+        seed=options.seed, workers=options.workers, scratch=options.scratch, bars=bars(),
+    )  # fmt: skip
     print(json.dumps({"output": options.output, **describe(info)}, indent=2))
 
 
@@ -313,6 +314,10 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--vocab", required=True, metavar="FILE", help="the vocabulary")
     sub.add_argument("--output", required=True, metavar="DIR", help="the dataset's folder")
     sub.add_argument("--seq_len", type=int, default=128, help="tokens a sequence, special ones included")
+    sub.add_argument(
+        "--pairs", choices=["nsp", "none"], default="nsp",
+        help="nsp: sentence pairs; none: one segment of whole sentences, for a corpus without documents",
+    )  # fmt: skip
     sub.add_argument("--dupe_factor", type=int, default=1, help="passes over the corpus, each with new pairs")
     sub.add_argument("--short_seq_prob", type=float, default=0.1, help="share of documents with a shorter length")
     sub.add_argument(
@@ -324,8 +329,16 @@ def _parser() -> argparse.ArgumentParser:
         "--sentences", choices=["split", "lines"], default="split", help="split lines into sentences, or one a line"
     )
     sub.add_argument("--language", default="en", help="ISO 639-1 code, for splitting sentences")
+    sub.add_argument("--drop_duplicates", action="store_true", help="of documents with the same text keep one")
+    sub.add_argument(
+        "--max_line_repeats", type=int, default=0, metavar="N",
+        help="drop lines that stand in the corpus more than N times; 0: none",
+    )  # fmt: skip
+    sub.add_argument("--min_document_tokens", type=int, default=0, help="drop shorter documents")
+    sub.add_argument("--max_document_tokens", type=int, default=0, help="drop longer documents; 0: none")
     sub.add_argument("--bucket_tokens", type=int, default=16 << 20, help="tokens a shard, held in memory by a worker")
     sub.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
+    sub.add_argument("--scratch", metavar="DIR", help="for unfinished work, on this machine; by default in --output")
     sub.add_argument("--seed", type=int, default=0, help="of pairs, lengths and labels")
 
     sub = command("pretrain", _pretrain, "Train with MLM and NSP; run it again to continue.")

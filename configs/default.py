@@ -47,8 +47,11 @@ def get_config():
     config.objective.static_masks = 0  # k: only k different masks of each instance; 0: a new one every epoch
 
     config.data = ml_collections.ConfigDict()
-    config.data.path = ""  # the folder of a prepared dataset
+    config.data.path = ""  # the folder of a prepared dataset, or several separated by commas
+    config.data.weights = ()  # their shares in the rows, e.g. (0.8, 0.2); (): as their sizes
     config.data.max_predictions = 20  # masked tokens a sequence at the most; 76 to 80 for sequences of 512
+    config.data.packing = False  # True: several short sequences in one row, which see nothing of each other
+    config.data.max_sequences = 8  # in a row at the most, where packing
 
     config.optimizer = ml_collections.ConfigDict()
     config.optimizer.name = "adamw"  # or lamb, for batches of ten thousands

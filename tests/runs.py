@@ -15,7 +15,7 @@ from etils import epath
 from bert_jax.training.checkpoints import newest_step
 from bert_jax.training.metrics import read_metrics
 
-TIMES = ("examples_per_second", "tokens_per_second", "mfu")
+TIMES = ("examples_per_second", "tokens_per_second", "real_tokens_per_second", "mfu")
 SETTINGS = {
     "model.hidden_size": 32, "model.num_attention_heads": 2, "model.intermediate_size": 64,
     "model.max_position_embeddings": 64, "data.max_predictions": 10, "model.hidden_dropout_prob": 0.1,

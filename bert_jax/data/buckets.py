@@ -1,17 +1,24 @@
 """The second pass of preparing: a bucket, the documents in a range of hashes, to one shard of sentence pairs."""
 
-import hashlib
 import itertools
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from etils import epath
 
-from bert_jax.data.dataset import Shard, ShardWriter, encode_headers, token_dtype
-from bert_jax.data.hashing import random_bits
-from bert_jax.data.instances import make_pairs, make_rng
-from bert_jax.data.runs import Run
+from bert_jax.data.dataset import Shard, ShardWriter
+from bert_jax.data.hashing import key_from, random_bits
+from bert_jax.data.hygiene import Hygiene
+from bert_jax.data.instances import make_pairs, make_rng, make_singles
+from bert_jax.data.records import BLOCK, RANDOM_NEXT, SINGLE, encode_block, make_headers, sequence_lengths
+from bert_jax.data.runs import Run, save_array, write_whole
+from bert_jax.data.tokenization import token_dtype
+
+_VERSION = 1  # of what a shard holds
 
 
 def eval_threshold(runs: Sequence[Run], fraction: float) -> int:
@@ -35,17 +42,11 @@ def hash_ranges(low: int, high: int, tokens: int, bucket_tokens: int) -> list[tu
 
 
 @dataclass(frozen=True)
-class BuildTask:
-    """One bucket, the documents with hashes in [low, high), and how it becomes the shard `file` in `folder`."""
+class Pairing:
+    """How documents become instances; see `instances.py`."""
 
-    file: str
-    split: str
-    low: int
-    high: int
-    runs: list[Run]
-    folder: str
-    vocab_size: int
     seq_len: int
+    pairs: str  # nsp, or none: instances of one segment
     dupe_factor: int
     short_seq_prob: float
     random_next: str
@@ -53,46 +54,125 @@ class BuildTask:
 
 
 @dataclass(frozen=True)
+class BuildTask:
+    """One bucket, the documents with hashes in [low, high), and how it becomes the shard `file`.
+
+    It is written to the folder `scratch`: what a task of the same `name` has left there is its result. `repeated` are
+    the hashes of lines to leave out, sorted.
+    """
+
+    file: str
+    split: str
+    low: int
+    high: int
+    runs: list[Run]
+    vocab_size: int
+    pairing: Pairing
+    hygiene: Hygiene
+    repeated: np.ndarray
+    scratch: Path
+
+    @cached_property
+    def name(self) -> str:
+        runs = [Path(run.path).name for run in self.runs]
+        what = (self.file, self.low, self.high, *runs, self.repeated.tobytes().hex(), self.vocab_size)
+        return f"{key_from(_VERSION, self.pairing, self.hygiene, *what):016x}"
+
+    @property
+    def path(self) -> Path:
+        """Where the shard is written."""
+        return self.scratch / f"{self.name}.array_record"
+
+
+@dataclass(frozen=True)
 class Built:
-    """A shard and what is in it; `token_counts` int64 [V] counts each document once."""
+    """A shard and what is in it: `lengths` uint16 [N] of its sequences, `token_counts` int64 [V] of its documents.
+
+    `dropped` counts what was left out, by rule.
+    """
 
     shard: Shard
     documents: int
     sentences: int
     tokens: int
     random_next: int
+    dropped: dict[str, int]
+    lengths: np.ndarray
     token_counts: np.ndarray
+
+
+def finished_shard(task: BuildTask) -> Built | None:
+    """What `build` has returned for the task before, None where it has not."""
+    described = task.scratch / f"{task.name}.shard.json"
+    if not described.exists():
+        return None
+    content = json.loads(described.read_text())
+    arrays = {name: np.load(task.scratch / f"{task.name}.{name}.npy") for name in ("lengths", "token_counts")}
+    return Built(**{**content, "shard": Shard(**content["shard"])}, **arrays)
+
+
+def _save(task: BuildTask, built: Built) -> None:
+    content = asdict(built)
+    for name in ("lengths", "token_counts"):
+        with open(task.scratch / f"{task.name}.{name}.npy", "wb") as file:
+            save_array(file, content.pop(name))
+    write_whole(task.scratch / f"{task.name}.shard.json", json.dumps(content).encode())
 
 
 @dataclass(frozen=True)
 class _Bucket:
-    """Documents in order of hash: their sentence boundaries as offsets into `tokens`."""
+    """Documents in order of hash: their sentence boundaries as offsets into `tokens`. Each sentence is one stretch."""
 
     hashes: np.ndarray
     documents: list[list[int]]
     tokens: np.ndarray
+    dropped: dict[str, int]
 
 
 def _gather(task: BuildTask) -> _Bucket:
     hashes, counts, lengths, tokens = [], [], [], []
+    dropped = {"repeated_lines": 0}
     for run in task.runs:
         run_hashes = run.array("hashes")
         first, last = (_position(run_hashes, bound) for bound in (task.low, task.high))
         if first == last:
             continue
         sentence_at, token_at = (run.array(name)[first : last + 1] for name in ("sentence_at", "token_at"))
+        in_run = slice(sentence_at[0], sentence_at[-1])
+        run_counts, run_lengths = np.diff(sentence_at), run.array("lengths")[in_run]
+        run_tokens = run.array("tokens")[token_at[0] : token_at[-1]]
+        if len(task.repeated):
+            kept = ~np.isin(run.array("lines")[in_run], task.repeated)
+            dropped["repeated_lines"] += int((~kept & run.array("begins_line")[in_run]).sum())
+            run_tokens, run_lengths = run_tokens[np.repeat(kept, run_lengths)], run_lengths[kept]
+            run_counts = np.bincount(np.repeat(np.arange(len(run_counts)), run_counts)[kept], minlength=len(run_counts))
         hashes.append(run_hashes[first:last])
-        counts.append(np.diff(sentence_at))
-        lengths.append(run.array("lengths")[sentence_at[0] : sentence_at[-1]])
-        tokens.append(run.array("tokens")[token_at[0] : token_at[-1]])
+        counts.append(run_counts)
+        lengths.append(run_lengths)
+        tokens.append(run_tokens)
     if not hashes:
-        return _Bucket(np.zeros(0, np.uint64), [], np.zeros(0, token_dtype(task.vocab_size)))
+        return _Bucket(np.zeros(0, np.uint64), [], np.zeros(0, token_dtype(task.vocab_size)), dropped)
     all_hashes = np.concatenate(hashes)
     ends = np.cumsum(np.concatenate(counts)).tolist()
     boundaries = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).tolist()
     documents = [boundaries[start : end + 1] for start, end in zip([0, *ends], ends, strict=False)]
-    order = np.argsort(all_hashes, kind="stable")
-    return _Bucket(all_hashes[order], [documents[i] for i in order.tolist()], np.concatenate(tokens))
+    order = _kept(np.argsort(all_hashes, kind="stable"), all_hashes, documents, task.hygiene, dropped)
+    return _Bucket(all_hashes[order], [documents[i] for i in order.tolist()], np.concatenate(tokens), dropped)
+
+
+def _kept(
+    order: np.ndarray, hashes: np.ndarray, documents: list[list[int]], hygiene: Hygiene, dropped: dict[str, int]
+) -> np.ndarray:
+    """`order` without the documents that are left out, which are counted in `dropped`."""
+    if hygiene.drop_duplicates:
+        is_first = np.concatenate([[True], np.diff(hashes[order]) > 0])[: len(order)]
+        dropped["duplicate_documents"] = int((~is_first).sum())
+        order = order[is_first]
+    sizes = np.array([documents[i][-1] - documents[i][0] for i in order.tolist()], np.int64)
+    too_short = sizes < max(1, hygiene.min_document_tokens)  # whose every line was dropped, too
+    too_long = sizes > (hygiene.max_document_tokens or np.inf)
+    dropped["short_documents"], dropped["long_documents"] = int(too_short.sum()), int(too_long.sum())
+    return order[~(too_short | too_long)]
 
 
 def _position(hashes: np.ndarray, bound: int) -> int:
@@ -100,36 +180,55 @@ def _position(hashes: np.ndarray, bound: int) -> int:
 
 
 def build(task: BuildTask) -> Built:
-    """Gathers a bucket from the runs, draws its pairs `dupe_factor` times and writes them in order of instance id."""
+    """Gathers a bucket from the runs, draws its instances `dupe_factor` times and writes them in order of their ids."""
     bucket = _gather(task)
+    pairing = task.pairing
     repeats = _occurrence(bucket.hashes)
     ids, spans = [np.zeros(0, np.uint64)], [np.zeros((0, 5), np.int64)]
-    for number in range(task.dupe_factor):
-        rng = make_rng(task.seed, task.split, task.low, number)
-        pairs = make_pairs(
-            bucket.documents,
-            seq_len=task.seq_len,
-            short_seq_prob=task.short_seq_prob,
-            random_next=task.random_next,
-            rng=rng,
-        )
-        counts = np.array([len(found) for found in pairs], np.int64)
-        owner = np.repeat(np.arange(len(pairs)), counts)
+    for number in range(pairing.dupe_factor):
+        rng = make_rng(pairing.seed, task.split, task.low, number)
+        if pairing.pairs == "none":
+            instances = make_singles(
+                bucket.documents, seq_len=pairing.seq_len, short_seq_prob=pairing.short_seq_prob, rng=rng
+            )
+        else:
+            instances = make_pairs(
+                bucket.documents,
+                seq_len=pairing.seq_len,
+                short_seq_prob=pairing.short_seq_prob,
+                random_next=pairing.random_next,
+                rng=rng,
+            )
+        counts = np.array([len(found) for found in instances], np.int64)
+        owner = np.repeat(np.arange(len(instances)), counts)
         ordinal = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
         with np.errstate(over="ignore"):
             counter = ordinal.astype(np.uint64) + np.uint64(number << 32) + (repeats[owner] << np.uint64(48))
         ids.append(random_bits(bucket.hashes[owner], counter))
-        spans.append(np.array([pair for found in pairs for pair in found], np.int64).reshape(-1, 5))
+        spans.append(np.array([instance for found in instances for instance in found], np.int64).reshape(-1, 5))
     all_ids, all_spans = np.concatenate(ids), np.concatenate(spans)
-    shard = _write_shard(task, bucket.tokens, all_ids, all_spans)
-    return Built(
+    shard, lengths = _write_shard(task, bucket.tokens, all_ids, all_spans)
+    built = Built(
         shard=shard,
         documents=len(bucket.documents),
         sentences=sum(len(document) - 1 for document in bucket.documents),
-        tokens=len(bucket.tokens),
+        tokens=sum(document[-1] - document[0] for document in bucket.documents),
         random_next=int(all_spans[:, 4].sum()),
-        token_counts=np.bincount(bucket.tokens, minlength=task.vocab_size),
+        dropped=bucket.dropped,
+        lengths=lengths,
+        token_counts=_token_counts(bucket, task.vocab_size),
     )
+    _save(task, built)
+    return built
+
+
+def _token_counts(bucket: _Bucket, vocab_size: int) -> np.ndarray:
+    """int64 [V]: how often each token stands in the documents, which need not be all of `tokens`."""
+    step = np.zeros(len(bucket.tokens) + 1, np.int8)
+    for document in bucket.documents:
+        step[document[0]] += 1
+        step[document[-1]] -= 1
+    return np.bincount(bucket.tokens[np.cumsum(step[:-1]) > 0], minlength=vocab_size)
 
 
 def _occurrence(hashes: np.ndarray) -> np.ndarray:
@@ -139,18 +238,19 @@ def _occurrence(hashes: np.ndarray) -> np.ndarray:
     return (position - np.maximum.accumulate(np.where(is_first, position, 0))).astype(np.uint64)
 
 
-def _write_shard(task: BuildTask, tokens: np.ndarray, ids: np.ndarray, spans: np.ndarray) -> Shard:
+def _write_shard(task: BuildTask, tokens: np.ndarray, ids: np.ndarray, spans: np.ndarray) -> tuple[Shard, np.ndarray]:
+    """The shard, and the lengths of its sequences in order."""
     order = np.argsort(ids, kind="stable")
     spans = spans[order]
     len_a, len_b = spans[:, 1] - spans[:, 0], spans[:, 3] - spans[:, 2]
-    headers = encode_headers(ids[order], len_a, len_b, spans[:, 4] > 0).data.cast("B")
-    size = len(headers) // len(spans) if len(spans) else 0
-    width = tokens.itemsize
+    flags = np.full(len(spans), SINGLE) if task.pairing.pairs == "none" else spans[:, 4] * RANDOM_NEXT
+    headers = make_headers(ids[order], len_a, len_b, flags)
     data = np.ascontiguousarray(tokens).data.cast("B")
-    writer = ShardWriter(epath.Path(task.folder) / task.file)
-    digest = hashlib.blake2b(digest_size=16)
-    for i, (a_start, a_stop, b_start, b_stop, _) in enumerate((spans * width).tolist()):
-        record = b"".join((headers[i * size : (i + 1) * size], data[a_start:a_stop], data[b_start:b_stop]))
-        digest.update(record)
-        writer.write(record)
-    return writer.close(digest.hexdigest())
+    writer = ShardWriter(epath.Path(task.path))
+    for first in range(0, len(spans), BLOCK):
+        segments: list[memoryview] = []
+        for a_start, a_stop, b_start, b_stop, _ in (spans[first : first + BLOCK] * tokens.itemsize).tolist():
+            segments += (data[a_start:a_stop], data[b_start:b_stop])
+        writer.write(encode_block(headers[first : first + BLOCK], segments))
+    shard = writer.close(len(spans))
+    return replace(shard, file=task.file), sequence_lengths(headers).astype(np.uint16)

@@ -24,7 +24,9 @@ than 2 M bytes and a line, and a file without any blank line is still shared out
 import html
 import json
 import logging
+import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob, has_magic
@@ -171,6 +173,17 @@ def plan(inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = 8 << 
             end = min(start + slice_bytes, size)
             slices.append(Slice(path, start, end, end - start))
     return slices
+
+
+def fingerprint(path: str) -> str:
+    """Stands for what a file of a `plan` holds now: another after any change to it."""
+    if path == PYDOC:
+        return sys.version
+    if "://" in path:
+        remote = epath.Path(path).stat()
+        return f"{remote.length} {remote.mtime}"
+    status = os.stat(path)
+    return f"{status.st_size} {status.st_mtime_ns}"
 
 
 def read(piece: Slice, options: CorpusOptions) -> Iterator[str]:

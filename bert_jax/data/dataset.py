@@ -1,19 +1,17 @@
-"""The prepared dataset: what is in its folder, how a record is laid out, how batches of records are read.
+"""The prepared dataset: what is in its folder, and how batches of instances are read.
 
     dataset.json            what it is: format version, tokenizer, seq_len, seed, options, counts, shards, hash
     vocab.txt               the vocabulary, one piece a line
     token_counts.npy        int64 [V]: how often each token stands in the training documents
+    train-lengths.npy       uint16 [N]: tokens in each sequence, special ones counted, shard after shard; also eval-
     train-00000-of-00012.array_record, ...; eval-00000-of-00001.array_record
 
-A record is one unmasked sentence pair, little-endian: instance id (uint64), tokens in A, tokens in B, flags (uint16
-each; bit 0 of the flags: B is random), 2 bytes of zero, then A's and B's token ids (uint16, or uint32 where the
-vocabulary has more than 65,536 entries) without special tokens. Within a shard, records are in order of instance id,
-which is a hash: reading a shard from the front reads a shuffled one.
+A record is a block of instances, see `records.py`. Within a shard, instances are in order of instance id, which is a
+hash: reading a shard from the front reads a shuffled one.
 """
 
+import hashlib
 import json
-import struct
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,18 +20,19 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from etils import epath
 
 from bert_jax.data.hashing import key_from
+from bert_jax.data.records import BLOCK, Instances, decode_block, join, lay_out
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import BertJaxError, InputError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 INFO_FILE = "dataset.json"
 VOCABULARY_FILE = "vocab.txt"
 TOKEN_COUNTS_FILE = "token_counts.npy"
-RANDOM_NEXT = 1  # flag bit
 
-_HEADER = struct.Struct("<QHHHH")
-_HEADER_WORDS = _HEADER.size // 2
-HEADER_DTYPE = np.dtype([("id", "<u8"), ("len_a", "<u2"), ("len_b", "<u2"), ("flags", "<u2"), ("zero", "<u2")])
+
+def lengths_file(split: str) -> str:
+    """The file with the lengths of a split's sequences."""
+    return f"{split}-lengths.npy"
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,7 @@ class DatasetInfo:
     seed: int
     options: dict[str, Any]
     splits: dict[str, SplitInfo]
+    dropped: dict[str, int]  # what `hygiene` left out, by rule
     format_version: int = FORMAT_VERSION
     hash: str = field(default="")
 
@@ -107,11 +107,6 @@ def _hash(content: dict[str, Any]) -> str:
     return f"{key_from(json.dumps(unhashed, sort_keys=True)):016x}"
 
 
-def token_dtype(vocab_size: int) -> np.dtype:
-    """The type token ids are stored in."""
-    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
-
-
 class ShardWriter:
     """Writes one shard under a temporary name and gives it its own when it is whole."""
 
@@ -121,14 +116,15 @@ class ShardWriter:
         # One record a group: random access then decompresses nothing but the record it wants.
         self._writer = ArrayRecordWriter(str(self._partial), "group_size:1")
         self._count = 0
-        self._digest = 0
+        self._digest = hashlib.blake2b(digest_size=16)
 
     def write(self, record: bytes) -> None:
         """Appends one record."""
         self._writer.write(record)
+        self._digest.update(record)
         self._count += 1
 
-    def close(self, digest: str) -> Shard:
+    def close(self, instances: int) -> Shard:
         """Finishes the file, reads its count back, and renames it. OSError where the disk did not take it all."""
         try:
             self._writer.close()
@@ -140,8 +136,8 @@ class ShardWriter:
         if count != self._count:
             raise OSError(f"{self._path}: {count} of {self._count} records arrived on disk")
         size = self._partial.stat().length
-        self._partial.rename(self._path)
-        return Shard(self._path.name, self._count, size, digest)
+        self._partial.replace(self._path)
+        return Shard(self._path.name, instances, size, self._digest.hexdigest())
 
 
 class PreparedDataset:
@@ -161,8 +157,9 @@ class PreparedDataset:
                 f"{self.folder / VOCABULARY_FILE} is not the vocabulary that {INFO_FILE} names: restore it"
             )
         self._readers: dict[str, list[ArrayRecordReader]] = {}
-        self._starts = {
-            name: np.cumsum([0] + [shard.instances for shard in split.shards])
+        self._blocks = {name: _block_sizes(split.shards) for name, split in self.info.splits.items()}
+        self._first_blocks = {
+            name: np.cumsum([0] + [-(-shard.instances // BLOCK) for shard in split.shards])
             for name, split in self.info.splits.items()
         }
         for split in self.info.splits.values():
@@ -181,85 +178,73 @@ class PreparedDataset:
 
     def size(self, split: str) -> int:
         """Instances in a split."""
-        return int(self._starts[split][-1]) if split in self._starts else 0
+        return int(self.block_sizes(split).sum())
+
+    def block_sizes(self, split: str) -> np.ndarray:
+        """int64 [blocks]: instances in each block of a split; none where there is no such split."""
+        return self._blocks.get(split, np.zeros(0, np.int64))
 
     def token_counts(self) -> np.ndarray:
         """int64 [V]: how often each token stands in the training documents. InputError where the file is damaged."""
-        path = self.folder / TOKEN_COUNTS_FILE
+        return self._array(TOKEN_COUNTS_FILE)
+
+    def lengths(self, split: str) -> np.ndarray:
+        """uint16 [N]: tokens in each sequence of a split, special ones counted. InputError for a damaged file."""
+        lengths = self._array(lengths_file(split))
+        if lengths.shape != (self.size(split),):
+            raise InputError(f"{self.folder / lengths_file(split)}: damaged; copy or prepare the dataset again")
+        return lengths
+
+    def _array(self, name: str) -> np.ndarray:
+        path = self.folder / name
         try:
             with path.open("rb") as file:
                 return np.load(file)
         except (FileNotFoundError, ValueError, EOFError) as error:
             raise InputError(f"{path}: missing or damaged ({error}); copy or prepare the dataset again") from error
 
-    def read(self, split: str, indices: np.ndarray) -> list[bytes]:
-        """The records at `indices` [B] of a split, in that order."""
+    def read_blocks(self, split: str, blocks: np.ndarray) -> Instances:
+        """The instances of `blocks` [n] of a split, n at least 1, one block after the other, in that order."""
         if split not in self._readers:
             self._readers[split] = [
                 ArrayRecordReader(str(self.folder / shard.file), "readahead_buffer_size:0")
                 for shard in self.info.splits[split].shards
             ]
-        starts = self._starts[split]
-        shard_of = np.searchsorted(starts, indices, side="right") - 1
-        order = np.argsort(shard_of, kind="stable")
-        records: list[bytes] = [b""] * len(indices)
-        for group in np.split(order, np.nonzero(np.diff(shard_of[order]))[0] + 1):
-            shard = int(shard_of[group[0]])
+        firsts = self._first_blocks[split]
+        shard_of = np.searchsorted(firsts, blocks, side="right") - 1
+        read: dict[int, Instances] = {}
+        for shard in np.unique(shard_of).tolist():
+            wanted = np.unique(blocks[shard_of == shard])
             try:
-                read = self._readers[split][shard].read((indices[group] - starts[shard]).tolist())
+                records = self._readers[split][shard].read((wanted - firsts[shard]).tolist())
+                for block, record in zip(wanted.tolist(), records, strict=True):
+                    read[block] = decode_block(record, self.tokenizer.vocab_size)
+                    if len(read[block]) != self._blocks[split][block]:
+                        raise ValueError(f"block {block} has {len(read[block])} instances")
             except (RuntimeError, ValueError, IndexError) as error:
                 file = self.folder / self.info.splits[split].shards[shard].file
                 raise BertJaxError(f"{file}: cannot be read ({error}); copy or prepare the dataset again") from error
-            for position, record in zip(group.tolist(), read, strict=True):
-                records[position] = record
-        return records
+        return join([read[block] for block in blocks.tolist()])
 
     def instances(self, split: str, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The unmasked instances at `indices` [B], laid out as [CLS] A [SEP] B [SEP] and padding.
-
-        Returns `instance_ids` uint64 [B]; `input_ids`, `token_type_ids`, `positions`, `sequence_ids` int32 [B, L]
-        (sequence 0 is padding); `maskable` bool [B, L], the tokens that are not special; `is_random_next` bool [B].
-        """
-        return decode(self.read(split, indices), self.info.seq_len, self.tokenizer)
-
-
-def encode_headers(ids: np.ndarray, len_a: np.ndarray, len_b: np.ndarray, is_random_next: np.ndarray) -> np.ndarray:
-    """Record headers [B] of `HEADER_DTYPE`; the bytes of each are followed by the tokens of A and B."""
-    headers = np.zeros(len(ids), HEADER_DTYPE)
-    headers["id"], headers["len_a"], headers["len_b"] = ids, len_a, len_b
-    headers["flags"] = np.where(is_random_next, RANDOM_NEXT, 0)
-    return headers
+        """The unmasked instances at `indices` [B] of a split, as `records.lay_out` returns them."""
+        sizes = self.block_sizes(split)
+        starts = np.cumsum(sizes) - sizes
+        block_of = np.searchsorted(starts, indices, side="right") - 1
+        blocks, which = np.unique(block_of, return_inverse=True)
+        read = np.cumsum(sizes[blocks]) - sizes[blocks]
+        return lay_out(
+            self.read_blocks(split, blocks),
+            read[which] + indices - starts[block_of],
+            self.info.seq_len,
+            self.tokenizer,
+        )
 
 
-def decode(records: Sequence[bytes], seq_len: int, tokenizer: WordPieceTokenizer) -> dict[str, np.ndarray]:
-    """Records to arrays, as `PreparedDataset.instances` returns them, with no loop over records."""
-    dtype = token_dtype(tokenizer.vocab_size)
-    data = b"".join(records)
-    words = np.frombuffer(data, "<u2")
-    tokens = np.frombuffer(data, dtype)
-    sizes = np.fromiter(map(len, records), np.int64, len(records))
-    starts = np.cumsum(sizes) - sizes
-    headers = words[(starts // 2)[:, None] + np.arange(_HEADER_WORDS)].view(HEADER_DTYPE)[:, 0]
-
-    column = np.arange(seq_len)
-    len_a = headers["len_a"].astype(np.int64)[:, None]
-    len_b = headers["len_b"].astype(np.int64)[:, None]
-    first_sep = len_a + 1
-    last_sep = first_sep + len_b + 1
-    in_a = (column > 0) & (column < first_sep)
-    in_b = (column > first_sep) & (column < last_sep)
-    maskable = in_a | in_b
-    source = ((starts + _HEADER.size) // dtype.itemsize)[:, None] + column - 1 - (column > first_sep)
-    input_ids = np.where(maskable, tokens[np.where(maskable, source, 0)], tokenizer.pad_id).astype(np.int32)
-    input_ids[:, 0] = tokenizer.cls_id
-    np.copyto(input_ids, np.int32(tokenizer.sep_id), where=(column == first_sep) | (column == last_sep))
-    real = column <= last_sep
-    return {
-        "instance_ids": headers["id"].astype(np.uint64),
-        "input_ids": input_ids,
-        "token_type_ids": ((column > first_sep) & real).astype(np.int32),
-        "positions": np.broadcast_to(column.astype(np.int32), input_ids.shape),
-        "sequence_ids": real.astype(np.int32),
-        "maskable": maskable,
-        "is_random_next": (headers["flags"] & RANDOM_NEXT) > 0,
-    }
+def _block_sizes(shards: tuple[Shard, ...]) -> np.ndarray:
+    """int64: instances in each block, shard after shard."""
+    sizes = [np.zeros(0, np.int64)]
+    for shard in shards:
+        whole, rest = divmod(shard.instances, BLOCK)
+        sizes.append(np.array([BLOCK] * whole + [rest] * (rest > 0), np.int64))
+    return np.concatenate(sizes)

@@ -5,6 +5,7 @@ a document is a run of sentences, a segment is always a contiguous run of tokens
 and no token is copied until a record is written.
 """
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
@@ -13,6 +14,7 @@ Document = Sequence[int]
 """Sentence boundaries as token offsets: sentence i is tokens [document[i], document[i + 1])."""
 
 SPECIAL_TOKENS_A_PAIR = 3  # [CLS] A [SEP] B [SEP]
+SPECIAL_TOKENS_A_SINGLE = 2  # [CLS] A [SEP]
 
 
 class Random(Protocol):
@@ -141,6 +143,30 @@ def _pairs_of_paper(
                 yield Instance(document[first - 1], a[0], *a, False)
             first = i + 1
         i += 1
+
+
+def make_singles(
+    documents: Sequence[Document], *, seq_len: int, short_seq_prob: float, rng: Random
+) -> list[list[Instance]]:
+    """One pass over `documents`: instances of one segment, whole sentences up to the target length, and no B.
+
+    What is left of a document is an instance of its own. A sentence longer than the target is cut into several.
+    """
+    result = []
+    for document in documents:
+        target = target_length(seq_len - SPECIAL_TOKENS_A_SINGLE + SPECIAL_TOKENS_A_PAIR, short_seq_prob, rng)
+        found: list[Instance] = []
+        first = document[0]
+        for start, stop in itertools.pairwise(document):
+            if first < start and stop - first > target:
+                found.append(Instance(first, start, start, start, False))
+                first = start
+            while stop - first > target:
+                found.append(Instance(first, first + target, first + target, first + target, False))
+                first += target
+        found.append(Instance(first, document[-1], document[-1], document[-1], False))
+        result.append(found)
+    return result
 
 
 RANDOM_NEXT_RULES: dict[str, Callable[..., Iterator[Instance]]] = {

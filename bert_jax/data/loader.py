@@ -4,24 +4,32 @@ Nothing is remembered from one batch to the next, so a run resumes from one inte
 rows of any batch.
 """
 
+import itertools
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.hashing import key_from, permute
+from bert_jax.data.hashing import key_from
 from bert_jax.data.masking import Masking, mask_batch, mask_keys, prediction_counts
+from bert_jax.data.mixture import Mixture
+from bert_jax.data.order import EpochOrder
+from bert_jax.data.packing import most_predictions, pack, pack_batch, pack_lengths
+from bert_jax.data.records import Instances, lay_out, sequence_lengths
 from bert_jax.errors import InputError
 
 Batch = dict[str, np.ndarray]
 T = TypeVar("T")
 
+_PACKED_BLOCKS = 16  # whose instances are packed together: some thousands, that lengths may be found that fit
+
 
 def _make_batch(
-    dataset: PreparedDataset, instances: Batch, masking: Masking | None, mask_key: int, rounds: np.ndarray
+    dataset: PreparedDataset, instances: Batch, masking: Masking | None, mask_key: int, mask_round: int
 ) -> Batch:
     """The batch layout of the model: an unpacked row is a pack of one sequence (K = 1)."""
     input_ids, sequence_ids, tokenizer = instances["input_ids"], instances["sequence_ids"], dataset.tokenizer
@@ -32,7 +40,7 @@ def _make_batch(
             input_ids,
             instances["maskable"],
             sequence_ids.sum(axis=1),
-            mask_keys(instances["instance_ids"], mask_key, rounds),
+            mask_keys(instances["instance_ids"], mask_key, mask_round),
             masking,
             mask_id=tokenizer.mask_id,
             vocab_size=tokenizer.vocab_size,
@@ -45,7 +53,7 @@ def _make_batch(
         **targets,  # input_ids, masked_positions, masked_ids, masked_weights
         "cls_positions": np.zeros((len(input_ids), 1), np.int32),
         "next_sentence_labels": instances["is_random_next"][:, None].astype(np.int32),
-        "next_sentence_weights": (sequence_ids[:, :1] > 0).astype(np.float32),
+        "next_sentence_weights": (~instances["is_single"][:, None]).astype(np.float32),
     }
 
 
@@ -68,11 +76,27 @@ def next_token_targets(input_ids: np.ndarray, sequence_ids: np.ndarray) -> Batch
     }
 
 
-class TrainLoader:
-    """The training split in a new order every epoch, with new masks every epoch or those of `static_masks` epochs.
+@dataclass(frozen=True)
+class _Window:
+    """What is in memory of a dataset: the instances of some blocks, and the packs that they make, if any."""
 
-    Example i of the run (batch i // B, row i % B) is position i % N of epoch i // N: an epoch ends where it ends,
-    in the middle of a batch if need be, and every instance is seen once in each.
+    blocks: np.ndarray
+    instances: Instances
+    packs: np.ndarray | None  # [R, K] of indices into `instances`, -1 for none
+
+
+class TrainRows:
+    """The rows of one training split, for ever: epoch after epoch, each in an order of its own.
+
+    Row i is row i % size of epoch i // size, and an epoch has every instance once. Masks are new in every epoch, or
+    those of `static_masks` epochs. A row is an instance, or with `max_sequences` above 1 a pack of them.
+
+    Attributes:
+      dataset: where they are from.
+      size: rows an epoch.
+      max_sequences: K, the most in a row.
+      predictions: P, the most that a row may have.
+      real_share: of the tokens of a row, those that are not padding.
     """
 
     def __init__(
@@ -80,84 +104,231 @@ class TrainLoader:
         dataset: PreparedDataset,
         *,
         seed: int,
-        global_batch_size: int,
         masking: Masking | None,
         static_masks: int = 0,
-        first_step: int = 0,
-        first_example: int = 0,
+        max_sequences: int = 1,
     ):
         """Raises InputError where the training split is empty.
 
         Args:
           dataset: what to read.
           seed: of order and masks.
-          global_batch_size: B.
-          masking: how masks are drawn; None for left-to-right batches, see `next_token_targets`.
+          masking: how masks are drawn; None for left-to-right rows, see `next_token_targets`.
           static_masks: 0 draws new masks in every epoch, k goes round the masks of k epochs, as a dataset masked
             beforehand k times over would.
-          first_step: the batch that begins with example `first_example`.
-          first_example: where in the endless row of examples.
+          max_sequences: instances in a row at the most, K.
         """
-        self.dataset = dataset
-        self.size = dataset.size("train")
-        if not self.size:
+        sizes = dataset.block_sizes("train")
+        if not len(sizes):
             raise InputError(f"{dataset.folder} has no training instances: prepare it from more text")
-        self.global_batch_size = global_batch_size
-        self.masking = masking
-        self.static_masks = static_masks
-        self._offset = first_example - first_step * global_batch_size
-        self._order_key = key_from(dataset.info.hash, seed, "order")
-        self._mask_key = key_from(dataset.info.hash, seed, "mask")
+        if max_sequences < 1:
+            raise InputError(f"data.max_sequences is at least 1, not {max_sequences}")
+        self.dataset = dataset
+        self._masking = masking
+        self._static_masks = static_masks
+        self.max_sequences = max_sequences
+        self._seq_len = dataset.info.seq_len
+        self._keys = {name: key_from(dataset.info.hash, seed, name) for name in ("order", "mask", "pack")}
+        self._starts = np.cumsum(sizes) - sizes
+        self._blocks_a_unit = 1
+        self.predictions = self._seq_len
+        if masking is not None:
+            self.predictions = masking.max_predictions
+        if max_sequences > 1:
+            self._blocks_a_unit = _PACKED_BLOCKS
+            lengths = np.split(dataset.lengths("train"), self._starts[_PACKED_BLOCKS::_PACKED_BLOCKS])
+            packings = [pack_lengths(unit, self._seq_len, max_sequences) for unit in lengths]
+            sizes = np.array([sum(count for count, _ in packing) for packing in packings])
+            if masking is not None:
+                self.predictions = most_predictions(masking.predictions, self._seq_len, max_sequences)
+        self._order = EpochOrder(sizes, self._keys["order"])
+        self.size = self._order.size
+        self.real_share = float(dataset.lengths("train").sum(dtype=np.int64)) / (self.size * self._seq_len)
+        self._windows: dict[tuple[int, int], _Window] = {}
 
-    def examples(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Indices of the instances of batch `step` and the epoch of each, int64 [B]."""
-        position = self._offset + step * self.global_batch_size + np.arange(self.global_batch_size)
-        epochs, within = np.divmod(position, self.size)
-        indices = np.empty_like(position)
-        for epoch in np.unique(epochs):
-            chosen = epochs == epoch
-            indices[chosen] = permute(within[chosen], self.size, key_from(self._order_key, epoch))
-        return indices, epochs
+    def rows(self, numbers: np.ndarray) -> Batch:
+        """The rows `numbers` int64 [n], as the model reads them.
+
+        `input_ids, token_type_ids, positions, sequence_ids` int32 [n, L]; `masked_positions, masked_ids` int32 and
+        `masked_weights` float32 [n, P]; `cls_positions, next_sentence_labels` int32 and `next_sentence_weights`
+        float32 [n, K].
+        """
+        epochs, windows, places = self._order.locate(numbers)
+        parts = []
+        for group in _runs(epochs, windows):
+            epoch, window = int(epochs[group.start]), self._window(int(epochs[group.start]), int(windows[group.start]))
+            picked = places[group]
+            if window.packs is None:
+                parts.append(self._sequences(window, picked, epoch))
+                continue
+            packs = window.packs[picked]
+            is_one = packs >= 0
+            numbered = np.where(is_one, np.cumsum(is_one).reshape(packs.shape) - 1, -1)
+            sequences = self._sequences(window, packs[is_one], epoch)
+            parts.append(
+                pack_batch(sequences, numbered, self._seq_len, self.predictions, self.dataset.tokenizer.pad_id)
+            )
+        return (
+            parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        )
+
+    def instances(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which instances of the split the rows `numbers` [n] hold, int64 [n, K], -1 for none; and each row's epoch."""
+        epochs, windows, places = self._order.locate(numbers)
+        parts = []
+        for group in _runs(epochs, windows):
+            window = self._window(int(epochs[group.start]), int(windows[group.start]))
+            sizes = self.dataset.block_sizes("train")[window.blocks]
+            index = np.repeat(self._starts[window.blocks] - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
+            held = places[group, None] if window.packs is None else window.packs[places[group]]
+            parts.append(np.where(held >= 0, index[held], -1))
+        return np.concatenate(parts), epochs
+
+    def _sequences(self, window: _Window, which: np.ndarray, epoch: int) -> Batch:
+        instances = lay_out(window.instances, which, self._seq_len, self.dataset.tokenizer)
+        mask_round = epoch % self._static_masks if self._static_masks else epoch
+        return _make_batch(self.dataset, instances, self._masking, self._keys["mask"], mask_round)
+
+    def _window(self, epoch: int, number: int) -> _Window:
+        """A window, most often the one that was asked for last."""
+        if (epoch, number) not in self._windows:
+            if len(self._windows) > 1:
+                del self._windows[next(iter(self._windows))]
+            self._windows[epoch, number] = self._read(epoch, number)
+        return self._windows[epoch, number]
+
+    def _read(self, epoch: int, number: int) -> _Window:
+        units = self._order.window_units(epoch, number)
+        all_blocks = np.arange(len(self._starts))
+        blocks = [all_blocks[unit * self._blocks_a_unit : (unit + 1) * self._blocks_a_unit] for unit in units.tolist()]
+        instances = self.dataset.read_blocks("train", np.concatenate(blocks))
+        if self.max_sequences == 1:
+            return _Window(np.concatenate(blocks), instances, None)
+        lengths = sequence_lengths(instances.headers)
+        packs, first = [], 0
+        for unit, its_blocks in zip(units.tolist(), blocks, strict=True):
+            stop = first + int(self.dataset.block_sizes("train")[its_blocks].sum())
+            key = key_from(self._keys["pack"], epoch, unit)
+            packed = pack(lengths[first:stop], self._seq_len, self.max_sequences, key)
+            packs.append(np.where(packed >= 0, packed + first, -1))
+            first = stop
+        return _Window(np.concatenate(blocks), instances, np.concatenate(packs))
+
+
+def _runs(epochs: np.ndarray, windows: np.ndarray) -> list[slice]:
+    """Stretches of rows of one window."""
+    changes = np.nonzero((np.diff(epochs) != 0) | (np.diff(windows) != 0))[0] + 1
+    bounds = [0, *changes.tolist(), len(epochs)]
+    return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
+
+
+class TrainLoader:
+    """The batches of a run: B rows a step, of one dataset or of several mixed.
+
+    `batch(step)` is a pure function of what the loader was made of and the step.
+
+    Attributes:
+      sequences_a_row: on average.
+      real_share: of the tokens in a row, on average, those that are not padding.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[TrainRows],
+        *,
+        seed: int,
+        global_batch_size: int,
+        weights: Sequence[float] = (),
+        first_step: int = 0,
+        first_row: int = 0,
+    ):
+        """`weights` are the shares of the sources in the rows; by default they are as their sizes.
+
+        Args:
+          sources: one or more, of one sequence length.
+          seed: of the mixture.
+          global_batch_size: B.
+          weights: one for each source, above 0.
+          first_step: the batch that begins with row `first_row`.
+          first_row: where in the endless row of rows.
+        """
+        self.sources = list(sources)
+        self.global_batch_size = global_batch_size
+        self._offset = first_row - first_step * global_batch_size
+        shares = np.asarray(weights or [source.size for source in sources], np.float64)
+        shares /= shares.sum()
+        self.sequences_a_row = sum(
+            share * source.dataset.size("train") / source.size for share, source in zip(shares, sources, strict=True)
+        )
+        self.real_share = sum(share * source.real_share for share, source in zip(shares, sources, strict=True))
+        self._mixture = Mixture(
+            shares.tolist(),
+            key_from(seed, "mixture", *(source.dataset.info.hash for source in sources)),
+        )
 
     def batch(self, step: int, rows: slice = slice(None)) -> Batch:
-        """Rows `rows` of batch `step`, as the model reads them.
+        """Rows `rows` of batch `step`, laid out as `TrainRows.rows`."""
+        numbers = (self._offset + step * self.global_batch_size + np.arange(self.global_batch_size))[rows]
+        if len(self.sources) == 1:
+            return self.sources[0].rows(numbers)
+        source_of, numbers = self._mixture.locate(numbers)
+        batch: Batch = {}
+        for index in np.unique(source_of).tolist():
+            chosen = source_of == index
+            part = self.sources[index].rows(numbers[chosen])
+            for name, entry in part.items():
+                batch.setdefault(name, np.empty((len(numbers), *entry.shape[1:]), entry.dtype))[chosen] = entry
+        return batch
 
-        `input_ids, token_type_ids, positions, sequence_ids` int32 [B, L]; `masked_positions, masked_ids` int32 and
-        `masked_weights` float32 [B, P]; `cls_positions, next_sentence_labels` int32 and `next_sentence_weights`
-        float32 [B, K].
-        """
-        indices, epochs = (array[rows] for array in self.examples(step))
-        instances = self.dataset.instances("train", indices)
-        rounds = epochs % self.static_masks if self.static_masks else epochs
-        return _make_batch(self.dataset, instances, self.masking, self._mask_key, rounds)
+    def epochs(self, step: int) -> list[float]:
+        """How often each source has been gone through before batch `step`."""
+        seen = self._mixture.counts(self._offset + step * self.global_batch_size)
+        return [count / source.size for count, source in zip(seen, self.sources, strict=True)]
 
 
 class EvalLoader:
-    """The eval split in its stored order, under masks that never change.
+    """The eval splits of one dataset or several, in an order and under masks that never change.
 
-    A mask depends on the dataset's seed and the instance alone and is always 80/10/10 of all 15%, so that runs which
-    train differently are evaluated alike.
+    A dataset's instances come in their stored order, those of several spread evenly among each other. A mask depends on
+    the dataset's seed and the instance alone and is always 80/10/10 of all 15%, so that runs which train differently
+    are evaluated alike.
     """
 
-    def __init__(self, dataset: PreparedDataset, *, batch_size: int, batches: int = -1, left_to_right: bool = False):
+    def __init__(
+        self,
+        datasets: Sequence[PreparedDataset],
+        *,
+        batch_size: int,
+        batches: int = -1,
+        left_to_right: bool = False,
+    ):
         """`batches` of `batch_size` rows, -1 for the whole split; there are fewer where the split is smaller.
 
         `left_to_right` batches are not masked; see `next_token_targets`.
         """
-        self.dataset = dataset
+        self.datasets = list(datasets)
         self.batch_size = batch_size
-        self.masking = None if left_to_right else Masking(int(prediction_counts(dataset.info.seq_len)))
-        whole = -(-dataset.size("eval") // batch_size)
+        self.masking = None if left_to_right else Masking(int(prediction_counts(datasets[0].info.seq_len)))
+        sizes = [dataset.size("eval") for dataset in datasets]
+        order = np.argsort(np.concatenate([(np.arange(size) + 0.5) / size for size in sizes]), kind="stable")
+        self._source = np.repeat(np.arange(len(sizes)), sizes)[order]
+        self._index = np.concatenate([np.arange(size) for size in sizes])[order]
+        whole = -(-len(order) // batch_size)
         self.batches = whole if batches < 0 else min(batches, whole)
-        self._mask_key = key_from(dataset.info.seed, "eval mask")
 
     def batch(self, number: int, rows: slice = slice(None)) -> Batch:
-        """Rows of eval batch `number`, laid out as `TrainLoader.batch`; past the split's end rows weigh nothing."""
-        size = self.dataset.size("eval")
-        position = (number * self.batch_size + np.arange(self.batch_size))[rows]
-        real = position < size
-        instances = self.dataset.instances("eval", np.minimum(position, size - 1))
-        batch = _make_batch(self.dataset, instances, self.masking, self._mask_key, np.zeros(len(position), np.int64))
+        """Rows of eval batch `number`, laid out as `TrainRows.rows`; past the split's end rows weigh nothing."""
+        positions = (number * self.batch_size + np.arange(self.batch_size))[rows]
+        real = positions < len(self._source)
+        positions = np.minimum(positions, len(self._source) - 1)
+        batch: Batch = {}
+        for source in np.unique(self._source[positions]).tolist():
+            chosen = self._source[positions] == source
+            dataset = self.datasets[source]
+            instances = dataset.instances("eval", self._index[positions[chosen]])
+            part = _make_batch(dataset, instances, self.masking, key_from(dataset.info.seed, "eval mask"), 0)
+            for name, entry in part.items():
+                batch.setdefault(name, np.empty((len(positions), *entry.shape[1:]), entry.dtype))[chosen] = entry
         for weights in ("masked_weights", "next_sentence_weights"):
             batch[weights] = batch[weights] * real[:, None].astype(np.float32)
         return batch

@@ -44,6 +44,10 @@ class Masking:
         if self.max_predictions < 1:
             raise InputError(f"data.max_predictions has to be at least 1, not {self.max_predictions}")
 
+    def predictions(self, lengths: np.ndarray) -> np.ndarray:
+        """How many tokens are predicted in sequences of these lengths [B]."""
+        return np.minimum(prediction_counts(lengths, self.mask_rate), self.max_predictions)
+
 
 def prediction_counts(lengths: np.ndarray | int, mask_rate: float = 0.15) -> np.ndarray:
     """How many tokens are to be predicted in sequences of these lengths [B]; halves round to even, as Python rounds."""
@@ -79,7 +83,7 @@ def mask_batch(
     """
     length = input_ids.shape[1]
     slots = min(masking.max_predictions, length)
-    wanted = np.minimum(prediction_counts(lengths, masking.mask_rate), masking.max_predictions)
+    wanted = masking.predictions(lengths)
 
     columns = np.arange(length, dtype=np.uint64)
     order = random_bits((keys ^ _CHOICE)[:, None], columns)
@@ -154,7 +158,7 @@ def _choose_words(order: np.ndarray, maskable: np.ndarray, continues: np.ndarray
     return maskable & np.take_along_axis(taken, word, axis=1)
 
 
-def mask_keys(instance_ids: np.ndarray, seed_key: int, epochs: np.ndarray) -> np.ndarray:
+def mask_keys(instance_ids: np.ndarray, seed_key: int, epochs: np.ndarray | int) -> np.ndarray:
     """uint64 [B]: the key of each instance's mask in an epoch, whatever batch or process it falls to."""
     with np.errstate(over="ignore"):
-        return mix(mix(instance_ids ^ np.uint64(seed_key)) + epochs.astype(np.uint64))
+        return mix(mix(instance_ids ^ np.uint64(seed_key)) + np.asarray(epochs).astype(np.uint64))

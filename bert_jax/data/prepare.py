@@ -8,15 +8,19 @@
 
 Both passes are a map over independent tasks, and nothing depends on which process did what: the same corpus,
 vocabulary, options and seed give the same bytes for any number of workers. Memory is a slice or a bucket a worker.
+
+A task's result lies in a scratch folder under a name that is a hash of all that it depends on, so that a run which was
+killed, or came upon a full disk or a broken file, goes on where it was.
 """
 
-import itertools
+import fcntl
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
-from contextlib import closing
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,17 +29,20 @@ import numpy as np
 from etils import epath
 
 from bert_jax.data import corpus
-from bert_jax.data.buckets import BuildTask, Built, build, eval_threshold, hash_ranges
+from bert_jax.data.buckets import BuildTask, Built, Pairing, build, eval_threshold, finished_shard, hash_ranges
 from bert_jax.data.dataset import (
     INFO_FILE,
     TOKEN_COUNTS_FILE,
     VOCABULARY_FILE,
     DatasetInfo,
     SplitInfo,
+    lengths_file,
 )
+from bert_jax.data.hashing import key_from
+from bert_jax.data.hygiene import Hygiene, repeated_lines
 from bert_jax.data.instances import RANDOM_NEXT_RULES
-from bert_jax.data.parallel import map_tasks
-from bert_jax.data.runs import Run, TokenizeTask, save_array, tokenize
+from bert_jax.data.parallel import Result, Task, map_tasks
+from bert_jax.data.runs import Run, TokenizeTask, finished_runs, save_array, tokenize
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError
 from bert_jax.progress import Bars, silent
@@ -44,7 +51,6 @@ log = logging.getLogger(__name__)
 
 LONGEST_SEQ_LEN = 1 << 15
 TEMPORARY = ".prepare"
-INFO_PARTIAL = f"{INFO_FILE}.partial"
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,7 @@ class PrepareOptions:
     """What decides a dataset's bytes besides corpus, vocabulary and seed."""
 
     seq_len: int = 128
+    pairs: str = "nsp"  # or "none": instances of one segment, for a corpus without documents
     dupe_factor: int = 1
     short_seq_prob: float = 0.1
     random_next: str = "paper"
@@ -60,6 +67,10 @@ class PrepareOptions:
     language: str = "en"
     documents: str = "blank_line"
     errors: str = "strict"
+    drop_duplicates: bool = False
+    max_line_repeats: int = 0
+    min_document_tokens: int = 0
+    max_document_tokens: int = 0
     bucket_tokens: int = 16 << 20
 
     def __post_init__(self) -> None:
@@ -76,6 +87,7 @@ class PrepareOptions:
             self.random_next in RANDOM_NEXT_RULES,
             f"--random_next is one of {', '.join(RANDOM_NEXT_RULES)}, not {self.random_next!r}",
         )
+        check(self.pairs in ("nsp", "none"), f"--pairs is nsp or none, not {self.pairs!r}")
         check(self.sentences in ("split", "lines"), f"--sentences is split or lines, not {self.sentences!r}")
 
 
@@ -87,13 +99,18 @@ def prepare(
     *,
     seed: int = 0,
     workers: int = 1,
+    scratch: str | None = None,
     bars: Bars = silent,
 ) -> DatasetInfo:
     """Makes the prepared dataset `output` from the corpus `inputs`.
 
+    What is interrupted, by whatever, goes on where it was when it is called again: slices that were tokenized and
+    shards that were written are in `scratch`, by default a hidden folder in `output`, until the dataset is whole.
+
     Raises:
-      InputError: the corpus is missing, empty or unreadable, an option is out of range, or `output` is taken.
-      OSError: the disk is full. What was written is removed; no `dataset.json` is left behind.
+      InputError: the corpus is missing, empty or unreadable, an option is out of range, `output` is taken, or another
+        process is at work on it.
+      OSError: the disk is full.
     """
     folder = epath.Path(output)
     if (folder / INFO_FILE).exists():
@@ -102,108 +119,138 @@ def prepare(
         raise InputError(f"{folder} is a file: choose another --output")
     if workers < 1:
         raise InputError(f"--workers is at least 1, not {workers}")
+    hygiene = _hygiene(options)
     reading = corpus.CorpusOptions(documents=options.documents, errors=options.errors)
     slices = corpus.plan(inputs, reading)
     folder.mkdir(parents=True, exist_ok=True)
-    for stale in folder.glob(f"{TEMPORARY}*"):  # of a run that was killed
-        stale.rmtree()
-    _remove_output(folder)  # of the same: its shards need not have the names that this run's have
-    before = {name for name in (TOKEN_COUNTS_FILE, VOCABULARY_FILE) if (folder / name).exists()}  # not ours to remove
-    scratch = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=os.fspath(folder)))
-    try:
-        info = _prepare(slices, reading, tokenizer, folder, scratch, options, seed, workers, bars)
-    except BaseException:
-        _remove_output(folder)
-        for name in {TOKEN_COUNTS_FILE, VOCABULARY_FILE} - before:
-            (folder / name).unlink(missing_ok=True)
-        raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    work = _scratch_folder(folder, scratch)
+    work.mkdir(parents=True, exist_ok=True)
+    with _locked(work):
+        splits, shards = _build(slices, reading, tokenizer, work, options, hygiene, seed, workers, bars)
+        info = _describe(splits, tokenizer, options, seed)
+        _publish(folder, shards, splits, tokenizer, info)
+    shutil.rmtree(work)
     return info
 
 
-def _remove_output(folder: epath.Path) -> None:
-    """Removes what an unfinished run leaves, and nothing that a person may have put there, like `train-1.txt`."""
-    for pattern in ("train-[0-9]*-of-[0-9]*.array_record*", "eval-[0-9]*-of-[0-9]*.array_record*", INFO_PARTIAL):
-        for path in folder.glob(pattern):
-            path.unlink()
+def _hygiene(options: PrepareOptions) -> Hygiene:
+    return Hygiene(**{name: getattr(options, name) for name in Hygiene.__dataclass_fields__})
 
 
-def _prepare(
+def _scratch_folder(folder: epath.Path, scratch: str | None) -> Path:
+    """Where work goes on until the dataset is whole: a folder on this machine."""
+    if scratch is None and "://" not in os.fspath(folder):
+        return Path(os.fspath(folder)) / TEMPORARY
+    return Path(scratch or tempfile.gettempdir()) / f"bert-jax-prepare-{key_from(os.fspath(folder)):016x}"
+
+
+@contextmanager
+def _locked(work: Path) -> Iterator[None]:
+    with open(work / "lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise InputError(f"another process prepares this dataset (it holds {file.name}): wait for it") from error
+        yield
+
+
+def _build(
     slices: Sequence[corpus.Slice],
     reading: corpus.CorpusOptions,
     tokenizer: WordPieceTokenizer,
-    folder: epath.Path,
-    scratch: Path,
+    work: Path,
     options: PrepareOptions,
+    hygiene: Hygiene,
     seed: int,
     workers: int,
     bars: Bars,
-) -> DatasetInfo:
+) -> tuple[dict[str, list[Built]], dict[str, Path]]:
+    """Both passes: what each split's shards are, and where in `work` each file is."""
     # Pass 1: slices to runs.
     tokenizing = [
-        TokenizeTask(i, piece, reading, tokenizer, options.sentences, options.language, scratch)
-        for i, piece in enumerate(slices)
-    ]
-    runs: list[Run] = []
+        TokenizeTask(
+            piece, corpus.fingerprint(piece.path), reading, tokenizer, options.sentences, options.language,
+            bool(hygiene.max_line_repeats), work,
+        )
+        for piece in slices
+    ]  # fmt: skip
+    of_slice: dict[str, list[Run]] = {}
     documents = 0
-    total = sum(piece.bytes for piece in slices)
-    with closing(bars(total=total, desc="tokenize", unit="B", unit_scale=True)) as bar:
-        for task, result in map_tasks(tokenize, tokenizing, workers):
-            runs += result
-            documents += sum(run.documents for run in result)
+    with closing(bars(total=sum(piece.bytes for piece in slices), desc="tokenize", unit="B", unit_scale=True)) as bar:
+        for task, runs in _map_unfinished(tokenize, finished_runs, tokenizing, workers, "slices of the corpus"):
+            of_slice[task.name] = runs
+            documents += sum(run.documents for run in runs)
             bar.set_postfix_str(f"{documents:,} documents")
             bar.update(task.piece.bytes)
-    tokens = sum(run.tokens for run in runs)
-    if not documents:
+    all_runs = [run for task in tokenizing for run in of_slice[task.name]]
+    if not all_runs:
         files = list(dict.fromkeys(piece.path for piece in slices))
         raise InputError(
             f"the corpus holds no text: {files[0]} {f'and {len(files) - 1} more are' if files[1:] else 'is'} empty"
         )
-    runs.sort(key=lambda run: run.path)
 
     # Pass 2: buckets to shards.
-    eval_below = eval_threshold(runs, options.eval_fraction)
-    eval_tokens = int(tokens * eval_below / 2**64)
-    ranges = [("eval", *bounds) for bounds in hash_ranges(0, eval_below, eval_tokens, options.bucket_tokens)]
-    ranges += [
-        ("train", *bounds) for bounds in hash_ranges(eval_below, 2**64, tokens - eval_tokens, options.bucket_tokens)
-    ]
-    totals = {split: sum(name == split for name, _, _ in ranges) for split in ("train", "eval")}
-    numbers = {split: itertools.count() for split in totals}
+    repeated = np.zeros(0, np.uint64)
+    if hygiene.max_line_repeats:
+        repeated = repeated_lines(all_runs, hygiene.max_line_repeats)
+    names = Pairing.__dataclass_fields__.keys() - {"seed"}
+    pairing = Pairing(seed=seed, **{name: getattr(options, name) for name in names})
     building = [
-        BuildTask(
-            file=f"{split}-{next(numbers[split]):05d}-of-{totals[split]:05d}.array_record",
-            split=split,
-            low=low,
-            high=high,
-            runs=runs,
-            folder=os.fspath(folder),
-            vocab_size=tokenizer.vocab_size,
-            seq_len=options.seq_len,
-            dupe_factor=options.dupe_factor,
-            short_seq_prob=options.short_seq_prob,
-            random_next=options.random_next,
-            seed=seed,
-        )
-        for split, low, high in ranges
+        BuildTask(file, split, low, high, all_runs, tokenizer.vocab_size, pairing, hygiene, repeated, work)
+        for split, file, low, high in _buckets(all_runs, options)
     ]
     built: dict[str, Built] = {}
     with closing(bars(total=documents, desc="pair and write", unit=" documents", unit_scale=True)) as bar:
-        for built_task, bucket in map_tasks(build, building, workers):
-            built[built_task.file] = bucket
+        for build_task, bucket in _map_unfinished(build, finished_shard, building, workers, "shards"):
+            built[build_task.file] = bucket
             bar.update(bucket.documents)
             bar.set_postfix_str(f"{sum(b.shard.instances for b in built.values()):,} instances")
-
-    # What describes the dataset, last of all dataset.json: a folder with it is whole.
-    splits = {split: [built[task.file] for task in building if task.split == split] for split in totals}
+    splits = {split: [built[task.file] for task in building if task.split == split] for split in ("train", "eval")}
     if not sum(bucket.shard.instances for bucket in splits["train"]):
         raise InputError("the corpus has too little text for a train split: give more, or --eval_fraction 0")
-    counts = np.sum([bucket.token_counts for bucket in splits["train"]], axis=0, dtype=np.int64)
-    with (folder / TOKEN_COUNTS_FILE).open("wb") as file:
-        save_array(file, np.asarray(counts))
-    tokenizer.save_vocabulary(os.fspath(folder / VOCABULARY_FILE))
-    info = DatasetInfo(
+    return splits, {task.file: task.path for task in building}
+
+
+def _map_unfinished(
+    function: Callable[[Task], Result],
+    finished: Callable[[Task], Result | None],
+    tasks: Sequence[Task],
+    workers: int,
+    what: str,
+) -> Iterator[tuple[Task, Result]]:
+    """(task, result) pairs: first of what was done before, then of what is done now, as it is."""
+    before = {index: result for index, task in enumerate(tasks) if (result := finished(task)) is not None}
+    if before:
+        log.info("%s of %s %s are done already", f"{len(before):,}", f"{len(tasks):,}", what)
+    for index, result in before.items():
+        yield tasks[index], result
+    yield from map_tasks(function, [task for index, task in enumerate(tasks) if index not in before], workers)
+
+
+def _buckets(runs: Sequence[Run], options: PrepareOptions) -> list[tuple[str, str, int, int]]:
+    """(split, file, low, high) of each shard: the documents with hashes in [low, high)."""
+    tokens = sum(run.tokens for run in runs)
+    eval_below = eval_threshold(runs, options.eval_fraction)
+    eval_tokens = int(tokens * eval_below / 2**64)
+    ranges = {
+        "eval": hash_ranges(0, eval_below, eval_tokens, options.bucket_tokens),
+        "train": hash_ranges(eval_below, 2**64, tokens - eval_tokens, options.bucket_tokens),
+    }
+    return [
+        (split, f"{split}-{number:05d}-of-{len(found):05d}.array_record", low, high)
+        for split, found in ranges.items()
+        for number, (low, high) in enumerate(found)
+    ]
+
+
+def _describe(
+    splits: dict[str, list[Built]], tokenizer: WordPieceTokenizer, options: PrepareOptions, seed: int
+) -> DatasetInfo:
+    dropped: Counter[str] = Counter()
+    for buckets in splits.values():
+        for bucket in buckets:
+            dropped.update(bucket.dropped)
+    return DatasetInfo(
         tokenizer={
             "kind": "wordpiece",
             "lowercase": tokenizer.lowercase,
@@ -214,11 +261,41 @@ def _prepare(
         seed=seed,
         options=asdict(options),
         splits={split: _split_info(buckets) for split, buckets in splits.items()},
+        dropped=dict(dropped),
     ).with_hash()
-    partial = folder / INFO_PARTIAL
+
+
+def _publish(
+    folder: epath.Path,
+    shards: dict[str, Path],
+    splits: dict[str, list[Built]],
+    tokenizer: WordPieceTokenizer,
+    info: DatasetInfo,
+) -> None:
+    """Puts the shards in their place and writes what describes them; with dataset.json, the last, it is whole."""
+    for pattern in ("train-[0-9]*-of-[0-9]*.array_record", "eval-[0-9]*-of-[0-9]*.array_record"):
+        for stale in folder.glob(pattern):  # of a run with other options, which was killed right here
+            stale.unlink()
+    for name, path in shards.items():
+        _move(path, folder / name)
+    counts = np.sum([bucket.token_counts for bucket in splits["train"]], axis=0, dtype=np.int64)
+    with (folder / TOKEN_COUNTS_FILE).open("wb") as file:
+        save_array(file, np.asarray(counts))
+    for split, buckets in splits.items():
+        with (folder / lengths_file(split)).open("wb") as file:
+            save_array(file, np.concatenate([np.zeros(0, np.uint16), *(bucket.lengths for bucket in buckets)]))
+    tokenizer.save_vocabulary(os.fspath(folder / VOCABULARY_FILE))
+    partial = folder / f"{INFO_FILE}.partial"
     partial.write_text(info.to_json())
-    partial.rename(folder / INFO_FILE)
-    return info
+    partial.replace(folder / INFO_FILE)
+
+
+def _move(path: Path, target: epath.Path) -> None:
+    """A link and not a move where that can be: a run that is killed right here goes on as any other."""
+    try:
+        os.link(path, os.fspath(target))
+    except OSError:
+        epath.Path(path).copy(target)
 
 
 def _split_info(buckets: Sequence[Built]) -> SplitInfo:
@@ -237,8 +314,9 @@ def _split_info(buckets: Sequence[Built]) -> SplitInfo:
 
 
 def describe(info: DatasetInfo) -> dict[str, Any]:
-    """The counts a person wants to see after preparing, by split."""
-    return {
+    """The counts a person wants to see after preparing, by split, and what was left out."""
+    dropped = {rule: count for rule, count in info.dropped.items() if count}
+    return ({"dropped": dropped} if dropped else {}) | {
         name: {
             "documents": split.documents,
             "sentences": split.sentences,

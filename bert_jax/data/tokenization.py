@@ -18,11 +18,11 @@ tests/data/test_every_code_point.py compares every code point with that code sai
   newer characters  the library knows those of Unicode 16, the reference those that its Python knows
 """
 
+import functools
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,11 @@ _FINAL_SIGMA = (  # As in Unicode's SpecialCasing: after a cased letter and befo
 )
 # What BertPreTokenizer knows is left to it, which is faster: punctuation below U+061D and of U+2010 to U+2E42.
 _SPLIT = r"[^\P{P}\u0000-\u061C\u2010-\u2E42]" + "|[\U0002b820-\U0002b91f]"
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The type token ids are stored in."""
+    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
 
 def normalizer(lowercase: bool) -> normalizers.Normalizer:
@@ -151,12 +156,12 @@ class WordPieceTokenizer:
         return {"kind": _KIND, "lowercase": self.lowercase, "vocab": list(self.vocab)}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return WordPieceTokenizer, (self.vocab, self.lowercase)
+        return _same_tokenizer, (self.vocab, self.lowercase)
 
     def __repr__(self) -> str:
         return f"WordPieceTokenizer({self.vocab_size} pieces, lowercase={self.lowercase}, sha256={self.sha256[:8]})"
 
-    @cached_property
+    @functools.cached_property
     def sha256(self) -> str:
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
@@ -241,7 +246,7 @@ class WordPieceTokenizer:
         tokenizer.pre_tokenizer = pre_tokenizer()
         return tokenizer
 
-    @cached_property
+    @functools.cached_property
     def _special(self) -> Tokenizer:
         """The tokenizer that knows special tokens when it reads them; `_plain` never does."""
         tokenizer = self._build()
@@ -253,6 +258,12 @@ class WordPieceTokenizer:
         )
         tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION)
         return tokenizer
+
+
+@functools.lru_cache(maxsize=4)
+def _same_tokenizer(vocab: tuple[str, ...], lowercase: bool) -> WordPieceTokenizer:
+    """The one of this process: what is unpickled with every task is built once."""
+    return WordPieceTokenizer(vocab, lowercase)
 
 
 def _check_pieces(vocab: tuple[str, ...]) -> None:

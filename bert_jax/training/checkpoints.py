@@ -24,7 +24,6 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from bert_jax.config import ConfigDict
-from bert_jax.data.dataset import DatasetInfo
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.model import BertConfig, abstract_parameters
@@ -78,17 +77,17 @@ class Checkpointer:
         """The newest complete step, None where there is none."""
         return self._manager.latest_step()
 
-    def save(self, step: int, state: TrainState, *, bert_config: BertConfig, dataset: DatasetInfo) -> None:
+    def save(self, step: int, state: TrainState, *, bert_config: BertConfig, dataset_hash: str) -> None:
         """Starts saving `state`; the arrays are copied off the devices before this returns.
 
-        `dataset` is what the step's batch came from.
+        `dataset_hash` is of what the step's batch came from.
         """
         self._manager.save(
             step,
             args=ocp.args.Composite(
                 parameters=ocp.args.StandardSave(state.parameters),
                 optimizer=ocp.args.StandardSave(_optimizer_item(state)),
-                position=ocp.args.JsonSave({"next_batch": step, "dataset": dataset.hash}),
+                position=ocp.args.JsonSave({"next_batch": step, "dataset": dataset_hash}),
                 bert_config=ocp.args.JsonSave(bert_config.to_dict()),
                 **{name: ocp.args.JsonSave(value) for name, value in self._about.items()},
             ),

@@ -1,7 +1,7 @@
 """What is checked before a run does any work: config, dataset and model have to fit each other."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -56,7 +56,7 @@ def check_config(config: ConfigDict, steps: int) -> None:
 
     check(
         lambda x: x >= 1, "at least 1", "total_steps", "global_batch_size", "gradient_accumulation", "log_every_steps",
-        "max_nonfinite_steps", "checkpoint.every_steps", "checkpoint.keep",
+        "max_nonfinite_steps", "checkpoint.every_steps", "checkpoint.keep", "data.max_sequences",
     )  # fmt: skip
     check(lambda x: x >= 0, "at least 0", "eval_every_steps", "optimizer.warmup_steps")
     check(lambda x: x >= -1, "at least -1", "eval_batches")
@@ -84,6 +84,35 @@ def check_config(config: ConfigDict, steps: int) -> None:
             f"{f'the steps of its phase, {steps}' if restarts else f'total_steps={total}'}: the learning rate would "
             "never reach its peak"
         )
+
+
+def data_paths(config: ConfigDict) -> list[str]:
+    """The folders in `data.path`. InputError where there is none, or an empty one between commas."""
+    paths = [path.strip() for path in config.data.path.split(",")]
+    if not config.data.path:
+        raise InputError("data.path is not set: give --config.data.path=DIR, the output of `bert-jax prepare`")
+    if "" in paths or len(set(paths)) < len(paths):
+        raise InputError(f"data.path={config.data.path}: folders separated by commas, each once")
+    return paths
+
+
+def check_mixture(config: ConfigDict, datasets: Sequence[PreparedDataset]) -> None:
+    """InputError where the datasets of a run, its weights and its objective do not go together."""
+    weights = tuple(config.data.weights)
+    if weights and len(weights) != len(datasets):
+        raise InputError(f"data.weights has {len(weights)} weights for {len(datasets)} datasets in data.path")
+    if not all(isinstance(weight, (int, float)) and 0 < weight < math.inf for weight in weights):
+        raise InputError(f"data.weights: numbers above 0, not {weights}")
+    for dataset in datasets:
+        if dataset.info.seq_len != datasets[0].info.seq_len:
+            raise InputError(
+                f"{dataset.folder} has sequences of {dataset.info.seq_len} tokens and {datasets[0].folder} of "
+                f"{datasets[0].info.seq_len}: prepare both with one --seq_len"
+            )
+        if dataset.info.options.get("pairs") == "none" and config.objective.nsp:
+            raise InputError(
+                f"{dataset.folder} was prepared with --pairs none and has no next sentences: set objective.nsp=False"
+            )
 
 
 def compute_dtype(name: str) -> jnp.dtype:

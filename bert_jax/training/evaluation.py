@@ -97,7 +97,7 @@ def evaluate_checkpoint(checkpoint: str, data: str, *, batch_size: int = 64, bar
     dtype = compute_dtype(config.dtype if config else "auto")
     graph, _, logical_axes = abstract_parameters(found.bert_config, dtype=dtype, heads=found.heads)
     shardings = parameter_shardings(mesh, logical_axes)
-    loader = EvalLoader(dataset, batch_size=batch_size, left_to_right=found.bert_config.is_decoder)
+    loader = EvalLoader([dataset], batch_size=batch_size, left_to_right=found.bert_config.is_decoder)
     bar = bars(total=loader.batches, desc="evaluate", unit="batch")
     eval_step = make_eval_step(mesh, graph, shardings)
     nsp = config.objective.nsp if config else True

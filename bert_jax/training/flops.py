@@ -18,13 +18,13 @@ _DENSE_BF16_PEAK = {  # device_kind prefix: FLOP/s of a device, from the makers'
 }
 
 
-def training_flops(config: BertConfig, seq_len: int, predictions: int) -> float:
-    """FLOPs of one sequence's forward and backward pass."""
+def training_flops(config: BertConfig, seq_len: int, predictions: int, sequences: int = 1) -> float:
+    """FLOPs of a row's forward and backward pass: of one sequence, or of several packed."""
     d, f = config.hidden_size, config.intermediate_size
     projections = 2 * seq_len * (4 * d * d + 2 * d * f)
     attention = 2 * 2 * seq_len * seq_len * d
     mlm_head = 2 * predictions * (d * d + d * config.vocab_size)
-    nsp_head = 2 * (d * d + 2 * d)
+    nsp_head = 2 * sequences * (d * d + 2 * d)
     return 3.0 * (config.num_hidden_layers * (projections + attention) + mlm_head + nsp_head)
 
 

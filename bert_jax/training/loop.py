@@ -9,7 +9,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from bert_jax.data.loader import EvalLoader, Prefetch, TrainLoader
+from bert_jax.data.loader import EvalLoader, Prefetch, TrainLoader, TrainRows
 from bert_jax.data.masking import Masking
 from bert_jax.errors import BertJaxError, Interrupted
 from bert_jax.model import abstract_parameters
@@ -40,17 +40,26 @@ def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:
         random_token=objective.random_token,
         whole_word=objective.whole_word,
     )
+    sources = [
+        TrainRows(
+            dataset,
+            seed=config.seed,
+            masking=None if objective.lm == "ltr" else masking,
+            static_masks=objective.static_masks,
+            max_sequences=config.data.max_sequences if config.data.packing else 1,
+        )
+        for dataset in phase.datasets
+    ]
     train_loader = TrainLoader(
-        phase.dataset,
+        sources,
         seed=config.seed,
         global_batch_size=config.global_batch_size,
-        masking=None if objective.lm == "ltr" else masking,
-        static_masks=objective.static_masks,
+        weights=tuple(config.data.weights),
         first_step=phase.start,
-        first_example=phase.first_example,
+        first_row=phase.first_row,
     )
     eval_loader = EvalLoader(
-        phase.dataset,
+        phase.datasets,
         batch_size=config.global_batch_size // config.gradient_accumulation,
         batches=config.eval_batches * config.gradient_accumulation,
         left_to_right=objective.lm == "ltr",
@@ -86,16 +95,20 @@ def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[
 
     `state` is that after `start` steps; it is donated. Raises as `pretrain` does.
     """
-    config, dataset = phase.config, phase.dataset
+    config = phase.config
 
     # --- Data ----------------------------------------------------------------------------------------------------
     train_loader, eval_loader = make_loaders(phase)
     log.info(
-        "steps %d-%d: %s instances of %d tokens, %d a step",
-        start + 1, phase.stop, f"{train_loader.size:,}", dataset.info.seq_len, config.global_batch_size,
+        "steps %d-%d: %d rows of %d tokens a step, %.1f%% of them real, %.3g sequences a row",
+        start + 1, phase.stop, config.global_batch_size, phase.seq_len, 100 * train_loader.real_share,
+        train_loader.sequences_a_row,
     )  # fmt: skip
+    for source, epochs in zip(train_loader.sources, train_loader.epochs(phase.stop), strict=True):
+        size = f"{source.dataset.size('train'):,}"
+        log.info("  %s: %s instances, gone through %.3g times at the end", source.dataset.folder, size, epochs)
     if not eval_loader.batches:
-        log.warning("%s has no eval split (or eval_batches=0): there will be no evaluation", dataset.folder)
+        log.warning("there is no eval split (or eval_batches=0): there will be no evaluation")
 
     # --- Optimizer, steps ----------------------------------------------------------------------------------------
     optimizer, spec = plan_state(run.mesh, phase)
@@ -103,13 +116,13 @@ def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[
         run.mesh, spec, optimizer, phase.schedule(), seed=config.seed, nsp=config.objective.nsp
     )
     eval_step = make_eval_step(run.mesh, spec.graph, spec.shardings.parameters)
-    evaluator = Evaluator(run.mesh, eval_step, eval_loader, dataset.token_counts(), nsp=config.objective.nsp)
+    evaluator = Evaluator(run.mesh, eval_step, eval_loader, phase.token_counts(), nsp=config.objective.nsp)
 
     # --- Loop ----------------------------------------------------------------------------------------------------
     microbatches = config.gradient_accumulation
     batches = Prefetch(lambda step: put_batch(run.mesh, train_loader.batch(step), microbatches), start, phase.stop)
     run.bar.set_postfix_str("compiling")
-    throughput = Throughput(config, phase.model, dataset.info.seq_len)
+    throughput = Throughput(config, phase.model, train_loader)
     evaluation: dict[str, float] = {}
     pending: Any = None  # the metrics of the step before: read while the device works on this one
 
@@ -151,7 +164,7 @@ def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[
             if is_eval and eval_loader.batches:
                 evaluation = evaluate(step)
             if is_save:
-                run.checkpointer.save(step, state, bert_config=phase.model, dataset=dataset.info)
+                run.checkpointer.save(step, state, bert_config=phase.model, dataset_hash=phase.dataset_hash)
             if is_hopeless or received:
                 run.checkpointer.wait()
             if is_hopeless:

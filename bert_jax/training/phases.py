@@ -9,16 +9,18 @@ All phases share one workdir, one state and one step counter. A run without phas
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import optax
 
 from bert_jax.config import ConfigDict, flatten, set_key
 from bert_jax.data.dataset import PreparedDataset
+from bert_jax.data.hashing import key_from
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
-from bert_jax.training.checks import bert_config, check_config, check_same_tokenizer
+from bert_jax.training.checks import bert_config, check_config, check_mixture, check_same_tokenizer, data_paths
 from bert_jax.training.optimizer import learning_rate_schedule
 
 # What a phase may set: nothing that changes what the state is or where it lies.
@@ -41,11 +43,30 @@ class Plan:
 
 @dataclass(frozen=True)
 class Phase(Plan):
-    """A plan with its dataset open. `first_example`: examples of this dataset that earlier phases have read."""
+    """A plan with its datasets open. `first_row`: rows of the same mixture that earlier phases have read."""
 
-    dataset: PreparedDataset
+    datasets: tuple[PreparedDataset, ...]
     model: BertConfig
-    first_example: int
+    first_row: int
+
+    @property
+    def dataset_hash(self) -> str:
+        """Equal where the rows are."""
+        hashes = [dataset.info.hash for dataset in self.datasets]
+        if len(hashes) == 1 and not self.config.data.packing:
+            return hashes[0]
+        data = self.config.data
+        packing = data.max_sequences if data.packing else 1
+        return f"{key_from(*hashes, *data.weights, packing):016x}"
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens in a row, L."""
+        return self.datasets[0].info.seq_len
+
+    def token_counts(self) -> np.ndarray:
+        """int64 [V]: how often each token stands in the training documents of all datasets."""
+        return np.sum([dataset.token_counts() for dataset in self.datasets], axis=0)
 
     def schedule(self) -> optax.Schedule:
         """Step of the run to learning rate: one schedule for the whole run unless each phase restarts it."""
@@ -110,18 +131,19 @@ def open_phases(config: ConfigDict) -> list[Phase]:
     """
     check_config(config, config.total_steps)
     datasets: dict[str, PreparedDataset] = {}
-    examples_read: dict[str, int] = {}
+    rows_read: dict[str, int] = {}
     phases: list[Phase] = []
     for plan in plan_phases(config):
-        path = plan.config.data.path
         check_config(plan.config, plan.stop - plan.start)
-        if not path:
-            raise InputError("data.path is not set: give --config.data.path=DIR, the output of `bert-jax prepare`")
-        dataset = datasets[path] = datasets.get(path) or PreparedDataset(path)
-        if phases:
-            check_same_tokenizer(dataset, phases[0].dataset)
-        model = bert_config(plan.config, dataset)
-        before = examples_read.get(dataset.info.hash, 0)
-        examples_read[dataset.info.hash] = before + (plan.stop - plan.start) * plan.config.global_batch_size
-        phases.append(Phase(plan.start, plan.stop, plan.config, dataset, model, before))
+        opened: list[PreparedDataset] = []
+        for path in data_paths(plan.config):
+            dataset = datasets[path] = datasets.get(path) or PreparedDataset(path)
+            check_same_tokenizer(dataset, (phases[0].datasets if phases else [*opened, dataset])[0])
+            opened.append(dataset)
+        check_mixture(plan.config, opened)
+        model = bert_config(plan.config, opened[0])
+        phase = Phase(plan.start, plan.stop, plan.config, tuple(opened), model, 0)
+        before = rows_read.get(phase.dataset_hash, 0)
+        rows_read[phase.dataset_hash] = before + (plan.stop - plan.start) * plan.config.global_batch_size
+        phases.append(replace(phase, first_row=before))
     return phases

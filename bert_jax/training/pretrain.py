@@ -65,10 +65,10 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
     init = None
     if config.init and not start:
         first = phases[0]
-        init = open_init(config.init, first.model, first.dataset, missing_heads=config.init_missing_heads)
+        init = open_init(config.init, first.model, first.datasets[0], missing_heads=config.init_missing_heads)
 
     # --- Start: 1. from the newest checkpoint, 2. from another run's parameters, 3. or from scratch -------------------
-    tokenizer = phases[0].dataset.tokenizer
+    tokenizer = phases[0].datasets[0].tokenizer
     checkpointer = Checkpointer(folder, keep=config.checkpoint.keep, config=config, tokenizer=tokenizer)
     stack.callback(checkpointer.close)
     _, spec = plan_state(mesh, phases[0])

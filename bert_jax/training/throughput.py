@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import jax
 
 from bert_jax.config import ConfigDict
+from bert_jax.data.loader import TrainLoader
 from bert_jax.model import BertConfig
 from bert_jax.training.flops import peak_flops, training_flops
 
@@ -27,14 +28,15 @@ class Throughput:
 
     config: ConfigDict
     model: BertConfig
-    seq_len: int
+    loader: TrainLoader
 
     def __post_init__(self) -> None:
         self._since: tuple[float, int] | None = None
         peak = peak_flops(jax.devices()[0].device_kind)
         self._peak = peak and peak * jax.device_count()
-        predictions = self.seq_len if self.model.is_decoder else self.config.data.max_predictions
-        self._flops = training_flops(self.model, self.seq_len, predictions)
+        first = self.loader.sources[0]
+        self._seq_len = first.dataset.info.seq_len
+        self._flops = training_flops(self.model, self._seq_len, first.predictions, first.max_sequences)
 
     def pause(self) -> None:
         """What follows until the next finished step does not count."""
@@ -46,13 +48,19 @@ class Throughput:
             self._since = time.perf_counter(), step
 
     def rates(self, step: int) -> dict[str, float]:
-        """`examples_per_second`, `tokens_per_second` (padding counted) and, where the peak is known, `mfu`."""
+        """`examples_per_second` (sequences, packed or not), `tokens_per_second` (padding counted, as in `mfu`).
+
+        With `mfu` where the device's peak is known, and with `real_tokens_per_second` where rows are packed.
+        """
         assert self._since is not None
         now = time.perf_counter()
         then, first = self._since
         if step == first:
             return {}
-        examples = (step - first) * self.config.global_batch_size / (now - then)
+        rows = (step - first) * self.config.global_batch_size / (now - then)
         self._since = now, step
-        rates = {"examples_per_second": examples, "tokens_per_second": examples * self.seq_len}
-        return rates | ({"mfu": examples * self._flops / self._peak} if self._peak else {})
+        tokens = rows * self._seq_len
+        rates = {"examples_per_second": rows * self.loader.sequences_a_row, "tokens_per_second": tokens}
+        if self.config.data.packing:
+            rates["real_tokens_per_second"] = tokens * self.loader.real_share
+        return rates | ({"mfu": rows * self._flops / self._peak} if self._peak else {})

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from etils import epath
 
@@ -33,7 +34,7 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int:
     if newest is None:
         return 0
     step, before = int(newest.name), open_checkpoint(str(folder))
-    check_tokenizer(before, phases[0].dataset)
+    check_tokenizer(before, phases[0].datasets[0])
     if step > phases[-1].stop:
         raise InputError(f"--workdir: {folder} is at step {step}, past total_steps={phases[-1].stop}: raise it")
     changed: dict[str, str] = {}
@@ -46,9 +47,9 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int:
                 "a phase that is begun may only be prolonged"
             )
         changed |= _differences(folder, old, new)
-        if step <= new.stop and before.dataset_hash != new.dataset.info.hash:
+        if step <= new.stop and before.dataset_hash != new.dataset_hash:
             raise InputError(
-                f"--workdir: {folder} was trained on another dataset than {new.dataset.folder}: choose another folder"
+                f"--workdir: {folder} was trained on another dataset than {new.config.data.path}: choose another folder"
             )
     if changed:
         log.warning("going on with another config: %s", "; ".join(changed.values()))
@@ -59,8 +60,13 @@ def _span(plan: Plan) -> str:
     return f"{plan.start}-{plan.stop}"
 
 
+def _as_saved(value: Any) -> Any:
+    """A checkpoint's config is JSON, which has lists for tuples."""
+    return list(value) if isinstance(value, tuple) else value
+
+
 def _differences(folder: epath.Path, old: Plan, new: Plan) -> dict[str, str]:
-    before, now = dict(flatten(old.config)), dict(flatten(new.config))
+    before, now = ({key: _as_saved(value) for key, value in flatten(plan.config)} for plan in (old, new))
     keys = sorted(({*before} & {*now}) - {"phases"})
     changed = {key: f"{key} {before[key]!r} -> {now[key]!r}" for key in keys if before[key] != now[key]}
     refused = [text for key, text in changed.items() if not key.startswith(CHANGEABLE)]

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -7,105 +8,21 @@ import pytest
 from etils import epath
 
 from bert_jax.data.dataset import (
-    HEADER_DTYPE,
     INFO_FILE,
     TOKEN_COUNTS_FILE,
     VOCABULARY_FILE,
     DatasetInfo,
     PreparedDataset,
     ShardWriter,
-    decode,
-    encode_headers,
-    token_dtype,
+    lengths_file,
 )
-from bert_jax.data.tokenization import SPECIAL_TOKENS, WordPieceTokenizer
+from bert_jax.data.records import BLOCK
 from bert_jax.errors import BertJaxError, InputError
-
-CLS, SEP, PAD = "[CLS]", "[SEP]", "[PAD]"
 
 
 @pytest.fixture
 def dataset_copy(dataset_dir, tmp_path):
     return shutil.copytree(dataset_dir, tmp_path / "copy")
-
-
-def make_tokenizer(pieces):
-    # The special tokens last and out of order: nothing may rest on their usual ids.
-    words = [f"w{i}" for i in range(pieces - len(SPECIAL_TOKENS))]
-    return WordPieceTokenizer([*words, *reversed(SPECIAL_TOKENS)], lowercase=True)
-
-
-def encode(pairs, ids, dtype):
-    headers = encode_headers(
-        np.array(ids, np.uint64),
-        np.array([len(a) for a, _, _ in pairs]),
-        np.array([len(b) for _, b, _ in pairs]),
-        np.array([label for _, _, label in pairs]),
-    )
-    return [
-        header.tobytes() + np.array(a, dtype).tobytes() + np.array(b, dtype).tobytes()
-        for header, (a, b, _) in zip(headers, pairs, strict=True)
-    ]
-
-
-# --- Records ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("vocab_size", [300, 1 << 16, (1 << 16) + 1, 70_000])
-def test_layout_row_by_row(vocab_size):
-    tokenizer = make_tokenizer(vocab_size)
-    dtype = token_dtype(vocab_size)
-    assert dtype.itemsize == (2 if vocab_size <= 65536 else 4)
-    seq_len = 24
-    rng = np.random.default_rng(0)
-    sizes = [(1, 1), (20, 1), (1, 20), (10, 11), (2, 3), *rng.integers(1, 10, (40, 2)).tolist()]
-    pairs = [
-        (rng.integers(0, vocab_size, a).tolist(), rng.integers(0, vocab_size, b).tolist(), bool(rng.integers(2)))
-        for a, b in sizes
-    ]
-    ids = rng.integers(0, 2**64, len(pairs), dtype=np.uint64)
-    ids[0] = 2**64 - 1
-    found = decode(encode(pairs, ids, dtype), seq_len, tokenizer)
-
-    for row, (a, b, label) in enumerate(pairs):
-        tokens = [tokenizer.cls_id, *a, tokenizer.sep_id, *b, tokenizer.sep_id]
-        padding = seq_len - len(tokens)
-        assert found["input_ids"][row].tolist() == tokens + [tokenizer.pad_id] * padding
-        assert found["token_type_ids"][row].tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1) + [0] * padding
-        assert found["sequence_ids"][row].tolist() == [1] * len(tokens) + [0] * padding
-        assert found["positions"][row].tolist() == list(range(seq_len))
-        maskable = [False] + [True] * len(a) + [False] + [True] * len(b) + [False] * (padding + 1)
-        assert found["maskable"][row].tolist() == maskable
-        assert bool(found["is_random_next"][row]) == label
-        assert found["instance_ids"][row] == ids[row]
-    for name in ("input_ids", "token_type_ids", "positions", "sequence_ids"):
-        assert found[name].dtype == np.int32
-    assert found["instance_ids"].dtype == np.uint64
-
-
-def test_special_ids_in_a_segment_are_text():
-    """Whoever wrote them: the layout goes by lengths, never by ids."""
-    tokenizer = make_tokenizer(300)
-    a, b = [tokenizer.sep_id, 7], [tokenizer.pad_id]
-    found = decode(encode([(a, b, False)], [1], token_dtype(300)), 10, tokenizer)
-    assert found["maskable"][0].tolist() == [False, True, True, False, True] + [False] * 5
-    assert found["sequence_ids"][0].sum() == 6
-
-
-def test_header_bytes():
-    """A record's layout is what `FORMAT_VERSION` names."""
-    assert HEADER_DTYPE.itemsize == 16
-    record = encode([([1, 2, 3], [258], True)], [0x0102030405060708], token_dtype(300))[0]
-    assert record.hex() == "0807060504030201" + "0300" + "0100" + "0100" + "0000" + "010002000300" + "0201"
-
-
-def test_longest_sequence():
-    tokenizer = make_tokenizer(300)
-    a, b = [5] * 16_000, [6] * 16_765
-    found = decode(encode([(a, b, True)], [9], token_dtype(300)), 32768, tokenizer)
-    assert found["sequence_ids"].sum() == 32768
-    assert found["input_ids"][0, -1] == tokenizer.sep_id
-    assert (found["input_ids"] == 6).sum() == 16_765
 
 
 # --- Folders ----------------------------------------------------------------------------------------------------
@@ -114,11 +31,32 @@ def test_longest_sequence():
 def test_reads_in_any_order(dataset_dir):
     dataset = PreparedDataset(str(dataset_dir))
     size = dataset.size("train")
-    whole = dataset.read("train", np.arange(size))
-    assert len(set(whole)) == size
+    whole = dataset.instances("train", np.arange(size))
+    assert len(np.unique(whole["instance_ids"])) == size > BLOCK
     order = np.random.default_rng(0).integers(0, size, 300)
-    assert dataset.read("train", order) == [whole[i] for i in order]
-    assert dataset.read("train", np.array([size - 1])) == [whole[-1]]
+    for chosen in (order, np.array([size - 1]), np.array([BLOCK, BLOCK - 1, BLOCK])):
+        found = dataset.instances("train", chosen)
+        for name, entry in whole.items():
+            np.testing.assert_array_equal(found[name], entry[chosen])
+
+
+def test_blocks(dataset_dir):
+    dataset = PreparedDataset(str(dataset_dir))
+    sizes = dataset.block_sizes("train")
+    assert sizes.sum() == dataset.size("train")
+    assert (sizes[:-1] == BLOCK).all()
+    whole = dataset.instances("train", np.arange(dataset.size("train")))["instance_ids"]
+    read = dataset.read_blocks("train", np.array([1, 0, 1]))
+    expected = [whole[BLOCK : BLOCK + sizes[1]], whole[:BLOCK], whole[BLOCK : BLOCK + sizes[1]]]
+    np.testing.assert_array_equal(read.headers["id"], np.concatenate(expected))
+    assert not len(dataset.block_sizes("test"))
+
+
+def test_lengths(dataset_dir):
+    dataset = PreparedDataset(str(dataset_dir))
+    for split in ("train", "eval"):
+        rows = dataset.instances(split, np.arange(dataset.size(split)))
+        np.testing.assert_array_equal(dataset.lengths(split), rows["sequence_ids"].sum(axis=1))
 
 
 def test_sizes(dataset_dir):
@@ -150,7 +88,7 @@ def test_hash_follows_everything(dataset_dir):
 
 
 def shard_of(folder, split="train"):
-    return next(folder.glob(f"{split}-*"))
+    return next(folder.glob(f"{split}-*.array_record"))
 
 
 def test_missing_dataset(tmp_path):
@@ -184,7 +122,7 @@ def test_flipped_bits_in_a_shard(dataset_copy):
     shard.write_bytes(content)
     dataset = PreparedDataset(str(dataset_copy))
     with pytest.raises(BertJaxError, match=shard.name):
-        dataset.read("train", np.arange(dataset.size("train")))
+        dataset.instances("train", np.arange(dataset.size("train")))
 
 
 def edit_info(folder, change):
@@ -195,8 +133,8 @@ def edit_info(folder, change):
 
 
 def test_other_format_version(dataset_copy):
-    edit_info(dataset_copy, lambda content: content.update(format_version=2))
-    with pytest.raises(InputError, match=r"dataset\.json.*version 2"):
+    edit_info(dataset_copy, lambda content: content.update(format_version=1))
+    with pytest.raises(InputError, match=r"dataset\.json.*version 1"):
         PreparedDataset(str(dataset_copy))
 
 
@@ -208,7 +146,7 @@ def test_other_format_version(dataset_copy):
         lambda text: "[]",
         lambda text: "null",
         lambda text: "{}",
-        lambda text: '{"format_version": 1}',
+        lambda text: '{"format_version": 2}',
         lambda text: text.replace('"seq_len": 64', '"seq_len": 65'),
         lambda text: text.replace('"sha256"', '"sha255"'),
         lambda text: text.replace('"splits"', '"slips"'),
@@ -244,13 +182,15 @@ def test_changed_vocabulary(dataset_copy):
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\x93NUMPY\x01\x00", b"something else"])
-def test_damaged_token_counts(dataset_copy, content):
-    path = dataset_copy / TOKEN_COUNTS_FILE
+@pytest.mark.parametrize("name", [TOKEN_COUNTS_FILE, lengths_file("train")])
+def test_damaged_arrays(dataset_copy, name, content):
+    path = dataset_copy / name
     path.unlink()
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(InputError, match=r"token_counts\.npy"):
-        PreparedDataset(str(dataset_copy)).token_counts()
+    dataset = PreparedDataset(str(dataset_copy))
+    with pytest.raises(InputError, match=name):
+        dataset.token_counts() if name == TOKEN_COUNTS_FILE else dataset.lengths("train")
 
 
 def test_a_shard_has_its_name_only_when_whole(tmp_path):
@@ -259,7 +199,8 @@ def test_a_shard_has_its_name_only_when_whole(tmp_path):
     writer.write(b"one")
     writer.write(b"two")
     assert [path.name for path in tmp_path.iterdir()] == ["train.array_record.partial"]
-    shard = writer.close("digest")
+    shard = writer.close(7)
     assert [path.name for path in tmp_path.iterdir()] == ["train.array_record"]
-    assert (shard.file, shard.instances, shard.digest) == ("train.array_record", 2, "digest")
+    assert (shard.file, shard.instances) == ("train.array_record", 7)
+    assert shard.digest == hashlib.blake2b(b"onetwo", digest_size=16).hexdigest()
     assert shard.bytes == (tmp_path / "train.array_record").stat().st_size

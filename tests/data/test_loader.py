@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.loader import EvalLoader, Prefetch, TrainLoader, next_token_targets
+from bert_jax.data.loader import EvalLoader, Prefetch, TrainLoader, TrainRows, next_token_targets
 from bert_jax.data.masking import Masking
 from bert_jax.errors import InputError
 
@@ -33,8 +33,26 @@ def tiny(tmp_path_factory, vocabulary_file):
     return PreparedDataset(str(folder / "data"))
 
 
+class Loader(TrainLoader):
+    """A loader of one dataset, which also says which instances its rows are."""
+
+    def __init__(
+        self, dataset, *, seed=0, batch=16, masking=None, left_to_right=False, static_masks=0, max_sequences=1, **where
+    ):
+        masking = None if left_to_right else masking or Masking(10)
+        rows = TrainRows(dataset, seed=seed, masking=masking, static_masks=static_masks, max_sequences=max_sequences)
+        super().__init__([rows], seed=seed, global_batch_size=batch, **where)
+        self.size = rows.size
+
+    def examples(self, step):
+        instances, epochs = self.sources[0].instances(
+            self._offset + np.arange(self.global_batch_size) + step * self.global_batch_size
+        )
+        return instances[:, 0], epochs
+
+
 def make(dataset, seed=0, batch=16, **masking):
-    return TrainLoader(dataset, seed=seed, global_batch_size=batch, masking=Masking(10, **masking))
+    return Loader(dataset, seed=seed, batch=batch, masking=Masking(10, **masking))
 
 
 def assert_same(one, other):
@@ -135,7 +153,7 @@ def test_masks_are_new_each_epoch(dataset):
 
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_static_masks_come_round_again(dataset, rounds):
-    loader = TrainLoader(dataset, seed=0, global_batch_size=dataset.size("train"), masking=Masking(10),
+    loader = Loader(dataset, batch=dataset.size("train"),
                          static_masks=rounds)  # fmt: skip
 
     def by_instance(epoch):
@@ -152,13 +170,13 @@ def test_static_masks_come_round_again(dataset, rounds):
 
 def test_a_later_phase_reads_on(dataset):
     whole = make(dataset, batch=16)
-    later = TrainLoader(dataset, seed=0, global_batch_size=16, masking=Masking(10), first_step=100, first_example=48)
+    later = Loader(dataset, first_step=100, first_row=48)
     assert_same(later.batch(100), whole.batch(3))
     assert_same(later.batch(107), whole.batch(10))
 
 
 def test_left_to_right_batches_predict_every_next_token(dataset, dataset_dir):
-    loader = TrainLoader(dataset, seed=0, global_batch_size=16, masking=None)
+    loader = Loader(dataset, left_to_right=True)
     batch, (indices, _) = loader.batch(2), loader.examples(2)
     plain = dataset.instances("train", indices)
     assert np.array_equal(batch["input_ids"], plain["input_ids"])
@@ -167,7 +185,7 @@ def test_left_to_right_batches_predict_every_next_token(dataset, dataset_dir):
         assert batch["masked_positions"][row].tolist() == list(range(64))
         assert batch["masked_weights"][row].tolist() == [1.0] * (length - 1) + [0.0] * (64 - length + 1)
         assert batch["masked_ids"][row, : length - 1].tolist() == plain["input_ids"][row, 1:length].tolist()
-    evaluation = EvalLoader(PreparedDataset(str(dataset_dir)), batch_size=16, left_to_right=True).batch(0)
+    evaluation = EvalLoader([PreparedDataset(str(dataset_dir))], batch_size=16, left_to_right=True).batch(0)
     assert {name: entry.shape for name, entry in evaluation.items()} == {n: e.shape for n, e in batch.items()}
     assert evaluation["masked_weights"].sum() > 16
 
@@ -207,7 +225,7 @@ def test_order_follows_the_dataset(dataset):
 
 
 def test_no_training_instances(dataset, monkeypatch):
-    monkeypatch.setattr(dataset, "size", lambda split: 0)
+    monkeypatch.setattr(dataset, "block_sizes", lambda split: np.zeros(0, np.int64))
     with pytest.raises(InputError, match="no training instances"):
         make(dataset)
 
@@ -216,13 +234,13 @@ def test_no_training_instances(dataset, monkeypatch):
 
 
 def test_eval_masks_never_change(dataset, dataset_dir):
-    one = list(EvalLoader(dataset, batch_size=16))
+    one = list(EvalLoader([dataset], batch_size=16))
     make(dataset, seed=7, mask_token=0, keep_token=0, random_token=1).batch(0)
-    two = list(EvalLoader(PreparedDataset(str(dataset_dir)), batch_size=16))
+    two = list(EvalLoader([PreparedDataset(str(dataset_dir))], batch_size=16))
     assert len(one) == len(two) > 1
     for first, second in zip(one, two, strict=True):
         assert_same(first, second)
-    small = list(EvalLoader(dataset, batch_size=7))
+    small = list(EvalLoader([dataset], batch_size=7))
     for name in ("input_ids", "masked_positions", "masked_ids", "masked_weights"):
         size = dataset.size("eval")
         assert np.array_equal(
@@ -233,7 +251,7 @@ def test_eval_masks_never_change(dataset, dataset_dir):
 
 def test_eval_is_eighty_ten_ten(dataset):
     mask, kept, total = 0, 0, 0
-    for batch in EvalLoader(dataset, batch_size=64):
+    for batch in EvalLoader([dataset], batch_size=64):
         row, slot = np.nonzero(batch["masked_weights"])
         now = batch["input_ids"][row, batch["masked_positions"][row, slot]]
         mask += (now == dataset.tokenizer.mask_id).sum()
@@ -246,7 +264,7 @@ def test_eval_is_eighty_ten_ten(dataset):
 @pytest.mark.parametrize("batch_size", [1, 7, 16, 1000])
 def test_eval_padding_weighs_nothing(dataset, batch_size):
     size = dataset.size("eval")
-    loader = EvalLoader(dataset, batch_size=batch_size)
+    loader = EvalLoader([dataset], batch_size=batch_size)
     batches = list(loader)
     assert len(batches) == loader.batches == -(-size // batch_size)
     assert all(len(batch["input_ids"]) == batch_size for batch in batches)
@@ -263,18 +281,18 @@ def test_eval_padding_weighs_nothing(dataset, batch_size):
 
 
 def test_eval_rows_and_fewer_batches(dataset):
-    loader = EvalLoader(dataset, batch_size=16, batches=2)
+    loader = EvalLoader([dataset], batch_size=16, batches=2)
     assert loader.batches == len(list(loader)) == 2
-    whole = EvalLoader(dataset, batch_size=16)
+    whole = EvalLoader([dataset], batch_size=16)
     assert_same(loader.batch(1), whole.batch(1))
     last = whole.batches - 1
     for rows in (slice(0, 8), slice(8, 16)):
         assert_same(whole.batch(last, rows), {name: array[rows] for name, array in whole.batch(last).items()})
-    assert EvalLoader(dataset, batch_size=16, batches=10**6).batches == whole.batches
+    assert EvalLoader([dataset], batch_size=16, batches=10**6).batches == whole.batches
 
 
 def test_no_eval_split(tiny):
-    assert list(EvalLoader(tiny, batch_size=4)) == []
+    assert list(EvalLoader([tiny], batch_size=4)) == []
 
 
 # --- Prefetch ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,6 @@
+import fcntl
 import gzip
+import re
 import signal
 import subprocess
 import time
@@ -33,6 +35,11 @@ def run(inputs, tokenizer, output, *, seed=0, workers=1, **options):
 def files(folder):
     """Every file below a folder, hidden ones too, and its bytes."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def unhidden(folder):
+    """The files of `files` that are not of unfinished work."""
+    return {name: content for name, content in files(folder).items() if not name.startswith(".prepare")}
 
 
 def write(path, documents):
@@ -171,7 +178,7 @@ def test_the_vocabulary_is_kept(whole, tokenizer):
     dataset = PreparedDataset(str(whole))
     assert dataset.tokenizer.vocab == tokenizer.vocab
     assert set(files(whole)) == {
-        INFO_FILE, "vocab.txt", "token_counts.npy",
+        INFO_FILE, "vocab.txt", "token_counts.npy", "train-lengths.npy", "eval-lengths.npy",
         *(shard.file for split in dataset.info.splits.values() for shard in split.shards),
     }  # fmt: skip
 
@@ -335,7 +342,7 @@ def test_no_text(tokenizer, tmp_path, text):
     (tmp_path / "a.txt").write_text(text)
     with pytest.raises(InputError, match=r"holds no text.*a\.txt"):
         run(tmp_path / "a.txt", tokenizer, tmp_path / "data")
-    assert not files(tmp_path / "data")
+    assert not unhidden(tmp_path / "data")
 
 
 def test_no_input(tokenizer, tmp_path):
@@ -348,19 +355,40 @@ def test_all_held_out(tokenizer, tmp_path):
     write(tmp_path / "a.txt", numbered(2))
     with pytest.raises(InputError, match="too little text"):
         run(tmp_path / "a.txt", tokenizer, tmp_path / "data", eval_fraction=1 - 2**-53)
-    assert not files(tmp_path / "data")
+    assert not unhidden(tmp_path / "data")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_broken_input_leaves_nothing(corpus_file, tokenizer, tmp_path, workers):
-    text = corpus_file.read_bytes()
-    half = len(text) // 2
-    (tmp_path / "a.txt").write_bytes(text[:half])
-    (tmp_path / "b.txt").write_bytes(text[:half] + b"\xff\xfe" + text[half:])
-    (tmp_path / "c.txt").write_bytes(text[half:])
-    with pytest.raises(InputError, match=r"b\.txt"):
-        run([tmp_path / f"{name}.txt" for name in "abc"], tokenizer, tmp_path / "data", workers=workers)
-    assert not files(tmp_path / "data")
+def test_a_broken_file_loses_nothing(corpus_file, tokenizer, tmp_path, workers, caplog):
+    documents = corpus_file.read_text().split("\n\n")
+    inputs = [tmp_path / f"{number}.txt" for number in range(6)]
+    for number, path in enumerate(inputs):
+        path.write_text("\n\n".join(documents[number::6]))
+    good = inputs[4].read_bytes()
+    inputs[4].write_bytes(good[:100] + b"\xff\xfe" + good[100:])
+    with pytest.raises(InputError, match=r"4\.txt"):
+        run(inputs, tokenizer, tmp_path / "data", workers=workers)
+    assert not unhidden(tmp_path / "data")
+    inputs[4].write_bytes(good)
+    seen = read_again(inputs, tokenizer, tmp_path / "data", caplog)
+    assert str(inputs[4]) in seen
+    assert not seen & {str(path) for path in inputs[:3]}  # where two are at work, the last ones may not have been done
+    run(corpus_file, tokenizer, tmp_path / "whole")
+    assert files(tmp_path / "data") == files(tmp_path / "whole")
+
+
+def read_again(inputs, tokenizer, output, caplog, **options):
+    """Runs it again, and says which files were read."""
+    read, seen = corpus.read, set()
+
+    def spy(piece, reading):
+        seen.add(piece.path)
+        return read(piece, reading)
+
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level("INFO", logger="bert_jax"):
+        patch.setattr(corpus, "read", spy)
+        run(inputs, tokenizer, output, **options)
+    return seen
 
 
 @pytest.mark.parametrize(
@@ -368,15 +396,18 @@ def test_broken_input_leaves_nothing(corpus_file, tokenizer, tmp_path, workers):
     [
         ((buckets, "_write_shard"), 0),
         ((buckets, "_write_shard"), 3),
+        ((buckets, "save_array"), 4),
         ((runs, "save_array"), 3),
+        ((runs, "write_whole"), 0),
         ((prepare_module, "save_array"), 0),
+        ((prepare_module, "_move"), 2),
     ],
 )
-def test_failure_leaves_nothing_but_what_was_there(corpus_file, tokenizer, tmp_path, monkeypatch, where, after):
+def test_a_failure_loses_nothing(whole, corpus_file, tokenizer, tmp_path, monkeypatch, where, after, caplog):
     """The output folder may hold the corpus and the vocabulary: a failure does not take them along."""
     folder = tmp_path / "data"
     folder.mkdir()
-    mine = {"train-1.txt": b"text", "eval-notes.md": b"notes", "vocab.txt": b"a vocabulary"}
+    mine = {"train-1.txt": b"text", "eval-notes.md": b"notes"}
     for name, content in mine.items():
         (folder / name).write_bytes(content)
     real, calls = getattr(*where), []
@@ -387,34 +418,66 @@ def test_failure_leaves_nothing_but_what_was_there(corpus_file, tokenizer, tmp_p
             raise OSError(28, "No space left on device")
         return real(*arguments)
 
-    monkeypatch.setattr(*where, fail)
-    with pytest.raises(OSError, match="No space"):
-        run(corpus_file, tokenizer, folder, bucket_tokens=2048)
-    assert files(folder) == mine
+    options = {"bucket_tokens": 4096, "dupe_factor": 2}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(*where, fail)
+        with pytest.raises(OSError, match="No space"):
+            run(corpus_file, tokenizer, folder, **options)
+    assert unhidden(folder).items() >= mine.items()
+    assert INFO_FILE not in unhidden(folder)
+    seen = read_again(corpus_file, tokenizer, folder, caplog, **options)
+    assert bool(seen) == (where[0] is runs)  # what was tokenized is not tokenized again
+    if after == 3 and where[0] is buckets:
+        assert "3 of " in caplog.text
+        assert "shards are done already" in caplog.text
+    assert files(folder) == {**files(whole), **mine}
 
 
-def test_failure_at_the_very_end(corpus_file, tokenizer, tmp_path, monkeypatch):
+def test_failure_at_the_very_end(whole, corpus_file, tokenizer, tmp_path, monkeypatch):
     def fail(self):
         (tmp_path / "data" / f"{INFO_FILE}.partial").write_text("half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(prepare_module.DatasetInfo, "to_json", fail)
-    with pytest.raises(OSError, match="No space"):
-        run(corpus_file, tokenizer, tmp_path / "data")
-    assert not files(tmp_path / "data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare_module.DatasetInfo, "to_json", fail)
+        with pytest.raises(OSError, match="No space"):
+            run(corpus_file, tokenizer, tmp_path / "data", bucket_tokens=8192)
+    run(corpus_file, tokenizer, tmp_path / "data", bucket_tokens=4096, dupe_factor=2)
+    assert files(tmp_path / "data") == files(whole)
 
 
-def test_after_a_run_that_was_killed(whole, corpus_file, vocabulary_file, tmp_path):
-    """Killed in the middle, with more shards than the next run has: the next run is as if it had been the first."""
+def test_two_at_once(corpus_file, tokenizer, tmp_path):
+    (tmp_path / "data" / ".prepare").mkdir(parents=True)
+    with (tmp_path / "data" / ".prepare" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(InputError, match="another process prepares this dataset"):
+            run(corpus_file, tokenizer, tmp_path / "data")
+    run(corpus_file, tokenizer, tmp_path / "data")
+
+
+def test_scratch_elsewhere(whole, corpus_file, tokenizer, tmp_path):
+    prepare(
+        [str(corpus_file)], tokenizer, str(tmp_path / "data"),
+        PrepareOptions(**SMALL, bucket_tokens=4096, dupe_factor=2), scratch=str(tmp_path / "scratch"),
+    )  # fmt: skip
+    assert files(tmp_path / "data") == files(whole)
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_after_a_run_that_was_killed(vocabulary_file, tmp_path):
+    """Killed in the middle: the same command goes on, to the same bytes as one that was never stopped."""
     (tmp_path / "big.txt").write_text(helpers.make_corpus(documents=6000))
     folder = tmp_path / "data"
-    arguments = helpers.command(
-        "prepare", "--input", tmp_path / "big.txt", "--vocab", vocabulary_file, "--output", folder, "--sentences",
-        "lines", "--bucket_tokens", 1024, "--workers", 1,
+    words = (
+        "prepare", "--input", tmp_path / "big.txt", "--vocab", vocabulary_file, "--sentences", "lines",
+        "--bucket_tokens", 1024,
     )  # fmt: skip
+    arguments = helpers.command(*words, "--output", folder, "--workers", 1)
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while len(list(folder.glob("train-*"))) < 12 and time.monotonic() < deadline and process.poll() is None:
+    while (
+        len(list(folder.glob(".prepare/*.shard.json"))) < 12 and time.monotonic() < deadline and process.poll() is None
+    ):
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
@@ -424,8 +487,14 @@ def test_after_a_run_that_was_killed(whole, corpus_file, vocabulary_file, tmp_pa
     assert len(left) > 12
     with pytest.raises(InputError, match="not a prepared dataset"):
         PreparedDataset(str(folder))
-    helpers.prepare_dataset(corpus_file, vocabulary_file, folder, bucket_tokens=4096, dupe_factor=2)
-    assert files(folder) == files(whole)
+    again = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert "slices of the corpus are done already" in again.stderr
+    done = re.search(r"([0-9]+) of [0-9]+ shards are done already", again.stderr)
+    assert done
+    assert int(done[1]) >= 12
+    whole = helpers.command(*words, "--output", tmp_path / "whole", "--workers", 2)
+    subprocess.run(whole, capture_output=True, check=True)
+    assert files(folder) == files(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(

@@ -139,8 +139,8 @@ def test_other_mask_mixes_rates_and_whole_words_reach_the_batches(dataset_dir: P
         seen.append(settings)
         return real(dataset, **settings)
 
-    real = loop.TrainLoader
-    monkeypatch.setattr(loop, "TrainLoader", spy)
+    real = loop.TrainRows
+    monkeypatch.setattr(loop, "TrainRows", spy)
     config = helpers.small_config(
         dataset_dir, objective__mask_rate=0.3, objective__mask_token=0.0, objective__keep_token=0.2,
         objective__random_token=0.8, objective__whole_word=True, objective__static_masks=2, total_steps=3,

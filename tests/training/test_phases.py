@@ -111,7 +111,7 @@ def test_the_schedule_is_one_or_restarts(short_dir: Path, dataset_dir: Path, tmp
 def test_phases_on_one_dataset_read_on_where_the_last_one_stopped(dataset_dir: Path, short_dir: Path):
     phases = ({"steps": 3}, {"steps": 2, "data.path": str(short_dir)}, {"steps": 3, "global_batch_size": 32})
     opened = open_phases(helpers.small_config(dataset_dir, phases=phases))
-    assert [phase.first_example for phase in opened] == [0, 0, 48]
+    assert [phase.first_row for phase in opened] == [0, 0, 48]
 
 
 def test_both_phases_are_trained_and_evaluated_on_their_own_data(short_dir: Path, dataset_dir: Path, tmp_path: Path):

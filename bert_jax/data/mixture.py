@@ -1,0 +1,49 @@
+"""Several sources in fixed shares, each gone through in its own order."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bert_jax.data.hashing import key_from, permute
+
+_PERIOD = 4096  # rows in which the shares are kept to within one row of each source
+_ONE = 1 << 32  # a share of all
+
+
+class Mixture:
+    """Which source each row of an endless sequence is of: a pure function of (weights, key, row)."""
+
+    def __init__(self, weights: Sequence[float], key: int):
+        """`weights` are relative to their sum; `key` names the order."""
+        shares = np.cumsum(np.asarray(weights, np.float64)) / np.sum(weights)
+        self._bounds = [0, *(round(share * _ONE) for share in shares[:-1].tolist()), _ONE]
+        self._key = key
+
+    def _period_counts(self, period: int) -> list[int]:
+        """Rows of each source before a period."""
+        bounds = [period * _PERIOD * bound // _ONE for bound in self._bounds]
+        return np.diff(bounds).tolist()
+
+    def locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The source of each row int64 [n], and its number among that source's rows."""
+        sources, numbers = np.empty_like(rows), np.empty_like(rows)
+        periods = rows // _PERIOD
+        for period in np.unique(periods).tolist():
+            before = np.array(self._period_counts(period))
+            inside = np.array(self._period_counts(period + 1)) - before
+            shuffled = permute(np.arange(_PERIOD), _PERIOD, key_from(self._key, period))
+            source_of = np.repeat(np.arange(len(inside)), inside)[shuffled]
+            number_of = np.empty(_PERIOD, np.int64)
+            for source, count in enumerate(inside.tolist()):
+                number_of[source_of == source] = before[source] + np.arange(count)
+            chosen = periods == period
+            places = rows[chosen] - period * _PERIOD
+            sources[chosen], numbers[chosen] = source_of[places], number_of[places]
+        return sources, numbers
+
+    def counts(self, rows: int) -> list[int]:
+        """How many of the first `rows` rows are of each source."""
+        period = rows // _PERIOD
+        counts = np.array(self._period_counts(period))
+        sources, _ = self.locate(np.arange(period * _PERIOD, rows))
+        return (counts + np.bincount(sources, minlength=len(counts))).tolist()

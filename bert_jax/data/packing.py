@@ -1,0 +1,134 @@
+"""Several short sequences in one row, so that little of a batch is padding.
+
+Nothing is cut and nothing dropped: a row holds whole sequences, at most `max_sequences` of them. They do not see each
+other, and each has its own positions, its own [CLS] and its own masks.
+
+Which lengths share a row is decided on the histogram of the lengths: from the longest on, each goes to the fullest row
+that has room for it (longest-pack-first; Krell et al. 2021, arXiv:2107.02027).
+"""
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+
+from bert_jax.data.hashing import random_bits
+
+Batch = dict[str, np.ndarray]
+
+
+def pack_lengths(lengths: np.ndarray, seq_len: int, max_sequences: int) -> list[tuple[int, tuple[int, ...]]]:
+    """How often each row, as the lengths in it, stands in a packing of sequences of `lengths` [N]."""
+    full: list[tuple[int, tuple[int, ...]]] = []
+    open_rows: dict[int, list[tuple[int, tuple[int, ...]]]] = {}  # by the room that is left
+    rooms: list[int] = []  # the keys of it, sorted
+
+    def put(count: int, row: tuple[int, ...]) -> None:
+        room = seq_len - sum(row)
+        if len(row) == max_sequences or not room:
+            full.append((count, row))
+            return
+        if room not in open_rows:
+            open_rows[room] = []
+            insort(rooms, room)
+        open_rows[room].append((count, row))
+
+    for length, left in sorted(Counter(lengths.tolist()).items(), reverse=True):
+        while left:
+            at = bisect_left(rooms, length)
+            if at == len(rooms):
+                put(left, (length,))
+                break
+            room = rooms[at]
+            count, row = open_rows[room].pop()
+            if not open_rows[room]:
+                del open_rows[room]
+                rooms.pop(at)
+            taken = min(count, left)
+            if count > taken:
+                put(count - taken, row)
+            put(taken, (*row, length))
+            left -= taken
+    return full + [entry for room in rooms for entry in open_rows[room]]
+
+
+def pack(lengths: np.ndarray, seq_len: int, max_sequences: int, key: int) -> np.ndarray:
+    """Rows int64 [R, max_sequences] of indices into `lengths`, -1 where there is no further sequence.
+
+    R and the lengths in each row follow from the lengths alone; which sequence of a length goes where, from `key`.
+    """
+    counts = pack_lengths(lengths, seq_len, max_sequences)
+    shuffled = np.argsort(random_bits(np.uint64(key), np.arange(len(lengths), dtype=np.uint64)), kind="stable")
+    shuffled = shuffled[np.argsort(lengths[shuffled], kind="stable")]
+    by_length, starts = np.unique(lengths[shuffled], return_index=True)
+    following = dict(zip(by_length.tolist(), starts.tolist(), strict=True))
+    rows = np.full((sum(count for count, _ in counts), max_sequences), -1, np.int64)
+    first = 0
+    for count, row in counts:
+        for column, length in enumerate(row):
+            begin = following[length]
+            rows[first : first + count, column] = shuffled[begin : begin + count]
+            following[length] = begin + count
+        first += count
+    return rows
+
+
+def most_predictions(of_length: Callable[[np.ndarray], np.ndarray], seq_len: int, max_sequences: int) -> int:
+    """The most predictions that a row may hold, where `of_length` says how many sequences of lengths [n] have."""
+    each = np.concatenate([[0], of_length(np.arange(1, seq_len + 1))])
+    most = np.zeros(seq_len + 1, np.int64)  # by the room that there is
+    for _ in range(min(max_sequences, seq_len)):
+        most = np.array([(each[: room + 1] + most[room::-1]).max() for room in range(seq_len + 1)])
+    return int(most[-1])
+
+
+def pack_batch(sequences: Batch, rows: np.ndarray, seq_len: int, predictions: int, pad_id: int) -> Batch:
+    """A batch of one sequence a row, [N, ...], as one of several, [R, ...].
+
+    Args:
+      sequences: the batch layout with K = 1.
+      rows: int64 [R, K] of indices into it, -1 for none; each row's lengths sum to `seq_len` at the most.
+      seq_len: L of the result.
+      predictions: P of the result; enough for each row.
+      pad_id: the id of [PAD].
+    """
+    count, per_row = rows.shape
+    of_row, slot = np.nonzero(rows >= 0)
+    which = rows[of_row, slot]
+    lengths = sequences["sequence_ids"].sum(axis=1)[which]
+    placed = np.zeros(rows.shape, np.int64)
+    placed[of_row, slot] = lengths
+    starts = (np.cumsum(placed, axis=1) - placed)[of_row, slot]
+
+    # Each token's place: of its sequence in the row, and its own in the sequence.
+    sequence, column = np.nonzero(sequences["sequence_ids"][which])
+    target = of_row[sequence], starts[sequence] + column
+    packed: Batch = {}
+    for name in ("input_ids", "token_type_ids"):
+        packed[name] = np.full((count, seq_len), pad_id if name == "input_ids" else 0, np.int32)
+        packed[name][target] = sequences[name][which][sequence, column]
+    packed["positions"] = np.zeros((count, seq_len), np.int32)
+    packed["positions"][target] = column
+    packed["sequence_ids"] = np.zeros((count, seq_len), np.int32)
+    packed["sequence_ids"][target] = slot[sequence] + 1
+
+    weights = sequences["masked_weights"][which]
+    chosen, at = np.nonzero(weights)
+    made = np.zeros(rows.shape, np.int64)
+    made[of_row, slot] = np.count_nonzero(weights, axis=1)
+    before = (np.cumsum(made, axis=1) - made)[of_row, slot]
+    ordinal = np.arange(len(chosen)) - np.searchsorted(chosen, chosen)
+    target = of_row[chosen], before[chosen] + ordinal
+    for name, dtype in (("masked_positions", np.int32), ("masked_ids", np.int32), ("masked_weights", np.float32)):
+        packed[name] = np.zeros((count, predictions), dtype)
+        packed[name][target] = sequences[name][which][chosen, at]
+    packed["masked_positions"][target] += starts[chosen].astype(np.int32)
+
+    for name, dtype in (("cls_positions", np.int32), ("next_sentence_labels", np.int32)):
+        packed[name] = np.zeros((count, per_row), dtype)
+    packed["cls_positions"][of_row, slot] = starts
+    packed["next_sentence_labels"][of_row, slot] = sequences["next_sentence_labels"][which, 0]
+    packed["next_sentence_weights"] = np.zeros((count, per_row), np.float32)
+    packed["next_sentence_weights"][of_row, slot] = sequences["next_sentence_weights"][which, 0]
+    return packed

@@ -1,0 +1,130 @@
+"""Blocks of instances: their bytes, and the rows that are made of them."""
+
+import numpy as np
+import pytest
+
+from bert_jax.data.records import (
+    RANDOM_NEXT,
+    SINGLE,
+    decode_block,
+    encode_block,
+    join,
+    lay_out,
+    make_headers,
+    sequence_lengths,
+)
+from bert_jax.data.tokenization import SPECIAL_TOKENS, WordPieceTokenizer, token_dtype
+
+
+def make_tokenizer(pieces):
+    # The special tokens last and out of order: nothing may rest on their usual ids.
+    words = [f"w{i}" for i in range(pieces - len(SPECIAL_TOKENS))]
+    return WordPieceTokenizer([*words, *reversed(SPECIAL_TOKENS)], lowercase=True)
+
+
+def encode(pairs, ids, dtype):
+    """Of (A, B, flags); B is None for a single segment."""
+    headers = make_headers(
+        np.array(ids, np.uint64),
+        np.array([len(a) for a, _, _ in pairs]),
+        np.array([len(b or []) for _, b, _ in pairs]),
+        np.array([SINGLE if b is None else label * RANDOM_NEXT for _, b, label in pairs]),
+    )
+    segments = [np.array(tokens or [], dtype).tobytes() for a, b, _ in pairs for tokens in (a, b)]
+    return encode_block(headers, segments)
+
+
+def laid_out(record, seq_len, tokenizer):
+    instances = decode_block(record, tokenizer.vocab_size)
+    return lay_out(instances, np.arange(len(instances)), seq_len, tokenizer)
+
+
+@pytest.mark.parametrize("vocab_size", [300, 1 << 16, (1 << 16) + 1, 70_000])
+def test_layout_row_by_row(vocab_size):
+    tokenizer = make_tokenizer(vocab_size)
+    dtype = token_dtype(vocab_size)
+    assert dtype.itemsize == (2 if vocab_size <= 65536 else 4)
+    seq_len = 24
+    rng = np.random.default_rng(0)
+    sizes = [(1, 1), (20, 1), (1, 20), (10, 11), (2, 3), *rng.integers(1, 10, (40, 2)).tolist()]
+    pairs = [
+        (rng.integers(0, vocab_size, a).tolist(), rng.integers(0, vocab_size, b).tolist(), bool(rng.integers(2)))
+        for a, b in sizes
+    ]
+    ids = rng.integers(0, 2**64, len(pairs), dtype=np.uint64)
+    ids[0] = 2**64 - 1
+    found = laid_out(encode(pairs, ids, dtype), seq_len, tokenizer)
+
+    for row, (a, b, label) in enumerate(pairs):
+        tokens = [tokenizer.cls_id, *a, tokenizer.sep_id, *b, tokenizer.sep_id]
+        padding = seq_len - len(tokens)
+        assert found["input_ids"][row].tolist() == tokens + [tokenizer.pad_id] * padding
+        assert found["token_type_ids"][row].tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1) + [0] * padding
+        assert found["sequence_ids"][row].tolist() == [1] * len(tokens) + [0] * padding
+        assert found["positions"][row].tolist() == list(range(seq_len))
+        maskable = [False] + [True] * len(a) + [False] + [True] * len(b) + [False] * (padding + 1)
+        assert found["maskable"][row].tolist() == maskable
+        assert bool(found["is_random_next"][row]) == label
+        assert found["instance_ids"][row] == ids[row]
+    for name in ("input_ids", "token_type_ids", "positions", "sequence_ids"):
+        assert found[name].dtype == np.int32
+    assert found["instance_ids"].dtype == np.uint64
+
+
+def test_special_ids_in_a_segment_are_text():
+    """Whoever wrote them: the layout goes by lengths, never by ids."""
+    tokenizer = make_tokenizer(300)
+    a, b = [tokenizer.sep_id, 7], [tokenizer.pad_id]
+    found = laid_out(encode([(a, b, False)], [1], token_dtype(300)), 10, tokenizer)
+    assert found["maskable"][0].tolist() == [False, True, True, False, True] + [False] * 5
+    assert found["sequence_ids"][0].sum() == 6
+
+
+def test_bytes():
+    """A record's layout is what `FORMAT_VERSION` names."""
+    record = encode([([1, 2, 3], [258], True), ([4], None, False)], [0x0102030405060708, 9], token_dtype(300))
+    headers = (
+        "0807060504030201" + "0300" + "0100" + "0100" + "0000" + "0900000000000000" + "0100" + "0000" + "0200" + "0000"
+    )
+    assert record.hex() == "0200000000000000" + headers + "010002000300" + "0201" + "0400"
+
+
+def test_one_segment():
+    tokenizer = make_tokenizer(300)
+    found = laid_out(encode([([1, 2], None, False), ([3], [4], False)], [1, 2], token_dtype(300)), 6, tokenizer)
+    cls, sep, pad = tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id
+    assert found["input_ids"].tolist() == [[cls, 1, 2, sep, pad, pad], [cls, 3, sep, 4, sep, pad]]
+    assert found["token_type_ids"].tolist() == [[0] * 6, [0, 0, 0, 1, 1, 0]]
+    assert found["sequence_ids"].tolist() == [[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0]]
+    assert found["maskable"][0].tolist() == [False, True, True, False, False, False]
+    assert found["is_single"].tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda r: r[:5], lambda r: r[:-2], lambda r: r + b"xx", lambda r: r[:-1], lambda r: b"\xff" * 40]
+)
+def test_what_is_no_block(spoil):
+    record = encode([([1, 2], [3], False)], [1], token_dtype(300))
+    with pytest.raises(ValueError, match="block"):
+        decode_block(spoil(record), 300)
+
+
+def test_blocks_joined():
+    dtype, tokenizer = token_dtype(300), make_tokenizer(300)
+    pairs = [([1, 2], [3], False), ([4], [5, 6], True), ([7], [8], False)]
+    one = laid_out(encode(pairs, [1, 2, 3], dtype), 8, tokenizer)
+    parts = [decode_block(encode(pairs[:1], [1], dtype), 300), decode_block(encode(pairs[1:], [2, 3], dtype), 300)]
+    joined = join(parts)
+    assert sequence_lengths(joined.headers).tolist() == [6, 6, 5]
+    other = lay_out(joined, np.array([2, 0, 1]), 8, tokenizer)
+    for name in one:
+        np.testing.assert_array_equal(other[name], one[name][[2, 0, 1]])
+
+
+def test_longest_sequence():
+    tokenizer = make_tokenizer(300)
+    a, b = [5] * 16_000, [6] * 16_765
+    found = laid_out(encode([(a, b, True)], [9], token_dtype(300)), 32768, tokenizer)
+    assert found["sequence_ids"].sum() == 32768
+    assert found["input_ids"][0, -1] == tokenizer.sep_id
+    assert (found["input_ids"] == 6).sum() == 16_765
