@@ -9,8 +9,9 @@ slices in order gives what reading the files whole gives, whatever the size of a
         for document in read(piece, options):
             ...
 
-Formats are told apart by name (`.jsonl`, `.ndjson` and `.json` are JSON lines with a `text` field; anything else
-is plain text; each also as `.gz`, `.bz2` or `.zst`), except WikiExtractor's, which begins with `<doc id=`.
+Files are plain text, JSON lines with a `text` field, or what WikiExtractor writes, each also as `.gz`, `.bz2` or
+`.zst`. JSON lines are named `.jsonl`, `.ndjson` or `.json`, or begin as a JSON object does, `{"id":` for one; a file
+that begins with `<doc id=` is WikiExtractor's; anything else is plain text.
 
 Who owns a document. In plain text, a *boundary* is a blank line (in WikiExtractor files, a `<doc ...>` line). A
 slice [start, end) owns the documents whose last boundary before them begins in [start, end); the slice at 0 also
@@ -50,6 +51,7 @@ PYDOC = "pydoc"
 """The input that is no file: the English that every CPython carries (see `pydoc_corpus`)."""
 
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
+_JSON_OBJECT = re.compile(rb'[ \t]*\{[ \t]*"[^"]*"[ \t]*:')
 _WIKI_DOC = b"<doc "
 _WIKI_TITLE = re.compile(rb'\btitle="(.*)"\s*>\s*$')
 _JSON_TYPES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
@@ -163,8 +165,8 @@ def plan(inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = 8 << 
     slices: list[Slice] = []
     for path in expand(inputs):
         size = pydoc_corpus.source_bytes() if path == PYDOC else file_bytes(path)
-        whole = path == PYDOC or is_compressed(path) or (options.documents == "file" and not _is_json_lines(path))
-        if whole or size <= slice_bytes:
+        whole = path == PYDOC or size <= slice_bytes or is_compressed(path)
+        if whole or (options.documents == "file" and _format(path) == "text"):
             slices.append(Slice(path, 0, None, size))
             continue
         for start in range(0, size, slice_bytes):
@@ -187,14 +189,32 @@ def read(piece: Slice, options: CorpusOptions) -> Iterator[str]:
     """
     if piece.path == PYDOC:
         yield from pydoc_corpus.documents()
-    elif _is_json_lines(piece.path):
+    elif (file_format := _format(piece.path)) == "json":
         yield from _read_json_lines(piece, options)
-    elif _is_wiki(piece.path):
+    elif file_format == "wiki":
         yield from _TextReader(piece, options, _is_wiki_boundary).documents()
     elif options.documents == "file":
         yield from _TextReader(piece, options, _is_never_boundary).documents()
     else:
         yield from _TextReader(piece, options, _is_blank).documents()
+
+
+def _format(path: str) -> str:
+    """What a file holds: "json" (lines), "wiki" (WikiExtractor's <doc> elements) or "text"."""
+    name = path.lower()
+    for suffix in COMPRESSED:
+        name = name.removesuffix(suffix)
+    if name.endswith(_JSON_LINES):
+        return "json"
+    head = b""
+    for block in blocks(path, 0):
+        head += block
+        if len(head) >= 64:
+            break
+    head = head.removeprefix(BYTE_ORDER_MARK)
+    if head.startswith(_WIKI_DOC + b"id="):
+        return "wiki"
+    return "json" if _JSON_OBJECT.match(head) else "text"
 
 
 # Plain text and WikiExtractor files.
@@ -254,7 +274,7 @@ class _TextReader:
                 title = _wiki_title(line)
             elif owned:
                 text = _decode(line, self.path, offset, self.options).strip()
-                if text and not (title and text == title) and text != "</doc>":
+                if text and not (title and title in (text, html.unescape(text))) and text != "</doc>":
                     lines.append(text)
                 title = title if not text else ""
         if lines:
@@ -293,15 +313,6 @@ class _TextReader:
             )
 
 
-def _is_wiki(path: str) -> bool:
-    head = b""
-    for block in blocks(path, 0):
-        head += block
-        if len(head) >= 16:
-            break
-    return head.removeprefix(BYTE_ORDER_MARK).startswith(_WIKI_DOC + b"id=")
-
-
 def _wiki_title(line: bytes) -> str:
     match = _WIKI_TITLE.search(line) if line.startswith(_WIKI_DOC) else None
     return html.unescape(match[1].decode("utf-8", "replace")).strip() if match else ""
@@ -311,18 +322,26 @@ def _wiki_title(line: bytes) -> str:
 
 
 def _read_json_lines(piece: Slice, options: CorpusOptions) -> Iterator[str]:
+    def texts() -> Iterator[tuple[int, str]]:
+        for offset, line in lines_from(piece.path, piece.start, piece.end):
+            if piece.end is not None and offset >= piece.end:
+                return
+            if not _is_blank(line):
+                decoded = _decode(line, piece.path, offset, options)
+                yield offset, _json_text(decoded, piece.path, offset, options)
+
+    return _documents(texts(), options, lambda offset: f"{piece.path}:{line_number(piece.path, offset)}")
+
+
+def _documents(texts: Iterable[tuple[int, str]], options: CorpusOptions, where: Callable[[int], str]) -> Iterator[str]:
+    """Documents of texts that are each one, or several where it is too long; `where` says where a text comes from."""
     warned = False
-    for offset, line in lines_from(piece.path, piece.start, piece.end):
-        if piece.end is not None and offset >= piece.end:
-            return
-        if _is_blank(line):
-            continue
-        text = _json_text(_decode(line, piece.path, offset, options), piece.path, offset, options)
+    for position, text in texts:
         parts = list(_break(filter(None, map(str.strip, text.split("\n"))), options.max_document_bytes))
         if len(parts) > 1 and not warned:
             warned = True
-            where = f"{piece.path}:{line_number(piece.path, offset)}"
-            log.warning("%s: a document of more than %d bytes is broken", where, options.max_document_bytes)
+            limit = options.max_document_bytes
+            log.warning("%s: a document of more than %d bytes is broken", where(position), limit)
         yield from parts
 
 
@@ -377,10 +396,3 @@ def _decode(line: bytes, path: str, offset: int, options: CorpusOptions) -> str:
         raise InputError(
             f"{where}: not valid UTF-8 (byte 0x{byte:02x}); re-encode it or pass --errors replace"
         ) from error
-
-
-def _is_json_lines(path: str) -> bool:
-    name = path.lower()
-    for suffix in COMPRESSED:
-        name = name.removesuffix(suffix)
-    return name.endswith(_JSON_LINES)
