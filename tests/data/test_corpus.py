@@ -343,7 +343,6 @@ def test_expand_names_files_once_and_in_order(write, tmp_path, monkeypatch):
         ([], "no input was given"),
         (["missing.txt"], r"missing\.txt: no such file"),
         (["*.nothing"], r"\*\.nothing: this pattern matches no file"),
-        (["tfds:wikipedia"], "tfds:wikipedia: no such file"),
         (["empty"], "empty: this folder holds no file"),
     ],
 )
