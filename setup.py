@@ -35,6 +35,7 @@ setup(
         "safetensors>=0.5",
         "sentencex>=1.0",
         "tensorboardX>=2.6",
+        "tensorflow-datasets>=4.9.10",
         "tokenizers>=0.21",
         "tqdm>=4.66",
         "zstandard>=0.22",

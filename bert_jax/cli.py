@@ -289,7 +289,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument(
             "--input", nargs="+", required=True, metavar="GLOB",
             help="text (a blank line between documents) or JSON lines with a `text` field, also .gz, .bz2, .zst; "
-            "`pydoc` is the English that Python carries",
+            "`tfds:NAME[:SPLIT[:FEATURE]]` is a dataset of TFDS; `pydoc` is the English that Python carries",
         )  # fmt: skip
         sub.add_argument("--cased", action="store_true", help="keep case and accents")
         sub.add_argument(

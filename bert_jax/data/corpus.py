@@ -1,16 +1,18 @@
-"""Documents out of corpora: plain text, WikiExtractor files and JSON lines, compressed or not, in parallel.
+"""Documents out of corpora: plain text, WikiExtractor files, JSON lines and TFDS's datasets, read in parallel.
 
 `expand` turns what the user named into files, `plan` cuts the files into slices that can be read independently,
 and `read` yields the documents of one slice. Every document belongs to exactly one slice, so that reading the
 slices in order gives what reading the files whole gives, whatever the size of a slice.
 
     options = CorpusOptions()
-    for piece in plan(["books/*.txt.gz", "wiki.jsonl"], options):
+    for piece in plan(["books/*.txt.gz", "wiki.jsonl", "tfds:wikipedia/20230601.en"], options):
         for document in read(piece, options):
             ...
 
-Formats are told apart by name (`.jsonl`, `.ndjson` and `.json` are JSON lines with a `text` field; anything else
-is plain text; each also as `.gz`, `.bz2` or `.zst`), except WikiExtractor's, which begins with `<doc id=`.
+Files are plain text, JSON lines with a `text` field, or what WikiExtractor writes, each also as `.gz`, `.bz2` or
+`.zst`. JSON lines are named `.jsonl`, `.ndjson` or `.json`, or begin as a JSON object does, `{"id":` for one; a file
+that begins with `<doc id=` is WikiExtractor's; anything else is plain text. Names with `tfds:` are no files: see
+`tfds_corpus`. There, a slice is a range of examples, and an example is read as a JSON line is.
 
 Who owns a document. In plain text, a *boundary* is a blank line (in WikiExtractor files, a `<doc ...>` line). A
 slice [start, end) owns the documents whose last boundary before them begins in [start, end); the slice at 0 also
@@ -30,10 +32,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob, has_magic
+from itertools import pairwise
 
 from etils import epath
 
-from bert_jax.data import pydoc_corpus
+from bert_jax.data import pydoc_corpus, tfds_corpus
 from bert_jax.data.file_lines import (
     BYTE_ORDER_MARK,
     COMPRESSED,
@@ -52,6 +55,7 @@ PYDOC = "pydoc"
 """The input that is no file: the English that every CPython carries (see `pydoc_corpus`)."""
 
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
+_JSON_OBJECT = re.compile(rb'[ \t]*\{[ \t]*"[^"]*"[ \t]*:')
 _WIKI_DOC = b"<doc "
 _WIKI_TITLE = re.compile(rb'\btitle="(.*)"\s*>\s*$')
 _JSON_TYPES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
@@ -86,8 +90,8 @@ class Slice:
     """A part of a corpus that one worker reads: the documents that belong to bytes [start, end) of a file.
 
     Attributes:
-      path: the file, or "pydoc".
-      start, end: byte offsets; 0 and None stand for the whole file.
+      path: the file, "pydoc", or "tfds:NAME:SPLIT:FEATURE".
+      start, end: byte offsets, or numbers of a TFDS dataset's examples; 0 and None stand for the whole file.
       bytes: the size on disk, for progress bars.
     """
 
@@ -101,7 +105,8 @@ def expand(inputs: Sequence[str]) -> list[str]:
     """The files that paths, folders and glob patterns name.
 
     Each input's files are sorted, inputs keep their order, and a file named twice is read once. A folder stands for
-    every file below it; names that begin with a dot are left out, as in a shell's patterns. "pydoc" stays as it is.
+    every file below it; names that begin with a dot are left out, as in a shell's patterns. "pydoc" stays as it is,
+    and "tfds:NAME" becomes "tfds:NAME:train:text".
 
     Raises:
       InputError: no input, a file that does not exist, or a pattern or folder that holds no file.
@@ -114,6 +119,8 @@ def expand(inputs: Sequence[str]) -> list[str]:
 def _expand_one(name: str) -> list[str]:
     if name == PYDOC:
         return [name]
+    if tfds_corpus.is_tfds(name):
+        return [tfds_corpus.normalize(name)]
     path = epath.Path(name)
     if path.is_file():  # First, because a real name may hold a pattern's characters.
         return [name]
@@ -158,15 +165,18 @@ def plan(inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = 8 << 
     Compressed files, "pydoc" and, with `documents="file"`, plain text are one slice each.
 
     Raises:
-      InputError: as `expand`, or a file that cannot be looked at.
+      InputError: as `expand`, a file that cannot be looked at, or a TFDS dataset that is not prepared.
     """
     if slice_bytes < 1:
         raise InputError(f"slice_bytes is {slice_bytes}; it must be at least 1")
     slices: list[Slice] = []
     for path in expand(inputs):
+        if tfds_corpus.is_tfds(path):
+            slices += _example_slices(path, slice_bytes)
+            continue
         size = pydoc_corpus.source_bytes() if path == PYDOC else file_bytes(path)
-        whole = path == PYDOC or is_compressed(path) or (options.documents == "file" and not _is_json_lines(path))
-        if whole or size <= slice_bytes:
+        whole = path == PYDOC or size <= slice_bytes or is_compressed(path)
+        if whole or (options.documents == "file" and _format(path) == "text"):
             slices.append(Slice(path, 0, None, size))
             continue
         for start in range(0, size, slice_bytes):
@@ -179,11 +189,20 @@ def fingerprint(path: str) -> str:
     """Stands for what a file of a `plan` holds now: another after any change to it."""
     if path == PYDOC:
         return sys.version
+    if tfds_corpus.is_tfds(path):
+        return tfds_corpus.fingerprint(path)
     if "://" in path:
         remote = epath.Path(path).stat()
         return f"{remote.length} {remote.mtime}"
     status = os.stat(path)
     return f"{status.st_size} {status.st_mtime_ns}"
+
+
+def _example_slices(path: str, slice_bytes: int) -> list[Slice]:
+    examples, size = tfds_corpus.size(path)
+    count = max(1, min(examples, -(-size // slice_bytes)))
+    cuts = [(examples * i // count, size * i // count) for i in range(count + 1)]
+    return [Slice(path, start, end, after - before) for (start, before), (end, after) in pairwise(cuts)]
 
 
 def read(piece: Slice, options: CorpusOptions) -> Iterator[str]:
@@ -196,18 +215,38 @@ def read(piece: Slice, options: CorpusOptions) -> Iterator[str]:
     Raises:
       InputError: with the file and the line (from 1, counted in the whole file): bytes that are not UTF-8, a JSON
         line that is not an object with a string `text`, a truncated or corrupt compressed file, or a line of more
-        than MAX_LINE_BYTES. With the file alone: one that cannot be opened.
+        than MAX_LINE_BYTES. With the file alone: one that cannot be opened. For TFDS, as `tfds_corpus.texts`.
     """
     if piece.path == PYDOC:
         yield from pydoc_corpus.documents()
-    elif _is_json_lines(piece.path):
+    elif tfds_corpus.is_tfds(piece.path):
+        yield from _read_examples(piece, options)
+    elif (file_format := _format(piece.path)) == "json":
         yield from _read_json_lines(piece, options)
-    elif _is_wiki(piece.path):
+    elif file_format == "wiki":
         yield from _TextReader(piece, options, _is_wiki_boundary).documents()
     elif options.documents == "file":
         yield from _TextReader(piece, options, _is_never_boundary).documents()
     else:
         yield from _TextReader(piece, options, _is_blank).documents()
+
+
+def _format(path: str) -> str:
+    """What a file holds: "json" (lines), "wiki" (WikiExtractor's <doc> elements) or "text"."""
+    name = path.lower()
+    for suffix in COMPRESSED:
+        name = name.removesuffix(suffix)
+    if name.endswith(_JSON_LINES):
+        return "json"
+    head = b""
+    for block in blocks(path, 0):
+        head += block
+        if len(head) >= 64:
+            break
+    head = head.removeprefix(BYTE_ORDER_MARK)
+    if head.startswith(_WIKI_DOC + b"id="):
+        return "wiki"
+    return "json" if _JSON_OBJECT.match(head) else "text"
 
 
 # Plain text and WikiExtractor files.
@@ -267,7 +306,7 @@ class _TextReader:
                 title = _wiki_title(line)
             elif owned:
                 text = _decode(line, self.path, offset, self.options).strip()
-                if text and not (title and text == title) and text != "</doc>":
+                if text and not (title and title in (text, html.unescape(text))) and text != "</doc>":
                     lines.append(text)
                 title = title if not text else ""
         if lines:
@@ -306,36 +345,41 @@ class _TextReader:
             )
 
 
-def _is_wiki(path: str) -> bool:
-    head = b""
-    for block in blocks(path, 0):
-        head += block
-        if len(head) >= 16:
-            break
-    return head.removeprefix(BYTE_ORDER_MARK).startswith(_WIKI_DOC + b"id=")
-
-
 def _wiki_title(line: bytes) -> str:
     match = _WIKI_TITLE.search(line) if line.startswith(_WIKI_DOC) else None
     return html.unescape(match[1].decode("utf-8", "replace")).strip() if match else ""
 
 
-# JSON lines.
+# JSON lines, and the examples of TFDS's datasets.
 
 
 def _read_json_lines(piece: Slice, options: CorpusOptions) -> Iterator[str]:
+    def texts() -> Iterator[tuple[int, str]]:
+        for offset, line in lines_from(piece.path, piece.start, piece.end):
+            if piece.end is not None and offset >= piece.end:
+                return
+            if not _is_blank(line):
+                decoded = _decode(line, piece.path, offset, options)
+                yield offset, _json_text(decoded, piece.path, offset, options)
+
+    return _documents(texts(), options, lambda offset: f"{piece.path}:{line_number(piece.path, offset)}")
+
+
+def _read_examples(piece: Slice, options: CorpusOptions) -> Iterator[str]:
+    end = tfds_corpus.size(piece.path)[0] if piece.end is None else piece.end
+    texts = tfds_corpus.texts(piece.path, piece.start, end, options.errors)
+    return _documents(texts, options, lambda number: f"{piece.path}: example {number}")
+
+
+def _documents(texts: Iterable[tuple[int, str]], options: CorpusOptions, where: Callable[[int], str]) -> Iterator[str]:
+    """Documents of texts that are each one, or several where it is too long; `where` says where a text comes from."""
     warned = False
-    for offset, line in lines_from(piece.path, piece.start, piece.end):
-        if piece.end is not None and offset >= piece.end:
-            return
-        if _is_blank(line):
-            continue
-        text = _json_text(_decode(line, piece.path, offset, options), piece.path, offset, options)
+    for position, text in texts:
         parts = list(_break(filter(None, map(str.strip, text.split("\n"))), options.max_document_bytes))
         if len(parts) > 1 and not warned:
             warned = True
-            where = f"{piece.path}:{line_number(piece.path, offset)}"
-            log.warning("%s: a document of more than %d bytes is broken", where, options.max_document_bytes)
+            limit = options.max_document_bytes
+            log.warning("%s: a document of more than %d bytes is broken", where(position), limit)
         yield from parts
 
 
@@ -390,10 +434,3 @@ def _decode(line: bytes, path: str, offset: int, options: CorpusOptions) -> str:
         raise InputError(
             f"{where}: not valid UTF-8 (byte 0x{byte:02x}); re-encode it or pass --errors replace"
         ) from error
-
-
-def _is_json_lines(path: str) -> bool:
-    name = path.lower()
-    for suffix in COMPRESSED:
-        name = name.removesuffix(suffix)
-    return name.endswith(_JSON_LINES)
