@@ -1,4 +1,4 @@
-"""How bert_jax is installed: `pip install -e .`, with the extras gpu, tpu, parity (torch, transformers) and dev."""
+"""How bert_jax is installed: `pip install -e .`, with extras gpu, tpu, parity (torch, transformers), benchmarks, dev."""
 
 from pathlib import Path
 
@@ -44,6 +44,7 @@ setup(
         "gpu": ["jax[cuda13]>=0.10"],
         "tpu": ["jax[tpu]>=0.10"],
         "parity": ["torch>=2.6", "transformers>=5.0"],
+        "benchmarks": ["datasets>=4", "torch>=2.6", "transformers>=5.0"],
         "dev": [
             "hypothesis",
             "mypy",
