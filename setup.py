@@ -1,4 +1,4 @@
-"""How bert_jax is installed: `pip install -e .`, with extras gpu, tpu, parity (torch, transformers), benchmarks, dev."""
+"""How bert_jax is installed: `pip install -e .`; extras: gpu, tpu, parity (torch, transformers), benchmarks, dev."""
 
 from pathlib import Path
 
@@ -46,6 +46,7 @@ setup(
         "parity": ["torch>=2.6", "transformers>=5.0"],
         "benchmarks": ["datasets>=4", "torch>=2.6", "transformers>=5.0"],
         "dev": [
+            "grain>=0.2.10",
             "hypothesis",
             "mypy",
             "pytest>=8",
