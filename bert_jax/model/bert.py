@@ -12,7 +12,7 @@ from bert_jax.model.config import BertConfig
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.heads import MaskedLanguageModelHead, NextSentenceHead, Pooler
-from bert_jax.model.layers import Key, split_key
+from bert_jax.model.layers import Key, row_keys, split_keys
 
 Parameters = dict[str, Any]
 """A nested dict of arrays: the model's parameters by attribute name."""
@@ -52,9 +52,12 @@ class BertForPreTraining(nnx.Module):
     ) -> tuple[jax.Array, jax.Array | None]:
         """The encoder's output [B, L, D] for `input_ids, token_type_ids, positions, sequence_ids` int32 [B, L].
 
-        With a key, dropout is on. On request also every hidden state [layers + 1, B, L, D], the embeddings first.
+        With a key, or with keys [B] of the rows, dropout is on. On request also every hidden state
+        [layers + 1, B, L, D], the embeddings first.
         """
-        embeddings_key, encoder_key = split_key(key, 2)
+        if key is not None and not key.ndim:
+            key = row_keys(key, jnp.arange(batch["input_ids"].shape[0]))
+        embeddings_key, encoder_key = split_keys(key, 2)
         x = self.embeddings(
             batch["input_ids"], batch["token_type_ids"], batch["positions"], dtype=self.dtype, key=embeddings_key
         )

@@ -1,18 +1,26 @@
 """The encoder: post-LN Transformer layers, their parameters stacked on a leading axis and scanned over."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.model.attention import SelfAttention
 from bert_jax.model.config import BertConfig
-from bert_jax.model.layers import Key, LayerNorm, activation, dropout, parameter, split_key, truncated_normal
+from bert_jax.model.layers import Key, LayerNorm, activation, dropout, parameter, split_keys, truncated_normal
 
 REMAT_POLICIES = {
     "none": None,  # keep every intermediate
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # keep products with weights
     "full": jax.checkpoint_policies.nothing_saveable,  # keep each layer's input alone
 }
+
+
+def _save_all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
+    """What is gathered, and casts of it, are made again: kept for every layer they would be the whole model."""
+    return primitive.name not in ("all_gather", "convert_element_type")
 
 
 class FeedForward(nnx.Module):
@@ -48,7 +56,7 @@ class Layer(nnx.Module):
 
     def __call__(self, x: jax.Array, mask: jax.Array, key: Key | None) -> jax.Array:
         """x [B, L, D], mask bool [B, L, L] (True: may attend), to [B, L, D]."""
-        attention_key, after_attention, after_feed_forward = split_key(key, 3)
+        attention_key, after_attention, after_feed_forward = split_keys(key, 3)
         y = self.attention(x, mask, attention_key)
         x = self.attention_norm(x + dropout(y, self.dropout_rate, after_attention))
         y = self.feed_forward(x)
@@ -56,13 +64,19 @@ class Layer(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """`num_hidden_layers` layers, each parameter stacked over them on axis 0."""
+    """`num_hidden_layers` layers, each parameter stacked over them on axis 0.
+
+    Attributes:
+      fetch_layer: whoever cuts parameters into pieces sets it: it is called with a layer's parameters, a pytree, before
+        they are used, in the forward pass and again in the backward pass.
+    """
 
     def __init__(self, config: BertConfig, *, key: Key, remat: str = "none", scan_layers: bool = True):
         self.layers = Layer(config, key=key, stack=(config.num_hidden_layers,))
         self.num_layers = config.num_hidden_layers
         self.remat = remat
         self.scan_layers = scan_layers
+        self.fetch_layer: Callable[[Any], Any] | None = None
 
     def __call__(
         self, x: jax.Array, mask: jax.Array, key: Key | None, *, all_hidden_states: bool = False
@@ -70,14 +84,17 @@ class Encoder(nnx.Module):
         """x [B, L, D] to the last layer's output [B, L, D] and, on request, every layer's [layers, B, L, D]."""
         graph, stacked = nnx.split(self.layers)
         # Keys are scan inputs: a stateful generator would give every layer the same dropout mask.
-        keys = None if key is None else jax.random.split(key, self.num_layers)
+        keys = None if key is None else split_keys(key, self.num_layers)
 
         def run_layer(x: jax.Array, parameters_and_key: tuple) -> tuple[jax.Array, jax.Array | None]:
             parameters, layer_key = parameters_and_key
+            if self.fetch_layer is not None:
+                parameters = self.fetch_layer(parameters)
             x = nnx.merge(graph, parameters)(x, mask, layer_key)
             return x, x if all_hidden_states else None
 
-        if self.remat != "none":
-            run_layer = jax.checkpoint(run_layer, policy=REMAT_POLICIES[self.remat], prevent_cse=not self.scan_layers)
+        if self.remat != "none" or self.fetch_layer is not None:
+            policy = REMAT_POLICIES[self.remat] or _save_all_but_gathered
+            run_layer = jax.checkpoint(run_layer, policy=policy, prevent_cse=not self.scan_layers)
         unroll = 1 if self.scan_layers else self.num_layers
         return jax.lax.scan(run_layer, x, (stacked, keys), unroll=unroll)

@@ -20,26 +20,31 @@ def truncated_normal(key: Key, shape: tuple[int, ...], stddev: float) -> jax.Arr
     return stddev * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
 
 
-def dropout(x: jax.Array, rate: float, key: Key | None) -> jax.Array:
-    """Zeroes elements with probability `rate` and scales up the others; no key, no dropout.
+def dropout(x: jax.Array, rate: float, keys: Key | None) -> jax.Array:
+    """Zeroes elements of x [B, ...] with probability `rate` and scales up the others; no keys, no dropout.
 
-    One 32-bit draw serves two neighbours on the last axis: drawing bits is the larger part of dropout's time. A 16-bit
-    threshold realises `rate` to 8e-6, and the scale is that of what is realised. Bits depend on the key and the
-    element's global position alone (partitionable threefry), so every mesh drops the same elements.
+    Each row has a key of its own, [B]: what is dropped does not depend on which rows are computed together, and is the
+    same on every mesh. One 32-bit draw serves two neighbours on the last axis: drawing bits is the larger part of
+    dropout's time. A 16-bit threshold realises `rate` to 8e-6, and the scale is that of what is realised.
     """
-    if key is None or rate == 0.0:
+    if keys is None or rate == 0.0:
         return x
     keep_levels = _DROPOUT_LEVELS - round(rate * _DROPOUT_LEVELS)
     *leading, last = x.shape
-    pairs = jax.random.bits(key, (*leading, -(-last // 2)), jnp.uint32)
+    pairs = jax.vmap(lambda key: jax.random.bits(key, (*leading[1:], -(-last // 2)), jnp.uint32))(keys)
     bits = jax.lax.bitcast_convert_type(pairs, jnp.uint16).reshape(*leading, -1)[..., :last]
     scale = jnp.asarray(_DROPOUT_LEVELS / keep_levels, x.dtype)
     return jnp.where(bits < keep_levels, x * scale, jnp.zeros((), x.dtype))
 
 
-def split_key(key: Key | None, count: int) -> tuple[Key | None, ...]:
-    """`count` keys from one, or as many Nones from none."""
-    return (None,) * count if key is None else tuple(jax.random.split(key, count))
+def row_keys(key: Key, rows: jax.Array) -> Key:
+    """A key [B] for each of the rows int32 [B], whatever rows it is with."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, rows)
+
+
+def split_keys(keys: Key | None, count: int) -> Key | tuple[None, ...]:
+    """Keys [B] to [count, B], or as many Nones from none."""
+    return (None,) * count if keys is None else jax.vmap(lambda key: jax.random.split(key, count), out_axes=1)(keys)
 
 
 def activation(name: str, x: jax.Array) -> jax.Array:

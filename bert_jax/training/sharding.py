@@ -1,10 +1,11 @@
 """The mesh, and the one table that maps the model's logical axes to it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.config import ConfigDict
@@ -101,3 +102,65 @@ def like_parameters(mesh: Mesh, tree: Any, parameters: Parameters, shardings: Pa
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Of every batch entry [A, B / A, ...]: microbatches whole, rows over data and fsdp."""
     return NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
+
+
+# --- Inside jax.shard_map over BATCH_AXES ----------------------------------------------------------------------------
+#
+# Each device works on its rows with the whole of each parameter; what is cut along `fsdp` is gathered where it is used,
+# and its gradient comes back summed and cut. `tensor` stays with the compiler.
+
+
+def manual_spec(sharding: NamedSharding) -> PartitionSpec:
+    """Of a parameter's mesh axes those that rows are cut along as well, and that cut anything."""
+    sizes = sharding.mesh.shape
+    return PartitionSpec(*(axis if axis in BATCH_AXES and sizes[axis] > 1 else None for axis in sharding.spec))
+
+
+def _others(spec: PartitionSpec) -> tuple[str, ...]:
+    return tuple(axis for axis in BATCH_AXES if axis not in spec)
+
+
+def vary(parameters: Parameters, specs: Parameters) -> Parameters:
+    """Each device's own copies: their gradients are its own as well, and are not summed where they are computed."""
+    return jax.tree.map(lambda value, spec: jax.lax.pcast(value, _others(spec), to="varying"), parameters, specs)
+
+
+def varying_zeros(like: Any) -> Any:
+    """Zeros that each device adds to on its own."""
+    return jax.tree.map(
+        lambda value: jax.lax.pcast(jnp.zeros(value.shape, value.dtype), BATCH_AXES, to="varying"), like
+    )
+
+
+def sum_over_devices(gradients: Parameters, specs: Parameters) -> Parameters:
+    """Gradients of the global batch from those of each device's rows."""
+    return jax.tree.map(lambda value, spec: jax.lax.psum(value, _others(spec)), gradients, specs)
+
+
+def _gather(value: jax.Array, spec: PartitionSpec) -> jax.Array:
+    for dimension, axis in enumerate(spec):
+        if axis is not None:
+            value = jax.lax.all_gather(value, axis, axis=dimension, tiled=True)
+    return value
+
+
+def gather_all_but_layers(parameters: Parameters, specs: Parameters) -> Parameters:
+    """Embeddings and heads whole; the layers are gathered one by one, by `layer_gatherer`."""
+    return {
+        part: value if part == "encoder" else jax.tree.map(_gather, value, specs[part])
+        for part, value in parameters.items()
+    }
+
+
+def layer_gatherer(mesh: Mesh, specs: Parameters) -> Callable[[Any], Any] | None:
+    """What gathers the parameters of one layer; None where they are whole."""
+    if mesh.shape["fsdp"] == 1:
+        return None
+    of_layers = jax.tree.leaves(specs["encoder"]["layers"], is_leaf=lambda x: isinstance(x, PartitionSpec))
+
+    def gather_layer(layer: Any) -> Any:
+        leaves, structure = jax.tree.flatten(layer)
+        gathered = [_gather(leaf, spec[1:]) for leaf, spec in zip(leaves, of_layers, strict=True)]
+        return jax.tree.unflatten(structure, gathered)
+
+    return gather_layer

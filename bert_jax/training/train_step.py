@@ -1,5 +1,6 @@
 """The training step: a pure function of (state, batch), jitted in one visible place."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +12,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax import objectives
 from bert_jax.model.bert import Parameters
-from bert_jax.training.sharding import batch_sharding
+from bert_jax.model.layers import row_keys
+from bert_jax.training.sharding import (
+    BATCH_AXES,
+    batch_sharding,
+    gather_all_but_layers,
+    layer_gatherer,
+    manual_spec,
+    sum_over_devices,
+    vary,
+    varying_zeros,
+)
 from bert_jax.training.state import StateSpec, TrainState
 
 Metrics = dict[str, jax.Array]
@@ -41,32 +52,46 @@ def make_train_step(
       nsp: whether the next-sentence loss is part of the loss.
     """
 
+    specs = jax.tree.map(manual_spec, spec.shardings.parameters)
+
     def loss_of(
-        parameters: Parameters, microbatch: Mapping[str, jax.Array], key: jax.Array, by: objectives.Sums
+        parameters: Parameters, microbatch: Mapping[str, jax.Array], keys: jax.Array, by: objectives.Sums
     ) -> tuple[jax.Array, objectives.Sums]:
-        model = nnx.merge(spec.graph, parameters)
-        mlm_logits, nsp_logits = model(microbatch, key)
+        model = nnx.merge(spec.graph, gather_all_but_layers(parameters, specs))
+        model.encoder.fetch_layer = layer_gatherer(mesh, specs)
+        mlm_logits, nsp_logits = model(microbatch, keys)
         sums = objectives.pretraining_sums(mlm_logits, nsp_logits, microbatch)
-        means = objectives.divide(sums, by)  # of the global batch: microbatches' shares of a mean add up to it
+        means = objectives.divide(sums, by)  # of the global batch: rows' shares of a mean add up to it
         return means["mlm_loss"] + (means["nsp_loss"] if nsp else 0.0), means
 
-    def gradients_of(state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[Parameters, Metrics]:
-        by = objectives.denominators(batch)
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 1), state.step)
+    def of_these_rows(
+        parameters: Parameters, batch: Mapping[str, jax.Array], rows: jax.Array, key: jax.Array, by: objectives.Sums
+    ) -> tuple[Parameters, Metrics]:
+        """What the rows of one device add to gradients and metrics, summed over the devices once, at the end."""
+        parameters = vary(parameters, specs)
 
-        def add_microbatch(total: Any, numbered: Any) -> tuple[Any, None]:
-            number, microbatch = numbered
+        def add_microbatch(total: Any, rows_and_batch: Any) -> tuple[Any, None]:
+            rows, microbatch = rows_and_batch
             value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
-            (loss, means), gradients = value_and_grad(state.parameters, microbatch, jax.random.fold_in(key, number), by)
+            (loss, means), gradients = value_and_grad(parameters, microbatch, row_keys(key, rows), by)
             return jax.tree.map(jnp.add, total, (gradients, {"loss": loss, **means})), None
 
-        zeros = (
-            jax.tree.map(jnp.zeros_like, state.parameters),
-            {name: jnp.zeros((), jnp.float32) for name in ("loss", *by)},
-        )
-        microbatches = batch["input_ids"].shape[0]
-        (gradients, metrics), _ = jax.lax.scan(add_microbatch, zeros, (jnp.arange(microbatches), batch))
-        return gradients, metrics
+        zeros = varying_zeros((parameters, {"loss": by["mlm_loss"], **by}))
+        (gradients, metrics), _ = jax.lax.scan(add_microbatch, zeros, (rows, batch))
+        return sum_over_devices(gradients, specs), jax.lax.psum(metrics, BATCH_AXES)
+
+    def gradients_of(state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[Parameters, Metrics]:
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 1), state.step)
+        shape = batch["input_ids"].shape[:2]
+        rows = jnp.arange(math.prod(shape)).reshape(shape)  # of the global batch, whatever the microbatches are
+        of_batch = PartitionSpec(None, BATCH_AXES)
+        return jax.shard_map(
+            of_these_rows,
+            mesh=mesh,
+            in_specs=(specs, of_batch, of_batch, PartitionSpec(), PartitionSpec()),
+            out_specs=(specs, PartitionSpec()),
+            axis_names=set(BATCH_AXES),
+        )(state.parameters, batch, rows, key, objectives.denominators(batch))
 
     def train_step(state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Metrics]:
         gradients, metrics = gradients_of(state, batch)

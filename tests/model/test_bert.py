@@ -205,7 +205,7 @@ def test_no_key_is_deterministic_and_a_key_is_not_the_same_as_another():
 @pytest.mark.parametrize("size", [64, 33])
 def test_dropout_realises_its_rate_and_keeps_the_mean(rate, size):
     x = jnp.ones((500, size))
-    y = np.asarray(dropout(x, rate, jax.random.key(0)))
+    y = np.asarray(dropout(x, rate, jax.random.split(jax.random.key(0), 500)))
     deviations = 4 * np.sqrt(rate * (1 - rate) / y.size)
     assert np.mean(y == 0) == pytest.approx(rate, abs=deviations)
     assert y.mean() == pytest.approx(1.0, abs=deviations / (1 - rate))

@@ -1,5 +1,8 @@
 """The step on one device, and the same step on meshes of eight."""
 
+import math
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -127,6 +130,17 @@ def test_state_is_made_sharded_and_moments_lie_beside_their_parameters():
             assert moment.sharding == parameter.sharding
 
 
+@pytest.mark.parametrize("sizes", [{}, {"data": 4}, {"fsdp": 4}], ids=str)
+def test_accumulation_drops_what_the_large_batch_drops(sizes, one_device):
+    metrics, parameters = one_device
+    run = Run(CONFIG, microbatches=4, **sizes)
+    for step, expected in enumerate(metrics):
+        found = run(make_batch(step))
+        for name in ("loss", "mlm_loss", "nsp_loss", "grad_norm"):
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, err_msg=name)
+    assert_close(run.parameters(), parameters, rtol=1e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize("nsp", [True, False])
 def test_accumulation_gives_what_the_large_batch_gives_for_very_unequal_mask_counts(nsp):
     counts = np.array([PREDICTIONS] * 4 + [0] * 4 + [1] * 4 + [0] * 3 + [2])
@@ -204,7 +218,53 @@ def test_gradients_are_clipped_by_their_global_norm():
     np.testing.assert_allclose(clipped, 1e-3, rtol=1e-4)
 
 
-def test_dropout_differs_between_steps_and_microbatches_and_repeats_itself():
+def collectives(run):
+    """(kind, depth of loops, elements) of every collective in the compiled step."""
+    batch = jax.eval_shape(lambda: put_batch(run.mesh, make_batch(0), run.microbatches))
+    with jax.set_mesh(run.mesh):
+        text = run.step.lower(run.spec.abstract, batch).compile().as_text()
+    found = []
+    for line in text.split("\n"):
+        match = re.search(
+            r"= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?\(", line
+        )
+        if match:
+            shapes = re.findall(r"f32\[([0-9,]*)\]", match[1])
+            elements = sum(math.prod(map(int, filter(None, shape.split(",")))) for shape in shapes)
+            depth = re.search(r'op_name="([^"]*)"', line)[1].count("while/body")
+            found.append((match[2], depth, elements))
+    return found
+
+
+def test_gradients_are_reduced_once_and_outside_of_both_loops():
+    """The loops are those over microbatches and over layers; the sum is of one gradient and of scalars."""
+    run = Run(CONFIG, data=8, microbatches=2)
+    found = collectives(run)
+    assert {(kind, depth) for kind, depth, _ in found} == {("all-reduce", 0)}
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(run.spec.abstract.parameters))
+    assert parameters <= sum(elements for _, _, elements in found) <= parameters + 20
+
+
+def test_fsdp_gathers_each_layer_where_it_is_used_and_never_what_it_computes():
+    run = Run(CONFIG, data=2, fsdp=4, microbatches=2)
+    found = collectives(run)
+    assert {kind for kind, depth, _ in found if depth} == {"all-gather", "reduce-scatter"}
+    layers = run.spec.abstract.parameters["encoder"]["layers"]
+    one_layer = sum(leaf.size // 2 for leaf in jax.tree.leaves(layers) if "fsdp" in leaf.sharding.spec)
+    gathered = sum(elements for kind, depth, elements in found if (kind, depth) == ("all-gather", 2))
+    # Forward, and again in the backward pass, but for biases, which it does not need.
+    assert 1.95 * one_layer < gathered <= 2 * one_layer
+    scattered = sum(elements for kind, depth, elements in found if (kind, depth) == ("reduce-scatter", 2))
+    assert scattered == one_layer // 4
+    # Across `data` the sum of gradients is as large as what a device holds.
+    held = sum(
+        leaf.size // (4 if "fsdp" in leaf.sharding.spec else 1)
+        for leaf in jax.tree.leaves(run.spec.abstract.parameters)
+    )
+    assert held <= sum(elements for kind, _, elements in found if kind == "all-reduce") <= held + 40
+
+
+def test_dropout_differs_between_steps_and_rows_and_repeats_itself():
     losses = [[run(make_batch(0))["loss"] for _ in range(2)] for run in (Run(CONFIG), Run(CONFIG))]
     assert losses[0] == losses[1]
     # The first update has a rate of 0, so both steps see the same parameters and batch: only the key differs.
