@@ -261,7 +261,7 @@ def test_fsdp_gathers_each_layer_where_it_is_used_and_never_what_it_computes():
         leaf.size // (4 if "fsdp" in leaf.sharding.spec else 1)
         for leaf in jax.tree.leaves(run.spec.abstract.parameters)
     )
-    assert held <= sum(elements for kind, _, elements in found if kind == "all-reduce") <= held + 40
+    assert held <= sum(elements for kind, _, elements in found if kind == "all-reduce") <= held + 100  # and scalars
 
 
 def test_dropout_differs_between_steps_and_rows_and_repeats_itself():
