@@ -43,6 +43,7 @@ setup(
     extras_require={
         "gpu": ["jax[cuda13]>=0.10"],
         "tpu": ["jax[tpu]>=0.10"],
+        "beam": ["apache-beam>=2.70"],
         "parity": ["torch>=2.6", "transformers>=5.0"],
         "dev": [
             "hypothesis",

@@ -65,7 +65,7 @@ class BuildTask:
     split: str
     low: int
     high: int
-    runs: list[Run]
+    runs: Sequence[Run]
     vocab_size: int
     pairing: Pairing
     hygiene: Hygiene

@@ -42,7 +42,7 @@ from bert_jax.data.hashing import key_from
 from bert_jax.data.hygiene import Hygiene, repeated_lines
 from bert_jax.data.instances import RANDOM_NEXT_RULES
 from bert_jax.data.parallel import Result, Task, map_tasks
-from bert_jax.data.runs import Run, TokenizeTask, finished_runs, save_array, tokenize
+from bert_jax.data.runs import Run, Tokenizing, TokenizeTask, finished_runs, save_array, tokenize
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError
 from bert_jax.progress import Bars, silent
