@@ -1,16 +1,19 @@
 # make quickstart   from raw text to a trained, exported BERT, in ./quickstart
-# make test         the tests; make lint, linter and type checker
+# make test         the tests; make lint, linter and type checker; make test-long, checks that take longer
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test lint clean
+.PHONY: quickstart test test-long lint clean
 
 quickstart: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/quickstart.sh quickstart
 
 test: $(VENV)/.installed-dev
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n auto
+
+test-long: $(VENV)/.installed-dev
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n auto -m long --timeout=1800
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

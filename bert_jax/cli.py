@@ -198,6 +198,13 @@ def _prepare(options: argparse.Namespace) -> None:
     print(json.dumps({"output": options.output, **describe(info)}, indent=2))
 
 
+def _inspect(options: argparse.Namespace) -> None:
+    from bert_jax.data.inspection import inspect_dataset, render
+
+    report = inspect_dataset(options.data, samples=options.samples, seed=options.seed)
+    print(json.dumps(report, indent=2, ensure_ascii=False) if options.json else render(report))
+
+
 def _pretrain(options: argparse.Namespace) -> None:
     from bert_jax.training.stopping import StopSignal
 
@@ -340,6 +347,12 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
     sub.add_argument("--scratch", metavar="DIR", help="for unfinished work, on this machine; by default in --output")
     sub.add_argument("--seed", type=int, default=0, help="of pairs, lengths and labels")
+
+    sub = command("inspect", _inspect, "Show what is in a prepared dataset: counts, lengths, padding, instances.")
+    sub.add_argument("data", metavar="DIR", help="a prepared dataset")
+    sub.add_argument("--samples", type=int, default=3, help="instances to show")
+    sub.add_argument("--seed", type=int, default=0, help="of which ones, and of their masks")
+    sub.add_argument("--json", action="store_true", help="one object instead of text")
 
     sub = command("pretrain", _pretrain, "Train with MLM and NSP; run it again to continue.")
     sub.add_argument(

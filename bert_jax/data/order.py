@@ -6,7 +6,7 @@ rows of such a window together. Units are random samples of the corpus already, 
 
 import numpy as np
 
-from bert_jax.data.hashing import key_from, permute
+from bert_jax.data.hashing import key_from, permute, random_bits
 
 WINDOW = 64
 """Units whose rows are shuffled together: they are in memory together."""
@@ -25,6 +25,7 @@ class EpochOrder:
         self.size = int(unit_sizes.sum())
         self._key = key
         self._epochs: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._windows: dict[tuple[int, int], np.ndarray] = {}
 
     def locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Epoch, window, and place in `window_units` joined, each int64 [n], of rows int64 [n] counted from the start.
@@ -39,17 +40,24 @@ class EpochOrder:
             windows[chosen] = np.searchsorted(starts, within[chosen], side="right") - 1
             for window in np.unique(windows[chosen]).tolist():
                 inside = chosen[windows[chosen] == window]
-                places[inside] = permute(
-                    within[inside] - starts[window],
-                    int(starts[window + 1] - starts[window]),
-                    key_from(self._key, epoch, window),
-                )
+                places[inside] = self._shuffled(epoch, window)[within[inside] - starts[window]]
         return epochs, windows, places
 
     def window_units(self, epoch: int, window: int) -> np.ndarray:
         """The units of a window, int64 [at most WINDOW], in the order in which `locate` counts their rows."""
         units, _ = self._epoch(epoch)
         return units[window * WINDOW : (window + 1) * WINDOW]
+
+    def _shuffled(self, epoch: int, window: int) -> np.ndarray:
+        """The rows of a window in an order of their own."""
+        if (epoch, window) not in self._windows:
+            if len(self._windows) > 1:
+                self._windows.clear()
+            _, starts = self._epoch(epoch)
+            rows = np.arange(starts[window + 1] - starts[window], dtype=np.uint64)
+            key = np.uint64(key_from(self._key, epoch, window))
+            self._windows[epoch, window] = np.argsort(random_bits(key, rows), kind="stable")
+        return self._windows[epoch, window]
 
     def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The units in an epoch's order, and the row at which each window begins, and the last ends."""

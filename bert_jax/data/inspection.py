@@ -1,0 +1,138 @@
+"""What is in a prepared dataset, for the eye: counts, lengths, padding, and some instances with masks drawn."""
+
+from typing import Any
+
+import numpy as np
+
+from bert_jax.data.dataset import PreparedDataset, SplitInfo
+from bert_jax.data.loader import TrainRows
+from bert_jax.data.masking import Masking, prediction_counts
+from bert_jax.data.packing import pack_lengths
+from bert_jax.errors import InputError
+
+MAX_SEQUENCES = 8  # a row, where packing is tried
+_PACKED_TOGETHER = 8192
+_BINS = 8
+_BAR = 40  # characters
+
+
+def inspect_dataset(path: str, *, samples: int = 3, seed: int = 0) -> dict[str, Any]:
+    """What `bert-jax inspect` shows, as one object.
+
+    Args:
+      path: the dataset's folder.
+      samples: how many instances of the training split are decoded, drawn by `seed`, as is their mask.
+
+    Raises:
+      InputError: there is no such dataset, or it is damaged.
+    """
+    if samples < 0:
+        raise InputError(f"--samples is at least 0, not {samples}")
+    dataset = PreparedDataset(path)
+    info, counts = dataset.info, dataset.token_counts()
+    unknown = counts[dataset.tokenizer.unk_id]
+    return {
+        "path": path,
+        "hash": info.hash,
+        "seq_len": info.seq_len,
+        "pairs": info.options["pairs"],
+        "vocab_size": dataset.tokenizer.vocab_size,
+        "lowercase": dataset.tokenizer.lowercase,
+        "unk_rate": float(unknown / max(1, counts.sum())),
+        "unused_pieces": int((counts == 0).sum()),
+        "dropped": info.dropped,
+        "splits": {
+            name: _split(split, dataset.lengths(name), info.seq_len)
+            for name, split in info.splits.items()
+            if split.instances
+        },
+        "samples": _samples(dataset, min(samples, dataset.size("train")), seed),
+    }
+
+
+def _split(split: SplitInfo, lengths: np.ndarray, seq_len: int) -> dict[str, Any]:
+    some = lengths[:_PACKED_TOGETHER]
+    rows = sum(count for count, _ in pack_lengths(some, seq_len, MAX_SEQUENCES))
+    edges = np.unique(np.linspace(0, seq_len, _BINS + 1).astype(np.int64))
+    histogram, _ = np.histogram(lengths, np.append(edges[:-1] + 1, seq_len + 1))
+    return {
+        "shards": len(split.shards),
+        "documents": split.documents,
+        "sentences": split.sentences,
+        "tokens": split.tokens,
+        "instances": split.instances,
+        "random_next_share": split.random_next / split.instances,
+        "mean_length": float(lengths.mean()),
+        "padding_share": 1 - float(lengths.mean()) / seq_len,
+        "packed_padding_share": 1 - float(some.sum(dtype=np.int64)) / (rows * seq_len),
+        "lengths": {
+            f"{low + 1}-{high}": count
+            for low, high, count in zip(edges[:-1].tolist(), edges[1:].tolist(), histogram.tolist(), strict=True)
+        },
+    }
+
+
+def _samples(dataset: PreparedDataset, count: int, seed: int) -> list[dict[str, Any]]:
+    if not count:
+        return []
+    masking = Masking(int(prediction_counts(dataset.info.seq_len)))
+    batch = TrainRows(dataset, seed=seed, masking=masking).rows(np.arange(count))
+    is_single = dataset.info.options["pairs"] == "none"
+    labels = ["next" if not label else "random" for label in batch["next_sentence_labels"][:, 0]]
+    return [
+        {
+            "text": _text(dataset, {name: entry[row] for name, entry in batch.items()}),
+            "tokens": int(batch["sequence_ids"][row].sum()),
+            "predictions": int(batch["masked_weights"][row].sum()),
+            "b_is": None if is_single else labels[row],
+        }
+        for row in range(count)
+    ]
+
+
+def _text(dataset: PreparedDataset, row: dict[str, np.ndarray]) -> str:
+    """The pieces of a row; a predicted one as {what it was>what is shown}."""
+    was = dict(zip(row["masked_positions"].tolist(), row["masked_ids"].tolist(), strict=True))
+    predicted = {
+        position for position, weight in zip(row["masked_positions"], row["masked_weights"], strict=True) if weight
+    }
+    words: list[str] = []
+    for position, token in enumerate(row["input_ids"][: row["sequence_ids"].sum()].tolist()):
+        piece = dataset.tokenizer.id_to_token(token)
+        if position in predicted:
+            words.append(f"{{{dataset.tokenizer.id_to_token(was[position])}>{piece}}}")
+        elif piece.startswith("##") and words and not words[-1].endswith("}"):
+            words[-1] += piece.removeprefix("##")
+        else:
+            words.append(piece)
+    return " ".join(words)
+
+
+def render(report: dict[str, Any]) -> str:
+    """The report as lines for a terminal."""
+    case = "uncased" if report["lowercase"] else "cased"
+    lines = [
+        f"{report['path']}: sequences of {report['seq_len']} tokens, pairs {report['pairs']}, "
+        f"{report['vocab_size']:,} pieces, {case}",
+        f"[UNK] {report['unk_rate']:.3%} of tokens; {report['unused_pieces']:,} pieces never occur",
+    ]
+    if dropped := {rule: count for rule, count in report["dropped"].items() if count}:
+        left_out = ", ".join(f"{count:,} {rule.replace('_', ' ')}" for rule, count in dropped.items())
+        lines.append(f"left out: {left_out}")
+    for name, split in report["splits"].items():
+        random_next = f", {split['random_next_share']:.1%} with a random B" if report["pairs"] == "nsp" else ""
+        lines += [
+            "",
+            f"{name}: {split['instances']:,} instances in {split['shards']:,} shards{random_next}",
+            f"  {split['documents']:,} documents, {split['sentences']:,} sentences, {split['tokens']:,} tokens",
+            f"  {split['mean_length']:.1f} tokens a sequence; padding {split['padding_share']:.1%}, "
+            f"{split['packed_padding_share']:.1%} if packed",
+        ]
+        most = max(split["lengths"].values())
+        width = max(map(len, split["lengths"]))
+        for span, count in split["lengths"].items():
+            lines.append(f"  {span:>{width}}  {'#' * round(_BAR * count / most):<{_BAR}}  {count:,}")
+    for sample in report["samples"]:
+        b_is = f", B is {sample['b_is']}" if sample["b_is"] else ""
+        lines += ["", f"{sample['tokens']} tokens, {sample['predictions']} predicted{b_is}", f"  {sample['text']}"]
+    return "\n".join(lines)
