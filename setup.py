@@ -1,4 +1,4 @@
-"""How bert_jax is installed: `pip install -e .`, with the extras gpu, tpu, parity (torch, transformers) and dev."""
+"""How bert_jax is installed: `pip install -e .`, with the extras gpu, tpu, beam, dataflow, parity (torch, transformers), dev."""
 
 from pathlib import Path
 
@@ -44,6 +44,7 @@ setup(
         "gpu": ["jax[cuda13]>=0.10"],
         "tpu": ["jax[tpu]>=0.10"],
         "beam": ["apache-beam>=2.70"],
+        "dataflow": ["apache-beam[gcp]>=2.70", "gcsfs"],
         "parity": ["torch>=2.6", "transformers>=5.0"],
         "dev": [
             "hypothesis",

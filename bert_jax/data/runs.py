@@ -92,6 +92,28 @@ class HeldRun:
         return self.arrays[name]
 
 
+def part_of(run: Run, low: int, high: int, lines: bool) -> HeldRun | None:
+    """The documents of a run with hashes in [low, high), on request with what tells of `lines`; None without any."""
+    hashes = run.array("hashes")
+    first, last = (_position(hashes, bound) for bound in (low, high))
+    if first == last:
+        return None
+    sentence_at, token_at = (run.array(name)[first : last + 1] for name in ("sentence_at", "token_at"))
+    of_sentence = ("lengths", "lines", "begins_line") if lines else ("lengths",)
+    arrays = {
+        "hashes": hashes[first:last],
+        "sentence_at": sentence_at - sentence_at[0],
+        "token_at": token_at - token_at[0],
+        "tokens": run.array("tokens")[token_at[0] : token_at[-1]],
+        **{name: run.array(name)[sentence_at[0] : sentence_at[-1]] for name in of_sentence},
+    }
+    return HeldRun(arrays, int(last - first), int(token_at[-1] - token_at[0]))
+
+
+def _position(hashes: np.ndarray, bound: int) -> int:
+    return len(hashes) if bound >= 2**64 else int(np.searchsorted(hashes, np.uint64(bound)))
+
+
 def finished_runs(task: TokenizeTask) -> list[StoredRun] | None:
     """What `tokenize` has returned for the task before, None where it has not."""
     path = _finished(task)
