@@ -1,4 +1,4 @@
-"""How bert_jax is installed: `pip install -e .`, with the extras gpu, tpu, beam, dataflow, parity (torch, transformers), dev."""
+"""How bert_jax is installed: `pip install -e .`, with the extras gpu, tpu, beam, dataflow, parity (torch) and dev."""
 
 from pathlib import Path
 
