@@ -42,7 +42,7 @@ from bert_jax.errors import BertJaxError, InputError
 log = logging.getLogger(__name__)
 
 Range = tuple[str, str, int, int]  # split, file, low, high
-COUNT = "shards"  # the file that says how many there are
+_COUNT = "shards"  # the file that says how many there are
 _LINE_PARTS = 256  # the lines of a corpus are counted in so many parts
 
 
@@ -54,11 +54,25 @@ class Job:
     pairing: Pairing
     hygiene: Hygiene
     cut: Callable[[Sequence[Run]], list[Range]]
-    staged: str
+    staged: epath.Path
 
 
-def build_shards(files: Sequence[str], job: Job, runner: str, flags: Sequence[str]) -> list[tuple[str, Built]]:
-    """(split, what was built) of each shard, now in `job.staged`; none where the corpus holds no text.
+@contextlib.contextmanager
+def staging(folder: epath.Path) -> Iterator[epath.Path]:
+    """A folder in `folder` for one pipeline alone, which may live longer than the command that began it."""
+    path = os.fspath(folder)
+    staged = epath.Path(path if "://" in path else os.path.abspath(path)) / uuid.uuid4().hex
+    staged.mkdir(parents=True)
+    try:
+        yield staged
+    finally:
+        staged.rmtree()
+
+
+def build_splits(
+    files: Sequence[str], job: Job, runner: str, flags: Sequence[str]
+) -> tuple[dict[str, list[Built]], dict[str, epath.Path]]:
+    """What each split's shards are, and where in `job.staged` each file is; nothing if there is no text.
 
     Args:
       files: of a `corpus.plan`.
@@ -74,14 +88,17 @@ def build_shards(files: Sequence[str], job: Job, runner: str, flags: Sequence[st
     _connect(pipeline, [_everywhere(path) for path in files], job)
     log.info("preparing on %s ...", runner)
     _run(pipeline, runner)
-    folder = epath.Path(job.staged)
-    if failures := sorted(path.read_text() for path in folder.glob("*.failed")):
+    if failures := sorted(path.read_text() for path in job.staged.glob("*.failed")):
         others = f" (and {len(failures) - 1} more like it)" if failures[1:] else ""
         raise InputError(failures[0] + others)
-    results = [pickle.loads(path.read_bytes()) for path in folder.glob("*.built")]
-    if not (folder / COUNT).exists() or len(results) != int((folder / COUNT).read_text()):
+    results = [pickle.loads(path.read_bytes()) for path in job.staged.glob("*.built")]
+    count = job.staged / _COUNT
+    if not count.exists() or len(results) != int(count.read_text()):
         raise InputError(f"--output is no folder that this machine and the workers of {runner} share: name one")
-    return [result for _, result in sorted(results, key=lambda numbered: numbered[0])]
+    splits: dict[str, list[Built]] = {"train": [], "eval": []}
+    for _, split, built in sorted(results, key=lambda result: result[0]):
+        splits[split].append(built)
+    return splits, {built.shard.file: job.staged / built.shard.file for of in splits.values() for built in of}
 
 
 def _everywhere(path: str) -> str:
@@ -129,10 +146,10 @@ def _connect(pipeline: beam.Pipeline, files: Sequence[str], job: Job) -> None:
     total = runs | "Sum each" >> beam.Map(lambda run: _sum([run])) | "Sum" >> beam.CombineGlobally(_sum)
     ranges = total | "Ranges" >> beam.Map(_ranges, AsList(failures), job.cut)
     _ = ranges | "Count" >> beam.Map(_tell_count, job.staged)
-    lines = runs | "Lines" >> beam.FlatMap(_lines if job.hygiene.max_line_repeats else _nothing)
-    repeated = (
-        lines | "By hash" >> beam.GroupByKey() | "Repeated" >> beam.FlatMap(_repeated, job.hygiene.max_line_repeats)
-    )
+    repeated: Any = []
+    if most := job.hygiene.max_line_repeats:
+        lines = runs | "Lines" >> beam.FlatMap(_lines) | "By hash" >> beam.GroupByKey()
+        repeated = AsList(lines | "Repeated" >> beam.Map(_repeated, most))
 
     parts = runs | "Parts" >> beam.FlatMap(_parts, AsSingleton(ranges), job.how.lines)
     empty = ranges | "Empty" >> beam.FlatMap(lambda found: [(number, None) for number in range(len(found))])
@@ -140,7 +157,7 @@ def _connect(pipeline: beam.Pipeline, files: Sequence[str], job: Job) -> None:
         (parts, empty)
         | "All parts" >> beam.Flatten()
         | "By bucket" >> beam.GroupByKey()
-        | "Build" >> beam.Map(_build, AsSingleton(ranges), AsList(repeated), job)
+        | "Build" >> beam.Map(_build, AsSingleton(ranges), repeated, job)
     )
 
 
@@ -171,12 +188,12 @@ def _slices(path: str, reading: corpus.CorpusOptions) -> list[corpus.Slice]:
     return corpus.plan([path], reading)
 
 
-def _tell(failure: str, staged: str) -> None:
-    _place(failure.encode(), epath.Path(staged) / f"{key_from(failure):016x}.failed")
+def _tell(failure: str, staged: epath.Path) -> None:
+    _place(failure.encode(), staged / f"{key_from(failure):016x}.failed")
 
 
-def _tell_count(ranges: list[Any], staged: str) -> None:
-    _place(str(len(ranges)).encode(), epath.Path(staged) / COUNT)
+def _tell_count(ranges: list[Any], staged: epath.Path) -> None:
+    _place(str(len(ranges)).encode(), staged / _COUNT)
 
 
 def _sum(runs: Iterable[HeldRun]) -> HeldRun:
@@ -191,10 +208,6 @@ def _ranges(total: HeldRun, failures: list[str], cut: Callable[[Sequence[Run]], 
     return [] if failures or not total.documents else cut([total])
 
 
-def _nothing(run: HeldRun) -> list[Any]:
-    return []
-
-
 def _lines(run: HeldRun) -> Iterator[tuple[int, tuple[np.ndarray, np.ndarray]]]:
     hashes, counts = np.unique(lines_of(run), return_counts=True)
     part_of_hash = hashes % np.uint64(_LINE_PARTS)
@@ -203,10 +216,10 @@ def _lines(run: HeldRun) -> Iterator[tuple[int, tuple[np.ndarray, np.ndarray]]]:
         yield part, (hashes[in_part], counts[in_part])
 
 
-def _repeated(part: tuple[int, Iterable[tuple[np.ndarray, np.ndarray]]], most: int) -> list[np.ndarray]:
+def _repeated(part: tuple[int, Iterable[tuple[np.ndarray, np.ndarray]]], most: int) -> np.ndarray:
     hashes, counts = (np.concatenate(arrays) for arrays in zip(*part[1], strict=True))
     distinct, which = np.unique(hashes, return_inverse=True)
-    return [distinct[np.bincount(which, counts) > most]]
+    return distinct[np.bincount(which, counts) > most]
 
 
 def _parts(run: HeldRun, ranges: list[Range], lines: bool) -> Iterator[tuple[int, HeldRun]]:
@@ -226,9 +239,8 @@ def _build(
         size = job.how.tokenizer.vocab_size
         task = BuildTask(file, split, low, high, runs, size, job.pairing, job.hygiene, drop, Path(scratch))
         built = build(task)
-        staged = epath.Path(job.staged)
-        _place(task.path, staged / file)
-        _place(pickle.dumps((number, (split, built))), staged / f"{file}.built")
+        _place(task.path, job.staged / file)
+        _place(pickle.dumps((number, split, built)), job.staged / f"{file}.built")
 
 
 def _place(content: Path | bytes, target: epath.Path) -> None:

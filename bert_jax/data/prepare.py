@@ -11,6 +11,8 @@ vocabulary, options and seed give the same bytes for any number of workers. Memo
 
 A task's result lies in a scratch folder under a name that is a hash of all that it depends on, so that a run which was
 killed, or came upon a full disk or a broken file, goes on where it was.
+
+Where that is not a pool of processes on this machine but a cluster, `beam.py` makes a pipeline of the same functions.
 """
 
 import fcntl
@@ -18,11 +20,10 @@ import logging
 import os
 import shutil
 import tempfile
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -138,19 +139,22 @@ def prepare(
     folder.mkdir(parents=True, exist_ok=True)
     work = _scratch_folder(folder, scratch)
     work.mkdir(parents=True, exist_ok=True)
-    with _locked(work):
+    files = list(dict.fromkeys(piece.path for piece in slices))
+    with ExitStack() as stack:
+        stack.enter_context(_locked(work))
         if beam is None:
             splits, shards = _build(slices, how, pairing, hygiene, options, work, workers, bars)
-            info = _complete(folder, splits, shards, tokenizer, options, seed)
         else:
-            with _staging(folder) as staged:
-                job = beam.Job(how, pairing, hygiene, partial(_buckets, options=options), os.fspath(staged))
-                built = beam.build_shards(_files(slices), job, runner, beam_options)
-                if not built:
-                    raise _no_text(slices)
-                splits = {split: [bucket for its, bucket in built if its == split] for split in ("train", "eval")}
-                shards = {bucket.shard.file: staged / bucket.shard.file for _, bucket in built}
-                info = _complete(folder, splits, shards, tokenizer, options, seed)
+            staged = stack.enter_context(beam.staging(folder / TEMPORARY))
+            job = beam.Job(how, pairing, hygiene, partial(_buckets, options=options), staged)
+            splits, shards = beam.build_splits(files, job, runner, beam_options)
+        if not shards:
+            others = f"and {len(files) - 1} more are" if files[1:] else "is"
+            raise InputError(f"the corpus holds no text: {files[0]} {others} empty")
+        if not sum(bucket.shard.instances for bucket in splits["train"]):
+            raise InputError("the corpus has too little text for a train split: give more, or --eval_fraction 0")
+        info = _describe(splits, tokenizer, options, seed)
+        _publish(folder, shards, splits, tokenizer, info)
     shutil.rmtree(work)
     return info
 
@@ -196,27 +200,6 @@ def _locked(work: Path) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _staging(folder: epath.Path) -> Iterator[epath.Path]:
-    """A folder where the workers of one pipeline, which may live longer than its caller, leave their shards."""
-    staged = epath.Path(os.path.abspath(folder) if "://" not in os.fspath(folder) else folder) / TEMPORARY
-    staged /= uuid.uuid4().hex
-    staged.mkdir(parents=True)
-    try:
-        yield staged
-    finally:
-        staged.rmtree()
-
-
-def _files(slices: Sequence[corpus.Slice]) -> list[str]:
-    return list(dict.fromkeys(piece.path for piece in slices))
-
-
-def _no_text(slices: Sequence[corpus.Slice]) -> InputError:
-    first, *others = _files(slices)
-    return InputError(f"the corpus holds no text: {first} {f'and {len(others)} more are' if others else 'is'} empty")
-
-
 def _build(
     slices: Sequence[corpus.Slice],
     how: Tokenizing,
@@ -227,7 +210,7 @@ def _build(
     workers: int,
     bars: Bars,
 ) -> tuple[dict[str, list[Built]], dict[str, Path]]:
-    """Both passes: what each split's shards are, and where in `work` each file is."""
+    """Both passes: what each split's shards are, and where in `work` each file is; nothing if there is no text."""
     # Pass 1: slices to runs.
     tokenizing = [TokenizeTask(piece, corpus.fingerprint(piece.path), how, work) for piece in slices]
     of_slice: dict[str, Sequence[Run]] = {}
@@ -240,7 +223,7 @@ def _build(
             bar.update(task.piece.bytes)
     all_runs = [run for task in tokenizing for run in of_slice[task.name]]
     if not all_runs:
-        raise _no_text(slices)
+        return {}, {}
 
     # Pass 2: buckets to shards.
     repeated = np.zeros(0, np.uint64)
@@ -290,21 +273,6 @@ def _buckets(runs: Sequence[Run], options: PrepareOptions) -> list[tuple[str, st
         for split, found in ranges.items()
         for number, (low, high) in enumerate(found)
     ]
-
-
-def _complete(
-    folder: epath.Path,
-    splits: dict[str, list[Built]],
-    shards: Mapping[str, Path | epath.Path],
-    tokenizer: WordPieceTokenizer,
-    options: PrepareOptions,
-    seed: int,
-) -> DatasetInfo:
-    if not sum(bucket.shard.instances for bucket in splits["train"]):
-        raise InputError("the corpus has too little text for a train split: give more, or --eval_fraction 0")
-    info = _describe(splits, tokenizer, options, seed)
-    _publish(folder, shards, splits, tokenizer, info)
-    return info
 
 
 def _describe(

@@ -4,6 +4,7 @@ import gzip
 import json
 import pickle
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -84,3 +85,14 @@ def test_one_for_a_process(tokenizer):
     assert word_cache(tokenizer) is word_cache(tokenizer)
     other = WordPieceTokenizer(tokenizer.vocab, not tokenizer.lowercase)
     assert pickle.loads(pickle.dumps(other)).lowercase is other.lowercase
+
+
+def test_threads(tokenizer, monkeypatch):
+    """Of a Beam worker: one begins the cache anew while another reads it."""
+    monkeypatch.setattr(module, "CAPACITY", 10)
+    letters = random.Random(1)
+    texts = [" ".join("".join(letters.choices("abc", k=letters.choice([2, 40]))) for _ in range(9)) for _ in range(40)]
+    cache = WordCache(tokenizer)
+    with ThreadPoolExecutor(4) as pool:
+        for _ in pool.map(lambda _: assert_same(tokenizer, texts, cache), range(30)):
+            pass
