@@ -1,4 +1,4 @@
-"""How bert_jax is installed: `pip install -e .`, with the extras gpu, tpu, beam, dataflow, parity (torch) and dev."""
+"""How bert_jax is installed: `pip install -e .`; extras: gpu, tpu, beam, dataflow, parity, benchmarks, dev."""
 
 from pathlib import Path
 
@@ -46,7 +46,9 @@ setup(
         "beam": ["apache-beam>=2.70"],
         "dataflow": ["apache-beam[gcp]>=2.70", "gcsfs"],
         "parity": ["torch>=2.6", "transformers>=5.0"],
+        "benchmarks": ["datasets>=4", "torch>=2.6", "transformers>=5.0"],
         "dev": [
+            "grain>=0.2.10",
             "hypothesis",
             "mypy",
             "pytest>=8",

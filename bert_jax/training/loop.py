@@ -67,6 +67,12 @@ def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:
     return train_loader, eval_loader
 
 
+def _epochs(loader: TrainLoader, step: int) -> dict[str, float]:
+    """How often each dataset has been gone through after `step` steps, by its place in `data.path`."""
+    seen = loader.epochs(step)
+    return {"epoch": seen[0]} if len(seen) == 1 else {f"epoch_{place}": count for place, count in enumerate(seen)}
+
+
 def plan_state(mesh: Mesh, phase: Phase) -> tuple[optax.GradientTransformation, StateSpec]:
     """The optimizer, and the plan of the state, which is the same in every phase but for how the model runs."""
     config = phase.config
@@ -136,6 +142,7 @@ def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[
         throughput.finished(at)
         if at % config.log_every_steps == 0 or at == phase.stop:
             row = {name: value.item() for name, value in values.items()} | throughput.rates(at)
+            row |= _epochs(train_loader, at)
             run.writer.write(at, row)
             run.bar.set_postfix_str(summary(row))
             run.checkpointer.check()

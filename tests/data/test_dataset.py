@@ -1,7 +1,9 @@
 import hashlib
 import json
+import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -204,3 +206,18 @@ def test_a_shard_has_its_name_only_when_whole(tmp_path):
     assert (shard.file, shard.instances) == ("train.array_record", 7)
     assert shard.digest == hashlib.blake2b(b"onetwo", digest_size=16).hexdigest()
     assert shard.bytes == (tmp_path / "train.array_record").stat().st_size
+
+
+def test_the_example_of_the_readme_opens_it_with_grain(dataset_dir, tmp_path, monkeypatch):
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (example,) = (block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "import grain" in block)
+    (tmp_path / "data").symlink_to(dataset_dir)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(example, names)
+    dataset = PreparedDataset(str(dataset_dir))
+    assert sum(len(block) for block in names["blocks"]) == dataset.size("train")
+    first = dataset.instances("train", np.array([0]))
+    length = names["header"]["len_a"]
+    assert names["segment_a"].tolist() == first["input_ids"][0, 1 : 1 + length].tolist()
+    assert names["header"]["id"] == first["instance_ids"][0]

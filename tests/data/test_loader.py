@@ -168,6 +168,21 @@ def test_static_masks_come_round_again(dataset, rounds):
     assert np.array_equal(epochs[0], by_instance(0))
 
 
+def test_more_or_fewer_processes_see_each_example_once(dataset):
+    """Two processes, then four, then one: together they go through the epoch as one would."""
+    whole = make(dataset, batch=16)
+    steps = whole.size // 16
+    seen = []
+    for step in range(steps):
+        processes = 2 if step < steps // 3 else 4 if step < 2 * steps // 3 else 1
+        share = 16 // processes
+        parts = [make(dataset, batch=16).batch(step, slice(p * share, (p + 1) * share)) for p in range(processes)]
+        together = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        assert_same(together, whole.batch(step))
+        seen.append(whole.examples(step)[0])
+    assert len(np.unique(np.concatenate(seen))) == 16 * steps
+
+
 def test_a_later_phase_reads_on(dataset):
     whole = make(dataset, batch=16)
     later = Loader(dataset, first_step=100, first_row=48)

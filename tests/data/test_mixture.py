@@ -105,6 +105,10 @@ def test_evaluation_is_over_all(dataset_dir, other_dir):
     assert any(tuple(row) in set(rows(alone[1:])) for row in small.tolist())  # spread, not one after the other
 
 
+def rows_of_packs(folder):
+    return TrainRows(PreparedDataset(str(folder)), seed=0, masking=Masking(10), max_sequences=4).size
+
+
 # --- Runs -------------------------------------------------------------------------------------------------------
 
 
@@ -122,7 +126,11 @@ def test_a_mixed_and_packed_run_resumes_to_the_bit(dataset_dir, other_dir, tmp_p
     assert done.returncode == 0, done.stderr
     assert "gone through" in done.stderr
     runs.assert_same_run(whole, stopped)
-    assert {"real_tokens_per_second"} <= read_metrics(epath.Path(whole))[0].keys()
+    rows = [row for row in read_metrics(epath.Path(whole)) if "split" not in row]
+    assert "real_tokens_per_second" in rows[1]
+    first, second = rows[-1]["epoch_0"], rows[-1]["epoch_1"]
+    assert second / first == pytest.approx(0.4 / 0.6 * rows_of_packs(dataset_dir) / rows_of_packs(other_dir), rel=0.02)
+    assert "epoch" not in rows[-1]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,170 @@
+"""Preparing and loading on one core, beside what one would write with `datasets`, `tokenizers` and `transformers`.
+
+    python benchmarks/data_pipeline.py --input 'wiki/*.jsonl.gz' --vocab vocab.txt [--rounds 6]
+
+Five sides, each in a process of its own, one after the other in every round; figures are medians over the rounds, of
+CPU time. The peer's preparation is that of the `run_mlm` example: tokenize documents, join them, cut rows of 128; it
+makes no sentences and no pairs. Its loading is random batches of rows through DataCollatorForLanguageModeling.
+"""
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from glob import glob
+from pathlib import Path
+
+SEQ_LEN = 128
+BATCH = 256
+BATCHES = 400
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def tokenizer_alone(files: list[str], vocab: str, folder: Path) -> dict[str, float]:
+    """`tokenizers`' BertNormalizer and WordPiece on sentences that are split already."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    from bert_jax.data import corpus, sentences
+
+    pieces = {piece: number for number, piece in enumerate(Path(vocab).read_text().splitlines())}
+    tokenizer = Tokenizer(models.WordPiece(pieces, unk_token="[UNK]", max_input_chars_per_word=200))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    options = corpus.CorpusOptions()
+    documents = (document for piece in corpus.plan(files, options) for document in corpus.read(piece, options))
+    split = [sentence for document in documents for sentence in sentences.split(document)]
+    start, tokens = time.process_time(), 0
+    for first in range(0, len(split), 2048):
+        encoded = tokenizer.encode_batch_fast(split[first : first + 2048], add_special_tokens=False)
+        tokens += sum(len(encoding.ids) for encoding in encoded)
+    return {"count": tokens, "seconds": time.process_time() - start}
+
+
+def prepare(files: list[str], vocab: str, folder: Path) -> dict[str, float]:
+    from bert_jax.data.prepare import PrepareOptions, prepare
+    from bert_jax.data.tokenization import WordPieceTokenizer
+
+    shutil.rmtree(folder / "ours", ignore_errors=True)
+    start = time.process_time()
+    tokenizer = WordPieceTokenizer.from_file(vocab)
+    info = prepare(files, tokenizer, str(folder / "ours"), PrepareOptions(seq_len=SEQ_LEN), workers=1)
+    return {
+        "count": sum(split.tokens for split in info.splits.values()),
+        "seconds": time.process_time() - start,
+    }
+
+
+def peer_prepare(files: list[str], vocab: str, folder: Path) -> dict[str, float]:
+    import datasets
+    from transformers import BertTokenizerFast
+
+    datasets.disable_progress_bars()
+    shutil.rmtree(folder / "peer", ignore_errors=True)
+    tokenizer = BertTokenizerFast(vocab=vocab)
+    start = time.process_time()
+
+    def tokenize(examples: dict) -> dict:
+        return tokenizer(examples["text"], return_special_tokens_mask=True, return_token_type_ids=False)
+
+    def group(examples: dict) -> dict:
+        joined = {name: [token for row in rows for token in row] for name, rows in examples.items()}
+        total = len(joined["input_ids"]) // SEQ_LEN * SEQ_LEN
+        return {name: [row[i : i + SEQ_LEN] for i in range(0, total, SEQ_LEN)] for name, row in joined.items()}
+
+    corpus = datasets.load_dataset("json", data_files=files, split="train", cache_dir=str(folder / "peer"))
+    tokens = corpus.map(tokenize, batched=True, remove_columns=corpus.column_names)
+    rows = tokens.map(group, batched=True)
+    rows.save_to_disk(str(folder / "peer" / "rows"))
+    return {"count": len(rows) * SEQ_LEN, "seconds": time.process_time() - start}
+
+
+def load(files: list[str], vocab: str, folder: Path) -> dict[str, float]:
+    from bert_jax.data.dataset import PreparedDataset
+    from bert_jax.data.loader import TrainLoader, TrainRows
+    from bert_jax.data.masking import Masking
+
+    rows = TrainRows(PreparedDataset(str(folder / "ours")), seed=0, masking=Masking(20))
+    loader = TrainLoader([rows], seed=0, global_batch_size=BATCH)
+    loader.batch(0)
+    start = time.process_time()
+    for step in range(BATCHES):
+        loader.batch(step)
+    return {"count": BATCHES * BATCH, "seconds": time.process_time() - start}
+
+
+def peer_load(files: list[str], vocab: str, folder: Path) -> dict[str, float]:
+    import datasets
+    import torch
+    from transformers import BertTokenizerFast, DataCollatorForLanguageModeling
+
+    torch.set_num_threads(1)
+    rows = datasets.load_from_disk(str(folder / "peer" / "rows")).with_format("torch")
+    collate = DataCollatorForLanguageModeling(BertTokenizerFast(vocab=vocab))
+    loader = torch.utils.data.DataLoader(rows, BATCH, shuffle=True, collate_fn=collate, drop_last=True)
+    batches = iter(loader)
+    next(batches)
+    count, start = 0, time.process_time()
+    for batch in batches:
+        count += len(batch["input_ids"])
+        if count >= BATCHES * BATCH // 8:
+            break
+    return {"count": count, "seconds": time.process_time() - start}
+
+
+SIDES: dict[str, tuple[Callable, str]] = {
+    "tokenizer_alone": (tokenizer_alone, "tokens a second: Rust tokenizer alone, on split sentences"),
+    "prepare": (prepare, "tokens a second: bert-jax prepare, raw text to a finished dataset"),
+    "peer_prepare": (peer_prepare, "tokens a second: datasets + tokenizers, raw text to rows"),
+    "load": (load, "examples a second: bert-jax, masked batches"),
+    "peer_load": (peer_load, "examples a second: DataLoader + DataCollatorForLanguageModeling"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--input", required=True)
+    parser.add_argument("--vocab", required=True)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--folder", help="for what is made; by default a temporary one")
+    parser.add_argument("--side", choices=SIDES)
+    options = parser.parse_args()
+    files = sorted(glob(options.input))
+    if options.side:
+        result = SIDES[options.side][0](files, options.vocab, Path(options.folder))
+        result["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(json.dumps(result))
+        return
+    rates: dict[str, list[float]] = {side: [] for side in SIDES}
+    peaks: dict[str, float] = dict.fromkeys(SIDES, 0.0)
+    with tempfile.TemporaryDirectory() as temporary:
+        command = [sys.executable, __file__, "--input", options.input, "--vocab", options.vocab]
+        for number in range(options.rounds):
+            for side in SIDES:
+                arguments = [*command, "--folder", options.folder or temporary, "--side", side]
+                done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+                if done.returncode:
+                    raise SystemExit(done.stderr)
+                result = json.loads(done.stdout.strip().split("\n")[-1])
+                rates[side].append(result["count"] / result["seconds"])
+                peaks[side] = max(peaks[side], result["peak_mb"])
+                print(f"round {number + 1}: {side} {rates[side][-1]:,.0f}", file=sys.stderr, flush=True)
+    print("| what | a second, on one core | least and most | peak memory |\n| --- | --- | --- | --- |")
+    for side, (_, text) in SIDES.items():
+        found, peak = rates[side], peaks[side]
+        print(f"| {text} | {statistics.median(found):,.0f} | {min(found):,.0f}-{max(found):,.0f} | {peak:,.0f} MB |")
+    for ours, peer in (("prepare", "peer_prepare"), ("load", "peer_load")):
+        ratio = statistics.median(one / other for one, other in zip(rates[ours], rates[peer], strict=True))
+        print(f"\n{ours}: {ratio:.2f} times the peer")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What packing saves at 512 tokens: padding, and the time of a training step by sequences.
+
+    python benchmarks/packing.py --input 'wiki/*.jsonl.gz' --vocab vocab.txt [--rounds 6]
+
+Prepares the text once, and trains a small BERT on its rows unpacked and packed, a few steps of each in turn, in one
+process. The rates are medians over the rounds.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from glob import glob
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from bert_jax.config import load_config
+from bert_jax.data.dataset import PreparedDataset
+from bert_jax.data.prepare import PrepareOptions, prepare
+from bert_jax.data.tokenization import WordPieceTokenizer
+from bert_jax.training.loop import make_loaders, plan_state
+from bert_jax.training.phases import open_phases
+from bert_jax.training.sharding import make_mesh
+from bert_jax.training.train_step import make_train_step, put_batch
+
+STEPS = 3  # a round
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--input", required=True)
+    parser.add_argument("--vocab", required=True)
+    parser.add_argument("--config", default="bert:L4_H256")
+    parser.add_argument("--batch_size", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=6)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        tokenizer = WordPieceTokenizer.from_file(options.vocab)
+        data = str(Path(temporary) / "data")
+        prepare(sorted(glob(options.input)), tokenizer, data, PrepareOptions(seq_len=512), workers=2)
+        lengths = PreparedDataset(data).lengths("train")
+        print(
+            f"{len(lengths):,} sequences of {lengths.mean():.0f} tokens on average, half of them of "
+            f"{np.median(lengths):.0f} or fewer"
+        )
+        sides = {packing: Side(options, data, packing) for packing in (False, True)}
+        rates: dict[bool, list[float]] = {packing: [] for packing in sides}
+        for _ in range(options.rounds):
+            for packing, side in sides.items():
+                rates[packing].append(side.round())
+    print(
+        "| rows | real tokens | rows an epoch | sequences a row | sequences a second |\n| --- | --- | --- | --- | --- |"
+    )
+    for packing, side in sides.items():
+        loader = side.loader
+        print(
+            f"| {'packed' if packing else 'unpacked'} | {loader.real_share:.2%} | {loader.sources[0].size:,} | "
+            f"{loader.sequences_a_row:.2f} | {statistics.median(rates[packing]):.2f} |"
+        )
+    ratio = statistics.median(one / other for one, other in zip(rates[True], rates[False], strict=True))
+    print(f"\npacked: {ratio:.2f} times as many sequences a second ({options.config}, {jax.devices()[0].device_kind})")
+
+
+class Side:
+    """Training on packed or on unpacked rows."""
+
+    def __init__(self, options: argparse.Namespace, data: str, packing: bool):
+        overrides = {
+            "data.path": data, "data.packing": packing, "data.max_predictions": 76, "total_steps": 10_000,
+            "global_batch_size": options.batch_size, "optimizer.warmup_steps": 1,
+        }  # fmt: skip
+        config = load_config(options.config, [(key, str(value)) for key, value in overrides.items()])
+        (phase,) = open_phases(config)
+        self.mesh = make_mesh(config.mesh)
+        self.loader, _ = make_loaders(phase)
+        optimizer, spec = plan_state(self.mesh, phase)
+        self.train_step = make_train_step(self.mesh, spec, optimizer, phase.schedule(), seed=0, nsp=True)
+        self.state, self.step = spec.make(), 0
+        self.batch_size = options.batch_size
+        self.round()
+
+    def round(self) -> float:
+        """Sequences a second over some steps."""
+        batches = [put_batch(self.mesh, self.loader.batch(self.step + i)) for i in range(STEPS)]
+        start = time.perf_counter()
+        for batch in batches:
+            self.state, metrics = self.train_step(self.state, batch)
+        jax.block_until_ready(metrics)
+        self.step += STEPS
+        return STEPS * self.batch_size * self.loader.sequences_a_row / (time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    main()
