@@ -1,4 +1,4 @@
-"""How bert_jax is installed: `pip install -e .`; extras: gpu, tpu, parity (torch, transformers), benchmarks, dev."""
+"""How bert_jax is installed: `pip install -e .`; extras: gpu, tpu, beam, dataflow, parity, benchmarks, dev."""
 
 from pathlib import Path
 
@@ -43,6 +43,8 @@ setup(
     extras_require={
         "gpu": ["jax[cuda13]>=0.10"],
         "tpu": ["jax[tpu]>=0.10"],
+        "beam": ["apache-beam>=2.70"],
+        "dataflow": ["apache-beam[gcp]>=2.70", "gcsfs"],
         "parity": ["torch>=2.6", "transformers>=5.0"],
         "benchmarks": ["datasets>=4", "torch>=2.6", "transformers>=5.0"],
         "dev": [

@@ -37,7 +37,8 @@ def entry_point() -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand and returns its exit status."""
     parser = _parser()
-    options, rest = parser.parse_known_args(_joined(sys.argv[1:] if arguments is None else arguments))
+    words, beam_options = _split(_joined(sys.argv[1:] if arguments is None else arguments))
+    options, rest = parser.parse_known_args(words)
     overrides, unknown = _overrides(rest) if hasattr(options, "config") else ([], rest)
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -45,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if hasattr(options, "config"):
             options.overrides = overrides
+        options.beam_options = beam_options
         options.run(options)
         return 0
     except BertJaxError as error:
@@ -90,6 +92,14 @@ def _joined(arguments: Sequence[str]) -> list[str]:
         else:
             joined.append(word)
     return joined
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """What of `prepare`'s words is its own, and what stands after `--`, which is for Beam."""
+    if words[:1] != ["prepare"] or "--" not in words:
+        return words, []
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
 
 
 def _overrides(rest: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
@@ -193,7 +203,8 @@ def _prepare(options: argparse.Namespace) -> None:
     tokenizer = WordPieceTokenizer.from_file(options.vocab, lowercase=not options.cased)
     info = prepare(
         options.input, tokenizer, options.output, chosen,
-        seed=options.seed, workers=options.workers, scratch=options.scratch, bars=bars(),
+        seed=options.seed, workers=options.workers, scratch=options.scratch, runner=options.runner,
+        beam_options=options.beam_options, bars=bars(),
     )  # fmt: skip
     print(json.dumps({"output": options.output, **describe(info)}, indent=2))
 
@@ -344,9 +355,14 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--min_document_tokens", type=int, default=0, help="drop shorter documents")
     sub.add_argument("--max_document_tokens", type=int, default=0, help="drop longer documents; 0: none")
     sub.add_argument("--bucket_tokens", type=int, default=16 << 20, help="tokens a shard, held in memory by a worker")
-    sub.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
+    sub.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes of the local runner")
     sub.add_argument("--scratch", metavar="DIR", help="for unfinished work, on this machine; by default in --output")
     sub.add_argument("--seed", type=int, default=0, help="of pairs, lengths and labels")
+    sub.add_argument(
+        "--runner", default="local", metavar="RUNNER",
+        help="local, or one of Apache Beam: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner, ...; its options "
+        "follow after `--`, last of all",
+    )  # fmt: skip
 
     sub = command("inspect", _inspect, "Show what is in a prepared dataset: counts, lengths, padding, instances.")
     sub.add_argument("data", metavar="DIR", help="a prepared dataset")

@@ -15,7 +15,7 @@ from bert_jax.data.hashing import key_from, random_bits
 from bert_jax.data.hygiene import Hygiene
 from bert_jax.data.instances import make_pairs, make_rng, make_singles
 from bert_jax.data.records import BLOCK, RANDOM_NEXT, SINGLE, encode_block, make_headers, sequence_lengths
-from bert_jax.data.runs import Run, save_array, write_whole
+from bert_jax.data.runs import Run, part_of, save_array, write_whole
 from bert_jax.data.tokenization import token_dtype
 
 _VERSION = 1  # of what a shard holds
@@ -26,10 +26,16 @@ def eval_threshold(runs: Sequence[Run], fraction: float) -> int:
     if not fraction:
         return 0
     threshold = int(fraction * 2**64)
-    distinct = np.unique(np.concatenate([np.unique(run.array("hashes"))[:4] for run in runs]))
+    distinct = lowest_hashes(runs)
     if len(distinct) >= 4:
         threshold = max(threshold, int(distinct[1]) + 1)
     return threshold
+
+
+def lowest_hashes(runs: Sequence[Run]) -> np.ndarray:
+    """uint64 [4], or fewer: the lowest of all hashes, which is all that `eval_threshold` has to know."""
+    of_runs = [np.unique(run.array("hashes"))[:4] for run in runs]
+    return np.unique(np.concatenate([np.zeros(0, np.uint64), *of_runs]))[:4]
 
 
 def hash_ranges(low: int, high: int, tokens: int, bucket_tokens: int) -> list[tuple[int, int]]:
@@ -65,7 +71,7 @@ class BuildTask:
     split: str
     low: int
     high: int
-    runs: list[Run]
+    runs: Sequence[Run]
     vocab_size: int
     pairing: Pairing
     hygiene: Hygiene
@@ -133,20 +139,17 @@ def _gather(task: BuildTask) -> _Bucket:
     hashes, counts, lengths, tokens = [], [], [], []
     dropped = {"repeated_lines": 0}
     for run in task.runs:
-        run_hashes = run.array("hashes")
-        first, last = (_position(run_hashes, bound) for bound in (task.low, task.high))
-        if first == last:
+        part = part_of(run, task.low, task.high, lines=len(task.repeated) > 0)
+        if part is None:
             continue
-        sentence_at, token_at = (run.array(name)[first : last + 1] for name in ("sentence_at", "token_at"))
-        in_run = slice(sentence_at[0], sentence_at[-1])
-        run_counts, run_lengths = np.diff(sentence_at), run.array("lengths")[in_run]
-        run_tokens = run.array("tokens")[token_at[0] : token_at[-1]]
+        run_counts, run_lengths = np.diff(part.array("sentence_at")), part.array("lengths")
+        run_tokens = part.array("tokens")
         if len(task.repeated):
-            kept = ~np.isin(run.array("lines")[in_run], task.repeated)
-            dropped["repeated_lines"] += int((~kept & run.array("begins_line")[in_run]).sum())
+            kept = ~np.isin(part.array("lines"), task.repeated)
+            dropped["repeated_lines"] += int((~kept & part.array("begins_line")).sum())
             run_tokens, run_lengths = run_tokens[np.repeat(kept, run_lengths)], run_lengths[kept]
             run_counts = np.bincount(np.repeat(np.arange(len(run_counts)), run_counts)[kept], minlength=len(run_counts))
-        hashes.append(run_hashes[first:last])
+        hashes.append(part.array("hashes"))
         counts.append(run_counts)
         lengths.append(run_lengths)
         tokens.append(run_tokens)
@@ -173,10 +176,6 @@ def _kept(
     too_long = sizes > (hygiene.max_document_tokens or np.inf)
     dropped["short_documents"], dropped["long_documents"] = int(too_short.sum()), int(too_long.sum())
     return order[~(too_short | too_long)]
-
-
-def _position(hashes: np.ndarray, bound: int) -> int:
-    return len(hashes) if bound >= 2**64 else int(np.searchsorted(hashes, np.uint64(bound)))
 
 
 def build(task: BuildTask) -> Built:

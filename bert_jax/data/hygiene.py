@@ -45,15 +45,15 @@ def repeated_lines(runs: Sequence[Run], most: int) -> np.ndarray:
     """
     counters = np.zeros(_COUNTERS, np.int64)
     for run in runs:
-        counters += np.bincount(_lines(run) % np.uint64(_COUNTERS), minlength=_COUNTERS)
+        counters += np.bincount(lines_of(run) % np.uint64(_COUNTERS), minlength=_COUNTERS)
     candidates = [np.zeros(0, np.uint64)]
     for run in runs:
-        lines = _lines(run)
+        lines = lines_of(run)
         candidates.append(lines[counters[lines % np.uint64(_COUNTERS)] > most])
     hashes, counts = np.unique(np.concatenate(candidates), return_counts=True)
     return hashes[counts > most]
 
 
-def _lines(run: Run) -> np.ndarray:
+def lines_of(run: Run) -> np.ndarray:
     """The hash of each line of a run."""
     return np.asarray(run.array("lines"))[np.asarray(run.array("begins_line"))]

@@ -21,7 +21,7 @@ def map_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], workers
             yield task, function(task)
         return
     # Spawned, not forked: the tokenizer and ArrayRecord have threads, and a fork inherits their locks.
-    pool = ProcessPoolExecutor(min(workers, len(tasks)), get_context("spawn"), initializer=_one_thread)
+    pool = ProcessPoolExecutor(min(workers, len(tasks)), get_context("spawn"), initializer=one_thread)
     try:
         waiting: dict[Future[Result], Task] = {}
         rest = iter(tasks)
@@ -41,5 +41,6 @@ def map_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], workers
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _one_thread() -> None:
+def one_thread() -> None:
+    """For a worker that has a core to itself."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker is a core: its tokenizer starts no threads of its own

@@ -11,6 +11,8 @@ vocabulary, options and seed give the same bytes for any number of workers. Memo
 
 A task's result lies in a scratch folder under a name that is a hash of all that it depends on, so that a run which was
 killed, or came upon a full disk or a broken file, goes on where it was.
+
+Where that is not a pool of processes on this machine but a cluster, `beam.py` makes a pipeline of the same functions.
 """
 
 import fcntl
@@ -19,9 +21,11 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +46,14 @@ from bert_jax.data.hashing import key_from
 from bert_jax.data.hygiene import Hygiene, repeated_lines
 from bert_jax.data.instances import RANDOM_NEXT_RULES
 from bert_jax.data.parallel import Result, Task, map_tasks
-from bert_jax.data.runs import Run, TokenizeTask, finished_runs, save_array, tokenize
+from bert_jax.data.runs import Run, TokenizeTask, Tokenizing, finished_runs, save_array, tokenize
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError
 from bert_jax.progress import Bars, silent
 
 log = logging.getLogger(__name__)
 
+LOCAL = "local"
 LONGEST_SEQ_LEN = 1 << 15
 TEMPORARY = ".prepare"
 
@@ -100,6 +105,8 @@ def prepare(
     seed: int = 0,
     workers: int = 1,
     scratch: str | None = None,
+    runner: str = LOCAL,
+    beam_options: Sequence[str] = (),
     bars: Bars = silent,
 ) -> DatasetInfo:
     """Makes the prepared dataset `output` from the corpus `inputs`.
@@ -107,9 +114,13 @@ def prepare(
     What is interrupted, by whatever, goes on where it was when it is called again: slices that were tokenized and
     shards that were written are in `scratch`, by default a hidden folder in `output`, until the dataset is whole.
 
+    The `runner` is "local", a pool of `workers` processes, or the name of one of Apache Beam, which takes
+    `beam_options`, tries again by itself what fails, and begins anew when it is called again. The bytes are the same.
+
     Raises:
-      InputError: the corpus is missing, empty or unreadable, an option is out of range, `output` is taken, or another
-        process is at work on it.
+      InputError: the corpus is missing, empty or unreadable, an option is out of range, `output` is taken, another
+        process is at work on it, or there is no such runner.
+      BertJaxError: a worker died, or a Beam pipeline failed.
       OSError: the disk is full.
     """
     folder = epath.Path(output)
@@ -119,18 +130,53 @@ def prepare(
         raise InputError(f"{folder} is a file: choose another --output")
     if workers < 1:
         raise InputError(f"--workers is at least 1, not {workers}")
+    beam = _beam_runner(runner, scratch, beam_options)
     hygiene = _hygiene(options)
     reading = corpus.CorpusOptions(documents=options.documents, errors=options.errors)
     slices = corpus.plan(inputs, reading)
+    how = Tokenizing(reading, tokenizer, options.sentences, options.language, bool(hygiene.max_line_repeats))
+    pairing = Pairing(seed=seed, **{n: getattr(options, n) for n in Pairing.__dataclass_fields__.keys() - {"seed"}})
     folder.mkdir(parents=True, exist_ok=True)
     work = _scratch_folder(folder, scratch)
     work.mkdir(parents=True, exist_ok=True)
-    with _locked(work):
-        splits, shards = _build(slices, reading, tokenizer, work, options, hygiene, seed, workers, bars)
+    files = list(dict.fromkeys(piece.path for piece in slices))
+    with ExitStack() as stack:
+        stack.enter_context(_locked(work))
+        if beam is None:
+            splits, shards = _build(slices, how, pairing, hygiene, options, work, workers, bars)
+        else:
+            staged = stack.enter_context(beam.staging(folder / TEMPORARY))
+            job = beam.Job(how, pairing, hygiene, partial(_buckets, options=options), staged)
+            splits, shards = beam.build_splits(files, job, runner, beam_options)
+        if not shards:
+            others = f"and {len(files) - 1} more are" if files[1:] else "is"
+            raise InputError(f"the corpus holds no text: {files[0]} {others} empty")
+        if not sum(bucket.shard.instances for bucket in splits["train"]):
+            raise InputError("the corpus has too little text for a train split: give more, or --eval_fraction 0")
         info = _describe(splits, tokenizer, options, seed)
         _publish(folder, shards, splits, tokenizer, info)
     shutil.rmtree(work)
     return info
+
+
+def _beam_runner(runner: str, scratch: str | None, beam_options: Sequence[str]) -> Any:
+    """The module of Beam's runners, None for the local one. InputError without Beam, or with options of another."""
+    if runner == LOCAL:
+        if beam_options:
+            raise InputError(f"{beam_options[0]} is for Apache Beam: give --runner, DirectRunner for one")
+        return None
+    if scratch is not None:
+        raise InputError("--scratch is of the local runner: Beam keeps unfinished work in its own --temp_location")
+    logging.disable(logging.WARNING)  # Beam warns when it is imported that there is no BigQuery
+    try:
+        from bert_jax.data import beam
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "apache_beam":
+            raise
+        raise InputError(f"--runner {runner} needs Apache Beam: pip install 'bert_jax[beam]'") from error
+    finally:
+        logging.disable(logging.NOTSET)
+    return beam
 
 
 def _hygiene(options: PrepareOptions) -> Hygiene:
@@ -156,25 +202,18 @@ def _locked(work: Path) -> Iterator[None]:
 
 def _build(
     slices: Sequence[corpus.Slice],
-    reading: corpus.CorpusOptions,
-    tokenizer: WordPieceTokenizer,
-    work: Path,
-    options: PrepareOptions,
+    how: Tokenizing,
+    pairing: Pairing,
     hygiene: Hygiene,
-    seed: int,
+    options: PrepareOptions,
+    work: Path,
     workers: int,
     bars: Bars,
 ) -> tuple[dict[str, list[Built]], dict[str, Path]]:
-    """Both passes: what each split's shards are, and where in `work` each file is."""
+    """Both passes: what each split's shards are, and where in `work` each file is; nothing if there is no text."""
     # Pass 1: slices to runs.
-    tokenizing = [
-        TokenizeTask(
-            piece, corpus.fingerprint(piece.path), reading, tokenizer, options.sentences, options.language,
-            bool(hygiene.max_line_repeats), work,
-        )
-        for piece in slices
-    ]  # fmt: skip
-    of_slice: dict[str, list[Run]] = {}
+    tokenizing = [TokenizeTask(piece, corpus.fingerprint(piece.path), how, work) for piece in slices]
+    of_slice: dict[str, Sequence[Run]] = {}
     documents = 0
     with closing(bars(total=sum(piece.bytes for piece in slices), desc="tokenize", unit="B", unit_scale=True)) as bar:
         for task, runs in _map_unfinished(tokenize, finished_runs, tokenizing, workers, "slices of the corpus"):
@@ -184,19 +223,14 @@ def _build(
             bar.update(task.piece.bytes)
     all_runs = [run for task in tokenizing for run in of_slice[task.name]]
     if not all_runs:
-        files = list(dict.fromkeys(piece.path for piece in slices))
-        raise InputError(
-            f"the corpus holds no text: {files[0]} {f'and {len(files) - 1} more are' if files[1:] else 'is'} empty"
-        )
+        return {}, {}
 
     # Pass 2: buckets to shards.
     repeated = np.zeros(0, np.uint64)
     if hygiene.max_line_repeats:
         repeated = repeated_lines(all_runs, hygiene.max_line_repeats)
-    names = Pairing.__dataclass_fields__.keys() - {"seed"}
-    pairing = Pairing(seed=seed, **{name: getattr(options, name) for name in names})
     building = [
-        BuildTask(file, split, low, high, all_runs, tokenizer.vocab_size, pairing, hygiene, repeated, work)
+        BuildTask(file, split, low, high, all_runs, how.tokenizer.vocab_size, pairing, hygiene, repeated, work)
         for split, file, low, high in _buckets(all_runs, options)
     ]
     built: dict[str, Built] = {}
@@ -206,8 +240,6 @@ def _build(
             bar.update(bucket.documents)
             bar.set_postfix_str(f"{sum(b.shard.instances for b in built.values()):,} instances")
     splits = {split: [built[task.file] for task in building if task.split == split] for split in ("train", "eval")}
-    if not sum(bucket.shard.instances for bucket in splits["train"]):
-        raise InputError("the corpus has too little text for a train split: give more, or --eval_fraction 0")
     return splits, {task.file: task.path for task in building}
 
 
@@ -267,7 +299,7 @@ def _describe(
 
 def _publish(
     folder: epath.Path,
-    shards: dict[str, Path],
+    shards: Mapping[str, Path | epath.Path],
     splits: dict[str, list[Built]],
     tokenizer: WordPieceTokenizer,
     info: DatasetInfo,
@@ -276,8 +308,8 @@ def _publish(
     for pattern in ("train-[0-9]*-of-[0-9]*.array_record", "eval-[0-9]*-of-[0-9]*.array_record"):
         for stale in folder.glob(pattern):  # of a run with other options, which was killed right here
             stale.unlink()
-    for name, path in shards.items():
-        _move(path, folder / name)
+    with ThreadPoolExecutor(16) as pool:  # a copy of a remote file is a wait
+        list(pool.map(lambda name: _move(shards[name], folder / name), shards))
     counts = np.sum([bucket.token_counts for bucket in splits["train"]], axis=0, dtype=np.int64)
     with (folder / TOKEN_COUNTS_FILE).open("wb") as file:
         save_array(file, np.asarray(counts))
@@ -290,7 +322,7 @@ def _publish(
     partial.replace(folder / INFO_FILE)
 
 
-def _move(path: Path, target: epath.Path) -> None:
+def _move(path: Path | epath.Path, target: epath.Path) -> None:
     """A link and not a move where that can be: a run that is killed right here goes on as any other."""
     try:
         os.link(path, os.fspath(target))

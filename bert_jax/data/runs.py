@@ -1,12 +1,12 @@
-"""The first pass of preparing: slices of the input to *runs*, tokenized documents on disk in order of hash."""
+"""The first pass of preparing: slices of the input to *runs*, tokenized documents in order of hash."""
 
 import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,36 +21,55 @@ TOKENS_A_RUN = 8 << 20  # held in memory before they are written out
 
 
 @dataclass(frozen=True)
-class TokenizeTask:
-    """A slice of the input and how it is split and tokenized; its runs go to the folder `scratch`.
+class Tokenizing:
+    """How slices of the input are split and tokenized. With `lines`, runs tell which line each sentence is of."""
 
-    With `lines`, runs tell which line each sentence is of. `fingerprint` stands for the file as it is now: what a task
-    of the same `name` has left in `scratch` is its result.
-    """
-
-    piece: corpus.Slice
-    fingerprint: str
     reading: corpus.CorpusOptions
     tokenizer: WordPieceTokenizer
     sentences: str
     language: str
     lines: bool
+
+
+@dataclass(frozen=True)
+class TokenizeTask:
+    """A slice of the input and how it is tokenized; its runs go to the folder `scratch`.
+
+    `fingerprint` stands for the file as it is now: what a task of the same `name` has left in `scratch` is its result.
+    """
+
+    piece: corpus.Slice
+    fingerprint: str
+    how: Tokenizing
     scratch: Path
 
     @cached_property
     def name(self) -> str:
-        how = (_VERSION, self.reading, self.tokenizer.sha256, self.sentences, self.language, self.lines)
-        return f"{key_from(self.piece, self.fingerprint, *how):016x}"
+        how = self.how
+        words = (_VERSION, how.reading, how.tokenizer.sha256, how.sentences, how.language, how.lines)
+        return f"{key_from(self.piece, self.fingerprint, *words):016x}"
 
 
-@dataclass(frozen=True)
-class Run:
-    """Tokenized documents on disk in order of hash, as .npy files.
+class Run(Protocol):
+    """Tokenized documents in order of hash, as arrays.
 
     `hashes` [n] of the documents; `sentence_at` and `token_at` [n + 1], where each document begins in `lengths`, the
     tokens of every sentence, and in `tokens`. On request, for every sentence, `lines`, the hash of its line, and
     `begins_line`, whether it is the first of it.
     """
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def documents(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    def array(self, name: str) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run on disk, as .npy files."""
 
     path: str
     documents: int
@@ -60,21 +79,68 @@ class Run:
         return np.load(f"{self.path}.{name}.npy", mmap_mode="r")
 
 
-def finished_runs(task: TokenizeTask) -> list[Run] | None:
+@dataclass(frozen=True)
+class HeldRun:
+    """A run in memory."""
+
+    arrays: dict[str, np.ndarray]
+    documents: int
+    tokens: int
+    path: str = ""
+
+    def array(self, name: str) -> np.ndarray:
+        return self.arrays[name]
+
+
+def part_of(run: Run, low: int, high: int, lines: bool) -> HeldRun | None:
+    """The documents of a run with hashes in [low, high), on request with what tells of `lines`; None without any."""
+    hashes = run.array("hashes")
+    first, last = (_position(hashes, bound) for bound in (low, high))
+    if first == last:
+        return None
+    sentence_at, token_at = (run.array(name)[first : last + 1] for name in ("sentence_at", "token_at"))
+    of_sentence = ("lengths", "lines", "begins_line") if lines else ("lengths",)
+    arrays = {
+        "hashes": hashes[first:last],
+        "sentence_at": sentence_at - sentence_at[0],
+        "token_at": token_at - token_at[0],
+        "tokens": run.array("tokens")[token_at[0] : token_at[-1]],
+        **{name: run.array(name)[sentence_at[0] : sentence_at[-1]] for name in of_sentence},
+    }
+    return HeldRun(arrays, int(last - first), int(token_at[-1] - token_at[0]))
+
+
+def _position(hashes: np.ndarray, bound: int) -> int:
+    return len(hashes) if bound >= 2**64 else int(np.searchsorted(hashes, np.uint64(bound)))
+
+
+def finished_runs(task: TokenizeTask) -> list[StoredRun] | None:
     """What `tokenize` has returned for the task before, None where it has not."""
     path = _finished(task)
     if not path.exists():
         return None
-    return [Run(str(task.scratch / file), *counts) for file, *counts in json.loads(path.read_text())]
+    return [StoredRun(str(task.scratch / file), *counts) for file, *counts in json.loads(path.read_text())]
 
 
-def tokenize(task: TokenizeTask) -> list[Run]:
-    """Reads, splits and tokenizes a slice; several runs where it has more than `TOKENS_A_RUN` tokens."""
-    words = word_cache(task.tokenizer)
-    runs: list[Run] = []
+def tokenize(task: TokenizeTask) -> list[StoredRun]:
+    """Leaves the runs of a slice in the task's folder."""
+    store = partial(_store, task)
+    runs = list(map(store, itertools.count(), tokenized(task.piece, task.how)))  # one at a time in memory
+    described = [(Path(run.path).name, run.documents, run.tokens) for run in runs]
+    write_whole(_finished(task), json.dumps(described).encode())
+    return runs
+
+
+def tokenized(piece: corpus.Slice, how: Tokenizing) -> Iterator[HeldRun]:
+    """Reads, splits and tokenizes a slice; several runs where it has more than `TOKENS_A_RUN` tokens.
+
+    Raises:
+      InputError: as `corpus.read`.
+    """
+    words = word_cache(how.tokenizer)
     documents: list[_Document] = []
     held = 0
-    for batch in _batches(task):
+    for batch in _batches(piece, how):
         encoded = iter(words.encode([sentence for _, lines in batch for _, line in lines for sentence in line]))
         for text_hash, lines in batch:
             document = _Document(text_hash, [], [], [])
@@ -90,13 +156,10 @@ def tokenize(task: TokenizeTask) -> list[Run]:
                 documents.append(document)
                 held += sum(map(len, document.sentences))
         if held >= TOKENS_A_RUN * words.dtype.itemsize:
-            runs.append(_write_run(task, len(runs), documents, words.dtype))
+            yield _run(documents, words.dtype, how.lines)
             documents, held = [], 0
     if documents:
-        runs.append(_write_run(task, len(runs), documents, words.dtype))
-    described = [(Path(run.path).name, run.documents, run.tokens) for run in runs]
-    write_whole(_finished(task), json.dumps(described).encode())
-    return runs
+        yield _run(documents, words.dtype, how.lines)
 
 
 def _finished(task: TokenizeTask) -> Path:
@@ -120,18 +183,18 @@ class _Document(NamedTuple):
     begins_line: list[bool]
 
 
-def _batches(task: TokenizeTask) -> Iterator[list[tuple[int, list[tuple[int, list[str]]]]]]:
+def _batches(piece: corpus.Slice, how: Tokenizing) -> Iterator[list[tuple[int, list[tuple[int, list[str]]]]]]:
     """(hash, lines) of documents in lists of some `SENTENCES_A_BATCH` sentences; a line is (hash, sentences).
 
     Where lines are not told apart, a document is one line.
     """
     split: Callable[[str], list[str]] = sentences.lines
-    if task.sentences == "split":
-        split = lambda text: sentences.split(text, task.language)  # noqa: E731
+    if how.sentences == "split":
+        split = lambda text: sentences.split(text, how.language)  # noqa: E731
     batch: list[tuple[int, list[tuple[int, list[str]]]]] = []
     size = 0
-    for document in corpus.read(task.piece, task.reading):
-        if task.lines:
+    for document in corpus.read(piece, how.reading):
+        if how.lines:
             lines = [(content_hash(line), split(line)) for line in document.split("\n")]
         else:
             lines = [(0, split(document))]
@@ -144,8 +207,7 @@ def _batches(task: TokenizeTask) -> Iterator[list[tuple[int, list[tuple[int, lis
         yield batch
 
 
-def _write_run(task: TokenizeTask, number: int, documents: list[_Document], dtype: np.dtype) -> Run:
-    path = str(task.scratch / f"{task.name}-{number:04d}")
+def _run(documents: list[_Document], dtype: np.dtype, lines: bool) -> HeldRun:
     keys = np.array([document.text_hash for document in documents], np.uint64)
     order = np.argsort(keys, kind="stable")
     ordered = [documents[i] for i in order.tolist()]
@@ -159,13 +221,18 @@ def _write_run(task: TokenizeTask, number: int, documents: list[_Document], dtyp
         "lengths": lengths,
         "tokens": np.frombuffer(b"".join(found), dtype),
     }
-    if task.lines:
+    if lines:
         arrays["lines"] = np.array([line for document in ordered for line in document.lines], np.uint64)
         arrays["begins_line"] = np.array([begins for document in ordered for begins in document.begins_line], bool)
-    for name, array in arrays.items():
+    return HeldRun(arrays, len(documents), int(lengths.sum()))
+
+
+def _store(task: TokenizeTask, number: int, run: HeldRun) -> StoredRun:
+    path = str(task.scratch / f"{task.name}-{number:04d}")
+    for name, array in run.arrays.items():
         with open(f"{path}.{name}.npy", "wb") as file:
             save_array(file, array)
-    return Run(path, len(documents), int(lengths.sum()))
+    return StoredRun(path, run.documents, run.tokens)
 
 
 def save_array(file: BinaryIO, array: np.ndarray) -> None:

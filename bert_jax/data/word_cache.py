@@ -6,6 +6,7 @@ ideas of their own, and the tokenizer is asked.
 """
 
 import functools
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,12 +20,13 @@ _LONGEST = 32  # characters; longer ones do not come again
 
 
 class WordCache:
-    """What a tokenizer makes of words, by word. Not for several threads at once."""
+    """What a tokenizer makes of words, by word. Threads, such as those of a Beam worker, wait for each other."""
 
     def __init__(self, tokenizer: WordPieceTokenizer):
         self.tokenizer = tokenizer
         self.dtype = token_dtype(tokenizer.vocab_size)
         self._ids: dict[str, bytes] = {}
+        self._lock = threading.Lock()
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
         """The ids of each text, without [CLS] and [SEP], as the bytes of an array of `dtype`.
@@ -32,6 +34,10 @@ class WordCache:
         They are those of `WordPieceTokenizer.encode_batch`.
         """
         split = [text.split(" ") for text in texts]
+        with self._lock:
+            return self._encode(split)
+
+    def _encode(self, split: list[list[str]]) -> list[bytes]:
         if len(self._ids) > CAPACITY:
             self._ids.clear()
         new = list({word for words in split for word in words if word not in self._ids})

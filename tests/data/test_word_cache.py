@@ -4,6 +4,8 @@ import gzip
 import json
 import pickle
 import random
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -84,3 +86,20 @@ def test_one_for_a_process(tokenizer):
     assert word_cache(tokenizer) is word_cache(tokenizer)
     other = WordPieceTokenizer(tokenizer.vocab, not tokenizer.lowercase)
     assert pickle.loads(pickle.dumps(other)).lowercase is other.lowercase
+
+
+def test_threads(tokenizer, monkeypatch):
+    """Of a Beam worker: one begins the cache anew while another counts on what is in it."""
+    monkeypatch.setattr(module, "CAPACITY", 6)
+    texts = [f"the old ship {'x' * number}" for number in range(1, 41)]
+    expected = [WordCache(tokenizer).encode([text]) for text in texts]
+    cache = WordCache(tokenizer)
+
+    class Slow:
+        def encode_batch(self, words):
+            time.sleep(0.002)
+            return tokenizer.encode_batch(words)
+
+    monkeypatch.setattr(cache, "tokenizer", Slow())
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda text: cache.encode([text]), texts)) == expected
