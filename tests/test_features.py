@@ -134,6 +134,15 @@ def test_what_is_kept_of_a_pair():
             assert _kept(a, None, length) == (min(a, length - 2), 0)
 
 
+def test_a_pair_is_parted_at_the_last_bars(folder: Path, tmp_path: Path):
+    (tmp_path / "bars.txt").write_text("the ship ||| the owl ||| star .\nthe ship |||  \n")
+    assert extract(folder, tmp_path / "out.npz", "--layers=-1", "--input", tmp_path / "bars.txt") == 0
+    with np.load(tmp_path / "out.npz") as arrays:
+        first, second = np.split(arrays["tokens"], arrays["offsets"][1:2])
+    assert " ".join(first) == "[CLS] the ship [UNK] [UNK] [UNK] the owl [SEP] star . [SEP]"
+    assert " ".join(second) == "[CLS] the ship [UNK] [UNK] [UNK] [SEP]"
+
+
 def test_names_of_layers():
     assert parse_layers("last_four", 12) == [-1, -2, -3, -4]
     assert parse_layers("all", 3) == [0, 1, 2]

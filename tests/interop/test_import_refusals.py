@@ -156,6 +156,7 @@ def test_a_next_sentence_head_needs_a_pooler(folder: Path):
     ("fields", "message"),
     [
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
+        ({"position_embedding_type": "relative_key_query"}, "position_embedding_type is 'relative_key_query'"),
         ({"add_cross_attention": True}, "add_cross_attention is True"),
         ({"pruned_heads": {"0": [1]}}, "pruned_heads is {'0': [1]}"),
         ({"quantization_config": {"bits": 8}}, "quantization_config is"),

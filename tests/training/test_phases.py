@@ -112,6 +112,9 @@ def test_phases_on_one_dataset_read_on_where_the_last_one_stopped(dataset_dir: P
     phases = ({"steps": 3}, {"steps": 2, "data.path": str(short_dir)}, {"steps": 3, "global_batch_size": 32})
     opened = open_phases(helpers.small_config(dataset_dir, phases=phases))
     assert [phase.first_row for phase in opened] == [0, 0, 48]
+    first, *others = phases
+    opened = open_phases(helpers.small_config(dataset_dir, phases=({**first, "global_batch_size": 32}, *others)))
+    assert [phase.first_row for phase in opened] == [0, 0, 96]
 
 
 def test_both_phases_are_trained_and_evaluated_on_their_own_data(short_dir: Path, dataset_dir: Path, tmp_path: Path):
@@ -195,6 +198,7 @@ def test_init_that_does_not_fit_is_refused(dataset_dir: Path, corpus_file: Path,
     for overrides, message in (
         ({"model__hidden_size": 64}, r"hidden_size 32 \(here model.hidden_size=64\)"),
         ({"model__hidden_act": "gelu_new"}, "hidden_act 'gelu'"),
+        ({"model__layer_norm_eps": 1e-6}, "layer_norm_eps 1e-12"),
         ({"init": tmp_path / "nothing"}, "does not exist"),
     ):
         config = helpers.small_config(dataset_dir, **{"init": tmp_path / "first", **overrides})
