@@ -140,7 +140,7 @@ def _read_config(path: epath.Path) -> tuple[BertConfig, Collection[str]]:
     for field, fine in _NOT_HONOURED.items():
         if values.get(field) not in fine:
             raise InputError(f"{path}: {field} is {values[field]!r}: such a model cannot be read")
-    named = values.get("architectures") or []
+    named = named_architectures(path, values)
     if unknown := [name for name in named if name not in ARCHITECTURES]:
         raise InputError(f"{path}: architectures has {', '.join(unknown)}: {', '.join(ARCHITECTURES)} can be read")
     fields = {field.name for field in dataclasses.fields(BertConfig)}
@@ -149,6 +149,16 @@ def _read_config(path: epath.Path) -> tuple[BertConfig, Collection[str]]:
     except (TypeError, ValueError) as error:
         raise InputError(f"{path}: {error}") from error
     return config, {head for name in named if name != "BertModel" for head in ARCHITECTURES[name]}
+
+
+def named_architectures(path: epath.Path, values: dict[str, Any]) -> list[str]:
+    """What `config.json` names as the model's classes, nothing where it does not say. InputError for no list."""
+    named = values.get("architectures")
+    if named is None:
+        return []
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise InputError(f"{path}: architectures is {named!r:.60}: a list of names is wanted")
+    return named
 
 
 def _canonical(name: str) -> str:

@@ -322,6 +322,16 @@ def test_computation_in_bfloat16_stays_close_and_gives_fp32_logits():
         ({"hidden_act": "swish"}, "hidden_act is one of"),
         ({"num_hidden_layers": 0}, "at least 1"),
         ({"hidden_dropout_prob": 1.0}, "probability below 1"),
+        ({"hidden_size": 32.0}, "hidden_size has to be a whole number, not 32.0"),
+        ({"num_hidden_layers": True}, "num_hidden_layers has to be a whole number, not True"),
+        ({"layer_norm_eps": "1e-12"}, "layer_norm_eps has to be a finite number, not '1e-12'"),
+        ({"layer_norm_eps": float("nan")}, "a finite number"),
+        ({"layer_norm_eps": 10**400}, "a finite number"),
+        ({"layer_norm_eps": 0.0}, "above 0"),
+        ({"initializer_range": -0.02}, "initializer_range has to be at least 0"),
+        ({"is_decoder": "no"}, "is_decoder has to be true or false, not 'no'"),
+        ({"is_decoder": 0}, "true or false"),
+        ({"hidden_act": None}, "hidden_act has to be a string"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(sizes, message):
