@@ -125,6 +125,10 @@ def read(folder: epath.Path, *, lowercase: bool | None = None) -> Source:
             "they have to be equal"
         )
     weights = _by_canonical_name(folder, open_weights(folder))
+    if config.num_hidden_layers > len(weights):  # such as 10**12, which are too many to be named one by one
+        raise InputError(
+            f"{folder}: {CONFIG} has num_hidden_layers={config.num_hidden_layers}, and there are {len(weights)} weights"
+        )
     heads = tuple(head for head in HEADS if head in required or _has(weights, head))
     if "nsp_head" in heads and "pooler" not in heads:
         heads = ("pooler", *heads)  # whose weights are then missing
@@ -182,7 +186,7 @@ def _by_canonical_name(folder: epath.Path, weights: dict[str, StoredWeight]) -> 
             continue
         duplicate = result.pop(tied)
         other = result.setdefault(to, duplicate)
-        if duplicate.shape != other.shape or not np.array_equal(duplicate.read(), other.read(), equal_nan=True):
+        if duplicate.shape != other.shape or not np.array_equal(duplicate.read(), other.read()):
             raise InputError(
                 f"{folder}: {duplicate.name} {list(duplicate.shape)} is not equal to {other.name} "
                 f"{list(other.shape)}: a model whose output is not tied to its embeddings cannot be read"
