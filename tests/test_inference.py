@@ -66,11 +66,21 @@ def test_texts_without_pairs(bert: bert_jax.PreTrained):
         (["a", "b"], ["c"], "2 texts with 1 pairs"),
         (["a", "b"], "c", "2 texts with 1 pairs"),
         ("the ship " * 40, None, "82 tokens long, the model reads 64"),
+        ("the caf\udce9 .", None, r"'the caf\\udce9 .' is not valid UTF-8"),
+        ("the ship .", "the caf\udce9 .", "is not valid UTF-8"),
     ],
 )
 def test_texts_that_cannot_be_read(text, pair, message: str, bert: bert_jax.PreTrained):
     with pytest.raises(InputError, match=message):
         bert.batch(text, pair)
+
+
+def test_a_pair_needs_a_second_segment(vocabulary: list[str], tmp_path: Path):
+    sources.write_checkpoint(tmp_path, vocabulary, type_vocab_size=1)
+    one_segment = bert_jax.load(str(tmp_path))
+    with pytest.raises(InputError, match="no second segment"):
+        one_segment.batch(["the ship", "the owl"], [None, "star"])
+    assert not np.any(one_segment.batch("the ship")["token_type_ids"])
 
 
 def test_each_mask_is_filled_on_its_own(bert: bert_jax.PreTrained):
