@@ -179,6 +179,11 @@ def test_too_many_steps_that_are_not_finite_stop_the_run_with_a_checkpoint(datas
     assert pretrain(better, str(tmp_path))["mlm_loss"] < 3.5
 
 
+def test_an_empty_workdir_is_no_folder(dataset_dir: Path):
+    with pytest.raises(InputError, match="--workdir is empty"):
+        pretrain(helpers.small_config(dataset_dir), "")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
