@@ -16,7 +16,7 @@ from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError
 from bert_jax.interop.huggingface_tokenizer import read_tokenizer
 from bert_jax.interop.huggingface_weights import Weight, layout, parameters_of, state_dict
-from bert_jax.interop.output import new_folder
+from bert_jax.interop.output import new_folder, whole_folder
 from bert_jax.interop.safetensors_files import WHOLE, StoredWeight, open_weights, read_json
 from bert_jax.model import BertConfig
 from bert_jax.model.bert import HEADS, Parameters
@@ -68,7 +68,7 @@ def export(checkpoint: Checkpoint, output: str) -> str:
     """Writes `config.json`, `model.safetensors`, `vocab.txt` and the tokenizer's files to the folder `output`.
 
     The architecture is the one that has the checkpoint's heads, BertLMHeadModel for a left-to-right model; its name is
-    returned. The weights come last: a folder with them is whole.
+    returned. The folder is there whole or not at all.
 
     Raises InputError where `output` is a file or a folder with something in it.
     """
@@ -79,14 +79,13 @@ def export(checkpoint: Checkpoint, output: str) -> str:
         log.warning("%s has no %s: it is left out", architecture, ", ".join(left_out))
     if not heads:
         log.warning("there is no pooler: load it with BertModel.from_pretrained(..., add_pooling_layer=False)")
-    folder.mkdir(parents=True, exist_ok=True)
     config, tokenizer = checkpoint.bert_config, checkpoint.tokenizer
-    tokenizer.save_huggingface(str(folder), model_max_length=config.max_position_embeddings)
     described = model_config(config, tokenizer, architecture)
-    (folder / CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
-    weights, partial = state_dict(checkpoint.load_parameters(), config, heads), folder / f"{WHOLE}.partial"
-    save_file(weights, str(partial), metadata={"format": "pt"})
-    partial.rename(folder / WHOLE)
+    weights = state_dict(checkpoint.load_parameters(), config, heads)
+    with whole_folder(folder) as partial:
+        tokenizer.save_huggingface(str(partial), model_max_length=config.max_position_embeddings)
+        (partial / CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
+        save_file(weights, str(partial / WHOLE), metadata={"format": "pt"})
     return architecture
 
 
