@@ -5,7 +5,7 @@ import difflib
 import importlib.util
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ def _packaged(name: str) -> Path:
 def set_key(config: ConfigDict, key: str, text: str) -> None:
     """Sets `config.key` (dotted) to `text`, read as the type that the key's present value has."""
     known = dict(flatten(config))
-    if phase := re.fullmatch(r"phases\.(\d+)\.(.+)", key):
+    if phase := re.fullmatch(r"phases\.([0-9]{1,9})\.(.+)", key):
         _set_phase_key(config, int(phase[1]), phase[2], text)
         return
     if key not in known:
@@ -95,6 +95,8 @@ def _set_phase_key(config: ConfigDict, number: int, key: str, text: str) -> None
     """One override of one phase: `--config.phases.1.data.path=DIR`."""
     if number >= len(config.phases):
         raise InputError(f"--config.phases.{number}.{key}: the config has {len(config.phases)} phases, from 0")
+    if not isinstance(config.phases[number], Mapping):
+        raise InputError(f"--config.phases.{number}.{key}: that phase is {config.phases[number]!r:.60}, and not a dict")
     known: dict[str, Any] = {"steps": 0, **dict(flatten(config))}
     if key not in known:
         raise InputError(f"--config.phases.{number}.{key}: there is no such key{_nearest(key, list(known))}")

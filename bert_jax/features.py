@@ -12,9 +12,12 @@ FILE.npz       `values` [tokens, layers, hidden_size] fp32, `tokens` and `input_
 import itertools
 import json
 import re
+import uuid
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 import jax
@@ -31,6 +34,7 @@ from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import Parameters
 from bert_jax.progress import Bars, silent
 from bert_jax.training.checkpoints import Checkpoint, open_checkpoint
+from bert_jax.training.checks import check_batch_size
 from bert_jax.training.sharding import batch_sharding, make_mesh, parameter_shardings
 from bert_jax.training.train_step import put_batch
 
@@ -79,10 +83,10 @@ def parse_layers(given: str, num_hidden_layers: int) -> list[int | str]:
     layers: list[int | str] = []
     for word in given.split(","):
         word = word.strip()
-        layers += named[word] if word in named else [int(word)] if re.fullmatch(r"-?[0-9]+", word) else [word]
+        layers += named[word] if word in named else [int(word)] if re.fullmatch(r"-?[0-9]{1,18}", word) else [word]
     for layer in layers:
         if isinstance(layer, str) and layer not in named:
-            raise InputError(f"--layers: there is no layer {layer!r}: give numbers, or {', '.join(LAYER_NAMES)}")
+            raise InputError(f"--layers: there is no layer {layer!r:.60}: give numbers, or {', '.join(LAYER_NAMES)}")
         if isinstance(layer, int) and not -num_hidden_layers <= layer < num_hidden_layers:
             raise InputError(
                 f"--layers: there is no layer {layer}: the model has {num_hidden_layers}, "
@@ -126,8 +130,10 @@ def extract(
     target = epath.Path(output)
     if target.exists():
         raise InputError(f"--output: {target} exists: choose another name or delete it")
-    if batch_size < 1:
-        raise InputError(f"--batch_size is at least 1, not {batch_size}")
+    check_batch_size(batch_size)
+    source = Path(input)  # epath takes a pipe for a file
+    if "://" not in input and source.exists() and not source.is_file():
+        raise InputError(f"--input: {input} is not a file: it is read twice, so write what it gives to one first")
     found = open_checkpoint(checkpoint)
     config, tokenizer = found.bert_config, found.tokenizer
     chosen = parse_layers(layers, config.num_hidden_layers)
@@ -135,31 +141,42 @@ def extract(
     if not 3 <= length <= config.max_position_embeddings:
         raise InputError(f"--seq_len is 3 to {config.max_position_embeddings}, what the model reads, not {seq_len}")
 
-    lengths, cut = _measure(input, tokenizer, length)
-    if not lengths:
-        raise InputError(f"--input: {input} has no line")
-    run = _Encoder(found, chosen, batch_size)
-    bar = bars(total=len(lengths), desc="features", unit="line")
+    with _new_file(target) as file:
+        lengths, cut = _measure(input, tokenizer, length, segments=config.type_vocab_size)
+        if not lengths:
+            raise InputError(f"--input: {input} has no line")
+        encoder = _Encoder(found, chosen, min(batch_size, len(lengths)))
+        with closing(bars(total=len(lengths), desc="features", unit="line")) as bar:
 
-    def values() -> Iterator[tuple[Line, np.ndarray]]:
-        for line, hidden in run(_read(input, tokenizer, length)):
-            yield line, hidden
-            bar.update(1)
+            def values() -> Iterator[tuple[Line, np.ndarray]]:
+                measured = iter(lengths)
+                for line, hidden in encoder(_read(input, tokenizer, length)):
+                    if len(line.input_ids) != next(measured, None):
+                        raise InputError(f"--input: {input} changed while it was read: run it again")
+                    yield line, hidden
+                    bar.update(1)
+                if next(measured, None) is not None:
+                    raise InputError(f"--input: {input} changed while it was read: run it again")
 
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.parent / f"{target.name}.partial"
-    try:
-        with partial.open("wb") as file:
             if target.suffix == ".npz":
                 _write_arrays(file, values(), lengths, tokenizer, chosen, config.hidden_size)
             else:
                 _write_json_lines(file, values(), tokenizer, chosen)
+    return Extracted(len(lengths), sum(lengths), cut, length)
+
+
+@contextmanager
+def _new_file(target: epath.Path) -> Iterator[IO[bytes]]:
+    """A file of another name beside `target`, which gets its name at the end, or is deleted where anything fails."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.parent / f"{target.name}.{uuid.uuid4().hex[:8]}.partial"
+    try:
+        with partial.open("wb") as file:
+            yield file
         partial.replace(target)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    bar.close()
-    return Extracted(len(lengths), sum(lengths), cut, length)
 
 
 # --- Reading ---------------------------------------------------------------------------------------------------------
@@ -206,10 +223,12 @@ def _kept(a: int, b: int | None, length: int) -> tuple[int, int]:
     return budget - budget // 2, budget // 2
 
 
-def _measure(path: str, tokenizer: WordPieceTokenizer, length: int) -> tuple[list[int], int]:
-    """Tokens of each line as `_read` gives it, and how many lines it cuts."""
+def _measure(path: str, tokenizer: WordPieceTokenizer, length: int, segments: int) -> tuple[list[int], int]:
+    """Tokens of each line as `_read` gives it, and how many lines it cuts. InputError for a pair of one segment."""
     lengths, cut = [], 0
-    for a, b in _encoded(path, tokenizer):
+    for number, (a, b) in enumerate(_encoded(path, tokenizer), start=1):
+        if b is not None and segments < 2:
+            raise InputError(f"{path}:{number}: a pair, but the model has no second segment (type_vocab_size 1)")
         whole = len(a) + 2 if b is None else len(a) + len(b) + 3
         cut += whole > length
         lengths.append(min(whole, length))

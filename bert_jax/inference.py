@@ -31,12 +31,17 @@ class PreTrained:
           `cls_positions` [B, 1].
 
         Raises:
-          InputError: no text, not as many pairs as texts, or a text longer than the model reads.
+          InputError: no text, not as many pairs as texts, pairs for a model of one segment, a text that is not UTF-8
+            or longer than the model reads.
         """
         texts = [text] if isinstance(text, str) else list(text)
         pairs = [pair] if isinstance(pair, str) else [None] * len(texts) if pair is None else list(pair)
         if not texts or len(pairs) != len(texts):
             raise InputError(f"{len(texts)} texts with {len(pairs)} pairs: give one text or more, each with its pair")
+        if self.config.type_vocab_size < 2 and any(second is not None for second in pairs):
+            raise InputError("a pair of texts, but the model has no second segment (type_vocab_size 1): give one text")
+        for given in (*texts, *(second for second in pairs if second is not None)):
+            check_text(given)
         encoded = [self.tokenizer.encode_with_special_tokens(*both) for both in zip(texts, pairs, strict=True)]
         length = max(len(ids) for ids, _ in encoded)
         if length > self.config.max_position_embeddings:
@@ -78,8 +83,17 @@ class Filling:
     text: str
 
 
+def check_text(text: str) -> None:
+    """InputError where `text` is not UTF-8, as an argument of a command may be."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"the text {text!r} is not valid UTF-8: convert it") from error
+
+
 def check_mask(text: str) -> None:
-    """InputError where `text` has no [MASK]."""
+    """InputError where `text` has no [MASK], or is not UTF-8."""
+    check_text(text)
     if "[MASK]" not in text:
         raise InputError(f"there is no [MASK] in {text!r}: put one where a word is to be filled in")
 

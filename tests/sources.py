@@ -6,12 +6,15 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 from etils import epath
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from bert_jax.data.tokenization import SPECIAL_TOKENS, WordPieceTokenizer
+from bert_jax.errors import InputError
 from bert_jax.interop import huggingface
+from bert_jax.interop.importing import import_checkpoint
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import HEADS, Parameters
 from bert_jax.training.checkpoints import Checkpoint, open_checkpoint, save_parameters
@@ -84,3 +87,18 @@ def edit_json(path: Path, **values: object) -> None:
 
 def assert_same_parameters(a: Parameters, b: Parameters) -> None:
     jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def assert_reads_as(folder: Path, source: Path) -> None:
+    found = import_checkpoint(str(folder), str(folder.with_name("imported")))
+    before = import_checkpoint(str(source), str(folder.with_name("before")))
+    assert found.heads == before.heads
+    assert_same_parameters(found.load_parameters(), before.load_parameters())
+
+
+def refused(folder: Path, *messages: str, **options) -> None:
+    with pytest.raises(InputError) as refusal:
+        import_checkpoint(str(folder), str(folder.with_name("output")), **options)
+    for message in messages:
+        assert message in str(refusal.value)
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # nothing, not even half of it

@@ -135,7 +135,8 @@ def test_bad_checkpoints(dataset_dir: Path, tmp_path: Path, capsys: pytest.Captu
 
 def test_evaluate_wants_a_batch(journey: Path, capsys: pytest.CaptureFixture):
     arguments = ["evaluate", "--checkpoint", journey / "run", "--data", journey / "data", "--batch_size", 0]
-    fails_with_one_line(arguments, capsys, "--batch_size is at least 1")
+    fails_with_one_line(arguments, capsys, "--batch_size is 1 to 65536, not 0")
+    fails_with_one_line([*arguments[:-1], 10**12], capsys, "--batch_size is 1 to 65536")
 
 
 def test_evaluate_refuses_another_vocabulary(journey: Path, dataset_dir: Path, capsys: pytest.CaptureFixture):
@@ -145,6 +146,7 @@ def test_evaluate_refuses_another_vocabulary(journey: Path, dataset_dir: Path, c
 
 def test_fill_mask_wants_a_mask(journey: Path, capsys: pytest.CaptureFixture):
     fails_with_one_line(["fill-mask", "--checkpoint", journey / "run", "the sea ."], capsys, "no [MASK]")
+    fails_with_one_line(["fill-mask", "--checkpoint", "none", "caf\udce9 [MASK]"], capsys, "not valid UTF-8")
     long = "the ship " * 100 + "[MASK]"
     fails_with_one_line(["fill-mask", "--checkpoint", journey / "run", long], capsys, "tokens long")
 

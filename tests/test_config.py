@@ -5,6 +5,7 @@ import pytest
 from bert_jax.config import flatten, load_config
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, parameter_count
+from bert_jax.training.phases import plan_phases
 
 REPOSITORY = Path(__file__).parents[1]
 CONFIGS = sorted(path.stem for path in (REPOSITORY / "configs").glob("*.py") if path.stem != "__init__")
@@ -38,6 +39,37 @@ def test_sizes(name: str, layers: int, size: int):
     config = load_config(name)
     sizes = {**config.model.to_dict(), "vocab_size": 30_522}
     assert parameter_count(BertConfig.from_dict(sizes)) == parameters_by_hand(layers, size)
+
+
+def test_the_defaults_are_the_papers():
+    config = load_config("default")
+    assert {key: config.optimizer[key] for key in config.optimizer} == {
+        "name": "adamw", "learning_rate": 1e-4, "warmup_steps": 10_000, "decay_power": 1.0, "weight_decay": 0.01,
+        "b1": 0.9, "b2": 0.999, "eps": 1e-6, "grad_clip_norm": 1.0, "bias_correction": False,
+        "restart_schedule": False,
+    }  # fmt: skip
+    assert (config.global_batch_size, config.total_steps, config.data.max_predictions) == (256, 1_000_000, 20)
+    model, objective = config.model, config.objective
+    assert (model.hidden_dropout_prob, model.attention_probs_dropout_prob, model.layer_norm_eps) == (0.1, 0.1, 1e-12)
+    assert (model.initializer_range, model.max_position_embeddings, model.type_vocab_size) == (0.02, 512, 2)
+    assert model.hidden_act == "gelu"
+    assert (objective.mask_rate, objective.mask_token, objective.keep_token, objective.random_token) == (
+        0.15, 0.8, 0.1, 0.1
+    )  # fmt: skip
+
+
+def test_the_lamb_recipe_is_nvidias():
+    config = load_config("bert_large:lamb", [("phases.0.data.path", "a"), ("phases.1.data.path", "b")])
+    first, second = (plan.config.optimizer for plan in plan_phases(config))
+    for phase, peak, steps, share in ((first, 6e-3, 7_038, 0.2843), (second, 4e-3, 1_563, 0.128)):
+        assert (phase.name, phase.bias_correction, phase.decay_power, phase.restart_schedule) == (
+            "lamb",
+            True,
+            0.5,
+            True,
+        )
+        assert phase.learning_rate == peak
+        assert phase.warmup_steps == pytest.approx(share * steps, abs=1)
 
 
 def test_overrides_take_the_type_of_the_key():

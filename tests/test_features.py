@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import helpers
@@ -10,7 +11,8 @@ import pytest
 import sources
 
 import bert_jax
-from bert_jax import cli
+from bert_jax import cli, features
+from bert_jax.errors import InputError
 from bert_jax.features import LAYER_NAMES, _kept, parse_layers
 
 LINES = [
@@ -134,6 +136,15 @@ def test_what_is_kept_of_a_pair():
             assert _kept(a, None, length) == (min(a, length - 2), 0)
 
 
+def test_a_pair_is_parted_at_the_last_bars(folder: Path, tmp_path: Path):
+    (tmp_path / "bars.txt").write_text("the ship ||| the owl ||| star .\nthe ship |||  \n")
+    assert extract(folder, tmp_path / "out.npz", "--layers=-1", "--input", tmp_path / "bars.txt") == 0
+    with np.load(tmp_path / "out.npz") as arrays:
+        first, second = np.split(arrays["tokens"], arrays["offsets"][1:2])
+    assert " ".join(first) == "[CLS] the ship [UNK] [UNK] [UNK] the owl [SEP] star . [SEP]"
+    assert " ".join(second) == "[CLS] the ship [UNK] [UNK] [UNK] [SEP]"
+
+
 def test_names_of_layers():
     assert parse_layers("last_four", 12) == [-1, -2, -3, -4]
     assert parse_layers("all", 3) == [0, 1, 2]
@@ -150,9 +161,11 @@ def test_names_of_layers():
         (["--layers", "-1,2"], "names a layer twice"),
         (["--layers", "-1,"], "there is no layer ''"),
         (["--layers="], "there is no layer ''"),
+        (["--layers", "9" * 5000], "there is no layer '9999"),
         (["--seq_len", "65"], "--seq_len is 3 to 64"),
         (["--seq_len", "2"], "--seq_len is 3 to 64"),
-        (["--batch_size", "0"], "--batch_size is at least 1"),
+        (["--batch_size", "0"], "--batch_size is 1 to 65536, not 0"),
+        (["--batch_size", "9" * 30], "--batch_size is 1 to 65536"),
         (["--input", "missing.txt"], "missing.txt"),
     ],
 )
@@ -164,6 +177,70 @@ def test_refusals(options: list[str], message: str, folder: Path, tmp_path: Path
     assert message in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_an_input_that_can_be_read_once_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    os.mkfifo(tmp_path / "fifo")
+    for given in (tmp_path / "fifo", tmp_path):
+        assert extract(folder, tmp_path / "out.npz", "--layers=-1", "--input", given) == 2
+        assert f"{given} is not a file: it is read twice" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["fifo"]
+
+
+def test_a_partial_file_of_anyones_is_left_alone(folder: Path, tmp_path: Path):
+    mine = tmp_path / "out.jsonl.partial"
+    mine.write_text("the ship .\n")
+    assert extract(folder, tmp_path / "out.jsonl", "--layers=-1", "--input", mine) == 0
+    assert mine.read_text() == "the ship .\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "out.jsonl.partial"]
+
+
+@pytest.mark.parametrize("output", ["out.npz", "out.jsonl"])
+@pytest.mark.parametrize("text", ["the ship .\nthe owl sees .", "the ship .", "the ship .\nthe owl\nstar"])
+def test_an_input_that_changes_on_the_way_is_noticed(
+    text: str, output: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    lines, measure = tmp_path / "lines.txt", features._measure
+    lines.write_text("the ship .\nthe owl\n")
+
+    def measure_and_change(*arguments, **options):
+        measured = measure(*arguments, **options)
+        lines.write_text(text)
+        return measured
+
+    monkeypatch.setattr(features, "_measure", measure_and_change)
+    with pytest.raises(InputError, match=r"lines.txt changed while it was read"):
+        features.extract(str(folder / "checkpoint"), str(lines), str(tmp_path / output), layers="-1")
+    assert [path.name for path in tmp_path.iterdir()] == ["lines.txt"]
+
+
+def test_an_output_that_cannot_be_is_said_before_anything_is_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    monkeypatch.setattr(features, "_measure", None)
+    (tmp_path / "file").write_text("")
+    assert extract(folder, tmp_path / "file" / "out.npz", "--layers=-1") == 2
+    assert "file" in capsys.readouterr().err
+
+
+def test_an_error_after_the_bar_is_on_a_line_of_its_own(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    def fail(*arguments):
+        raise InputError("the reason")
+
+    monkeypatch.setattr(features, "_read", fail)
+    assert extract(folder, tmp_path / "out.npz", "--layers=-1") == 2
+    assert capsys.readouterr().err.endswith("\nbert-jax features: the reason\n")
+
+
+def test_a_pair_needs_a_second_segment(vocabulary: list[str], tmp_path: Path, capsys: pytest.CaptureFixture):
+    sources.write_checkpoint(tmp_path / "checkpoint", vocabulary, type_vocab_size=1)
+    (tmp_path / "lines.txt").write_text("the ship\nthe owl ||| star\n")
+    assert extract(tmp_path, tmp_path / "out.npz", "--layers=-1") == 2
+    assert "lines.txt:2: a pair, but the model has no second segment" in capsys.readouterr().err
+    (tmp_path / "lines.txt").write_text("the ship\n")
+    assert extract(tmp_path, tmp_path / "out.npz", "--layers=-1") == 0
 
 
 def test_input_that_is_not_text(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -5,12 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import sources
 
 import bert_jax
 from bert_jax.errors import InputError
+from bert_jax.inference import fill_mask
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +66,37 @@ def test_texts_without_pairs(bert: bert_jax.PreTrained):
         (["a", "b"], ["c"], "2 texts with 1 pairs"),
         (["a", "b"], "c", "2 texts with 1 pairs"),
         ("the ship " * 40, None, "82 tokens long, the model reads 64"),
+        ("the caf\udce9 .", None, r"'the caf\\udce9 .' is not valid UTF-8"),
+        ("the ship .", "the caf\udce9 .", "is not valid UTF-8"),
     ],
 )
 def test_texts_that_cannot_be_read(text, pair, message: str, bert: bert_jax.PreTrained):
     with pytest.raises(InputError, match=message):
         bert.batch(text, pair)
+
+
+def test_a_pair_needs_a_second_segment(vocabulary: list[str], tmp_path: Path):
+    sources.write_checkpoint(tmp_path, vocabulary, type_vocab_size=1)
+    one_segment = bert_jax.load(str(tmp_path))
+    with pytest.raises(InputError, match="no second segment"):
+        one_segment.batch(["the ship", "the owl"], [None, "star"])
+    assert not np.any(one_segment.batch("the ship")["token_type_ids"])
+
+
+def test_each_mask_is_filled_on_its_own(bert: bert_jax.PreTrained):
+    text = "the [MASK] sees the [MASK] ."
+    logits, _ = bert.model(bert.batch(text))
+    found = fill_mask(bert, text, top=3)
+    for position, place, fillings in (
+        (2, "the {} sees the [MASK] .", found[0]),
+        (5, "the [MASK] sees the {} .", found[1]),
+    ):
+        best = [bert.tokenizer.id_to_token(int(i)) for i in np.argsort(-np.asarray(logits[0, position]))[:3]]
+        assert [filling.token for filling in fillings] == best
+        chances = np.sort(np.asarray(jax.nn.softmax(logits[0, position])))[::-1][:3]
+        np.testing.assert_allclose([filling.probability for filling in fillings], chances, rtol=1e-4)
+        joined = [place.format(token).replace(" ##", "") for token in best]
+        assert [filling.text for filling in fillings] == joined
 
 
 def test_the_package_does_not_wait_for_jax_until_it_is_asked():

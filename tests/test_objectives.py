@@ -28,3 +28,15 @@ def test_a_batch_without_pairs_or_predictions_has_a_loss_of_zero():
     sums = {name: jnp.zeros(()) for name in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")}
     means = objectives.divide(sums, objectives.denominators(batch))
     assert all(value == 0 for value in means.values())
+
+
+def test_each_mean_is_over_its_own_count():
+    batch = {
+        "masked_ids": jnp.zeros((2, 3), int), "masked_weights": jnp.array([[1.0, 1, 1], [1, 0, 0]]),
+        "next_sentence_labels": jnp.array([[1], [0]]), "next_sentence_weights": jnp.ones((2, 1)),
+    }  # fmt: skip
+    sums = objectives.pretraining_sums(jnp.zeros((2, 3, 5)), jnp.array([[[0.0, 1]], [[1, 0]]]), batch)
+    means = {name: float(value) for name, value in objectives.divide(sums, objectives.denominators(batch)).items()}
+    assert means["mlm_accuracy"] == means["nsp_accuracy"] == 1.0  # at a tie the first class is taken
+    assert abs(means["mlm_loss"] - 1.6094379) < 1e-5
+    assert abs(means["nsp_loss"] - 0.3132617) < 1e-5

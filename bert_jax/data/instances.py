@@ -136,8 +136,6 @@ def _pairs_of_paper(
                 yield Instance(*a, a[1], document[i + 1], False)
             elif i + 1 < sentences:
                 i += 1
-                while i + 1 < sentences and document[i + 1] - document[first] < target:
-                    i += 1
                 yield Instance(*a, a[1], document[i + 1], False)
             else:
                 yield Instance(document[first - 1], a[0], *a, False)

@@ -149,6 +149,8 @@ class WordPieceTokenizer:
         """
         if value.get("kind") != _KIND or "vocab" not in value or "lowercase" not in value:
             raise InputError(f"this is no {_KIND} tokenizer: it says kind {value.get('kind')!r}")
+        if not isinstance(value["lowercase"], bool):
+            raise InputError(f"lowercase is {value['lowercase']!r:.60}: it has to be true or false")
         return cls(value["vocab"], value["lowercase"])
 
     def to_json(self) -> dict[str, Any]:

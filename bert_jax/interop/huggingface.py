@@ -16,7 +16,7 @@ from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError
 from bert_jax.interop.huggingface_tokenizer import read_tokenizer
 from bert_jax.interop.huggingface_weights import Weight, layout, parameters_of, state_dict
-from bert_jax.interop.output import new_folder
+from bert_jax.interop.output import new_folder, whole_folder
 from bert_jax.interop.safetensors_files import WHOLE, StoredWeight, open_weights, read_json
 from bert_jax.model import BertConfig
 from bert_jax.model.bert import HEADS, Parameters
@@ -68,7 +68,7 @@ def export(checkpoint: Checkpoint, output: str) -> str:
     """Writes `config.json`, `model.safetensors`, `vocab.txt` and the tokenizer's files to the folder `output`.
 
     The architecture is the one that has the checkpoint's heads, BertLMHeadModel for a left-to-right model; its name is
-    returned. The weights come last: a folder with them is whole.
+    returned. The folder is there whole or not at all.
 
     Raises InputError where `output` is a file or a folder with something in it.
     """
@@ -79,14 +79,13 @@ def export(checkpoint: Checkpoint, output: str) -> str:
         log.warning("%s has no %s: it is left out", architecture, ", ".join(left_out))
     if not heads:
         log.warning("there is no pooler: load it with BertModel.from_pretrained(..., add_pooling_layer=False)")
-    folder.mkdir(parents=True, exist_ok=True)
     config, tokenizer = checkpoint.bert_config, checkpoint.tokenizer
-    tokenizer.save_huggingface(str(folder), model_max_length=config.max_position_embeddings)
     described = model_config(config, tokenizer, architecture)
-    (folder / CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
-    weights, partial = state_dict(checkpoint.load_parameters(), config, heads), folder / f"{WHOLE}.partial"
-    save_file(weights, str(partial), metadata={"format": "pt"})
-    partial.rename(folder / WHOLE)
+    weights = state_dict(checkpoint.load_parameters(), config, heads)
+    with whole_folder(folder) as partial:
+        tokenizer.save_huggingface(str(partial), model_max_length=config.max_position_embeddings)
+        (partial / CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
+        save_file(weights, str(partial / WHOLE), metadata={"format": "pt"})
     return architecture
 
 
@@ -125,6 +124,10 @@ def read(folder: epath.Path, *, lowercase: bool | None = None) -> Source:
             "they have to be equal"
         )
     weights = _by_canonical_name(folder, open_weights(folder))
+    if config.num_hidden_layers > len(weights):  # such as 10**12, which are too many to be named one by one
+        raise InputError(
+            f"{folder}: {CONFIG} has num_hidden_layers={config.num_hidden_layers}, and there are {len(weights)} weights"
+        )
     heads = tuple(head for head in HEADS if head in required or _has(weights, head))
     if "nsp_head" in heads and "pooler" not in heads:
         heads = ("pooler", *heads)  # whose weights are then missing
@@ -140,7 +143,7 @@ def _read_config(path: epath.Path) -> tuple[BertConfig, Collection[str]]:
     for field, fine in _NOT_HONOURED.items():
         if values.get(field) not in fine:
             raise InputError(f"{path}: {field} is {values[field]!r}: such a model cannot be read")
-    named = values.get("architectures") or []
+    named = named_architectures(path, values)
     if unknown := [name for name in named if name not in ARCHITECTURES]:
         raise InputError(f"{path}: architectures has {', '.join(unknown)}: {', '.join(ARCHITECTURES)} can be read")
     fields = {field.name for field in dataclasses.fields(BertConfig)}
@@ -149,6 +152,16 @@ def _read_config(path: epath.Path) -> tuple[BertConfig, Collection[str]]:
     except (TypeError, ValueError) as error:
         raise InputError(f"{path}: {error}") from error
     return config, {head for name in named if name != "BertModel" for head in ARCHITECTURES[name]}
+
+
+def named_architectures(path: epath.Path, values: dict[str, Any]) -> list[str]:
+    """What `config.json` names as the model's classes, nothing where it does not say. InputError for no list."""
+    named = values.get("architectures")
+    if named is None:
+        return []
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise InputError(f"{path}: architectures is {named!r:.60}: a list of names is wanted")
+    return named
 
 
 def _canonical(name: str) -> str:
@@ -172,7 +185,7 @@ def _by_canonical_name(folder: epath.Path, weights: dict[str, StoredWeight]) -> 
             continue
         duplicate = result.pop(tied)
         other = result.setdefault(to, duplicate)
-        if duplicate.shape != other.shape or not np.array_equal(duplicate.read(), other.read(), equal_nan=True):
+        if duplicate.shape != other.shape or not np.array_equal(duplicate.read(), other.read()):
             raise InputError(
                 f"{folder}: {duplicate.name} {list(duplicate.shape)} is not equal to {other.name} "
                 f"{list(other.shape)}: a model whose output is not tied to its embeddings cannot be read"

@@ -13,6 +13,13 @@ from bert_jax.errors import InputError
 from bert_jax.interop.safetensors_files import read_json
 
 VOCABULARY, TOKENIZER, SETTINGS = "vocab.txt", "tokenizer.json", "tokenizer_config.json"
+SPECIAL_TOKENS_MAP = "special_tokens_map.json"
+
+_FLAGS = (
+    "do_lower_case", "lowercase", "strip_accents", "do_basic_tokenize", "tokenize_chinese_chars",
+    "handle_chinese_chars", "clean_text",
+)  # fmt: skip
+_SPECIAL = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS}  # {"pad_token": "[PAD]", ...}
 
 
 def read_tokenizer(folder: epath.Path, *, lowercase: bool | None = None) -> WordPieceTokenizer:
@@ -21,7 +28,11 @@ def read_tokenizer(folder: epath.Path, *, lowercase: bool | None = None) -> Word
     Raises InputError where there is neither, where they contradict each other, where the case is not to be known, and
     for a tokenizer that does anything but what BERT's does.
     """
-    settings = read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
+    settings, special = (
+        read_json(folder / name) if (folder / name).exists() else {} for name in (SETTINGS, SPECIAL_TOKENS_MAP)
+    )
+    _check_special_tokens(folder / SETTINGS, settings)
+    _check_special_tokens(folder / SPECIAL_TOKENS_MAP, special)
     stated = {f"do_lower_case in {SETTINGS}": settings.get("do_lower_case")}
     pieces = None
     if (folder / TOKENIZER).exists():
@@ -33,14 +44,16 @@ def read_tokenizer(folder: epath.Path, *, lowercase: bool | None = None) -> Word
         normalizer = {}
         if not (folder / VOCABULARY).exists():
             raise InputError(f"{folder} has no {VOCABULARY} and no {TOKENIZER}: add the tokenizer's files")
-        if settings.get("tokenizer_class", "BertTokenizer") not in ("BertTokenizer", "BertTokenizerFast"):
+        if settings.get("tokenizer_class") not in (None, "BertTokenizer", "BertTokenizerFast"):
             raise InputError(
                 f"{folder / SETTINGS}: tokenizer_class {settings['tokenizer_class']!r}: only BertTokenizer is read"
             )
+    _check_flags(folder / SETTINGS, settings)
+    _check_flags(folder / TOKENIZER, normalizer)
     if lowercase is None:
         lowercase = _case(folder, stated)
-    _check_options(folder / SETTINGS, settings, lowercase, chinese="tokenize_chinese_chars")
-    _check_options(folder / TOKENIZER, normalizer, lowercase, chinese="handle_chinese_chars")
+    _check_options(folder / SETTINGS, settings, lowercase)
+    _check_options(folder / TOKENIZER, normalizer, lowercase)
     if not (folder / VOCABULARY).exists():
         try:
             return WordPieceTokenizer(pieces or [], lowercase)
@@ -72,36 +85,68 @@ def _normalizer(path: epath.Path, described: dict[str, Any]) -> dict[str, Any]:
             ours = read_json(epath.Path(folder) / TOKENIZER)
         if all(described.get(part) == ours[part] for part in ("normalizer", "pre_tokenizer")):
             return {"lowercase": lowercase}
-    for part, wanted in (("normalizer", "BertNormalizer"), ("pre_tokenizer", "BertPreTokenizer")):
-        kind = (described.get(part) or {}).get("type")
-        if kind != wanted:
-            raise InputError(f"{path}: {part} is of type {kind!r}: only {wanted} is read")
-    return described["normalizer"]
+    _part(path, described, "pre_tokenizer", "BertPreTokenizer")
+    return _part(path, described, "normalizer", "BertNormalizer")
+
+
+def _part(path: epath.Path, described: dict[str, Any], name: str, wanted: str) -> dict[str, Any]:
+    """An object of tokenizer.json. InputError where it is none, or not of the type that is wanted."""
+    part = described.get(name)
+    kind = part.get("type") if isinstance(part, dict) else part
+    if not isinstance(part, dict) or kind != wanted:
+        raise InputError(f"{path}: {name} is of type {kind!r:.60}: only {wanted} is read")
+    return part
 
 
 def _pieces(path: epath.Path, described: dict[str, Any]) -> list[str]:
     """The vocabulary of its WordPiece model, in the order of the ids."""
-    model = described.get("model") or {}
-    if model.get("type") != "WordPiece":
-        raise InputError(f"{path}: model is of type {model.get('type')!r}: only WordPiece is read")
+    model = _part(path, described, "model", "WordPiece")
     for option, value in (("continuing_subword_prefix", CONTINUATION), ("unk_token", "[UNK]")):
         if model.get(option, value) != value:
             raise InputError(f"{path}: model.{option} is {model[option]!r}: only {value!r} is read")
     vocab = model.get("vocab")
-    if not isinstance(vocab, dict) or sorted(vocab.values()) != list(range(len(vocab))):
+    if (
+        not isinstance(vocab, dict)
+        or not all(type(number) is int for number in vocab.values())
+        or sorted(vocab.values()) != list(range(len(vocab)))
+    ):
         raise InputError(f"{path}: model.vocab does not number its pieces from 0 without a gap")
-    for token in described.get("added_tokens") or []:
-        if vocab.get(token["content"]) != token["id"]:
+    added = described.get("added_tokens") or []
+    if not isinstance(added, list) or not all(_text_of(token) is not None for token in added):
+        raise InputError(f"{path}: added_tokens is not a list of tokens, each with its content and id")
+    for token in added:
+        if vocab.get(token["content"]) != token.get("id"):
             raise InputError(f"{path}: the added token {token['content']!r} is not in model.vocab: it cannot be read")
     return sorted(vocab, key=vocab.__getitem__)
 
 
-def _check_options(path: epath.Path, options: dict[str, Any], lowercase: bool, *, chinese: str) -> None:
+def _text_of(token: Any) -> str | None:
+    """The content of a token that is described by an object; None for what is none."""
+    content = token.get("content") if isinstance(token, dict) else None
+    return content if isinstance(content, str) else None
+
+
+def _check_special_tokens(path: epath.Path, settings: dict[str, Any]) -> None:
+    for name, wanted in _SPECIAL.items():
+        token = settings.get(name)
+        if token is not None and wanted not in (token, _text_of(token)):
+            raise InputError(f"{path}: {name} is {_text_of(token) or token!r:.60}: only {wanted} is read")
+
+
+def _check_flags(path: epath.Path, options: dict[str, Any]) -> None:
+    for name in _FLAGS:
+        if not isinstance(options.get(name), (bool, type(None))):
+            raise InputError(f"{path}: {name} is {options[name]!r:.60}: it has to be true or false")
+
+
+def _check_options(path: epath.Path, options: dict[str, Any], lowercase: bool) -> None:
     if options.get("strip_accents") not in (None, lowercase):
         raise InputError(
             f"{path}: strip_accents is {options['strip_accents']} for a model that is "
             f"{'uncased' if lowercase else 'cased'}: accents go with case here"
         )
-    for name in (chinese, "clean_text"):
+    for name in ("tokenize_chinese_chars", "handle_chinese_chars", "clean_text", "do_basic_tokenize"):
         if options.get(name) is False:
             raise InputError(f"{path}: {name} is False: a tokenizer without it cannot be read")
+    if options.get("never_split"):
+        raise InputError(f"{path}: never_split is {options['never_split']!r:.60}: a tokenizer with it cannot be read")

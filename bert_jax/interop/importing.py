@@ -56,8 +56,8 @@ def _conversion(folder: epath.Path, pickles: list[str]) -> str:
     if not any(name.startswith("pytorch_model") for name in pickles):
         return "load it in torch, and save the model with its save_pretrained"
     path = folder / huggingface.CONFIG
-    named = read_json(path).get("architectures") if path.exists() else None
-    architecture = next((name for name in named or [] if name in huggingface.ARCHITECTURES), "BertForPreTraining")
+    named = huggingface.named_architectures(path, read_json(path)) if path.exists() else []
+    architecture = next((name for name in named if name in huggingface.ARCHITECTURES), "BertForPreTraining")
     return (
         f'convert it: python -c "from transformers import {architecture} as M; '
         f'M.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r}, safe_serialization=True)"'

@@ -25,19 +25,24 @@ class StoredWeight:
     dtype: str
 
     def read(self) -> np.ndarray:
-        """The value in fp32. InputError where it is stored as something else than a float of 32 bits or less."""
+        """The value in fp32. InputError where it is no float of 32 bits or less, and where it is not finite."""
         if self.dtype not in ("F32", "F16", "BF16"):
             raise InputError(f"{self.file}: {self.name} is of type {self.dtype}: only F32, F16 and BF16 are read")
         with safe_open(str(self.file), "numpy") as opened:
-            return opened.get_tensor(self.name).astype(np.float32)
+            value = opened.get_tensor(self.name).astype(np.float32)
+        if not np.isfinite(value).all():
+            raise InputError(f"{self.file}: {self.name} has values that are not finite: the model is of no use")
+        return value
 
 
 def read_json(path: epath.Path) -> dict[str, Any]:
     """The object in a JSON file; InputError where it is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not valid JSON ({error})") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
     if not isinstance(value, dict):
         raise InputError(f"{path}: an object is wanted, not a {type(value).__name__}")
     return value
@@ -48,7 +53,7 @@ def open_weights(folder: epath.Path) -> dict[str, StoredWeight]:
 
     Raises InputError for a file that is damaged or missing, and for an index that does not fit its shards.
     """
-    if (folder / WHOLE).exists():
+    if any(child.name == WHOLE for child in folder.iterdir()):
         return _open_file(folder / WHOLE)
     index = folder / INDEX
     placed = read_json(index).get("weight_map")
@@ -68,6 +73,8 @@ def open_weights(folder: epath.Path) -> dict[str, StoredWeight]:
 
 
 def _open_file(path: epath.Path) -> dict[str, StoredWeight]:
+    if not path.is_file():  # as where a link to a cache was copied, and the cache was not
+        raise InputError(f"{path} is {'a folder' if path.is_dir() else 'a link to nothing'}: copy the weights there")
     try:
         with safe_open(str(path), "numpy") as opened:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118

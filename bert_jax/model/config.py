@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,15 @@ VOCABULARY_MULTIPLE = 128
 
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
+_KINDS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a string"}
+
+
+def _is_of_kind(kind: type, value: Any) -> bool:
+    """Python takes True for 1; here a bool is no number. A whole number will do for a real one."""
+    if kind is float:
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max
+    return type(value) is kind
+
 
 @dataclass(frozen=True)
 class BertConfig:
@@ -18,7 +28,7 @@ class BertConfig:
 
     `hidden_act` "gelu" is the exact form with erf, as Hugging Face's models have it; "gelu_new" (or
     "gelu_pytorch_tanh") is the tanh form of Google's code. `is_decoder` is a left-to-right model: no position sees what
-    is to its right. A ValueError names a size that cannot be.
+    is to its right. A ValueError names a field that is of another kind than its default, or that cannot be.
     """
 
     vocab_size: int = 30_522
@@ -36,6 +46,10 @@ class BertConfig:
     is_decoder: bool = False
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            kind, value = type(field.default), getattr(self, field.name)
+            if not _is_of_kind(kind, value):
+                raise ValueError(f"{field.name} has to be {_KINDS[kind]}, not {value!r:.60}")
         for name in (
             "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
             "max_position_embeddings", "type_vocab_size",
@@ -51,6 +65,10 @@ class BertConfig:
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is a probability below 1, not {getattr(self, name)}")
+        if self.layer_norm_eps <= 0:
+            raise ValueError(f"layer_norm_eps has to be above 0, not {self.layer_norm_eps}")
+        if self.initializer_range < 0:
+            raise ValueError(f"initializer_range has to be at least 0, not {self.initializer_range}")
 
     @property
     def head_size(self) -> int:

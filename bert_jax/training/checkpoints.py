@@ -3,7 +3,7 @@
 WORKDIR/checkpoints/STEP/
   parameters     the model's
   optimizer      moments and counters
-  position       batches consumed, one integer, and the hash of the dataset that the last came from
+  position       batches consumed, one integer, and the hash of what each phase has read, up to the present one
   bert_config    as bert_config.json
   tokenizer      the vocabulary and how it is applied
   config         the run's
@@ -14,7 +14,7 @@ Parameters that no run here has made are a folder like a step's, without optimiz
 """
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +47,7 @@ def _damage_named(folder: epath.Path) -> Iterator[None]:
     """Whatever Orbax says of a checkpoint that it cannot read, in one line that names it."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (InputError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         reason = str(error).strip().split("\n")[0]
         mend = "delete that folder to go on from the step before" if folder.name.isdigit() else "make it again"
         raise InputError(
@@ -77,17 +77,17 @@ class Checkpointer:
         """The newest complete step, None where there is none."""
         return self._manager.latest_step()
 
-    def save(self, step: int, state: TrainState, *, bert_config: BertConfig, dataset_hash: str) -> None:
+    def save(self, step: int, state: TrainState, *, bert_config: BertConfig, dataset_hashes: Sequence[str]) -> None:
         """Starts saving `state`; the arrays are copied off the devices before this returns.
 
-        `dataset_hash` is of what the step's batch came from.
+        `dataset_hashes` are of what the phases have read that are begun.
         """
         self._manager.save(
             step,
             args=ocp.args.Composite(
                 parameters=ocp.args.StandardSave(state.parameters),
                 optimizer=ocp.args.StandardSave(_optimizer_item(state)),
-                position=ocp.args.JsonSave({"next_batch": step, "dataset": dataset_hash}),
+                position=ocp.args.JsonSave({"next_batch": step, "datasets": list(dataset_hashes)}),
                 bert_config=ocp.args.JsonSave(bert_config.to_dict()),
                 **{name: ocp.args.JsonSave(value) for name, value in self._about.items()},
             ),
@@ -132,7 +132,7 @@ class Checkpointer:
 class Checkpoint:
     """What a checkpoint says of itself, and where it is; the parameters are loaded on demand.
 
-    Without a run that made it, `config` and `dataset_hash` are empty and `step` is 0.
+    Without a run that made it, `config` and `dataset_hashes` are empty and `step` is 0.
     """
 
     path: epath.Path
@@ -141,7 +141,7 @@ class Checkpoint:
     heads: tuple[str, ...]
     config: dict[str, Any]
     step: int
-    dataset_hash: str
+    dataset_hashes: tuple[str, ...]
 
     @property
     def missing_heads(self) -> tuple[str, ...]:
@@ -224,5 +224,5 @@ def open_checkpoint(location: str) -> Checkpoint:
             heads=HEADS if from_run else tuple(about.heads),
             config=about.config if from_run else {},
             step=about.position["next_batch"] if from_run else 0,
-            dataset_hash=about.position["dataset"] if from_run else "",
+            dataset_hashes=tuple(about.position["datasets"]) if from_run else (),
         )

@@ -17,6 +17,8 @@ from bert_jax.training.optimizer import OPTIMIZERS
 
 OBJECTIVES = ("mlm", "ltr")
 DTYPES = ("auto", "float32", "bfloat16")
+MAX_BATCH_SIZE = 1 << 16
+"""Of what is not training: no device holds more rows."""
 
 
 def bert_config(config: ConfigDict, dataset: PreparedDataset) -> BertConfig:
@@ -120,6 +122,12 @@ def compute_dtype(name: str) -> jnp.dtype:
     if name == "auto":
         name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     return jnp.dtype(name)
+
+
+def check_batch_size(batch_size: int) -> None:
+    """InputError for a `--batch_size` that cannot be."""
+    if not 1 <= batch_size <= MAX_BATCH_SIZE:
+        raise InputError(f"--batch_size is 1 to {MAX_BATCH_SIZE}, not {batch_size}")
 
 
 def check_tokenizer(checkpoint: Checkpoint, dataset: PreparedDataset) -> None:

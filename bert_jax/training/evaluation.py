@@ -1,6 +1,7 @@
 """Both pre-training losses on the eval split, beside the loss of a model that knows word frequencies alone."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import Parameters
 from bert_jax.progress import Bars, silent
 from bert_jax.training.checkpoints import open_checkpoint
-from bert_jax.training.checks import check_tokenizer, compute_dtype
+from bert_jax.training.checks import check_batch_size, check_tokenizer, compute_dtype
 from bert_jax.training.phases import plan_at
 from bert_jax.training.sharding import make_mesh, parameter_shardings
 from bert_jax.training.train_step import make_eval_step, put_batch
@@ -75,11 +76,10 @@ def evaluate_checkpoint(checkpoint: str, data: str, *, batch_size: int = 64, bar
 
     A head that the checkpoint lacks has no loss and no accuracy there.
 
-    Raises InputError where the checkpoint lacks both heads, or the dataset has no eval split, another vocabulary or
-    longer sequences than the model.
+    Raises InputError where the checkpoint lacks both heads, or the dataset has no eval split, another vocabulary,
+    longer sequences than the model or pairs where the model has one segment.
     """
-    if batch_size < 1:
-        raise InputError(f"--batch_size is at least 1, not {batch_size}")
+    check_batch_size(batch_size)
     found, dataset = open_checkpoint(checkpoint), PreparedDataset(data)
     if "mlm_head" not in found.heads:
         found.require_heads("pooler", "nsp_head", by="evaluate, without an mlm_head,")
@@ -91,17 +91,22 @@ def evaluate_checkpoint(checkpoint: str, data: str, *, batch_size: int = 64, bar
             f"{dataset.folder} has sequences of {dataset.info.seq_len} tokens, the model reads "
             f"{found.bert_config.max_position_embeddings} at the most: prepare with a smaller --seq_len"
         )
+    if found.bert_config.type_vocab_size < 2 and dataset.info.options.get("pairs") != "none":
+        raise InputError(
+            f"{dataset.folder} has pairs of sentences, but the model has no second segment (type_vocab_size 1): "
+            "prepare it with --pairs none"
+        )
     mesh = make_mesh(ConfigDict({"data": -1, "fsdp": 1, "tensor": 1}))
+    batch_size = min(batch_size, dataset.size("eval"))
     batch_size = -(-batch_size // mesh.size) * mesh.size
     config = plan_at(ConfigDict(found.config), found.step).config if found.config else None
     dtype = compute_dtype(config.dtype if config else "auto")
     graph, _, logical_axes = abstract_parameters(found.bert_config, dtype=dtype, heads=found.heads)
     shardings = parameter_shardings(mesh, logical_axes)
     loader = EvalLoader([dataset], batch_size=batch_size, left_to_right=found.bert_config.is_decoder)
-    bar = bars(total=loader.batches, desc="evaluate", unit="batch")
     eval_step = make_eval_step(mesh, graph, shardings)
     nsp = config.objective.nsp if config else True
     evaluator = Evaluator(mesh, eval_step, loader, dataset.token_counts(), nsp=nsp)
-    values = evaluator.run(found.load_parameters(shardings), on_batch=lambda: bar.update(1))
-    bar.close()
-    return values
+    parameters = found.load_parameters(shardings)
+    with closing(bars(total=loader.batches, desc="evaluate", unit="batch")) as bar:
+        return evaluator.run(parameters, on_batch=lambda: bar.update(1))

@@ -171,7 +171,8 @@ def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[
             if is_eval and eval_loader.batches:
                 evaluation = evaluate(step)
             if is_save:
-                run.checkpointer.save(step, state, bert_config=phase.model, dataset_hash=phase.dataset_hash)
+                hashes = (*phase.read_before, phase.dataset_hash)
+                run.checkpointer.save(step, state, bert_config=phase.model, dataset_hashes=hashes)
             if is_hopeless or received:
                 run.checkpointer.wait()
             if is_hopeless:

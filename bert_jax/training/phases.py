@@ -43,11 +43,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Phase(Plan):
-    """A plan with its datasets open. `first_row`: rows of the same mixture that earlier phases have read."""
+    """A plan with its datasets open. `first_row`: rows of the same mixture that earlier phases have read.
+
+    `read_before` are the earlier phases' hashes of datasets.
+    """
 
     datasets: tuple[PreparedDataset, ...]
     model: BertConfig
     first_row: int
+    read_before: tuple[str, ...]
 
     @property
     def dataset_hash(self) -> str:
@@ -88,6 +92,8 @@ def plan_phases(config: ConfigDict) -> list[Plan]:
         raise InputError(f"phases: a tuple of dicts of overrides, each with its steps, not {config.phases!r}")
     overrides: Sequence[Mapping[str, Any]] = list(config.phases) or [{"steps": -1}]
     for number, phase in enumerate(overrides):
+        if odd := [key for key in phase if not isinstance(key, str)]:
+            raise InputError(f"phases.{number}: {odd[0]!r:.60} is no key: keys are strings such as 'data.path'")
         if type(steps := phase.get("steps")) is not int or (steps < 1 and steps != -1):
             raise InputError(f"phases.{number}.steps has to be a number of steps, or -1 to fill in, not {steps!r}")
     given = [phase["steps"] for phase in overrides]
@@ -142,7 +148,8 @@ def open_phases(config: ConfigDict) -> list[Phase]:
             opened.append(dataset)
         check_mixture(plan.config, opened)
         model = bert_config(plan.config, opened[0])
-        phase = Phase(plan.start, plan.stop, plan.config, tuple(opened), model, 0)
+        read_before = tuple(earlier.dataset_hash for earlier in phases)
+        phase = Phase(plan.start, plan.stop, plan.config, tuple(opened), model, 0, read_before)
         before = rows_read.get(phase.dataset_hash, 0)
         rows_read[phase.dataset_hash] = before + (plan.stop - plan.start) * plan.config.global_batch_size
         phases.append(replace(phase, first_row=before))

@@ -11,7 +11,7 @@ import jax
 from etils import epath
 
 from bert_jax.config import ConfigDict
-from bert_jax.errors import Interrupted
+from bert_jax.errors import InputError, Interrupted
 from bert_jax.model import parameter_count
 from bert_jax.progress import Bars, silent
 from bert_jax.training.checkpoints import Checkpointer
@@ -52,6 +52,8 @@ def pretrain(
 
 def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, stack: ExitStack) -> dict[str, float]:
     # --- Checks, before any work ---------------------------------------------------------------------------------
+    if not workdir:
+        raise InputError("--workdir is empty: name a folder")
     folder = epath.Path(workdir).resolve()
     phases = open_phases(config)
     mesh = make_mesh(config.mesh)

@@ -38,7 +38,7 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int:
     if step > phases[-1].stop:
         raise InputError(f"--workdir: {folder} is at step {step}, past total_steps={phases[-1].stop}: raise it")
     changed: dict[str, str] = {}
-    for old, new in zip(plan_phases(ConfigDict(before.config)), phases, strict=False):
+    for number, (old, new) in enumerate(zip(plan_phases(ConfigDict(before.config)), phases, strict=False)):
         if old.start >= step:
             break
         if min(old.stop, step) != min(new.stop, step):
@@ -47,9 +47,10 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int:
                 "a phase that is begun may only be prolonged"
             )
         changed |= _differences(folder, old, new)
-        if step <= new.stop and before.dataset_hash != new.dataset_hash:
+        if before.dataset_hashes[number : number + 1] != (new.dataset_hash,):
             raise InputError(
-                f"--workdir: {folder} was trained on another dataset than {new.config.data.path}: choose another folder"
+                f"--workdir: {folder} was trained on another dataset than {new.config.data.path} in the phase of steps "
+                f"{_span(new)}: choose another folder"
             )
     if changed:
         log.warning("going on with another config: %s", "; ".join(changed.values()))

@@ -132,6 +132,72 @@ def test_reference_yields_more_random_pairs_than_real_ones():
 # --- The paper's rule -------------------------------------------------------------------------------------------
 
 
+def paper_pairs(texts, number, seq_len, short_seq_prob, rng, owed: list[int]) -> list:
+    """The paper's rule on lists of tokens; `owed` holds one count, of lone sentences not paid back yet."""
+    text, limit, target = texts[number], seq_len - 3, seq_len - 3
+    if rng.random() < short_seq_prob:
+        target = rng.randint(2, limit)
+
+    def flat(sentences: list[list[int]]) -> list[int]:
+        return [token for sentence in sentences for token in sentence]
+
+    pairs: list = []
+    start = end = 0  # the chunk is text[start:end]
+    while end < len(text):
+        end += 1
+        if end < len(text) and len(flat(text[start:end])) < target:
+            continue
+        middle = start + (rng.randint(1, end - start - 1) if end - start > 1 else 1)
+        heads = rng.random() < 0.5
+        if len(text) == 1:
+            owed[0] += not heads
+            is_random = True
+        else:
+            is_random = heads and not owed[0]
+            owed[0] -= heads and owed[0] > 0
+        a = flat(text[start:middle])
+        if is_random:
+            for _ in range(10):
+                other = rng.randint(0, len(texts) - 1)
+                if other != number:
+                    break
+            b: list[int] = []
+            for sentence in texts[other][rng.randint(0, len(texts[other]) - 1) :]:
+                b = b + sentence
+                if len(b) >= target - len(a):
+                    break
+            end = middle
+        elif middle < end:
+            b = flat(text[middle:end])
+        elif end < len(text):  # a lone sentence, which is all of the target, goes on with the next
+            end += 1
+            b = flat(text[middle:end])
+        else:  # the last of all is what the one before it goes on with
+            a, b = list(text[start - 1]), a
+        shorten(a, b, limit, rng)
+        pairs.append((a, b, is_random))
+        start = end
+    return pairs
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32), documents=st.integers(1, 12), sentences=st.integers(1, 12),
+    tokens=st.sampled_from([1, 5, 20, 80]), seq_len=st.sampled_from([8, 16, 64, 128]),
+    short_seq_prob=st.sampled_from([0.0, 0.1, 1.0]),
+)  # fmt: skip
+def test_paper_is_a_plain_port_of_it(seed, documents, sentences, tokens, seq_len, short_seq_prob):
+    texts = make_texts(random.Random(seed), documents, (1, sentences), (1, tokens))
+    expected_rng, rng, owed = random.Random(seed + 1), random.Random(seed + 1), [0]
+    expected = [paper_pairs(texts, n, seq_len, short_seq_prob, expected_rng, owed) for n in range(len(texts))]
+    found = run(texts, rng, seq_len=seq_len, short_seq_prob=short_seq_prob, random_next="paper")
+    flat = offsets(texts)[1].tolist()
+    assert expected == [
+        [(flat[i.a_start : i.a_stop], flat[i.b_start : i.b_stop], i.is_random_next) for i in pairs] for pairs in found
+    ]
+    assert rng.getstate() == expected_rng.getstate()
+
+
 @pytest.mark.parametrize("lone", [0.0, 0.3, 0.8])
 @pytest.mark.parametrize("seq_len", [32, 128, 512])
 def test_paper_half_of_all_pairs_are_random(lone, seq_len):

@@ -245,6 +245,27 @@ def test_no_training_instances(dataset, monkeypatch):
         make(dataset)
 
 
+def test_random_tokens_are_of_the_whole_vocabulary(dataset):
+    batch = make(dataset, batch=500, mask_token=0, keep_token=0, random_token=1).batch(0)
+    row, slot = np.nonzero(batch["masked_weights"])
+    drawn = np.bincount(batch["input_ids"][row, batch["masked_positions"][row, slot]])
+    assert len(drawn) == dataset.tokenizer.vocab_size
+    assert (drawn > 0).all()
+
+
+def test_whole_words_go_by_the_tokenizers_pieces(dataset, monkeypatch):
+    pieces = np.arange(dataset.tokenizer.vocab_size) % 2 == 0  # the corpus has whole words alone
+    monkeypatch.setattr(dataset.tokenizer, "continuation", pieces)
+    loader = make(dataset, batch=200, whole_word=True, mask_token=1, keep_token=0, random_token=0)
+    masked = loader.batch(0)["input_ids"] == dataset.tokenizer.mask_id
+    plain = dataset.instances("train", loader.examples(0)[0])
+    inside = plain["maskable"][:, 1:] & plain["maskable"][:, :-1]
+    goes_on = pieces[plain["input_ids"][:, 1:]]
+    differ = masked[:, 1:] != masked[:, :-1]
+    assert not differ[inside & goes_on].any()
+    assert differ[inside & ~goes_on].any()
+
+
 # --- Evaluation -------------------------------------------------------------------------------------------------
 
 

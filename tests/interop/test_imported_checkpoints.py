@@ -15,6 +15,7 @@ from bert_jax.interop import huggingface
 from bert_jax.interop.importing import import_checkpoint
 from bert_jax.model.bert import HEADS
 from bert_jax.training.checkpoints import open_checkpoint
+from bert_jax.training.evaluation import evaluate_checkpoint
 from bert_jax.training.pretrain import pretrain
 
 MODEL = {
@@ -143,6 +144,16 @@ def test_evaluate_wants_one_head(name: str, checkpoints: Path, dataset_dir: Path
     assert "evaluate, without an mlm_head, needs pooler, nsp_head" in error
 
 
+def test_pairs_are_not_evaluated_by_a_model_of_one_segment(
+    vocabulary: list[str], dataset_dir: Path, corpus_file: Path, vocabulary_file: Path, tmp_path: Path
+):
+    sources.write_checkpoint(tmp_path / "one", vocabulary, ("mlm_head",), type_vocab_size=1)
+    with pytest.raises(InputError, match="no second segment"):
+        evaluate_checkpoint(str(tmp_path / "one"), str(dataset_dir))
+    helpers.prepare_dataset(corpus_file, vocabulary_file, tmp_path / "singles", pairs="none")
+    assert evaluate_checkpoint(str(tmp_path / "one"), str(tmp_path / "singles"))["mlm_loss"] > 0
+
+
 @pytest.mark.parametrize("name", HEADLESS)
 def test_missing_heads_are_new_and_of_the_seed(
     name: str, checkpoints: Path, dataset_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch
@@ -176,9 +187,37 @@ def test_nothing_is_new_where_nothing_is_missing(checkpoints: Path, dataset_dir:
     sources.assert_same_parameters(before, after)
 
 
+def test_an_export_that_fails_leaves_nothing(vocabulary: list[str], tmp_path: Path):
+    checkpoint = sources.write_checkpoint(tmp_path / "checkpoint", vocabulary)
+    parameters = tmp_path / "checkpoint" / "parameters"
+    parameters.rename(tmp_path / "away")
+    with pytest.raises(InputError, match="damaged"):
+        huggingface.export(checkpoint, str(tmp_path / "new" / "hf"))
+    assert not (tmp_path / "new" / "hf").exists()
+    (tmp_path / "away").rename(parameters)
+    (tmp_path / "new" / "hf").mkdir(parents=True)  # an empty folder is as good as none
+    huggingface.export(checkpoint, str(tmp_path / "new" / "hf"))
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["hf"]
+    assert (tmp_path / "new" / "hf").stat().st_mode == (tmp_path / "new").stat().st_mode  # open to all whom it may be
+
+
+def test_an_export_to_a_full_disk_leaves_nothing(vocabulary: list[str], tmp_path: Path):
+    sources.write_checkpoint(tmp_path / "checkpoint", vocabulary)
+    done = helpers.on_small_disk(
+        tmp_path, 100, "export", "--checkpoint", tmp_path / "checkpoint", "--output", tmp_path / "disk" / "hf"
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "the disk is full" in done.stderr.strip().split("\n")[-1]
+
+
 def test_a_damaged_checkpoint_says_so(vocabulary: list[str], tmp_path: Path):
     checkpoint = sources.write_checkpoint(tmp_path / "checkpoint", vocabulary)
     (tmp_path / "checkpoint" / "heads" / "metadata").write_text(json.dumps(["pooler"]))
     with pytest.raises(InputError, match="damaged or of another model"):
         open_checkpoint(str(tmp_path / "checkpoint")).load_parameters()
     assert np.asarray(checkpoint.load_parameters()["pooler"]["bias"]).shape == (48,)
+    described = checkpoint.tokenizer.to_json()
+    for damaged in ([], {**described, "vocab": ["[PAD]"]}, {**described, "vocab": 5}, {**described, "lowercase": "no"}):
+        (tmp_path / "checkpoint" / "tokenizer" / "metadata").write_text(json.dumps(damaged))
+        with pytest.raises(InputError, match=f"{tmp_path / 'checkpoint'} is damaged or of another model"):
+            open_checkpoint(str(tmp_path / "checkpoint"))

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,16 @@ from flax import nnx
 
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
-from bert_jax.model import BertConfig, abstract_parameters, initialize, parameter_count
+from bert_jax.model import (
+    BertConfig,
+    abstract_parameters,
+    attention,
+    embeddings,
+    encoder,
+    initialize,
+    layers,
+    parameter_count,
+)
 from bert_jax.model.layers import LayerNorm, dropout
 from bert_jax.training.phases import plan_phases
 
@@ -121,8 +131,24 @@ def test_initial_values_are_a_truncated_normal_of_the_initializer_range():
     assert not np.allclose(first, second)
 
 
+def test_initial_values_of_every_parameter():
+    config = dataclasses.replace(SMALL, hidden_size=64, intermediate_size=256, initializer_range=0.5)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(initialize(config, jax.random.key(0))[1]):
+        name, value = jax.tree_util.keystr(path), np.asarray(leaf)
+        if "bias" in name:
+            assert not value.any(), name
+        elif "scale" in name:
+            assert (value == 1).all(), name
+        else:
+            value = value[:100] if "word" in name else value
+            assert np.abs(value).max() <= 1 + 1e-6, name
+            assert value.std() == pytest.approx(0.5 * 0.8796, rel=5 / np.sqrt(2 * value.size)), name
+
+
 def test_padding_does_not_reach_real_tokens():
     model = model_of(SMALL)
+    kernel = model.encoder.layers.attention.qkv_kernel
+    kernel[...] = 50 * kernel[...]  # scores so large that a mask of, say, -10 would not hide them
     batch = make_batch()
     padding = batch["sequence_ids"] == 0
     assert padding.any()
@@ -193,6 +219,31 @@ def test_layers_draw_different_dropout_masks():
     assert np.mean(steps[0] == steps[1]) < 0.9
 
 
+def test_dropout_is_in_four_places_each_with_its_rate_and_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    drawn = []
+
+    def spy(x, rate, key):
+        drawn.append((x.shape, rate, jax.random.key_data(key).tobytes()))
+        return jnp.zeros_like(x) if silent == len(drawn) else real(x, rate, key)
+
+    real, silent = layers.dropout, 0
+    for module in (embeddings, encoder, attention):
+        monkeypatch.setattr(module, "dropout", spy)
+    config = dataclasses.replace(SMALL, hidden_dropout_prob=0.25, attention_probs_dropout_prob=0.5)
+    model = nnx.merge(*initialize(config, jax.random.key(0)))
+    ones = jnp.ones((2, 8), jnp.int32)
+    batch = {"input_ids": ones, "token_type_ids": ones, "positions": ones, "sequence_ids": ones}
+    with jax.disable_jit():  # so that every layer is run, and not one traced
+        last, hidden = model.encode(batch, jax.random.key(0), all_hidden_states=True)
+        whole, layer = (2, 8, 32), [((2, 4, 8, 8), 0.5), ((2, 8, 32), 0.25), ((2, 8, 32), 0.25)]
+        assert [place[:2] for place in drawn] == [(whole, 0.25), *layer * 3]
+        assert len({key for *_, key in drawn}) == len(drawn)
+        assert abs(np.mean(hidden[0] == 0) - 0.25) < 0.1  # after the LayerNorm, not before it
+        for silent in range(1, 11):  # what each gives is what is gone on with
+            drawn.clear()
+            assert not np.array_equal(model.encode(batch, jax.random.key(0))[0], last), silent
+
+
 def test_no_key_is_deterministic_and_a_key_is_not_the_same_as_another():
     model, batch = model_of(SMALL), make_batch()
     np.testing.assert_array_equal(model(batch)[0], model(batch)[0])
@@ -214,6 +265,20 @@ def test_dropout_realises_its_rate_and_keeps_the_mean(rate, size):
     assert np.mean(zeros[:, 0] & zeros[:, 1]) == pytest.approx(rate**2, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gelu", lambda x: x / 2 * (1 + math.erf(x / math.sqrt(2)))),
+        ("gelu_new", lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
+        ("gelu_pytorch_tanh", lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
+        ("relu", lambda x: max(x, 0.0)),
+    ],
+)
+def test_activations(name, expected):
+    x = np.linspace(-4, 4, 81, dtype=np.float32)
+    np.testing.assert_allclose(layers.activation(name, jnp.asarray(x)), [expected(v) for v in x.tolist()], atol=1e-6)
+
+
 def test_layer_norm_keeps_its_precision_on_offset_inputs():
     norm = LayerNorm(256, 1e-12)
     x = 1e4 + np.random.default_rng(0).standard_normal((8, 256)).astype(np.float32)
@@ -221,6 +286,20 @@ def test_layer_norm_keeps_its_precision_on_offset_inputs():
     exact = x.astype(np.float64)
     exact = (exact - exact.mean(-1, keepdims=True)) / exact.std(-1, keepdims=True)
     np.testing.assert_allclose(y, exact, atol=2e-3)
+
+
+def test_layer_norm_of_bfloat16_is_computed_in_fp32():
+    x = jnp.asarray(20 + np.random.default_rng(0).standard_normal((8, 256)), jnp.bfloat16)
+    norm = LayerNorm(256, 1e-12)
+    np.testing.assert_array_equal(norm(x), norm(x.astype(jnp.float32)).astype(jnp.bfloat16))
+
+
+def test_the_softmax_of_attention_is_of_fp32_scores(monkeypatch: pytest.MonkeyPatch):
+    seen, real = [], jax.nn.softmax
+    monkeypatch.setattr(jax.nn, "softmax", lambda x, axis=-1: seen.append(x.dtype) or real(x, axis=axis))
+    hidden, _ = model_of(SMALL, dtype=jnp.bfloat16).encode(make_batch())
+    assert hidden.dtype == jnp.bfloat16
+    assert set(seen) == {jnp.dtype("float32")}
 
 
 def test_computation_in_bfloat16_stays_close_and_gives_fp32_logits():
@@ -243,6 +322,16 @@ def test_computation_in_bfloat16_stays_close_and_gives_fp32_logits():
         ({"hidden_act": "swish"}, "hidden_act is one of"),
         ({"num_hidden_layers": 0}, "at least 1"),
         ({"hidden_dropout_prob": 1.0}, "probability below 1"),
+        ({"hidden_size": 32.0}, "hidden_size has to be a whole number, not 32.0"),
+        ({"num_hidden_layers": True}, "num_hidden_layers has to be a whole number, not True"),
+        ({"layer_norm_eps": "1e-12"}, "layer_norm_eps has to be a finite number, not '1e-12'"),
+        ({"layer_norm_eps": float("nan")}, "a finite number"),
+        ({"layer_norm_eps": 10**400}, "a finite number"),
+        ({"layer_norm_eps": 0.0}, "above 0"),
+        ({"initializer_range": -0.02}, "initializer_range has to be at least 0"),
+        ({"is_decoder": "no"}, "is_decoder has to be true or false, not 'no'"),
+        ({"is_decoder": 0}, "true or false"),
+        ({"hidden_act": None}, "hidden_act has to be a string"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(sizes, message):

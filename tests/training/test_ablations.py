@@ -115,6 +115,7 @@ def test_a_left_to_right_run_learns_and_is_evaluated_left_to_right(dataset_dir: 
     assert open_checkpoint(str(tmp_path / "run")).bert_config.is_decoder
     evaluated = evaluate_checkpoint(str(tmp_path / "run"), str(dataset_dir))
     assert evaluated["mlm_loss"] < evaluated["unigram_loss"] - 0.5
+    assert evaluated["loss"] == evaluated["mlm_loss"]
     rows = [row for row in read_metrics(epath.Path(tmp_path / "run")) if "split" not in row]
     assert rows[-1]["loss"] == rows[-1]["mlm_loss"]
     with pytest.raises(InputError, match="is_decoder True"):

@@ -25,7 +25,7 @@ def reference_learning_rate(step: int, peak: float, warmup: int, total: int, pow
 def test_schedule_is_the_references(peak, warmup, total, power):
     schedule = learning_rate_schedule(peak, warmup, total, decay_power=power)
     shifted = learning_rate_schedule(peak, warmup, total, decay_power=power, start=123)
-    for step in (0, 1, warmup - 1, warmup, warmup + 1, total // 2, total - 1, total):
+    for step in (0, 1, warmup - 1, warmup, warmup + 1, total // 2, total - 1, total, total + 7):
         expected = reference_learning_rate(step, peak, warmup, total, power)
         assert abs(float(schedule(jnp.asarray(step))) - expected) < 1e-9, step
         assert abs(float(shifted(jnp.asarray(step + 123))) - expected) < 1e-9, step

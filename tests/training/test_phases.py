@@ -64,6 +64,7 @@ def test_a_plan_covers_every_step_with_the_config_that_holds_in_it(short_dir: Pa
         ("({'steps': 8, 'objective.mask_rate': 2.0},)", "mask_rate"),
         ("({'steps': 8, 'data.path': '/nowhere'},)", "not a prepared dataset"),
         ("(8,)", "phases: .*dicts"),
+        ("({'steps': 8, 1: 2},)", "phases.0: 1 is no key"),
         ("({'steps': 2, 'optimizer.warmup_steps': 2}, {'steps': -1})", "below the steps of its phase, 2"),
     ],
 )
@@ -88,9 +89,15 @@ def test_one_key_of_one_phase_from_the_command_line(tmp_path: Path):
     overrides = [("phases", "({'steps': 3}, {'steps': -1})"), ("phases.1.data.path", "b"), ("phases.0.steps", "5")]
     config = load_config("bert_tiny", overrides)
     assert config.phases == ({"steps": 5}, {"steps": -1, "data.path": "b"})
-    for key, message in (("phases.2.data.path", "has 2 phases"), ("phases.0.data.pth", "did you mean data.path")):
+    for key, message in (
+        ("phases.2.data.path", "has 2 phases"),
+        ("phases.0.data.pth", "did you mean data.path"),
+        (f"phases.{'9' * 5000}.data.path", "there is no such key"),
+    ):
         with pytest.raises(InputError, match=message):
             load_config("bert_tiny", [*overrides, (key, "x")])
+    with pytest.raises(InputError, match=r"phases.0.steps: that phase is 8, and not a dict"):
+        load_config("bert_tiny", [("phases", "(8,)"), ("phases.0.steps", "5")])
 
 
 def test_the_schedule_is_one_or_restarts(short_dir: Path, dataset_dir: Path, tmp_path: Path):
@@ -112,6 +119,9 @@ def test_phases_on_one_dataset_read_on_where_the_last_one_stopped(dataset_dir: P
     phases = ({"steps": 3}, {"steps": 2, "data.path": str(short_dir)}, {"steps": 3, "global_batch_size": 32})
     opened = open_phases(helpers.small_config(dataset_dir, phases=phases))
     assert [phase.first_row for phase in opened] == [0, 0, 48]
+    first, *others = phases
+    opened = open_phases(helpers.small_config(dataset_dir, phases=({**first, "global_batch_size": 32}, *others)))
+    assert [phase.first_row for phase in opened] == [0, 0, 96]
 
 
 def test_both_phases_are_trained_and_evaluated_on_their_own_data(short_dir: Path, dataset_dir: Path, tmp_path: Path):
@@ -150,7 +160,8 @@ def test_a_phase_may_be_added_to_a_finished_run(short_dir: Path, dataset_dir: Pa
     pretrain(helpers.small_config(short_dir, **first), str(tmp_path))
     pretrain(phased(short_dir, dataset_dir), str(tmp_path))
     assert newest_step(epath.Path(tmp_path)).name == "8"
-    assert open_checkpoint(str(tmp_path)).dataset_hash == json.loads((dataset_dir / "dataset.json").read_text())["hash"]
+    hashes = [json.loads((path / "dataset.json").read_text())["hash"] for path in (short_dir, dataset_dir)]
+    assert open_checkpoint(str(tmp_path)).dataset_hashes == tuple(hashes)
 
 
 def test_a_phase_that_is_begun_stays_what_it_is(short_dir: Path, dataset_dir: Path, tmp_path: Path):
@@ -162,8 +173,9 @@ def test_a_phase_that_is_begun_stays_what_it_is(short_dir: Path, dataset_dir: Pa
     ):
         with pytest.raises(InputError, match=message):
             pretrain(phased(short_dir, dataset_dir, steps, total_steps=10, **overrides), str(tmp_path))
-    with pytest.raises(InputError, match="another dataset"):
-        pretrain(phased(short_dir, short_dir, total_steps=10), str(tmp_path))
+    for short, long, steps in ((short_dir, short_dir, "4-10"), (dataset_dir, dataset_dir, "0-4")):
+        with pytest.raises(InputError, match=f"another dataset than .* in the phase of steps {steps}"):
+            pretrain(phased(short, long, total_steps=10), str(tmp_path))
 
 
 def test_init_takes_the_parameters_and_nothing_else(dataset_dir: Path, short_dir: Path, tmp_path: Path):
@@ -195,6 +207,7 @@ def test_init_that_does_not_fit_is_refused(dataset_dir: Path, corpus_file: Path,
     for overrides, message in (
         ({"model__hidden_size": 64}, r"hidden_size 32 \(here model.hidden_size=64\)"),
         ({"model__hidden_act": "gelu_new"}, "hidden_act 'gelu'"),
+        ({"model__layer_norm_eps": 1e-6}, "layer_norm_eps 1e-12"),
         ({"init": tmp_path / "nothing"}, "does not exist"),
     ):
         config = helpers.small_config(dataset_dir, **{"init": tmp_path / "first", **overrides})

@@ -148,6 +148,19 @@ def test_another_mesh_goes_on_from_the_checkpoint(dataset_dir: Path, tmp_path: P
         np.testing.assert_allclose(after[step]["loss"], before[step]["loss"], rtol=1e-5)
 
 
+def test_microbatches_are_no_other_evaluation(dataset_dir: Path, tmp_path: Path):
+    rows = []
+    for microbatches in (1, 2):
+        workdir = tmp_path / str(microbatches)
+        settings = {"gradient_accumulation": microbatches, "eval_batches": 1, "optimizer__learning_rate": 0.0}
+        pretrain(helpers.small_config(dataset_dir, total_steps=3, **settings), str(workdir))
+        rows += [row for row in read_metrics(epath.Path(workdir)) if row.get("split") == "eval"]
+    assert len(rows) == 2
+    assert rows[0].keys() == rows[1].keys()
+    for name in rows[0].keys() - {"split"}:
+        assert rows[0][name] == pytest.approx(rows[1][name], rel=1e-5), name
+
+
 def test_too_many_steps_that_are_not_finite_stop_the_run_with_a_checkpoint(dataset_dir: Path, tmp_path: Path):
     config = helpers.small_config(
         dataset_dir, optimizer__learning_rate=1e30, total_steps=50, max_nonfinite_steps=3, checkpoint__every_steps=50,
@@ -164,6 +177,11 @@ def test_too_many_steps_that_are_not_finite_stop_the_run_with_a_checkpoint(datas
     # The state stayed what it was, so that a lower rate goes on from it.
     better = helpers.small_config(dataset_dir, total_steps=50, max_nonfinite_steps=3, eval_every_steps=0)
     assert pretrain(better, str(tmp_path))["mlm_loss"] < 3.5
+
+
+def test_an_empty_workdir_is_no_folder(dataset_dir: Path):
+    with pytest.raises(InputError, match="--workdir is empty"):
+        pretrain(helpers.small_config(dataset_dir), "")
 
 
 @pytest.mark.parametrize(
