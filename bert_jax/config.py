@@ -116,11 +116,11 @@ def _parse(key: str, text: str, present: Any) -> Any:
             return int(value)
         if kind is float:
             return float(text)
-        if kind is tuple:
+        if kind in (tuple, list):  # a list where the config is that of a checkpoint, which is JSON
             value = ast.literal_eval(text)
-            if not isinstance(value, tuple):
+            if not isinstance(value, (tuple, list)):
                 raise ValueError
-            return value
+            return kind(value)
         return text
     except (ValueError, KeyError, SyntaxError, TypeError, OverflowError, RecursionError, MemoryError) as error:
         raise InputError(f"--config.{key}: wants a value of type {kind.__name__}, not {text!r}") from error

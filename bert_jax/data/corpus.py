@@ -54,6 +54,7 @@ log = logging.getLogger(__name__)
 PYDOC = "pydoc"
 """The input that is no file: the English that every CPython carries (see `pydoc_corpus`)."""
 
+_DEEPEST = 64  # parts of a path
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
 _JSON_OBJECT = re.compile(rb'[ \t]*\{[ \t]*"[^"]*"[ \t]*:')
 _WIKI_DOC = b"<doc "
@@ -149,6 +150,8 @@ def _matches(pattern: str) -> list[str]:
 
 def _files_below(folder: epath.Path) -> list[str]:
     files: list[str] = []
+    if len(folder.parts) > _DEEPEST:
+        raise InputError(f"{folder}: folders in folders without an end; a link leads back up")
     for entry in folder.iterdir():
         if entry.name.startswith("."):
             continue
@@ -195,7 +198,7 @@ def fingerprint(path: str) -> str:
         remote = epath.Path(path).stat()
         return f"{remote.length} {remote.mtime}"
     status = os.stat(path)
-    return f"{status.st_size} {status.st_mtime_ns}"
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
 
 
 def _example_slices(path: str, slice_bytes: int) -> list[Slice]:

@@ -8,6 +8,7 @@ from bert_jax.data.dataset import PreparedDataset, SplitInfo
 from bert_jax.data.loader import TrainRows
 from bert_jax.data.masking import Masking, prediction_counts
 from bert_jax.data.packing import pack_lengths
+from bert_jax.data.tokenization import SPECIAL_TOKENS
 from bert_jax.errors import InputError
 
 MAX_SEQUENCES = 8  # a row, where packing is tried
@@ -31,6 +32,7 @@ def inspect_dataset(path: str, *, samples: int = 3, seed: int = 0) -> dict[str, 
     dataset = PreparedDataset(path)
     info, counts = dataset.info, dataset.token_counts()
     unknown = counts[dataset.tokenizer.unk_id]
+    special = [dataset.tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
     return {
         "path": path,
         "hash": info.hash,
@@ -39,7 +41,7 @@ def inspect_dataset(path: str, *, samples: int = 3, seed: int = 0) -> dict[str, 
         "vocab_size": dataset.tokenizer.vocab_size,
         "lowercase": dataset.tokenizer.lowercase,
         "unk_rate": float(unknown / max(1, counts.sum())),
-        "unused_pieces": int((counts == 0).sum()),
+        "unused_pieces": int((np.delete(counts, special) == 0).sum()),
         "dropped": info.dropped,
         "splits": {
             name: _split(split, dataset.lengths(name), info.seq_len)
@@ -121,9 +123,10 @@ def render(report: dict[str, Any]) -> str:
         lines.append(f"left out: {left_out}")
     for name, split in report["splits"].items():
         random_next = f", {split['random_next_share']:.1%} with a random B" if report["pairs"] == "nsp" else ""
+        shards = f"{split['shards']:,} shard{'' if split['shards'] == 1 else 's'}"
         lines += [
             "",
-            f"{name}: {split['instances']:,} instances in {split['shards']:,} shards{random_next}",
+            f"{name}: {split['instances']:,} instances in {shards}{random_next}",
             f"  {split['documents']:,} documents, {split['sentences']:,} sentences, {split['tokens']:,} tokens",
             f"  {split['mean_length']:.1f} tokens a sequence; padding {split['padding_share']:.1%}, "
             f"{split['packed_padding_share']:.1%} if packed",

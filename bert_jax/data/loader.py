@@ -256,6 +256,7 @@ class TrainLoader:
         self.global_batch_size = global_batch_size
         self._offset = first_row - first_step * global_batch_size
         shares = np.asarray(weights or [source.size for source in sources], np.float64)
+        shares /= shares.max()
         shares /= shares.sum()
         self.sequences_a_row = sum(
             share * source.dataset.size("train") / source.size for share, source in zip(shares, sources, strict=True)

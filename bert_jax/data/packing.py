@@ -4,7 +4,7 @@ Nothing is cut and nothing dropped: a row holds whole sequences, at most `max_se
 other, and each has its own positions, its own [CLS] and its own masks.
 
 Which lengths share a row is decided on the histogram of the lengths: from the longest on, each goes to the fullest row
-that has room for it (longest-pack-first; Krell et al. 2021, arXiv:2107.02027).
+that has room for it (longest-pack-first; Krell et al. 2021, arXiv:2107.02027), or to a new one with others of its like.
 """
 
 from bisect import bisect_left, insort
@@ -38,7 +38,11 @@ def pack_lengths(lengths: np.ndarray, seq_len: int, max_sequences: int) -> list[
         while left:
             at = bisect_left(rooms, length)
             if at == len(rooms):
-                put(left, (length,))
+                together = min(max_sequences, seq_len // length)
+                if left >= together:
+                    put(left // together, (length,) * together)
+                if rest := left % together:
+                    put(1, (length,) * rest)
                 break
             room = rooms[at]
             count, row = open_rows[room].pop()

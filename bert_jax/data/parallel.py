@@ -2,10 +2,11 @@
 
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import TypeVar
 
 from bert_jax.errors import BertJaxError
@@ -21,7 +22,7 @@ def map_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], workers
             yield task, function(task)
         return
     # Spawned, not forked: the tokenizer and ArrayRecord have threads, and a fork inherits their locks.
-    pool = ProcessPoolExecutor(min(workers, len(tasks)), get_context("spawn"), initializer=one_thread)
+    pool = ProcessPoolExecutor(min(workers, len(tasks)), get_context("spawn"), initializer=_start_worker)
     try:
         waiting: dict[Future[Result], Task] = {}
         rest = iter(tasks)
@@ -44,3 +45,15 @@ def map_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], workers
 def one_thread() -> None:
     """For a worker that has a core to itself."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker is a core: its tokenizer starts no threads of its own
+
+
+def _start_worker() -> None:
+    one_thread()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()  # one that is killed with -9 tells its workers nothing
+    os._exit(1)

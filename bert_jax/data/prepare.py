@@ -16,6 +16,7 @@ Where that is not a pool of processes on this machine but a cluster, `beam.py` m
 """
 
 import fcntl
+import json
 import logging
 import os
 import shutil
@@ -46,7 +47,7 @@ from bert_jax.data.hashing import key_from
 from bert_jax.data.hygiene import Hygiene, repeated_lines
 from bert_jax.data.instances import RANDOM_NEXT_RULES
 from bert_jax.data.parallel import Result, Task, map_tasks
-from bert_jax.data.runs import Run, TokenizeTask, Tokenizing, finished_runs, save_array, tokenize
+from bert_jax.data.runs import Run, TokenizeTask, Tokenizing, finished_runs, save_array, tokenize, write_whole
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError
 from bert_jax.progress import Bars, silent
@@ -56,6 +57,8 @@ log = logging.getLogger(__name__)
 LOCAL = "local"
 LONGEST_SEQ_LEN = 1 << 15
 TEMPORARY = ".prepare"
+_LOCK = ".prepare.lock"
+_PUBLISHED = "published.json"
 
 
 @dataclass(frozen=True)
@@ -123,9 +126,10 @@ def prepare(
       BertJaxError: a worker died, or a Beam pipeline failed.
       OSError: the disk is full.
     """
+    if not output:
+        raise InputError("--output: no folder is named")
     folder = epath.Path(output)
-    if (folder / INFO_FILE).exists():
-        raise InputError(f"{folder} already holds a prepared dataset: choose another --output or delete it")
+    _check_free(folder)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: choose another --output")
     if workers < 1:
@@ -141,7 +145,9 @@ def prepare(
     work.mkdir(parents=True, exist_ok=True)
     files = list(dict.fromkeys(piece.path for piece in slices))
     with ExitStack() as stack:
-        stack.enter_context(_locked(work))
+        stack.enter_context(_locked(folder, work))
+        _check_free(folder)
+        _check_shards(folder, work)
         if beam is None:
             splits, shards = _build(slices, how, pairing, hygiene, options, work, workers, bars)
         else:
@@ -152,11 +158,37 @@ def prepare(
             others = f"and {len(files) - 1} more are" if files[1:] else "is"
             raise InputError(f"the corpus holds no text: {files[0]} {others} empty")
         if not sum(bucket.shard.instances for bucket in splits["train"]):
-            raise InputError("the corpus has too little text for a train split: give more, or --eval_fraction 0")
+            dropped = _dropped(splits)
+            left_out = (
+                f" (left out: {', '.join(f'{count} {rule}' for rule, count in dropped.items())})" if dropped else ""
+            )
+            raise InputError(
+                f"the corpus has too little text for a train split{left_out}: give more, or --eval_fraction 0"
+            )
         info = _describe(splits, tokenizer, options, seed)
-        _publish(folder, shards, splits, tokenizer, info)
-    shutil.rmtree(work)
+        _publish(folder, work, shards, splits, tokenizer, info)
+        shutil.rmtree(work)
     return info
+
+
+def _check_free(folder: epath.Path) -> None:
+    if (folder / INFO_FILE).exists():
+        raise InputError(f"{folder} already holds a prepared dataset: choose another --output or delete it")
+
+
+def _check_shards(folder: epath.Path, work: Path) -> None:
+    """InputError for files that have a shard's name and are not of an unfinished run."""
+    ours = _published(work)
+    for split in ("train", "eval"):
+        for path in folder.glob(f"{split}-[0-9]*-of-[0-9]*.array_record"):
+            if path.name not in ours:
+                raise InputError(f"{path} is in the way: choose another --output or delete it")
+
+
+def _published(work: Path) -> list[str]:
+    """The shards that a run which was killed has put in their place."""
+    path = work / _PUBLISHED
+    return json.loads(path.read_text()) if path.exists() else []
 
 
 def _beam_runner(runner: str, scratch: str | None, beam_options: Sequence[str]) -> Any:
@@ -185,19 +217,26 @@ def _hygiene(options: PrepareOptions) -> Hygiene:
 
 def _scratch_folder(folder: epath.Path, scratch: str | None) -> Path:
     """Where work goes on until the dataset is whole: a folder on this machine."""
-    if scratch is None and "://" not in os.fspath(folder):
+    is_local = "://" not in os.fspath(folder)
+    if scratch is None and is_local:
         return Path(os.fspath(folder)) / TEMPORARY
-    return Path(scratch or tempfile.gettempdir()) / f"bert-jax-prepare-{key_from(os.fspath(folder)):016x}"
+    name = os.path.realpath(os.fspath(folder)) if is_local else os.fspath(folder)
+    return Path(scratch or tempfile.gettempdir()) / f"bert-jax-prepare-{key_from(name):016x}"
 
 
 @contextmanager
-def _locked(work: Path) -> Iterator[None]:
-    with open(work / "lock", "w") as file:
+def _locked(folder: epath.Path, work: Path) -> Iterator[None]:
+    """Holds the output, wherever the work is; a remote one on this machine alone."""
+    path = work / "lock" if "://" in os.fspath(folder) else Path(os.fspath(folder)) / _LOCK
+    with open(path, "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise InputError(f"another process prepares this dataset (it holds {file.name}): wait for it") from error
-        yield
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)  # whoever holds it next finds out that the dataset is there
 
 
 def _build(
@@ -212,7 +251,8 @@ def _build(
 ) -> tuple[dict[str, list[Built]], dict[str, Path]]:
     """Both passes: what each split's shards are, and where in `work` each file is; nothing if there is no text."""
     # Pass 1: slices to runs.
-    tokenizing = [TokenizeTask(piece, corpus.fingerprint(piece.path), how, work) for piece in slices]
+    before = _fingerprints(slices)
+    tokenizing = [TokenizeTask(piece, before[piece.path], how, work) for piece in slices]
     of_slice: dict[str, Sequence[Run]] = {}
     documents = 0
     with closing(bars(total=sum(piece.bytes for piece in slices), desc="tokenize", unit="B", unit_scale=True)) as bar:
@@ -221,6 +261,9 @@ def _build(
             documents += sum(run.documents for run in runs)
             bar.set_postfix_str(f"{documents:,} documents")
             bar.update(task.piece.bytes)
+    changed = [path for path, fingerprint in _fingerprints(slices).items() if fingerprint != before[path]]
+    if changed:
+        raise InputError(f"{changed[0]} changed while it was read: run it again when it is at rest")
     all_runs = [run for task in tokenizing for run in of_slice[task.name]]
     if not all_runs:
         return {}, {}
@@ -241,6 +284,10 @@ def _build(
             bar.set_postfix_str(f"{sum(b.shard.instances for b in built.values()):,} instances")
     splits = {split: [built[task.file] for task in building if task.split == split] for split in ("train", "eval")}
     return splits, {task.file: task.path for task in building}
+
+
+def _fingerprints(slices: Sequence[corpus.Slice]) -> dict[str, str]:
+    return {path: corpus.fingerprint(path) for path in {piece.path: None for piece in slices}}
 
 
 def _map_unfinished(
@@ -278,10 +325,6 @@ def _buckets(runs: Sequence[Run], options: PrepareOptions) -> list[tuple[str, st
 def _describe(
     splits: dict[str, list[Built]], tokenizer: WordPieceTokenizer, options: PrepareOptions, seed: int
 ) -> DatasetInfo:
-    dropped: Counter[str] = Counter()
-    for buckets in splits.values():
-        for bucket in buckets:
-            dropped.update(bucket.dropped)
     return DatasetInfo(
         tokenizer={
             "kind": "wordpiece",
@@ -293,21 +336,30 @@ def _describe(
         seed=seed,
         options=asdict(options),
         splits={split: _split_info(buckets) for split, buckets in splits.items()},
-        dropped=dict(dropped),
+        dropped=_dropped(splits),
     ).with_hash()
+
+
+def _dropped(splits: dict[str, list[Built]]) -> dict[str, int]:
+    dropped: Counter[str] = Counter()
+    for buckets in splits.values():
+        for bucket in buckets:
+            dropped.update(bucket.dropped)
+    return dict(dropped)
 
 
 def _publish(
     folder: epath.Path,
+    work: Path,
     shards: Mapping[str, Path | epath.Path],
     splits: dict[str, list[Built]],
     tokenizer: WordPieceTokenizer,
     info: DatasetInfo,
 ) -> None:
     """Puts the shards in their place and writes what describes them; with dataset.json, the last, it is whole."""
-    for pattern in ("train-[0-9]*-of-[0-9]*.array_record", "eval-[0-9]*-of-[0-9]*.array_record"):
-        for stale in folder.glob(pattern):  # of a run with other options, which was killed right here
-            stale.unlink()
+    for stale in _published(work):  # of a run, with other options perhaps, that was killed right here
+        (folder / stale).unlink(missing_ok=True)
+    write_whole(work / _PUBLISHED, json.dumps(sorted(shards)).encode())
     with ThreadPoolExecutor(16) as pool:  # a copy of a remote file is a wait
         list(pool.map(lambda name: _move(shards[name], folder / name), shards))
     counts = np.sum([bucket.token_counts for bucket in splits["train"]], axis=0, dtype=np.int64)

@@ -16,6 +16,7 @@ from bert_jax.training.checkpoints import Checkpoint
 from bert_jax.training.optimizer import OPTIMIZERS
 
 OBJECTIVES = ("mlm", "ltr")
+_SMALLEST_SHARE = 1e-6
 DTYPES = ("auto", "float32", "bfloat16")
 MAX_BATCH_SIZE = 1 << 16
 """Of what is not training: no device holds more rows."""
@@ -105,6 +106,8 @@ def check_mixture(config: ConfigDict, datasets: Sequence[PreparedDataset]) -> No
         raise InputError(f"data.weights has {len(weights)} weights for {len(datasets)} datasets in data.path")
     if not all(isinstance(weight, (int, float)) and 0 < weight < math.inf for weight in weights):
         raise InputError(f"data.weights: numbers above 0, not {weights}")
+    if weights and not min(weights) / max(weights) > _SMALLEST_SHARE:
+        raise InputError(f"data.weights={weights}: the smallest is nothing beside the largest")
     for dataset in datasets:
         if dataset.info.seq_len != datasets[0].info.seq_len:
             raise InputError(

@@ -62,7 +62,7 @@ class Evaluator:
             unigram += float((self._unigram_nats[batch["masked_ids"]] * batch["masked_weights"]).sum())
             predictions += float(batch["masked_weights"].sum())
             on_batch()
-        means = {name: total / max(denominators[name], 1.0) for name, total in numerators.items()}
+        means = {name: total / denominators[name] for name, total in numerators.items() if denominators[name]}
         trained = ("mlm_loss", "nsp_loss") if self._nsp else ("mlm_loss",)
         return {
             "loss": sum(means.get(name, 0.0) for name in trained),
@@ -74,7 +74,7 @@ class Evaluator:
 def evaluate_checkpoint(checkpoint: str, data: str, *, batch_size: int = 64, bars: Bars = silent) -> dict[str, float]:
     """A checkpoint on the whole eval split of a prepared dataset; see `Evaluator.run` for what it returns.
 
-    A head that the checkpoint lacks has no loss and no accuracy there.
+    A head that the checkpoint lacks has no loss and no accuracy there, nor have next sentences where there are none.
 
     Raises InputError where the checkpoint lacks both heads, or the dataset has no eval split, another vocabulary,
     longer sequences than the model or pairs where the model has one segment.

@@ -13,10 +13,10 @@ from bert_jax.training.flops import peak_flops, training_flops
 
 def summary(values: dict[str, float]) -> str:
     """A row in one line."""
-    text = (
-        f"loss {values['loss']:.3f}  mlm {values['mlm_loss']:.3f} ({values['mlm_accuracy']:.1%})  "
-        f"nsp {values['nsp_loss']:.3f} ({values['nsp_accuracy']:.1%})"
-    )
+    text = f"loss {values['loss']:.3f}"
+    for head in ("mlm", "nsp"):
+        if f"{head}_loss" in values:
+            text += f"  {head} {values[f'{head}_loss']:.3f} ({values[f'{head}_accuracy']:.1%})"
     if "tokens_per_second" in values:
         text += f"  {values['tokens_per_second']:,.0f} tokens/s"
     return text

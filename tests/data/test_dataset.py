@@ -221,3 +221,17 @@ def test_the_example_of_the_readme_opens_it_with_grain(dataset_dir, tmp_path, mo
     length = names["header"]["len_a"]
     assert names["segment_a"].tolist() == first["input_ids"][0, 1 : 1 + length].tolist()
     assert names["header"]["id"] == first["instance_ids"][0]
+
+
+def test_lengths_of_another_split_are_refused(dataset_copy):
+    path = dataset_copy / lengths_file("train")
+    np.save(path, np.load(path)[:-1])
+    with pytest.raises(InputError, match=r"train-lengths\.npy: damaged"):
+        PreparedDataset(str(dataset_copy)).lengths("train")
+
+
+def test_a_block_with_another_count_is_refused(dataset_copy):
+    dataset = PreparedDataset(str(dataset_copy))
+    dataset._blocks["train"][0] -= 1
+    with pytest.raises(BertJaxError, match="block 0 has"):
+        dataset.read_blocks("train", np.array([0]))

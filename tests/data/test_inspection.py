@@ -9,6 +9,10 @@ import pytest
 from bert_jax import cli
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.inspection import inspect_dataset, render
+from bert_jax.data.loader import TrainRows
+from bert_jax.data.masking import Masking, prediction_counts
+from bert_jax.data.packing import pack_lengths
+from bert_jax.data.records import decode_block
 
 
 def test_numbers(dataset_dir: Path):
@@ -54,3 +58,28 @@ def test_command(dataset_dir: Path, capsys: pytest.CaptureFixture):
     assert cli.main(["inspect", str(dataset_dir), "--samples", "-1"]) == 2
     assert cli.main(["inspect", str(dataset_dir.parent)]) == 2
     assert "not a prepared dataset" in capsys.readouterr().err
+
+
+def test_what_it_says_is_so(dataset_dir: Path):
+    report, dataset = inspect_dataset(str(dataset_dir), samples=20), PreparedDataset(str(dataset_dir))
+    lengths = dataset.lengths("train")
+    rows = sum(count for count, _ in pack_lengths(lengths, 64, 8))
+    packed = report["splits"]["train"]["packed_padding_share"]
+    assert packed == pytest.approx(1 - lengths.sum() / (rows * 64), abs=1e-9)
+    assert report["unused_pieces"] == (dataset.token_counts()[5:] == 0).sum()  # the special ones come first here
+    batch = TrainRows(dataset, seed=0, masking=Masking(int(prediction_counts(64)))).rows(np.arange(20))
+    for row, sample in enumerate(report["samples"]):
+        assert sample["b_is"] == ("random" if batch["next_sentence_labels"][row, 0] else "next")
+        ids = batch["input_ids"][row]
+        for position, was, weight in zip(
+            *(batch[f"masked_{name}"][row] for name in ("positions", "ids", "weights")), strict=True
+        ):
+            pieces = [dataset.tokenizer.id_to_token(int(token)) for token in (was, ids[position])]
+            assert not weight or f"{{{pieces[0]}>{pieces[1]}}}" in sample["text"]
+    assert {sample["b_is"] for sample in report["samples"]} == {"random", "next"}
+
+
+def test_a_record_with_something_after_its_count_is_no_block():
+    assert len(decode_block(bytes(8), 300)) == 0
+    with pytest.raises(ValueError, match="no block"):
+        decode_block(bytes(4) + b"\1" + bytes(3), 300)

@@ -164,3 +164,34 @@ def test_a_mixture_cannot_be_changed_in_a_workdir(dataset_dir, other_dir, tmp_pa
     pretrain(config([dataset_dir, other_dir]), str(tmp_path / "run"))
     with pytest.raises(InputError, match=r"data\.weights"):
         pretrain(config([dataset_dir, other_dir], data__weights=(1, 2), total_steps=12), str(tmp_path / "run"))
+
+
+def test_periods_differ_and_so_do_keys():
+    sources, _ = Mixture((0.5, 0.5), key=5).locate(np.arange(3 * 4096))
+    periods = sources.reshape(3, 4096)
+    assert 0.4 < (periods[0] == periods[1]).mean() < 0.6
+    other, _ = Mixture((0.5, 0.5), key=6).locate(np.arange(4096))
+    assert 0.4 < (periods[0] == other).mean() < 0.6
+
+
+def test_a_seed_mixes_in_its_own_order(dataset_dir, other_dir):
+    sources = [
+        TrainRows(PreparedDataset(str(folder)), seed=0, masking=Masking(10)) for folder in (dataset_dir, other_dir)
+    ]
+    first, second = (
+        TrainLoader(sources, seed=seed, global_batch_size=64, weights=(1, 1)).batch(0)["input_ids"] for seed in (0, 1)
+    )
+    assert (first != second).any()
+
+
+@pytest.mark.parametrize("weights", [(), (0.8, 0.2)])
+def test_sequences_a_row_and_share_of_real_tokens_are_those_of_the_batches(dataset_dir, other_dir, weights):
+    sources = [
+        TrainRows(PreparedDataset(str(folder)), seed=0, masking=Masking(10), max_sequences=most)
+        for folder, most in ((dataset_dir, 4), (other_dir, 4))
+    ]
+    loader = TrainLoader(sources, seed=0, global_batch_size=2048, weights=weights)
+    batch = loader.batch(0)
+    assert loader.sequences_a_row > 1.2
+    assert batch["sequence_ids"].max(axis=1).mean() == pytest.approx(loader.sequences_a_row, rel=0.05)
+    assert (batch["sequence_ids"] > 0).mean() == pytest.approx(loader.real_share, rel=0.02)

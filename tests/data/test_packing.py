@@ -1,7 +1,9 @@
 """Packing: nothing is lost, little is padding, and a packed sequence costs what it costs alone."""
 
+from bisect import bisect_left
 from collections import Counter
 
+import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from flax import nnx
 
 from bert_jax import objectives
+from bert_jax.data import buckets
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loader import TrainLoader, TrainRows
 from bert_jax.data.masking import Masking
@@ -189,3 +192,57 @@ def test_losses_and_gradients_are_those_of_the_sequences_alone(dataset, is_decod
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * scale), one_gradients, other_gradients
     )
+
+
+def best_fit(lengths, seq_len):
+    """Rows needed where each sequence, from the longest on, goes to the fullest row that has room for it."""
+    rooms = []
+    for length in sorted(lengths.tolist(), reverse=True):
+        at = bisect_left(rooms, length)
+        room = rooms.pop(at) if at < len(rooms) else seq_len
+        rooms.insert(bisect_left(rooms, room - length), room - length)
+    return len(rooms)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_row_overflows_and_few_are_needed(seed):
+    rng = np.random.default_rng(seed)
+    lengths = rng.choice(rng.integers(1, 65, 12), 400)
+    for most in (1, 2, 3, 8, 64):
+        packing = pack_lengths(lengths, 64, most)
+        assert all(count > 0 and sum(row) <= 64 and len(row) <= most for count, row in packing)
+        held = [length for count, row in packing for length in row * count]
+        assert sorted(held) == sorted(lengths.tolist())
+
+
+def test_rows_are_as_few_as_those_of_best_fit():
+    lengths = np.random.default_rng(0).integers(4, 65, 8192)
+    assert sum(count for count, _ in pack_lengths(lengths, 128, 128)) <= 1.02 * best_fit(lengths, 128)
+
+
+def test_sequences_of_one_length_share_rows():
+    assert len(pack(np.full(100, 30), 64, 2, key=1)) == 50
+    lengths = np.clip(np.random.default_rng(0).normal(12, 3, 8192).astype(int), 4, 64)  # queries
+    assert sum(count for count, _ in pack_lengths(lengths, 64, 64)) <= 1.02 * best_fit(lengths, 64)
+
+
+def test_packed_singles_have_no_next_sentence(tmp_path, vocabulary_file, corpus_file):
+    helpers.prepare_dataset(corpus_file, vocabulary_file, tmp_path / "data", pairs="none", short_seq_prob=1.0)
+    rows = TrainRows(PreparedDataset(str(tmp_path / "data")), seed=0, masking=Masking(10), max_sequences=4)
+    batch = rows.rows(np.arange(rows.size))
+    assert (batch["sequence_ids"] > 1).any()
+    assert not batch["next_sentence_weights"].any()
+
+
+def test_no_two_draws_share_a_stream(tmp_path, vocabulary_file, corpus_file, monkeypatch):
+    """Each bucket and each pass has random numbers of its own."""
+    named, make_rng = [], buckets.make_rng
+
+    def spy(*parts):
+        named.append(parts)
+        return make_rng(*parts)
+
+    monkeypatch.setattr(buckets, "make_rng", spy)
+    info = helpers.prepare_dataset(corpus_file, vocabulary_file, tmp_path / "data", bucket_tokens=4096, dupe_factor=2)
+    shards = sum(len(split.shards) for split in info.splits.values())
+    assert len(named) == len(set(named)) == 2 * shards > 8

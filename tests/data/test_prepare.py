@@ -1,6 +1,7 @@
 import fcntl
 import gzip
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -447,12 +448,84 @@ def test_failure_at_the_very_end(whole, corpus_file, tokenizer, tmp_path, monkey
 
 
 def test_two_at_once(corpus_file, tokenizer, tmp_path):
-    (tmp_path / "data" / ".prepare").mkdir(parents=True)
-    with (tmp_path / "data" / ".prepare" / "lock").open("w") as lock:
+    (tmp_path / "data").mkdir()
+    with (tmp_path / "data" / ".prepare.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(InputError, match="another process prepares this dataset"):
-            run(corpus_file, tokenizer, tmp_path / "data")
+        for scratch in (None, str(tmp_path / "scratch")):
+            with pytest.raises(InputError, match="another process prepares this dataset"):
+                prepare([str(corpus_file)], tokenizer, str(tmp_path / "data"), PrepareOptions(**SMALL), scratch=scratch)
     run(corpus_file, tokenizer, tmp_path / "data")
+    assert not list((tmp_path / "data").glob(".*"))
+
+
+def test_one_that_was_faster(whole, corpus_file, tokenizer, tmp_path, monkeypatch):
+    """Done by another process while this one planned: it is left as it is."""
+    plan = corpus.plan
+
+    def slow(*arguments):
+        found = plan(*arguments)
+        shutil.copytree(whole, tmp_path / "data")
+        return found
+
+    monkeypatch.setattr(corpus, "plan", slow)
+    with pytest.raises(InputError, match="already holds a prepared dataset"):
+        run(corpus_file, tokenizer, tmp_path / "data", seq_len=32)
+    assert files(tmp_path / "data") == files(whole)
+
+
+def test_shards_of_somebody_else_are_left_alone(corpus_file, tokenizer, tmp_path):
+    (tmp_path / "data").mkdir()
+    mine = tmp_path / "data" / "train-00000-of-00001.array_record"
+    mine.write_text("mine")
+    with pytest.raises(InputError, match="is in the way"):
+        run(corpus_file, tokenizer, tmp_path / "data")
+    assert mine.read_text() == "mine"
+
+
+def test_an_input_that_changes_while_it_is_read(corpus_file, tokenizer, tmp_path, monkeypatch):
+    text = tmp_path / "text.txt"
+    text.write_bytes(corpus_file.read_bytes())
+    read = corpus.read
+
+    def touch(piece, reading):
+        yield from read(piece, reading)
+        text.write_bytes(corpus_file.read_bytes().replace(b"owl", b"cow"))
+
+    monkeypatch.setattr(corpus, "read", touch)
+    with pytest.raises(InputError, match="changed while it was read"):
+        run(text, tokenizer, tmp_path / "data")
+
+
+def test_workers_end_with_their_parent(vocabulary_file, tmp_path):
+    """Killed with -9, a parent tells them nothing; they would go on writing beside the next run."""
+    (tmp_path / "big.txt").write_text(helpers.make_corpus(documents=6000))
+    process = subprocess.Popen(
+        helpers.command(
+            "prepare", "--input", tmp_path / "big.txt", "--vocab", vocabulary_file, "--output", tmp_path / "data",
+            "--sentences", "lines", "--bucket_tokens", 1024, "--workers", 2,
+        ),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "data").glob(".prepare/*.shard.json")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    tasks = Path(f"/proc/{process.pid}/task")
+    if not tasks.exists():
+        pytest.skip("needs /proc")
+    children = [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
+    assert len(children) >= 2
+    process.kill()
+    process.wait()
+    while any(is_running(child) for child in children) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(is_running(child) for child in children)
+
+
+def is_running(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_scratch_elsewhere(whole, corpus_file, tokenizer, tmp_path):

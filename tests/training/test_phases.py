@@ -11,9 +11,10 @@ import pytest
 from etils import epath
 from runs import assert_same_run, rows_without_times, train, train_until
 
-from bert_jax.config import load_config
+from bert_jax.config import ConfigDict, load_config
 from bert_jax.errors import InputError
 from bert_jax.training.checkpoints import newest_step, open_checkpoint
+from bert_jax.training.evaluation import evaluate_checkpoint
 from bert_jax.training.metrics import read_metrics
 from bert_jax.training.phases import open_phases, plan_at, plan_phases
 from bert_jax.training.pretrain import pretrain
@@ -217,3 +218,51 @@ def test_init_that_does_not_fit_is_refused(dataset_dir: Path, corpus_file: Path,
     helpers.prepare_dataset(corpus_file, tmp_path / "vocab.txt", tmp_path / "other")
     with pytest.raises(InputError, match="another vocabulary"):
         pretrain(helpers.small_config(tmp_path / "other", init=tmp_path / "first"), str(tmp_path / "second"))
+
+
+@pytest.fixture(scope="module")
+def other_dir(tmp_path_factory, vocabulary_file):
+    folder = tmp_path_factory.mktemp("other")
+    (folder / "corpus.txt").write_text(helpers.make_corpus(documents=80, seed=7))
+    helpers.prepare_dataset(folder / "corpus.txt", vocabulary_file, folder / "data")
+    return folder / "data"
+
+
+def mixed(dataset_dir, other_dir, **overrides):
+    phases = (
+        {"steps": 2, "data.packing": True},
+        {"steps": -1, "data.path": f"{dataset_dir},{other_dir}", "data.weights": (0.1, 0.9)},
+    )
+    return helpers.small_config(dataset_dir, phases=phases, **overrides)
+
+
+def test_a_plan_survives_json(dataset_dir, other_dir):
+    """As a checkpoint keeps it: tuples come back as lists."""
+    config = mixed(dataset_dir, other_dir)
+    again = ConfigDict(json.loads(config.to_json_best_effort()))
+    assert [tuple(plan.config.data.weights) for plan in plan_phases(again)] == [(), (0.1, 0.9)]
+
+
+def test_a_phase_with_weights_resumes_and_is_evaluated(dataset_dir, other_dir, tmp_path):
+    pretrain(mixed(dataset_dir, other_dir, total_steps=4), str(tmp_path / "run"))
+    pretrain(mixed(dataset_dir, other_dir, total_steps=6), str(tmp_path / "run"))
+    assert evaluate_checkpoint(str(tmp_path / "run"), str(dataset_dir))["mlm_loss"] > 0
+
+
+def test_a_mixture_is_the_same_rows_only_with_the_same_weights_and_packing(dataset_dir, other_dir):
+    both = f"{dataset_dir},{other_dir}"
+    phases = (
+        {"steps": 1, "data.path": both},
+        {"steps": 1, "data.path": both, "data.weights": (0.5, 0.5)},
+        {"steps": 1, "data.path": both, "data.packing": True, "data.max_sequences": 4},
+        {"steps": 1, "data.path": both, "data.packing": True, "data.max_sequences": 6},
+        {"steps": 1},
+        {"steps": 1, "data.packing": True},
+        {"steps": 1, "data.path": both, "data.weights": (0.5, 0.5)},
+        {"steps": 1, "data.path": both},
+    )
+    opened = open_phases(helpers.small_config(dataset_dir, phases=phases, total_steps=8, optimizer__warmup_steps=1))
+    assert len({phase.dataset_hash for phase in opened[:6]}) == 6
+    assert [phase.first_row for phase in opened] == [0, 0, 0, 0, 0, 0, 16, 16]
+    counts = [dataset.token_counts() for dataset in opened[0].datasets]
+    np.testing.assert_array_equal(opened[0].token_counts(), counts[0] + counts[1])
