@@ -146,6 +146,7 @@ def prepare(
     files = list(dict.fromkeys(piece.path for piece in slices))
     with ExitStack() as stack:
         stack.enter_context(_locked(folder, work))
+        stack.push(lambda error, *_: shutil.rmtree(work) if error is None else None)
         _check_free(folder)
         _check_shards(folder, work)
         if beam is None:
@@ -167,7 +168,6 @@ def prepare(
             )
         info = _describe(splits, tokenizer, options, seed)
         _publish(folder, work, shards, splits, tokenizer, info)
-        shutil.rmtree(work)
     return info
 
 
