@@ -1,6 +1,6 @@
 """The memory of `bert-jax prepare` on a corpus many times larger than its bound.
 
-    python benchmarks/prepare_memory.py --input 'wiki/*.jsonl.gz' --vocab vocab.txt --gigabytes 11 [--workers 2]
+    python benchmarks/prepare_memory.py --input 'wiki/*.jsonl.gz' --vocab vocab.txt --gigabytes 8 [--bucket_tokens 4194304]
 
 The corpus is the input over and over, each document with a number of its own in its text, as JSON lines. Prints the
 peak resident memory of each process, from /proc.
@@ -62,8 +62,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--input", required=True)
     parser.add_argument("--vocab", required=True)
-    parser.add_argument("--gigabytes", type=float, default=11)
+    parser.add_argument("--gigabytes", type=float, default=8)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--bucket_tokens", type=int, default=16 << 20)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -74,6 +75,7 @@ def main() -> None:
         command = [
             sys.executable, "-m", "bert_jax.cli", "prepare", "--input", folder / "corpus", "--vocab", options.vocab,
             "--output", folder / "data", "--workers", str(options.workers),
+            "--bucket_tokens", str(options.bucket_tokens),
         ]  # fmt: skip
         process = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True)
         peaks: dict[int, int] = {}
