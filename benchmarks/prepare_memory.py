@@ -1,6 +1,6 @@
 """The memory of `bert-jax prepare` on a corpus many times larger than its bound.
 
-    python benchmarks/prepare_memory.py --input 'wiki/*.jsonl.gz' --vocab vocab.txt --gigabytes 8 [--bucket_tokens 4194304]
+    python benchmarks/prepare_memory.py --input 'wiki/*.jsonl.gz' --vocab vocab.txt --gigabytes 8
 
 The corpus is the input over and over, each document with a number of its own in its text, as JSON lines. Prints the
 peak resident memory of each process, from /proc.
