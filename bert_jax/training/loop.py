@@ -9,8 +9,9 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from bert_jax.data.loader import EvalLoader, Prefetch, TrainLoader, TrainRows
+from bert_jax.data.loader import EvalLoader, TrainLoader, TrainRows
 from bert_jax.data.masking import Masking
+from bert_jax.data.prefetch import Prefetch
 from bert_jax.errors import BertJaxError, Interrupted
 from bert_jax.model import abstract_parameters
 from bert_jax.progress import Bars

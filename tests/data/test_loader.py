@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.loader import EvalLoader, Prefetch, TrainLoader, TrainRows, next_token_targets
+from bert_jax.data.loader import EvalLoader, TrainLoader, TrainRows, next_token_targets
 from bert_jax.data.masking import Masking
+from bert_jax.data.prefetch import Prefetch
 from bert_jax.errors import InputError
 
 SHAPES = {

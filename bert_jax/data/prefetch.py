@@ -1,0 +1,56 @@
+"""Batches made in the background, ahead of whoever reads them."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Prefetch(Generic[T]):
+    """Makes `make(step)` for step in [start, stop) in a background thread, `depth` ahead of its reader.
+
+    What goes wrong in the thread is raised where the item would have come. Close it when leaving early.
+    """
+
+    def __init__(self, make: Callable[[int], T], start: int, stop: int, depth: int = 3):
+        self._items: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(depth)
+        self._closed = threading.Event()
+        self._remaining = max(0, stop - start)
+        self._thread = threading.Thread(target=self._run, args=(make, start, stop), name="prefetch", daemon=True)
+        self._thread.start()
+
+    def _run(self, make: Callable[[int], T], start: int, stop: int) -> None:
+        for step in range(start, stop):
+            try:
+                item: tuple[T | None, BaseException | None] = (make(step), None)
+            except BaseException as error:
+                item = (None, error)
+            while not self._closed.is_set():
+                try:
+                    self._items.put(item, timeout=0.1)
+                    break
+                except queue.Full:
+                    continue
+            if self._closed.is_set() or item[1] is not None:
+                return
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        if not self._remaining:
+            raise StopIteration
+        item, error = self._items.get()
+        if error is not None:
+            self._remaining = 0
+            raise error
+        self._remaining -= 1
+        return item  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """Stops the thread and waits for it."""
+        self._remaining = 0  # nothing comes any more: a reader that goes on stops, and does not wait for ever
+        self._closed.set()
+        self._thread.join()
