@@ -65,6 +65,7 @@ class Run(Protocol):
     @property
     def tokens(self) -> int: ...
     def array(self, name: str) -> np.ndarray: ...
+    def part(self, name: str, start: int, stop: int) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,14 @@ class StoredRun:
     tokens: int
 
     def array(self, name: str) -> np.ndarray:
-        return np.load(f"{self.path}.{name}.npy", mmap_mode="r")
+        return np.load(f"{self.path}.{name}.npy")
+
+    def part(self, name: str, start: int, stop: int) -> np.ndarray:
+        """`array(name)[start:stop]`, read: of a memory map the system keeps megabytes around each page that is wanted."""
+        with open(f"{self.path}.{name}.npy", "rb") as file:
+            np.lib.format.read_magic(file)
+            _, _, dtype = np.lib.format.read_array_header_1_0(file)
+            return np.fromfile(file, dtype, stop - start, offset=start * dtype.itemsize)
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,10 @@ class HeldRun:
     def array(self, name: str) -> np.ndarray:
         return self.arrays[name]
 
+    def part(self, name: str, start: int, stop: int) -> np.ndarray:
+        """`array(name)[start:stop]`."""
+        return self.arrays[name][start:stop]
+
 
 def part_of(run: Run, low: int, high: int, lines: bool) -> HeldRun | None:
     """The documents of a run with hashes in [low, high), on request with what tells of `lines`; None without any."""
@@ -98,14 +110,14 @@ def part_of(run: Run, low: int, high: int, lines: bool) -> HeldRun | None:
     first, last = (_position(hashes, bound) for bound in (low, high))
     if first == last:
         return None
-    sentence_at, token_at = (run.array(name)[first : last + 1] for name in ("sentence_at", "token_at"))
+    sentence_at, token_at = (run.part(name, first, last + 1) for name in ("sentence_at", "token_at"))
     of_sentence = ("lengths", "lines", "begins_line") if lines else ("lengths",)
     arrays = {
-        "hashes": hashes[first:last],
+        "hashes": hashes[first:last].copy(),
         "sentence_at": sentence_at - sentence_at[0],
         "token_at": token_at - token_at[0],
-        "tokens": run.array("tokens")[token_at[0] : token_at[-1]],
-        **{name: run.array(name)[sentence_at[0] : sentence_at[-1]] for name in of_sentence},
+        "tokens": run.part("tokens", int(token_at[0]), int(token_at[-1])),
+        **{name: run.part(name, int(sentence_at[0]), int(sentence_at[-1])) for name in of_sentence},
     }
     return HeldRun(arrays, int(last - first), int(token_at[-1] - token_at[0]))
 
