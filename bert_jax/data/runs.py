@@ -80,7 +80,7 @@ class StoredRun:
         return np.load(f"{self.path}.{name}.npy")
 
     def part(self, name: str, start: int, stop: int) -> np.ndarray:
-        """`array(name)[start:stop]`, read: of a memory map the system keeps megabytes around each page that is wanted."""
+        """`array(name)[start:stop]`, read: of a memory map the system keeps far more than what is wanted."""
         with open(f"{self.path}.{name}.npy", "rb") as file:
             np.lib.format.read_magic(file)
             _, _, dtype = np.lib.format.read_array_header_1_0(file)
