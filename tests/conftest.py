@@ -46,3 +46,12 @@ def dataset_dir(tmp_path_factory: pytest.TempPathFactory, corpus_file: Path, voc
     path = tmp_path_factory.mktemp("dataset") / "data"
     helpers.prepare_dataset(corpus_file, vocabulary_file, path)
     return path
+
+
+@pytest.fixture(scope="session")
+def other_dir(tmp_path_factory: pytest.TempPathFactory, vocabulary_file: Path) -> Path:
+    """A smaller dataset of other documents, of the same vocabulary and length."""
+    folder = tmp_path_factory.mktemp("other")
+    (folder / "corpus.txt").write_text(helpers.make_corpus(documents=80, seed=7))
+    helpers.prepare_dataset(folder / "corpus.txt", vocabulary_file, folder / "data")
+    return folder / "data"

@@ -8,6 +8,7 @@ import sys
 
 import helpers
 import pytest
+from preparing import files
 
 from bert_jax import cli
 from bert_jax.data import buckets, runs
@@ -41,18 +42,9 @@ def inputs(tmp_path_factory):
     return [str(folder / "*.*")]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(vocabulary_file):
-    return WordPieceTokenizer.from_file(str(vocabulary_file))
-
-
 def run(inputs, tokenizer, output, *, runner="local", beam_options=(), seed=0, **options):
     chosen = PrepareOptions(**{"seq_len": 64, "eval_fraction": 0.1, "sentences": "lines", **options})
     return prepare(inputs, tokenizer, str(output), chosen, seed=seed, runner=runner, beam_options=list(beam_options))
-
-
-def files(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def command_line(inputs, vocabulary_file, output, *more):

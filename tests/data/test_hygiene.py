@@ -8,13 +8,7 @@ from bert_jax.data import hygiene as module
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.hygiene import Hygiene
 from bert_jax.data.prepare import PrepareOptions, prepare
-from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError
-
-
-@pytest.fixture(scope="module")
-def tokenizer(vocabulary_file):
-    return WordPieceTokenizer.from_file(str(vocabulary_file))
 
 
 def documents(count, seed=0):

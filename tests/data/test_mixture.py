@@ -17,15 +17,6 @@ from bert_jax.training.metrics import read_metrics
 from bert_jax.training.pretrain import pretrain
 
 
-@pytest.fixture(scope="module")
-def other_dir(tmp_path_factory, vocabulary_file):
-    """A smaller dataset of other documents."""
-    folder = tmp_path_factory.mktemp("other")
-    (folder / "corpus.txt").write_text(helpers.make_corpus(documents=80, seed=7))
-    helpers.prepare_dataset(folder / "corpus.txt", vocabulary_file, folder / "data")
-    return folder / "data"
-
-
 @pytest.mark.parametrize("weights", [(1,), (1, 1), (0.7, 0.2, 0.1), (1e-3, 1), (3, 3, 3)])
 def test_shares(weights):
     mixture = Mixture(weights, key=5)

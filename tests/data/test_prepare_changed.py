@@ -1,25 +1,15 @@
 """What is left of a run that was stopped is used only where nothing that it depends on has changed."""
 
 import os
-from pathlib import Path
 
 import helpers
 import pytest
+from preparing import files
 
 from bert_jax.data import corpus
 from bert_jax.data import prepare as prepare_module
 from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.data.tokenization import WordPieceTokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer(vocabulary_file):
-    return WordPieceTokenizer.from_file(str(vocabulary_file))
-
-
-def files(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
-
 
 BEFORE = {"seq_len": 64, "eval_fraction": 0.0}
 TEXT = "The owl bzw. The ship. The owl usw. The moon."  # one sentence or several, by language

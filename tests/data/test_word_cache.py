@@ -23,11 +23,6 @@ def assert_same(tokenizer, texts, cache=None):
         assert found == tokenizer.encode_batch(some)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(vocabulary_file):
-    return WordPieceTokenizer.from_file(str(vocabulary_file))
-
-
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_odd_texts(vocabulary, lowercase):
     """Signs that some take for white space, and that none does; what depends on its neighbours; long words."""

@@ -220,14 +220,6 @@ def test_init_that_does_not_fit_is_refused(dataset_dir: Path, corpus_file: Path,
         pretrain(helpers.small_config(tmp_path / "other", init=tmp_path / "first"), str(tmp_path / "second"))
 
 
-@pytest.fixture(scope="module")
-def other_dir(tmp_path_factory, vocabulary_file):
-    folder = tmp_path_factory.mktemp("other")
-    (folder / "corpus.txt").write_text(helpers.make_corpus(documents=80, seed=7))
-    helpers.prepare_dataset(folder / "corpus.txt", vocabulary_file, folder / "data")
-    return folder / "data"
-
-
 def mixed(dataset_dir, other_dir, **overrides):
     phases = (
         {"steps": 2, "data.packing": True},

@@ -1,0 +1,230 @@
+"""What stops a run in the middle loses nothing: a kill, a full disk, a broken file, another process."""
+
+import fcntl
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import helpers
+import pytest
+from preparing import SMALL, files, run, unhidden
+
+from bert_jax.data import buckets, corpus, runs
+from bert_jax.data import prepare as prepare_module
+from bert_jax.data.dataset import INFO_FILE, PreparedDataset
+from bert_jax.data.prepare import PrepareOptions, prepare
+from bert_jax.errors import InputError
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_broken_file_loses_nothing(corpus_file, tokenizer, tmp_path, workers, caplog):
+    documents = corpus_file.read_text().split("\n\n")
+    inputs = [tmp_path / f"{number}.txt" for number in range(6)]
+    for number, path in enumerate(inputs):
+        path.write_text("\n\n".join(documents[number::6]))
+    good = inputs[4].read_bytes()
+    inputs[4].write_bytes(good[:100] + b"\xff\xfe" + good[100:])
+    with pytest.raises(InputError, match=r"4\.txt"):
+        run(inputs, tokenizer, tmp_path / "data", workers=workers)
+    assert not unhidden(tmp_path / "data")
+    inputs[4].write_bytes(good)
+    seen = read_again(inputs, tokenizer, tmp_path / "data", caplog)
+    assert str(inputs[4]) in seen
+    assert not seen & {str(path) for path in inputs[:3]}  # where two are at work, the last ones may not have been done
+    run(corpus_file, tokenizer, tmp_path / "whole")
+    assert files(tmp_path / "data") == files(tmp_path / "whole")
+
+
+def read_again(inputs, tokenizer, output, caplog, **options):
+    """Runs it again, and says which files were read."""
+    read, seen = corpus.read, set()
+
+    def spy(piece, reading):
+        seen.add(piece.path)
+        return read(piece, reading)
+
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level("INFO", logger="bert_jax"):
+        patch.setattr(corpus, "read", spy)
+        run(inputs, tokenizer, output, **options)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("where", "after"),
+    [
+        ((buckets, "_write_shard"), 0),
+        ((buckets, "_write_shard"), 3),
+        ((buckets, "save_array"), 4),
+        ((runs, "save_array"), 3),
+        ((runs, "write_whole"), 0),
+        ((prepare_module, "save_array"), 0),
+        ((prepare_module, "_move"), 2),
+    ],
+)
+def test_a_failure_loses_nothing(whole, corpus_file, tokenizer, tmp_path, monkeypatch, where, after, caplog):
+    """The output folder may hold the corpus and the vocabulary: a failure does not take them along."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    mine = {"train-1.txt": b"text", "eval-notes.md": b"notes"}
+    for name, content in mine.items():
+        (folder / name).write_bytes(content)
+    real, calls = getattr(*where), []
+
+    def fail(*arguments):
+        calls.append(1)
+        if len(calls) > after:
+            raise OSError(28, "No space left on device")
+        return real(*arguments)
+
+    options = {"bucket_tokens": 4096, "dupe_factor": 2}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(*where, fail)
+        with pytest.raises(OSError, match="No space"):
+            run(corpus_file, tokenizer, folder, **options)
+    assert unhidden(folder).items() >= mine.items()
+    assert INFO_FILE not in unhidden(folder)
+    seen = read_again(corpus_file, tokenizer, folder, caplog, **options)
+    assert bool(seen) == (where[0] is runs)  # what was tokenized is not tokenized again
+    if after == 3 and where[0] is buckets:
+        assert "3 of " in caplog.text
+        assert "shards are done already" in caplog.text
+    assert files(folder) == {**files(whole), **mine}
+
+
+def test_failure_at_the_very_end(whole, corpus_file, tokenizer, tmp_path, monkeypatch):
+    def fail(self):
+        (tmp_path / "data" / f"{INFO_FILE}.partial").write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare_module.DatasetInfo, "to_json", fail)
+        with pytest.raises(OSError, match="No space"):
+            run(corpus_file, tokenizer, tmp_path / "data", bucket_tokens=8192)
+    run(corpus_file, tokenizer, tmp_path / "data", bucket_tokens=4096, dupe_factor=2)
+    assert files(tmp_path / "data") == files(whole)
+
+
+def test_two_at_once(corpus_file, tokenizer, tmp_path):
+    (tmp_path / "data").mkdir()
+    with (tmp_path / "data" / ".prepare.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for scratch in (None, str(tmp_path / "scratch")):
+            with pytest.raises(InputError, match="another process prepares this dataset"):
+                prepare([str(corpus_file)], tokenizer, str(tmp_path / "data"), PrepareOptions(**SMALL), scratch=scratch)
+    run(corpus_file, tokenizer, tmp_path / "data")
+    assert not list((tmp_path / "data").glob(".*"))
+
+
+def test_one_that_was_faster(whole, corpus_file, tokenizer, tmp_path, monkeypatch):
+    """Done by another process while this one planned: it is left as it is."""
+    plan = corpus.plan
+
+    def slow(*arguments):
+        found = plan(*arguments)
+        shutil.copytree(whole, tmp_path / "data")
+        return found
+
+    monkeypatch.setattr(corpus, "plan", slow)
+    with pytest.raises(InputError, match="already holds a prepared dataset"):
+        run(corpus_file, tokenizer, tmp_path / "data", seq_len=32)
+    assert files(tmp_path / "data") == files(whole)
+
+
+def test_shards_of_somebody_else_are_left_alone(corpus_file, tokenizer, tmp_path):
+    (tmp_path / "data").mkdir()
+    mine = tmp_path / "data" / "train-00000-of-00001.array_record"
+    mine.write_text("mine")
+    with pytest.raises(InputError, match="is in the way"):
+        run(corpus_file, tokenizer, tmp_path / "data")
+    assert mine.read_text() == "mine"
+
+
+def test_an_input_that_changes_while_it_is_read(corpus_file, tokenizer, tmp_path, monkeypatch):
+    text = tmp_path / "text.txt"
+    text.write_bytes(corpus_file.read_bytes())
+    read = corpus.read
+
+    def touch(piece, reading):
+        yield from read(piece, reading)
+        text.write_bytes(corpus_file.read_bytes().replace(b"owl", b"cow"))
+
+    monkeypatch.setattr(corpus, "read", touch)
+    with pytest.raises(InputError, match="changed while it was read"):
+        run(text, tokenizer, tmp_path / "data")
+
+
+def test_workers_end_with_their_parent(vocabulary_file, tmp_path):
+    """Killed with -9, a parent tells them nothing; they would go on writing beside the next run."""
+    (tmp_path / "big.txt").write_text(helpers.make_corpus(documents=6000))
+    process = subprocess.Popen(
+        helpers.command(
+            "prepare", "--input", tmp_path / "big.txt", "--vocab", vocabulary_file, "--output", tmp_path / "data",
+            "--sentences", "lines", "--bucket_tokens", 1024, "--workers", 2,
+        ),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "data").glob(".prepare/*.shard.json")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    tasks = Path(f"/proc/{process.pid}/task")
+    if not tasks.exists():
+        pytest.skip("needs /proc")
+    children = [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
+    assert len(children) >= 2
+    process.kill()
+    process.wait()
+    while any(is_running(child) for child in children) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(is_running(child) for child in children)
+
+
+def is_running(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_scratch_elsewhere(whole, corpus_file, tokenizer, tmp_path):
+    prepare(
+        [str(corpus_file)], tokenizer, str(tmp_path / "data"),
+        PrepareOptions(**SMALL, bucket_tokens=4096, dupe_factor=2), scratch=str(tmp_path / "scratch"),
+    )  # fmt: skip
+    assert files(tmp_path / "data") == files(whole)
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_after_a_run_that_was_killed(vocabulary_file, tmp_path):
+    """Killed in the middle: the same command goes on, to the same bytes as one that was never stopped."""
+    (tmp_path / "big.txt").write_text(helpers.make_corpus(documents=6000))
+    folder = tmp_path / "data"
+    words = (
+        "prepare", "--input", tmp_path / "big.txt", "--vocab", vocabulary_file, "--sentences", "lines",
+        "--bucket_tokens", 1024,
+    )  # fmt: skip
+    arguments = helpers.command(*words, "--output", folder, "--workers", 1)
+    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while (
+        len(list(folder.glob(".prepare/*.shard.json"))) < 12 and time.monotonic() < deadline and process.poll() is None
+    ):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    left = set(files(folder))
+    assert INFO_FILE not in left
+    assert any(name.startswith(".prepare") for name in left)
+    assert len(left) > 12
+    with pytest.raises(InputError, match="not a prepared dataset"):
+        PreparedDataset(str(folder))
+    again = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert "slices of the corpus are done already" in again.stderr
+    done = re.search(r"([0-9]+) of [0-9]+ shards are done already", again.stderr)
+    assert done
+    assert int(done[1]) >= 12
+    whole = helpers.command(*words, "--output", tmp_path / "whole", "--workers", 2)
+    subprocess.run(whole, capture_output=True, check=True)
+    assert files(folder) == files(tmp_path / "whole")
