@@ -71,7 +71,9 @@ def get_config():
     config.mesh.fsdp = 1  # parameters and optimizer state cut along their hidden size
     config.mesh.tensor = 1  # heads, feed-forward and vocabulary cut
 
-    config.remat = "none"  # recompute in the backward pass: none, dots (all but matrix products), full
+    # Made again in the backward pass instead of kept: none, attention (its arrays of seq_len x seq_len), dots (all but
+    # products with weights), full (all but each layer's input).
+    config.remat = "none"
     config.scan_layers = True  # False unrolls the layers: slower to compile, sometimes faster to run
 
     config.init = ""  # a checkpoint to start from: parameters only, fresh optimizer

@@ -24,7 +24,8 @@ def attention_mask(sequence_ids: jax.Array, *, causal: bool = False) -> jax.Arra
 class SelfAttention(nnx.Module):
     """softmax(q k / sqrt(H)) v, dropout element by element on the probabilities, and the output projection."""
 
-    def __init__(self, config: BertConfig, *, key: Key, stack: tuple[int, ...]):
+    def __init__(self, config: BertConfig, *, key: Key, stack: tuple[int, ...], remat: bool = False):
+        """With `remat` the L x L arrays are made again in the backward pass, and nothing else is."""
         inputs, output = jax.random.split(key)
         size, heads, head, std = (
             config.hidden_size, config.num_attention_heads, config.head_size, config.initializer_range,
@@ -39,18 +40,28 @@ class SelfAttention(nnx.Module):
         )
         self.output_bias = parameter(jnp.zeros((*stack, size), jnp.float32), "layers", "embed")
         self.dropout_rate = config.attention_probs_dropout_prob
+        self.remat = remat
 
     def __call__(self, x: jax.Array, mask: jax.Array, key: Key | None) -> jax.Array:
         """x [B, L, D], mask bool [B, L, L] (True: may attend), to [B, L, D]."""
         dtype = x.dtype
         qkv = jnp.einsum("bld,dcnh->blcnh", x, self.qkv_kernel[...].astype(dtype)) + self.qkv_bias[...].astype(dtype)
         q, k, v = (qkv[:, :, i] for i in range(3))
-        q = q * jnp.asarray(q.shape[-1] ** -0.5, dtype)
-        scores = jnp.einsum("blnh,bmnh->bnlm", q, k, preferred_element_type=jnp.float32)
-        scores = jnp.where(mask[:, None], scores, jnp.finfo(jnp.float32).min)
-        probabilities = jax.nn.softmax(scores, axis=-1).astype(dtype)
-        probabilities = dropout(probabilities, self.dropout_rate, key)
-        context = jnp.einsum("bnlm,bmnh->blnh", probabilities, v)
+        attend = jax.checkpoint(_attend, static_argnums=3) if self.remat else _attend
+        context = attend((q, k, v), mask, key, self.dropout_rate)
         return jnp.einsum("blnh,nhd->bld", context, self.output_kernel[...].astype(dtype)) + self.output_bias[
             ...
         ].astype(dtype)
+
+
+def _attend(
+    qkv: tuple[jax.Array, jax.Array, jax.Array], mask: jax.Array, key: Key | None, dropout_rate: float
+) -> jax.Array:
+    """Three [B, L, N, H] and a mask bool [B, L, L] to the context [B, L, N, H]."""
+    q, k, v = qkv
+    q = q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype)
+    scores = jnp.einsum("blnh,bmnh->bnlm", q, k, preferred_element_type=jnp.float32)
+    scores = jnp.where(mask[:, None], scores, jnp.finfo(jnp.float32).min)
+    probabilities = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    probabilities = dropout(probabilities, dropout_rate, key)
+    return jnp.einsum("bnlm,bmnh->blnh", probabilities, v)

@@ -13,6 +13,7 @@ from bert_jax.model.layers import Key, LayerNorm, activation, dropout, parameter
 
 REMAT_POLICIES = {
     "none": None,  # keep every intermediate
+    "attention": None,  # keep all but attention's L x L arrays (Korthikanti et al. 2022, arXiv:2205.05198)
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # keep products with weights
     "full": jax.checkpoint_policies.nothing_saveable,  # keep each layer's input alone
 }
@@ -46,9 +47,9 @@ class FeedForward(nnx.Module):
 class Layer(nnx.Module):
     """One layer. Built with `stack` it holds the parameters of many; it runs on the slice of one."""
 
-    def __init__(self, config: BertConfig, *, key: Key, stack: tuple[int, ...]):
+    def __init__(self, config: BertConfig, *, key: Key, stack: tuple[int, ...], remat_attention: bool = False):
         attention, feed_forward = jax.random.split(key)
-        self.attention = SelfAttention(config, key=attention, stack=stack)
+        self.attention = SelfAttention(config, key=attention, stack=stack, remat=remat_attention)
         self.attention_norm = LayerNorm(config.hidden_size, config.layer_norm_eps, stack=stack)
         self.feed_forward = FeedForward(config, key=feed_forward, stack=stack)
         self.feed_forward_norm = LayerNorm(config.hidden_size, config.layer_norm_eps, stack=stack)
@@ -72,7 +73,7 @@ class Encoder(nnx.Module):
     """
 
     def __init__(self, config: BertConfig, *, key: Key, remat: str = "none", scan_layers: bool = True):
-        self.layers = Layer(config, key=key, stack=(config.num_hidden_layers,))
+        self.layers = Layer(config, key=key, stack=(config.num_hidden_layers,), remat_attention=remat == "attention")
         self.num_layers = config.num_hidden_layers
         self.remat = remat
         self.scan_layers = scan_layers
@@ -93,8 +94,9 @@ class Encoder(nnx.Module):
             x = nnx.merge(graph, parameters)(x, mask, layer_key)
             return x, x if all_hidden_states else None
 
-        if self.remat != "none" or self.fetch_layer is not None:
-            policy = REMAT_POLICIES[self.remat] or _save_all_but_gathered
+        policy = REMAT_POLICIES[self.remat]
+        if policy is not None or self.fetch_layer is not None:
+            policy = policy or _save_all_but_gathered
             run_layer = jax.checkpoint(run_layer, policy=policy, prevent_cse=not self.scan_layers)
         unroll = 1 if self.scan_layers else self.num_layers
         return jax.lax.scan(run_layer, x, (stacked, keys), unroll=unroll)

@@ -183,7 +183,7 @@ def test_sequences_packed_into_a_row_do_not_see_each_other():
     np.testing.assert_allclose(packed_nsp.reshape(nsp.shape), nsp, atol=1e-6)
 
 
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("remat", ["none", "attention", "dots", "full"])
 @pytest.mark.parametrize("scan_layers", [True, False])
 def test_remat_and_scan_change_nothing_but_the_program(remat, scan_layers):
     batch, key = make_batch(), jax.random.key(3)
@@ -203,6 +203,24 @@ def test_remat_and_scan_change_nothing_but_the_program(remat, scan_layers):
     np.testing.assert_allclose(got, expected, rtol=1e-6)
     for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("remat", "kept"), [("none", {"square", "inner"}), ("attention", {"inner"}), ("dots", {"inner"}), ("full", set())]
+)
+def test_remat_keeps_no_more_than_it_says(remat, kept):
+    batch, length = make_batch(rows=2, length=24), 24
+    graph, parameters = initialize(SMALL, jax.random.key(0), remat=remat)
+
+    def backward():
+        return jax.vjp(lambda p: nnx.merge(graph, p)(batch, jax.random.key(3))[0], parameters)[1]
+
+    shapes = [leaf.shape for leaf in jax.tree.leaves(jax.eval_shape(backward))]
+    of_layers = [shape[1:] for shape in shapes if shape[:1] == (SMALL.num_hidden_layers,)]
+    found = {"square" for shape in of_layers if shape[-2:] == (length, length)}
+    found |= {"inner" for shape in of_layers if shape[1:] == (length, SMALL.intermediate_size)}
+    assert found == kept
+    assert (batch["input_ids"].shape[0], length, SMALL.hidden_size) in of_layers  # each layer's input, always
 
 
 def test_layers_draw_different_dropout_masks():

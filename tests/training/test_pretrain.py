@@ -226,7 +226,7 @@ def test_another_dataset_or_vocabulary_is_refused(
         ({"gradient_accumulation": 3}, "a multiple of 24"),
         ({"mesh__data": 3}, "is 3 devices, but there are 8"),
         ({"dtype": "float16"}, "dtype has to be one of auto, float32, bfloat16"),
-        ({"remat": "some"}, "remat has to be one of none, dots, full"),
+        ({"remat": "some"}, "remat has to be one of none, attention, dots, full"),
         ({"total_steps": 0}, "total_steps has to be at least 1"),
         ({"objective__mask_token": 0.9}, "sum to 1"),
         ({"seed": -1}, "seed has to be in"),
