@@ -21,8 +21,8 @@ from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.training.loop import make_loaders, plan_state
+from bert_jax.training.mesh import make_mesh
 from bert_jax.training.phases import open_phases
-from bert_jax.training.sharding import make_mesh
 from bert_jax.training.train_step import make_train_step, put_batch
 
 STEPS = 3  # a round

@@ -35,7 +35,8 @@ from bert_jax.model.bert import Parameters
 from bert_jax.progress import Bars, silent
 from bert_jax.training.checkpoints import Checkpoint, open_checkpoint
 from bert_jax.training.checks import check_batch_size
-from bert_jax.training.sharding import batch_sharding, make_mesh, parameter_shardings
+from bert_jax.training.mesh import make_mesh
+from bert_jax.training.sharding import batch_sharding, parameter_shardings
 from bert_jax.training.train_step import put_batch
 
 LAYER_NAMES = ("embeddings", "first", "second_to_last", "last", "last_four", "all")

@@ -19,8 +19,10 @@ REMAT_POLICIES = {
 }
 
 
-def _save_all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
+def _save_all_but_gathered(primitive: Any, *_: Any, **details: Any) -> bool:
     """What is gathered, and casts of it, are made again: kept for every layer they would be the whole model."""
+    if primitive.name == "custom_vjp_call":
+        return not any(equation.primitive.name == "all_gather" for equation in details["call_jaxpr"].jaxpr.eqns)
     return primitive.name not in ("all_gather", "convert_element_type")
 
 

@@ -17,8 +17,9 @@ from bert_jax.model.bert import Parameters
 from bert_jax.progress import Bars, silent
 from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.checks import check_batch_size, check_tokenizer, compute_dtype
+from bert_jax.training.mesh import make_mesh
 from bert_jax.training.phases import plan_at
-from bert_jax.training.sharding import make_mesh, parameter_shardings
+from bert_jax.training.sharding import parameter_shardings
 from bert_jax.training.train_step import make_eval_step, put_batch
 
 

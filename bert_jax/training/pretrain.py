@@ -17,9 +17,9 @@ from bert_jax.progress import Bars, silent
 from bert_jax.training.checkpoints import Checkpointer
 from bert_jax.training.initialization import open_init, start_from
 from bert_jax.training.loop import Run, make_loaders, plan_state, train_phase
+from bert_jax.training.mesh import check_divisibility, make_mesh
 from bert_jax.training.metrics import MetricsWriter
 from bert_jax.training.phases import open_phases
-from bert_jax.training.sharding import check_divisibility, make_mesh
 from bert_jax.training.stopping import StopSignal
 from bert_jax.training.workdir import claim_workdir
 

@@ -1,19 +1,12 @@
-"""The mesh, and the one table that maps the model's logical axes to it."""
+"""Where parameters, optimizer state and batches lie: the one table from the model's logical axes to the mesh's."""
 
-import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.config import ConfigDict
-from bert_jax.errors import InputError
-from bert_jax.model import BertConfig
 from bert_jax.model.bert import Parameters
-
-MESH_AXES = ("data", "fsdp", "tensor")
+from bert_jax.training.mesh import BATCH_AXES
 
 RULES: dict[str, str | None] = {
     "embed": "fsdp",
@@ -25,46 +18,6 @@ RULES: dict[str, str | None] = {
     "pooled": None,
     "layers": None,
 }
-
-BATCH_AXES = ("data", "fsdp")
-
-
-def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh of `devices`, by default all; `config` is the `mesh` section, in which one -1 is filled in."""
-    devices = jax.devices() if devices is None else devices
-    sizes = {axis: config[axis] for axis in MESH_AXES}
-    wanted = " x ".join(f"mesh.{axis}={size}" for axis, size in sizes.items())
-    free = [axis for axis, size in sizes.items() if size == -1]
-    if len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
-        raise InputError(f"{wanted}: sizes are at least 1, and one at the most may be -1")
-    fixed = math.prod(size for size in sizes.values() if size != -1)
-    if free:
-        if len(devices) % fixed:
-            raise InputError(f"{wanted}: {len(devices)} devices do not divide by {fixed}")
-        sizes[free[0]] = len(devices) // fixed
-    elif fixed != len(devices):
-        raise InputError(f"{wanted} is {fixed} devices, but there are {len(devices)}: set one of them to -1 to fill in")
-    return jax.make_mesh(
-        tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES), devices=devices
-    )
-
-
-def check_divisibility(mesh: Mesh, model: BertConfig, global_batch_size: int, gradient_accumulation: int) -> None:
-    """InputError for sizes that the mesh does not divide, each with the key that says so."""
-    rows = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
-    if global_batch_size < 1 or gradient_accumulation < 1 or global_batch_size % (rows * gradient_accumulation):
-        raise InputError(
-            f"global_batch_size={global_batch_size} does not divide by gradient_accumulation={gradient_accumulation} x "
-            f"{rows} devices (mesh.data x mesh.fsdp): it has to be a multiple of {rows * gradient_accumulation}"
-        )
-    for name, size, axis in (
-        ("hidden_size", model.hidden_size, "fsdp"),
-        ("num_attention_heads", model.num_attention_heads, "tensor"),
-        ("intermediate_size", model.intermediate_size, "tensor"),
-        ("vocab_size (padded)", model.padded_vocab_size, "tensor"),
-    ):
-        if size % mesh.shape[axis]:
-            raise InputError(f"model.{name}={size} does not divide by mesh.{axis}={mesh.shape[axis]}")
 
 
 def partition_spec(logical_axes: tuple[str | None, ...]) -> PartitionSpec:
@@ -83,8 +36,27 @@ def parameter_shardings(mesh: Mesh, logical_axes: Parameters) -> Parameters:
     )
 
 
+def cut_along_data(parameters: Parameters, shardings: Parameters) -> Parameters:
+    """ZeRO stage 1 (Rajbhandari et al. 2020, arXiv:1910.02054): shardings of moments that no two devices both hold.
+
+    Each parameter's is that of the parameter, cut along `data` as well: in its longest dimension that is whole and
+    divides. What has none, small biases on large meshes, stays as it is.
+    """
+
+    def cut(parameter: jax.ShapeDtypeStruct, sharding: NamedSharding) -> NamedSharding:
+        count = sharding.mesh.shape["data"]
+        axes = list(sharding.spec) + [None] * (len(parameter.shape) - len(sharding.spec))
+        whole = [i for i, axis in enumerate(axes) if axis is None or sharding.mesh.shape[axis] == 1]
+        able = [i for i in whole if parameter.shape[i] % count == 0]
+        if count > 1 and able:
+            axes[max(able, key=lambda i: parameter.shape[i])] = "data"
+        return NamedSharding(sharding.mesh, PartitionSpec(*axes))
+
+    return jax.tree.map(cut, parameters, shardings)
+
+
 def like_parameters(mesh: Mesh, tree: Any, parameters: Parameters, shardings: Parameters) -> Any:
-    """Shardings for `tree`: its parts that are trees like `parameters` get their shardings, all else is replicated.
+    """Shardings for `tree`: its parts that are trees like `parameters` get `shardings`, all else is replicated.
 
     This is how optimizer moments come to lie beside the parameters they belong to.
     """
@@ -102,65 +74,3 @@ def like_parameters(mesh: Mesh, tree: Any, parameters: Parameters, shardings: Pa
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Of every batch entry [A, B / A, ...]: microbatches whole, rows over data and fsdp."""
     return NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
-
-
-# --- Inside jax.shard_map over BATCH_AXES ----------------------------------------------------------------------------
-#
-# Each device works on its rows with the whole of each parameter; what is cut along `fsdp` is gathered where it is used,
-# and its gradient comes back summed and cut. `tensor` stays with the compiler.
-
-
-def manual_spec(sharding: NamedSharding) -> PartitionSpec:
-    """Of a parameter's mesh axes those that rows are cut along as well, and that cut anything."""
-    sizes = sharding.mesh.shape
-    return PartitionSpec(*(axis if axis in BATCH_AXES and sizes[axis] > 1 else None for axis in sharding.spec))
-
-
-def _others(spec: PartitionSpec) -> tuple[str, ...]:
-    return tuple(axis for axis in BATCH_AXES if axis not in spec)
-
-
-def vary(parameters: Parameters, specs: Parameters) -> Parameters:
-    """Each device's own copies: their gradients are its own as well, and are not summed where they are computed."""
-    return jax.tree.map(lambda value, spec: jax.lax.pcast(value, _others(spec), to="varying"), parameters, specs)
-
-
-def varying_zeros(like: Any) -> Any:
-    """Zeros that each device adds to on its own."""
-    return jax.tree.map(
-        lambda value: jax.lax.pcast(jnp.zeros(value.shape, value.dtype), BATCH_AXES, to="varying"), like
-    )
-
-
-def sum_over_devices(gradients: Parameters, specs: Parameters) -> Parameters:
-    """Gradients of the global batch from those of each device's rows."""
-    return jax.tree.map(lambda value, spec: jax.lax.psum(value, _others(spec)), gradients, specs)
-
-
-def _gather(value: jax.Array, spec: PartitionSpec) -> jax.Array:
-    for dimension, axis in enumerate(spec):
-        if axis is not None:
-            value = jax.lax.all_gather(value, axis, axis=dimension, tiled=True)
-    return value
-
-
-def gather_all_but_layers(parameters: Parameters, specs: Parameters) -> Parameters:
-    """Embeddings and heads whole; the layers are gathered one by one, by `layer_gatherer`."""
-    return {
-        part: value if part == "encoder" else jax.tree.map(_gather, value, specs[part])
-        for part, value in parameters.items()
-    }
-
-
-def layer_gatherer(mesh: Mesh, specs: Parameters) -> Callable[[Any], Any] | None:
-    """What gathers the parameters of one layer; None where they are whole."""
-    if mesh.shape["fsdp"] == 1:
-        return None
-    of_layers = jax.tree.leaves(specs["encoder"]["layers"], is_leaf=lambda x: isinstance(x, PartitionSpec))
-
-    def gather_layer(layer: Any) -> Any:
-        leaves, structure = jax.tree.flatten(layer)
-        gathered = [_gather(leaf, spec[1:]) for leaf, spec in zip(leaves, of_layers, strict=True)]
-        return jax.tree.unflatten(structure, gathered)
-
-    return gather_layer

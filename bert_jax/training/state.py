@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.model import BertConfig, abstract_parameters, initialize
 from bert_jax.model.bert import Parameters
-from bert_jax.training.sharding import like_parameters, parameter_shardings
+from bert_jax.training.sharding import cut_along_data, like_parameters, parameter_shardings
 
 
 @jax.tree_util.register_dataclass
@@ -32,18 +32,28 @@ class TrainState:
 
 @dataclass(frozen=True)
 class StateSpec:
-    """The state before it exists: the model's graph, shapes and shardings, and the function that makes it."""
+    """The state before it exists: the model's graph, shapes and shardings, and the function that makes it.
+
+    `moments` is where the optimizer's moments of each parameter lie, and so where its update is made.
+    """
 
     graph: nnx.GraphDef
     abstract: TrainState  # of jax.ShapeDtypeStruct with shardings
     shardings: TrainState
+    moments: Parameters  # shardings
     make: Any  # () -> TrainState, jitted, never materialised unsharded
 
 
 def describe_state(
-    mesh: Mesh, model: BertConfig, optimizer: optax.GradientTransformation, seed: int, **settings: Any
+    mesh: Mesh,
+    model: BertConfig,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    *,
+    zero1: bool = False,
+    **settings: Any,
 ) -> StateSpec:
-    """Plans the state of a run; `settings` go to `BertForPreTraining`."""
+    """Plans the state of a run; `settings` go to `BertForPreTraining`. With `zero1` moments are cut along `data`."""
     graph, shapes, logical_axes = abstract_parameters(model, **settings)
 
     def make() -> TrainState:
@@ -55,14 +65,15 @@ def describe_state(
     abstract = jax.eval_shape(make)
     replicated = NamedSharding(mesh, PartitionSpec())
     of_parameters = parameter_shardings(mesh, logical_axes)
+    moments = cut_along_data(shapes, of_parameters) if zero1 else of_parameters
     shardings = TrainState(
         step=replicated,
         parameters=of_parameters,
-        optimizer_state=like_parameters(mesh, abstract.optimizer_state, shapes, of_parameters),
+        optimizer_state=like_parameters(mesh, abstract.optimizer_state, shapes, moments),
         nonfinite_steps=replicated,
         nonfinite_streak=replicated,
     )
     abstract = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract, shardings
     )
-    return StateSpec(graph, abstract, shardings, jax.jit(make, out_shardings=shardings))
+    return StateSpec(graph, abstract, shardings, moments, jax.jit(make, out_shardings=shardings))

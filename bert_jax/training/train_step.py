@@ -13,16 +13,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bert_jax import objectives
 from bert_jax.model.bert import Parameters
 from bert_jax.model.layers import row_keys
-from bert_jax.training.sharding import (
-    BATCH_AXES,
-    batch_sharding,
-    gather_all_but_layers,
-    layer_gatherer,
-    manual_spec,
-    sum_over_devices,
-    vary,
-    varying_zeros,
-)
+from bert_jax.training.mesh import BATCH_AXES
+from bert_jax.training.per_device import manual_spec, sum_over_devices, vary, varying_zeros, whole_model
+from bert_jax.training.sharding import batch_sharding
 from bert_jax.training.state import StateSpec, TrainState
 
 Metrics = dict[str, jax.Array]
@@ -36,6 +29,7 @@ def make_train_step(
     *,
     seed: int,
     nsp: bool,
+    gradient_reduce_dtype: jnp.dtype = jnp.float32,
 ) -> Callable[[TrainState, Mapping[str, Any]], tuple[TrainState, Metrics]]:
     """Compiles to `(state, batch) -> (state, metrics)`; the state it is given is donated.
 
@@ -50,15 +44,15 @@ def make_train_step(
       schedule: step to learning rate.
       seed: dropout's key is a function of it, the step and the microbatch.
       nsp: whether the next-sentence loss is part of the loss.
+      gradient_reduce_dtype: what gradients are added up in across devices; on a device it is float32.
     """
-
-    specs = jax.tree.map(manual_spec, spec.shardings.parameters)
+    shardings = spec.shardings.parameters
+    specs, moment_specs = (jax.tree.map(manual_spec, tree) for tree in (shardings, spec.moments))
 
     def loss_of(
         parameters: Parameters, microbatch: Mapping[str, jax.Array], keys: jax.Array, by: objectives.Sums
     ) -> tuple[jax.Array, objectives.Sums]:
-        model = nnx.merge(spec.graph, gather_all_but_layers(parameters, specs))
-        model.encoder.fetch_layer = layer_gatherer(mesh, specs)
+        model = whole_model(spec.graph, parameters, shardings, gradient_reduce_dtype)
         mlm_logits, nsp_logits = model(microbatch, keys)
         sums = objectives.pretraining_sums(mlm_logits, nsp_logits, microbatch)
         means = objectives.divide(sums, by)  # of the global batch: rows' shares of a mean add up to it
@@ -68,7 +62,7 @@ def make_train_step(
         parameters: Parameters, batch: Mapping[str, jax.Array], rows: jax.Array, key: jax.Array, by: objectives.Sums
     ) -> tuple[Parameters, Metrics]:
         """What the rows of one device add to gradients and metrics, summed over the devices once, at the end."""
-        parameters = vary(parameters, specs)
+        parameters = vary(parameters, shardings)
 
         def add_microbatch(total: Any, rows_and_batch: Any) -> tuple[Any, None]:
             rows, microbatch = rows_and_batch
@@ -78,7 +72,8 @@ def make_train_step(
 
         zeros = varying_zeros((parameters, {"loss": by["mlm_loss"], **by}))
         (gradients, metrics), _ = jax.lax.scan(add_microbatch, zeros, (rows, batch))
-        return sum_over_devices(gradients, specs), jax.lax.psum(metrics, BATCH_AXES)
+        gradients = sum_over_devices(gradients, shardings, spec.moments, gradient_reduce_dtype)
+        return gradients, jax.lax.psum(metrics, BATCH_AXES)
 
     def gradients_of(state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[Parameters, Metrics]:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 1), state.step)
@@ -89,7 +84,7 @@ def make_train_step(
             of_these_rows,
             mesh=mesh,
             in_specs=(specs, of_batch, of_batch, PartitionSpec(), PartitionSpec()),
-            out_specs=(specs, PartitionSpec()),
+            out_specs=(moment_specs, PartitionSpec()),
             axis_names=set(BATCH_AXES),
         )(state.parameters, batch, rows, key, objectives.denominators(batch))
 
@@ -133,13 +128,22 @@ def make_eval_step(
 ) -> Callable[[Parameters, Mapping[str, Any]], dict[str, objectives.Sums]]:
     """Compiles to `(parameters, batch) -> sums` over a batch [1, B, ...]: numerators, and their `denominators`."""
 
-    def eval_step(parameters: Parameters, batch: Mapping[str, jax.Array]) -> dict[str, objectives.Sums]:
-        rows = jax.tree.map(lambda entry: entry[0], batch)
-        mlm_logits, nsp_logits = nnx.merge(graph, parameters)(rows)
-        return {
+    def of_these_rows(parameters: Parameters, rows: Mapping[str, jax.Array]) -> dict[str, objectives.Sums]:
+        mlm_logits, nsp_logits = whole_model(graph, parameters, shardings, jnp.float32)(rows)
+        sums = {
             "numerators": objectives.pretraining_sums(mlm_logits, nsp_logits, rows),
             "denominators": objectives.denominators(rows),
         }
+        return jax.lax.psum(sums, BATCH_AXES)
+
+    def eval_step(parameters: Parameters, batch: Mapping[str, jax.Array]) -> dict[str, objectives.Sums]:
+        return jax.shard_map(
+            of_these_rows,
+            mesh=mesh,
+            in_specs=(jax.tree.map(manual_spec, shardings), PartitionSpec(BATCH_AXES)),
+            out_specs=PartitionSpec(),
+            axis_names=set(BATCH_AXES),
+        )(parameters, jax.tree.map(lambda entry: entry[0], batch))
 
     return jax.jit(
         eval_step,

@@ -14,8 +14,9 @@ from bert_jax import objectives
 from bert_jax.config import ConfigDict, load_config
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, abstract_parameters
+from bert_jax.training.mesh import check_divisibility, make_mesh
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from bert_jax.training.sharding import check_divisibility, make_mesh, partition_spec
+from bert_jax.training.sharding import partition_spec
 from bert_jax.training.state import describe_state
 from bert_jax.training.train_step import make_train_step, put_batch
 

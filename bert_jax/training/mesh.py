@@ -1,0 +1,79 @@
+"""The mesh of devices that a run spreads over, and the sizes that go with it."""
+
+import math
+from collections.abc import Sequence
+
+import jax
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, Mesh
+
+from bert_jax.config import ConfigDict
+from bert_jax.errors import InputError
+from bert_jax.model import BertConfig
+
+MESH_AXES = ("data", "fsdp", "tensor")
+
+BATCH_AXES = ("data", "fsdp")
+"""What the rows of a batch are cut along."""
+
+
+def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """The mesh of `devices`, by default all; `config` is the `mesh` section, in which one -1 is filled in.
+
+    Where devices lie in several slices (TPU slices, or GPU nodes) `data` goes over the slow network between them, then
+    `fsdp`, and `tensor` never does. InputError for sizes that the devices and slices do not divide into.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = {axis: config[axis] for axis in MESH_AXES}
+    wanted = " x ".join(f"mesh.{axis}={size}" for axis, size in sizes.items())
+    free = [axis for axis, size in sizes.items() if size == -1]
+    if len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
+        raise InputError(f"{wanted}: sizes are at least 1, and one at the most may be -1")
+    fixed = math.prod(size for size in sizes.values() if size != -1)
+    if free:
+        if len(devices) % fixed:
+            raise InputError(f"{wanted}: {len(devices)} devices do not divide by {fixed}")
+        sizes[free[0]] = len(devices) // fixed
+    elif fixed != len(devices):
+        raise InputError(f"{wanted} is {fixed} devices, but there are {len(devices)}: set one of them to -1 to fill in")
+    types = (AxisType.Auto,) * len(MESH_AXES)
+    slices = len({getattr(device, "slice_index", None) for device in devices})
+    if slices == 1:
+        return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=types, devices=devices)
+    between = _between_slices(sizes, slices, wanted)
+    within = [size // count for size, count in zip(sizes.values(), between, strict=True)]
+    try:
+        grid = mesh_utils.create_hybrid_device_mesh(within, between, devices, allow_split_physical_axes=True)
+    except ValueError as error:  # slices of different sizes
+        raise InputError(f"{wanted} cannot be laid over {slices} slices: {error}") from error
+    return Mesh(grid, MESH_AXES, axis_types=types)
+
+
+def _between_slices(sizes: dict[str, int], slices: int, wanted: str) -> tuple[int, int, int]:
+    """How many slices each axis spans: as many as divide it go to `data`, the rest to `fsdp`."""
+    data = math.gcd(sizes["data"], slices)
+    fsdp = slices // data
+    if sizes["fsdp"] % fsdp:
+        raise InputError(
+            f"{wanted} cannot be laid over {slices} slices: mesh.data has to be a multiple of {slices}, or mesh.fsdp "
+            "of what is left of it; mesh.tensor stays within a slice"
+        )
+    return data, fsdp, 1
+
+
+def check_divisibility(mesh: Mesh, model: BertConfig, global_batch_size: int, gradient_accumulation: int) -> None:
+    """InputError for sizes that the mesh does not divide, each with the key that says so."""
+    rows = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+    if global_batch_size < 1 or gradient_accumulation < 1 or global_batch_size % (rows * gradient_accumulation):
+        raise InputError(
+            f"global_batch_size={global_batch_size} does not divide by gradient_accumulation={gradient_accumulation} x "
+            f"{rows} devices (mesh.data x mesh.fsdp): it has to be a multiple of {rows * gradient_accumulation}"
+        )
+    for name, size, axis in (
+        ("hidden_size", model.hidden_size, "fsdp"),
+        ("num_attention_heads", model.num_attention_heads, "tensor"),
+        ("intermediate_size", model.intermediate_size, "tensor"),
+        ("vocab_size (padded)", model.padded_vocab_size, "tensor"),
+    ):
+        if size % mesh.shape[axis]:
+            raise InputError(f"model.{name}={size} does not divide by mesh.{axis}={mesh.shape[axis]}")
