@@ -20,10 +20,10 @@ from bert_jax.config import load_config
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.data.tokenization import WordPieceTokenizer
-from bert_jax.training.loop import make_loaders, plan_state
+from bert_jax.training.loop import make_loaders, plan_step
 from bert_jax.training.mesh import make_mesh
 from bert_jax.training.phases import open_phases
-from bert_jax.training.train_step import make_train_step, put_batch
+from bert_jax.training.train_step import put_batch
 
 STEPS = 3  # a round
 
@@ -75,8 +75,7 @@ class Side:
         (phase,) = open_phases(config)
         self.mesh = make_mesh(config.mesh)
         self.loader, _ = make_loaders(phase)
-        optimizer, spec = plan_state(self.mesh, phase)
-        self.train_step = make_train_step(self.mesh, spec, optimizer, phase.schedule(), seed=0, nsp=True)
+        spec, self.train_step = plan_step(self.mesh, phase, phase.model)
         self.state, self.step = spec.make(), 0
         self.batch_size = options.batch_size
         self.round()

@@ -277,6 +277,17 @@ def _import(options: argparse.Namespace) -> None:
     print(f"{options.output}: {checkpoint.tokenizer}, heads: {heads}")
 
 
+def _compile(options: argparse.Namespace) -> None:
+    from bert_jax.ahead_of_time.command import compile_config
+    from bert_jax.config import load_config
+
+    compile_config(
+        load_config(options.config, options.overrides), options.topology,
+        slices=options.num_slices, phase=options.phase, largest_batch=options.find_batch, as_json=options.json,
+        advice=options.advice,
+    )  # fmt: skip
+
+
 def _report(options: argparse.Namespace) -> None:
     from bert_jax.report import plot_curves
 
@@ -419,6 +430,22 @@ def _parser() -> argparse.ArgumentParser:
         "--uncased", dest="lowercase", action="store_const", const=True,
         help="lower-case and strip accents, whatever the source says",
     )  # fmt: skip
+
+    sub = command(
+        "compile", _compile, "Compile a config's step for TPUs that are not there: memory, collectives, cost."
+    )
+    sub.add_argument(
+        "--config", required=True, metavar="NAME|FILE.py[:ARG]", help="as of pretrain; data.path may be empty"
+    )
+    sub.add_argument("--topology", required=True, metavar="CHIP:AxB[xC]", help="a slice, as in v5e:4x4 or v5p:2x2x2")
+    sub.add_argument("--num_slices", type=int, default=1, help="slices, joined by a slower network")
+    sub.add_argument("--phase", type=int, default=None, help="one of the config's phases, counted from 0; all")
+    sub.add_argument("--find_batch", action="store_true", help="find the most rows a device that fit")
+    sub.add_argument(
+        "--advice", action=argparse.BooleanOptionalAction, default=True,
+        help="find a setting that makes what does not fit fit",
+    )  # fmt: skip
+    sub.add_argument("--json", action="store_true", help="one object in place of text")
 
     sub = command("report", _report, "Draw the curves of one run, or of several side by side.")
     sub.add_argument("workdir", nargs="+", metavar="WORKDIR", help="of pretrain")

@@ -49,6 +49,7 @@ def get_config():
     config.data = ml_collections.ConfigDict()
     config.data.path = ""  # the folder of a prepared dataset, or several separated by commas
     config.data.weights = ()  # their shares in the rows, e.g. (0.8, 0.2); (): as their sizes
+    config.data.seq_len = -1  # tokens a row; -1: as the dataset was prepared, and any other number has to be that
     config.data.max_predictions = 20  # masked tokens a sequence at the most; 76 to 80 for sequences of 512
     config.data.packing = False  # True: several short sequences in one row, which see nothing of each other
     config.data.max_sequences = 8  # in a row at the most, where packing
@@ -70,10 +71,12 @@ def get_config():
     config.mesh.data = -1  # copies of the parameters
     config.mesh.fsdp = 1  # parameters and optimizer state cut along their hidden size
     config.mesh.tensor = 1  # heads, feed-forward and vocabulary cut
+    config.mesh.zero1 = False  # True: optimizer state is cut along data as well, parameters are not (ZeRO stage 1)
 
     # Made again in the backward pass instead of kept: none, attention (its arrays of seq_len x seq_len), dots (all but
     # products with weights), full (all but each layer's input).
     config.remat = "none"
+    config.gradient_reduce_dtype = "float32"  # in which devices add up their gradients; bfloat16 sends half
     config.scan_layers = True  # False unrolls the layers: slower to compile, sometimes faster to run
 
     config.init = ""  # a checkpoint to start from: parameters only, fresh optimizer

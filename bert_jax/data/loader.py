@@ -53,6 +53,26 @@ def _make_batch(
     }
 
 
+def predictions_a_row(masking: Masking | None, seq_len: int, max_sequences: int) -> int:
+    """P, the most that a row of at most `max_sequences` sequences may have; without masking every token is one."""
+    if masking is None:
+        return seq_len
+    return (
+        masking.max_predictions if max_sequences == 1 else most_predictions(masking.predictions, seq_len, max_sequences)
+    )
+
+
+def batch_shapes(rows: int, seq_len: int, predictions: int, sequences: int) -> dict[str, tuple[tuple[int, int], type]]:
+    """Shape and type of each entry of a batch [B, ...]; see `TrainRows` for P and K."""
+    return {
+        **dict.fromkeys(("input_ids", "token_type_ids", "positions", "sequence_ids"), ((rows, seq_len), np.int32)),
+        **dict.fromkeys(("masked_positions", "masked_ids"), ((rows, predictions), np.int32)),
+        "masked_weights": ((rows, predictions), np.float32),
+        **dict.fromkeys(("cls_positions", "next_sentence_labels"), ((rows, sequences), np.int32)),
+        "next_sentence_weights": ((rows, sequences), np.float32),
+    }
+
+
 def next_token_targets(input_ids: np.ndarray, sequence_ids: np.ndarray) -> Batch:
     """What a left-to-right model predicts: at each position the next token of its sequence. Nothing is masked.
 
@@ -127,16 +147,12 @@ class TrainRows:
         self._keys = {name: key_from(dataset.info.hash, seed, name) for name in ("order", "mask", "pack")}
         self._starts = np.cumsum(sizes) - sizes
         self._blocks_a_unit = 1
-        self.predictions = self._seq_len
-        if masking is not None:
-            self.predictions = masking.max_predictions
+        self.predictions = predictions_a_row(masking, self._seq_len, max_sequences)
         if max_sequences > 1:
             self._blocks_a_unit = _PACKED_BLOCKS
             lengths = np.split(dataset.lengths("train"), self._starts[_PACKED_BLOCKS::_PACKED_BLOCKS])
             packings = [pack_lengths(unit, self._seq_len, max_sequences) for unit in lengths]
             sizes = np.array([sum(count for count, _ in packing) for packing in packings])
-            if masking is not None:
-                self.predictions = most_predictions(masking.predictions, self._seq_len, max_sequences)
         self._order = EpochOrder(sizes, self._keys["order"])
         self.size = self._order.size
         self.real_share = float(dataset.lengths("train").sum(dtype=np.int64)) / (self.size * self._seq_len)

@@ -22,8 +22,15 @@ REMAT_POLICIES = {
 def _save_all_but_gathered(primitive: Any, *_: Any, **details: Any) -> bool:
     """What is gathered, and casts of it, are made again: kept for every layer they would be the whole model."""
     if primitive.name == "custom_vjp_call":
-        return not any(equation.primitive.name == "all_gather" for equation in details["call_jaxpr"].jaxpr.eqns)
+        return not _gathers(details["call_jaxpr"].jaxpr)
     return primitive.name not in ("all_gather", "convert_element_type")
+
+
+def _gathers(jaxpr: Any) -> bool:
+    return any(
+        equation.primitive.name == "all_gather" or any(map(_gathers, jax.core.jaxprs_in_params(equation.params)))
+        for equation in jaxpr.eqns
+    )
 
 
 class FeedForward(nnx.Module):

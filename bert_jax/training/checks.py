@@ -18,20 +18,23 @@ from bert_jax.training.optimizer import OPTIMIZERS
 OBJECTIVES = ("mlm", "ltr")
 _SMALLEST_SHARE = 1e-6
 DTYPES = ("auto", "float32", "bfloat16")
+REDUCE_DTYPES = DTYPES[1:]
 MAX_BATCH_SIZE = 1 << 16
 """Of what is not training: no device holds more rows."""
 
 
-def bert_config(config: ConfigDict, dataset: PreparedDataset) -> BertConfig:
-    """The model's sizes; -1 for `vocab_size` is the dataset's. InputError where they do not fit the dataset."""
+def bert_config(config: ConfigDict, vocab_size: int, seq_len: int, source: str) -> BertConfig:
+    """The model's sizes for rows of `seq_len` tokens of a vocabulary that `source` has; -1 for `vocab_size` is its.
+
+    InputError where they do not fit.
+    """
     sizes = dict(config.model.items())
-    vocab_size = dataset.tokenizer.vocab_size
     if sizes["vocab_size"] == -1:
         sizes["vocab_size"] = vocab_size
     if sizes["vocab_size"] != vocab_size:
         raise InputError(
-            f"model.vocab_size={sizes['vocab_size']}, but {dataset.folder} was prepared with a vocabulary of "
-            f"{vocab_size}: leave it at -1"
+            f"model.vocab_size={sizes['vocab_size']}, but {source} was prepared with a vocabulary of {vocab_size}: "
+            "leave it at -1"
         )
     sizes["is_decoder"] = config.objective.lm == "ltr"
     try:
@@ -40,9 +43,9 @@ def bert_config(config: ConfigDict, dataset: PreparedDataset) -> BertConfig:
         raise InputError(f"model.{error}") from error
     if model.type_vocab_size < 2:
         raise InputError(f"model.type_vocab_size={model.type_vocab_size}, but pairs have segments 0 and 1: set it to 2")
-    if dataset.info.seq_len > model.max_position_embeddings:
+    if seq_len > model.max_position_embeddings:
         raise InputError(
-            f"{dataset.folder} has sequences of {dataset.info.seq_len} tokens, but model.max_position_embeddings="
+            f"{source} has sequences of {seq_len} tokens, but model.max_position_embeddings="
             f"{model.max_position_embeddings}: raise it, or prepare with a smaller --seq_len"
         )
     return model
@@ -73,6 +76,7 @@ def check_config(config: ConfigDict, steps: int) -> None:
     check(lambda x: x in REMAT_POLICIES, f"one of {', '.join(REMAT_POLICIES)}", "remat")
     check(lambda x: x in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}", "optimizer.name")
     check(lambda x: x in DTYPES, f"one of {', '.join(DTYPES)}", "dtype")
+    check(lambda x: x in REDUCE_DTYPES, f"one of {', '.join(REDUCE_DTYPES)}", "gradient_reduce_dtype")
     check(lambda x: x in OBJECTIVES, f"one of {', '.join(OBJECTIVES)}", "objective.lm")
     check(lambda x: x >= 0, "at least 0", "objective.static_masks")
     if values["objective.lm"] == "ltr" and values["objective.nsp"]:
@@ -109,6 +113,11 @@ def check_mixture(config: ConfigDict, datasets: Sequence[PreparedDataset]) -> No
     if weights and not min(weights) / max(weights) > _SMALLEST_SHARE:
         raise InputError(f"data.weights={weights}: the smallest is nothing beside the largest")
     for dataset in datasets:
+        if config.data.seq_len not in (-1, dataset.info.seq_len):
+            raise InputError(
+                f"{dataset.folder} has sequences of {dataset.info.seq_len} tokens, but data.seq_len="
+                f"{config.data.seq_len}: prepare it with --seq_len {config.data.seq_len}"
+            )
         if dataset.info.seq_len != datasets[0].info.seq_len:
             raise InputError(
                 f"{dataset.folder} has sequences of {dataset.info.seq_len} tokens and {datasets[0].folder} of "
@@ -120,10 +129,10 @@ def check_mixture(config: ConfigDict, datasets: Sequence[PreparedDataset]) -> No
             )
 
 
-def compute_dtype(name: str) -> jnp.dtype:
-    """The type that `dtype` names; "auto" is bfloat16 where there are matrix units for it."""
+def compute_dtype(name: str, platform: str | None = None) -> jnp.dtype:
+    """The type that `dtype` names; "auto" is bfloat16 where there are matrix units for it: not on platform "cpu"."""
     if name == "auto":
-        name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+        name = "float32" if (platform or jax.default_backend()) == "cpu" else "bfloat16"
     return jnp.dtype(name)
 
 

@@ -28,6 +28,19 @@ def training_flops(config: BertConfig, seq_len: int, predictions: int, sequences
     return 3.0 * (config.num_hidden_layers * (projections + attention) + mlm_head + nsp_head)
 
 
+def recomputed_flops(config: BertConfig, seq_len: int, remat: str) -> float:
+    """FLOPs of a row's matrix products that `remat` makes a second time; not model FLOPs, but the device does them."""
+    d, f = config.hidden_size, config.intermediate_size
+    product = 2.0 * seq_len * seq_len * d  # queries by keys, or probabilities by values
+    a_layer = {
+        "none": 0.0,
+        "attention": product,
+        "dots": 2 * product,
+        "full": 2 * product + 2 * seq_len * (4 * d * d + 2 * d * f),
+    }
+    return config.num_hidden_layers * a_layer[remat]
+
+
 def peak_flops(device_kind: str) -> float | None:
     """Dense bf16 FLOP/s of a device, None where it is not known (a CPU, say)."""
     matches = [prefix for prefix in _DENSE_BF16_PEAK if device_kind.startswith(prefix)]

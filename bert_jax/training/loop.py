@@ -1,37 +1,39 @@
 """The loop of one phase: batches in, steps, metrics, evaluations and checkpoints out."""
 
 import logging
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
+from bert_jax.config import ConfigDict
 from bert_jax.data.loader import EvalLoader, TrainLoader, TrainRows
 from bert_jax.data.masking import Masking
 from bert_jax.data.prefetch import Prefetch
 from bert_jax.errors import BertJaxError, Interrupted
-from bert_jax.model import abstract_parameters
+from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.progress import Bars
 from bert_jax.training.checkpoints import Checkpointer
 from bert_jax.training.checks import compute_dtype
 from bert_jax.training.evaluation import Evaluator
 from bert_jax.training.metrics import MetricsWriter
 from bert_jax.training.optimizer import make_optimizer
-from bert_jax.training.phases import Phase
+from bert_jax.training.phases import Phase, Plan
 from bert_jax.training.state import StateSpec, TrainState, describe_state
 from bert_jax.training.stopping import StopSignal
 from bert_jax.training.throughput import Throughput, summary
-from bert_jax.training.train_step import make_eval_step, make_train_step, put_batch
+from bert_jax.training.train_step import Metrics, make_eval_step, make_train_step, put_batch
 
 log = logging.getLogger(__name__)
 
 
-def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:
-    """The loaders of both splits. InputError for masks that cannot be and an empty training split."""
-    config = phase.config
+def make_masking(config: ConfigDict) -> Masking | None:
+    """How masks are drawn; None for a left-to-right model. InputError for masks that cannot be."""
     objective = config.objective
     masking = Masking(
         config.data.max_predictions,
@@ -41,12 +43,19 @@ def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:
         random_token=objective.random_token,
         whole_word=objective.whole_word,
     )
+    return None if objective.lm == "ltr" else masking
+
+
+def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:
+    """The loaders of both splits. InputError for masks that cannot be and an empty training split."""
+    config = phase.config
+    masking = make_masking(config)
     sources = [
         TrainRows(
             dataset,
             seed=config.seed,
-            masking=None if objective.lm == "ltr" else masking,
-            static_masks=objective.static_masks,
+            masking=masking,
+            static_masks=config.objective.static_masks,
             max_sequences=config.data.max_sequences if config.data.packing else 1,
         )
         for dataset in phase.datasets
@@ -63,7 +72,7 @@ def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:
         phase.datasets,
         batch_size=config.global_batch_size // config.gradient_accumulation,
         batches=config.eval_batches * config.gradient_accumulation,
-        left_to_right=objective.lm == "ltr",
+        left_to_right=masking is None,
     )
     return train_loader, eval_loader
 
@@ -74,15 +83,28 @@ def _epochs(loader: TrainLoader, step: int) -> dict[str, float]:
     return {"epoch": seen[0]} if len(seen) == 1 else {f"epoch_{place}": count for place, count in enumerate(seen)}
 
 
-def plan_state(mesh: Mesh, phase: Phase) -> tuple[optax.GradientTransformation, StateSpec]:
+def plan_state(mesh: Mesh, config: ConfigDict, model: BertConfig) -> tuple[optax.GradientTransformation, StateSpec]:
     """The optimizer, and the plan of the state, which is the same in every phase but for how the model runs."""
-    config = phase.config
-    optimizer = make_optimizer(config.optimizer, abstract_parameters(phase.model)[2])
+    optimizer = make_optimizer(config.optimizer, abstract_parameters(model)[2])
     spec = describe_state(
-        mesh, phase.model, optimizer, config.seed,
-        dtype=compute_dtype(config.dtype), remat=config.remat, scan_layers=config.scan_layers,
+        mesh, model, optimizer, config.seed, zero1=config.mesh.zero1,
+        dtype=compute_dtype(config.dtype, mesh.devices.flat[0].platform), remat=config.remat,
+        scan_layers=config.scan_layers,
     )  # fmt: skip
     return optimizer, spec
+
+
+def plan_step(
+    mesh: Mesh, plan: Plan, model: BertConfig
+) -> tuple[StateSpec, Callable[[TrainState, Mapping[str, Any]], tuple[TrainState, Metrics]]]:
+    """The plan of the state, and the jitted training step."""
+    config = plan.config
+    optimizer, spec = plan_state(mesh, config, model)
+    train_step = make_train_step(
+        mesh, spec, optimizer, plan.schedule(), seed=config.seed, nsp=config.objective.nsp,
+        gradient_reduce_dtype=jnp.dtype(config.gradient_reduce_dtype),
+    )  # fmt: skip
+    return spec, train_step
 
 
 @dataclass(frozen=True)
@@ -117,11 +139,8 @@ def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[
     if not eval_loader.batches:
         log.warning("there is no eval split (or eval_batches=0): there will be no evaluation")
 
-    # --- Optimizer, steps ----------------------------------------------------------------------------------------
-    optimizer, spec = plan_state(run.mesh, phase)
-    train_step = make_train_step(
-        run.mesh, spec, optimizer, phase.schedule(), seed=config.seed, nsp=config.objective.nsp
-    )
+    # --- Steps ---------------------------------------------------------------------------------------------------
+    spec, train_step = plan_step(run.mesh, phase, phase.model)
     eval_step = make_eval_step(run.mesh, spec.graph, spec.shardings.parameters)
     evaluator = Evaluator(run.mesh, eval_step, eval_loader, phase.token_counts(), nsp=config.objective.nsp)
 

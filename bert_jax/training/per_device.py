@@ -5,45 +5,61 @@ and its gradient comes back summed and cut. `tensor` stays with the compiler, wh
 parameter is still cut along it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.model.bert import Parameters
 from bert_jax.training.mesh import BATCH_AXES
 
 
+def row_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
+    """The axes that rows are cut along: of `BATCH_AXES` those with more than one device.
+
+    XLA fails on a sum over an axis of one device beside a larger automatic axis.
+    """
+    return tuple(axis for axis in BATCH_AXES if mesh.shape[axis] > 1)
+
+
 def manual_spec(sharding: NamedSharding) -> PartitionSpec:
-    """Of an array's mesh axes those that rows are cut along as well, and that cut anything."""
-    return _among(sharding, BATCH_AXES)
+    """Of an array's mesh axes those that rows are cut along as well."""
+    axes = row_axes(sharding.mesh)
+    return PartitionSpec(*(axis if axis in axes else None for axis in sharding.spec))
 
 
-def _among(sharding: NamedSharding, axes: tuple[str, ...]) -> PartitionSpec:
-    sizes = sharding.mesh.shape
-    return PartitionSpec(*(axis if axis in axes and sizes[axis] > 1 else None for axis in sharding.spec))
+def over_rows(body: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """`body` as each device does it, on its rows; "rows" among the specs' axes stands for what they are cut along."""
+    axes = row_axes(mesh)
+
+    def spelled_out(spec: PartitionSpec) -> PartitionSpec:
+        return PartitionSpec(*((axes or None) if axis == "rows" else axis for axis in spec))
+
+    if not axes:
+        return body
+    is_spec = lambda node: isinstance(node, PartitionSpec)  # noqa: E731
+    in_specs, out_specs = jax.tree.map(spelled_out, (in_specs, out_specs), is_leaf=is_spec)
+    return jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(axes))
 
 
-def _uncut(spec: PartitionSpec) -> tuple[str, ...]:
-    return tuple(axis for axis in BATCH_AXES if axis not in spec)
+def _uncut(sharding: NamedSharding) -> tuple[str, ...]:
+    return tuple(axis for axis in row_axes(sharding.mesh) if axis not in manual_spec(sharding))
 
 
 def vary(parameters: Parameters, shardings: Parameters) -> Parameters:
     """Each device's own copies: their gradients are its own as well, and are not summed where they are computed."""
     return jax.tree.map(
-        lambda value, sharding: jax.lax.pcast(value, _uncut(manual_spec(sharding)), to="varying"),
-        parameters,
-        shardings,
+        lambda value, sharding: jax.lax.pcast(value, _uncut(sharding), to="varying"), parameters, shardings
     )
 
 
-def varying_zeros(like: Any) -> Any:
+def varying_zeros(mesh: Mesh, like: Any) -> Any:
     """Zeros that each device adds to on its own."""
     return jax.tree.map(
-        lambda value: jax.lax.pcast(jnp.zeros(value.shape, value.dtype), BATCH_AXES, to="varying"), like
+        lambda value: jax.lax.pcast(jnp.zeros(value.shape, value.dtype), row_axes(mesh), to="varying"), like
     )
 
 
@@ -57,38 +73,59 @@ def sum_over_devices(
     """
 
     def total(value: jax.Array, sharding: NamedSharding, target: NamedSharding) -> jax.Array:
-        dtype, have, wanted = value.dtype, manual_spec(sharding), manual_spec(target)
-        value = value.astype(reduce_dtype)
-        for dimension, axis in enumerate(wanted):
-            if axis is not None and axis not in have:
-                value = jax.lax.psum_scatter(value, axis, scatter_dimension=dimension, tiled=True)
-        return jax.lax.psum(value, _uncut(wanted)).astype(dtype)
+        have = manual_spec(sharding)
+        cut = [(dimension, axis) for dimension, axis in enumerate(manual_spec(target)) if axis not in (None, *have)]
+
+        def reduce(x: jax.Array) -> jax.Array:
+            return jax.lax.psum(_scatter(x, cut), _uncut(target))
+
+        return _on_pieces(reduce, sharding)(value.astype(reduce_dtype)).astype(value.dtype)
 
     return jax.tree.map(total, gradients, shardings, targets)
 
 
+def _on_pieces(
+    collective: Callable[[jax.Array], jax.Array], sharding: NamedSharding
+) -> Callable[[jax.Array], jax.Array]:
+    """`collective` of an array's pieces along `tensor`: left to itself XLA makes it whole first.
+
+    All axes are manual in it then, without which XLA for CPUs dies of a sum in bfloat16.
+    """
+    mesh, axes = sharding.mesh, row_axes(sharding.mesh)
+    if not axes:
+        return collective
+    spec = PartitionSpec(*(axis if axis == "tensor" else None for axis in sharding.spec))
+    return jax.shard_map(collective, in_specs=spec, out_specs=spec, axis_names=set(mesh.axis_names) - set(axes))
+
+
+Cuts = Sequence[tuple[int, str]]
+"""(dimension, the mesh axis that it is cut along)."""
+
+
+def _scatter(x: jax.Array, cuts: Cuts) -> jax.Array:
+    for dimension, axis in cuts:
+        x = jax.lax.psum_scatter(x, axis, scatter_dimension=dimension, tiled=True)
+    return x
+
+
 def _gather(value: jax.Array, sharding: NamedSharding, dtype: jnp.dtype, reduce_dtype: jnp.dtype) -> jax.Array:
     """The whole of a parameter, as `dtype`; its gradient is added up in `reduce_dtype` and cut again."""
-    spec, rest = manual_spec(sharding), _among(sharding, ("tensor",))
-    cut = [(dimension, axis) for dimension, axis in enumerate(spec) if axis is not None]
-    if not cut:
+    cuts = [(dimension, axis) for dimension, axis in enumerate(manual_spec(sharding)) if axis is not None]
+    if not cuts:
         return value
 
-    def where(x: jax.Array) -> jax.Array:
-        return jax.lax.with_sharding_constraint(x, rest) if any(rest) else x
+    def whole(x: jax.Array) -> jax.Array:
+        for dimension, axis in cuts:
+            x = jax.lax.all_gather(x, axis, axis=dimension, tiled=True)
+        return x
 
     @jax.custom_vjp
     def gather(x: jax.Array) -> jax.Array:
-        x = x.astype(dtype)
-        for dimension, axis in cut:
-            x = where(jax.lax.all_gather(where(x), axis, axis=dimension, tiled=True))
-        return x
+        return _on_pieces(whole, sharding)(x.astype(dtype))
 
     def backward(_: None, gradient: jax.Array) -> tuple[jax.Array]:
-        gradient = gradient.astype(reduce_dtype)
-        for dimension, axis in cut:
-            gradient = where(jax.lax.psum_scatter(where(gradient), axis, scatter_dimension=dimension, tiled=True))
-        return (gradient.astype(value.dtype),)
+        scatter = _on_pieces(lambda x: _scatter(x, cuts), sharding)
+        return (scatter(gradient.astype(reduce_dtype)).astype(value.dtype),)
 
     gather.defvjp(lambda x: (gather(x), None), backward)
     return gather(value)

@@ -25,10 +25,10 @@ from bert_jax.training.optimizer import learning_rate_schedule
 
 # What a phase may set: nothing that changes what the state is or where it lies.
 PHASE_KEYS = (
-    "data.", "objective.", "global_batch_size", "gradient_accumulation", "remat", "scan_layers", "log_every_steps",
-    "eval_every_steps", "eval_batches", "model.hidden_dropout_prob", "model.attention_probs_dropout_prob",
-    "optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.decay_power", "optimizer.weight_decay",
-    "optimizer.grad_clip_norm",
+    "data.", "objective.", "global_batch_size", "gradient_accumulation", "remat", "scan_layers",
+    "gradient_reduce_dtype", "log_every_steps", "eval_every_steps", "eval_batches", "model.hidden_dropout_prob",
+    "model.attention_probs_dropout_prob", "optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.decay_power",
+    "optimizer.weight_decay", "optimizer.grad_clip_norm",
 )  # fmt: skip
 
 
@@ -39,6 +39,15 @@ class Plan:
     start: int
     stop: int
     config: ConfigDict
+
+    def schedule(self) -> optax.Schedule:
+        """Step of the run to learning rate: one schedule for the whole run unless each phase restarts it."""
+        of, start, stop = self.config.optimizer, 0, self.config.total_steps
+        if of.restart_schedule:
+            start, stop = self.start, self.stop
+        return learning_rate_schedule(
+            of.learning_rate, of.warmup_steps, stop - start, decay_power=of.decay_power, start=start
+        )
 
 
 @dataclass(frozen=True)
@@ -71,15 +80,6 @@ class Phase(Plan):
     def token_counts(self) -> np.ndarray:
         """int64 [V]: how often each token stands in the training documents of all datasets."""
         return np.sum([dataset.token_counts() for dataset in self.datasets], axis=0)
-
-    def schedule(self) -> optax.Schedule:
-        """Step of the run to learning rate: one schedule for the whole run unless each phase restarts it."""
-        of, start, stop = self.config.optimizer, 0, self.config.total_steps
-        if of.restart_schedule:
-            start, stop = self.start, self.stop
-        return learning_rate_schedule(
-            of.learning_rate, of.warmup_steps, stop - start, decay_power=of.decay_power, start=start
-        )
 
 
 def plan_phases(config: ConfigDict) -> list[Plan]:
@@ -147,7 +147,7 @@ def open_phases(config: ConfigDict) -> list[Phase]:
             check_same_tokenizer(dataset, (phases[0].datasets if phases else [*opened, dataset])[0])
             opened.append(dataset)
         check_mixture(plan.config, opened)
-        model = bert_config(plan.config, opened[0])
+        model = bert_config(plan.config, opened[0].tokenizer.vocab_size, opened[0].info.seq_len, str(opened[0].folder))
         read_before = tuple(earlier.dataset_hash for earlier in phases)
         phase = Phase(plan.start, plan.stop, plan.config, tuple(opened), model, 0, read_before)
         before = rows_read.get(phase.dataset_hash, 0)

@@ -73,7 +73,7 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
     tokenizer = phases[0].datasets[0].tokenizer
     checkpointer = Checkpointer(folder, keep=config.checkpoint.keep, config=config, tokenizer=tokenizer)
     stack.callback(checkpointer.close)
-    _, spec = plan_state(mesh, phases[0])
+    _, spec = plan_state(mesh, phases[0].config, phases[0].model)
     if start:
         state = checkpointer.restore(start, spec.abstract)
         log.info("going on from step %d", start)

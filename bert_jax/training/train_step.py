@@ -13,8 +13,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bert_jax import objectives
 from bert_jax.model.bert import Parameters
 from bert_jax.model.layers import row_keys
-from bert_jax.training.mesh import BATCH_AXES
-from bert_jax.training.per_device import manual_spec, sum_over_devices, vary, varying_zeros, whole_model
+from bert_jax.training.per_device import (
+    manual_spec,
+    over_rows,
+    row_axes,
+    sum_over_devices,
+    vary,
+    varying_zeros,
+    whole_model,
+)
 from bert_jax.training.sharding import batch_sharding
 from bert_jax.training.state import StateSpec, TrainState
 
@@ -70,22 +77,18 @@ def make_train_step(
             (loss, means), gradients = value_and_grad(parameters, microbatch, row_keys(key, rows), by)
             return jax.tree.map(jnp.add, total, (gradients, {"loss": loss, **means})), None
 
-        zeros = varying_zeros((parameters, {"loss": by["mlm_loss"], **by}))
+        zeros = varying_zeros(mesh, (parameters, {"loss": by["mlm_loss"], **by}))
         (gradients, metrics), _ = jax.lax.scan(add_microbatch, zeros, (rows, batch))
         gradients = sum_over_devices(gradients, shardings, spec.moments, gradient_reduce_dtype)
-        return gradients, jax.lax.psum(metrics, BATCH_AXES)
+        return gradients, jax.lax.psum(metrics, row_axes(mesh))
 
     def gradients_of(state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[Parameters, Metrics]:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 1), state.step)
         shape = batch["input_ids"].shape[:2]
         rows = jnp.arange(math.prod(shape)).reshape(shape)  # of the global batch, whatever the microbatches are
-        of_batch = PartitionSpec(None, BATCH_AXES)
-        return jax.shard_map(
-            of_these_rows,
-            mesh=mesh,
-            in_specs=(specs, of_batch, of_batch, PartitionSpec(), PartitionSpec()),
-            out_specs=(moment_specs, PartitionSpec()),
-            axis_names=set(BATCH_AXES),
+        of_batch, everywhere = PartitionSpec(None, "rows"), PartitionSpec()
+        return over_rows(
+            of_these_rows, mesh, (specs, of_batch, of_batch, everywhere, everywhere), (moment_specs, everywhere)
         )(state.parameters, batch, rows, key, objectives.denominators(batch))
 
     def train_step(state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Metrics]:
@@ -134,16 +137,12 @@ def make_eval_step(
             "numerators": objectives.pretraining_sums(mlm_logits, nsp_logits, rows),
             "denominators": objectives.denominators(rows),
         }
-        return jax.lax.psum(sums, BATCH_AXES)
+        return jax.lax.psum(sums, row_axes(mesh))
 
     def eval_step(parameters: Parameters, batch: Mapping[str, jax.Array]) -> dict[str, objectives.Sums]:
-        return jax.shard_map(
-            of_these_rows,
-            mesh=mesh,
-            in_specs=(jax.tree.map(manual_spec, shardings), PartitionSpec(BATCH_AXES)),
-            out_specs=PartitionSpec(),
-            axis_names=set(BATCH_AXES),
-        )(parameters, jax.tree.map(lambda entry: entry[0], batch))
+        specs = jax.tree.map(manual_spec, shardings), PartitionSpec("rows")
+        rows = jax.tree.map(lambda entry: entry[0], batch)
+        return over_rows(of_these_rows, mesh, specs, PartitionSpec())(parameters, rows)
 
     return jax.jit(
         eval_step,

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 # against each other by what they come to, so that one may be added to a run that is finished.
 CHANGEABLE = (
     "total_steps", "log_every_steps", "eval_every_steps", "eval_batches", "max_nonfinite_steps", "mesh.", "remat",
-    "scan_layers", "checkpoint.", "data.path", "optimizer.", "phases",
+    "gradient_reduce_dtype", "scan_layers", "checkpoint.", "data.path", "data.seq_len", "optimizer.", "phases",
 )  # fmt: skip
 
 

@@ -1,0 +1,76 @@
+"""What `describe` says of a step, as text for people."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bert_jax.ahead_of_time.chips import ASSUMPTIONS
+
+
+def gib(count: float) -> str:
+    """Bytes in GiB."""
+    return f"{count / (1 << 30):.2f}"
+
+
+def _rows(table: Sequence[Sequence[str]]) -> list[str]:
+    """Columns under each other: the first two of words, the others of numbers."""
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    return [
+        "  "
+        + "  ".join(
+            cell.ljust(n) if i < 2 else cell.rjust(n) for i, (cell, n) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in table
+    ]
+
+
+def render(described: Mapping[str, Any]) -> str:
+    """Several lines: what was compiled, memory, collectives and the bound on its speed."""
+    d = described
+    mesh = " x ".join(f"{axis}={size}" for axis, size in d["mesh"].items() if size > 1) or "one device"
+    slices = f"{d['num_slices']} x " if d["num_slices"] > 1 else ""
+    cut = f" in {d['gradient_accumulation']} microbatches" if d["gradient_accumulation"] > 1 else ""
+    lines = [
+        f"steps {d['steps'][0]:,}-{d['steps'][1]:,} on {slices}{d['topology']}: {d['devices']:,} devices, {mesh}",
+        f"  {d['global_batch_size']:,} rows of {d['seq_len']} tokens{cut}, {d['rows_a_device']} rows a device; "
+        f"{d['dtype']}, remat {d['remat']}; compiled in {d['compile_seconds']:.0f} s",
+        "",
+        "memory of a device, GiB",
+        f"  peak         {gib(d['peak_bytes']):>8}  {d['hbm_share']:.0%} of the {gib(d['hbm_bytes'])} that there are",
+    ]
+    if d["fits"]:
+        lines += [f"  arguments    {gib(d['argument_bytes']):>8}", f"  temporaries  {gib(d['temp_bytes']):>8}", ""]
+        lines += _collectives(d) + [""] + _speed(d)
+    else:
+        lines.append(f"  DOES NOT FIT: {gib(d['peak_bytes'] - d['hbm_bytes'])} GiB too much")
+    return "\n".join(lines)
+
+
+def _collectives(d: Mapping[str, Any]) -> list[str]:
+    if d["collectives"] is None:
+        return [f"collectives: not known: {d['collectives_unread']}"]
+    if not d["collectives"]:
+        return ["collectives: none"]
+    head = ["kind", "along", "type", "loops", "a step", "MiB a step"]
+    table = [
+        [
+            one["kind"], "?" if one["axes"] is None else " ".join(one["axes"]), one["dtype"], str(one["loops"]),
+            f"{one['count']:,}", f"{one['bytes'] / (1 << 20):,.2f}",
+        ]
+        for one in d["collectives"]
+    ]  # fmt: skip
+    return ["collectives", *_rows([head, *table])]
+
+
+def _speed(d: Mapping[str, Any]) -> list[str]:
+    lines = [f"model FLOPs of a step: {d['model_flops']:.4g}, and {d['recomputed_flops']:.3g} that remat makes again"]
+    if bounds := d["roofline"]:
+        network = bounds["network_seconds"]
+        lines += [
+            f"no step is faster than {1e3 * bounds['at_least_seconds']:.1f} ms ({bounds['bound']}), "
+            f"{bounds['sequences_per_second_at_most']:,.0f} rows a second; one after another "
+            f"{1e3 * bounds['one_after_another_seconds']:.1f} ms:",
+            f"  compute {1e3 * bounds['compute_seconds']:.1f} ms, memory {1e3 * bounds['memory_seconds']:.1f} ms, "
+            f"network {'not known' if network is None else f'{1e3 * network:.1f} ms'}",
+            *(f"  ({line})" for line in ASSUMPTIONS),
+        ]
+    return lines

@@ -1,0 +1,86 @@
+"""TPUs to compile for, by libtpu's names for them."""
+
+import importlib.metadata
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+
+from bert_jax.ahead_of_time.chips import CHIPS, Chip
+from bert_jax.errors import BertJaxError, InputError
+from bert_jax.training.flops import peak_flops
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@dataclass(frozen=True)
+class Target:
+    """TPUs to compile for. `chip` and `peak_flops` are None for chips of which `tpu_chips` knows nothing."""
+
+    topology: str
+    slices: int
+    devices: tuple[Any, ...]
+    hbm_bytes: int  # that a program may use
+    chip: Chip | None
+    peak_flops: float | None
+
+
+def open_target(topology: str, slices: int = 1) -> Target:
+    """The devices of a topology by libtpu's name for it, the chips of a slice: `v5e:4x4`, `v5p:4x4x8`.
+
+    No process has to have, or to leave alone, a TPU. InputError where libtpu is missing or does not know the name.
+    """
+    if not re.fullmatch(r"[a-z0-9]+:\d+(x\d+){1,2}", topology):
+        raise InputError(f"--topology={topology}: a chip and how many stand in each direction, as in v5e:4x4")
+    if slices < 1:
+        raise InputError(f"--num_slices is at least 1, not {slices}")
+    try:
+        importlib.metadata.version("libtpu")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise InputError("compile needs libtpu: pip install 'bert-jax[tpu-aot]'") from error
+    jax.config.update("jax_platforms", "cpu")  # the compiler alone: not the TPUs of this machine, if it has some
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # who is not on Google Cloud would wait for its answer
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # others may compile, or train, at the same time
+    name = topology.partition(":")[0]
+    options: dict[str, Any] = {"num_slices": slices} if slices > 1 else {}
+    if name == "v4":
+        options["chip_config_name"] = "megacore"  # a chip is one device, as on Cloud TPU
+    try:
+        devices: list[Any] = topologies.get_topology_desc(topology, "tpu", **options).devices
+    except Exception as error:
+        reason = str(error).split("\n")[0]
+        raise InputError(f"--topology={topology}: libtpu does not make it ({reason})") from error
+    return Target(
+        topology, slices, tuple(devices), _usable_memory(devices[0]), CHIPS.get(name),
+        peak_flops(devices[0].device_kind),
+    )  # fmt: skip
+
+
+def _usable_memory(device: Any) -> int:
+    """What a program may use of a device's HBM: the compiler says so of one that wants far too much."""
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    huge = jax.ShapeDtypeStruct((1 << 18, 1 << 18), jnp.float32, sharding=sharding)
+    try:
+        jax.jit(lambda x: jnp.cumsum(x, 0) + x.T).lower(huge).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if needs := out_of_memory(error):
+            return needs[1]
+        raise
+    raise BertJaxError(f"{device.device_kind} holds 256 GiB, or the compiler does not say what it holds")
+
+
+def out_of_memory(error: Exception) -> tuple[int, int] | None:
+    """(bytes wanted, bytes there are) from what the compiler says of too little HBM; None for another error."""
+    text = str(error)
+    size = r"([\d.]+)([KMGT]?)"
+    found = re.search(rf"Used {size} of {size} hbm", text) or re.search(
+        rf"memory required for [\w ]+ \({size}\) exceeds available HBM \({size}\)", text
+    )
+    if "RESOURCE_EXHAUSTED" not in text or not found:
+        return None
+    wanted, there_is = (int(float(found[i]) * _UNITS[found[i + 1]]) for i in (1, 3))
+    return wanted, there_is
