@@ -279,13 +279,18 @@ def _import(options: argparse.Namespace) -> None:
 
 def _compile(options: argparse.Namespace) -> None:
     from bert_jax.ahead_of_time.command import compile_config
+    from bert_jax.ahead_of_time.table import render
     from bert_jax.config import load_config
 
-    compile_config(
+    described, problems = compile_config(
         load_config(options.config, options.overrides), options.topology,
-        slices=options.num_slices, phase=options.phase, largest_batch=options.find_batch, as_json=options.json,
-        advice=options.advice,
+        slices=options.num_slices, phase=options.phase, largest_batch=options.find_batch, advice=options.advice,
+        show=lambda about: None if options.json else print(render(about), end="\n\n", flush=True),
     )  # fmt: skip
+    if options.json:
+        print(json.dumps(described, indent=2))
+    if problems:
+        raise InputError("; ".join(problems))
 
 
 def _report(options: argparse.Namespace) -> None:

@@ -1,15 +1,14 @@
 """What `bert-jax compile` does: every phase of a config compiled, described, and mended where it does not fit."""
 
-import json
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from bert_jax.ahead_of_time.search import find_batch, mend, plans
 from bert_jax.ahead_of_time.step import Step, compile_step, describe
-from bert_jax.ahead_of_time.table import gib, render
+from bert_jax.ahead_of_time.table import gib
 from bert_jax.ahead_of_time.target import Target, open_target
 from bert_jax.config import ConfigDict
-from bert_jax.errors import InputError
 from bert_jax.training.phases import Plan
 
 log = logging.getLogger(__name__)
@@ -23,11 +22,12 @@ def compile_config(
     phase: int | None = None,
     largest_batch: bool = False,
     advice: bool = True,
-    as_json: bool = False,
-) -> None:
-    """Compiles the step of each phase, or of one, for TPUs, and prints what `describe` says.
+    show: Callable[[dict[str, Any]], Any] = lambda _: None,
+) -> tuple[dict[str, Any], list[str]]:
+    """Compiles the step of each phase, or of one, for TPUs, and says of each what `describe` does.
 
-    The JSON object is that of the phase that needs the most memory, with all of them under `phases`.
+    Returns what there is to say of the phase that needs the most memory, with all of them under `phases`, and a line
+    for each that does not fit: by how much, and what would mend it.
 
     Args:
       config: the run; `data.path` may be empty.
@@ -36,10 +36,9 @@ def compile_config(
       phase: one of the phases, counted from 0; None for all.
       largest_batch: look for the most rows a device that fit, in place of the config's global batch.
       advice: whether to look for a setting that makes what does not fit fit.
-      as_json: one object in place of text.
+      show: called with what there is to say of each phase as soon as it is known.
 
-    Raises:
-      InputError: the config cannot be, or a phase does not fit: by how much, and what would mend it.
+    Raises InputError for a config that cannot be.
     """
     target = open_target(topology, slices)
     described, problems = [], []
@@ -53,13 +52,8 @@ def compile_config(
                 about["would_fit"] = {"with": mended[0], "peak_bytes": mended[1].wanted_bytes}
             problems.append(_problem(target, plan, step, about["would_fit"], advice))
         described.append(about)
-        if not as_json:
-            print(render(about), end="\n\n", flush=True)
-    if as_json:
-        most = max(described, key=lambda about: about["peak_bytes"])
-        print(json.dumps({**most, "phases": described}, indent=2))
-    if problems:
-        raise InputError("; ".join(problems))
+        show(about)
+    return {**max(described, key=lambda about: about["peak_bytes"]), "phases": described}, problems
 
 
 def _watch(target: Target) -> Any:

@@ -13,14 +13,13 @@ def gib(count: float) -> str:
 
 def _rows(table: Sequence[Sequence[str]]) -> list[str]:
     """Columns under each other: the first two of words, the others of numbers."""
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    return [
-        "  "
-        + "  ".join(
-            cell.ljust(n) if i < 2 else cell.rjust(n) for i, (cell, n) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
-    ]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+
+    def line(row: Sequence[str]) -> str:
+        cells = zip(row, widths, strict=True)
+        return "  ".join(cell.ljust(n) if i < 2 else cell.rjust(n) for i, (cell, n) in enumerate(cells))
+
+    return [f"  {line(row)}" for row in table]
 
 
 def render(described: Mapping[str, Any]) -> str:

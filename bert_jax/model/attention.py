@@ -1,11 +1,13 @@
 """Multi-head self-attention, with the three input projections in one product."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.model.config import BertConfig
-from bert_jax.model.layers import Key, dropout, parameter, truncated_normal
+from bert_jax.model.layers import Key, dense, drop, dropout_mask, parameter, recomputed, truncated_normal
 
 
 def attention_mask(sequence_ids: jax.Array, *, causal: bool = False) -> jax.Array:
@@ -44,14 +46,11 @@ class SelfAttention(nnx.Module):
 
     def __call__(self, x: jax.Array, mask: jax.Array, key: Key | None) -> jax.Array:
         """x [B, L, D], mask bool [B, L, L] (True: may attend), to [B, L, D]."""
-        dtype = x.dtype
-        qkv = jnp.einsum("bld,dcnh->blcnh", x, self.qkv_kernel[...].astype(dtype)) + self.qkv_bias[...].astype(dtype)
+        qkv = dense("bld,dcnh->blcnh", x, self.qkv_kernel, self.qkv_bias)
         q, k, v = (qkv[:, :, i] for i in range(3))
         attend = jax.checkpoint(_attend, static_argnums=3) if self.remat else _attend
         context = attend((q, k, v), mask, key, self.dropout_rate)
-        return jnp.einsum("blnh,nhd->bld", context, self.output_kernel[...].astype(dtype)) + self.output_bias[
-            ...
-        ].astype(dtype)
+        return dense("blnh,nhd->bld", context, self.output_kernel, self.output_bias)
 
 
 def _attend(
@@ -61,7 +60,30 @@ def _attend(
     q, k, v = qkv
     q = q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype)
     scores = jnp.einsum("blnh,bmnh->bnlm", q, k, preferred_element_type=jnp.float32)
-    scores = jnp.where(mask[:, None], scores, jnp.finfo(jnp.float32).min)
-    probabilities = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    probabilities = dropout(probabilities, dropout_rate, key)
-    return jnp.einsum("bnlm,bmnh->blnh", probabilities, v)
+    probabilities = _softmax(jnp.where(mask[:, None], scores, jnp.finfo(jnp.float32).min), v.dtype)
+    keep = dropout_mask(probabilities.shape, dropout_rate, key)
+
+    @recomputed
+    def weigh(probabilities: jax.Array, keep: jax.Array | None, v: jax.Array) -> jax.Array:
+        return jnp.einsum("bnlm,bmnh->blnh", drop(probabilities, keep, dropout_rate), v)
+
+    return weigh(probabilities, keep, v)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _softmax(scores: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """The softmax of fp32 scores over their last axis, in `dtype`, which is all that is kept of it."""
+    return jax.nn.softmax(scores, axis=-1).astype(dtype)
+
+
+def _softmax_forward(scores: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
+    probabilities = _softmax(scores, dtype)
+    return probabilities, probabilities
+
+
+def _softmax_backward(dtype: jnp.dtype, probabilities: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
+    p, g = probabilities.astype(jnp.float32), gradient.astype(jnp.float32)
+    return (p * (g - jnp.sum(p * g, axis=-1, keepdims=True)),)
+
+
+_softmax.defvjp(_softmax_forward, _softmax_backward)

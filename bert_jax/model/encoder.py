@@ -9,7 +9,17 @@ from flax import nnx
 
 from bert_jax.model.attention import SelfAttention
 from bert_jax.model.config import BertConfig
-from bert_jax.model.layers import Key, LayerNorm, activation, dropout, parameter, split_keys, truncated_normal
+from bert_jax.model.layers import (
+    Key,
+    LayerNorm,
+    activation,
+    dense,
+    dropout,
+    parameter,
+    recomputed,
+    split_keys,
+    truncated_normal,
+)
 
 REMAT_POLICIES = {
     "none": None,  # keep every intermediate
@@ -47,10 +57,13 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[B, L, D] to [B, L, D]."""
-        dtype = x.dtype
-        x = jnp.einsum("bld,df->blf", x, self.up_kernel[...].astype(dtype)) + self.up_bias[...].astype(dtype)
-        x = activation(self.hidden_act, x)
-        return jnp.einsum("blf,fd->bld", x, self.down_kernel[...].astype(dtype)) + self.down_bias[...].astype(dtype)
+        inner = dense("bld,df->blf", x, self.up_kernel, self.up_bias)
+
+        @recomputed
+        def activate_and_project(inner: jax.Array, kernel: jax.Array) -> jax.Array:
+            return jnp.einsum("blf,fd->bld", activation(self.hidden_act, inner), kernel.astype(inner.dtype))
+
+        return activate_and_project(inner, self.down_kernel[...]) + self.down_bias[...].astype(x.dtype)
 
 
 class Layer(nnx.Module):

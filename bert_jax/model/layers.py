@@ -1,5 +1,8 @@
 """The small parts: parameters with named axes, LayerNorm, dropout, activations."""
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -20,21 +23,53 @@ def truncated_normal(key: Key, shape: tuple[int, ...], stddev: float) -> jax.Arr
     return stddev * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
 
 
-def dropout(x: jax.Array, rate: float, keys: Key | None) -> jax.Array:
-    """Zeroes elements of x [B, ...] with probability `rate` and scales up the others; no keys, no dropout.
+recomputed: Any = functools.partial(jax.checkpoint, prevent_cse=False)
+"""Of what costs little: arguments are kept for the backward pass, and what is made of them is made again.
+
+In a Transformer the elementwise work between products, whose results are many times the size of its arguments.
+"""
+
+
+def dense(equation: str, x: jax.Array, kernel: nnx.Param, bias: nnx.Param) -> jax.Array:
+    """`jnp.einsum(equation, x, kernel) + bias` in the type of x. Copies of the kernel in that type are not kept."""
+
+    @recomputed
+    def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return jnp.einsum(equation, x, kernel.astype(x.dtype))
+
+    return product(x, kernel[...]) + bias[...].astype(x.dtype)
+
+
+def dropout_mask(shape: tuple[int, ...], rate: float, keys: Key | None) -> jax.Array | None:
+    """bool [B, ...], False with probability `rate`; None where nothing is dropped: no keys, or a rate of 0.
 
     Each row has a key of its own, [B]: what is dropped does not depend on which rows are computed together, and is the
     same on every mesh. One 32-bit draw serves two neighbours on the last axis: drawing bits is the larger part of
-    dropout's time. A 16-bit threshold realises `rate` to 8e-6, and the scale is that of what is realised.
+    dropout's time. A 16-bit threshold realises `rate` to 8e-6.
     """
     if keys is None or rate == 0.0:
-        return x
-    keep_levels = _DROPOUT_LEVELS - round(rate * _DROPOUT_LEVELS)
-    *leading, last = x.shape
+        return None
+    *leading, last = shape
     pairs = jax.vmap(lambda key: jax.random.bits(key, (*leading[1:], -(-last // 2)), jnp.uint32))(keys)
     bits = jax.lax.bitcast_convert_type(pairs, jnp.uint16).reshape(*leading, -1)[..., :last]
-    scale = jnp.asarray(_DROPOUT_LEVELS / keep_levels, x.dtype)
-    return jnp.where(bits < keep_levels, x * scale, jnp.zeros((), x.dtype))
+    return bits < _keep_levels(rate)
+
+
+def _keep_levels(rate: float) -> int:
+    return _DROPOUT_LEVELS - round(rate * _DROPOUT_LEVELS)
+
+
+def drop(x: jax.Array, keep: jax.Array | None, rate: float) -> jax.Array:
+    """x with zeros where not `keep`, scaled up by what is realised of `rate`; x itself without a mask."""
+    if keep is None:
+        return x
+    scale = jnp.asarray(_DROPOUT_LEVELS / _keep_levels(rate), x.dtype)
+    return jnp.where(keep, x * scale, jnp.zeros((), x.dtype))
+
+
+def dropout(x: jax.Array, rate: float, keys: Key | None) -> jax.Array:
+    """Zeroes elements of x [B, ...] with probability `rate` and scales up the others; no keys, no dropout."""
+    return drop(x, dropout_mask(x.shape, rate, keys), rate)
 
 
 def row_keys(key: Key, rows: jax.Array) -> Key:
@@ -65,8 +100,12 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., D] to [..., D], in the type of `x`."""
-        x32 = x.astype(jnp.float32)
-        centered = x32 - x32.mean(axis=-1, keepdims=True)
-        variance = jnp.square(centered).mean(axis=-1, keepdims=True)
-        y = centered * jax.lax.rsqrt(variance + self.eps) * self.scale[...] + self.bias[...]
-        return y.astype(x.dtype)
+
+        @recomputed
+        def normalize(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+            x32 = x.astype(jnp.float32)
+            centered = x32 - x32.mean(axis=-1, keepdims=True)
+            variance = jnp.square(centered).mean(axis=-1, keepdims=True)
+            return (centered * jax.lax.rsqrt(variance + self.eps) * scale + bias).astype(x.dtype)
+
+        return normalize(x, self.scale[...], self.bias[...])

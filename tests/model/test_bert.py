@@ -13,8 +13,6 @@ from bert_jax.model import (
     BertConfig,
     abstract_parameters,
     attention,
-    embeddings,
-    encoder,
     initialize,
     layers,
     parameter_count,
@@ -240,13 +238,13 @@ def test_layers_draw_different_dropout_masks():
 def test_dropout_is_in_four_places_each_with_its_rate_and_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch):
     drawn = []
 
-    def spy(x, rate, key):
-        drawn.append((x.shape, rate, jax.random.key_data(key).tobytes()))
-        return jnp.zeros_like(x) if silent == len(drawn) else real(x, rate, key)
+    def spy(shape, rate, key):
+        drawn.append((shape, rate, jax.random.key_data(key).tobytes()))
+        return jnp.zeros(shape, bool) if silent == len(drawn) else real(shape, rate, key)
 
-    real, silent = layers.dropout, 0
-    for module in (embeddings, encoder, attention):
-        monkeypatch.setattr(module, "dropout", spy)
+    real, silent = layers.dropout_mask, 0
+    for module in (layers, attention):
+        monkeypatch.setattr(module, "dropout_mask", spy)
     config = dataclasses.replace(SMALL, hidden_dropout_prob=0.25, attention_probs_dropout_prob=0.5)
     model = nnx.merge(*initialize(config, jax.random.key(0)))
     ones = jnp.ones((2, 8), jnp.int32)
