@@ -71,6 +71,9 @@ def get_config():
     config.mesh.fsdp = 1  # parameters and optimizer state cut along their hidden size
     config.mesh.tensor = 1  # heads, feed-forward and vocabulary cut
 
+    # How attention is computed: xla; or by a kernel that keeps no seq_len x seq_len array, and has no dropout
+    # (model.attention_probs_dropout_prob=0.0): splash on TPU, cudnn on GPU.
+    config.attention = "xla"
     # Made again in the backward pass instead of kept: none, attention (its arrays of seq_len x seq_len), dots (all but
     # products with weights), full (all but each layer's input).
     config.remat = "none"

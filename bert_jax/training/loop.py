@@ -80,7 +80,8 @@ def plan_state(mesh: Mesh, phase: Phase) -> tuple[optax.GradientTransformation, 
     optimizer = make_optimizer(config.optimizer, abstract_parameters(phase.model)[2])
     spec = describe_state(
         mesh, phase.model, optimizer, config.seed,
-        dtype=compute_dtype(config.dtype), remat=config.remat, scan_layers=config.scan_layers,
+        dtype=compute_dtype(config.dtype), attention=config.attention, remat=config.remat,
+        scan_layers=config.scan_layers,
     )  # fmt: skip
     return optimizer, spec
 
@@ -122,7 +123,9 @@ def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[
     train_step = make_train_step(
         run.mesh, spec, optimizer, phase.schedule(), seed=config.seed, nsp=config.objective.nsp
     )
-    eval_step = make_eval_step(run.mesh, spec.graph, spec.shardings.parameters)
+    # The compiler cuts an evaluation's rows, and a kernel of attention is not its to cut: evaluation is without.
+    eval_graph, _, _ = abstract_parameters(phase.model, dtype=compute_dtype(config.dtype))
+    eval_step = make_eval_step(run.mesh, eval_graph, spec.shardings.parameters)
     evaluator = Evaluator(run.mesh, eval_step, eval_loader, phase.token_counts(), nsp=config.objective.nsp)
 
     # --- Loop ----------------------------------------------------------------------------------------------------
