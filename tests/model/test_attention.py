@@ -47,15 +47,16 @@ def xla_attention(qkv, sequence_ids, causal):
     [(padded, 128, 3, 64), (packed, 128, 2, 32), (packed, 768, 1, 64)],  # one block of tokens, and two
 )
 def test_splash_is_attention(rows, length, heads, head, causal):
-    *qkv, weights = jax.random.normal(jax.random.key(0), (4, 2, length, heads, head))
-    qkv, ids = tuple(qkv), jnp.asarray(rows(length))
+    *qkv, weights = np.random.default_rng(0).standard_normal((4, 2, length, heads, head), np.float32)
+    qkv, ids = tuple(qkv), rows(length)
 
-    def value_and_gradient(attend):
+    @functools.partial(jax.jit, static_argnums=0)
+    def value_and_gradient(attend, qkv, ids, weights):
         context, backward = jax.vjp(lambda qkv: attend(qkv, ids, causal=causal), qkv)
         return context, *backward(weights)[0]
 
-    expected = jax.jit(value_and_gradient, static_argnums=0)(xla_attention)
-    found = jax.jit(value_and_gradient, static_argnums=0)(functools.partial(splash_attention, interpret=True))
+    expected = value_and_gradient(xla_attention, qkv, ids, weights)
+    found = value_and_gradient(functools.partial(splash_attention, interpret=True), qkv, ids, weights)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
@@ -84,11 +85,11 @@ def test_a_model_with_splash_is_the_model(causal, settings):
     def value_and_gradient(**settings):
         graph, _, _ = abstract_parameters(config, **settings)
 
-        def loss(parameters):
+        def loss(parameters, batch):
             logits, nsp = nnx.merge(graph, parameters)(batch, jax.random.key(3))
             return jax.nn.log_softmax(logits)[..., 7].mean() + nsp[..., 0].mean()
 
-        return jax.jit(jax.value_and_grad(loss))(parameters)
+        return jax.jit(jax.value_and_grad(loss))(parameters, batch)
 
     expected, gradient = value_and_gradient()
     found, other = value_and_gradient(attention="splash", **settings)

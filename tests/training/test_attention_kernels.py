@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
 from jax._src.cudnn import fused_attention_stablehlo
 
 from bert_jax import inference
@@ -22,10 +23,12 @@ from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.checks import check_attention
 from bert_jax.training.evaluation import evaluate_checkpoint
 from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.phases import open_phases
 from bert_jax.training.pretrain import pretrain
 from bert_jax.training.sharding import make_mesh
 from bert_jax.training.state import describe_state
 from bert_jax.training.train_step import make_train_step, put_batch
+from bert_jax.training.workdir import claim_workdir
 
 LENGTH, ROWS = 128, 8
 MODEL = BertConfig(
@@ -82,6 +85,17 @@ def test_a_step_with_splash_is_the_step_on_a_mesh(monkeypatch: pytest.MonkeyPatc
     assert set(shapes) == {(ROWS // 2 // 4, LENGTH, 4, 8)}  # of a microbatch a device's rows
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(results[0]), jax.tree.leaves(results[1]), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=jax.tree_util.keystr(path))
+
+
+@pytest.mark.parametrize("sizes", [{"data": 1}, {"data": 2, "fsdp": 2}], ids=str)
+def test_the_step_with_splash_is_lowered_to_its_kernels(sizes):
+    mesh, spec, step = make_step("splash", sizes, dtype=jnp.bfloat16)
+    with jax.set_mesh(mesh):
+        batch = jax.eval_shape(lambda: put_batch(mesh, make_batch(), 1))
+        text = step.trace(spec.abstract, batch).lower(lowering_platforms=("tpu",)).as_text()
+    assert set(re.findall(r"custom_call @([\w$]+)", text)) == {"tpu_custom_call"}
+    kernels = set(re.findall(r'kernel_name = "(\w+)"', text))
+    assert kernels == {"splash_mha_fwd_segmented_residuals", "splash_mha_dkv_segmented_no_residuals"}
 
 
 def test_the_step_with_cudnn_is_lowered_to_its_calls(monkeypatch: pytest.MonkeyPatch):
@@ -187,20 +201,18 @@ def test_a_run_with_splash_goes_on_in_all_ways_without_it(
         return helpers.small_config(
             Path(data), attention=chosen, total_steps=steps, optimizer__warmup_steps=1, model__num_hidden_layers=1,
             model__max_position_embeddings=LENGTH, model__attention_probs_dropout_prob=0.0, data__packing=True,
+            eval_batches=-1, eval_every_steps=0,
         )  # fmt: skip
 
-    without = pretrain(config("xla", 2), str(tmp_path / "without"))
     with monkeypatch.context() as patched:
         patched.setattr(pretraining, "check_attention", lambda *of_phase: None)
         shapes = interpret_splash(patched)
         found = pretrain(config("splash", 2), run)
     assert set(shapes) == {(16 // 8, LENGTH, 4, 8)}  # in training alone: no device evaluates its rows by itself
     assert open_checkpoint(run).config["attention"] == "splash"
-    assert found == pytest.approx(without, rel=1e-4)
-    evaluation = evaluate_checkpoint(run, data)
-    assert evaluation["unigram_loss"] > 0
+    assert evaluate_checkpoint(run, data) == pytest.approx(found, rel=1e-5)
     (tmp_path / "lines.txt").write_text("the old ship sees a storm .\n")
     extract(run, str(tmp_path / "lines.txt"), str(tmp_path / "features.jsonl"), layers="last")
     bert = inference.load(run)
     assert inference.fill_mask(bert, "the old [MASK] sees a storm .")
-    assert pretrain(config("xla", 3), run)
+    assert claim_workdir(epath.Path(run), open_phases(config("xla", 3))) == 2  # it may go on
