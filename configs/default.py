@@ -73,6 +73,9 @@ def get_config():
     config.mesh.tensor = 1  # heads, feed-forward and vocabulary cut
     config.mesh.zero1 = False  # True: optimizer state is cut along data as well, parameters are not (ZeRO stage 1)
 
+    # How attention is computed: xla; or by a kernel that keeps no seq_len x seq_len array, and has no dropout
+    # (model.attention_probs_dropout_prob=0.0): splash on TPU, cudnn on GPU.
+    config.attention = "xla"
     # Made again in the backward pass instead of kept: none, attention (its arrays of seq_len x seq_len), dots (all but
     # products with weights), full (all but each layer's input).
     config.remat = "none"

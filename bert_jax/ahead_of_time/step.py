@@ -16,7 +16,7 @@ from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loader import batch_shapes, predictions_a_row
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
-from bert_jax.training.checks import bert_config, check_config, compute_dtype, data_paths
+from bert_jax.training.checks import bert_config, check_attention, check_config, compute_dtype, data_paths
 from bert_jax.training.flops import recomputed_flops, training_flops
 from bert_jax.training.loop import make_masking, plan_step
 from bert_jax.training.mesh import BATCH_AXES, check_divisibility, make_mesh
@@ -97,6 +97,7 @@ def compile_step(target: Target, plan: Plan) -> Step:
     model = bert_config(config, rows.vocab_size, rows.seq_len, config.data.path or "data.seq_len")
     mesh = make_mesh(config.mesh, target.devices)
     check_divisibility(mesh, model, config.global_batch_size, config.gradient_accumulation)
+    check_attention(config, model, rows.seq_len, mesh)
     spec, train_step = plan_step(mesh, plan, model)
     microbatches, sharding = config.gradient_accumulation, batch_sharding(mesh)
     shapes = batch_shapes(config.global_batch_size // microbatches, rows.seq_len, rows.predictions, rows.sequences)
@@ -163,6 +164,7 @@ def describe(target: Target, step: Step) -> dict[str, Any]:
         "rows_a_device": step.rows_a_device,
         **asdict(rows),
         "dtype": compute_dtype(config.dtype, "tpu").name,
+        "attention": config.attention,
         "remat": config.remat,
         "fits": step.fits,
         "peak_bytes": step.wanted_bytes,

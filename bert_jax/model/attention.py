@@ -7,7 +7,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.model.config import BertConfig
+from bert_jax.model.fused_attention import cudnn_attention, splash_attention
 from bert_jax.model.layers import Key, dense, drop, dropout_mask, parameter, recomputed, truncated_normal
+
+ATTENTIONS = ("xla", "splash", "cudnn")
+"""How attention is computed: by products that the compiler fuses, or by a kernel of TPU or GPU, without dropout."""
 
 
 def attention_mask(sequence_ids: jax.Array, *, causal: bool = False) -> jax.Array:
@@ -26,8 +30,15 @@ def attention_mask(sequence_ids: jax.Array, *, causal: bool = False) -> jax.Arra
 class SelfAttention(nnx.Module):
     """softmax(q k / sqrt(H)) v, dropout element by element on the probabilities, and the output projection."""
 
-    def __init__(self, config: BertConfig, *, key: Key, stack: tuple[int, ...], remat: bool = False):
-        """With `remat` the L x L arrays are made again in the backward pass, and nothing else is."""
+    def __init__(
+        self, config: BertConfig, *, key: Key, stack: tuple[int, ...], attention: str = "xla", remat: bool = False
+    ):
+        """`attention` is one of `ATTENTIONS`; ValueError where it has no dropout and the config wants some.
+
+        With `remat` the L x L arrays are made again in the backward pass, and nothing else is; the kernels always do.
+        """
+        if attention != "xla" and config.attention_probs_dropout_prob:
+            raise ValueError(f"attention {attention!r} has no dropout: set attention_probs_dropout_prob to 0")
         inputs, output = jax.random.split(key)
         size, heads, head, std = (
             config.hidden_size, config.num_attention_heads, config.head_size, config.initializer_range,
@@ -42,14 +53,25 @@ class SelfAttention(nnx.Module):
         )
         self.output_bias = parameter(jnp.zeros((*stack, size), jnp.float32), "layers", "embed")
         self.dropout_rate = config.attention_probs_dropout_prob
+        self.causal = config.is_decoder
+        self.attention = attention
         self.remat = remat
 
-    def __call__(self, x: jax.Array, mask: jax.Array, key: Key | None) -> jax.Array:
-        """x [B, L, D], mask bool [B, L, L] (True: may attend), to [B, L, D]."""
+    def visibility(self, sequence_ids: jax.Array) -> jax.Array:
+        """What says which positions see each other, from [B, L]: `attention_mask`, or the ids as they are."""
+        return sequence_ids if self.attention == "splash" else attention_mask(sequence_ids, causal=self.causal)
+
+    def __call__(self, x: jax.Array, visibility: jax.Array, key: Key | None) -> jax.Array:
+        """x [B, L, D], and what `visibility` gives, to [B, L, D]."""
         qkv = dense("bld,dcnh->blcnh", x, self.qkv_kernel, self.qkv_bias)
         q, k, v = (qkv[:, :, i] for i in range(3))
-        attend = jax.checkpoint(_attend, static_argnums=3) if self.remat else _attend
-        context = attend((q, k, v), mask, key, self.dropout_rate)
+        if self.attention == "splash":
+            context = splash_attention((q, k, v), visibility, causal=self.causal)
+        elif self.attention == "cudnn":
+            context = cudnn_attention((q, k, v), visibility)
+        else:
+            attend = jax.checkpoint(_attend, static_argnums=3) if self.remat else _attend
+            context = attend((q, k, v), visibility, key, self.dropout_rate)
         return dense("blnh,nhd->bld", context, self.output_kernel, self.output_bias)
 
 

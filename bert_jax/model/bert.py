@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.model.attention import attention_mask
 from bert_jax.model.config import BertConfig
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.encoder import Encoder
@@ -33,14 +32,15 @@ class BertForPreTraining(nnx.Module):
         *,
         key: Key,
         dtype: jnp.dtype = jnp.float32,
+        attention: str = "xla",
         remat: str = "none",
         scan_layers: bool = True,
         heads: Collection[str] = HEADS,
     ):
-        """`dtype` is what is computed in; parameters are fp32. `remat` and `scan_layers`: see `Encoder`."""
+        """`dtype` is what is computed in; parameters are fp32. The rest: see `Encoder`."""
         embeddings, encoder, pooler, mlm, nsp = jax.random.split(key, 5)
         self.embeddings = Embeddings(config, key=embeddings)
-        self.encoder = Encoder(config, key=encoder, remat=remat, scan_layers=scan_layers)
+        self.encoder = Encoder(config, key=encoder, attention=attention, remat=remat, scan_layers=scan_layers)
         self.pooler = Pooler(config, key=pooler) if "pooler" in heads else None
         self.mlm_head = MaskedLanguageModelHead(config, key=mlm) if "mlm_head" in heads else None
         self.nsp_head = NextSentenceHead(config, key=nsp) if "nsp_head" in heads else None
@@ -61,8 +61,7 @@ class BertForPreTraining(nnx.Module):
         x = self.embeddings(
             batch["input_ids"], batch["token_type_ids"], batch["positions"], dtype=self.dtype, key=embeddings_key
         )
-        mask = attention_mask(batch["sequence_ids"], causal=self.config.is_decoder)
-        last, hidden = self.encoder(x, mask, encoder_key, all_hidden_states=all_hidden_states)
+        last, hidden = self.encoder(x, batch["sequence_ids"], encoder_key, all_hidden_states=all_hidden_states)
         return last, None if hidden is None else jnp.concatenate([x[None], hidden])
 
     def __call__(

@@ -69,18 +69,28 @@ class FeedForward(nnx.Module):
 class Layer(nnx.Module):
     """One layer. Built with `stack` it holds the parameters of many; it runs on the slice of one."""
 
-    def __init__(self, config: BertConfig, *, key: Key, stack: tuple[int, ...], remat_attention: bool = False):
-        attention, feed_forward = jax.random.split(key)
-        self.attention = SelfAttention(config, key=attention, stack=stack, remat=remat_attention)
+    def __init__(
+        self,
+        config: BertConfig,
+        *,
+        key: Key,
+        stack: tuple[int, ...],
+        attention: str = "xla",
+        remat_attention: bool = False,
+    ):
+        attention_key, feed_forward = jax.random.split(key)
+        self.attention = SelfAttention(
+            config, key=attention_key, stack=stack, attention=attention, remat=remat_attention
+        )
         self.attention_norm = LayerNorm(config.hidden_size, config.layer_norm_eps, stack=stack)
         self.feed_forward = FeedForward(config, key=feed_forward, stack=stack)
         self.feed_forward_norm = LayerNorm(config.hidden_size, config.layer_norm_eps, stack=stack)
         self.dropout_rate = config.hidden_dropout_prob
 
-    def __call__(self, x: jax.Array, mask: jax.Array, key: Key | None) -> jax.Array:
-        """x [B, L, D], mask bool [B, L, L] (True: may attend), to [B, L, D]."""
+    def __call__(self, x: jax.Array, visibility: jax.Array, key: Key | None) -> jax.Array:
+        """x [B, L, D], and what `SelfAttention.visibility` gives, to [B, L, D]."""
         attention_key, after_attention, after_feed_forward = split_keys(key, 3)
-        y = self.attention(x, mask, attention_key)
+        y = self.attention(x, visibility, attention_key)
         x = self.attention_norm(x + dropout(y, self.dropout_rate, after_attention))
         y = self.feed_forward(x)
         return self.feed_forward_norm(x + dropout(y, self.dropout_rate, after_feed_forward))
@@ -94,17 +104,27 @@ class Encoder(nnx.Module):
         they are used, in the forward pass and again in the backward pass.
     """
 
-    def __init__(self, config: BertConfig, *, key: Key, remat: str = "none", scan_layers: bool = True):
-        self.layers = Layer(config, key=key, stack=(config.num_hidden_layers,), remat_attention=remat == "attention")
+    def __init__(
+        self, config: BertConfig, *, key: Key, attention: str = "xla", remat: str = "none", scan_layers: bool = True
+    ):
+        """`attention` is one of `ATTENTIONS`, `remat` of `REMAT_POLICIES`; layers are scanned over or unrolled."""
+        self.layers = Layer(
+            config, key=key, stack=(config.num_hidden_layers,), attention=attention,
+            remat_attention=remat == "attention",
+        )  # fmt: skip
         self.num_layers = config.num_hidden_layers
         self.remat = remat
         self.scan_layers = scan_layers
         self.fetch_layer: Callable[[Any], Any] | None = None
 
     def __call__(
-        self, x: jax.Array, mask: jax.Array, key: Key | None, *, all_hidden_states: bool = False
+        self, x: jax.Array, sequence_ids: jax.Array, key: Key | None, *, all_hidden_states: bool = False
     ) -> tuple[jax.Array, jax.Array | None]:
-        """x [B, L, D] to the last layer's output [B, L, D] and, on request, every layer's [layers, B, L, D]."""
+        """x [B, L, D] and sequence_ids [B, L] to the last layer's output [B, L, D].
+
+        On request also every layer's [layers, B, L, D].
+        """
+        visibility = self.layers.attention.visibility(sequence_ids)  # once, and not in every layer
         graph, stacked = nnx.split(self.layers)
         # Keys are scan inputs: a stateful generator would give every layer the same dropout mask.
         keys = None if key is None else split_keys(key, self.num_layers)
@@ -113,7 +133,7 @@ class Encoder(nnx.Module):
             parameters, layer_key = parameters_and_key
             if self.fetch_layer is not None:
                 parameters = self.fetch_layer(parameters)
-            x = nnx.merge(graph, parameters)(x, mask, layer_key)
+            x = nnx.merge(graph, parameters)(x, visibility, layer_key)
             return x, x if all_hidden_states else None
 
         policy = REMAT_POLICIES[self.remat]

@@ -6,12 +6,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
+from bert_jax.model.attention import ATTENTIONS
 from bert_jax.model.encoder import REMAT_POLICIES
+from bert_jax.model.fused_attention import CUDNN_HEADS, SPLASH_LENGTHS
 from bert_jax.training.checkpoints import Checkpoint
 from bert_jax.training.optimizer import OPTIMIZERS
 
@@ -73,6 +76,7 @@ def check_config(config: ConfigDict, steps: int) -> None:
     )  # fmt: skip
     check(lambda x: 0 < x < math.inf, "above 0", "optimizer.decay_power", "optimizer.eps", "model.layer_norm_eps")
     check(lambda x: 0 <= x < 1, "in [0, 1)", "optimizer.b1", "optimizer.b2")
+    check(lambda x: x in ATTENTIONS, f"one of {', '.join(ATTENTIONS)}", "attention")
     check(lambda x: x in REMAT_POLICIES, f"one of {', '.join(REMAT_POLICIES)}", "remat")
     check(lambda x: x in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}", "optimizer.name")
     check(lambda x: x in DTYPES, f"one of {', '.join(DTYPES)}", "dtype")
@@ -90,6 +94,39 @@ def check_config(config: ConfigDict, steps: int) -> None:
             f"optimizer.warmup_steps={values['optimizer.warmup_steps']} has to be below "
             f"{f'the steps of its phase, {steps}' if restarts else f'total_steps={total}'}: the learning rate would "
             "never reach its peak"
+        )
+
+
+def check_attention(config: ConfigDict, model: BertConfig, seq_len: int, mesh: Mesh) -> None:
+    """InputError where the kernel that `attention` names cannot do what the rest of the config wants."""
+    name, dropout, tensor = config.attention, config.model.attention_probs_dropout_prob, mesh.shape["tensor"]
+
+    def check(holds: bool, problem: str) -> None:
+        if not holds:
+            raise InputError(f"attention={name} {problem}, or attention=xla")
+
+    if name == "xla":
+        return
+    check(
+        dropout == 0,
+        f"has no dropout, but model.attention_probs_dropout_prob={dropout}: set model.attention_probs_dropout_prob=0.0",
+    )
+    check(tensor == 1, f"does not cut a layer's heads, but mesh.tensor={tensor}: set mesh.tensor=1")
+    kernel, here = {"splash": "tpu", "cudnn": "gpu"}[name], mesh.devices.flat[0].platform
+    check(here == kernel, f"is a kernel for {kernel.upper()}, and the devices here are {here.upper()}: run it on those")
+    if name == "splash":
+        check(
+            seq_len % SPLASH_LENGTHS == 0,
+            f"reads sequences of multiples of {SPLASH_LENGTHS} tokens, not of {seq_len}: prepare with such a --seq_len",
+        )
+    else:
+        dtype = compute_dtype(config.dtype, here)
+        check(dtype == jnp.bfloat16, f"computes in bfloat16, but dtype={dtype}: set dtype=bfloat16")
+        check(seq_len % 2 == 0, f"reads sequences of even length, not of {seq_len}: prepare with such a --seq_len")
+        check(
+            model.head_size in CUDNN_HEADS,
+            "reads heads of a multiple of 8 up to 128, not model.hidden_size / model.num_attention_heads="
+            f"{model.head_size}: choose other sizes",
         )
 
 

@@ -88,7 +88,8 @@ def plan_state(mesh: Mesh, config: ConfigDict, model: BertConfig) -> tuple[optax
     optimizer = make_optimizer(config.optimizer, abstract_parameters(model)[2])
     spec = describe_state(
         mesh, model, optimizer, config.seed, zero1=config.mesh.zero1,
-        dtype=compute_dtype(config.dtype, mesh.devices.flat[0].platform), remat=config.remat,
+        dtype=compute_dtype(config.dtype, mesh.devices.flat[0].platform), attention=config.attention,
+        remat=config.remat,
         scan_layers=config.scan_layers,
     )  # fmt: skip
     return optimizer, spec

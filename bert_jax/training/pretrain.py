@@ -15,6 +15,7 @@ from bert_jax.errors import InputError, Interrupted
 from bert_jax.model import parameter_count
 from bert_jax.progress import Bars, silent
 from bert_jax.training.checkpoints import Checkpointer
+from bert_jax.training.checks import check_attention
 from bert_jax.training.initialization import open_init, start_from
 from bert_jax.training.loop import Run, make_loaders, plan_state, train_phase
 from bert_jax.training.mesh import check_divisibility, make_mesh
@@ -59,6 +60,7 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
     mesh = make_mesh(config.mesh)
     for phase in phases:
         check_divisibility(mesh, phase.model, phase.config.global_batch_size, phase.config.gradient_accumulation)
+        check_attention(phase.config, phase.model, phase.seq_len, mesh)
         make_loaders(phase)
     start = claim_workdir(folder, phases)
     if start == config.total_steps:

@@ -1,0 +1,218 @@
+"""The kernels of attention in a run: what is refused, the step on a mesh, and all that goes on without them."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+from jax._src.cudnn import fused_attention_stablehlo
+
+from bert_jax import inference
+from bert_jax.config import ConfigDict, load_config
+from bert_jax.errors import InputError
+from bert_jax.features import extract
+from bert_jax.model import BertConfig, abstract_parameters, attention
+from bert_jax.model.fused_attention import cudnn_attention, splash_attention
+from bert_jax.training import pretrain as pretraining
+from bert_jax.training.checkpoints import open_checkpoint
+from bert_jax.training.checks import check_attention
+from bert_jax.training.evaluation import evaluate_checkpoint
+from bert_jax.training.mesh import make_mesh
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.phases import open_phases
+from bert_jax.training.pretrain import pretrain
+from bert_jax.training.state import describe_state
+from bert_jax.training.train_step import make_train_step, put_batch
+from bert_jax.training.workdir import claim_workdir
+
+LENGTH, ROWS = 128, 8
+MODEL = BertConfig(
+    vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32,
+    max_position_embeddings=LENGTH, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.0,
+)  # fmt: skip
+
+
+def make_batch() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(LENGTH // 2, LENGTH + 1, (ROWS, 1))
+    return {
+        "input_ids": rng.integers(5, 100, (ROWS, LENGTH)).astype(np.int32),
+        "token_type_ids": rng.integers(0, 2, (ROWS, LENGTH)).astype(np.int32),
+        "positions": np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1)),
+        "sequence_ids": (np.arange(LENGTH) < lengths).astype(np.int32) * (1 + (np.arange(LENGTH) > 20)),
+        "masked_positions": np.sort(rng.integers(1, LENGTH // 2, (ROWS, 4))).astype(np.int32),
+        "masked_ids": rng.integers(5, 100, (ROWS, 4)).astype(np.int32),
+        "masked_weights": np.ones((ROWS, 4), np.float32),
+        "cls_positions": np.zeros((ROWS, 1), np.int32),
+        "next_sentence_labels": rng.integers(0, 2, (ROWS, 1)).astype(np.int32),
+        "next_sentence_weights": np.ones((ROWS, 1), np.float32),
+    }
+
+
+def interpret_splash(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """From here on the kernel of TPU runs anywhere. The shapes that it is traced with are added to what is returned."""
+    shapes = []
+
+    def interpreted(qkv, sequence_ids, *, causal):
+        shapes.append(qkv[0].shape)
+        return splash_attention(qkv, sequence_ids, causal=causal, interpret=True)
+
+    monkeypatch.setattr(attention, "splash_attention", interpreted)
+    return shapes
+
+
+def make_step(chosen: str, sizes: dict[str, int], dtype=jnp.float32):
+    mesh = make_mesh(
+        ConfigDict({"data": 1, "fsdp": 1, "tensor": 1, **sizes}), jax.devices()[: np.prod([*sizes.values()])]
+    )
+    optimizer = make_optimizer(load_config("default").optimizer, abstract_parameters(MODEL)[2])
+    spec = describe_state(mesh, MODEL, optimizer, seed=0, dtype=dtype, attention=chosen)
+    return mesh, spec, make_train_step(mesh, spec, optimizer, lambda step: 1e-3, seed=0, nsp=True)
+
+
+def test_a_step_with_splash_is_the_step_on_a_mesh(monkeypatch: pytest.MonkeyPatch):
+    shapes, results = interpret_splash(monkeypatch), []
+    for chosen, sizes in (("xla", {"data": 1}), ("splash", {"data": 2, "fsdp": 2})):
+        mesh, spec, step = make_step(chosen, sizes)
+        with jax.set_mesh(mesh):
+            state, metrics = step(spec.make(), put_batch(mesh, make_batch(), 2))
+            results.append(jax.device_get((metrics, state.optimizer_state[1].mu)))
+    assert set(shapes) == {(ROWS // 2 // 4, LENGTH, 4, 8)}  # of a microbatch a device's rows
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(results[0]), jax.tree.leaves(results[1]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=jax.tree_util.keystr(path))
+
+
+@pytest.mark.parametrize("sizes", [{"data": 1}, {"data": 2, "fsdp": 2}], ids=str)
+def test_the_step_with_splash_is_lowered_to_its_kernels(sizes):
+    mesh, spec, step = make_step("splash", sizes, dtype=jnp.bfloat16)
+    with jax.set_mesh(mesh):
+        batch = jax.eval_shape(lambda: put_batch(mesh, make_batch(), 1))
+        text = step.trace(spec.abstract, batch).lower(lowering_platforms=("tpu",)).as_text()
+    assert set(re.findall(r"custom_call @([\w$]+)", text)) == {"tpu_custom_call"}
+    kernels = set(re.findall(r'kernel_name = "(\w+)"', text))
+    assert kernels == {"splash_mha_fwd_segmented_residuals", "splash_mha_dkv_segmented_no_residuals"}
+
+
+def test_the_step_with_cudnn_is_lowered_to_its_calls(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
+    mesh, spec, step = make_step("cudnn", {"data": 2, "fsdp": 2}, dtype=jnp.bfloat16)
+    with jax.set_mesh(mesh):
+        batch = jax.eval_shape(lambda: put_batch(mesh, make_batch(), 1))
+        text = step.trace(spec.abstract, batch).lower(lowering_platforms=("cuda",)).as_text()
+    calls = re.findall(r"custom_call @([\w$]+)", text)
+    assert set(calls) == {"__cudnn$fmhaScaleBiasSoftmax", "__cudnn$fmhaScaleBiasSoftmaxBackward"}
+    squares = set(re.findall(rf"[0-9x]*{LENGTH}x{LENGTH}x(?:bf16|f32)", text))
+    assert squares == {f"2x1x{LENGTH}x{LENGTH}xbf16"}  # the mask, of a device's rows and for all heads
+
+
+def test_cudnn_is_refused_by_jax_itself_where_it_is_not():
+    qkv = (jnp.ones((1, 8, 1, 8), jnp.bfloat16),) * 3
+    with pytest.raises(Exception, match=r"cuDNN is not detected|platform"):
+        cudnn_attention(qkv, jnp.ones((1, 8, 8), bool))
+
+
+def check(platform: str, *, seq_len: int = 128, tensor: int = 1, **overrides: object) -> None:
+    chosen = {"model.attention_probs_dropout_prob": 0.0, "dtype": "bfloat16", **overrides}
+    config = load_config("bert_tiny", [(key.replace("__", "."), str(value)) for key, value in chosen.items()])
+    devices = np.array([SimpleNamespace(platform=platform)])
+    model = BertConfig(**{**config.model.to_dict(), "vocab_size": 100})
+    check_attention(config, model, seq_len, SimpleNamespace(devices=devices, shape={"tensor": tensor}))
+
+
+@pytest.mark.parametrize(
+    ("platform", "settings", "message"),
+    [
+        (
+            "tpu",
+            {"attention": "splash", "seq_len": 64},
+            "multiples of 128 tokens, not of 64: prepare with such a --seq",
+        ),
+        ("tpu", {"attention": "splash", "tensor": 2}, "mesh.tensor=2: set mesh.tensor=1"),
+        (
+            "tpu",
+            {"attention": "splash", "model__attention_probs_dropout_prob": 0.1},
+            "set model.attention_probs_dropout",
+        ),
+        ("gpu", {"attention": "splash"}, "attention=splash is a kernel for TPU, and the devices here are GPU"),
+        ("tpu", {"attention": "cudnn"}, "attention=cudnn is a kernel for GPU, and the devices here are TPU"),
+        ("gpu", {"attention": "cudnn", "tensor": 2}, "mesh.tensor=2: set mesh.tensor=1"),
+        (
+            "gpu",
+            {"attention": "cudnn", "model__attention_probs_dropout_prob": 0.1},
+            "set model.attention_probs_dropout",
+        ),
+        ("gpu", {"attention": "cudnn", "dtype": "float32"}, "dtype=float32: set dtype=bfloat16"),
+        ("gpu", {"attention": "cudnn", "seq_len": 127}, "even length, not of 127"),
+        ("gpu", {"attention": "cudnn", "model__num_attention_heads": 32}, "num_attention_heads=4"),
+    ],
+)
+def test_what_a_kernel_cannot_do_is_refused_in_one_line(platform, settings, message):
+    with pytest.raises(InputError, match=message) as refusal:
+        check(platform, **settings)
+    assert str(refusal.value).startswith(f"attention={settings['attention']} ")
+    assert str(refusal.value).endswith(", or attention=xla")
+    assert "\n" not in str(refusal.value)
+
+
+def test_what_a_kernel_can_do_is_not_refused():
+    for seq_len in (128, 256, 512, 384):
+        check("tpu", attention="splash", seq_len=seq_len)
+    check("tpu", attention="splash", dtype="float32", remat="attention")
+    check("gpu", attention="cudnn", seq_len=510)
+    check("cpu", attention="xla", seq_len=63, tensor=2, model__attention_probs_dropout_prob=0.1, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"attention": "flash"}, "attention has to be one of xla, splash, cudnn"),
+        ({"attention": "splash"}, "attention=splash has no dropout, but model.attention_probs_dropout_prob=0.1"),
+        ({"attention": "splash", "model__attention_probs_dropout_prob": 0.0}, "the devices here are CPU"),
+        ({"attention": "cudnn", "model__attention_probs_dropout_prob": 0.0}, "the devices here are CPU"),
+        ({"phases": "({'steps': 4}, {'steps': 4, 'attention': 'splash'})"}, "attention=splash has no dropout"),
+    ],
+)
+def test_a_run_with_a_kernel_that_is_not_here_is_refused_before_any_work(
+    overrides, message, dataset_dir: Path, tmp_path: Path
+):
+    chosen = {"model__attention_probs_dropout_prob": 0.1, **overrides}
+    with pytest.raises(InputError, match=message):
+        pretrain(helpers.small_config(dataset_dir, **chosen), str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_does_not_pass_over_dropout():
+    with pytest.raises(ValueError, match="has no dropout: set attention_probs_dropout_prob to 0"):
+        abstract_parameters(BertConfig(attention_probs_dropout_prob=0.1), attention="splash")
+
+
+def test_a_run_with_splash_goes_on_in_all_ways_without_it(
+    corpus_file: Path, vocabulary_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    data, run = str(tmp_path / "data"), str(tmp_path / "run")
+    helpers.prepare_dataset(corpus_file, vocabulary_file, Path(data), seq_len=LENGTH)
+
+    def config(chosen: str, steps: int):
+        return helpers.small_config(
+            Path(data), attention=chosen, total_steps=steps, optimizer__warmup_steps=1, model__num_hidden_layers=1,
+            model__max_position_embeddings=LENGTH, model__attention_probs_dropout_prob=0.0, data__packing=True,
+            eval_batches=-1, eval_every_steps=0,
+        )  # fmt: skip
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pretraining, "check_attention", lambda *of_phase: None)
+        shapes = interpret_splash(patched)
+        found = pretrain(config("splash", 2), run)
+    assert set(shapes) == {(16 // 8, LENGTH, 4, 8)}  # in training alone: no device evaluates its rows by itself
+    assert open_checkpoint(run).config["attention"] == "splash"
+    assert evaluate_checkpoint(run, data) == pytest.approx(found, rel=1e-5)
+    (tmp_path / "lines.txt").write_text("the old ship sees a storm .\n")
+    extract(run, str(tmp_path / "lines.txt"), str(tmp_path / "features.jsonl"), layers="last")
+    bert = inference.load(run)
+    assert inference.fill_mask(bert, "the old [MASK] sees a storm .")
+    assert claim_workdir(epath.Path(run), open_phases(config("xla", 3))) == 2  # it may go on
