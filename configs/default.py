@@ -12,7 +12,8 @@ def get_config():
     config.seed = 0  # of initialisation, data order, masks and dropout
     config.total_steps = 1_000_000  # optimizer steps
     config.global_batch_size = 256  # sequences a step, over all devices and microbatches
-    config.gradient_accumulation = 1  # microbatches a step; divides global_batch_size
+    config.gradient_accumulation = 1  # microbatches a step; -1: as many as max_rows_per_device takes
+    config.max_rows_per_device = 0  # of a microbatch, at the most, where gradient_accumulation=-1
     config.dtype = (
         "auto"  # of computation: float32, bfloat16, or auto (bfloat16 on TPU and GPU); parameters are float32
     )

@@ -19,7 +19,7 @@ from bert_jax.model import BertConfig
 from bert_jax.training.checks import bert_config, check_attention, check_config, compute_dtype, data_paths
 from bert_jax.training.flops import recomputed_flops, training_flops
 from bert_jax.training.loop import make_masking, plan_step
-from bert_jax.training.mesh import BATCH_AXES, check_divisibility, make_mesh
+from bert_jax.training.mesh import BATCH_AXES, check_divisibility, fill_in_accumulation, make_mesh
 from bert_jax.training.phases import Plan
 from bert_jax.training.sharding import batch_sharding
 
@@ -93,9 +93,11 @@ def compile_step(target: Target, plan: Plan) -> Step:
     """Compiles the step of a phase. InputError for a config that cannot be, or does not divide over the devices."""
     config = plan.config
     check_config(config, plan.stop - plan.start)
+    mesh = make_mesh(config.mesh, target.devices)
+    config = fill_in_accumulation(mesh, config)
+    plan = Plan(plan.start, plan.stop, config)
     rows = _rows(config)
     model = bert_config(config, rows.vocab_size, rows.seq_len, config.data.path or "data.seq_len")
-    mesh = make_mesh(config.mesh, target.devices)
     check_divisibility(mesh, model, config.global_batch_size, config.gradient_accumulation)
     check_attention(config, model, rows.seq_len, mesh)
     spec, train_step = plan_step(mesh, plan, model)

@@ -64,10 +64,13 @@ def check_config(config: ConfigDict, steps: int) -> None:
                 raise InputError(f"{key} has to be {wanted}, not {values[key]}")
 
     check(
-        lambda x: x >= 1, "at least 1", "total_steps", "global_batch_size", "gradient_accumulation", "log_every_steps",
+        lambda x: x >= 1, "at least 1", "total_steps", "global_batch_size", "log_every_steps",
         "max_nonfinite_steps", "checkpoint.every_steps", "checkpoint.keep", "data.max_sequences",
     )  # fmt: skip
-    check(lambda x: x >= 0, "at least 0", "eval_every_steps", "optimizer.warmup_steps")
+    check(lambda x: x >= 1 or x == -1, "at least 1, or -1", "gradient_accumulation")
+    if values["gradient_accumulation"] == -1:
+        check(lambda x: x >= 1, "at least 1 where gradient_accumulation=-1", "max_rows_per_device")
+    check(lambda x: x >= 0, "at least 0", "max_rows_per_device", "eval_every_steps", "optimizer.warmup_steps")
     check(lambda x: x >= -1, "at least -1", "eval_batches")
     check(lambda x: 0 <= x < 2**31, "in [0, 2**31)", "seed")
     check(

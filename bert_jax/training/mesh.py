@@ -61,6 +61,27 @@ def _between_slices(sizes: dict[str, int], slices: int, wanted: str) -> tuple[in
     return data, fsdp, 1
 
 
+def fill_in_accumulation(mesh: Mesh, config: ConfigDict) -> ConfigDict:
+    """The config with, for a `gradient_accumulation` of -1, the fewest microbatches that `max_rows_per_device` allows.
+
+    How many devices there are is known only here. InputError where the batch does not divide by them.
+    """
+    if config.gradient_accumulation != -1:
+        return config
+    copies = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+    rows, left = divmod(config.global_batch_size, copies)
+    if left:
+        raise InputError(
+            f"global_batch_size={config.global_batch_size} does not divide by {copies} devices (mesh.data x mesh.fsdp)"
+        )
+    filled = config.copy_and_resolve_references()
+    with filled.unlocked():
+        filled.gradient_accumulation = next(
+            count for count in range(1, rows + 1) if rows % count == 0 and rows // count <= config.max_rows_per_device
+        )
+    return filled
+
+
 def check_divisibility(mesh: Mesh, model: BertConfig, global_batch_size: int, gradient_accumulation: int) -> None:
     """InputError for sizes that the mesh does not divide, each with the key that says so."""
     rows = math.prod(mesh.shape[axis] for axis in BATCH_AXES)

@@ -25,10 +25,10 @@ from bert_jax.training.optimizer import learning_rate_schedule
 
 # What a phase may set: nothing that changes what the state is or where it lies.
 PHASE_KEYS = (
-    "data.", "objective.", "global_batch_size", "gradient_accumulation", "attention", "remat", "scan_layers",
-    "gradient_reduce_dtype", "log_every_steps", "eval_every_steps", "eval_batches", "model.hidden_dropout_prob",
-    "model.attention_probs_dropout_prob", "optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.decay_power",
-    "optimizer.weight_decay", "optimizer.grad_clip_norm",
+    "data.", "objective.", "global_batch_size", "gradient_accumulation", "max_rows_per_device", "attention", "remat",
+    "scan_layers", "gradient_reduce_dtype", "log_every_steps", "eval_every_steps", "eval_batches",
+    "model.hidden_dropout_prob", "model.attention_probs_dropout_prob", "optimizer.learning_rate",
+    "optimizer.warmup_steps", "optimizer.decay_power", "optimizer.weight_decay", "optimizer.grad_clip_norm",
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ bert-jax pretrain --config=bert_tiny --workdir=runs/tiny --config.data.path=DATA
 import json
 import logging
 from contextlib import ExitStack
+from dataclasses import replace
 
 import jax
 from etils import epath
@@ -18,7 +19,7 @@ from bert_jax.training.checkpoints import Checkpointer
 from bert_jax.training.checks import check_attention
 from bert_jax.training.initialization import open_init, start_from
 from bert_jax.training.loop import Run, make_loaders, plan_state, train_phase
-from bert_jax.training.mesh import check_divisibility, make_mesh
+from bert_jax.training.mesh import check_divisibility, fill_in_accumulation, make_mesh
 from bert_jax.training.metrics import MetricsWriter
 from bert_jax.training.phases import open_phases
 from bert_jax.training.stopping import StopSignal
@@ -56,13 +57,14 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
     if not workdir:
         raise InputError("--workdir is empty: name a folder")
     folder = epath.Path(workdir).resolve()
-    phases = open_phases(config)
+    asked = open_phases(config)
     mesh = make_mesh(config.mesh)
+    phases = [replace(phase, config=fill_in_accumulation(mesh, phase.config)) for phase in asked]
     for phase in phases:
         check_divisibility(mesh, phase.model, phase.config.global_batch_size, phase.config.gradient_accumulation)
         check_attention(phase.config, phase.model, phase.seq_len, mesh)
         make_loaders(phase)
-    start = claim_workdir(folder, phases)
+    start = claim_workdir(folder, asked)
     if start == config.total_steps:
         log.info("%s is finished: it is at step %d of %d", folder, config.total_steps, config.total_steps)
         return {}

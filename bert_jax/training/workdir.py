@@ -17,8 +17,9 @@ log = logging.getLogger(__name__)
 # What a run may change when it goes on; all else would make it another run in the same folder. Phases are held
 # against each other by what they come to, so that one may be added to a run that is finished.
 CHANGEABLE = (
-    "total_steps", "log_every_steps", "eval_every_steps", "eval_batches", "max_nonfinite_steps", "mesh.", "attention",
-    "remat", "gradient_reduce_dtype", "scan_layers", "checkpoint.", "data.path", "data.seq_len", "optimizer.", "phases",
+    "total_steps", "gradient_accumulation", "max_rows_per_device", "log_every_steps", "eval_every_steps",
+    "eval_batches", "max_nonfinite_steps", "mesh.", "attention", "remat", "gradient_reduce_dtype", "scan_layers",
+    "checkpoint.", "data.path", "data.seq_len", "optimizer.", "phases",
 )  # fmt: skip
 
 
