@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update_golden", action="store_true", help="write golden files anew from what the code does now")
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder of real text and task data; tests that need it skip where there is none."""

@@ -36,8 +36,8 @@ ASSUMPTIONS = (
     "compute: the matrix products, with those that remat makes again, at the chip's dense bf16 peak",
     "memory: state read and written once a step, temporaries written and read once a microbatch, at the HBM's full "
     "rate",
-    "network: collectives in a ring over all links of a chip's torus at their full rate, none of it beside other work "
-    "or all of it",
+    "network: collectives in a ring over all links of a chip's torus at their full rate; what goes between slices is "
+    "left out",
     "at least: the largest of the three, were they done at once; one after another: their sum",
 )
 """Of `roofline`, for people."""
@@ -76,5 +76,7 @@ def roofline(
     Without `collectives` (None: they are not known) there is no bound by the network.
     """
     wires = chip.link_bandwidth * 2 * chip.torus_axes
-    network = None if collectives is None else sum(one.bytes_sent for one in collectives) / wires
+    network = None
+    if collectives is not None:
+        network = sum(one.bytes_sent for one in collectives if not one.between_slices) / wires
     return Roofline(flops / peak_flops, memory_bytes / chip.hbm_bandwidth, network)

@@ -8,9 +8,12 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+from bert_jax.training.mesh import between_slices
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 
@@ -21,6 +24,7 @@ _CALLED = re.compile(
     r"\{([^}]*)\}"
 )
 _WHILE = re.compile(r" while\(.*?condition=%?([\w.\-]+), body=%?([\w.\-]+)")
+_SENT = re.compile(r" = \((.*?), u32\[\].* send\(.*_xla_megascale_transfer_type=\"(\w+)\"")
 _IOTA = r"\(?\[([\d,]+)\](?:T\(([\d,]+)\))?"
 _ARRAY = re.compile(r"\b(pred|token|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 
@@ -38,6 +42,8 @@ class Collective:
       count: how often one of them runs in a step.
       bytes: of the whole arrays that a device takes part in adding up, gathering or moving, in a step.
       devices: how many take part in each.
+      between_slices: whether the arrays go over the network between slices; `bytes` are then those of a device's piece,
+        and `devices` are slices.
     """
 
     kind: str
@@ -48,6 +54,7 @@ class Collective:
     count: int
     bytes: int
     devices: int
+    between_slices: bool = False
 
     @property
     def bytes_sent(self) -> float:
@@ -56,43 +63,47 @@ class Collective:
         return self.bytes * {"all-reduce": 2 * share, "collective-permute": 1.0}.get(self.kind, share)
 
 
-def read_collectives(program: str, mesh: Mapping[str, int]) -> list[Collective]:
+def read_collectives(program: str, mesh: Mapping[str, int], slices: int = 1) -> list[Collective]:
     """The collectives of a compiled, partitioned program, the largest first.
 
-    `mesh` has the sizes of the mesh's axes, in order. A collective that is cut into a chain of pieces, which run beside
-    other work, is counted once.
+    `mesh` has the sizes of the mesh's axes, in order, and is laid over `slices` as `make_mesh` does it. A collective
+    that is cut into a chain of pieces, which run beside other work, is counted once.
     """
     lines, entry = _computations(program)
-    groups = _groups_of_axes(mesh)
-    found: dict[tuple, Collective] = {}
+    between = dict(zip(mesh, between_slices(mesh, slices), strict=True))
+    within = {axis: size // between[axis] for axis, size in mesh.items()}
+    sums: dict[tuple[Any, ...], list[int]] = {}
     chains: set[str] = set()
     for name, (runs, loops) in _runs(lines, entry).items():
         for line in lines[name]:
-            if not (match := _INSTRUCTION.match(line)):
+            if match := _INSTRUCTION.match(line):
+                if chain := re.search(r"channel_id=\d+.*chain_id=\"\d+\"", line):
+                    if chain[0] in chains:
+                        continue
+                    chains.add(chain[0])
+                kind = "reduce-scatter" if name.startswith("all-reduce-scatter") else match[2]
+                members = _groups(line)
+                # The program is one slice's: what stays in it may count its devices from 0.
+                cut = within if members and max(map(max, members)) < math.prod(within.values()) else mesh
+                members = members or [list(range(math.prod(cut.values())))]
+                axes, devices = _axes(members, cut), len(members[0])
+                dtype, count = _size(match[1], match[2], started=bool(match[3]), devices=devices)
+                key = (kind, axes, dtype, loops, devices, False)
+            elif match := _SENT.search(line):
+                kind = match[2].lower().replace("_", "-")
+                dtype, count = _size(match[1], kind, started=True, devices=1)
+                axes = tuple(axis for axis, size in between.items() if size > 1)
+                key = (kind, axes, dtype, loops, slices, True)
+            else:
                 continue
-            if chain := re.search(r"channel_id=\d+.*chain_id=\"\d+\"", line):
-                if chain[0] in chains:
-                    continue
-                chains.add(chain[0])
-            kind = "reduce-scatter" if name.startswith("all-reduce-scatter") else match[2]
-            members = _groups(line, mesh)
-            size = len(members[0]) if members else math.prod(mesh.values())
-            dtype, count_bytes = _size(match[1], kind, started=bool(match[3]), devices=size)
-            axes = groups.get(_canonical(members)) if members else tuple(a for a, n in mesh.items() if n > 1)
-            one = Collective(kind, axes, dtype, loops, 1, runs, runs * count_bytes, size)
-            key = (kind, axes, dtype, loops, size)
-            before = found.get(key)
-            found[key] = (
-                one
-                if before is None
-                else replace(
-                    before,
-                    instructions=before.instructions + 1,
-                    count=before.count + runs,
-                    bytes=before.bytes + one.bytes,
-                )
-            )
-    return sorted(found.values(), key=lambda one: -one.bytes)
+            total = sums.setdefault(key, [0, 0, 0])
+            for i, amount in enumerate((1, runs, runs * count)):
+                total[i] += amount
+    found = [
+        Collective(kind, axes, dtype, loops, instructions, count, total, devices, crosses)
+        for (kind, axes, dtype, loops, devices, crosses), (instructions, count, total) in sums.items()
+    ]
+    return sorted(found, key=lambda one: -one.bytes)
 
 
 def _computations(program: str) -> tuple[dict[str, list[str]], str]:
@@ -153,7 +164,7 @@ def _size(result: str, kind: str, *, started: bool, devices: int) -> tuple[str, 
         bits = re.search(r"\d+", dtype)
         elements = math.prod(int(size) for size in shape.split(",") if size)
         arrays.append((dtype, elements * (int(bits[0]) if bits else 8) // 8))
-    if started and kind in ("all-gather", "collective-permute"):  # (operands, results, state)
+    if started and kind in ("all-gather", "collective-permute"):  # (operand, result, state)
         arrays = [max(arrays, key=lambda array: array[1])]
     total = sum(count for _, count in arrays)
     return max(arrays, key=lambda array: array[1])[0], total * (devices if kind == "reduce-scatter" else 1)
@@ -164,7 +175,7 @@ def _size(result: str, kind: str, *, started: bool, devices: int) -> tuple[str, 
 Groups = list[list[int]]
 
 
-def _groups(line: str, mesh: Mapping[str, int]) -> Groups:
+def _groups(line: str) -> Groups:
     """The groups of devices of a collective, by their places in the mesh; none where all devices are in one."""
     if pairs := re.search(r"source_target_pairs=\{(\{[^=]*\})\}", line):
         return _joined([[int(place) for place in pair.split(",")] for pair in re.findall(r"\{([\d,]+)\}", pairs[1])])
@@ -207,12 +218,13 @@ def _groups_along(mesh: Mapping[str, int], axes: tuple[str, ...], places: np.nda
     return grid.reshape(-1, math.prod(mesh[axis] for axis in axes)).tolist()
 
 
-def _canonical(groups: Groups) -> tuple[tuple[int, ...], ...]:
-    return tuple(sorted(tuple(sorted(group)) for group in groups))
+def _axes(groups: Groups, mesh: Mapping[str, int]) -> tuple[str, ...] | None:
+    """The axes that groups of devices are along, of those with more than one device; None where there are none such."""
 
+    def canonical(groups: Groups) -> list[list[int]]:
+        return sorted(map(sorted, groups))
 
-def _groups_of_axes(mesh: Mapping[str, int]) -> dict[tuple[tuple[int, ...], ...], tuple[str, ...]]:
-    """Which axes the groups of devices are along, for every choice of axes with more than one device."""
     able = [axis for axis, size in mesh.items() if size > 1]
     chosen = itertools.chain.from_iterable(itertools.combinations(able, n) for n in range(1, len(able) + 1))
-    return {_canonical(_groups_along(mesh, axes)): axes for axes in chosen}
+    wanted = canonical(groups)
+    return next((axes for axes in chosen if canonical(_groups_along(mesh, axes)) == wanted), None)

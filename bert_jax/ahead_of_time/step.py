@@ -149,7 +149,7 @@ def compile_step(target: Target, plan: Plan) -> Step:
 def describe(target: Target, step: Step) -> dict[str, Any]:
     """All there is to say of a step, for JSON: bytes of one device, FLOPs of one step on all of them."""
     config, rows = step.plan.config, step.rows
-    collectives = None if step.program is None else read_collectives(step.program, step.mesh)
+    collectives = None if step.program is None else read_collectives(step.program, step.mesh, target.slices)
     batch, devices = config.global_batch_size, len(target.devices)
     model_flops = batch * training_flops(step.model, rows.seq_len, rows.predictions, rows.sequences)
     recomputed = batch * recomputed_flops(step.model, rows.seq_len, config.remat)

@@ -52,12 +52,17 @@ def _collectives(d: Mapping[str, Any]) -> list[str]:
     head = ["kind", "along", "type", "loops", "a step", "MiB a step"]
     table = [
         [
-            one["kind"], "?" if one["axes"] is None else " ".join(one["axes"]), one["dtype"], str(one["loops"]),
+            one["kind"], _along(one), one["dtype"], str(one["loops"]),
             f"{one['count']:,}", f"{one['bytes'] / (1 << 20):,.2f}",
         ]
         for one in d["collectives"]
     ]  # fmt: skip
     return ["collectives", *_rows([head, *table])]
+
+
+def _along(one: Mapping[str, Any]) -> str:
+    axes = "?" if one["axes"] is None else " ".join(one["axes"])
+    return f"{axes}, between slices" if one["between_slices"] else axes
 
 
 def _speed(d: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,7 @@
 """The mesh of devices that a run spreads over, and the sizes that go with it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 from jax.experimental import mesh_utils
@@ -40,7 +40,7 @@ def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -
     slices = len({getattr(device, "slice_index", None) for device in devices})
     if slices == 1:
         return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=types, devices=devices)
-    between = _between_slices(sizes, slices, wanted)
+    between = between_slices(sizes, slices)
     within = [size // count for size, count in zip(sizes.values(), between, strict=True)]
     try:
         grid = mesh_utils.create_hybrid_device_mesh(within, between, devices, allow_split_physical_axes=True)
@@ -49,11 +49,12 @@ def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -
     return Mesh(grid, MESH_AXES, axis_types=types)
 
 
-def _between_slices(sizes: dict[str, int], slices: int, wanted: str) -> tuple[int, int, int]:
-    """How many slices each axis spans: as many as divide it go to `data`, the rest to `fsdp`."""
+def between_slices(sizes: Mapping[str, int], slices: int) -> tuple[int, int, int]:
+    """How many slices each axis spans: as many as divide it go to `data`, the rest to `fsdp`. InputError if none do."""
     data = math.gcd(sizes["data"], slices)
     fsdp = slices // data
     if sizes["fsdp"] % fsdp:
+        wanted = " x ".join(f"mesh.{axis}={size}" for axis, size in sizes.items())
         raise InputError(
             f"{wanted} cannot be laid over {slices} slices: mesh.data has to be a multiple of {slices}, or mesh.fsdp "
             "of what is left of it; mesh.tensor stays within a slice"
