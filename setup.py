@@ -1,4 +1,4 @@
-"""How bert_jax is installed: `pip install -e .`; extras: gpu, tpu, beam, dataflow, parity, benchmarks, dev."""
+"""How bert_jax is installed: `pip install -e .`; extras: gpu, tpu, tpu-aot, beam, dataflow, parity, benchmarks, dev."""
 
 from pathlib import Path
 
@@ -16,6 +16,7 @@ setup(
     package_dir={"bert_jax": "bert_jax", "bert_jax.configs": "configs"},
     packages=[
         "bert_jax",
+        "bert_jax.ahead_of_time",
         "bert_jax.configs",
         "bert_jax.data",
         "bert_jax.interop",
@@ -43,6 +44,8 @@ setup(
     extras_require={
         "gpu": ["jax[cuda13]>=0.10"],
         "tpu": ["jax[tpu]>=0.10"],
+        # For `compile`, on any machine: the libtpu that goes with this jax, whose programs its jaxlib can read.
+        "tpu-aot": ["jax[tpu]>=0.10"],
         "beam": ["apache-beam>=2.70"],
         "dataflow": ["apache-beam[gcp]>=2.70", "gcsfs"],
         "parity": ["torch>=2.6", "transformers>=5.0"],

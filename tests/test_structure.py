@@ -21,7 +21,8 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "inference": {"data", "model", "training"},
     "features": {"config", "data", "model", "training"},
     "report": {"training"},
-    "cli": {"config", "data", "features", "interop", "inference", "report", "training", "__init__"},
+    "ahead_of_time": {"config", "data", "model", "training"},
+    "cli": {"ahead_of_time", "config", "data", "features", "interop", "inference", "report", "training", "__init__"},
     "__init__": {"inference"},
 }
 MODEL_LIBRARIES = {"jax", "flax", "bert_jax"}

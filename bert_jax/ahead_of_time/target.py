@@ -17,6 +17,16 @@ from bert_jax.training.flops import peak_flops
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
+_ENVIRONMENT = {  # of libtpu
+    "TPU_SKIP_MDS_QUERY": "1",  # who is not on Google Cloud would wait for its answer,
+    "TPU_WORKER_HOSTNAMES": "localhost",  # and be told on stderr what it did not say
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # others may compile, or train, at the same time
+}
+
+
 @dataclass(frozen=True)
 class Target:
     """TPUs to compile for. `chip` and `peak_flops` are None for chips of which `tpu_chips` knows nothing."""
@@ -43,8 +53,8 @@ def open_target(topology: str, slices: int = 1) -> Target:
     except importlib.metadata.PackageNotFoundError as error:
         raise InputError("compile needs libtpu: pip install 'bert-jax[tpu-aot]'") from error
     jax.config.update("jax_platforms", "cpu")  # the compiler alone: not the TPUs of this machine, if it has some
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # who is not on Google Cloud would wait for its answer
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # others may compile, or train, at the same time
+    for variable, value in _ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
     name = topology.partition(":")[0]
     options: dict[str, Any] = {"num_slices": slices} if slices > 1 else {}
     if name == "v4":

@@ -1,0 +1,152 @@
+"""`bert-jax compile` with the TPU compiler itself, on this machine without a TPU."""
+
+import json
+import subprocess
+import sys
+
+import helpers
+import pytest
+
+pytest.importorskip("libtpu", reason="needs the tpu-aot extra")
+
+SMALL = {"global_batch_size": 64, "data.max_predictions": 20}
+
+
+def run(*arguments: object, config: str = "bert_tiny", expect: int = 0, **overrides: object):
+    """`bert-jax compile`, with the compiler's optimizations on; overrides have dots as double underscores."""
+    chosen = {**SMALL, **{key.replace("__", "."): value for key, value in overrides.items()}}
+    done = helpers.run_cli(
+        "compile", f"--config={config}", *arguments, *helpers.flags(chosen), timeout=280, XLA_FLAGS=""
+    )
+    assert done.returncode == expect, done.stderr[-2000:]
+    return done
+
+
+def compiled(*arguments: object, **settings: object) -> dict:
+    return json.loads(run("--json", *arguments, **settings).stdout)
+
+
+def parameters(hidden: int = 128, layers: int = 2) -> int:
+    """With the vocabulary's padding."""
+    a_layer = 12 * hidden**2 + 13 * hidden
+    heads = 2 * hidden**2 + 4 * hidden + 2 * hidden + 2 + 30_592
+    return (30_592 + 512 + 2) * hidden + 2 * hidden + layers * a_layer + heads
+
+
+def test_data_parallel_sends_one_gradient_and_nothing_in_a_loop():
+    found = compiled("--topology=v5e:2x4", gradient_accumulation=2)
+    assert (found["devices"], found["mesh"], found["rows_a_device"]) == (8, {"data": 8, "fsdp": 1, "tensor": 1}, 4)
+    assert {(one["kind"], one["loops"]) for one in found["collectives"]} == {("all-reduce", 0)}
+    assert {tuple(one["axes"]) for one in found["collectives"]} == {("data",)}
+    sent = sum(one["bytes"] for one in found["collectives"])
+    assert 4 * parameters() <= sent <= 4 * parameters() + 200  # and scalars
+    assert found["fits"]
+    assert found["peak_bytes"] < 2**30 < found["hbm_bytes"] == 15.75 * 2**30
+    assert found["argument_bytes"] > 3 * 4 * parameters()
+    bounds = found["roofline"]
+    assert bounds["at_least_seconds"] == max(bounds[f"{part}_seconds"] for part in ("compute", "memory", "network"))
+    assert bounds["compute_seconds"] == pytest.approx(found["model_flops"] / 8 / 197e12)
+    assert bounds["network_seconds"] == pytest.approx(sent * 2 * 7 / 8 / (4.5e10 * 4), rel=0.01)
+
+
+def test_gradients_are_sent_in_the_type_that_is_chosen_and_programs_of_v6e_can_be_read():
+    found = compiled("--topology=v6e:2x4", gradient_reduce_dtype="bfloat16")
+    (gradients,) = [one for one in found["collectives"] if one["bytes"] > 1000]
+    assert gradients["dtype"] == "bf16"
+    assert gradients["bytes"] == pytest.approx(2 * parameters(), rel=0.01)
+
+
+@pytest.mark.long
+def test_zero1_scatters_gradients_and_gathers_parameters():
+    found = compiled("--topology=v5e:2x4", mesh__zero1=True)
+    whole = compiled("--topology=v5e:2x4")
+    moments = 2 * 4 * parameters()
+    assert whole["argument_bytes"] - found["argument_bytes"] == pytest.approx(7 / 8 * moments, rel=0.01)
+    sent = {kind: sum(one["bytes"] for one in found["collectives"] if one["kind"] == kind) for kind in (
+        "all-reduce", "all-gather", "reduce-scatter"
+    )}  # fmt: skip
+    assert sent["all-gather"] == pytest.approx(4 * parameters(), rel=0.01)
+    # Small arrays are padded before they are cut.
+    assert sent["all-reduce"] + sent["reduce-scatter"] == pytest.approx(4 * parameters(), rel=0.03)
+
+
+@pytest.mark.long
+def test_slices_add_up_over_the_network_between_them_what_each_has_scattered():
+    found = compiled("--topology=v5e:2x2", "--num_slices=2")
+    assert found["mesh"]["data"] == 8
+    between = sum(one["bytes"] for one in found["collectives"] if one["between_slices"])
+    assert between == pytest.approx(4 * parameters() / 4, rel=0.05)  # a device's piece, of four devices in a slice
+
+
+@pytest.mark.long
+def test_what_does_not_fit_says_by_how_much_and_what_mends_it():
+    done = run(
+        "--topology=v5e:2x2", config="bert:L2_H1024", expect=2, global_batch_size=4 * 256, data__seq_len=512,
+    )  # fmt: skip
+    line = done.stderr.strip().split("\n")[-1]
+    assert "GiB of a device, " in line
+    assert line.endswith("--config.remat=attention")
+    assert "DOES NOT FIT" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "overrides", "message"),
+    [
+        (("--topology=v9:2x2",), {}, "--topology=v9:2x2: libtpu does not make it"),
+        (
+            ("--topology=v5e:2x4",),
+            {"attention": "splash", "model.attention_probs_dropout_prob": 0.1},
+            "attention=splash has no dropout",
+        ),
+    ],
+)
+def test_errors_are_one_line(arguments, overrides, message):
+    done = run(*arguments, expect=2, **overrides)
+    (line,) = done.stderr.strip().split("\n")
+    assert line.startswith(f"bert-jax compile: {message}")
+
+
+SHARDED_STATE = """
+import jax
+from bert_jax.ahead_of_time.target import open_target
+from bert_jax.config import load_config
+from bert_jax.model import BertConfig
+from bert_jax.training.loop import plan_state
+from bert_jax.training.mesh import make_mesh
+target = open_target("v5e:4x4")
+config = load_config("bert_large", [("mesh.data", "1"), ("mesh.fsdp", "-1")])
+mesh = make_mesh(config.mesh, target.devices)
+_, spec = plan_state(mesh, config, BertConfig.from_dict({**config.model, "vocab_size": 30_522}))
+sizes = spec.make.lower().compile().memory_analysis()
+print(sum(leaf.size * 4 for leaf in jax.tree.leaves(spec.abstract)), sizes.peak_memory_in_bytes)
+"""
+
+
+@pytest.mark.long
+def test_no_device_ever_holds_the_whole_of_a_large_model_that_is_cut():
+    """Where a run starts each device makes its own sixteenth; what is restored goes to the same places."""
+    done = subprocess.run(
+        [sys.executable, "-c", SHARDED_STATE], env=helpers.child_environment(XLA_FLAGS=""), capture_output=True,
+        text=True, timeout=280, check=True,
+    )  # fmt: skip
+    whole, peak = map(int, done.stdout.split()[-2:])
+    assert whole > 4 * 10**9
+    assert peak < whole / 8
+
+
+@pytest.mark.long
+def test_temporaries_do_not_grow_with_the_chips():
+    few, many = (
+        compiled(f"--topology={shape}", config="bert_large", global_batch_size=32 * chips)
+        for shape, chips in (("v5e:4x4", 16), ("v5e:16x16", 256))
+    )
+    assert many["devices"] == 256
+    assert many["temp_bytes"] == pytest.approx(few["temp_bytes"], rel=0.02)
+    assert sum(one["bytes"] for one in many["collectives"]) == sum(one["bytes"] for one in few["collectives"])
+
+
+@pytest.mark.long
+def test_lambs_batch_on_1024_chips_fits_unaccumulated():
+    found = compiled("--topology=v4:8x8x16", "--phase=0", config="bert_large:lamb", global_batch_size=65_536)
+    assert (found["devices"], found["rows_a_device"]) == (1024, 64)
+    assert found["peak_bytes"] < 24 * 2**30
