@@ -75,6 +75,8 @@ def sum_over_devices(
     def total(value: jax.Array, sharding: NamedSharding, target: NamedSharding) -> jax.Array:
         have = manual_spec(sharding)
         cut = [(dimension, axis) for dimension, axis in enumerate(manual_spec(target)) if axis not in (None, *have)]
+        if not cut and not _uncut(target):
+            return value
 
         def reduce(x: jax.Array) -> jax.Array:
             return jax.lax.psum(_scatter(x, cut), _uncut(target))

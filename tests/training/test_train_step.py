@@ -59,6 +59,8 @@ class Run:
         microbatches=1,
         nsp=True,
         scan_layers=True,
+        zero1=False,
+        gradient_reduce_dtype=jnp.float32,
         **optimizer,
     ):
         sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
@@ -67,10 +69,13 @@ class Run:
         overrides = [(f"optimizer.{name}", str(value)) for name, value in optimizer.items()]
         axes = abstract_parameters(model)[2]
         self.optimizer = make_optimizer(load_config("default", overrides).optimizer, axes)
-        self.spec = describe_state(self.mesh, model, self.optimizer, seed=0, scan_layers=scan_layers)
+        self.spec = describe_state(self.mesh, model, self.optimizer, seed=0, zero1=zero1, scan_layers=scan_layers)
         self.state = self.spec.make()
         schedule = learning_rate_schedule(1e-2, 2, 100)
-        self.step = make_train_step(self.mesh, self.spec, self.optimizer, schedule, seed=0, nsp=nsp)
+        self.step = make_train_step(
+            self.mesh, self.spec, self.optimizer, schedule,
+            seed=0, nsp=nsp, gradient_reduce_dtype=gradient_reduce_dtype,
+        )  # fmt: skip
 
     def __call__(self, batch):
         with jax.set_mesh(self.mesh):
@@ -94,7 +99,16 @@ def one_device():
 
 @pytest.mark.parametrize(
     "sizes",
-    [{"data": 8}, {"fsdp": 8}, {"data": 2, "tensor": 4}, {"data": 2, "fsdp": 2, "tensor": 2}],
+    [
+        {"data": 8},
+        {"fsdp": 8},
+        {"tensor": 4},
+        {"data": 2, "tensor": 4},
+        {"data": 2, "fsdp": 2, "tensor": 2},
+        {"data": 8, "zero1": True},
+        {"data": 2, "fsdp": 2, "tensor": 2, "zero1": True},
+        {"data": 2, "fsdp": 2, "tensor": 2, "microbatches": 4},
+    ],
     ids=lambda sizes: "-".join(f"{axis}{size}" for axis, size in sizes.items()),
 )
 def test_a_mesh_changes_where_not_what_with_dropout_on(sizes, one_device):
@@ -129,6 +143,52 @@ def test_state_is_made_sharded_and_moments_lie_beside_their_parameters():
     for tree in (moments.mu, moments.nu):
         for parameter, moment in zip(jax.tree.leaves(parameters), jax.tree.leaves(tree), strict=True):
             assert moment.sharding == parameter.sharding
+
+
+def test_zero1_cuts_moments_along_data_and_leaves_parameters_whole():
+    run = Run(data=4, zero1=True)
+    run(make_batch(0))
+    kernel = run.state.parameters["encoder"]["layers"]["feed_forward"]["up_kernel"]
+    assert kernel.addressable_shards[0].data.shape == (2, 32, 64)
+    for tree in (run.state.optimizer_state[1].mu, run.state.optimizer_state[1].nu):
+        moment = tree["encoder"]["layers"]["feed_forward"]["up_kernel"]
+        assert moment.addressable_shards[0].data.shape == (2, 32, 16)  # along the longest dimension
+    found = collectives(Run(data=4, zero1=True, microbatches=2))
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(run.spec.abstract.parameters))
+    elements = {kind: sum(n for other, _, n in found if other == kind) for kind, *_ in found}
+    # A reduce-scatter's result is a device's piece; two biases do not divide and are summed whole, with scalars.
+    assert parameters - 4 <= elements["all-gather"] <= parameters
+    assert parameters - 4 <= 4 * elements["reduce-scatter"] <= parameters
+    assert elements["all-reduce"] < 100
+    assert {depth for _, depth, _ in found} == {0}
+
+
+def test_fsdp_beside_tensor_gathers_a_layer_s_pieces_alone():
+    run = Run(CONFIG, data=2, fsdp=2, tensor=2)
+    layers = run.spec.abstract.parameters["encoder"]["layers"]
+    held = sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) // 2
+        for leaf in jax.tree.leaves(layers) if "fsdp" in leaf.sharding.spec
+    )  # fmt: skip
+    found = [(kind, n) for kind, depth, n in collectives(run) if depth == 2]
+    assert 1.9 * held < sum(n for kind, n in found if kind == "all-gather") / 2 <= 2 * held
+    assert sum(n for kind, n in found if kind == "reduce-scatter") == held
+
+
+def test_gradients_are_added_up_across_devices_in_the_chosen_type_and_on_a_device_in_float32():
+    def norms(**settings):
+        run = Run(microbatches=4, **settings)
+        run(make_batch(0))
+        return run.state.optimizer_state[1].mu
+
+    half = {"gradient_reduce_dtype": jnp.bfloat16}
+    assert_close(norms(**half), norms(), 0, 0)  # one device: there is nothing to add up across
+    for sizes in ({"data": 4}, {"fsdp": 4}):
+        whole, rounded = norms(**sizes), norms(**sizes, **half)
+        differences = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max() / jnp.abs(a).max()), whole, rounded)
+        kernel = differences["encoder"]["layers"]["feed_forward"]["up_kernel"]
+        assert 1e-4 < kernel < 2e-2
+        assert max(jax.tree.leaves(differences)) < 5e-2
 
 
 @pytest.mark.parametrize("sizes", [{}, {"data": 4}, {"fsdp": 4}], ids=str)
@@ -232,7 +292,8 @@ def collectives(run):
         if match:
             shapes = re.findall(r"f32\[([0-9,]*)\]", match[1])
             elements = sum(math.prod(map(int, filter(None, shape.split(",")))) for shape in shapes)
-            depth = re.search(r'op_name="([^"]*)"', line)[1].count("while/body")
+            name = re.search(r'op_name="([^"]*)"', line)
+            depth = name[1].count("while/body") if name else 0
             found.append((match[2], depth, elements))
     return found
 
