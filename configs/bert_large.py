@@ -6,21 +6,44 @@ With LAMB, as in NVIDIA's recipe (You et al. 2020): 7,038 steps of 65,536 sequen
 
     bert-jax pretrain --config=bert_large:lamb --workdir=runs/bert_large_lamb --config.gradient_accumulation=64 \\
       --config.phases.0.data.path=DATASET128 --config.phases.1.data.path=DATASET512
+
+On TPUs, for which `v4`, `v5e`, `v5p` and `v6e` know what fits: the paper's million steps of 256, 90% of them at 128
+tokens, or LAMB's as `lamb_v5p`. The same on any number of chips, for which microbatches are filled in.
+
+    bert-jax pretrain --config=bert_large:v5p --workdir=runs/bert_large \\
+      --config.phases.0.data.path=DATASET128 --config.phases.1.data.path=DATASET512
 """
 
 from bert_jax.configs import default
 
+# Rows of a microbatch on a device, at 128 tokens and at 512, with room to spare (benchmarks/tpu_topologies.py), data
+# parallel: the model is too small to gain from cutting it. All dropout stays, so at 512 attention's arrays are made
+# again rather than left to a kernel that has none.
+CHIPS = {"v4": (128, 48), "v5e": (64, 16), "v5p": (256, 128), "v6e": (128, 48)}
+
 
 def get_config(recipe=""):
-    if recipe not in ("", "lamb"):
-        raise ValueError(f"{recipe!r} is no recipe of it: there is lamb, or none for the paper's")
+    is_lamb = recipe.split("_")[0] == "lamb"
+    chip = recipe.removeprefix("lamb").removeprefix("_") if is_lamb else recipe
+    if recipe not in ("", "lamb", *CHIPS, *(f"lamb_{name}" for name in CHIPS)):
+        raise ValueError(
+            f"{recipe!r} is no recipe of it: there are lamb, {', '.join(CHIPS)}, lamb_v4 and so on, or none for the "
+            "paper's"
+        )
     config = default.get_config()
     config.model.num_hidden_layers = 24
     config.model.hidden_size = 1024
     config.model.num_attention_heads = 16
     config.model.intermediate_size = 4096
-    if recipe == "lamb":
+    if is_lamb:
         _lamb(config)
+    elif chip:
+        config.phases = (
+            {"steps": 900_000, "data.path": "", "data.seq_len": 128, "data.max_predictions": 20},
+            {"steps": 100_000, "data.path": "", "data.seq_len": 512, "data.max_predictions": 80},
+        )
+    if chip:
+        _on_tpu(config, *CHIPS[chip])
     return config
 
 
@@ -38,9 +61,21 @@ def _lamb(config):
     config.eval_batches = 1
     config.checkpoint.every_steps = 500
     config.phases = (
-        {"steps": 7_038, "data.path": "", "data.max_predictions": 20},
+        {"steps": 7_038, "data.path": "", "data.seq_len": 128, "data.max_predictions": 20},
         {
-            "steps": 1_563, "data.path": "", "data.max_predictions": 76, "global_batch_size": 32_768,
-            "optimizer.learning_rate": 4e-3, "optimizer.warmup_steps": 200,  # 12.8%
+            "steps": 1_563, "data.path": "", "data.seq_len": 512, "data.max_predictions": 76,
+            "global_batch_size": 32_768, "optimizer.learning_rate": 4e-3,
+            "optimizer.warmup_steps": 200,  # 12.8%
         },
     )  # fmt: skip
+
+
+def _on_tpu(config, rows_of_128, rows_of_512):
+    first, second = config.phases
+    config.gradient_accumulation = -1
+    config.phases = (
+        {**first, "max_rows_per_device": rows_of_128},
+        {**second, "max_rows_per_device": rows_of_512, "remat": "attention"},
+    )
+    # The whole run's, which no phase goes by, has to be something that can be.
+    config.max_rows_per_device = rows_of_128
