@@ -26,7 +26,7 @@ COMMANDS = [
 
 HEAD = (
     "| chips | tokens | rows a chip x microbatches | peak / HBM, GiB | arguments, temporaries, GiB | all-reduce, MiB | "
-    "in loops | at least, ms: compute, memory, network | rows/s at most | compiled in, s | command |"
+    "in loops | at least, ms: compute, memory, network | rows/s at most | command |"
 )
 
 
@@ -44,7 +44,7 @@ def row(found: dict, command: str) -> str:
         f"| {found['devices']:,} | {found['seq_len']} | {found['rows_a_device']} x {found['gradient_accumulation']} | "
         f"{found['peak_bytes'] / GIB:.2f} / {found['hbm_bytes'] / GIB:.2f} | {found['argument_bytes'] / GIB:.2f}, "
         f"{found['temp_bytes'] / GIB:.2f} | {reduced} | {looped} | {parts} | "
-        f"{bounds['sequences_per_second_at_most']:,.0f} | {found['compile_seconds']:.0f} | `{command}` |"
+        f"{bounds['sequences_per_second_at_most']:,.0f} | `{command}` |"
     )
 
 
