@@ -19,7 +19,7 @@ from bert_jax.configs import default
 # Rows of a microbatch on a device, at 128 tokens and at 512, with room to spare (benchmarks/tpu_topologies.py), data
 # parallel: the model is too small to gain from cutting it. All dropout stays, so at 512 attention's arrays are made
 # again rather than left to a kernel that has none.
-CHIPS = {"v4": (128, 48), "v5e": (64, 16), "v5p": (256, 128), "v6e": (128, 48)}
+CHIPS = {"v4": (128, 32), "v5e": (64, 16), "v5p": (256, 128), "v6e": (128, 32)}
 
 
 def get_config(recipe=""):

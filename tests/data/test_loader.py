@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.loader import EvalLoader, TrainLoader, TrainRows, next_token_targets
+from bert_jax.data.loader import (
+    EvalLoader,
+    TrainLoader,
+    TrainRows,
+    batch_shapes,
+    next_token_targets,
+    predictions_a_row,
+)
 from bert_jax.data.masking import Masking
 from bert_jax.data.prefetch import Prefetch
 from bert_jax.errors import InputError
@@ -84,6 +91,15 @@ def test_layout(dataset):
     lengths = batch["sequence_ids"].sum(axis=1)
     expected = [min(10, max(1, round(0.15 * length))) for length in lengths.tolist()]
     assert batch["masked_weights"].sum(axis=1).tolist() == expected
+
+
+@pytest.mark.parametrize("max_sequences", [1, 3])
+@pytest.mark.parametrize("left_to_right", [False, True])
+def test_what_a_batch_is_like_is_known_without_it(dataset, max_sequences, left_to_right):
+    loader = Loader(dataset, max_sequences=max_sequences, left_to_right=left_to_right)
+    predictions = predictions_a_row(None if left_to_right else Masking(10), dataset.info.seq_len, max_sequences)
+    shapes = batch_shapes(16, dataset.info.seq_len, predictions, max_sequences)
+    assert {name: (entry.shape, entry.dtype) for name, entry in loader.batch(0).items()} == shapes
 
 
 def test_a_batch_is_its_instances(dataset):

@@ -161,6 +161,19 @@ def test_microbatches_are_no_other_evaluation(dataset_dir: Path, tmp_path: Path)
         assert rows[0][name] == pytest.approx(rows[1][name], rel=1e-5), name
 
 
+def test_microbatches_are_filled_in_and_a_run_goes_on_with_others(dataset_dir: Path, tmp_path: Path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    pretrain(helpers.small_config(dataset_dir), str(whole))
+    settings = {"gradient_accumulation": -1, "max_rows_per_device": 1, "data__seq_len": 64}
+    pretrain(helpers.small_config(dataset_dir, **settings), str(cut))
+    shutil.rmtree(cut / "checkpoints" / "8")  # steps 5 to 8 again, on half of the devices' microbatches
+    pretrain(helpers.small_config(dataset_dir, **{**settings, "max_rows_per_device": 2}, mesh__zero1=True), str(cut))
+    for a, b in zip(read_metrics(epath.Path(whole)), read_metrics(epath.Path(cut)), strict=True):
+        assert a["step"] == b["step"]
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+    assert '"gradient_accumulation": -1' in (cut / "config.json").read_text()
+
+
 def test_too_many_steps_that_are_not_finite_stop_the_run_with_a_checkpoint(dataset_dir: Path, tmp_path: Path):
     config = helpers.small_config(
         dataset_dir, optimizer__learning_rate=1e30, total_steps=50, max_nonfinite_steps=3, checkpoint__every_steps=50,
@@ -230,7 +243,10 @@ def test_another_dataset_or_vocabulary_is_refused(
         ({"total_steps": 0}, "total_steps has to be at least 1"),
         ({"objective__mask_token": 0.9}, "sum to 1"),
         ({"seed": -1}, "seed has to be in"),
-        ({"gradient_accumulation": 0}, "gradient_accumulation has to be at least 1"),
+        ({"gradient_accumulation": 0}, "gradient_accumulation has to be at least 1, or -1"),
+        ({"gradient_accumulation": -1}, "max_rows_per_device has to be at least 1 where gradient_accumulation=-1"),
+        ({"gradient_reduce_dtype": "float16"}, "gradient_reduce_dtype has to be one of float32, bfloat16"),
+        ({"data__seq_len": 128}, "sequences of 64 tokens, but data.seq_len=128: prepare it with --seq_len 128"),
         ({"optimizer__learning_rate": "nan"}, "optimizer.learning_rate has to be a number"),
         ({"optimizer__warmup_steps": 8}, "has to be below total_steps"),
         ({"model__type_vocab_size": 1}, "segments 0 and 1"),
