@@ -13,10 +13,10 @@ import sys
 GIB, MIB = 1 << 30, 1 << 20
 
 TOPOLOGIES = {
-    "v4": ("2x2x2", "4x4x4", "4x8x8"),
-    "v5e": ("2x4", "8x8", "16x16"),
-    "v5p": ("2x2x2", "4x4x4", "4x8x8"),
-    "v6e": ("2x4", "8x8", "16x16"),
+    "v4": ("2x2x2", "4x8x8"),
+    "v5e": ("2x4", "16x16"),
+    "v5p": ("2x2x2", "4x8x8"),
+    "v6e": ("2x4", "16x16"),
 }
 COMMANDS = [
     f"bert-jax compile --config=bert_large:lamb_{chip} --topology={chip}:{shape}"
@@ -50,12 +50,12 @@ def row(found: dict, command: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", metavar="CHIP", help="v4, v5e, v5p or v6e")
+    parser.add_argument("--only", default="", metavar="CHIP", help="v4, v5e, v5p or v6e, or a whole topology")
     options = parser.parse_args()
     print(HEAD)
     print("|" + " --- |" * HEAD.count(" |"))
     for command in COMMANDS:
-        if options.only and f"--topology={options.only}:" not in command:
+        if options.only and f"--topology={options.only}" not in command:
             continue
         arguments = command.split()[1:]
         done = subprocess.run(
