@@ -1,6 +1,6 @@
 """The encoder: post-LN Transformer layers, their parameters stacked on a leading axis and scanned over."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -38,9 +38,20 @@ def _save_all_but_gathered(primitive: Any, *_: Any, **details: Any) -> bool:
 
 def _gathers(jaxpr: Any) -> bool:
     return any(
-        equation.primitive.name == "all_gather" or any(map(_gathers, jax.core.jaxprs_in_params(equation.params)))
+        equation.primitive.name == "all_gather" or any(map(_gathers, _jaxprs(tuple(equation.params.values()))))
         for equation in jaxpr.eqns
     )
+
+
+def _jaxprs(value: Any) -> Iterator[Any]:
+    """What a primitive's parameters hold of programs."""
+    if isinstance(value, tuple):
+        for item in value:
+            yield from _jaxprs(item)
+    elif hasattr(value, "eqns"):
+        yield value
+    elif hasattr(value, "jaxpr"):
+        yield value.jaxpr
 
 
 class FeedForward(nnx.Module):
