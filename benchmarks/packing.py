@@ -20,10 +20,10 @@ from bert_jax.config import load_config
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.data.tokenization import WordPieceTokenizer
+from bert_jax.training.batches import put_batch
 from bert_jax.training.loop import make_loaders, plan_step
 from bert_jax.training.mesh import make_mesh
 from bert_jax.training.phases import open_phases
-from bert_jax.training.train_step import put_batch
 
 STEPS = 3  # a round
 

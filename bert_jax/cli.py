@@ -19,7 +19,7 @@ from typing import Any
 
 from bert_jax import __version__
 from bert_jax.errors import BertJaxError, InputError
-from bert_jax.progress import Bars, Progress
+from bert_jax.progress import Bars, Progress, silent
 
 _MENDABLE = {  # what is wrong with a path that was given
     errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EROFS,
@@ -222,15 +222,22 @@ def _pretrain(options: argparse.Namespace) -> None:
     with StopSignal() as stop:  # before the imports, which take seconds: a signal in them is a signal to the run
         from bert_jax.config import load_config
         from bert_jax.training.pretrain import pretrain
+        from bert_jax.training.processes import is_first, join_processes
 
-        pretrain(load_config(options.config, options.overrides), options.workdir, stop=stop, bars=bars())
+        join_processes()
+        shown = bars() if is_first() else silent
+        pretrain(load_config(options.config, options.overrides), options.workdir, stop=stop, bars=shown)
 
 
 def _evaluate(options: argparse.Namespace) -> None:
     from bert_jax.training.evaluation import evaluate_checkpoint
+    from bert_jax.training.processes import is_first, join_processes
 
-    values = evaluate_checkpoint(options.checkpoint, options.data, batch_size=options.batch_size, bars=bars())
-    print(json.dumps(values, indent=2))
+    join_processes()
+    shown = bars() if is_first() else silent
+    values = evaluate_checkpoint(options.checkpoint, options.data, batch_size=options.batch_size, bars=shown)
+    if is_first():
+        print(json.dumps(values, indent=2))
 
 
 def _fill_mask(options: argparse.Namespace) -> None:

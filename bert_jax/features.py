@@ -33,11 +33,11 @@ from bert_jax.errors import InputError
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import Parameters
 from bert_jax.progress import Bars, silent
+from bert_jax.training.batches import put_batch
 from bert_jax.training.checkpoints import Checkpoint, open_checkpoint
 from bert_jax.training.checks import check_batch_size
 from bert_jax.training.mesh import make_mesh
 from bert_jax.training.sharding import batch_sharding, parameter_shardings
-from bert_jax.training.train_step import put_batch
 
 LAYER_NAMES = ("embeddings", "first", "second_to_last", "last", "last_four", "all")
 """What `parse_layers` knows beside numbers. `embeddings` are the three summed, after LayerNorm."""

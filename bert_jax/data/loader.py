@@ -279,7 +279,7 @@ class TrainLoader:
             key_from(seed, "mixture", *(source.dataset.info.hash for source in sources)),
         )
 
-    def batch(self, step: int, rows: slice = slice(None)) -> Batch:
+    def batch(self, step: int, rows: slice | np.ndarray = slice(None)) -> Batch:
         """Rows `rows` of batch `step`, laid out as `TrainRows.rows`."""
         numbers = (self._offset + step * self.global_batch_size + np.arange(self.global_batch_size))[rows]
         if len(self.sources) == 1:
@@ -329,7 +329,7 @@ class EvalLoader:
         whole = -(-len(order) // batch_size)
         self.batches = whole if batches < 0 else min(batches, whole)
 
-    def batch(self, number: int, rows: slice = slice(None)) -> Batch:
+    def batch(self, number: int, rows: slice | np.ndarray = slice(None)) -> Batch:
         """Rows of eval batch `number`, laid out as `TrainRows.rows`; past the split's end rows weigh nothing."""
         positions = (number * self.batch_size + np.arange(self.batch_size))[rows]
         real = positions < len(self._source)

@@ -1,6 +1,6 @@
 """Both pre-training losses on the eval split, beside the loss of a model that knows word frequencies alone."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -15,12 +15,13 @@ from bert_jax.errors import InputError
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import Parameters
 from bert_jax.progress import Bars, silent
+from bert_jax.training.batches import put_batch, rows_here
 from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.checks import check_batch_size, check_tokenizer, compute_dtype
 from bert_jax.training.mesh import make_mesh
 from bert_jax.training.phases import plan_at
 from bert_jax.training.sharding import parameter_shardings
-from bert_jax.training.train_step import make_eval_step, put_batch
+from bert_jax.training.train_step import make_eval_step
 
 
 class Evaluator:
@@ -30,19 +31,20 @@ class Evaluator:
         self,
         mesh: Mesh,
         eval_step: Callable[..., Any],
-        batches: Iterable[Mapping[str, np.ndarray]],
+        loader: EvalLoader,
         token_counts: np.ndarray,
         *,
         nsp: bool,
     ):
-        """`batches` is gone through anew in each `run`; `token_counts` [V] are those of the training split.
+        """`loader` is gone through anew in each `run`; `token_counts` [V] are those of the training split.
 
         `nsp` says whether the next-sentence loss is part of `loss`, as it is or is not in training.
         """
         self._nsp = nsp
         self._mesh = mesh
         self._eval_step = eval_step
-        self._batches = batches
+        self._loader = loader
+        self._rows = rows_here(mesh, loader.batch_size)
         # Add-one smoothing: a token that the training split lacks must not make the baseline infinite.
         self._unigram_nats = -np.log((token_counts + 1) / (token_counts + 1).sum())
 
@@ -54,21 +56,21 @@ class Evaluator:
         """
         numerators: dict[str, float] = {}
         denominators: dict[str, float] = {}
-        unigram = predictions = 0.0
-        for batch in self._batches:
-            sums = jax.device_get(self._eval_step(parameters, put_batch(self._mesh, batch)))
+        for number in range(self._loader.batches):
+            batch = self._loader.batch(number, self._rows)
+            batch["unigram_nats"] = self._unigram_nats[batch["masked_ids"]].astype(np.float32)
+            placed = put_batch(self._mesh, batch, batch_size=self._loader.batch_size)
+            sums = jax.device_get(self._eval_step(parameters, placed))
             for name in sums["numerators"]:
                 numerators[name] = numerators.get(name, 0.0) + float(sums["numerators"][name])
                 denominators[name] = denominators.get(name, 0.0) + float(sums["denominators"][name])
-            unigram += float((self._unigram_nats[batch["masked_ids"]] * batch["masked_weights"]).sum())
-            predictions += float(batch["masked_weights"].sum())
             on_batch()
         means = {name: total / denominators[name] for name, total in numerators.items() if denominators[name]}
         trained = ("mlm_loss", "nsp_loss") if self._nsp else ("mlm_loss",)
         return {
             "loss": sum(means.get(name, 0.0) for name in trained),
+            "unigram_loss": 0.0,
             **means,
-            "unigram_loss": unigram / max(predictions, 1.0),
         }
 
 

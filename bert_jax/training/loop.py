@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -18,16 +19,17 @@ from bert_jax.data.prefetch import Prefetch
 from bert_jax.errors import BertJaxError, Interrupted
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.progress import Bars
+from bert_jax.training.batches import put_batch, rows_here
 from bert_jax.training.checkpoints import Checkpointer
 from bert_jax.training.checks import compute_dtype
 from bert_jax.training.evaluation import Evaluator
-from bert_jax.training.metrics import MetricsWriter
+from bert_jax.training.metrics import MetricsWriter, NoWriter
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.phases import Phase, Plan
 from bert_jax.training.state import StateSpec, TrainState, describe_state
 from bert_jax.training.stopping import StopSignal
 from bert_jax.training.throughput import Throughput, summary
-from bert_jax.training.train_step import Metrics, make_eval_step, make_train_step, put_batch
+from bert_jax.training.train_step import STOP, Metrics, make_eval_step, make_train_step
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +116,7 @@ class Run:
 
     mesh: Mesh
     checkpointer: Checkpointer
-    writer: MetricsWriter
+    writer: MetricsWriter | NoWriter
     stop: StopSignal
     bars: Bars
     bar: Any  # of the whole run
@@ -147,19 +149,31 @@ def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[
 
     # --- Loop ----------------------------------------------------------------------------------------------------
     microbatches = config.gradient_accumulation
-    batches = Prefetch(lambda step: put_batch(run.mesh, train_loader.batch(step), microbatches), start, phase.stop)
+    rows = rows_here(run.mesh, config.global_batch_size, microbatches)
+
+    are_several = jax.process_count() > 1
+
+    def make_batch(step: int) -> dict[str, jax.Array]:
+        batch = train_loader.batch(step, rows)
+        if are_several:
+            batch[STOP] = np.full(len(rows), run.stop.received is not None, np.int32)
+        return put_batch(run.mesh, batch, microbatches, batch_size=config.global_batch_size)
+
+    batches = Prefetch(make_batch, start, phase.stop)
     run.bar.set_postfix_str("compiling")
     throughput = Throughput(config, phase.model, train_loader)
     evaluation: dict[str, float] = {}
     pending: Any = None  # the metrics of the step before: read while the device works on this one
+    stops_together = False  # a process was asked to stop, and all know since the same step
 
     def settle() -> bool:
         """Reads the metrics of the pending step and logs them. True where too many in a row were not finite."""
-        nonlocal pending
+        nonlocal pending, stops_together
         if pending is None:
             return False
         (at, device_values), pending = pending, None
         values = jax.device_get(device_values)
+        stops_together = bool(values.pop(STOP, 0))
         throughput.finished(at)
         if at % config.log_every_steps == 0 or at == phase.stop:
             row = {name: value.item() for name, value in values.items()} | throughput.rates(at)
@@ -184,9 +198,9 @@ def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[
             state, metrics = train_step(state, batch)
             is_hopeless = settle()
             pending = step, metrics
-            is_last, received = step == phase.stop, run.stop.received
+            is_last, is_stop = step == phase.stop, stops_together if are_several else run.stop.received is not None
             is_eval = is_last or (config.eval_every_steps and step % config.eval_every_steps == 0)
-            is_save = is_last or is_hopeless or received or step % config.checkpoint.every_steps == 0
+            is_save = is_last or is_hopeless or is_stop or step % config.checkpoint.every_steps == 0
             if is_eval or is_save:  # a step's row is written before the step is saved, or a kill could lose it
                 is_hopeless = settle() or is_hopeless
             if is_eval and eval_loader.batches:
@@ -194,13 +208,14 @@ def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[
             if is_save:
                 hashes = (*phase.read_before, phase.dataset_hash)
                 run.checkpointer.save(step, state, bert_config=phase.model, dataset_hashes=hashes)
-            if is_hopeless or received:
+            if is_hopeless or is_stop:
                 run.checkpointer.wait()
             if is_hopeless:
                 raise BertJaxError(
                     f"loss, gradient or update were not finite {config.max_nonfinite_steps} times in a row, up to step "
                     f"{step}, which is saved: lower optimizer.learning_rate or raise optimizer.warmup_steps"
                 )
-            if received:
-                raise Interrupted(f"{received.name}: saved step {step}; the same command goes on from there")
+            if is_stop:
+                why = run.stop.received.name if run.stop.received else "another process was asked to stop"
+                raise Interrupted(f"{why}: saved step {step}; the same command goes on from there")
     return state, evaluation

@@ -53,6 +53,16 @@ class MetricsWriter:
         self._events.close()
 
 
+class NoWriter:
+    """In the place of a `MetricsWriter`, in processes that are not the first."""
+
+    def write(self, step: int, values: Mapping[str, Any], split: str | None = None) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
 def _line(row: Mapping[str, Any]) -> str:
     # JSON has no NaN: a loss that is not finite is null.
     finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in row.items()}

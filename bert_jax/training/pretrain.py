@@ -20,8 +20,9 @@ from bert_jax.training.checks import check_attention
 from bert_jax.training.initialization import open_init, start_from
 from bert_jax.training.loop import Run, make_loaders, plan_state, train_phase
 from bert_jax.training.mesh import check_divisibility, fill_in_accumulation, make_mesh
-from bert_jax.training.metrics import MetricsWriter
+from bert_jax.training.metrics import MetricsWriter, NoWriter
 from bert_jax.training.phases import open_phases
+from bert_jax.training.processes import is_first
 from bert_jax.training.stopping import StopSignal
 from bert_jax.training.workdir import claim_workdir
 
@@ -85,8 +86,9 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
         state = start_from(init, spec)
     else:
         state = spec.make()
-    (folder / CONFIG_FILE).write_text(json.dumps(json.loads(config.to_json_best_effort()), indent=2) + "\n")
-    writer = MetricsWriter(folder, resume_step=start)
+    if is_first():
+        (folder / CONFIG_FILE).write_text(json.dumps(json.loads(config.to_json_best_effort()), indent=2) + "\n")
+    writer = MetricsWriter(folder, resume_step=start) if is_first() else NoWriter()
     stack.callback(writer.close)
     log.info(
         "%s parameters, %s of %d %s",

@@ -27,6 +27,10 @@ from bert_jax.training.state import StateSpec, TrainState
 
 Metrics = dict[str, jax.Array]
 
+STOP = "stop"
+"""A batch may have it beside its other entries, int32 [B]: 1 from a process that was asked to stop. As a metric it is
+the largest: so all processes learn of it with the same step."""
+
 
 def make_train_step(
     mesh: Mesh,
@@ -78,7 +82,10 @@ def make_train_step(
             return jax.tree.map(jnp.add, total, (gradients, {"loss": loss, **means})), None
 
         zeros = varying_zeros(mesh, (parameters, {"loss": by["mlm_loss"], **by}))
-        (gradients, metrics), _ = jax.lax.scan(add_microbatch, zeros, (rows, batch))
+        if len(rows) == 1:  # of a loop that goes round once, XLA for TPUs makes two copies
+            (gradients, metrics), _ = add_microbatch(zeros, jax.tree.map(lambda entry: entry[0], (rows, batch)))
+        else:
+            (gradients, metrics), _ = jax.lax.scan(add_microbatch, zeros, (rows, batch))
         gradients = sum_over_devices(gradients, shardings, spec.moments, gradient_reduce_dtype)
         return gradients, jax.lax.psum(metrics, row_axes(mesh))
 
@@ -92,7 +99,9 @@ def make_train_step(
         )(state.parameters, batch, rows, key, objectives.denominators(batch))
 
     def train_step(state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Metrics]:
-        gradients, metrics = gradients_of(state, batch)
+        entries = dict(batch)
+        asked_to_stop = entries.pop(STOP, None)
+        gradients, metrics = gradients_of(state, entries)
         grad_norm = optax.tree.norm(gradients)
         learning_rate = schedule(state.step)
         direction, optimizer_state = optimizer.update(gradients, state.optimizer_state, state.parameters)
@@ -116,7 +125,7 @@ def make_train_step(
             "nonfinite_steps": state.nonfinite_steps,
             "nonfinite_streak": state.nonfinite_streak,
         }
-        return state, metrics
+        return state, metrics if asked_to_stop is None else {**metrics, STOP: asked_to_stop.max()}
 
     return jax.jit(
         train_step,
@@ -129,14 +138,18 @@ def make_train_step(
 def make_eval_step(
     mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters
 ) -> Callable[[Parameters, Mapping[str, Any]], dict[str, objectives.Sums]]:
-    """Compiles to `(parameters, batch) -> sums` over a batch [1, B, ...]: numerators, and their `denominators`."""
+    """Compiles to `(parameters, batch) -> sums` over a batch [1, B, ...]: numerators, and their `denominators`.
+
+    The batch has `unigram_nats` [1, B, P] beside the usual entries: what each target costs without a model.
+    """
 
     def of_these_rows(parameters: Parameters, rows: Mapping[str, jax.Array]) -> dict[str, objectives.Sums]:
         mlm_logits, nsp_logits = whole_model(graph, parameters, shardings, jnp.float32)(rows)
-        sums = {
-            "numerators": objectives.pretraining_sums(mlm_logits, nsp_logits, rows),
-            "denominators": objectives.denominators(rows),
-        }
+        numerators = objectives.pretraining_sums(mlm_logits, nsp_logits, rows)
+        denominators = objectives.denominators(rows)
+        numerators["unigram_loss"] = (rows["unigram_nats"] * rows["masked_weights"]).sum()
+        denominators["unigram_loss"] = denominators["mlm_loss"]
+        sums = {"numerators": numerators, "denominators": denominators}
         return jax.lax.psum(sums, row_axes(mesh))
 
     def eval_step(parameters: Parameters, batch: Mapping[str, jax.Array]) -> dict[str, objectives.Sums]:
@@ -149,14 +162,3 @@ def make_eval_step(
         in_shardings=(shardings, batch_sharding(mesh)),
         out_shardings=NamedSharding(mesh, PartitionSpec()),
     )
-
-
-def put_batch(mesh: Mesh, batch: Mapping[str, Any], microbatches: int = 1) -> dict[str, jax.Array]:
-    """A host batch [B, ...] on the mesh as [A, B / A, ...]; cut on the host, where it costs nothing."""
-    sharding = batch_sharding(mesh)
-    return {
-        name: jax.make_array_from_process_local_data(
-            sharding, entry.reshape(microbatches, entry.shape[0] // microbatches, *entry.shape[1:])
-        )
-        for name, entry in batch.items()
-    }

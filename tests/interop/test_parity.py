@@ -15,12 +15,13 @@ from bert_jax.interop.huggingface_weights import state_dict
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import HEADS
 from bert_jax.objectives import denominators, divide, pretraining_sums
+from bert_jax.training.batches import put_batch
 from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.initialization import start_from
 from bert_jax.training.mesh import make_mesh
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.training.state import describe_state
-from bert_jax.training.train_step import make_train_step, put_batch
+from bert_jax.training.train_step import make_train_step
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch and transformers")
 transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")

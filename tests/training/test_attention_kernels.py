@@ -19,6 +19,7 @@ from bert_jax.features import extract
 from bert_jax.model import BertConfig, abstract_parameters, attention
 from bert_jax.model.fused_attention import cudnn_attention, splash_attention
 from bert_jax.training import pretrain as pretraining
+from bert_jax.training.batches import put_batch
 from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.checks import check_attention
 from bert_jax.training.evaluation import evaluate_checkpoint
@@ -27,7 +28,7 @@ from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.phases import open_phases
 from bert_jax.training.pretrain import pretrain
 from bert_jax.training.state import describe_state
-from bert_jax.training.train_step import make_train_step, put_batch
+from bert_jax.training.train_step import make_train_step
 from bert_jax.training.workdir import claim_workdir
 
 LENGTH, ROWS = 128, 8

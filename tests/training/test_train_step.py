@@ -14,11 +14,12 @@ from bert_jax import objectives
 from bert_jax.config import ConfigDict, load_config
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, abstract_parameters
+from bert_jax.training.batches import put_batch
 from bert_jax.training.mesh import check_divisibility, make_mesh
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.training.sharding import partition_spec
 from bert_jax.training.state import describe_state
-from bert_jax.training.train_step import make_train_step, put_batch
+from bert_jax.training.train_step import make_train_step
 
 CONFIG = BertConfig(
     vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
@@ -164,7 +165,7 @@ def test_zero1_cuts_moments_along_data_and_leaves_parameters_whole():
 
 
 def test_fsdp_beside_tensor_gathers_a_layer_s_pieces_alone():
-    run = Run(CONFIG, data=2, fsdp=2, tensor=2)
+    run = Run(CONFIG, data=2, fsdp=2, tensor=2, microbatches=2)
     layers = run.spec.abstract.parameters["encoder"]["layers"]
     held = sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) // 2

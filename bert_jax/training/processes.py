@@ -1,0 +1,67 @@
+"""The processes of a run: one on a laptop, one a host on a pod, one a GPU or a node under Slurm."""
+
+import logging
+import os
+from collections.abc import Mapping
+
+import jax
+
+from bert_jax.errors import BertJaxError, InputError
+
+log = logging.getLogger(__name__)
+
+_PLAIN = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+_HEARTBEAT_SECONDS = 60  # that a process may be silent before the others give up
+
+
+def _is_one_of_several(environment: Mapping[str, str]) -> bool:
+    """Whether a launcher that JAX knows has started this process beside others."""
+    if int(environment.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in environment:
+        return True
+    if int(environment.get("OMPI_COMM_WORLD_SIZE", "1")) > 1:
+        return True
+    return "," in environment.get("TPU_WORKER_HOSTNAMES", "") or "MEGASCALE_COORDINATOR_ADDRESS" in environment
+
+
+def join_processes(environment: Mapping[str, str] = os.environ) -> None:
+    """Joins the other processes of the run, if there are any; before anything else is asked of JAX.
+
+    Plain variables (`JAX_COORDINATOR_ADDRESS` as HOST:PORT, `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID`) come first; Slurm,
+    Open MPI, Cloud TPU and GKE are recognised by what they set, and JAX reads the rest from them.
+
+    Raises InputError where some plain variables are set and others are not, or are no numbers, and BertJaxError where
+    the others do not come.
+    """
+    given = {name: environment[name] for name in _PLAIN if name in environment}
+    if given and len(given) < len(_PLAIN):
+        missing = ", ".join(name for name in _PLAIN if name not in given)
+        raise InputError(f"{', '.join(given)} without {missing}: set all three, or none on a single process")
+    if not given and not _is_one_of_several(environment):
+        return
+    options: dict[str, object] = {}
+    if given:
+        try:
+            count, number = int(given["JAX_NUM_PROCESSES"]), int(given["JAX_PROCESS_ID"])
+        except ValueError as error:
+            raise InputError(f"JAX_NUM_PROCESSES and JAX_PROCESS_ID have to be whole numbers: {error}") from error
+        if not 0 <= number < count:
+            raise InputError(f"JAX_PROCESS_ID={number} has to be in 0 to {count - 1}, for JAX_NUM_PROCESSES={count}")
+        if count == 1:
+            return
+        options = {
+            "coordinator_address": given["JAX_COORDINATOR_ADDRESS"], "num_processes": count, "process_id": number
+        }  # fmt: skip
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself: see StopSignal
+    try:
+        jax.distributed.initialize(heartbeat_timeout_seconds=_HEARTBEAT_SECONDS, **options)  # type: ignore[arg-type]
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise BertJaxError(f"the processes of the run did not find each other: {reason}") from error
+    if not is_first():
+        logging.getLogger("bert_jax").setLevel(logging.WARNING)
+    log.info("process %d of %d", jax.process_index(), jax.process_count())
+
+
+def is_first() -> bool:
+    """Whether this is the process that writes what there is to be one of: metrics, config, lines for people."""
+    return jax.process_index() == 0

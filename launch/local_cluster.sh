@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Runs a command in N processes of this machine that find each other, as they would on N hosts:
+#
+#     launch/local_cluster.sh 2 bert-jax pretrain --config=bert_tiny --workdir=runs/two --config.data.path=data
+#
+# Each line of output is led by the number of its process. SIGTERM and SIGINT go on to all of them. Once a process has
+# failed, the others are stopped. The exit status is that of the first that failed, else 75 (saved, run it again) if a
+# process ended so, else 0.
+exec python3 - "$@" <<'PYTHON'
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+SAVED = 75
+
+if len(sys.argv) < 3 or not sys.argv[1].isdigit() or sys.argv[1] == "0":
+    print("usage: launch/local_cluster.sh N COMMAND...", file=sys.stderr)
+    sys.exit(2)
+count, command = int(sys.argv[1]), sys.argv[2:]
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    address = f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def copy(number, source, target):
+    for line in source:
+        target.write(f"[{number}] {line}")
+        target.flush()
+
+
+def send(number, _frame=None):
+    for process in processes:
+        try:
+            os.killpg(process.pid, number)  # each leads a group of its own
+        except ProcessLookupError:
+            pass
+
+
+processes, copies = [], []
+for number in range(count):
+    together = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count), "JAX_PROCESS_ID": str(number)}
+    processes.append(
+        subprocess.Popen(
+            command, env={**os.environ, **together}, text=True, errors="replace", start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+    )
+    for pipe, target in ((processes[-1].stdout, sys.stdout), (processes[-1].stderr, sys.stderr)):
+        copies.append(threading.Thread(target=copy, args=(number, pipe, target)))
+        copies[-1].start()
+signal.signal(signal.SIGTERM, send)
+signal.signal(signal.SIGINT, send)
+
+failed = 0
+while None in (statuses := [process.poll() for process in processes]):
+    if not failed and (failed := next((status for status in statuses if status not in (None, 0, SAVED)), 0)):
+        send(signal.SIGTERM)
+    time.sleep(0.05)
+for thread in copies:
+    thread.join()
+failed = failed or next((status for status in statuses if status not in (0, SAVED)), 0)
+sys.exit((failed if failed > 0 else 128 - failed) if failed else SAVED if SAVED in statuses else 0)
+PYTHON

@@ -1,0 +1,159 @@
+"""A run in several processes, which find each other as they would on several hosts, against the run in one."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import helpers
+import pytest
+from etils import epath
+
+from bert_jax.errors import InputError
+from bert_jax.training.checkpoints import newest_step
+from bert_jax.training.metrics import read_metrics
+from bert_jax.training.processes import join_processes
+
+DEVICES = 4
+LAUNCHER = Path(__file__).parents[2] / "launch" / "local_cluster.sh"
+SETTINGS = {
+    "model.hidden_size": 32, "model.num_attention_heads": 4, "model.intermediate_size": 64,
+    "model.max_position_embeddings": 64, "data.max_predictions": 10, "model.hidden_dropout_prob": 0.1,
+    "total_steps": 6, "global_batch_size": 16, "gradient_accumulation": 2, "log_every_steps": 1, "eval_every_steps": 3,
+    "eval_batches": -1, "checkpoint.every_steps": 3, "optimizer.warmup_steps": 2, "optimizer.learning_rate": 5e-3,
+}  # fmt: skip
+
+
+def start(count: int, dataset: Path, workdir: Path, **overrides: object) -> list[subprocess.Popen]:
+    """A run in `count` processes with four devices between them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    settings = {**SETTINGS, "data.path": dataset, **{key.replace("__", "."): v for key, v in overrides.items()}}
+    command = helpers.command("pretrain", "--config=bert_tiny", f"--workdir={workdir}", *helpers.flags(settings))
+    together = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count)}
+    return [
+        subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True,
+            env=helpers.child_environment(DEVICES // count, **together, JAX_PROCESS_ID=str(number)),
+        )
+        for number in range(count)
+    ]  # fmt: skip
+
+
+def finish(processes: list[subprocess.Popen], expect: int = 0) -> list[str]:
+    """What each wrote on stderr."""
+    written = [process.communicate(timeout=280)[1] for process in processes]
+    assert [process.returncode for process in processes] == [expect] * len(processes), "\n".join(written)
+    return written
+
+
+def assert_same_rows(workdir: Path, other: Path) -> None:
+    rows = [read_metrics(epath.Path(path)) for path in (workdir, other)]
+    assert len(rows[0]) == len(rows[1]) > 0
+    for a, b in zip(*rows, strict=True):
+        assert a.keys() == b.keys()
+        for name in a.keys() - {"split", "examples_per_second", "tokens_per_second"}:
+            assert a[name] == pytest.approx(b[name], rel=1e-5), (a["step"], name)
+
+
+@pytest.fixture(scope="module")
+def alone(dataset_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workdir = tmp_path_factory.mktemp("alone")
+    finish(start(1, dataset_dir, workdir))
+    return workdir
+
+
+@pytest.mark.parametrize(
+    ("count", "mesh"), [(2, {}), (2, {"mesh__data": 1, "mesh__fsdp": 4}), (4, {"mesh__data": 2, "mesh__tensor": 2})]
+)
+def test_several_processes_see_the_same_examples_and_learn_the_same(count, mesh, alone, dataset_dir, tmp_path: Path):
+    written = finish(start(count, dataset_dir, tmp_path, **mesh))
+    assert_same_rows(tmp_path, alone)
+    assert newest_step(epath.Path(tmp_path)).name == "6"
+    assert all("eval loss" not in text for text in written[1:])  # one process speaks for all
+
+
+def test_one_process_that_is_asked_to_stop_stops_all_at_one_step_and_one_goes_on(dataset_dir, tmp_path: Path):
+    many = {"total_steps": 2_000, "eval_every_steps": 0, "eval_batches": 0, "checkpoint__every_steps": 5_000}
+    processes = start(2, dataset_dir, tmp_path, **many)
+    deadline = time.monotonic() + 200
+    while not any(row["step"] >= 5 for row in read_metrics(epath.Path(tmp_path))):
+        assert processes[0].poll() is None, processes[0].stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    processes[1].send_signal(signal.SIGTERM)
+    first, second = finish(processes, expect=75)
+    step = int(newest_step(epath.Path(tmp_path)).name)
+    assert f"another process was asked to stop: saved step {step}" in first
+    assert f"SIGTERM: saved step {step}" in second
+    finish(start(1, dataset_dir, tmp_path, **{**many, "total_steps": step + 2}))
+    assert newest_step(epath.Path(tmp_path)).name == str(step + 2)
+    assert [row["step"] for row in read_metrics(epath.Path(tmp_path))] == list(range(1, step + 3))
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"JAX_NUM_PROCESSES": "2"}, "JAX_NUM_PROCESSES without JAX_COORDINATOR_ADDRESS, JAX_PROCESS_ID"),
+        ({"JAX_NUM_PROCESSES": "two", "JAX_PROCESS_ID": "0", "JAX_COORDINATOR_ADDRESS": "a:1"}, "whole numbers"),
+        ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2", "JAX_COORDINATOR_ADDRESS": "a:1"}, "in 0 to 1"),
+    ],
+)
+def test_variables_that_do_not_go_together_are_refused(environment, message):
+    with pytest.raises(InputError, match=message):
+        join_processes(environment)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{}, {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, {"TPU_WORKER_HOSTNAMES": "localhost"},
+     {"JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0", "JAX_COORDINATOR_ADDRESS": "a:1"}],
+)  # fmt: skip
+def test_a_single_process_joins_nobody(environment, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("jax.distributed.initialize", lambda **_: pytest.fail("joined"))
+    join_processes(environment)
+
+
+@pytest.mark.parametrize(
+    "environment", [{"SLURM_NTASKS": "4", "SLURM_PROCID": "1"}, {"TPU_WORKER_HOSTNAMES": "a,b"},
+                    {"OMPI_COMM_WORLD_SIZE": "2"}, {"MEGASCALE_COORDINATOR_ADDRESS": "a"}],
+)  # fmt: skip
+def test_launchers_that_jax_knows_are_left_to_it(environment, monkeypatch: pytest.MonkeyPatch):
+    joined = []
+    monkeypatch.setattr("jax.distributed.initialize", lambda **options: joined.append(options))
+    join_processes(environment)
+    assert [set(options) for options in joined] == [{"heartbeat_timeout_seconds"}]
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        ("exit 0", 0),
+        ("exit 75", 75),
+        ('[ "$JAX_PROCESS_ID" = 1 ] && exit 75; exit 0', 75),
+        ('[ "$JAX_PROCESS_ID" = 1 ] && exit 3; sleep 60', 3),
+    ],
+)
+def test_the_local_cluster_ends_as_its_processes_do(script, status):
+    done = subprocess.run(
+        [LAUNCHER, "3", "sh", "-c", script], capture_output=True, text=True, timeout=50, check=False,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+    )  # fmt: skip
+    assert done.returncode == status, done.stderr
+
+
+def test_the_local_cluster_tells_its_processes_apart_and_passes_signals_on():
+    script = (
+        'trap "exit 75" TERM; echo "$JAX_PROCESS_ID of $JAX_NUM_PROCESSES at $JAX_COORDINATOR_ADDRESS"; sleep 60 & wait'
+    )
+    process = subprocess.Popen([LAUNCHER, "2", "sh", "-c", script], stdout=subprocess.PIPE, text=True)
+    lines = sorted(process.stdout.readline() for _ in range(2))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 75
+    assert [line.split(" at ")[0] for line in lines] == ["[0] 0 of 2", "[1] 1 of 2"]
+    assert len({line.split(" at ")[1] for line in lines}) == 1
+    assert subprocess.run([LAUNCHER, "none", "true"], capture_output=True, check=False).returncode == 2
