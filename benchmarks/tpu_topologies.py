@@ -32,6 +32,10 @@ HEAD = (
 
 def row(found: dict, command: str) -> str:
     """One phase, in the columns of `HEAD`."""
+    memory = f"{found['peak_bytes'] / GIB:.2f} / {found['hbm_bytes'] / GIB:.2f}"
+    rows = f"{found['devices']:,} | {found['seq_len']} | {found['rows_a_device']} x {found['gradient_accumulation']}"
+    if not found["fits"]:
+        return f"| {rows} | {memory}: does not fit | | | | | | `{command}` |"
     bounds = found["roofline"]
     parts = ", ".join(
         "?" if bounds[f"{part}_seconds"] is None else f"{1e3 * bounds[f'{part}_seconds']:,.0f}"
@@ -41,10 +45,8 @@ def row(found: dict, command: str) -> str:
     reduced = "?" if sent is None else f"{sum(one['bytes'] for one in sent if one['kind'] == 'all-reduce') / MIB:,.1f}"
     looped = "?" if sent is None else str(sum(one["count"] for one in sent if one["loops"]))
     return (
-        f"| {found['devices']:,} | {found['seq_len']} | {found['rows_a_device']} x {found['gradient_accumulation']} | "
-        f"{found['peak_bytes'] / GIB:.2f} / {found['hbm_bytes'] / GIB:.2f} | {found['argument_bytes'] / GIB:.2f}, "
-        f"{found['temp_bytes'] / GIB:.2f} | {reduced} | {looped} | {parts} | "
-        f"{bounds['sequences_per_second_at_most']:,.0f} | `{command}` |"
+        f"| {rows} | {memory} | {found['argument_bytes'] / GIB:.2f}, {found['temp_bytes'] / GIB:.2f} | {reduced} | "
+        f"{looped} | {parts} | {bounds['rows_per_second_at_most']:,.0f} | `{command}` |"
     )
 
 
@@ -60,8 +62,10 @@ def main() -> None:
         arguments = command.split()[1:]
         done = subprocess.run(
             [sys.executable, "-m", "bert_jax.cli", *arguments, "--json", "--no-advice"],
-            stdout=subprocess.PIPE, text=True, check=True,
+            stdout=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
+        if done.returncode not in (0, 2):  # 2: a phase does not fit, which is a row as well
+            raise SystemExit(done.returncode)
         for found in json.loads(done.stdout)["phases"]:
             print(row(found, command), flush=True)
 

@@ -8,7 +8,8 @@ With LAMB, as in NVIDIA's recipe (You et al. 2020): 7,038 steps of 65,536 sequen
       --config.phases.0.data.path=DATASET128 --config.phases.1.data.path=DATASET512
 
 On TPUs, for which `v4`, `v5e`, `v5p` and `v6e` know what fits: the paper's million steps of 256, 90% of them at 128
-tokens, or LAMB's as `lamb_v5p`. The same on any number of chips, for which microbatches are filled in.
+tokens, or LAMB's as `lamb_v5p`. The same on any number of chips that divides the batch: microbatches are
+filled in.
 
     bert-jax pretrain --config=bert_large:v5p --workdir=runs/bert_large \\
       --config.phases.0.data.path=DATASET128 --config.phases.1.data.path=DATASET512

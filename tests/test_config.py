@@ -5,6 +5,7 @@ import pytest
 from bert_jax.config import flatten, load_config
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, parameter_count
+from bert_jax.training.checks import check_config
 from bert_jax.training.phases import plan_phases
 
 REPOSITORY = Path(__file__).parents[1]
@@ -70,6 +71,28 @@ def test_the_lamb_recipe_is_nvidias():
         )
         assert phase.learning_rate == peak
         assert phase.warmup_steps == pytest.approx(share * steps, abs=1)
+
+
+@pytest.mark.parametrize("chip", ["v4", "v5e", "v5p", "v6e"])
+@pytest.mark.parametrize("batches", [(256, 256), (65_536, 32_768)])
+def test_recipes_for_tpus_are_the_papers_or_lambs_in_microbatches_that_are_filled_in(chip, batches):
+    paths = [("phases.0.data.path", "a"), ("phases.1.data.path", "b")]
+    config = load_config(f"bert_large:{'lamb_' if batches[0] > 256 else ''}{chip}", paths)
+    check_config(config, config.total_steps)
+    first, second = (plan.config for plan in plan_phases(config))
+    assert (first.global_batch_size, second.global_batch_size) == batches
+    assert (first.data.seq_len, second.data.seq_len) == (128, 512)
+    assert (first.remat, second.remat) == ("none", "attention")
+    for phase, most in ((first, 256), (second, 128)):
+        assert phase.gradient_accumulation == -1
+        assert 16 <= phase.max_rows_per_device <= most
+        assert phase.attention == "xla"
+        assert phase.model.attention_probs_dropout_prob == 0.1
+
+
+def test_recipes_that_are_none_are_refused():
+    with pytest.raises(InputError, match="'lamb_v9' is no recipe of it"):
+        load_config("bert_large:lamb_v9")
 
 
 def test_overrides_take_the_type_of_the_key():

@@ -34,8 +34,8 @@ CHIPS = {  # by the name of a topology, before its colon
 
 ASSUMPTIONS = (
     "compute: the matrix products, with those that remat makes again, at the chip's dense bf16 peak",
-    "memory: state read and written once a step, temporaries written and read once a microbatch, at the HBM's full "
-    "rate",
+    "memory, an estimate: state read and written once a step, temporaries written and read once a microbatch, at the "
+    "HBM's full rate",
     "network: collectives in a ring over all links of a chip's torus at their full rate; what goes between slices is "
     "left out",
     "at least: the largest of the three, were they done at once; one after another: their sum",
@@ -45,7 +45,7 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True)
 class Roofline:
-    """Seconds of a step that no run on these chips will beat, part by part."""
+    """Seconds that a step takes at the least, part by part; see `ASSUMPTIONS`."""
 
     compute_seconds: float
     memory_seconds: float

@@ -18,7 +18,7 @@ from bert_jax.training.mesh import between_slices
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
-_INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%?[\w.\-]+ = (.*?) ({'|'.join(KINDS)})(-start)?\(")
+_INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%?[\w.\-]+ = (\([^=]*\)|\S+) ({'|'.join(KINDS)})(-start)?\(")
 _CALLED = re.compile(
     r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)|(?:branch|called)_computations="
     r"\{([^}]*)\}"
@@ -85,8 +85,9 @@ def read_collectives(program: str, mesh: Mapping[str, int], slices: int = 1) -> 
                 members = _groups(line)
                 # The program is one slice's: what stays in it may count its devices from 0.
                 cut = within if members and max(map(max, members)) < math.prod(within.values()) else mesh
-                members = members or [list(range(math.prod(cut.values())))]
-                axes, devices = _axes(members, cut), len(members[0])
+                everyone = [list(range(math.prod(cut.values())))]
+                axes = None if members is None else _axes(members or everyone, cut)
+                devices = len((members or everyone)[0])
                 dtype, count = _size(match[1], match[2], started=bool(match[3]), devices=devices)
                 key = (kind, axes, dtype, loops, devices, False)
             elif match := _SENT.search(line):
@@ -106,6 +107,20 @@ def read_collectives(program: str, mesh: Mapping[str, int], slices: int = 1) -> 
     return sorted(found, key=lambda one: -one.bytes)
 
 
+def read_loops(program: str) -> list[dict[str, int]]:
+    """The loops of a compiled program: in how many others each stands (`depth`), and how often it goes round (`trips`).
+
+    Twice as many as were written are a program that does its work twice.
+    """
+    lines, entry = _computations(program)
+    found = []
+    for name, (_, depth) in _runs(lines, entry).items():
+        for line in lines[name]:
+            if loop := _WHILE.search(line):
+                found.append({"depth": depth, "trips": _trips(line, lines[loop[1]])})
+    return sorted(found, key=lambda loop: (loop["depth"], loop["trips"]))
+
+
 def _computations(program: str) -> tuple[dict[str, list[str]], str]:
     """The lines of each computation, and the name of the one that the program begins with."""
     lines: dict[str, list[str]] = {}
@@ -117,7 +132,7 @@ def _computations(program: str) -> tuple[dict[str, list[str]], str]:
         elif line.startswith("}"):
             current = None
         elif current is not None:
-            current.append(line)
+            current.append(re.sub(r"/\*index=\d+\*/", "", line))
     if not entry:
         raise ValueError("this is no text of a compiled program: it has no ENTRY")
     return lines, entry
@@ -150,7 +165,10 @@ def _called(line: str) -> Iterator[str]:
 
 
 def _trips(loop: str, condition: list[str]) -> int:
-    """How often a loop goes round: as XLA says, or from the constant that its counter, from 0, is held against."""
+    """How often a loop goes round: as XLA says, or from the constant that its counter, from 0, is held against.
+
+    Once where neither can be told.
+    """
     if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop):
         return int(known[1])
     constants = [int(match[1]) for line in condition if (match := re.search(r"= s32\[\]\S* constant\((\d+)\)", line))]
@@ -164,8 +182,9 @@ def _size(result: str, kind: str, *, started: bool, devices: int) -> tuple[str, 
         bits = re.search(r"\d+", dtype)
         elements = math.prod(int(size) for size in shape.split(",") if size)
         arrays.append((dtype, elements * (int(bits[0]) if bits else 8) // 8))
-    if started and kind in ("all-gather", "collective-permute"):  # (operand, result, state)
-        arrays = [max(arrays, key=lambda array: array[1])]
+    if started and kind != "all-reduce":  # (operands, results, state): what is started has both
+        arrays = [array for array in arrays if array[0] != "u32"]
+        arrays = arrays[len(arrays) // 2 :]
     total = sum(count for _, count in arrays)
     return max(arrays, key=lambda array: array[1])[0], total * (devices if kind == "reduce-scatter" else 1)
 
@@ -175,15 +194,17 @@ def _size(result: str, kind: str, *, started: bool, devices: int) -> tuple[str, 
 Groups = list[list[int]]
 
 
-def _groups(line: str) -> Groups:
-    """The groups of devices of a collective, by their places in the mesh; none where all devices are in one."""
+def _groups(line: str) -> Groups | None:
+    """The groups of devices of a collective, by their places in the mesh: [] where all are in one, None if unknown."""
     if pairs := re.search(r"source_target_pairs=\{(\{[^=]*\})\}", line):
         return _joined([[int(place) for place in pair.split(",")] for pair in re.findall(r"\{([\d,]+)\}", pairs[1])])
     if listed := re.search(r"replica_groups=\{(\{[\d,{} ]*\})\}", line):
         return [[int(place) for place in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", listed[1])]
     if iota := re.search(rf"replica_groups=\[([\d,]+)\]<={_IOTA}", line):
-        return _iota(iota[2], iota[3]).reshape(_numbers(iota[1])).tolist()
+        return _iota(iota[2], iota[3]).reshape(-1, _numbers(iota[1])[-1]).tolist()
     if named := re.search(r"replica_groups=mesh\[([^\]]*)\](.*?)\{([^}]*)\}", line):
+        if ":" in named[3]:  # a part of an axis
+            return None
         axes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", named[1])}
         order = re.search(_IOTA, named[2])
         places = _iota(order[1], order[2]) if order else None

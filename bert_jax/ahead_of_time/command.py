@@ -9,7 +9,7 @@ from bert_jax.ahead_of_time.step import Step, compile_step, describe
 from bert_jax.ahead_of_time.table import gib
 from bert_jax.ahead_of_time.target import Target, open_target
 from bert_jax.config import ConfigDict
-from bert_jax.training.phases import Plan
+from bert_jax.training.phases import PHASE_KEYS, plan_phases
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def compile_config(
             about["would_fit"] = None
             if mended:
                 about["would_fit"] = {"with": mended[0], "peak_bytes": mended[1].wanted_bytes}
-            problems.append(_problem(target, plan, step, about["would_fit"], advice))
+            problems.append(_problem(target, config, step, about["would_fit"], advice))
         described.append(about)
         show(about)
     return {**max(described, key=lambda about: about["peak_bytes"]), "phases": described}, problems
@@ -70,12 +70,18 @@ def _watch(target: Target) -> Any:
     return watch
 
 
-def _problem(target: Target, plan: Plan, step: Step, would_fit: dict[str, Any] | None, advice: bool) -> str:
+def _problem(target: Target, config: ConfigDict, step: Step, would_fit: dict[str, Any] | None, advice: bool) -> str:
+    plan = step.plan
     text = (
         f"steps {plan.start + 1}-{plan.stop} want {gib(step.wanted_bytes)} GiB of the {gib(target.hbm_bytes)} GiB of a "
         f"device, {gib(step.wanted_bytes - target.hbm_bytes)} too much"
     )
     if would_fit:
-        settings = " ".join(f"--config.{key}={value}" for key, value in would_fit["with"].items())
+        number = [other.stop for other in plan_phases(config)].index(plan.stop)
+        phase = f"phases.{number}." if config.phases else ""
+        settings = " ".join(
+            f"--config.{phase if key.startswith(PHASE_KEYS) else ''}{key}={value}"
+            for key, value in would_fit["with"].items()
+        )
         return f"{text}; {gib(would_fit['peak_bytes'])} GiB with {settings}"
     return f"{text}; nothing that was tried makes it fit: take more devices" if advice else text

@@ -7,7 +7,7 @@ from typing import Any
 from bert_jax.ahead_of_time.step import Step, compile_step
 from bert_jax.ahead_of_time.table import gib
 from bert_jax.ahead_of_time.target import Target
-from bert_jax.config import ConfigDict
+from bert_jax.config import ConfigDict, flatten
 from bert_jax.errors import InputError
 from bert_jax.training.checks import check_config
 from bert_jax.training.mesh import BATCH_AXES, make_mesh
@@ -17,7 +17,7 @@ Watch = Callable[[Step], Any]
 
 
 def plans(config: ConfigDict, phase: int | None) -> list[Plan]:
-    """The phases of a run to compile: all that differ, or the one that was asked for. InputError if there is none."""
+    """The phases of a run to compile: all, or the one that was asked for. InputError if there is none."""
     check_config(config, config.total_steps)
     found = plan_phases(config)
     if phase is not None and not 0 <= phase < len(found):
@@ -56,7 +56,7 @@ def find_batch(target: Target, plan: Plan, watch: Watch = lambda _: None) -> Ste
     if not fitting:
         raise InputError(
             f"{target.topology}: not even one row a device fits: {gib(tried[1].wanted_bytes)} of "
-            f"{gib(target.hbm_bytes)} GiB: set mesh.fsdp=-1 and mesh.data=1, or remat=full"
+            f"{gib(target.hbm_bytes)} GiB: set remat=full, or mesh.fsdp=-1 and mesh.data=1, or take more devices"
         )
     return tried[max(fitting)]
 
@@ -82,7 +82,12 @@ def mend(target: Target, step: Step, watch: Watch = lambda _: None) -> tuple[dic
 
     Each is compiled, and what is returned is what was.
     """
+    present = dict(flatten(step.plan.config))
+    seen: list[dict[str, Any]] = []
     for changes in _remedies(target, step):
+        if changes in seen or all(present[key.replace("__", ".")] == value for key, value in changes.items()):
+            continue
+        seen.append(changes)
         try:
             tried = compile_step(target, with_changes(step.plan, **changes))
         except InputError:  # sizes that do not divide

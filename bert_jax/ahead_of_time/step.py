@@ -9,12 +9,12 @@ from typing import Any
 import jax
 
 from bert_jax.ahead_of_time.chips import roofline
-from bert_jax.ahead_of_time.collectives import read_collectives
+from bert_jax.ahead_of_time.collectives import read_collectives, read_loops
 from bert_jax.ahead_of_time.target import Target, out_of_memory
 from bert_jax.config import ConfigDict
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loader import batch_shapes, predictions_a_row
-from bert_jax.errors import InputError
+from bert_jax.errors import BertJaxError, InputError
 from bert_jax.model import BertConfig
 from bert_jax.training.checks import bert_config, check_attention, check_config, compute_dtype, data_paths
 from bert_jax.training.flops import recomputed_flops, training_flops
@@ -97,7 +97,7 @@ def compile_step(target: Target, plan: Plan) -> Step:
     config = fill_in_accumulation(mesh, config)
     plan = Plan(plan.start, plan.stop, config)
     rows = _rows(config)
-    model = bert_config(config, rows.vocab_size, rows.seq_len, config.data.path or "data.seq_len")
+    model = bert_config(config, rows.vocab_size, rows.seq_len, config.data.path or "a dataset of data.seq_len")
     check_divisibility(mesh, model, config.global_batch_size, config.gradient_accumulation)
     check_attention(config, model, rows.seq_len, mesh)
     spec, train_step = plan_step(mesh, plan, model)
@@ -126,7 +126,7 @@ def compile_step(target: Target, plan: Plan) -> Step:
     except jax.errors.JaxRuntimeError as error:
         if needs := out_of_memory(error):
             return made(needs[0], None, None)
-        raise
+        raise BertJaxError(f"the compiler failed: {_first_line(error)}") from error
     sizes = compiled.memory_analysis()
     memory = {
         "argument_bytes": sizes.argument_size_in_bytes,
@@ -135,15 +135,20 @@ def compile_step(target: Target, plan: Plan) -> Step:
     }
     try:
         program, unread = compiled.as_text(), ""
-    except jax.errors.JaxRuntimeError:
+    except jax.errors.JaxRuntimeError as error:
         # Gathers and scatters that v5p and v6e leave to their sparse cores are calls of a kind that an older jaxlib
         # does not know.
         program = None
         unread = (
             f"jaxlib {importlib.metadata.version('jaxlib')} cannot read programs of libtpu "
-            f"{importlib.metadata.version('libtpu')}: pip install 'bert-jax[tpu-aot]' has the one that goes with it"
+            f"{importlib.metadata.version('libtpu')}: pip install 'bert-jax[tpu-aot]' has the one that goes with it "
+            f"({_first_line(error)})"
         )
     return made(sizes.peak_memory_in_bytes, memory, program, unread)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
 
 
 def describe(target: Target, step: Step) -> dict[str, Any]:
@@ -176,6 +181,7 @@ def describe(target: Target, step: Step) -> dict[str, Any]:
         "hbm_share": round(step.wanted_bytes / target.hbm_bytes, 4),
         "collectives": None if collectives is None else [asdict(one) for one in collectives],
         "collectives_unread": step.unread or None,
+        "loops": None if step.program is None else read_loops(step.program),
         "model_flops": model_flops,
         "recomputed_flops": recomputed,
         "compile_seconds": step.compile_seconds,
@@ -195,6 +201,6 @@ def describe(target: Target, step: Step) -> dict[str, Any]:
             described["roofline"] = {
                 **asdict(bounds), "at_least_seconds": bounds.at_least, "bound": bounds.bound,
                 "one_after_another_seconds": bounds.one_after_another,
-                "sequences_per_second_at_most": batch * rows.sequences / bounds.at_least,
+                "rows_per_second_at_most": batch / bounds.at_least,
             }  # fmt: skip
     return described

@@ -70,8 +70,8 @@ def _speed(d: Mapping[str, Any]) -> list[str]:
     if bounds := d["roofline"]:
         network = bounds["network_seconds"]
         lines += [
-            f"no step is faster than {1e3 * bounds['at_least_seconds']:.1f} ms ({bounds['bound']}), "
-            f"{bounds['sequences_per_second_at_most']:,.0f} rows a second; one after another "
+            f"a step takes {1e3 * bounds['at_least_seconds']:.1f} ms at the least ({bounds['bound']}), "
+            f"{bounds['rows_per_second_at_most']:,.0f} rows a second; one after another "
             f"{1e3 * bounds['one_after_another_seconds']:.1f} ms:",
             f"  compute {1e3 * bounds['compute_seconds']:.1f} ms, memory {1e3 * bounds['memory_seconds']:.1f} ms, "
             f"network {'not known' if network is None else f'{1e3 * network:.1f} ms'}",

@@ -1,6 +1,7 @@
 """TPUs to compile for, by libtpu's names for them."""
 
 import importlib.metadata
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from bert_jax.training.flops import peak_flops
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
+
+_FLAT = ("v2", "v3", "v5e", "v6e")
+"""Chips whose links make a torus of two dimensions."""
 
 _ENVIRONMENT = {  # of libtpu
     "TPU_SKIP_MDS_QUERY": "1",  # who is not on Google Cloud would wait for its answer,
@@ -46,6 +50,9 @@ def open_target(topology: str, slices: int = 1) -> Target:
     """
     if not re.fullmatch(r"[a-z0-9]+:\d+(x\d+){1,2}", topology):
         raise InputError(f"--topology={topology}: a chip and how many stand in each direction, as in v5e:4x4")
+    name, sizes = topology.partition(":")[0], [int(size) for size in topology.partition(":")[2].split("x")]
+    if name in _FLAT and len(sizes) > 2:
+        raise InputError(f"--topology={topology}: {name} chips stand in two directions, as in {name}:4x4")
     if slices < 1:
         raise InputError(f"--num_slices is at least 1, not {slices}")
     try:
@@ -55,8 +62,9 @@ def open_target(topology: str, slices: int = 1) -> Target:
     jax.config.update("jax_platforms", "cpu")  # the compiler alone: not the TPUs of this machine, if it has some
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
-    name = topology.partition(":")[0]
     options: dict[str, Any] = {"num_slices": slices} if slices > 1 else {}
+    if name in _FLAT and math.prod(sizes) < 4:
+        options["chips_per_host_bounds"] = [*sizes, 1]  # a part of a host
     if name == "v4":
         options["chip_config_name"] = "megacore"  # a chip is one device, as on Cloud TPU
     try:

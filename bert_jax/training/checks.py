@@ -72,6 +72,7 @@ def check_config(config: ConfigDict, steps: int) -> None:
         check(lambda x: x >= 1, "at least 1 where gradient_accumulation=-1", "max_rows_per_device")
     check(lambda x: x >= 0, "at least 0", "max_rows_per_device", "eval_every_steps", "optimizer.warmup_steps")
     check(lambda x: x >= -1, "at least -1", "eval_batches")
+    check(lambda x: x >= 1 or x == -1, "at least 1, or -1", "data.seq_len")
     check(lambda x: 0 <= x < 2**31, "in [0, 2**31)", "seed")
     check(
         lambda x: 0 <= x < math.inf, "a number of 0 or more", "optimizer.learning_rate", "optimizer.weight_decay",

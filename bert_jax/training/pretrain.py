@@ -61,7 +61,10 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
     asked = open_phases(config)
     mesh = make_mesh(config.mesh)
     phases = [replace(phase, config=fill_in_accumulation(mesh, phase.config)) for phase in asked]
-    for phase in phases:
+    for phase, as_asked in zip(phases, asked, strict=True):
+        if phase.config is not as_asked.config:
+            microbatches = phase.config.gradient_accumulation
+            log.info("steps %d-%d: gradient_accumulation=%d", phase.start + 1, phase.stop, microbatches)
         check_divisibility(mesh, phase.model, phase.config.global_batch_size, phase.config.gradient_accumulation)
         check_attention(phase.config, phase.model, phase.seq_len, mesh)
         make_loaders(phase)

@@ -37,7 +37,7 @@ def parameter_shardings(mesh: Mesh, logical_axes: Parameters) -> Parameters:
 
 
 def cut_along_data(parameters: Parameters, shardings: Parameters) -> Parameters:
-    """ZeRO stage 1 (Rajbhandari et al. 2020, arXiv:1910.02054): shardings of moments that no two devices both hold.
+    """ZeRO stage 1 (Rajbhandari et al. 2020, arXiv:1910.02054): shardings of moments, each device along `data` its own.
 
     Each parameter's is that of the parameter, cut along `data` as well: in its longest dimension that is whole and
     divides. What has none, small biases on large meshes, stays as it is.

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from bert_jax.ahead_of_time.collectives import Collective, read_collectives
+from bert_jax.ahead_of_time.collectives import Collective, read_collectives, read_loops
 
 MESH = {"data": 2, "fsdp": 2, "tensor": 2}
 
@@ -35,6 +35,8 @@ def only(text: str, mesh=MESH, slices: int = 1) -> Collective:
         ("mesh['axis_0'=2,'axis_1'=4] {'axis_0'}", ("data",)),
         ("mesh['a'=2,'b'=2,'c'=2] {'a','c'}", ("data", "tensor")),
         ("mesh['axis_0'=2,'axis_1'=4], device_ids=([2,2,2]T(1,0,2)) {'axis_0'}", ("fsdp",)),
+        ("[2,2,2]<=[8]", ("tensor",)),
+        ("mesh['a'=8] {'a':(1)2}", None),
         ("{}", ("data", "fsdp", "tensor")),
     ],
 )
@@ -56,6 +58,9 @@ def test_groups_of_devices_are_along_axes_however_they_are_written(groups, axes)
         ("(f32[8]{0}, f32[16]{0}) all-gather-start(%p)", "all-gather", "f32", 64, 32),
         ("f32[16]{0} reduce-scatter(%p)", "reduce-scatter", "f32", 128, 64),
         ("f32[16]{0} all-to-all(%p)", "all-to-all", "f32", 64, 32),
+        ("((f32[8], f32[4]), (f32[16], f32[8])) all-gather-start(%p, %q)", "all-gather", "f32", 96, 48),
+        ("((f32[16]{0}), f32[8]{0}) reduce-scatter-start(%p)", "reduce-scatter", "f32", 64, 32),
+        ("(f32[16]{0}, /*index=1*/f32[16]{0}, u32[], u32[]) all-to-all-start(%p)", "all-to-all", "f32", 64, 32),
     ],
 )
 def test_kinds_types_and_sizes(instruction, kind, dtype, size, sent):
@@ -102,6 +107,24 @@ ENTRY %main (p: f32[8]) -> f32[8] {
 """
     found = {one.loops: (one.instructions, one.count, one.bytes) for one in read_collectives(text, MESH)}
     assert found == {2: (1, 60, 60 * 32), 1: (1, 5, 5 * 32), 0: (1, 1, 32)}
+    assert read_loops(text) == [{"depth": 0, "trips": 5}, {"depth": 1, "trips": 12}]
+
+
+def test_what_is_called_twice_runs_twice_and_an_all_reduce_scatter_is_a_reduce_scatter():
+    text = """HloModule m
+
+%all-reduce-scatter.1 (a: f32[8]) -> f32[4] {
+  %one = f32[8]{0} all-reduce(%a), channel_id=1, replica_groups=[4,2]<=[8]
+}
+
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %f = f32[4]{0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.1
+  %g = f32[4]{0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.1
+  %h = f32[4]{0} add(%f, %g), metadata={op_name="all-reduce(all-reduce(x))"}
+}
+"""
+    found = only(text)
+    assert (found.kind, found.instructions, found.count, found.bytes) == ("reduce-scatter", 1, 2, 64)
 
 
 def test_a_chain_of_pieces_is_one_collective_and_a_shared_channel_is_not():

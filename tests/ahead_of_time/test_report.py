@@ -49,7 +49,7 @@ DESCRIBED = {
     "collectives_unread": None, "model_flops": 1.25e14, "recomputed_flops": 0.0, "compile_seconds": 31.2,
     "roofline": {
         "compute_seconds": 0.04, "memory_seconds": 0.02, "network_seconds": None, "at_least_seconds": 0.04,
-        "bound": "compute", "one_after_another_seconds": 0.06, "sequences_per_second_at_most": 12_800.0,
+        "bound": "compute", "one_after_another_seconds": 0.06, "rows_per_second_at_most": 12_800.0,
     },
 }  # fmt: skip
 
@@ -62,7 +62,7 @@ def test_a_step_in_text():
         "peak            10.00  62% of the 16.00 that there are",
         "all-reduce  data, between slices   f32      0       3        3.00",
         "all-gather  ?                     bf16      1      24        1.00",
-        "no step is faster than 40.0 ms (compute), 12,800 rows a second; one after another 60.0 ms",
+        "a step takes 40.0 ms at the least (compute), 12,800 rows a second; one after another 60.0 ms",
         "compute 40.0 ms, memory 20.0 ms, network not known",
     ):
         assert part in text, text

@@ -75,7 +75,7 @@ def test_the_largest_batch_is_found_in_few_compilations(a_row, most, bent, compi
 
 def test_where_not_one_row_fits_it_says_what_to_do(compiler):
     compiler(lambda rows, config: (20 + rows) * GIB)
-    with pytest.raises(InputError, match=r"not even one row a device fits: 21.00 of 16.00 GiB: set mesh.fsdp=-1"):
+    with pytest.raises(InputError, match=r"not even one row a device fits: 21\.00 of 16\.00 GiB: set remat=full"):
         find_batch(TARGET, plan_of())
 
 
@@ -103,6 +103,22 @@ def test_what_mends_a_step_is_what_costs_the_least(memory, settings, compiler):
     found, mended = mend(TARGET, step)
     assert found == settings
     assert mended.fits
+
+
+def test_advice_is_for_the_phase_that_does_not_fit(compiler, monkeypatch: pytest.MonkeyPatch):
+    compiler(lambda rows, config: 20 * GIB if config.data.seq_len == 512 and config.remat != "full" else GIB)
+    for name, value in {
+        "open_target": lambda topology, slices: TARGET, "compile_step": search.compile_step,
+        "describe": lambda target, step: {"peak_bytes": step.wanted_bytes},
+    }.items():  # fmt: skip
+        monkeypatch.setattr(f"bert_jax.ahead_of_time.command.{name}", value)
+    described, (problem,) = compile_config(load_config("bert_large:lamb_v5e"), "made:2x4")
+    assert problem.startswith(
+        "steps 7039-8601 want 20.00 GiB of the 16.00 GiB of a device, 4.00 too much; 1.00 GiB with "
+    )
+    assert problem.endswith("--config.phases.1.remat=full")
+    assert [about["peak_bytes"] for about in described["phases"]] == [GIB, 20 * GIB]
+    assert described["would_fit"] == {"with": {"remat": "full"}, "peak_bytes": GIB}
 
 
 def test_a_state_that_is_too_large_is_cut_before_anything_is_made_twice(compiler):
@@ -137,7 +153,12 @@ def test_what_the_compiler_says_of_too_little_memory(text, expected):
 
 @pytest.mark.parametrize(
     ("topology", "slices", "message"),
-    [("v5e", 1, "a chip and how many"), ("v5e:4x", 1, "a chip and how many"), ("v5e:4x4", 0, "at least 1")],
+    [
+        ("v5e:4x4x4", 1, "v5e chips stand in two directions"),
+        ("v5e", 1, "a chip and how many"),
+        ("v5e:4x", 1, "a chip and how many"),
+        ("v5e:4x4", 0, "at least 1"),
+    ],
 )
 def test_names_that_are_no_topologies_are_refused(topology, slices, message):
     with pytest.raises(InputError, match=message):

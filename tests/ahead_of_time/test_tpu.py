@@ -49,6 +49,12 @@ def test_data_parallel_sends_one_gradient_and_nothing_in_a_loop():
     assert bounds["network_seconds"] == pytest.approx(sent * 2 * 7 / 8 / (4.5e10 * 4), rel=0.01)
 
 
+def test_a_program_goes_over_the_layers_once_forward_and_once_back():
+    found = compiled("--topology=v5e:2x2", scan_layers=True, model__num_hidden_layers=3)
+    assert found["gradient_accumulation"] == 1
+    assert found["loops"] == [{"depth": 0, "trips": 3}] * 2
+
+
 def test_gradients_are_sent_in_the_type_that_is_chosen_and_programs_of_v6e_can_be_read():
     found = compiled("--topology=v6e:2x4", gradient_reduce_dtype="bfloat16")
     (gradients,) = [one for one in found["collectives"] if one["bytes"] > 1000]
