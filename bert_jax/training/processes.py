@@ -1,5 +1,7 @@
 """The processes of a run: one on a laptop, one a host on a pod, one a GPU or a node under Slurm."""
 
+import glob
+import importlib.util
 import logging
 import os
 from collections.abc import Mapping
@@ -23,6 +25,13 @@ def _is_one_of_several(environment: Mapping[str, str]) -> bool:
     return "," in environment.get("TPU_WORKER_HOSTNAMES", "") or "MEGASCALE_COORDINATOR_ADDRESS" in environment
 
 
+def _sees_tpus(environment: Mapping[str, str]) -> bool:
+    """Whether this is a host of TPUs, one of several perhaps: a pod slice's hosts know each other from its metadata."""
+    chips = [*glob.glob("/dev/accel[0-9]*"), *glob.glob("/dev/vfio/[0-9]*")]
+    wanted = "tpu" in environment.get("JAX_PLATFORMS", "tpu")
+    return wanted and bool(chips) and importlib.util.find_spec("libtpu") is not None
+
+
 def join_processes(environment: Mapping[str, str] = os.environ) -> None:
     """Joins the other processes of the run, if there are any; before anything else is asked of JAX.
 
@@ -36,7 +45,8 @@ def join_processes(environment: Mapping[str, str] = os.environ) -> None:
     if given and len(given) < len(_PLAIN):
         missing = ", ".join(name for name in _PLAIN if name not in given)
         raise InputError(f"{', '.join(given)} without {missing}: set all three, or none on a single process")
-    if not given and not _is_one_of_several(environment):
+    is_certain = bool(given) or _is_one_of_several(environment)
+    if not is_certain and not _sees_tpus(environment):
         return
     options: dict[str, object] = {}
     if given:
@@ -55,6 +65,8 @@ def join_processes(environment: Mapping[str, str] = os.environ) -> None:
     try:
         jax.distributed.initialize(heartbeat_timeout_seconds=_HEARTBEAT_SECONDS, **options)  # type: ignore[arg-type]
     except (RuntimeError, ValueError) as error:
+        if not is_certain and isinstance(error, ValueError):  # TPUs of a single host that is no Cloud TPU VM
+            return
         reason = str(error).strip().split("\n")[0]
         raise BertJaxError(f"the processes of the run did not find each other: {reason}") from error
     if not is_first():

@@ -12,7 +12,7 @@ import helpers
 import pytest
 from etils import epath
 
-from bert_jax.errors import InputError
+from bert_jax.errors import BertJaxError, InputError
 from bert_jax.training.checkpoints import newest_step
 from bert_jax.training.metrics import read_metrics
 from bert_jax.training.processes import join_processes
@@ -127,6 +127,21 @@ def test_launchers_that_jax_knows_are_left_to_it(environment, monkeypatch: pytes
     monkeypatch.setattr("jax.distributed.initialize", lambda **options: joined.append(options))
     join_processes(environment)
     assert [set(options) for options in joined] == [{"heartbeat_timeout_seconds"}]
+
+
+def test_a_host_of_tpus_asks_jax_for_others_and_may_be_alone(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def initialize(**options):
+        asked.append(options)
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr("jax.distributed.initialize", initialize)
+    monkeypatch.setattr("bert_jax.training.processes._sees_tpus", lambda environment: True)
+    join_processes({})
+    assert len(asked) == 1
+    with pytest.raises(BertJaxError, match="did not find each other: coordinator_address"):
+        join_processes({"SLURM_NTASKS": "2", "SLURM_PROCID": "0"})
 
 
 @pytest.mark.parametrize(
