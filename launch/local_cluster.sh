@@ -33,6 +33,7 @@ def copy(number, source, target):
 
 
 def send(number, _frame=None):
+    asked.append(number)
     for process in processes:
         try:
             os.killpg(process.pid, number)  # each leads a group of its own
@@ -40,7 +41,9 @@ def send(number, _frame=None):
             pass
 
 
-processes, copies = [], []
+processes, copies, asked = [], [], []
+signal.signal(signal.SIGTERM, send)
+signal.signal(signal.SIGINT, send)
 for number in range(count):
     together = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count), "JAX_PROCESS_ID": str(number)}
     processes.append(
@@ -52,8 +55,8 @@ for number in range(count):
     for pipe, target in ((processes[-1].stdout, sys.stdout), (processes[-1].stderr, sys.stderr)):
         copies.append(threading.Thread(target=copy, args=(number, pipe, target)))
         copies[-1].start()
-signal.signal(signal.SIGTERM, send)
-signal.signal(signal.SIGINT, send)
+for number in list(asked):  # while some were not there yet
+    send(number)
 
 failed = 0
 while None in (statuses := [process.poll() for process in processes]):

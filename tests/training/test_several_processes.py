@@ -68,7 +68,12 @@ def alone(dataset_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("count", "mesh"), [(2, {}), (2, {"mesh__data": 1, "mesh__fsdp": 4}), (4, {"mesh__data": 2, "mesh__tensor": 2})]
+    ("count", "mesh"),
+    [
+        (2, {}),
+        pytest.param(2, {"mesh__data": 1, "mesh__fsdp": 4}, marks=pytest.mark.long),
+        pytest.param(4, {"mesh__data": 2, "mesh__tensor": 2}, marks=pytest.mark.long),
+    ],
 )
 def test_several_processes_see_the_same_examples_and_learn_the_same(count, mesh, alone, dataset_dir, tmp_path: Path):
     written = finish(start(count, dataset_dir, tmp_path, **mesh))
