@@ -107,6 +107,7 @@ def config(folders, **overrides):
     return helpers.small_config(",".join(map(str, folders)), **overrides)
 
 
+@pytest.mark.long
 def test_a_mixed_and_packed_run_resumes_to_the_bit(dataset_dir, other_dir, tmp_path):
     overrides = {"data__weights": (0.6, 0.4), "data__packing": True, "data__max_sequences": 4}
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"

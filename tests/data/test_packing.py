@@ -161,7 +161,7 @@ def test_packed_batches_are_pure(dataset_dir, dataset):
         np.testing.assert_array_equal(half["input_ids"], batch["input_ids"][8:])
 
 
-@pytest.mark.parametrize("is_decoder", [False, True])
+@pytest.mark.parametrize("is_decoder", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_losses_and_gradients_are_those_of_the_sequences_alone(dataset, is_decoder):
     config = BertConfig(
         vocab_size=dataset.tokenizer.vocab_size, hidden_size=48, num_hidden_layers=2, num_attention_heads=3,

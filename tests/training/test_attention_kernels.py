@@ -192,6 +192,7 @@ def test_a_model_does_not_pass_over_dropout():
         abstract_parameters(BertConfig(attention_probs_dropout_prob=0.1), attention="splash")
 
 
+@pytest.mark.long
 def test_a_run_with_splash_goes_on_in_all_ways_without_it(
     corpus_file: Path, vocabulary_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -137,7 +137,7 @@ def test_both_phases_are_trained_and_evaluated_on_their_own_data(short_dir: Path
     assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["4", "8"]
 
 
-@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("restart", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_killed_on_the_boundary_and_resumed_is_never_stopped(
     restart: bool, short_dir: Path, dataset_dir: Path, tmp_path: Path
 ):
@@ -193,6 +193,7 @@ def test_init_takes_the_parameters_and_nothing_else(dataset_dir: Path, short_dir
     assert pretrain(helpers.small_config(dataset_dir, init=tmp_path / "first"), str(tmp_path / "third"))
 
 
+@pytest.mark.long
 def test_a_resumed_run_does_not_look_at_init(dataset_dir: Path, tmp_path: Path):
     pretrain(helpers.small_config(dataset_dir, total_steps=4), str(tmp_path / "first"))
     settings = {"init": tmp_path / "first", "total_steps": 4}

@@ -62,13 +62,14 @@ def test_killed_and_resumed_is_never_stopped(straight: Path, dataset_dir: Path, 
     assert_same_run(tmp_path, straight)
 
 
+@pytest.mark.long
 def test_killed_before_the_first_checkpoint_starts_again(straight: Path, dataset_dir: Path, tmp_path: Path):
     train_until(10, dataset_dir, tmp_path, signal.SIGKILL)
     assert train(dataset_dir, tmp_path).returncode == 0
     assert_same_run(tmp_path, straight)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_signal_saves_and_exits_with_75(number, straight: Path, dataset_dir: Path, tmp_path: Path):
     stopped = train_until(70, dataset_dir, tmp_path, number)
     assert stopped.returncode == 75, stopped.stderr
@@ -148,6 +149,7 @@ def test_another_mesh_goes_on_from_the_checkpoint(dataset_dir: Path, tmp_path: P
         np.testing.assert_allclose(after[step]["loss"], before[step]["loss"], rtol=1e-5)
 
 
+@pytest.mark.long
 def test_microbatches_are_no_other_evaluation(dataset_dir: Path, tmp_path: Path):
     rows = []
     for microbatches in (1, 2):
