@@ -53,7 +53,7 @@ for number in range(count):
         )
     )
     for pipe, target in ((processes[-1].stdout, sys.stdout), (processes[-1].stderr, sys.stderr)):
-        copies.append(threading.Thread(target=copy, args=(number, pipe, target)))
+        copies.append(threading.Thread(target=copy, args=(number, pipe, target), daemon=True))
         copies[-1].start()
 for number in list(asked):  # while some were not there yet
     send(number)
@@ -64,7 +64,7 @@ while None in (statuses := [process.poll() for process in processes]):
         send(signal.SIGTERM)
     time.sleep(0.05)
 for thread in copies:
-    thread.join()
+    thread.join(timeout=2)  # what a process has left running may hold its output open
 failed = failed or next((status for status in statuses if status not in (0, SAVED)), 0)
 sys.exit((failed if failed > 0 else 128 - failed) if failed else SAVED if SAVED in statuses else 0)
 PYTHON
