@@ -53,7 +53,7 @@ def make_train_step(
       spec: the state's plan.
       optimizer: gradients to a direction.
       schedule: step to learning rate.
-      seed: dropout's key is a function of it, the step and the microbatch.
+      seed: dropout's keys are functions of it, the step and the row of the global batch.
       nsp: whether the next-sentence loss is part of the loss.
       gradient_reduce_dtype: what gradients are added up in across devices; on a device it is float32.
     """
