@@ -31,7 +31,15 @@ _MENDABLE = {  # what is wrong with a path that was given
 def entry_point() -> int:
     """`main` in a process of its own."""
     _quiet_background()
-    return main()
+    status = main()
+    if status and "bert_jax.training.processes" in sys.modules:
+        from bert_jax.training.processes import ends_alone
+
+        if ends_alone():
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    return status
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -222,22 +230,22 @@ def _pretrain(options: argparse.Namespace) -> None:
     with StopSignal() as stop:  # before the imports, which take seconds: a signal in them is a signal to the run
         from bert_jax.config import load_config
         from bert_jax.training.pretrain import pretrain
-        from bert_jax.training.processes import is_first, join_processes
+        from bert_jax.training.processes import is_first, joined_processes
 
-        join_processes()
-        shown = bars() if is_first() else silent
-        pretrain(load_config(options.config, options.overrides), options.workdir, stop=stop, bars=shown)
+        with joined_processes():
+            shown = bars() if is_first() else silent
+            pretrain(load_config(options.config, options.overrides), options.workdir, stop=stop, bars=shown)
 
 
 def _evaluate(options: argparse.Namespace) -> None:
     from bert_jax.training.evaluation import evaluate_checkpoint
-    from bert_jax.training.processes import is_first, join_processes
+    from bert_jax.training.processes import is_first, joined_processes
 
-    join_processes()
-    shown = bars() if is_first() else silent
-    values = evaluate_checkpoint(options.checkpoint, options.data, batch_size=options.batch_size, bars=shown)
-    if is_first():
-        print(json.dumps(values, indent=2))
+    with joined_processes():
+        shown = bars() if is_first() else silent
+        values = evaluate_checkpoint(options.checkpoint, options.data, batch_size=options.batch_size, bars=shown)
+        if is_first():
+            print(json.dumps(values, indent=2))
 
 
 def _fill_mask(options: argparse.Namespace) -> None:

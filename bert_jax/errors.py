@@ -21,3 +21,7 @@ class Interrupted(BertJaxError):
     """The run was asked to stop and has saved; the same command continues it."""
 
     exit_status = 75
+
+
+class NotBegun(Interrupted):
+    """The run was asked to stop before there was anything to save."""

@@ -22,6 +22,9 @@ def get_config():
     config.eval_batches = 64  # batches of global_batch_size sequences; -1: the whole eval split
     config.max_nonfinite_steps = 10  # updates skipped in a row for a non-finite loss or gradient before the run stops
 
+    config.stall_minutes = 10.0  # without a step, before what every thread does is reported; 0: never
+    config.stall_exit_minutes = 0.0  # without a step, before the run ends with status 1; 0: it waits
+
     # BertConfig, by the names of bert_config.json.
     config.model = ml_collections.ConfigDict()
     config.model.vocab_size = -1  # -1: the dataset's
@@ -90,5 +93,8 @@ def get_config():
     config.checkpoint = ml_collections.ConfigDict()
     config.checkpoint.every_steps = 5_000  # and at the end, and on SIGTERM
     config.checkpoint.keep = 3  # newest ones
+
+    config.profile = ml_collections.ConfigDict()
+    config.profile.steps = ""  # A:B traces steps A to B into WORKDIR/profile
 
     return config

@@ -14,8 +14,8 @@ from etils import epath
 
 from bert_jax.training.checkpoints import newest_step
 from bert_jax.training.metrics import read_metrics
+from bert_jax.training.throughput import RATES
 
-TIMES = ("examples_per_second", "tokens_per_second", "real_tokens_per_second", "mfu")
 SETTINGS = {
     "model.hidden_size": 32, "model.num_attention_heads": 2, "model.intermediate_size": 64,
     "model.max_position_embeddings": 64, "data.max_predictions": 10, "model.hidden_dropout_prob": 0.1,
@@ -55,7 +55,7 @@ def train_until(
 
 
 def rows_without_times(workdir: Path) -> list[dict]:
-    return [{k: v for k, v in row.items() if k not in TIMES} for row in read_metrics(epath.Path(workdir))]
+    return [{k: v for k, v in row.items() if k not in RATES} for row in read_metrics(epath.Path(workdir))]
 
 
 def assert_same_run(workdir: Path, other: Path) -> None:

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
@@ -16,6 +17,7 @@ class Prefetch(Generic[T]):
 
     def __init__(self, make: Callable[[int], T], start: int, stop: int, depth: int = 3):
         self._items: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(depth)
+        self.waited = 0.0  # seconds that the reader has waited for items
         self._closed = threading.Event()
         self._remaining = max(0, stop - start)
         self._thread = threading.Thread(target=self._run, args=(make, start, stop), name="prefetch", daemon=True)
@@ -42,7 +44,9 @@ class Prefetch(Generic[T]):
     def __next__(self) -> T:
         if not self._remaining:
             raise StopIteration
+        began = time.perf_counter()
         item, error = self._items.get()
+        self.waited += time.perf_counter() - began
         if error is not None:
             self._remaining = 0
             raise error

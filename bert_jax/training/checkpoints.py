@@ -68,6 +68,7 @@ class Checkpointer:
                 enable_async_checkpointing=True,
             ),
         )
+        self._is_saving = False
         self._about = {
             "tokenizer": tokenizer.to_json(),
             "config": json.loads(config.to_json_best_effort()),
@@ -82,6 +83,7 @@ class Checkpointer:
 
         `dataset_hashes` are of what the phases have read that are begun.
         """
+        self._is_saving = True
         self._manager.save(
             step,
             args=ocp.args.Composite(
@@ -116,11 +118,14 @@ class Checkpointer:
         )
 
     def check(self) -> None:
-        """Raises what went wrong in a save that runs in the background."""
-        self._manager.check_for_errors()
+        """Raises what went wrong in a save, once it has ended in the background."""
+        # Orbax has a method for it, but tells there nothing of what its thread of finishing touches has come upon.
+        if self._is_saving and not self._manager.is_saving_in_progress():
+            self.wait()
 
     def wait(self) -> None:
-        """Returns when every save is on disk."""
+        """Returns when every save is on disk, or raises what went wrong in one."""
+        self._is_saving = False
         self._manager.wait_until_finished()
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from bert_jax.model.encoder import REMAT_POLICIES
 from bert_jax.model.fused_attention import CUDNN_HEADS, SPLASH_LENGTHS
 from bert_jax.training.checkpoints import Checkpoint
 from bert_jax.training.optimizer import OPTIMIZERS
+from bert_jax.training.profiling import parse_steps
 
 OBJECTIVES = ("mlm", "ltr")
 _SMALLEST_SHARE = 1e-6
@@ -74,6 +75,8 @@ def check_config(config: ConfigDict, steps: int) -> None:
     check(lambda x: x >= -1, "at least -1", "eval_batches")
     check(lambda x: x >= 1 or x == -1, "at least 1, or -1", "data.seq_len")
     check(lambda x: 0 <= x < 2**31, "in [0, 2**31)", "seed")
+    check(lambda x: 0 <= x < math.inf, "a number of minutes, or 0", "stall_minutes", "stall_exit_minutes")
+    parse_steps(values["profile.steps"])
     check(
         lambda x: 0 <= x < math.inf, "a number of 0 or more", "optimizer.learning_rate", "optimizer.weight_decay",
         "optimizer.grad_clip_norm", "model.initializer_range",

@@ -1,6 +1,7 @@
 """The loop of one phase: batches in, steps, metrics, evaluations and checkpoints out."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -23,9 +24,12 @@ from bert_jax.training.batches import put_batch, rows_here
 from bert_jax.training.checkpoints import Checkpointer
 from bert_jax.training.checks import compute_dtype
 from bert_jax.training.evaluation import Evaluator
+from bert_jax.training.lease import Lease
 from bert_jax.training.metrics import MetricsWriter, NoWriter
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.phases import Phase, Plan
+from bert_jax.training.profiling import StepTracer
+from bert_jax.training.stalls import StallWatch
 from bert_jax.training.state import StateSpec, TrainState, describe_state
 from bert_jax.training.stopping import StopSignal
 from bert_jax.training.throughput import Throughput, summary
@@ -118,6 +122,9 @@ class Run:
     checkpointer: Checkpointer
     writer: MetricsWriter | NoWriter
     stop: StopSignal
+    stalls: StallWatch
+    tracer: StepTracer
+    lease: Lease | None  # in the first process
     bars: Bars
     bar: Any  # of the whole run
 
@@ -161,6 +168,7 @@ def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[
 
     batches = Prefetch(make_batch, start, phase.stop)
     run.bar.set_postfix_str("compiling")
+    began = time.perf_counter()
     throughput = Throughput(config, phase.model, train_loader)
     evaluation: dict[str, float] = {}
     pending: Any = None  # the metrics of the step before: read while the device works on this one
@@ -174,19 +182,24 @@ def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[
         (at, device_values), pending = pending, None
         values = jax.device_get(device_values)
         stops_together = bool(values.pop(STOP, 0))
-        throughput.finished(at)
+        throughput.finished(at, batches.waited)
+        run.stalls.beat(at)
         if at % config.log_every_steps == 0 or at == phase.stop:
             row = {name: value.item() for name, value in values.items()} | throughput.rates(at)
             row |= _epochs(train_loader, at)
             run.writer.write(at, row)
             run.bar.set_postfix_str(summary(row))
-            run.checkpointer.check()
         run.bar.update(1)
         return bool(values["nonfinite_streak"] >= config.max_nonfinite_steps)
 
     def evaluate(at: int) -> dict[str, float]:
         eval_bar = run.bars(total=eval_loader.batches, desc="evaluate", unit="batch", leave=False)
-        values = evaluator.run(state.parameters, on_batch=lambda: eval_bar.update(1))
+
+        def on_batch() -> None:
+            eval_bar.update(1)
+            run.stalls.beat(at)
+
+        values = evaluator.run(state.parameters, on_batch)
         eval_bar.close()
         run.writer.write(at, values, split="eval")
         log.info("step %d: eval %s; unigram baseline %.2f", at, summary(values), values["unigram_loss"])
@@ -195,14 +208,29 @@ def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[
 
     with closing(batches), jax.set_mesh(run.mesh), jax.transfer_guard("disallow"):
         for step, batch in enumerate(batches, start + 1):
-            state, metrics = train_step(state, batch)
-            is_hopeless = settle()
+            run.checkpointer.check()
+            if run.lease:
+                run.lease.check()
+            is_hopeless = False
+            if run.tracer.begins(step):
+                is_hopeless = settle()
+                throughput.pause()
+                run.tracer.start()
+            with jax.profiler.StepTraceAnnotation("train", step_num=step):
+                state, metrics = train_step(state, batch)
+            if step == start + 1:
+                log.info("step %d: compiled after %.1f s", step, time.perf_counter() - began)
+            is_hopeless = settle() or is_hopeless
             pending = step, metrics
             is_last, is_stop = step == phase.stop, stops_together if are_several else run.stop.received is not None
             is_eval = is_last or (config.eval_every_steps and step % config.eval_every_steps == 0)
             is_save = is_last or is_hopeless or is_stop or step % config.checkpoint.every_steps == 0
-            if is_eval or is_save:  # a step's row is written before the step is saved, or a kill could lose it
+            is_traced = run.tracer.ends(step)
+            if is_eval or is_save or is_traced:  # a step's row is written before it is saved, or a kill could lose it
                 is_hopeless = settle() or is_hopeless
+            if is_traced:
+                run.tracer.close()
+                throughput.pause()
             if is_eval and eval_loader.batches:
                 evaluation = evaluate(step)
             if is_save:

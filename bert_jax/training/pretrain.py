@@ -12,19 +12,23 @@ import jax
 from etils import epath
 
 from bert_jax.config import ConfigDict
-from bert_jax.errors import InputError, Interrupted
+from bert_jax.errors import BertJaxError, InputError, NotBegun
 from bert_jax.model import parameter_count
 from bert_jax.progress import Bars, silent
 from bert_jax.training.checkpoints import Checkpointer
 from bert_jax.training.checks import check_attention
 from bert_jax.training.initialization import open_init, start_from
+from bert_jax.training.lease import Lease
 from bert_jax.training.loop import Run, make_loaders, plan_state, train_phase
 from bert_jax.training.mesh import check_divisibility, fill_in_accumulation, make_mesh
 from bert_jax.training.metrics import MetricsWriter, NoWriter
+from bert_jax.training.peers import AGAIN
 from bert_jax.training.phases import open_phases
-from bert_jax.training.processes import is_first
+from bert_jax.training.processes import is_first, wait_for_first
+from bert_jax.training.profiling import StepTracer
+from bert_jax.training.stalls import StallWatch
 from bert_jax.training.stopping import StopSignal
-from bert_jax.training.workdir import claim_workdir
+from bert_jax.training.workdir import claim_workdir, make_workdir
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +49,19 @@ def pretrain(
       bars: how progress is shown.
 
     Raises:
-      InputError: the config, the dataset and the devices do not fit each other, or the workdir holds another run.
+      InputError: the config, the dataset and the devices do not fit each other, or the workdir holds another run or is
+        in use.
       Interrupted: SIGTERM or SIGINT came; the state is saved.
-      BertJaxError: too many steps in a row were not finite; the state is saved.
+      BertJaxError: too many steps in a row were not finite, and the state is saved; or another process was lost.
     """
     with ExitStack() as stack:
-        return _pretrain(config, workdir, stop or stack.enter_context(StopSignal()), bars, stack)
+        try:
+            return _pretrain(config, workdir, stop or stack.enter_context(StopSignal()), bars, stack)
+        except jax.errors.JaxRuntimeError as error:
+            if jax.process_count() == 1 or "RESOURCE_EXHAUSTED" in str(error):
+                raise
+            reason = str(error).strip().split("\n")[0]
+            raise BertJaxError(f"could not go on, as where another process is lost: {AGAIN} ({reason})") from error
 
 
 def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, stack: ExitStack) -> dict[str, float]:
@@ -68,6 +79,15 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
         check_divisibility(mesh, phase.model, phase.config.global_batch_size, phase.config.gradient_accumulation)
         check_attention(phase.config, phase.model, phase.seq_len, mesh)
         make_loaders(phase)
+    make_workdir(folder)
+    lease = Lease(folder) if is_first() else None
+    if lease:
+        stack.callback(lease.close)
+    wait_for_first()
+    stalls = StallWatch(
+        folder, jax.process_index(), minutes=config.stall_minutes, exit_minutes=config.stall_exit_minutes
+    )
+    stack.callback(stalls.close)
     start = claim_workdir(folder, asked)
     if start == config.total_steps:
         log.info("%s is finished: it is at step %d of %d", folder, config.total_steps, config.total_steps)
@@ -98,12 +118,14 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
         f"{parameter_count(phases[0].model):,}", dict(mesh.shape), jax.device_count(), jax.devices()[0].device_kind,
     )  # fmt: skip
     if stop.received:
-        raise Interrupted(f"{stop.received.name}: before step {start + 1}; the same command goes on from there")
+        raise NotBegun(f"{stop.received.name}: before step {start + 1}; the same command goes on from there")
 
     # --- Phases, one after the other -----------------------------------------------------------------------------
     bar = bars(total=config.total_steps, initial=start, desc="pretrain", unit="step")
     stack.callback(bar.close)
-    run = Run(mesh, checkpointer, writer, stop, bars, bar)
+    tracer = StepTracer(config.profile.steps if is_first() else "", folder)
+    stack.callback(tracer.close)
+    run = Run(mesh, checkpointer, writer, stop, stalls, tracer, lease, bars, bar)
     evaluation: dict[str, float] = {}
     for phase in phases:
         if start < phase.stop:

@@ -4,16 +4,22 @@ import glob
 import importlib.util
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import jax
+from jax._src import distributed  # its client has no public name
+from jax.experimental import multihost_utils
 
-from bert_jax.errors import BertJaxError, InputError
+from bert_jax.errors import BertJaxError, InputError, Interrupted, NotBegun
+from bert_jax.training.peers import AGAIN, Peers, Store, end_when_aborted
 
 log = logging.getLogger(__name__)
 
+_told = False
 _PLAIN = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-_HEARTBEAT_SECONDS = 60  # that a process may be silent before the others give up
+_HEARTBEAT_SECONDS = 60  # that process 0 may be silent before the others give up; of theirs see `Peers`
+_SHUTDOWN_SECONDS = 60  # that a process which is done waits for the others
 
 
 def _is_one_of_several(environment: Mapping[str, str]) -> bool:
@@ -32,8 +38,12 @@ def _sees_tpus(environment: Mapping[str, str]) -> bool:
     return wanted and bool(chips) and importlib.util.find_spec("libtpu") is not None
 
 
-def join_processes(environment: Mapping[str, str] = os.environ) -> None:
-    """Joins the other processes of the run, if there are any; before anything else is asked of JAX.
+@contextmanager
+def joined_processes(environment: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """With the other processes of the run, if there are any; before anything else is asked of JAX.
+
+    Within, a process that is lost or fails ends all of them: an error that leaves this is told to the others, which
+    end with its status, and they are watched. See `ends_alone` for how this process should end then.
 
     Plain variables (`JAX_COORDINATOR_ADDRESS` as HOST:PORT, `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID`) come first; Slurm,
     Open MPI, Cloud TPU and GKE are recognised by what they set, and JAX reads the rest from them.
@@ -41,13 +51,40 @@ def join_processes(environment: Mapping[str, str] = os.environ) -> None:
     Raises InputError where some plain variables are set and others are not, or are no numbers, and BertJaxError where
     the others do not come.
     """
+    global _told
+    client = _join(environment)
+    if client is None:
+        yield
+        return
+    number, count = jax.process_index(), jax.process_count()
+    if not is_first():
+        logging.getLogger("bert_jax").setLevel(logging.WARNING)
+    log.info("process %d of %d", number, count)
+    end_when_aborted(f"bert-jax: JAX has ended process {number}, as it does when process 0 is lost: {AGAIN}")
+    peers = Peers(client, number, count)
+    try:
+        yield
+    except BaseException as error:
+        # Those that stop together do so by themselves, each with all of it on disk.
+        if not isinstance(error, Interrupted) or isinstance(error, NotBegun):
+            message = " ".join(str(error).split()) or type(error).__name__
+            peers.report(getattr(error, "exit_status", BertJaxError.exit_status), f"ended the run: {message}")
+            _told = True
+        else:
+            peers.close()
+        raise
+    peers.close()
+
+
+def _join(environment: Mapping[str, str]) -> Store | None:
+    """Where the processes tell each other things; None if there is but this one. Raises as `joined_processes` does."""
     given = {name: environment[name] for name in _PLAIN if name in environment}
     if given and len(given) < len(_PLAIN):
         missing = ", ".join(name for name in _PLAIN if name not in given)
         raise InputError(f"{', '.join(given)} without {missing}: set all three, or none on a single process")
     is_certain = bool(given) or _is_one_of_several(environment)
     if not is_certain and not _sees_tpus(environment):
-        return
+        return None
     options: dict[str, object] = {}
     if given:
         try:
@@ -57,23 +94,33 @@ def join_processes(environment: Mapping[str, str] = os.environ) -> None:
         if not 0 <= number < count:
             raise InputError(f"JAX_PROCESS_ID={number} has to be in 0 to {count - 1}, for JAX_NUM_PROCESSES={count}")
         if count == 1:
-            return
+            return None
         options = {
             "coordinator_address": given["JAX_COORDINATOR_ADDRESS"], "num_processes": count, "process_id": number
         }  # fmt: skip
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself: see StopSignal
+    timeouts = {"heartbeat_timeout_seconds": _HEARTBEAT_SECONDS, "shutdown_timeout_seconds": _SHUTDOWN_SECONDS}
     try:
-        jax.distributed.initialize(heartbeat_timeout_seconds=_HEARTBEAT_SECONDS, **options)  # type: ignore[arg-type]
+        jax.distributed.initialize(**timeouts, **options)  # type: ignore[arg-type]
     except (RuntimeError, ValueError) as error:
         if not is_certain and isinstance(error, ValueError):  # TPUs of a single host that is no Cloud TPU VM
-            return
+            return None
         reason = str(error).strip().split("\n")[0]
         raise BertJaxError(f"the processes of the run did not find each other: {reason}") from error
-    if not is_first():
-        logging.getLogger("bert_jax").setLevel(logging.WARNING)
-    log.info("process %d of %d", jax.process_index(), jax.process_count())
+    return distributed.global_state.client if jax.process_count() > 1 else None
 
 
 def is_first() -> bool:
     """Whether this is the process that writes what there is to be one of: metrics, config, lines for people."""
     return jax.process_index() == 0
+
+
+def wait_for_first() -> None:
+    """Waits until the first process has come here, and the others have."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("bert_jax")
+
+
+def ends_alone() -> bool:
+    """Whether the others know that this process ends, and do not wait for it; JAX's own way out would for them."""
+    return _told

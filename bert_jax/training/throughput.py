@@ -4,11 +4,20 @@ import time
 from dataclasses import dataclass
 
 import jax
+import numpy as np
 
 from bert_jax.config import ConfigDict
 from bert_jax.data.loader import TrainLoader
 from bert_jax.model import BertConfig
 from bert_jax.training.flops import peak_flops, training_flops
+
+_NOTABLE_WAIT = 0.05
+PERCENTILES = (50, 90, 99)
+RATES = (
+    "examples_per_second", "tokens_per_second", "real_tokens_per_second", "mfu",
+    *(f"step_seconds_p{percent}" for percent in PERCENTILES), "input_wait_share",
+)  # fmt: skip
+"""What `Throughput.rates` may return: the only numbers of a run that differ from one time it is made to the next."""
 
 
 def summary(values: dict[str, float]) -> str:
@@ -19,6 +28,8 @@ def summary(values: dict[str, float]) -> str:
             text += f"  {head} {values[f'{head}_loss']:.3f} ({values[f'{head}_accuracy']:.1%})"
     if "tokens_per_second" in values:
         text += f"  {values['tokens_per_second']:,.0f} tokens/s"
+    if values.get("input_wait_share", 0.0) >= _NOTABLE_WAIT:
+        text += f"  {values['input_wait_share']:.0%} waiting for input"
     return text
 
 
@@ -31,7 +42,9 @@ class Throughput:
     loader: TrainLoader
 
     def __post_init__(self) -> None:
-        self._since: tuple[float, int] | None = None
+        self._since: tuple[float, int, float] | None = None  # time, step, seconds waited for input until then
+        self._finished = 0.0  # when the last step was
+        self._seconds: list[float] = []  # that each step has taken
         peak = peak_flops(jax.devices()[0].device_kind)
         self._peak = peak and peak * jax.device_count()
         first = self.loader.sources[0]
@@ -42,25 +55,36 @@ class Throughput:
         """What follows until the next finished step does not count."""
         self._since = None
 
-    def finished(self, step: int) -> None:
-        """Step `step` is done."""
+    def finished(self, step: int, waited: float) -> None:
+        """Step `step` is done; `waited` are the seconds that its loop has waited for batches, in all."""
+        now = time.perf_counter()
         if self._since is None:
-            self._since = time.perf_counter(), step
+            self._since, self._seconds = (now, step, waited), []
+        else:
+            self._seconds.append(now - self._finished)
+        self._finished, self._waited = now, waited
 
     def rates(self, step: int) -> dict[str, float]:
         """`examples_per_second` (sequences, packed or not), `tokens_per_second` (padding counted, as in `mfu`).
 
-        With `mfu` where the device's peak is known, and with `real_tokens_per_second` where rows are packed.
+        With `mfu` where the device's peak is known, and with `real_tokens_per_second` where rows are packed; then
+        `step_seconds_p50` and the other percentiles of the time from one step's end to the next's, and
+        `input_wait_share`, the part of the time in which the loop had no batch to go on with.
         """
         assert self._since is not None
-        now = time.perf_counter()
-        then, first = self._since
+        then, first, waited_then = self._since
         if step == first:
             return {}
-        rows = (step - first) * self.config.global_batch_size / (now - then)
-        self._since = now, step
+        seconds = self._finished - then
+        rows = (step - first) * self.config.global_batch_size / seconds
         tokens = rows * self._seq_len
         rates = {"examples_per_second": rows * self.loader.sequences_a_row, "tokens_per_second": tokens}
         if self.config.data.packing:
             rates["real_tokens_per_second"] = tokens * self.loader.real_share
-        return rates | ({"mfu": rows * self._flops / self._peak} if self._peak else {})
+        if self._peak:
+            rates["mfu"] = rows * self._flops / self._peak
+        times = np.percentile(self._seconds, PERCENTILES).tolist()
+        rates |= {f"step_seconds_p{percent}": at for percent, at in zip(PERCENTILES, times, strict=True)}
+        rates["input_wait_share"] = (self._waited - waited_then) / seconds
+        self._since, self._seconds = (self._finished, step, self._waited), []
+        return rates

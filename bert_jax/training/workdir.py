@@ -19,18 +19,22 @@ log = logging.getLogger(__name__)
 CHANGEABLE = (
     "total_steps", "gradient_accumulation", "max_rows_per_device", "log_every_steps", "eval_every_steps",
     "eval_batches", "max_nonfinite_steps", "mesh.", "attention", "remat", "gradient_reduce_dtype", "scan_layers",
-    "checkpoint.", "data.path", "data.seq_len", "optimizer.", "phases",
+    "checkpoint.", "profile.", "stall_", "data.path", "data.seq_len", "optimizer.", "phases",
 )  # fmt: skip
 
 
-def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int:
-    """Makes the workdir and returns the step it is at; InputError where it holds another run.
-
-    That is one of another vocabulary, dataset or config; what a run may change is in `CHANGEABLE`, and is logged.
-    """
+def make_workdir(folder: epath.Path) -> None:
+    """Makes the folder where there is none; InputError where there is a file."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--workdir: {folder} is a file")
     folder.mkdir(parents=True, exist_ok=True)
+
+
+def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int:
+    """The step a workdir is at, 0 for a new one; InputError where it holds another run.
+
+    That is one of another vocabulary, dataset or config; what a run may change is in `CHANGEABLE`, and is logged.
+    """
     newest = newest_step(folder)
     if newest is None:
         return 0

@@ -2,53 +2,27 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import helpers
 import pytest
 from etils import epath
+from several import finish, start
 
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.training.checkpoints import newest_step
 from bert_jax.training.metrics import read_metrics
-from bert_jax.training.processes import join_processes
+from bert_jax.training.processes import joined_processes
+from bert_jax.training.throughput import RATES
 
-DEVICES = 4
 LAUNCHER = Path(__file__).parents[2] / "launch" / "local_cluster.sh"
-SETTINGS = {
-    "model.hidden_size": 32, "model.num_attention_heads": 4, "model.intermediate_size": 64,
-    "model.max_position_embeddings": 64, "data.max_predictions": 10, "model.hidden_dropout_prob": 0.1,
-    "total_steps": 6, "global_batch_size": 16, "gradient_accumulation": 2, "log_every_steps": 1, "eval_every_steps": 3,
-    "eval_batches": -1, "checkpoint.every_steps": 3, "optimizer.warmup_steps": 2, "optimizer.learning_rate": 5e-3,
-}  # fmt: skip
 
 
-def start(count: int, dataset: Path, workdir: Path, **overrides: object) -> list[subprocess.Popen]:
-    """A run in `count` processes with four devices between them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    settings = {**SETTINGS, "data.path": dataset, **{key.replace("__", "."): v for key, v in overrides.items()}}
-    command = helpers.command("pretrain", "--config=bert_tiny", f"--workdir={workdir}", *helpers.flags(settings))
-    together = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count)}
-    return [
-        subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True,
-            env=helpers.child_environment(DEVICES // count, **together, JAX_PROCESS_ID=str(number)),
-        )
-        for number in range(count)
-    ]  # fmt: skip
-
-
-def finish(processes: list[subprocess.Popen], expect: int = 0) -> list[str]:
-    """What each wrote on stderr."""
-    written = [process.communicate(timeout=280)[1] for process in processes]
-    assert [process.returncode for process in processes] == [expect] * len(processes), "\n".join(written)
-    return written
+def enter(environment: dict[str, str]) -> None:
+    with joined_processes(environment):
+        pass
 
 
 def assert_same_rows(workdir: Path, other: Path) -> None:
@@ -56,7 +30,7 @@ def assert_same_rows(workdir: Path, other: Path) -> None:
     assert len(rows[0]) == len(rows[1]) > 0
     for a, b in zip(*rows, strict=True):
         assert a.keys() == b.keys()
-        for name in a.keys() - {"split", "examples_per_second", "tokens_per_second"}:
+        for name in a.keys() - {"split", *RATES}:
             assert a[name] == pytest.approx(b[name], rel=1e-5), (a["step"], name)
 
 
@@ -110,7 +84,7 @@ def test_one_process_that_is_asked_to_stop_stops_all_at_one_step_and_one_goes_on
 )
 def test_variables_that_do_not_go_together_are_refused(environment, message):
     with pytest.raises(InputError, match=message):
-        join_processes(environment)
+        enter(environment)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +94,7 @@ def test_variables_that_do_not_go_together_are_refused(environment, message):
 )  # fmt: skip
 def test_a_single_process_joins_nobody(environment, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("jax.distributed.initialize", lambda **_: pytest.fail("joined"))
-    join_processes(environment)
+    enter(environment)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +104,8 @@ def test_a_single_process_joins_nobody(environment, monkeypatch: pytest.MonkeyPa
 def test_launchers_that_jax_knows_are_left_to_it(environment, monkeypatch: pytest.MonkeyPatch):
     joined = []
     monkeypatch.setattr("jax.distributed.initialize", lambda **options: joined.append(options))
-    join_processes(environment)
-    assert [set(options) for options in joined] == [{"heartbeat_timeout_seconds"}]
+    enter(environment)
+    assert [set(options) for options in joined] == [{"heartbeat_timeout_seconds", "shutdown_timeout_seconds"}]
 
 
 def test_a_host_of_tpus_asks_jax_for_others_and_may_be_alone(monkeypatch: pytest.MonkeyPatch):
@@ -143,10 +117,10 @@ def test_a_host_of_tpus_asks_jax_for_others_and_may_be_alone(monkeypatch: pytest
 
     monkeypatch.setattr("jax.distributed.initialize", initialize)
     monkeypatch.setattr("bert_jax.training.processes._sees_tpus", lambda environment: True)
-    join_processes({})
+    enter({})
     assert len(asked) == 1
     with pytest.raises(BertJaxError, match="did not find each other: coordinator_address"):
-        join_processes({"SLURM_NTASKS": "2", "SLURM_PROCID": "0"})
+        enter({"SLURM_NTASKS": "2", "SLURM_PROCID": "0"})
 
 
 @pytest.mark.parametrize(

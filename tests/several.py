@@ -1,0 +1,47 @@
+"""Runs in several processes of this machine, which find each other as they would on several hosts."""
+
+import socket
+import subprocess
+from pathlib import Path
+
+import helpers
+
+DEVICES = 4
+SETTINGS = {
+    "model.hidden_size": 32, "model.num_attention_heads": 4, "model.intermediate_size": 64,
+    "model.max_position_embeddings": 64, "data.max_predictions": 10, "model.hidden_dropout_prob": 0.1,
+    "total_steps": 6, "global_batch_size": 16, "gradient_accumulation": 2, "log_every_steps": 1, "eval_every_steps": 3,
+    "eval_batches": -1, "checkpoint.every_steps": 3, "optimizer.warmup_steps": 2, "optimizer.learning_rate": 5e-3,
+}  # fmt: skip
+
+
+def start(
+    count: int, dataset: Path | list[Path], workdir: Path | list[Path], **overrides: object
+) -> list[subprocess.Popen]:
+    """A run in `count` processes with four devices between them; datasets and workdirs may be one for each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    datasets = dataset if isinstance(dataset, list) else [dataset] * count
+    workdirs = workdir if isinstance(workdir, list) else [workdir] * count
+    overrides = {**SETTINGS, **{key.replace("__", "."): value for key, value in overrides.items()}}
+    commands = [
+        helpers.command("pretrain", "--config=bert_tiny", f"--workdir={place}", *helpers.flags(overrides),
+                        f"--config.data.path={data}")
+        for data, place in zip(datasets, workdirs, strict=True)
+    ]  # fmt: skip
+    together = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count)}
+    return [
+        subprocess.Popen(
+            commands[number], stderr=subprocess.PIPE, text=True,
+            env=helpers.child_environment(DEVICES // count, **together, JAX_PROCESS_ID=str(number)),
+        )
+        for number in range(count)
+    ]  # fmt: skip
+
+
+def finish(processes: list[subprocess.Popen], expect: int = 0) -> list[str]:
+    """What each wrote on stderr."""
+    written = [process.communicate(timeout=280)[1] for process in processes]
+    assert [process.returncode for process in processes] == [expect] * len(processes), "\n".join(written)
+    return written

@@ -1,0 +1,149 @@
+"""A process that is killed, frozen or fails ends the others in time, with a line that says what happened."""
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from etils import epath
+from several import finish, start
+
+from bert_jax.training.checkpoints import newest_step
+from bert_jax.training.metrics import read_metrics
+from bert_jax.training.peers import Peers
+
+MANY = {"total_steps": 20_000, "eval_every_steps": 0, "eval_batches": 0, "checkpoint__every_steps": 20}
+LIMIT = 120.0  # seconds for the others to end in
+
+
+def running(dataset: Path, workdir: Path, count: int = 2) -> list[subprocess.Popen]:
+    """Processes that have made some steps and saved one."""
+    processes = start(count, dataset, workdir, **MANY)
+    deadline = time.monotonic() + 200
+    while newest_step(epath.Path(workdir)) is None:
+        for process in processes:
+            assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return processes
+
+
+def ended(process: subprocess.Popen, status: int) -> str:
+    """What a process wrote that ends in time with `status`."""
+    began = time.monotonic()
+    written = process.communicate(timeout=LIMIT + 60)[1]
+    assert process.returncode == status, written
+    assert time.monotonic() - began < LIMIT
+    return written
+
+
+def test_a_process_that_is_killed_ends_the_others_and_the_run_goes_on_without_it(dataset_dir: Path, tmp_path: Path):
+    first, second = running(dataset_dir, tmp_path)
+    second.kill()
+    line = next(line for line in ended(first, 1).split("\n") if line.startswith("process 1 ("))
+    assert f"pid {second.pid}) has been silent for " in line
+    assert "start the run again" in line
+    second.communicate()
+    saved = int(newest_step(epath.Path(tmp_path)).name)
+    finish(start(1, dataset_dir, tmp_path, **{**MANY, "total_steps": saved + 2}))
+    assert [row["step"] for row in read_metrics(epath.Path(tmp_path))] == list(range(1, saved + 3))
+
+
+def test_without_the_first_process_the_others_end(dataset_dir: Path, tmp_path: Path):
+    first, second = running(dataset_dir, tmp_path)
+    first.kill()
+    line = ended(second, 1).strip().split("\n")[-1]
+    assert "ended process 1, as it does when process 0 is lost: start the run again" in line
+    first.communicate()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_frozen_process_counts_as_lost_and_ends_once_it_thaws(frozen: int, dataset_dir: Path, tmp_path: Path):
+    processes = running(dataset_dir, tmp_path)
+    processes[frozen].send_signal(signal.SIGSTOP)
+    try:
+        ended(processes[1 - frozen], 1)
+    finally:
+        processes[frozen].send_signal(signal.SIGCONT)
+    ended(processes[frozen], 1)
+
+
+@pytest.mark.parametrize("failing", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_a_failure_of_one_process_is_the_failure_of_all(failing: int, dataset_dir: Path, tmp_path: Path):
+    paths = [dataset_dir, dataset_dir]
+    paths[failing] = tmp_path / "nowhere"
+    written = finish(start(2, paths, tmp_path / "run", **MANY), expect=2)
+    assert "nowhere is not a prepared dataset" in written[failing].strip().split("\n")[-1]
+    other = next(line for line in written[1 - failing].split("\n") if line.startswith(f"process {failing} ("))
+    assert "ended the run: " in other
+    assert "nowhere is not a prepared dataset" in other
+    assert "Traceback" not in "".join(written)
+
+
+class MemoryStore:
+    """What JAX's coordination service keeps, for processes that are threads."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
+        if key in self.kept and not allow_overwrite:
+            raise RuntimeError("ALREADY_EXISTS")
+        self.kept[key] = value
+
+    def key_value_try_get(self, key: str) -> str:
+        if key not in self.kept:
+            raise RuntimeError("NOT_FOUND")
+        return self.kept[key]
+
+    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
+        return [(name, value) for name, value in list(self.kept.items()) if name.startswith(key)]
+
+
+def watching(store: MemoryStore, count: int, ends: dict[int, int]) -> list[Peers]:
+    def leave(number: int) -> object:
+        return lambda status: ends.setdefault(number, status)
+
+    times = {"every": 0.02, "patience": 0.4, "linger": 1.0}
+    return [Peers(store, number, count, leave=leave(number), **times) for number in range(count)]
+
+
+def wait_for(condition: object) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_first_failure_is_the_one_that_counts_and_all_end_with_its_status():
+    store, ends = MemoryStore(), {}
+    peers = watching(store, 3, ends)
+    peers[1].report(2, "ended the run: no such file")
+    peers[2].report(1, "ended the run: a collective failed")
+    assert json.loads(store.kept["bert_jax/failure"])["status"] == 2
+    wait_for(lambda: 0 in ends)
+    assert ends[0] == 2
+    peers[0].close()
+
+
+def test_a_process_that_is_done_is_not_lost():
+    ends: dict[int, int] = {}
+    peers = watching(MemoryStore(), 2, ends)
+    peers[1].close()
+    time.sleep(0.8)
+    assert not ends
+    peers[0].close()
+
+
+def test_a_silent_process_is_lost(caplog: pytest.LogCaptureFixture):
+    ends: dict[int, int] = {}
+    peers = watching(MemoryStore(), 3, ends)
+    peers[2]._ticker.close()
+    wait_for(lambda: len(ends) == 2)
+    assert ends == {0: 1, 1: 1}
+    assert "process 2 (" in caplog.text
+    for peer in peers:
+        peer.close()
