@@ -19,6 +19,9 @@ from bert_jax.training.profiling import parse_steps
 from bert_jax.training.stalls import StallWatch
 
 
+UNDISTURBED = {"eval_every_steps": 0, "eval_batches": 0, "checkpoint__every_steps": 1_000}
+
+
 def slow_batches(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     make = loop.TrainLoader.batch
 
@@ -31,7 +34,7 @@ def slow_batches(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 def test_rows_have_step_times_and_the_share_of_waiting(dataset_dir: Path, tmp_path: Path, monkeypatch):
     slow_batches(monkeypatch, 0.4)  # some are made while the step compiles
-    config = helpers.small_config(dataset_dir, total_steps=16, log_every_steps=16, eval_every_steps=0, eval_batches=0)
+    config = helpers.small_config(dataset_dir, total_steps=16, log_every_steps=16, **UNDISTURBED)
     pretrain(config, str(tmp_path))
     (row,) = read_metrics(epath.Path(tmp_path))
     assert 0.3 < row["step_seconds_p50"] <= row["step_seconds_p90"] <= row["step_seconds_p99"] < 5
@@ -40,7 +43,7 @@ def test_rows_have_step_times_and_the_share_of_waiting(dataset_dir: Path, tmp_pa
 
 
 def test_a_run_that_is_fed_hardly_waits(dataset_dir: Path, tmp_path: Path):
-    config = helpers.small_config(dataset_dir, total_steps=30, log_every_steps=30, eval_every_steps=0, eval_batches=0)
+    config = helpers.small_config(dataset_dir, total_steps=30, log_every_steps=30, **UNDISTURBED)
     pretrain(config, str(tmp_path))
     (row,) = read_metrics(epath.Path(tmp_path))
     assert row["input_wait_share"] < 0.5
