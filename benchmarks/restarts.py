@@ -1,0 +1,189 @@
+"""What kills cost: a real run that is killed again and again, and a run of days that is simulated from its numbers.
+
+    benchmarks/restarts.py [--processes 2] [--kills 5] [--every 60]
+
+BERT-Mini trains on the English that Python carries, in as many processes as asked, under `launch/local_cluster.sh`. One
+of them is killed with SIGKILL, the others notice, all end, and the same command is run again. Measured are the seconds
+from the kill to the first step of the run that goes on, those of them that compile, and the share of useful time: the
+steps of the whole run at the pace of an undisturbed one, over the time it took.
+
+The simulation then takes the seconds of a restart as measured, kills every 30 minutes on the average, at random, and
+checkpoints at several intervals: what is lost is the restart and the steps since the newest checkpoint. It first
+repeats the real run, as a check of itself.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CLUSTER = ROOT / "launch" / "local_cluster.sh"
+SAVE_EVERY = 10  # steps
+
+
+@dataclass(frozen=True)
+class Measured:
+    restarts: list[float]  # seconds from a kill to the next step
+    compiling: list[float]  # of those
+    step: float  # seconds, undisturbed
+    wall: float  # seconds of the whole run
+    steps: int
+
+
+def prepare(folder: Path) -> Path:
+    vocabulary, data = folder / "vocab.txt", folder / "data"
+    cli = [sys.executable, "-m", "bert_jax.cli"]
+    subprocess.run([*cli, "vocab", "--input", "pydoc", "--output", vocabulary, "--size", "4000"], check=True)
+    command = ["prepare", "--input", "pydoc", "--vocab", vocabulary, "--output", data, "--seq_len", "128"]
+    subprocess.run([*cli, *command], check=True, stdout=subprocess.DEVNULL)
+    return data
+
+
+class Attempt:
+    """The run, once more from where it is."""
+
+    def __init__(self, data: Path, workdir: Path, processes: int, steps: int):
+        self.compiling: float | None = None
+        self._rows = workdir / "metrics.jsonl"
+        settings = {
+            "data.path": data, "total_steps": steps, "global_batch_size": 16, "log_every_steps": 1, "eval_batches": 0,
+            "checkpoint.every_steps": SAVE_EVERY, "optimizer.warmup_steps": 10,
+        }  # fmt: skip
+        self.process = subprocess.Popen(
+            [str(CLUSTER), str(processes), sys.executable, "-m", "bert_jax.cli", "pretrain", "--config=bert_mini",
+             f"--workdir={workdir}", *(f"--config.{key}={value}" for key, value in settings.items())],
+            stderr=subprocess.PIPE, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        )  # fmt: skip
+        self._log: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stderr:
+            self._log.append(line)
+            if found := re.search(r"compiled after ([\d.]+) s", line):
+                self.compiling = float(found[1])
+
+    def last_step(self) -> int:
+        try:
+            return json.loads(self._rows.read_text().rstrip("\n").rsplit("\n", 1)[-1])["step"]
+        except (FileNotFoundError, ValueError, KeyError):
+            return 0
+
+    def wait_for_step(self, step: int) -> bool:
+        """False if the run has ended instead."""
+        while self.last_step() < step:
+            if self.process.poll() is not None:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def kill_one(self) -> None:
+        """SIGKILL to the process that is last in the list, as when its machine goes."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        os.kill(int(children[-1]), signal.SIGKILL)
+
+    def end(self) -> int:
+        status = self.process.wait()
+        self._reader.join(timeout=5)
+        return status
+
+
+def undisturbed(data: Path, workdir: Path, processes: int) -> float:
+    """Seconds a step, with its saves."""
+    attempt = Attempt(data, workdir, processes, 60)
+    attempt.wait_for_step(20)
+    began, first = time.monotonic(), attempt.last_step()
+    attempt.wait_for_step(60)
+    seconds = (time.monotonic() - began) / (60 - first)
+    assert attempt.end() == 0
+    return seconds
+
+
+def disturbed(data: Path, workdir: Path, processes: int, kills: int, every: float, step: float) -> Measured:
+    steps = round((kills + 0.5) * every / step)
+    restarts, compiling = [], []
+    began = time.monotonic()
+    attempt = Attempt(data, workdir, processes, steps)
+    attempt.wait_for_step(1)
+    for _ in range(kills):
+        time.sleep(every)
+        assert attempt.process.poll() is None, "the run ended before it was killed: it was faster than undisturbed"
+        killed = time.monotonic()
+        attempt.kill_one()
+        attempt.end()
+        attempt = Attempt(data, workdir, processes, steps)
+        # The rows past the checkpoint are dropped when a run goes on: the first new one is no proof before that.
+        while attempt.compiling is None and attempt.process.poll() is None:
+            time.sleep(0.02)
+        newest = attempt.last_step()
+        assert attempt.wait_for_step(newest + 1), "the run did not go on"
+        restarts.append(time.monotonic() - killed)
+        compiling.append(attempt.compiling or 0.0)
+        print(f"killed and going on: {restarts[-1]:.1f} s, {compiling[-1]:.1f} s of them compiling", flush=True)
+    status = attempt.end()
+    assert status == 0, f"the run ended with {status}"
+    return Measured(restarts, compiling, step, time.monotonic() - began, steps)
+
+
+def simulate(useful: float, restart: float, between: float, save: float, *, jitter: bool, seed: int = 0) -> float:
+    """The useful share of the time of a run of `useful` seconds of steps, saved every `save` seconds of them.
+
+    It is killed after `between` seconds of stepping: exactly, or after a random time of that mean.
+    """
+    rng = random.Random(seed)
+    done = saved = wall = 0.0
+    while done < useful:
+        until_kill = rng.expovariate(1 / between) if jitter else between
+        stepping = min(until_kill, useful - done)
+        done, wall = done + stepping, wall + stepping
+        if done >= useful:
+            break
+        saved = max(saved, done // save * save)
+        done, wall = saved, wall + restart
+    return useful / wall
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--every", type=float, default=60.0, help="seconds of steps between kills")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        data = prepare(folder)
+        step = undisturbed(data, folder / "undisturbed", options.processes)
+        print(f"undisturbed: {step:.3f} s a step", flush=True)
+        measured = disturbed(data, folder / "run", options.processes, options.kills, options.every, step)
+    restart = statistics.median(measured.restarts)
+    compiling = statistics.median(measured.compiling)
+    share = measured.steps * measured.step / measured.wall
+    again = simulate(
+        measured.steps * measured.step, restart, options.every, SAVE_EVERY * measured.step, jitter=False
+    )  # fmt: skip
+    print(f"\n{len(measured.restarts)} kills, {options.processes} processes, a checkpoint every {SAVE_EVERY} steps")
+    print(f"from the kill to the next step, median: {restart:.1f} s, {restart - compiling:.1f} s without compilation")
+    print(f"longest: {max(measured.restarts):.1f} s")
+    print(f"useful share of {measured.wall:.0f} s: {share:.1%}; simulated with the same numbers: {again:.1%}\n")
+    print("A kill every 30 minutes on the average, 30 days of steps, simulated:\n")
+    print("| checkpoint every | restart as measured | restart 60 s | restart 180 s |\n| --- | --- | --- | --- |")
+    month = 30 * 24 * 3600.0
+    for save in (30, 60, 120, 300, 600):
+        shares = [simulate(month, seconds, 1800, save, jitter=True) for seconds in (restart, 60.0, 180.0)]
+        print(f"| {save} s | {' | '.join(f'{value:.1%}' for value in shares)} |")
+
+
+if __name__ == "__main__":
+    main()
