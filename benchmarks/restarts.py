@@ -4,9 +4,9 @@
 
 BERT-Mini trains on the English that Python carries, in as many processes as asked, under `launch/local_cluster.sh`. One
 of them is killed with SIGKILL, the others notice, all end, and the same command is run again. Measured are the seconds
-from the kill to the first step of the run that goes on, those of them in which the step is compiled or, as here from the
-second time on, found in JAX's compilation cache, and the share of useful time: the
-steps of the whole run at the pace of an undisturbed one, over the time it took.
+from the kill to the first step of the run that goes on, those of them in which the step is compiled (from the second
+time on it is found in JAX's compilation cache), and the share of useful time: the steps of the whole run at the pace of
+an undisturbed one, over the time it took.
 
 The simulation then takes the seconds of a restart as measured, kills every 30 minutes on the average, at random, and
 checkpoints at several intervals: what is lost is the restart and the steps since the newest checkpoint. It first
