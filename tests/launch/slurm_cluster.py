@@ -74,7 +74,12 @@ class Cluster:
 
     def run(self, *command: object) -> str:
         done = subprocess.run(
-            [str(word) for word in command], env=self.environment, capture_output=True, text=True, timeout=60, check=False
+            [str(word) for word in command],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout.strip()

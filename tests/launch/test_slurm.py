@@ -44,7 +44,7 @@ class Job:
     @property
     def log(self) -> str:
         path = self.folder / f"bert-jax-{self.number}.log"
-        return path.read_text() if path.exists() else ""
+        return path.read_text(errors="replace") if path.exists() else ""
 
     def wait_for_log(self, pattern: str, seconds: float = 150) -> None:
         self.cluster.wait(lambda: re.search(pattern, self.log), seconds, lambda: f"no {pattern!r} in:\n{self.log}")
