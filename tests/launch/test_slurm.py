@@ -78,7 +78,7 @@ def test_two_processes_that_are_told_to_stop_save_and_go_on_to_the_end(cluster, 
     assert state["ExitCode"] == "0:0"
     assert state["Restarts"] == "1"
     assert re.search(r"process 0 of 2", job.log)
-    assert re.search(rf"going on from step \d+", job.log)
+    assert re.search(r"going on from step \d+", job.log)
     assert logged_steps(workdir) == list(range(10, 1501, 10))
     assert not list(tmp_path.glob("*.failures"))
 
@@ -89,6 +89,7 @@ def test_a_time_limit_saves_and_queues_again(cluster, dataset_dir, tmp_path: Pat
     command = pretrain(dataset_dir, workdir, total_steps=1_000_000, eval_every_steps=1_000_000)
     job = Job(cluster, tmp_path, *command, time="2", signal="B:TERM@100")
     job.wait_for_log("SIGTERM: the processes are told to save")
+    job.wait_for_log("exit status 75: saved")
     job.wait_for_log("queued again")
     job.wait_for_log("start 2")
     cluster.run("scancel", job.number)

@@ -188,11 +188,11 @@ def test_a_dry_run_prints_what_a_shell_can_read_and_calls_nothing(cloud: Cloud):
     assert not (cloud.folder / "calls").exists()
     calls = [shlex.split(line) for line in done.stdout.splitlines() if not line.startswith("#")]
     assert all(call[0] == "gcloud" for call in calls)
-    assert calls[0] == [
-        *"gcloud compute tpus queued-resources create bert --zone=us-east5-b --project=p".split(),
-        *"--accelerator-type=v6e-8 --runtime-version=v2-alpha-tpuv6e --node-count=4 --node-prefix=bert".split(),
-        *"--spot --quiet".split(),
-    ]
+    create = (
+        "gcloud compute tpus queued-resources create bert --zone=us-east5-b --project=p --accelerator-type=v6e-8 "
+        "--runtime-version=v2-alpha-tpuv6e --node-count=4 --node-prefix=bert --spot --quiet"
+    )
+    assert done.stdout.splitlines()[1] == create
     start = next(call[-1] for call in calls if "setsid" in call[-1])
     assert "bert-jax pretrain '--workdir=/mnt/a run'" in start
     assert calls[-1][3:6] == ["queued-resources", "delete", "bert"]
@@ -235,3 +235,23 @@ def test_without_gcloud_it_says_so(cloud: Cloud):
     done = subprocess.run([SCRIPT, "stop", *BASE], env={"PATH": str(bare)}, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "gcloud is not installed" in done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("gcloud"), reason="gcloud is not installed")
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_gcloud_itself_knows_every_word_of_it(cloud: Cloud, tmp_path: Path, nodes: str):
+    options = [*TPUS, f"--node-count={nodes}", "--project=p", "--repo=https://example.org/x.git", "--ref=v1"]
+    done = cloud.run("watch", *options, "--dry-run", "--", "bert-jax", "pretrain")
+    calls = [shlex.split(line) for line in done.stdout.splitlines() if not line.startswith("#")]
+    short = {shlex.join("--command=date" if "--command=" in word else word for word in call) for call in calls}
+    wrong = "gcloud compute tpus queued-resources delete bert --colour=red"
+    (tmp_path / "commands.json").write_text(
+        json.dumps([{"id": line, "command_string": line} for line in [*short, wrong]])
+    )
+    # This reads commands as gcloud would, and calls nothing.
+    linted = subprocess.run(
+        ["gcloud", "meta", "lint-gcloud-commands", f"--commands-file={tmp_path / 'commands.json'}"],
+        env={**os.environ, "CLOUDSDK_CONFIG": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    answers = json.loads(linted.stdout)
+    assert [answer["success"] for answer in answers] == [True] * len(short) + [False], answers
