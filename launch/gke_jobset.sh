@@ -72,9 +72,8 @@ render() {
     [ "$SPOT" = yes ] || [[ $line != *gke-spot* ]] || continue
     [[ $line != '#'* ]] || continue
     for variable in NAME IMAGE CLAIM ACCELERATOR TOPOLOGY CHIPS_PER_HOST SLICES MAX_FAILURES HOSTS COMMAND; do
-      if [[ $line == *"\${$variable}"* ]]; then
+      if [[ $line == *"\${$variable}"* ]]; then # COMMAND is the last: what is in it stays as it is
         line=${line%%"\${$variable}"*}${!variable}${line#*"\${$variable}"}
-        break # what was filled in stays as it is
       fi
     done
     printf '%s\n' "$line"

@@ -183,9 +183,8 @@ setup() {
 }
 
 start() {
-  # bash runs its trap once the command has ended: SIGTERM is for the command, its status for the file.
   # shellcheck disable=SC2016
-  local keeper='trap : TERM; "${@:2}"; echo $? > "$1/ended"; mv "$1/ended" "$1/status"'
+  local keeper='"${@:2}"; echo $? > "$1/ended"; mv "$1/ended" "$1/status"'
   local line="mkdir -p $run; cd \$HOME/bert_jax && if [ -e $run/pid ] && [ ! -e $run/status ]"
   line+=" && kill -0 \$(cat $run/pid) 2>/dev/null; then $tell running\"; else rm -f $run/status $run/stopped"
   line+="; export PATH=\$HOME/bert_jax/.venv/bin:\$PATH"
@@ -215,15 +214,17 @@ set_up='' started='' # on the TPUs that there are
 mine=''              # whether what the hosts say is of a command that runs, or was started, since the watch began
 
 resource_state() { # its state; ABSENT; or UNKNOWN, where gcloud gave no answer
-  local answer
-  if answer=$(gcloud compute tpus queued-resources describe "$name" "${where[@]}" '--format=value(state.state)' 2>&1); then
-    printf '%s\n' "$answer" | tail -n 1
-  elif [[ $answer == *NOT_FOUND* || $answer == *"not found"* ]]; then
+  local errors
+  errors=$(mktemp)
+  if gcloud compute tpus queued-resources describe "$name" "${where[@]}" '--format=value(state.state)' 2>"$errors"; then
+    :
+  elif grep -Eq 'NOT_FOUND|not found' "$errors"; then
     echo ABSENT
   else
-    printf '%s\n' "$answer" >&2
+    cat "$errors" >&2
     echo UNKNOWN
   fi
+  rm -f "$errors"
 }
 
 end() { # EXIT_STATUS WHY

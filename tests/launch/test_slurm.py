@@ -67,19 +67,19 @@ def logged_steps(workdir: Path) -> list[int]:
 
 def test_two_processes_that_are_told_to_stop_save_and_go_on_to_the_end(cluster, dataset_dir, tmp_path: Path):
     workdir = tmp_path / "run"
-    job = Job(cluster, tmp_path, *pretrain(dataset_dir, workdir, total_steps=1500, eval_every_steps=1500))
+    job = Job(cluster, tmp_path, *pretrain(dataset_dir, workdir, total_steps=150, eval_every_steps=150))
     cluster.wait(lambda: workdir.exists() and logged_steps(workdir), 150, lambda: job.log)
     cluster.run("scancel", "--batch", "--signal=TERM", job.number)  # as at the time limit: to the script alone
     job.wait_for_log("exit status 75: saved")
     job.wait_for_log("queued again")
     stopped_at = logged_steps(workdir)[-1]
-    assert stopped_at < 1500
+    assert stopped_at < 150
     state = job.wait_for_state("COMPLETED")
     assert state["ExitCode"] == "0:0"
     assert state["Restarts"] == "1"
     assert re.search(r"process 0 of 2", job.log)
     assert re.search(r"going on from step \d+", job.log)
-    assert logged_steps(workdir) == list(range(10, 1501, 10))
+    assert logged_steps(workdir) == list(range(10, 151, 10))
     assert not list(tmp_path.glob("*.failures"))
 
 
