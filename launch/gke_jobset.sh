@@ -17,7 +17,7 @@ usage: NAME=... IMAGE=... CLAIM=... ACCELERATOR=... TOPOLOGY=... [...] launch/gk
   MAX_FAILURES     restarts after another exit status than 0, 2 and 75 (3)
 
   NAME=bert IMAGE=europe-west4-docker.pkg.dev/P/R/bert-jax:v1 CLAIM=runs ACCELERATOR=tpu-v6e-slice TOPOLOGY=16x16 \
-    launch/gke_jobset.sh -- bert-jax pretrain --config=bert_large:lamb_v6e --workdir=/shared/large --config.data.path=/shared/data
+    launch/gke_jobset.sh -- bert-jax pretrain --config=bert_base --workdir=/shared/run --config.data.path=/shared/data
 USAGE
 }
 
@@ -52,7 +52,8 @@ for variable in SLICES CHIPS_PER_HOST; do
   [ "${!variable}" -ge 1 ] || refuse "$variable=${!variable}: 1 at the least"
 done
 chips=$((${TOPOLOGY//x/*}))
-[ $((chips % CHIPS_PER_HOST)) = 0 ] || refuse "$TOPOLOGY has $chips chips: no multiple of CHIPS_PER_HOST=$CHIPS_PER_HOST"
+[ $((chips % CHIPS_PER_HOST)) = 0 ] ||
+  refuse "$TOPOLOGY has $chips chips: no multiple of CHIPS_PER_HOST=$CHIPS_PER_HOST"
 # shellcheck disable=SC2034  # read by its name
 HOSTS=$((chips / CHIPS_PER_HOST))
 

@@ -163,7 +163,7 @@ on_hosts() { # all of them, or `first`
 }
 
 # --- What runs on a host: single lines, for a remote shell ------------------------------------------------------------
-# A run's folder there holds `ready` (the ref that is installed), `pid`, `status` (once it has ended), `stopped` and `log`.
+# A run's folder there holds `ready` (the ref that is installed), `pid`, `status` (once it has ended), `stopped`, `log`.
 run="\$HOME/bert_jax_runs/$name"
 # shellcheck disable=SC2016
 tell='echo "tpu_pod $(hostname)'
@@ -231,7 +231,7 @@ end() { # EXIT_STATUS WHY
   say "$2"
   [ "$1" = 0 ] || logs || true
   if [ "$1" != 75 ] && [ -z "$keep" ] && [ "$(resource_state)" != ABSENT ]; then
-    delete || say "could not be deleted, and costs money: launch/tpu_pod.sh delete $(quoted "--name=$name" "${where[@]}")"
+    delete || say "could not be deleted, and costs money: tpu_pod.sh delete $(quoted "--name=$name" "${where[@]}")"
   fi
   exit "$1"
 }

@@ -1,19 +1,16 @@
 """launch/slurm.sbatch under a real Slurm of one node; `make test-slurm` runs this, as root."""
 
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import helpers
 import pytest
 import runs
+import slurm_cluster
 from etils import epath
 
 from bert_jax.training.metrics import read_metrics
-
-sys.path.insert(0, str(Path(__file__).parent))
-import slurm_cluster
 
 SCRIPT = Path(__file__).parents[2] / "launch" / "slurm.sbatch"
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
@@ -96,11 +93,25 @@ def test_a_time_limit_saves_and_queues_again(cluster, dataset_dir, tmp_path: Pat
     assert job.wait_for_state("CANCELLED")["Restarts"] == "1"
 
 
+def test_a_preempted_job_saves_waits_and_goes_on(cluster, dataset_dir, tmp_path: Path):
+    workdir = tmp_path / "run"
+    job = Job(cluster, tmp_path, *pretrain(dataset_dir, workdir, total_steps=150, eval_every_steps=150))
+    cluster.wait(lambda: workdir.exists() and logged_steps(workdir), 150, lambda: job.log)
+    wanted = ["--partition=urgent", "--exclusive", f"--output={tmp_path / 'urgent.log'}", "--wrap=echo urgent"]
+    cluster.run("sbatch", *wanted)
+    job.wait_for_log(r"0: .*SIGTERM: saved step \d+")
+    state = job.wait_for_state("COMPLETED")
+    assert state["Restarts"] == "1"
+    assert (tmp_path / "urgent.log").read_text() == "urgent\n"
+    assert logged_steps(workdir) == list(range(10, 151, 10))
+
+
 def test_cancelled_is_not_queued_again(cluster, dataset_dir, tmp_path: Path):
     workdir = tmp_path / "run"
     job = Job(cluster, tmp_path, *pretrain(dataset_dir, workdir, total_steps=1_000_000, eval_every_steps=1_000_000))
     cluster.wait(lambda: workdir.exists() and logged_steps(workdir), 150, lambda: job.log)
     cluster.run("scancel", job.number)
+    job.wait_for_log(r"0: .*SIGTERM: saved step \d+")
     job.wait_for_log("not queued again from here")
     assert job.wait_for_state("CANCELLED")["Restarts"] == "0"
 

@@ -51,7 +51,10 @@ InactiveLimit=0
 OverTimeLimit=0
 GresTypes=gpu
 NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={daemon} CPUs=4 Gres=gpu:2 State=UNKNOWN
-PartitionName=all Nodes={node} Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=all Nodes={node} Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=120
+PartitionName=urgent Nodes={node} MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
 """
 
 
@@ -151,7 +154,7 @@ def _is_idle(cluster: Cluster) -> bool:
     shown = subprocess.run(
         ["sinfo", "--noheader", "--format=%T"], env=cluster.environment, capture_output=True, text=True, check=False
     )
-    return shown.stdout.strip() == "idle"
+    return set(shown.stdout.split()) == {"idle"}
 
 
 def _free_ports(count: int) -> list[int]:
