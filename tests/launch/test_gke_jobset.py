@@ -1,0 +1,165 @@
+"""launch/gke_jobset.sh: what it renders, held against the models of JobSet's and Kubernetes' own OpenAPI."""
+
+import copy
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
+
+SCRIPT = Path(__file__).parents[2] / "launch" / "gke_jobset.sh"
+VALUES = {
+    "NAME": "bert", "IMAGE": "europe-west4-docker.pkg.dev/p/r/bert-jax:v1", "CLAIM": "runs",
+    "ACCELERATOR": "tpu-v6e-slice", "TOPOLOGY": "4x8",
+}  # fmt: skip
+
+
+def call(*arguments: str, **values: str) -> subprocess.CompletedProcess:
+    environment = {"PATH": os.environ["PATH"], **VALUES, **values}
+    return subprocess.run([SCRIPT, *arguments], env=environment, capture_output=True, text=True, check=False)
+
+
+def render(*command: str, **values: str) -> dict[str, Any]:
+    done = call("--", *(command or ("bert-jax", "pretrain")), **values)
+    assert done.returncode == 0, done.stderr
+    return yaml.safe_load(done.stdout)
+
+
+def assert_valid(manifest: dict[str, Any]) -> None:
+    """Types and required fields are the models'; a field that they do not know is lost on the way through them."""
+    assert JobsetV1alpha2JobSet.from_dict(manifest).to_dict() == manifest
+
+
+def keys(value: Any, path: tuple = ()) -> Iterator[tuple]:
+    """The path to every key, but for those of labels, which are free."""
+    for key, inside in (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    ):
+        if isinstance(value, dict) and path[-1:] not in [("annotations",), ("nodeSelector",), ("limits",)]:
+            yield (*path, key)
+        yield from keys(inside, (*path, key))
+
+
+def job_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    return manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
+
+
+@pytest.mark.parametrize("values", [{}, {"SPOT": "no", "SLICES": "4", "TOPOLOGY": "2x2x4"}])
+def test_it_is_a_jobset(values: dict[str, str]):
+    manifest = render(**values)
+    assert manifest["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
+    assert_valid(manifest)
+
+
+def test_any_misspelt_field_is_found():
+    manifest = render()
+    paths = list(keys(manifest))
+    assert len(paths) > 50
+    for path in paths:
+        wrong = copy.deepcopy(manifest)
+        inside = wrong
+        for key in path[:-1]:
+            inside = inside[key]
+        inside[f"{path[-1]}x"] = inside.pop(path[-1])
+        with pytest.raises((AssertionError, ValueError, KeyError)):
+            assert_valid(wrong)
+
+
+def test_hosts_and_slices():
+    manifest = render(TOPOLOGY="4x8", CHIPS_PER_HOST="4", SLICES="3", MAX_FAILURES="7")
+    job = job_of(manifest)
+    assert job["completionMode"] == "Indexed"
+    assert job["completions"] == job["parallelism"] == 8
+    assert manifest["spec"]["replicatedJobs"][0]["replicas"] == 3
+    assert manifest["spec"]["failurePolicy"]["maxRestarts"] == 7
+    assert job["template"]["spec"]["containers"][0]["resources"]["limits"] == {"google.com/tpu": 4}
+
+
+def test_spot_nodes_or_others():
+    selector = job_of(render())["template"]["spec"]["nodeSelector"]
+    assert selector["cloud.google.com/gke-spot"] == "true"
+    assert "spot" not in yaml.safe_dump(render(SPOT="no"))
+
+
+def test_the_command_arrives_as_it_was_typed():
+    words = ["bert-jax", 'a "b" \\c', "two  words: #", "${NAME} ${IMAGE}", "ü", "--config.phases=({'steps': 1},)"]
+    assert job_of(render(*words))["template"]["spec"]["containers"][0]["command"] == words
+    # Kubernetes fills in $(NAME) itself, and takes $$(NAME) for $(NAME)
+    assert job_of(render("sh", "$(NAME)"))["template"]["spec"]["containers"][0]["command"] == ["sh", "$$(NAME)"]
+
+
+def outcome(manifest: dict[str, Any], exit_status: int = 0, condition: str = "") -> str:
+    """What becomes of the JobSet when a pod ends so: the Job's controller and JobSet's, in what matters."""
+    job = job_of(manifest)
+    assert job["backoffLimit"] == 0
+    assert job["template"]["spec"]["restartPolicy"] == "Never"
+    reason, message = "BackoffLimitExceeded", "Job has reached the specified backoff limit"
+    for index, rule in enumerate(job["podFailurePolicy"]["rules"]):
+        codes = rule.get("onExitCodes")
+        if codes and codes["operator"] == "In" and exit_status in codes["values"]:
+            said = (
+                f"Container {codes['containerName']} for pod default/bert failed with exit code {exit_status} matching"
+            )
+        elif any(one["type"] == condition and one["status"] == "True" for one in rule.get("onPodConditions", ())):
+            said = f"Pod default/bert has condition {condition} matching"
+        else:
+            continue
+        assert rule["action"] == "FailJob"
+        reason, message = "PodFailurePolicy", f"{said} FailJob rule at index {index}"
+        break
+    for rule in manifest["spec"]["failurePolicy"]["rules"]:
+        patterns = rule.get("onJobFailureMessagePatterns", [""])
+        if reason in rule["onJobFailureReasons"] and any(re.search(pattern, message) for pattern in patterns):
+            return rule["action"]
+    return "RestartJobSet"
+
+
+def test_exit_statuses_decide():
+    manifest = render()
+    assert outcome(manifest, 2) == "FailJobSet"
+    assert outcome(manifest, 75) == "RestartJobSetAndIgnoreMaxRestarts"
+    assert outcome(manifest, 1) == "RestartJobSet"
+    assert outcome(manifest, 137) == "RestartJobSet"
+    assert outcome(manifest, 12) == "RestartJobSet"
+    assert outcome(manifest, 137, "DisruptionTarget") == "RestartJobSetAndIgnoreMaxRestarts"
+    assert outcome(manifest, 2, "DisruptionTarget") == "FailJobSet"
+    containers = job_of(manifest)["template"]["spec"]["containers"]
+    for rule in job_of(manifest)["podFailurePolicy"]["rules"][:2]:
+        assert [rule["onExitCodes"]["containerName"]] == [container["name"] for container in containers]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "values", "says"),
+    [
+        ([], {}, "no command"),
+        (["--dry"], {}, "--dry is no option"),
+        (["--", "x"], {"CLAIM": ""}, "CLAIM is not set"),
+        (["--", "x"], {"IMAGE": "a b"}, "IMAGE=a b cannot be that"),
+        (["--", "x"], {"NAME": "Bert"}, "NAME=Bert: lower-case"),
+        (["--", "x"], {"TOPOLOGY": "16"}, "TOPOLOGY=16: 4x4 or"),
+        (["--", "x"], {"TOPOLOGY": "3x3"}, "3x3 has 9 chips: no multiple of CHIPS_PER_HOST=4"),
+        (["--", "x"], {"SLICES": "0"}, "SLICES=0: 1 at the least"),
+        (["--", "x"], {"SLICES": "one"}, "SLICES=one has to be a whole number"),
+        (["--", "x"], {"SPOT": "maybe"}, "SPOT=maybe: yes or no"),
+        (["--", "a\nb"], {}, "no control characters"),
+    ],
+)
+def test_usage_errors_are_one_line_and_status_2(arguments: list[str], values: dict[str, str], says: str):
+    done = call(*arguments, **values)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not done.stdout
+
+
+def test_apply_hands_it_to_kubectl(tmp_path: Path):
+    (tmp_path / "kubectl").write_text(f'#!/bin/sh\necho "$@"; cat > {tmp_path}/applied\n')
+    (tmp_path / "kubectl").chmod(0o755)
+    done = call("--apply", "--", "x", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.stdout == "apply --filename=-\n"
+    assert yaml.safe_load((tmp_path / "applied").read_text()) == render("x")

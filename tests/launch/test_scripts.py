@@ -1,0 +1,157 @@
+"""What all scripts have in common, and launch/slurm.sbatch with programs that stand in for Slurm's."""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+SBATCH = REPOSITORY / "launch" / "slurm.sbatch"
+SCRIPTS = sorted({*REPOSITORY.glob("launch/*.sh"), *REPOSITORY.glob("benchmarks/*.sh"), SBATCH})
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_shellcheck_has_nothing_to_say(script: Path):
+    program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if not program:
+        pytest.skip("shellcheck is not installed")
+    done = subprocess.run([program, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_script_is_in_the_readme():
+    readme = (REPOSITORY / "launch" / "README.md").read_text()
+    for path in (REPOSITORY / "launch").iterdir():
+        assert path.name == "README.md" or path.name in readme, path.name
+
+
+class Slurm:
+    """A job's surroundings: srun runs the command once, and what else is called is written down."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.calls = folder / "calls"
+        self.state = "RUNNING"
+        programs = folder / "bin"
+        programs.mkdir()
+        bodies = {
+            "srun": 'while [[ $1 == --* ]]; do shift; done; exec "$@"',
+            "squeue": f'cat "{folder}/state"',
+            "scontrol": f'echo scontrol "$@" >> "{self.calls}"',
+            # A real one signals the processes and leaves srun alone; here they are one.
+            "scancel": f'echo scancel "$@" >> "{self.calls}"; kill -TERM "$(cat "{folder}/pid")"',
+        }
+        for name, body in bodies.items():
+            (programs / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+            (programs / name).chmod(0o755)
+        self.path = f"{programs}:{os.environ['PATH']}"
+
+    def start(self, *command: str, **environment: str) -> subprocess.Popen:
+        (self.folder / "state").write_text(self.state)
+        return subprocess.Popen(
+            ["bash", SBATCH, *command], cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env={"PATH": self.path, "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "8", **environment},
+        )  # fmt: skip
+
+    def finish(self, process: subprocess.Popen) -> tuple[int, str, list[str]]:
+        """The exit status, what was written, and what Slurm was asked for."""
+        written, _ = process.communicate(timeout=30)
+        return process.returncode, written, self.calls.read_text().splitlines() if self.calls.exists() else []
+
+    def run(self, *command: str, **environment: str) -> tuple[int, str, list[str]]:
+        return self.finish(self.start(*command, **environment))
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Slurm:
+    return Slurm(tmp_path)
+
+
+@pytest.mark.parametrize(("status", "calls"), [(0, []), (2, []), (75, ["scontrol requeue 7"])])
+def test_a_job_is_queued_again_once_it_has_saved(slurm: Slurm, status: int, calls: list[str]):
+    assert slurm.run("sh", "-c", f"exit {status}")[::2] == (status, calls)
+    assert not list(slurm.folder.glob("*.failures"))
+
+
+def test_a_cancelled_job_is_not_queued_again(slurm: Slurm):
+    slurm.state = "COMPLETING"
+    status, written, calls = slurm.run("sh", "-c", "exit 75")
+    assert (status, calls) == (75, [])
+    assert "the job is COMPLETING" in written
+
+
+def test_failures_are_counted_over_starts_and_saving_is_none(slurm: Slurm):
+    for failed in ("1", "75", "137", "127"):
+        assert slurm.run("sh", "-c", f"exit {failed}", MAX_FAILURES="2")[0] == int(failed)
+    assert slurm.calls.read_text().splitlines() == ["scontrol requeue 7"] * 3
+    assert len((slurm.folder / "bert-jax-7.failures").read_text().splitlines()) == 3
+    assert slurm.run("true")[0] == 0
+    assert not (slurm.folder / "bert-jax-7.failures").exists()
+
+
+def test_a_signal_goes_on_and_the_job_waits_for_what_is_saved(slurm: Slurm):
+    saving = f"""echo $$ > {slurm.folder}/pid
+        trap 'sleep 0.3; exit 75' TERM; touch {slurm.folder}/up; while :; do sleep 0.05; done"""
+    process = slurm.start("bash", "-c", saving)
+    while not (slurm.folder / "up").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    status, _, calls = slurm.finish(process)
+    assert (status, calls) == (75, ["scancel --signal=TERM 7", "scontrol requeue 7"])
+
+
+def test_a_dry_run_of_a_job_prints_what_it_would_do(slurm: Slurm):
+    status, written, calls = slurm.run("bert-jax", "pretrain", "--workdir=a run", DRY_RUN="1", XLA_FLAGS="--mine=1")
+    assert (status, calls) == (0, [])
+    lines = written.splitlines()
+    assert shlex.split(lines[0])[1].endswith(" --mine=1")
+    assert shlex.split(lines[1])[-3:] == ["bert-jax", "pretrain", "--workdir=a run"]
+    assert "--cpus-per-task=8" in lines[1]
+
+
+def test_xla_knows_the_flags(slurm: Slurm):
+    # A flag that XLA does not know ends the process.
+    flags = shlex.split(slurm.run("x", DRY_RUN="1")[1].splitlines()[0])[1].removeprefix("XLA_FLAGS=")
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", "import jax; jax.devices()"], stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": given},
+        )
+        for given in (flags, f"{flags} --xla_gpu_no_such_flag=true")
+    ]  # fmt: skip
+    errors = [process.communicate()[1] for process in started]
+    assert [process.returncode == 0 for process in started] == [True, False], errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "says"),
+    [
+        ([], {}, "usage: sbatch"),
+        (["--nodes=2", "x"], {}, "--nodes=2 is no command"),
+        (["x"], {"MAX_FAILURES": "few"}, "MAX_FAILURES=few has to be a whole number"),
+        (["x"], {"SLURM_JOB_ID": ""}, "this is for sbatch"),
+    ],
+)
+def test_usage_errors_of_a_job_are_one_line_and_status_2(slurm: Slurm, arguments, environment, says: str):
+    status, written, calls = slurm.run(*arguments, **environment)
+    assert (status, calls) == (2, [])
+    assert says in written
+    assert len(written.splitlines()) == 1
+
+
+def test_the_signal_comes_to_the_script_and_in_time():
+    lines = re.findall(r"^#SBATCH (\S+)$", SBATCH.read_text(), flags=re.MULTILINE)
+    options = dict(line.removeprefix("--").partition("=")[::2] for line in lines)
+    assert "requeue" in options
+    assert options["signal"].startswith("B:TERM@")
+    # one process a GPU, each of which sees all
+    assert options["ntasks-per-node"] == options["gpus-per-node"]
+    assert not {"gpus-per-task", "gpu-bind"} & options.keys()

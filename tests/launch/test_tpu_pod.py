@@ -1,0 +1,256 @@
+"""launch/tpu_pod.sh against a `gcloud` that keeps its TPUs in a folder."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+SCRIPT = HERE.parents[1] / "launch" / "tpu_pod.sh"
+BASE = ["--name=bert", "--zone=us-east5-b"]
+TPUS = [*BASE, "--accelerator-type=v6e-8", "--spot", "--poll=0"]
+
+
+class Cloud:
+    """A fake cloud in a folder, and the hosts' tools that `setup` calls."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "cloud"
+        self.folder.mkdir()
+        self.origin = folder / "origin"
+        self.programs = folder / "bin"
+        self.programs.mkdir()
+        self._program(
+            "gcloud", f'exec {shlex.quote(sys.executable)} -IS {shlex.quote(str(HERE / "fake_gcloud.py"))} "$@"'
+        )
+        # `python3 -m pip install uv`, on a host
+        self._program("python3", 'mkdir -p "$HOME/.local/bin"; cp "$(dirname "$0")/fake_uv" "$HOME/.local/bin/uv"')
+        self._program("fake_uv", 'echo "$@" >> "$HOME/uv"; [ ! -e "$FAKE_CLOUD/broken" ]')
+        git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org", "-C", self.origin]
+        self.origin.mkdir()
+        subprocess.run([*git, "init", "--quiet", "--initial-branch=main"], check=True)
+        subprocess.run([*git, "commit", "--quiet", "--allow-empty", "--message=first"], check=True)
+
+    def _program(self, name: str, body: str) -> None:
+        path = self.programs / name
+        path.write_text(f"#!/usr/bin/env bash\n{body}\n")
+        path.chmod(0o755)
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "FAKE_CLOUD": str(self.folder), "PATH": f"{self.programs}:{os.environ['PATH']}"}
+
+    def run(self, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [SCRIPT, *arguments], env=self.environment(), capture_output=True, text=True, timeout=timeout, check=False
+        )
+
+    def watch(self, script: str, *options: str) -> subprocess.CompletedProcess:
+        """`watch` of a shell script, whose $FAKE_CLOUD is the cloud and whose $count its number on this host."""
+        counted = f"""
+            echo start >> "$FAKE_CLOUD/starts-${{HOME##*/}}"; count=$(wc -l < "$FAKE_CLOUD/starts-${{HOME##*/}}")
+            echo "start $count"; {script}"""
+        return self.run(
+            "watch", *TPUS, f"--repo={self.origin}", "--ref=main", *options, "--", "bash", "-c", counted, "a 'word'"
+        )
+
+    def verbs(self) -> list[str]:
+        """What was asked of queued resources, but for questions about their state and for ssh."""
+        path = self.folder / "calls"
+        calls = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [call[3] for call in calls if call[2] == "queued-resources" and call[3] not in ("describe", "ssh")]
+
+    def starts(self, host: int = 0) -> int:
+        path = self.folder / f"starts-host{host}"
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Cloud:
+    return Cloud(tmp_path)
+
+
+def test_a_run_from_nothing_to_its_end_gives_the_tpus_back(cloud: Cloud):
+    (cloud.folder / "states").write_text("CREATING\nWAITING_FOR_RESOURCES\nPROVISIONING\n")
+    done = cloud.watch("exit 0", "--node-count=2")
+    assert done.returncode == 0, done.stderr
+    assert cloud.verbs() == ["create", "delete"]
+    assert [cloud.starts(host) for host in range(4)] == [1, 1, 1, 1]
+    assert "WAITING_FOR_RESOURCES" in done.stderr
+
+
+def test_a_preemption_asks_anew_sets_up_and_starts_again(cloud: Cloud):
+    first = 'if [ "$count" = 1 ]; then echo SUSPENDED > "$FAKE_CLOUD/state"; exit 75; fi'
+    done = cloud.watch(first)
+    assert done.returncode == 0, done.stderr
+    assert cloud.verbs() == ["create", "delete", "create", "delete"]
+    assert cloud.starts() == 2
+    assert done.stderr.count("setting up") == 2
+
+
+def test_a_preempted_node_is_one_before_the_resource_says_so(cloud: Cloud):
+    done = cloud.watch('if [ "$count" = 1 ]; then echo PREEMPTED > "$FAKE_CLOUD/node_state"; exec sleep 60; fi')
+    assert done.returncode == 0, done.stderr
+    assert cloud.verbs() == ["create", "delete", "create", "delete"]
+
+
+def test_saved_is_started_again_on_the_same_tpus_however_often(cloud: Cloud):
+    done = cloud.watch('[ "$count" = 5 ] || exit 75')
+    assert done.returncode == 0, done.stderr
+    assert cloud.verbs() == ["create", "delete"]
+    assert cloud.starts() == 5
+    assert done.stderr.count("setting up") == 1
+
+
+def test_input_to_be_mended_ends_at_once(cloud: Cloud):
+    done = cloud.watch("echo no such dataset; exit 2")
+    assert done.returncode == 2, done.stderr
+    assert cloud.starts() == 1
+    assert "no such dataset" in done.stdout  # the log, before the hosts are gone
+    assert cloud.verbs() == ["create", "delete"]
+
+
+def test_kept_tpus_are_used_again_and_their_old_status_is_not_believed(cloud: Cloud):
+    assert cloud.watch("exit 2", "--keep").returncode == 2
+    assert cloud.verbs() == ["create"]
+    assert cloud.watch("exit 0").returncode == 0
+    assert cloud.verbs() == ["create", "delete"]
+
+
+def test_failures_are_tried_again_so_many_times(cloud: Cloud):
+    done = cloud.watch("exit 1", "--max-failures=2")
+    assert done.returncode == 1
+    assert cloud.starts() == 3
+    assert cloud.verbs() == ["create", "delete"]
+
+
+def test_a_killed_process_is_a_failure(cloud: Cloud):
+    done = cloud.watch('[ "$count" = 2 ] || kill -9 $$')
+    assert done.returncode == 0, done.stderr
+    assert cloud.starts() == 2
+    assert "exited 137" in done.stderr
+
+
+def test_an_installation_that_fails_is_not_tried_for_ever(cloud: Cloud):
+    (cloud.folder / "broken").touch()
+    done = cloud.watch("exit 0", "--max-failures=1")
+    assert done.returncode == 1
+    assert cloud.starts() == 0
+    assert done.stderr.count("setting up") == 2
+    assert cloud.verbs() == ["create", "delete"]
+
+
+def test_stop_lets_the_command_save_and_watch_ends_without_starting_it_again(cloud: Cloud):
+    saving = """trap 'echo saving; exit 75' TERM; touch "$FAKE_CLOUD/up-${HOME##*/}"; while :; do sleep 0.05; done"""
+    command = ["watch", *TPUS, f"--repo={cloud.origin}", "--ref=main", "--", "bash", "-c", saving]
+    watching = subprocess.Popen([SCRIPT, *command], env=cloud.environment(), stdout=-1, stderr=-1, text=True)
+    while len(list(cloud.folder.glob("up-*"))) < 2:
+        assert watching.poll() is None, watching.communicate()
+        time.sleep(0.02)
+    stopped = cloud.run("stop", *BASE)
+    assert stopped.stdout.count("told to stop") == 2
+    output, _ = watching.communicate(timeout=30)
+    assert watching.returncode == 75
+    assert "saving" in output
+    assert cloud.verbs() == ["create"]
+    status = cloud.run("status", *BASE)
+    assert status.stdout.split()[0] == "ACTIVE"
+    assert status.stdout.count(" stopped") == 2
+
+
+def test_the_verbs_one_by_one(cloud: Cloud):
+    installed = [f"--repo={cloud.origin}", "--ref=main", "--before=touch mounted"]
+    assert cloud.run("create", *TPUS).returncode == 0
+    assert cloud.run("setup", *BASE, *installed).stdout.count(" ready") == 2
+    assert (cloud.folder / "host1" / "mounted").exists()
+    assert "pip install --quiet --python .venv/bin/python .[tpu]" in (cloud.folder / "host1" / "uv").read_text()
+    command = ["sh", "-c", 'echo "$1"; echo "$PATH"; pwd; exec sleep 60', "sh", "two  words; $HOME 'quoted'"]
+    assert cloud.run("start", *BASE, "--", *command).stdout.count(" started") == 2
+    assert cloud.run("start", *BASE, "--", *command).stdout.count(" running") == 2  # not twice
+    printed = cloud.run("logs", *BASE).stdout.splitlines()
+    home = cloud.folder / "host0"
+    assert printed == ["two  words; $HOME 'quoted'", printed[1], f"{home}/bert_jax"]
+    assert printed[1].startswith(f"{home}/bert_jax/.venv/bin:")
+    assert cloud.run("stop", *BASE).stdout.count("told to stop") == 2
+    assert cloud.run("delete", *BASE).returncode == 0
+    assert not (cloud.folder / "state").exists()
+
+
+def test_a_dry_run_prints_what_a_shell_can_read_and_calls_nothing(cloud: Cloud):
+    options = [*TPUS, "--node-count=4", "--project=p", "--repo=https://example.org/x.git", "--ref=v1", "--dry-run"]
+    done = cloud.run("watch", *options, "--", "bert-jax", "pretrain", "--workdir=/mnt/a run")
+    assert done.returncode == 0, done.stderr
+    assert not (cloud.folder / "calls").exists()
+    calls = [shlex.split(line) for line in done.stdout.splitlines() if not line.startswith("#")]
+    assert all(call[0] == "gcloud" for call in calls)
+    create = (
+        "gcloud compute tpus queued-resources create bert --zone=us-east5-b --project=p --accelerator-type=v6e-8 "
+        "--runtime-version=v2-alpha-tpuv6e --node-count=4 --node-prefix=bert --spot --quiet"
+    )
+    assert done.stdout.splitlines()[1] == create
+    start = next(call[-1] for call in calls if "setsid" in call[-1])
+    assert "bert-jax pretrain '--workdir=/mnt/a run'" in start
+    assert calls[-1][3:6] == ["queued-resources", "delete", "bert"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "no verb"),
+        (["fly", *BASE], "unknown verb fly"),
+        (["create", *TPUS, "--colour=red"], "unknown option --colour"),
+        (["create", *TPUS, "extra"], "extra is no option; the command comes after --"),
+        (["create", *BASE], "--accelerator-type is missing"),
+        (["create", *BASE, "--accelerator-type=tpu7x-8"], "no runtime known for tpu7x-8"),
+        (["create", *TPUS, "--node-count=two"], "two has to be a whole number"),
+        (["create", *TPUS, "--node-count=0"], "one slice at the least"),
+        (["start", *BASE], "no command"),
+        (["stop", "--zone=z"], "--name is missing"),
+        (["stop", "--name=n"], "--zone is missing"),
+        (["stop", "--name=A;b", "--zone=z"], "--name=A;b: lower-case"),
+        (["stop", "--zone=z", "--name"], "--name wants a value"),
+    ],
+)
+def test_usage_errors_are_one_line_and_status_2(cloud: Cloud, arguments: list[str], says: str):
+    done = cloud.run(*arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (cloud.folder / "calls").exists()
+
+
+def test_help(cloud: Cloud):
+    assert "usage: launch/tpu_pod.sh VERB" in cloud.run("--help").stdout
+
+
+def test_without_gcloud_it_says_so(cloud: Cloud):
+    bare = cloud.folder / "bare"
+    bare.mkdir()
+    (bare / "bash").symlink_to(shutil.which("bash"))
+    done = subprocess.run([SCRIPT, "stop", *BASE], env={"PATH": str(bare)}, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "gcloud is not installed" in done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("gcloud"), reason="gcloud is not installed")
+def test_gcloud_itself_knows_every_word_of_it(cloud: Cloud, tmp_path: Path):
+    options = [*TPUS, "--project=p", "--repo=https://example.org/x.git", "--ref=v1", "--dry-run", "--", "bert-jax"]
+    printed = "".join(cloud.run("watch", f"--node-count={nodes}", *options).stdout for nodes in "12")
+    calls = [shlex.split(line) for line in printed.splitlines() if not line.startswith("#")]
+    short = {shlex.join("--command=date" if "--command=" in word else word for word in call) for call in calls}
+    wrong = "gcloud compute tpus queued-resources delete bert --colour=red"
+    (tmp_path / "commands.json").write_text(
+        json.dumps([{"id": line, "command_string": line} for line in [*short, wrong]])
+    )
+    # This reads commands as gcloud would, and calls nothing.
+    linted = subprocess.run(
+        ["gcloud", "meta", "lint-gcloud-commands", f"--commands-file={tmp_path / 'commands.json'}"],
+        env={**os.environ, "CLOUDSDK_CONFIG": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    answers = json.loads(linted.stdout)
+    assert [answer["success"] for answer in answers] == [True] * len(short) + [False], answers
