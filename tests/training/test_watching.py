@@ -18,7 +18,6 @@ from bert_jax.training.pretrain import pretrain
 from bert_jax.training.profiling import parse_steps
 from bert_jax.training.stalls import StallWatch
 
-
 UNDISTURBED = {"eval_every_steps": 0, "eval_batches": 0, "checkpoint__every_steps": 1_000}
 
 
