@@ -4,12 +4,29 @@ A batch is worth the same however it is cut over devices and microbatches, becau
 denominators, which are plain counts of weights, are known before anything is computed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 Sums = dict[str, jax.Array]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a training step makes smaller, and what it counts beside.
+
+    Attributes:
+      sums: (model, microbatch, dropout's keys [B]) to the numerators of all losses and metrics, summed over the rows.
+      denominators: a whole batch, whatever its leading axes, to what each of the sums is divided by.
+      losses: which of the sums, divided, add up to the loss.
+    """
+
+    sums: Callable[[Any, Mapping[str, jax.Array], jax.Array | None], Sums]
+    denominators: Callable[[Mapping[str, jax.Array]], Sums]
+    losses: tuple[str, ...]
 
 
 def weighted_cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -54,3 +71,13 @@ def divide(sums: Sums, by: Sums) -> Sums:
         name: jnp.where(by[name] == 0, 0.0, total / jnp.where(by[name] == 0, 1.0, by[name]))
         for name, total in sums.items()
     }
+
+
+def pretraining(*, nsp: bool) -> Objective:
+    """The paper's: the masked-LM loss plus, where `nsp`, the next-sentence loss."""
+
+    def sums(model: Any, batch: Mapping[str, jax.Array], keys: jax.Array | None) -> Sums:
+        mlm_logits, nsp_logits = model(batch, keys)
+        return pretraining_sums(mlm_logits, nsp_logits, batch)
+
+    return Objective(sums, denominators, ("mlm_loss", "nsp_loss") if nsp else ("mlm_loss",))

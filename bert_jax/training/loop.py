@@ -19,6 +19,7 @@ from bert_jax.data.masking import Masking
 from bert_jax.data.prefetch import Prefetch
 from bert_jax.errors import BertJaxError, Interrupted
 from bert_jax.model import BertConfig, abstract_parameters
+from bert_jax.objectives import pretraining
 from bert_jax.progress import Bars
 from bert_jax.training.batches import put_batch, rows_here
 from bert_jax.training.checkpoints import Checkpointer
@@ -108,7 +109,7 @@ def plan_step(
     config = plan.config
     optimizer, spec = plan_state(mesh, config, model)
     train_step = make_train_step(
-        mesh, spec, optimizer, plan.schedule(), seed=config.seed, nsp=config.objective.nsp,
+        mesh, spec, optimizer, plan.schedule(), pretraining(nsp=config.objective.nsp), seed=config.seed,
         gradient_reduce_dtype=jnp.dtype(config.gradient_reduce_dtype),
     )  # fmt: skip
     return spec, train_step

@@ -1,5 +1,6 @@
 """The training step: a pure function of (state, batch), jitted in one visible place."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bert_jax import objectives
 from bert_jax.model.bert import Parameters
 from bert_jax.model.layers import row_keys
+from bert_jax.objectives import Objective
 from bert_jax.training.per_device import (
     manual_spec,
     over_rows,
@@ -37,9 +39,9 @@ def make_train_step(
     spec: StateSpec,
     optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
+    objective: Objective,
     *,
     seed: int,
-    nsp: bool,
     gradient_reduce_dtype: jnp.dtype = jnp.float32,
 ) -> Callable[[TrainState, Mapping[str, Any]], tuple[TrainState, Metrics]]:
     """Compiles to `(state, batch) -> (state, metrics)`; the state it is given is donated.
@@ -53,8 +55,8 @@ def make_train_step(
       spec: the state's plan.
       optimizer: gradients to a direction.
       schedule: step to learning rate.
+      objective: what is made smaller, and what is counted beside.
       seed: dropout's keys are functions of it, the step and the row of the global batch.
-      nsp: whether the next-sentence loss is part of the loss.
       gradient_reduce_dtype: what gradients are added up in across devices; on a device it is float32.
     """
     shardings = spec.shardings.parameters
@@ -64,10 +66,9 @@ def make_train_step(
         parameters: Parameters, microbatch: Mapping[str, jax.Array], keys: jax.Array, by: objectives.Sums
     ) -> tuple[jax.Array, objectives.Sums]:
         model = whole_model(spec.graph, parameters, shardings, gradient_reduce_dtype)
-        mlm_logits, nsp_logits = model(microbatch, keys)
-        sums = objectives.pretraining_sums(mlm_logits, nsp_logits, microbatch)
-        means = objectives.divide(sums, by)  # of the global batch: rows' shares of a mean add up to it
-        return means["mlm_loss"] + (means["nsp_loss"] if nsp else 0.0), means
+        # Of the global batch: rows' shares of a mean add up to it.
+        means = objectives.divide(objective.sums(model, microbatch, keys), by)
+        return functools.reduce(jnp.add, [means[name] for name in objective.losses]), means
 
     def of_these_rows(
         parameters: Parameters, batch: Mapping[str, jax.Array], rows: jax.Array, key: jax.Array, by: objectives.Sums
@@ -81,7 +82,7 @@ def make_train_step(
             (loss, means), gradients = value_and_grad(parameters, microbatch, row_keys(key, rows), by)
             return jax.tree.map(jnp.add, total, (gradients, {"loss": loss, **means})), None
 
-        zeros = varying_zeros(mesh, (parameters, {"loss": by["mlm_loss"], **by}))
+        zeros = varying_zeros(mesh, (parameters, {"loss": jnp.float32(0), **by}))
         if len(rows) == 1:  # of a loop that goes round once, XLA for TPUs makes two copies
             (gradients, metrics), _ = add_microbatch(zeros, jax.tree.map(lambda entry: entry[0], (rows, batch)))
         else:
@@ -96,7 +97,7 @@ def make_train_step(
         of_batch, everywhere = PartitionSpec(None, "rows"), PartitionSpec()
         return over_rows(
             of_these_rows, mesh, (specs, of_batch, of_batch, everywhere, everywhere), (moment_specs, everywhere)
-        )(state.parameters, batch, rows, key, objectives.denominators(batch))
+        )(state.parameters, batch, rows, key, objective.denominators(batch))
 
     def train_step(state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Metrics]:
         entries = dict(batch)

@@ -14,7 +14,7 @@ from bert_jax.config import ConfigDict, load_config
 from bert_jax.interop.huggingface_weights import state_dict
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import HEADS
-from bert_jax.objectives import denominators, divide, pretraining_sums
+from bert_jax.objectives import denominators, divide, pretraining, pretraining_sums
 from bert_jax.training.batches import put_batch
 from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.initialization import start_from
@@ -179,7 +179,8 @@ def test_two_hundred_steps_side_by_side(vocabulary: list[str], tmp_path: Path):
     mesh = make_mesh(ConfigDict({"data": 1, "fsdp": 1, "tensor": 1}), jax.devices()[:1])
     optimizer = make_optimizer(load_config("default").optimizer, abstract_parameters(checkpoint.bert_config)[2])
     spec = describe_state(mesh, checkpoint.bert_config, optimizer, seed=0)
-    train_step = make_train_step(mesh, spec, optimizer, learning_rate_schedule(peak, warmup, steps), seed=0, nsp=True)
+    schedule = learning_rate_schedule(peak, warmup, steps)
+    train_step = make_train_step(mesh, spec, optimizer, schedule, pretraining(nsp=True), seed=0)
     state = start_from(checkpoint, spec)
     losses = []
     for step in range(steps):

@@ -12,7 +12,7 @@ import pytest
 from etils import epath
 from jax._src.cudnn import fused_attention_stablehlo
 
-from bert_jax import inference
+from bert_jax import inference, objectives
 from bert_jax.config import ConfigDict, load_config
 from bert_jax.errors import InputError
 from bert_jax.features import extract
@@ -73,7 +73,11 @@ def make_step(chosen: str, sizes: dict[str, int], dtype=jnp.float32):
     )
     optimizer = make_optimizer(load_config("default").optimizer, abstract_parameters(MODEL)[2])
     spec = describe_state(mesh, MODEL, optimizer, seed=0, dtype=dtype, attention=chosen)
-    return mesh, spec, make_train_step(mesh, spec, optimizer, lambda step: 1e-3, seed=0, nsp=True)
+    return (
+        mesh,
+        spec,
+        make_train_step(mesh, spec, optimizer, lambda step: 1e-3, objectives.pretraining(nsp=True), seed=0),
+    )
 
 
 def test_a_step_with_splash_is_the_step_on_a_mesh(monkeypatch: pytest.MonkeyPatch):

@@ -74,8 +74,8 @@ class Run:
         self.state = self.spec.make()
         schedule = learning_rate_schedule(1e-2, 2, 100)
         self.step = make_train_step(
-            self.mesh, self.spec, self.optimizer, schedule,
-            seed=0, nsp=nsp, gradient_reduce_dtype=gradient_reduce_dtype,
+            self.mesh, self.spec, self.optimizer, schedule, objectives.pretraining(nsp=nsp),
+            seed=0, gradient_reduce_dtype=gradient_reduce_dtype,
         )  # fmt: skip
 
     def __call__(self, batch):
