@@ -19,6 +19,7 @@ setup(
         "bert_jax.ahead_of_time",
         "bert_jax.configs",
         "bert_jax.data",
+        "bert_jax.finetuning",
         "bert_jax.interop",
         "bert_jax.model",
         "bert_jax.training",
