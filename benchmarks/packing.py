@@ -21,9 +21,9 @@ from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.training.batches import put_batch
-from bert_jax.training.loop import make_loaders, plan_step
 from bert_jax.training.mesh import make_mesh
 from bert_jax.training.phases import open_phases
+from bert_jax.training.pretrain_phase import make_loaders, plan_step
 
 STEPS = 3  # a round
 

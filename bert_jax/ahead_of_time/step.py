@@ -18,9 +18,9 @@ from bert_jax.errors import BertJaxError, InputError
 from bert_jax.model import BertConfig
 from bert_jax.training.checks import bert_config, check_attention, check_config, compute_dtype, data_paths
 from bert_jax.training.flops import recomputed_flops, training_flops
-from bert_jax.training.loop import make_masking, plan_step
 from bert_jax.training.mesh import BATCH_AXES, check_divisibility, fill_in_accumulation, make_mesh
 from bert_jax.training.phases import Plan
+from bert_jax.training.pretrain_phase import make_masking, plan_step
 from bert_jax.training.sharding import batch_sharding
 
 VOCAB_SIZE = 30_522

@@ -1,6 +1,6 @@
 """BERT with its two pre-training heads, and the functions that make and count its parameters."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -80,18 +80,25 @@ class BertForPreTraining(nnx.Module):
         return mlm_logits, nsp_logits
 
 
-def initialize(model_config: BertConfig, key: Key, **settings: Any) -> tuple[nnx.GraphDef, Parameters]:
-    """A freshly initialised model as (what it is, its parameters); `settings` go to `BertForPreTraining`.
+def initialize(
+    model_config: BertConfig, key: Key, *, build: Callable[..., nnx.Module] = BertForPreTraining, **settings: Any
+) -> tuple[nnx.GraphDef, Parameters]:
+    """A freshly initialised model as (what it is, its parameters); `settings` go to `build`, the model's class.
 
     `nnx.merge(graph, parameters)` is the model again. Works under `jax.jit` and `jax.eval_shape`.
     """
-    graph, state = nnx.split(BertForPreTraining(model_config, key=key, **settings))
+    graph, state = nnx.split(build(model_config, key=key, **settings))
     return graph, nnx.to_pure_dict(state)
 
 
-def abstract_parameters(model_config: BertConfig, **settings: Any) -> tuple[nnx.GraphDef, Parameters, Parameters]:
-    """(graph, shapes, logical axes): the parameters as `jax.ShapeDtypeStruct`s and, in the same tree, axis names."""
-    model = nnx.eval_shape(lambda: BertForPreTraining(model_config, key=jax.random.key(0), **settings))
+def abstract_parameters(
+    model_config: BertConfig, *, build: Callable[..., nnx.Module] = BertForPreTraining, **settings: Any
+) -> tuple[nnx.GraphDef, Parameters, Parameters]:
+    """(graph, shapes, logical axes): the parameters as `jax.ShapeDtypeStruct`s and, in the same tree, axis names.
+
+    The arguments are those of `initialize`.
+    """
+    model = nnx.eval_shape(lambda: build(model_config, key=jax.random.key(0), **settings))
     graph, state = nnx.split(model)
     axes = jax.tree.map(
         lambda variable: variable.get_metadata("logical_axes"), state, is_leaf=lambda x: isinstance(x, nnx.Variable)

@@ -19,14 +19,15 @@ from bert_jax.training.checkpoints import Checkpointer
 from bert_jax.training.checks import check_attention
 from bert_jax.training.initialization import open_init, start_from
 from bert_jax.training.lease import Lease
-from bert_jax.training.loop import Run, make_loaders, plan_state, train_phase
 from bert_jax.training.mesh import check_divisibility, fill_in_accumulation, make_mesh
 from bert_jax.training.metrics import MetricsWriter, NoWriter
 from bert_jax.training.peers import AGAIN
 from bert_jax.training.phases import open_phases
+from bert_jax.training.pretrain_phase import make_loaders, plan_state, train_phase
 from bert_jax.training.processes import is_first, wait_for_first
 from bert_jax.training.profiling import StepTracer
 from bert_jax.training.stalls import StallWatch
+from bert_jax.training.steps import Run
 from bert_jax.training.stopping import StopSignal
 from bert_jax.training.workdir import claim_workdir, make_workdir
 

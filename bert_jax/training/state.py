@@ -53,7 +53,7 @@ def describe_state(
     zero1: bool = False,
     **settings: Any,
 ) -> StateSpec:
-    """Plans the state of a run; `settings` go to `BertForPreTraining`. With `zero1` moments are cut along `data`."""
+    """Plans the state of a run; `settings` go to `initialize`. With `zero1` moments are cut along `data`."""
     graph, shapes, logical_axes = abstract_parameters(model, **settings)
 
     def make() -> TrainState:

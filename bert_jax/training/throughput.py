@@ -1,6 +1,7 @@
 """A run's speed, and its numbers in one line for the eye."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -33,23 +34,31 @@ def summary(values: dict[str, float]) -> str:
     return text
 
 
-@dataclass
+@dataclass(frozen=True)
+class StepWork:
+    """What one step comes to: examples, tokens (padding counted), of them those that are real, and model FLOPs.
+
+    `real_tokens` is None where it is not told apart.
+    """
+
+    examples: float
+    tokens: float
+    real_tokens: float | None
+    flops: float
+
+
 class Throughput:
     """Rates since the last row, compilation and evaluation left out."""
 
-    config: ConfigDict
-    model: BertConfig
-    loader: TrainLoader
-
-    def __post_init__(self) -> None:
+    def __init__(self, work: Callable[[int], StepWork]):
+        """`work` is that of a step."""
+        self._work = work
         self._since: tuple[float, int, float] | None = None  # time, step, seconds waited for input until then
         self._finished = 0.0  # when the last step was
+        self._waited = 0.0
         self._seconds: list[float] = []  # that each step has taken
         peak = peak_flops(jax.devices()[0].device_kind)
         self._peak = peak and peak * jax.device_count()
-        first = self.loader.sources[0]
-        self._seq_len = first.dataset.info.seq_len
-        self._flops = training_flops(self.model, self._seq_len, first.predictions, first.max_sequences)
 
     def pause(self) -> None:
         """What follows until the next finished step does not count."""
@@ -76,15 +85,28 @@ class Throughput:
         if step == first:
             return {}
         seconds = self._finished - then
-        rows = (step - first) * self.config.global_batch_size / seconds
-        tokens = rows * self._seq_len
-        rates = {"examples_per_second": rows * self.loader.sequences_a_row, "tokens_per_second": tokens}
-        if self.config.data.packing:
-            rates["real_tokens_per_second"] = tokens * self.loader.real_share
+        work = [self._work(number) for number in range(first + 1, step + 1)]
+        rates = {
+            "examples_per_second": sum(of.examples for of in work) / seconds,
+            "tokens_per_second": sum(of.tokens for of in work) / seconds,
+        }
+        if all(of.real_tokens is not None for of in work):
+            rates["real_tokens_per_second"] = sum(of.real_tokens or 0.0 for of in work) / seconds
         if self._peak:
-            rates["mfu"] = rows * self._flops / self._peak
+            rates["mfu"] = sum(of.flops for of in work) / seconds / self._peak
         times = np.percentile(self._seconds, PERCENTILES).tolist()
         rates |= {f"step_seconds_p{percent}": at for percent, at in zip(PERCENTILES, times, strict=True)}
         rates["input_wait_share"] = (self._waited - waited_then) / seconds
         self._since, self._seconds = (self._finished, step, self._waited), []
         return rates
+
+
+def pretraining_work(config: ConfigDict, model: BertConfig, loader: TrainLoader) -> Callable[[int], StepWork]:
+    """What a step of pre-training comes to, which is the same for all of a phase."""
+    first = loader.sources[0]
+    seq_len, rows = first.dataset.info.seq_len, config.global_batch_size
+    flops = training_flops(model, seq_len, first.predictions, first.max_sequences)
+    tokens = float(rows * seq_len)
+    real = tokens * loader.real_share if config.data.packing else None
+    work = StepWork(rows * loader.sequences_a_row, tokens, real, rows * flops)
+    return lambda step: work

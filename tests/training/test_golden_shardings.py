@@ -12,8 +12,8 @@ from jax.sharding import NamedSharding
 from bert_jax.config import load_config
 from bert_jax.data.loader import batch_shapes
 from bert_jax.model import BertConfig
-from bert_jax.training.loop import plan_state
 from bert_jax.training.mesh import make_mesh
+from bert_jax.training.pretrain_phase import plan_state
 from bert_jax.training.sharding import batch_sharding
 
 GOLDEN = Path(__file__).parent / "golden"

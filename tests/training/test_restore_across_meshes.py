@@ -12,8 +12,8 @@ from bert_jax.config import load_config
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.model import BertConfig
 from bert_jax.training.checkpoints import Checkpointer, open_checkpoint
-from bert_jax.training.loop import plan_state
 from bert_jax.training.mesh import make_mesh
+from bert_jax.training.pretrain_phase import plan_state
 
 MODEL = BertConfig(
     vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,

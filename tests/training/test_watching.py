@@ -12,7 +12,7 @@ import pytest
 from etils import epath
 
 from bert_jax.errors import InputError
-from bert_jax.training import checkpoints, loop
+from bert_jax.training import checkpoints, pretrain_phase
 from bert_jax.training.metrics import read_metrics
 from bert_jax.training.pretrain import pretrain
 from bert_jax.training.profiling import parse_steps
@@ -22,13 +22,13 @@ UNDISTURBED = {"eval_every_steps": 0, "eval_batches": 0, "checkpoint__every_step
 
 
 def slow_batches(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    make = loop.TrainLoader.batch
+    make = pretrain_phase.TrainLoader.batch
 
     def batch(loader, step, rows):
         time.sleep(seconds)
         return make(loader, step, rows)
 
-    monkeypatch.setattr(loop.TrainLoader, "batch", batch)
+    monkeypatch.setattr(pretrain_phase.TrainLoader, "batch", batch)
 
 
 def test_rows_have_step_times_and_the_share_of_waiting(dataset_dir: Path, tmp_path: Path, monkeypatch):
@@ -70,14 +70,14 @@ def test_steps_to_trace_that_are_none_are_refused(steps: str, dataset_dir: Path,
 
 
 def test_a_stall_is_reported_once_with_every_thread(dataset_dir: Path, tmp_path: Path, monkeypatch, caplog):
-    make = loop.TrainLoader.batch
+    make = pretrain_phase.TrainLoader.batch
 
     def batch(loader, step, rows):
         if step == 4:
             time.sleep(4)
         return make(loader, step, rows)
 
-    monkeypatch.setattr(loop.TrainLoader, "batch", batch)
+    monkeypatch.setattr(pretrain_phase.TrainLoader, "batch", batch)
     # Compilation takes longer than the limit on a busy machine, and is a stall as well then.
     config = helpers.small_config(dataset_dir, stall_minutes=2 / 60)
     pretrain(config, str(tmp_path))

@@ -1,40 +1,27 @@
-"""The loop of one phase: batches in, steps, metrics, evaluations and checkpoints out."""
+"""One phase of pre-training: its data, its step, and what is done along the way."""
 
 import logging
-import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh
 
 from bert_jax.config import ConfigDict
 from bert_jax.data.loader import EvalLoader, TrainLoader, TrainRows
 from bert_jax.data.masking import Masking
-from bert_jax.data.prefetch import Prefetch
-from bert_jax.errors import BertJaxError, Interrupted
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.objectives import pretraining
-from bert_jax.progress import Bars
-from bert_jax.training.batches import put_batch, rows_here
-from bert_jax.training.checkpoints import Checkpointer
+from bert_jax.training.batches import rows_here
 from bert_jax.training.checks import compute_dtype
 from bert_jax.training.evaluation import Evaluator
-from bert_jax.training.lease import Lease
-from bert_jax.training.metrics import MetricsWriter, NoWriter
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.phases import Phase, Plan
-from bert_jax.training.profiling import StepTracer
-from bert_jax.training.stalls import StallWatch
 from bert_jax.training.state import StateSpec, TrainState, describe_state
-from bert_jax.training.stopping import StopSignal
-from bert_jax.training.throughput import Throughput, summary
-from bert_jax.training.train_step import STOP, Metrics, make_eval_step, make_train_step
+from bert_jax.training.steps import Run, Stretch, run_steps
+from bert_jax.training.throughput import Throughput, pretraining_work, summary
+from bert_jax.training.train_step import Metrics, make_eval_step, make_train_step
 
 log = logging.getLogger(__name__)
 
@@ -115,21 +102,6 @@ def plan_step(
     return spec, train_step
 
 
-@dataclass(frozen=True)
-class Run:
-    """What the phases of a run share."""
-
-    mesh: Mesh
-    checkpointer: Checkpointer
-    writer: MetricsWriter | NoWriter
-    stop: StopSignal
-    stalls: StallWatch
-    tracer: StepTracer
-    lease: Lease | None  # in the first process
-    bars: Bars
-    bar: Any  # of the whole run
-
-
 def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[TrainState, dict[str, float]]:
     """Steps `start` + 1 to the end of the phase, which is evaluated and saved. Returns state and last evaluation.
 
@@ -156,44 +128,9 @@ def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[
     evaluator = Evaluator(run.mesh, eval_step, eval_loader, phase.token_counts(), nsp=config.objective.nsp)
 
     # --- Loop ----------------------------------------------------------------------------------------------------
-    microbatches = config.gradient_accumulation
-    rows = rows_here(run.mesh, config.global_batch_size, microbatches)
+    rows = rows_here(run.mesh, config.global_batch_size, config.gradient_accumulation)
 
-    are_several = jax.process_count() > 1
-
-    def make_batch(step: int) -> dict[str, jax.Array]:
-        batch = train_loader.batch(step, rows)
-        if are_several:
-            batch[STOP] = np.full(len(rows), run.stop.received is not None, np.int32)
-        return put_batch(run.mesh, batch, microbatches, batch_size=config.global_batch_size)
-
-    batches = Prefetch(make_batch, start, phase.stop)
-    run.bar.set_postfix_str("compiling")
-    began = time.perf_counter()
-    throughput = Throughput(config, phase.model, train_loader)
-    evaluation: dict[str, float] = {}
-    pending: Any = None  # the metrics of the step before: read while the device works on this one
-    stops_together = False  # a process was asked to stop, and all know since the same step
-
-    def settle() -> bool:
-        """Reads the metrics of the pending step and logs them. True where too many in a row were not finite."""
-        nonlocal pending, stops_together
-        if pending is None:
-            return False
-        (at, device_values), pending = pending, None
-        values = jax.device_get(device_values)
-        stops_together = bool(values.pop(STOP, 0))
-        throughput.finished(at, batches.waited)
-        run.stalls.beat(at)
-        if at % config.log_every_steps == 0 or at == phase.stop:
-            row = {name: value.item() for name, value in values.items()} | throughput.rates(at)
-            row |= _epochs(train_loader, at)
-            run.writer.write(at, row)
-            run.bar.set_postfix_str(summary(row))
-        run.bar.update(1)
-        return bool(values["nonfinite_streak"] >= config.max_nonfinite_steps)
-
-    def evaluate(at: int) -> dict[str, float]:
+    def evaluate(at: int, state: TrainState) -> dict[str, float]:
         eval_bar = run.bars(total=eval_loader.batches, desc="evaluate", unit="batch", leave=False)
 
         def on_batch() -> None:
@@ -204,47 +141,24 @@ def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[
         eval_bar.close()
         run.writer.write(at, values, split="eval")
         log.info("step %d: eval %s; unigram baseline %.2f", at, summary(values), values["unigram_loss"])
-        throughput.pause()
         return values
 
-    with closing(batches), jax.set_mesh(run.mesh), jax.transfer_guard("disallow"):
-        for step, batch in enumerate(batches, start + 1):
-            run.checkpointer.check()
-            if run.lease:
-                run.lease.check()
-            is_hopeless = False
-            if run.tracer.begins(step):
-                is_hopeless = settle()
-                throughput.pause()
-                run.tracer.start()
-            with jax.profiler.StepTraceAnnotation("train", step_num=step):
-                state, metrics = train_step(state, batch)
-            if step == start + 1:
-                log.info("step %d: compiled after %.1f s", step, time.perf_counter() - began)
-            is_hopeless = settle() or is_hopeless
-            pending = step, metrics
-            is_last, is_stop = step == phase.stop, stops_together if are_several else run.stop.received is not None
-            is_eval = is_last or (config.eval_every_steps and step % config.eval_every_steps == 0)
-            is_save = is_last or is_hopeless or is_stop or step % config.checkpoint.every_steps == 0
-            is_traced = run.tracer.ends(step)
-            if is_eval or is_save or is_traced:  # a step's row is written before it is saved, or a kill could lose it
-                is_hopeless = settle() or is_hopeless
-            if is_traced:
-                run.tracer.close()
-                throughput.pause()
-            if is_eval and eval_loader.batches:
-                evaluation = evaluate(step)
-            if is_save:
-                hashes = (*phase.read_before, phase.dataset_hash)
-                run.checkpointer.save(step, state, bert_config=phase.model, dataset_hashes=hashes)
-            if is_hopeless or is_stop:
-                run.checkpointer.wait()
-            if is_hopeless:
-                raise BertJaxError(
-                    f"loss, gradient or update were not finite {config.max_nonfinite_steps} times in a row, up to step "
-                    f"{step}, which is saved: lower optimizer.learning_rate or raise optimizer.warmup_steps"
-                )
-            if is_stop:
-                why = run.stop.received.name if run.stop.received else "another process was asked to stop"
-                raise Interrupted(f"{why}: saved step {step}; the same command goes on from there")
-    return state, evaluation
+    def save(step: int, state: TrainState) -> None:
+        hashes = (*phase.read_before, phase.dataset_hash)
+        run.checkpointer.save(step, state, bert_config=phase.model, dataset_hashes=hashes)
+
+    stretch = Stretch(
+        start, phase.stop, train_step,
+        make_batch=lambda step: train_loader.batch(step, rows),
+        batch_size=config.global_batch_size,
+        microbatches=config.gradient_accumulation,
+        throughput=Throughput(pretraining_work(config, phase.model, train_loader)),
+        log_every=config.log_every_steps,
+        save_every=config.checkpoint.every_steps,
+        evaluates_after=lambda step: bool(config.eval_every_steps) and step % config.eval_every_steps == 0,
+        max_nonfinite_steps=config.max_nonfinite_steps,
+        about=lambda step: _epochs(train_loader, step),
+        evaluate=evaluate if eval_loader.batches else None,
+        save=save,
+    )  # fmt: skip
+    return run_steps(run, stretch, state)

@@ -1,0 +1,74 @@
+"""What a fine-tuned model says of rows, example by example."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bert_jax.data.tokenization import WordPieceTokenizer
+from bert_jax.finetuning.rows import Rows, in_order, padded_length
+from bert_jax.model.bert import Parameters
+from bert_jax.training.batches import put_batch, rows_here
+from bert_jax.training.per_device import manual_spec, over_rows, whole_model
+from bert_jax.training.sharding import batch_sharding
+
+
+def make_predict_step(
+    mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters
+) -> Callable[[Parameters, Mapping[str, Any]], jax.Array]:
+    """Compiles to `(parameters, batch) -> outputs`, of a batch [1, B, ...], whole on every device."""
+
+    def of_these_rows(parameters: Parameters, rows: Mapping[str, jax.Array]) -> jax.Array:
+        return whole_model(graph, parameters, shardings, jax.numpy.float32)(rows)
+
+    def predict_step(parameters: Parameters, batch: Mapping[str, jax.Array]) -> jax.Array:
+        specs = jax.tree.map(manual_spec, shardings), PartitionSpec("rows")
+        rows = jax.tree.map(lambda entry: entry[0], batch)
+        return over_rows(of_these_rows, mesh, specs, PartitionSpec("rows"))(parameters, rows)
+
+    return jax.jit(
+        predict_step,
+        in_shardings=(shardings, batch_sharding(mesh)),
+        out_shardings=NamedSharding(mesh, PartitionSpec()),
+    )
+
+
+class Predictor:
+    """Goes through rows by length, and gives what the model says of each example in the order of the rows."""
+
+    def __init__(
+        self, mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters, tokenizer: WordPieceTokenizer, *,
+        batch_size: int, max_seq_len: int,
+    ):  # fmt: skip
+        """`batch_size` examples a batch, which the devices divide; rows have `max_seq_len` tokens at the most."""
+        self._mesh, self._tokenizer = mesh, tokenizer
+        self._step = make_predict_step(mesh, graph, shardings)
+        self._batch_size, self._max_seq_len = batch_size, max_seq_len
+
+    def run(self, parameters: Parameters, rows: Rows, on_batch: Callable[[], Any] = lambda: None) -> list[np.ndarray]:
+        """Of each example fp32 [outputs], of `group` rows [group], or of a row's tokens [T, outputs]."""
+        outputs: list[Any] = [None] * len(rows)
+        lengths = rows.lengths()
+        total = self._batch_size * rows.group
+        here = rows_here(self._mesh, total)
+        for examples in in_order(rows, self._batch_size):
+            seq_len = padded_length(int(lengths[examples].max()), self._max_seq_len)
+            batch = rows.lay_out(examples, seq_len, self._batch_size, self._tokenizer)
+            batch.pop("labels", None)
+            placed = put_batch(
+                self._mesh, {name: entry[here] for name, entry in batch.items()}, batch_size=total
+            )  # fmt: skip
+            of_batch = jax.device_get(self._step(parameters, placed))
+            of_tokens = of_batch.ndim == 3
+            for place, example in enumerate(examples.tolist()):
+                if of_tokens:
+                    outputs[example] = of_batch[place, : lengths[example]]
+                elif rows.group > 1:
+                    outputs[example] = of_batch[place * rows.group : (place + 1) * rows.group, 0]
+                else:
+                    outputs[example] = of_batch[place]
+            on_batch()
+        return outputs

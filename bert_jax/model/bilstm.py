@@ -1,0 +1,62 @@
+"""A bidirectional LSTM (Hochreiter and Schmidhuber 1997; Graves and Schmidhuber 2005) over padded rows."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from bert_jax.model.layers import Key, parameter
+
+_GATES = 4  # input, forget, cell, output
+_FORGET = 1
+
+
+class Lstm(nnx.Module):
+    """One direction of one layer. The forget gate's bias starts at 1, so that it remembers at first."""
+
+    def __init__(self, inputs: int, units: int, *, key: Key):
+        of_input, of_state = jax.random.split(key)
+        glorot, orthogonal = jax.nn.initializers.glorot_uniform(), jax.nn.initializers.orthogonal()
+        gates = jax.vmap(lambda key: glorot(key, (inputs, units)), out_axes=1)(jax.random.split(of_input, _GATES))
+        states = jax.vmap(lambda key: orthogonal(key, (units, units)), out_axes=1)(jax.random.split(of_state, _GATES))
+        self.input_kernel = parameter(gates, "embed", None, None)
+        self.state_kernel = parameter(states, None, None, None)
+        self.bias = parameter(jnp.zeros((_GATES, units), jnp.float32).at[_FORGET].set(1.0), None, None)
+
+    def __call__(self, x: jax.Array, is_real: jax.Array, *, reverse: bool) -> tuple[jax.Array, jax.Array]:
+        """x [B, L, D] and is_real bool [B, L] to states [B, L, H] and the final one [B, H].
+
+        Padding leaves a state as it is: the final one is that of the last real position, or with `reverse` of the
+        first.
+        """
+        dtype = x.dtype
+        from_input = jnp.einsum("bld,dgh->lbgh", x, self.input_kernel[...].astype(dtype)) + self.bias[...].astype(dtype)
+        state_kernel = self.state_kernel[...].astype(dtype)
+
+        def step(carry: tuple[jax.Array, jax.Array], now: tuple[jax.Array, jax.Array]) -> tuple:
+            cell, state = carry
+            gates_from_input, real = now
+            gates = gates_from_input + jnp.einsum("bh,hgk->bgk", state, state_kernel)
+            new_cell = jax.nn.sigmoid(gates[:, 1]) * cell + jax.nn.sigmoid(gates[:, 0]) * jnp.tanh(gates[:, 2])
+            new_state = jax.nn.sigmoid(gates[:, 3]) * jnp.tanh(new_cell)
+            carry = jnp.where(real[:, None], new_cell, cell), jnp.where(real[:, None], new_state, state)
+            return carry, carry[1]
+
+        zeros = jnp.zeros_like(from_input[0, :, 0])  # like, so that it varies over devices as rows do
+        states: jax.Array
+        (_, final), states = jax.lax.scan(step, (zeros, zeros), (from_input, is_real.T), reverse=reverse)
+        return states.swapaxes(0, 1), final
+
+
+class BiLstm(nnx.Module):
+    """One layer in both directions."""
+
+    def __init__(self, inputs: int, units: int, *, key: Key):
+        forward, backward = jax.random.split(key)
+        self.forward = Lstm(inputs, units, key=forward)
+        self.backward = Lstm(inputs, units, key=backward)
+
+    def __call__(self, x: jax.Array, is_real: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """x [B, L, D], bool [B, L] to states [B, L, 2H] and the final states of both directions [B, 2H]."""
+        forward, last = self.forward(x, is_real, reverse=False)
+        backward, first = self.backward(x, is_real, reverse=True)
+        return jnp.concatenate([forward, backward], axis=-1), jnp.concatenate([last, first], axis=-1)
