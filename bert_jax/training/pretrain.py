@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import jax
-from etils import epath
 
+from bert_jax import remote
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError, Interrupted
 from bert_jax.model import parameter_count
@@ -23,6 +23,7 @@ from bert_jax.training.mesh import check_divisibility, fill_in_accumulation, mak
 from bert_jax.training.metrics import MetricsWriter, NoWriter
 from bert_jax.training.phases import open_phases
 from bert_jax.training.processes import is_first
+from bert_jax.training.shared_workdir import check_shared
 from bert_jax.training.stopping import StopSignal
 from bert_jax.training.workdir import claim_workdir
 
@@ -57,7 +58,7 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
     # --- Checks, before any work ---------------------------------------------------------------------------------
     if not workdir:
         raise InputError("--workdir is empty: name a folder")
-    folder = epath.Path(workdir).resolve()
+    folder = remote.absolute(workdir)
     asked = open_phases(config)
     mesh = make_mesh(config.mesh)
     phases = [replace(phase, config=fill_in_accumulation(mesh, phase.config)) for phase in asked]
@@ -68,6 +69,7 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
         check_divisibility(mesh, phase.model, phase.config.global_batch_size, phase.config.gradient_accumulation)
         check_attention(phase.config, phase.model, phase.seq_len, mesh)
         make_loaders(phase)
+    check_shared(folder)
     start = claim_workdir(folder, asked)
     if start == config.total_steps:
         log.info("%s is finished: it is at step %d of %d", folder, config.total_steps, config.total_steps)
@@ -90,9 +92,11 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
     else:
         state = spec.make()
     if is_first():
-        (folder / CONFIG_FILE).write_text(json.dumps(json.loads(config.to_json_best_effort()), indent=2) + "\n")
+        text = json.dumps(json.loads(config.to_json_best_effort()), indent=2) + "\n"
+        remote.write_whole(folder / CONFIG_FILE, text.encode())
     writer = MetricsWriter(folder, resume_step=start) if is_first() else NoWriter()
     stack.callback(writer.close)
+    checkpointer.before_each_save(writer.flush)
     log.info(
         "%s parameters, %s of %d %s",
         f"{parameter_count(phases[0].model):,}", dict(mesh.shape), jax.device_count(), jax.devices()[0].device_kind,

@@ -6,6 +6,7 @@ from typing import Any
 
 from etils import epath
 
+from bert_jax import remote
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.errors import InputError
 from bert_jax.training.checkpoints import newest_step, open_checkpoint
@@ -28,9 +29,9 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int:
 
     That is one of another vocabulary, dataset or config; what a run may change is in `CHANGEABLE`, and is logged.
     """
-    if folder.exists() and not folder.is_dir():
+    if remote.exists(folder) and not folder.is_dir():
         raise InputError(f"--workdir: {folder} is a file")
-    folder.mkdir(parents=True, exist_ok=True)
+    remote.make_folder(folder)
     newest = newest_step(folder)
     if newest is None:
         return 0

@@ -1,0 +1,433 @@
+"""Files that are not on this machine: whatever `etils.epath` opens (gs://, s3://, az://, hf://), through fsspec.
+
+An object store differs from a disk in what a writer may count on. Nothing is appended to, nothing is renamed in one go,
+and a folder is but a prefix of names; yet an object that is put whole is there whole or not at all. `write_whole` and
+`whole_file` give the same promise on both.
+
+Transient errors are tried again. The store's own library does so for each request, for half a minute (gcsfs: six times)
+or many times over (TensorStore, which reads and writes the arrays of checkpoints: 32 times). What it gives up on, or
+does not know, such as a download that ends early, `patiently` tries again for some minutes. What no second try would
+mend is an InputError at once.
+"""
+
+import errno
+import importlib.util
+import io
+import itertools
+import logging
+import os
+import random
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from glob import has_magic
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+from urllib.parse import unquote
+
+import fsspec
+import fsspec.config
+from etils import epath
+
+from bert_jax.errors import BertJaxError, InputError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PATIENCE_SECONDS = 300.0
+"""How long something is tried again before it has failed. An outage of minutes should not cost a run of days."""
+DAMAGED_TRIES = 3
+"""Of a file that arrives damaged: what is damaged where it is from will not get better."""
+LONGEST_WAIT_SECONDS = 30.0
+"""Between two tries."""
+
+_PACKAGES = {"gs": "gcsfs", "s3": "s3fs", "az": "adlfs", "hf": "huggingface_hub"}  # by scheme: who opens it
+_INSTALL = {"gs": "pip install 'bert-jax[gcs]'"}
+_TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}
+_TRANSIENT_ERRNO = {
+    errno.ECONNRESET, errno.ECONNABORTED, errno.ECONNREFUSED, errno.EPIPE, errno.ETIMEDOUT, errno.EHOSTUNREACH,
+    errno.ENETUNREACH, errno.ENETDOWN, errno.EBUSY, errno.EAGAIN,
+}  # fmt: skip
+_NETWORK_LIBRARIES = {"aiohttp", "requests", "urllib3", "botocore", "azure"}
+
+# A listing that is remembered hides what another process has written since: gcsfs and s3fs keep theirs for ever.
+for _scheme in ("gs", "gcs", "s3", "az", "abfs"):
+    fsspec.config.conf.setdefault(_scheme, {}).setdefault("use_listings_cache", False)
+
+
+class IncompleteError(OSError):
+    """A file that did not arrive whole."""
+
+
+# --- Paths -----------------------------------------------------------------------------------------------------------
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is of a store and not of this machine's disks."""
+    return "://" in os.fspath(path)
+
+
+def named(path: str | os.PathLike[str]) -> epath.Path:
+    """The path that a user has named.
+
+    Raises InputError for a scheme that is not known, without the package that opens it, and where no bucket is named.
+    A local path stays as it is, relative or not.
+    """
+    name = os.fspath(path)
+    if not is_remote(name):
+        return epath.Path(name)
+    scheme, _, rest = name.partition("://")
+    if scheme not in _PACKAGES:
+        known = ", ".join(f"{known}://" for known in _PACKAGES)
+        raise InputError(f"{name}: {scheme}:// is not known: a path is local or begins with {known}")
+    package = _PACKAGES[scheme]
+    if importlib.util.find_spec(package) is None:
+        raise InputError(f"{name}: {package} is needed to open it: {_INSTALL.get(scheme, f'pip install {package}')}")
+    if not rest.strip("/"):
+        raise InputError(f"{name} names no bucket")
+    return epath.Path(name)
+
+
+def absolute(path: str | os.PathLike[str]) -> epath.Path:
+    """As `named`; a local path is made absolute. (`resolve` takes a remote one for a folder of this machine.)"""
+    return named(path) if is_remote(path) else epath.Path(path).resolve()
+
+
+def make_folder(folder: epath.Path) -> None:
+    """Makes a local folder with its parents; of a remote one it makes sure that it can be written to.
+
+    A store has no folders, and some clients make a bucket of a name that has a typo in it.
+    """
+    if not is_remote(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        return
+    probe = folder / f".write-check-{uuid.uuid4().hex[:8]}"
+    write_whole(probe, b"")
+    patiently(probe, lambda: probe.unlink(missing_ok=True))
+
+
+# --- Trying again ----------------------------------------------------------------------------------------------------
+
+
+def patiently(path: str | os.PathLike[str], function: Callable[[], T]) -> T:
+    """What `function` returns, tried again for `PATIENCE_SECONDS` where it fails for a reason that may pass.
+
+    Args:
+      path: what it reads or writes, for messages. A local one is tried once, and its errors are left as they are.
+      function: may be called several times.
+
+    Raises:
+      InputError: it is not there, or may not be read or written; at once.
+      BertJaxError: it went on failing.
+    """
+    if not is_remote(path):
+        return function()
+    began = time.monotonic()
+    for attempt in itertools.count():
+        try:
+            return function()
+        except BertJaxError:
+            raise
+        except Exception as error:
+            if (reason := permanent_reason(error)) is not None:
+                raise InputError(f"{os.fspath(path)}: {reason}") from error
+            if not is_transient(error):
+                raise
+            wait = min(2.0**attempt, LONGEST_WAIT_SECONDS) * random.uniform(0.5, 1.0)
+            spent = time.monotonic() - began
+            is_damaged = isinstance(error, IncompleteError) and attempt + 1 >= DAMAGED_TRIES
+            if is_damaged or spent + wait > PATIENCE_SECONDS:
+                raise BertJaxError(
+                    f"{os.fspath(path)}: gave up after {attempt + 1} tries in {spent:.0f} s ({said(error)})"
+                ) from error
+            log.warning("%s: %s; trying again in %.1f s", os.fspath(path), said(error), wait)
+            time.sleep(wait)
+    raise AssertionError("unreachable")
+
+
+def permanent_reason(error: BaseException) -> str | None:
+    """What is wrong, where the store said that there is no such thing or that it may not be had; else None."""
+    words = said(error)
+    status = _status(error)
+    if isinstance(error, FileNotFoundError) or status == 404:
+        return "no such file, folder or bucket"
+    if isinstance(error, PermissionError) or status in (401, 403) or "Forbidden" in words:
+        return f"access is denied: check your credentials and what they may do ({words})"
+    return None
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same request may succeed a moment later."""
+    if isinstance(error, (IncompleteError, TimeoutError, ConnectionError)):
+        return True
+    status = _status(error)
+    if status is not None:
+        return status in _TRANSIENT_STATUS
+    if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNO:
+        return True
+    library, kind = type(error).__module__.partition(".")[0], type(error).__name__
+    return library in _NETWORK_LIBRARIES or kind in ("ChecksumError", "TransportError")
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status that an error of aiohttp, gcsfs or the like carries."""
+    for name in ("status", "code"):
+        value = getattr(error, name, None)
+        if isinstance(value, int) or (isinstance(value, str) and value.isdigit()):
+            return int(value)
+    return None
+
+
+def said(error: BaseException) -> str:
+    """An error in one line."""
+    words = unquote(" ".join(str(error).split()))[:300].strip(" ,")
+    return words if isinstance(error, IncompleteError) else f"{type(error).__name__}: {words}" if words else repr(error)
+
+
+class RetriesSaid(logging.Handler):
+    """For the logger of gcsfs: what it tries again by itself is a warning of ours, and the rest is not shown.
+
+    It says so below INFO, and what it gives up on with a traceback; the error itself is raised and said in one line.
+    """
+
+    @classmethod
+    def attach(cls) -> None:
+        """Takes over the logger of gcsfs."""
+        library = logging.getLogger("gcsfs")
+        library.handlers = [cls()]
+        library.propagate = False
+        library.setLevel(logging.DEBUG)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Passes on what tells of another try."""
+        message = record.getMessage()
+        if "retrying after exception" in message:
+            log.warning("Google Cloud Storage: %s; trying again", message.partition("exception: ")[2].strip(" ,"))
+
+
+# --- Whole files -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write to, which is at `path` when the block is left, and not there, or as it was, where anything fails.
+
+    A local one is written beside it under another name, and renamed; a remote one on this machine's disk, and put.
+    """
+    target = epath.Path(path)
+    with _whole_path(target) as local, open(local, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _whole_path(target: epath.Path) -> Iterator[Path]:
+    if is_remote(target):
+        with tempfile.TemporaryDirectory(prefix="bert-jax-") as folder:
+            local = Path(folder) / target.name
+            yield local
+            upload(local, target)
+        return
+    partial = Path(os.fspath(target.parent)) / f"{target.name}.{uuid.uuid4().hex[:8]}.partial"
+    try:
+        yield partial
+        os.replace(partial, os.fspath(target))
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
+    """Writes a file that is there whole or not at all. Raises as `patiently` does, and OSError for a local one."""
+    if not is_remote(path):
+        with whole_file(path) as file:
+            file.write(content)
+        return
+    store, name = _store(path)
+    patiently(path, lambda: store.pipe_file(name, content))
+
+
+def place(source: str | os.PathLike[str], target: epath.Path) -> None:
+    """Copies a file of this machine to `target`, which is there whole or not at all."""
+    if is_remote(target):
+        upload(Path(source), target)
+        return
+    with _whole_path(target) as partial:
+        shutil.copyfile(source, partial)
+
+
+def copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Copies a remote file within its store. Raises as `patiently` does."""
+    store, name = _store(source)
+    patiently(target, lambda: store.copy(name, os.fspath(target)))
+
+
+def upload(source: Path, target: epath.Path) -> None:
+    """Puts a file of this machine as one object, of the same size. Raises as `patiently` does."""
+    store, name = _store(target)
+
+    def put() -> None:
+        store.put_file(os.fspath(source), name)
+        wanted, found = source.stat().st_size, store.info(name)["size"]
+        if found != wanted:
+            raise IncompleteError(f"{found:,} of {wanted:,} bytes arrived")
+
+    patiently(target, put)
+
+
+def download(source: epath.Path, target: Path, *, size: int, check: Callable[[Path], None] | None = None) -> None:
+    """Copies a remote file to `target`, which is there whole or not at all, whoever else does so at the same time.
+
+    Args:
+      source: the remote file.
+      target: a file in a folder that exists.
+      size: of the file, in bytes: what arrives with another is fetched again.
+      check: looks at what has arrived, and raises IncompleteError where that is not what it should be.
+
+    Raises:
+      InputError: it is not there, or may not be read.
+      BertJaxError: it went on failing, or arriving damaged.
+      OSError: the disk is full.
+    """
+    store, name = _store(source)
+
+    def get() -> None:
+        with _whole_path(epath.Path(target)) as partial:
+            store.get_file(name, os.fspath(partial))
+            if (found := partial.stat().st_size) != size:
+                raise IncompleteError(f"{found:,} of {size:,} bytes arrived")
+            if check is not None:
+                check(partial)
+
+    patiently(source, get)
+
+
+def read_whole(path: epath.Path) -> bytes:
+    """A small file. Raises as `patiently` does, and OSError for a local one."""
+    return patiently(path, path.read_bytes)
+
+
+def sizes(folder: epath.Path) -> dict[str, int]:
+    """Bytes of each file right below a remote folder, by name, in one listing; nothing where there is no folder."""
+    store, name = _store(folder)
+
+    def listed() -> list[dict[str, Any]]:
+        try:
+            return store.ls(name, detail=True)
+        except FileNotFoundError:
+            return []
+
+    entries = patiently(folder, listed)
+    return {entry["name"].rpartition("/")[2]: int(entry["size"]) for entry in entries if entry["type"] == "file"}
+
+
+def upload_folder(source: Path, target: epath.Path, last: str) -> None:
+    """Puts the files of a folder without folders in it; where the one named `last` is, all are.
+
+    Where one cannot be put, those that are there are deleted. Raises as `patiently` does.
+    """
+    names = sorted((path.name for path in source.iterdir()), key=lambda name: (name == last, name))
+    done: list[epath.Path] = []
+    try:
+        for name in names:
+            done.append(target / name)
+            upload(source / name, target / name)
+    except BaseException:
+        for path in done:
+            with suppress(Exception):  # the first error is the one to tell of
+                path.unlink(missing_ok=True)
+        raise
+
+
+def is_taken(folder: epath.Path) -> bool:
+    """Whether there is a file of that name, or a folder with something in it. Raises as `patiently` does."""
+    return patiently(folder, lambda: folder.exists() and (not folder.is_dir() or any(folder.iterdir())))
+
+
+def size(path: str | os.PathLike[str]) -> int:
+    """Bytes of a remote file. Raises as `patiently` does."""
+    store, name = _store(path)
+    return patiently(path, lambda: int(store.info(name)["size"]))
+
+
+def exists(path: epath.Path) -> bool:
+    """Whether there is such a file or folder. Raises as `patiently` does."""
+    return patiently(path, path.exists)
+
+
+def files(path: str) -> list[str]:
+    """The remote files that a path, a folder or a pattern names, sorted; for a folder all below it.
+
+    Files and folders whose names begin with a dot are left out of a folder, as in a shell's patterns. Raises as
+    `patiently` does.
+    """
+    store, name = _store(path)
+
+    def is_shown(file: str, folder: str) -> bool:
+        return not any(part.startswith(".") for part in file.removeprefix(folder).split("/"))
+
+    def found() -> list[str]:
+        if store.exists(name):  # first, because a real name may hold a pattern's characters
+            return [file for file in store.find(name) if file == name or is_shown(file, name)]
+        if not has_magic(name):
+            return []
+        below = {folder: store.find(folder) for folder in store.glob(name)}
+        return [file for folder, files in below.items() for file in files if file == folder or is_shown(file, folder)]
+
+    return sorted({store.unstrip_protocol(file) for file in patiently(path, found)})
+
+
+def version(path: str) -> str:
+    """Another string whenever a remote file has been written anew. Raises as `patiently` does."""
+    store, name = _store(path)
+    return patiently(path, lambda: str(store.ukey(name)))
+
+
+def open_to_read(path: str) -> BinaryIO:
+    """A remote file, to be read and sought in, that goes on where a connection has broken. Raises as `patiently`."""
+    return io.BufferedReader(_PatientFile(path), 1 << 20)
+
+
+class _PatientFile(io.RawIOBase):
+    def __init__(self, path: str):
+        store, name = _store(path)
+        self._path = path
+        self._file = patiently(path, lambda: store.open(name, "rb"))
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def readinto(self, buffer: Any) -> int:
+        at = self._file.tell()
+
+        def read() -> bytes:
+            self._file.seek(at)
+            return self._file.read(len(buffer))
+
+        block = patiently(self._path, read)
+        buffer[: len(block)] = block
+        return len(block)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+def _store(path: str | os.PathLike[str]) -> tuple[Any, str]:
+    """The file system of a remote path, and the path as it knows it."""
+    return fsspec.core.url_to_fs(os.fspath(path))
