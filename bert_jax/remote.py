@@ -23,6 +23,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from glob import has_magic
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -196,11 +197,13 @@ class RetriesSaid(logging.Handler):
 
     @classmethod
     def attach(cls) -> None:
-        """Takes over the logger of gcsfs."""
+        """Takes over the loggers of gcsfs and fsspec."""
         library = logging.getLogger("gcsfs")
         library.handlers = [cls()]
         library.propagate = False
         library.setLevel(logging.DEBUG)
+        logging.getLogger("fsspec").addHandler(logging.NullHandler())
+        logging.getLogger("fsspec").propagate = False
 
     def emit(self, record: logging.LogRecord) -> None:
         """Passes on what tells of another try."""
@@ -309,7 +312,10 @@ def download(source: epath.Path, target: Path, *, size: int, check: Callable[[Pa
 
 def read_whole(path: epath.Path) -> bytes:
     """A small file. Raises as `patiently` does, and OSError for a local one."""
-    return patiently(path, path.read_bytes)
+    if not is_remote(path):
+        return path.read_bytes()
+    store, name = _store(path)
+    return patiently(path, lambda: store.cat_file(name))
 
 
 def sizes(folder: epath.Path) -> dict[str, int]:
@@ -397,7 +403,9 @@ class _PatientFile(io.RawIOBase):
     def __init__(self, path: str):
         store, name = _store(path)
         self._path = path
-        self._file = patiently(path, lambda: store.open(name, "rb"))
+        self._open = partial(store.open, name, "rb")
+        self._file: Any = patiently(path, self._open)
+        self._is_broken = False
 
     def readable(self) -> bool:
         return True
@@ -415,8 +423,13 @@ class _PatientFile(io.RawIOBase):
         at = self._file.tell()
 
         def read() -> bytes:
+            if self._is_broken:  # a file of gcsfs that has failed once fails for ever
+                self._file = self._open()
+            self._is_broken = True
             self._file.seek(at)
-            return self._file.read(len(buffer))
+            block = self._file.read(len(buffer))
+            self._is_broken = False
+            return block
 
         block = patiently(self._path, read)
         buffer[: len(block)] = block

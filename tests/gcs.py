@@ -1,10 +1,15 @@
 """An emulator of Google Cloud Storage on the loopback, whose answers can be made to fail."""
 
+import io
+import json
+import re
 import threading
 from collections.abc import Callable
 from functools import partial
 from http.server import HTTPServer
+from urllib.parse import quote
 
+import fsspec
 from gcp_storage_emulator.handlers import buckets
 from gcp_storage_emulator.server import RequestHandler
 from gcp_storage_emulator.storage import Storage
@@ -16,7 +21,7 @@ class Emulator:
     """Serves `gs://bucket` from memory.
 
     Attributes:
-      requests: "METHOD /path?query" of every request there was.
+      requests: "METHOD /path?query" of every request there was, with the name of what is put.
       faults: for each request, the first of these that returns True has answered it.
     """
 
@@ -25,7 +30,7 @@ class Emulator:
         self.faults: list[Callable[[RequestHandler, str], bool]] = []
         self._storage = Storage(use_memory_fs=True)
         buckets.create_bucket(BUCKET, self._storage)
-        self._server = HTTPServer(("127.0.0.1", 0), partial(_Handler, self, self._storage))
+        self._server = _Server(("127.0.0.1", 0), partial(_Handler, self, self._storage))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
@@ -44,6 +49,11 @@ class Emulator:
 
     def read(self, name: str) -> bytes:
         return self._storage.get_file(BUCKET, name)
+
+    def put(self, name: str, content: bytes) -> None:
+        """As another client would."""
+        store = fsspec.filesystem("gcs", skip_instance_cache=True)
+        store.pipe_file(f"{BUCKET}/{name}", content)
 
     def count(self, *parts: str) -> int:
         """How many requests held all of `parts`."""
@@ -82,9 +92,20 @@ class Emulator:
 
         self.faults.append(fault)
 
+    def clear(self) -> None:
+        """Deletes all objects, forgets requests and takes faults away."""
+        self._storage.wipe(keep_buckets=True)
+        self.requests.clear()
+        self.faults.clear()
+
     def stop(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(HTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """A client that has gone does not wait for its answer."""
 
 
 class _Handler(RequestHandler):
@@ -97,11 +118,12 @@ class _Handler(RequestHandler):
         if not super().parse_request():
             return False
         request = f"{self.command} {self.path}"
+        if "uploadType=multipart" in self.path:  # the name is in the body
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            self.rfile = io.BufferedReader(io.BytesIO(body))
+            request += "&name=" + quote(json.loads(re.search(rb"\{.*?\}", body)[0])["name"], safe="")
         self._emulator.requests.append(request)
-        if any(fault(self, request) for fault in list(self._emulator.faults)):
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            return False
-        return True
+        return not any(fault(self, request) for fault in list(self._emulator.faults))
 
     def log_message(self, *_: object) -> None:
         pass
