@@ -123,8 +123,6 @@ class PartEvents:
         self._folder = folder
         self._local = tempfile.TemporaryDirectory(prefix="bert-jax-")
         self._writer: EventsWriter | None = None
-        self._started = int(time.time())
-        self._count = 0
         self._put_at = time.monotonic()
 
     def write_event(self, event: Event) -> None:
@@ -140,12 +138,10 @@ class PartEvents:
             return
         self._writer.close()
         self._writer = None
-        # In the order of their names, which is the viewer's.
-        name = f"events.out.tfevents.{self._started:010d}.{self._count:06d}.{socket.gethostname()}"
+        name = f"events.out.tfevents.{time.time_ns():020d}.{socket.gethostname()}"  # the viewer goes by names
         for written in Path(self._local.name).iterdir():
             remote.upload(written, self._folder / name)
             written.unlink()
-        self._count += 1
         self._put_at = time.monotonic()
 
     def close(self) -> None:

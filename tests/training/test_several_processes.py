@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -29,9 +28,7 @@ SETTINGS = {
 
 def start(count: int, dataset: Path, workdir: Path, **overrides: object) -> list[subprocess.Popen]:
     """A run in `count` processes with four devices between them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = helpers.free_address()
     settings = {**SETTINGS, "data.path": dataset, **{key.replace("__", "."): v for key, v in overrides.items()}}
     command = helpers.command("pretrain", "--config=bert_tiny", f"--workdir={workdir}", *helpers.flags(settings))
     together = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count)}
