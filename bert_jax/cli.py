@@ -83,7 +83,7 @@ def _of_store(error: Exception) -> tuple[str, int] | None:
     while found is not None:
         if not getattr(found, "errno", None):
             if (reason := remote.permanent_reason(found)) is not None:
-                return f"{found}: {reason}", 2
+                return f"{reason} ({remote.said(found)})", 2
             if remote.is_transient(found):
                 return f"a store went on failing ({remote.said(found)}): run it again", 1
         found = found.__cause__ or found.__context__

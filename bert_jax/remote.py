@@ -41,10 +41,14 @@ T = TypeVar("T")
 
 PATIENCE_SECONDS = 300.0
 """How long something is tried again before it has failed. An outage of minutes should not cost a run of days."""
+LEAST_TRIES = 3
+"""However long each of them takes."""
 DAMAGED_TRIES = 3
 """Of a file that arrives damaged: what is damaged where it is from will not get better."""
 LONGEST_WAIT_SECONDS = 30.0
 """Between two tries."""
+SILENCE_SECONDS = 60.0
+"""After which a connection to Google Cloud Storage on which nothing comes is given up, and the request tried again."""
 
 _PACKAGES = {"gs": "gcsfs", "s3": "s3fs", "az": "adlfs", "hf": "huggingface_hub"}  # by scheme: who opens it
 _INSTALL = {"gs": "pip install 'bert-jax[gcs]'"}
@@ -54,10 +58,6 @@ _TRANSIENT_ERRNO = {
     errno.ENETUNREACH, errno.ENETDOWN, errno.EBUSY, errno.EAGAIN,
 }  # fmt: skip
 _NETWORK_LIBRARIES = {"aiohttp", "requests", "urllib3", "botocore", "azure"}
-
-# A listing that is remembered hides what another process has written since: gcsfs and s3fs keep theirs for ever.
-for _scheme in ("gs", "gcs", "s3", "az", "abfs"):
-    fsspec.config.conf.setdefault(_scheme, {}).setdefault("use_listings_cache", False)
 
 
 class IncompleteError(OSError):
@@ -90,6 +90,7 @@ def named(path: str | os.PathLike[str]) -> epath.Path:
         raise InputError(f"{name}: {package} is needed to open it: {_INSTALL.get(scheme, f'pip install {package}')}")
     if not rest.strip("/"):
         raise InputError(f"{name} names no bucket")
+    _configure()
     return epath.Path(name)
 
 
@@ -135,13 +136,13 @@ def patiently(path: str | os.PathLike[str], function: Callable[[], T]) -> T:
             raise
         except Exception as error:
             if (reason := permanent_reason(error)) is not None:
-                raise InputError(f"{os.fspath(path)}: {reason}") from error
+                raise InputError(f"{os.fspath(path)}: {reason} ({said(error)})") from error
             if not is_transient(error):
                 raise
             wait = min(2.0**attempt, LONGEST_WAIT_SECONDS) * random.uniform(0.5, 1.0)
             spent = time.monotonic() - began
             is_damaged = isinstance(error, IncompleteError) and attempt + 1 >= DAMAGED_TRIES
-            if is_damaged or spent + wait > PATIENCE_SECONDS:
+            if is_damaged or (spent + wait > PATIENCE_SECONDS and attempt + 1 >= LEAST_TRIES):
                 raise BertJaxError(
                     f"{os.fspath(path)}: gave up after {attempt + 1} tries in {spent:.0f} s ({said(error)})"
                 ) from error
@@ -157,7 +158,7 @@ def permanent_reason(error: BaseException) -> str | None:
     if isinstance(error, FileNotFoundError) or status == 404:
         return "no such file, folder or bucket"
     if isinstance(error, PermissionError) or status in (401, 403) or "Forbidden" in words:
-        return f"access is denied: check your credentials and what they may do ({words})"
+        return "access is denied: check your credentials and what they may do"
     return None
 
 
@@ -441,6 +442,20 @@ class _PatientFile(io.RawIOBase):
         super().close()
 
 
+def _configure() -> None:
+    """Sets, for whoever opens a path through fsspec (epath and Orbax do), what the user has not set."""
+    # A listing that is remembered hides what another process has written since: gcsfs and s3fs keep theirs for ever.
+    for protocol in ("gcs", "s3", "abfs"):
+        fsspec.config.conf.setdefault(protocol, {}).setdefault("use_listings_cache", False)
+    if importlib.util.find_spec("aiohttp") is not None:
+        import aiohttp
+
+        # Without it, a request may take five minutes, a slow upload's included, and then fails for good.
+        silence = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_SECONDS, sock_read=SILENCE_SECONDS)
+        fsspec.config.conf["gcs"].setdefault("requests_timeout", silence)
+
+
 def _store(path: str | os.PathLike[str]) -> tuple[Any, str]:
     """The file system of a remote path, and the path as it knows it."""
+    _configure()
     return fsspec.core.url_to_fs(os.fspath(path))

@@ -5,6 +5,7 @@ import json
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
@@ -69,6 +70,10 @@ class Emulator:
     def fail(self, *parts: str, status: int, times: int = 1 << 30) -> None:
         """Answers the next `times` requests that hold all of `parts` with a status."""
         self._answer(parts, times, status, lambda: (b"", 0))
+
+    def stall(self, *parts: str, seconds: float, times: int) -> None:
+        """Answers nothing for `seconds`, to any request: there is one thread."""
+        self._answer(parts, times, 200, lambda: (time.sleep(seconds), (b"", 1))[1])
 
     def cut(self, *parts: str, name: str, times: int, honest: bool, then: Callable[[], object] = lambda: None) -> None:
         """Sends half of an object. `honest`: as if that were all; else the connection ends before what was promised.

@@ -3,9 +3,11 @@
 import asyncio
 import gzip
 import logging
+import random
 import time
 from types import SimpleNamespace
 
+import fsspec.config
 import gcsfs.retry
 import pytest
 from etils import epath
@@ -191,6 +193,26 @@ def test_a_mistake_in_the_code_is_not_tried_again(slept):
     with pytest.raises(ZeroDivisionError):
         remote.patiently(FOLDER, lambda: 1 // 0)
     assert slept == []
+
+
+def test_a_connection_on_which_nothing_comes_is_given_up(store, monkeypatch):
+    monkeypatch.setattr(fsspec.config, "conf", {})
+    monkeypatch.setattr(remote, "SILENCE_SECONDS", 0.3)
+    store.put("folder/a", b"text")
+    store.stall("GET", "folder/a", seconds=1.0, times=1)
+    assert remote.read_whole(remote.named(f"{FOLDER}/a")) == b"text"
+    assert store.count("GET", "folder/a") == 2
+
+
+def test_files_of_many_megabytes_are_put_in_pieces(store, tmp_path):
+    content = random.Random(0).randbytes(11 << 20)
+    (tmp_path / "large").write_bytes(content)
+    store.fail("uploadType=resumable", "upload_id", status=503, times=1)
+    remote.place(tmp_path / "large", FOLDER / "large")
+    assert store.read("folder/large") == content
+    remote.copy(FOLDER / "large", FOLDER / "copy")
+    remote.download(FOLDER / "copy", tmp_path / "copy", size=len(content))
+    assert (tmp_path / "copy").read_bytes() == content
 
 
 @pytest.mark.parametrize("honest", [True, False])
