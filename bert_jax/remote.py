@@ -57,6 +57,11 @@ _TRANSIENT_ERRNO = {
     errno.ECONNRESET, errno.ECONNABORTED, errno.ECONNREFUSED, errno.EPIPE, errno.ETIMEDOUT, errno.EHOSTUNREACH,
     errno.ENETUNREACH, errno.ENETDOWN, errno.EBUSY, errno.EAGAIN,
 }  # fmt: skip
+# A listing that is remembered hides what another process has written since: gcsfs and s3fs keep theirs for ever. Said
+# here, and not to a file system that we open, for epath and Orbax open their own.
+for _protocol in ("gcs", "s3", "abfs"):
+    fsspec.config.conf.setdefault(_protocol, {}).setdefault("use_listings_cache", False)
+
 _NETWORK_LIBRARIES = {"aiohttp", "requests", "urllib3", "botocore", "azure"}
 
 
@@ -90,7 +95,7 @@ def named(path: str | os.PathLike[str]) -> epath.Path:
         raise InputError(f"{name}: {package} is needed to open it: {_INSTALL.get(scheme, f'pip install {package}')}")
     if not rest.strip("/"):
         raise InputError(f"{name} names no bucket")
-    _configure()
+    _limit_silence()
     return epath.Path(name)
 
 
@@ -442,20 +447,16 @@ class _PatientFile(io.RawIOBase):
         super().close()
 
 
-def _configure() -> None:
-    """Sets, for whoever opens a path through fsspec (epath and Orbax do), what the user has not set."""
-    # A listing that is remembered hides what another process has written since: gcsfs and s3fs keep theirs for ever.
-    for protocol in ("gcs", "s3", "abfs"):
-        fsspec.config.conf.setdefault(protocol, {}).setdefault("use_listings_cache", False)
+def _limit_silence() -> None:
+    """Without it, a request to Google may take five minutes, a slow upload's included, and then fails for good."""
     if importlib.util.find_spec("aiohttp") is not None:
         import aiohttp
 
-        # Without it, a request may take five minutes, a slow upload's included, and then fails for good.
         silence = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_SECONDS, sock_read=SILENCE_SECONDS)
-        fsspec.config.conf["gcs"].setdefault("requests_timeout", silence)
+        fsspec.config.conf.setdefault("gcs", {}).setdefault("requests_timeout", silence)
 
 
 def _store(path: str | os.PathLike[str]) -> tuple[Any, str]:
     """The file system of a remote path, and the path as it knows it."""
-    _configure()
+    _limit_silence()
     return fsspec.core.url_to_fs(os.fspath(path))

@@ -50,7 +50,7 @@ def test_a_remote_path_is_not_made_absolute(tmp_path, monkeypatch):
 )
 def test_what_cannot_be_opened_is_refused(path, message, monkeypatch):
     if "is needed" in message:
-        monkeypatch.setattr(remote.importlib.util, "find_spec", lambda _: None)
+        monkeypatch.setattr(remote.importlib.util, "find_spec", lambda *_: None)
     with pytest.raises(InputError, match=message):
         remote.named(path)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from etils import epath
 
+from bert_jax import remote
 from bert_jax.cli import main
 from bert_jax.errors import InputError
 from bert_jax.training.checkpoints import newest_step, open_checkpoint
@@ -130,6 +131,18 @@ def test_an_outage_of_seconds_stops_no_run(store, dataset_dir):
     run(*pretrain(DATA, RUN, **{"total_steps": 4, "eval_batches": 0}))
     assert newest_step(epath.Path(RUN)).name == "4"
     assert [row["step"] for row in read_metrics(epath.Path(RUN))] == [1, 2, 3, 4]
+
+
+def test_a_store_that_checkpoints_cannot_be_written_to_is_refused(dataset_dir, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(remote._PACKAGES, "s3", "json")  # which is installed
+    monkeypatch.setattr(remote, "is_taken", lambda _: False)
+    for command in (
+        pretrain(dataset_dir, "s3://bucket/run"),
+        ["evaluate", "--checkpoint", "s3://bucket/run", "--data", str(dataset_dir)],
+        ["import", "--source", str(tmp_path), "--output", "s3://bucket/imported"],
+    ):
+        assert main(command) == 2
+        assert "workdirs and checkpoints are on a disk or on gs://" in capsys.readouterr().err
 
 
 def test_a_workdir_that_may_not_be_written_to_is_said_before_anything_is_done(store, dataset_dir, capsys):

@@ -12,7 +12,7 @@ from bert_jax.errors import InputError
 from bert_jax.interop import huggingface
 from bert_jax.interop.output import new_folder
 from bert_jax.interop.safetensors_files import INDEX, WHOLE, read_json
-from bert_jax.training.checkpoints import Checkpoint, open_checkpoint, save_parameters
+from bert_jax.training.checkpoints import Checkpoint, check_place, open_checkpoint, save_parameters
 
 _READ = (".json", ".txt", ".safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -30,6 +30,7 @@ def import_checkpoint(source: str, output: str, *, lowercase: bool | None = None
       InputError: `output` is taken, or `source` holds nothing that can be read. Nothing is ever unpickled.
     """
     folder = new_folder(output)
+    check_place(folder)
     with _on_this_machine(source) as here:
         _check_source(here)
         found = huggingface.read(here, lowercase=lowercase)

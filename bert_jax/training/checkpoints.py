@@ -14,6 +14,7 @@ Parameters that no run here has made are a folder like a step's, without optimiz
 """
 
 import json
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,6 +57,12 @@ def _damage_named(folder: epath.Path) -> Iterator[None]:
         raise InputError(
             f"{folder} is damaged or of another model ({type(error).__name__}: {reason}): {mend}"
         ) from error
+
+
+def check_place(folder: epath.Path) -> None:
+    """InputError for a store that Orbax writes no checkpoints to."""
+    if remote.is_remote(folder) and not os.fspath(folder).startswith("gs://"):
+        raise InputError(f"{folder}: workdirs and checkpoints are on a disk or on gs://, datasets anywhere: choose one")
 
 
 class Checkpointer:
@@ -224,6 +231,7 @@ def open_checkpoint(location: str) -> Checkpoint:
     Raises InputError where there is none.
     """
     given = remote.absolute(location)
+    check_place(given)
     what = "a workdir, one of its checkpoints/STEP, or what `bert-jax import` wrote"
     if not remote.exists(given):
         raise InputError(f"{location} does not exist: a checkpoint is {what}")

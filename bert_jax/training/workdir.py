@@ -9,7 +9,7 @@ from etils import epath
 from bert_jax import remote
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.errors import InputError
-from bert_jax.training.checkpoints import newest_step, open_checkpoint
+from bert_jax.training.checkpoints import check_place, newest_step, open_checkpoint
 from bert_jax.training.checks import check_tokenizer
 from bert_jax.training.phases import Phase, Plan, plan_phases
 
@@ -29,6 +29,7 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int:
 
     That is one of another vocabulary, dataset or config; what a run may change is in `CHANGEABLE`, and is logged.
     """
+    check_place(folder)
     if remote.exists(folder) and not folder.is_dir():
         raise InputError(f"--workdir: {folder} is a file")
     remote.make_folder(folder)
