@@ -190,7 +190,7 @@ def bars() -> Bars:
 
 
 def _vocab(options: argparse.Namespace) -> None:
-    from bert_jax import remote
+    from bert_jax import remote, whole_files
     from bert_jax.data import corpus
     from bert_jax.data.tokenization import WordPieceTokenizer
     from bert_jax.data.vocabulary import train_wordpiece
@@ -198,7 +198,7 @@ def _vocab(options: argparse.Namespace) -> None:
     output = remote.named(options.output)
     if remote.exists(output):
         raise InputError(f"--output: {output} exists: choose another name or delete it")
-    remote.make_folder(output.parent)
+    whole_files.make_folder(output.parent)
     reading = corpus.CorpusOptions(documents=options.documents, errors=options.errors)
     slices = corpus.plan(options.input, reading)
     bar = bars()(total=sum(piece.bytes for piece in slices), desc="read", unit="B", unit_scale=True)

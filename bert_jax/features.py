@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from bert_jax import remote
+from bert_jax import remote, whole_files
 from bert_jax.config import ConfigDict
 from bert_jax.data.file_lines import lines_from
 from bert_jax.data.tokenization import WordPieceTokenizer
@@ -141,8 +141,8 @@ def extract(
     if not 3 <= length <= config.max_position_embeddings:
         raise InputError(f"--seq_len is 3 to {config.max_position_embeddings}, what the model reads, not {seq_len}")
 
-    remote.make_folder(target.parent)
-    with remote.whole_file(target) as file:
+    whole_files.make_folder(target.parent)
+    with whole_files.whole_file(target) as file:
         lengths, cut = _measure(input, tokenizer, length, segments=config.type_vocab_size)
         if not lengths:
             raise InputError(f"--input: {input} has no line")

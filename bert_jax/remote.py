@@ -1,8 +1,8 @@
 """Files that are not on this machine: whatever `etils.epath` opens (gs://, s3://, az://, hf://), through fsspec.
 
 An object store differs from a disk in what a writer may count on. Nothing is appended to, nothing is renamed in one go,
-and a folder is but a prefix of names; yet an object that is put whole is there whole or not at all. `write_whole` and
-`whole_file` give the same promise on both.
+and a folder is but a prefix of names; yet an object that is put whole is there whole or not at all, a promise that
+`whole_files.py` gives for both.
 
 Transient errors are tried again. The store's own library does so for each request, for half a minute (gcsfs: six times)
 or many times over (TensorStore, which reads and writes the arrays of checkpoints: 32 times). What it gives up on, or
@@ -17,15 +17,10 @@ import itertools
 import logging
 import os
 import random
-import shutil
-import tempfile
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from functools import partial
 from glob import has_magic
-from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import unquote
 
@@ -102,19 +97,6 @@ def named(path: str | os.PathLike[str]) -> epath.Path:
 def absolute(path: str | os.PathLike[str]) -> epath.Path:
     """As `named`; a local path is made absolute. (`resolve` takes a remote one for a folder of this machine.)"""
     return named(path) if is_remote(path) else epath.Path(path).resolve()
-
-
-def make_folder(folder: epath.Path) -> None:
-    """Makes a local folder with its parents; of a remote one it makes sure that it can be written to.
-
-    A store has no folders, and some clients make a bucket of a name that has a typo in it.
-    """
-    if not is_remote(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        return
-    probe = folder / f".write-check-{uuid.uuid4().hex[:8]}"
-    write_whole(probe, b"")
-    patiently(probe, lambda: probe.unlink(missing_ok=True))
 
 
 # --- Trying again ----------------------------------------------------------------------------------------------------
@@ -218,115 +200,12 @@ class RetriesSaid(logging.Handler):
             log.warning("Google Cloud Storage: %s; trying again", message.partition("exception: ")[2].strip(" ,"))
 
 
-# --- Whole files -----------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to write to, which is at `path` when the block is left, and not there, or as it was, where anything fails.
-
-    A local one is written beside it under another name, and renamed; a remote one on this machine's disk, and put.
-    """
-    target = epath.Path(path)
-    with _whole_path(target) as local, open(local, "wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextmanager
-def _whole_path(target: epath.Path) -> Iterator[Path]:
-    if is_remote(target):
-        with tempfile.TemporaryDirectory(prefix="bert-jax-") as folder:
-            local = Path(folder) / target.name
-            yield local
-            upload(local, target)
-        return
-    partial = Path(os.fspath(target.parent)) / f"{target.name}.{uuid.uuid4().hex[:8]}.partial"
-    try:
-        yield partial
-        os.replace(partial, os.fspath(target))
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Writes a file that is there whole or not at all. Raises as `patiently` does, and OSError for a local one."""
-    if not is_remote(path):
-        with whole_file(path) as file:
-            file.write(content)
-        return
-    store, name = _store(path)
-    patiently(path, lambda: store.pipe_file(name, content))
-
-
-def place(source: str | os.PathLike[str], target: epath.Path) -> None:
-    """Copies a file of this machine to `target`, which is there whole or not at all."""
-    if is_remote(target):
-        upload(Path(source), target)
-        return
-    with _whole_path(target) as partial:
-        shutil.copyfile(source, partial)
-
-
-def copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Copies a remote file within its store. Raises as `patiently` does."""
-    store, name = _store(source)
-    patiently(target, lambda: store.copy(name, os.fspath(target)))
-
-
-def upload(source: Path, target: epath.Path) -> None:
-    """Puts a file of this machine as one object, of the same size. Raises as `patiently` does."""
-    store, name = _store(target)
-
-    def put() -> None:
-        store.put_file(os.fspath(source), name)
-        wanted, found = source.stat().st_size, store.info(name)["size"]
-        if found != wanted:
-            raise IncompleteError(f"{found:,} of {wanted:,} bytes arrived")
-
-    patiently(target, put)
-
-
-def download(source: epath.Path, target: Path, *, size: int, check: Callable[[Path], None] | None = None) -> None:
-    """Copies a remote file to `target`, which is there whole or not at all, whoever else does so at the same time.
-
-    Args:
-      source: the remote file.
-      target: a file in a folder that exists.
-      size: of the file, in bytes: what arrives with another is fetched again.
-      check: looks at what has arrived, and raises IncompleteError where that is not what it should be.
-
-    Raises:
-      InputError: it is not there, or may not be read.
-      BertJaxError: it went on failing, or arriving damaged.
-      OSError: the disk is full.
-    """
-    store, name = _store(source)
-
-    def get() -> None:
-        with _whole_path(epath.Path(target)) as partial:
-            store.get_file(name, os.fspath(partial))
-            if (found := partial.stat().st_size) != size:
-                raise IncompleteError(f"{found:,} of {size:,} bytes arrived")
-            if check is not None:
-                check(partial)
-
-    patiently(source, get)
-
-
-def read_whole(path: epath.Path) -> bytes:
-    """A small file. Raises as `patiently` does, and OSError for a local one."""
-    if not is_remote(path):
-        return path.read_bytes()
-    store, name = _store(path)
-    return patiently(path, lambda: store.cat_file(name))
+# --- Asking and reading ---------------------------------------------------------------------------------------------
 
 
 def sizes(folder: epath.Path) -> dict[str, int]:
     """Bytes of each file right below a remote folder, by name, in one listing; nothing where there is no folder."""
-    store, name = _store(folder)
+    store, name = store_of(folder)
 
     def listed() -> list[dict[str, Any]]:
         try:
@@ -338,24 +217,6 @@ def sizes(folder: epath.Path) -> dict[str, int]:
     return {entry["name"].rpartition("/")[2]: int(entry["size"]) for entry in entries if entry["type"] == "file"}
 
 
-def upload_folder(source: Path, target: epath.Path, last: str) -> None:
-    """Puts the files of a folder without folders in it; where the one named `last` is, all are.
-
-    Where one cannot be put, those that are there are deleted. Raises as `patiently` does.
-    """
-    names = sorted((path.name for path in source.iterdir()), key=lambda name: (name == last, name))
-    done: list[epath.Path] = []
-    try:
-        for name in names:
-            done.append(target / name)
-            upload(source / name, target / name)
-    except BaseException:
-        for path in done:
-            with suppress(Exception):  # the first error is the one to tell of
-                path.unlink(missing_ok=True)
-        raise
-
-
 def is_taken(folder: epath.Path) -> bool:
     """Whether there is a file of that name, or a folder with something in it. Raises as `patiently` does."""
     return patiently(folder, lambda: folder.exists() and (not folder.is_dir() or any(folder.iterdir())))
@@ -363,7 +224,7 @@ def is_taken(folder: epath.Path) -> bool:
 
 def size(path: str | os.PathLike[str]) -> int:
     """Bytes of a remote file. Raises as `patiently` does."""
-    store, name = _store(path)
+    store, name = store_of(path)
     return patiently(path, lambda: int(store.info(name)["size"]))
 
 
@@ -378,7 +239,7 @@ def files(path: str) -> list[str]:
     Files and folders whose names begin with a dot are left out of a folder, as in a shell's patterns. Raises as
     `patiently` does.
     """
-    store, name = _store(path)
+    store, name = store_of(path)
 
     def is_shown(file: str, folder: str) -> bool:
         return not any(part.startswith(".") for part in file.removeprefix(folder).split("/"))
@@ -396,7 +257,7 @@ def files(path: str) -> list[str]:
 
 def version(path: str) -> str:
     """Another string whenever a remote file has been written anew. Raises as `patiently` does."""
-    store, name = _store(path)
+    store, name = store_of(path)
     return patiently(path, lambda: str(store.ukey(name)))
 
 
@@ -407,7 +268,7 @@ def open_to_read(path: str) -> BinaryIO:
 
 class _PatientFile(io.RawIOBase):
     def __init__(self, path: str):
-        store, name = _store(path)
+        store, name = store_of(path)
         self._path = path
         self._open = partial(store.open, name, "rb")
         self._file: Any = patiently(path, self._open)
@@ -456,7 +317,7 @@ def _limit_silence() -> None:
         fsspec.config.conf.setdefault("gcs", {}).setdefault("requests_timeout", silence)
 
 
-def _store(path: str | os.PathLike[str]) -> tuple[Any, str]:
+def store_of(path: str | os.PathLike[str]) -> tuple[Any, str]:
     """The file system of a remote path, and the path as it knows it."""
     _limit_silence()
     return fsspec.core.url_to_fs(os.fspath(path))

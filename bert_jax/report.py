@@ -9,7 +9,7 @@ from etils import epath
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-from bert_jax import remote
+from bert_jax import remote, whole_files
 from bert_jax.errors import InputError
 from bert_jax.training.metrics import read_metrics
 
@@ -46,7 +46,7 @@ def plot_curves(workdirs: Sequence[str], output: str) -> None:
             panel.legend(fontsize="small")
     for panel in axes[1]:
         panel.set_xlabel("step")
-    with remote.whole_file(remote.named(output)) as file:
+    with whole_files.whole_file(remote.named(output)) as file:
         figure.savefig(file, format=suffix[1:], dpi=110)
     pyplot.close(figure)
 

@@ -13,7 +13,7 @@ import pytest
 from etils import epath
 from gcsfs import GCSFileSystem
 
-from bert_jax import remote
+from bert_jax import remote, whole_files
 from bert_jax.cli import main
 from bert_jax.data.file_lines import lines_from
 from bert_jax.errors import BertJaxError, InputError
@@ -57,16 +57,16 @@ def test_what_cannot_be_opened_is_refused(path, message, monkeypatch):
 
 def test_a_bucket_with_a_typo_is_refused_and_not_made(store):
     with pytest.raises(InputError, match="no such file, folder or bucket"):
-        remote.make_folder(epath.Path("gs://buckte/data"))
+        whole_files.make_folder(epath.Path("gs://buckte/data"))
     assert not store.count("POST /storage/v1/b?")
     assert not store.count("POST /storage/v1/b", "project")
-    remote.make_folder(FOLDER)
+    whole_files.make_folder(FOLDER)
     assert store.names() == []
 
 
 def test_files_of_folders_and_patterns(store):
     for name in ("a.txt", "b.txt", "sub/c.txt", ".hidden/d.txt", "sub/.e.txt", "x[1].txt"):
-        remote.write_whole(FOLDER / name, b"text")
+        whole_files.write_whole(FOLDER / name, b"text")
     below = [f"{FOLDER}/{name}" for name in ("a.txt", "b.txt", "sub/c.txt", "x[1].txt")]
     assert remote.files(str(FOLDER)) == below
     assert remote.files(f"{FOLDER}/*.txt") == [below[0], below[1], below[3]]
@@ -76,7 +76,7 @@ def test_files_of_folders_and_patterns(store):
 
 
 def test_what_others_have_written_since_is_seen(store):
-    remote.write_whole(FOLDER / "a", b"1")
+    whole_files.write_whole(FOLDER / "a", b"1")
     assert remote.sizes(FOLDER) == {"a": 1}
     before = remote.version(f"{FOLDER}/a")
     store.put("folder/a", b"2")
@@ -97,7 +97,7 @@ def test_a_file_is_there_whole_or_not_at_all(where, store, tmp_path):
         return store.names("folder/") if where == "remote" else [path.name for path in tmp_path.iterdir()]
 
     def fail():
-        with remote.whole_file(folder / "file") as file:
+        with whole_files.whole_file(folder / "file") as file:
             file.write(b"half of it")
             file.flush()
             raise KeyboardInterrupt
@@ -105,11 +105,11 @@ def test_a_file_is_there_whole_or_not_at_all(where, store, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fail()
     assert names() == []
-    with remote.whole_file(folder / "file") as file:
+    with whole_files.whole_file(folder / "file") as file:
         file.write(b"all of it")
         assert not (folder / "file").exists()
     assert (folder / "file").read_bytes() == b"all of it"
-    remote.write_whole(folder / "file", b"another")
+    whole_files.write_whole(folder / "file", b"another")
     with pytest.raises(KeyboardInterrupt):
         fail()
     assert (folder / "file").read_bytes() == b"another"
@@ -121,10 +121,10 @@ def test_a_folder_that_cannot_be_put_whole_is_not_there(store, tmp_path):
         (tmp_path / name).write_text(name)
     store.fail("POST", "config.json", status=403)
     with pytest.raises(InputError, match="access is denied"):
-        remote.upload_folder(tmp_path, FOLDER, last="config.json")
+        whole_files.upload_folder(tmp_path, FOLDER, last="config.json")
     assert store.names() == []
     store.faults.clear()
-    remote.upload_folder(tmp_path, FOLDER, last="a")
+    whole_files.upload_folder(tmp_path, FOLDER, last="a")
     puts = [request for request in store.requests if request.startswith("POST")]
     assert "folder/a" in puts[-1]
 
@@ -156,11 +156,11 @@ def test_what_no_second_try_would_mend_is_said_at_once(status, message, store, s
     store.requests.clear()
     store.fail("folder/a", status=status)
     with pytest.raises(InputError, match=rf"^gs://bucket/folder/a: {message}"):
-        remote.read_whole(FOLDER / "a")
+        whole_files.read_whole(FOLDER / "a")
     assert slept == []
     assert store.count("folder/a") <= 2
     with pytest.raises(InputError, match=message):
-        remote.write_whole(FOLDER / "a", b"new") if status == 403 else remote.size(FOLDER / "none")
+        whole_files.write_whole(FOLDER / "a", b"new") if status == 403 else remote.size(FOLDER / "none")
 
 
 def test_what_the_library_gave_up_on_is_tried_for_minutes(monkeypatch, caplog):
@@ -200,7 +200,7 @@ def test_a_connection_on_which_nothing_comes_is_given_up(store, monkeypatch):
     monkeypatch.setattr(remote, "SILENCE_SECONDS", 0.3)
     store.put("folder/a", b"text")
     store.stall("GET", "folder/a", seconds=1.0, times=1)
-    assert remote.read_whole(remote.named(f"{FOLDER}/a")) == b"text"
+    assert whole_files.read_whole(remote.named(f"{FOLDER}/a")) == b"text"
     assert store.count("GET", "folder/a") == 2
 
 
@@ -208,10 +208,10 @@ def test_files_of_many_megabytes_are_put_in_pieces(store, tmp_path):
     content = random.Random(0).randbytes(11 << 20)
     (tmp_path / "large").write_bytes(content)
     store.fail("uploadType=resumable", "upload_id", status=503, times=1)
-    remote.place(tmp_path / "large", FOLDER / "large")
+    whole_files.place(tmp_path / "large", FOLDER / "large")
     assert store.read("folder/large") == content
-    remote.copy(FOLDER / "large", FOLDER / "copy")
-    remote.download(FOLDER / "copy", tmp_path / "copy", size=len(content))
+    whole_files.copy(FOLDER / "large", FOLDER / "copy")
+    whole_files.download(FOLDER / "copy", tmp_path / "copy", size=len(content))
     assert (tmp_path / "copy").read_bytes() == content
 
 
@@ -219,7 +219,7 @@ def test_files_of_many_megabytes_are_put_in_pieces(store, tmp_path):
 def test_a_download_that_ends_early_is_fetched_again(honest, store, tmp_path, slept):
     store.put("folder/a", b"0123456789")
     store.cut("GET", "alt=media", name="folder/a", times=1, honest=honest)
-    remote.download(FOLDER / "a", tmp_path / "a", size=10)
+    whole_files.download(FOLDER / "a", tmp_path / "a", size=10)
     assert (tmp_path / "a").read_bytes() == b"0123456789"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert len(slept) == honest  # the other is tried again by the library
@@ -229,7 +229,7 @@ def test_a_download_that_always_ends_early_fails(store, tmp_path, slept):
     store.put("folder/a", b"0123456789")
     store.cut("GET", "alt=media", name="folder/a", times=100, honest=True)
     with pytest.raises(BertJaxError, match="5 of 10 bytes arrived"):
-        remote.download(FOLDER / "a", tmp_path / "a", size=10)
+        whole_files.download(FOLDER / "a", tmp_path / "a", size=10)
     assert list(tmp_path.iterdir()) == []
     assert len(slept) == remote.DAMAGED_TRIES - 1
 

@@ -31,7 +31,7 @@ from apache_beam.pvalue import AsList, AsSingleton, TaggedOutput
 from apache_beam.runners.runner import PipelineState
 from etils import epath
 
-from bert_jax import remote
+from bert_jax import whole_files
 from bert_jax.data import corpus
 from bert_jax.data.buckets import BuildTask, Built, Pairing, build, lowest_hashes
 from bert_jax.data.hashing import key_from
@@ -63,7 +63,7 @@ def staging(folder: epath.Path) -> Iterator[epath.Path]:
     """A folder in `folder` for one pipeline alone, which may live longer than the command that began it."""
     path = os.fspath(folder)
     staged = epath.Path(path if "://" in path else os.path.abspath(path)) / uuid.uuid4().hex
-    remote.make_folder(staged)
+    whole_files.make_folder(staged)
     try:
         yield staged
     finally:
@@ -190,11 +190,11 @@ def _slices(path: str, reading: corpus.CorpusOptions) -> list[corpus.Slice]:
 
 
 def _tell(failure: str, staged: epath.Path) -> None:
-    remote.write_whole(staged / f"{key_from(failure):016x}.failed", failure.encode())
+    whole_files.write_whole(staged / f"{key_from(failure):016x}.failed", failure.encode())
 
 
 def _tell_count(ranges: list[Any], staged: epath.Path) -> None:
-    remote.write_whole(staged / _COUNT, str(len(ranges)).encode())
+    whole_files.write_whole(staged / _COUNT, str(len(ranges)).encode())
 
 
 def _sum(runs: Iterable[HeldRun]) -> HeldRun:
@@ -240,5 +240,5 @@ def _build(
         size = job.how.tokenizer.vocab_size
         task = BuildTask(file, split, low, high, runs, size, job.pairing, job.hygiene, drop, Path(scratch))
         built = build(task)
-        remote.place(task.path, job.staged / file)
-        remote.write_whole(job.staged / f"{file}.built", pickle.dumps((number, split, built)))
+        whole_files.place(task.path, job.staged / file)
+        whole_files.write_whole(job.staged / f"{file}.built", pickle.dumps((number, split, built)))

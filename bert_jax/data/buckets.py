@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from etils import epath
 
-from bert_jax import remote
+from bert_jax import whole_files
 from bert_jax.data.dataset import Shard, ShardWriter
 from bert_jax.data.hashing import key_from, random_bits
 from bert_jax.data.hygiene import Hygiene
@@ -123,7 +123,7 @@ def _save(task: BuildTask, built: Built) -> None:
     for name in ("lengths", "token_counts"):
         with open(task.scratch / f"{task.name}.{name}.npy", "wb") as file:
             save_array(file, content.pop(name))
-    remote.write_whole(task.scratch / f"{task.name}.shard.json", json.dumps(content).encode())
+    whole_files.write_whole(task.scratch / f"{task.name}.shard.json", json.dumps(content).encode())
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 from etils import epath
 
-from bert_jax import remote
+from bert_jax import remote, whole_files
 from bert_jax.data.hashing import key_from
 from bert_jax.data.local_files import LocalFiles
 from bert_jax.data.records import BLOCK, Instances, decode_block, join, lay_out
@@ -89,7 +89,7 @@ class DatasetInfo:
         path = folder / INFO_FILE
         if not remote.exists(path):
             raise InputError(f"{folder} is not a prepared dataset (no {INFO_FILE}): make one with `bert-jax prepare`")
-        text = remote.read_whole(path)
+        text = whole_files.read_whole(path)
         try:
             content = json.loads(text)
             if content["format_version"] != FORMAT_VERSION:

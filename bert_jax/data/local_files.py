@@ -20,7 +20,7 @@ from pathlib import Path
 from array_record.python.array_record_module import ArrayRecordReader
 from etils import epath
 
-from bert_jax import remote
+from bert_jax import remote, whole_files
 from bert_jax.errors import InputError
 
 CACHE_VARIABLE = "BERT_JAX_CACHE"
@@ -75,7 +75,7 @@ class LocalFiles:
             if not _has(cached, size):  # another process was faster
                 _sweep(cached)
                 check: Callable[[Path], None] | None = partial(_check_records, digest=digest) if digest else None
-                remote.download(self._folder / name, cached, size=size, check=check)
+                whole_files.download(self._folder / name, cached, size=size, check=check)
         return cached
 
 

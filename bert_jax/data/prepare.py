@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from bert_jax import remote
+from bert_jax import remote, whole_files
 from bert_jax.data import corpus
 from bert_jax.data.buckets import BuildTask, Built, Pairing, build, eval_threshold, finished_shard, hash_ranges
 from bert_jax.data.dataset import (
@@ -141,7 +141,7 @@ def prepare(
     slices = corpus.plan(inputs, reading)
     how = Tokenizing(reading, tokenizer, options.sentences, options.language, bool(hygiene.max_line_repeats))
     pairing = Pairing(seed=seed, **{n: getattr(options, n) for n in Pairing.__dataclass_fields__.keys() - {"seed"}})
-    remote.make_folder(folder)
+    whole_files.make_folder(folder)
     work = _scratch_folder(folder, scratch)
     work.mkdir(parents=True, exist_ok=True)
     files = list(dict.fromkeys(piece.path for piece in slices))
@@ -365,28 +365,28 @@ def _publish(
         for half in folder.glob("*.partial"):
             if half.name.startswith((INFO_FILE, VOCABULARY_FILE, TOKEN_COUNTS_FILE, *map(lengths_file, splits))):
                 half.unlink()
-    remote.write_whole(work / _PUBLISHED, json.dumps(sorted(shards)).encode())
+    whole_files.write_whole(work / _PUBLISHED, json.dumps(sorted(shards)).encode())
     with ThreadPoolExecutor(16) as pool:  # a copy of a remote file is a wait
         list(pool.map(lambda name: _move(shards[name], folder / name), shards))
     counts = np.sum([bucket.token_counts for bucket in splits["train"]], axis=0, dtype=np.int64)
-    with remote.whole_file(folder / TOKEN_COUNTS_FILE) as file:
+    with whole_files.whole_file(folder / TOKEN_COUNTS_FILE) as file:
         save_array(file, np.asarray(counts))
     for split, buckets in splits.items():
-        with remote.whole_file(folder / lengths_file(split)) as file:
+        with whole_files.whole_file(folder / lengths_file(split)) as file:
             save_array(file, np.concatenate([np.zeros(0, np.uint16), *(bucket.lengths for bucket in buckets)]))
     tokenizer.save_vocabulary(os.fspath(folder / VOCABULARY_FILE))
-    remote.write_whole(folder / INFO_FILE, info.to_json().encode())
+    whole_files.write_whole(folder / INFO_FILE, info.to_json().encode())
 
 
 def _move(path: Path | epath.Path, target: epath.Path) -> None:
     """A link and not a move where that can be: a run that is killed right here goes on as any other."""
     if remote.is_remote(path):  # staged by a cluster: from one place in the store to another
-        remote.copy(path, target)
+        whole_files.copy(path, target)
         return
     try:
         os.link(path, os.fspath(target))
     except OSError:
-        remote.place(path, target)
+        whole_files.place(path, target)
 
 
 def _split_info(buckets: Sequence[Built]) -> SplitInfo:

@@ -14,7 +14,7 @@ from bert_jax.data import corpus, sentences
 from bert_jax.data.hashing import content_hash, key_from
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.data.word_cache import word_cache
-from bert_jax.remote import write_whole
+from bert_jax.whole_files import write_whole
 
 SENTENCES_A_BATCH = 2048  # tokenized in one call
 _VERSION = 1  # of what a run holds

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from bert_jax import remote
+from bert_jax import remote, whole_files
 from bert_jax.errors import InputError
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -119,7 +119,7 @@ class WordPieceTokenizer:
           InputError: no such file, not UTF-8, an empty or a doubled line, or a special token that is missing.
         """
         try:
-            text = remote.read_whole(remote.named(path)).decode("utf-8")
+            text = whole_files.read_whole(remote.named(path)).decode("utf-8")
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror or error}); name a vocabulary file") from error
         except UnicodeDecodeError as error:
@@ -170,7 +170,7 @@ class WordPieceTokenizer:
 
     def save_vocabulary(self, path: str) -> None:
         """Writes a `vocab.txt` that `from_file` reads; whole or not at all."""
-        remote.write_whole(path, "".join(f"{piece}\n" for piece in self.vocab).encode())
+        whole_files.write_whole(path, "".join(f"{piece}\n" for piece in self.vocab).encode())
 
     def id_to_token(self, index: int) -> str:
         """The piece of an id. Raises IndexError outside [0, V)."""

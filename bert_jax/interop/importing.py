@@ -7,7 +7,7 @@ from pathlib import Path
 
 from etils import epath
 
-from bert_jax import remote
+from bert_jax import remote, whole_files
 from bert_jax.errors import InputError
 from bert_jax.interop import huggingface
 from bert_jax.interop.output import new_folder
@@ -53,7 +53,7 @@ def _on_this_machine(source: str) -> Iterator[epath.Path]:
     with tempfile.TemporaryDirectory(prefix="bert-jax-") as copy:
         for name, size in sizes.items():
             if name.endswith(_READ):
-                remote.download(folder / name, Path(copy) / name, size=size)
+                whole_files.download(folder / name, Path(copy) / name, size=size)
             else:
                 (Path(copy) / name).touch()  # there to be refused
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from etils import epath
 
-from bert_jax import remote
+from bert_jax import remote, whole_files
 from bert_jax.errors import InputError
 
 
@@ -30,9 +30,9 @@ def whole_folder(folder: epath.Path, last: str) -> Iterator[epath.Path]:
     """
     if remote.is_remote(folder):
         with tempfile.TemporaryDirectory(prefix="bert-jax-") as local:
-            remote.make_folder(folder)
+            whole_files.make_folder(folder)
             yield epath.Path(local)
-            remote.upload_folder(Path(local), folder, last=last)
+            whole_files.upload_folder(Path(local), folder, last=last)
         return
     folder = epath.Path(os.path.realpath(folder))
     partial = folder.parent / f"{folder.name}.{uuid.uuid4().hex[:8]}.partial"

@@ -14,7 +14,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
-from bert_jax import remote
+from bert_jax import remote, whole_files
 from bert_jax.training.part_files import PartEvents, PartRows, read_parts
 
 METRICS_FILE = "metrics.jsonl"
@@ -75,7 +75,7 @@ class _LocalRows:
 
     def __init__(self, path: epath.Path, kept: str):
         """What there is at `path` is replaced by the lines `kept`."""
-        remote.write_whole(path, kept.encode())
+        whole_files.write_whole(path, kept.encode())
         self._file = path.open("a")
 
     def write(self, line: str) -> None:
@@ -122,7 +122,7 @@ def read_metrics(workdir: epath.Path) -> list[dict[str, Any]]:
 
 def _rows_of_file(workdir: epath.Path) -> list[dict[str, Any]]:
     path = workdir / METRICS_FILE
-    return _parse(remote.read_whole(path)) if remote.exists(path) else []
+    return _parse(whole_files.read_whole(path)) if remote.exists(path) else []
 
 
 def _rows_of_parts(workdir: epath.Path) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from etils import epath
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 
-from bert_jax import remote
+from bert_jax import remote, whole_files
 from bert_jax.errors import InputError
 
 ROWS_SECONDS = 30.0
@@ -37,7 +37,7 @@ def read_parts(folder: epath.Path) -> list[bytes]:
         spans = _whole_spans(_spans(folder))
         try:
             with ThreadPoolExecutor(_REQUESTS) as pool:
-                return list(pool.map(lambda span: remote.read_whole(folder / _name(*span)), spans))
+                return list(pool.map(lambda span: whole_files.read_whole(folder / _name(*span)), spans))
         except (InputError, FileNotFoundError):  # a run that goes on has merged them since they were listed
             continue
     raise InputError(f"{folder} changes while it is read: try again")
@@ -105,7 +105,7 @@ class PartRows:
         self.flush()
 
     def _put(self, first: int, last: int, text: str) -> None:
-        remote.write_whole(self._folder / _name(first, last), text.encode())
+        whole_files.write_whole(self._folder / _name(first, last), text.encode())
 
     def _delete(self, spans: list[tuple[int, int]]) -> None:
         def delete(span: tuple[int, int]) -> None:
@@ -140,7 +140,7 @@ class PartEvents:
         self._writer = None
         name = f"events.out.tfevents.{time.time_ns():020d}.{socket.gethostname()}"  # the viewer goes by names
         for written in Path(self._local.name).iterdir():
-            remote.upload(written, self._folder / name)
+            whole_files.upload(written, self._folder / name)
             written.unlink()
         self._put_at = time.monotonic()
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import jax
 
-from bert_jax import remote
+from bert_jax import remote, whole_files
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError, Interrupted
 from bert_jax.model import parameter_count
@@ -93,7 +93,7 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
         state = spec.make()
     if is_first():
         text = json.dumps(json.loads(config.to_json_best_effort()), indent=2) + "\n"
-        remote.write_whole(folder / CONFIG_FILE, text.encode())
+        whole_files.write_whole(folder / CONFIG_FILE, text.encode())
     writer = MetricsWriter(folder, resume_step=start) if is_first() else NoWriter()
     stack.callback(writer.close)
     checkpointer.before_each_save(writer.flush)

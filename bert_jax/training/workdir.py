@@ -6,7 +6,7 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax import remote
+from bert_jax import remote, whole_files
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.errors import InputError
 from bert_jax.training.checkpoints import check_place, newest_step, open_checkpoint
@@ -32,7 +32,7 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int:
     check_place(folder)
     if remote.exists(folder) and not folder.is_dir():
         raise InputError(f"--workdir: {folder} is a file")
-    remote.make_folder(folder)
+    whole_files.make_folder(folder)
     newest = newest_step(folder)
     if newest is None:
         return 0

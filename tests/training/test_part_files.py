@@ -7,7 +7,7 @@ import pytest
 from etils import epath
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from bert_jax import remote
+from bert_jax import whole_files
 from bert_jax.training import part_files
 from bert_jax.training.metrics import MetricsWriter, read_metrics
 
@@ -95,7 +95,7 @@ def test_rows_past_the_step_that_is_gone_on_from_are_dropped(store):
 def test_a_part_that_goes_while_it_is_read_is_found_in_what_took_its_place(few, store, monkeypatch):
     writer = MetricsWriter(WORKDIR, resume_step=0)
     write(writer, 1, 2, 3)
-    real, calls = remote.read_whole, []
+    real, calls = whole_files.read_whole, []
 
     def reading(path):
         if not calls:
@@ -103,7 +103,7 @@ def test_a_part_that_goes_while_it_is_read_is_found_in_what_took_its_place(few, 
             write(writer, 4)  # which merges
         return real(path)
 
-    monkeypatch.setattr(part_files.remote, "read_whole", reading)
+    monkeypatch.setattr(part_files.whole_files, "read_whole", reading)
     assert steps() == [1, 2, 3, 4]
 
 
