@@ -19,7 +19,6 @@ import os
 import random
 import time
 from collections.abc import Callable
-from functools import partial
 from glob import has_magic
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import unquote
@@ -270,9 +269,7 @@ class _PatientFile(io.RawIOBase):
     def __init__(self, path: str):
         store, name = store_of(path)
         self._path = path
-        self._open = partial(store.open, name, "rb")
-        self._file: Any = patiently(path, self._open)
-        self._is_broken = False
+        self._file: Any = patiently(path, lambda: store.open(name, "rb"))
 
     def readable(self) -> bool:
         return True
@@ -290,13 +287,8 @@ class _PatientFile(io.RawIOBase):
         at = self._file.tell()
 
         def read() -> bytes:
-            if self._is_broken:  # a file of gcsfs that has failed once fails for ever
-                self._file = self._open()
-            self._is_broken = True
             self._file.seek(at)
-            block = self._file.read(len(buffer))
-            self._is_broken = False
-            return block
+            return self._file.read(len(buffer))
 
         block = patiently(self._path, read)
         buffer[: len(block)] = block

@@ -72,8 +72,16 @@ class Emulator:
         self._answer(parts, times, status, lambda: (b"", 0))
 
     def stall(self, *parts: str, seconds: float, times: int) -> None:
-        """Answers nothing for `seconds`, to any request: there is one thread."""
-        self._answer(parts, times, 200, lambda: (time.sleep(seconds), (b"", 1))[1])
+        """Answers the next `times` such requests after `seconds`, and meanwhile no other: there is one thread."""
+        left = [times]
+
+        def fault(_: RequestHandler, request: str) -> bool:
+            if left[0] > 0 and all(part in request for part in parts):
+                left[0] -= 1
+                time.sleep(seconds)
+            return False
+
+        self.faults.append(fault)
 
     def cut(self, *parts: str, name: str, times: int, honest: bool, then: Callable[[], object] = lambda: None) -> None:
         """Sends half of an object. `honest`: as if that were all; else the connection ends before what was promised.

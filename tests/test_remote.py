@@ -235,7 +235,7 @@ def test_a_download_that_always_ends_early_fails(store, tmp_path, slept):
 
 
 def test_a_corpus_is_read_on_where_connections_break(store, slept, monkeypatch):
-    """More often than the library tries again, after which its open file is of no use."""
+    """More often than the library tries again."""
     pause = asyncio.sleep
     monkeypatch.setattr(gcsfs.retry, "asyncio", SimpleNamespace(sleep=lambda _: pause(0)))
     lines = [f"line {number}".encode() for number in range(200_000)]
@@ -246,6 +246,25 @@ def test_a_corpus_is_read_on_where_connections_break(store, slept, monkeypatch):
     assert len(slept) == 1
     offset = len(b"\n".join(lines[:100_000])) + 1
     assert [line for _, line in lines_from(f"{FOLDER}/a.txt", offset, None)] == lines[100_000:]
+
+
+@pytest.mark.parametrize(
+    ("status", "expected", "message"),
+    [(403, 2, "access is denied"), (404, 2, "no such file"), (503, 1, "run it again")],
+)
+def test_what_a_store_says_to_a_library_is_one_line_as_well(status, expected, message, monkeypatch, capsys):
+    """To Orbax, say, which asks it by itself."""
+
+    def save(*_: object) -> None:
+        try:
+            gcsfs.retry.validate_response(status, b"", "b/bucket/o/a")
+        except Exception as error:
+            raise ValueError("the save failed") from error
+
+    monkeypatch.setattr("bert_jax.report.plot_curves", save)
+    assert main(["report", "run", "--output", "curves.png"]) == expected
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
 
 
 def test_the_command_line_says_it_in_one_line(store, capsys, tmp_path, vocabulary_file, corpus_file):

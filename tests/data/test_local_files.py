@@ -109,14 +109,18 @@ def test_missing_and_truncated_shards_are_refused_before_anything_is_fetched(the
 
 
 def test_another_dataset_in_its_place_is_not_taken_for_it(there, store, other_dir):
-    PreparedDataset(URL).read_blocks("train", np.array([0]))
+    before = PreparedDataset(URL)
+    before.read_blocks("train", np.array([0]))
+    before.token_counts()
     for name in store.names("data/"):
         store.delete(name)
     for path in other_dir.iterdir():
         store.put(f"data/{path.name}", path.read_bytes())
     other = PreparedDataset(str(other_dir))
-    found = PreparedDataset(URL).read_blocks("train", np.array([0]))
-    np.testing.assert_array_equal(found.tokens, other.read_blocks("train", np.array([0])).tokens)
+    found = PreparedDataset(URL)
+    blocks = np.array([0])
+    np.testing.assert_array_equal(found.read_blocks("train", blocks).tokens, other.read_blocks("train", blocks).tokens)
+    np.testing.assert_array_equal(found.token_counts(), other.token_counts())
 
 
 def test_two_at_once_fetch_it_once(there, store):
