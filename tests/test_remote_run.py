@@ -151,4 +151,6 @@ def test_a_workdir_that_may_not_be_written_to_is_said_before_anything_is_done(st
     assert main(pretrain(DATA, RUN)) == 2
     (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("bert-jax "))
     assert "access is denied" in line
+    assert "run/.write-check" in line
+    assert store.count("POST", "run/") == 1
     assert not store.names("run/")
