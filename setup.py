@@ -1,4 +1,4 @@
-"""How bert_jax is installed: `pip install -e .`; extras: gpu, tpu, tpu-aot, gcs, beam, dataflow, parity, benchmarks, dev."""
+"""Installed by `pip install -e .`; extras: gpu, tpu, tpu-aot, gcs, beam, dataflow, parity, benchmarks, dev."""
 
 from pathlib import Path
 

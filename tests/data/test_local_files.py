@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import helpers
 import numpy as np
@@ -76,7 +77,7 @@ def test_shards_are_fetched_when_they_are_read_and_once(there, store, tmp_path):
 
 
 def test_what_is_cut_or_damaged_is_fetched_again(there, store, tmp_path, monkeypatch):
-    monkeypatch.setattr(remote.time, "sleep", lambda _: None)
+    monkeypatch.setattr(remote, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
     dataset = PreparedDataset(URL)
     shard = dataset.info.splits["train"].shards[0].file
     store.cut("GET", shard, "alt=media", name=f"data/{shard}", times=1, honest=True)
@@ -90,7 +91,7 @@ def test_what_is_cut_or_damaged_is_fetched_again(there, store, tmp_path, monkeyp
 
 
 def test_what_is_damaged_in_the_store_is_said(there, store, monkeypatch):
-    monkeypatch.setattr(remote.time, "sleep", lambda _: None)
+    monkeypatch.setattr(remote, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
     dataset = PreparedDataset(URL)
     shard = dataset.info.splits["train"].shards[0].file
     store.damage("GET", shard, "alt=media", name=f"data/{shard}", times=100)

@@ -1,7 +1,9 @@
 """Logs in a store, where nothing can be appended to."""
 
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from etils import epath
@@ -32,7 +34,7 @@ def few(monkeypatch) -> None:
 
 def test_rows_are_put_when_it_is_time_and_when_they_have_to_be(store, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(part_files.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(part_files, "time", SimpleNamespace(monotonic=lambda: now[0], time_ns=time.time_ns))
     writer = MetricsWriter(WORKDIR, resume_step=0)
     write(writer, 1, 2, flush=False)
     assert steps() == []
