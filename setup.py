@@ -1,4 +1,4 @@
-"""How bert_jax is installed: `pip install -e .`; extras: gpu, tpu, tpu-aot, beam, dataflow, parity, benchmarks, dev."""
+"""Installed by `pip install -e .`; extras: gpu, tpu, tpu-aot, gcs, beam, dataflow, parity, benchmarks, dev."""
 
 from pathlib import Path
 
@@ -27,6 +27,7 @@ setup(
     install_requires=[
         "array_record>=0.8",
         "etils[epath]>=1.10",
+        "fsspec",
         "flax>=0.12.5",
         "jax>=0.10",
         "matplotlib>=3.8",
@@ -49,9 +50,12 @@ setup(
         "tpu-aot": ["jax[tpu]>=0.10"],
         "beam": ["apache-beam>=2.70"],
         "dataflow": ["apache-beam[gcp]>=2.70", "gcsfs"],
+        "gcs": ["gcsfs>=2024.6"],  # gs:// without TensorFlow
         "parity": ["torch>=2.6", "transformers>=5.0"],
         "benchmarks": ["datasets>=4", "torch>=2.6", "transformers>=5.0"],
         "dev": [
+            "gcp-storage-emulator>=2024.8",
+            "gcsfs>=2024.6",
             "grain>=0.2.10",
             "hypothesis",
             "kubeflow-trainer-api>=2.3",  # models of JobSet's OpenAPI, for launch/gke_jobset.yaml

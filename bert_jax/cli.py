@@ -72,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 141
         if isinstance(error, OSError) and error.errno in _MENDABLE:
             return _fail(options.command, f"{error.filename or error}: {error.strerror}", 2)
+        if (of_store := _of_store(error)) is not None:
+            return _fail(options.command, *of_store)
         traceback.print_exc()
         return 1
 
@@ -79,6 +81,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _fail(command: str, message: str, status: int) -> int:
     print(f"bert-jax {command}: {' '.join(message.split())}", file=sys.stderr)
     return status
+
+
+def _of_store(error: Exception) -> tuple[str, int] | None:
+    """What a store said to a library that asked it for us, and the exit status; None for any other error."""
+    from bert_jax import remote
+
+    found: BaseException | None = error
+    while found is not None:
+        if not getattr(found, "errno", None):
+            if (reason := remote.permanent_reason(found)) is not None:
+                return f"{reason} ({remote.said(found)})", 2
+            if remote.is_transient(found):
+                return f"a store went on failing ({remote.said(found)}): run it again", 1
+        found = found.__cause__ or found.__context__
+    return None
 
 
 def _is_disk_full(error: BaseException | None) -> bool:
@@ -135,6 +152,10 @@ def _set_up_logging() -> None:
     package.setLevel(logging.INFO)
     package.propagate = False
 
+    from bert_jax.remote import RetriesSaid
+
+    RetriesSaid.attach()
+
 
 def _quiet_background() -> None:
     """What fails in a thread of Orbax or TensorStore is raised again where its result is wanted.
@@ -177,16 +198,15 @@ def bars() -> Bars:
 
 
 def _vocab(options: argparse.Namespace) -> None:
-    from etils import epath
-
+    from bert_jax import remote, whole_files
     from bert_jax.data import corpus
     from bert_jax.data.tokenization import WordPieceTokenizer
     from bert_jax.data.vocabulary import train_wordpiece
 
-    output = epath.Path(options.output)
-    if output.exists():
+    output = remote.named(options.output)
+    if remote.exists(output):
         raise InputError(f"--output: {output} exists: choose another name or delete it")
-    output.parent.mkdir(parents=True, exist_ok=True)
+    whole_files.make_folder(output.parent)
     reading = corpus.CorpusOptions(documents=options.documents, errors=options.errors)
     slices = corpus.plan(options.input, reading)
     bar = bars()(total=sum(piece.bytes for piece in slices), desc="read", unit="B", unit_scale=True)

@@ -12,10 +12,9 @@ FILE.npz       `values` [tokens, layers, hidden_size] fp32, `tokens` and `input_
 import itertools
 import json
 import re
-import uuid
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -23,9 +22,9 @@ from typing import IO, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from etils import epath
 from flax import nnx
 
+from bert_jax import remote, whole_files
 from bert_jax.config import ConfigDict
 from bert_jax.data.file_lines import lines_from
 from bert_jax.data.tokenization import WordPieceTokenizer
@@ -128,12 +127,12 @@ def extract(
     Raises:
       InputError: an argument, the checkpoint or the input is not what it has to be.
     """
-    target = epath.Path(output)
-    if target.exists():
+    target = remote.named(output)
+    if remote.exists(target):
         raise InputError(f"--output: {target} exists: choose another name or delete it")
     check_batch_size(batch_size)
     source = Path(input)  # epath takes a pipe for a file
-    if "://" not in input and source.exists() and not source.is_file():
+    if not remote.is_remote(input) and source.exists() and not source.is_file():
         raise InputError(f"--input: {input} is not a file: it is read twice, so write what it gives to one first")
     found = open_checkpoint(checkpoint)
     config, tokenizer = found.bert_config, found.tokenizer
@@ -142,7 +141,8 @@ def extract(
     if not 3 <= length <= config.max_position_embeddings:
         raise InputError(f"--seq_len is 3 to {config.max_position_embeddings}, what the model reads, not {seq_len}")
 
-    with _new_file(target) as file:
+    whole_files.make_folder(target.parent)
+    with whole_files.whole_file(target) as file:
         lengths, cut = _measure(input, tokenizer, length, segments=config.type_vocab_size)
         if not lengths:
             raise InputError(f"--input: {input} has no line")
@@ -164,20 +164,6 @@ def extract(
             else:
                 _write_json_lines(file, values(), tokenizer, chosen)
     return Extracted(len(lengths), sum(lengths), cut, length)
-
-
-@contextmanager
-def _new_file(target: epath.Path) -> Iterator[IO[bytes]]:
-    """A file of another name beside `target`, which gets its name at the end, or is deleted where anything fails."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.parent / f"{target.name}.{uuid.uuid4().hex[:8]}.partial"
-    try:
-        with partial.open("wb") as file:
-            yield file
-        partial.replace(target)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 # --- Reading ---------------------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ from etils import epath
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
+from bert_jax import remote, whole_files
 from bert_jax.errors import InputError
-from bert_jax.training.metrics import METRICS_FILE, read_metrics
+from bert_jax.training.metrics import read_metrics
 
 PANELS = (
     ("mlm_loss", "MLM loss (nats)"),
@@ -28,7 +29,7 @@ def plot_curves(workdirs: Sequence[str], output: str) -> None:
     predicting words by their frequency. InputError for a workdir without metrics or a file type that is unknown.
     """
     runs = {workdir: _rows(workdir) for workdir in workdirs}
-    names = {workdir: epath.Path(workdir).resolve().name for workdir in runs}
+    names = {workdir: remote.absolute(workdir).name for workdir in runs}
     labels = names if len(set(names.values())) == len(names) else {workdir: workdir for workdir in runs}
     suffix = epath.Path(output).suffix.lower()
     if suffix not in (".png", ".svg", ".pdf"):
@@ -45,15 +46,15 @@ def plot_curves(workdirs: Sequence[str], output: str) -> None:
             panel.legend(fontsize="small")
     for panel in axes[1]:
         panel.set_xlabel("step")
-    with epath.Path(output).open("wb") as file:
+    with whole_files.whole_file(remote.named(output)) as file:
         figure.savefig(file, format=suffix[1:], dpi=110)
     pyplot.close(figure)
 
 
 def _rows(workdir: str) -> list[dict[str, Any]]:
-    rows = read_metrics(epath.Path(workdir))
+    rows = read_metrics(remote.named(workdir))
     if not rows:
-        raise InputError(f"{workdir} has no {METRICS_FILE} with rows in it: give the --workdir of `bert-jax pretrain`")
+        raise InputError(f"{workdir} has no metrics: give the --workdir of `bert-jax pretrain`")
     return rows
 
 

@@ -1,7 +1,9 @@
 """What tests share: eight simulated CPU devices, a small English corpus, and where real data is, if anywhere."""
 
 import os
+from collections.abc import Iterator
 
+import gcs
 import helpers
 
 os.environ.update(helpers.child_environment(devices=8))  # before JAX is imported
@@ -23,6 +25,22 @@ def data_dir() -> Path:
     if not path.is_dir():
         pytest.skip("needs real data: set BERT_JAX_DATA to its folder")
     return path
+
+
+@pytest.fixture(scope="session")
+def _emulator() -> Iterator[gcs.Emulator]:
+    server = gcs.Emulator()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def store(_emulator: gcs.Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> gcs.Emulator:
+    """gs://bucket, empty, served here to this process and to those that it starts; and a cache for the test alone."""
+    _emulator.clear()
+    for name, value in {**_emulator.environment, "BERT_JAX_CACHE": str(tmp_path / "cache")}.items():
+        monkeypatch.setenv(name, value)
+    return _emulator
 
 
 @pytest.fixture(scope="session")

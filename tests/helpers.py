@@ -3,10 +3,12 @@
 import os
 import random
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bert_jax.config import ConfigDict, load_config
@@ -104,6 +106,13 @@ def child_environment(devices: int = 1, **environment: str) -> dict[str, str]:
     }
 
 
+def free_address() -> str:
+    """HOST:PORT on this machine where nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
 def on_small_disk(
     tmp_path: Path, kilobytes: int, *arguments: object, filled: bool = False
 ) -> subprocess.CompletedProcess:
@@ -124,3 +133,10 @@ def on_small_disk(
         ["unshare", "-rm", "sh", "-c", script], env=child_environment(), capture_output=True, text=True,
         timeout=120, check=False,
     )  # fmt: skip
+
+
+def leaves(parameters: object) -> list[np.ndarray]:
+    """The arrays of a tree, on the host."""
+    import jax
+
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(parameters)]

@@ -1,6 +1,5 @@
 """Runs in several processes of this machine, which find each other as they would on several hosts."""
 
-import socket
 import subprocess
 from pathlib import Path
 
@@ -19,9 +18,7 @@ def start(
     count: int, dataset: Path | list[Path], workdir: Path | list[Path], **overrides: object
 ) -> list[subprocess.Popen]:
     """A run in `count` processes with four devices between them; datasets and workdirs may be one for each."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = helpers.free_address()
     datasets = dataset if isinstance(dataset, list) else [dataset] * count
     workdirs = workdir if isinstance(workdir, list) else [workdir] * count
     overrides = {**SETTINGS, **{key.replace("__", "."): value for key, value in overrides.items()}}

@@ -7,8 +7,8 @@ Workers share no disk: what the local runner leaves in files between its two pas
                               +--> a part of the run for each bucket -> by bucket -+-> a shard each
 
 A part is the arrays of a run between two hashes, so that elements are few and large. A worker writes its shard to its
-own disk and copies it to a folder in the output, under a name of its own at first: who is tried again, or at work
-twice, leaves the same file. Only when all are there are they published, as the local runner's are.
+own disk and copies it to a folder in the output, where it is whole or not at all: who is tried again, or at work twice,
+leaves the same file. Only when all are there are they published, as the local runner's are.
 """
 
 import contextlib
@@ -31,6 +31,7 @@ from apache_beam.pvalue import AsList, AsSingleton, TaggedOutput
 from apache_beam.runners.runner import PipelineState
 from etils import epath
 
+from bert_jax import whole_files
 from bert_jax.data import corpus
 from bert_jax.data.buckets import BuildTask, Built, Pairing, build, lowest_hashes
 from bert_jax.data.hashing import key_from
@@ -62,11 +63,11 @@ def staging(folder: epath.Path) -> Iterator[epath.Path]:
     """A folder in `folder` for one pipeline alone, which may live longer than the command that began it."""
     path = os.fspath(folder)
     staged = epath.Path(path if "://" in path else os.path.abspath(path)) / uuid.uuid4().hex
-    staged.mkdir(parents=True)
+    whole_files.make_folder(staged)
     try:
         yield staged
     finally:
-        staged.rmtree()
+        staged.rmtree(missing_ok=True)
 
 
 def build_splits(
@@ -189,11 +190,11 @@ def _slices(path: str, reading: corpus.CorpusOptions) -> list[corpus.Slice]:
 
 
 def _tell(failure: str, staged: epath.Path) -> None:
-    _place(failure.encode(), staged / f"{key_from(failure):016x}.failed")
+    whole_files.write_whole(staged / f"{key_from(failure):016x}.failed", failure.encode())
 
 
 def _tell_count(ranges: list[Any], staged: epath.Path) -> None:
-    _place(str(len(ranges)).encode(), staged / _COUNT)
+    whole_files.write_whole(staged / _COUNT, str(len(ranges)).encode())
 
 
 def _sum(runs: Iterable[HeldRun]) -> HeldRun:
@@ -239,15 +240,5 @@ def _build(
         size = job.how.tokenizer.vocab_size
         task = BuildTask(file, split, low, high, runs, size, job.pairing, job.hygiene, drop, Path(scratch))
         built = build(task)
-        _place(task.path, job.staged / file)
-        _place(pickle.dumps((number, split, built)), job.staged / f"{file}.built")
-
-
-def _place(content: Path | bytes, target: epath.Path) -> None:
-    """Leaves a file whole, whoever else does so at the same time."""
-    partial_copy = target.parent / f"{target.name}.{uuid.uuid4().hex}.partial"
-    if isinstance(content, bytes):
-        partial_copy.write_bytes(content)
-    else:
-        epath.Path(content).copy(partial_copy)
-    partial_copy.replace(target)
+        whole_files.place(task.path, job.staged / file)
+        whole_files.write_whole(job.staged / f"{file}.built", pickle.dumps((number, split, built)))

@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 from etils import epath
 
+from bert_jax import whole_files
 from bert_jax.data.dataset import Shard, ShardWriter
 from bert_jax.data.hashing import key_from, random_bits
 from bert_jax.data.hygiene import Hygiene
 from bert_jax.data.instances import make_pairs, make_rng, make_singles
 from bert_jax.data.records import BLOCK, RANDOM_NEXT, SINGLE, encode_block, make_headers, sequence_lengths
-from bert_jax.data.runs import Run, part_of, save_array, write_whole
+from bert_jax.data.runs import Run, part_of, save_array
 from bert_jax.data.tokenization import token_dtype
 
 _VERSION = 1  # of what a shard holds
@@ -122,7 +123,7 @@ def _save(task: BuildTask, built: Built) -> None:
     for name in ("lengths", "token_counts"):
         with open(task.scratch / f"{task.name}.{name}.npy", "wb") as file:
             save_array(file, content.pop(name))
-    write_whole(task.scratch / f"{task.name}.shard.json", json.dumps(content).encode())
+    whole_files.write_whole(task.scratch / f"{task.name}.shard.json", json.dumps(content).encode())
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from itertools import pairwise
 
 from etils import epath
 
+from bert_jax import remote
 from bert_jax.data import pydoc_corpus, tfds_corpus
 from bert_jax.data.file_lines import (
     BYTE_ORDER_MARK,
@@ -122,6 +123,8 @@ def _expand_one(name: str) -> list[str]:
         return [name]
     if tfds_corpus.is_tfds(name):
         return [tfds_corpus.normalize(name)]
+    if remote.is_remote(name):
+        return _expand_remote(name)
     path = epath.Path(name)
     if path.is_file():  # First, because a real name may hold a pattern's characters.
         return [name]
@@ -132,7 +135,7 @@ def _expand_one(name: str) -> list[str]:
     if not has_magic(name):
         raise InputError(f"{name}: no such file or folder; check the path")
     found: set[str] = set()
-    for match in _matches(name):
+    for match in glob(name, recursive=True):
         matched = epath.Path(match)
         found.update(_files_below(matched) if matched.is_dir() else [match])
     if not found:
@@ -140,12 +143,11 @@ def _expand_one(name: str) -> list[str]:
     return sorted(found)
 
 
-def _matches(pattern: str) -> list[str]:
-    if "://" not in pattern:
-        return glob(pattern, recursive=True)
-    parts = pattern.split("/")
-    first = next(index for index, part in enumerate(parts) if has_magic(part))
-    return [str(path) for path in epath.Path("/".join(parts[:first])).glob("/".join(parts[first:]))]
+def _expand_remote(name: str) -> list[str]:
+    remote.named(name)
+    if files := remote.files(name):
+        return files
+    raise InputError(f"{name}: no such file or folder, or nothing in it; check the path, and what matches a pattern")
 
 
 def _files_below(folder: epath.Path) -> list[str]:
@@ -194,9 +196,8 @@ def fingerprint(path: str) -> str:
         return sys.version
     if tfds_corpus.is_tfds(path):
         return tfds_corpus.fingerprint(path)
-    if "://" in path:
-        remote = epath.Path(path).stat()
-        return f"{remote.length} {remote.mtime}"
+    if remote.is_remote(path):
+        return remote.version(path)
     status = os.stat(path)
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
 

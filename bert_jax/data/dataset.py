@@ -12,6 +12,8 @@ hash: reading a shard from the front reads a shuffled one.
 
 import hashlib
 import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -19,12 +21,15 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 from etils import epath
 
+from bert_jax import remote, whole_files
 from bert_jax.data.hashing import key_from
+from bert_jax.data.local_files import LocalFiles
 from bert_jax.data.records import BLOCK, Instances, decode_block, join, lay_out
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import BertJaxError, InputError
 
 FORMAT_VERSION = 2
+_FETCHES = 8  # shards that are fetched from a store at the same time
 INFO_FILE = "dataset.json"
 VOCABULARY_FILE = "vocab.txt"
 TOKEN_COUNTS_FILE = "token_counts.npy"
@@ -82,10 +87,11 @@ class DatasetInfo:
     def read(cls, folder: epath.Path) -> "DatasetInfo":
         """Reads `dataset.json`; InputError where there is none or another version wrote it."""
         path = folder / INFO_FILE
-        if not path.exists():
+        if not remote.exists(path):
             raise InputError(f"{folder} is not a prepared dataset (no {INFO_FILE}): make one with `bert-jax prepare`")
+        text = whole_files.read_whole(path)
         try:
-            content = json.loads(path.read_text())
+            content = json.loads(text)
             if content["format_version"] != FORMAT_VERSION:
                 raise InputError(
                     f"{path}: format version {content['format_version']}, this version reads {FORMAT_VERSION}: "
@@ -147,16 +153,17 @@ class PreparedDataset:
     """
 
     def __init__(self, path: str):
-        self.folder = epath.Path(path)
+        self.folder = remote.named(path)
         self.info = DatasetInfo.read(self.folder)
+        self._files = LocalFiles(self.folder, self.info.hash)
         self.tokenizer = WordPieceTokenizer.from_file(
-            str(self.folder / VOCABULARY_FILE), lowercase=self.info.tokenizer["lowercase"]
+            str(self._files.open_path(VOCABULARY_FILE)), lowercase=self.info.tokenizer["lowercase"]
         )
         if self.tokenizer.sha256 != self.info.tokenizer["sha256"]:
             raise InputError(
                 f"{self.folder / VOCABULARY_FILE} is not the vocabulary that {INFO_FILE} names: restore it"
             )
-        self._readers: dict[str, list[ArrayRecordReader]] = {}
+        self._readers: dict[Shard, ArrayRecordReader] = {}
         self._blocks = {name: _block_sizes(split.shards) for name, split in self.info.splits.items()}
         self._first_blocks = {
             name: np.cumsum([0] + [-(-shard.instances // BLOCK) for shard in split.shards])
@@ -167,12 +174,12 @@ class PreparedDataset:
                 self._check(shard)
 
     def _check(self, shard: Shard) -> None:
-        path = self.folder / shard.file
-        if not path.exists():
+        path, size = self.folder / shard.file, self._files.size(shard.file)
+        if size is None:
             raise InputError(f"{path}: the shard is missing; copy the dataset again or prepare it again")
-        if path.stat().length != shard.bytes:
+        if size != shard.bytes:
             raise InputError(
-                f"{path}: {path.stat().length:,} bytes where {INFO_FILE} says {shard.bytes:,}: the shard is truncated "
+                f"{path}: {size:,} bytes where {INFO_FILE} says {shard.bytes:,}: the shard is truncated "
                 "or was changed; copy the dataset again or prepare it again"
             )
 
@@ -196,35 +203,43 @@ class PreparedDataset:
         return lengths
 
     def _array(self, name: str) -> np.ndarray:
-        path = self.folder / name
+        path = self._files.open_path(name)
         try:
-            with path.open("rb") as file:
-                return np.load(file)
+            return np.load(path)
         except (FileNotFoundError, ValueError, EOFError) as error:
-            raise InputError(f"{path}: missing or damaged ({error}); copy or prepare the dataset again") from error
+            raise InputError(
+                f"{self.folder / name}: missing or damaged ({error}); copy or prepare the dataset again"
+            ) from error
 
     def read_blocks(self, split: str, blocks: np.ndarray) -> Instances:
         """The instances of `blocks` [n] of a split, n at least 1, one block after the other, in that order."""
-        if split not in self._readers:
-            self._readers[split] = [
-                ArrayRecordReader(str(self.folder / shard.file), "readahead_buffer_size:0")
-                for shard in self.info.splits[split].shards
-            ]
-        firsts = self._first_blocks[split]
+        firsts, shards = self._first_blocks[split], self.info.splits[split].shards
         shard_of = np.searchsorted(firsts, blocks, side="right") - 1
+        numbers = np.unique(shard_of).tolist()
+        self._open([shards[number] for number in numbers])
         read: dict[int, Instances] = {}
-        for shard in np.unique(shard_of).tolist():
+        for shard in numbers:
             wanted = np.unique(blocks[shard_of == shard])
             try:
-                records = self._readers[split][shard].read((wanted - firsts[shard]).tolist())
+                records = self._readers[shards[shard]].read((wanted - firsts[shard]).tolist())
                 for block, record in zip(wanted.tolist(), records, strict=True):
                     read[block] = decode_block(record, self.tokenizer.vocab_size)
                     if len(read[block]) != self._blocks[split][block]:
                         raise ValueError(f"block {block} has {len(read[block])} instances")
             except (RuntimeError, ValueError, IndexError) as error:
-                file = self.folder / self.info.splits[split].shards[shard].file
+                file = self.folder / shards[shard].file
                 raise BertJaxError(f"{file}: cannot be read ({error}); copy or prepare the dataset again") from error
         return join([read[block] for block in blocks.tolist()])
+
+    def _open(self, shards: Sequence[Shard]) -> None:
+        """Opens those that are not open yet, and fetches them first if they are remote: a window needs many at once."""
+        missing = [shard for shard in shards if shard not in self._readers]
+        if not missing:
+            return
+        with ThreadPoolExecutor(_FETCHES) as pool:
+            paths = list(pool.map(lambda shard: self._files.open_path(shard.file, shard.digest), missing))
+        for shard, path in zip(missing, paths, strict=True):
+            self._readers[shard] = ArrayRecordReader(str(path), "readahead_buffer_size:0")
 
     def instances(self, split: str, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The unmasked instances at `indices` [B] of a split, as `records.lay_out` returns them."""

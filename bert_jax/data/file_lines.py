@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 import zstandard
-from etils import epath
 
+from bert_jax import remote
 from bert_jax.errors import InputError
 
 MAX_LINE_BYTES = 64 << 20
@@ -145,13 +145,13 @@ def _decompressed_zstd(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _open(path: str) -> BinaryIO:
-    return epath.Path(path).open("rb") if "://" in path else open(path, "rb")
+    return remote.open_to_read(path) if remote.is_remote(path) else open(path, "rb")
 
 
 def file_bytes(path: str) -> int:
     """The size of a file on disk."""
     try:
-        return epath.Path(path).stat().length if "://" in path else Path(path).stat().st_size
+        return remote.size(path) if remote.is_remote(path) else Path(path).stat().st_size
     except OSError as error:
         raise InputError(
             f"{path}: cannot be read ({error.strerror or error}); check that it is there and readable"

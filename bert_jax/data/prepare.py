@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from bert_jax import remote, whole_files
 from bert_jax.data import corpus
 from bert_jax.data.buckets import BuildTask, Built, Pairing, build, eval_threshold, finished_shard, hash_ranges
 from bert_jax.data.dataset import (
@@ -47,7 +48,7 @@ from bert_jax.data.hashing import key_from
 from bert_jax.data.hygiene import Hygiene, repeated_lines
 from bert_jax.data.instances import RANDOM_NEXT_RULES
 from bert_jax.data.parallel import Result, Task, map_tasks
-from bert_jax.data.runs import Run, TokenizeTask, Tokenizing, finished_runs, save_array, tokenize, write_whole
+from bert_jax.data.runs import Run, TokenizeTask, Tokenizing, finished_runs, save_array, tokenize
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError
 from bert_jax.progress import Bars, silent
@@ -128,7 +129,7 @@ def prepare(
     """
     if not output:
         raise InputError("--output: no folder is named")
-    folder = epath.Path(output)
+    folder = remote.named(output)
     _check_free(folder)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: choose another --output")
@@ -140,7 +141,7 @@ def prepare(
     slices = corpus.plan(inputs, reading)
     how = Tokenizing(reading, tokenizer, options.sentences, options.language, bool(hygiene.max_line_repeats))
     pairing = Pairing(seed=seed, **{n: getattr(options, n) for n in Pairing.__dataclass_fields__.keys() - {"seed"}})
-    folder.mkdir(parents=True, exist_ok=True)
+    whole_files.make_folder(folder)
     work = _scratch_folder(folder, scratch)
     work.mkdir(parents=True, exist_ok=True)
     files = list(dict.fromkeys(piece.path for piece in slices))
@@ -172,7 +173,8 @@ def prepare(
 
 
 def _check_free(folder: epath.Path) -> None:
-    if (folder / INFO_FILE).exists():
+    path = folder / INFO_FILE
+    if remote.exists(path):
         raise InputError(f"{folder} already holds a prepared dataset: choose another --output or delete it")
 
 
@@ -217,7 +219,7 @@ def _hygiene(options: PrepareOptions) -> Hygiene:
 
 def _scratch_folder(folder: epath.Path, scratch: str | None) -> Path:
     """Where work goes on until the dataset is whole: a folder on this machine."""
-    is_local = "://" not in os.fspath(folder)
+    is_local = not remote.is_remote(folder)
     if scratch is None and is_local:
         return Path(os.fspath(folder)) / TEMPORARY
     name = os.path.realpath(os.fspath(folder)) if is_local else os.fspath(folder)
@@ -227,7 +229,7 @@ def _scratch_folder(folder: epath.Path, scratch: str | None) -> Path:
 @contextmanager
 def _locked(folder: epath.Path, work: Path) -> Iterator[None]:
     """Holds the output, wherever the work is; a remote one on this machine alone."""
-    path = work / "lock" if "://" in os.fspath(folder) else Path(os.fspath(folder)) / _LOCK
+    path = work / "lock" if remote.is_remote(folder) else Path(os.fspath(folder)) / _LOCK
     with open(path, "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -359,27 +361,32 @@ def _publish(
     """Puts the shards in their place and writes what describes them; with dataset.json, the last, it is whole."""
     for stale in _published(work):  # of a run, with other options perhaps, that was killed right here
         (folder / stale).unlink(missing_ok=True)
-    write_whole(work / _PUBLISHED, json.dumps(sorted(shards)).encode())
+    if not remote.is_remote(folder):
+        for half in folder.glob("*.partial"):
+            if half.name.startswith((INFO_FILE, VOCABULARY_FILE, TOKEN_COUNTS_FILE, *map(lengths_file, splits))):
+                half.unlink()
+    whole_files.write_whole(work / _PUBLISHED, json.dumps(sorted(shards)).encode())
     with ThreadPoolExecutor(16) as pool:  # a copy of a remote file is a wait
         list(pool.map(lambda name: _move(shards[name], folder / name), shards))
     counts = np.sum([bucket.token_counts for bucket in splits["train"]], axis=0, dtype=np.int64)
-    with (folder / TOKEN_COUNTS_FILE).open("wb") as file:
+    with whole_files.whole_file(folder / TOKEN_COUNTS_FILE) as file:
         save_array(file, np.asarray(counts))
     for split, buckets in splits.items():
-        with (folder / lengths_file(split)).open("wb") as file:
+        with whole_files.whole_file(folder / lengths_file(split)) as file:
             save_array(file, np.concatenate([np.zeros(0, np.uint16), *(bucket.lengths for bucket in buckets)]))
     tokenizer.save_vocabulary(os.fspath(folder / VOCABULARY_FILE))
-    partial = folder / f"{INFO_FILE}.partial"
-    partial.write_text(info.to_json())
-    partial.replace(folder / INFO_FILE)
+    whole_files.write_whole(folder / INFO_FILE, info.to_json().encode())
 
 
 def _move(path: Path | epath.Path, target: epath.Path) -> None:
     """A link and not a move where that can be: a run that is killed right here goes on as any other."""
+    if remote.is_remote(path):  # staged by a cluster: from one place in the store to another
+        whole_files.copy(path, target)
+        return
     try:
         os.link(path, os.fspath(target))
     except OSError:
-        epath.Path(path).copy(target)
+        whole_files.place(path, target)
 
 
 def _split_info(buckets: Sequence[Built]) -> SplitInfo:

@@ -14,6 +14,7 @@ from bert_jax.data import corpus, sentences
 from bert_jax.data.hashing import content_hash, key_from
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.data.word_cache import word_cache
+from bert_jax.whole_files import write_whole
 
 SENTENCES_A_BATCH = 2048  # tokenized in one call
 _VERSION = 1  # of what a run holds
@@ -177,13 +178,6 @@ def tokenized(piece: corpus.Slice, how: Tokenizing) -> Iterator[HeldRun]:
 def _finished(task: TokenizeTask) -> Path:
     """The file that says that a task is done, and what its runs are."""
     return task.scratch / f"{task.name}.runs.json"
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file that is there whole or not at all."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_bytes(content)
-    partial.replace(path)
 
 
 class _Document(NamedTuple):

@@ -23,12 +23,13 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from etils import epath
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from bert_jax import remote, whole_files
 from bert_jax.errors import InputError
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -118,7 +119,7 @@ class WordPieceTokenizer:
           InputError: no such file, not UTF-8, an empty or a doubled line, or a special token that is missing.
         """
         try:
-            text = epath.Path(path).read_bytes().decode("utf-8")
+            text = whole_files.read_whole(remote.named(path)).decode("utf-8")
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror or error}); name a vocabulary file") from error
         except UnicodeDecodeError as error:
@@ -169,14 +170,7 @@ class WordPieceTokenizer:
 
     def save_vocabulary(self, path: str) -> None:
         """Writes a `vocab.txt` that `from_file` reads; whole or not at all."""
-        final = epath.Path(path)
-        partial = final.parent / f"{final.name}.partial"
-        try:
-            partial.write_bytes("".join(f"{piece}\n" for piece in self.vocab).encode())
-            partial.replace(final)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
+        whole_files.write_whole(path, "".join(f"{piece}\n" for piece in self.vocab).encode())
 
     def id_to_token(self, index: int) -> str:
         """The piece of an id. Raises IndexError outside [0, V)."""
@@ -216,10 +210,10 @@ class WordPieceTokenizer:
         tokenizer.json; BertTokenizer of version 5 has a limit of 100 characters to a word whatever that file says.
 
         Args:
-          folder: made if missing.
+          folder: on this machine; made if missing.
           model_max_length: the number of positions that the model has.
         """
-        path = epath.Path(folder)
+        path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
         config = {

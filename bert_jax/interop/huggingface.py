@@ -82,7 +82,7 @@ def export(checkpoint: Checkpoint, output: str) -> str:
     config, tokenizer = checkpoint.bert_config, checkpoint.tokenizer
     described = model_config(config, tokenizer, architecture)
     weights = state_dict(checkpoint.load_parameters(), config, heads)
-    with whole_folder(folder) as partial:
+    with whole_folder(folder, last=CONFIG) as partial:
         tokenizer.save_huggingface(str(partial), model_max_length=config.max_position_embeddings)
         (partial / CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
         save_file(weights, str(partial / WHOLE), metadata={"format": "pt"})

@@ -1,13 +1,20 @@
 """Checkpoints made of what other software wrote: finds out what a folder holds, and reads it."""
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from etils import epath
 
+from bert_jax import remote, whole_files
 from bert_jax.errors import InputError
 from bert_jax.interop import huggingface
 from bert_jax.interop.output import new_folder
 from bert_jax.interop.safetensors_files import INDEX, WHOLE, read_json
-from bert_jax.training.checkpoints import Checkpoint, open_checkpoint, save_parameters
+from bert_jax.training.checkpoints import Checkpoint, check_place, open_checkpoint, save_parameters
 
+_READ = (".json", ".txt", ".safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -23,12 +30,36 @@ def import_checkpoint(source: str, output: str, *, lowercase: bool | None = None
       InputError: `output` is taken, or `source` holds nothing that can be read. Nothing is ever unpickled.
     """
     folder = new_folder(output)
-    _check_source(epath.Path(source))
-    found = huggingface.read(epath.Path(source), lowercase=lowercase)
+    check_place(folder)
+    with _on_this_machine(source) as here:
+        _check_source(here)
+        found = huggingface.read(here, lowercase=lowercase)
     save_parameters(
         folder, found.parameters, bert_config=found.bert_config, tokenizer=found.tokenizer, heads=found.heads
     )
     return open_checkpoint(output)
+
+
+@contextmanager
+def _on_this_machine(source: str) -> Iterator[epath.Path]:
+    """The folder, or a copy of it where it is remote, without what is not read; errors name it as it was given."""
+    folder = remote.named(source)
+    if not remote.is_remote(folder):
+        yield folder
+        return
+    sizes = remote.sizes(folder)
+    if not sizes:
+        raise InputError(f"--source: {folder} holds no file: name the folder of a model")
+    with tempfile.TemporaryDirectory(prefix="bert-jax-") as copy:
+        for name, size in sizes.items():
+            if name.endswith(_READ):
+                whole_files.download(folder / name, Path(copy) / name, size=size)
+            else:
+                (Path(copy) / name).touch()  # there to be refused
+        try:
+            yield epath.Path(copy)
+        except InputError as error:
+            raise InputError(str(error).replace(copy, str(folder))) from error
 
 
 def _check_source(folder: epath.Path) -> None:

@@ -14,7 +14,8 @@ Parameters that no run here has made are a folder like a step's, without optimiz
 """
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
+from bert_jax import remote
 from bert_jax.config import ConfigDict
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import BertJaxError, InputError
@@ -48,11 +50,19 @@ def _damage_named(folder: epath.Path) -> Iterator[None]:
     try:
         yield
     except (InputError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        if remote.is_remote(folder) and remote.is_transient(error):
+            raise BertJaxError(f"{folder} could not be read ({type(error).__name__}: {error})") from error
         reason = str(error).strip().split("\n")[0]
         mend = "delete that folder to go on from the step before" if folder.name.isdigit() else "make it again"
         raise InputError(
             f"{folder} is damaged or of another model ({type(error).__name__}: {reason}): {mend}"
         ) from error
+
+
+def check_place(folder: epath.Path) -> None:
+    """InputError for a store that Orbax writes no checkpoints to."""
+    if remote.is_remote(folder) and not os.fspath(folder).startswith("gs://"):
+        raise InputError(f"{folder}: workdirs and checkpoints are on a disk or on gs://, datasets anywhere: choose one")
 
 
 class Checkpointer:
@@ -69,6 +79,7 @@ class Checkpointer:
             ),
         )
         self._is_saving = False
+        self._before_save: list[Callable[[], None]] = []
         self._about = {
             "tokenizer": tokenizer.to_json(),
             "config": json.loads(config.to_json_best_effort()),
@@ -78,11 +89,17 @@ class Checkpointer:
         """The newest complete step, None where there is none."""
         return self._manager.latest_step()
 
+    def before_each_save(self, function: Callable[[], None]) -> None:
+        """Calls `function` at the beginning of every save, such as one that writes down what belongs to the step."""
+        self._before_save.append(function)
+
     def save(self, step: int, state: TrainState, *, bert_config: BertConfig, dataset_hashes: Sequence[str]) -> None:
         """Starts saving `state`; the arrays are copied off the devices before this returns.
 
         `dataset_hashes` are of what the phases have read that are begun.
         """
+        for function in self._before_save:
+            function()
         self._is_saving = True
         self._manager.save(
             step,
@@ -187,7 +204,7 @@ def save_parameters(
     """
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         checkpointer.save(
-            folder.resolve(),
+            remote.absolute(folder),
             args=ocp.args.Composite(
                 parameters=ocp.args.StandardSave(parameters),
                 bert_config=ocp.args.JsonSave(bert_config.to_dict()),
@@ -200,10 +217,17 @@ def save_parameters(
 
 def newest_step(workdir: epath.Path) -> epath.Path | None:
     """The folder of a workdir's newest complete step, None where there is none."""
-    if not (workdir / FOLDER).exists():
+    folder = workdir / FOLDER
+    if not remote.exists(folder):
         return None
-    steps = [child for child in (workdir / FOLDER).iterdir() if child.name.isdigit()]
-    return max(steps, key=lambda child: int(child.name), default=None)
+    steps = [child for child in remote.patiently(folder, lambda: list(folder.iterdir())) if child.name.isdigit()]
+    newest_first = sorted(steps, key=lambda child: int(child.name), reverse=True)
+    return next((step for step in newest_first if _is_whole(step)), None)
+
+
+def _is_whole(folder: epath.Path) -> bool:
+    """Whether the save of a checkpoint has ended: a remote one, which cannot be renamed, has a file that says so."""
+    return remote.patiently(folder, lambda: ocp.utils.is_checkpoint_finalized(folder))
 
 
 def open_checkpoint(location: str) -> Checkpoint:
@@ -211,14 +235,15 @@ def open_checkpoint(location: str) -> Checkpoint:
 
     Raises InputError where there is none.
     """
-    given = epath.Path(location)
+    given = remote.absolute(location)
+    check_place(given)
     what = "a workdir, one of its checkpoints/STEP, or what `bert-jax import` wrote"
-    if not given.exists():
-        raise InputError(f"{given} does not exist: a checkpoint is {what}")
-    path = newest_step(given.resolve()) or given.resolve()
-    if not (path / "parameters").exists() or not (path / "bert_config").exists():
-        raise InputError(f"{given} holds no complete checkpoint: give {what}")
-    from_run = not (path / "heads").exists()
+    if not remote.exists(given):
+        raise InputError(f"{location} does not exist: a checkpoint is {what}")
+    path = newest_step(given) or given
+    if not all(remote.exists(path / item) for item in ("parameters", "bert_config")) or not _is_whole(path):
+        raise InputError(f"{location} holds no complete checkpoint: give {what}")
+    from_run = not remote.exists(path / "heads")
     items = ("bert_config", "tokenizer", *(("config", "position") if from_run else ("heads",)))
     with _damage_named(path), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         about = checkpointer.restore(path, args=ocp.args.Composite(**{name: ocp.args.JsonRestore() for name in items}))

@@ -15,6 +15,7 @@ from typing import Any
 
 from etils import epath
 
+from bert_jax import remote, whole_files
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.training.ticker import Ticker
 
@@ -86,12 +87,14 @@ class Lease:
             holder = self._read()
             if holder and holder["token"] == self._mine["token"]:
                 self._path.unlink()
-        except OSError as error:
+        except (OSError, BertJaxError) as error:
             log.warning("%s could not be deleted (%s): the next run here will wait for it", self._path, error)
 
     def _read(self) -> dict[str, Any] | None:
+        if not remote.exists(self._path):
+            return None
         try:
-            text = self._path.read_text()
+            text = remote.patiently(self._path, self._path.read_text)
         except FileNotFoundError:
             return None
         try:
@@ -103,9 +106,7 @@ class Lease:
         return {**self._mine, "host": "an unknown host", "pid": 0, "machine": "", "token": text}
 
     def _write(self) -> None:
-        partial = self._path.parent / f".{LEASE_FILE}.{self._mine['token']}"
-        partial.write_text(json.dumps(self._mine, indent=2) + "\n")
-        partial.replace(self._path)
+        whole_files.write_whole(self._path, (json.dumps(self._mine, indent=2) + "\n").encode())
 
     def _renew(self) -> None:
         try:
@@ -115,7 +116,7 @@ class Lease:
                 return
             self._mine["renewed"] += 1
             self._write()
-        except OSError as error:  # tried again at the next renewal
+        except (OSError, BertJaxError) as error:  # tried again at the next renewal
             log.warning("%s could not be renewed: %s", self._path, error)
 
     def _check_gone(self, holder: dict[str, Any]) -> None:

@@ -1,4 +1,7 @@
-"""Where a run's numbers go: `metrics.jsonl`, one object a line, and TensorBoard events beside it."""
+"""Where a run's numbers go: `metrics.jsonl`, one object a line, and TensorBoard events beside it.
+
+In a remote workdir, where nothing can be appended to, both are in parts: see `part_files.py`.
+"""
 
 import json
 import math
@@ -11,50 +14,89 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
+from bert_jax import remote, whole_files
+from bert_jax.training.part_files import PartEvents, PartRows, read_parts
+
 METRICS_FILE = "metrics.jsonl"
+METRICS_FOLDER = "metrics"
+TENSORBOARD_FOLDER = "tensorboard"
 
 
 class MetricsWriter:
-    """Appends rows to `metrics.jsonl` and TensorBoard.
+    """Appends rows to `metrics.jsonl`, or to parts, and TensorBoard.
 
-    Rows past `resume_step` are dropped first: a run that goes on from a checkpoint writes them again, and the file ends
-    up as that of a run never stopped.
+    Rows past `resume_step` are dropped first: a run that goes on from a checkpoint writes them again, and all end up as
+    those of a run never stopped.
     """
 
     def __init__(self, workdir: epath.Path, resume_step: int):
-        path = workdir / METRICS_FILE
-        kept = [row for row in read_metrics(workdir) if row["step"] <= resume_step]
-        partial = workdir / (METRICS_FILE + ".partial")
-        partial.write_text("".join(_line(row) for row in kept))
-        partial.replace(path)
-        self._file = path.open("a")
-        # Written here and now: the library's SummaryWriter has a thread for it, and waits for ever once that has died
-        # of a full disk.
-        (workdir / "tensorboard").mkdir(exist_ok=True)
-        self._events = EventsWriter(str(workdir / "tensorboard" / "events"))
+        kept = "".join(_line(row) for row in read_metrics(workdir) if row["step"] <= resume_step)
+        self._rows: _LocalRows | PartRows
+        self._events: EventsWriter | PartEvents
+        if remote.is_remote(workdir):
+            self._rows = PartRows(workdir / METRICS_FOLDER, kept)
+            self._events = PartEvents(workdir / TENSORBOARD_FOLDER)
+        else:
+            self._rows = _LocalRows(workdir / METRICS_FILE, kept)
+            # Written here and now: the library's SummaryWriter has a thread for it, and waits for ever once that has
+            # died of a full disk.
+            (workdir / TENSORBOARD_FOLDER).mkdir(exist_ok=True)
+            self._events = EventsWriter(str(workdir / TENSORBOARD_FOLDER / "events"))
         purge = SessionLog(status=SessionLog.START)  # the viewer drops what it has from this step on
         self._events.write_event(Event(wall_time=time.time(), step=resume_step + 1, session_log=purge))
 
     def write(self, step: int, values: Mapping[str, Any], split: str | None = None) -> None:
         """One row. `split` is "eval" for evaluations; training rows carry none."""
         row = {"step": step, **({"split": split} if split else {}), **values}
-        self._file.write(_line(row))
-        self._file.flush()
+        self._rows.write(_line(row))
         for name, value in values.items():
             if value is None or not math.isfinite(value):
                 continue  # TensorBoard has no place for it
             summary = scalar(f"{split or 'train'}/{name}", value)
             self._events.write_event(Event(wall_time=time.time(), step=step, summary=summary))
+        if isinstance(self._events, EventsWriter):
+            self._events.flush()
+
+    def flush(self) -> None:
+        """Returns when every row is where a kill does not reach it."""
+        self._rows.flush()
         self._events.flush()
 
     def close(self) -> None:
         """Flushes and closes both."""
+        try:
+            self._rows.close()
+        finally:
+            self._events.close()
+
+
+class _LocalRows:
+    """Lines of JSON in a file, each on disk when `write` returns."""
+
+    def __init__(self, path: epath.Path, kept: str):
+        """What there is at `path` is replaced by the lines `kept`."""
+        whole_files.write_whole(path, kept.encode())
+        self._file = path.open("a")
+
+    def write(self, line: str) -> None:
+        """Appends a line."""
+        self._file.write(line)
+        self.flush()
+
+    def flush(self) -> None:
+        """Hands what is buffered to the system."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
         self._file.close()
-        self._events.close()
 
 
 class NoWriter:
     """In the place of a `MetricsWriter`, in processes that are not the first."""
+
+    def flush(self) -> None:
+        """Nothing."""
 
     def write(self, step: int, values: Mapping[str, Any], split: str | None = None) -> None:
         """Nothing."""
@@ -70,12 +112,26 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def read_metrics(workdir: epath.Path) -> list[dict[str, Any]]:
-    """All rows of a workdir, up to the first line that is not one: a kill may have cut off the last."""
+    """All rows of a workdir, up to the first line that is not one: a kill may have cut off the last.
+
+    Of a workdir that was copied from a disk to a store or back, the rows that were written where it is now, if any.
+    """
+    sources = (_rows_of_parts, _rows_of_file) if remote.is_remote(workdir) else (_rows_of_file, _rows_of_parts)
+    return sources[0](workdir) or sources[1](workdir)
+
+
+def _rows_of_file(workdir: epath.Path) -> list[dict[str, Any]]:
     path = workdir / METRICS_FILE
-    if not path.exists():
-        return []
+    return _parse(whole_files.read_whole(path)) if remote.exists(path) else []
+
+
+def _rows_of_parts(workdir: epath.Path) -> list[dict[str, Any]]:
+    return _parse(b"".join(read_parts(workdir / METRICS_FOLDER)))
+
+
+def _parse(content: bytes) -> list[dict[str, Any]]:
     rows = []
-    for line in path.read_bytes().decode("utf-8", "replace").splitlines():
+    for line in content.decode("utf-8", "replace").splitlines():
         try:
             row = json.loads(line)
         except ValueError:

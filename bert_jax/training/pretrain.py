@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import jax
-from etils import epath
 
+from bert_jax import remote, whole_files
 from bert_jax.config import ConfigDict
 from bert_jax.errors import BertJaxError, InputError, NotBegun
 from bert_jax.model import parameter_count
@@ -18,18 +18,16 @@ from bert_jax.progress import Bars, silent
 from bert_jax.training.checkpoints import Checkpointer
 from bert_jax.training.checks import check_attention
 from bert_jax.training.initialization import open_init, start_from
-from bert_jax.training.lease import Lease
 from bert_jax.training.mesh import check_divisibility, fill_in_accumulation, make_mesh
 from bert_jax.training.metrics import MetricsWriter, NoWriter
 from bert_jax.training.peers import AGAIN
 from bert_jax.training.phases import open_phases
 from bert_jax.training.pretrain_phase import make_loaders, plan_state, train_phase
-from bert_jax.training.processes import is_first, wait_for_first
+from bert_jax.training.processes import is_first
 from bert_jax.training.profiling import StepTracer
-from bert_jax.training.stalls import StallWatch
 from bert_jax.training.steps import Run
 from bert_jax.training.stopping import StopSignal
-from bert_jax.training.workdir import claim_workdir, make_workdir
+from bert_jax.training.workdir import claim_workdir, enter_workdir
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +67,7 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
     # --- Checks, before any work ---------------------------------------------------------------------------------
     if not workdir:
         raise InputError("--workdir is empty: name a folder")
-    folder = epath.Path(workdir).resolve()
+    folder = remote.absolute(workdir)
     asked = open_phases(config)
     mesh = make_mesh(config.mesh)
     phases = [replace(phase, config=fill_in_accumulation(mesh, phase.config)) for phase in asked]
@@ -80,15 +78,7 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
         check_divisibility(mesh, phase.model, phase.config.global_batch_size, phase.config.gradient_accumulation)
         check_attention(phase.config, phase.model, phase.seq_len, mesh)
         make_loaders(phase)
-    make_workdir(folder)
-    lease = Lease(folder) if is_first() else None
-    if lease:
-        stack.callback(lease.close)
-    wait_for_first()
-    stalls = StallWatch(
-        folder, jax.process_index(), minutes=config.stall_minutes, exit_minutes=config.stall_exit_minutes
-    )
-    stack.callback(stalls.close)
+    lease, stalls = enter_workdir(folder, config, stack)
     start = claim_workdir(folder, asked)
     if start == config.total_steps:
         log.info("%s is finished: it is at step %d of %d", folder, config.total_steps, config.total_steps)
@@ -111,9 +101,11 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
     else:
         state = spec.make()
     if is_first():
-        (folder / CONFIG_FILE).write_text(json.dumps(json.loads(config.to_json_best_effort()), indent=2) + "\n")
+        text = json.dumps(json.loads(config.to_json_best_effort()), indent=2) + "\n"
+        whole_files.write_whole(folder / CONFIG_FILE, text.encode())
     writer = MetricsWriter(folder, resume_step=start) if is_first() else NoWriter()
     stack.callback(writer.close)
+    checkpointer.before_each_save(writer.flush)
     log.info(
         "%s parameters, %s of %d %s",
         f"{parameter_count(phases[0].model):,}", dict(mesh.shape), jax.device_count(), jax.devices()[0].device_kind,

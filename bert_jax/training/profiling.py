@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 from etils import epath
 
+from bert_jax import whole_files
 from bert_jax.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -55,10 +56,9 @@ class StepTracer:
             jax.profiler.stop_trace()
             for path in sorted(folder.rglob("*")):
                 target = self._target / str(path.relative_to(folder))
-                if path.is_dir():
-                    target.mkdir(parents=True, exist_ok=True)
-                else:
-                    target.write_bytes(path.read_bytes())
+                if path.is_file():
+                    whole_files.make_folder(target.parent)
+                    whole_files.place(path, target)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         log.info("traced: tensorboard --logdir %s, or ui.perfetto.dev", self._target)

@@ -11,6 +11,7 @@ from typing import Any
 
 from etils import epath
 
+from bert_jax import whole_files
 from bert_jax.errors import BertJaxError
 from bert_jax.training.ticker import Ticker
 
@@ -76,7 +77,7 @@ class StallWatch:
             self._number, still / 60, self._step, text,
         )  # fmt: skip
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            (self._folder / f"step-{self._step}-process-{self._number}.txt").write_text(text)
-        except OSError as error:
+            whole_files.make_folder(self._folder)
+            whole_files.write_whole(self._folder / f"step-{self._step}-process-{self._number}.txt", text.encode())
+        except (OSError, BertJaxError) as error:
             log.warning("the stacks could not be written to %s: %s", self._folder, error)

@@ -2,15 +2,22 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
+import jax
 from etils import epath
 
+from bert_jax import remote, whole_files
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.errors import InputError
-from bert_jax.training.checkpoints import newest_step, open_checkpoint
+from bert_jax.training.checkpoints import check_place, newest_step, open_checkpoint
 from bert_jax.training.checks import check_tokenizer
+from bert_jax.training.lease import Lease
 from bert_jax.training.phases import Phase, Plan, plan_phases
+from bert_jax.training.processes import is_first, wait_for_first
+from bert_jax.training.shared_workdir import check_shared
+from bert_jax.training.stalls import StallWatch
 
 log = logging.getLogger(__name__)
 
@@ -23,11 +30,27 @@ CHANGEABLE = (
 )  # fmt: skip
 
 
-def make_workdir(folder: epath.Path) -> None:
-    """Makes the folder where there is none; InputError where there is a file."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--workdir: {folder} is a file")
-    folder.mkdir(parents=True, exist_ok=True)
+def enter_workdir(folder: epath.Path, config: ConfigDict, stack: ExitStack) -> tuple[Lease | None, StallWatch]:
+    """Makes the folder where there is none, and holds it until `stack` is left; all processes have to call it.
+
+    Returns the lease, in the first process, and what watches over steps. InputError where the folder is a file, is
+    another run's, or is not the same one for all processes.
+    """
+    check_place(folder)
+    lease = None
+    if is_first():
+        if remote.exists(folder) and not folder.is_dir():
+            raise InputError(f"--workdir: {folder} is a file")
+        whole_files.make_folder(folder)
+        lease = Lease(folder)
+        stack.callback(lease.close)
+    wait_for_first()
+    check_shared(folder)
+    stalls = StallWatch(
+        folder, jax.process_index(), minutes=config.stall_minutes, exit_minutes=config.stall_exit_minutes
+    )
+    stack.callback(stalls.close)
+    return lease, stalls
 
 
 def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int:

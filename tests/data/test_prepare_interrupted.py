@@ -96,7 +96,7 @@ def test_a_failure_loses_nothing(whole, corpus_file, tokenizer, tmp_path, monkey
 
 def test_failure_at_the_very_end(whole, corpus_file, tokenizer, tmp_path, monkeypatch):
     def fail(self):
-        (tmp_path / "data" / f"{INFO_FILE}.partial").write_text("half")
+        (tmp_path / "data" / f"{INFO_FILE}.0.partial").write_text("half")
         raise OSError(28, "No space left on device")
 
     with pytest.MonkeyPatch.context() as patch:

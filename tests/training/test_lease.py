@@ -11,6 +11,7 @@ from pathlib import Path
 import helpers
 import pytest
 from etils import epath
+from gcs import Emulator
 from runs import train_command
 
 from bert_jax.errors import BertJaxError, InputError
@@ -134,3 +135,13 @@ def test_two_runs_in_one_workdir_and_one_after_a_kill(dataset_dir: Path, tmp_pat
     )  # fmt: skip
     assert "is gone" in third.stderr
     assert not (tmp_path / LEASE_FILE).exists()
+
+
+def test_a_lease_in_a_store(store: Emulator):
+    folder = epath.Path("gs://bucket/run")
+    lease = Lease(folder, renew=0.05, stale=0.4)
+    with pytest.raises(InputError, match=f"gs://bucket/run is in use by another run, process {os.getpid()} on "):
+        Lease(folder, renew=0.05, stale=0.4)
+    lease.check()
+    lease.close()
+    assert store.names() == []

@@ -1,0 +1,200 @@
+"""An emulator of Google Cloud Storage on the loopback, whose answers can be made to fail."""
+
+import io
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from http import HTTPStatus
+from http.server import HTTPServer
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+
+import fsspec
+from gcp_storage_emulator.exceptions import NotFound
+from gcp_storage_emulator.handlers import buckets
+from gcp_storage_emulator.server import RequestHandler
+from gcp_storage_emulator.storage import Storage
+
+BUCKET = "bucket"
+
+
+class Emulator:
+    """Serves `gs://bucket` from memory.
+
+    Attributes:
+      requests: "METHOD /path?query" of every request there was, not quoted, with the name of what is put.
+      faults: for each request, the first of these that returns True has answered it.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[str] = []
+        self.faults: list[Callable[[RequestHandler, str], bool]] = []
+        logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)  # what is not there is no error here
+        self._storage = Storage(use_memory_fs=True)
+        buckets.create_bucket(BUCKET, self._storage)
+        self._server = _Server(("127.0.0.1", 0), partial(_Handler, self, self._storage))
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For gcsfs and TensorStore: to ask this server, and nobody for credentials."""
+        url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        return {
+            "STORAGE_EMULATOR_HOST": url, "TENSORSTORE_GCS_HTTP_URL": url, "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false", "NO_GCE_CHECK": "true",
+        }  # fmt: skip
+
+    def names(self, prefix: str = "") -> list[str]:
+        """The objects whose names begin with `prefix`, sorted."""
+        return sorted(item["name"] for item in self._storage.get_file_list(BUCKET, prefix)[0])
+
+    def read(self, name: str) -> bytes:
+        return self._storage.get_file(BUCKET, name)
+
+    def put(self, name: str, content: bytes) -> None:
+        """As another client would."""
+        store = fsspec.filesystem("gcs", skip_instance_cache=True)
+        store.pipe_file(f"{BUCKET}/{name}", content)
+
+    def delete(self, name: str) -> None:
+        self._storage.delete_file(BUCKET, name)
+
+    def count(self, *parts: str) -> int:
+        """How many requests held all of `parts`."""
+        return sum(all(part in request for part in parts) for request in self.requests)
+
+    def fail(self, *parts: str, status: int, times: int = 1 << 30) -> None:
+        """Answers the next `times` requests that hold all of `parts` with a status."""
+        self._answer(parts, times, status, lambda: (b"", 0))
+
+    def stall(self, *parts: str, seconds: float, times: int) -> None:
+        """Answers the next `times` such requests after `seconds`, and meanwhile no other: there is one thread."""
+        left = [times]
+
+        def fault(_: RequestHandler, request: str) -> bool:
+            if left[0] > 0 and all(part in request for part in parts):
+                left[0] -= 1
+                time.sleep(seconds)
+            return False
+
+        self.faults.append(fault)
+
+    def cut(self, *parts: str, name: str, times: int, honest: bool, then: Callable[[], object] = lambda: None) -> None:
+        """Sends half of an object. `honest`: as if that were all; else the connection ends before what was promised.
+
+        `then` is called before it ends.
+        """
+
+        def half() -> tuple[bytes, int]:
+            content = self.read(name)
+            return content[: len(content) // 2], len(content) // 2 if honest else len(content)
+
+        self._answer(parts, times, 200, half, then)
+
+    def damage(self, *parts: str, name: str, times: int) -> None:
+        """Sends an object with a byte in the middle that is another."""
+
+        def damaged() -> tuple[bytes, int]:
+            content = bytearray(self.read(name))
+            content[len(content) // 2] ^= 0xFF
+            return bytes(content), len(content)
+
+        self._answer(parts, times, 200, damaged)
+
+    def _answer(
+        self,
+        parts: tuple[str, ...],
+        times: int,
+        status: int,
+        body: Callable[[], tuple[bytes, int]],
+        then: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`body` gives what is sent and how long it is said to be."""
+        left = [times]
+
+        def fault(handler: RequestHandler, request: str) -> bool:
+            if left[0] <= 0 or not all(part in request for part in parts):
+                return False
+            left[0] -= 1
+            content, length = body()
+            handler.send_response(status)
+            handler.send_header("Content-Length", str(length))
+            handler.end_headers()
+            handler.wfile.write(content)
+            handler.wfile.flush()
+            then()
+            return True
+
+        self.faults.append(fault)
+
+    def clear(self) -> None:
+        """Deletes all objects, forgets requests and takes faults away."""
+        self._storage.wipe(keep_buckets=True)
+        self.requests.clear()
+        self.faults.clear()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(HTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """A client that has gone does not wait for its answer."""
+
+
+class _Handler(RequestHandler):
+    def __init__(self, emulator: Emulator, storage: Storage, *arguments: object):
+        self._emulator = emulator
+        self._generation = "0"
+        super().__init__(storage, *arguments)
+
+    def parse_request(self) -> bool:
+        """Called once a request: what a fault has answered is not handled."""
+        if not super().parse_request():
+            return False
+        request = f"{self.command} {unquote(self.path)}"
+        if "uploadType=multipart" in self.path:  # the name is in the body
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            # The emulator takes a last byte "\r" of the content for a part of the line's end, which here is "\n".
+            content, end, boundary = body.rpartition(b"\n--")
+            body = content + b"\r" + end + boundary
+            self.headers.replace_header("Content-Length", str(len(body)))
+            self.rfile = io.BufferedReader(io.BytesIO(body))
+            request += "&name=" + json.loads(re.search(rb"\{.*?\}", body)[0])["name"]
+        self._emulator.requests.append(request)
+        if any(fault(self, request) for fault in list(self._emulator.faults)):
+            return False
+        return self._keeps_conditions(urlsplit(self.path))
+
+    def _keeps_conditions(self, url: SplitResult) -> bool:
+        """What TensorStore writes and reads by, and the emulator has not: an answer where the object is another."""
+        query = parse_qs(url.query)
+        name = query["name"][0] if "name" in query else unquote(url.path.partition(f"/b/{BUCKET}/o/")[2])
+        try:
+            self._generation = str(self.storage.get_file_obj(BUCKET, name)["generation"])
+        except NotFound:
+            self._generation = "0"
+        if query.get("ifGenerationMatch", [self._generation]) != [self._generation]:
+            status = HTTPStatus.PRECONDITION_FAILED
+        elif query.get("ifGenerationNotMatch", ["none"]) == [self._generation] != ["0"]:
+            status = HTTPStatus.NOT_MODIFIED
+        else:
+            return True
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+        return False
+
+    def end_headers(self) -> None:
+        if self.command == "GET" and "alt=media" in self.path:
+            self.send_header("X-Goog-Generation", self._generation)
+        super().end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
