@@ -5,12 +5,14 @@ import gzip
 import logging
 import random
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import fsspec.config
 import gcsfs.retry
 import pytest
 from etils import epath
+from gcs import Emulator
 from gcsfs import GCSFileSystem
 
 from bert_jax import remote, whole_files
