@@ -7,7 +7,7 @@ usage() {
 usage: launch/tpu_pod.sh VERB --name=NAME --zone=ZONE [OPTIONS] [-- COMMAND...]
 
   create   asks for the TPUs, as a queued resource
-  setup    installs a git ref, with its `tpu` extra, on every host
+  setup    installs a git ref, with its `tpu` and `gcs` extras, on every host
   start    starts COMMAND on every host; it outlives the connection
   status   the queued resource, its nodes, and what every host is doing
   logs     the end of what the first host has written; --follow goes on
@@ -177,7 +177,7 @@ setup() {
   line+="; [ -d \$HOME/bert_jax ] || git clone --quiet $(quoted "$repo") \$HOME/bert_jax"
   line+="; cd \$HOME/bert_jax; git fetch --quiet origin; git checkout --quiet --detach $(quoted "$ref")"
   line+="; [ -d .venv ] || \$HOME/.local/bin/uv venv --quiet --python 3.12 .venv"
-  line+="; \$HOME/.local/bin/uv pip install --quiet --python .venv/bin/python '.[tpu]'"
+  line+="; \$HOME/.local/bin/uv pip install --quiet --python .venv/bin/python '.[tpu,gcs]'"
   line+="; echo $(quoted "$ref") > $run/ready; $tell ready\""
   on_hosts all "$line"
 }

@@ -168,7 +168,7 @@ def test_the_verbs_one_by_one(cloud: Cloud):
     assert cloud.run("create", *TPUS).returncode == 0
     assert cloud.run("setup", *BASE, *installed).stdout.count(" ready") == 2
     assert (cloud.folder / "host1" / "mounted").exists()
-    assert "pip install --quiet --python .venv/bin/python .[tpu]" in (cloud.folder / "host1" / "uv").read_text()
+    assert "pip install --quiet --python .venv/bin/python .[tpu,gcs]" in (cloud.folder / "host1" / "uv").read_text()
     command = ["sh", "-c", 'echo "$1"; echo "$PATH"; pwd; exec sleep 60', "sh", "two  words; $HOME 'quoted'"]
     assert cloud.run("start", *BASE, "--", *command).stdout.count(" started") == 2
     assert cloud.run("start", *BASE, "--", *command).stdout.count(" running") == 2  # not twice
