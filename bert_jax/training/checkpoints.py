@@ -10,7 +10,11 @@ WORKDIR/checkpoints/STEP/
 
 Parameters that no run here has made are a folder like a step's, without optimizer, position and config, and with
 
-  heads          which of `model.bert.HEADS` there are (a step has them all)
+  heads          which of `model.bert.HEADS` there are (a step of pre-training has them all)
+
+A fine-tuned model's steps have `heads` as well, and
+
+  task           what its output is of, and what has to be known to predict with it
 """
 
 import json
@@ -68,7 +72,11 @@ def check_place(folder: epath.Path) -> None:
 class Checkpointer:
     """Saves and restores the states of one workdir, asynchronously, keeping the newest few."""
 
-    def __init__(self, workdir: epath.Path, *, keep: int, config: ConfigDict, tokenizer: WordPieceTokenizer):
+    def __init__(
+        self, workdir: epath.Path, *, keep: int, config: ConfigDict, tokenizer: WordPieceTokenizer,
+        task: dict[str, Any] | None = None, heads: Collection[str] = HEADS,
+    ):  # fmt: skip
+        """`task` is of a fine-tuned model, `heads` what it has of those of pre-training; both are JSON."""
         self._folder = workdir / FOLDER
         self._manager = ocp.CheckpointManager(
             self._folder,
@@ -84,6 +92,8 @@ class Checkpointer:
             "tokenizer": tokenizer.to_json(),
             "config": json.loads(config.to_json_best_effort()),
         }
+        if task is not None:
+            self._about |= {"task": task, "heads": [head for head in HEADS if head in heads]}
 
     def latest_step(self) -> int | None:
         """The newest complete step, None where there is none."""
@@ -164,6 +174,7 @@ class Checkpoint:
     config: dict[str, Any]
     step: int
     dataset_hashes: tuple[str, ...]
+    task: dict[str, Any] | None = None  # of a fine-tuned model
 
     @property
     def missing_heads(self) -> tuple[str, ...]:
@@ -175,9 +186,19 @@ class Checkpoint:
         if missing := [head for head in heads if head not in self.heads]:
             raise InputError(f"{self.path} has no {', '.join(missing)}: {by} needs {', '.join(heads)}")
 
-    def load_parameters(self, shardings: Parameters | None = None) -> Parameters:
-        """All parameters there are, fp32, laid out as `shardings` says or on the first device."""
-        _, shapes, _ = abstract_parameters(self.bert_config, heads=self.heads)
+    def load_parameters(
+        self, shardings: Parameters | None = None, *, parts: Collection[str] | None = None, **settings: Any
+    ) -> Parameters:
+        """Parameters, fp32, laid out as `shardings` says or on the first device.
+
+        Args:
+          shardings: of what is loaded, at the least.
+          parts: which attributes of the model to load; by default all, and then the checkpoint has to have no more,
+            but for what a task has on top.
+          settings: of the model, for `abstract_parameters`: by default that of pre-training with the heads there are.
+        """
+        _, shapes, _ = abstract_parameters(self.bert_config, **(settings or {"heads": self.heads}))
+        shapes = {part: shape for part, shape in shapes.items() if parts is None or part in parts}
         if shardings is None:
             first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
             shardings = jax.tree.map(lambda _: first, shapes)
@@ -186,8 +207,13 @@ class Checkpoint:
             shapes,
             {part: shardings[part] for part in shapes},
         )
-        with _damage_named(self.path), ocp.StandardCheckpointer() as checkpointer:
-            return checkpointer.restore(self.path / "parameters", target)
+        arguments = ocp.args.PyTreeRestore(
+            target,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(target),
+            partial_restore=parts is not None or (self.task is not None and not settings),
+        )
+        with _damage_named(self.path), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            return checkpointer.restore(self.path / "parameters", args=arguments)
 
 
 def save_parameters(
@@ -243,16 +269,18 @@ def open_checkpoint(location: str) -> Checkpoint:
     path = newest_step(given) or given
     if not all(remote.exists(path / item) for item in ("parameters", "bert_config")) or not _is_whole(path):
         raise InputError(f"{location} holds no complete checkpoint: give {what}")
-    from_run = not remote.exists(path / "heads")
-    items = ("bert_config", "tokenizer", *(("config", "position") if from_run else ("heads",)))
+    from_run, has_heads, is_of_task = (remote.exists(path / item) for item in ("position", "heads", "task"))
+    of_run = ("config", "position") if from_run else ()
+    items = ("bert_config", "tokenizer", *of_run, *["heads"] * has_heads, *["task"] * is_of_task)
     with _damage_named(path), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         about = checkpointer.restore(path, args=ocp.args.Composite(**{name: ocp.args.JsonRestore() for name in items}))
         return Checkpoint(
             path=path,
             bert_config=BertConfig.from_dict(about.bert_config),
             tokenizer=WordPieceTokenizer.from_json(about.tokenizer),
-            heads=HEADS if from_run else tuple(about.heads),
+            heads=tuple(about.heads) if has_heads else HEADS,
             config=about.config if from_run else {},
             step=about.position["next_batch"] if from_run else 0,
             dataset_hashes=tuple(about.position["datasets"]) if from_run else (),
+            task=about.task if is_of_task else None,
         )
