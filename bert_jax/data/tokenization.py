@@ -205,8 +205,9 @@ class WordPieceTokenizer:
         for text, encoding in zip(texts, self._plain.encode_batch(texts, add_special_tokens=False), strict=True):
             offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2)
             if self.lowercase and not text.isascii():
-                for begin, end in _runs_of_accents(text):
-                    offsets[offsets[:, 1] == begin, 1] = end
+                for place, character in enumerate(text):
+                    if character >= "\u0300" and unicodedata.category(character) == "Mn":  # There is none below.
+                        offsets[offsets[:, 1] == place, 1] = place + 1
             result.append((encoding.ids, offsets))
         return result
 
@@ -284,16 +285,6 @@ class WordPieceTokenizer:
 def _same_tokenizer(vocab: tuple[str, ...], lowercase: bool) -> WordPieceTokenizer:
     """The one of this process: what is unpickled with every task is built once."""
     return WordPieceTokenizer(vocab, lowercase)
-
-
-def _runs_of_accents(text: str) -> list[tuple[int, int]]:
-    """[begin, end) of accents that are characters of their own, as in decomposed text."""
-    runs: list[tuple[int, int]] = []
-    for index, character in enumerate(text):
-        if character >= "\u0300" and unicodedata.category(character) == "Mn":  # There is none below.
-            begin = runs.pop()[0] if runs and runs[-1][1] == index else index
-            runs.append((begin, index + 1))
-    return runs
 
 
 def _check_pieces(vocab: tuple[str, ...]) -> None:

@@ -41,7 +41,8 @@ def test_both_versions(tmp_path: Path):
         ("sees the little", 12, Answer("sees  the\nlittle", 12)),  # white space as the context has it
         (" fox ", 7, Answer("fox", 8)),
         ("\tfox", 28, Answer("fox", 29)),
-        ("(1895-1943).", 33, Answer("(1895-1943).", 33)),  # what would mean something in a regular expression
+        ("fox", 29 - len(CONTEXT), Answer("fox", 8)),
+        ("(1895-1943).", 30, Answer("(1895-1943).", 33)),  # what would mean something in a regular expression
         ("Fox", 8, None),
         ("old tree", 4, None),
         ("", 4, None),
@@ -54,6 +55,7 @@ def test_where_an_answer_is(text: str, start: int, expected: Answer | None):
 
 def test_the_nearest_of_places_that_overlap():
     assert locate("a a", 3, "a a a a") == Answer("a a", 2)
+    assert locate("  a", 3, "a a  a") == Answer("a", 5)
     assert locate("x x x", 5, "x  x  x  x") == Answer("x  x  x", 3)
 
 
