@@ -75,6 +75,8 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, caplog: pytest.LogCaptureF
         {**entry("listless", None), "answers": {"text": "fox"}},
         entry("maybe", "fox", 8, is_impossible="no"),
         "text",
+        {**entry("", None), "is_impossible": True},
+        {**entry("number", None), "id": 7, "is_impossible": True},
     )
     # Those that say which one of the file it is.
     expected = {
@@ -89,6 +91,8 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, caplog: pytest.LogCaptureF
         'question 10 (listless): "answers" is no list',
         'question 11 (maybe): "is_impossible" is neither true nor false',
         "question 12: is no JSON object",
+        'question 13: has no text as "id"',
+        'question 14 (7): has no text as "id"',
     }
     told: list[str] = []
 

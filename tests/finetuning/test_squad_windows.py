@@ -115,9 +115,10 @@ def test_windows_are_the_references(tokenizer: WordPieceTokenizer):
     assert list(map(plain, windows)) == list(slow_windows(questions, tokenizer, 24, 6, 8))
 
 
-@pytest.mark.parametrize("stride", [1, 3, 7, 50])
+@pytest.mark.parametrize("stride", [1, 3, 7, 150])
 def test_spans_and_max_context(stride: int):
-    for length, capacity in itertools.product(range(1, 60, 3), (1, 2, 7, 20)):
+    # Of 320 in windows of 300, the last one is so much shorter that its length weighs more than a token.
+    for length, capacity in [(320, 300), *itertools.product(range(1, 60, 3), (1, 2, 7, 20))]:
         slow = slow_spans(length, capacity, stride)
         spans = window_spans(length, capacity, stride)
         assert spans == [(start, start + size) for start, size in slow]
