@@ -113,6 +113,7 @@ def test_version_1():
     questions = [question("a", "fox", "old fox"), question("b", "the owl"), question("c", "tree")]
     scores = score_v1(questions, {"a": "the old fox", "b": "owl tree", "c": "leaf"})
     assert scores == {"exact_match": pytest.approx(100 / 3), "f1": pytest.approx(100 * (1 + 2 / 3) / 3)}
+    assert score_v1([question("a", "the")], {"a": "an"}) == {"exact_match": 100.0, "f1": 0.0}
 
 
 def test_version_1_counts_what_is_missing_as_wrong(caplog: pytest.LogCaptureFixture):
