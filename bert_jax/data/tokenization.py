@@ -21,6 +21,7 @@ tests/data/test_every_code_point.py compares every code point with that code sai
 import functools
 import hashlib
 import json
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -185,6 +186,24 @@ class WordPieceTokenizer:
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text, without [CLS] and [SEP]. A "[SEP]" or "[MASK]" in a text is text like any other."""
         return [encoding.ids for encoding in self._plain.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def encode_batch_with_offsets(self, texts: list[str]) -> list[tuple[list[int], np.ndarray]]:
+        """The ids of each text as from `encode_batch`, and which of its characters each of them stands for.
+
+        Returns:
+          For each text, n ids and [n, 2] int32: `text[begin:end]`, in characters of the text as it was given, before
+          anything was dropped, lower-cased or decomposed. Begins and ends never decrease. Pieces of one character (a
+          Hangul syllable, where uncased) have the same; an accent that was stripped goes with what it stands on.
+        """
+        result = []
+        for text, encoding in zip(texts, self._plain.encode_batch(texts, add_special_tokens=False), strict=True):
+            offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2)
+            if self.lowercase and not text.isascii():
+                for place, character in enumerate(text):
+                    if character >= "\u0300" and unicodedata.category(character) == "Mn":  # There is none below.
+                        offsets[offsets[:, 1] == place, 1] = place + 1
+            result.append((encoding.ids, offsets))
+        return result
 
     def encode_with_special_tokens(self, text: str, pair: str | None = None) -> tuple[list[int], list[int]]:
         """[CLS] text [SEP], or [CLS] text [SEP] pair [SEP]; special tokens written in a text are those tokens.

@@ -17,9 +17,12 @@ class BadRows:
         self.counts: dict[str, int] = {}  # by file
         self._strict = strict
 
-    def add(self, path: str | PathLike[str], line: int, problem: str) -> None:
-        """A row that is left out. `line` is counted from 1; `problem` says what is wrong with it."""
-        where = f"{path}:{line}: {problem}"
+    def add(self, path: str | PathLike[str], line: int | None, problem: str) -> None:
+        """A row that is left out. `line` is counted from 1; `problem` says what is wrong with it.
+
+        Where lines mean nothing, as in JSON, `line` is None and `problem` says where it is as well.
+        """
+        where = f"{path}: {problem}" if line is None else f"{path}:{line}: {problem}"
         if self._strict:
             raise InputError(where)
         count = self.counts[str(path)] = self.counts.get(str(path), 0) + 1
