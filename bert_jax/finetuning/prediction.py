@@ -9,7 +9,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.data.tokenization import WordPieceTokenizer
-from bert_jax.finetuning.rows import Rows, in_order, padded_length
+from bert_jax.finetuning.encoded_rows import Rows, in_order, padded_length
 from bert_jax.model.bert import Parameters
 from bert_jax.training.batches import put_batch, rows_here
 from bert_jax.training.per_device import manual_spec, over_rows, whole_model

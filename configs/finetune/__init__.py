@@ -1,0 +1,1 @@
+"""Configs of fine-tuning, one file a kind of task."""

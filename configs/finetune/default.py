@@ -1,0 +1,80 @@
+"""Every key of fine-tuning once, with its unit. The other configs here are what differs from this one.
+
+These are the paper's values (Devlin et al. 2019, section 4 and appendix A.3): batches of 32, three epochs, the learning
+rate the best on dev of 5e-5, 4e-5, 3e-5 and 2e-5.
+"""
+
+import ml_collections
+
+
+def get_config():
+    config = ml_collections.ConfigDict()
+
+    config.seed = 0  # of the output layer, data order and dropout
+    config.init = ""  # the checkpoint to start from: a workdir, one of its checkpoints/STEP, or what import wrote
+    config.from_scratch = False  # True: the checkpoint's sizes and vocabulary, and none of its parameters
+    config.num_epochs = 3  # times through the training examples
+    config.global_batch_size = 32  # examples a step, over all devices and microbatches
+    config.gradient_accumulation = 1  # microbatches a step
+    config.dtype = "auto"  # of computation: float32, bfloat16, or auto (bfloat16 on TPU and GPU)
+    config.log_every_steps = 50
+    config.eval_batch_size = 64  # examples, over all devices
+    config.max_nonfinite_steps = 10  # updates skipped in a row for a non-finite loss or gradient before the run stops
+    config.stall_minutes = 10.0  # without a step, before what every thread does is reported; 0: never
+    config.stall_exit_minutes = 0.0  # without a step, before the run ends with status 1; 0: it waits
+
+    config.data = ml_collections.ConfigDict()
+    config.data.path = ""  # the task's folder
+    config.data.strict = False  # True: refuse a file with a row that cannot be used; False: count it and leave it out
+
+    config.task = ml_collections.ConfigDict()
+    config.task.kind = "text"  # glue, text
+    config.task.name = ""  # of glue: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli
+    config.task.max_seq_len = 128  # tokens; longer texts are cut
+    config.task.train = ""  # of text: a .csv, .tsv or .jsonl file, in data.path or with a path of its own
+    config.task.dev = ""  # of text: the same, with labels
+    config.task.test = ""  # of text: the same, with or without labels
+    config.task.text = "text"  # of text: the field of the text
+    config.task.text_pair = ""  # of text: the field of a second text; "" is none
+    config.task.label = "label"  # of text: the field of the label
+    config.task.regression = False  # of text: labels are numbers
+
+    config.head = ml_collections.ConfigDict()
+    config.head.dropout = 0.1  # of what the output layer reads
+    config.head.bilstm = 0  # units, in each direction, of a randomly initialised BiLSTM under it; 0: none
+
+    # Of the encoder; all else of it is the checkpoint's.
+    config.model = ml_collections.ConfigDict()
+    config.model.hidden_dropout_prob = 0.1
+    config.model.attention_probs_dropout_prob = 0.1
+
+    config.optimizer = ml_collections.ConfigDict()
+    config.optimizer.name = "adamw"  # or lamb
+    config.optimizer.learning_rate = 2e-5  # at the end of the warm-up
+    config.optimizer.warmup_proportion = 0.1  # of all steps, linear from 0
+    config.optimizer.decay_power = 1.0  # then peak * (1 - step / total_steps) ** decay_power
+    config.optimizer.weight_decay = 0.01  # not on biases and LayerNorms
+    config.optimizer.b1 = 0.9
+    config.optimizer.b2 = 0.999
+    config.optimizer.eps = 1e-6
+    config.optimizer.grad_clip_norm = 1.0  # global norm; 0: no clipping
+    config.optimizer.bias_correction = False  # the reference's AdamW has none; True is steadier on small tasks
+
+    config.mesh = ml_collections.ConfigDict()  # devices along each axis; -1 fills in
+    config.mesh.data = -1
+    config.mesh.fsdp = 1
+    config.mesh.tensor = 1
+    config.mesh.zero1 = False
+    config.attention = "xla"  # or a kernel without dropout: splash on TPU, cudnn on GPU
+    config.remat = "none"  # or attention, dots, full
+    config.gradient_reduce_dtype = "float32"
+    config.scan_layers = True
+
+    config.checkpoint = ml_collections.ConfigDict()
+    config.checkpoint.every_steps = 1_000  # and at the end, and on SIGTERM
+    config.checkpoint.keep = 1  # newest ones
+
+    config.profile = ml_collections.ConfigDict()
+    config.profile.steps = ""  # A:B traces steps A to B into WORKDIR/profile
+
+    return config

@@ -1,0 +1,14 @@
+"""A task of one's own: a text, or two, and a label, in CSV, TSV or JSON lines.
+
+    bert-jax finetune --config=finetune/text --workdir=runs/mine --config.init=runs/base \\
+      --config.task.train=train.csv --config.task.dev=dev.csv --config.task.text=review --config.task.label=stars
+    bert-jax predict --checkpoint runs/mine --input new.csv --output predictions.jsonl
+
+Labels are whatever the training file has; with `task.regression=True` they are numbers.
+"""
+
+from bert_jax.configs.finetune import default
+
+
+def get_config():
+    return default.get_config()
