@@ -123,6 +123,6 @@ def _example(identity: str, row: Mapping[str, Any], *, labelled: bool) -> Choice
         if labelled:
             raise ValueError("no label")
         return ChoiceExample(identity, context, start, tuple(endings), None)
-    if isinstance(label, bool) or str(label) not in map(str, range(len(endings))):
+    if str(label) not in map(str, range(len(endings))):
         raise ValueError(f"the label {label!r:.60} is not one of 0 to {len(endings) - 1}")
     return ChoiceExample(identity, context, start, tuple(endings), int(label))
