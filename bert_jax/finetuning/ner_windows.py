@@ -123,9 +123,7 @@ def _parts(ends: np.ndarray, first: int, last: int, room: int) -> list[tuple[int
 def _widen(ends: np.ndarray, start: int, end: int, room: int) -> tuple[int, int]:
     """The words of the window around words [start, end): as much before as behind them, where there is as much."""
     spare = room - (ends[end] - ends[start])
-    before, behind = ends[start] - ends[0], ends[-1] - ends[end]
-    left = min(before, max(spare // 2, spare - behind))
-    low = np.searchsorted(ends, ends[start] - left)  # whole words: the first that begins in there
+    low = np.searchsorted(ends, ends[start] - spare // 2)  # whole words: the first that begins in there
     high = np.searchsorted(ends, ends[low] + room, side="right") - 1
     low = np.searchsorted(ends, ends[high] - room)  # what is left over behind goes before
     return int(low), int(high)

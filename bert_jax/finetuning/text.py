@@ -93,14 +93,15 @@ def read_texts(
             continue
         identity = row.get(fields.id)
         found.append((line, str(line if identity in (None, "") else identity), texts, label))
-    classes = _classes(found, labels) if labelled and not regression else ()
+    classified = labelled and not regression
+    classes = _classes(found, labels) if classified else ()
     numbers = {name: number for number, name in enumerate(classes)}
     examples = []
     for line, identity, texts, label in found:
-        if classes and label not in numbers:
+        if classified and label not in numbers:
             bad_rows.add(path, line, f"unknown label {label!r:.60}; there are: {', '.join(classes)}")
             continue
-        value = numbers[label] if classes else label
+        value = numbers[label] if classified else label
         examples.append(TextExample(identity, texts[0], texts[1] if len(texts) > 1 else None, value))
     if not examples:
         raise InputError(f"{path}: no usable row; rows need {' and '.join(names or ('a text',))} and a label")

@@ -105,6 +105,11 @@ def test_classes_that_are_given(tmp_path: Path):
         read_texts(path, BadRows(strict=True), labels=("good", "bad"))
 
 
+def test_no_class_is_no_example(tmp_path: Path):
+    with pytest.raises(InputError, match="no usable row"):
+        read_texts(write(tmp_path / "a.csv", "text,label\na,good\n"), BadRows(), labels=())
+
+
 def test_texts_to_be_predicted(tmp_path: Path):
     path = write(tmp_path / "a.tsv", "text\na\nb\n")
     assert read_texts(path, BadRows(strict=True), labelled=False) == (
