@@ -1,5 +1,7 @@
 """GLUE as TFDS has it: datasets of its layout, written by TFDS itself as ArrayRecord."""
 
+import shutil
+
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
@@ -13,6 +15,7 @@ PREMISE = ("premise", "hypothesis")
 SPLITS = ("train", "validation", "test")
 CONFIGS = {  # the features, the classes, and the splits of each
     "sst2": (("sentence",), ("negative", "positive"), SPLITS),
+    "cola": (("sentence",), ("unacceptable", "acceptable"), ("train",)),
     "mrpc": (("sentence1", "sentence2"), ("not_equivalent", "equivalent"), SPLITS),
     "stsb": (("sentence1", "sentence2"), None, SPLITS),
     "mnli": (PREMISE, TASKS["mnli"].labels, ("train", "validation_matched", "validation_mismatched", "test_matched")),
@@ -39,7 +42,10 @@ class Glue(tfds.core.GeneratorBasedBuilder):
         texts, classes, _ = CONFIGS[self.builder_config.name]
         for number in range(8):  # TFDS shuffles them
             label = -1 if split.startswith("test") else number % 2 if classes else number / 2
-            yield number, {**{name: f"é {split} {name} {number}" for name in texts}, "label": label, "idx": number}
+            row = {name: f"é {split} {name} {number}" for name in texts}
+            if self.builder_config.name == "cola":
+                row["sentence"] = b"caf\xe9"
+            yield number, {**row, "label": label, "idx": number}
 
 
 @pytest.fixture(scope="module")
@@ -92,3 +98,21 @@ def test_what_is_not_there_is_named():
         read_split("tfds:glue/mnli", TASKS["qnli"], "train", BadRows())
     with pytest.raises(InputError, match=r"tfds:glue/mnli:test_mismatched: .*test_mismatched"):
         read_split("tfds:glue/mnli", TASKS["mnli"], "test_mismatched", BadRows())
+
+
+def test_a_damaged_file_is_named(tfds_dir, tmp_path, monkeypatch):
+    shutil.copytree(tfds_dir, tmp_path / "copy")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "copy"))
+    (path,) = (tmp_path / "copy" / "glue" / "sst2").rglob("glue-train.array_record*")
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"train", b"tr\xffin"))
+    with pytest.raises(InputError, match=r"tfds:glue/sst2.*:train: "):
+        read_split("tfds:glue/sst2", TASKS["sst2"], "train", BadRows())
+    path.write_bytes(data[:100])
+    with pytest.raises(InputError, match=r"tfds:glue/sst2.*:train: "):
+        read_split("tfds:glue/sst2", TASKS["sst2"], "train", BadRows())
+
+
+def test_text_that_is_not_utf8():
+    with pytest.raises(InputError, match=r"tfds:glue/cola:train: example 0 is not valid UTF-8"):
+        read_split("tfds:glue/cola", TASKS["cola"], "train", BadRows())
