@@ -115,6 +115,33 @@ def texts(path: str, start: int, end: int, errors: str) -> Iterator[tuple[int, s
             yield number, _decode(value, source, number, errors)
 
 
+def examples(dataset: str, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(number, features by name) of all examples of a split, numbered from 0; text is bytes, a class is a number.
+
+    Args:
+      dataset: `tfds:NAME`.
+      split: in TFDS's own notation.
+
+    Raises:
+      InputError: as `size`, but for the text feature, or with the number of an example that cannot be read.
+    """
+    import tensorflow_datasets as tfds
+
+    source = _parse(f"{dataset}:{split}")
+    builder = _builder(source)
+    try:
+        records = builder.as_data_source(source.split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
+    except Exception as error:  # of several kinds; it says which splits there are
+        raise InputError(f"{dataset}:{split}: {_first_line(error)}") from error
+    for number in range(len(records)):
+        try:
+            yield number, builder.info.features.deserialize_example_np(records[number])
+        except Exception as error:  # ArrayRecord and TFDS raise what they like for damaged files
+            raise InputError(
+                f"{dataset}:{split}: example {number} cannot be read ({_first_line(error)}); prepare the dataset again"
+            ) from error
+
+
 def _decode(value: bytes | str, source: _Source, number: int, errors: str) -> str:
     data = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
     try:
