@@ -18,6 +18,7 @@ setup(
         "bert_jax",
         "bert_jax.ahead_of_time",
         "bert_jax.configs",
+        "bert_jax.configs.finetune",
         "bert_jax.data",
         "bert_jax.finetuning",
         "bert_jax.interop",

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from bert_jax import __version__
+from bert_jax.arguments import parser as arguments_of
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.progress import Bars, Progress, silent
 
@@ -44,7 +44,7 @@ def entry_point() -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand and returns its exit status."""
-    parser = _parser()
+    parser = arguments_of(_RUN)
     words, beam_options = _split(_joined(sys.argv[1:] if arguments is None else arguments))
     options, rest = parser.parse_known_args(words)
     overrides, unknown = _overrides(rest) if hasattr(options, "config") else ([], rest)
@@ -257,6 +257,29 @@ def _pretrain(options: argparse.Namespace) -> None:
             pretrain(load_config(options.config, options.overrides), options.workdir, stop=stop, bars=shown)
 
 
+def _finetune(options: argparse.Namespace) -> None:
+    from bert_jax.training.stopping import StopSignal
+
+    with StopSignal() as stop:
+        from bert_jax.config import load_config
+        from bert_jax.finetuning.finetune import finetune
+        from bert_jax.training.processes import is_first, joined_processes
+
+        with joined_processes():
+            shown = bars() if is_first() else silent
+            config = load_config(options.config, options.overrides, keys_of="finetune/default")
+            scores = finetune(config, options.workdir, stop=stop, bars=shown)
+            if is_first():
+                print(json.dumps(scores, indent=2))
+
+
+def _predict(options: argparse.Namespace) -> None:
+    from bert_jax.finetuning.predict import predict
+
+    count = predict(options.checkpoint, options.input, options.output, batch_size=options.batch_size, bars=bars())
+    print(f"{options.output}: {count:,} predictions")
+
+
 def _evaluate(options: argparse.Namespace) -> None:
     from bert_jax.training.evaluation import evaluate_checkpoint
     from bert_jax.training.processes import is_first, joined_processes
@@ -335,163 +358,11 @@ def _report(options: argparse.Namespace) -> None:
     print(options.output)
 
 
-# --- Arguments ---------------------------------------------------------------------------------------------------
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bert-jax", description="BERT pre-training in JAX and Flax.")
-    parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(
-            name,
-            help=text,
-            description=text,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-            allow_abbrev=False,
-        )
-        sub.set_defaults(run=run)
-        return sub
-
-    def add_corpus(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument(
-            "--input", nargs="+", required=True, metavar="GLOB",
-            help="text (a blank line between documents) or JSON lines with a `text` field, also .gz, .bz2, .zst; "
-            "`tfds:NAME[:SPLIT[:FEATURE]]` is a dataset of TFDS; `pydoc` is the English that Python carries",
-        )  # fmt: skip
-        sub.add_argument("--cased", action="store_true", help="keep case and accents")
-        sub.add_argument(
-            "--documents", choices=["blank_line", "file"], default="blank_line",
-            help="what ends a document in plain text: a blank line, or the file (books with blank lines in them)",
-        )  # fmt: skip
-        sub.add_argument("--errors", choices=["strict", "replace"], default="strict", help="bytes that are not UTF-8")
-
-    def add_checkpoint(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument(
-            "--checkpoint", required=True, metavar="CHECKPOINT",
-            help="a workdir, a checkpoints/STEP, or what import wrote",
-        )  # fmt: skip
-
-    sub = command("vocab", _vocab, "Train a WordPiece vocabulary.")
-    add_corpus(sub)
-    sub.add_argument("--output", required=True, metavar="FILE", help="the vocabulary, one piece a line")
-    sub.add_argument("--size", type=int, default=30522, help="pieces at the most, special tokens included")
-
-    sub = command("prepare", _prepare, "Make a prepared dataset from raw text.")
-    add_corpus(sub)
-    sub.add_argument("--vocab", required=True, metavar="FILE", help="the vocabulary")
-    sub.add_argument("--output", required=True, metavar="DIR", help="the dataset's folder")
-    sub.add_argument("--seq_len", type=int, default=128, help="tokens a sequence, special ones included")
-    sub.add_argument(
-        "--pairs", choices=["nsp", "none"], default="nsp",
-        help="nsp: sentence pairs; none: one segment of whole sentences, for a corpus without documents",
-    )  # fmt: skip
-    sub.add_argument("--dupe_factor", type=int, default=1, help="passes over the corpus, each with new pairs")
-    sub.add_argument("--short_seq_prob", type=float, default=0.1, help="share of documents with a shorter length")
-    sub.add_argument(
-        "--random_next", choices=["paper", "reference"], default="paper",
-        help="paper: half of all pairs are random; reference: a lone sentence always gets a random B (55-61%% random)",
-    )  # fmt: skip
-    sub.add_argument("--eval_fraction", type=float, default=0.01, help="share of documents held out for evaluation")
-    sub.add_argument(
-        "--sentences", choices=["split", "lines"], default="split", help="split lines into sentences, or one a line"
-    )
-    sub.add_argument("--language", default="en", help="ISO 639-1 code, for splitting sentences")
-    sub.add_argument("--drop_duplicates", action="store_true", help="of documents with the same text keep one")
-    sub.add_argument(
-        "--max_line_repeats", type=int, default=0, metavar="N",
-        help="drop lines that stand in the corpus more than N times; 0: none",
-    )  # fmt: skip
-    sub.add_argument("--min_document_tokens", type=int, default=0, help="drop shorter documents")
-    sub.add_argument("--max_document_tokens", type=int, default=0, help="drop longer documents; 0: none")
-    sub.add_argument("--bucket_tokens", type=int, default=16 << 20, help="tokens a shard, held in memory by a worker")
-    sub.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes of the local runner")
-    sub.add_argument("--scratch", metavar="DIR", help="for unfinished work, on this machine; by default in --output")
-    sub.add_argument("--seed", type=int, default=0, help="of pairs, lengths and labels")
-    sub.add_argument(
-        "--runner", default="local", metavar="RUNNER",
-        help="local, or one of Apache Beam: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner, ...; its options "
-        "follow after `--`, last of all",
-    )  # fmt: skip
-
-    sub = command("inspect", _inspect, "Show what is in a prepared dataset: counts, lengths, padding, instances.")
-    sub.add_argument("data", metavar="DIR", help="a prepared dataset")
-    sub.add_argument("--samples", type=int, default=3, help="instances to show")
-    sub.add_argument("--seed", type=int, default=0, help="of which ones, and of their masks")
-    sub.add_argument("--json", action="store_true", help="one object instead of text")
-
-    sub = command("pretrain", _pretrain, "Train with MLM and NSP; run it again to continue.")
-    sub.add_argument(
-        "--config", required=True, metavar="NAME|FILE.py[:ARG]", help="a config; --config.KEY=VALUE overrides its keys"
-    )
-    sub.add_argument("--workdir", required=True, metavar="DIR", help="checkpoints, metrics and curves")
-
-    sub = command("evaluate", _evaluate, "MLM and NSP loss and accuracy on a dataset's eval split, as JSON.")
-    add_checkpoint(sub)
-    sub.add_argument("--data", required=True, metavar="DIR", help="a prepared dataset")
-    sub.add_argument("--batch_size", type=int, default=64, help="sequences a batch")
-
-    sub = command("fill-mask", _fill_mask, "The most probable words for each [MASK].")
-    add_checkpoint(sub)
-    sub.add_argument("--top", type=int, default=5, help="candidates for each mask")
-    sub.add_argument("text", nargs="+", help='for example "Paris is the [MASK] of France."')
-
-    sub = command("features", _features, "Write hidden states of chosen layers for each token of a text file.")
-    add_checkpoint(sub)
-    sub.add_argument(
-        "--input", required=True, metavar="FILE", help="one text a line, or two: `first ||| second`; also compressed"
-    )
-    sub.add_argument("--output", required=True, metavar="FILE", help="JSON lines, or arrays if it ends in .npz")
-    sub.add_argument(
-        "--layers", default="-1,-2,-3,-4",
-        help="by number (0 the first, -1 the last) or name: embeddings, first, second_to_last, last, last_four, all",
-    )  # fmt: skip
-    sub.add_argument("--seq_len", type=int, help="tokens a line at the most; by default what the model reads")
-    sub.add_argument("--batch_size", type=int, default=32, help="lines a batch")
-
-    sub = command("export", _export, "Write a checkpoint in another library's format.")
-    add_checkpoint(sub)
-    sub.add_argument("--output", required=True, metavar="DIR", help="a new folder")
-    sub.add_argument("--format", choices=["hf"], default="hf", help="hf: what transformers loads")
-
-    sub = command("import", _import, "Make a checkpoint of another library's model, to evaluate, train on or export.")
-    sub.add_argument(
-        "--source", required=True, metavar="DIR",
-        help="a folder of transformers: config.json, .safetensors, and vocab.txt or tokenizer.json",
-    )  # fmt: skip
-    sub.add_argument("--output", required=True, metavar="DIR", help="a new folder")
-    case = sub.add_mutually_exclusive_group()
-    case.add_argument(
-        "--cased", dest="lowercase", action="store_const", const=False,
-        help="keep case and accents, whatever the source says",
-    )  # fmt: skip
-    case.add_argument(
-        "--uncased", dest="lowercase", action="store_const", const=True,
-        help="lower-case and strip accents, whatever the source says",
-    )  # fmt: skip
-
-    sub = command(
-        "compile", _compile, "Compile a config's step for TPUs that are not there: memory, collectives, cost."
-    )
-    sub.add_argument(
-        "--config", required=True, metavar="NAME|FILE.py[:ARG]", help="as of pretrain; data.path may be empty"
-    )
-    sub.add_argument("--topology", required=True, metavar="CHIP:AxB[xC]", help="a slice, as in v5e:4x4 or v5p:2x2x2")
-    sub.add_argument("--num_slices", type=int, default=1, help="slices, joined by a slower network")
-    sub.add_argument("--phase", type=int, default=None, help="one of the config's phases, counted from 0; all")
-    sub.add_argument("--find_batch", action="store_true", help="find the most rows a device that fit")
-    sub.add_argument(
-        "--advice", action=argparse.BooleanOptionalAction, default=True,
-        help="find a setting that makes what does not fit fit",
-    )  # fmt: skip
-    sub.add_argument("--json", action="store_true", help="one object in place of text")
-
-    sub = command("report", _report, "Draw the curves of one run, or of several side by side.")
-    sub.add_argument("workdir", nargs="+", metavar="WORKDIR", help="of pretrain")
-    sub.add_argument("--output", required=True, metavar="FILE", help="a .png, .svg or .pdf")
-    return parser
-
+_RUN = {
+    "vocab": _vocab, "prepare": _prepare, "inspect": _inspect, "pretrain": _pretrain, "evaluate": _evaluate,
+    "finetune": _finetune, "predict": _predict, "fill-mask": _fill_mask, "features": _features, "export": _export,
+    "import": _import, "compile": _compile, "report": _report,
+}  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(entry_point())

@@ -16,6 +16,7 @@ from bert_jax.cli import main
 from bert_jax.errors import InputError
 from bert_jax.training.checkpoints import newest_step, open_checkpoint
 from bert_jax.training.metrics import read_metrics
+from bert_jax.training.throughput import RATES
 
 DATA, RUN = "gs://bucket/data", "gs://bucket/run"
 SETTINGS = {
@@ -37,9 +38,8 @@ def run(*arguments: object) -> None:
 
 def rows(workdir: object) -> list[dict]:
     """What does not depend on how fast the machine was."""
-    timed = ("examples_per_second", "tokens_per_second", "mfu")
     found = read_metrics(epath.Path(workdir))
-    return [{name: value for name, value in row.items() if name not in timed} for row in found]
+    return [{name: value for name, value in row.items() if name not in RATES} for row in found]
 
 
 def put_folder(store: gcs.Emulator, folder: Path, name: str) -> None:
@@ -101,6 +101,7 @@ def test_a_run_that_is_killed_while_it_saves_ends_as_one_on_a_disk(store, datase
     assert "is taken" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_text_goes_in_and_features_come_out(store, dataset_dir, corpus_file, tmp_path, capsys):
     store.put("corpus.txt", corpus_file.read_bytes())
     run("vocab", "--input", "gs://bucket/corpus.txt", "--output", "gs://bucket/vocab.txt", "--size", "120")

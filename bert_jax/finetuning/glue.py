@@ -159,6 +159,17 @@ def read_split(folder: str | PathLike[str], task: GlueTask, split: str, bad_rows
     return examples
 
 
+def has_split(folder: str | PathLike[str], task: GlueTask, split: str) -> bool:
+    """Whether `folder` has a split's file; a TFDS dataset has all."""
+    if is_tfds(str(folder)):
+        return True
+    try:
+        _find(folder, task, split)
+    except InputError:
+        return False
+    return True
+
+
 def _find(folder: str | PathLike[str], task: GlueTask, split: str) -> tuple[str, str]:
     """The path and the name of a split's file."""
     root = epath.Path(folder)

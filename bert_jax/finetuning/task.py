@@ -33,10 +33,21 @@ class Split:
 class Task(Protocol):
     """A task with its data read and encoded."""
 
-    name: str
-    kind: str  # of `TaskHead`
-    size: int  # of `TaskHead`
-    main_metric: str  # of the first split with a score: what is reported and selected by; more is better
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    @property
+    def kind(self) -> str:
+        """As of `TaskHead`."""
+
+    @property
+    def size(self) -> int:
+        """As of `TaskHead`."""
+
+    @property
+    def main_metric(self) -> str:
+        """What is reported, and selected by, of the first split with a score: more is better."""
 
     def about(self) -> dict[str, Any]:
         """What has to be known to predict with the model: JSON."""

@@ -1,7 +1,7 @@
 """What is checked before a run does any work: config, dataset and model have to fit each other."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -55,9 +55,11 @@ def bert_config(config: ConfigDict, vocab_size: int, seq_len: int, source: str) 
     return model
 
 
-def check_config(config: ConfigDict, steps: int) -> None:
-    """InputError for values out of range, each with the key that holds it; the config is that of a phase of `steps`."""
-    values = dict(flatten(config))
+def check_values(values: Mapping[str, Any]) -> Callable[..., None]:
+    """`check(holds, wanted, *keys)`, which is an InputError where a key's value is not as `wanted` says.
+
+    What every run has in its config is checked at once.
+    """
 
     def check(holds: Callable[[Any], bool], wanted: str, *keys: str) -> None:
         for key in keys:
@@ -65,29 +67,39 @@ def check_config(config: ConfigDict, steps: int) -> None:
                 raise InputError(f"{key} has to be {wanted}, not {values[key]}")
 
     check(
-        lambda x: x >= 1, "at least 1", "total_steps", "global_batch_size", "log_every_steps",
-        "max_nonfinite_steps", "checkpoint.every_steps", "checkpoint.keep", "data.max_sequences",
+        lambda x: x >= 1, "at least 1", "global_batch_size", "log_every_steps", "max_nonfinite_steps",
+        "checkpoint.every_steps", "checkpoint.keep",
     )  # fmt: skip
-    check(lambda x: x >= 1 or x == -1, "at least 1, or -1", "gradient_accumulation")
-    if values["gradient_accumulation"] == -1:
-        check(lambda x: x >= 1, "at least 1 where gradient_accumulation=-1", "max_rows_per_device")
-    check(lambda x: x >= 0, "at least 0", "max_rows_per_device", "eval_every_steps", "optimizer.warmup_steps")
-    check(lambda x: x >= -1, "at least -1", "eval_batches")
-    check(lambda x: x >= 1 or x == -1, "at least 1, or -1", "data.seq_len")
     check(lambda x: 0 <= x < 2**31, "in [0, 2**31)", "seed")
     check(lambda x: 0 <= x < math.inf, "a number of minutes, or 0", "stall_minutes", "stall_exit_minutes")
-    parse_steps(values["profile.steps"])
     check(
         lambda x: 0 <= x < math.inf, "a number of 0 or more", "optimizer.learning_rate", "optimizer.weight_decay",
-        "optimizer.grad_clip_norm", "model.initializer_range",
+        "optimizer.grad_clip_norm",
     )  # fmt: skip
-    check(lambda x: 0 < x < math.inf, "above 0", "optimizer.decay_power", "optimizer.eps", "model.layer_norm_eps")
+    check(lambda x: 0 < x < math.inf, "above 0", "optimizer.decay_power", "optimizer.eps")
     check(lambda x: 0 <= x < 1, "in [0, 1)", "optimizer.b1", "optimizer.b2")
     check(lambda x: x in ATTENTIONS, f"one of {', '.join(ATTENTIONS)}", "attention")
     check(lambda x: x in REMAT_POLICIES, f"one of {', '.join(REMAT_POLICIES)}", "remat")
     check(lambda x: x in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}", "optimizer.name")
     check(lambda x: x in DTYPES, f"one of {', '.join(DTYPES)}", "dtype")
     check(lambda x: x in REDUCE_DTYPES, f"one of {', '.join(REDUCE_DTYPES)}", "gradient_reduce_dtype")
+    parse_steps(values["profile.steps"])
+    return check
+
+
+def check_config(config: ConfigDict, steps: int) -> None:
+    """InputError for values out of range, each with the key that holds it; the config is that of a phase of `steps`."""
+    values = dict(flatten(config))
+    check = check_values(values)
+    check(lambda x: x >= 1, "at least 1", "total_steps", "data.max_sequences")
+    check(lambda x: x >= 1 or x == -1, "at least 1, or -1", "gradient_accumulation")
+    if values["gradient_accumulation"] == -1:
+        check(lambda x: x >= 1, "at least 1 where gradient_accumulation=-1", "max_rows_per_device")
+    check(lambda x: x >= 0, "at least 0", "max_rows_per_device", "eval_every_steps", "optimizer.warmup_steps")
+    check(lambda x: x >= -1, "at least -1", "eval_batches")
+    check(lambda x: x >= 1 or x == -1, "at least 1, or -1", "data.seq_len")
+    check(lambda x: 0 <= x < math.inf, "a number of 0 or more", "model.initializer_range")
+    check(lambda x: 0 < x < math.inf, "above 0", "model.layer_norm_eps")
     check(lambda x: x in OBJECTIVES, f"one of {', '.join(OBJECTIVES)}", "objective.lm")
     check(lambda x: x >= 0, "at least 0", "objective.static_masks")
     if values["objective.lm"] == "ltr" and values["objective.nsp"]:

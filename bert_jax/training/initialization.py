@@ -41,10 +41,14 @@ def open_init(location: str, model: BertConfig, dataset: PreparedDataset, *, mis
 
 
 def start_from(checkpoint: Checkpoint, spec: StateSpec) -> TrainState:
-    """A new state with the checkpoint's parameters: step 0, empty moments; heads that it lacks are the new state's."""
+    """A new state with the checkpoint's parameters: step 0, empty moments.
+
+    What the model has and the checkpoint does not, a head or a task's output, is the new state's.
+    """
     state = spec.make()
-    loaded = checkpoint.load_parameters(spec.shardings.parameters)
+    shared = [part for part in state.parameters if part in ("embeddings", "encoder", *checkpoint.heads)]
+    loaded = checkpoint.load_parameters(spec.shardings.parameters, parts=shared)
     log.info("starting with the parameters of %s", checkpoint.path)
-    if checkpoint.missing_heads:
-        log.info("initialised anew, from the seed: %s", ", ".join(checkpoint.missing_heads))
+    if missing := [part for part in state.parameters if part not in loaded]:
+        log.info("initialised anew, from the seed: %s", ", ".join(missing))
     return dataclasses.replace(state, parameters={**state.parameters, **loaded})

@@ -34,7 +34,7 @@ def get_config():
     config.task.train = ""  # of text: a .csv, .tsv or .jsonl file, in data.path or with a path of its own
     config.task.dev = ""  # of text: the same, with labels
     config.task.test = ""  # of text: the same, with or without labels
-    config.task.text = "text"  # of text: the field of the text
+    config.task.text = ""  # of text: the field of the text; "" finds it
     config.task.text_pair = ""  # of text: the field of a second text; "" is none
     config.task.label = "label"  # of text: the field of the label
     config.task.regression = False  # of text: labels are numbers

@@ -43,7 +43,7 @@ def test_odd_texts(vocabulary, lowercase):
     assert_same(tokenizer, texts)
 
 
-@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize("lowercase", [pytest.param(True, marks=pytest.mark.long), False])
 @pytest.mark.parametrize("every", [40, pytest.param(1, marks=pytest.mark.long)])
 def test_real_text(every, lowercase, data_dir):
     """Every so many lines and documents; as a long test, all."""

@@ -46,6 +46,7 @@ def run(capsys: pytest.CaptureFixture, *arguments: object) -> tuple[int, str, st
     return status, captured.out, captured.err
 
 
+@pytest.mark.long
 def test_from_a_folder_through_every_command(vocabulary: list[str], dataset_dir: Path, tmp_path: Path):
     source = sources.write_source(tmp_path / "source", vocabulary)
     imported, run, again = tmp_path / "imported", tmp_path / "run", tmp_path / "again"
@@ -154,7 +155,7 @@ def test_pairs_are_not_evaluated_by_a_model_of_one_segment(
     assert evaluate_checkpoint(str(tmp_path / "one"), str(tmp_path / "singles"))["mlm_loss"] > 0
 
 
-@pytest.mark.parametrize("name", HEADLESS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name != "nsp")) for name in HEADLESS])
 def test_missing_heads_are_new_and_of_the_seed(
     name: str, checkpoints: Path, dataset_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch
 ):

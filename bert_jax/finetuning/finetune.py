@@ -1,0 +1,307 @@
+"""Fine-tuning, from a checkpoint and a task to scores and predictions.
+
+    bert-jax finetune --config=finetune/glue:sst2 --workdir=runs/sst2 \\
+      --config.init=runs/base --config.data.path=glue/SST-2
+
+The step, its sharding, checkpoints, resuming and metrics are those of pre-training.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+
+from bert_jax import remote, whole_files
+from bert_jax.config import ConfigDict, flatten
+from bert_jax.data.hashing import key_from
+from bert_jax.data.tokenization import WordPieceTokenizer
+from bert_jax.errors import InputError, NotBegun
+from bert_jax.finetuning.checks import check_config, model_of
+from bert_jax.finetuning.encoded_rows import Rows, epoch_of_batches, padded_length
+from bert_jax.finetuning.objectives import task_objective
+from bert_jax.finetuning.prediction import Predictor
+from bert_jax.finetuning.task import Split, Task
+from bert_jax.finetuning.text_tasks import TASKS, TextEncoding
+from bert_jax.model import BertConfig, abstract_parameters
+from bert_jax.model.task_heads import BertForTask, TaskHead
+from bert_jax.progress import Bars, silent
+from bert_jax.training.batches import rows_here
+from bert_jax.training.checkpoints import Checkpointer, newest_step, open_checkpoint
+from bert_jax.training.checks import check_attention, compute_dtype
+from bert_jax.training.flops import training_flops
+from bert_jax.training.initialization import start_from
+from bert_jax.training.mesh import check_divisibility, make_mesh
+from bert_jax.training.metrics import MetricsWriter, NoWriter
+from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from bert_jax.training.processes import is_first
+from bert_jax.training.profiling import StepTracer
+from bert_jax.training.state import StateSpec, TrainState, describe_state
+from bert_jax.training.steps import Run, Stretch, run_steps
+from bert_jax.training.stopping import StopSignal
+from bert_jax.training.throughput import StepWork, Throughput
+from bert_jax.training.train_step import make_train_step
+from bert_jax.training.workdir import enter_workdir
+
+log = logging.getLogger(__name__)
+
+CONFIG_FILE = "config.json"
+RESULT_FILE = "result.json"
+PREDICTIONS = "predictions"
+
+# What a run may change when it goes on.
+CHANGEABLE = (
+    "log_every_steps", "eval_batch_size", "max_nonfinite_steps", "gradient_accumulation", "mesh.", "attention",
+    "remat", "gradient_reduce_dtype", "scan_layers", "checkpoint.", "profile.", "stall_", "data.path", "init",
+)  # fmt: skip
+
+
+def finetune(
+    config: ConfigDict, workdir: str, *, stop: StopSignal | None = None, bars: Bars = silent
+) -> dict[str, dict[str, float]]:
+    """Trains as `config` says in `workdir`, going on from its newest checkpoint where there is one.
+
+    At the end it scores the splits with labels, and writes what it predicts for all that are not trained on into
+    `WORKDIR/predictions`, and the scores into `WORKDIR/result.json`.
+
+    Returns the official metrics of each split with labels, by the split's name.
+
+    Args:
+      config: the run; see `configs/finetune/default.py`.
+      workdir: where checkpoints, metrics and predictions go.
+      stop: a `StopSignal` that is active already; by default one is for as long as this runs.
+      bars: how progress is shown.
+
+    Raises:
+      InputError: the config, the checkpoint, the task's files and the devices do not fit each other, or the workdir
+        holds another run or is in use.
+      Interrupted: SIGTERM or SIGINT came; the state is saved.
+      BertJaxError: too many steps in a row were not finite, and the state is saved.
+    """
+    with ExitStack() as stack:
+        return _finetune(config, workdir, stop or stack.enter_context(StopSignal()), bars, stack)
+
+
+def _finetune(
+    config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, stack: ExitStack
+) -> dict[str, dict[str, float]]:
+    # --- Checks, before any work ---------------------------------------------------------------------------------
+    if not workdir:
+        raise InputError("--workdir is empty: name a folder")
+    folder = remote.absolute(workdir)
+    check_config(config)
+    before = open_checkpoint(config.init)
+    model = model_of(config, before)
+    mesh = make_mesh(config.mesh)
+    check_divisibility(mesh, model, config.global_batch_size, config.gradient_accumulation)
+    check_attention(config, model, config.task.max_seq_len, mesh)
+
+    # --- Data ----------------------------------------------------------------------------------------------------
+    encoding = TextEncoding(before.tokenizer, config.task.max_seq_len, last_position=model.is_decoder)
+    task: Task = TASKS[config.task.kind](config, encoding)
+    rows, splits = task.train(), task.splits()
+    order = Order(rows, config)
+    log.info(
+        "%s: %d examples to train on, %d steps; %s", task.name, len(rows), order.total_steps,
+        ", ".join(f"{split.name} {len(split.rows)}" for split in splits),
+    )  # fmt: skip
+
+    # --- Model and step ------------------------------------------------------------------------------------------
+    head = TaskHead(task.kind, task.size, config.head.dropout, config.head.bilstm)
+    spec, train_step = plan_step(mesh, config, model, head, order.total_steps)
+    predictor = Predictor(
+        mesh, spec.graph, spec.shardings.parameters, before.tokenizer,
+        batch_size=-(-config.eval_batch_size // mesh.size) * mesh.size, max_seq_len=config.task.max_seq_len,
+    )  # fmt: skip
+
+    # --- Start: 1. from the newest checkpoint, 2. from a pre-trained encoder, 3. or from scratch ---------------------
+    lease, stalls = enter_workdir(folder, config, stack)
+    start = claim(folder, config, order.hash)
+    about = {"kind": head.kind, "size": head.size, "bilstm": head.bilstm, "max_seq_len": config.task.max_seq_len}
+    checkpointer = Checkpointer(
+        folder, keep=config.checkpoint.keep, config=config, tokenizer=before.tokenizer,
+        task={**about, **task.about()}, heads=("pooler",) if "pooler" in spec.abstract.parameters else (),
+    )  # fmt: skip
+    stack.callback(checkpointer.close)
+    if start:
+        state = checkpointer.restore(start, spec.abstract)
+        log.info("going on from step %d", start)
+    elif config.from_scratch:
+        state = spec.make()
+    else:
+        state = start_from(before, spec)
+    if is_first():
+        text = json.dumps(json.loads(config.to_json_best_effort()), indent=2) + "\n"
+        whole_files.write_whole(folder / CONFIG_FILE, text.encode())
+    writer = MetricsWriter(folder, resume_step=start) if is_first() else NoWriter()
+    stack.callback(writer.close)
+    checkpointer.before_each_save(writer.flush)
+    if stop.received:
+        raise NotBegun(f"{stop.received.name}: before step {start + 1}; the same command goes on from there")
+
+    # --- Loop ----------------------------------------------------------------------------------------------------
+    bar = bars(total=order.total_steps, initial=start, desc="finetune", unit="step")
+    stack.callback(bar.close)
+    tracer = StepTracer(config.profile.steps if is_first() else "", folder)
+    stack.callback(tracer.close)
+    run = Run(mesh, checkpointer, writer, stop, stalls, tracer, lease, bars, bar)
+    scored = [split for split in splits if split.score is not None]
+
+    def evaluate(step: int, state: TrainState) -> dict[str, float]:
+        of_splits = {split.name: _score(run, predictor, state, split, step) for split in scored}
+        row = {f"{name}/{metric}": value for name, scores in of_splits.items() for metric, value in scores.items()}
+        run.writer.write(step, row, split="eval")
+        log.info("step %d: %s", step, "  ".join(f"{name} {value:.4f}" for name, value in row.items()))
+        return row
+
+    rows_of_step = rows_here(mesh, config.global_batch_size * rows.group, config.gradient_accumulation)
+    stretch = Stretch(
+        start, order.total_steps, train_step,
+        make_batch=lambda step: order.batch(step, rows_of_step, before.tokenizer),
+        batch_size=config.global_batch_size * rows.group,
+        microbatches=config.gradient_accumulation,
+        throughput=Throughput(_work(model, order)),
+        log_every=config.log_every_steps,
+        save_every=config.checkpoint.every_steps,
+        evaluates_after=lambda step: step % order.steps_an_epoch == 0,
+        max_nonfinite_steps=config.max_nonfinite_steps,
+        about=lambda step: {"epoch": step / order.steps_an_epoch},
+        evaluate=evaluate if scored else None,
+        save=lambda step, state: checkpointer.save(step, state, bert_config=model, dataset_hashes=(order.hash,)),
+    )  # fmt: skip
+    if start < order.total_steps:
+        state, _ = run_steps(run, stretch, state)
+    checkpointer.wait()
+    return _finish(run, folder, task, splits, predictor, state)
+
+
+def plan_step(
+    mesh: Mesh, config: ConfigDict, model: BertConfig, head: TaskHead, total_steps: int
+) -> tuple[StateSpec, Callable[..., Any]]:
+    """The plan of the state, and the jitted training step, which is compiled for each length of rows."""
+    dtype = compute_dtype(config.dtype, mesh.devices.flat[0].platform)
+    settings = {
+        "build": BertForTask, "head": head, "dtype": dtype, "attention": config.attention, "remat": config.remat,
+        "scan_layers": config.scan_layers,
+    }  # fmt: skip
+    optimizer = make_optimizer(config.optimizer, abstract_parameters(model, **settings)[2])
+    spec = describe_state(mesh, model, optimizer, config.seed, zero1=config.mesh.zero1, **settings)
+    of = config.optimizer
+    schedule = learning_rate_schedule(
+        of.learning_rate, int(of.warmup_proportion * total_steps), total_steps, decay_power=of.decay_power
+    )
+    train_step = make_train_step(
+        mesh, spec, optimizer, schedule, task_objective(head), seed=config.seed,
+        gradient_reduce_dtype=jnp.dtype(config.gradient_reduce_dtype),
+    )  # fmt: skip
+    return spec, train_step
+
+
+@dataclass
+class Order:
+    """Which examples are in the batch of a step: a pure function of (rows, config, step)."""
+
+    rows: Rows
+    config: ConfigDict
+
+    def __post_init__(self) -> None:
+        if not len(self.rows):
+            raise InputError("there is nothing to train on")
+        self._lengths = self.rows.lengths()
+        self.steps_an_epoch = -(-len(self.rows) // self.config.global_batch_size)
+        self.total_steps = self.config.num_epochs * self.steps_an_epoch
+        self._epochs: dict[int, list[np.ndarray]] = {}
+        parts = [key_from(*sequence.input_ids, sequence.first_length) for sequence in self.rows.sequences]
+        labels = [np.asarray(label).tolist() for label in self.rows.labels] if self.rows.labels is not None else []
+        self.hash = f"{key_from(*parts, *labels):016x}"  # equal where what is trained on is
+
+    def examples(self, step: int) -> np.ndarray:
+        """int64: the examples of the step after `step` steps."""
+        epoch, place = divmod(step, self.steps_an_epoch)
+        if epoch not in self._epochs:
+            batches = epoch_of_batches(self.rows, self.config.global_batch_size, self.config.seed, epoch)
+            self._epochs = {**dict(list(self._epochs.items())[-1:]), epoch: batches}
+        return self._epochs[epoch][place]
+
+    def seq_len(self, step: int) -> int:
+        """Tokens that the rows of that step are padded to."""
+        return padded_length(int(self._lengths[self.examples(step)].max()), self.config.task.max_seq_len)
+
+    def batch(self, step: int, rows: np.ndarray, tokenizer: WordPieceTokenizer) -> dict[str, np.ndarray]:
+        """`rows` of that step's batch."""
+        batch = self.rows.lay_out(self.examples(step), self.seq_len(step), self.config.global_batch_size, tokenizer)
+        return {name: entry[rows] for name, entry in batch.items()}
+
+
+def _work(model: BertConfig, order: Order) -> Callable[[int], StepWork]:
+    def of_step(step: int) -> StepWork:
+        examples, seq_len = order.examples(step - 1), order.seq_len(step - 1)
+        rows = order.config.global_batch_size * order.rows.group
+        flops = rows * training_flops(model, seq_len, 0, 1)
+        return StepWork(float(len(examples)), float(rows * seq_len), None, flops)
+
+    return of_step
+
+
+def claim(folder: epath.Path, config: ConfigDict, dataset_hash: str) -> int:
+    """The step a workdir is at, 0 for a new one; InputError where it holds another run."""
+    newest = newest_step(folder)
+    if newest is None:
+        return 0
+    before = open_checkpoint(str(newest))
+    old, new = (dict(flatten(of)) for of in (ConfigDict(before.config), config))
+    changed = [
+        f"{key} {old.get(key)!r} -> {new[key]!r}" for key in new
+        if not key.startswith(CHANGEABLE) and old.get(key) != new[key]
+    ]  # fmt: skip
+    if changed or before.task is None:
+        raise InputError(
+            f"--workdir: {folder} holds a run with another config ({'; '.join(changed) or 'of pre-training'}): choose "
+            "another folder"
+        )
+    if before.dataset_hashes != (dataset_hash,):
+        raise InputError(f"--workdir: {folder} was trained on other examples: choose another folder")
+    return before.step
+
+
+def _score(run: Run, predictor: Predictor, state: TrainState, split: Split, step: int) -> dict[str, float]:
+    assert split.score is not None
+    return split.score(_outputs(run, predictor, state, split, step))
+
+
+def _outputs(run: Run, predictor: Predictor, state: TrainState, split: Split, step: int) -> list[np.ndarray]:
+    with closing(run.bars(total=None, desc=split.name, unit="batch", leave=False)) as bar:
+
+        def on_batch() -> None:
+            bar.update(1)
+            run.stalls.beat(step)
+
+        with jax.set_mesh(run.mesh):
+            return predictor.run(state.parameters, split.rows, on_batch)
+
+
+def _finish(
+    run: Run, folder: epath.Path, task: Task, splits: Sequence[Split], predictor: Predictor, state: TrainState
+) -> dict[str, dict[str, float]]:
+    """Scores and predicts every split with the final state, and writes both down."""
+    result: dict[str, dict[str, float]] = {}
+    target = folder / PREDICTIONS
+    if is_first():
+        whole_files.make_folder(target)
+    for split in splits:
+        outputs = _outputs(run, predictor, state, split, int(state.step))
+        if split.score is not None:
+            result[split.name] = split.score(outputs)
+        if is_first():
+            split.write(outputs, target)
+    if is_first():
+        said = {"task": task.name, "main_metric": task.main_metric, "step": int(state.step), "scores": result}
+        whole_files.write_whole(folder / RESULT_FILE, (json.dumps(said, indent=2) + "\n").encode())
+    return result

@@ -1,0 +1,162 @@
+"""GLUE's tasks and one's own texts, as tasks to train on: both are examples of one text or two with a label."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from bert_jax.config import ConfigDict
+from bert_jax.data.tokenization import WordPieceTokenizer
+from bert_jax.errors import InputError
+from bert_jax.finetuning import glue, metrics, text
+from bert_jax.finetuning.bad_rows import BadRows
+from bert_jax.finetuning.encoded_rows import Rows
+from bert_jax.finetuning.examples import TextExample, encode_examples
+from bert_jax.finetuning.rows import write_lines
+from bert_jax.finetuning.task import Outputs, Split
+
+
+@dataclass(frozen=True)
+class TextEncoding:
+    """How texts become rows."""
+
+    tokenizer: WordPieceTokenizer
+    max_seq_len: int
+    last_position: bool  # see `Rows`
+
+    def rows(self, examples: Sequence[TextExample], *, regression: bool) -> Rows:
+        """Labels are those of the examples, or none where one has none."""
+        labels = None
+        if all(example.label is not None for example in examples):
+            labels = np.array([example.label for example in examples], np.float32 if regression else np.int32)
+        sequences = encode_examples(self.tokenizer, examples, self.max_seq_len)
+        return Rows(sequences, labels, last_position=self.last_position)
+
+
+def classes_or_scores(outputs: Outputs, *, regression: bool) -> np.ndarray:
+    """What each example's outputs come to: int64 [N] the most probable class, or fp32 [N] scores."""
+    stacked = np.stack(outputs)
+    return stacked[:, 0] if regression else stacked.argmax(axis=-1)
+
+
+def probabilities(outputs: np.ndarray) -> np.ndarray:
+    """fp64 [labels]: the softmax of an example's outputs."""
+    exponents = np.exp(outputs.astype(np.float64) - outputs.max())
+    return exponents / exponents.sum()
+
+
+@dataclass(frozen=True)
+class TextTask:
+    """A classification or regression of texts.
+
+    Attributes:
+      name: `glue/sst2`, or `text`.
+      classes: their names by number; none for a regression.
+      metric_names: of `metrics.METRICS`.
+      examples: of each split, the first of which is trained on.
+      submission: writes what GLUE takes for a split, or None where it takes nothing.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    metric_names: tuple[str, ...]
+    main_metric: str
+    examples: Mapping[str, Sequence[TextExample]]
+    encoding: TextEncoding
+    fields: text.TextFields | None = None
+    glue_task: glue.GlueTask | None = None
+
+    @property
+    def regression(self) -> bool:
+        """Whether labels are scores."""
+        return not self.classes
+
+    @property
+    def kind(self) -> str:
+        return "regress" if self.regression else "classify"
+
+    @property
+    def size(self) -> int:
+        return 1 if self.regression else len(self.classes)
+
+    def about(self) -> dict[str, Any]:
+        fields = self.fields or text.TextFields()
+        return {"name": self.name, "classes": list(self.classes), "texts": list(fields.texts), "id": fields.id}
+
+    def train(self) -> Rows:
+        return self._rows("train")
+
+    def splits(self) -> list[Split]:
+        return [self._split(name) for name in self.examples if name != "train"]
+
+    def _rows(self, name: str) -> Rows:
+        return self.encoding.rows(self.examples[name], regression=self.regression)
+
+    def _split(self, name: str) -> Split:
+        examples, rows = self.examples[name], self._rows(name)
+
+        def score(outputs: Outputs) -> dict[str, float]:
+            said = classes_or_scores(outputs, regression=self.regression)
+            return metrics.compute(self.metric_names, np.asarray(rows.labels).tolist(), said)
+
+        def write(outputs: Outputs, folder: epath.Path) -> None:
+            said = classes_or_scores(outputs, regression=self.regression)
+            if self.glue_task is not None and name in self.glue_task.submissions:
+                glue.write_submission(folder, self.glue_task, name, examples, said.tolist())
+                return
+            shown = [f"{score:.4f}" for score in said] if self.regression else [self.classes[label] for label in said]
+            lines = [f"{example.id}\t{label}" for example, label in zip(examples, shown, strict=True)]
+            write_lines(folder / f"{name}.tsv", ["id\tprediction", *lines])
+
+        return Split(name, rows, None if rows.labels is None else score, write)
+
+
+def glue_task(config: ConfigDict, encoding: TextEncoding) -> TextTask:
+    """A task of GLUE in `data.path`. InputError where there is none of that name, or a file is missing."""
+    task = glue.get_task(config.task.name)
+    bad_rows = BadRows(strict=config.data.strict)
+    # A test set, which has no labels, may be left where it was downloaded.
+    wanted = [
+        split for split in task.splits
+        if split.startswith(("train", "dev")) or glue.has_split(config.data.path, task, split)
+    ]  # fmt: skip
+    examples = {split: glue.read_split(config.data.path, task, split, bad_rows) for split in wanted}
+    bad_rows.report()
+    return TextTask(
+        f"glue/{task.name}", task.labels, task.metrics, task.main_metric, examples, encoding, glue_task=task
+    )  # fmt: skip
+
+
+def own_task(config: ConfigDict, encoding: TextEncoding) -> TextTask:
+    """A task of one's own files: `task.train`, `task.dev` and `task.test`. InputError where one cannot be read."""
+    task = config.task
+    if not task.train:
+        raise InputError("task.train is empty: name the file to train on, --config.task.train=FILE")
+    texts = tuple(name for name in (task.text, task.text_pair) if name)
+    fields = text.TextFields(texts, task.label)
+    bad_rows = BadRows(strict=config.data.strict)
+
+    def read(file: str, labels: tuple[str, ...] | None, *, labelled: bool = True) -> tuple:
+        path = os.path.join(config.data.path, file) if config.data.path else file
+        return text.read_texts(
+            path, bad_rows, fields=fields, labels=labels, regression=task.regression, labelled=labelled
+        )
+
+    train, classes = read(task.train, None)
+    if not task.regression and len(classes) < 2:
+        raise InputError(f"{task.train}: all labels are {classes[0]!r}: there is nothing to tell apart")
+    examples = {"train": train}
+    if task.dev:
+        examples["dev"], _ = read(task.dev, classes or None)
+    if task.test:
+        examples["test"], _ = read(task.test, classes or None, labelled=False)
+    bad_rows.report()
+    names = ("pearson", "spearman") if task.regression else ("accuracy",) + (("f1",) if len(classes) == 2 else ())
+    return TextTask("text", classes, names, "spearman" if task.regression else "accuracy", examples, encoding, fields)
+
+
+TASKS = {"glue": glue_task, "text": own_task}
+"""By `task.kind`."""
