@@ -32,7 +32,7 @@ def load_config(spec: str, overrides: Sequence[tuple[str, str]] = (), *, keys_of
     if not file.is_file():
         raise InputError(f"--config: there is no file {file}")
     config = _run_file(spec, file, argument)
-    known = {key for key, _ in flatten(config if path == keys_of else load_config(keys_of))}
+    known = {key for key, _ in flatten(config if path == keys_of else load_config(keys_of, keys_of=keys_of))}
     have = {key for key, _ in flatten(config)}
     for key in sorted(have - known):
         raise InputError(f"{file}: there is no key {key}{_nearest(key, sorted(known))}")

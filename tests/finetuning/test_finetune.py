@@ -1,0 +1,255 @@
+"""Fine-tuning from files to scores and predictions, with a task that a small model can learn."""
+
+import csv
+import json
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import helpers
+import jax
+import numpy as np
+import pytest
+from etils import epath
+
+from bert_jax.cli import main
+from bert_jax.config import load_config
+from bert_jax.data.tokenization import WordPieceTokenizer
+from bert_jax.errors import InputError
+from bert_jax.finetuning.finetune import finetune
+from bert_jax.model import BertConfig, initialize
+from bert_jax.model.bert import HEADS
+from bert_jax.training.checkpoints import open_checkpoint, save_parameters
+from bert_jax.training.metrics import read_metrics
+from bert_jax.training.throughput import RATES
+
+SETTINGS = {
+    "num_epochs": 2, "global_batch_size": 16, "log_every_steps": 5, "optimizer.learning_rate": 3e-3,
+    "task.max_seq_len": 64, "task.train": "train.csv", "task.dev": "dev.jsonl", "task.test": "test.csv",
+    "optimizer.bias_correction": True, "checkpoint.every_steps": 20,
+}  # fmt: skip
+
+NUMBERS = {topic: number + 0.5 for number, topic in enumerate(helpers.TOPICS)}
+
+
+def texts(count: int, seed: int) -> list[tuple[str, str]]:
+    """Sentences, and what they are about."""
+    rng = random.Random(seed)
+    made = []
+    for _ in range(count):
+        topic = rng.choice(list(helpers.TOPICS))
+        words = [rng.choice(helpers.TOPICS[topic]) if rng.random() < 0.4 else rng.choice(helpers.SMALL_WORDS)
+                 for _ in range(rng.randint(6, 40))]  # fmt: skip
+        made.append((" ".join([*words, rng.choice(helpers.TOPICS[topic])]), topic))
+    return made
+
+
+@pytest.fixture(scope="module")
+def checkpoint(vocabulary: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder with its initial values."""
+    folder = tmp_path_factory.mktemp("encoder") / "encoder"
+    tokenizer = WordPieceTokenizer(vocabulary, lowercase=True)
+    model = BertConfig(
+        vocab_size=tokenizer.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=64, max_position_embeddings=64, initializer_range=0.1,
+    )  # fmt: skip
+    _, parameters = initialize(model, jax.random.key(0))
+    save_parameters(epath.Path(folder), parameters, bert_config=model, tokenizer=tokenizer, heads=HEADS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("task")
+    for name, count, seed in (("train.csv", 800, 0), ("test.csv", 20, 2)):
+        with (folder / name).open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["id", "text", "label", "number"])
+            for number, (text, label) in enumerate(texts(count, seed)):
+                writer.writerow([f"{name}-{number}", text, label, NUMBERS[label]])
+    lines = [json.dumps({"text": text, "label": label, "number": NUMBERS[label]}) for text, label in texts(80, 1)]
+    (folder / "dev.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def config_of(checkpoint: Path, task: Path, **overrides: object):
+    values = {**SETTINGS, "init": checkpoint, "data.path": task,
+              **{key.replace("__", "."): value for key, value in overrides.items()}}  # fmt: skip
+    pairs = [(key, str(value)) for key, value in values.items()]
+    return load_config("finetune/text", pairs, keys_of="finetune/default")
+
+
+def flags(checkpoint: Path, task: Path, **overrides: object) -> list[str]:
+    values = {**SETTINGS, "init": checkpoint, "data.path": task,
+              **{key.replace("__", "."): value for key, value in overrides.items()}}  # fmt: skip
+    return helpers.flags(values)
+
+
+def untimed(workdir: Path) -> list[dict]:
+    return [
+        {name: value for name, value in row.items() if name not in RATES} for row in read_metrics(epath.Path(workdir))
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(checkpoint: Path, task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workdir = tmp_path_factory.mktemp("run")
+    scores = finetune(config_of(checkpoint, task), str(workdir))
+    assert scores["dev"]["accuracy"] > 0.9
+    return workdir
+
+
+def test_a_task_is_learned_and_what_belongs_to_it_is_there(run: Path, task: Path):
+    result = json.loads((run / "result.json").read_text())
+    assert result["task"] == "text"
+    assert result["step"] == 100
+    rows = untimed(run)
+    assert [row["step"] for row in rows if row.get("split") == "eval"] == [50, 100]
+    assert rows[-1]["dev/accuracy"] == result["scores"]["dev"]["accuracy"]
+    assert rows[-2]["loss"] < rows[0]["loss"]
+    predicted = [line.split("\t") for line in (run / "predictions" / "test.tsv").read_text().splitlines()]
+    assert predicted[0] == ["id", "prediction"]
+    with (task / "test.csv").open() as file:
+        gold = [(row["id"], row["label"]) for row in csv.DictReader(file)]
+    assert [name for name, _ in predicted[1:]] == [name for name, _ in gold]
+    assert np.mean([said == label for (_, said), (_, label) in zip(predicted[1:], gold, strict=True)]) > 0.8
+    found = open_checkpoint(str(run))
+    assert found.task["classes"] == sorted(helpers.TOPICS)
+    assert found.heads == ("pooler",)
+
+
+def test_predict_says_the_same_with_probabilities(run: Path, task: Path, tmp_path: Path, capsys):
+    output = tmp_path / "said.jsonl"
+    assert main(["predict", "--checkpoint", str(run), "--input", str(task / "test.csv"), "--output", str(output)]) == 0
+    assert "20 predictions" in capsys.readouterr().out
+    said = [json.loads(line) for line in output.read_text().splitlines()]
+    written = [line.split("\t") for line in (run / "predictions" / "test.tsv").read_text().splitlines()[1:]]
+    assert [(line["id"], line["prediction"]) for line in said] == [tuple(line) for line in written]
+    for line in said:
+        assert sum(line["probabilities"].values()) == pytest.approx(1, abs=1e-4)
+        assert max(line["probabilities"], key=line["probabilities"].get) == line["prediction"]
+
+
+def test_a_fine_tuned_encoder_is_a_checkpoint_like_others(run: Path, task: Path, tmp_path: Path):
+    lines = tmp_path / "lines.txt"
+    lines.write_text("the ship sees a wave .\n")
+    arguments = ["--input", str(lines), "--output", str(tmp_path / "out.npz")]
+    assert main(["features", "--checkpoint", str(run), "--layers=-1", *arguments]) == 0
+    scores = finetune(config_of(run, task, num_epochs=1), str(tmp_path / "again"))
+    assert scores["dev"]["accuracy"] > 0.9
+
+
+def test_killed_and_resumed_is_never_stopped(run: Path, checkpoint: Path, task: Path, tmp_path: Path):
+    command = helpers.command(
+        "finetune", "--config=finetune/text", f"--workdir={tmp_path}", *flags(checkpoint, task)
+    )  # fmt: skip
+    process = subprocess.Popen(
+        command, env=helpers.child_environment(jax.device_count()), stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "checkpoints" / "20").exists():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    done = subprocess.run(
+        command,
+        env=helpers.child_environment(jax.device_count()),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "going on from step" in done.stderr
+    assert untimed(tmp_path) == untimed(run)
+    assert (tmp_path / "result.json").read_text() == (run / "result.json").read_text()
+    assert json.loads(done.stdout)["dev"]["accuracy"] > 0.9
+
+
+def test_a_finished_run_scores_again_and_another_is_refused(run: Path, checkpoint: Path, task: Path, tmp_path: Path):
+    before = (run / "result.json").read_text()
+    finetune(config_of(checkpoint, task), str(run))
+    assert (run / "result.json").read_text() == before
+    with pytest.raises(InputError, match=r"another config \(optimizer\.learning_rate 0\.003 -> 0\.1\)"):
+        finetune(config_of(checkpoint, task, optimizer__learning_rate=0.1), str(run))
+    shutil.copytree(task, tmp_path / "task")
+    rows = (task / "train.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "task" / "train.csv").write_text("".join(rows[:-1]))
+    with pytest.raises(InputError, match="other examples"):
+        finetune(config_of(checkpoint, tmp_path / "task"), str(run))
+
+
+def test_a_number_is_regressed(checkpoint: Path, task: Path, tmp_path: Path):
+    config = config_of(
+        checkpoint, task, task__label="number", task__regression=True
+    )  # fmt: skip
+    scores = finetune(config, str(tmp_path))
+    assert set(scores["dev"]) == {"pearson", "spearman"}
+    assert scores["dev"]["spearman"] > 0.8
+
+
+@pytest.mark.parametrize("more", [{"head__bilstm": 8}, {"from_scratch": True}])
+def test_with_a_bilstm_and_without_the_encoders_parameters(more, checkpoint: Path, task: Path, tmp_path: Path):
+    scores = finetune(config_of(checkpoint, task, **more), str(tmp_path))
+    assert scores["dev"]["accuracy"] > 0.6
+
+
+def test_a_task_of_glue(checkpoint: Path, task: Path, tmp_path: Path):
+    """The files of SST-2, of which the label is whether a text is about the sea."""
+    folder = tmp_path / "SST-2"
+    folder.mkdir()
+    for name, count, seed in (("train", 600, 0), ("dev", 80, 1)):
+        rows = [f"{text}\t{int(label == 'sea')}" for text, label in texts(count, seed)]
+        (folder / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+    rows = [f"{number}\t{text}" for number, (text, _) in enumerate(texts(10, 2))]
+    (folder / "test.tsv").write_text("\n".join(["index\tsentence", *rows]) + "\n")
+    pairs = [("init", str(checkpoint)), ("data.path", str(folder)), ("optimizer.learning_rate", "3e-3"),
+             ("optimizer.bias_correction", "True"), ("task.max_seq_len", "64"),
+             ("global_batch_size", "16")]  # fmt: skip
+    config = load_config("finetune/glue:sst2", pairs, keys_of="finetune/default")
+    assert finetune(config, str(tmp_path / "run"))["dev"]["accuracy"] > 0.85
+    submitted = (tmp_path / "run" / "predictions" / "SST-2.tsv").read_text().splitlines()
+    assert submitted[0] == "index\tprediction"
+    assert [line.split("\t")[0] for line in submitted[1:]] == [str(number) for number in range(10)]
+    assert (tmp_path / "run" / "predictions" / "dev.tsv").exists()
+
+
+def test_bad_rows_are_named_or_refused(checkpoint: Path, task: Path, tmp_path: Path, caplog):
+    for name in ("train.csv", "dev.jsonl", "test.csv"):
+        (tmp_path / name).write_text((task / name).read_text())
+    with (tmp_path / "train.csv").open("a") as file:
+        file.write("one,too,few\n")
+    finetune(config_of(checkpoint, tmp_path, num_epochs=1), str(tmp_path / "run"))
+    assert f"{tmp_path / 'train.csv'}:802" in caplog.text
+    with pytest.raises(InputError, match=r"train\.csv:802"):
+        finetune(config_of(checkpoint, tmp_path, data__strict=True), str(tmp_path / "strict"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"init": ""}, "init is empty"),
+        ({"task__train": ""}, "task.train is empty"),
+        ({"task__kind": "poem"}, "task.kind has to be one of"),
+        ({"task__max_seq_len": 65}, "reads 64 tokens at the most"),
+        ({"num_epochs": 0}, "num_epochs has to be at least 1"),
+        ({"head__dropout": 1.0}, r"head\.dropout has to be in \[0, 1\)"),
+        ({"optimizer__warmup_proportion": -0.1}, r"optimizer\.warmup_proportion"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_any_work(overrides, message, checkpoint: Path, task: Path, tmp_path: Path):
+    with pytest.raises(InputError, match=message):
+        finetune(config_of(**{"checkpoint": checkpoint, "task": task, **overrides}), str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_predict_wants_a_classifier(checkpoint: Path, task: Path, tmp_path: Path, capsys):
+    output = str(tmp_path / "said.jsonl")
+    arguments = ["predict", "--checkpoint", str(checkpoint), "--input", str(task / "test.csv"), "--output", output]
+    assert main(arguments) == 2
+    assert "is no fine-tuned model" in capsys.readouterr().err

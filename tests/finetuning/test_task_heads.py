@@ -1,0 +1,142 @@
+"""What stands on the encoder in fine-tuning, and what it is trained on."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from bert_jax.finetuning.objectives import task_objective
+from bert_jax.model import BertConfig, initialize
+from bert_jax.model.bilstm import BiLstm
+from bert_jax.model.task_heads import BertForTask, TaskHead
+from bert_jax.objectives import divide
+
+MODEL = BertConfig(
+    vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+    max_position_embeddings=12,
+)  # fmt: skip
+LENGTHS = [9, 5, 7, 9]
+
+
+def make_batch(**more: object) -> dict[str, jax.Array]:
+    rng = np.random.default_rng(0)
+    real = np.arange(9) < np.array(LENGTHS)[:, None]
+    batch = {
+        "input_ids": np.where(real, rng.integers(5, 50, (4, 9)), 0),
+        "token_type_ids": np.zeros((4, 9), np.int32),
+        "positions": np.tile(np.arange(9), (4, 1)),
+        "sequence_ids": real.astype(np.int32),
+        "cls_positions": np.zeros((4, 1), np.int32),
+        "weights": np.array([1, 1, 1, 0], np.float32),
+        **more,
+    }
+    return {name: jnp.asarray(entry) for name, entry in batch.items()}
+
+
+def build(head: TaskHead) -> BertForTask:
+    graph, parameters = initialize(MODEL, jax.random.key(1), build=BertForTask, head=head)
+    return nnx.merge(graph, parameters)
+
+
+def log_softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
+    shifted = x - x.max(axis=axis, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
+
+
+@pytest.mark.parametrize("bilstm", [0, 6])
+@pytest.mark.parametrize(
+    ("kind", "size", "shape"),
+    [
+        ("classify", 3, (4, 3)),
+        ("regress", 1, (4, 1)),
+        ("choose", 2, (4, 1)),
+        ("span", 2, (4, 9, 2)),
+        ("tag", 5, (4, 9, 5)),
+    ],
+)
+def test_outputs_have_their_shape_and_padding_does_not_matter(kind, size, shape, bilstm):
+    model = build(TaskHead(kind, size, bilstm=bilstm))
+    batch = make_batch()
+    outputs = model(batch)
+    assert outputs.shape == shape
+    assert outputs.dtype == jnp.float32
+    assert (model.pooler is None) == (kind in ("span", "tag") or bool(bilstm))
+    filled = {**batch, "input_ids": jnp.where(batch["sequence_ids"] > 0, batch["input_ids"], 7)}
+    again = model(filled)
+    if len(shape) == 3:
+        real = np.asarray(batch["sequence_ids"]) > 0
+        outputs, again = outputs[real], again[real]
+    np.testing.assert_allclose(outputs, again, atol=1e-6)
+    assert not np.allclose(model(batch, jax.random.key(3)), model(batch))
+
+
+def test_a_bilstm_is_that_of_torch():
+    torch = pytest.importorskip("torch")
+    ours = BiLstm(8, 5, key=jax.random.key(0))
+    theirs = torch.nn.LSTM(8, 5, bidirectional=True, batch_first=True)
+    with torch.no_grad():
+        for suffix, lstm in (("", ours.forward), ("_reverse", ours.backward)):
+            of_input = np.asarray(lstm.input_kernel[...]).transpose(1, 2, 0).reshape(20, 8)
+            of_state = np.asarray(lstm.state_kernel[...]).transpose(1, 2, 0).reshape(20, 5)
+            getattr(theirs, f"weight_ih_l0{suffix}").copy_(torch.tensor(of_input))
+            getattr(theirs, f"weight_hh_l0{suffix}").copy_(torch.tensor(of_state))
+            getattr(theirs, f"bias_ih_l0{suffix}").copy_(torch.tensor(np.asarray(lstm.bias[...]).reshape(20)))
+            getattr(theirs, f"bias_hh_l0{suffix}").zero_()
+    x = np.random.default_rng(0).normal(size=(3, 7, 8)).astype(np.float32)
+    lengths = [7, 4, 1]
+    packed = torch.nn.utils.rnn.pack_padded_sequence(torch.tensor(x), lengths, batch_first=True)
+    states, (final, _) = theirs(packed)
+    states, _ = torch.nn.utils.rnn.pad_packed_sequence(states, batch_first=True)
+    is_real = np.arange(7) < np.array(lengths)[:, None]
+    our_states, our_final = ours(jnp.asarray(x), jnp.asarray(is_real))
+    np.testing.assert_allclose(np.asarray(our_states)[is_real], states.detach().numpy()[is_real], atol=1e-6)
+    np.testing.assert_allclose(our_final, torch.cat([final[0], final[1]], dim=-1).detach().numpy(), atol=1e-6)
+
+
+def means(head: TaskHead, outputs: np.ndarray, batch: dict[str, jax.Array]) -> dict[str, float]:
+    objective = task_objective(head)
+    sums = objective.sums(lambda batch, keys: jnp.asarray(outputs, jnp.float32), batch, None)
+    return {name: float(value) for name, value in divide(sums, objective.denominators(batch)).items()}
+
+
+def test_classification_and_regression():
+    rng = np.random.default_rng(1)
+    outputs, labels = rng.normal(size=(4, 3)), np.array([2, 0, 1, 1], np.int32)
+    got = means(TaskHead("classify", 3), outputs, make_batch(labels=labels))
+    assert got["loss"] == pytest.approx(-log_softmax(outputs)[np.arange(3), labels[:3]].mean(), rel=1e-6)
+    assert got["accuracy"] == pytest.approx((outputs.argmax(-1) == labels)[:3].mean())
+    scores = np.array([0.5, 3.0, 1.0, 99.0], np.float32)
+    got = means(TaskHead("regress", 1), outputs[:, :1], make_batch(labels=scores))
+    assert got == {"loss": pytest.approx(((outputs[:3, 0] - scores[:3]) ** 2).mean(), rel=1e-6)}
+
+
+def test_choosing_among_neighbours():
+    outputs = np.array([[1.0], [3.0], [2.0], [0.5]])
+    batch = make_batch(labels=np.array([1, 0, 1, 0], np.int32), weights=np.array([1, 1, 1, 1], np.float32))
+    got = means(TaskHead("choose", 2), outputs, batch)
+    losses = [-log_softmax(np.array([1.0, 3.0]))[0], -log_softmax(np.array([2.0, 0.5]))[0]]
+    assert got == {"loss": pytest.approx(np.mean(losses)), "accuracy": 0.5}
+    batch["weights"] = jnp.array([1.0, 1.0, 0.0, 0.0])
+    assert means(TaskHead("choose", 2), outputs, batch) == {"loss": pytest.approx(losses[0]), "accuracy": 0.0}
+
+
+def test_spans_are_of_real_tokens():
+    outputs = np.random.default_rng(2).normal(size=(4, 9, 2))
+    outputs[1, 5:] += 50  # padding
+    labels = np.array([[3, 4], [0, 0], [1, 6], [0, 0]], np.int32)
+    losses = []
+    for row, length in enumerate(LENGTHS[:3]):
+        logits = log_softmax(outputs[row, :length], axis=0)
+        losses.append(-(logits[labels[row, 0], 0] + logits[labels[row, 1], 1]) / 2)
+    got = means(TaskHead("span", 2), outputs, make_batch(labels=labels))
+    assert got["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_tags_are_of_labelled_tokens():
+    outputs = np.random.default_rng(3).normal(size=(4, 9, 5))
+    labels = np.full((4, 9), -1, np.int32)
+    labels[0, [1, 3]], labels[1, 2], labels[3, 1] = [4, 0], 2, 3
+    of = log_softmax(outputs)
+    got = means(TaskHead("tag", 5), outputs, make_batch(labels=labels))
+    assert got["loss"] == pytest.approx(-np.mean([of[0, 1, 4], of[0, 3, 0], of[1, 2, 2]]), rel=1e-6)
