@@ -25,8 +25,10 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "features": {"config", "data", "model", "training"},
     "report": {"training"},
     "ahead_of_time": {"config", "data", "model", "training"},
+    "arguments": {"__init__"},
     "cli": {
         "ahead_of_time",
+        "arguments",
         "config",
         "data",
         "features",
