@@ -4,7 +4,7 @@ import dataclasses
 
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.errors import InputError
-from bert_jax.finetuning.text_tasks import TASKS
+from bert_jax.finetuning.tasks import TASKS
 from bert_jax.model import BertConfig
 from bert_jax.training.checkpoints import Checkpoint
 from bert_jax.training.checks import check_values
@@ -19,6 +19,10 @@ def check_config(config: ConfigDict) -> None:
     check(lambda x: x >= 1, "at least 1", "num_epochs", "gradient_accumulation", "eval_batch_size")
     check(lambda x: x >= _LEAST_TOKENS, f"at least {_LEAST_TOKENS}", "task.max_seq_len")
     check(lambda x: x >= 0, "at least 0", "head.bilstm")
+    check(
+        lambda x: x >= 1, "at least 1", "task.doc_stride", "task.max_query_length", "task.n_best",
+        "task.max_answer_length",
+    )  # fmt: skip
     check(
         lambda x: 0 <= x < 1, "in [0, 1)", "head.dropout", "optimizer.warmup_proportion",
         "model.hidden_dropout_prob", "model.attention_probs_dropout_prob",

@@ -20,6 +20,19 @@ _WINDOW = 64  # batches among which rows are sorted by length
 
 
 @dataclass(frozen=True)
+class Encoding:
+    """How texts become rows: by which tokenizer, of how many tokens at the most.
+
+    `last_position`: whether a sequence is pooled from its last token, as of a left-to-right model, whose first token
+    sees nothing but itself.
+    """
+
+    tokenizer: WordPieceTokenizer
+    max_seq_len: int
+    last_position: bool = False
+
+
+@dataclass(frozen=True)
 class Rows:
     """Rows of a split, `group` neighbours of which are one example.
 

@@ -25,11 +25,11 @@ from bert_jax.data.hashing import key_from
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError, NotBegun
 from bert_jax.finetuning.checks import check_config, model_of
-from bert_jax.finetuning.encoded_rows import Rows, epoch_of_batches, padded_length
+from bert_jax.finetuning.encoded_rows import Encoding, Rows, epoch_of_batches, padded_length
 from bert_jax.finetuning.objectives import task_objective
 from bert_jax.finetuning.prediction import Predictor
 from bert_jax.finetuning.task import Split, Task
-from bert_jax.finetuning.text_tasks import TASKS, TextEncoding
+from bert_jax.finetuning.tasks import TASKS
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.progress import Bars, silent
@@ -104,7 +104,7 @@ def _finetune(
     check_attention(config, model, config.task.max_seq_len, mesh)
 
     # --- Data ----------------------------------------------------------------------------------------------------
-    encoding = TextEncoding(before.tokenizer, config.task.max_seq_len, last_position=model.is_decoder)
+    encoding = Encoding(before.tokenizer, config.task.max_seq_len, last_position=model.is_decoder)
     task: Task = TASKS[config.task.kind](config, encoding)
     rows, splits = task.train(), task.splits()
     order = Order(rows, config)

@@ -9,31 +9,13 @@ import numpy as np
 from etils import epath
 
 from bert_jax.config import ConfigDict
-from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError
 from bert_jax.finetuning import glue, metrics, text
 from bert_jax.finetuning.bad_rows import BadRows
-from bert_jax.finetuning.encoded_rows import Rows
+from bert_jax.finetuning.encoded_rows import Encoding, Rows
 from bert_jax.finetuning.examples import TextExample, encode_examples
 from bert_jax.finetuning.rows import write_lines
 from bert_jax.finetuning.task import Outputs, Split
-
-
-@dataclass(frozen=True)
-class TextEncoding:
-    """How texts become rows."""
-
-    tokenizer: WordPieceTokenizer
-    max_seq_len: int
-    last_position: bool  # see `Rows`
-
-    def rows(self, examples: Sequence[TextExample], *, regression: bool) -> Rows:
-        """Labels are those of the examples, or none where one has none."""
-        labels = None
-        if all(example.label is not None for example in examples):
-            labels = np.array([example.label for example in examples], np.float32 if regression else np.int32)
-        sequences = encode_examples(self.tokenizer, examples, self.max_seq_len)
-        return Rows(sequences, labels, last_position=self.last_position)
 
 
 def classes_or_scores(outputs: Outputs, *, regression: bool) -> np.ndarray:
@@ -65,7 +47,7 @@ class TextTask:
     metric_names: tuple[str, ...]
     main_metric: str
     examples: Mapping[str, Sequence[TextExample]]
-    encoding: TextEncoding
+    encoding: Encoding
     fields: text.TextFields | None = None
     glue_task: glue.GlueTask | None = None
 
@@ -93,7 +75,13 @@ class TextTask:
         return [self._split(name) for name in self.examples if name != "train"]
 
     def _rows(self, name: str) -> Rows:
-        return self.encoding.rows(self.examples[name], regression=self.regression)
+        """Labels are those of the examples, or none where one has none."""
+        examples, labels = self.examples[name], None
+        if all(example.label is not None for example in examples):
+            kind = np.float32 if self.regression else np.int32
+            labels = np.array([example.label for example in examples], kind)
+        sequences = encode_examples(self.encoding.tokenizer, examples, self.encoding.max_seq_len)
+        return Rows(sequences, labels, last_position=self.encoding.last_position)
 
     def _split(self, name: str) -> Split:
         examples, rows = self.examples[name], self._rows(name)
@@ -114,7 +102,7 @@ class TextTask:
         return Split(name, rows, None if rows.labels is None else score, write)
 
 
-def glue_task(config: ConfigDict, encoding: TextEncoding) -> TextTask:
+def glue_task(config: ConfigDict, encoding: Encoding) -> TextTask:
     """A task of GLUE in `data.path`. InputError where there is none of that name, or a file is missing."""
     task = glue.get_task(config.task.name)
     bad_rows = BadRows(strict=config.data.strict)
@@ -130,7 +118,7 @@ def glue_task(config: ConfigDict, encoding: TextEncoding) -> TextTask:
     )  # fmt: skip
 
 
-def own_task(config: ConfigDict, encoding: TextEncoding) -> TextTask:
+def own_task(config: ConfigDict, encoding: Encoding) -> TextTask:
     """A task of one's own files: `task.train`, `task.dev` and `task.test`. InputError where one cannot be read."""
     task = config.task
     if not task.train:
@@ -156,7 +144,3 @@ def own_task(config: ConfigDict, encoding: TextEncoding) -> TextTask:
     bad_rows.report()
     names = ("pearson", "spearman") if task.regression else ("accuracy",) + (("f1",) if len(classes) == 2 else ())
     return TextTask("text", classes, names, "spearman" if task.regression else "accuracy", examples, encoding, fields)
-
-
-TASKS = {"glue": glue_task, "text": own_task}
-"""By `task.kind`."""

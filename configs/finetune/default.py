@@ -28,16 +28,26 @@ def get_config():
     config.data.strict = False  # True: refuse a file with a row that cannot be used; False: count it and leave it out
 
     config.task = ml_collections.ConfigDict()
-    config.task.kind = "text"  # glue, text
+    config.task.kind = "text"  # glue, text, squad, choice, ner
     config.task.name = ""  # of glue: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli
     config.task.max_seq_len = 128  # tokens; longer texts are cut
-    config.task.train = ""  # of text: a .csv, .tsv or .jsonl file, in data.path or with a path of its own
-    config.task.dev = ""  # of text: the same, with labels
-    config.task.test = ""  # of text: the same, with or without labels
+    config.task.train = (
+        ""  # the file to train on, in data.path; "": by its usual name (text has none: .csv, .tsv, .jsonl)
+    )
+    config.task.dev = ""  # the file to score on
+    config.task.test = ""  # the file to predict
     config.task.text = ""  # of text: the field of the text; "" finds it
     config.task.text_pair = ""  # of text: the field of a second text; "" is none
     config.task.label = "label"  # of text: the field of the label
     config.task.regression = False  # of text: labels are numbers
+    config.task.version_2 = False  # of squad: 2.0, where a question may have no answer
+    config.task.doc_stride = 128  # of squad: tokens from a window of a paragraph to the next
+    config.task.max_query_length = 64  # of squad: tokens of a question
+    config.task.n_best = 20  # of squad: starts and ends that are combined
+    config.task.max_answer_length = 30  # of squad: tokens
+    config.task.document_context = False  # of ner: sentences are read with those around them in their document
+    config.task.word_column = 0  # of ner: of the word in a line, from 0
+    config.task.tag_column = -1  # of ner: of the tag; -1 is the last
 
     config.head = ml_collections.ConfigDict()
     config.head.dropout = 0.1  # of what the output layer reads

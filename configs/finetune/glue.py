@@ -4,7 +4,7 @@
       --config.data.path=glue/SST-2
 
 The argument is one of cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli. The paper's BERT-BASE is at 93.5 on the
-test set of SST-2 (its table 1), where an encoder that starts from nothing is at some 80.
+test set of SST-2 (its table 1).
 """
 
 from bert_jax.configs.finetune import default

@@ -17,12 +17,9 @@ from etils import epath
 
 from bert_jax.cli import main
 from bert_jax.config import load_config
-from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError
 from bert_jax.finetuning.finetune import finetune
-from bert_jax.model import BertConfig, initialize
-from bert_jax.model.bert import HEADS
-from bert_jax.training.checkpoints import open_checkpoint, save_parameters
+from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.metrics import read_metrics
 from bert_jax.training.throughput import RATES
 
@@ -45,20 +42,6 @@ def texts(count: int, seed: int) -> list[tuple[str, str]]:
                  for _ in range(rng.randint(6, 40))]  # fmt: skip
         made.append((" ".join([*words, rng.choice(helpers.TOPICS[topic])]), topic))
     return made
-
-
-@pytest.fixture(scope="module")
-def checkpoint(vocabulary: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An encoder with its initial values."""
-    folder = tmp_path_factory.mktemp("encoder") / "encoder"
-    tokenizer = WordPieceTokenizer(vocabulary, lowercase=True)
-    model = BertConfig(
-        vocab_size=tokenizer.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=64, max_position_embeddings=64, initializer_range=0.1,
-    )  # fmt: skip
-    _, parameters = initialize(model, jax.random.key(0))
-    save_parameters(epath.Path(folder), parameters, bert_config=model, tokenizer=tokenizer, heads=HEADS)
-    return folder
 
 
 @pytest.fixture(scope="module")

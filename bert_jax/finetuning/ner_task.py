@@ -1,0 +1,100 @@
+"""Named entities as a task to train on: a softmax over tags at the first piece of each word, and no CRF."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from bert_jax.config import ConfigDict
+from bert_jax.finetuning.bad_rows import BadRows
+from bert_jax.finetuning.encoded_rows import Encoding, Rows
+from bert_jax.finetuning.ner import OUTSIDE, TaggedSentence, entity_scores, read_conll, tag_names, write_conll
+from bert_jax.finetuning.ner_windows import TagWindow, collect_tags, encode_windows
+from bert_jax.finetuning.task import Outputs, Split
+from bert_jax.finetuning.task_files import split_files
+
+_FILES = {
+    "train": ("train.conll", "eng.train", "train.txt"),
+    "dev": ("dev.conll", "eng.testa", "valid.txt", "dev.txt"),
+    "test": ("test.conll", "eng.testb", "test.txt"),
+}
+
+
+@dataclass(frozen=True)
+class NerTask:
+    """Words of sentences are tagged; what counts is whole entities."""
+
+    sentences: Mapping[str, Sequence[TaggedSentence]]
+    tags: tuple[str, ...]
+    encoding: Encoding
+    document_context: bool
+
+    name = "ner"
+    kind = "tag"
+    main_metric = "f1"
+
+    @property
+    def size(self) -> int:
+        return len(self.tags)
+
+    def about(self) -> dict[str, Any]:
+        return {"name": self.name, "tags": list(self.tags), "document_context": self.document_context}
+
+    def train(self) -> Rows:
+        windows = self._windows("train")
+        numbers = {name: number for number, name in enumerate(self.tags)}
+        labels = []
+        for window in windows:
+            of_tokens = np.full(len(window.sequence.input_ids), -1, np.int32)
+            for sentence, word, position in window.words:
+                tags = self.sentences["train"][sentence].tags
+                assert tags is not None
+                of_tokens[position] = numbers[tags[word]]
+            labels.append(of_tokens)
+        return Rows([window.sequence for window in windows], labels)
+
+    def splits(self) -> list[Split]:
+        return [self._split(name) for name in self.sentences if name != "train"]
+
+    def _windows(self, name: str) -> list[TagWindow]:
+        return encode_windows(
+            self.encoding.tokenizer, self.sentences[name], self.encoding.max_seq_len,
+            document_context=self.document_context,
+        )  # fmt: skip
+
+    def _split(self, name: str) -> Split:
+        sentences, windows = self.sentences[name], self._windows(name)
+
+        def predicted(outputs: Outputs) -> list[list[str]]:
+            of_windows = [
+                [self.tags[int(of_tokens[position].argmax())] for _, _, position in window.words]
+                for window, of_tokens in zip(windows, outputs, strict=True)
+            ]
+            return collect_tags(sentences, windows, of_windows)
+
+        def score(outputs: Outputs) -> dict[str, float]:
+            gold = [list(sentence.tags or ()) for sentence in sentences]
+            overall, by_type = entity_scores(gold, predicted(outputs))
+            of_types = {f"f1_{kind}": one.f1 for kind, one in by_type.items()}
+            return {"f1": overall.f1, "precision": overall.precision, "recall": overall.recall, **of_types}
+
+        def write(outputs: Outputs, folder: epath.Path) -> None:
+            write_conll(folder / f"{name}.conll", sentences, predicted(outputs))
+
+        rows = Rows([window.sequence for window in windows], None)
+        has_tags = all(sentence.tags is not None for sentence in sentences)
+        return Split(name, rows, score if has_tags else None, write)
+
+
+def ner_task(config: ConfigDict, encoding: Encoding) -> NerTask:
+    """CoNLL files in `data.path`; the tags are those of the training file. InputError where one cannot be read."""
+    task = config.task
+    bad_rows = BadRows(strict=config.data.strict)
+    sentences = {
+        split: read_conll(path, bad_rows, word_column=task.word_column, tag_column=task.tag_column)
+        for split, path in split_files(config, _FILES).items()
+    }
+    bad_rows.report()
+    return NerTask(sentences, tag_names(sentences["train"]) or (OUTSIDE,), encoding, task.document_context)

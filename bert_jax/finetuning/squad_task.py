@@ -1,0 +1,104 @@
+"""SQuAD as a task to train on: the start and the end of the answer, in windows of its paragraph."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from bert_jax.config import ConfigDict
+from bert_jax.finetuning.bad_rows import BadRows
+from bert_jax.finetuning.encoded_rows import Encoding, Rows
+from bert_jax.finetuning.squad import Question, read_questions
+from bert_jax.finetuning.squad_answers import Answers, answer_questions, write_answers
+from bert_jax.finetuning.squad_metrics import best_thresholds, score_v1, score_v2
+from bert_jax.finetuning.squad_windows import Window, build_windows
+from bert_jax.finetuning.task import Outputs, Split
+from bert_jax.finetuning.task_files import split_files
+
+
+@dataclass(frozen=True)
+class SquadTask:
+    """Questions whose answers are spans of a paragraph; in version 2.0 some have none."""
+
+    training: Sequence[Question]
+    dev: Sequence[Question] | None
+    encoding: Encoding
+    version_2: bool
+    doc_stride: int
+    max_query_length: int
+    n_best: int
+    max_answer_length: int
+
+    kind = "span"
+    size = 2
+
+    @property
+    def name(self) -> str:
+        return f"squad/{'2.0' if self.version_2 else '1.1'}"
+
+    @property
+    def main_metric(self) -> str:
+        return "best_f1" if self.version_2 else "f1"
+
+    def about(self) -> dict[str, Any]:
+        return {"name": self.name, "doc_stride": self.doc_stride, "max_query_length": self.max_query_length}
+
+    def train(self) -> Rows:
+        windows = self._windows(self.training)
+        labels = np.array([(window.start, window.end) for window in windows], np.int32).reshape(-1, 2)
+        return Rows([window.sequence for window in windows], labels)
+
+    def splits(self) -> list[Split]:
+        if self.dev is None:
+            return []
+        questions, windows = self.dev, self._windows(self.dev)
+
+        def answers(outputs: Outputs) -> Answers:
+            starts, ends = ([of_window[:, side] for of_window in outputs] for side in range(2))
+            return answer_questions(
+                questions, windows, starts, ends,
+                n_best=self.n_best, max_answer_length=self.max_answer_length, version_2=self.version_2,
+            )  # fmt: skip
+
+        def score(outputs: Outputs) -> dict[str, float]:
+            found = answers(outputs)
+            if self.version_2:
+                return score_v2(questions, found.best, found.null_odds, self._threshold(found))
+            return score_v1(questions, found.best)
+
+        def write(outputs: Outputs, folder: epath.Path) -> None:
+            found = answers(outputs)
+            write_answers(folder, found, self._threshold(found) if self.version_2 else 0.0)
+
+        return [Split("dev", Rows([window.sequence for window in windows], None), score, write)]
+
+    def _windows(self, questions: Sequence[Question]) -> list[Window]:
+        return build_windows(
+            questions, self.encoding.tokenizer, max_seq_len=self.encoding.max_seq_len, doc_stride=self.doc_stride,
+            max_query_length=self.max_query_length,
+        )  # fmt: skip
+
+    def _threshold(self, found: Answers) -> float:
+        """Of the null odds: the one with the best F1 on dev, as the paper tunes it."""
+        assert self.dev is not None
+        return best_thresholds(self.dev, found.best, found.null_odds)["f1"].threshold
+
+
+def squad_task(config: ConfigDict, encoding: Encoding) -> SquadTask:
+    """The official JSON in `data.path`. InputError where a file cannot be read."""
+    task = config.task
+    version = "v2.0" if task.version_2 else "v1.1"
+    usual = {"train": (f"train-{version}.json",), "dev": (f"dev-{version}.json",)}
+    files = split_files(config, usual)
+    bad_rows = BadRows(strict=config.data.strict)
+    training = read_questions(files["train"], bad_rows, training=True)
+    if not task.version_2:
+        training = [question for question in training if not question.is_impossible]
+    dev = read_questions(files["dev"], bad_rows, training=False) if "dev" in files else None
+    bad_rows.report()
+    return SquadTask(
+        training, dev, encoding, version_2=task.version_2, doc_stride=task.doc_stride,
+        max_query_length=task.max_query_length, n_best=task.n_best, max_answer_length=task.max_answer_length,
+    )  # fmt: skip

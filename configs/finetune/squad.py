@@ -1,0 +1,21 @@
+"""SQuAD 1.1, or 2.0 as `finetune/squad:2.0`, from its official JSON.
+
+    bert-jax finetune --config=finetune/squad --workdir=runs/squad --config.init=runs/base --config.data.path=squad
+
+The paper's BERT-BASE is at an F1 of 88.5 on the dev set of 1.1, BERT-LARGE at 90.9 (its table 2).
+"""
+
+from bert_jax.configs.finetune import default
+
+
+def get_config(version="1.1"):
+    if version not in ("1.1", "2.0"):
+        raise ValueError(f"{version!r} is no version of SQuAD: 1.1 or 2.0")
+    config = default.get_config()
+    config.task.kind = "squad"
+    config.task.version_2 = version == "2.0"
+    config.task.max_seq_len = 384
+    config.num_epochs = 2 if config.task.version_2 else 3
+    config.global_batch_size = 48 if config.task.version_2 else 32
+    config.optimizer.learning_rate = 5e-5
+    return config

@@ -1,0 +1,16 @@
+"""SWAG, or any choice among endings: CODAH's files, or JSON lines with `context` and `endings`.
+
+    bert-jax finetune --config=finetune/swag --workdir=runs/swag --config.init=runs/base --config.data.path=swag
+
+The paper's BERT-BASE is at an accuracy of 81.6 on the dev set of SWAG (its table 4).
+"""
+
+from bert_jax.configs.finetune import default
+
+
+def get_config():
+    config = default.get_config()
+    config.task.kind = "choice"
+    config.global_batch_size = 16
+    config.optimizer.learning_rate = 2e-5
+    return config

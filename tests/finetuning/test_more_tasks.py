@@ -1,0 +1,137 @@
+"""Choices, named entities and SQuAD, each on files that a small model can learn from."""
+
+import json
+import random
+from pathlib import Path
+
+import helpers
+import pytest
+
+from bert_jax.config import load_config
+from bert_jax.errors import InputError
+from bert_jax.finetuning.encoded_rows import Encoding
+from bert_jax.finetuning.finetune import finetune
+from bert_jax.finetuning.tasks import TASKS
+from bert_jax.training.checkpoints import open_checkpoint
+
+SETTINGS = {
+    "num_epochs": 3, "global_batch_size": 16, "log_every_steps": 10, "optimizer.learning_rate": 3e-3,
+    "task.max_seq_len": 48, "optimizer.bias_correction": True,
+}  # fmt: skip
+
+
+def config_of(name: str, encoder: Path, folder: Path, **overrides: object):
+    values = {**SETTINGS, "init": encoder, "data.path": folder,
+              **{key.replace("__", "."): value for key, value in overrides.items()}}  # fmt: skip
+    pairs = [(key, str(value)) for key, value in values.items()]
+    return load_config(f"finetune/{name}", pairs, keys_of="finetune/default")
+
+
+def sentence(rng: random.Random, topic: str, length: int = 6) -> str:
+    return " ".join(rng.choice(helpers.TOPICS[topic] + helpers.SMALL_WORDS[:4]) for _ in range(length))
+
+
+def write_choices(path: Path, count: int, seed: int) -> None:
+    """The right ending is about the sea."""
+    rng = random.Random(seed)
+    lines = []
+    for _ in range(count):
+        label = rng.randrange(3)
+        endings = [f"ship {sentence(rng, 'sea')}" if number == label else f"moon {sentence(rng, 'night')}"
+                   for number in range(3)]  # fmt: skip
+        lines.append(json.dumps({"context": sentence(rng, "town"), "endings": endings, "label": label}))
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_a_choice_is_learned(checkpoint: Path, tmp_path: Path):
+    write_choices(tmp_path / "train.jsonl", 160, 0)
+    write_choices(tmp_path / "dev.jsonl", 30, 1)
+    write_choices(tmp_path / "test.jsonl", 5, 2)
+    scores = finetune(config_of("swag", checkpoint, tmp_path), str(tmp_path / "run"))
+    assert scores["dev"]["accuracy"] > 0.9
+    assert "test" not in scores or scores["test"]["accuracy"] > 0.5
+    chosen = (tmp_path / "run" / "predictions" / "test.csv").read_text().splitlines()
+    assert chosen[0] == ",pred"
+    assert len(chosen) == 6
+    assert open_checkpoint(str(tmp_path / "run")).task["size"] == 3
+
+
+def write_entities(path: Path, count: int, seed: int) -> None:
+    """Words of the sea and of the town are entities, of one word or of two."""
+    rng = random.Random(seed)
+    lines = []
+    for _ in range(count):
+        for _ in range(rng.randint(3, 8)):
+            topic = rng.choice(["sea", "town", ""])
+            if not topic:
+                lines.append(f"{rng.choice(helpers.SMALL_WORDS)} O")
+                continue
+            lines.append(f"{rng.choice(helpers.TOPICS[topic])} B-{topic.upper()}")
+            lines.append("the O")
+        lines.append("")
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("document_context", [pytest.param(False, marks=pytest.mark.long), True])
+def test_entities_are_learned(document_context, checkpoint: Path, tmp_path: Path):
+    write_entities(tmp_path / "train.conll", 160, 0)
+    write_entities(tmp_path / "dev.conll", 30, 1)
+    config = config_of("ner", checkpoint, tmp_path, task__document_context=document_context, num_epochs=6)
+    scores = finetune(config, str(tmp_path / "run"))["dev"]
+    assert scores["f1"] > 0.95
+    assert scores["f1_SEA"] > 0.9
+    written = (tmp_path / "run" / "predictions" / "dev.conll").read_text().splitlines()
+    gold = (tmp_path / "dev.conll").read_text().splitlines()
+    assert [" ".join(line.split()[:2]) for line in written if line] == [line for line in gold if line]
+
+
+def write_squad(path: Path, count: int, seed: int, *, version_2: bool) -> None:
+    """The answer is the one word of the sea that a paragraph has, or none."""
+    rng = random.Random(seed)
+    paragraphs = []
+    for number in range(count):
+        words = sentence(rng, "town", rng.randint(20, 60)).split()
+        has_answer = not version_2 or rng.random() < 0.6
+        answer = rng.choice(["ship", "storm", "gull"])
+        place = rng.randrange(len(words))
+        if has_answer:
+            words[place] = answer
+        answers = [{"text": answer, "answer_start": len(" ".join([*words[:place], ""]))}] if has_answer else []
+        question = {"id": f"q{number}", "question": "the sea of a", "answers": answers}
+        if version_2:
+            question["is_impossible"] = not has_answer
+        paragraphs.append({"context": " ".join(words), "qas": [question]})
+    version = "v2.0" if version_2 else "1.1"
+    path.write_text(json.dumps({"version": version, "data": [{"title": "made up", "paragraphs": paragraphs}]}))
+
+
+@pytest.mark.parametrize("version", [pytest.param("1.1", marks=pytest.mark.long), "2.0"])
+def test_answers_are_learned(version, checkpoint: Path, tmp_path: Path):
+    write_squad(tmp_path / f"train-v{version}.json", 200, 0, version_2=version == "2.0")
+    write_squad(tmp_path / f"dev-v{version}.json", 30, 1, version_2=version == "2.0")
+    config = config_of(
+        f"squad:{version}", checkpoint, tmp_path, task__doc_stride=16, task__max_query_length=8, num_epochs=5,
+    )  # fmt: skip
+    scores = finetune(config, str(tmp_path / "run"))["dev"]
+    assert scores["best_f1" if version == "2.0" else "f1"] > 90
+    predicted = json.loads((tmp_path / "run" / "predictions" / "predictions.json").read_text())
+    assert set(predicted) == {f"q{number}" for number in range(30)}
+    assert (tmp_path / "run" / "predictions" / "null_odds.json").exists() == (version == "2.0")
+
+
+@pytest.mark.parametrize("name", ["swag", "ner", "squad"])
+def test_files_that_are_not_there_are_named(name, checkpoint: Path, tmp_path: Path):
+    with pytest.raises(InputError, match="has none of train"):
+        finetune(config_of(name, checkpoint, tmp_path, task__max_seq_len=64), str(tmp_path / "run"))
+
+
+def test_real_files_become_rows(checkpoint: Path, data_dir: Path):
+    tokenizer = open_checkpoint(str(checkpoint)).tokenizer
+    encoding = Encoding(tokenizer, 64)
+    choice = TASKS["choice"](config_of("swag", checkpoint, data_dir / "codah"), encoding)
+    assert choice.size == 4
+    assert sum(map(len, (choice.train(), *(split.rows for split in choice.splits())))) == 2_776
+    ner = TASKS["ner"](config_of("ner", checkpoint, data_dir / "wnut17"), encoding)
+    assert ner.size == 13
+    assert [split.name for split in ner.splits()] == ["dev", "test"]
+    assert len(ner.train()) >= 3_394
