@@ -18,6 +18,7 @@ from bert_jax.interop.huggingface_tokenizer import read_tokenizer
 from bert_jax.interop.huggingface_weights import Weight, layout, parameters_of, state_dict
 from bert_jax.interop.output import new_folder, whole_folder
 from bert_jax.interop.safetensors_files import WHOLE, StoredWeight, open_weights, read_json
+from bert_jax.interop.task_weights import task_model
 from bert_jax.model import BertConfig
 from bert_jax.model.bert import HEADS, Parameters
 from bert_jax.training.checkpoints import Checkpoint
@@ -67,21 +68,25 @@ def model_config(config: BertConfig, tokenizer: WordPieceTokenizer, architecture
 def export(checkpoint: Checkpoint, output: str) -> str:
     """Writes `config.json`, `model.safetensors`, `vocab.txt` and the tokenizer's files to the folder `output`.
 
-    The architecture is the one that has the checkpoint's heads, BertLMHeadModel for a left-to-right model; its name is
-    returned. The folder is there whole or not at all.
+    The architecture is the one that has the checkpoint's heads, BertLMHeadModel for a left-to-right model, or that of
+    the task it is fine-tuned on; its name is returned. The folder is there whole or not at all.
 
-    Raises InputError where `output` is a file or a folder with something in it.
+    Raises InputError where `output` is a file or a folder with something in it, and as `task_model` does.
     """
     folder = new_folder(output)
-    architecture = _architecture(checkpoint)
-    heads = [head for head in ARCHITECTURES[architecture] if head in checkpoint.heads]
-    if left_out := [head for head in checkpoint.heads if head not in heads]:
-        log.warning("%s has no %s: it is left out", architecture, ", ".join(left_out))
-    if not heads:
-        log.warning("there is no pooler: load it with BertModel.from_pretrained(..., add_pooling_layer=False)")
     config, tokenizer = checkpoint.bert_config, checkpoint.tokenizer
-    described = model_config(config, tokenizer, architecture)
-    weights = state_dict(checkpoint.load_parameters(), config, heads)
+    if checkpoint.task is not None:
+        architecture, of_task, weights = task_model(checkpoint)
+        described = {**model_config(config, tokenizer, architecture), **of_task}
+    else:
+        architecture = _architecture(checkpoint)
+        heads = [head for head in ARCHITECTURES[architecture] if head in checkpoint.heads]
+        if left_out := [head for head in checkpoint.heads if head not in heads]:
+            log.warning("%s has no %s: it is left out", architecture, ", ".join(left_out))
+        if not heads:
+            log.warning("there is no pooler: load it with BertModel.from_pretrained(..., add_pooling_layer=False)")
+        described = model_config(config, tokenizer, architecture)
+        weights = state_dict(checkpoint.load_parameters(), config, heads)
     with whole_folder(folder, last=CONFIG) as partial:
         tokenizer.save_huggingface(str(partial), model_max_length=config.max_position_embeddings)
         (partial / CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")

@@ -223,11 +223,14 @@ def save_parameters(
     bert_config: BertConfig,
     tokenizer: WordPieceTokenizer,
     heads: Collection[str],
+    task: dict[str, Any] | None = None,
 ) -> None:
     """Writes a checkpoint of parameters alone, which `open_checkpoint` reads: whole or not at all.
 
-    `folder` is replaced: that it may be is for the caller to know. `parameters` lack what is not in `heads`.
+    `folder` is replaced: that it may be is for the caller to know. `parameters` lack what is not in `heads`; `task` is
+    that of a fine-tuned model.
     """
+    of_task = {} if task is None else {"task": ocp.args.JsonSave(task)}
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         checkpointer.save(
             remote.absolute(folder),
@@ -236,6 +239,7 @@ def save_parameters(
                 bert_config=ocp.args.JsonSave(bert_config.to_dict()),
                 tokenizer=ocp.args.JsonSave(tokenizer.to_json()),
                 heads=ocp.args.JsonSave([head for head in HEADS if head in heads]),
+                **of_task,
             ),
             force=True,
         )

@@ -1,0 +1,48 @@
+"""A fine-tuned model as `transformers` has it: its architecture, its weights, and what its outputs are called."""
+
+from typing import Any
+
+import numpy as np
+
+from bert_jax.errors import InputError
+from bert_jax.interop.huggingface_weights import state_dict
+from bert_jax.model.task_heads import BertForTask, TaskHead
+from bert_jax.training.checkpoints import Checkpoint
+
+_ARCHITECTURES = {  # by kind of head: the class, and what its output layer is called
+    "classify": ("BertForSequenceClassification", "classifier"),
+    "regress": ("BertForSequenceClassification", "classifier"),
+    "choose": ("BertForMultipleChoice", "classifier"),
+    "span": ("BertForQuestionAnswering", "qa_outputs"),
+    "tag": ("BertForTokenClassification", "classifier"),
+}
+
+
+def task_model(checkpoint: Checkpoint) -> tuple[str, dict[str, Any], dict[str, np.ndarray]]:
+    """The architecture, what `config.json` says beside the model's sizes, and the weights.
+
+    Raises InputError for what `transformers` has no class for: a BiLSTM, and the last token of a left-to-right model.
+    """
+    task = checkpoint.task
+    assert task is not None
+    architecture, output = _ARCHITECTURES[task["kind"]]
+    if task["bilstm"]:
+        raise InputError(f"{checkpoint.path} has a BiLSTM under its output: transformers has no such model")
+    if checkpoint.bert_config.is_decoder:
+        raise InputError(f"{checkpoint.path} is a left-to-right model of a task: transformers has no such model")
+    parameters = checkpoint.load_parameters(build=BertForTask, head=TaskHead(task["kind"], task["size"]))
+    encoder = state_dict(parameters, checkpoint.bert_config, checkpoint.heads)
+    weights = {f"bert.{name}": value for name, value in encoder.items()}
+    weights[f"{output}.weight"] = np.ascontiguousarray(np.asarray(parameters["output"]["kernel"]).T)
+    weights[f"{output}.bias"] = np.asarray(parameters["output"]["bias"])
+    return architecture, _outputs(task), weights
+
+
+def _outputs(task: dict[str, Any]) -> dict[str, Any]:
+    if task["kind"] == "regress":
+        return {"id2label": {"0": "score"}, "label2id": {"score": 0}, "problem_type": "regression"}
+    names = task.get("classes") or task.get("tags")
+    if not names:
+        return {}
+    by_number = {str(number): name for number, name in enumerate(names)}
+    return {"id2label": by_number, "label2id": {name: number for number, name in enumerate(names)}}
