@@ -1,6 +1,7 @@
 """A process that is killed, frozen or fails ends the others in time, with a line that says what happened."""
 
 import json
+import shutil
 import signal
 import subprocess
 import time
@@ -18,9 +19,9 @@ MANY = {"total_steps": 20_000, "eval_every_steps": 0, "eval_batches": 0, "checkp
 LIMIT = 120.0  # seconds for the others to end in
 
 
-def running(dataset: Path, workdir: Path, count: int = 2) -> list[subprocess.Popen]:
+def running(dataset: Path, workdir: Path, count: int = 2, **more: object) -> list[subprocess.Popen]:
     """Processes that have made some steps and saved one."""
-    processes = start(count, dataset, workdir, **MANY)
+    processes = start(count, dataset, workdir, **MANY, **more)
     deadline = time.monotonic() + 200
     while newest_step(epath.Path(workdir)) is None:
         for process in processes:
@@ -69,6 +70,27 @@ def test_a_frozen_process_counts_as_lost_and_ends_once_it_thaws(frozen: int, dat
     finally:
         processes[frozen].send_signal(signal.SIGCONT)
     ended(processes[frozen], 1)
+
+
+@pytest.mark.long
+def test_a_stall_is_reported_by_every_process_and_the_run_goes_on(dataset_dir: Path, tmp_path: Path):
+    processes = running(dataset_dir, tmp_path, stall_minutes=4 / 60)
+    shutil.rmtree(tmp_path / "stalls", ignore_errors=True)  # compiling may have taken as long
+    processes[1].send_signal(signal.SIGSTOP)  # for less than it takes to count as lost
+    time.sleep(10)
+    processes[1].send_signal(signal.SIGCONT)
+    deadline = time.monotonic() + 60
+    while len(reports := sorted(path.name for path in (tmp_path / "stalls").glob("*.txt"))) < 2:
+        assert time.monotonic() < deadline, reports
+        time.sleep(0.1)
+    before = read_metrics(epath.Path(tmp_path))[-1]["step"]
+    while read_metrics(epath.Path(tmp_path))[-1]["step"] < before + 5:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    processes[0].send_signal(signal.SIGTERM)
+    written = finish(processes, expect=75)
+    assert {name.rsplit("-", 1)[-1] for name in reports} == {"0.txt", "1.txt"}
+    assert all("nothing has moved for" in text and "thread MainThread:" in text for text in written)
 
 
 @pytest.mark.parametrize("failing", [0, pytest.param(1, marks=pytest.mark.long)])
