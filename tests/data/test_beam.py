@@ -143,21 +143,6 @@ def test_what_others_left_is_no_matter(inputs, tokenizer, tmp_path):
     assert files(folder) == files(tmp_path / "local")
 
 
-def test_a_place_is_whole_or_not_there(tmp_path, monkeypatch):
-    target = beam.epath.Path(tmp_path / "file")
-    beam._place(b"first", target)
-
-    def fail(self, content):
-        (tmp_path / self.name).write_text("half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(type(target), "write_bytes", fail)
-    with pytest.raises(OSError, match="No space"):
-        beam._place(b"second", target)
-    assert target.read_text() == "first"
-    assert len({path.name for path in tmp_path.iterdir()}) == 2
-
-
 def test_paths_of_workers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pydoc").mkdir()
@@ -208,22 +193,21 @@ def test_a_worker_fails(inputs, vocabulary_file, tmp_path, capsys, monkeypatch):
 
 
 def test_an_output_of_one_machine(inputs, vocabulary_file, tmp_path, capsys, monkeypatch):
-    def elsewhere(content, target):
-        pass
-
-    monkeypatch.setattr(beam, "_place", elsewhere)
+    monkeypatch.setattr(beam.whole_files, "place", lambda source, target: None)
+    monkeypatch.setattr(beam.whole_files, "write_whole", lambda path, content: None)
     arguments = command_line(inputs, vocabulary_file, tmp_path / "data", *ON_DIRECT)
     fails(capsys, arguments, 2, "--output is no folder that this machine and the workers of DirectRunner share")
 
 
 def test_one_shard_is_elsewhere(inputs, vocabulary_file, tmp_path, capsys, monkeypatch):
-    place = beam._place
+    place, write_whole = beam.whole_files.place, beam.whole_files.write_whole
 
-    def elsewhere(content, target):
+    def unless_of_eval(really, target, *arguments):
         if not target.name.startswith("eval"):
-            place(content, target)
+            really(*arguments)
 
-    monkeypatch.setattr(beam, "_place", elsewhere)
+    monkeypatch.setattr(beam.whole_files, "place", lambda path, to: unless_of_eval(place, to, path, to))
+    monkeypatch.setattr(beam.whole_files, "write_whole", lambda to, what: unless_of_eval(write_whole, to, to, what))
     arguments = command_line(inputs, vocabulary_file, tmp_path / "data", *ON_DIRECT)
     fails(capsys, arguments, 2, "workers of DirectRunner share")
 
