@@ -124,6 +124,7 @@ def test_text_goes_in_and_features_come_out(store, dataset_dir, corpus_file, tmp
     assert [len(line["features"]) for line in given] == np.diff(arrays["offsets"]).tolist()
 
 
+@pytest.mark.long
 def test_an_outage_of_seconds_stops_no_run(store, dataset_dir):
     """Each kind of request fails once: those of gcsfs, which tries again by itself, and those of TensorStore."""
     put_folder(store, dataset_dir, "data")

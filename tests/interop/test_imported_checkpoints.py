@@ -178,6 +178,7 @@ def test_missing_heads_are_new_and_of_the_seed(
     assert not set(missing) & before.keys()
 
 
+@pytest.mark.long
 def test_nothing_is_new_where_nothing_is_missing(checkpoints: Path, dataset_dir: Path, tmp_path: Path):
     config = small_config(
         dataset_dir, init=checkpoints / "all", init_missing_heads=True, optimizer__learning_rate=0.0, mesh__data=2,

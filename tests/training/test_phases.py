@@ -137,7 +137,8 @@ def test_both_phases_are_trained_and_evaluated_on_their_own_data(short_dir: Path
     assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["4", "8"]
 
 
-@pytest.mark.parametrize("restart", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("restart", [False, True])
 def test_killed_on_the_boundary_and_resumed_is_never_stopped(
     restart: bool, short_dir: Path, dataset_dir: Path, tmp_path: Path
 ):
