@@ -171,6 +171,19 @@ def test_a_finished_run_scores_again_and_another_is_refused(run: Path, checkpoin
         finetune(config_of(checkpoint, tmp_path / "task"), str(run))
 
 
+def test_a_mesh_and_microbatches_change_nothing(checkpoint: Path, task: Path, tmp_path: Path):
+    config = config_of(
+        checkpoint, task, mesh__data=2, mesh__fsdp=2, mesh__tensor=2, gradient_accumulation=2, num_epochs=1
+    )  # fmt: skip
+    finetune(config, str(tmp_path))
+    one_epoch = config_of(checkpoint, task, num_epochs=1)
+    finetune(one_epoch, str(tmp_path / "straight"))
+    for ours, theirs in zip(untimed(tmp_path)[:4], untimed(tmp_path / "straight")[:4], strict=True):
+        assert ours["step"] == theirs["step"]
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
+
+
 def test_a_number_is_regressed(checkpoint: Path, task: Path, tmp_path: Path):
     config = config_of(
         checkpoint, task, task__label="number", task__regression=True
