@@ -263,12 +263,14 @@ def _finetune(options: argparse.Namespace) -> None:
     with StopSignal() as stop:
         from bert_jax.config import load_config
         from bert_jax.finetuning.finetune import finetune
+        from bert_jax.finetuning.search import is_search, search
         from bert_jax.training.processes import is_first, joined_processes
 
         with joined_processes():
             shown = bars() if is_first() else silent
             config = load_config(options.config, options.overrides, keys_of="finetune/default")
-            scores = finetune(config, options.workdir, stop=stop, bars=shown)
+            run = search if is_search(config) else finetune
+            scores = run(config, options.workdir, stop=stop, bars=shown)
             if is_first():
                 print(json.dumps(scores, indent=2))
 

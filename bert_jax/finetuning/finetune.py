@@ -8,7 +8,7 @@ The step, its sharding, checkpoints, resuming and metrics are those of pre-train
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
@@ -256,19 +256,26 @@ def claim(folder: epath.Path, config: ConfigDict, dataset_hash: str) -> int:
     if newest is None:
         return 0
     before = open_checkpoint(str(newest))
-    old, new = (dict(flatten(of)) for of in (ConfigDict(before.config), config))
+    if before.task is None:
+        raise InputError(f"--workdir: {folder} holds a run of pre-training: choose another folder")
+    check_same_run(folder, before.config, config)
+    if before.dataset_hashes != (dataset_hash,):
+        raise InputError(f"--workdir: {folder} was trained on other examples: choose another folder")
+    return before.step
+
+
+def check_same_run(folder: epath.Path, before: Mapping[str, Any], config: ConfigDict) -> None:
+    """InputError where the config of the run in `folder` is another, but for what a run may change."""
+    old, new = dict(flatten(ConfigDict(before))), dict(flatten(config))
+    new = {key: list(value) if isinstance(value, tuple) else value for key, value in new.items()}  # as JSON has it
     changed = [
         f"{key} {old.get(key)!r} -> {new[key]!r}" for key in new
         if not key.startswith(CHANGEABLE) and old.get(key) != new[key]
     ]  # fmt: skip
-    if changed or before.task is None:
+    if changed:
         raise InputError(
-            f"--workdir: {folder} holds a run with another config ({'; '.join(changed) or 'of pre-training'}): choose "
-            "another folder"
+            f"--workdir: {folder} holds a run with another config ({'; '.join(changed)}): choose another folder"
         )
-    if before.dataset_hashes != (dataset_hash,):
-        raise InputError(f"--workdir: {folder} was trained on other examples: choose another folder")
-    return before.step
 
 
 def _score(run: Run, predictor: Predictor, state: TrainState, split: Split, step: int) -> dict[str, float]:

@@ -84,6 +84,10 @@ def get_config():
     config.checkpoint.every_steps = 1_000  # and at the end, and on SIGTERM
     config.checkpoint.keep = 1  # newest ones
 
+    config.search = ml_collections.ConfigDict()  # several runs, each in a folder of its own in the workdir
+    config.search.learning_rates = ()  # instead of optimizer.learning_rate: (5e-5, 4e-5, 3e-5, 2e-5) are the paper's
+    config.search.seeds = ()  # instead of seed
+
     config.profile = ml_collections.ConfigDict()
     config.profile.steps = ""  # A:B traces steps A to B into WORKDIR/profile
 

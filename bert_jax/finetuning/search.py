@@ -1,0 +1,109 @@
+"""The paper's search: every learning rate, with every seed, and the best on dev.
+
+    bert-jax finetune --config=finetune/glue:rte --workdir=runs/rte --config.init=runs/base \\
+      --config.data.path=glue/RTE --config.search.learning_rates="(5e-5, 4e-5, 3e-5, 2e-5)" \\
+      --config.search.seeds="(0, 1, 2, 3, 4)"
+
+Each run has a folder of its own in the workdir and is complete by itself: a search that was killed goes on with the run
+that it was at.
+"""
+
+import json
+import logging
+import statistics
+from itertools import product
+from typing import Any
+
+from etils import epath
+
+from bert_jax import remote, whole_files
+from bert_jax.config import ConfigDict
+from bert_jax.errors import InputError
+from bert_jax.finetuning.finetune import CONFIG_FILE, RESULT_FILE, check_same_run, finetune
+from bert_jax.progress import Bars, silent
+from bert_jax.training.processes import is_first
+from bert_jax.training.stopping import StopSignal
+
+log = logging.getLogger(__name__)
+
+SEARCH_FILE = "search.json"
+
+
+def is_search(config: ConfigDict) -> bool:
+    """Whether the config asks for several runs."""
+    return bool(config.search.learning_rates or config.search.seeds)
+
+
+def search(config: ConfigDict, workdir: str, *, stop: StopSignal | None = None, bars: Bars = silent) -> dict[str, Any]:
+    """Runs `finetune` for each learning rate and seed, and writes what comes of it into `WORKDIR/search.json`.
+
+    Returns `metric`, `by_learning_rate` (each with `median`, `best`, `worst` and the `scores` of its seeds), `best`
+    (learning rate, seed and score), and `median` and `spread` (best - worst) over the seeds of the best learning rate,
+    which is the one with the best median. Raises as `finetune` does, and InputError for a rate or a seed given twice.
+    """
+    rates = [float(rate) for rate in config.search.learning_rates] or [config.optimizer.learning_rate]
+    seeds = [int(seed) for seed in config.search.seeds] or [config.seed]
+    for name, values in (("learning_rates", rates), ("seeds", seeds)):
+        if len(set(values)) < len(values):
+            raise InputError(f"search.{name}: {values} has one twice")
+    folder = remote.absolute(workdir)
+    scores: dict[float, dict[int, float]] = {rate: {} for rate in rates}
+    metric = ""
+    for rate, seed in product(rates, seeds):
+        one = folder / f"lr-{rate:g}-seed-{seed}"
+        log.info("learning rate %g, seed %d", rate, seed)
+        result = _result(_config_of_one(config, rate, seed), one, stop, bars)
+        metric, scores[rate][seed] = result["main_metric"], _main_score(result)
+    found = summarize(metric, scores)
+    if is_first():
+        whole_files.write_whole(folder / SEARCH_FILE, (json.dumps(found, indent=2) + "\n").encode())
+    return found
+
+
+def _config_of_one(config: ConfigDict, rate: float, seed: int) -> ConfigDict:
+    one = config.copy_and_resolve_references()
+    with one.unlocked():
+        one.optimizer.learning_rate, one.seed = rate, seed
+        one.search.learning_rates, one.search.seeds = (), ()
+    return one
+
+
+def _result(config: ConfigDict, folder: epath.Path, stop: StopSignal | None, bars: Bars) -> dict[str, Any]:
+    """What the run in `folder` came to, which is run unless it is finished."""
+    path = folder / RESULT_FILE
+    if remote.exists(path):
+        check_same_run(folder, _read(folder / CONFIG_FILE), config)
+    else:
+        finetune(config, str(folder), stop=stop, bars=bars)
+    return _read(path)
+
+
+def _read(path: epath.Path) -> dict[str, Any]:
+    return json.loads(remote.patiently(path, path.read_text))
+
+
+def _main_score(result: dict[str, Any]) -> float:
+    if not result["scores"]:
+        raise InputError("search: there is no split with labels to choose by: give the task a dev set")
+    return float(next(iter(result["scores"].values()))[result["main_metric"]])
+
+
+def summarize(metric: str, scores: dict[float, dict[int, float]]) -> dict[str, Any]:
+    """What `search` returns, of the main metric by learning rate and seed."""
+    by_rate = {
+        f"{rate:g}": {
+            "median": statistics.median(of_seeds.values()), "best": max(of_seeds.values()),
+            "worst": min(of_seeds.values()), "scores": {str(seed): score for seed, score in of_seeds.items()},
+        }
+        for rate, of_seeds in scores.items()
+    }  # fmt: skip
+    chosen = list(max(scores.values(), key=lambda of_seeds: statistics.median(of_seeds.values())).values())
+    rate, seed, score = max(
+        ((rate, seed, score) for rate, of_seeds in scores.items() for seed, score in of_seeds.items()),
+        key=lambda one: one[2],
+    )
+    return {
+        "metric": metric, "by_learning_rate": by_rate,
+        "best": {"learning_rate": rate, "seed": seed, "score": score},
+        "median": statistics.median(chosen), "spread": max(chosen) - min(chosen),
+    }  # fmt: skip

@@ -1,0 +1,75 @@
+"""The search over learning rates and seeds."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bert_jax.config import load_config
+from bert_jax.errors import InputError, Interrupted
+from bert_jax.finetuning import search as module
+from bert_jax.finetuning.finetune import finetune
+from bert_jax.finetuning.search import is_search, search, summarize
+
+
+def config_of(checkpoint: Path, folder: Path, **search_for: str):
+    values = {
+        "init": checkpoint, "data.path": folder, "task.train": "train.csv", "task.dev": "dev.csv",
+        "task.max_seq_len": 16, "num_epochs": 1, "global_batch_size": 8,
+        **{f"search.{name}": value for name, value in search_for.items()},
+    }  # fmt: skip
+    pairs = [(key, str(value)) for key, value in values.items()]
+    return load_config("finetune/text", pairs, keys_of="finetune/default")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("train.csv", "dev.csv"):
+        (tmp_path / name).write_text("text,label\n" + "the ship .,sea\nthe owl .,night\n" * 8)
+    return tmp_path
+
+
+def test_each_pair_is_run_once_whatever_happens_between(checkpoint: Path, folder: Path, monkeypatch):
+    runs = []
+
+    def interrupted_once(config, workdir, **options):
+        runs.append((config.optimizer.learning_rate, config.seed, Path(workdir).name))
+        if len(runs) == 2:
+            raise Interrupted("SIGTERM")
+        return finetune(config, workdir, **options)
+
+    monkeypatch.setattr(module, "finetune", interrupted_once)
+    config = config_of(checkpoint, folder, learning_rates="(1e-2, 1e-3)", seeds="(3, 4)")
+    assert is_search(config)
+    with pytest.raises(Interrupted):
+        search(config, str(folder / "runs"))
+    found = search(config, str(folder / "runs"))
+    assert [run[:2] for run in runs] == [(1e-2, 3), (1e-2, 4), (1e-2, 4), (1e-3, 3), (1e-3, 4)]
+    assert runs[0][2] == "lr-0.01-seed-3"
+    assert json.loads((folder / "runs" / "search.json").read_text()) == found
+    assert search(config, str(folder / "runs")) == found
+    assert len(runs) == 5
+    assert found["metric"] == "accuracy"
+    assert set(found["by_learning_rate"]) == {"0.01", "0.001"}
+
+
+def test_what_is_reported():
+    found = summarize("f1", {5e-5: {0: 0.5, 1: 0.9, 2: 0.6}, 2e-5: {0: 0.7, 1: 0.8, 2: 0.75}})
+    assert found["by_learning_rate"]["5e-05"] == {
+        "median": 0.6, "best": 0.9, "worst": 0.5, "scores": {"0": 0.5, "1": 0.9, "2": 0.6}
+    }  # fmt: skip
+    assert found["best"] == {"learning_rate": 5e-5, "seed": 1, "score": 0.9}
+    assert (found["median"], found["spread"]) == (0.75, pytest.approx(0.1))
+
+
+def test_what_cannot_be_searched_is_refused(checkpoint: Path, folder: Path):
+    assert not is_search(config_of(checkpoint, folder))
+    with pytest.raises(InputError, match=r"search\.seeds: \[1, 1\] has one twice"):
+        search(config_of(checkpoint, folder, seeds="(1, 1)"), str(folder / "runs"))
+    without = config_of(checkpoint, folder, seeds="(1, 2)").copy_and_resolve_references()
+    without.task.dev = ""
+    with pytest.raises(InputError, match="no split with labels to choose by"):
+        search(without, str(folder / "runs"))
+    without.num_epochs = 2
+    with pytest.raises(InputError, match=r"another config \(num_epochs 1 -> 2\)"):
+        search(without, str(folder / "runs"))
