@@ -23,7 +23,7 @@ from bert_jax import remote, whole_files
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.data.hashing import key_from
 from bert_jax.data.tokenization import WordPieceTokenizer
-from bert_jax.errors import InputError, NotBegun
+from bert_jax.errors import InputError
 from bert_jax.finetuning.checks import check_config, model_of
 from bert_jax.finetuning.encoded_rows import Encoding, Rows, epoch_of_batches, padded_length
 from bert_jax.finetuning.objectives import task_objective
@@ -39,12 +39,11 @@ from bert_jax.training.checks import check_attention, compute_dtype
 from bert_jax.training.flops import training_flops
 from bert_jax.training.initialization import start_from
 from bert_jax.training.mesh import check_divisibility, make_mesh
-from bert_jax.training.metrics import MetricsWriter, NoWriter
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.training.processes import is_first
-from bert_jax.training.profiling import StepTracer
+from bert_jax.training.run import Run, open_run
 from bert_jax.training.state import StateSpec, TrainState, describe_state
-from bert_jax.training.steps import Run, Stretch, run_steps
+from bert_jax.training.steps import Stretch, run_steps
 from bert_jax.training.stopping import StopSignal
 from bert_jax.training.throughput import StepWork, Throughput
 from bert_jax.training.train_step import make_train_step
@@ -52,7 +51,6 @@ from bert_jax.training.workdir import enter_workdir
 
 log = logging.getLogger(__name__)
 
-CONFIG_FILE = "config.json"
 RESULT_FILE = "result.json"
 PREDICTIONS = "predictions"
 
@@ -122,7 +120,7 @@ def _finetune(
     )  # fmt: skip
 
     # --- Start: 1. from the newest checkpoint, 2. from a pre-trained encoder, 3. or from scratch ---------------------
-    lease, stalls = enter_workdir(folder, config, stack)
+    watch = enter_workdir(folder, config, stack)
     start = claim(folder, config, order.hash)
     about = {"kind": head.kind, "size": head.size, "bilstm": head.bilstm, "max_seq_len": config.task.max_seq_len}
     checkpointer = Checkpointer(
@@ -137,21 +135,12 @@ def _finetune(
         state = spec.make()
     else:
         state = start_from(before, spec)
-    if is_first():
-        text = json.dumps(json.loads(config.to_json_best_effort()), indent=2) + "\n"
-        whole_files.write_whole(folder / CONFIG_FILE, text.encode())
-    writer = MetricsWriter(folder, resume_step=start) if is_first() else NoWriter()
-    stack.callback(writer.close)
-    checkpointer.before_each_save(writer.flush)
-    if stop.received:
-        raise NotBegun(f"{stop.received.name}: before step {start + 1}; the same command goes on from there")
+    run = open_run(
+        folder, config, mesh, checkpointer, stop, watch, bars, stack,
+        start=start, total=order.total_steps, name="finetune",
+    )  # fmt: skip
 
     # --- Loop ----------------------------------------------------------------------------------------------------
-    bar = bars(total=order.total_steps, initial=start, desc="finetune", unit="step")
-    stack.callback(bar.close)
-    tracer = StepTracer(config.profile.steps if is_first() else "", folder)
-    stack.callback(tracer.close)
-    run = Run(mesh, checkpointer, writer, stop, stalls, tracer, lease, bars, bar)
     scored = [split for split in splits if split.score is not None]
 
     def evaluate(step: int, state: TrainState) -> dict[str, float]:

@@ -19,9 +19,10 @@ from etils import epath
 from bert_jax import remote, whole_files
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
-from bert_jax.finetuning.finetune import CONFIG_FILE, RESULT_FILE, check_same_run, finetune
+from bert_jax.finetuning.finetune import RESULT_FILE, check_same_run, finetune
 from bert_jax.progress import Bars, silent
 from bert_jax.training.processes import is_first
+from bert_jax.training.run import CONFIG_FILE
 from bert_jax.training.stopping import StopSignal
 
 log = logging.getLogger(__name__)

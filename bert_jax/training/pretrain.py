@@ -3,35 +3,28 @@
 bert-jax pretrain --config=bert_tiny --workdir=runs/tiny --config.data.path=DATASET
 """
 
-import json
 import logging
 from contextlib import ExitStack
 from dataclasses import replace
 
 import jax
 
-from bert_jax import remote, whole_files
+from bert_jax import remote
 from bert_jax.config import ConfigDict
-from bert_jax.errors import BertJaxError, InputError, NotBegun
+from bert_jax.errors import InputError
 from bert_jax.model import parameter_count
 from bert_jax.progress import Bars, silent
 from bert_jax.training.checkpoints import Checkpointer
 from bert_jax.training.checks import check_attention
 from bert_jax.training.initialization import open_init, start_from
 from bert_jax.training.mesh import check_divisibility, fill_in_accumulation, make_mesh
-from bert_jax.training.metrics import MetricsWriter, NoWriter
-from bert_jax.training.peers import AGAIN
 from bert_jax.training.phases import open_phases
 from bert_jax.training.pretrain_phase import make_loaders, plan_state, train_phase
-from bert_jax.training.processes import is_first
-from bert_jax.training.profiling import StepTracer
-from bert_jax.training.steps import Run
+from bert_jax.training.run import open_run
 from bert_jax.training.stopping import StopSignal
 from bert_jax.training.workdir import claim_workdir, enter_workdir
 
 log = logging.getLogger(__name__)
-
-CONFIG_FILE = "config.json"
 
 
 def pretrain(
@@ -51,16 +44,10 @@ def pretrain(
       InputError: the config, the dataset and the devices do not fit each other, or the workdir holds another run or is
         in use.
       Interrupted: SIGTERM or SIGINT came; the state is saved.
-      BertJaxError: too many steps in a row were not finite, and the state is saved; or another process was lost.
+      BertJaxError: too many steps in a row were not finite; the state is saved.
     """
     with ExitStack() as stack:
-        try:
-            return _pretrain(config, workdir, stop or stack.enter_context(StopSignal()), bars, stack)
-        except jax.errors.JaxRuntimeError as error:
-            if jax.process_count() == 1 or "RESOURCE_EXHAUSTED" in str(error):
-                raise
-            reason = str(error).strip().split("\n")[0]
-            raise BertJaxError(f"could not go on, as where another process is lost: {AGAIN} ({reason})") from error
+        return _pretrain(config, workdir, stop or stack.enter_context(StopSignal()), bars, stack)
 
 
 def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, stack: ExitStack) -> dict[str, float]:
@@ -78,7 +65,7 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
         check_divisibility(mesh, phase.model, phase.config.global_batch_size, phase.config.gradient_accumulation)
         check_attention(phase.config, phase.model, phase.seq_len, mesh)
         make_loaders(phase)
-    lease, stalls = enter_workdir(folder, config, stack)
+    watch = enter_workdir(folder, config, stack)
     start = claim_workdir(folder, asked)
     if start == config.total_steps:
         log.info("%s is finished: it is at step %d of %d", folder, config.total_steps, config.total_steps)
@@ -100,25 +87,16 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
         state = start_from(init, spec)
     else:
         state = spec.make()
-    if is_first():
-        text = json.dumps(json.loads(config.to_json_best_effort()), indent=2) + "\n"
-        whole_files.write_whole(folder / CONFIG_FILE, text.encode())
-    writer = MetricsWriter(folder, resume_step=start) if is_first() else NoWriter()
-    stack.callback(writer.close)
-    checkpointer.before_each_save(writer.flush)
     log.info(
         "%s parameters, %s of %d %s",
         f"{parameter_count(phases[0].model):,}", dict(mesh.shape), jax.device_count(), jax.devices()[0].device_kind,
     )  # fmt: skip
-    if stop.received:
-        raise NotBegun(f"{stop.received.name}: before step {start + 1}; the same command goes on from there")
+    run = open_run(
+        folder, config, mesh, checkpointer, stop, watch, bars, stack,
+        start=start, total=config.total_steps, name="pretrain",
+    )  # fmt: skip
 
     # --- Phases, one after the other -----------------------------------------------------------------------------
-    bar = bars(total=config.total_steps, initial=start, desc="pretrain", unit="step")
-    stack.callback(bar.close)
-    tracer = StepTracer(config.profile.steps if is_first() else "", folder)
-    stack.callback(tracer.close)
-    run = Run(mesh, checkpointer, writer, stop, stalls, tracer, lease, bars, bar)
     evaluation: dict[str, float] = {}
     for phase in phases:
         if start < phase.stop:

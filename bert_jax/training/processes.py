@@ -64,7 +64,8 @@ def joined_processes(environment: Mapping[str, str] = os.environ) -> Iterator[No
     peers = Peers(client, number, count)
     try:
         yield
-    except BaseException as error:
+    except BaseException as caught:
+        error = _as_lost(caught)
         # Those that stop together do so by themselves, each with all of it on disk.
         if not isinstance(error, Interrupted) or isinstance(error, NotBegun):
             message = " ".join(str(error).split()) or type(error).__name__
@@ -72,8 +73,18 @@ def joined_processes(environment: Mapping[str, str] = os.environ) -> Iterator[No
             _told = True
         else:
             peers.close()
-        raise
+        if error is caught:
+            raise
+        raise error from caught
     peers.close()
+
+
+def _as_lost(error: BaseException) -> BaseException:
+    """What a collective says when a process at its other end is gone, in a line."""
+    if not isinstance(error, jax.errors.JaxRuntimeError) or "RESOURCE_EXHAUSTED" in str(error):
+        return error
+    reason = str(error).strip().split("\n")[0]
+    return BertJaxError(f"could not go on, as where another process is lost: {AGAIN} ({reason})")
 
 
 def _join(environment: Mapping[str, str]) -> Store | None:

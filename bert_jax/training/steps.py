@@ -9,38 +9,16 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from bert_jax.data.prefetch import Prefetch
 from bert_jax.errors import BertJaxError, Interrupted
-from bert_jax.progress import Bars
 from bert_jax.training.batches import put_batch
-from bert_jax.training.checkpoints import Checkpointer
-from bert_jax.training.lease import Lease
-from bert_jax.training.metrics import MetricsWriter, NoWriter
-from bert_jax.training.profiling import StepTracer
-from bert_jax.training.stalls import StallWatch
+from bert_jax.training.run import Run
 from bert_jax.training.state import TrainState
-from bert_jax.training.stopping import StopSignal
 from bert_jax.training.throughput import Throughput, summary
 from bert_jax.training.train_step import STOP, Metrics
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Run:
-    """What the phases of a run share."""
-
-    mesh: Mesh
-    checkpointer: Checkpointer
-    writer: MetricsWriter | NoWriter
-    stop: StopSignal
-    stalls: StallWatch
-    tracer: StepTracer
-    lease: Lease | None  # in the first process
-    bars: Bars
-    bar: Any  # of the whole run
 
 
 @dataclass(frozen=True)

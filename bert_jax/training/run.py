@@ -1,0 +1,63 @@
+"""What stands around the steps of a run: where it writes, who may stop it, and what watches it."""
+
+import json
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from etils import epath
+from jax.sharding import Mesh
+
+from bert_jax import whole_files
+from bert_jax.config import ConfigDict
+from bert_jax.errors import NotBegun
+from bert_jax.progress import Bars
+from bert_jax.training.checkpoints import Checkpointer
+from bert_jax.training.lease import Lease
+from bert_jax.training.metrics import MetricsWriter, NoWriter
+from bert_jax.training.processes import is_first
+from bert_jax.training.profiling import StepTracer
+from bert_jax.training.stalls import StallWatch
+from bert_jax.training.stopping import StopSignal
+
+CONFIG_FILE = "config.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the phases of a run share."""
+
+    mesh: Mesh
+    checkpointer: Checkpointer
+    writer: MetricsWriter | NoWriter
+    stop: StopSignal
+    stalls: StallWatch
+    tracer: StepTracer
+    lease: Lease | None  # in the first process
+    bars: Bars
+    bar: Any  # of the whole run
+
+
+def open_run(
+    folder: epath.Path, config: ConfigDict, mesh: Mesh, checkpointer: Checkpointer, stop: StopSignal,
+    watch: tuple[Lease | None, StallWatch], bars: Bars, stack: ExitStack, *, start: int, total: int, name: str,
+) -> Run:  # fmt: skip
+    """A run of `total` steps that goes on after `start`: its config is written, its metrics, trace and bar are open.
+
+    They are closed when `stack` is left. `watch` is what `enter_workdir` returns, `name` what the bar is called.
+    Raises NotBegun where it has been asked to stop.
+    """
+    if is_first():
+        text = json.dumps(json.loads(config.to_json_best_effort()), indent=2) + "\n"
+        whole_files.write_whole(folder / CONFIG_FILE, text.encode())
+    writer = MetricsWriter(folder, resume_step=start) if is_first() else NoWriter()
+    stack.callback(writer.close)
+    checkpointer.before_each_save(writer.flush)
+    if stop.received:
+        raise NotBegun(f"{stop.received.name}: before step {start + 1}; the same command goes on from there")
+    bar = bars(total=total, initial=start, desc=name, unit="step")
+    stack.callback(bar.close)
+    tracer = StepTracer(config.profile.steps if is_first() else "", folder)
+    stack.callback(tracer.close)
+    lease, stalls = watch
+    return Run(mesh, checkpointer, writer, stop, stalls, tracer, lease, bars, bar)
