@@ -19,6 +19,7 @@ setup(
         "bert_jax.ahead_of_time",
         "bert_jax.configs",
         "bert_jax.configs.finetune",
+        "bert_jax.configs.studies",
         "bert_jax.data",
         "bert_jax.finetuning",
         "bert_jax.interop",

@@ -120,6 +120,14 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.
     sub.add_argument("--output", required=True, metavar="FILE", help="JSON lines: id, prediction, probabilities")
     sub.add_argument("--batch_size", type=int, default=64, help="texts a batch")
 
+    sub = command("study", "Pre-train and fine-tune every row of a table; run it again to continue.")
+    sub.add_argument(
+        "config", metavar="NAME|FILE.py[:ARG]",
+        help="studies/table5, or a file; --config.KEY=VALUE overrides its keys, --config.pretraining.KEY those of all "
+        "rows' pre-training, --config.finetuning.KEY those of all tasks",
+    )  # fmt: skip
+    sub.add_argument("--workdir", required=True, metavar="DIR", help="every run's workdir, and the table")
+
     sub = command("fill-mask", "The most probable words for each [MASK].")
     add_checkpoint(sub)
     sub.add_argument("--top", type=int, default=5, help="candidates for each mask")

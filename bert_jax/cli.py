@@ -163,7 +163,8 @@ def _quiet_background() -> None:
     Printed from the thread as well, some hundred lines of traceback would bury the one line that says what to do.
     """
     background = logging.getLogger(f"{__name__}.background")  # below INFO: not shown
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    for name in ("absl", "asyncio"):  # asyncio's: of tasks beside the one whose error was raised
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     threading.excepthook = lambda args: background.debug("%s", args.exc_value)
     sys.unraisablehook = lambda args: background.debug("%s", args.exc_value)
 
@@ -275,6 +276,21 @@ def _finetune(options: argparse.Namespace) -> None:
                 print(json.dumps(scores, indent=2))
 
 
+def _study(options: argparse.Namespace) -> None:
+    from bert_jax.training.stopping import StopSignal
+
+    with StopSignal() as stop:
+        from bert_jax.study import load_study, study
+        from bert_jax.study_table import render
+        from bert_jax.training.processes import is_first, joined_processes
+
+        with joined_processes():
+            shown = bars() if is_first() else silent
+            table = study(load_study(options.config, options.overrides), options.workdir, stop=stop, bars=shown)
+            if is_first():
+                print(render(table), end="")
+
+
 def _predict(options: argparse.Namespace) -> None:
     from bert_jax.finetuning.predict import predict
 
@@ -362,8 +378,8 @@ def _report(options: argparse.Namespace) -> None:
 
 _RUN = {
     "vocab": _vocab, "prepare": _prepare, "inspect": _inspect, "pretrain": _pretrain, "evaluate": _evaluate,
-    "finetune": _finetune, "predict": _predict, "fill-mask": _fill_mask, "features": _features, "export": _export,
-    "import": _import, "compile": _compile, "report": _report,
+    "finetune": _finetune, "predict": _predict, "study": _study, "fill-mask": _fill_mask, "features": _features,
+    "export": _export, "import": _import, "compile": _compile, "report": _report,
 }  # fmt: skip
 
 if __name__ == "__main__":

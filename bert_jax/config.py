@@ -79,8 +79,9 @@ def _packaged(name: str) -> Path:
 def set_key(config: ConfigDict, key: str, text: str) -> None:
     """Sets `config.key` (dotted) to `text`, read as the type that the key's present value has."""
     known = dict(flatten(config))
-    if phase := re.fullmatch(r"phases\.([0-9]{1,9})\.(.+)", key):
-        _set_phase_key(config, int(phase[1]), phase[2], text)
+    phase = re.fullmatch(r"(.+\.)?phases\.([0-9]{1,9})\.(.+)", key)
+    if phase and f"{phase[1] or ''}phases" in known:
+        _set_phase_key(config, phase[1] or "", int(phase[2]), phase[3], text)
         return
     if key not in known:
         raise InputError(f"--config.{key}: there is no such key{_nearest(key, list(known))}")
@@ -91,17 +92,19 @@ def set_key(config: ConfigDict, key: str, text: str) -> None:
     node[last] = _parse(key, text, known[key])
 
 
-def _set_phase_key(config: ConfigDict, number: int, key: str, text: str) -> None:
-    """One override of one phase: `--config.phases.1.data.path=DIR`."""
-    if number >= len(config.phases):
-        raise InputError(f"--config.phases.{number}.{key}: the config has {len(config.phases)} phases, from 0")
-    if not isinstance(config.phases[number], Mapping):
-        raise InputError(f"--config.phases.{number}.{key}: that phase is {config.phases[number]!r:.60}, and not a dict")
-    known: dict[str, Any] = {"steps": 0, **dict(flatten(config))}
+def _set_phase_key(config: ConfigDict, prefix: str, number: int, key: str, text: str) -> None:
+    """One override of one phase: `--config.phases.1.data.path=DIR`. `prefix` names the run's config in a study's."""
+    run = config[prefix.rstrip(".")] if prefix else config
+    name = f"{prefix}phases.{number}"
+    if number >= len(run.phases):
+        raise InputError(f"--config.{name}.{key}: the config has {len(run.phases)} phases, from 0")
+    if not isinstance(run.phases[number], Mapping):
+        raise InputError(f"--config.{name}.{key}: that phase is {run.phases[number]!r:.60}, and not a dict")
+    known: dict[str, Any] = {"steps": 0, **dict(flatten(run))}
     if key not in known:
-        raise InputError(f"--config.phases.{number}.{key}: there is no such key{_nearest(key, list(known))}")
-    value = _parse(f"phases.{number}.{key}", text, known[key])
-    config.phases = tuple({**phase, key: value} if i == number else phase for i, phase in enumerate(config.phases))
+        raise InputError(f"--config.{name}.{key}: there is no such key{_nearest(key, list(known))}")
+    value = _parse(f"{name}.{key}", text, known[key])
+    run.phases = tuple({**phase, key: value} if i == number else phase for i, phase in enumerate(run.phases))
 
 
 def _parse(key: str, text: str, present: Any) -> Any:

@@ -47,6 +47,7 @@ def put_folder(store: gcs.Emulator, folder: Path, name: str) -> None:
         store.put(f"{name}/{path.name}", path.read_bytes())
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_while_it_saves_ends_as_one_on_a_disk(store, dataset_dir, tmp_path, capsys):
     put_folder(store, dataset_dir, "data")
     run(*pretrain(dataset_dir, tmp_path / "run"))

@@ -25,6 +25,8 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "features": {"config", "data", "model", "training"},
     "report": {"training"},
     "ahead_of_time": {"config", "data", "model", "training"},
+    "study": {"config", "data", "finetuning", "study_table", "training"},
+    "study_table": set(),
     "arguments": {"__init__"},
     "cli": {
         "ahead_of_time",
@@ -36,6 +38,8 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
         "interop",
         "inference",
         "report",
+        "study",
+        "study_table",
         "training",
         "__init__",
     },

@@ -11,6 +11,7 @@ that it was at.
 import json
 import logging
 import statistics
+from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
@@ -39,8 +40,9 @@ def search(config: ConfigDict, workdir: str, *, stop: StopSignal | None = None, 
     """Runs `finetune` for each learning rate and seed, and writes what comes of it into `WORKDIR/search.json`.
 
     Returns `metric`, `by_learning_rate` (each with `median`, `best`, `worst` and the `scores` of its seeds), `best`
-    (learning rate, seed and score), and `median` and `spread` (best - worst) over the seeds of the best learning rate,
-    which is the one with the best median. Raises as `finetune` does, and InputError for a rate or a seed given twice.
+    (learning rate, seed and score), `learning_rate`, which is the one with the best median, and of its seeds `median`,
+    `spread` (best - worst) and `results`: all scores, by seed and split. Raises as `finetune` does, and InputError for
+    a rate or a seed given twice.
     """
     rates = [float(rate) for rate in config.search.learning_rates] or [config.optimizer.learning_rate]
     seeds = [int(seed) for seed in config.search.seeds] or [config.seed]
@@ -48,14 +50,12 @@ def search(config: ConfigDict, workdir: str, *, stop: StopSignal | None = None, 
         if len(set(values)) < len(values):
             raise InputError(f"search.{name}: {values} has one twice")
     folder = remote.absolute(workdir)
-    scores: dict[float, dict[int, float]] = {rate: {} for rate in rates}
-    metric = ""
+    results: dict[float, dict[int, dict[str, Any]]] = {rate: {} for rate in rates}
     for rate, seed in product(rates, seeds):
         one = folder / f"lr-{rate:g}-seed-{seed}"
         log.info("learning rate %g, seed %d", rate, seed)
-        result = _result(_config_of_one(config, rate, seed), one, stop, bars)
-        metric, scores[rate][seed] = result["main_metric"], _main_score(result)
-    found = summarize(metric, scores)
+        results[rate][seed] = _result(_config_of_one(config, rate, seed), one, stop, bars)
+    found = summarize(results)
     if is_first():
         whole_files.write_whole(folder / SEARCH_FILE, (json.dumps(found, indent=2) + "\n").encode())
     return found
@@ -83,14 +83,17 @@ def _read(path: epath.Path) -> dict[str, Any]:
     return json.loads(remote.patiently(path, path.read_text))
 
 
-def _main_score(result: dict[str, Any]) -> float:
+def _main_score(result: Mapping[str, Any]) -> float:
     if not result["scores"]:
         raise InputError("search: there is no split with labels to choose by: give the task a dev set")
     return float(next(iter(result["scores"].values()))[result["main_metric"]])
 
 
-def summarize(metric: str, scores: dict[float, dict[int, float]]) -> dict[str, Any]:
-    """What `search` returns, of the main metric by learning rate and seed."""
+def summarize(results: Mapping[float, Mapping[int, Mapping[str, Any]]]) -> dict[str, Any]:
+    """What `search` returns, of what is in `result.json`, by learning rate and seed."""
+    scores = {
+        rate: {seed: _main_score(result) for seed, result in of_seeds.items()} for rate, of_seeds in results.items()
+    }
     by_rate = {
         f"{rate:g}": {
             "median": statistics.median(of_seeds.values()), "best": max(of_seeds.values()),
@@ -98,13 +101,15 @@ def summarize(metric: str, scores: dict[float, dict[int, float]]) -> dict[str, A
         }
         for rate, of_seeds in scores.items()
     }  # fmt: skip
-    chosen = list(max(scores.values(), key=lambda of_seeds: statistics.median(of_seeds.values())).values())
+    chosen = max(scores, key=lambda rate: statistics.median(scores[rate].values()))
+    of_chosen = scores[chosen].values()
     rate, seed, score = max(
         ((rate, seed, score) for rate, of_seeds in scores.items() for seed, score in of_seeds.items()),
         key=lambda one: one[2],
     )
     return {
-        "metric": metric, "by_learning_rate": by_rate,
+        "metric": next(iter(results[chosen].values()))["main_metric"], "by_learning_rate": by_rate,
         "best": {"learning_rate": rate, "seed": seed, "score": score},
-        "median": statistics.median(chosen), "spread": max(chosen) - min(chosen),
+        "learning_rate": chosen, "median": statistics.median(of_chosen), "spread": max(of_chosen) - min(of_chosen),
+        "results": {str(seed): result["scores"] for seed, result in results[chosen].items()},
     }  # fmt: skip

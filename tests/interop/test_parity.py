@@ -172,6 +172,7 @@ class ReferenceOptimizer:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_two_hundred_steps_side_by_side(vocabulary: list[str], tmp_path: Path):
     steps, peak, warmup = 200, 1e-3, 20
     checkpoint, model = both_models(tmp_path, vocabulary, hidden_act="gelu_new")

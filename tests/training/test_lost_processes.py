@@ -40,6 +40,7 @@ def ended(process: subprocess.Popen, status: int) -> str:
     return written
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_ends_the_others_and_the_run_goes_on_without_it(dataset_dir: Path, tmp_path: Path):
     first, second = running(dataset_dir, tmp_path)
     second.kill()
@@ -52,6 +53,7 @@ def test_a_process_that_is_killed_ends_the_others_and_the_run_goes_on_without_it
     assert [row["step"] for row in read_metrics(epath.Path(tmp_path))] == list(range(1, saved + 3))
 
 
+@pytest.mark.long
 def test_without_the_first_process_the_others_end(dataset_dir: Path, tmp_path: Path):
     first, second = running(dataset_dir, tmp_path)
     first.kill()

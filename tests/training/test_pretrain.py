@@ -135,6 +135,7 @@ def test_a_damaged_checkpoint_is_one_line(damage: str, straight: Path, dataset_d
         pretrain(helpers.small_config(dataset_dir, **overrides), str(tmp_path / "run"))
 
 
+@pytest.mark.long
 def test_another_mesh_goes_on_from_the_checkpoint(dataset_dir: Path, tmp_path: Path):
     def training_rows() -> dict[int, dict]:
         return {row["step"]: row for row in read_metrics(epath.Path(tmp_path)) if "split" not in row}
@@ -163,6 +164,7 @@ def test_microbatches_are_no_other_evaluation(dataset_dir: Path, tmp_path: Path)
         assert rows[0][name] == pytest.approx(rows[1][name], rel=1e-5), name
 
 
+@pytest.mark.long
 def test_microbatches_are_filled_in_and_a_run_goes_on_with_others(dataset_dir: Path, tmp_path: Path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     pretrain(helpers.small_config(dataset_dir), str(whole))

@@ -56,6 +56,7 @@ def test_several_processes_see_the_same_examples_and_learn_the_same(count, mesh,
     assert all("eval loss" not in text for text in written[1:])  # one process speaks for all
 
 
+@pytest.mark.long
 def test_one_process_that_is_asked_to_stop_stops_all_at_one_step_and_one_goes_on(dataset_dir, tmp_path: Path):
     many = {"total_steps": 2_000, "eval_every_steps": 0, "eval_batches": 0, "checkpoint__every_steps": 5_000}
     processes = start(2, dataset_dir, tmp_path, **many)

@@ -4,6 +4,7 @@ import subprocess
 from pathlib import Path
 
 import helpers
+import pytest
 
 
 def start(dataset: Path, folders: list[Path]) -> list[subprocess.Popen]:
@@ -20,6 +21,7 @@ def start(dataset: Path, folders: list[Path]) -> list[subprocess.Popen]:
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_folder_of_its_own_for_each_process_is_refused_by_all(dataset_dir, tmp_path: Path):
     """As on two hosts that are given the same name, and have a disk each."""
     hosts = [tmp_path / "a", tmp_path / "b"]

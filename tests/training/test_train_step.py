@@ -122,6 +122,7 @@ def test_a_mesh_changes_where_not_what_with_dropout_on(sizes, one_device):
     assert_close(run.parameters(), parameters, rtol=1e-5, atol=2e-5)
 
 
+@pytest.mark.long
 def test_lamb_is_the_same_on_a_mesh_and_with_layers_scanned_or_not():
     def trained(scan_layers, **sizes):
         run = Run(WITHOUT_DROPOUT, name="lamb", bias_correction=True, scan_layers=scan_layers, **sizes)

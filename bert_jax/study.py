@@ -1,0 +1,276 @@
+"""A study: many runs, one table. Each row is an encoder, each column a score of a task that it is fine-tuned on.
+
+    bert-jax study configs/studies/table5.py --workdir=runs/table5 \\
+      --config.pretraining.data.path=DATASET --config.task_data=FOLDER --config.finetuning.num_epochs=3
+
+What rows and tasks are: `configs/studies/default.py`. `--config.pretraining.KEY` is of all rows,
+`--config.finetuning.KEY` of all tasks. Every run has a workdir of its own in that of the study and goes on from its
+checkpoint, so that the same command continues a study that was stopped:
+
+WORKDIR/pretraining/ROW                    of the first row with these settings
+WORKDIR/finetuning/ROW/TASK/lr-R-seed-S    the search of one cell
+WORKDIR/table.md, table.json, table.png    what there is so far, written after each cell
+"""
+
+import logging
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from etils import epath
+
+from bert_jax import remote
+from bert_jax.config import ConfigDict, load_config, set_key
+from bert_jax.data.tfds_corpus import is_tfds
+from bert_jax.errors import InputError
+from bert_jax.finetuning.checks import check_config as check_finetuning
+from bert_jax.finetuning.search import search
+from bert_jax.progress import Bars, silent
+from bert_jax.study_table import Cell, Table, write_table
+from bert_jax.training.checkpoints import open_checkpoint
+from bert_jax.training.metrics import read_metrics
+from bert_jax.training.phases import open_phases
+from bert_jax.training.pretrain import pretrain
+from bert_jax.training.processes import is_first
+from bert_jax.training.stopping import StopSignal
+
+log = logging.getLogger(__name__)
+
+PERPLEXITY = "perplexity"
+"""The name of its column."""
+
+_ROW_KEYS = {"name", "pretraining", "checkpoint", "config", "finetuning", "paper"}
+_TASK_KEYS = {"name", "config", "finetuning", "columns", "scale"}
+_OF_FINETUNING = "finetuning."
+
+
+@dataclass(frozen=True)
+class Row:
+    """An encoder: pre-trained as `pretraining` says, in the study's folder of that name, or there already.
+
+    `config`, unless it is empty, is of fine-tuning in place of the tasks'.
+    """
+
+    name: str
+    pretraining: ConfigDict | None
+    encoder: str
+    config: str
+    finetuning: Mapping[str, Any]
+    paper: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task. `columns`: by the name that each has in the table, "SPLIT/METRIC", or "" for its main metric."""
+
+    name: str
+    config: str
+    finetuning: Mapping[str, Any]
+    columns: Mapping[str, str]
+    scale: float
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a study's config says, checked."""
+
+    title: str
+    note: str
+    rows: Sequence[Row]
+    tasks: Sequence[Task]
+    perplexity: bool
+    task_data: str
+    overrides: Sequence[tuple[str, str]]  # of every fine-tuning
+
+    @property
+    def columns(self) -> list[str]:
+        """Of the table, from left to right."""
+        of_tasks = [column for task in self.tasks for column in task.columns]
+        return [PERPLEXITY, *of_tasks] if self.perplexity else of_tasks
+
+    def config_of(self, row: Row, task: Task, encoder: str) -> ConfigDict:
+        """The config of fine-tuning `row` on `task`, by the order of who is heard last: config, task, row, overrides.
+
+        InputError for a key that there is not and for a value that cannot be.
+        """
+        said = [(key, str(value)) for of in (task.finetuning, row.finetuning) for key, value in of.items()]
+        where = f"row {row.name!r}, task {task.name!r}"
+        config = _naming(
+            where, load_config, row.config or task.config, [*said, *self.overrides], keys_of="finetune/default"
+        )
+        path = config.data.path
+        if self.task_data and not is_tfds(path):
+            set_key(config, "data.path", os.path.join(self.task_data, path))
+        set_key(config, "init", encoder)
+        _naming(where, check_finetuning, config)
+        return config
+
+
+def load_study(spec: str, overrides: Sequence[tuple[str, str]] = ()) -> Study:
+    """The study of a config, as `load_config` takes it; overrides of `finetuning.KEY` are those of every task.
+
+    Raises:
+      InputError: for whatever can be seen to be wrong before any run: keys, names, values, datasets that are not there.
+    """
+    of_tasks = [(key.removeprefix(_OF_FINETUNING), text) for key, text in overrides if key.startswith(_OF_FINETUNING)]
+    own = [(key, text) for key, text in overrides if not key.startswith(_OF_FINETUNING)]
+    config = load_config(spec, own, keys_of="studies/default")
+    rows, tasks = _rows(config), [_task(task) for task in _dicts("tasks", config.tasks, _TASK_KEYS)]
+    _refuse_twice("tasks", [_slug(task.name) for task in tasks])
+    study = Study(
+        config.title, config.note, _only("rows", rows, config.only_rows), _only("tasks", tasks, config.only_tasks),
+        config.perplexity, config.task_data, of_tasks,
+    )  # fmt: skip
+    _refuse_twice("columns of tasks", study.columns)
+    for row in study.rows:
+        if unknown := set(row.paper) - {column for task in tasks for column in task.columns} - {PERPLEXITY}:
+            raise InputError(f"row {row.name!r}: paper: there is no column {min(unknown)!r}")
+        opens = (open_checkpoint, row.encoder) if row.pretraining is None else (open_phases, row.pretraining)
+        _naming(f"row {row.name!r}", *opens)
+        for task in study.tasks:
+            path = study.config_of(row, task, row.encoder).data.path
+            if not is_tfds(path) and not remote.exists(remote.named(path)):
+                raise InputError(f"task {task.name!r}: there is no {path}: --config.task_data=FOLDER names its folder")
+    return study
+
+
+def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Bars = silent) -> Table:
+    """Makes every run of `plan` that is not finished in `workdir`, and returns the table, which it writes there.
+
+    Args:
+      plan: of `load_study`.
+      workdir: of the study.
+      stop: a `StopSignal` that is active already; by default one is for as long as this runs.
+      bars: how the progress of each run is shown.
+
+    Raises as `pretrain` and `finetune` do; what is finished stays.
+    """
+    if not workdir:
+        raise InputError("--workdir is empty: name a folder")
+    folder = remote.absolute(workdir)
+    table = Table(plan.title, plan.note, plan.columns, [row.name for row in plan.rows])
+    with ExitStack() as stack:
+        stop = stop or stack.enter_context(StopSignal())
+        for row in plan.rows:
+            table.paper[row.name] = dict(row.paper)
+            encoder = row.encoder
+            if row.pretraining is not None:
+                encoder = str(folder / "pretraining" / row.encoder)
+                table.pretraining[row.name] = _pretrained(row, encoder, stop, bars)
+                if plan.perplexity and "perplexity" in table.pretraining[row.name]:
+                    perplexity = table.pretraining[row.name]["perplexity"]
+                    table.cells[row.name, PERPLEXITY] = Cell([perplexity])
+            for task in plan.tasks:
+                where = folder / "finetuning" / _slug(row.name) / _slug(task.name)
+                log.info("%s, %s", row.name, task.name)
+                found = search(plan.config_of(row, task, encoder), str(where), stop=stop, bars=bars)
+                for column, wanted in task.columns.items():
+                    values = {
+                        seed: task.scale * _value(scores, wanted or f"/{found['metric']}", task.name)
+                        for seed, scores in found["results"].items()
+                    }
+                    table.cells[row.name, column] = Cell(list(values.values()), list(values), found["learning_rate"])
+                if is_first():
+                    write_table(table, folder)
+    return table
+
+
+def _pretrained(row: Row, encoder: str, stop: StopSignal, bars: Bars) -> dict[str, Any]:
+    """Pre-trains the row unless that is done; what it came to."""
+    assert row.pretraining is not None
+    log.info("%s: pre-training", row.name)
+    pretrain(row.pretraining, encoder, stop=stop, bars=bars)
+    evaluations = [line for line in read_metrics(epath.Path(encoder)) if line.get("split") == "eval"]
+    return {"steps": row.pretraining.total_steps, **(_losses(evaluations[-1]) if evaluations else {})}
+
+
+def _losses(evaluation: Mapping[str, Any]) -> dict[str, float]:
+    wanted = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "unigram_loss")
+    found = {name: float(evaluation[name]) for name in wanted if evaluation.get(name) is not None}
+    return {**found, PERPLEXITY: math.exp(found["mlm_loss"])} if "mlm_loss" in found else found
+
+
+def _value(scores: Mapping[str, Mapping[str, float]], wanted: str, task: str) -> float:
+    """The score that `wanted` names as "SPLIT/METRIC"; without a split it is the first one."""
+    split, _, metric = wanted.partition("/")
+    try:
+        return float(scores[split or next(iter(scores))][metric])
+    except KeyError:
+        known = [f"{split}/{metric}" for split, of_split in scores.items() for metric in of_split]
+        raise InputError(f"task {task!r}: columns: there is no {wanted!r}; there are {', '.join(known)}") from None
+
+
+# --- Reading the config ------------------------------------------------------------------------------------------
+
+
+def _rows(config: ConfigDict) -> list[Row]:
+    rows: list[Row] = []
+    shared: dict[str, str] = {}  # what is pre-trained, and the folder of the first row with it
+    for given in _dicts("rows", config.rows, _ROW_KEYS):
+        name, differences = given["name"], given.get("pretraining", {})
+        pretraining, encoder = None, given.get("checkpoint", "")
+        if encoder:
+            if "pretraining" in given or encoder not in config.checkpoints:
+                known = ", ".join(config.checkpoints)
+                raise InputError(
+                    f"row {name!r}: checkpoint is one of {known}, in place of pretraining, not {encoder!r}"
+                )
+            if not config.checkpoints[encoder] and name in (config.only_rows or (name,)):
+                raise InputError(
+                    f"row {name!r} wants --config.checkpoints.{encoder}=CHECKPOINT; --config.only_rows leaves it out"
+                )
+            encoder = config.checkpoints[encoder]
+        else:
+            pretraining = config.pretraining.copy_and_resolve_references()
+            for key, value in differences.items():
+                _naming(f"row {name!r}", set_key, pretraining, key, str(value))
+            encoder = shared.setdefault(pretraining.to_json_best_effort(), _slug(name))
+        of_tasks = given.get("config", ""), given.get("finetuning", {})
+        rows.append(Row(name, pretraining, encoder, *of_tasks, given.get("paper", {})))
+    _refuse_twice("rows", [_slug(row.name) for row in rows])
+    return rows
+
+
+def _task(given: Mapping[str, Any]) -> Task:
+    if not given.get("config"):
+        raise InputError(f"task {given['name']!r} has no config: name one of fine-tuning, such as finetune/glue:sst2")
+    columns = given.get("columns") or {given["name"]: ""}
+    return Task(given["name"], given["config"], given.get("finetuning", {}), columns, given.get("scale", 100))
+
+
+def _dicts(what: str, given: Any, keys: set[str]) -> Iterable[Mapping[str, Any]]:
+    if not given or not all(isinstance(one, Mapping) and one.get("name") for one in given):
+        raise InputError(f"{what}: a tuple of dicts, each with its name, not {given!r:.80}")
+    for one in given:
+        if unknown := sorted(set(one) - keys):
+            raise InputError(f"{what}: {one['name']!r} has {unknown[0]!r}, which is none of {', '.join(sorted(keys))}")
+        yield one
+
+
+def _only(what: str, given: Sequence[Any], names: Sequence[str]) -> list[Any]:
+    known = [one.name for one in given]
+    if unknown := [name for name in names if name not in known]:
+        raise InputError(f"only_{what}: there is no {unknown[0]!r}; there are {', '.join(known)}")
+    return [one for one in given if one.name in names or not names]
+
+
+def _refuse_twice(what: str, names: Sequence[str]) -> None:
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"{what}: {twice[0]!r} stands there twice")
+
+
+def _slug(name: str) -> str:
+    """The name as that of a folder."""
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
+def _naming(where: str, function: Any, *arguments: Any, **options: Any) -> Any:
+    """What `function` returns; an InputError of it says `where` first."""
+    try:
+        return function(*arguments, **options)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error

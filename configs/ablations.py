@@ -1,0 +1,55 @@
+"""The rows of the paper's ablations (Devlin et al. 2019, tables 5, 6 and 8), each as a pre-training of its own.
+
+    bert-jax pretrain --config=ablations:no_nsp --workdir=runs/no_nsp --config.data.path=DATASET
+
+The rows, all else as in BERT-BASE:
+
+table 5, tasks    bert_base, no_nsp, ltr_no_nsp; ltr_no_nsp_bilstm, which differs from ltr_no_nsp in fine-tuning alone
+table 6, sizes    L3_H768_A12, L6_H768_A3, L6_H768_A12, L12_H768_A12, L12_H1024_A16, L24_H1024_A16
+table 8, masks    mask_80_10_10, mask_100_0_0, mask_80_0_20, mask_80_20_0, mask_0_20_80, mask_0_0_100: the shares of
+                  tokens to predict that become [MASK], stay as they are, and become a random token
+
+The studies `studies/table5`, `studies/table6` and `studies/table8` pre-train and fine-tune all rows of a table.
+"""
+
+from bert_jax.configs import bert
+
+_LTR = {"objective.lm": "ltr", "objective.nsp": False}
+
+
+def _size(layers, hidden, heads):
+    return {
+        "model.num_hidden_layers": layers, "model.hidden_size": hidden, "model.num_attention_heads": heads,
+        "model.intermediate_size": 4 * hidden,
+    }  # fmt: skip
+
+
+def _masks(mask, same, random):
+    return {
+        "objective.mask_token": mask / 100, "objective.keep_token": same / 100, "objective.random_token": random / 100
+    }  # fmt: skip
+
+
+TABLE_5 = {"bert_base": {}, "no_nsp": {"objective.nsp": False}, "ltr_no_nsp": _LTR, "ltr_no_nsp_bilstm": _LTR}
+TABLE_6 = {
+    f"L{layers}_H{hidden}_A{heads}": _size(layers, hidden, heads)
+    for layers, hidden, heads in (
+        (3, 768, 12), (6, 768, 3), (6, 768, 12), (12, 768, 12), (12, 1024, 16), (24, 1024, 16)
+    )
+}  # fmt: skip
+TABLE_8 = {
+    f"mask_{mask}_{same}_{random}": _masks(mask, same, random)
+    for mask, same, random in (
+        (80, 10, 10), (100, 0, 0), (80, 0, 20), (80, 20, 0), (0, 20, 80), (0, 0, 100)
+    )
+}  # fmt: skip
+ROWS = {**TABLE_5, **TABLE_6, **TABLE_8}
+"""Overrides of BERT-BASE's config, by the row's name."""
+
+
+def get_config(row="bert_base"):
+    if row not in ROWS:
+        raise ValueError(f"{row!r} is none of the rows: {', '.join(ROWS)}")
+    config = bert.get_config()
+    config.update_from_flattened_dict(ROWS[row])
+    return config

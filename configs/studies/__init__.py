@@ -1,0 +1,1 @@
+"""Configs of studies: many runs, one table."""

@@ -1,0 +1,20 @@
+"""Table 2: SQuAD 1.1, single systems on dev.
+
+    bert-jax study studies/table2 --workdir=runs/table2 --config.task_data=FOLDER \\
+      --config.checkpoints.base=BASE --config.checkpoints.large=LARGE
+
+BASE and LARGE are pre-trained checkpoints, FOLDER holds squad/train-v1.1.json and squad/dev-v1.1.json.
+"""
+
+from bert_jax.configs.studies import _tasks, default
+
+
+def get_config():
+    config = default.get_config()
+    config.title = "Table 2: SQuAD 1.1"
+    config.rows = (
+        {"name": "BERT-BASE", "checkpoint": "base", "paper": {"EM": 80.8, "F1": 88.5}},
+        {"name": "BERT-LARGE", "checkpoint": "large", "paper": {"EM": 84.1, "F1": 90.9}},
+    )
+    config.tasks = ({**_tasks.SQUAD, "columns": {"EM": "dev/exact_match", "F1": "dev/f1"}},)
+    return config

@@ -1,0 +1,20 @@
+"""Table 4: SWAG, on dev.
+
+    bert-jax study studies/table4 --workdir=runs/table4 --config.task_data=FOLDER \\
+      --config.checkpoints.base=BASE --config.checkpoints.large=LARGE
+
+BASE and LARGE are pre-trained checkpoints, FOLDER holds swag/train.csv and swag/val.csv.
+"""
+
+from bert_jax.configs.studies import _tasks, default
+
+
+def get_config():
+    config = default.get_config()
+    config.title = "Table 4: SWAG"
+    config.rows = (
+        {"name": "BERT-BASE", "checkpoint": "base", "paper": {"SWAG": 81.6}},
+        {"name": "BERT-LARGE", "checkpoint": "large", "paper": {"SWAG": 86.6}},
+    )
+    config.tasks = (_tasks.SWAG,)
+    return config

@@ -1,0 +1,32 @@
+"""Table 6: what size is worth, in layers (L), hidden size (H) and heads (A), with the perplexity of held-out text.
+
+    bert-jax study studies/table6 --workdir=runs/table6 --config.pretraining.data.path=DATASET --config.task_data=FOLDER
+
+FOLDER holds glue/MNLI, glue/MRPC and glue/SST-2.
+"""
+
+from bert_jax.configs import ablations
+from bert_jax.configs.studies import _tasks, default
+
+ROWS = (
+    # row, perplexity, MNLI-m, MRPC, SST-2
+    ("L3_H768_A12", 5.84, 77.9, 79.8, 88.4),
+    ("L6_H768_A3", 5.24, 80.6, 82.2, 90.7),
+    ("L6_H768_A12", 4.68, 81.9, 84.8, 91.3),
+    ("L12_H768_A12", 3.99, 84.4, 86.7, 92.9),
+    ("L12_H1024_A16", 3.54, 85.7, 86.9, 93.3),
+    ("L24_H1024_A16", 3.23, 86.6, 87.8, 93.7),
+)
+COLUMNS = ("perplexity", "MNLI-m", "MRPC", "SST-2")
+
+
+def get_config():
+    config = default.get_config()
+    config.title = "Table 6: model sizes"
+    config.perplexity = True
+    config.rows = tuple(
+        {"name": row, "pretraining": ablations.TABLE_6[row], "paper": dict(zip(COLUMNS, paper, strict=True))}
+        for row, *paper in ROWS
+    )
+    config.tasks = (_tasks.MNLI_M, _tasks.MRPC_ACCURACY, _tasks.SST_2)
+    return config
