@@ -2,10 +2,14 @@
 
 import dataclasses
 
+from jax.sharding import Mesh
+
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.errors import InputError
 from bert_jax.finetuning.tasks import TASKS
 from bert_jax.model import BertConfig
+from bert_jax.model.layer_features import FEATURES, layers_needed
+from bert_jax.model.task_heads import TaskHead
 from bert_jax.training.checkpoints import Checkpoint
 from bert_jax.training.checks import check_values
 
@@ -19,6 +23,8 @@ def check_config(config: ConfigDict) -> None:
     check(lambda x: x >= 1, "at least 1", "num_epochs", "gradient_accumulation", "eval_batch_size")
     check(lambda x: x >= _LEAST_TOKENS, f"at least {_LEAST_TOKENS}", "task.max_seq_len")
     check(lambda x: x >= 0, "at least 0", "head.bilstm")
+    check(lambda x: x >= 1, "at least 1", "head.bilstm_layers")
+    check(lambda x: x in ("", *FEATURES), f"empty or one of {', '.join(FEATURES)}", "head.features")
     check(
         lambda x: x >= 1, "at least 1", "task.doc_stride", "task.max_query_length", "task.n_best",
         "task.max_answer_length",
@@ -28,6 +34,8 @@ def check_config(config: ConfigDict) -> None:
         "model.hidden_dropout_prob", "model.attention_probs_dropout_prob",
     )  # fmt: skip
     check(lambda x: x in TASKS, f"one of {', '.join(TASKS)}", "task.kind")
+    if config.head.bilstm_layers > 1 and not config.head.bilstm:
+        raise InputError(f"head.bilstm_layers={config.head.bilstm_layers}, but head.bilstm is 0: set it to their units")
     if not config.init:
         raise InputError("init is empty: name the checkpoint to start from, --config.init=CHECKPOINT")
 
@@ -41,3 +49,20 @@ def model_of(config: ConfigDict, checkpoint: Checkpoint) -> BertConfig:
             "tokens at the most: lower it"
         )
     return model
+
+
+def check_head(head: TaskHead, model: BertConfig, mesh: Mesh) -> None:
+    """InputError for a head that the encoder, the task or the mesh do not allow."""
+    features = head.features
+    if features and layers_needed(features) > model.num_hidden_layers:
+        raise InputError(
+            f"head.features={features} reads {layers_needed(features)} layers or more, the encoder has "
+            f"{model.num_hidden_layers}: choose embeddings, last or sum_all"
+        )
+    if features == "embeddings" and not head.bilstm and not head.is_of_tokens:
+        raise InputError(
+            "head.features=embeddings without head.bilstm reads the embedding of [CLS] alone, which knows nothing of "
+            "a text: set head.bilstm"
+        )
+    if 2 * head.bilstm % mesh.shape["fsdp"]:
+        raise InputError(f"head.bilstm={head.bilstm}: twice as many do not divide by mesh.fsdp={mesh.shape['fsdp']}")

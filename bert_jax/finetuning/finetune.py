@@ -24,7 +24,7 @@ from bert_jax.config import ConfigDict, flatten
 from bert_jax.data.hashing import key_from
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError
-from bert_jax.finetuning.checks import check_config, model_of
+from bert_jax.finetuning.checks import check_config, check_head, model_of
 from bert_jax.finetuning.encoded_rows import Encoding, Rows, epoch_of_batches, padded_length
 from bert_jax.finetuning.objectives import task_objective
 from bert_jax.finetuning.prediction import Predictor
@@ -36,13 +36,13 @@ from bert_jax.progress import Bars, silent
 from bert_jax.training.batches import rows_here
 from bert_jax.training.checkpoints import Checkpointer, newest_step, open_checkpoint
 from bert_jax.training.checks import check_attention, compute_dtype
-from bert_jax.training.flops import training_flops
+from bert_jax.training.flops import finetuning_flops
 from bert_jax.training.initialization import start_from
 from bert_jax.training.mesh import check_divisibility, make_mesh
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.training.processes import is_first
 from bert_jax.training.run import Run, open_run
-from bert_jax.training.state import StateSpec, TrainState, describe_state
+from bert_jax.training.state import StateSpec, TrainState, describe_state, without
 from bert_jax.training.steps import Stretch, run_steps
 from bert_jax.training.stopping import StopSignal
 from bert_jax.training.throughput import StepWork, Throughput
@@ -112,7 +112,8 @@ def _finetune(
     )  # fmt: skip
 
     # --- Model and step ------------------------------------------------------------------------------------------
-    head = TaskHead(task.kind, task.size, config.head.dropout, config.head.bilstm)
+    head = TaskHead(task.kind, task.size, **config.head)
+    check_head(head, model, mesh)
     spec, train_step = plan_step(mesh, config, model, head, order.total_steps)
     predictor = Predictor(
         mesh, spec.graph, spec.shardings.parameters, before.tokenizer,
@@ -122,7 +123,7 @@ def _finetune(
     # --- Start: 1. from the newest checkpoint, 2. from a pre-trained encoder, 3. or from scratch ---------------------
     watch = enter_workdir(folder, config, stack)
     start = claim(folder, config, order.hash)
-    about = {"kind": head.kind, "size": head.size, "bilstm": head.bilstm, "max_seq_len": config.task.max_seq_len}
+    about = {**head.about(), "max_seq_len": config.task.max_seq_len}
     checkpointer = Checkpointer(
         folder, keep=config.checkpoint.keep, config=config, tokenizer=before.tokenizer,
         task={**about, **task.about()}, heads=("pooler",) if "pooler" in spec.abstract.parameters else (),
@@ -156,7 +157,7 @@ def _finetune(
         make_batch=lambda step: order.batch(step, rows_of_step, before.tokenizer),
         batch_size=config.global_batch_size * rows.group,
         microbatches=config.gradient_accumulation,
-        throughput=Throughput(_work(model, order)),
+        throughput=Throughput(_work(model, head, order)),
         log_every=config.log_every_steps,
         save_every=config.checkpoint.every_steps,
         evaluates_after=lambda step: step % order.steps_an_epoch == 0,
@@ -180,8 +181,10 @@ def plan_step(
         "build": BertForTask, "head": head, "dtype": dtype, "attention": config.attention, "remat": config.remat,
         "scan_layers": config.scan_layers,
     }  # fmt: skip
-    optimizer = make_optimizer(config.optimizer, abstract_parameters(model, **settings)[2])
-    spec = describe_state(mesh, model, optimizer, config.seed, zero1=config.mesh.zero1, **settings)
+    optimizer = make_optimizer(config.optimizer, without(head.frozen, abstract_parameters(model, **settings)[2]))
+    spec = describe_state(
+        mesh, model, optimizer, config.seed, zero1=config.mesh.zero1, frozen=head.frozen, **settings
+    )  # fmt: skip
     of = config.optimizer
     schedule = learning_rate_schedule(
         of.learning_rate, int(of.warmup_proportion * total_steps), total_steps, decay_power=of.decay_power
@@ -229,11 +232,11 @@ class Order:
         return {name: entry[rows] for name, entry in batch.items()}
 
 
-def _work(model: BertConfig, order: Order) -> Callable[[int], StepWork]:
+def _work(model: BertConfig, head: TaskHead, order: Order) -> Callable[[int], StepWork]:
     def of_step(step: int) -> StepWork:
         examples, seq_len = order.examples(step - 1), order.seq_len(step - 1)
         rows = order.config.global_batch_size * order.rows.group
-        flops = rows * training_flops(model, seq_len, 0, 1)
+        flops = rows * finetuning_flops(model, head, seq_len)
         return StepWork(float(len(examples)), float(rows * seq_len), None, flops)
 
     return of_step

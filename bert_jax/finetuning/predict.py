@@ -42,7 +42,7 @@ def predict(checkpoint: str, source: str, output: str, *, batch_size: int = 64, 
     examples, _ = read_texts(source, bad_rows, fields=fields, labelled=False)
     bad_rows.report()
 
-    head = TaskHead(task["kind"], task["size"], bilstm=task["bilstm"])
+    head = TaskHead.of_checkpoint(task)
     mesh = make_mesh(ConfigDict({"data": -1, "fsdp": 1, "tensor": 1}))
     dtype: jnp.dtype = compute_dtype("auto")
     graph, _, axes = abstract_parameters(found.bert_config, build=BertForTask, head=head, dtype=dtype)

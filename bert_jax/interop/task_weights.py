@@ -21,16 +21,20 @@ _ARCHITECTURES = {  # by kind of head: the class, and what its output layer is c
 def task_model(checkpoint: Checkpoint) -> tuple[str, dict[str, Any], dict[str, np.ndarray]]:
     """The architecture, what `config.json` says beside the model's sizes, and the weights.
 
-    Raises InputError for what `transformers` has no class for: a BiLSTM, and the last token of a left-to-right model.
+    Raises InputError for what `transformers` has no class for: a BiLSTM, features of layers, and the last token of a
+    left-to-right model.
     """
     task = checkpoint.task
     assert task is not None
     architecture, output = _ARCHITECTURES[task["kind"]]
-    if task["bilstm"]:
+    head = TaskHead.of_checkpoint(task)
+    if head.bilstm:
         raise InputError(f"{checkpoint.path} has a BiLSTM under its output: transformers has no such model")
+    if head.features:
+        raise InputError(f"{checkpoint.path} has head.features={head.features}: transformers has no such model")
     if checkpoint.bert_config.is_decoder:
         raise InputError(f"{checkpoint.path} is a left-to-right model of a task: transformers has no such model")
-    parameters = checkpoint.load_parameters(build=BertForTask, head=TaskHead(task["kind"], task["size"]))
+    parameters = checkpoint.load_parameters(build=BertForTask, head=head)
     encoder = state_dict(parameters, checkpoint.bert_config, checkpoint.heads)
     weights = {f"bert.{name}": value for name, value in encoder.items()}
     weights[f"{output}.weight"] = np.ascontiguousarray(np.asarray(parameters["output"]["kernel"]).T)

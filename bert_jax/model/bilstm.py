@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.model.layers import Key, parameter
+from bert_jax.model.layers import Key, dropout, parameter, split_keys
 
 _GATES = 4  # input, forget, cell, output
 _FORGET = 1
@@ -48,15 +48,26 @@ class Lstm(nnx.Module):
 
 
 class BiLstm(nnx.Module):
-    """One layer in both directions."""
+    """Layers of both directions, each on what both directions of the one below it give, as in torch's `nn.LSTM`."""
 
-    def __init__(self, inputs: int, units: int, *, key: Key):
-        forward, backward = jax.random.split(key)
+    def __init__(self, inputs: int, units: int, *, key: Key, layers: int = 1, dropout: float = 0.0):
+        """`units` are those of a direction; `dropout` is of what a layer gives to the next."""
+        forward, backward, above = jax.random.split(key, 3)
         self.forward = Lstm(inputs, units, key=forward)
         self.backward = Lstm(inputs, units, key=backward)
+        more = layers > 1
+        self.above = BiLstm(2 * units, units, key=above, layers=layers - 1, dropout=dropout) if more else None
+        self.dropout_rate = dropout
 
-    def __call__(self, x: jax.Array, is_real: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """x [B, L, D], bool [B, L] to states [B, L, 2H] and the final states of both directions [B, 2H]."""
+    def __call__(self, x: jax.Array, is_real: jax.Array, keys: Key | None = None) -> tuple[jax.Array, jax.Array]:
+        """x [B, L, D], bool [B, L] to the last layer's states [B, L, 2H] and both directions' final ones [B, 2H].
+
+        With keys [B] of the rows, dropout is on.
+        """
         forward, last = self.forward(x, is_real, reverse=False)
         backward, first = self.backward(x, is_real, reverse=True)
-        return jnp.concatenate([forward, backward], axis=-1), jnp.concatenate([last, first], axis=-1)
+        states, final = jnp.concatenate([forward, backward], axis=-1), jnp.concatenate([last, first], axis=-1)
+        if self.above is None:
+            return states, final
+        here, above = split_keys(keys, 2)
+        return self.above(dropout(states, self.dropout_rate, here), is_real, above)

@@ -5,6 +5,8 @@ times the forward pass. BERT-LARGE is 240.6 GFLOP a sequence at 128 with 20 pred
 """
 
 from bert_jax.model import BertConfig
+from bert_jax.model.layer_features import feature_size
+from bert_jax.model.task_heads import TaskHead
 
 _DENSE_BF16_PEAK = {  # device_kind prefix: FLOP/s of a device, from the makers' data sheets
     "TPU v4": 275e12,
@@ -20,12 +22,24 @@ _DENSE_BF16_PEAK = {  # device_kind prefix: FLOP/s of a device, from the makers'
 
 def training_flops(config: BertConfig, seq_len: int, predictions: int, sequences: int = 1) -> float:
     """FLOPs of a row's forward and backward pass: of one sequence, or of several packed."""
+    return 3.0 * _forward_flops(config, seq_len, predictions, sequences)
+
+
+def finetuning_flops(config: BertConfig, head: TaskHead, seq_len: int) -> float:
+    """FLOPs of a row in fine-tuning; a frozen encoder runs forward alone, and not at all for its embeddings."""
+    encoder = 0.0 if head.features == "embeddings" else _forward_flops(config, seq_len, 0, 1)
+    widths = [feature_size(head.features, config), *[2 * head.bilstm] * (head.bilstm_layers - 1)]
+    bilstm = sum(2 * 2 * seq_len * 4 * head.bilstm * (width + head.bilstm) for width in widths)
+    return (1.0 if head.features else 3.0) * encoder + 3.0 * bilstm
+
+
+def _forward_flops(config: BertConfig, seq_len: int, predictions: int, sequences: int) -> float:
     d, f = config.hidden_size, config.intermediate_size
     projections = 2 * seq_len * (4 * d * d + 2 * d * f)
     attention = 2 * 2 * seq_len * seq_len * d
     mlm_head = 2 * predictions * (d * d + d * config.vocab_size)
     nsp_head = 2 * sequences * (d * d + 2 * d)
-    return 3.0 * (config.num_hidden_layers * (projections + attention) + mlm_head + nsp_head)
+    return float(config.num_hidden_layers * (projections + attention) + mlm_head + nsp_head)
 
 
 def recomputed_flops(config: BertConfig, seq_len: int, remat: str) -> float:

@@ -75,11 +75,11 @@ def scale_by_adam(b1: float, b2: float, eps: float, *, bias_correction: bool) ->
 
 
 def decay_mask(parameters: Parameters) -> Parameters:
-    """True for what decays: by name, everything but biases and what belongs to a LayerNorm."""
+    """True for what decays: by name, everything but biases and what belongs to a LayerNorm or a mix of layers."""
 
     def decays(path: tuple[Any, ...], _: Any) -> bool:
         names = [entry.key for entry in path]
-        return not (names[-1].endswith("bias") or any(name.endswith("norm") for name in names))
+        return not (names[-1].endswith("bias") or any(name.endswith(("norm", "mix")) for name in names))
 
     return jax.tree_util.tree_map_with_path(decays, parameters)
 

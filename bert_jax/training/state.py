@@ -1,5 +1,6 @@
 """What a run is made of at a step: parameters, optimizer moments and counters, made sharded from the start."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,8 @@ class TrainState:
 class StateSpec:
     """The state before it exists: the model's graph, shapes and shardings, and the function that makes it.
 
-    `moments` is where the optimizer's moments of each parameter lie, and so where its update is made.
+    `moments` is where the optimizer's moments of each parameter lie, and so where its update is made. Frozen parts
+    of the model have none and are not in it.
     """
 
     graph: nnx.GraphDef
@@ -44,6 +46,11 @@ class StateSpec:
     make: Any  # () -> TrainState, jitted, never materialised unsharded
 
 
+def without(parts: Collection[str], parameters: Parameters) -> Parameters:
+    """`parameters`, or a tree like them, but for some parts of the model."""
+    return {part: value for part, value in parameters.items() if part not in parts}
+
+
 def describe_state(
     mesh: Mesh,
     model: BertConfig,
@@ -51,25 +58,32 @@ def describe_state(
     seed: int,
     *,
     zero1: bool = False,
+    frozen: Collection[str] = (),
     **settings: Any,
 ) -> StateSpec:
-    """Plans the state of a run; `settings` go to `initialize`. With `zero1` moments are cut along `data`."""
+    """Plans the state of a run; `settings` go to `initialize`.
+
+    With `zero1` moments are cut along `data`. The parts of the model that are `frozen` stay as they are: the optimizer
+    gets all others.
+    """
     graph, shapes, logical_axes = abstract_parameters(model, **settings)
 
     def make() -> TrainState:
         _, parameters = initialize(model, jax.random.fold_in(jax.random.key(seed), 0), **settings)
         # Each counter is an array of its own: donated buffers must not be shared.
         zero = [jnp.zeros((), jnp.int32) for _ in range(3)]
-        return TrainState(zero[0], parameters, optimizer.init(parameters), zero[1], zero[2])
+        return TrainState(zero[0], parameters, optimizer.init(without(frozen, parameters)), zero[1], zero[2])
 
     abstract = jax.eval_shape(make)
     replicated = NamedSharding(mesh, PartitionSpec())
     of_parameters = parameter_shardings(mesh, logical_axes)
-    moments = cut_along_data(shapes, of_parameters) if zero1 else of_parameters
+    trained, moments = without(frozen, shapes), without(frozen, of_parameters)
+    if zero1:
+        moments = cut_along_data(trained, moments)
     shardings = TrainState(
         step=replicated,
         parameters=of_parameters,
-        optimizer_state=like_parameters(mesh, abstract.optimizer_state, shapes, moments),
+        optimizer_state=like_parameters(mesh, abstract.optimizer_state, trained, moments),
         nonfinite_steps=replicated,
         nonfinite_streak=replicated,
     )

@@ -25,7 +25,7 @@ from bert_jax.training.per_device import (
     whole_model,
 )
 from bert_jax.training.sharding import batch_sharding
-from bert_jax.training.state import StateSpec, TrainState
+from bert_jax.training.state import StateSpec, TrainState, without
 
 Metrics = dict[str, jax.Array]
 
@@ -48,7 +48,8 @@ def make_train_step(
 
     The batch has a leading axis of microbatches: [A, B / A, ...]. Losses are sums over the global batch divided by its
     own counts, so that A changes memory and nothing else. A step whose loss, gradient or updated parameters
-    are not finite leaves parameters and optimizer as they were and is counted.
+    are not finite leaves parameters and optimizer as they were and is counted. Frozen parts of the model, which are not
+    in `spec.moments`, are not differentiated and count in no norm.
 
     Args:
       mesh: the devices.
@@ -61,11 +62,13 @@ def make_train_step(
     """
     shardings = spec.shardings.parameters
     specs, moment_specs = (jax.tree.map(manual_spec, tree) for tree in (shardings, spec.moments))
+    frozen = shardings.keys() - spec.moments.keys()
 
     def loss_of(
-        parameters: Parameters, microbatch: Mapping[str, jax.Array], keys: jax.Array, by: objectives.Sums
-    ) -> tuple[jax.Array, objectives.Sums]:
-        model = whole_model(spec.graph, parameters, shardings, gradient_reduce_dtype)
+        trained: Parameters, others: Parameters, microbatch: Mapping[str, jax.Array], keys: jax.Array,
+        by: objectives.Sums,
+    ) -> tuple[jax.Array, objectives.Sums]:  # fmt: skip
+        model = whole_model(spec.graph, {**others, **trained}, shardings, gradient_reduce_dtype)
         # Of the global batch: rows' shares of a mean add up to it.
         means = objectives.divide(objective.sums(model, microbatch, keys), by)
         return functools.reduce(jnp.add, [means[name] for name in objective.losses]), means
@@ -75,19 +78,20 @@ def make_train_step(
     ) -> tuple[Parameters, Metrics]:
         """What the rows of one device add to gradients and metrics, summed over the devices once, at the end."""
         parameters = vary(parameters, shardings)
+        trained = without(frozen, parameters)
 
         def add_microbatch(total: Any, rows_and_batch: Any) -> tuple[Any, None]:
             rows, microbatch = rows_and_batch
             value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
-            (loss, means), gradients = value_and_grad(parameters, microbatch, row_keys(key, rows), by)
+            (loss, means), gradients = value_and_grad(trained, parameters, microbatch, row_keys(key, rows), by)
             return jax.tree.map(jnp.add, total, (gradients, {"loss": loss, **means})), None
 
-        zeros = varying_zeros(mesh, (parameters, {"loss": jnp.float32(0), **by}))
+        zeros = varying_zeros(mesh, (trained, {"loss": jnp.float32(0), **by}))
         if len(rows) == 1:  # of a loop that goes round once, XLA for TPUs makes two copies
             (gradients, metrics), _ = add_microbatch(zeros, jax.tree.map(lambda entry: entry[0], (rows, batch)))
         else:
             (gradients, metrics), _ = jax.lax.scan(add_microbatch, zeros, (rows, batch))
-        gradients = sum_over_devices(gradients, shardings, spec.moments, gradient_reduce_dtype)
+        gradients = sum_over_devices(gradients, without(frozen, shardings), spec.moments, gradient_reduce_dtype)
         return gradients, jax.lax.psum(metrics, row_axes(mesh))
 
     def gradients_of(state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[Parameters, Metrics]:
@@ -105,17 +109,18 @@ def make_train_step(
         gradients, metrics = gradients_of(state, entries)
         grad_norm = optax.tree.norm(gradients)
         learning_rate = schedule(state.step)
-        direction, optimizer_state = optimizer.update(gradients, state.optimizer_state, state.parameters)
-        parameters = jax.tree.map(lambda p, d: p - learning_rate * d, state.parameters, direction)
+        trained = without(frozen, state.parameters)
+        direction, optimizer_state = optimizer.update(gradients, state.optimizer_state, trained)
+        updated = jax.tree.map(lambda p, d: p - learning_rate * d, trained, direction)
 
         # The norm of what the update would make, too: a finite gradient times a wild rate is the end of a run as well.
-        norms = jnp.stack([metrics["loss"], grad_norm, optax.tree.norm(parameters)])
+        norms = jnp.stack([metrics["loss"], grad_norm, optax.tree.norm(updated)])
         is_finite = jnp.isfinite(norms).all()
         keep = lambda new, old: jnp.where(is_finite, new, old)  # noqa: E731
         skipped = 1 - is_finite.astype(jnp.int32)
         state = TrainState(
             step=state.step + 1,
-            parameters=jax.tree.map(keep, parameters, state.parameters),
+            parameters={**state.parameters, **jax.tree.map(keep, updated, trained)},
             optimizer_state=jax.tree.map(keep, optimizer_state, state.optimizer_state),
             nonfinite_steps=state.nonfinite_steps + skipped,
             nonfinite_streak=(state.nonfinite_streak + 1) * skipped,

@@ -52,6 +52,10 @@ def get_config():
     config.head = ml_collections.ConfigDict()
     config.head.dropout = 0.1  # of what the output layer reads
     config.head.bilstm = 0  # units, in each direction, of a randomly initialised BiLSTM under it; 0: none
+    config.head.bilstm_layers = 1  # of that BiLSTM, with the same dropout between them
+    # "": fine-tune the encoder. Freeze it, without dropout, and read of its layers: embeddings, second_to_last, last,
+    # sum_last_four, concat_last_four, sum_all; sums have learned weights.
+    config.head.features = ""
 
     # Of the encoder; all else of it is the checkpoint's.
     config.model = ml_collections.ConfigDict()

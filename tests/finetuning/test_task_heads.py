@@ -71,18 +71,23 @@ def test_outputs_have_their_shape_and_padding_does_not_matter(kind, size, shape,
     assert not np.allclose(model(batch, jax.random.key(3)), model(batch))
 
 
-def test_a_bilstm_is_that_of_torch():
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_a_bilstm_is_that_of_torch(layers):
     torch = pytest.importorskip("torch")
-    ours = BiLstm(8, 5, key=jax.random.key(0))
-    theirs = torch.nn.LSTM(8, 5, bidirectional=True, batch_first=True)
+    ours = BiLstm(8, 5, key=jax.random.key(0), layers=layers, dropout=0.5)
+    theirs = torch.nn.LSTM(8, 5, num_layers=layers, bidirectional=True, batch_first=True)
     with torch.no_grad():
-        for suffix, lstm in (("", ours.forward), ("_reverse", ours.backward)):
-            of_input = np.asarray(lstm.input_kernel[...]).transpose(1, 2, 0).reshape(20, 8)
-            of_state = np.asarray(lstm.state_kernel[...]).transpose(1, 2, 0).reshape(20, 5)
-            getattr(theirs, f"weight_ih_l0{suffix}").copy_(torch.tensor(of_input))
-            getattr(theirs, f"weight_hh_l0{suffix}").copy_(torch.tensor(of_state))
-            getattr(theirs, f"bias_ih_l0{suffix}").copy_(torch.tensor(np.asarray(lstm.bias[...]).reshape(20)))
-            getattr(theirs, f"bias_hh_l0{suffix}").zero_()
+        layer = ours
+        for number in range(layers):
+            for suffix, lstm in ((f"l{number}", layer.forward), (f"l{number}_reverse", layer.backward)):
+                of_input = np.asarray(lstm.input_kernel[...]).transpose(1, 2, 0).reshape(20, -1)
+                of_state = np.asarray(lstm.state_kernel[...]).transpose(1, 2, 0).reshape(20, 5)
+                getattr(theirs, f"weight_ih_{suffix}").copy_(torch.tensor(of_input))
+                getattr(theirs, f"weight_hh_{suffix}").copy_(torch.tensor(of_state))
+                getattr(theirs, f"bias_ih_{suffix}").copy_(torch.tensor(np.asarray(lstm.bias[...]).reshape(20)))
+                getattr(theirs, f"bias_hh_{suffix}").zero_()
+            layer = layer.above
+    assert layer is None
     x = np.random.default_rng(0).normal(size=(3, 7, 8)).astype(np.float32)
     lengths = [7, 4, 1]
     packed = torch.nn.utils.rnn.pack_padded_sequence(torch.tensor(x), lengths, batch_first=True)
@@ -91,7 +96,15 @@ def test_a_bilstm_is_that_of_torch():
     is_real = np.arange(7) < np.array(lengths)[:, None]
     our_states, our_final = ours(jnp.asarray(x), jnp.asarray(is_real))
     np.testing.assert_allclose(np.asarray(our_states)[is_real], states.detach().numpy()[is_real], atol=1e-6)
-    np.testing.assert_allclose(our_final, torch.cat([final[0], final[1]], dim=-1).detach().numpy(), atol=1e-6)
+    np.testing.assert_allclose(our_final, torch.cat([final[-2], final[-1]], dim=-1).detach().numpy(), atol=1e-6)
+
+
+def test_dropout_is_between_the_layers_of_a_bilstm():
+    x, is_real = jax.random.normal(jax.random.key(1), (2, 4, 8)), jnp.ones((2, 4), bool)
+    keys = jax.random.split(jax.random.key(2), 2)
+    for layers in (1, 2):
+        bilstm = BiLstm(8, 5, key=jax.random.key(0), layers=layers, dropout=0.5)
+        assert np.array_equal(bilstm(x, is_real, keys)[0], bilstm(x, is_real)[0]) == (layers == 1)
 
 
 def means(head: TaskHead, outputs: np.ndarray, batch: dict[str, jax.Array]) -> dict[str, float]:

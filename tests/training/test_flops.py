@@ -1,7 +1,8 @@
 import pytest
 
 from bert_jax.model import BertConfig
-from bert_jax.training.flops import peak_flops, training_flops
+from bert_jax.model.task_heads import TaskHead
+from bert_jax.training.flops import finetuning_flops, peak_flops, training_flops
 
 LARGE = BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
 
@@ -9,6 +10,15 @@ LARGE = BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=1
 def test_bert_large_by_the_published_convention():
     assert training_flops(LARGE, 128, 20) / 1e9 == pytest.approx(240.6, abs=0.05)
     assert training_flops(LARGE, 512, 76) / 1e9 == pytest.approx(1019.7, abs=0.1)
+
+
+def test_a_frozen_encoder_runs_forward_alone():
+    whole = training_flops(LARGE, 128, 0, 1)
+    assert finetuning_flops(LARGE, TaskHead("tag", 9), 128) == whole
+    assert finetuning_flops(LARGE, TaskHead("tag", 9, features="last"), 128) == pytest.approx(whole / 3)
+    tagger = TaskHead("tag", 9, bilstm=768, bilstm_layers=2, features="embeddings")
+    products = 2 * 4 * 768 * (1024 + 768 + 2 * 768 + 768)  # both directions, four gates
+    assert finetuning_flops(LARGE, tagger, 128) == pytest.approx(3 * 2 * 128 * products)
 
 
 def test_peaks_are_known_by_device_kind():

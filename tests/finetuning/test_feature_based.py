@@ -1,0 +1,297 @@
+"""The feature-based approach: what is taken of a frozen encoder's layers, and runs that leave the encoder as it is."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sources
+from etils import epath
+from flax import nnx
+
+from bert_jax import features
+from bert_jax.cli import main
+from bert_jax.config import ConfigDict, load_config
+from bert_jax.errors import InputError
+from bert_jax.finetuning.finetune import finetune, plan_step
+from bert_jax.interop import huggingface
+from bert_jax.model import BertConfig, initialize
+from bert_jax.model.layer_features import FEATURES
+from bert_jax.model.task_heads import BertForTask, TaskHead
+from bert_jax.training.checkpoints import open_checkpoint, save_parameters
+from bert_jax.training.mesh import make_mesh
+from bert_jax.training.metrics import read_metrics
+from bert_jax.training.optimizer import decay_mask
+
+SIZES = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "num_hidden_layers": 5}
+TEXT = "the ship sees the storm near a little tower ."
+SETTINGS = {
+    "num_epochs": 2, "global_batch_size": 8, "log_every_steps": 1, "task.max_seq_len": 32, "head.bilstm": 8,
+    "checkpoint.every_steps": 3, "checkpoint.keep": 2, "optimizer.warmup_proportion": 0.0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def encoder(vocabulary: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five layers of random weights, LayerNorms and biases among them."""
+    folder = tmp_path_factory.mktemp("encoder") / "encoder"
+    sources.write_checkpoint(folder, vocabulary, **SIZES)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def left_to_right(vocabulary: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("left_to_right") / "encoder"
+    sources.write_checkpoint(folder, vocabulary, is_decoder=True, **SIZES)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Words of the sea are entities; and sentences that are about the sea or not."""
+    folder, rng = tmp_path_factory.mktemp("task"), random.Random(0)
+    for name, count in (("train", 40), ("dev", 8)):
+        conll, texts = [], ["text,label"]
+        for _ in range(count):
+            label = rng.choice(["sea", "town"])
+            words = [rng.choice(helpers.TOPICS[label] + helpers.SMALL_WORDS[:4]) for _ in range(rng.randint(4, 9))]
+            conll += [f"{word} {'B-SEA' if word in helpers.TOPICS['sea'] else 'O'}" for word in words] + [""]
+            texts.append(f"{' '.join(words)},{label}")
+        (folder / f"{name}.conll").write_text("\n".join(conll) + "\n")
+        (folder / f"{name}.csv").write_text("\n".join(texts) + "\n")
+    return folder
+
+
+def config_of(name: str, encoder: Path, task: Path, **overrides: object) -> ConfigDict:
+    values = {**SETTINGS, "init": encoder, "data.path": task,
+              **{key.replace("__", "."): value for key, value in overrides.items()}}  # fmt: skip
+    if name == "text":
+        values |= {"task.train": "train.csv", "task.dev": "dev.csv"}
+    return load_config(
+        f"finetune/{name}", [(key, str(value)) for key, value in values.items()], keys_of="finetune/default"
+    )
+
+
+def build(encoder: Path, head: TaskHead) -> BertForTask:
+    """The encoder with a new head; a mix has weights that differ."""
+    found = open_checkpoint(str(encoder))
+    graph, parameters = initialize(found.bert_config, jax.random.key(1), build=BertForTask, head=head)
+    loaded = found.load_parameters()
+    parameters |= {part: loaded[part] for part in ("embeddings", "encoder")}
+    if "mix" in parameters:
+        parameters["mix"] = {"weights": mix_weights(parameters["mix"]["weights"].size), "scale": jnp.float32(1.5)}
+    return nnx.merge(graph, parameters)
+
+
+def mix_weights(layers: int) -> jax.Array:
+    return jnp.arange(layers, dtype=jnp.float32) / 2
+
+
+def batch_of(encoder: Path, text: str = TEXT, position: int = 2) -> dict[str, jax.Array]:
+    """One row that ends in padding, pooled at `position`."""
+    tokenizer = open_checkpoint(str(encoder)).tokenizer
+    ids = jnp.array([[*tokenizer.encode_with_special_tokens(text)[0], tokenizer.pad_id]])
+    positions = jnp.arange(ids.shape[1])[None]
+    return {
+        "input_ids": ids, "token_type_ids": jnp.zeros_like(ids), "positions": positions,
+        "sequence_ids": (positions < ids.shape[1] - 1).astype(jnp.int32), "cls_positions": jnp.array([[position]]),
+    }  # fmt: skip
+
+
+def by_hand(way: str, hidden: np.ndarray) -> np.ndarray:
+    """Features [T, ...] of hidden states [layers + 1, T, D], the embeddings first."""
+
+    def mixed(some: np.ndarray) -> np.ndarray:
+        shares = np.exp(np.asarray(mix_weights(len(some))))
+        return 1.5 * np.tensordot(shares / shares.sum(), some, axes=1)
+
+    last_first = hidden[:0:-1]
+    return {
+        "embeddings": lambda: hidden[0],
+        "second_to_last": lambda: hidden[-2],
+        "last": lambda: hidden[-1],
+        "sum_last_four": lambda: mixed(last_first[:4]),
+        "concat_last_four": lambda: np.concatenate([hidden[-1], hidden[-2], hidden[-3], hidden[-4]], axis=-1),
+        "sum_all": lambda: mixed(hidden[1:]),
+    }[way]()
+
+
+@pytest.fixture(scope="module")
+def extracted(encoder: Path, left_to_right: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Path, np.ndarray]:
+    """What `bert-jax features` says are the hidden states of TEXT."""
+    folder = tmp_path_factory.mktemp("extracted")
+    (folder / "lines.txt").write_text(TEXT + "\n")
+    found = {}
+    for checkpoint in (encoder, left_to_right):
+        output = folder / f"{len(found)}.npz"
+        features.extract(str(checkpoint), str(folder / "lines.txt"), str(output), layers="embeddings,all")
+        found[checkpoint] = np.load(output)["values"].swapaxes(0, 1)
+    return found
+
+
+@pytest.mark.parametrize("way", FEATURES)
+@pytest.mark.parametrize("checkpoint", ["encoder", "left_to_right"])
+def test_features_are_those_that_the_command_extracts(way, checkpoint, extracted, request: pytest.FixtureRequest):
+    folder = request.getfixturevalue(checkpoint)
+    model = build(folder, TaskHead("tag", 3, features=way))
+    expected = by_hand(way, extracted[folder])
+    got = np.asarray(model.encode(batch_of(folder)))[0, :-1]  # without padding
+    np.testing.assert_allclose(got, expected, atol=2e-5)
+    assert got.shape[-1] == (64 if way == "concat_last_four" else 16)
+    assert np.abs(expected).max() > 0.1
+
+
+def test_features_are_those_of_transformers(encoder: Path, tmp_path: Path):
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    huggingface.export(open_checkpoint(str(encoder)), str(tmp_path / "hf"))
+    theirs = transformers.BertModel.from_pretrained(str(tmp_path / "hf")).eval()
+    batch = batch_of(encoder)
+    with torch.no_grad():
+        said = theirs(torch.tensor(np.asarray(batch["input_ids"])[:, :-1]), output_hidden_states=True)
+    hidden = np.stack([state[0].numpy() for state in said.hidden_states])
+    for way in FEATURES:
+        got = build(encoder, TaskHead("tag", 3, features=way)).encode(batch)
+        np.testing.assert_allclose(np.asarray(got)[0, :-1], by_hand(way, hidden), atol=2e-5)
+
+
+def test_a_new_mix_is_the_mean(encoder: Path, extracted):
+    head = TaskHead("tag", 3, features="sum_all")
+    config = open_checkpoint(str(encoder)).bert_config
+    _, parameters = initialize(config, jax.random.key(0), build=BertForTask, head=head)
+    model = build(encoder, head)
+    model.mix.weights[...], model.mix.scale[...] = parameters["mix"]["weights"], parameters["mix"]["scale"]
+    got = np.asarray(model.encode(batch_of(encoder)))[0, :-1]
+    np.testing.assert_allclose(got, extracted[encoder][1:].mean(axis=0), atol=2e-5)
+
+
+@pytest.mark.parametrize("way", ["last", "concat_last_four"])
+def test_without_a_bilstm_a_sequence_is_the_features_at_its_position(way, left_to_right: Path, extracted):
+    model = build(left_to_right, TaskHead("classify", 3, features=way))
+    assert model.pooler is None
+    expected = by_hand(way, extracted[left_to_right])[2] @ np.asarray(model.output.kernel[...])
+    np.testing.assert_allclose(model(batch_of(left_to_right))[0], expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("way", ["embeddings", "second_to_last"])
+def test_there_is_no_dropout_but_the_heads(way, encoder: Path):
+    batch, key = batch_of(encoder), jax.random.key(5)
+    for dropout in (0.0, 0.5):
+        model = build(encoder, TaskHead("tag", 3, dropout, bilstm=4, bilstm_layers=2, features=way))
+        assert np.array_equal(model(batch, key), model(batch)) == (dropout == 0.0)
+
+
+@pytest.fixture(scope="module")
+def run(encoder: Path, task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten steps, with checkpoints of two."""
+    workdir = tmp_path_factory.mktemp("run")
+    finetune(config_of("ner_features:sum_last_four", encoder, task), str(workdir))
+    return workdir
+
+
+def parameters_of(checkpoint: Path) -> dict:
+    found = open_checkpoint(str(checkpoint))
+    head = TaskHead.of_checkpoint(found.task)
+    return jax.device_get(found.load_parameters(build=BertForTask, head=head))
+
+
+def test_the_encoder_stays_as_it_was_and_all_else_moves(run: Path, encoder: Path):
+    before, after = open_checkpoint(str(encoder)).load_parameters(), parameters_of(run)
+    for part in ("embeddings", "encoder"):
+        sources.assert_same_parameters(after[part], before[part])
+    earlier = parameters_of(run / "checkpoints" / "9")
+    trained = {part for part in after if part not in ("embeddings", "encoder")}
+    assert trained == {"mix", "bilstm", "output"}
+    for part in trained:
+        for old, new in zip(jax.tree.leaves(earlier[part]), jax.tree.leaves(after[part]), strict=True):
+            assert not np.array_equal(old, new), part
+    assert after["bilstm"]["above"]["forward"]["input_kernel"].shape == (16, 4, 8)
+    assert json.loads((run / "result.json").read_text())["step"] == 10
+
+
+def test_what_is_frozen_has_no_moments(encoder: Path, task: Path):
+    config, model = config_of("ner_features:sum_all", encoder, task), BertConfig(vocab_size=99, **SIZES)
+    head = TaskHead("tag", 3, bilstm=8, features="sum_all")
+    spec, _ = plan_step(make_mesh(config.mesh), config, model, head, 10)
+    assert {"embeddings", "encoder"} < set(spec.abstract.parameters)
+    moments = spec.abstract.optimizer_state[1]
+    assert set(moments.mu) == set(moments.nu) == set(spec.moments) == {"mix", "bilstm", "output"}
+    assert not any(jax.tree.leaves(decay_mask(moments.mu)["mix"]))
+
+
+def test_going_on_from_a_checkpoint_is_never_having_stopped(run: Path, encoder: Path, task: Path, tmp_path: Path):
+    workdir = Path(shutil.copytree(run, tmp_path / "run"))
+    shutil.rmtree(workdir / "checkpoints" / "10")
+    (workdir / "result.json").unlink()
+    finetune(config_of("ner_features:sum_last_four", encoder, task), str(workdir))
+    sources.assert_same_parameters(parameters_of(workdir), parameters_of(run))
+    assert (workdir / "result.json").read_text() == (run / "result.json").read_text()
+
+
+def test_a_mesh_and_microbatches_change_nothing(run: Path, encoder: Path, task: Path, tmp_path: Path):
+    config = config_of(
+        "ner_features:sum_last_four", encoder, task, mesh__data=2, mesh__fsdp=2, mesh__tensor=2, mesh__zero1=True,
+        gradient_accumulation=2,
+    )  # fmt: skip
+    finetune(config, str(tmp_path))
+    cut, whole = (
+        [(row["loss"], row["grad_norm"]) for row in read_metrics(epath.Path(workdir)) if "loss" in row]
+        for workdir in (tmp_path, run)
+    )
+    assert len(cut) == 10
+    np.testing.assert_allclose(cut, whole, rtol=1e-3)
+    sources.assert_same_parameters(parameters_of(tmp_path)["encoder"], parameters_of(run)["encoder"])
+
+
+@pytest.mark.parametrize(("way", "bilstm"), [("concat_last_four", 8), ("second_to_last", 0)])
+def test_predict_says_what_the_model_says(way, bilstm, encoder: Path, task: Path, tmp_path: Path):
+    head = {"features": way, "bilstm": bilstm, "bilstm_layers": 2 if bilstm else 1}
+    config = config_of(
+        "text", encoder, task, num_epochs=1, optimizer__learning_rate=1e-2,
+        **{f"head__{name}": value for name, value in head.items()},
+    )  # fmt: skip
+    finetune(config, str(tmp_path / "run"))
+    output = tmp_path / "said.jsonl"
+    arguments = ["--checkpoint", str(tmp_path / "run"), "--input", str(task / "dev.csv"), "--output", str(output)]
+    assert main(["predict", *arguments]) == 0
+    said = [json.loads(line)["probabilities"] for line in output.read_text().splitlines()]
+    of_classes = [[of_text["sea"], of_text["town"]] for of_text in said]
+    found, head = open_checkpoint(str(tmp_path / "run")), TaskHead("classify", 2, **head)
+    graph, _ = initialize(found.bert_config, jax.random.key(0), build=BertForTask, head=head)
+    model = nnx.merge(graph, found.load_parameters(build=BertForTask, head=head))
+    texts = [line.rsplit(",", 1)[0] for line in (task / "dev.csv").read_text().splitlines()[1:]]
+    outputs = [model(batch_of(encoder, text, position=0))[0] for text in texts]
+    np.testing.assert_allclose(of_classes, jax.nn.softmax(jnp.stack(outputs)), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides", "message"),
+    [
+        ("ner_features:first", {}, "head.features has to be empty or one of embeddings, second_to_last"),
+        ("ner_features:second_to_last", {}, "reads 2 layers or more, the encoder has 1"),
+        ("ner_features:concat_last_four", {}, "reads 4 layers or more, the encoder has 1"),
+        ("ner_features", {"head__bilstm": 0}, "head.bilstm_layers=2, but head.bilstm is 0"),
+        ("ner_features", {"head__bilstm_layers": 0}, "head.bilstm_layers has to be at least 1"),
+        ("text", {"head__features": "embeddings", "head__bilstm": 0}, r"embedding of \[CLS\] alone"),
+        ("ner", {"head__bilstm": 3, "mesh__fsdp": 4}, "twice as many do not divide by mesh.fsdp=4"),
+    ],
+)
+def test_what_cannot_be_is_refused(config, overrides, message, checkpoint: Path, task: Path, tmp_path: Path):
+    with pytest.raises(InputError, match=message):
+        finetune(config_of(config, checkpoint, task, **overrides), str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_transformers_has_no_such_model(encoder: Path, tmp_path: Path, capsys):
+    found, head = open_checkpoint(str(encoder)), TaskHead("tag", 3, features="sum_all")
+    _, parameters = initialize(found.bert_config, jax.random.key(0), build=BertForTask, head=head)
+    save_parameters(
+        epath.Path(tmp_path / "model"), parameters, bert_config=found.bert_config, tokenizer=found.tokenizer,
+        heads=(), task={**head.about(), "name": "ner"},
+    )  # fmt: skip
+    assert main(["export", "--checkpoint", str(tmp_path / "model"), "--output", str(tmp_path / "hf")]) == 2
+    assert "has head.features=sum_all: transformers has no such model" in capsys.readouterr().err
