@@ -36,6 +36,7 @@ from bert_jax.training.metrics import read_metrics
 from bert_jax.training.phases import open_phases
 from bert_jax.training.pretrain import pretrain
 from bert_jax.training.processes import is_first
+from bert_jax.training.programs import shared_programs
 from bert_jax.training.stopping import StopSignal
 
 log = logging.getLogger(__name__)
@@ -155,6 +156,7 @@ def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Ba
     table = Table(plan.title, plan.note, plan.columns, [row.name for row in plan.rows])
     with ExitStack() as stack:
         stop = stop or stack.enter_context(StopSignal())
+        stack.enter_context(shared_programs(folder))
         for row in plan.rows:
             table.paper[row.name] = dict(row.paper)
             encoder = row.encoder

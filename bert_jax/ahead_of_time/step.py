@@ -120,7 +120,7 @@ def compile_step(target: Target, plan: Plan) -> Step:
 
     start = time.perf_counter()
     with jax.set_mesh(mesh):
-        lowered = train_step.lower(spec.abstract, batch)  # type: ignore[attr-defined]
+        lowered = train_step.lower(spec.abstract, batch)
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:

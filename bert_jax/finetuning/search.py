@@ -23,6 +23,7 @@ from bert_jax.errors import InputError
 from bert_jax.finetuning.finetune import RESULT_FILE, check_same_run, finetune
 from bert_jax.progress import Bars, silent
 from bert_jax.training.processes import is_first
+from bert_jax.training.programs import shared_programs
 from bert_jax.training.run import CONFIG_FILE
 from bert_jax.training.stopping import StopSignal
 
@@ -51,10 +52,11 @@ def search(config: ConfigDict, workdir: str, *, stop: StopSignal | None = None, 
             raise InputError(f"search.{name}: {values} has one twice")
     folder = remote.absolute(workdir)
     results: dict[float, dict[int, dict[str, Any]]] = {rate: {} for rate in rates}
-    for rate, seed in product(rates, seeds):
-        one = folder / f"lr-{rate:g}-seed-{seed}"
-        log.info("learning rate %g, seed %d", rate, seed)
-        results[rate][seed] = _result(_config_of_one(config, rate, seed), one, stop, bars)
+    with shared_programs(folder):
+        for rate, seed in product(rates, seeds):
+            one = folder / f"lr-{rate:g}-seed-{seed}"
+            log.info("learning rate %g, seed %d", rate, seed)
+            results[rate][seed] = _result(_config_of_one(config, rate, seed), one, stop, bars)
     found = summarize(results)
     if is_first():
         whole_files.write_whole(folder / SEARCH_FILE, (json.dumps(found, indent=2) + "\n").encode())

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from bert_jax.config import ConfigDict
@@ -29,10 +30,11 @@ def learning_rate_schedule(
     under the peak already (`optax.join_schedules` would start it there). The first update has a rate of 0.
 
     The reference's power is 1, NVIDIA's for LAMB 0.5. Steps are counted from `start` on, which is not 0 where a phase
-    restarts the schedule.
+    restarts the schedule. The result is a pytree whose one leaf is the peak: what is compiled with it as an argument
+    serves all peaks.
     """
 
-    def schedule(step: jax.Array) -> jax.Array:
+    def schedule(peak: jax.Array, step: jax.Array) -> jax.Array:
         step = jnp.asarray(step - start)
         left = (
             total_steps - jnp.minimum(step, total_steps)
@@ -40,7 +42,7 @@ def learning_rate_schedule(
         decayed = peak * (left if decay_power == 1.0 else left**decay_power)
         return jnp.where(step < warmup_steps, peak * step / max(1, warmup_steps), decayed)
 
-    return schedule
+    return jax.tree_util.Partial(schedule, np.float32(peak))
 
 
 OPTIMIZERS = ("adamw", "lamb")

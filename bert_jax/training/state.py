@@ -1,11 +1,13 @@
 """What a run is made of at a step: parameters, optimizer moments and counters, made sharded from the start."""
 
+import functools
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -51,6 +53,11 @@ def without(parts: Collection[str], parameters: Parameters) -> Parameters:
     return {part: value for part, value in parameters.items() if part not in parts}
 
 
+def key_data(seed: int) -> np.ndarray:
+    """The key of a seed as numbers, which a program may have as an argument on any number of hosts."""
+    return np.asarray(jax.random.key_data(jax.random.key(seed)))
+
+
 def describe_state(
     mesh: Mesh,
     model: BertConfig,
@@ -68,13 +75,14 @@ def describe_state(
     """
     graph, shapes, logical_axes = abstract_parameters(model, **settings)
 
-    def make() -> TrainState:
-        _, parameters = initialize(model, jax.random.fold_in(jax.random.key(seed), 0), **settings)
+    def make(seed_data: jax.Array) -> TrainState:
+        of_seed = jax.random.wrap_key_data(seed_data)
+        _, parameters = initialize(model, jax.random.fold_in(of_seed, 0), **settings)
         # Each counter is an array of its own: donated buffers must not be shared.
         zero = [jnp.zeros((), jnp.int32) for _ in range(3)]
         return TrainState(zero[0], parameters, optimizer.init(without(frozen, parameters)), zero[1], zero[2])
 
-    abstract = jax.eval_shape(make)
+    abstract = jax.eval_shape(make, key_data(seed))
     replicated = NamedSharding(mesh, PartitionSpec())
     of_parameters = parameter_shardings(mesh, logical_axes)
     trained, moments = without(frozen, shapes), without(frozen, of_parameters)
@@ -90,4 +98,5 @@ def describe_state(
     abstract = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract, shardings
     )
-    return StateSpec(graph, abstract, shardings, moments, jax.jit(make, out_shardings=shardings))
+    jitted = jax.jit(make, out_shardings=shardings)
+    return StateSpec(graph, abstract, shardings, moments, functools.partial(jitted, key_data(seed)))

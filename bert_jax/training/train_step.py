@@ -3,10 +3,12 @@
 import functools
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -25,9 +27,30 @@ from bert_jax.training.per_device import (
     whole_model,
 )
 from bert_jax.training.sharding import batch_sharding
-from bert_jax.training.state import StateSpec, TrainState, without
+from bert_jax.training.state import StateSpec, TrainState, key_data, without
 
 Metrics = dict[str, jax.Array]
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """`(state, batch) -> (state, metrics)`, jitted; seed and schedule are the program's other two arguments."""
+
+    jitted: Any
+    seed_data: np.ndarray
+    schedule: jax.tree_util.Partial
+
+    def __call__(self, state: TrainState, batch: Mapping[str, Any]) -> tuple[TrainState, Metrics]:
+        return self.jitted(state, batch, self.seed_data, self.schedule)
+
+    def trace(self, state: TrainState, batch: Mapping[str, Any]) -> jax.stages.Traced:
+        """The step as JAX sees it; state and batch may be `jax.ShapeDtypeStruct`s."""
+        return self.jitted.trace(state, batch, self.seed_data, self.schedule)
+
+    def lower(self, state: TrainState, batch: Mapping[str, Any]) -> jax.stages.Lowered:
+        """The step as the compiler gets it."""
+        return self.trace(state, batch).lower()
+
 
 STOP = "stop"
 """A batch may have it beside its other entries, int32 [B]: 1 from a process that was asked to stop. As a metric it is
@@ -43,7 +66,7 @@ def make_train_step(
     *,
     seed: int,
     gradient_reduce_dtype: jnp.dtype = jnp.float32,
-) -> Callable[[TrainState, Mapping[str, Any]], tuple[TrainState, Metrics]]:
+) -> TrainStep:
     """Compiles to `(state, batch) -> (state, metrics)`; the state it is given is donated.
 
     The batch has a leading axis of microbatches: [A, B / A, ...]. Losses are sums over the global batch divided by its
@@ -55,7 +78,8 @@ def make_train_step(
       mesh: the devices.
       spec: the state's plan.
       optimizer: gradients to a direction.
-      schedule: step to learning rate.
+      schedule: step to learning rate. Where it is a pytree (`learning_rate_schedule`), its leaves are arguments of what
+        is compiled, as the seed is: runs that differ in these alone have one program, which JAX's cache has for them.
       objective: what is made smaller, and what is counted beside.
       seed: dropout's keys are functions of it, the step and the row of the global batch.
       gradient_reduce_dtype: what gradients are added up in across devices; on a device it is float32.
@@ -94,8 +118,10 @@ def make_train_step(
         gradients = sum_over_devices(gradients, without(frozen, shardings), spec.moments, gradient_reduce_dtype)
         return gradients, jax.lax.psum(metrics, row_axes(mesh))
 
-    def gradients_of(state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[Parameters, Metrics]:
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 1), state.step)
+    def gradients_of(
+        state: TrainState, batch: Mapping[str, jax.Array], of_seed: jax.Array
+    ) -> tuple[Parameters, Metrics]:
+        key = jax.random.fold_in(jax.random.fold_in(of_seed, 1), state.step)
         shape = batch["input_ids"].shape[:2]
         rows = jnp.arange(math.prod(shape)).reshape(shape)  # of the global batch, whatever the microbatches are
         of_batch, everywhere = PartitionSpec(None, "rows"), PartitionSpec()
@@ -103,10 +129,12 @@ def make_train_step(
             of_these_rows, mesh, (specs, of_batch, of_batch, everywhere, everywhere), (moment_specs, everywhere)
         )(state.parameters, batch, rows, key, objective.denominators(batch))
 
-    def train_step(state: TrainState, batch: Mapping[str, jax.Array]) -> tuple[TrainState, Metrics]:
+    def train_step(
+        state: TrainState, batch: Mapping[str, jax.Array], seed_data: jax.Array, schedule: optax.Schedule
+    ) -> tuple[TrainState, Metrics]:
         entries = dict(batch)
         asked_to_stop = entries.pop(STOP, None)
-        gradients, metrics = gradients_of(state, entries)
+        gradients, metrics = gradients_of(state, entries, jax.random.wrap_key_data(seed_data))
         grad_norm = optax.tree.norm(gradients)
         learning_rate = schedule(state.step)
         trained = without(frozen, state.parameters)
@@ -133,12 +161,15 @@ def make_train_step(
         }
         return state, metrics if asked_to_stop is None else {**metrics, STOP: asked_to_stop.max()}
 
-    return jax.jit(
+    replicated = NamedSharding(mesh, PartitionSpec())
+    jitted = jax.jit(
         train_step,
-        in_shardings=(spec.shardings, batch_sharding(mesh)),
-        out_shardings=(spec.shardings, NamedSharding(mesh, PartitionSpec())),
+        in_shardings=(spec.shardings, batch_sharding(mesh), replicated, replicated),
+        out_shardings=(spec.shardings, replicated),
         donate_argnums=0,
     )
+    is_tree = isinstance(schedule, jax.tree_util.Partial)
+    return TrainStep(jitted, key_data(seed), schedule if is_tree else jax.tree_util.Partial(schedule))
 
 
 def make_eval_step(
