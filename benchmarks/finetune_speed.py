@@ -9,9 +9,10 @@ schedule, dropout and batches are the paper's on every side; the output layer is
 in a process of its own. None evaluates, and none saves before its last step.
 
 Examples a second are those of the epochs after the first: before, bert_jax compiles a step for each length of rows, and
-torch warms up. What that costs is in the whole time, from the start of the process to the end of the last step. Every
-run is a line of JSON on stderr. The losses are means over the first and the last epoch: where the sides differ in them,
-they have not done the same work.
+torch warms up. What that costs is in the whole time, from the start of the process to the end of the last step. CPU
+time holds beside other work where wall time does not: under `taskset -c 0`, as torch's threads spend it on waiting for
+each other. Ratios are medians of those of the rounds. Every run is a line of JSON on stderr. The losses are means over
+the first and the last epoch: where sides differ in them, they have not done the same.
 """
 
 import argparse
@@ -69,13 +70,15 @@ def prepare(folder: Path, data: Path, task_name: str, model: str, examples: int 
 
 
 class Clock:
-    """The moments at which steps end."""
+    """The moments at which steps end, and the CPU time that the process has had until then."""
 
     def __init__(self) -> None:
         self.steps: list[float] = []
+        self.cpu: list[float] = []
 
     def update(self, n: float = 1) -> None:
         self.steps.append(time.monotonic())
+        self.cpu.append(time.process_time())
 
     def set_postfix_str(self, s: str = "", refresh: bool = True) -> None: ...
 
@@ -118,7 +121,7 @@ def finetune_bert_jax(folder: Path, task: dict, epochs: int) -> dict:
         "seconds": sum(size / row["examples_per_second"] for row, size in steady),
         "tokens": sum(size * row["tokens_per_second"] / row["examples_per_second"] for row, size in steady),
         "losses": [statistics.mean(losses[i : i + epoch]) for i in range(0, len(losses), epoch)],
-        "steps": clock.steps, "compiled": len(compiled), "compile_seconds": sum(compiled),
+        "clock": clock, "compiled": len(compiled), "compile_seconds": sum(compiled),
     }  # fmt: skip
 
 
@@ -172,7 +175,7 @@ def finetune_trainer(folder: Path, task: dict, epochs: int, sampling: str = "ran
     return {
         "seconds": clock.steps[-1] - clock.steps[epoch - 1], "tokens": sum(tokens[epoch:]),
         "real_tokens_a_row": sum(map(len, encoded["input_ids"])) / len(rows),
-        "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row], "steps": clock.steps,
+        "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row], "clock": clock,
     }  # fmt: skip
 
 
@@ -191,14 +194,15 @@ def run_side(side: str, folder: Path, epochs: int, began: float) -> dict:
     """What a run has measured; `began` is when its process was started."""
     task = json.loads((folder / TASK).read_text())
     result = SIDES[side][0](folder, task, epochs)
-    steps, losses = result.pop("steps"), result.pop("losses")
+    clock, losses = result.pop("clock"), result.pop("losses")
+    epoch, rows = -(-task["examples"] // BATCH), (epochs - 1) * task["examples"]
     assert len(losses) == epochs, losses
-    assert len(steps) == epochs * -(-task["examples"] // BATCH), len(steps)
-    rows = (epochs - 1) * task["examples"]
+    assert len(clock.steps) == epochs * epoch, len(clock.steps)
     return {
-        "side": side, "examples_per_second": rows / result.pop("seconds"), "tokens_a_row": result.pop("tokens") / rows,
-        "first_step_after": steps[0] - began, "whole": steps[-1] - began,
-        "first_loss": losses[0], "last_loss": losses[-1], **result,
+        "side": side, "examples_per_second": rows / result.pop("seconds"),
+        "cpu_ms_an_example": 1000 * (clock.cpu[-1] - clock.cpu[epoch - 1]) / rows,
+        "first_step_after": clock.steps[0] - began, "whole": clock.steps[-1] - began, "whole_cpu": clock.cpu[-1],
+        "tokens_a_row": result.pop("tokens") / rows, "first_loss": losses[0], "last_loss": losses[-1], **result,
     }  # fmt: skip
 
 
@@ -221,17 +225,16 @@ def spread(values: list[float], form: str = ",.1f") -> str:
 
 
 def report(runs: dict[str, list[dict]]) -> None:
-    columns = (
-        "| side | examples a second | seconds to the end of the first step | whole, seconds | tokens a row | loss |"
-    )
-    print(f"{columns}\n|{' --- |' * 6}")
+    columns = {
+        "examples_per_second": "examples a second", "cpu_ms_an_example": "CPU ms an example",
+        "first_step_after": "first step after, s", "whole": "whole, s", "whole_cpu": "CPU time, s",
+    }  # fmt: skip
+    print(f"| side | {' | '.join(columns.values())} | tokens a row | loss |\n|{' --- |' * (3 + len(columns))}")
     for side, (_, text) in SIDES.items():
         of = {name: [run[name] for run in runs[side]] for name in runs[side][0] if name != "side"}
         loss = " to ".join(f"{statistics.median(of[name]):.3f}" for name in ("first_loss", "last_loss"))
-        print(
-            f"| {text} | {spread(of['examples_per_second'])} | {spread(of['first_step_after'])} | "
-            f"{spread(of['whole'])} | {statistics.median(of['tokens_a_row']):.1f} | {loss} |"
-        )
+        figures = " | ".join(spread(of[name]) for name in columns)
+        print(f"| {text} | {figures} | {statistics.median(of['tokens_a_row']):.1f} | {loss} |")
     ours, peer = runs["bert_jax"], runs["trainer"]
     print(f"\nTokens a row count padding; without it they are {peer[0]['real_tokens_a_row']:.1f}.")
     programs = statistics.median(run["compiled"] for run in ours)
@@ -239,8 +242,13 @@ def report(runs: dict[str, list[dict]]) -> None:
     for side, (_, text) in list(SIDES.items())[1:]:
         pairs = list(zip(ours, runs[side], strict=True))
         steady = [one["examples_per_second"] / other["examples_per_second"] for one, other in pairs]
-        whole = [other["whole"] / one["whole"] for one, other in pairs]
-        print(f"bert-jax: {spread(steady, '.2f')} times {text}; by the whole time {spread(whole, '.2f')} times")
+        cpu, whole, whole_cpu = (
+            [other[name] / one[name] for one, other in pairs] for name in ("cpu_ms_an_example", "whole", "whole_cpu")
+        )
+        print(
+            f"bert-jax: {spread(steady, '.2f')} times {text}, by CPU time {spread(cpu, '.2f')}; "
+            f"by the whole time {spread(whole, '.2f')}, by its CPU time {spread(whole_cpu, '.2f')}"
+        )
 
 
 def main() -> None:
