@@ -41,7 +41,7 @@ class StateSpec:
     abstract: TrainState  # of jax.ShapeDtypeStruct with shardings
     shardings: TrainState
     moments: Parameters  # shardings
-    make: Any  # () -> TrainState, jitted, never materialised unsharded
+    make: Any  # (parts of the parameters that there are, if any) -> TrainState, jitted, never materialised unsharded
 
 
 def describe_state(
@@ -56,8 +56,9 @@ def describe_state(
     """Plans the state of a run; `settings` go to `initialize`. With `zero1` moments are cut along `data`."""
     graph, shapes, logical_axes = abstract_parameters(model, **settings)
 
-    def make() -> TrainState:
+    def make(there: Parameters | None = None) -> TrainState:
         _, parameters = initialize(model, jax.random.fold_in(jax.random.key(seed), 0), **settings)
+        parameters |= there or {}  # what is replaced is not drawn, nor is drawing it compiled, which takes seconds
         # Each counter is an array of its own: donated buffers must not be shared.
         zero = [jnp.zeros((), jnp.int32) for _ in range(3)]
         return TrainState(zero[0], parameters, optimizer.init(parameters), zero[1], zero[2])
