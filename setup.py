@@ -54,7 +54,7 @@ setup(
         "dataflow": ["apache-beam[gcp]>=2.70", "gcsfs"],
         "gcs": ["gcsfs>=2024.6"],  # gs:// without TensorFlow
         "parity": ["torch>=2.6", "transformers>=5.0"],
-        "benchmarks": ["datasets>=4", "torch>=2.6", "transformers>=5.0"],
+        "benchmarks": ["accelerate>=1.1", "datasets>=4", "torch>=2.6", "transformers>=5.0"],
         "dev": [
             "gcp-storage-emulator>=2024.8",
             "gcsfs>=2024.6",

@@ -46,7 +46,7 @@ from bert_jax.training.state import StateSpec, TrainState, describe_state, witho
 from bert_jax.training.steps import Stretch, run_steps
 from bert_jax.training.stopping import StopSignal
 from bert_jax.training.throughput import StepWork, Throughput
-from bert_jax.training.train_step import make_train_step
+from bert_jax.training.train_step import TrainStep, make_train_step
 from bert_jax.training.workdir import enter_workdir
 
 log = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ def _finetune(
 
 def plan_step(
     mesh: Mesh, config: ConfigDict, model: BertConfig, head: TaskHead, total_steps: int
-) -> tuple[StateSpec, Callable[..., Any]]:
+) -> tuple[StateSpec, TrainStep]:
     """The plan of the state, and the jitted training step, which is compiled for each length of rows."""
     dtype = compute_dtype(config.dtype, mesh.devices.flat[0].platform)
     settings = {

@@ -1,6 +1,5 @@
 """Starting a run from another's parameters: a CHECKPOINT named by `init`."""
 
-import dataclasses
 import logging
 
 from bert_jax.data.dataset import PreparedDataset
@@ -45,10 +44,10 @@ def start_from(checkpoint: Checkpoint, spec: StateSpec) -> TrainState:
 
     What the model has and the checkpoint does not, a head or a task's output, is the new state's.
     """
-    state = spec.make()
-    shared = [part for part in state.parameters if part in ("embeddings", "encoder", *checkpoint.heads)]
+    parts = spec.abstract.parameters
+    shared = [part for part in parts if part in ("embeddings", "encoder", *checkpoint.heads)]
     loaded = checkpoint.load_parameters(spec.shardings.parameters, parts=shared)
     log.info("starting with the parameters of %s", checkpoint.path)
-    if missing := [part for part in state.parameters if part not in loaded]:
+    if missing := [part for part in parts if part not in loaded]:
         log.info("initialised anew, from the seed: %s", ", ".join(missing))
-    return dataclasses.replace(state, parameters={**state.parameters, **loaded})
+    return spec.make(loaded)

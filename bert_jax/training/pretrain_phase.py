@@ -1,8 +1,6 @@
 """One phase of pre-training: its data, its step, and what is done along the way."""
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax.numpy as jnp
 import optax
@@ -21,7 +19,7 @@ from bert_jax.training.phases import Phase, Plan
 from bert_jax.training.state import StateSpec, TrainState, describe_state
 from bert_jax.training.steps import Run, Stretch, run_steps
 from bert_jax.training.throughput import Throughput, pretraining_work, summary
-from bert_jax.training.train_step import Metrics, make_eval_step, make_train_step
+from bert_jax.training.train_step import TrainStep, make_eval_step, make_train_step
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +89,7 @@ def plan_state(mesh: Mesh, config: ConfigDict, model: BertConfig) -> tuple[optax
 
 def plan_step(
     mesh: Mesh, plan: Plan, model: BertConfig
-) -> tuple[StateSpec, Callable[[TrainState, Mapping[str, Any]], tuple[TrainState, Metrics]]]:
+) -> tuple[StateSpec, TrainStep]:
     """The plan of the state, and the jitted training step."""
     config = plan.config
     optimizer, spec = plan_state(mesh, config, model)

@@ -16,7 +16,7 @@ def shared_programs(folder: epath.Path) -> Iterator[None]:
 
     Nothing where JAX has such a folder already, as by JAX_COMPILATION_CACHE_DIR.
     """
-    if jax.config.jax_compilation_cache_dir:
+    if jax.config.values["jax_compilation_cache_dir"]:
         yield
         return
     jax.config.update("jax_compilation_cache_dir", str(folder / FOLDER))

@@ -45,7 +45,7 @@ class StateSpec:
     abstract: TrainState  # of jax.ShapeDtypeStruct with shardings
     shardings: TrainState
     moments: Parameters  # shardings
-    make: Any  # () -> TrainState, jitted, never materialised unsharded
+    make: Any  # (parts of the parameters that there are, if any) -> TrainState, jitted, never materialised unsharded
 
 
 def without(parts: Collection[str], parameters: Parameters) -> Parameters:
@@ -75,9 +75,10 @@ def describe_state(
     """
     graph, shapes, logical_axes = abstract_parameters(model, **settings)
 
-    def make(seed_data: jax.Array) -> TrainState:
+    def make(seed_data: jax.Array, there: Parameters | None = None) -> TrainState:
         of_seed = jax.random.wrap_key_data(seed_data)
         _, parameters = initialize(model, jax.random.fold_in(of_seed, 0), **settings)
+        parameters |= there or {}  # what is replaced is not drawn, nor is drawing it compiled, which takes seconds
         # Each counter is an array of its own: donated buffers must not be shared.
         zero = [jnp.zeros((), jnp.int32) for _ in range(3)]
         return TrainState(zero[0], parameters, optimizer.init(without(frozen, parameters)), zero[1], zero[2])
@@ -98,5 +99,5 @@ def describe_state(
     abstract = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract, shardings
     )
-    jitted = jax.jit(make, out_shardings=shardings)
+    jitted = jax.jit(make, out_shardings=shardings, donate_argnums=1)
     return StateSpec(graph, abstract, shardings, moments, functools.partial(jitted, key_data(seed)))

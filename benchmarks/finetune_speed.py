@@ -1,0 +1,292 @@
+"""Fine-tuning beside `transformers`' Trainer in torch: the same task, model and settings on the same CPU.
+
+    BERT_JAX_DATA=FOLDER python benchmarks/finetune_speed.py [--task mrpc] [--model bert_mini] [--repeats 6]
+
+FOLDER holds glue/ as it is distributed, and vocab/bert-base-uncased-vocab.txt. A model of random parameters is exported
+to Hugging Face, and all sides train it on the same rows: `bert_jax`'s finetune, and the Trainer, which pads a batch to
+its longest row, with batches of random rows (its default) and with rows of a like length in a batch. Optimizer,
+schedule, dropout and batches are the paper's on every side; the output layer is each one's own. Sides take turns, each
+in a process of its own. None evaluates, and none saves before its last step.
+
+Examples a second are those of the epochs after the first: before, bert_jax compiles a step for each length of rows, and
+torch warms up. What that costs is in the whole time, from the start of the process to the end of the last step. CPU
+time holds beside other work where wall time does not: under `taskset -c 0`, as torch's threads spend it on waiting for
+each other. Ratios are medians of those of the rounds. Every run is a line of JSON on stderr. The losses are means over
+the first and the last epoch: where sides differ in them, they have not done the same.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+CORES = len(os.sched_getaffinity(0))
+BATCH = 32
+MAX_SEQ_LEN = 128
+LEARNING_RATE = 5e-5
+WARMUP = 0.1  # of all steps
+WEIGHT_DECAY, EPS, CLIP = 0.01, 1e-6, 1.0
+ROWS, CHECKPOINT, EXPORTED, TASK = "rows.jsonl", "checkpoint", "huggingface", "task.json"
+
+
+def prepare(folder: Path, data: Path, task_name: str, model: str, examples: int | None) -> dict:
+    """Writes the rows and the model, as a checkpoint and as a folder of `transformers`; returns what is to be done."""
+    import jax
+    from etils import epath
+
+    from bert_jax.config import load_config
+    from bert_jax.data.tokenization import WordPieceTokenizer
+    from bert_jax.finetuning import glue
+    from bert_jax.finetuning.bad_rows import BadRows
+    from bert_jax.interop import huggingface
+    from bert_jax.model import BertConfig, initialize, parameter_count
+    from bert_jax.model.bert import HEADS
+    from bert_jax.training.checkpoints import open_checkpoint, save_parameters
+
+    task = glue.get_task(task_name)
+    rows = glue.read_split(data / "glue", task, "train", BadRows())[:examples]
+    with (folder / ROWS).open("w") as file:
+        for row in rows:
+            pair = {} if row.text_b is None else {"text_pair": row.text_b}
+            file.write(json.dumps({"text": row.text_a, **pair, "label": row.label}) + "\n")
+    tokenizer = WordPieceTokenizer.from_file(str(data / "vocab" / "bert-base-uncased-vocab.txt"))
+    config = BertConfig(**{**load_config(model).model.to_dict(), "vocab_size": tokenizer.vocab_size})
+    _, parameters = jax.jit(lambda: initialize(config, jax.random.key(0)))()
+    save_parameters(
+        epath.Path(folder / CHECKPOINT), parameters, bert_config=config, tokenizer=tokenizer, heads=HEADS
+    )  # fmt: skip
+    huggingface.export(open_checkpoint(str(folder / CHECKPOINT)), str(folder / EXPORTED))
+    return {
+        "examples": len(rows), "is_pair": rows[0].text_b is not None, "labels": len(task.labels) or 1,
+        "regression": task.regression, "parameters": parameter_count(config),
+    }  # fmt: skip
+
+
+class Clock:
+    """The moments at which steps end, and the CPU time that the process has had until then."""
+
+    def __init__(self) -> None:
+        self.steps: list[float] = []
+        self.cpu: list[float] = []
+
+    def update(self, n: float = 1) -> None:
+        self.steps.append(time.monotonic())
+        self.cpu.append(time.process_time())
+
+    def set_postfix_str(self, s: str = "", refresh: bool = True) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def finetune_bert_jax(folder: Path, task: dict, epochs: int) -> dict:
+    import jax
+
+    from bert_jax.config import load_config
+    from bert_jax.finetuning.finetune import finetune
+
+    compiled: list[float] = []
+
+    def on_event(event: str, seconds: float, **_: object) -> None:
+        if event.endswith("backend_compile_duration"):
+            compiled.append(seconds)
+
+    jax.monitoring.register_event_duration_secs_listener(on_event)
+    settings = {
+        "init": folder / CHECKPOINT, "task.train": folder / ROWS, "task.text": "text", "task.label": "label",
+        "task.text_pair": "text_pair" if task["is_pair"] else "", "task.regression": task["regression"],
+        "task.max_seq_len": MAX_SEQ_LEN, "num_epochs": epochs, "global_batch_size": BATCH, "log_every_steps": 1,
+        "checkpoint.every_steps": 10**9, "optimizer.learning_rate": LEARNING_RATE, "optimizer.eps": EPS,
+        "optimizer.warmup_proportion": WARMUP, "optimizer.weight_decay": WEIGHT_DECAY,
+        "optimizer.grad_clip_norm": CLIP, "optimizer.bias_correction": True,  # as torch's AdamW has it
+    }  # fmt: skip
+    config = load_config(
+        "finetune/text", [(key, str(value)) for key, value in settings.items()], keys_of="finetune/default"
+    )
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as workdir:
+        finetune(config, workdir, bars=lambda **_: clock)
+        rows = [json.loads(line) for line in (Path(workdir) / "metrics.jsonl").read_text().splitlines()]
+    epoch = -(-task["examples"] // BATCH)
+    sizes = [min(BATCH, task["examples"] - step % epoch * BATCH) for step in range(len(rows))]
+    steady = list(zip(rows, sizes, strict=True))[epoch:]
+    losses = [row["loss"] for row in rows]
+    return {
+        "seconds": sum(size / row["examples_per_second"] for row, size in steady),
+        "tokens": sum(size * row["tokens_per_second"] / row["examples_per_second"] for row, size in steady),
+        "losses": [statistics.mean(losses[i : i + epoch]) for i in range(0, len(losses), epoch)],
+        "clock": clock, "compiled": len(compiled), "compile_seconds": sum(compiled),
+    }  # fmt: skip
+
+
+def finetune_trainer(folder: Path, task: dict, epochs: int, sampling: str = "random") -> dict:
+    import torch
+    from transformers import (
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        DataCollatorWithPadding,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+        set_seed,
+    )
+
+    torch.set_num_threads(CORES)
+    set_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(folder / EXPORTED)
+    model = AutoModelForSequenceClassification.from_pretrained(folder / EXPORTED, num_labels=task["labels"])
+    rows = [json.loads(line) for line in (folder / ROWS).read_text().splitlines()]
+    texts = [[row[name] for row in rows] for name in ("text", "text_pair") if name in rows[0]]
+    encoded = tokenizer(*texts, truncation=True, max_length=MAX_SEQ_LEN)
+    label = float if task["regression"] else int
+    examples = [
+        {**{name: values[i] for name, values in encoded.items()}, "labels": label(row["label"])}
+        for i, row in enumerate(rows)
+    ]
+    pad, tokens = DataCollatorWithPadding(tokenizer), []
+
+    def collate(features: list[dict]) -> dict:
+        batch = pad(features)
+        tokens.append(batch["input_ids"].numel())
+        return batch
+
+    clock = Clock()
+
+    class OnStep(TrainerCallback):
+        def on_step_end(self, *_: object, **__: object) -> None:
+            clock.update()
+
+    epoch = -(-len(rows) // BATCH)
+    with tempfile.TemporaryDirectory() as output:
+        arguments = TrainingArguments(
+            output, num_train_epochs=epochs, per_device_train_batch_size=BATCH, learning_rate=LEARNING_RATE,
+            warmup_steps=int(WARMUP * epochs * epoch), weight_decay=WEIGHT_DECAY, adam_epsilon=EPS,
+            max_grad_norm=CLIP, train_sampling_strategy=sampling, use_cpu=True, save_strategy="no",
+            logging_strategy="epoch", report_to="none", disable_tqdm=True,
+        )  # fmt: skip
+        trainer = Trainer(model, arguments, data_collator=collate, train_dataset=examples, callbacks=[OnStep()])
+        trainer.train()
+    return {
+        "seconds": clock.steps[-1] - clock.steps[epoch - 1], "tokens": sum(tokens[epoch:]),
+        "real_tokens_a_row": sum(map(len, encoded["input_ids"])) / len(rows),
+        "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row], "clock": clock,
+    }  # fmt: skip
+
+
+def finetune_trainer_by_length(folder: Path, task: dict, epochs: int) -> dict:
+    return finetune_trainer(folder, task, epochs, "group_by_length")
+
+
+SIDES: dict[str, tuple[Callable[[Path, dict, int], dict], str]] = {
+    "bert_jax": (finetune_bert_jax, "bert-jax finetune"),
+    "trainer": (finetune_trainer, "Trainer"),
+    "trainer_by_length": (finetune_trainer_by_length, "Trainer, rows grouped by length"),
+}
+
+
+def run_side(side: str, folder: Path, epochs: int, began: float) -> dict:
+    """What a run has measured; `began` is when its process was started."""
+    task = json.loads((folder / TASK).read_text())
+    result = SIDES[side][0](folder, task, epochs)
+    clock, losses = result.pop("clock"), result.pop("losses")
+    epoch, rows = -(-task["examples"] // BATCH), (epochs - 1) * task["examples"]
+    assert len(losses) == epochs, losses
+    assert len(clock.steps) == epochs * epoch, len(clock.steps)
+    return {
+        "side": side, "examples_per_second": rows / result.pop("seconds"),
+        "cpu_ms_an_example": 1000 * (clock.cpu[-1] - clock.cpu[epoch - 1]) / rows,
+        "first_step_after": clock.steps[0] - began, "whole": clock.steps[-1] - began, "whole_cpu": clock.cpu[-1],
+        "tokens_a_row": result.pop("tokens") / rows, "first_loss": losses[0], "last_loss": losses[-1], **result,
+    }  # fmt: skip
+
+
+def start_side(side: str, folder: Path, epochs: int) -> dict:
+    """Runs a side in a process of its own, in which nothing is compiled yet."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    began = time.monotonic()  # of the machine, and the same in all processes
+    command = [sys.executable, __file__, "--side", side, "--folder", str(folder), "--epochs", str(epochs)]
+    done = subprocess.run(
+        [*command, "--began", str(began)], capture_output=True, text=True, check=False, env=environment
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return json.loads(done.stdout.strip().split("\n")[-1])
+
+
+def spread(values: list[float], form: str = ",.1f") -> str:
+    return f"{statistics.median(values):{form}} ({min(values):{form}}-{max(values):{form}})"
+
+
+def report(runs: dict[str, list[dict]]) -> None:
+    columns = {
+        "examples_per_second": "examples a second", "cpu_ms_an_example": "CPU ms an example",
+        "first_step_after": "first step after, s", "whole": "whole, s", "whole_cpu": "CPU time, s",
+    }  # fmt: skip
+    print(f"| side | {' | '.join(columns.values())} | tokens a row | loss |\n|{' --- |' * (3 + len(columns))}")
+    for side, (_, text) in SIDES.items():
+        of = {name: [run[name] for run in runs[side]] for name in runs[side][0] if name != "side"}
+        loss = " to ".join(f"{statistics.median(of[name]):.3f}" for name in ("first_loss", "last_loss"))
+        figures = " | ".join(spread(of[name]) for name in columns)
+        print(f"| {text} | {figures} | {statistics.median(of['tokens_a_row']):.1f} | {loss} |")
+    ours, peer = runs["bert_jax"], runs["trainer"]
+    print(f"\nTokens a row count padding; without it they are {peer[0]['real_tokens_a_row']:.1f}.")
+    programs = statistics.median(run["compiled"] for run in ours)
+    print(f"bert-jax compiled {programs:.0f} programs in {spread([run['compile_seconds'] for run in ours])} s.\n")
+    for side, (_, text) in list(SIDES.items())[1:]:
+        pairs = list(zip(ours, runs[side], strict=True))
+        steady = [one["examples_per_second"] / other["examples_per_second"] for one, other in pairs]
+        cpu, whole, whole_cpu = (
+            [other[name] / one[name] for one, other in pairs] for name in ("cpu_ms_an_example", "whole", "whole_cpu")
+        )
+        print(
+            f"bert-jax: {spread(steady, '.2f')} times {text}, by CPU time {spread(cpu, '.2f')}; "
+            f"by the whole time {spread(whole, '.2f')}, by its CPU time {spread(whole_cpu, '.2f')}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=os.environ.get("BERT_JAX_DATA"), help="default: $BERT_JAX_DATA")
+    parser.add_argument("--task", default="mrpc", help="of GLUE: mrpc, stsb, sst2, ...")
+    parser.add_argument("--model", default="bert_mini", help="a config of pre-training, whose sizes are taken")
+    parser.add_argument("--examples", type=int, help="the first so many of the training file; by default all")
+    parser.add_argument("--epochs", type=int, default=3, help="at least 2, as the first is not timed")
+    parser.add_argument("--repeats", type=int, default=6)
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--began", type=float, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        print(json.dumps(run_side(options.side, options.folder, options.epochs, options.began)))
+        return
+    if options.data is None:
+        parser.error("--data: set it, or BERT_JAX_DATA, to the folder of glue/ and vocab/")
+    if options.epochs < 2:
+        parser.error("--epochs: at least 2, as the first is not timed")
+    runs: dict[str, list[dict]] = {side: [] for side in SIDES}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        task = prepare(folder, options.data, options.task, options.model, options.examples)
+        (folder / TASK).write_text(json.dumps(task))
+        for _ in range(options.repeats):
+            for side in SIDES:
+                runs[side].append(start_side(side, folder, options.epochs))
+                print(json.dumps(runs[side][-1]), file=sys.stderr, flush=True)
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "torch", "transformers"))
+    print(
+        f"{options.task}, {task['examples']:,} examples, {options.epochs} epochs; {options.model} of "
+        f"{task['parameters'] / 1e6:.1f} M parameters, batches of {BATCH}, fp32, {CORES} cores; {versions}; "
+        f"medians of {options.repeats} runs (least and most)\n"
+    )
+    report(runs)
+
+
+if __name__ == "__main__":
+    main()
