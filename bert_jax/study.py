@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 PERPLEXITY = "perplexity"
 """The name of its column."""
 
-_ROW_KEYS = {"name", "pretraining", "checkpoint", "config", "finetuning", "paper"}
+_ROW_KEYS = {"name", "pretraining", "checkpoint", "config", "finetuning", "tasks", "paper"}
 _TASK_KEYS = {"name", "config", "finetuning", "columns", "scale"}
 _OF_FINETUNING = "finetuning."
 
@@ -53,7 +53,7 @@ _OF_FINETUNING = "finetuning."
 class Row:
     """An encoder: pre-trained as `pretraining` says, in the study's folder of that name, or there already.
 
-    `config`, unless it is empty, is of fine-tuning in place of the tasks'.
+    `config`, unless it is empty, is of fine-tuning in place of the tasks'. `tasks` are those that it has.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Row:
     encoder: str
     config: str
     finetuning: Mapping[str, Any]
+    tasks: Sequence[str]
     paper: Mapping[str, float]
 
 
@@ -93,6 +94,10 @@ class Study:
         of_tasks = [column for task in self.tasks for column in task.columns]
         return [PERPLEXITY, *of_tasks] if self.perplexity else of_tasks
 
+    def tasks_of(self, row: Row) -> list[Task]:
+        """What the row is fine-tuned on."""
+        return [task for task in self.tasks if task.name in row.tasks]
+
     def config_of(self, row: Row, task: Task, encoder: str) -> ConfigDict:
         """The config of fine-tuning `row` on `task`, by the order of who is heard last: config, task, row, overrides.
 
@@ -120,7 +125,8 @@ def load_study(spec: str, overrides: Sequence[tuple[str, str]] = ()) -> Study:
     of_tasks = [(key.removeprefix(_OF_FINETUNING), text) for key, text in overrides if key.startswith(_OF_FINETUNING)]
     own = [(key, text) for key, text in overrides if not key.startswith(_OF_FINETUNING)]
     config = load_config(spec, own, keys_of="studies/default")
-    rows, tasks = _rows(config), [_task(task) for task in _dicts("tasks", config.tasks, _TASK_KEYS)]
+    tasks = [_task(task) for task in _dicts("tasks", config.tasks, _TASK_KEYS)]
+    rows = _rows(config, [task.name for task in tasks])
     _refuse_twice("tasks", [_slug(task.name) for task in tasks])
     study = Study(
         config.title, config.note, _only("rows", rows, config.only_rows), _only("tasks", tasks, config.only_tasks),
@@ -132,7 +138,7 @@ def load_study(spec: str, overrides: Sequence[tuple[str, str]] = ()) -> Study:
             raise InputError(f"row {row.name!r}: paper: there is no column {min(unknown)!r}")
         opens = (open_checkpoint, row.encoder) if row.pretraining is None else (open_phases, row.pretraining)
         _naming(f"row {row.name!r}", *opens)
-        for task in study.tasks:
+        for task in study.tasks_of(row):
             path = study.config_of(row, task, row.encoder).data.path
             if not is_tfds(path) and not remote.exists(remote.named(path)):
                 raise InputError(f"task {task.name!r}: there is no {path}: --config.task_data=FOLDER names its folder")
@@ -166,7 +172,7 @@ def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Ba
                 if plan.perplexity and "perplexity" in table.pretraining[row.name]:
                     perplexity = table.pretraining[row.name]["perplexity"]
                     table.cells[row.name, PERPLEXITY] = Cell([perplexity])
-            for task in plan.tasks:
+            for task in plan.tasks_of(row):
                 where = folder / "finetuning" / _slug(row.name) / _slug(task.name)
                 log.info("%s, %s", row.name, task.name)
                 found = search(plan.config_of(row, task, encoder), str(where), stop=stop, bars=bars)
@@ -209,7 +215,7 @@ def _value(scores: Mapping[str, Mapping[str, float]], wanted: str, task: str) ->
 # --- Reading the config ------------------------------------------------------------------------------------------
 
 
-def _rows(config: ConfigDict) -> list[Row]:
+def _rows(config: ConfigDict, tasks: Sequence[str]) -> list[Row]:
     rows: list[Row] = []
     shared: dict[str, str] = {}  # what is pre-trained, and the folder of the first row with it
     for given in _dicts("rows", config.rows, _ROW_KEYS):
@@ -231,7 +237,9 @@ def _rows(config: ConfigDict) -> list[Row]:
             for key, value in differences.items():
                 _naming(f"row {name!r}", set_key, pretraining, key, str(value))
             encoder = shared.setdefault(pretraining.to_json_best_effort(), _slug(name))
-        of_tasks = given.get("config", ""), given.get("finetuning", {})
+        of_tasks = given.get("config", ""), given.get("finetuning", {}), given.get("tasks") or tasks
+        if unknown := [task for task in of_tasks[-1] if task not in tasks]:
+            raise InputError(f"row {name!r}: tasks: there is no {unknown[0]!r}; there are {', '.join(tasks)}")
         rows.append(Row(name, pretraining, encoder, *of_tasks, given.get("paper", {})))
     _refuse_twice("rows", [_slug(row.name) for row in rows])
     return rows

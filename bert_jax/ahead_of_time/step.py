@@ -122,7 +122,7 @@ def compile_step(target: Target, plan: Plan) -> Step:
     with jax.set_mesh(mesh):
         lowered = train_step.lower(spec.abstract, batch)
     try:
-        compiled = lowered.compile()
+        compiled: Any = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if needs := out_of_memory(error):
             return made(needs[0], None, None)

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.training.sharding import batch_sharding
 
@@ -47,3 +47,13 @@ def put_batch(
 
     with jax.transfer_guard("allow"):  # these are meant
         return {name: put(entry) for name, entry in batch.items()}
+
+
+def put_everywhere(mesh: Mesh, tree: Any) -> Any:
+    """numpy arrays that all processes have alike, whole on every device."""
+    everywhere = NamedSharding(mesh, PartitionSpec())
+
+    def put(entry: np.ndarray) -> jax.Array:
+        return jax.make_array_from_callback(np.shape(entry), everywhere, lambda _: np.asarray(entry))
+
+    return jax.tree.map(put, tree)

@@ -87,9 +87,7 @@ def plan_state(mesh: Mesh, config: ConfigDict, model: BertConfig) -> tuple[optax
     return optimizer, spec
 
 
-def plan_step(
-    mesh: Mesh, plan: Plan, model: BertConfig
-) -> tuple[StateSpec, TrainStep]:
+def plan_step(mesh: Mesh, plan: Plan, model: BertConfig) -> tuple[StateSpec, TrainStep]:
     """The plan of the state, and the jitted training step."""
     config = plan.config
     optimizer, spec = plan_state(mesh, config, model)

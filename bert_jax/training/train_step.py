@@ -3,7 +3,6 @@
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ from bert_jax import objectives
 from bert_jax.model.bert import Parameters
 from bert_jax.model.layers import row_keys
 from bert_jax.objectives import Objective
+from bert_jax.training.batches import put_everywhere
 from bert_jax.training.per_device import (
     manual_spec,
     over_rows,
@@ -32,20 +32,23 @@ from bert_jax.training.state import StateSpec, TrainState, key_data, without
 Metrics = dict[str, jax.Array]
 
 
-@dataclass(frozen=True)
 class TrainStep:
     """`(state, batch) -> (state, metrics)`, jitted; seed and schedule are the program's other two arguments."""
 
-    jitted: Any
-    seed_data: np.ndarray
-    schedule: jax.tree_util.Partial
+    def __init__(self, jitted: Any, mesh: Mesh, seed_data: np.ndarray, schedule: jax.tree_util.Partial):
+        self._jitted, self._mesh, self._of_run = jitted, mesh, (seed_data, schedule)
 
     def __call__(self, state: TrainState, batch: Mapping[str, Any]) -> tuple[TrainState, Metrics]:
-        return self.jitted(state, batch, self.seed_data, self.schedule)
+        return self._jitted(state, batch, *self._placed)
+
+    @functools.cached_property
+    def _placed(self) -> Any:
+        with jax.transfer_guard("allow"):  # once
+            return put_everywhere(self._mesh, self._of_run)
 
     def trace(self, state: TrainState, batch: Mapping[str, Any]) -> jax.stages.Traced:
         """The step as JAX sees it; state and batch may be `jax.ShapeDtypeStruct`s."""
-        return self.jitted.trace(state, batch, self.seed_data, self.schedule)
+        return self._jitted.trace(state, batch, *self._of_run)
 
     def lower(self, state: TrainState, batch: Mapping[str, Any]) -> jax.stages.Lowered:
         """The step as the compiler gets it."""
@@ -169,7 +172,7 @@ def make_train_step(
         donate_argnums=0,
     )
     is_tree = isinstance(schedule, jax.tree_util.Partial)
-    return TrainStep(jitted, key_data(seed), schedule if is_tree else jax.tree_util.Partial(schedule))
+    return TrainStep(jitted, mesh, key_data(seed), schedule if is_tree else jax.tree_util.Partial(schedule))
 
 
 def make_eval_step(

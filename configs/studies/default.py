@@ -10,6 +10,7 @@ pretraining   what differs from `config.pretraining` in it: rows with the same d
 checkpoint    in place of `pretraining`: base or large, a key of `config.checkpoints`
 config        of fine-tuning, in place of the tasks'
 finetuning    keys of fine-tuning that it sets for all tasks
+tasks         names of those that it is fine-tuned on: all, unless it says so
 paper         the paper's numbers, by column
 
 and a task is a dict with

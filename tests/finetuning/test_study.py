@@ -159,6 +159,7 @@ def test_what_cannot_be_is_said_before_any_run(override: tuple[str, str], said: 
         ('"paper": {"topic": 77.5}', '"paper": {"topics": 77.5}', "row 'LTR': paper: there is no column 'topics'"),
         ('"pretraining": LTR, "paper"', '"pretrain": LTR, "paper"', "rows: 'LTR' has 'pretrain', which is none of"),
         ('{"objective.lm"', '{"objective.lim"', "row 'LTR': .*did you mean objective.lm"),
+        ('"checkpoint": "base"', '"tasks": ["QNLI"]', "row 'released': tasks: there is no 'QNLI'; there are topic"),
         ('"checkpoint": "base"', '"checkpoint": "tiny"', "row 'released': checkpoint is one of base, large"),
         ('"config": "finetune/text",', '"columns": {"topic": "x"},', "task 'topic' has no config"),
     ],

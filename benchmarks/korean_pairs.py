@@ -1,0 +1,69 @@
+"""A Korean task for an English encoder: does the second sentence follow the first, or is it from another article?
+
+    python benchmarks/korean_pairs.py KOWIKI.jsonl.gz OUTPUT
+
+Writes OUTPUT/train.jsonl and OUTPUT/dev.jsonl of different articles, half of the pairs of each kind. A next
+sentence stands in the same paragraph, right behind the first one; a random one is of another article of the same file.
+"""
+
+import argparse
+import gzip
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from bert_jax.data import sentences
+
+TRAIN, DEV = 8_000, 1_000  # pairs
+SHORTEST, LONGEST = 15, 120  # characters of a sentence
+Pair = tuple[str, str]
+
+
+def neighbours(article: str) -> list[Pair]:
+    """Sentences of a paragraph that follow each other, each sentence in one pair at the most."""
+    found = []
+    for paragraph in article.split("\n"):
+        kept = [one for one in sentences.split(paragraph, "ko") if SHORTEST <= len(one) <= LONGEST]
+        found += list(zip(kept[::2], kept[1::2], strict=False))
+    return found
+
+
+def task(articles: Sequence[str], count: int, rng: random.Random) -> list[dict[str, str]]:
+    """`count` pairs, half of which are of two articles."""
+    pairs = [(number, *pair) for number, article in enumerate(articles) for pair in neighbours(article)]
+    rng.shuffle(pairs)
+    rows = []
+    for number, first, second in pairs[:count]:
+        label = "next" if len(rows) % 2 else "random"
+        while label == "random":
+            other, second, _ = rng.choice(pairs)
+            if other != number:
+                break
+        rows.append({"first": first, "second": second, "label": label})
+    if len(rows) < count:
+        raise SystemExit(f"there are {len(rows)} pairs, {count} are wanted")
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("input", type=Path)
+    parser.add_argument("output", type=Path)
+    options = parser.parse_args()
+    rng = random.Random(0)
+    with gzip.open(options.input, "rt") as file:
+        articles = [json.loads(line)["text"] for line in file]
+    rng.shuffle(articles)
+    held_out = len(articles) // 8
+    options.output.mkdir(parents=True, exist_ok=True)
+    for name, of, count in (("dev", articles[:held_out], DEV), ("train", articles[held_out:], TRAIN)):
+        rows = task(of, count, rng)
+        (options.output / f"{name}.jsonl").write_text(
+            "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        )
+        print(f"{name}: {len(rows):,} pairs of {len(of):,} articles")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""A study at the size of a laptop: what pre-training is worth, and what its tasks are.
+
+    benchmarks/small_study.sh [OUTPUT]
+
+BERT-Tiny, whose pre-training is that of `reference_cpu.py`, beside the same encoder untrained, without NSP, and
+left-to-right. All are fine-tuned with the same search. Nothing here is comparable with the paper's numbers.
+"""
+
+import importlib.util
+from pathlib import Path
+
+from bert_jax.configs import ablations
+from bert_jax.configs.studies import default
+
+SEARCH = {
+    "search.learning_rates": (1e-3, 3e-4), "search.seeds": (0, 1, 2, 3, 4), "optimizer.bias_correction": True,
+    "task.max_seq_len": 128, "checkpoint.every_steps": 100_000,
+}  # fmt: skip
+
+
+def task(name, config, path, columns=None, **finetuning):
+    found = {"name": name, "config": config, "finetuning": {**SEARCH, "data.path": path, **finetuning}}
+    return {**found, "columns": columns} if columns else found
+
+
+TASKS = (
+    task("STS-B", "finetune/glue:stsb", "glue/STS-B"),
+    task("SST-2", "finetune/glue:sst2", "glue/SST-2", num_epochs=1),
+    task("MRPC", "finetune/glue:mrpc", "glue/MRPC", {"MRPC": "dev/f1"}),
+    task("CoLA", "finetune/glue:cola", "glue/CoLA"),
+    task(
+        "Korean", "finetune/text", "korean",
+        **{"task.train": "train.jsonl", "task.dev": "dev.jsonl", "task.text": "first", "task.text_pair": "second"},
+    ),
+)  # fmt: skip
+OF_ABLATIONS = ("STS-B", "SST-2", "MRPC")
+
+
+def get_config():
+    config = default.get_config()
+    config.title = "BERT-Tiny on 41 M tokens: pre-training, and its tasks"
+    config.note = "STS-B is Spearman's correlation, MRPC F1, CoLA Matthews' correlation, the others accuracy; dev sets."
+    config.pretraining = _reference().get_config()
+    rows = ablations.TABLE_5
+    config.rows = (
+        {"name": "MLM & NSP"},
+        {"name": "untrained", "finetuning": {"from_scratch": True}},
+        {"name": "No NSP", "pretraining": rows["no_nsp"], "tasks": OF_ABLATIONS},
+        {"name": "LTR & No NSP", "pretraining": rows["ltr_no_nsp"], "tasks": OF_ABLATIONS},
+        {
+            "name": "+ BiLSTM", "pretraining": rows["ltr_no_nsp_bilstm"], "finetuning": {"head.bilstm": 128},
+            "tasks": OF_ABLATIONS,
+        },
+    )  # fmt: skip
+    config.tasks = TASKS
+    return config
+
+
+def _reference():
+    spec = importlib.util.spec_from_file_location("reference_cpu", Path(__file__).parent / "reference_cpu.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
