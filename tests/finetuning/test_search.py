@@ -3,13 +3,17 @@
 import json
 from pathlib import Path
 
+import jax
 import pytest
+from etils import epath
+from jax.experimental.compilation_cache import compilation_cache
 
 from bert_jax.config import load_config
 from bert_jax.errors import InputError, Interrupted
 from bert_jax.finetuning import search as module
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.search import is_search, search, summarize
+from bert_jax.training.programs import shared_programs
 
 
 def config_of(checkpoint: Path, folder: Path, **search_for: str):
@@ -53,13 +57,39 @@ def test_each_pair_is_run_once_whatever_happens_between(checkpoint: Path, folder
     assert set(found["by_learning_rate"]) == {"0.01", "0.001"}
 
 
+def test_programs_are_kept_for_the_runs_of_a_search_alone(tmp_path: Path):
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: jax.config.values[name] for name in names}
+    try:
+        jax.config.update("jax_compilation_cache_dir", None)
+        with shared_programs(epath.Path(tmp_path)):
+            assert jax.config.values["jax_compilation_cache_dir"] == str(tmp_path / "programs")
+            with shared_programs(epath.Path(tmp_path / "inner")):  # the study's search
+                assert jax.config.values["jax_compilation_cache_dir"] == str(tmp_path / "programs")
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+            jax.jit(lambda x: x * 3.25)(1.0).block_until_ready()
+        assert jax.config.values["jax_compilation_cache_dir"] is None
+        assert list((tmp_path / "programs").iterdir())
+        assert not (tmp_path / "inner").exists()
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+
+
 def test_what_is_reported():
-    found = summarize("f1", {5e-5: {0: 0.5, 1: 0.9, 2: 0.6}, 2e-5: {0: 0.7, 1: 0.8, 2: 0.75}})
+    def result(score: float) -> dict:
+        return {"main_metric": "f1", "scores": {"dev": {"f1": score, "accuracy": 0.1}, "other": {"f1": 0.0}}}
+
+    scores = {5e-5: {0: 0.5, 1: 0.9, 2: 0.6}, 2e-5: {0: 0.7, 1: 0.8, 2: 0.75}}
+    found = summarize({rate: {seed: result(x) for seed, x in of_seeds.items()} for rate, of_seeds in scores.items()})
     assert found["by_learning_rate"]["5e-05"] == {
         "median": 0.6, "best": 0.9, "worst": 0.5, "scores": {"0": 0.5, "1": 0.9, "2": 0.6}
     }  # fmt: skip
     assert found["best"] == {"learning_rate": 5e-5, "seed": 1, "score": 0.9}
-    assert (found["median"], found["spread"]) == (0.75, pytest.approx(0.1))
+    assert (found["learning_rate"], found["median"], found["spread"]) == (2e-5, 0.75, pytest.approx(0.1))
+    assert found["results"]["2"] == result(0.75)["scores"]
+    assert list(found["results"]) == ["0", "1", "2"]
 
 
 def test_what_cannot_be_searched_is_refused(checkpoint: Path, folder: Path):

@@ -122,6 +122,21 @@ def test_a_mesh_changes_where_not_what_with_dropout_on(sizes, one_device):
     assert_close(run.parameters(), parameters, rtol=1e-5, atol=2e-5)
 
 
+def test_runs_that_differ_in_seed_and_learning_rate_alone_have_one_program():
+    def programs(seed: int, rate: float, warmup: int = 2) -> list[str]:
+        mesh = make_mesh(ConfigDict({"data": 1, "fsdp": 1, "tensor": 1}), jax.devices()[:1])
+        optimizer = make_optimizer(load_config("default").optimizer, abstract_parameters(CONFIG)[2])
+        spec = describe_state(mesh, CONFIG, optimizer, seed=seed)
+        schedule = learning_rate_schedule(rate, warmup, 100)
+        step = make_train_step(mesh, spec, optimizer, schedule, objectives.pretraining(nsp=True), seed=seed)
+        batch = jax.eval_shape(lambda: {name: jnp.asarray(entry)[None] for name, entry in make_batch(0).items()})
+        with jax.set_mesh(mesh):
+            return [step.lower(spec.abstract, batch).as_text(), spec.make.func.lower(*spec.make.args).as_text()]
+
+    assert programs(0, 1e-3) == programs(7, 2e-5)
+    assert programs(0, 1e-3) != programs(0, 1e-3, warmup=3)
+
+
 @pytest.mark.long
 def test_lamb_is_the_same_on_a_mesh_and_with_layers_scanned_or_not():
     def trained(scan_layers, **sizes):
