@@ -63,7 +63,7 @@ class SelfAttention(nnx.Module):
 
     def __call__(self, x: jax.Array, visibility: jax.Array, key: Key | None) -> jax.Array:
         """x [B, L, D], and what `visibility` gives, to [B, L, D]."""
-        qkv = dense("bld,dcnh->blcnh", x, self.qkv_kernel, self.qkv_bias)
+        qkv = dense("td,dcnh->tcnh", x, self.qkv_kernel, self.qkv_bias)
         q, k, v = (qkv[:, :, i] for i in range(3))
         if self.attention == "splash":
             context = splash_attention((q, k, v), visibility, causal=self.causal)
@@ -72,7 +72,7 @@ class SelfAttention(nnx.Module):
         else:
             attend = jax.checkpoint(_attend, static_argnums=3) if self.remat else _attend
             context = attend((q, k, v), visibility, key, self.dropout_rate)
-        return dense("blnh,nhd->bld", context, self.output_kernel, self.output_bias)
+        return dense("tnh,nhd->td", context, self.output_kernel, self.output_bias)
 
 
 def _attend(

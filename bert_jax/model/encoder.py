@@ -16,6 +16,7 @@ from bert_jax.model.layers import (
     dense,
     dropout,
     parameter,
+    project,
     recomputed,
     split_keys,
     truncated_normal,
@@ -68,11 +69,11 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[B, L, D] to [B, L, D]."""
-        inner = dense("bld,df->blf", x, self.up_kernel, self.up_bias)
+        inner = dense("td,df->tf", x, self.up_kernel, self.up_bias)
 
         @recomputed
         def activate_and_project(inner: jax.Array, kernel: jax.Array) -> jax.Array:
-            return jnp.einsum("blf,fd->bld", activation(self.hidden_act, inner), kernel.astype(inner.dtype))
+            return project("tf,fd->td", activation(self.hidden_act, inner), kernel)
 
         return activate_and_project(inner, self.down_kernel[...]) + self.down_bias[...].astype(x.dtype)
 

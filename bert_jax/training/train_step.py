@@ -107,16 +107,18 @@ def make_train_step(
         parameters = vary(parameters, shardings)
         trained = without(frozen, parameters)
 
-        def add_microbatch(total: Any, rows_and_batch: Any) -> tuple[Any, None]:
-            rows, microbatch = rows_and_batch
+        def of_microbatch(rows: jax.Array, microbatch: Mapping[str, jax.Array]) -> tuple[Parameters, Metrics]:
             value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
             (loss, means), gradients = value_and_grad(trained, parameters, microbatch, row_keys(key, rows), by)
-            return jax.tree.map(jnp.add, total, (gradients, {"loss": loss, **means})), None
+            return gradients, {"loss": loss, **means}
 
-        zeros = varying_zeros(mesh, (trained, {"loss": jnp.float32(0), **by}))
+        def add_microbatch(total: Any, rows_and_batch: Any) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, of_microbatch(*rows_and_batch)), None
+
         if len(rows) == 1:  # of a loop that goes round once, XLA for TPUs makes two copies
-            (gradients, metrics), _ = add_microbatch(zeros, jax.tree.map(lambda entry: entry[0], (rows, batch)))
+            gradients, metrics = of_microbatch(*jax.tree.map(lambda entry: entry[0], (rows, batch)))
         else:
+            zeros = varying_zeros(mesh, (trained, {"loss": jnp.float32(0), **by}))
             (gradients, metrics), _ = jax.lax.scan(add_microbatch, zeros, (rows, batch))
         gradients = sum_over_devices(gradients, without(frozen, shardings), spec.moments, gradient_reduce_dtype)
         return gradients, jax.lax.psum(metrics, row_axes(mesh))
