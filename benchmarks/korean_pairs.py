@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bert_jax.data import sentences
 
-TRAIN, DEV = 8_000, 1_000  # pairs
+TRAIN, DEV = 4_000, 1_000  # pairs
 SHORTEST, LONGEST = 15, 120  # characters of a sentence
 Pair = tuple[str, str]
 
