@@ -201,8 +201,8 @@ def _draw(table: Table, file: Any) -> None:
         panel.grid(alpha=0.3, axis="x")
     axes[0, 0].set_yticks(range(len(table.rows)), table.rows)
     axes[0, 0].set_ylim(len(table.rows) - 0.5, -0.5)
-    figure.supxlabel(f"difference to {table.rows[0]}", fontsize="medium")
-    figure.suptitle(table.title, fontsize="large")
+    title = f"{table.title}. " if table.title else ""
+    figure.suptitle(f"{title}Difference to {table.rows[0]}", fontsize="large")
     marks = {"a restart": restart, "mean": mean, **({"the paper": paper} if any(table.paper.values()) else {})}
     handles = [pyplot.Line2D([], [], label=label, **style) for label, style in marks.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize="small", frameon=False)
