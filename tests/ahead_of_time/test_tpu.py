@@ -33,6 +33,7 @@ def parameters(hidden: int = 128, layers: int = 2) -> int:
     return (30_592 + 512 + 2) * hidden + 2 * hidden + layers * a_layer + heads
 
 
+@pytest.mark.long
 def test_data_parallel_sends_one_gradient_and_nothing_in_a_loop():
     found = compiled("--topology=v5e:2x4", gradient_accumulation=2, scan_layers=True, model__num_hidden_layers=3)
     assert (found["devices"], found["mesh"], found["rows_a_device"]) == (8, {"data": 8, "fsdp": 1, "tensor": 1}, 4)

@@ -171,6 +171,7 @@ def test_a_finished_run_scores_again_and_another_is_refused(run: Path, checkpoin
         finetune(config_of(checkpoint, tmp_path / "task"), str(run))
 
 
+@pytest.mark.long
 def test_a_mesh_and_microbatches_change_nothing(checkpoint: Path, task: Path, tmp_path: Path):
     config = config_of(
         checkpoint, task, mesh__data=2, mesh__fsdp=2, mesh__tensor=2, gradient_accumulation=2, num_epochs=1

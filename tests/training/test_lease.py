@@ -106,6 +106,7 @@ def test_a_run_whose_workdir_was_taken_learns_of_it_and_leaves_it_alone(tmp_path
     assert holder(tmp_path) == other
 
 
+@pytest.mark.long
 def test_two_runs_in_one_workdir_and_one_after_a_kill(dataset_dir: Path, tmp_path: Path):
     long = {"total_steps": 100_000, "eval_every_steps": 0}
     first = subprocess.Popen(

@@ -81,6 +81,7 @@ def test_a_signal_saves_and_exits_with_75(number, straight: Path, dataset_dir: P
     assert_same_run(tmp_path, straight)
 
 
+@pytest.mark.long
 def test_a_signal_while_the_run_sets_up_is_noted(dataset_dir: Path, tmp_path: Path):
     process = subprocess.Popen(
         train_command(dataset_dir, tmp_path), env=helpers.child_environment(), stderr=subprocess.PIPE, text=True
