@@ -247,7 +247,9 @@ def test_a_mesh_and_microbatches_change_nothing(run: Path, encoder: Path, task: 
     sources.assert_same_parameters(parameters_of(tmp_path)["encoder"], parameters_of(run)["encoder"])
 
 
-@pytest.mark.parametrize(("way", "bilstm"), [("concat_last_four", 8), ("second_to_last", 0)])
+@pytest.mark.parametrize(
+    ("way", "bilstm"), [pytest.param("concat_last_four", 8, marks=pytest.mark.long), ("second_to_last", 0)]
+)
 def test_predict_says_what_the_model_says(way, bilstm, encoder: Path, task: Path, tmp_path: Path):
     head = {"features": way, "bilstm": bilstm, "bilstm_layers": 2 if bilstm else 1}
     config = config_of(

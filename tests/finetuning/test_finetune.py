@@ -194,7 +194,8 @@ def test_a_number_is_regressed(checkpoint: Path, task: Path, tmp_path: Path):
     assert scores["dev"]["spearman"] > 0.8
 
 
-@pytest.mark.parametrize("more", [{"head__bilstm": 8}, pytest.param({"from_scratch": True}, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("more", [{"head__bilstm": 8}, {"from_scratch": True}])
 def test_with_a_bilstm_and_without_the_encoders_parameters(more, checkpoint: Path, task: Path, tmp_path: Path):
     scores = finetune(config_of(checkpoint, task, **more), str(tmp_path))
     assert scores["dev"]["accuracy"] > 0.6

@@ -95,9 +95,8 @@ def test_a_study_goes_on_where_it_was_stopped(spec: str, overrides, tmp_path: Pa
             study(plan, str(tmp_path / "run"))
     half = json.loads((tmp_path / "run" / "table.json").read_text())
     assert [bool(row["columns"]["topic"].get("values")) for row in half["rows"]] == [True, False, False, False]
-    runs.clear()
     table = study(plan, str(tmp_path / "run"))
-    assert runs == [
+    assert runs[7:] == [
         "pretraining/mlm_nsp", "finetuning/mlm_nsp/topic", "pretraining/ltr", "finetuning/ltr/topic",
         "pretraining/ltr", "finetuning/bilstm/topic", "finetuning/released/topic",
     ]  # fmt: skip
@@ -105,7 +104,7 @@ def test_a_study_goes_on_where_it_was_stopped(spec: str, overrides, tmp_path: Pa
     assert written == json.loads(json.dumps(table.as_json()))
     first, ltr, bilstm, released = written["rows"]
     assert [row["columns"]["topic"]["values"] for row in written["rows"]] == [
-        pytest.approx([percent, percent + 10]) for percent in (2, 4, 6, 7)
+        pytest.approx([percent, percent + 10]) for percent in (9, 11, 13, 14)
     ]
     assert first["columns"]["perplexity"]["values"] == [pytest.approx(2.718281828**2)]
     assert ltr["columns"]["topic"]["paper_difference"] == pytest.approx(-2.5)
