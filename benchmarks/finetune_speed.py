@@ -86,6 +86,9 @@ class Clock:
 
 
 def finetune_bert_jax(folder: Path, task: dict, epochs: int) -> dict:
+    from bert_jax.host_memory import keep_freed_memory
+
+    keep_freed_memory()  # as the command does, before JAX has threads
     import jax
 
     from bert_jax.config import load_config
@@ -105,6 +108,7 @@ def finetune_bert_jax(folder: Path, task: dict, epochs: int) -> dict:
         "checkpoint.every_steps": 10**9, "optimizer.learning_rate": LEARNING_RATE, "optimizer.eps": EPS,
         "optimizer.warmup_proportion": WARMUP, "optimizer.weight_decay": WEIGHT_DECAY,
         "optimizer.grad_clip_norm": CLIP, "optimizer.bias_correction": True,  # as torch's AdamW has it
+        "scan_layers": False,  # faster on a CPU, as `bert_tiny` has it
     }  # fmt: skip
     config = load_config(
         "finetune/text", [(key, str(value)) for key, value in settings.items()], keys_of="finetune/default"

@@ -19,11 +19,14 @@ from typing import Any
 
 from bert_jax.arguments import parser as arguments_of
 from bert_jax.errors import BertJaxError, InputError
+from bert_jax.host_memory import keep_freed_memory
 from bert_jax.progress import Bars, Progress, silent
 
 _MENDABLE = {  # what is wrong with a path that was given
     errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EROFS,
 }  # fmt: skip
+
+_COMPUTING = {"pretrain", "evaluate", "finetune", "predict", "study"}
 
 # Imports of a subcommand are its own: `bert-jax prepare` does not wait for JAX.
 
@@ -31,6 +34,8 @@ _MENDABLE = {  # what is wrong with a path that was given
 def entry_point() -> int:
     """`main` in a process of its own."""
     _quiet_background()
+    if sys.argv[1:2] and sys.argv[1] in _COMPUTING:
+        keep_freed_memory()
     status = main()
     if status and "bert_jax.training.processes" in sys.modules:
         from bert_jax.training.processes import ends_alone
