@@ -48,7 +48,7 @@ PERPLEXITY = "perplexity"
 ENCODER_FILE = "encoder.json"
 
 _NUMBER = (int, float)
-_KEYS: dict[str, dict[str, tuple[Any, Any]]] = {  # what may be said of a row and of a task: its type, and that of what is in it
+_KEYS: dict[str, dict[str, tuple[Any, Any]]] = {  # of a row and of a task: the type, and that of what is in it
     "rows": {
         "name": (str, str), "pretraining": (Mapping, object), "checkpoint": (str, str), "config": (str, str),
         "finetuning": (Mapping, object), "tasks": ((tuple, list), str), "paper": (Mapping, _NUMBER),
