@@ -186,6 +186,12 @@ def test_a_wrong_study_is_named(old: str, new: str, said: str, spec: str, overri
         load_study(spec, overrides)
 
 
+@pytest.mark.parametrize("name", ["studies/table9", "studies/_tasks"])
+def test_a_study_that_there_is_not_is_named_with_those_there_are(name: str):
+    with pytest.raises(InputError, match=f"no config named '{name}'.*studies/default, studies/table1, studies/table2"):
+        load_study(name)
+
+
 def test_names_of_any_script_have_folders_of_their_own(spec: str, overrides):
     Path(spec).write_text(CONFIG.replace('"name": "MLM & NSP"', '"name": "기본 모델"').replace('"LTR",', '"작은",'))
     assert [row.encoder for row in load_study(spec, overrides).rows[:2]] == ["기본_모델", "작은"]
