@@ -70,9 +70,10 @@ def _packaged(name: str) -> Path:
     spec = importlib.util.find_spec("bert_jax.configs")
     folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
     for folder in folders:
-        if not name.startswith("_") and (folder / f"{name}.py").is_file():
+        if not Path(name).stem.startswith("_") and (folder / f"{name}.py").is_file():
             return folder / f"{name}.py"
-    known = sorted(file.stem for folder in folders for file in folder.glob("*.py") if not file.stem.startswith("_"))
+    files = [file.relative_to(folder) for folder in folders for file in folder.glob("**/*.py")]
+    known = sorted(file.with_suffix("").as_posix() for file in files if not file.stem.startswith("_"))
     raise InputError(f"--config: no config named {name!r}{_nearest(name, known)}; there are {', '.join(known)}")
 
 

@@ -8,10 +8,12 @@ What rows and tasks are: `configs/studies/default.py`. `--config.pretraining.KEY
 checkpoint, so that the same command continues a study that was stopped:
 
 WORKDIR/pretraining/ROW                    of the first row with these settings
+WORKDIR/finetuning/ROW/encoder.json        what these fine-tunings started from
 WORKDIR/finetuning/ROW/TASK/lr-R-seed-S    the search of one cell
-WORKDIR/table.md, table.json, table.png    what there is so far, written after each cell
+WORKDIR/table.md, table.json, table.png    what there is so far, written after each pre-training and each cell
 """
 
+import json
 import logging
 import math
 import os
@@ -23,12 +25,11 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax import remote
+from bert_jax import remote, whole_files
 from bert_jax.config import ConfigDict, load_config, set_key
 from bert_jax.data.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
-from bert_jax.finetuning.checks import check_config as check_finetuning
-from bert_jax.finetuning.search import search
+from bert_jax.finetuning.search import planned_runs, search
 from bert_jax.progress import Bars, silent
 from bert_jax.study_table import Cell, Table, write_table
 from bert_jax.training.checkpoints import open_checkpoint
@@ -44,8 +45,19 @@ log = logging.getLogger(__name__)
 PERPLEXITY = "perplexity"
 """The name of its column."""
 
-_ROW_KEYS = {"name", "pretraining", "checkpoint", "config", "finetuning", "tasks", "paper"}
-_TASK_KEYS = {"name", "config", "finetuning", "columns", "scale"}
+ENCODER_FILE = "encoder.json"
+
+_NUMBER = (int, float)
+_KEYS: dict[str, dict[str, tuple[Any, Any]]] = {  # of a row and of a task: the type, and that of what is in it
+    "rows": {
+        "name": (str, str), "pretraining": (Mapping, object), "checkpoint": (str, str), "config": (str, str),
+        "finetuning": (Mapping, object), "tasks": ((tuple, list), str), "paper": (Mapping, _NUMBER),
+    },
+    "tasks": {
+        "name": (str, str), "config": (str, str), "finetuning": (Mapping, object), "columns": (Mapping, str),
+        "scale": (_NUMBER, object),
+    },
+}  # fmt: skip
 _OF_FINETUNING = "finetuning."
 
 
@@ -109,10 +121,10 @@ class Study:
             where, load_config, row.config or task.config, [*said, *self.overrides], keys_of="finetune/default"
         )
         path = config.data.path
-        if self.task_data and not is_tfds(path):
+        if self.task_data and not is_tfds(path) and not remote.is_remote(path):
             set_key(config, "data.path", os.path.join(self.task_data, path))
         set_key(config, "init", encoder)
-        _naming(where, check_finetuning, config)
+        _naming(where, planned_runs, config)
         return config
 
 
@@ -125,7 +137,7 @@ def load_study(spec: str, overrides: Sequence[tuple[str, str]] = ()) -> Study:
     of_tasks = [(key.removeprefix(_OF_FINETUNING), text) for key, text in overrides if key.startswith(_OF_FINETUNING)]
     own = [(key, text) for key, text in overrides if not key.startswith(_OF_FINETUNING)]
     config = load_config(spec, own, keys_of="studies/default")
-    tasks = [_task(task) for task in _dicts("tasks", config.tasks, _TASK_KEYS)]
+    tasks = [_task(task) for task in _dicts("tasks", config.tasks)]
     rows = _rows(config, [task.name for task in tasks])
     _refuse_twice("tasks", [_slug(task.name) for task in tasks])
     study = Study(
@@ -160,20 +172,28 @@ def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Ba
         raise InputError("--workdir is empty: name a folder")
     folder = remote.absolute(workdir)
     table = Table(plan.title, plan.note, plan.columns, [row.name for row in plan.rows])
+    if is_first():
+        whole_files.make_folder(folder)
+    table.paper = {row.name: dict(row.paper) for row in plan.rows}
     with ExitStack() as stack:
         stop = stop or stack.enter_context(StopSignal())
         stack.enter_context(shared_programs(folder))
         for row in plan.rows:
-            table.paper[row.name] = dict(row.paper)
-            encoder = row.encoder
+            encoder, tuned = row.encoder, folder / "finetuning" / _slug(row.name)
+            _refuse_another_encoder(row, tuned)
             if row.pretraining is not None:
                 encoder = str(folder / "pretraining" / row.encoder)
                 table.pretraining[row.name] = _pretrained(row, encoder, stop, bars)
                 if plan.perplexity and "perplexity" in table.pretraining[row.name]:
                     perplexity = table.pretraining[row.name]["perplexity"]
                     table.cells[row.name, PERPLEXITY] = Cell([perplexity])
+                if is_first():
+                    write_table(table, folder)
+            if is_first():
+                whole_files.make_folder(tuned)
+                whole_files.write_whole(tuned / ENCODER_FILE, (json.dumps(_encoder(row)) + "\n").encode())
             for task in plan.tasks_of(row):
-                where = folder / "finetuning" / _slug(row.name) / _slug(task.name)
+                where = tuned / _slug(task.name)
                 log.info("%s, %s", row.name, task.name)
                 found = search(plan.config_of(row, task, encoder), str(where), stop=stop, bars=bars)
                 for column, wanted in task.columns.items():
@@ -194,6 +214,22 @@ def _pretrained(row: Row, encoder: str, stop: StopSignal, bars: Bars) -> dict[st
     pretrain(row.pretraining, encoder, stop=stop, bars=bars)
     evaluations = [line for line in read_metrics(epath.Path(encoder)) if line.get("split") == "eval"]
     return {"steps": row.pretraining.total_steps, **(_losses(evaluations[-1]) if evaluations else {})}
+
+
+def _encoder(row: Row) -> dict[str, Any]:
+    """What the fine-tunings of a row start from. Their configs do not tell: a folder may be trained further."""
+    return {"encoder": row.encoder, "steps": row.pretraining and row.pretraining.total_steps}
+
+
+def _refuse_another_encoder(row: Row, folder: epath.Path) -> None:
+    """InputError where the fine-tunings in the folder have started from another encoder, or from fewer steps of it."""
+    path, now = folder / ENCODER_FILE, _encoder(row)
+    before = json.loads(remote.patiently(path, path.read_text)) if remote.exists(path) else now
+    if changed := [f"{key} {before[key]!r} -> {now[key]!r}" for key in now if before[key] != now[key]]:
+        raise InputError(
+            f"row {row.name!r}: {folder} was fine-tuned from another encoder ({'; '.join(changed)}): remove it to "
+            "fine-tune again, or choose another --workdir"
+        )
 
 
 def _losses(evaluation: Mapping[str, Any]) -> dict[str, float]:
@@ -218,7 +254,7 @@ def _value(scores: Mapping[str, Mapping[str, float]], wanted: str, task: str) ->
 def _rows(config: ConfigDict, tasks: Sequence[str]) -> list[Row]:
     rows: list[Row] = []
     shared: dict[str, str] = {}  # what is pre-trained, and the folder of the first row with it
-    for given in _dicts("rows", config.rows, _ROW_KEYS):
+    for given in _dicts("rows", config.rows):
         name, differences = given["name"], given.get("pretraining", {})
         pretraining, encoder = None, given.get("checkpoint", "")
         if encoder:
@@ -252,13 +288,30 @@ def _task(given: Mapping[str, Any]) -> Task:
     return Task(given["name"], given["config"], given.get("finetuning", {}), columns, given.get("scale", 100))
 
 
-def _dicts(what: str, given: Any, keys: set[str]) -> Iterable[Mapping[str, Any]]:
-    if not given or not all(isinstance(one, Mapping) and one.get("name") for one in given):
+def _dicts(what: str, given: Any) -> Iterable[Mapping[str, Any]]:
+    """`rows` or `tasks`, each seen to have keys and values as `_KEYS` says."""
+    is_given = isinstance(given, (tuple, list)) and given
+    if not is_given or not all(isinstance(one, Mapping) and one.get("name") for one in given):
         raise InputError(f"{what}: a tuple of dicts, each with its name, not {given!r:.80}")
+    keys = _KEYS[what]
     for one in given:
-        if unknown := sorted(set(one) - keys):
-            raise InputError(f"{what}: {one['name']!r} has {unknown[0]!r}, which is none of {', '.join(sorted(keys))}")
+        where = f"{what}: {one['name']!r}"
+        if unknown := sorted(set(one) - set(keys), key=str):
+            raise InputError(f"{where} has {unknown[0]!r}, which is none of {', '.join(sorted(keys))}")
+        for key, value in one.items():
+            if not _is_of(value, *keys[key]):
+                raise InputError(f"{where}: {key} cannot be {value!r:.80}: see configs/studies/default.py")
+        if not _slug(one["name"]):
+            raise InputError(f"{where}: a name has a letter or a digit, for its folder")
         yield one
+
+
+def _is_of(value: Any, kind: Any, of: Any) -> bool:
+    if not isinstance(value, kind):
+        return False
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and isinstance(one, of) for key, one in value.items())
+    return not isinstance(value, (tuple, list)) or all(isinstance(one, of) for one in value)
 
 
 def _only(what: str, given: Sequence[Any], names: Sequence[str]) -> list[Any]:
@@ -275,7 +328,7 @@ def _refuse_twice(what: str, names: Sequence[str]) -> None:
 
 def _slug(name: str) -> str:
     """The name as that of a folder."""
-    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    return re.sub(r"[\W_]+", "_", name.lower()).strip("_")
 
 
 def _naming(where: str, function: Any, *arguments: Any, **options: Any) -> Any:

@@ -3,6 +3,7 @@
 import json
 import math
 import statistics
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from bert_jax import whole_files
 
 LOWER_IS_BETTER = {"perplexity"}
 _DIGITS = {"perplexity": 2}  # that are shown behind the point; 1 of all other columns
+_LETTERS_AN_INCH = 10  # of a figure's title
 
 
 @dataclass(frozen=True)
@@ -118,10 +120,12 @@ def render(table: Table) -> str:
     if table.note:
         parts.append(table.note)
     others = table.rows[1:]
-    parts.append(_scores(table, table.rows, lambda *at: _mean(table.cells.get(at)), table.paper_number))
+    parts.append(_scores(table, table.rows, lambda row, column: _mean(table, row, column), table.paper_number))
     if any(table.difference(row, column) for row in others for column in table.columns):
         parts.append(f"## Difference to {table.rows[0]}, ± its standard error")
-        parts.append(_scores(table, others, lambda *at: _difference(table.difference(*at)), table.paper_difference))
+        parts.append(
+            _scores(table, others, lambda row, column: _difference(table, row, column), table.paper_difference)
+        )
     if table.pretraining:
         parts.append("## Pre-training, on held-out text")
         parts.append(_pretraining(table))
@@ -162,20 +166,22 @@ def _pretraining(table: Table) -> str:
 
 def _markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     cells = [heads, ["---"] * len(heads), *lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    return "\n".join(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |" for line in cells)
 
 
-def _mean(cell: Cell | None) -> str:
+def _mean(table: Table, row: str, column: str) -> str:
+    cell, digits = table.cells.get((row, column)), _DIGITS.get(column, 1)
     if cell is None:
         return ""
-    return f"{cell.mean:.1f}" if cell.deviation is None else f"{cell.mean:.1f} ± {cell.deviation:.1f}"
+    return f"{cell.mean:.{digits}f}" + ("" if cell.deviation is None else f" ± {cell.deviation:.{digits}f}")
 
 
-def _difference(difference: tuple[float, float | None] | None) -> str:
+def _difference(table: Table, row: str, column: str) -> str:
+    difference, digits = table.difference(row, column), _DIGITS.get(column, 1)
     if difference is None:
         return ""
     value, error = difference
-    return f"{value:+.1f}" if error is None else f"{value:+.1f} ± {error:.1f}"
+    return f"{value:+.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
 
 
 def _draw(table: Table, file: Any) -> None:
@@ -199,12 +205,15 @@ def _draw(table: Table, file: Any) -> None:
                 panel.plot(theirs, y, **paper)
         panel.set_title(column + (" (less is better)" if column in LOWER_IS_BETTER else ""), fontsize="medium")
         panel.grid(alpha=0.3, axis="x")
+        panel.locator_params(axis="x", nbins=5)
     axes[0, 0].set_yticks(range(len(table.rows)), table.rows)
     axes[0, 0].set_ylim(len(table.rows) - 0.5, -0.5)
-    title = f"{table.title}. " if table.title else ""
-    figure.suptitle(f"{title}Difference to {table.rows[0]}", fontsize="large")
+    figure.suptitle(textwrap.fill(table.title, int(_LETTERS_AN_INCH * width)), fontsize="large")
     marks = {"a restart": restart, "mean": mean, **({"the paper": paper} if any(table.paper.values()) else {})}
     handles = [pyplot.Line2D([], [], label=label, **style) for label, style in marks.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize="small", frameon=False)
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=len(handles), fontsize="small", frameon=False,
+        title=f"difference to {table.rows[0]}",
+    )  # fmt: skip
     figure.savefig(file, format="png", dpi=130)
     pyplot.close(figure)

@@ -20,9 +20,10 @@ from etils import epath
 from bert_jax import remote, whole_files
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
+from bert_jax.finetuning.checks import check_config
 from bert_jax.finetuning.finetune import RESULT_FILE, check_same_run, finetune
 from bert_jax.progress import Bars, silent
-from bert_jax.training.processes import is_first
+from bert_jax.training.processes import is_first, wait_for_first
 from bert_jax.training.programs import shared_programs
 from bert_jax.training.run import CONFIG_FILE
 from bert_jax.training.stopping import StopSignal
@@ -37,26 +38,40 @@ def is_search(config: ConfigDict) -> bool:
     return bool(config.search.learning_rates or config.search.seeds)
 
 
+def planned_runs(config: ConfigDict) -> dict[tuple[float, int], ConfigDict]:
+    """The config of each run of a search, by learning rate and seed.
+
+    InputError for a rate or a seed that is none or is given twice, and as `check_config` raises it.
+    """
+    wanted = (("learning_rates", (int, float), "numbers"), ("seeds", (int,), "whole numbers"))
+    for name, kinds, words in wanted:
+        values = list(config.search[name])
+        if not all(isinstance(value, kinds) and not isinstance(value, bool) for value in values):
+            raise InputError(f"search.{name}: {values} has to be of {words}")
+        if len(set(values)) < len(values):
+            raise InputError(f"search.{name}: {values} has one twice")
+    rates = [float(rate) for rate in config.search.learning_rates] or [config.optimizer.learning_rate]
+    runs = {at: _config_of_one(config, *at) for at in product(rates, list(config.search.seeds) or [config.seed])}
+    for one in runs.values():
+        check_config(one)
+    return runs
+
+
 def search(config: ConfigDict, workdir: str, *, stop: StopSignal | None = None, bars: Bars = silent) -> dict[str, Any]:
     """Runs `finetune` for each learning rate and seed, and writes what comes of it into `WORKDIR/search.json`.
 
     Returns `metric`, `by_learning_rate` (each with `median`, `best`, `worst` and the `scores` of its seeds), `best`
     (learning rate, seed and score), `learning_rate`, which is the one with the best median, and of its seeds `median`,
-    `spread` (best - worst) and `results`: all scores, by seed and split. Raises as `finetune` does, and InputError for
-    a rate or a seed given twice.
+    `spread` (best - worst) and `results`: all scores, by seed and split. Raises as `finetune` and `planned_runs` do.
     """
-    rates = [float(rate) for rate in config.search.learning_rates] or [config.optimizer.learning_rate]
-    seeds = [int(seed) for seed in config.search.seeds] or [config.seed]
-    for name, values in (("learning_rates", rates), ("seeds", seeds)):
-        if len(set(values)) < len(values):
-            raise InputError(f"search.{name}: {values} has one twice")
+    runs = planned_runs(config)
     folder = remote.absolute(workdir)
-    results: dict[float, dict[int, dict[str, Any]]] = {rate: {} for rate in rates}
+    results: dict[float, dict[int, dict[str, Any]]] = {}
     with shared_programs(folder):
-        for rate, seed in product(rates, seeds):
+        for (rate, seed), of_one in runs.items():
             one = folder / f"lr-{rate:g}-seed-{seed}"
             log.info("learning rate %g, seed %d", rate, seed)
-            results[rate][seed] = _result(_config_of_one(config, rate, seed), one, stop, bars)
+            results.setdefault(rate, {})[seed] = _result(of_one, one, stop, bars)
     found = summarize(results)
     if is_first():
         whole_files.write_whole(folder / SEARCH_FILE, (json.dumps(found, indent=2) + "\n").encode())
@@ -78,6 +93,7 @@ def _result(config: ConfigDict, folder: epath.Path, stop: StopSignal | None, bar
         check_same_run(folder, _read(folder / CONFIG_FILE), config)
     else:
         finetune(config, str(folder), stop=stop, bars=bars)
+        wait_for_first()  # it writes what all of them read
     return _read(path)
 
 

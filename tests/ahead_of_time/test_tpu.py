@@ -128,7 +128,7 @@ target = open_target("v5e:4x4")
 config = load_config("bert_large", [("mesh.data", "1"), ("mesh.fsdp", "-1")])
 mesh = make_mesh(config.mesh, target.devices)
 _, spec = plan_state(mesh, config, BertConfig.from_dict({**config.model, "vocab_size": 30_522}))
-sizes = spec.make.lower().compile().memory_analysis()
+sizes = spec.make.func.lower(*spec.make.args).compile().memory_analysis()
 print(sum(leaf.size * 4 for leaf in jax.tree.leaves(spec.abstract)), sizes.peak_memory_in_bytes)
 """
 

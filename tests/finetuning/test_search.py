@@ -103,3 +103,15 @@ def test_what_cannot_be_searched_is_refused(checkpoint: Path, folder: Path):
     without.num_epochs = 2
     with pytest.raises(InputError, match=r"another config \(num_epochs 1 -> 2\)"):
         search(without, str(folder / "runs"))
+
+
+def test_no_process_reads_a_result_before_the_first_one_has_written_it(checkpoint: Path, folder: Path, monkeypatch):
+    one = folder / "runs" / "lr-0.01-seed-0"
+
+    def first_has_come() -> None:
+        one.mkdir(parents=True)
+        (one / "result.json").write_text('{"main_metric": "accuracy", "scores": {"dev": {"accuracy": 0.5}}}')
+
+    monkeypatch.setattr(module, "finetune", lambda *args, **options: None)  # as in another process
+    monkeypatch.setattr(module, "wait_for_first", first_has_come)
+    assert search(config_of(checkpoint, folder, learning_rates="(1e-2,)"), str(folder / "runs"))["median"] == 0.5

@@ -67,21 +67,23 @@ def overrides(tmp_path: Path, dataset_dir: Path, checkpoint: Path) -> list[tuple
 
 def test_a_study_goes_on_where_it_was_stopped(spec: str, overrides, tmp_path: Path, monkeypatch):
     runs: list[str] = []
+    stops = [3, 7]  # in the first pre-training and the first search of the second row
 
-    def note(workdir: str, stops_at: int) -> Path:
+    def note(workdir: str) -> Path:
         runs.append(str(Path(workdir).relative_to(tmp_path / "run")))
-        if len(runs) == stops_at:
+        if len(runs) in stops:
+            stops.remove(len(runs))
             raise Interrupted("SIGTERM")
         return Path(workdir)
 
     def fake_pretrain(config, workdir, **options):
-        folder = note(workdir, 3)
+        folder = note(workdir)
         folder.mkdir(parents=True, exist_ok=True)
         loss = 2.0 if config.objective.lm == "mlm" else 3.0
         (folder / "metrics.jsonl").write_text(json.dumps({"step": 4, "split": "eval", "mlm_loss": loss}) + "\n")
 
     def fake_search(config, workdir, **options):
-        note(workdir, 7)
+        note(workdir)
         searched.append(config)
         results = {seed: {"dev": {"accuracy": 0.01 * len(runs) + 0.1 * seed}} for seed in config.search.seeds}
         return {"metric": "accuracy", "learning_rate": 1e-2, "results": results}
@@ -144,6 +146,11 @@ def test_the_command_runs_a_study(spec: str, overrides, tmp_path: Path, capfd):
         (("task_data", "nowhere"), "task 'topic': there is no nowhere/topics"),
         (("checkpoints.base", ""), r"row 'released' wants --config\.checkpoints\.base=CHECKPOINT"),
         (("checkpoints.base", "nowhere"), "row 'released': .*nowhere"),
+        (("rows", "(3,)"), "rows: a tuple of dicts"),
+        (("finetuning.search.seeds", "(1, 1)"), r"search\.seeds: \[1, 1\] has one twice"),
+        (("finetuning.search.seeds", "('a',)"), r"search\.seeds: \['a'\] has to be of whole numbers"),
+        (("finetuning.search.seeds", "(-1,)"), r"task 'topic': seed has to be in .*, not -1"),
+        (("finetuning.search.learning_rates", "(None,)"), r"search\.learning_rates: \[None\] has to be of numbers"),
     ],
 )
 def test_what_cannot_be_is_said_before_any_run(override: tuple[str, str], said: str, spec: str, overrides):
@@ -160,6 +167,14 @@ def test_what_cannot_be_is_said_before_any_run(override: tuple[str, str], said: 
         ('{"objective.lm"', '{"objective.lim"', "row 'LTR': .*did you mean objective.lm"),
         ('"checkpoint": "base"', '"tasks": ["QNLI"]', "row 'released': tasks: there is no 'QNLI'; there are topic"),
         ('"checkpoint": "base"', '"checkpoint": "tiny"', "row 'released': checkpoint is one of base, large"),
+        ('"name": "LTR"', '"name": 5', "rows: 5: name cannot be 5"),
+        ('"name": "LTR"', '"name": "+"', r"rows: '\+': a name has a letter or a digit"),
+        ('"paper": {"topic": 77.5}', '"paper": {"topic": None}', r"rows: 'LTR': paper cannot be \{'topic': None\}"),
+        ('"paper": {"topic": 77.5}', '"paper": None', "rows: 'LTR': paper cannot be None"),
+        ('{"name": "LTR", "pretraining": LTR', '{"name": "LTR", "pretraining": "LTR"', "'LTR': pretraining cannot be"),
+        ('{"head.bilstm": 8, "num_epochs": 2}', '["head.bilstm"]', r"rows: '\+ BiLSTM': finetuning cannot be"),
+        ('"name": "topic",', '"name": "topic", "columns": ("dev/f1",),', "tasks: 'topic': columns cannot be"),
+        ('"name": "topic",', '"name": "topic", "scale": "100",', "tasks: 'topic': scale cannot be '100'"),
         ('"config": "finetune/text",', '"columns": {"topic": "x"},', "task 'topic' has no config"),
     ],
 )  # fmt: skip
@@ -168,6 +183,55 @@ def test_a_wrong_study_is_named(old: str, new: str, said: str, spec: str, overri
     Path(spec).write_text(CONFIG.replace(old, new))
     with pytest.raises(InputError, match=said):
         load_study(spec, overrides)
+
+
+@pytest.mark.parametrize("name", ["studies/table9", "studies/_tasks"])
+def test_a_study_that_there_is_not_is_named_with_those_there_are(name: str):
+    with pytest.raises(InputError, match=f"no config named '{name}'.*studies/default, studies/table1, studies/table2"):
+        load_study(name)
+
+
+def test_names_of_any_script_have_folders_of_their_own(spec: str, overrides):
+    Path(spec).write_text(CONFIG.replace('"name": "MLM & NSP"', '"name": "기본 모델"').replace('"LTR",', '"작은",'))
+    assert [row.encoder for row in load_study(spec, overrides).rows[:2]] == ["기본_모델", "작은"]
+
+
+def test_scores_of_another_encoder_are_not_taken_for_those_of_this_one(
+    spec: str, overrides, tmp_path: Path, checkpoint: Path, monkeypatch
+):
+    found = {"metric": "accuracy", "learning_rate": 1e-2, "results": {"0": {"dev": {"accuracy": 0.5}}}}
+    monkeypatch.setattr(module, "pretrain", lambda config, workdir, **options: None)
+    monkeypatch.setattr(module, "search", lambda config, workdir, **options: found)
+    (tmp_path / "link").symlink_to(checkpoint)
+
+    def run(row: str, *more: tuple[str, str]):
+        study(load_study(spec, [*overrides, ("only_rows", f"('{row}',)"), *more]), str(tmp_path / "run"))
+
+    for row in ("LTR", "released"):
+        run(row)
+        run(row)
+    with pytest.raises(InputError, match=r"row 'LTR': .*/ltr was fine-tuned from another encoder .steps 4 -> 8"):
+        run("LTR", ("pretraining.total_steps", "8"))
+    with pytest.raises(InputError, match=r"row 'released': .*another encoder .encoder .*/link'"):
+        run("released", ("checkpoints.base", str(tmp_path / "link")))
+
+
+def test_the_table_has_what_is_pre_trained_and_the_papers_numbers_from_the_start(
+    spec: str, overrides, tmp_path: Path, monkeypatch
+):
+    line = json.dumps({"step": 4, "split": "eval", "mlm_loss": 0.0}) + "\n"
+
+    def fake_pretrain(config, workdir, **options):
+        Path(workdir).mkdir(parents=True)
+        (Path(workdir) / "metrics.jsonl").write_text(line)
+
+    monkeypatch.setattr(module, "pretrain", fake_pretrain)
+    monkeypatch.setattr(module, "search", lambda *args, **options: pytest.fail("stopped"))
+    with pytest.raises(pytest.fail.Exception):
+        study(load_study(spec, overrides), str(tmp_path / "run"))
+    first, second = (tmp_path / "run" / "table.md").read_text().splitlines()[4:6]
+    assert first == "| MLM & NSP | 1.00 | 3.99 |  | 80.0 |"
+    assert second == "| LTR |  |  |  | 77.5 |"  # the paper's, of rows to come
 
 
 def test_a_column_that_there_is_not_is_named(spec: str, overrides, tmp_path: Path):
@@ -199,6 +263,13 @@ def test_differences_and_their_errors():
         "| second | 6.0 ± 1.0 | 84.0 | 0.5 |",
     ]
     assert "| second | +4.0 ± 1.2 | -0.4 | -0.5 |" in render(table)
+
+
+def test_the_table_can_be_read():
+    table = Table("T", "", ["perplexity"], ["a | b", "c"], {("a | b", "perplexity"): Cell([3.994])})
+    table.cells["c", "perplexity"] = Cell([3.544])
+    assert "| a \\| b | 3.99 |" in render(table)
+    assert "| c | -0.45 |" in render(table)
 
 
 @pytest.mark.parametrize("name", STUDIES)
