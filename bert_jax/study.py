@@ -29,13 +29,16 @@ from bert_jax import remote, whole_files
 from bert_jax.config import ConfigDict, load_config, set_key
 from bert_jax.data.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
+from bert_jax.finetuning.checks import model_of
 from bert_jax.finetuning.search import planned_runs, search
+from bert_jax.model import BertConfig
 from bert_jax.progress import Bars, silent
 from bert_jax.study_table import Cell, Table, write_table
 from bert_jax.training.checkpoints import open_checkpoint
+from bert_jax.training.mesh import make_mesh
 from bert_jax.training.metrics import read_metrics
 from bert_jax.training.phases import open_phases
-from bert_jax.training.pretrain import pretrain
+from bert_jax.training.pretrain import fit_phases, pretrain
 from bert_jax.training.processes import is_first
 from bert_jax.training.programs import shared_programs
 from bert_jax.training.stopping import StopSignal
@@ -124,6 +127,8 @@ class Study:
         if self.task_data and not is_tfds(path) and not remote.is_remote(path):
             set_key(config, "data.path", os.path.join(self.task_data, path))
         set_key(config, "init", encoder)
+        if config.search.learning_rates and "optimizer.learning_rate" in dict(self.overrides):
+            raise InputError(f"{where} searches rates: --config.finetuning.search.learning_rates=... sets them")
         _naming(where, planned_runs, config)
         return config
 
@@ -148,13 +153,23 @@ def load_study(spec: str, overrides: Sequence[tuple[str, str]] = ()) -> Study:
     for row in study.rows:
         if unknown := set(row.paper) - {column for task in tasks for column in task.columns} - {PERPLEXITY}:
             raise InputError(f"row {row.name!r}: paper: there is no column {min(unknown)!r}")
-        opens = (open_checkpoint, row.encoder) if row.pretraining is None else (open_phases, row.pretraining)
-        _naming(f"row {row.name!r}", *opens)
+        encoder = _naming(f"row {row.name!r}", _encoder_config, row)
         for task in study.tasks_of(row):
-            path = study.config_of(row, task, row.encoder).data.path
+            of_cell = study.config_of(row, task, row.encoder)
+            _naming(f"row {row.name!r}, task {task.name!r}", model_of, of_cell, encoder)
+            path = of_cell.data.path
             if not is_tfds(path) and not remote.exists(remote.named(path)):
                 raise InputError(f"task {task.name!r}: there is no {path}: --config.task_data=FOLDER names its folder")
     return study
+
+
+def _encoder_config(row: Row) -> BertConfig:
+    """What the row's encoder is, or will be; InputError for one that cannot be."""
+    if row.pretraining is None:
+        return open_checkpoint(row.encoder).bert_config
+    if not row.pretraining.data.path and not row.pretraining.phases:
+        raise InputError("--config.pretraining.data.path=DIR has to be the output of `bert-jax prepare`")
+    return fit_phases(open_phases(row.pretraining), make_mesh(row.pretraining.mesh))[0].model
 
 
 def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Bars = silent) -> Table:
@@ -183,10 +198,11 @@ def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Ba
             _refuse_another_encoder(row, tuned)
             if row.pretraining is not None:
                 encoder = str(folder / "pretraining" / row.encoder)
-                table.pretraining[row.name] = _pretrained(row, encoder, stop, bars)
-                if plan.perplexity and "perplexity" in table.pretraining[row.name]:
-                    perplexity = table.pretraining[row.name]["perplexity"]
-                    table.cells[row.name, PERPLEXITY] = Cell([perplexity])
+                pretrained = _pretrained(row, encoder, stop, bars)
+                if not row.finetuning.get("from_scratch"):  # that takes nothing but sizes and vocabulary from it
+                    table.pretraining[row.name] = pretrained
+                    if plan.perplexity and PERPLEXITY in pretrained:
+                        table.cells[row.name, PERPLEXITY] = Cell([pretrained[PERPLEXITY]])
                 if is_first():
                     write_table(table, folder)
             if is_first():

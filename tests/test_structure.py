@@ -26,7 +26,7 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "features": {"config", "data", "model", "training"},
     "report": {"training"},
     "ahead_of_time": {"config", "data", "model", "training"},
-    "study": {"config", "data", "finetuning", "study_table", "training"},
+    "study": {"config", "data", "finetuning", "model", "study_table", "training"},
     "study_table": set(),
     "arguments": {"__init__"},
     "cli": {

@@ -10,7 +10,6 @@ from bert_jax.finetuning.tasks import TASKS
 from bert_jax.model import BertConfig
 from bert_jax.model.layer_features import FEATURES, layers_needed
 from bert_jax.model.task_heads import TaskHead
-from bert_jax.training.checkpoints import Checkpoint
 from bert_jax.training.checks import check_values
 
 _LEAST_TOKENS = 4  # [CLS], one of each text, [SEP]; the second [SEP] may stand for an empty text
@@ -40,25 +39,26 @@ def check_config(config: ConfigDict) -> None:
         raise InputError("init is empty: name the checkpoint to start from, --config.init=CHECKPOINT")
 
 
-def model_of(config: ConfigDict, checkpoint: Checkpoint) -> BertConfig:
-    """The checkpoint's model with the config's dropout. InputError where it does not read as many tokens."""
-    model = dataclasses.replace(checkpoint.bert_config, **dict(config.model.items()))
+def model_of(config: ConfigDict, encoder: BertConfig) -> BertConfig:
+    """The encoder with the config's dropout. InputError where it reads fewer tokens or has fewer layers than wanted."""
+    model = dataclasses.replace(encoder, **dict(config.model.items()))
     if config.task.max_seq_len > model.max_position_embeddings:
         raise InputError(
-            f"task.max_seq_len={config.task.max_seq_len}, but {checkpoint.path} reads {model.max_position_embeddings} "
-            "tokens at the most: lower it"
+            f"task.max_seq_len={config.task.max_seq_len}, but the encoder reads {model.max_position_embeddings} tokens "
+            "at the most: lower it"
         )
-    return model
-
-
-def check_head(head: TaskHead, model: BertConfig, mesh: Mesh) -> None:
-    """InputError for a head that the encoder, the task or the mesh do not allow."""
-    features = head.features
+    features = config.head.features
     if features and layers_needed(features) > model.num_hidden_layers:
         raise InputError(
             f"head.features={features} reads {layers_needed(features)} layers or more, the encoder has "
             f"{model.num_hidden_layers}: choose embeddings, last or sum_all"
         )
+    return model
+
+
+def check_head(head: TaskHead, mesh: Mesh) -> None:
+    """InputError for a head that the task or the mesh do not allow."""
+    features = head.features
     if features == "embeddings" and not head.bilstm and not head.is_of_tokens:
         raise InputError(
             "head.features=embeddings without head.bilstm reads the embedding of [CLS] alone, which knows nothing of "

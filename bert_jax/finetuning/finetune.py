@@ -96,7 +96,7 @@ def _finetune(
     folder = remote.absolute(workdir)
     check_config(config)
     before = open_checkpoint(config.init)
-    model = model_of(config, before)
+    model = model_of(config, before.bert_config)
     mesh = make_mesh(config.mesh)
     check_divisibility(mesh, model, config.global_batch_size, config.gradient_accumulation)
     check_attention(config, model, config.task.max_seq_len, mesh)
@@ -113,7 +113,7 @@ def _finetune(
 
     # --- Model and step ------------------------------------------------------------------------------------------
     head = TaskHead(task.kind, task.size, **config.head)
-    check_head(head, model, mesh)
+    check_head(head, mesh)
     spec, train_step = plan_step(mesh, config, model, head, order.total_steps)
     predictor = Predictor(
         mesh, spec.graph, spec.shardings.parameters, before.tokenizer,

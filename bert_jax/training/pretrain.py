@@ -4,10 +4,12 @@ bert-jax pretrain --config=bert_tiny --workdir=runs/tiny --config.data.path=DATA
 """
 
 import logging
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
 import jax
+from jax.sharding import Mesh
 
 from bert_jax import remote
 from bert_jax.config import ConfigDict
@@ -18,7 +20,7 @@ from bert_jax.training.checkpoints import Checkpointer
 from bert_jax.training.checks import check_attention
 from bert_jax.training.initialization import open_init, start_from
 from bert_jax.training.mesh import check_divisibility, fill_in_accumulation, make_mesh
-from bert_jax.training.phases import open_phases
+from bert_jax.training.phases import Phase, open_phases
 from bert_jax.training.pretrain_phase import make_loaders, plan_state, train_phase
 from bert_jax.training.run import open_run
 from bert_jax.training.stopping import StopSignal
@@ -50,6 +52,16 @@ def pretrain(
         return _pretrain(config, workdir, stop or stack.enter_context(StopSignal()), bars, stack)
 
 
+def fit_phases(asked: Sequence[Phase], mesh: Mesh) -> list[Phase]:
+    """The phases with their microbatches filled in. InputError where one does not fit the mesh or its data."""
+    phases = [replace(phase, config=fill_in_accumulation(mesh, phase.config)) for phase in asked]
+    for phase in phases:
+        check_divisibility(mesh, phase.model, phase.config.global_batch_size, phase.config.gradient_accumulation)
+        check_attention(phase.config, phase.model, phase.seq_len, mesh)
+        make_loaders(phase)
+    return phases
+
+
 def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, stack: ExitStack) -> dict[str, float]:
     # --- Checks, before any work ---------------------------------------------------------------------------------
     if not workdir:
@@ -57,14 +69,11 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
     folder = remote.absolute(workdir)
     asked = open_phases(config)
     mesh = make_mesh(config.mesh)
-    phases = [replace(phase, config=fill_in_accumulation(mesh, phase.config)) for phase in asked]
+    phases = fit_phases(asked, mesh)
     for phase, as_asked in zip(phases, asked, strict=True):
         if phase.config is not as_asked.config:
             microbatches = phase.config.gradient_accumulation
             log.info("steps %d-%d: gradient_accumulation=%d", phase.start + 1, phase.stop, microbatches)
-        check_divisibility(mesh, phase.model, phase.config.global_batch_size, phase.config.gradient_accumulation)
-        check_attention(phase.config, phase.model, phase.seq_len, mesh)
-        make_loaders(phase)
     watch = enter_workdir(folder, config, stack)
     start = claim_workdir(folder, asked)
     if start == config.total_steps:

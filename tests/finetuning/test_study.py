@@ -3,14 +3,20 @@
 import json
 from pathlib import Path
 
+import jax
 import pytest
+from etils import epath
 
 from bert_jax import study as module
 from bert_jax.cli import main
 from bert_jax.config import ConfigDict, flatten, load_config
+from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError, Interrupted
+from bert_jax.model import BertConfig, initialize
+from bert_jax.model.bert import HEADS
 from bert_jax.study import load_study, study
 from bert_jax.study_table import Cell, Table, render
+from bert_jax.training.checkpoints import save_parameters
 
 REPOSITORY = Path(__file__).parents[2]
 STUDIES = sorted(path.stem for path in (REPOSITORY / "configs" / "studies").glob("table*.py"))
@@ -144,6 +150,10 @@ def test_the_command_runs_a_study(spec: str, overrides, tmp_path: Path, capfd):
         (("pretraining.data.path", "nowhere"), "row 'MLM & NSP': .*nowhere"),
         (("pretraining.phases.0.steps", "3"), r"pretraining\.phases\.0\.steps: the config has 0 phases"),
         (("task_data", "nowhere"), "task 'topic': there is no nowhere/topics"),
+        (("finetuning.task.max_seq_len", "65"), r"row 'MLM & NSP', task 'topic': .*the encoder reads 64 tokens"),
+        (("finetuning.head.features", "concat_last_four"), r"row 'MLM & NSP', task 'topic': .*the encoder has 2"),
+        (("pretraining.mesh.data", "7"), r"row 'MLM & NSP': .*7"),
+        (("pretraining.data.path", ""), r"row 'MLM & NSP': --config\.pretraining\.data\.path=DIR"),
         (("checkpoints.base", ""), r"row 'released' wants --config\.checkpoints\.base=CHECKPOINT"),
         (("checkpoints.base", "nowhere"), "row 'released': .*nowhere"),
         (("rows", "(3,)"), "rows: a tuple of dicts"),
@@ -272,14 +282,28 @@ def test_the_table_can_be_read():
     assert "| c | -0.45 |" in render(table)
 
 
+@pytest.fixture(scope="module")
+def deep_encoder(vocabulary: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As many layers and positions as the paper's tables read."""
+    folder = tmp_path_factory.mktemp("deep") / "encoder"
+    tokenizer = WordPieceTokenizer(vocabulary, lowercase=True)
+    model = BertConfig(
+        vocab_size=tokenizer.vocab_size, hidden_size=8, num_hidden_layers=4, num_attention_heads=2, intermediate_size=8,
+        max_position_embeddings=512,
+    )  # fmt: skip
+    _, parameters = initialize(model, jax.random.key(0))
+    save_parameters(epath.Path(folder), parameters, bert_config=model, tokenizer=tokenizer, heads=HEADS)
+    return folder
+
+
 @pytest.mark.parametrize("name", STUDIES)
-def test_each_table_of_the_paper_is_a_study(name: str, tmp_path: Path, dataset_dir: Path, checkpoint: Path):
+def test_each_table_of_the_paper_is_a_study(name: str, tmp_path: Path, dataset_dir: Path, deep_encoder: Path):
     for folder in ("glue/MNLI", "glue/QQP", "glue/QNLI", "glue/SST-2", "glue/CoLA", "glue/STS-B", "glue/MRPC",
                    "glue/RTE", "squad", "swag", "conll2003"):  # fmt: skip
         (tmp_path / folder).mkdir(parents=True)
     values = {
-        "task_data": tmp_path, "pretraining.data.path": dataset_dir, "checkpoints.base": checkpoint,
-        "checkpoints.large": checkpoint,
+        "task_data": tmp_path, "pretraining.data.path": dataset_dir, "checkpoints.base": deep_encoder,
+        "checkpoints.large": deep_encoder,
     }  # fmt: skip
     plan = load_study(f"studies/{name}", [(key, str(value)) for key, value in values.items()])
     assert plan.title.startswith(f"Table {name[-1]}")
