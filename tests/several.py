@@ -18,7 +18,6 @@ def start(
     count: int, dataset: Path | list[Path], workdir: Path | list[Path], **overrides: object
 ) -> list[subprocess.Popen]:
     """A run in `count` processes with four devices between them; datasets and workdirs may be one for each."""
-    address = helpers.free_address()
     datasets = dataset if isinstance(dataset, list) else [dataset] * count
     workdirs = workdir if isinstance(workdir, list) else [workdir] * count
     overrides = {**SETTINGS, **{key.replace("__", "."): value for key, value in overrides.items()}}
@@ -27,13 +26,18 @@ def start(
                         f"--config.data.path={data}")
         for data, place in zip(datasets, workdirs, strict=True)
     ]  # fmt: skip
-    together = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count)}
+    return start_commands(commands)
+
+
+def start_commands(commands: list[list[str]]) -> list[subprocess.Popen]:
+    """The commands as processes of one run, in their order, with four devices between them."""
+    together = {"JAX_COORDINATOR_ADDRESS": helpers.free_address(), "JAX_NUM_PROCESSES": str(len(commands))}
     return [
         subprocess.Popen(
-            commands[number], stderr=subprocess.PIPE, text=True,
-            env=helpers.child_environment(DEVICES // count, **together, JAX_PROCESS_ID=str(number)),
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            env=helpers.child_environment(DEVICES // len(commands), **together, JAX_PROCESS_ID=str(number)),
         )
-        for number in range(count)
+        for number, command in enumerate(commands)
     ]  # fmt: skip
 
 
