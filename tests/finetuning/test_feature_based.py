@@ -232,6 +232,7 @@ def test_going_on_from_a_checkpoint_is_never_having_stopped(run: Path, encoder: 
     assert (workdir / "result.json").read_text() == (run / "result.json").read_text()
 
 
+@pytest.mark.long
 def test_a_mesh_and_microbatches_change_nothing(run: Path, encoder: Path, task: Path, tmp_path: Path):
     config = config_of(
         "ner_features:sum_last_four", encoder, task, mesh__data=2, mesh__fsdp=2, mesh__tensor=2, mesh__zero1=True,

@@ -185,6 +185,7 @@ def test_a_mesh_and_microbatches_change_nothing(checkpoint: Path, task: Path, tm
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
 
 
+@pytest.mark.long
 def test_a_number_is_regressed(checkpoint: Path, task: Path, tmp_path: Path):
     config = config_of(
         checkpoint, task, task__label="number", task__regression=True

@@ -237,6 +237,7 @@ def test_a_plan_survives_json(dataset_dir, other_dir):
     assert [tuple(plan.config.data.weights) for plan in plan_phases(again)] == [(), (0.1, 0.9)]
 
 
+@pytest.mark.long
 def test_a_phase_with_weights_resumes_and_is_evaluated(dataset_dir, other_dir, tmp_path):
     pretrain(mixed(dataset_dir, other_dir, total_steps=4), str(tmp_path / "run"))
     pretrain(mixed(dataset_dir, other_dir, total_steps=6), str(tmp_path / "run"))

@@ -44,7 +44,7 @@ def alone(dataset_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("count", "mesh"),
     [
-        (2, {}),
+        pytest.param(2, {}, marks=pytest.mark.long),
         pytest.param(2, {"mesh__data": 1, "mesh__fsdp": 4}, marks=pytest.mark.long),
         pytest.param(4, {"mesh__data": 2, "mesh__tensor": 2}, marks=pytest.mark.long),
     ],

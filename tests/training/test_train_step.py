@@ -162,6 +162,7 @@ def test_state_is_made_sharded_and_moments_lie_beside_their_parameters():
             assert moment.sharding == parameter.sharding
 
 
+@pytest.mark.long
 def test_zero1_cuts_moments_along_data_and_leaves_parameters_whole():
     run = Run(data=4, zero1=True)
     run(make_batch(0))
@@ -192,6 +193,7 @@ def test_fsdp_beside_tensor_gathers_a_layer_s_pieces_alone():
     assert sum(n for kind, n in found if kind == "reduce-scatter") == held
 
 
+@pytest.mark.long
 def test_gradients_are_added_up_across_devices_in_the_chosen_type_and_on_a_device_in_float32():
     def norms(**settings):
         run = Run(microbatches=4, **settings)
@@ -206,7 +208,7 @@ def test_gradients_are_added_up_across_devices_in_the_chosen_type_and_on_a_devic
     assert max(jax.tree.leaves(differences)) < 5e-2
 
 
-@pytest.mark.parametrize("sizes", [{}, {"data": 4}, {"fsdp": 4}], ids=str)
+@pytest.mark.parametrize("sizes", [{}, pytest.param({"data": 4}, marks=pytest.mark.long), {"fsdp": 4}], ids=str)
 def test_accumulation_drops_what_the_large_batch_drops(sizes, one_device):
     metrics, parameters = one_device
     run = Run(CONFIG, microbatches=4, **sizes)
