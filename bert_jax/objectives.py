@@ -39,8 +39,14 @@ def weighted_cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Ar
     cross_entropy = jax.nn.logsumexp(logits, axis=-1) - of_label
     # A filling slot may hold any label: its weight of zero has to win over whatever its cross entropy is.
     losses = jnp.where(weights == 0, 0.0, weights * cross_entropy)
-    correct = weights * (jnp.argmax(logits, axis=-1) == labels)
-    return losses.sum(), correct.sum()
+    return losses.sum(), (weights * _is_argmax(*jax.lax.stop_gradient((logits, labels, of_label)))).sum()
+
+
+def _is_argmax(logits: jax.Array, labels: jax.Array, of_label: jax.Array) -> jax.Array:
+    """`jnp.argmax(logits, axis=-1) == labels`, as reductions that XLA for CPUs vectorises too."""
+    largest = logits.max(axis=-1)
+    comes_before = jnp.arange(logits.shape[-1]) < labels[..., None]
+    return (of_label == largest) & ~jnp.any((logits == largest[..., None]) & comes_before, axis=-1)
 
 
 def pretraining_sums(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.model.config import BertConfig
-from bert_jax.model.layers import Key, LayerNorm, activation, parameter, truncated_normal
+from bert_jax.model.layers import Key, LayerNorm, activation, parameter, project, truncated_normal
 
 
 class Pooler(nnx.Module):
@@ -40,9 +40,9 @@ class MaskedLanguageModelHead(nnx.Module):
         """x [B, L, D] at masked_positions [B, P] to fp32 logits [B, P, V]; those of the padding are -inf."""
         dtype = x.dtype
         x = jnp.take_along_axis(x, masked_positions[:, :, None], axis=1)
-        x = jnp.einsum("bpd,de->bpe", x, self.kernel[...].astype(dtype)) + self.bias[...].astype(dtype)
+        x = project("nd,de->ne", x, self.kernel[...]) + self.bias[...].astype(dtype)
         x = self.norm(activation(self.hidden_act, x))
-        logits = jnp.einsum("bpd,vd->bpv", x, word_embeddings.astype(dtype), preferred_element_type=jnp.float32)
+        logits = project("nd,vd->nv", x, word_embeddings, jnp.float32)
         is_word = jnp.arange(logits.shape[-1]) < self.vocab_size
         return jnp.where(is_word, logits + self.output_bias[...], -jnp.inf)
 
