@@ -284,6 +284,29 @@ def test_dropout_realises_its_rate_and_keeps_the_mean(rate, size):
     assert np.mean(zeros[:, 0] & zeros[:, 1]) == pytest.approx(rate**2, abs=0.01)
 
 
+def test_what_is_dropped_tells_nothing_of_what_else_is():
+    rows, length, size, rate = 64, 48, 100, 0.1
+    keys = layers.row_keys(jax.random.key(0), jnp.arange(rows))
+    kept = np.asarray(layers.dropout_mask((rows, length, size), rate, keys)).astype(np.float64)
+    centred = kept - kept.mean()
+
+    def deviations_from_independence(one: np.ndarray, other: np.ndarray) -> float:
+        return abs((one * other).mean()) * math.sqrt(one.size) / (rate * (1 - rate))
+
+    flat = centred.reshape(rows, -1)
+    lags = [1, 2, 3, 4, 7, 8, 16, 31, 32, size - 1, size, size + 1, 2 * size, 8 * size, 16 * size]
+    pairs = [(flat[:, lag:], flat[:, :-lag]) for lag in lags] + [(flat[lag:], flat[:-lag]) for lag in range(1, 33)]
+    later = layers.dropout_mask(kept.shape, rate, layers.row_keys(jax.random.key(1), jnp.arange(rows)))
+    pairs.append((centred, np.asarray(later) - kept.mean()))
+    assert max(deviations_from_independence(*pair) for pair in pairs) < 4.5
+    for axis in range(3):  # no row, position or unit is dropped more often than others
+        others = tuple(one for one in range(3) if one != axis)
+        counted = np.prod([kept.shape[one] for one in others])
+        means = (kept.mean(axis=others) - (1 - rate)) * math.sqrt(counted / (rate * (1 - rate)))
+        assert abs(means).max() < 4.5
+        assert 0.6 < means.var() < 1.6
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
