@@ -9,17 +9,9 @@ set -euo pipefail
 
 data=${BERT_JAX_DATA:?set it to the folder of the corpora}
 out=${1:-runs/reference_cpu}
-corpus=("$data/corpus/enwiki/*.jsonl.gz" "$data/corpus/books/*.txt.gz")
 kill_at=7000
 export JAX_PLATFORMS=cpu
-mkdir -p "$out"
-
-[ -e "$out/vocab.txt" ] || bert-jax vocab --input "${corpus[@]}" --documents file --size 8192 --output "$out/vocab.txt"
-for length in 32 128; do
-  [ -e "$out/data$length/dataset.json" ] ||
-    bert-jax prepare --input "${corpus[@]}" --documents file --vocab "$out/vocab.txt" --output "$out/data$length" \
-      --seq_len $length
-done
+"$(dirname "$0")/prepare_english.sh" "$data" "$out"
 
 train=(bert-jax pretrain --config="$(dirname "$0")/reference_cpu.py" --workdir="$out/run"
   --config.phases.0.data.path="$out/data32" --config.phases.1.data.path="$out/data128")

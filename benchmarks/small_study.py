@@ -26,6 +26,7 @@ def task(name, config, path, columns=None, **finetuning):
 TASKS = (
     task("STS-B", "finetune/glue:stsb", "glue/STS-B"),
     task("SST-2", "finetune/glue:sst2", "glue/SST-2", num_epochs=1),
+    task("SST-2, 2,000 rows", "finetune/glue:sst2", "few"),
     task("MRPC", "finetune/glue:mrpc", "glue/MRPC", {"MRPC": "dev/f1"}),
     task("CoLA", "finetune/glue:cola", "glue/CoLA"),
     task("WNUT-17", "finetune/ner", "wnut17", {"WNUT-17": "dev/f1"}, num_epochs=5),

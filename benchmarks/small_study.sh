@@ -9,22 +9,21 @@
 set -euo pipefail
 
 data=$(realpath "${BERT_JAX_DATA:?set it to the folder of the corpora and tasks}")
-out=${1:-runs/small_study}
-shift || true
+out=runs/small_study
+if [[ "${1:-}" && "$1" != --* ]]; then
+  out=$1
+  shift
+fi
 here=$(realpath "$(dirname "$0")")
-corpus=("$data/corpus/enwiki/*.jsonl.gz" "$data/corpus/books/*.txt.gz")
 export JAX_PLATFORMS=cpu
-mkdir -p "$out/tasks"
+mkdir -p "$out/tasks/few"
 
-[ -e "$out/vocab.txt" ] || bert-jax vocab --input "${corpus[@]}" --documents file --size 8192 --output "$out/vocab.txt"
-for length in 32 128; do
-  [ -e "$out/data$length/dataset.json" ] ||
-    bert-jax prepare --input "${corpus[@]}" --documents file --vocab "$out/vocab.txt" --output "$out/data$length" \
-      --seq_len $length
-done
+"$here/prepare_english.sh" "$data" "$out"
 for task in glue squad wnut17 codah; do
   ln -sfn "$data/$task" "$out/tasks/$task"
 done
+ln -sf "$data/glue/SST-2/dev.tsv" "$out/tasks/few/dev.tsv"
+head -n 2001 "$data/glue/SST-2/train.tsv" >"$out/tasks/few/train.tsv"
 [ -e "$out/tasks/korean/train.jsonl" ] ||
   python "$here/korean_pairs.py" "$data/corpus/kowiki/kowiki.jsonl.gz" "$out/tasks/korean"
 

@@ -10,6 +10,7 @@ checkpoint, so that the same command continues a study that was stopped:
 WORKDIR/pretraining/ROW                    of the first row with these settings
 WORKDIR/finetuning/ROW/encoder.json        what these fine-tunings started from
 WORKDIR/finetuning/ROW/TASK/lr-R-seed-S    the search of one cell
+WORKDIR/programs                           what is compiled, for all of them
 WORKDIR/table.md, table.json, table.png    what there is so far, written after each pre-training and each cell
 """
 
@@ -28,12 +29,15 @@ from etils import epath
 from bert_jax import remote, whole_files
 from bert_jax.config import ConfigDict, load_config, set_key
 from bert_jax.data.tfds_corpus import is_tfds
+from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError
 from bert_jax.finetuning.checks import model_of
+from bert_jax.finetuning.encoded_rows import Encoding
 from bert_jax.finetuning.search import planned_runs, search
+from bert_jax.finetuning.tasks import TASKS
 from bert_jax.model import BertConfig
 from bert_jax.progress import Bars, silent
-from bert_jax.study_table import Cell, Table, write_table
+from bert_jax.study_table import PERPLEXITY, Cell, Table, write_table
 from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.mesh import make_mesh
 from bert_jax.training.metrics import read_metrics
@@ -44,9 +48,6 @@ from bert_jax.training.programs import shared_programs
 from bert_jax.training.stopping import StopSignal
 
 log = logging.getLogger(__name__)
-
-PERPLEXITY = "perplexity"
-"""The name of its column."""
 
 ENCODER_FILE = "encoder.json"
 
@@ -145,22 +146,22 @@ def load_study(spec: str, overrides: Sequence[tuple[str, str]] = ()) -> Study:
     tasks = [_task(task) for task in _dicts("tasks", config.tasks)]
     rows = _rows(config, [task.name for task in tasks])
     _refuse_twice("tasks", [_slug(task.name) for task in tasks])
-    study = Study(
+    plan = Study(
         config.title, config.note, _only("rows", rows, config.only_rows), _only("tasks", tasks, config.only_tasks),
         config.perplexity, config.task_data, of_tasks,
     )  # fmt: skip
-    _refuse_twice("columns of tasks", study.columns)
-    for row in study.rows:
+    _refuse_twice("columns of tasks", plan.columns)
+    for row in plan.rows:
         if unknown := set(row.paper) - {column for task in tasks for column in task.columns} - {PERPLEXITY}:
             raise InputError(f"row {row.name!r}: paper: there is no column {min(unknown)!r}")
         encoder = _naming(f"row {row.name!r}", _encoder_config, row)
-        for task in study.tasks_of(row):
-            of_cell = study.config_of(row, task, row.encoder)
+        for task in plan.tasks_of(row):
+            of_cell = plan.config_of(row, task, row.encoder)
             _naming(f"row {row.name!r}, task {task.name!r}", model_of, of_cell, encoder)
             path = of_cell.data.path
             if not is_tfds(path) and not remote.exists(remote.named(path)):
                 raise InputError(f"task {task.name!r}: there is no {path}: --config.task_data=FOLDER names its folder")
-    return study
+    return plan
 
 
 def _encoder_config(row: Row) -> BertConfig:
@@ -193,6 +194,7 @@ def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Ba
     with ExitStack() as stack:
         stop = stop or stack.enter_context(StopSignal())
         stack.enter_context(shared_programs(folder))
+        _read_tasks(plan)
         for row in plan.rows:
             encoder, tuned = row.encoder, folder / "finetuning" / _slug(row.name)
             _refuse_another_encoder(row, tuned)
@@ -207,7 +209,7 @@ def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Ba
                     write_table(table, folder)
             if is_first():
                 whole_files.make_folder(tuned)
-                whole_files.write_whole(tuned / ENCODER_FILE, (json.dumps(_encoder(row)) + "\n").encode())
+                whole_files.write_whole(tuned / ENCODER_FILE, (json.dumps(_started_from(row)) + "\n").encode())
             for task in plan.tasks_of(row):
                 where = tuned / _slug(task.name)
                 log.info("%s, %s", row.name, task.name)
@@ -223,23 +225,38 @@ def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Ba
     return table
 
 
+def _read_tasks(plan: Study) -> None:
+    """InputError for a task whose files cannot be read, which is better known before days of pre-training."""
+    for task in plan.tasks:
+        if row := next((row for row in plan.rows if task.name in row.tasks), None):
+            config = plan.config_of(row, task, row.encoder)
+            encoding = Encoding(_tokenizer(row), config.task.max_seq_len)
+            _naming(f"task {task.name!r}", TASKS[config.task.kind], config, encoding)
+
+
+def _tokenizer(row: Row) -> WordPieceTokenizer:
+    if row.pretraining is None:
+        return open_checkpoint(row.encoder).tokenizer
+    return open_phases(row.pretraining)[0].datasets[0].tokenizer
+
+
 def _pretrained(row: Row, encoder: str, stop: StopSignal, bars: Bars) -> dict[str, Any]:
     """Pre-trains the row unless that is done; what it came to."""
     assert row.pretraining is not None
     log.info("%s: pre-training", row.name)
     pretrain(row.pretraining, encoder, stop=stop, bars=bars)
-    evaluations = [line for line in read_metrics(epath.Path(encoder)) if line.get("split") == "eval"]
+    evaluations = [line for line in read_metrics(remote.named(encoder)) if line.get("split") == "eval"]
     return {"steps": row.pretraining.total_steps, **(_losses(evaluations[-1]) if evaluations else {})}
 
 
-def _encoder(row: Row) -> dict[str, Any]:
+def _started_from(row: Row) -> dict[str, Any]:
     """What the fine-tunings of a row start from. Their configs do not tell: a folder may be trained further."""
     return {"encoder": row.encoder, "steps": row.pretraining and row.pretraining.total_steps}
 
 
 def _refuse_another_encoder(row: Row, folder: epath.Path) -> None:
     """InputError where the fine-tunings in the folder have started from another encoder, or from fewer steps of it."""
-    path, now = folder / ENCODER_FILE, _encoder(row)
+    path, now = folder / ENCODER_FILE, _started_from(row)
     before = json.loads(remote.patiently(path, path.read_text)) if remote.exists(path) else now
     if changed := [f"{key} {before[key]!r} -> {now[key]!r}" for key in now if before[key] != now[key]]:
         raise InputError(

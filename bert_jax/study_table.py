@@ -16,8 +16,10 @@ from matplotlib import pyplot
 
 from bert_jax import whole_files
 
-LOWER_IS_BETTER = {"perplexity"}
-_DIGITS = {"perplexity": 2}  # that are shown behind the point; 1 of all other columns
+PERPLEXITY = "perplexity"
+"""The name of its column."""
+LOWER_IS_BETTER = {PERPLEXITY}
+_DIGITS = {PERPLEXITY: 2}  # that are shown behind the point; 1 of all other columns
 _LETTERS_AN_INCH = 10  # of a figure's title
 
 

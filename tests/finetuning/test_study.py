@@ -251,6 +251,23 @@ def test_a_column_that_there_is_not_is_named(spec: str, overrides, tmp_path: Pat
         study(plan, str(tmp_path / "run"))
 
 
+@pytest.mark.parametrize(
+    ("file", "rest", "message"),
+    [
+        ("train.csv", None, r"task 'topic': .*train\.csv"),
+        ("dev.csv", "text,topic\nthe owl .,night\n", r"task 'topic': .*dev\.csv.*label"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_before_anything_is_trained(
+    spec: str, overrides, tmp_path: Path, monkeypatch, file: str, rest: str | None, message: str
+):
+    monkeypatch.setattr(module, "pretrain", lambda *args, **options: pytest.fail("trained"))
+    path = tmp_path / "topics" / file
+    path.unlink() if rest is None else path.write_text(rest)
+    with pytest.raises(InputError, match=message):
+        study(load_study(spec, overrides), str(tmp_path / "run"))
+
+
 def test_rows_and_tasks_can_be_left_out(spec: str, overrides):
     plan = load_study(spec, [*overrides, ("only_rows", "('+ BiLSTM',)")])
     assert [(row.name, row.encoder) for row in plan.rows] == [("+ BiLSTM", "ltr")]

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# The vocabulary and the datasets of reference_cpu.sh and small_study.sh, unless they are there already.
+#
+#   benchmarks/prepare_english.sh DATA OUTPUT
+#
+# DATA holds corpus/enwiki/*.jsonl.gz and corpus/books/*.txt.gz: 36 M tokens of English. Writes OUTPUT/vocab.txt (8,192
+# pieces), OUTPUT/data32 and OUTPUT/data128, by their sequences' length.
+set -euo pipefail
+
+data=$1
+out=$2
+corpus=("$data/corpus/enwiki/*.jsonl.gz" "$data/corpus/books/*.txt.gz")
+export JAX_PLATFORMS=cpu
+mkdir -p "$out"
+
+[ -e "$out/vocab.txt" ] || bert-jax vocab --input "${corpus[@]}" --documents file --size 8192 --output "$out/vocab.txt"
+for length in 32 128; do
+  [ -e "$out/data$length/dataset.json" ] ||
+    bert-jax prepare --input "${corpus[@]}" --documents file --vocab "$out/vocab.txt" --output "$out/data$length" \
+      --seq_len $length
+done
