@@ -5,16 +5,15 @@ In a remote workdir, where nothing can be appended to, both are in parts: see `p
 
 import json
 import math
+import socket
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.summary import scalar
 
 from bert_jax import remote, whole_files
+from bert_jax.training.event_file import Event, EventFile, SessionLog, scalar
 from bert_jax.training.part_files import PartEvents, PartRows, read_parts
 
 METRICS_FILE = "metrics.jsonl"
@@ -32,16 +31,14 @@ class MetricsWriter:
     def __init__(self, workdir: epath.Path, resume_step: int):
         kept = "".join(_line(row) for row in read_metrics(workdir) if row["step"] <= resume_step)
         self._rows: _LocalRows | PartRows
-        self._events: EventsWriter | PartEvents
+        self._events: EventFile | PartEvents
         if remote.is_remote(workdir):
             self._rows = PartRows(workdir / METRICS_FOLDER, kept)
             self._events = PartEvents(workdir / TENSORBOARD_FOLDER)
         else:
             self._rows = _LocalRows(workdir / METRICS_FILE, kept)
-            # Written here and now: the library's SummaryWriter has a thread for it, and waits for ever once that has
-            # died of a full disk.
             (workdir / TENSORBOARD_FOLDER).mkdir(exist_ok=True)
-            self._events = EventsWriter(str(workdir / TENSORBOARD_FOLDER / "events"))
+            self._events = EventFile(workdir / TENSORBOARD_FOLDER / _event_file_name())
         purge = SessionLog(status=SessionLog.START)  # the viewer drops what it has from this step on
         self._events.write_event(Event(wall_time=time.time(), step=resume_step + 1, session_log=purge))
 
@@ -54,7 +51,7 @@ class MetricsWriter:
                 continue  # TensorBoard has no place for it
             summary = scalar(f"{split or 'train'}/{name}", value)
             self._events.write_event(Event(wall_time=time.time(), step=step, summary=summary))
-        if isinstance(self._events, EventsWriter):
+        if isinstance(self._events, EventFile):
             self._events.flush()
 
     def flush(self) -> None:
@@ -103,6 +100,11 @@ class NoWriter:
 
     def close(self) -> None:
         """Nothing."""
+
+
+def _event_file_name() -> str:
+    """A name after those of earlier starts."""
+    return f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"
 
 
 def _line(row: Mapping[str, Any]) -> str:

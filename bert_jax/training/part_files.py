@@ -15,11 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from etils import epath
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event
 
 from bert_jax import remote, whole_files
 from bert_jax.errors import InputError
+from bert_jax.training.event_file import Event, EventFile
 
 ROWS_SECONDS = 30.0
 """How long a row is held at the most, as long as others follow: a kill loses no more, and none before a checkpoint."""
@@ -122,12 +121,12 @@ class PartEvents:
     def __init__(self, folder: epath.Path):
         self._folder = folder
         self._local = tempfile.TemporaryDirectory(prefix="bert-jax-")
-        self._writer: EventsWriter | None = None
+        self._writer: EventFile | None = None
         self._put_at = time.monotonic()
 
     def write_event(self, event: Event) -> None:
         """Adds an event, and puts those that are held if it is time."""
-        self._writer = self._writer or EventsWriter(os.path.join(self._local.name, "events"))
+        self._writer = self._writer or EventFile(os.path.join(self._local.name, "events"))
         self._writer.write_event(event)
         if time.monotonic() - self._put_at >= EVENTS_SECONDS:
             self.flush()

@@ -1,6 +1,7 @@
 import json
 
 from etils import epath
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from bert_jax.training.metrics import METRICS_FILE, MetricsWriter, read_metrics
 
@@ -35,14 +36,11 @@ def test_what_is_not_finite_is_null_and_every_line_is_json(tmp_path):
 
 
 def test_tensorboard_gets_the_same_numbers(tmp_path):
-    import pytest
-
-    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     writer = MetricsWriter(epath.Path(tmp_path), resume_step=0)
     writer.write(3, {"loss": 2.5})
     writer.write(3, {"loss": 2.0}, split="eval")
     writer.close()
-    events = reader.EventAccumulator(str(tmp_path / "tensorboard"))
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(3, 2.5)]
     assert [(event.step, event.value) for event in events.Scalars("eval/loss")] == [(3, 2.0)]
