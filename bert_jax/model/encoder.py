@@ -1,5 +1,6 @@
 """The encoder: post-LN Transformer layers, their parameters stacked on a leading axis and scanned over."""
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +19,6 @@ from bert_jax.model.layers import (
     parameter,
     project,
     recomputed,
-    split_keys,
     truncated_normal,
 )
 
@@ -78,6 +78,10 @@ class FeedForward(nnx.Module):
         return activate_and_project(inner, self.down_kernel[...]) + self.down_bias[...].astype(x.dtype)
 
 
+LAYER_KEYS = 3
+"""Of dropout, that a layer takes."""
+
+
 class Layer(nnx.Module):
     """One layer. Built with `stack` it holds the parameters of many; it runs on the slice of one."""
 
@@ -99,9 +103,9 @@ class Layer(nnx.Module):
         self.feed_forward_norm = LayerNorm(config.hidden_size, config.layer_norm_eps, stack=stack)
         self.dropout_rate = config.hidden_dropout_prob
 
-    def __call__(self, x: jax.Array, visibility: jax.Array, key: Key | None) -> jax.Array:
-        """x [B, L, D], and what `SelfAttention.visibility` gives, to [B, L, D]."""
-        attention_key, after_attention, after_feed_forward = split_keys(key, 3)
+    def __call__(self, x: jax.Array, visibility: jax.Array, keys: Key | None) -> jax.Array:
+        """x [B, L, D], what `SelfAttention.visibility` gives, and keys [`LAYER_KEYS`, B], to [B, L, D]."""
+        attention_key, after_attention, after_feed_forward = (None,) * LAYER_KEYS if keys is None else keys
         y = self.attention(x, visibility, attention_key)
         x = self.attention_norm(x + dropout(y, self.dropout_rate, after_attention))
         y = self.feed_forward(x)
@@ -139,13 +143,14 @@ class Encoder(nnx.Module):
         visibility = self.layers.attention.visibility(sequence_ids)  # once, and not in every layer
         graph, stacked = nnx.split(self.layers)
         # Keys are scan inputs: a stateful generator would give every layer the same dropout mask.
-        keys = None if key is None else split_keys(key, self.num_layers)
+        of_layers = functools.partial(jax.random.split, num=(self.num_layers, LAYER_KEYS))
+        keys = None if key is None else jax.vmap(of_layers, out_axes=2)(key)
 
-        def run_layer(x: jax.Array, parameters_and_key: tuple) -> tuple[jax.Array, jax.Array | None]:
-            parameters, layer_key = parameters_and_key
+        def run_layer(x: jax.Array, parameters_and_keys: tuple) -> tuple[jax.Array, jax.Array | None]:
+            parameters, layer_keys = parameters_and_keys
             if self.fetch_layer is not None:
                 parameters = self.fetch_layer(parameters)
-            x = nnx.merge(graph, parameters)(x, visibility, layer_key)
+            x = nnx.merge(graph, parameters)(x, visibility, layer_keys)
             return x, x if all_hidden_states else None
 
         policy = REMAT_POLICIES[self.remat]
