@@ -101,7 +101,7 @@ def one_device():
 @pytest.mark.parametrize(
     "sizes",
     [
-        {"data": 8},
+        pytest.param({"data": 8}, marks=pytest.mark.long),
         pytest.param({"fsdp": 8}, marks=pytest.mark.long),
         pytest.param({"tensor": 4}, marks=pytest.mark.long),
         pytest.param({"data": 2, "tensor": 4}, marks=pytest.mark.long),
@@ -208,7 +208,9 @@ def test_gradients_are_added_up_across_devices_in_the_chosen_type_and_on_a_devic
     assert max(jax.tree.leaves(differences)) < 5e-2
 
 
-@pytest.mark.parametrize("sizes", [{}, pytest.param({"data": 4}, marks=pytest.mark.long), {"fsdp": 4}], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [*(pytest.param(sizes, marks=pytest.mark.long) for sizes in ({}, {"data": 4})), {"fsdp": 4}], ids=str
+)
 def test_accumulation_drops_what_the_large_batch_drops(sizes, one_device):
     metrics, parameters = one_device
     run = Run(CONFIG, microbatches=4, **sizes)
