@@ -186,6 +186,11 @@ def _difference(table: Table, row: str, column: str) -> str:
     return f"{value:+.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
 
 
+def _literal(text: str) -> str:
+    """The text for a figure, where a pair of dollar signs would stand for mathematics."""
+    return text.replace("$", r"\$")
+
+
 def _draw(table: Table, file: Any) -> None:
     """A panel a column: every restart, the mean, and the paper, each as the difference to the first row."""
     width, height = 2.6 * len(table.columns) + 2.2, 0.42 * len(table.rows) + 1.9
@@ -205,17 +210,20 @@ def _draw(table: Table, file: Any) -> None:
                 panel.plot(cell.mean - first.mean, y, **mean)
             if theirs is not None:
                 panel.plot(theirs, y, **paper)
-        panel.set_title(column + (" (less is better)" if column in LOWER_IS_BETTER else ""), fontsize="medium")
+        panel.set_title(
+            _literal(column) + (" (less is better)" if column in LOWER_IS_BETTER else ""), fontsize="medium"
+        )
         panel.grid(alpha=0.3, axis="x")
         panel.locator_params(axis="x", nbins=5)
-    axes[0, 0].set_yticks(range(len(table.rows)), table.rows)
+    axes[0, 0].set_yticks(range(len(table.rows)), [_literal(row) for row in table.rows])
     axes[0, 0].set_ylim(len(table.rows) - 0.5, -0.5)
-    figure.suptitle(textwrap.fill(table.title, int(_LETTERS_AN_INCH * width)), fontsize="large")
-    marks = {"a restart": restart, "mean": mean, **({"the paper": paper} if any(table.paper.values()) else {})}
+    figure.suptitle(textwrap.fill(_literal(table.title), int(_LETTERS_AN_INCH * width)), fontsize="large")
+    has_paper = any(table.paper_difference(row, column) is not None for row in table.rows for column in table.columns)
+    marks = {"a restart": restart, "mean": mean, **({"the paper": paper} if has_paper else {})}
     handles = [pyplot.Line2D([], [], label=label, **style) for label, style in marks.items()]
     figure.legend(
         handles=handles, loc="outside lower center", ncols=len(handles), fontsize="small", frameon=False,
-        title=f"difference to {table.rows[0]}",
+        title=f"difference to {_literal(table.rows[0])}",
     )  # fmt: skip
     figure.savefig(file, format="png", dpi=130)
     pyplot.close(figure)

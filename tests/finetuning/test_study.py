@@ -15,7 +15,7 @@ from bert_jax.errors import InputError, Interrupted
 from bert_jax.model import BertConfig, initialize
 from bert_jax.model.bert import HEADS
 from bert_jax.study import load_study, study
-from bert_jax.study_table import Cell, Table, render
+from bert_jax.study_table import Cell, Table, render, write_table
 from bert_jax.training.checkpoints import save_parameters
 
 REPOSITORY = Path(__file__).parents[2]
@@ -297,6 +297,13 @@ def test_the_table_can_be_read():
     table.cells["c", "perplexity"] = Cell([3.544])
     assert "| a \\| b | 3.99 |" in render(table)
     assert "| c | -0.45 |" in render(table)
+
+
+def test_names_in_the_figure_are_no_mathematics(tmp_path: Path):
+    row = r"from $\frac to $_2"  # which matplotlib cannot parse
+    table = Table(row, "", [row], [row], {(row, row): Cell([3.0, 4.0])})
+    write_table(table, epath.Path(tmp_path))
+    assert (tmp_path / "table.png").stat().st_size
 
 
 @pytest.fixture(scope="module")
