@@ -70,7 +70,7 @@ def dropout_mask(shape: tuple[int, ...], rate: float, keys: Key | None) -> jax.A
 def _random_words(keys: Key, shape: tuple[int, ...]) -> jax.Array:
     """uint32 [B, *shape] from keys [B]: a hash of each element's number under the two words of its row's key.
 
-    A fifth of the operations of `jax.random.bits`, whose Threefry has margins that dropout has no use for; it makes the
+    A third of the operations of `jax.random.bits`, whose Threefry has margins that dropout has no use for; it makes the
     keys. Good for this alone: in a row no two words are equal.
     """
     words = jax.random.key_data(keys)[:, -2:].reshape(-1, 2, *(1 for _ in shape))
