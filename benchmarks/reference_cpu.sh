@@ -4,7 +4,7 @@
 #   BERT_JAX_DATA=FOLDER benchmarks/reference_cpu.sh [OUTPUT]
 #
 # FOLDER holds corpus/enwiki/*.jsonl.gz and corpus/books/*.txt.gz: 36 M tokens of English. Writes the curves, the final
-# evaluation and metrics.jsonl to OUTPUT (runs/reference_cpu by default). A thousand steps are two minutes on two cores.
+# evaluation and metrics.jsonl to OUTPUT (runs/reference_cpu by default). A thousand steps are two minutes at the most on two cores.
 set -euo pipefail
 
 data=${BERT_JAX_DATA:?set it to the folder of the corpora}
