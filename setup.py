@@ -39,7 +39,7 @@ setup(
         "orbax-checkpoint>=0.11.30",
         "safetensors>=0.5",
         "sentencex>=1.0",
-        "tensorboard>=2.16",
+        "tensorboard>=2.18",
         "tensorflow-datasets>=4.9.10",
         "tokenizers>=0.21",
         "tqdm>=4.66",

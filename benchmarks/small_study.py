@@ -41,7 +41,7 @@ TASKS = (
         **task(
             "SQuAD, subset", "finetune/squad", "squad", {"SQuAD, subset": "dev/f1"},
             **FEWER_SEEDS,
-        **{"task.train": "train-v1.1.partial-12articles.json", "task.dev": "dev-v1.1.json", "task.doc_stride": 64},
+            **{"task.train": "train-v1.1.partial-12articles.json", "task.dev": "dev-v1.1.json", "task.doc_stride": 64},
         ),
         "scale": 1,
     },

@@ -23,7 +23,7 @@ for task in glue squad wnut17 codah; do
   ln -sfn "$data/$task" "$out/tasks/$task"
 done
 ln -sf "$data/glue/SST-2/dev.tsv" "$out/tasks/few/dev.tsv"
-head -n 2001 "$data/glue/SST-2/train.tsv" >"$out/tasks/few/train.tsv"
+[ -e "$out/tasks/few/train.tsv" ] || head -n 2001 "$data/glue/SST-2/train.tsv" >"$out/tasks/few/train.tsv"
 [ -e "$out/tasks/korean/train.jsonl" ] ||
   python "$here/korean_pairs.py" "$data/corpus/kowiki/kowiki.jsonl.gz" "$out/tasks/korean"
 

@@ -33,7 +33,7 @@ from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError
 from bert_jax.finetuning.checks import model_of
 from bert_jax.finetuning.encoded_rows import Encoding
-from bert_jax.finetuning.search import planned_runs, search
+from bert_jax.finetuning.search import SEARCH_FILE, planned_runs, search
 from bert_jax.finetuning.tasks import TASKS
 from bert_jax.model import BertConfig
 from bert_jax.progress import Bars, silent
@@ -194,9 +194,9 @@ def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Ba
     with ExitStack() as stack:
         stop = stop or stack.enter_context(StopSignal())
         stack.enter_context(shared_programs(folder))
-        _read_tasks(plan)
+        _read_tasks(plan, folder)
         for row in plan.rows:
-            encoder, tuned = row.encoder, folder / "finetuning" / _slug(row.name)
+            encoder, tuned = row.encoder, _tuned(folder, row)
             _refuse_another_encoder(row, tuned)
             if row.pretraining is not None:
                 encoder = str(folder / "pretraining" / row.encoder)
@@ -225,12 +225,24 @@ def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Ba
     return table
 
 
-def _read_tasks(plan: Study) -> None:
+def _tuned(folder: epath.Path, row: Row) -> epath.Path:
+    """Where the searches of a row are."""
+    return folder / "finetuning" / _slug(row.name)
+
+
+def _read_tasks(plan: Study, folder: epath.Path) -> None:
     """InputError for a task whose files cannot be read, which is better known before days of pre-training."""
-    for task in plan.tasks:
-        if row := next((row for row in plan.rows if task.name in row.tasks), None):
+    read = set()
+    for row in plan.rows:
+        tokenizer = None
+        for task in plan.tasks_of(row):
             config = plan.config_of(row, task, row.encoder)
-            encoding = Encoding(_tokenizer(row), config.task.max_seq_len)
+            files = (config.data.path, config.task.to_json_best_effort())
+            if files in read or remote.exists(_tuned(folder, row) / _slug(task.name) / SEARCH_FILE):
+                continue
+            read.add(files)
+            tokenizer = tokenizer or _tokenizer(row)
+            encoding = Encoding(tokenizer, config.task.max_seq_len)
             _naming(f"task {task.name!r}", TASKS[config.task.kind], config, encoding)
 
 

@@ -16,6 +16,15 @@ def test_cross_entropy_against_plain_numpy():
     assert correct == sum(weights[i, j] for i in range(3) for j in range(5) if logits[i, j].argmax() == labels[i, j])
 
 
+def test_the_first_of_equal_logits_is_what_is_predicted():
+    rng = np.random.default_rng(0)
+    logits = rng.integers(0, 3, (200, 4)).astype(np.float32)
+    logits[:5] = -np.inf
+    labels = rng.integers(0, 4, 200)
+    _, correct = objectives.weighted_cross_entropy(jnp.asarray(logits), jnp.asarray(labels), jnp.ones(200))
+    assert correct == (logits.argmax(-1) == labels).sum()
+
+
 def test_a_weightless_target_counts_for_nothing_whatever_it_is():
     logits = jnp.array([[1.0, 2.0, -jnp.inf], [0.0, 0.0, -jnp.inf]])
     loss, correct = objectives.weighted_cross_entropy(logits, jnp.array([1, 2]), jnp.array([1.0, 0.0]))

@@ -42,9 +42,10 @@ class MaskedLanguageModelHead(nnx.Module):
         x = jnp.take_along_axis(x, masked_positions[:, :, None], axis=1)
         x = project("nd,de->ne", x, self.kernel[...]) + self.bias[...].astype(dtype)
         x = self.norm(activation(self.hidden_act, x))
-        logits = project("nd,vd->nv", x, word_embeddings, jnp.float32)
+        x2d = x.reshape(-1, x.shape[-1])
+        logits = jnp.einsum("nd,vd->nv", x2d, word_embeddings.astype(dtype), preferred_element_type=jnp.float32)
         is_word = jnp.arange(logits.shape[-1]) < self.vocab_size
-        return jnp.where(is_word, logits + self.output_bias[...], -jnp.inf)
+        return jnp.where(is_word, logits + self.output_bias[...], -jnp.inf).reshape(*x.shape[:2], -1)
 
 
 class NextSentenceHead(nnx.Module):

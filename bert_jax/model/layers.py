@@ -31,14 +31,12 @@ In a Transformer the elementwise work between products, whose results are many t
 """
 
 
-def project(equation: str, x: jax.Array, kernel: jax.Array, dtype: jax.typing.DTypeLike | None = None) -> jax.Array:
-    """`jnp.einsum(equation, x, kernel)`, whose first axis of x in `equation` is B and L of x [B, L, ...].
+def project(equation: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """`jnp.einsum(equation, x, kernel)` in the type of x, whose first axis in `equation` is B and L of x [B, L, ...].
 
-    The product is of the type of x; `dtype`, if there is one, is that of its sums and its result. With the two axes
-    apart XLA for CPUs transposes what the kernel's gradient is a product of, and multiplies at half speed.
+    With the two apart XLA for CPUs transposes what the kernel's gradient is a product of, and multiplies at half speed.
     """
-    x2d = x.reshape(-1, *x.shape[2:])
-    product = jnp.einsum(equation, x2d, kernel.astype(x.dtype), preferred_element_type=dtype)
+    product = jnp.einsum(equation, x.reshape(-1, *x.shape[2:]), kernel.astype(x.dtype))
     return product.reshape(*x.shape[:2], *product.shape[1:])
 
 

@@ -1,24 +1,29 @@
 """TensorBoard's event files, by the messages and the record writer of the package that shows them.
 
-Its other writers have a thread of their own, which waits for ever once it has died of a full disk, and import what else
-is installed (TensorFlow, torch): seconds of each start.
+The usual writers (SummaryWriter) have a thread of their own, which waits for ever once it has died of a full disk, and
+import what else is installed, TensorFlow or torch: seconds of each start.
 """
 
 import os
+import socket
 import time
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-__all__ = ["Event", "EventFile", "SessionLog", "scalar"]
+__all__ = ["Event", "EventFile", "SessionLog", "event_file_name", "scalar"]
+
+
+def event_file_name() -> str:
+    """A name after those of earlier starts: the viewer wants `tfevents` in it, and reads a folder in names' order."""
+    return f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"
 
 
 class EventFile:
-    """A new file of events, written here and now."""
+    """A new file of events, which is written by no other thread."""
 
     def __init__(self, path: str | os.PathLike[str]):
-        """The viewer wants `tfevents` in the name, and reads the files of a folder in their names' order."""
         self._records = RecordWriter(open(path, "xb"))  # noqa: SIM115
         self.write_event(Event(wall_time=time.time(), file_version="brain.Event:2"))
 

@@ -5,7 +5,6 @@ In a remote workdir, where nothing can be appended to, both are in parts: see `p
 
 import json
 import math
-import socket
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from etils import epath
 
 from bert_jax import remote, whole_files
-from bert_jax.training.event_file import Event, EventFile, SessionLog, scalar
+from bert_jax.training.event_file import Event, EventFile, SessionLog, event_file_name, scalar
 from bert_jax.training.part_files import PartEvents, PartRows, read_parts
 
 METRICS_FILE = "metrics.jsonl"
@@ -38,7 +37,7 @@ class MetricsWriter:
         else:
             self._rows = _LocalRows(workdir / METRICS_FILE, kept)
             (workdir / TENSORBOARD_FOLDER).mkdir(exist_ok=True)
-            self._events = EventFile(workdir / TENSORBOARD_FOLDER / _event_file_name())
+            self._events = EventFile(workdir / TENSORBOARD_FOLDER / event_file_name())
         purge = SessionLog(status=SessionLog.START)  # the viewer drops what it has from this step on
         self._events.write_event(Event(wall_time=time.time(), step=resume_step + 1, session_log=purge))
 
@@ -100,11 +99,6 @@ class NoWriter:
 
     def close(self) -> None:
         """Nothing."""
-
-
-def _event_file_name() -> str:
-    """A name after those of earlier starts."""
-    return f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -7,7 +7,6 @@ two hides nothing and doubles nothing, a run of days has some hundred files, and
 
 import os
 import re
-import socket
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,13 +17,15 @@ from etils import epath
 
 from bert_jax import remote, whole_files
 from bert_jax.errors import InputError
-from bert_jax.training.event_file import Event, EventFile
+from bert_jax.training.event_file import Event, EventFile, event_file_name
 
 ROWS_SECONDS = 30.0
 """How long a row is held at the most, as long as others follow: a kill loses no more, and none before a checkpoint."""
 EVENTS_SECONDS = 300.0
 """The same for TensorBoard's events, whose files are never merged."""
 MERGED = 64
+EVENTS = "events"
+"""The file that they are held in."""
 
 _PART = re.compile(r"part-(\d{8})-(\d{8})\.jsonl")
 _REQUESTS = 16  # at the same time
@@ -126,7 +127,7 @@ class PartEvents:
 
     def write_event(self, event: Event) -> None:
         """Adds an event, and puts those that are held if it is time."""
-        self._writer = self._writer or EventFile(os.path.join(self._local.name, "events"))
+        self._writer = self._writer or EventFile(os.path.join(self._local.name, EVENTS))
         self._writer.write_event(event)
         if time.monotonic() - self._put_at >= EVENTS_SECONDS:
             self.flush()
@@ -137,9 +138,10 @@ class PartEvents:
             return
         self._writer.close()
         self._writer = None
-        name = f"events.out.tfevents.{time.time_ns():020d}.{socket.gethostname()}"  # the viewer goes by names
-        for written in Path(self._local.name).iterdir():
-            whole_files.upload(written, self._folder / name)
+        written = Path(self._local.name) / EVENTS
+        try:
+            whole_files.upload(written, self._folder / event_file_name())
+        finally:
             written.unlink()
         self._put_at = time.monotonic()
 
