@@ -34,9 +34,7 @@ def weighted_cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Ar
 
     logits [..., C] with -inf for classes that do not exist; labels int32 and weights fp32 [...].
     """
-    # On one axis, as the head has made them: XLA then puts no copy between.
-    logits = logits.reshape(-1, logits.shape[-1]).astype(jnp.float32)
-    labels, weights = labels.reshape(-1), weights.reshape(-1)
+    logits = logits.astype(jnp.float32)
     of_label = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     cross_entropy = jax.nn.logsumexp(logits, axis=-1) - of_label
     # A filling slot may hold any label: its weight of zero has to win over whatever its cross entropy is.
