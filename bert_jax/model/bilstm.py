@@ -9,42 +9,59 @@ from bert_jax.model.layers import Key, dropout, parameter, split_keys
 _GATES = 4  # input, forget, cell, output
 _FORGET = 1
 
+# Up to 1 / sqrt(units), as in torch. Not orthogonal: two QR decompositions at once may wait for each other forever in
+# jaxlib 0.10 on CPU hosts with few cores.
+_OF_STATES = 1 / 3, "fan_in", "uniform"
+
 
 class Lstm(nnx.Module):
     """One direction of one layer. The forget gate's bias starts at 1, so that it remembers at first."""
 
     def __init__(self, inputs: int, units: int, *, key: Key):
         of_input, of_state = jax.random.split(key)
-        glorot, orthogonal = jax.nn.initializers.glorot_uniform(), jax.nn.initializers.orthogonal()
+        glorot, uniform = jax.nn.initializers.glorot_uniform(), jax.nn.initializers.variance_scaling(*_OF_STATES)
         gates = jax.vmap(lambda key: glorot(key, (inputs, units)), out_axes=1)(jax.random.split(of_input, _GATES))
-        states = jax.vmap(lambda key: orthogonal(key, (units, units)), out_axes=1)(jax.random.split(of_state, _GATES))
+        states = jax.vmap(lambda key: uniform(key, (units, units)), out_axes=1)(jax.random.split(of_state, _GATES))
         self.input_kernel = parameter(gates, "embed", None, None)
         self.state_kernel = parameter(states, None, None, None)
         self.bias = parameter(jnp.zeros((_GATES, units), jnp.float32).at[_FORGET].set(1.0), None, None)
 
-    def __call__(self, x: jax.Array, is_real: jax.Array, *, reverse: bool) -> tuple[jax.Array, jax.Array]:
-        """x [B, L, D] and is_real bool [B, L] to states [B, L, H] and the final one [B, H].
+    def of_input(self, x: jax.Array) -> jax.Array:
+        """What x [B, L, D] adds to the gates: [L, B, 4, H]."""
+        kernel, bias = self.input_kernel[...].astype(x.dtype), self.bias[...].astype(x.dtype)
+        return jnp.einsum("bld,dgh->lbgh", x, kernel) + bias
 
-        Padding leaves a state as it is: the final one is that of the last real position, or with `reverse` of the
-        first.
-        """
-        dtype = x.dtype
-        from_input = jnp.einsum("bld,dgh->lbgh", x, self.input_kernel[...].astype(dtype)) + self.bias[...].astype(dtype)
-        state_kernel = self.state_kernel[...].astype(dtype)
 
-        def step(carry: tuple[jax.Array, jax.Array], now: tuple[jax.Array, jax.Array]) -> tuple:
-            cell, state = carry
-            gates_from_input, real = now
-            gates = gates_from_input + jnp.einsum("bh,hgk->bgk", state, state_kernel)
-            new_cell = jax.nn.sigmoid(gates[:, 1]) * cell + jax.nn.sigmoid(gates[:, 0]) * jnp.tanh(gates[:, 2])
-            new_state = jax.nn.sigmoid(gates[:, 3]) * jnp.tanh(new_cell)
-            carry = jnp.where(real[:, None], new_cell, cell), jnp.where(real[:, None], new_state, state)
-            return carry, carry[1]
+def _both_directions(forward: Lstm, backward: Lstm, x: jax.Array, is_real: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """x [B, L, D] and is_real bool [B, L] to states [B, L, 2H] and the final ones [B, 2H].
 
-        zeros = jnp.zeros_like(from_input[0, :, 0])  # like, so that it varies over devices as rows do
-        states: jax.Array
-        (_, final), states = jax.lax.scan(step, (zeros, zeros), (from_input, is_real.T), reverse=reverse)
-        return states.swapaxes(0, 1), final
+    Padding leaves a state as it is: the final one is that of the last real position, backward of the first. One loop
+    goes both ways at once: on accelerators a step's time is that of starting it, and two loops have twice as many.
+    """
+
+    def there_and_back(of_forward: jax.Array, of_backward: jax.Array) -> jax.Array:
+        """[L, ...] of each direction in the order in which it meets positions: [L, 2, ...]; its own inverse."""
+        return jnp.stack([of_forward, jnp.flip(of_backward, axis=0)], axis=1)
+
+    from_input = there_and_back(forward.of_input(x), backward.of_input(x))
+    is_real = there_and_back(is_real.T, is_real.T)[..., None]
+    state_kernel = jnp.stack([forward.state_kernel[...], backward.state_kernel[...]]).astype(x.dtype)
+
+    def step(carry: tuple[jax.Array, jax.Array], now: tuple[jax.Array, jax.Array]) -> tuple:
+        cell, state = carry
+        gates_from_input, real = now
+        gates = gates_from_input + jnp.einsum("dbh,dhgk->dbgk", state, state_kernel)
+        new_cell = jax.nn.sigmoid(gates[:, :, 1]) * cell + jax.nn.sigmoid(gates[:, :, 0]) * jnp.tanh(gates[:, :, 2])
+        new_state = jax.nn.sigmoid(gates[:, :, 3]) * jnp.tanh(new_cell)
+        carry = jnp.where(real, new_cell, cell), jnp.where(real, new_state, state)
+        return carry, carry[1]
+
+    zeros = jnp.zeros_like(from_input[0, :, :, 0])  # like, so that it varies over devices as rows do
+    states: jax.Array
+    (_, final), states = jax.lax.scan(step, (zeros, zeros), (from_input, is_real))
+    states = there_and_back(states[:, 0], states[:, 1])  # [L, 2, B, H], each at its position
+    rows, length, _ = x.shape
+    return states.transpose(2, 0, 1, 3).reshape(rows, length, -1), final.swapaxes(0, 1).reshape(rows, -1)
 
 
 class BiLstm(nnx.Module):
@@ -64,9 +81,7 @@ class BiLstm(nnx.Module):
 
         With keys [B] of the rows, dropout is on.
         """
-        forward, last = self.forward(x, is_real, reverse=False)
-        backward, first = self.backward(x, is_real, reverse=True)
-        states, final = jnp.concatenate([forward, backward], axis=-1), jnp.concatenate([last, first], axis=-1)
+        states, final = _both_directions(self.forward, self.backward, x, is_real)
         if self.above is None:
             return states, final
         here, above = split_keys(keys, 2)

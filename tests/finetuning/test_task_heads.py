@@ -99,6 +99,21 @@ def test_a_bilstm_is_that_of_torch(layers):
     np.testing.assert_allclose(our_final, torch.cat([final[-2], final[-1]], dim=-1).detach().numpy(), atol=1e-6)
 
 
+def test_a_bilstm_begins_as_in_torch_but_remembers():
+    lstm = BiLstm(8, 100, key=jax.random.key(0)).forward
+    kernel = np.asarray(lstm.state_kernel[...])
+    assert 0.099 < kernel.max() <= 0.1  # 1 / sqrt(100)
+    assert kernel.std() == pytest.approx(0.1 / np.sqrt(3), rel=0.02)
+    assert abs(kernel.mean()) < 0.001
+    np.testing.assert_array_equal(lstm.bias[...].sum(axis=1), [0, 100, 0, 0])
+
+
+def test_a_bilstm_begins_without_lapack():
+    """Several decompositions at once wait for each other on CPU hosts with few cores, some of the time."""
+    begin = jax.jit(lambda key: nnx.state(BiLstm(8, 5, key=key, layers=2)))
+    assert "custom_call" not in begin.lower(jax.random.key(0)).as_text()
+
+
 def test_dropout_is_between_the_layers_of_a_bilstm():
     x, is_real = jax.random.normal(jax.random.key(1), (2, 4, 8)), jnp.ones((2, 4), bool)
     keys = jax.random.split(jax.random.key(2), 2)
