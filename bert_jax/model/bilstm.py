@@ -9,9 +9,10 @@ from bert_jax.model.layers import Key, dropout, parameter, split_keys
 _GATES = 4  # input, forget, cell, output
 _FORGET = 1
 
+_initial_input_kernel = jax.nn.initializers.glorot_uniform()
 # Up to 1 / sqrt(units), as in torch. Not orthogonal: two QR decompositions at once may wait for each other forever in
 # jaxlib 0.10 on CPU hosts with few cores.
-_OF_STATES = 1 / 3, "fan_in", "uniform"
+_initial_state_kernel = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 class Lstm(nnx.Module):
@@ -19,11 +20,13 @@ class Lstm(nnx.Module):
 
     def __init__(self, inputs: int, units: int, *, key: Key):
         of_input, of_state = jax.random.split(key)
-        glorot, uniform = jax.nn.initializers.glorot_uniform(), jax.nn.initializers.variance_scaling(*_OF_STATES)
-        gates = jax.vmap(lambda key: glorot(key, (inputs, units)), out_axes=1)(jax.random.split(of_input, _GATES))
-        states = jax.vmap(lambda key: uniform(key, (units, units)), out_axes=1)(jax.random.split(of_state, _GATES))
-        self.input_kernel = parameter(gates, "embed", None, None)
-        self.state_kernel = parameter(states, None, None, None)
+
+        def gates(initial: jax.nn.initializers.Initializer, key: Key, inputs: int) -> jax.Array:
+            """[inputs, 4, units], each gate's a kernel of its own."""
+            return jax.vmap(lambda key: initial(key, (inputs, units)), out_axes=1)(jax.random.split(key, _GATES))
+
+        self.input_kernel = parameter(gates(_initial_input_kernel, of_input, inputs), "embed", None, None)
+        self.state_kernel = parameter(gates(_initial_state_kernel, of_state, units), None, None, None)
         self.bias = parameter(jnp.zeros((_GATES, units), jnp.float32).at[_FORGET].set(1.0), None, None)
 
     def of_input(self, x: jax.Array) -> jax.Array:
