@@ -43,6 +43,9 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.
             help="a workdir, a checkpoints/STEP, or what import wrote",
         )  # fmt: skip
 
+    def add_strict(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("--strict", action="store_true", help="refuse rows that cannot be used, which are left out")
+
     sub = command("vocab", "Train a WordPiece vocabulary.")
     add_corpus(sub)
     sub.add_argument("--output", required=True, metavar="FILE", help="the vocabulary, one piece a line")
@@ -108,6 +111,7 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.
         help="finetune/glue:sst2, finetune/text, or a file; --config.KEY=VALUE overrides its keys",
     )  # fmt: skip
     sub.add_argument("--workdir", required=True, metavar="DIR", help="checkpoints, metrics, scores and predictions")
+    add_strict(sub)
 
     sub = command("predict", "What a fine-tuned model says of new texts.")
     add_checkpoint(sub)
@@ -118,6 +122,11 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.
         help="texts as those trained on: .csv, .tsv or .jsonl, also compressed",
     )
     sub.add_argument("--output", required=True, metavar="FILE", help="JSON lines: id, prediction, probabilities")
+    sub.add_argument(
+        "--text", nargs="+", default=(), metavar="COLUMN",
+        help="what the text, or the two texts, are called; as in the file trained on where nothing is said",
+    )  # fmt: skip
+    add_strict(sub)
     sub.add_argument("--batch_size", type=int, default=64, help="texts a batch")
 
     sub = command("study", "Pre-train and fine-tune every row of a table; run it again to continue.")

@@ -274,7 +274,8 @@ def _finetune(options: argparse.Namespace) -> None:
 
         with joined_processes():
             shown = bars() if is_first() else silent
-            config = load_config(options.config, options.overrides, keys_of="finetune/default")
+            strict = [("data.strict", "True")] if options.strict else []
+            config = load_config(options.config, [*options.overrides, *strict], keys_of="finetune/default")
             run = search if is_search(config) else finetune
             scores = run(config, options.workdir, stop=stop, bars=shown)
             if is_first():
@@ -299,7 +300,10 @@ def _study(options: argparse.Namespace) -> None:
 def _predict(options: argparse.Namespace) -> None:
     from bert_jax.finetuning.predict import predict
 
-    count = predict(options.checkpoint, options.input, options.output, batch_size=options.batch_size, bars=bars())
+    count = predict(
+        options.checkpoint, options.input, options.output,
+        texts=options.text, strict=options.strict, batch_size=options.batch_size, bars=bars(),
+    )  # fmt: skip
     print(f"{options.output}: {count:,} predictions")
 
 

@@ -31,13 +31,15 @@ def make_folder(folder: epath.Path) -> None:
 def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A file to write to, which is at `path` when the block is left, and not there, or as it was, where anything fails.
 
-    A local one is written beside it under another name, and renamed; a remote one on this machine's disk, and put.
+    A local one is written beside it under another name, and renamed; a remote one on this machine's disk, and put. What
+    is no file but can be written to, as a pipe or /dev/stdout, is written to.
     """
     target = epath.Path(path)
     with _whole_path(target) as local, open(local, "wb") as file:
         yield file
         file.flush()
-        os.fsync(file.fileno())
+        if local.is_file():
+            os.fsync(file.fileno())
 
 
 @contextmanager
@@ -48,10 +50,15 @@ def _whole_path(target: epath.Path) -> Iterator[Path]:
             yield local
             upload(local, target)
         return
-    partial = Path(os.fspath(target.parent)) / f"{target.name}.{uuid.uuid4().hex[:8]}.partial"
+    final = Path(os.fspath(target))
+    if final.exists() and not final.is_file():
+        yield final
+        return
+    final = final.resolve()  # a link goes on being one
+    partial = final.parent / f"{final.name}.{uuid.uuid4().hex[:8]}.partial"
     try:
         yield partial
-        os.replace(partial, os.fspath(target))
+        os.replace(partial, final)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

@@ -3,7 +3,9 @@
 import asyncio
 import gzip
 import logging
+import os
 import random
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,6 +126,22 @@ def test_a_file_is_there_whole_or_not_at_all(where, store, tmp_path):
         fail()
     assert (folder / "file").read_bytes() == b"another"
     assert len(names()) == 1
+
+
+def test_what_is_no_file_is_written_to_and_a_link_stays_one(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    found = []
+    reader = threading.Thread(target=lambda: found.append((tmp_path / "pipe").read_bytes()))
+    reader.start()
+    whole_files.write_whole(tmp_path / "pipe", b"through it")
+    reader.join(timeout=10)
+    assert found == [b"through it"]
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "link").symlink_to("file")
+    whole_files.write_whole(tmp_path / "link", b"behind it")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_bytes() == b"behind it"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "pipe"]
 
 
 def test_a_folder_that_cannot_be_put_whole_is_not_there(store, tmp_path):

@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 from bert_jax import remote, whole_files
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.data.hashing import key_from
+from bert_jax.data.tfds_corpus import is_tfds
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError
 from bert_jax.finetuning.checks import check_config, check_head, model_of
@@ -62,7 +63,7 @@ CHANGEABLE = (
 
 
 def finetune(
-    config: ConfigDict, workdir: str, *, stop: StopSignal | None = None, bars: Bars = silent
+    config: ConfigDict, workdir: str, *, needs_scores: bool = False, stop: StopSignal | None = None, bars: Bars = silent
 ) -> dict[str, dict[str, float]]:
     """Trains as `config` says in `workdir`, going on from its newest checkpoint where there is one.
 
@@ -74,6 +75,7 @@ def finetune(
     Args:
       config: the run; see `configs/finetune/default.py`.
       workdir: where checkpoints, metrics and predictions go.
+      needs_scores: whether a task without a split to score is an InputError.
       stop: a `StopSignal` that is active already; by default one is for as long as this runs.
       bars: how progress is shown.
 
@@ -84,11 +86,11 @@ def finetune(
       BertJaxError: too many steps in a row were not finite, and the state is saved.
     """
     with ExitStack() as stack:
-        return _finetune(config, workdir, stop or stack.enter_context(StopSignal()), bars, stack)
+        return _finetune(config, workdir, needs_scores, stop or stack.enter_context(StopSignal()), bars, stack)
 
 
 def _finetune(
-    config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, stack: ExitStack
+    config: ConfigDict, workdir: str, needs_scores: bool, stop: StopSignal, bars: Bars, stack: ExitStack
 ) -> dict[str, dict[str, float]]:
     # --- Checks, before any work ---------------------------------------------------------------------------------
     if not workdir:
@@ -105,6 +107,8 @@ def _finetune(
     encoding = Encoding(before.tokenizer, config.task.max_seq_len, last_position=model.is_decoder)
     task: Task = TASKS[config.task.kind](config, encoding)
     rows, splits = task.train(), task.splits()
+    if needs_scores and not any(split.score for split in splits):
+        raise InputError("search: there is no split with labels to choose by: give the task a dev set")
     order = Order(rows, config)
     log.info(
         "%s: %d examples to train on, %d steps; %s", task.name, len(rows), order.total_steps,
@@ -250,24 +254,37 @@ def claim(folder: epath.Path, config: ConfigDict, dataset_hash: str) -> int:
     before = open_checkpoint(str(newest))
     if before.task is None:
         raise InputError(f"--workdir: {folder} holds a run of pre-training: choose another folder")
-    check_same_run(folder, before.config, config)
+    check_same_run(folder, before.config, config, sources=("init",))
     if before.dataset_hashes != (dataset_hash,):
         raise InputError(f"--workdir: {folder} was trained on other examples: choose another folder")
     return before.step
 
 
-def check_same_run(folder: epath.Path, before: Mapping[str, Any], config: ConfigDict) -> None:
-    """InputError where the config of the run in `folder` is another, but for what a run may change."""
+def check_same_run(
+    folder: epath.Path, before: Mapping[str, Any], config: ConfigDict, *, sources: Sequence[str] = ()
+) -> None:
+    """InputError where the config of the run in `folder` is another, but for what a run may change.
+
+    `sources` are keys of paths that it may change only where what they named is no longer there, but has been moved.
+    """
     old, new = dict(flatten(ConfigDict(before))), dict(flatten(config))
     new = {key: list(value) if isinstance(value, tuple) else value for key, value in new.items()}  # as JSON has it
     changed = [
         f"{key} {old.get(key)!r} -> {new[key]!r}" for key in new
-        if not key.startswith(CHANGEABLE) and old.get(key) != new[key]
+        if old.get(key) != new[key]
+        and (_is_elsewhere(old.get(key), new[key]) if key in sources else not key.startswith(CHANGEABLE))
     ]  # fmt: skip
     if changed:
         raise InputError(
             f"--workdir: {folder} holds a run with another config ({'; '.join(changed)}): choose another folder"
         )
+
+
+def _is_elsewhere(before: str | None, now: str) -> bool:
+    """Whether there still is what was used before, and it is not what is used now."""
+    if not before or is_tfds(before):
+        return bool(before)
+    return remote.exists(remote.named(before)) and remote.absolute(before) != remote.absolute(now)
 
 
 def _score(run: Run, predictor: Predictor, state: TrainState, split: Split, step: int) -> dict[str, float]:

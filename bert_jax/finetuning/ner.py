@@ -98,6 +98,12 @@ def read_conll(
     return sentences
 
 
+def has_tags(path: str | PathLike[str]) -> bool:
+    """Whether a file's words have anything beside them. InputError where it cannot be read."""
+    rows = (row for rows in _blocks(str(path), BadRows()) for row in rows if not row[1][0].startswith(_DOCUMENT))
+    return any(len(columns) > 1 for _, columns in rows)
+
+
 def _blocks(path: str, bad_rows: BadRows) -> Iterator[list[tuple[int, list[str]]]]:
     """(line number, columns) of the lines of each sentence; a -DOCSTART- line by itself."""
     rows: list[tuple[int, list[str]]] = []

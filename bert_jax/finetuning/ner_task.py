@@ -8,9 +8,10 @@ import numpy as np
 from etils import epath
 
 from bert_jax.config import ConfigDict
+from bert_jax.errors import InputError
 from bert_jax.finetuning.bad_rows import BadRows
 from bert_jax.finetuning.encoded_rows import Encoding, Rows
-from bert_jax.finetuning.ner import OUTSIDE, TaggedSentence, entity_scores, read_conll, tag_names, write_conll
+from bert_jax.finetuning.ner import OUTSIDE, TaggedSentence, entity_scores, has_tags, read_conll, tag_names, write_conll
 from bert_jax.finetuning.ner_windows import TagWindow, collect_tags, encode_windows
 from bert_jax.finetuning.task import Outputs, Split
 from bert_jax.finetuning.task_files import split_files
@@ -92,9 +93,16 @@ def ner_task(config: ConfigDict, encoding: Encoding) -> NerTask:
     """CoNLL files in `data.path`; the tags are those of the training file. InputError where one cannot be read."""
     task = config.task
     bad_rows = BadRows(strict=config.data.strict)
+    files = split_files(config, _FILES)
     sentences = {
-        split: read_conll(path, bad_rows, word_column=task.word_column, tag_column=task.tag_column)
-        for split, path in split_files(config, _FILES).items()
-    }
+        split: read_conll(
+            path, bad_rows, word_column=task.word_column, tag_column=task.tag_column,
+            labelled=split != "test" or has_tags(path),
+        )
+        for split, path in files.items()
+    }  # fmt: skip
     bad_rows.report()
-    return NerTask(sentences, tag_names(sentences["train"]) or (OUTSIDE,), encoding, task.document_context)
+    tags = tag_names(sentences["train"])
+    if tags == (OUTSIDE,):
+        raise InputError(f"{files['train']}: no sentence that can be used has an entity: there is nothing to learn")
+    return NerTask(sentences, tags, encoding, task.document_context)

@@ -1,8 +1,10 @@
 """What a fine-tuned model says of new texts."""
 
 import json
+from collections.abc import Sequence
 
 import jax.numpy as jnp
+from etils import epath
 
 from bert_jax import whole_files
 from bert_jax.config import ConfigDict
@@ -22,14 +24,33 @@ from bert_jax.training.mesh import make_mesh
 from bert_jax.training.sharding import parameter_shardings
 
 
-def predict(checkpoint: str, source: str, output: str, *, batch_size: int = 64, bars: Bars = silent) -> int:
+def predict(
+    checkpoint: str,
+    source: str,
+    output: str,
+    *,
+    texts: Sequence[str] = (),
+    strict: bool = False,
+    batch_size: int = 64,
+    bars: Bars = silent,
+) -> int:
     """Writes a JSON line for each text of `source`, in its order, and returns how many there are.
 
     `id`, `prediction` (the class, or the score), and of a classification `probabilities` by class. Rows that cannot be
     used are left out, named and counted.
 
-    Raises InputError where the checkpoint is not of a classification or regression of texts, or the file cannot be
-    read.
+    Args:
+      checkpoint: a workdir of fine-tuning, or one of its checkpoints.
+      source: a file as `finetuning/text.py` has them; no label is looked at.
+      output: the file to write; its folder is made where it is missing.
+      texts: what the columns of the text or the two texts are called; by default as in the file trained on.
+      strict: whether a row that cannot be used is an InputError.
+      batch_size: rows of a batch.
+      bars: how progress is shown.
+
+    Raises:
+      InputError: the checkpoint is not of a classification or regression of texts, the file cannot be read, or has one
+        text where the model was trained on two, or the other way round.
     """
     check_batch_size(batch_size)
     found = open_checkpoint(checkpoint)
@@ -37,10 +58,15 @@ def predict(checkpoint: str, source: str, output: str, *, batch_size: int = 64, 
     if task is None or task["kind"] not in ("classify", "regress"):
         what = "no fine-tuned model" if task is None else f"a model of {task['name']}"
         raise InputError(f"{found.path} is {what}: predict takes a classifier, or a regression, of texts")
-    fields = TextFields(tuple(task["texts"]), id=task["id"])
-    bad_rows = BadRows()
+    fields = TextFields(tuple(texts or task["texts"]), id=task["id"])
+    bad_rows = BadRows(strict=strict)
     examples, _ = read_texts(source, bad_rows, fields=fields, labelled=False)
     bad_rows.report()
+    is_pair = examples[0].text_b is not None
+    if is_pair != task.get("is_pair", is_pair):
+        trained, here = ("two texts", "one") if task["is_pair"] else ("one text", "two")
+        raise InputError(f"{found.path} was trained on {trained} a row, and {source} has {here}: --text names columns")
+    whole_files.make_folder(epath.Path(output).parent)
 
     head = TaskHead.of_checkpoint(task)
     mesh = make_mesh(ConfigDict({"data": -1, "fsdp": 1, "tensor": 1}))

@@ -2,12 +2,14 @@
 
 import csv
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
 from typing import Any
 
 from etils import epath
 
+from bert_jax import whole_files
 from bert_jax.data.file_lines import lines_from
 from bert_jax.errors import InputError
 from bert_jax.finetuning.bad_rows import BadRows
@@ -39,7 +41,7 @@ def tsv_rows(path: str, bad_rows: BadRows, header: Sequence[str] | None = None) 
     for number, line in text_lines(path, bad_rows):
         cells = line.split("\t")
         if header is None:
-            header = cells
+            header = _header(path, cells)
         elif cells == [""]:
             bad_rows.add(path, number, "an empty line")
         elif len(cells) != len(header):
@@ -49,31 +51,47 @@ def tsv_rows(path: str, bad_rows: BadRows, header: Sequence[str] | None = None) 
 
 
 def csv_rows(path: str, bad_rows: BadRows) -> Iterator[tuple[int, dict[str, str]]]:
-    """As `tsv_rows` of comma-separated values, quoted as in RFC 4180; a row is named by the line that it begins on."""
-    read = 0
+    """As `tsv_rows` of comma-separated values, quoted as in RFC 4180; a row is named by the line that it begins on.
+
+    Where a row is not as it should be, its first line is a bad row, and the next line begins another one: a quote that
+    nothing closes takes no more than its line.
+    """
+    source = text_lines(path, bad_rows)
+    again: deque[tuple[int, str]] = deque()  # lines to be read once more
+    taken: list[tuple[int, str]] = []  # the lines of the row that is being read
 
     def lines() -> Iterator[str]:
-        nonlocal read
-        for read, line in text_lines(path, bad_rows):  # noqa: B007 - `read` is how far the reader below has come
-            yield f"{line}\n"
+        while (now := again.popleft() if again else next(source, None)) is not None:
+            taken.append(now)
+            yield f"{now[1]}\n"
 
     reader = csv.reader(lines(), strict=True)
     header: list[str] | None = None
     while True:
-        number = read + 1
+        taken.clear()
         try:
             cells = next(reader, None)
-        except csv.Error as error:  # The reader goes on with the line after the one it could not read.
-            bad_rows.add(path, number, f"not as RFC 4180 has it: {error}")
+        except csv.Error as error:
+            bad_rows.add(path, taken[0][0], f"not as RFC 4180 has it: {error}")
+            again.extendleft(reversed(taken[1:]))
+            reader = csv.reader(lines(), strict=True)
             continue
         if cells is None:
             return
+        number = taken[0][0]
         if header is None:
-            header = cells
+            header = _header(path, cells)
         elif len(cells) != len(header):
             bad_rows.add(path, number, f"{len(cells)} columns instead of {len(header)}" if cells else "an empty line")
         else:
             yield number, dict(zip(header, cells, strict=True))
+
+
+def _header(path: str, names: list[str]) -> list[str]:
+    """InputError where two columns have the same name; columns without one are not read."""
+    if twice := next((name for name in names if name and names.count(name) > 1), None):
+        raise InputError(f"{path}: two columns are called {twice!r}")
+    return names
 
 
 def json_rows(path: str, bad_rows: BadRows) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -107,10 +125,4 @@ def write_lines(path: str | PathLike[str], lines: Iterable[str]) -> None:
     """Writes a text file, whole or not at all; its folder is made where it is missing."""
     final = epath.Path(path)
     final.parent.mkdir(parents=True, exist_ok=True)
-    partial = final.parent / f"{final.name}.partial"
-    try:
-        partial.write_bytes("".join(f"{line}\n" for line in lines).encode())
-        partial.replace(final)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    whole_files.write_whole(final, "".join(f"{line}\n" for line in lines).encode())

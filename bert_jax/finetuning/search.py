@@ -33,6 +33,11 @@ log = logging.getLogger(__name__)
 SEARCH_FILE = "search.json"
 
 
+def folder_of(rate: float, seed: int) -> str:
+    """The name of a run's folder."""
+    return f"lr-{rate:g}-seed-{seed}"
+
+
 def is_search(config: ConfigDict) -> bool:
     """Whether the config asks for several runs."""
     return bool(config.search.learning_rates or config.search.seeds)
@@ -61,15 +66,16 @@ def search(config: ConfigDict, workdir: str, *, stop: StopSignal | None = None, 
     """Runs `finetune` for each learning rate and seed, and writes what comes of it into `WORKDIR/search.json`.
 
     Returns `metric`, `by_learning_rate` (each with `median`, `best`, `worst` and the `scores` of its seeds), `best`
-    (learning rate, seed and score), `learning_rate`, which is the one with the best median, and of its seeds `median`,
-    `spread` (best - worst) and `results`: all scores, by seed and split. Raises as `finetune` and `planned_runs` do.
+    (learning rate, seed, score and the folder of that run), `learning_rate`, which is the one with the best median, and
+    of its seeds `median`, `spread` (best - worst) and `results`: all scores, by seed and split.
+    Raises as `finetune` and `planned_runs` do.
     """
     runs = planned_runs(config)
     folder = remote.absolute(workdir)
     results: dict[float, dict[int, dict[str, Any]]] = {}
     with shared_programs(folder):
         for (rate, seed), of_one in runs.items():
-            one = folder / f"lr-{rate:g}-seed-{seed}"
+            one = folder / folder_of(rate, seed)
             log.info("learning rate %g, seed %d", rate, seed)
             results.setdefault(rate, {})[seed] = _result(of_one, one, stop, bars)
     found = summarize(results)
@@ -90,9 +96,9 @@ def _result(config: ConfigDict, folder: epath.Path, stop: StopSignal | None, bar
     """What the run in `folder` came to, which is run unless it is finished."""
     path = folder / RESULT_FILE
     if remote.exists(path):
-        check_same_run(folder, _read(folder / CONFIG_FILE), config)
+        check_same_run(folder, _read(folder / CONFIG_FILE), config, sources=("init", "data.path"))
     else:
-        finetune(config, str(folder), stop=stop, bars=bars)
+        finetune(config, str(folder), needs_scores=True, stop=stop, bars=bars)
         wait_for_first()  # it writes what all of them read
     return _read(path)
 
@@ -102,8 +108,6 @@ def _read(path: epath.Path) -> dict[str, Any]:
 
 
 def _main_score(result: Mapping[str, Any]) -> float:
-    if not result["scores"]:
-        raise InputError("search: there is no split with labels to choose by: give the task a dev set")
     return float(next(iter(result["scores"].values()))[result["main_metric"]])
 
 
@@ -127,7 +131,7 @@ def summarize(results: Mapping[float, Mapping[int, Mapping[str, Any]]]) -> dict[
     )
     return {
         "metric": next(iter(results[chosen].values()))["main_metric"], "by_learning_rate": by_rate,
-        "best": {"learning_rate": rate, "seed": seed, "score": score},
+        "best": {"learning_rate": rate, "seed": seed, "score": score, "folder": folder_of(rate, seed)},
         "learning_rate": chosen, "median": statistics.median(of_chosen), "spread": max(of_chosen) - min(of_chosen),
         "results": {str(seed): result["scores"] for seed, result in results[chosen].items()},
     }  # fmt: skip

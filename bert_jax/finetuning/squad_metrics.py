@@ -70,7 +70,7 @@ def score_v1(questions: Sequence[Question], predictions: Mapping[str, str]) -> d
     missing = []
     for question in questions:
         if not question.answers:
-            raise InputError(f"question {question.id} has no answer to compare with; SQuAD 2.0 is scored by `score_v2`")
+            raise InputError(f"question {question.id} has no answer to compare with, as SQuAD 1.1 wants it")
         if question.id not in predictions:
             missing.append(question.id)
             continue

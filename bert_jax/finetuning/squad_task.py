@@ -8,6 +8,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.config import ConfigDict
+from bert_jax.errors import InputError
 from bert_jax.finetuning.bad_rows import BadRows
 from bert_jax.finetuning.encoded_rows import Encoding, Rows
 from bert_jax.finetuning.squad import Question, read_questions
@@ -89,6 +90,8 @@ class SquadTask:
 def squad_task(config: ConfigDict, encoding: Encoding) -> SquadTask:
     """The official JSON in `data.path`. InputError where a file cannot be read."""
     task = config.task
+    if task.test:
+        raise InputError(f"task.test={task.test}: answers of SQuAD are predicted, and scored, for task.dev")
     version = "v2.0" if task.version_2 else "v1.1"
     usual = {"train": (f"train-{version}.json",), "dev": (f"dev-{version}.json",)}
     files = split_files(config, usual)
@@ -98,6 +101,11 @@ def squad_task(config: ConfigDict, encoding: Encoding) -> SquadTask:
         training = [question for question in training if not question.is_impossible]
     dev = read_questions(files["dev"], bad_rows, training=False) if "dev" in files else None
     bad_rows.report()
+    if not task.version_2 and (open_ones := [question for question in dev or () if not question.answers]):
+        raise InputError(
+            f"{files['dev']}: question {open_ones[0].id} and {len(open_ones) - 1} others have no answer to compare "
+            "with; SQuAD 2.0, where some have none, is --config=finetune/squad:2.0"
+        )
     return SquadTask(
         training, dev, encoding, version_2=task.version_2, doc_stride=task.doc_stride,
         max_query_length=task.max_query_length, n_best=task.n_best, max_answer_length=task.max_answer_length,

@@ -7,9 +7,10 @@
 each also as .gz, .bz2 or .zst.
 """
 
+import dataclasses
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -25,6 +26,8 @@ TEXT_FIELDS = (
     ("question1", "question2"), ("question", "sentence"), ("sentence",),
 )  # fmt: skip
 """What texts are called where nobody says: the first of these that a file has."""
+
+_LISTED = 20  # names in a message
 
 _FORMATS = {".csv": csv_rows, ".tsv": tsv_rows, ".jsonl": json_rows, ".json": json_rows}
 
@@ -48,6 +51,17 @@ def format_of(path: str | PathLike[str]) -> str:
     for ending in COMPRESSED:
         name = name.removesuffix(ending)
     return name[name.rfind(".") :] if "." in name else ""
+
+
+def find_fields(path: str | PathLike[str], fields: TextFields) -> TextFields:
+    """`fields` with the texts that a file has where they name none, for other files of the same kind.
+
+    Raises InputError as `read_texts` does; of a file without a row it tells nothing.
+    """
+    for line, row in _rows_of(path, BadRows()):
+        texts = _choose_fields(f"{path}:{line}", row, fields, columns=False, labelled=False)
+        return dataclasses.replace(fields, texts=texts)
+    return fields
 
 
 def read_texts(
@@ -78,11 +92,9 @@ def read_texts(
       InputError: an unknown format, a file that cannot be read, no such columns in it, or no usable row.
     """
     kind = format_of(path)
-    if kind not in _FORMATS:
-        raise InputError(f"{path}: the name has to end in {', '.join(_FORMATS)}, or in that and .gz, .bz2 or .zst")
     found: list[tuple[int, str, list[str], Any]] = []  # line, id, texts, label as it is written
     names: tuple[str, ...] = ()
-    for line, row in _FORMATS[kind](str(path), bad_rows):
+    for line, row in _rows_of(path, bad_rows):
         if not names:
             names = _choose_fields(f"{path}:{line}", row, fields, columns=kind in (".csv", ".tsv"), labelled=labelled)
         try:
@@ -99,12 +111,13 @@ def read_texts(
     examples = []
     for line, identity, texts, label in found:
         if classified and label not in numbers:
-            bad_rows.add(path, line, f"unknown label {label!r:.60}; there are: {', '.join(classes)}")
+            bad_rows.add(path, line, f"unknown label {label!r:.60}; there are: {_listed(classes)}")
             continue
         value = numbers[label] if classified else label
         examples.append(TextExample(identity, texts[0], texts[1] if len(texts) > 1 else None, value))
     if not examples:
-        raise InputError(f"{path}: no usable row; rows need {' and '.join(names or ('a text',))} and a label")
+        wanted = [*(names or ("a text",)), *(["a label"] if labelled else [])]
+        raise InputError(f"{path}: no usable row; rows need {' and '.join(wanted)}")
     return examples, classes
 
 
@@ -114,16 +127,38 @@ def write_predictions(path: str | PathLike[str], ids: Iterable[str], predictions
     write_lines(path, ["id\tprediction", *rows])
 
 
+def are_scores(labels: Iterable[str]) -> bool:
+    """Whether labels are numbers that are not all whole."""
+    try:
+        numbers = [float(label) for label in labels]
+    except ValueError:
+        return False
+    return not all(number.is_integer() for number in numbers)
+
+
+def _rows_of(path: str | PathLike[str], bad_rows: BadRows) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line, row) of a file in one of the formats."""
+    if (kind := format_of(path)) not in _FORMATS:
+        raise InputError(f"{path}: the name has to end in {', '.join(_FORMATS)}, or in that and .gz, .bz2 or .zst")
+    return _FORMATS[kind](str(path), bad_rows)
+
+
+def _listed(names: Iterable[str]) -> str:
+    """In quotes, which show spaces, and not all of many."""
+    shown = [repr(name) for name in names]
+    return ", ".join(shown if len(shown) <= _LISTED else [*shown[:_LISTED], f"... {len(shown)} in all"])
+
+
 def _choose_fields(
     where: str, row: dict[str, Any], fields: TextFields, *, columns: bool, labelled: bool
 ) -> tuple[str, ...]:
     """The names of the texts; where all rows have the same columns, what is missing is an error at once."""
-    there = ", ".join(row)
+    there = _listed(row)
     if len(fields.texts) > 2:
         raise InputError(f"{', '.join(fields.texts)}: the model reads one text or two, not {len(fields.texts)}")
     names = fields.texts or next((names for names in TEXT_FIELDS if all(name in row for name in names)), ())
     if not names:
-        raise InputError(f"{where}: which of {there} are texts? Name one field or two")
+        raise InputError(f"{where}: which of {there} are texts? Name the one or the two that are")
     if columns:
         for name in (*names, *((fields.label,) if labelled else ())):
             if name not in row:

@@ -1,5 +1,6 @@
 """GLUE's tasks and one's own texts, as tasks to train on: both are examples of one text or two with a label."""
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from bert_jax.finetuning.encoded_rows import Encoding, Rows
 from bert_jax.finetuning.examples import TextExample, encode_examples
 from bert_jax.finetuning.rows import write_lines
 from bert_jax.finetuning.task import Outputs, Split
+
+log = logging.getLogger(__name__)
 
 
 def classes_or_scores(outputs: Outputs, *, regression: bool) -> np.ndarray:
@@ -39,7 +42,7 @@ class TextTask:
       classes: their names by number; none for a regression.
       metric_names: of `metrics.METRICS`.
       examples: of each split, the first of which is trained on.
-      submission: writes what GLUE takes for a split, or None where it takes nothing.
+      fields: what the columns of one's own files are called, found or given.
     """
 
     name: str
@@ -66,7 +69,11 @@ class TextTask:
 
     def about(self) -> dict[str, Any]:
         fields = self.fields or text.TextFields()
-        return {"name": self.name, "classes": list(self.classes), "texts": list(fields.texts), "id": fields.id}
+        is_pair = any(example.text_b is not None for example in self.examples["train"])
+        return {
+            "name": self.name, "classes": list(self.classes), "texts": list(fields.texts), "id": fields.id,
+            "is_pair": is_pair,
+        }  # fmt: skip
 
     def train(self) -> Rows:
         return self._rows("train")
@@ -123,19 +130,27 @@ def own_task(config: ConfigDict, encoding: Encoding) -> TextTask:
     task = config.task
     if not task.train:
         raise InputError("task.train is empty: name the file to train on, --config.task.train=FILE")
+    if task.text_pair and not task.text:
+        raise InputError(f"task.text_pair={task.text_pair} is the second text: task.text names the first")
     texts = tuple(name for name in (task.text, task.text_pair) if name)
-    fields = text.TextFields(texts, task.label)
+    fields = text.find_fields(os.path.join(config.data.path, task.train), text.TextFields(texts, task.label))
     bad_rows = BadRows(strict=config.data.strict)
 
     def read(file: str, labels: tuple[str, ...] | None, *, labelled: bool = True) -> tuple:
-        path = os.path.join(config.data.path, file) if config.data.path else file
         return text.read_texts(
-            path, bad_rows, fields=fields, labels=labels, regression=task.regression, labelled=labelled
+            os.path.join(config.data.path, file),
+            bad_rows,
+            fields=fields,
+            labels=labels,
+            regression=task.regression,
+            labelled=labelled,
         )
 
     train, classes = read(task.train, None)
     if not task.regression and len(classes) < 2:
         raise InputError(f"{task.train}: all labels are {classes[0]!r}: there is nothing to tell apart")
+    if len(classes) > 2 and text.are_scores(classes):
+        log.warning("the %d labels are numbers, which are told apart: task.regression=True predicts them", len(classes))
     examples = {"train": train}
     if task.dev:
         examples["dev"], _ = read(task.dev, classes or None)

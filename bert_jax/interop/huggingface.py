@@ -88,7 +88,8 @@ def export(checkpoint: Checkpoint, output: str) -> str:
         described = model_config(config, tokenizer, architecture)
         weights = state_dict(checkpoint.load_parameters(), config, heads)
     with whole_folder(folder, last=CONFIG) as partial:
-        tokenizer.save_huggingface(str(partial), model_max_length=config.max_position_embeddings)
+        longest = checkpoint.task["max_seq_len"] if checkpoint.task is not None else config.max_position_embeddings
+        tokenizer.save_huggingface(str(partial), model_max_length=longest)
         (partial / CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
         save_file(weights, str(partial / WHOLE), metadata={"format": "pt"})
     return architecture

@@ -272,7 +272,13 @@ def open_checkpoint(location: str) -> Checkpoint:
         raise InputError(f"{location} does not exist: a checkpoint is {what}")
     path = newest_step(given) or given
     if not all(remote.exists(path / item) for item in ("parameters", "bert_config")) or not _is_whole(path):
-        raise InputError(f"{location} holds no complete checkpoint: give {what}")
+        inside = (
+            sorted(child.name for child in given.iterdir() if newest_step(child))
+            if not remote.is_remote(given) and given.is_dir()
+            else []
+        )
+        several = f"; {inside[0]} in it does{', as others do' * (len(inside) > 1)}" if inside else ""
+        raise InputError(f"{location} holds no complete checkpoint{several}: give {what}")
     from_run, has_heads, is_of_task = (remote.exists(path / item) for item in ("position", "heads", "task"))
     of_run = ("config", "position") if from_run else ()
     items = ("bert_config", "tokenizer", *of_run, *["heads"] * has_heads, *["task"] * is_of_task)

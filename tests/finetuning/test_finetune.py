@@ -105,6 +105,7 @@ def test_a_task_is_learned_and_what_belongs_to_it_is_there(run: Path, task: Path
     assert np.mean([said == label for (_, said), (_, label) in zip(predicted[1:], gold, strict=True)]) > 0.8
     found = open_checkpoint(str(run))
     assert found.task["classes"] == sorted(helpers.TOPICS)
+    assert (found.task["texts"], found.task["is_pair"]) == (["text"], False)
     assert found.heads == ("pooler",)
 
 
@@ -118,6 +119,29 @@ def test_predict_says_the_same_with_probabilities(run: Path, task: Path, tmp_pat
     for line in said:
         assert sum(line["probabilities"].values()) == pytest.approx(1, abs=1e-4)
         assert max(line["probabilities"], key=line["probabilities"].get) == line["prediction"]
+
+
+def test_predict_reads_the_columns_that_were_trained_on(run: Path, task: Path, tmp_path: Path, capsys):
+    """Another one on request, and never two where it was one."""
+    with (task / "test.csv").open() as file:
+        texts = [row["text"] for row in csv.DictReader(file)]
+    rows = [{"other": "the moon", "first": text, "text": text, "second": "a b"} for text in texts]
+    source = tmp_path / "new.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    output = tmp_path / "deeper" / "said.jsonl"
+    command = ["predict", "--checkpoint", str(run), "--input", str(source), "--output", str(output)]
+    said = []
+    for more in ([], ["--text", "first"], ["--text", "other"]):
+        assert main([*command, *more]) == 0
+        said.append([json.loads(line)["prediction"] for line in output.read_text().splitlines()])
+    written = [line.split("\t")[1] for line in (run / "predictions" / "test.tsv").read_text().splitlines()[1:]]
+    assert said[0] == said[1] == written != said[2]
+    capsys.readouterr()
+    assert main([*command, "--text", "first", "second"]) == 2
+    assert "was trained on one text a row" in capsys.readouterr().err
+    source.write_text(source.read_text() + "[]\n")
+    assert main([*command, "--strict"]) == 2
+    assert "new.jsonl:21" in capsys.readouterr().err
 
 
 def test_a_fine_tuned_encoder_is_a_checkpoint_like_others(run: Path, task: Path, tmp_path: Path):
@@ -169,6 +193,9 @@ def test_a_finished_run_scores_again_and_another_is_refused(run: Path, checkpoin
     (tmp_path / "task" / "train.csv").write_text("".join(rows[:-1]))
     with pytest.raises(InputError, match="other examples"):
         finetune(config_of(checkpoint, tmp_path / "task"), str(run))
+    shutil.copytree(checkpoint, tmp_path / "encoder")
+    with pytest.raises(InputError, match=r"another config \(init"):
+        finetune(config_of(tmp_path / "encoder", task), str(run))
 
 
 @pytest.mark.long
@@ -237,6 +264,7 @@ def test_bad_rows_are_named_or_refused(checkpoint: Path, task: Path, tmp_path: P
     ("overrides", "message"),
     [
         ({"init": ""}, "init is empty"),
+        ({"task__text": "", "task__text_pair": "sentence"}, "task.text names the first"),
         ({"task__train": ""}, "task.train is empty"),
         ({"task__kind": "poem"}, "task.kind has to be one of"),
         ({"task__max_seq_len": 65}, "reads 64 tokens at the most"),
@@ -269,7 +297,7 @@ def test_an_exported_model_says_the_same_in_transformers(kind, architecture, che
     before = open_checkpoint(str(checkpoint))
     head = TaskHead(kind, {"classify": 3, "regress": 1, "choose": 2, "span": 2, "tag": 4}[kind])
     graph, parameters = initialize(before.bert_config, jax.random.key(3), build=BertForTask, head=head)
-    about = {"kind": kind, "size": head.size, "bilstm": 0, "name": "made up"}
+    about = {"kind": kind, "size": head.size, "bilstm": 0, "name": "made up", "max_seq_len": 24}
     about |= {"classes": ["a", "b", "c"]} if kind == "classify" else {"tags": list("OBIE")} if kind == "tag" else {}
     heads = ("pooler",) if "pooler" in parameters else ()
     save_parameters(
@@ -277,6 +305,7 @@ def test_an_exported_model_says_the_same_in_transformers(kind, architecture, che
         heads=heads, task=about,
     )  # fmt: skip
     assert main(["export", "--checkpoint", str(tmp_path / "model"), "--output", str(tmp_path / "hf")]) == 0
+    assert json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())["model_max_length"] == 24
     load = getattr(transformers, f"BertFor{architecture}").from_pretrained
     theirs, loading = load(str(tmp_path / "hf"), output_loading_info=True)
     assert not loading["missing_keys"]

@@ -85,6 +85,18 @@ def test_entities_are_learned(document_context, checkpoint: Path, tmp_path: Path
     assert [" ".join(line.split()[:2]) for line in written if line] == [line for line in gold if line]
 
 
+def test_words_without_tags_are_tagged_and_a_file_without_entities_is_refused(checkpoint: Path, tmp_path: Path):
+    write_entities(tmp_path / "train.conll", 40, 0)
+    (tmp_path / "test.conll").write_text("-DOCSTART-\n\nthe\nship\n\nmoon\n")
+    finetune(config_of("ner", checkpoint, tmp_path, num_epochs=1), str(tmp_path / "run"))
+    written = (tmp_path / "run" / "predictions" / "test.conll").read_text().splitlines()
+    assert [line.split()[0] for line in written if line] == ["the", "ship", "moon"]
+    assert all(len(line.split()) == 2 for line in written if line)
+    (tmp_path / "train.conll").write_text("the O\nship SEA\n\nthe O\n\n")
+    with pytest.raises(InputError, match=r"train\.conll: no sentence that can be used has an entity"):
+        finetune(config_of("ner", checkpoint, tmp_path), str(tmp_path / "other"))
+
+
 def write_squad(path: Path, count: int, seed: int, *, version_2: bool) -> None:
     """The answer is the one word of the sea that a paragraph has, or none."""
     rng = random.Random(seed)
@@ -117,6 +129,17 @@ def test_answers_are_learned(version, checkpoint: Path, tmp_path: Path):
     predicted = json.loads((tmp_path / "run" / "predictions" / "predictions.json").read_text())
     assert set(predicted) == {f"q{number}" for number in range(30)}
     assert (tmp_path / "run" / "predictions" / "null_odds.json").exists() == (version == "2.0")
+
+
+def test_squad_1_wants_answers_and_has_no_test_file(checkpoint: Path, tmp_path: Path):
+    for name, version_2 in (("train", False), ("dev", True)):
+        write_squad(tmp_path / f"{name}-v1.1.json", 20, 0, version_2=version_2)
+    config = config_of("squad", checkpoint, tmp_path, task__doc_stride=16, task__max_query_length=8)
+    with pytest.raises(InputError, match=r"dev-v1\.1\.json: question q\d+ and \d+ others have no answer .*/squad:2\.0"):
+        finetune(config, str(tmp_path / "run"))
+    config.task.test = "test.json"
+    with pytest.raises(InputError, match=r"task\.test=test\.json"):
+        finetune(config, str(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("name", ["swag", "ner", "squad"])

@@ -1,6 +1,7 @@
 """The search over learning rates and seeds."""
 
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -8,7 +9,7 @@ import pytest
 from etils import epath
 from jax.experimental.compilation_cache import compilation_cache
 
-from bert_jax.config import load_config
+from bert_jax.config import load_config, set_key
 from bert_jax.errors import InputError, Interrupted
 from bert_jax.finetuning import search as module
 from bert_jax.finetuning.finetune import finetune
@@ -86,7 +87,7 @@ def test_what_is_reported():
     assert found["by_learning_rate"]["5e-05"] == {
         "median": 0.6, "best": 0.9, "worst": 0.5, "scores": {"0": 0.5, "1": 0.9, "2": 0.6}
     }  # fmt: skip
-    assert found["best"] == {"learning_rate": 5e-5, "seed": 1, "score": 0.9}
+    assert found["best"] == {"learning_rate": 5e-5, "seed": 1, "score": 0.9, "folder": "lr-5e-05-seed-1"}
     assert (found["learning_rate"], found["median"], found["spread"]) == (2e-5, 0.75, pytest.approx(0.1))
     assert found["results"]["2"] == result(0.75)["scores"]
     assert list(found["results"]) == ["0", "1", "2"]
@@ -100,9 +101,36 @@ def test_what_cannot_be_searched_is_refused(checkpoint: Path, folder: Path):
     without.task.dev = ""
     with pytest.raises(InputError, match="no split with labels to choose by"):
         search(without, str(folder / "runs"))
-    without.num_epochs = 2
-    with pytest.raises(InputError, match=r"another config \(num_epochs 1 -> 2\)"):
-        search(without, str(folder / "runs"))
+    assert not list((folder / "runs").glob("*/checkpoints"))  # which is known before any of the runs
+
+
+def test_what_is_finished_is_of_the_same_config_data_and_encoder(checkpoint: Path, folder: Path, tmp_path: Path):
+    config = config_of(checkpoint, folder, seeds="(1,)")
+    found = search(config, str(tmp_path / "runs"))
+    for change, said in (
+        ({"num_epochs": 2}, r"another config \(num_epochs 1 -> 2\)"),
+        ({"data.path": str(tmp_path / "other")}, r"data\.path '.*' -> '.*other'"),
+        ({"init": str(tmp_path / "encoder")}, r"init '.*' -> '.*encoder'"),
+    ):
+        another = config.copy_and_resolve_references()
+        for key, value in change.items():
+            set_key(another, key, str(value))
+        with pytest.raises(InputError, match=said):
+            search(another, str(tmp_path / "runs"))
+    assert search(config, str(tmp_path / "runs")) == found
+
+
+def test_what_has_been_moved_is_the_same(checkpoint: Path, folder: Path, tmp_path: Path):
+    shutil.copytree(checkpoint, tmp_path / "encoder")
+    (tmp_path / "data").mkdir()
+    for name in ("train.csv", "dev.csv"):
+        (folder / name).rename(tmp_path / "data" / name)
+    config = config_of(tmp_path / "encoder", tmp_path / "data", seeds="(1,)")
+    found = search(config, str(tmp_path / "runs"))
+    for name in ("encoder", "data"):
+        (tmp_path / name).rename(tmp_path / f"{name}-moved")
+    moved = config_of(tmp_path / "encoder-moved", tmp_path / "data-moved", seeds="(1,)")
+    assert search(moved, str(tmp_path / "runs")) == found
 
 
 def test_no_process_reads_a_result_before_the_first_one_has_written_it(checkpoint: Path, folder: Path, monkeypatch):

@@ -11,7 +11,7 @@ import zstandard
 from bert_jax.errors import InputError
 from bert_jax.finetuning.bad_rows import BadRows
 from bert_jax.finetuning.examples import TextExample
-from bert_jax.finetuning.text import TextFields, read_texts, write_predictions
+from bert_jax.finetuning.text import TextFields, are_scores, find_fields, read_texts, write_predictions
 
 
 def write(path: Path, content: str) -> Path:
@@ -69,14 +69,14 @@ def test_names_that_are_said(tmp_path: Path):
     path = write(tmp_path / "a.csv", "key,text,query,stars\n7,no,yes,4.5\n")
     fields = TextFields(texts=("query", "text"), label="stars", id="key")
     assert read_texts(path, BadRows(), fields=fields, regression=True) == ([TextExample("7", "yes", "no", 4.5)], ())
-    with pytest.raises(InputError, match=r"a\.csv:2: no column 'label'; there are: key, text, query, stars"):
+    with pytest.raises(InputError, match=r"a\.csv:2: no column 'label'; there are: 'key', 'text', 'query', 'stars'"):
         read_texts(path, BadRows())
     with pytest.raises(InputError, match="no column 'body'"):
         read_texts(path, BadRows(), fields=TextFields(texts=("body",)))
     with pytest.raises(InputError, match="one text or two, not 3"):
         read_texts(path, BadRows(), fields=TextFields(texts=("key", "text", "query")))
     path = write(tmp_path / "b.csv", "key,stars\n7,4\n")
-    with pytest.raises(InputError, match="which of key, stars are texts"):
+    with pytest.raises(InputError, match="which of 'key', 'stars' are texts"):
         read_texts(path, BadRows())
 
 
@@ -101,7 +101,7 @@ def test_classes_that_are_given(tmp_path: Path):
     examples, labels = read_texts(path, bad_rows, labels=("good", "bad"))
     assert ([example.label for example in examples], labels) == ([0, 1], ("good", "bad"))
     assert bad_rows.counts == {str(path): 1}
-    with pytest.raises(InputError, match=r"dev\.csv:3: unknown label 'ugly'; there are: good, bad"):
+    with pytest.raises(InputError, match=r"dev\.csv:3: unknown label 'ugly'; there are: 'good', 'bad'"):
         read_texts(path, BadRows(strict=True), labels=("good", "bad"))
 
 
@@ -164,6 +164,40 @@ def test_scores_are_finite_numbers(tmp_path: Path, label: object):
     examples, _ = read_texts(path, bad_rows, regression=True)
     assert [example.label for example in examples] == [-2.0, 3.0]
     assert bad_rows.counts == {str(path): 1}
+
+
+def test_a_quote_that_nothing_closes_takes_its_line_alone(tmp_path: Path):
+    rows = ['"he said ""no"""', '"two\nlines"', '"open', "plain", '"closed"', '"again', "last"]
+    path = write(tmp_path / "a.csv", "text,label\n" + "".join(f"{row},1\n" for row in rows))
+    bad_rows = BadRows()
+    examples, _ = read_texts(path, bad_rows)
+    assert [(example.id, example.text_a) for example in examples] == [
+        ("2", 'he said "no"'), ("3", "two\nlines"), ("6", "plain"), ("7", "closed"), ("9", "last"),
+    ]  # fmt: skip
+    assert bad_rows.counts == {str(path): 2}
+
+
+@pytest.mark.parametrize("kind", [".csv", ".tsv"])
+def test_two_columns_of_one_name_are_refused(tmp_path: Path, kind: str):
+    path = write(tmp_path / f"a{kind}", "text,text,label\na,b,1\n".replace(",", "," if kind == ".csv" else "\t"))
+    with pytest.raises(InputError, match="two columns are called 'text'"):
+        read_texts(path, BadRows())
+
+
+def test_what_a_file_calls_its_texts(tmp_path: Path):
+    path = write(tmp_path / "a.csv", "sentence2,sentence1,label\na,b,1\n")
+    fields = TextFields(label="stars", id="key")
+    assert find_fields(path, fields) == TextFields(("sentence1", "sentence2"), "stars", "key")
+    assert find_fields(path, TextFields(("sentence2",))) == TextFields(("sentence2",))
+    assert find_fields(write(tmp_path / "b.csv", "text,label\n"), fields) == fields
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [(("0.5", "1"), True), (("0", "1"), False), (("1.0", "2.0"), False), (("0.5", "high"), False)],
+)
+def test_labels_that_look_like_scores(labels: tuple[str, ...], expected: bool):
+    assert are_scores(labels) == expected
 
 
 def test_files_that_cannot_be_read(tmp_path: Path):
