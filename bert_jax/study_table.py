@@ -20,6 +20,7 @@ PERPLEXITY = "perplexity"
 """The name of its column."""
 LOWER_IS_BETTER = {PERPLEXITY}
 _DIGITS = {PERPLEXITY: 2}  # that are shown behind the point; 1 of all other columns
+_PANELS_ACROSS = 5
 _LETTERS_AN_INCH = 10  # of a figure's title
 
 
@@ -193,14 +194,18 @@ def _literal(text: str) -> str:
 
 def _draw(table: Table, file: Any) -> None:
     """A panel a column: every restart, the mean, and the paper, each as the difference to the first row."""
-    width, height = 2.6 * len(table.columns) + 2.2, 0.42 * len(table.rows) + 1.9
+    down = -(-len(table.columns) // _PANELS_ACROSS)
+    across = -(-len(table.columns) // down)
+    width, height = 2.6 * across + 2.2, (0.42 * len(table.rows) + 0.8) * down + 1.1
     figure, axes = pyplot.subplots(
-        1, len(table.columns), figsize=(width, height), sharey=True, squeeze=False, layout="constrained"
+        down, across, figsize=(width, height), sharey=True, squeeze=False, layout="constrained"
     )
     restart: dict[str, Any] = {"color": "C0", "marker": "o", "alpha": 0.3, "markersize": 4, "linestyle": ""}
     mean: dict[str, Any] = {"color": "C0", "marker": "|", "markersize": 16, "markeredgewidth": 2.5, "linestyle": ""}
     paper: dict[str, Any] = {"color": "C1", "marker": "D", "markerfacecolor": "none", "markersize": 7, "linestyle": ""}
-    for panel, column in zip(axes[0], table.columns, strict=True):
+    for panel in axes.flat[len(table.columns) :]:
+        panel.set_visible(False)
+    for panel, column in zip(axes.flat, table.columns, strict=False):
         first = table.cells.get((table.rows[0], column))
         panel.axvline(0.0, color="gray", linewidth=0.8)
         for y, row in enumerate(table.rows):

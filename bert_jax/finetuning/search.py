@@ -76,7 +76,6 @@ def search(config: ConfigDict, workdir: str, *, stop: StopSignal | None = None, 
     with shared_programs(folder):
         for (rate, seed), of_one in runs.items():
             one = folder / folder_of(rate, seed)
-            log.info("learning rate %g, seed %d", rate, seed)
             results.setdefault(rate, {})[seed] = _result(of_one, one, stop, bars)
     found = summarize(results)
     if is_first():
@@ -98,6 +97,7 @@ def _result(config: ConfigDict, folder: epath.Path, stop: StopSignal | None, bar
     if remote.exists(path):
         check_same_run(folder, _read(folder / CONFIG_FILE), config, sources=("init", "data.path"))
     else:
+        log.info("learning rate %g, seed %d", config.optimizer.learning_rate, config.seed)
         finetune(config, str(folder), needs_scores=True, stop=stop, bars=bars)
         wait_for_first()  # it writes what all of them read
     return _read(path)
