@@ -1,4 +1,4 @@
-"""The reference run on a CPU: BERT-Tiny, 41 M tokens sequences of 32 and then of 128, within 40 minutes on two cores.
+"""The reference run on a CPU: BERT-Tiny on 41 M tokens, of 32 and then of 128 a row, within 40 minutes on two cores.
 
     benchmarks/reference_cpu.sh
 

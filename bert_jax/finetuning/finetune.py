@@ -75,7 +75,7 @@ def finetune(
     Args:
       config: the run; see `configs/finetune/default.py`.
       workdir: where checkpoints, metrics and predictions go.
-      needs_scores: whether a task without a split to score is an InputError.
+      needs_scores: whether a task without a split to score is an InputError: a search chooses by it.
       stop: a `StopSignal` that is active already; by default one is for as long as this runs.
       bars: how progress is shown.
 
@@ -108,7 +108,7 @@ def _finetune(
     task: Task = TASKS[config.task.kind](config, encoding)
     rows, splits = task.train(), task.splits()
     if needs_scores and not any(split.score for split in splits):
-        raise InputError("search: there is no split with labels to choose by: give the task a dev set")
+        raise InputError("there is no split with labels to choose a run by: give the task a dev set")
     order = Order(rows, config)
     log.info(
         "%s: %d examples to train on, %d steps; %s", task.name, len(rows), order.total_steps,

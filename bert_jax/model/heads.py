@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.model.config import BertConfig
-from bert_jax.model.layers import Key, LayerNorm, activation, parameter, project, truncated_normal
+from bert_jax.model.layers import Key, LayerNorm, activation, parameter, truncated_normal
 
 
 class Pooler(nnx.Module):
@@ -40,12 +40,13 @@ class MaskedLanguageModelHead(nnx.Module):
         """x [B, L, D] at masked_positions [B, P] to fp32 logits [B, P, V]; those of the padding are -inf."""
         dtype = x.dtype
         x = jnp.take_along_axis(x, masked_positions[:, :, None], axis=1)
-        x = project("nd,de->ne", x, self.kernel[...]) + self.bias[...].astype(dtype)
+        x = x.reshape(-1, x.shape[-1])  # to the end on one axis of predictions, as in `project`
+        x = jnp.einsum("nd,de->ne", x, self.kernel[...].astype(dtype)) + self.bias[...].astype(dtype)
         x = self.norm(activation(self.hidden_act, x))
-        x2d = x.reshape(-1, x.shape[-1])
-        logits = jnp.einsum("nd,vd->nv", x2d, word_embeddings.astype(dtype), preferred_element_type=jnp.float32)
+        logits = jnp.einsum("nd,vd->nv", x, word_embeddings.astype(dtype), preferred_element_type=jnp.float32)
         is_word = jnp.arange(logits.shape[-1]) < self.vocab_size
-        return jnp.where(is_word, logits + self.output_bias[...], -jnp.inf).reshape(*x.shape[:2], -1)
+        logits = jnp.where(is_word, logits + self.output_bias[...], -jnp.inf)
+        return logits.reshape(*masked_positions.shape, -1)
 
 
 class NextSentenceHead(nnx.Module):

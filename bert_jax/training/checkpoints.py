@@ -260,6 +260,12 @@ def _is_whole(folder: epath.Path) -> bool:
     return remote.patiently(folder, lambda: ocp.utils.is_checkpoint_finalized(folder))
 
 
+def _workdirs_in(folder: epath.Path) -> list[str]:
+    """The names of those with a complete step: a search has several. Of a remote folder none, which would take long."""
+    is_local = not remote.is_remote(folder) and folder.is_dir()
+    return sorted(child.name for child in folder.iterdir() if newest_step(child)) if is_local else []
+
+
 def open_checkpoint(location: str) -> Checkpoint:
     """The checkpoint at a CHECKPOINT: a workdir (its newest complete step), a step's folder, or imported parameters.
 
@@ -272,13 +278,8 @@ def open_checkpoint(location: str) -> Checkpoint:
         raise InputError(f"{location} does not exist: a checkpoint is {what}")
     path = newest_step(given) or given
     if not all(remote.exists(path / item) for item in ("parameters", "bert_config")) or not _is_whole(path):
-        inside = (
-            sorted(child.name for child in given.iterdir() if newest_step(child))
-            if not remote.is_remote(given) and given.is_dir()
-            else []
-        )
-        several = f"; {inside[0]} in it does{', as others do' * (len(inside) > 1)}" if inside else ""
-        raise InputError(f"{location} holds no complete checkpoint{several}: give {what}")
+        runs = "".join(f" ({name} in it does)" for name in _workdirs_in(given)[:1])
+        raise InputError(f"{location} holds no complete checkpoint{runs}: give {what}")
     from_run, has_heads, is_of_task = (remote.exists(path / item) for item in ("position", "heads", "task"))
     of_run = ("config", "position") if from_run else ()
     items = ("bert_config", "tokenizer", *of_run, *["heads"] * has_heads, *["task"] * is_of_task)

@@ -14,6 +14,7 @@ from bert_jax.errors import InputError, Interrupted
 from bert_jax.finetuning import search as module
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.search import is_search, search, summarize
+from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.programs import shared_programs
 
 
@@ -34,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_pair_is_run_once_whatever_happens_between(checkpoint: Path, folder: Path, monkeypatch):
+def test_each_pair_is_run_once_whatever_happens_between(checkpoint: Path, folder: Path, monkeypatch, caplog):
     runs = []
 
     def interrupted_once(config, workdir, **options):
@@ -48,12 +49,20 @@ def test_each_pair_is_run_once_whatever_happens_between(checkpoint: Path, folder
     assert is_search(config)
     with pytest.raises(Interrupted):
         search(config, str(folder / "runs"))
-    found = search(config, str(folder / "runs"))
+    with caplog.at_level("INFO"):
+        found = search(config, str(folder / "runs"))
+    assert "learning rate 0.001, seed 4" in caplog.text
     assert [run[:2] for run in runs] == [(1e-2, 3), (1e-2, 4), (1e-2, 4), (1e-3, 3), (1e-3, 4)]
     assert runs[0][2] == "lr-0.01-seed-3"
     assert json.loads((folder / "runs" / "search.json").read_text()) == found
-    assert search(config, str(folder / "runs")) == found
+    assert open_checkpoint(str(folder / "runs" / found["best"]["folder"])).task is not None
+    with pytest.raises(InputError, match=r"runs holds no complete checkpoint \(lr-0\.001-seed-3 in it does\)"):
+        open_checkpoint(str(folder / "runs"))
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        assert search(config, str(folder / "runs")) == found
     assert len(runs) == 5
+    assert "learning rate" not in caplog.text  # what is finished is not named
     assert found["metric"] == "accuracy"
     assert set(found["by_learning_rate"]) == {"0.01", "0.001"}
 
@@ -99,7 +108,7 @@ def test_what_cannot_be_searched_is_refused(checkpoint: Path, folder: Path):
         search(config_of(checkpoint, folder, seeds="(1, 1)"), str(folder / "runs"))
     without = config_of(checkpoint, folder, seeds="(1, 2)").copy_and_resolve_references()
     without.task.dev = ""
-    with pytest.raises(InputError, match="no split with labels to choose by"):
+    with pytest.raises(InputError, match="no split with labels to choose a run by"):
         search(without, str(folder / "runs"))
     assert not list((folder / "runs").glob("*/checkpoints"))  # which is known before any of the runs
 

@@ -1,6 +1,7 @@
 """Studies: rows that are pre-trained and fine-tuned, and the table that comes of them."""
 
 import json
+import struct
 from pathlib import Path
 
 import jax
@@ -304,6 +305,18 @@ def test_names_in_the_figure_are_no_mathematics(tmp_path: Path):
     table = Table(row, "", [row], [row], {(row, row): Cell([3.0, 4.0])})
     write_table(table, epath.Path(tmp_path))
     assert (tmp_path / "table.png").stat().st_size
+
+
+def test_a_figure_of_many_columns_has_several_lines(tmp_path: Path):
+    def size(columns: int) -> tuple[int, int]:
+        names = [f"column {number}" for number in range(columns)]
+        table = Table("T", "", names, ["row"], {("row", name): Cell([3.0, 4.0]) for name in names})
+        write_table(table, epath.Path(tmp_path))
+        return struct.unpack(">II", (tmp_path / "table.png").read_bytes()[16:24])
+
+    (of_five, one_line), (of_seven, two_lines), (of_eight, _) = size(5), size(7), size(8)
+    assert of_seven == of_eight < of_five  # four in a line
+    assert two_lines > 1.5 * one_line
 
 
 @pytest.fixture(scope="module")
