@@ -79,6 +79,10 @@ def divide(sums: Sums, by: Sums) -> Sums:
     }
 
 
+NEXT_SENTENCE_PARTS = ("pooler", "nsp_head")
+"""Parts of the model that the next-sentence loss alone trains."""
+
+
 def pretraining(*, nsp: bool) -> Objective:
     """The paper's: the masked-LM loss plus, where `nsp`, the next-sentence loss."""
 

@@ -187,6 +187,11 @@ class PreparedDataset:
         """Instances in a split."""
         return int(self.block_sizes(split).sum())
 
+    @property
+    def separators_per_sequence(self) -> int:
+        """[SEP]s in a sequence: 1 without pairs, else 2."""
+        return 1 if self.info.options.get("pairs") == "none" else 2
+
     def block_sizes(self, split: str) -> np.ndarray:
         """int64 [blocks]: instances in each block of a split; none where there is no such split."""
         return self._blocks.get(split, np.zeros(0, np.int64))

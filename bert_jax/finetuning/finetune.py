@@ -168,7 +168,9 @@ def _finetune(
         max_nonfinite_steps=config.max_nonfinite_steps,
         about=lambda step: {"epoch": step / order.steps_an_epoch},
         evaluate=evaluate if scored else None,
-        save=lambda step, state: checkpointer.save(step, state, bert_config=model, dataset_hashes=(order.hash,)),
+        save=lambda step, state, unlogged: checkpointer.save(
+            step, state, bert_config=model, dataset_hashes=(order.hash,), unlogged=unlogged
+        ),
     )  # fmt: skip
     if start < order.total_steps:
         state, _ = run_steps(run, stretch, state)

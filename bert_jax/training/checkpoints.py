@@ -3,7 +3,8 @@
 WORKDIR/checkpoints/STEP/
   parameters     the model's
   optimizer      moments and counters
-  position       batches consumed, one integer, and the hash of what each phase has read, up to the present one
+  position       batches consumed, one integer, the hash of what each phase has read, up to the present one, and the
+                 sums of the metrics of steps that no logged row has yet
   bert_config    as bert_config.json
   tokenizer      the vocabulary and how it is applied
   config         the run's
@@ -88,6 +89,8 @@ class Checkpointer:
         )
         self._is_saving = False
         self._before_save: list[Callable[[], None]] = []
+        self.unlogged: dict[str, Any] | None = None
+        """Of the step that was restored: metrics that no logged row has yet; see `RunningMeans`."""
         self._about = {
             "tokenizer": tokenizer.to_json(),
             "config": json.loads(config.to_json_best_effort()),
@@ -103,10 +106,13 @@ class Checkpointer:
         """Calls `function` at the beginning of every save, such as one that writes down what belongs to the step."""
         self._before_save.append(function)
 
-    def save(self, step: int, state: TrainState, *, bert_config: BertConfig, dataset_hashes: Sequence[str]) -> None:
+    def save(
+        self, step: int, state: TrainState, *, bert_config: BertConfig, dataset_hashes: Sequence[str],
+        unlogged: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         """Starts saving `state`; the arrays are copied off the devices before this returns.
 
-        `dataset_hashes` are of what the phases have read that are begun.
+        `dataset_hashes` are of what the phases have read that are begun, `unlogged` what `RunningMeans.to_dict` says.
         """
         for function in self._before_save:
             function()
@@ -116,7 +122,9 @@ class Checkpointer:
             args=ocp.args.Composite(
                 parameters=ocp.args.StandardSave(state.parameters),
                 optimizer=ocp.args.StandardSave(_optimizer_item(state)),
-                position=ocp.args.JsonSave({"next_batch": step, "datasets": list(dataset_hashes)}),
+                position=ocp.args.JsonSave(
+                    {"next_batch": step, "datasets": list(dataset_hashes), "unlogged": unlogged}
+                ),
                 bert_config=ocp.args.JsonSave(bert_config.to_dict()),
                 **{name: ocp.args.JsonSave(value) for name, value in self._about.items()},
             ),
@@ -134,6 +142,7 @@ class Checkpointer:
                 ),
             )
         optimizer = restored.optimizer
+        self.unlogged = restored.position.get("unlogged")
         if restored.position["next_batch"] != int(optimizer["step"]):
             raise BertJaxError(f"{self._folder / str(step)}: data position and optimizer step differ: it is damaged")
         return TrainState(

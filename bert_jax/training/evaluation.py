@@ -1,6 +1,6 @@
 """Both pre-training losses on the eval split, beside the loss of a model that knows word frequencies alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -24,6 +24,23 @@ from bert_jax.training.sharding import parameter_shardings
 from bert_jax.training.train_step import make_eval_step
 
 
+def unigram_nats(datasets: Sequence[PreparedDataset], *, left_to_right: bool) -> np.ndarray:
+    """Returns what each token costs a model that knows only how often each is a target: float64 [V], in nats.
+
+    Masked targets are words of the training documents. A left-to-right model also predicts the [SEP]s, which are in no
+    document: they count as often as they stand among the targets of the training split's sequences.
+    """
+    counts = np.sum([dataset.token_counts() for dataset in datasets], axis=0).astype(np.float64)
+    if left_to_right:
+        separators = sum(dataset.size("train") * dataset.separators_per_sequence for dataset in datasets)
+        tokens = sum(int(dataset.lengths("train").sum(dtype=np.int64)) for dataset in datasets)
+        targets = tokens - sum(dataset.size("train") for dataset in datasets)  # all but [CLS]
+        share = separators / max(1, targets)
+        counts[datasets[0].tokenizer.sep_id] += counts.sum() * share / (1 - share)
+    counts += 1  # smoothing: a token that the training split lacks must not make the baseline infinite
+    return -np.log(counts / counts.sum())
+
+
 class Evaluator:
     """Evaluates parameters on fixed batches. `run` gives the means over all of them, sums over sums."""
 
@@ -32,11 +49,10 @@ class Evaluator:
         mesh: Mesh,
         eval_step: Callable[..., Any],
         loader: EvalLoader,
-        token_counts: np.ndarray,
         *,
         nsp: bool,
     ):
-        """`loader` is gone through anew in each `run`; `token_counts` [V] are those of the training split.
+        """`loader` is gone through anew in each `run`.
 
         `nsp` says whether the next-sentence loss is part of `loss`, as it is or is not in training.
         """
@@ -45,14 +61,13 @@ class Evaluator:
         self._eval_step = eval_step
         self._loader = loader
         self._rows = rows_here(mesh, loader.batch_size)
-        # Add-one smoothing: a token that the training split lacks must not make the baseline infinite.
-        self._unigram_nats = -np.log((token_counts + 1) / (token_counts + 1).sum())
+        self._unigram_nats = unigram_nats(loader.datasets, left_to_right=loader.masking is None)
 
     def run(self, parameters: Parameters, on_batch: Callable[[], Any] = lambda: None) -> dict[str, float]:
         """`loss, mlm_loss, mlm_accuracy, nsp_loss, nsp_accuracy`, and `unigram_loss`: losses in nats.
 
-        `unigram_loss` is what predicting every masked token from the training split's word frequencies would cost on
-        the same targets: a model above it has learned nothing yet.
+        `unigram_loss` is what predicting every target from the training split's word frequencies would cost: a model
+        above it has learned nothing yet.
         """
         numerators: dict[str, float] = {}
         denominators: dict[str, float] = {}
@@ -109,7 +124,7 @@ def evaluate_checkpoint(checkpoint: str, data: str, *, batch_size: int = 64, bar
     loader = EvalLoader([dataset], batch_size=batch_size, left_to_right=found.bert_config.is_decoder)
     eval_step = make_eval_step(mesh, graph, shardings)
     nsp = config.objective.nsp if config else True
-    evaluator = Evaluator(mesh, eval_step, loader, dataset.token_counts(), nsp=nsp)
+    evaluator = Evaluator(mesh, eval_step, loader, nsp=nsp)
     parameters = found.load_parameters(shardings)
     with closing(bars(total=loader.batches, desc="evaluate", unit="batch")) as bar:
         return evaluator.run(parameters, on_batch=lambda: bar.update(1))

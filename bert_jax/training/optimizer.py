@@ -12,6 +12,7 @@ NVIDIA's recipe has it: what does not decay (LayerNorms, biases) is not scaled, 
 tensor is one of the paper's: of one layer, and query, key and value apart, however parameters are stacked here.
 """
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -56,8 +57,13 @@ class AdamState(NamedTuple):
     nu: Parameters
 
 
-def scale_by_adam(b1: float, b2: float, eps: float, *, bias_correction: bool) -> optax.GradientTransformation:
-    """Adam's direction with the reference's eps, outside the root, and bias correction as a choice."""
+def scale_by_adam(
+    b1: float, b2: float, eps: float, *, bias_correction: bool, untrained: Collection[str] = ()
+) -> optax.GradientTransformation:
+    """Adam's direction with the reference's eps, outside the root, and bias correction as a choice.
+
+    The direction of the parts of the model in `untrained` is 0, and their moments stay as they are.
+    """
 
     def init(parameters: Parameters) -> AdamState:
         def zeros() -> Parameters:
@@ -71,17 +77,24 @@ def scale_by_adam(b1: float, b2: float, eps: float, *, bias_correction: bool) ->
         nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * jnp.square(g), state.nu, gradients)
         correct_m, correct_v = (1 - b1**updates, 1 - b2**updates) if bias_correction else (1.0, 1.0)
         direction = jax.tree.map(lambda m, v: (m / correct_m) / (jnp.sqrt(v / correct_v) + eps), mu, nu)
+        for part in untrained:
+            mu, nu = {**mu, part: state.mu[part]}, {**nu, part: state.nu[part]}
+            direction = {**direction, part: jax.tree.map(jnp.zeros_like, direction[part])}
         return direction, AdamState(updates, mu, nu)
 
     return optax.GradientTransformation(init, update)
 
 
-def decay_mask(parameters: Parameters) -> Parameters:
-    """True for what decays: by name, everything but biases and what belongs to a LayerNorm or a mix of layers."""
+def decay_mask(parameters: Parameters, untrained: Collection[str] = ()) -> Parameters:
+    """True for what decays: by name, everything but biases and what belongs to a LayerNorm or a mix of layers.
+
+    The parts of the model in `untrained` do not decay.
+    """
 
     def decays(path: tuple[Any, ...], _: Any) -> bool:
         names = [entry.key for entry in path]
-        return not (names[-1].endswith("bias") or any(name.endswith(("norm", "mix")) for name in names))
+        is_kept = names[-1].endswith("bias") or any(name.endswith(("norm", "mix")) for name in names)
+        return not is_kept and names[0] not in untrained
 
     return jax.tree_util.tree_map_with_path(decays, parameters)
 
@@ -89,11 +102,12 @@ def decay_mask(parameters: Parameters) -> Parameters:
 _TENSOR_AXES = ("layers", "qkv")  # stack tensors that are the paper's own
 
 
-def scale_by_trust_ratio(logical_axes: Parameters) -> optax.GradientTransformation:
+def scale_by_trust_ratio(logical_axes: Parameters, untrained: Collection[str] = ()) -> optax.GradientTransformation:
     """LAMB's |p| / |u| for each tensor that decays, 1 where either norm is 0; all others are left as they are.
 
     Args:
       logical_axes: a tree like the parameters, of their axes' names.
+      untrained: as of `decay_mask`.
     """
 
     def scaled(u: jax.Array, p: jax.Array, decays: bool, axes: tuple[str | None, ...]) -> jax.Array:
@@ -105,22 +119,27 @@ def scale_by_trust_ratio(logical_axes: Parameters) -> optax.GradientTransformati
         return u * jnp.where(is_defined, norm_p / jnp.where(is_defined, norm_u, 1.0), 1.0)
 
     def update(updates: Parameters, state: Any, parameters: Any = None) -> tuple[Parameters, Any]:
-        return jax.tree.map(scaled, updates, parameters, decay_mask(parameters), logical_axes), state
+        return jax.tree.map(scaled, updates, parameters, decay_mask(parameters, untrained), logical_axes), state
 
     return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
 
 
-def make_optimizer(config: ConfigDict, logical_axes: Parameters) -> optax.GradientTransformation:
+def make_optimizer(
+    config: ConfigDict, logical_axes: Parameters, *, untrained: Collection[str] = ()
+) -> optax.GradientTransformation:
     """The transformation that turns gradients into a direction; the step scales it by minus the learning rate.
 
     Args:
       config: the `optimizer` section.
       logical_axes: a tree like the parameters, of their axes' names; see `abstract_parameters`.
+      untrained: parts of the model that the loss does not depend on. They keep their values, as variables without a
+        gradient do in the reference: weight decay alone would shrink them, and LAMB's trust ratio by the whole learning
+        rate at every step. Their moments are in the state all the same, so that a phase may train them.
     """
     # Always four links, so that the state has one structure and a run may go on with other settings.
     return optax.chain(
         optax.clip_by_global_norm(config.grad_clip_norm) if config.grad_clip_norm else optax.identity(),
-        scale_by_adam(config.b1, config.b2, config.eps, bias_correction=config.bias_correction),
-        optax.add_decayed_weights(config.weight_decay, mask=decay_mask),
-        scale_by_trust_ratio(logical_axes) if config.name == "lamb" else optax.identity(),
+        scale_by_adam(config.b1, config.b2, config.eps, bias_correction=config.bias_correction, untrained=untrained),
+        optax.add_decayed_weights(config.weight_decay, mask=lambda tree: decay_mask(tree, untrained)),
+        scale_by_trust_ratio(logical_axes, untrained) if config.name == "lamb" else optax.identity(),
     )

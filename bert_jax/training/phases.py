@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import optax
 
 from bert_jax.config import ConfigDict, flatten, set_key
@@ -76,10 +75,6 @@ class Phase(Plan):
     def seq_len(self) -> int:
         """Tokens in a row, L."""
         return self.datasets[0].info.seq_len
-
-    def token_counts(self) -> np.ndarray:
-        """int64 [V]: how often each token stands in the training documents of all datasets."""
-        return np.sum([dataset.token_counts() for dataset in self.datasets], axis=0)
 
 
 def plan_phases(config: ConfigDict) -> list[Plan]:

@@ -1,6 +1,7 @@
 """One phase of pre-training: its data, its step, and what is done along the way."""
 
 import logging
+from typing import Any
 
 import jax.numpy as jnp
 import optax
@@ -10,7 +11,7 @@ from bert_jax.config import ConfigDict
 from bert_jax.data.loader import EvalLoader, TrainLoader, TrainRows
 from bert_jax.data.masking import Masking
 from bert_jax.model import BertConfig, abstract_parameters
-from bert_jax.objectives import pretraining
+from bert_jax.objectives import NEXT_SENTENCE_PARTS, pretraining
 from bert_jax.training.batches import rows_here
 from bert_jax.training.checks import compute_dtype
 from bert_jax.training.evaluation import Evaluator
@@ -77,7 +78,8 @@ def _epochs(loader: TrainLoader, step: int) -> dict[str, float]:
 
 def plan_state(mesh: Mesh, config: ConfigDict, model: BertConfig) -> tuple[optax.GradientTransformation, StateSpec]:
     """The optimizer, and the plan of the state, which is the same in every phase but for how the model runs."""
-    optimizer = make_optimizer(config.optimizer, abstract_parameters(model)[2])
+    untrained = () if config.objective.nsp else NEXT_SENTENCE_PARTS
+    optimizer = make_optimizer(config.optimizer, abstract_parameters(model)[2], untrained=untrained)
     spec = describe_state(
         mesh, model, optimizer, config.seed, zero1=config.mesh.zero1,
         dtype=compute_dtype(config.dtype, mesh.devices.flat[0].platform), attention=config.attention,
@@ -121,7 +123,7 @@ def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[
     # --- Steps ---------------------------------------------------------------------------------------------------
     spec, train_step = plan_step(run.mesh, phase, phase.model)
     eval_step = make_eval_step(run.mesh, spec.graph, spec.shardings.parameters)
-    evaluator = Evaluator(run.mesh, eval_step, eval_loader, phase.token_counts(), nsp=config.objective.nsp)
+    evaluator = Evaluator(run.mesh, eval_step, eval_loader, nsp=config.objective.nsp)
 
     # --- Loop ----------------------------------------------------------------------------------------------------
     rows = rows_here(run.mesh, config.global_batch_size, config.gradient_accumulation)
@@ -139,9 +141,9 @@ def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[
         log.info("step %d: eval %s; unigram baseline %.2f", at, summary(values), values["unigram_loss"])
         return values
 
-    def save(step: int, state: TrainState) -> None:
+    def save(step: int, state: TrainState, unlogged: dict[str, Any]) -> None:
         hashes = (*phase.read_before, phase.dataset_hash)
-        run.checkpointer.save(step, state, bert_config=phase.model, dataset_hashes=hashes)
+        run.checkpointer.save(step, state, bert_config=phase.model, dataset_hashes=hashes, unlogged=unlogged)
 
     stretch = Stretch(
         start, phase.stop, train_step,

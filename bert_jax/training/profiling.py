@@ -29,26 +29,34 @@ def parse_steps(steps: str) -> range:
 class StepTracer:
     """Traces steps into WORKDIR/profile. A run that begins or ends among them has a trace of those that it makes."""
 
-    def __init__(self, steps: str, workdir: epath.Path):
+    def __init__(self, steps: str, workdir: epath.Path, *, records: bool = True):
+        """With `records` False nothing is traced, and `begins` and `ends` say the same: the loop has to read metrics
+        at the same steps in every process, while one of them records."""
         self._steps = parse_steps(steps)
+        self._records = records
+        self._is_active = False
         self._target = workdir / FOLDER
         self._folder: Path | None = None  # of what is being traced
 
     def begins(self, step: int) -> bool:
         """Whether the trace has to be started before `step`."""
-        return self._folder is None and step in self._steps
+        return not self._is_active and step in self._steps
 
     def start(self) -> None:
         """Traces from now on."""
+        self._is_active = True
+        if not self._records:
+            return
         self._folder = Path(tempfile.mkdtemp(prefix="bert_jax_profile_"))  # JAX writes to local disks alone
         jax.profiler.start_trace(str(self._folder))
 
     def ends(self, step: int) -> bool:
         """Whether the trace has to be closed after `step`."""
-        return self._folder is not None and step == self._steps[-1]
+        return self._is_active and step == self._steps[-1]
 
     def close(self) -> None:
         """Writes what has been traced."""
+        self._is_active = False
         if self._folder is None:
             return
         folder, self._folder = self._folder, None

@@ -36,6 +36,7 @@ class Run:
     lease: Lease | None  # in the first process
     bars: Bars
     bar: Any  # of the whole run
+    start: int  # the step that the run was at when it was opened
 
 
 def open_run(
@@ -57,7 +58,7 @@ def open_run(
         raise NotBegun(f"{stop.received.name}: before step {start + 1}; the same command goes on from there")
     bar = bars(total=total, initial=start, desc=name, unit="step")
     stack.callback(bar.close)
-    tracer = StepTracer(config.profile.steps if is_first() else "", folder)
+    tracer = StepTracer(config.profile.steps, folder, records=is_first())
     stack.callback(tracer.close)
     lease, stalls = watch
-    return Run(mesh, checkpointer, writer, stop, stalls, tracer, lease, bars, bar)
+    return Run(mesh, checkpointer, writer, stop, stalls, tracer, lease, bars, bar, start)

@@ -12,8 +12,9 @@ import numpy as np
 
 from bert_jax.data.prefetch import Prefetch
 from bert_jax.errors import BertJaxError, Interrupted
-from bert_jax.training.batches import put_batch
+from bert_jax.training.batches import put_batch, rows_here
 from bert_jax.training.run import Run
+from bert_jax.training.running_means import RunningMeans
 from bert_jax.training.state import TrainState
 from bert_jax.training.throughput import Throughput, summary
 from bert_jax.training.train_step import STOP, Metrics
@@ -36,7 +37,7 @@ class Stretch:
       max_nonfinite_steps: in a row, before the run ends.
       about: a step to what else its row says.
       evaluate: parameters, and what to call for each batch, to a row; None is no evaluation.
-      save: begins to save the state of a step.
+      save: begins to save the state of a step, with the metrics of the steps that no row has yet.
     """
 
     start: int
@@ -52,7 +53,7 @@ class Stretch:
     max_nonfinite_steps: int
     about: Callable[[int], dict[str, float]]
     evaluate: Callable[[int, TrainState], dict[str, float]] | None
-    save: Callable[[int, TrainState], None]
+    save: Callable[[int, TrainState, dict[str, Any]], None]
 
 
 def run_steps(run: Run, stretch: Stretch, state: TrainState) -> tuple[TrainState, dict[str, float]]:
@@ -63,18 +64,24 @@ def run_steps(run: Run, stretch: Stretch, state: TrainState) -> tuple[TrainState
     """
     are_several = jax.process_count() > 1
 
-    def make_batch(step: int) -> dict[str, jax.Array]:
-        batch = stretch.make_batch(step)
-        if are_several:
-            rows = len(batch["input_ids"])
-            batch[STOP] = np.full(rows, run.stop.received is not None, np.int32)
+    rows = len(rows_here(run.mesh, stretch.batch_size, stretch.microbatches))
+
+    def put(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         return put_batch(run.mesh, batch, stretch.microbatches, batch_size=stretch.batch_size)
+
+    # What this process tells the others with each batch. It is added to a batch as late as the step takes it: a batch
+    # made ahead would tell of a SIGTERM several steps later.
+    stop_flags = [put({STOP: np.full(rows, asked, np.int32)}) for asked in (0, 1)] if are_several else []
+
+    def make_batch(step: int) -> dict[str, jax.Array]:
+        return put(stretch.make_batch(step))
 
     batches = Prefetch(make_batch, stretch.start, stretch.stop)
     run.bar.set_postfix_str("compiling")
     began = time.perf_counter()
     throughput = stretch.throughput
     evaluation: dict[str, float] = {}
+    means = RunningMeans(run.checkpointer.unlogged if stretch.start == run.start else None)
     pending: Any = None  # the metrics of the step before: read while the device works on this one
     stops_together = False  # a process was asked to stop, and all know since the same step
 
@@ -88,8 +95,9 @@ def run_steps(run: Run, stretch: Stretch, state: TrainState) -> tuple[TrainState
         stops_together = bool(values.pop(STOP, 0))
         throughput.finished(at, batches.waited)
         run.stalls.beat(at)
+        means.add({name: value.item() for name, value in values.items()})
         if at % stretch.log_every == 0 or at == stretch.stop:
-            row = {name: value.item() for name, value in values.items()} | throughput.rates(at) | stretch.about(at)
+            row = means.take() | throughput.rates(at) | stretch.about(at)
             run.writer.write(at, row)
             run.bar.set_postfix_str(summary(row))
         run.bar.update(1)
@@ -105,6 +113,8 @@ def run_steps(run: Run, stretch: Stretch, state: TrainState) -> tuple[TrainState
                 is_hopeless = settle()
                 throughput.pause()
                 run.tracer.start()
+            if are_several:
+                batch = batch | stop_flags[run.stop.received is not None]
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
                 state, metrics = stretch.train_step(state, batch)
             if step == stretch.start + 1:
@@ -118,6 +128,7 @@ def run_steps(run: Run, stretch: Stretch, state: TrainState) -> tuple[TrainState
             is_traced = run.tracer.ends(step)
             if is_eval or is_save or is_traced:  # a step's row is written before it is saved, or a kill could lose it
                 is_hopeless = settle() or is_hopeless
+                is_save = is_save or is_hopeless
             if is_traced:
                 run.tracer.close()
                 throughput.pause()
@@ -125,7 +136,7 @@ def run_steps(run: Run, stretch: Stretch, state: TrainState) -> tuple[TrainState
                 evaluation = stretch.evaluate(step, state)
                 throughput.pause()
             if is_save:
-                stretch.save(step, state)
+                stretch.save(step, state, means.to_dict())
             if is_hopeless or is_stop:
                 run.checkpointer.wait()
             if is_hopeless:

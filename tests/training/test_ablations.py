@@ -10,12 +10,13 @@ import pytest
 from etils import epath
 from flax import nnx
 
-from bert_jax.data.loader import next_token_targets
+from bert_jax.data.dataset import PreparedDataset
+from bert_jax.data.loader import TrainRows, next_token_targets
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, initialize
 from bert_jax.objectives import denominators, divide, pretraining_sums
 from bert_jax.training.checkpoints import open_checkpoint
-from bert_jax.training.evaluation import evaluate_checkpoint
+from bert_jax.training.evaluation import evaluate_checkpoint, unigram_nats
 from bert_jax.training.metrics import read_metrics
 from bert_jax.training.pretrain import pretrain
 
@@ -123,6 +124,37 @@ def test_a_left_to_right_run_learns_and_is_evaluated_left_to_right(dataset_dir: 
     result = helpers.run_cli("fill-mask", "--checkpoint", tmp_path / "run", "the [MASK] sees the owl .")
     assert result.returncode == 2
     assert "left-to-right" in result.stderr
+
+
+def test_left_to_right_baseline_knows_how_often_sequences_end(dataset_dir: Path, other_dir: Path):
+    """Against the frequencies of the targets themselves, counted over the training split."""
+    datasets = [PreparedDataset(str(path)) for path in (dataset_dir, other_dir)]
+    counts = np.ones(datasets[0].tokenizer.vocab_size)
+    for dataset in datasets:
+        rows = TrainRows(dataset, seed=0, masking=None)
+        targets = rows.rows(np.arange(rows.size))
+        counts += np.bincount(targets["masked_ids"][targets["masked_weights"] > 0], minlength=len(counts))
+    sep, nats = datasets[0].tokenizer.sep_id, unigram_nats(datasets, left_to_right=True)
+    assert nats[sep] == pytest.approx(-np.log(counts[sep] / counts.sum()), abs=0.02)
+    assert np.exp(-nats).sum() == pytest.approx(1.0)
+    assert unigram_nats(datasets, left_to_right=False)[sep] > nats[sep] + 3  # in documents there is none
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_without_nsp_the_pooler_and_its_head_keep_their_values(optimizer: str, dataset_dir: Path, tmp_path: Path):
+    config = helpers.small_config(
+        dataset_dir, objective__nsp=False, optimizer__name=optimizer, eval_every_steps=0, eval_batches=0
+    )
+    pretrain(config, str(tmp_path))
+    checkpoint = open_checkpoint(str(tmp_path))
+    trained = checkpoint.load_parameters()
+    _, initial = initialize(
+        checkpoint.bert_config, jax.random.fold_in(jax.random.key(config.seed), 0), scan_layers=config.scan_layers
+    )
+    for part in ("pooler", "nsp_head"):
+        for kept, value in zip(jax.tree.leaves(trained[part]), jax.tree.leaves(initial[part]), strict=True):
+            np.testing.assert_allclose(kept, value, rtol=1e-6)  # to the rounding of a compiled initialization
+    assert not np.allclose(trained["mlm_head"]["kernel"], initial["mlm_head"]["kernel"])
 
 
 def test_left_to_right_with_nsp_is_refused(dataset_dir: Path, tmp_path: Path):
