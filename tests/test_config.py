@@ -3,10 +3,12 @@ from pathlib import Path
 import pytest
 
 from bert_jax.config import flatten, load_config
+from bert_jax.data.loader import predictions_a_row
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, parameter_count
 from bert_jax.training.checks import check_config
 from bert_jax.training.phases import plan_phases
+from bert_jax.training.pretrain_phase import make_masking
 
 REPOSITORY = Path(__file__).parents[1]
 CONFIGS = sorted(path.stem for path in (REPOSITORY / "configs").glob("*.py") if path.stem != "__init__")
@@ -49,7 +51,7 @@ def test_the_defaults_are_the_papers():
         "b1": 0.9, "b2": 0.999, "eps": 1e-6, "grad_clip_norm": 1.0, "bias_correction": False,
         "restart_schedule": False,
     }  # fmt: skip
-    assert (config.global_batch_size, config.total_steps, config.data.max_predictions) == (256, 1_000_000, 20)
+    assert (config.global_batch_size, config.total_steps, config.data.max_predictions) == (256, 1_000_000, -1)
     model, objective = config.model, config.objective
     assert (model.hidden_dropout_prob, model.attention_probs_dropout_prob, model.layer_norm_eps) == (0.1, 0.1, 1e-12)
     assert (model.initializer_range, model.max_position_embeddings, model.type_vocab_size) == (0.02, 512, 2)
@@ -59,9 +61,25 @@ def test_the_defaults_are_the_papers():
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("name", "rate", "seq_len", "most"),
+    [
+        ("bert_base", 0.15, 128, 19), ("bert_base", 0.15, 512, 77), ("bert_base", 0.3, 128, 38),
+        ("bert_base", 0.01, 32, 1), ("bert_large", 0.15, 512, 77), ("bert_large:v5p", 0.15, 128, 19),
+    ],
+)  # fmt: skip
+def test_every_target_of_a_full_row_is_predicted_by_default(name: str, rate: float, seq_len: int, most: int):
+    config = load_config(name, [("objective.mask_rate", str(rate))])
+    assert {plan.config.data.max_predictions for plan in plan_phases(config)} == {-1}
+    masking = make_masking(config)
+    assert masking is not None
+    assert predictions_a_row(masking, seq_len, 1) == masking.predictions(seq_len) == most
+
+
 def test_the_lamb_recipe_is_nvidias():
     config = load_config("bert_large:lamb", [("phases.0.data.path", "a"), ("phases.1.data.path", "b")])
     first, second = (plan.config.optimizer for plan in plan_phases(config))
+    assert [plan.config.data.max_predictions for plan in plan_phases(config)] == [20, 76]
     for phase, peak, steps, share in ((first, 6e-3, 7_038, 0.2843), (second, 4e-3, 1_563, 0.128)):
         assert (phase.name, phase.bias_correction, phase.decay_power, phase.restart_schedule) == (
             "lamb",

@@ -54,11 +54,19 @@ def _make_batch(
 
 
 def predictions_a_row(masking: Masking | None, seq_len: int, max_sequences: int) -> int:
-    """P, the most that a row of at most `max_sequences` sequences may have; without masking every token is one."""
+    """P, the most that a row of at most `max_sequences` sequences may have; without masking every token is one.
+
+    Raises InputError for more predictions a sequence than a row has tokens.
+    """
     if masking is None:
         return seq_len
+    if masking.max_predictions > seq_len:
+        raise InputError(
+            f"data.max_predictions={masking.max_predictions}: a sequence has {seq_len} tokens; use 1 to {seq_len}, or "
+            f"-1 for objective.mask_rate of them, {prediction_counts(seq_len, masking.mask_rate)}"
+        )
     return (
-        masking.max_predictions if max_sequences == 1 else most_predictions(masking.predictions, seq_len, max_sequences)
+        masking.slots(seq_len) if max_sequences == 1 else most_predictions(masking.predictions, seq_len, max_sequences)
     )
 
 
@@ -321,7 +329,7 @@ class EvalLoader:
         """
         self.datasets = list(datasets)
         self.batch_size = batch_size
-        self.masking = None if left_to_right else Masking(int(prediction_counts(datasets[0].info.seq_len)))
+        self.masking = None if left_to_right else Masking()
         sizes = [dataset.size("eval") for dataset in datasets]
         order = np.argsort(np.concatenate([(np.arange(size) + 0.5) / size for size in sizes]), kind="stable")
         self._source = np.repeat(np.arange(len(sizes)), sizes)[order]

@@ -2,7 +2,7 @@
 
     config.phases = (
         {"steps": 900_000, "data.path": "data128"},
-        {"steps": -1, "data.path": "data512", "data.max_predictions": 80},
+        {"steps": -1, "data.path": "data512"},
     )
 
 All phases share one workdir, one state and one step counter. A run without phases is a run of one.
