@@ -48,7 +48,7 @@ def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:
             seed=config.seed,
             masking=masking,
             static_masks=config.objective.static_masks,
-            max_sequences=config.data.max_sequences if config.data.packing else 1,
+            max_sequences=phase.max_sequences,
         )
         for dataset in phase.datasets
     ]
@@ -59,6 +59,7 @@ def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:
         weights=tuple(config.data.weights),
         first_step=phase.start,
         first_row=phase.first_row,
+        first_rows=phase.first_rows,
     )
     eval_loader = EvalLoader(
         phase.datasets,
