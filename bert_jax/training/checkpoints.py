@@ -3,7 +3,8 @@
 WORKDIR/checkpoints/STEP/
   parameters     the model's
   optimizer      moments and counters
-  position       batches consumed, one integer, and the hash of what each phase has read, up to the present one
+  position       batches consumed, one integer, the hash of what each phase has read, up to the present one, and the
+                 row at which that began to read each of its datasets
   bert_config    as bert_config.json
   tokenizer      the vocabulary and how it is applied
   config         the run's
@@ -103,20 +104,27 @@ class Checkpointer:
         """Calls `function` at the beginning of every save, such as one that writes down what belongs to the step."""
         self._before_save.append(function)
 
-    def save(self, step: int, state: TrainState, *, bert_config: BertConfig, dataset_hashes: Sequence[str]) -> None:
+    def save(
+        self, step: int, state: TrainState, *, bert_config: BertConfig, dataset_hashes: Sequence[str],
+        first_rows: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
         """Starts saving `state`; the arrays are copied off the devices before this returns.
 
-        `dataset_hashes` are of what the phases have read that are begun.
+        `dataset_hashes` are of what the phases have read that are begun, `first_rows` where the last of them began to
+        read each of its datasets; without phases there is none.
         """
         for function in self._before_save:
             function()
         self._is_saving = True
+        position: dict[str, Any] = {"next_batch": step, "datasets": list(dataset_hashes)}
+        if first_rows is not None:
+            position["first_rows"] = list(first_rows)
         self._manager.save(
             step,
             args=ocp.args.Composite(
                 parameters=ocp.args.StandardSave(state.parameters),
                 optimizer=ocp.args.StandardSave(_optimizer_item(state)),
-                position=ocp.args.JsonSave({"next_batch": step, "datasets": list(dataset_hashes)}),
+                position=ocp.args.JsonSave(position),
                 bert_config=ocp.args.JsonSave(bert_config.to_dict()),
                 **{name: ocp.args.JsonSave(value) for name, value in self._about.items()},
             ),
@@ -164,7 +172,8 @@ class Checkpointer:
 class Checkpoint:
     """What a checkpoint says of itself, and where it is; the parameters are loaded on demand.
 
-    Without a run that made it, `config` and `dataset_hashes` are empty and `step` is 0.
+    Without a run that made it, `config` and `dataset_hashes` are empty and `step` is 0. `first_rows` are the rows at
+    which the phase began to read each of its datasets; None where the version that saved did not say.
     """
 
     path: epath.Path
@@ -174,6 +183,7 @@ class Checkpoint:
     config: dict[str, Any]
     step: int
     dataset_hashes: tuple[str, ...]
+    first_rows: tuple[int, ...] | None
     task: dict[str, Any] | None = None  # of a fine-tuned model
 
     @property
@@ -293,5 +303,6 @@ def open_checkpoint(location: str) -> Checkpoint:
             config=about.config if from_run else {},
             step=about.position["next_batch"] if from_run else 0,
             dataset_hashes=tuple(about.position["datasets"]) if from_run else (),
+            first_rows=tuple(about.position["first_rows"]) if from_run and "first_rows" in about.position else None,
             task=about.task if is_of_task else None,
         )

@@ -142,7 +142,7 @@ def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[
 
     def save(step: int, state: TrainState) -> None:
         hashes = (*phase.read_before, phase.dataset_hash)
-        run.checkpointer.save(step, state, bert_config=phase.model, dataset_hashes=hashes)
+        run.checkpointer.save(step, state, bert_config=phase.model, dataset_hashes=hashes, first_rows=phase.first_rows)
 
     stretch = Stretch(
         start, phase.stop, train_step,

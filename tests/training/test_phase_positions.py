@@ -1,14 +1,21 @@
 """Rows at which phases begin to read datasets that earlier phases have read."""
 
+import json
+import re
+import shutil
 from pathlib import Path
 
 import helpers
 import numpy as np
 import pytest
+from etils import epath
 
 from bert_jax.config import ConfigDict
+from bert_jax.errors import InputError
 from bert_jax.training.phases import Phase, open_phases
+from bert_jax.training.pretrain import pretrain
 from bert_jax.training.pretrain_phase import make_loaders
+from bert_jax.training.workdir import claim_workdir
 
 STEPS = 4
 PACKED = {"data.packing": True, "data.max_sequences": 4}
@@ -121,3 +128,60 @@ def test_phases_that_read_the_same_rows_are_one_run(mixed: bool, packing: bool, 
     whole, (_, later) = make_loaders(one)[0], (make_loaders(phase)[0] for phase in two)
     for name, entry in whole.batch(2 * STEPS - 1).items():
         np.testing.assert_array_equal(later.batch(2 * STEPS - 1)[name], entry)
+
+
+# --- Resumed runs -----------------------------------------------------------------------------------------------
+
+
+def resumable(dataset: Path, other: Path, total_steps: int, **overrides: object) -> ConfigDict:
+    phases = ({"steps": 1}, {"steps": -1, "data.path": f"{dataset},{other}"})
+    return helpers.small_config(
+        dataset, phases=phases, total_steps=total_steps, optimizer__warmup_steps=1, eval_every_steps=0, **overrides
+    )
+
+
+@pytest.fixture(scope="module")
+def begun(dataset_dir: Path, other_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is in its second phase, at step 2."""
+    workdir = tmp_path_factory.mktemp("begun") / "run"
+    pretrain(resumable(dataset_dir, other_dir, 2), str(workdir))
+    return workdir
+
+
+@pytest.fixture
+def position(begun: Path, tmp_path: Path) -> Path:
+    """The data position in a copy of that run."""
+    shutil.copytree(begun, tmp_path / "run")
+    return tmp_path / "run" / "checkpoints" / "2" / "position" / "metadata"
+
+
+def test_a_phase_begun_by_a_version_that_counted_by_mixture_resumes_and_is_logged(
+    position: Path, dataset_dir: Path, other_dir: Path, caplog: pytest.LogCaptureFixture
+):
+    def logged(total_steps: int) -> list[str]:
+        caplog.clear()
+        phases = open_phases(resumable(dataset_dir, other_dir, total_steps))
+        assert claim_workdir(epath.Path(position.parents[3]), phases) == 2
+        return [record.getMessage() for record in caplog.records if "row" in record.getMessage()]
+
+    saved = json.loads(position.read_text())
+    assert saved["first_rows"] == [16, 0]
+    assert not logged(total_steps=4)
+    position.write_text(json.dumps({key: value for key, value in saved.items() if key != "first_rows"}))
+    (line,) = logged(total_steps=4)
+    assert re.search(rf"1-4 .* row 0 of {re.escape(str(dataset_dir))}, .* step 3 .* row 16$", line)
+    assert not logged(total_steps=2)  # none of the phase is left to read
+
+
+def test_a_run_resumes_under_another_limit_that_cuts_off_nothing(
+    begun: Path, dataset_dir: Path, other_dir: Path, caplog: pytest.LogCaptureFixture
+):
+    """It was saved with data.max_predictions=10, which is what the mask rate asks for of 64 tokens."""
+    for most, logged in ((10, 0), (-1, 1), (20, 1)):
+        caplog.clear()
+        config = resumable(dataset_dir, other_dir, 4, data__max_predictions=most)
+        assert claim_workdir(epath.Path(begun), open_phases(config)) == 2
+        assert len([record for record in caplog.records if f"10 -> {most}" in record.getMessage()]) == logged
+    for overrides in ({"data__max_predictions": 9}, {"data__max_predictions": -1, "objective__mask_rate": 0.3}):
+        with pytest.raises(InputError, match=r"set data\.max_predictions=10|set .*objective\.mask_rate=0\.15"):
+            claim_workdir(epath.Path(begun), open_phases(resumable(dataset_dir, other_dir, 4, **overrides)))
