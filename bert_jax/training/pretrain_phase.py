@@ -3,12 +3,13 @@
 import logging
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
 from bert_jax.config import ConfigDict
 from bert_jax.data.loader import EvalLoader, TrainLoader, TrainRows
-from bert_jax.data.masking import Masking
+from bert_jax.data.masking import Masking, prediction_counts
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.objectives import pretraining
 from bert_jax.training.batches import rows_here
@@ -70,6 +71,33 @@ def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:
     return train_loader, eval_loader
 
 
+def log_data(phase: Phase, loader: TrainLoader, start: int) -> None:
+    """Logs what the steps of a phase after `start` read and predict, and what `data.max_predictions` cuts off."""
+    log.info(
+        "steps %d-%d: %d rows of %d tokens a step, %.1f%% of them real, %.3g sequences and up to %d predictions a row",
+        start + 1, phase.stop, phase.config.global_batch_size, phase.seq_len, 100 * loader.real_share,
+        loader.sequences_a_row, loader.sources[0].predictions,
+    )  # fmt: skip
+    for source, row, epochs in zip(loader.sources, loader.next_rows(start), loader.epochs(phase.stop), strict=True):
+        log.info(
+            "  %s: %s instances; step %d begins at row %s of %s in epoch %d; gone through %.3g times after step %d",
+            source.dataset.folder, f"{source.dataset.size('train'):,}", start + 1, f"{row % source.size + 1:,}",
+            f"{source.size:,}", row // source.size + 1, epochs, phase.stop,
+        )  # fmt: skip
+    masking = make_masking(phase.config)
+    if masking is None or masking.predictions(phase.seq_len) == prediction_counts(phase.seq_len, masking.mask_rate):
+        return
+    lengths = np.arange(phase.seq_len + 1)
+    counts = sum(np.bincount(dataset.lengths("train"), minlength=len(lengths)) for dataset in phase.datasets)
+    log.warning(
+        "steps %d-%d: data.max_predictions=%d predicts %d of the %d targets of a full sequence "
+        "(objective.mask_rate=%g), and %.1f%% of all tokens; -1 predicts all targets",
+        start + 1, phase.stop, masking.max_predictions, masking.predictions(phase.seq_len),
+        prediction_counts(phase.seq_len, masking.mask_rate), masking.mask_rate,
+        100 * (counts @ masking.predictions(lengths)) / (counts @ lengths),
+    )  # fmt: skip
+
+
 def _epochs(loader: TrainLoader, step: int) -> dict[str, float]:
     """How often each dataset has been gone through after `step` steps, by its place in `data.path`."""
     seen = loader.epochs(step)
@@ -108,14 +136,7 @@ def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[
 
     # --- Data ----------------------------------------------------------------------------------------------------
     train_loader, eval_loader = make_loaders(phase)
-    log.info(
-        "steps %d-%d: %d rows of %d tokens a step, %.1f%% of them real, %.3g sequences a row",
-        start + 1, phase.stop, config.global_batch_size, phase.seq_len, 100 * train_loader.real_share,
-        train_loader.sequences_a_row,
-    )  # fmt: skip
-    for source, epochs in zip(train_loader.sources, train_loader.epochs(phase.stop), strict=True):
-        size = f"{source.dataset.size('train'):,}"
-        log.info("  %s: %s instances, gone through %.3g times at the end", source.dataset.folder, size, epochs)
+    log_data(phase, train_loader, start)
     if not eval_loader.batches:
         log.warning("there is no eval split (or eval_batches=0): there will be no evaluation")
 

@@ -14,7 +14,7 @@ from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
 from bert_jax.training.phases import Phase, open_phases
 from bert_jax.training.pretrain import pretrain
-from bert_jax.training.pretrain_phase import make_loaders
+from bert_jax.training.pretrain_phase import log_data, make_loaders
 from bert_jax.training.workdir import claim_workdir
 
 STEPS = 4
@@ -136,7 +136,7 @@ def test_phases_that_read_the_same_rows_are_one_run(mixed: bool, packing: bool, 
 def resumable(dataset: Path, other: Path, total_steps: int, **overrides: object) -> ConfigDict:
     phases = ({"steps": 1}, {"steps": -1, "data.path": f"{dataset},{other}"})
     return helpers.small_config(
-        dataset, phases=phases, total_steps=total_steps, optimizer__warmup_steps=1, eval_every_steps=0, **overrides
+        dataset, phases=phases, total_steps=total_steps, optimizer__warmup_steps=1, eval_batches=0, **overrides
     )
 
 
@@ -185,3 +185,48 @@ def test_a_run_resumes_under_another_limit_that_cuts_off_nothing(
     for overrides in ({"data__max_predictions": 9}, {"data__max_predictions": -1, "objective__mask_rate": 0.3}):
         with pytest.raises(InputError, match=r"set data\.max_predictions=10|set .*objective\.mask_rate=0\.15"):
             claim_workdir(epath.Path(begun), open_phases(resumable(dataset_dir, other_dir, 4, **overrides)))
+
+
+# --- Logs -------------------------------------------------------------------------------------------------------
+
+
+def test_the_log_says_where_each_dataset_is_read_and_what_is_predicted(
+    dataset_dir: Path, other_dir: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO")
+    both = {"data.path": f"{dataset_dir},{other_dir}"}
+    first, second, third = open_phases(config_of(dataset_dir, {}, both, PACKED, data__max_predictions=-1))
+    first_loader, second_loader, third_loader = (make_loaders(phase)[0] for phase in (first, second, third))
+    sizes = [f"{source.size:,}" for source in second_loader.sources]
+    own = second_loader.next_rows(5)
+
+    log_data(second, second_loader, 5)
+    summary, *datasets = [record.getMessage() for record in caplog.records]
+    assert re.search(r"^steps 6-8: 16 rows of 64 tokens .* 10 predictions a row", summary)
+    assert f"{dataset_dir}:" in datasets[0]
+    assert f"step 6 begins at row {own[0] + 1} of {sizes[0]} in epoch 1;" in datasets[0]
+    assert own[0] > first_loader.next_rows(4)[0] == 64
+    assert f"{other_dir}:" in datasets[1]
+    assert f"step 6 begins at row {own[1] + 1} of {sizes[1]} in epoch 1;" in datasets[1]
+    assert len(datasets) == 2
+
+    caplog.clear()
+    log_data(third, third_loader, 8)
+    packed = caplog.records[1].getMessage()
+    assert f"step 9 begins at row 1 of {third_loader.sources[0].size} in epoch 2;" in packed
+
+
+def test_the_log_says_what_max_predictions_cuts_off(dataset_dir: Path, caplog: pytest.LogCaptureFixture):
+    def warned(**overrides: object) -> list[str]:
+        caplog.clear()
+        (phase,) = open_phases(helpers.small_config(dataset_dir, **overrides))
+        log_data(phase, make_loaders(phase)[0], 0)
+        return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+    assert not warned(data__max_predictions=-1) + warned(data__max_predictions=20)
+    assert not warned(data__max_predictions=3, objective__lm="ltr", objective__nsp=False)
+    (line,) = warned(data__max_predictions=3)
+    (phase,) = open_phases(helpers.small_config(dataset_dir))
+    lengths = phase.datasets[0].lengths("train").astype(np.int64)
+    share = 100 * np.minimum(3, np.maximum(1, np.rint(0.15 * lengths))).sum() / lengths.sum()
+    assert re.search(rf"data\.max_predictions=3 .* 3 of the 10 .* {share:.1f}%", line)
