@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.config import flatten, load_config
+from bert_jax.config import SYNONYMS, flatten, load_config
 from bert_jax.data.loader import predictions_a_row
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, parameter_count
@@ -143,6 +143,27 @@ def test_values_of_another_type_are_refused(key: str, value: str):
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(key: str, hint: str):
     with pytest.raises(InputError, match=rf"no such key \(did you mean {hint}\?\)"):
         load_config("default", [(key, "1")])
+
+
+@pytest.mark.parametrize("key", SYNONYMS)
+def test_other_programs_names_for_a_key_are_known(key: str):
+    configs = {
+        "default": dict(flatten(load_config("default"))),
+        "finetune/default": dict(flatten(load_config("finetune/default", keys_of="finetune/default"))),
+    }
+    assert any(key in known for known in configs.values())
+    for spec, known in configs.items():
+        for name in SYNONYMS[key] if key in known else ():
+            for written in (name, f"optimizer.{name}", name.upper()):
+                with pytest.raises(InputError, match=rf"\(did you mean {key}\?\)"):
+                    load_config(spec, [(written, "1")], keys_of=spec)
+
+
+def test_a_key_of_a_part_is_suggested_with_its_part():
+    with pytest.raises(InputError, match=r"\(did you mean pretraining\.optimizer\.learning_rate\?\)"):
+        load_config("studies/table5", [("pretraining.optimizer.lr", "1")], keys_of="studies/default")
+    with pytest.raises(InputError, match=r"phases\.0\.lr: .*\(did you mean optimizer\.learning_rate\?\)"):
+        load_config("bert_large:v5e", [("phases.0.lr", "1")])
 
 
 def test_files_that_are_no_configs(tmp_path: Path):
