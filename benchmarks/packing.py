@@ -68,7 +68,7 @@ class Side:
 
     def __init__(self, options: argparse.Namespace, data: str, packing: bool):
         overrides = {
-            "data.path": data, "data.packing": packing, "data.max_predictions": 76, "total_steps": 10_000,
+            "data.path": data, "data.packing": packing, "total_steps": 10_000,
             "global_batch_size": options.batch_size, "optimizer.warmup_steps": 1,
         }  # fmt: skip
         config = load_config(options.config, [(key, str(value)) for key, value in overrides.items()])

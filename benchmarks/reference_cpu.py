@@ -14,7 +14,7 @@ def get_config():
     config = bert_tiny.get_config()
     config.total_steps = 20_000
     config.phases = (
-        {"steps": 8_000, "data.path": "", "global_batch_size": 64, "eval_batches": 40, "data.max_predictions": 5},
+        {"steps": 8_000, "data.path": "", "global_batch_size": 64, "eval_batches": 40},
         {"steps": -1, "data.path": ""},
     )
     return config

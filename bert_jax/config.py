@@ -130,11 +130,52 @@ def _parse(key: str, text: str, present: Any) -> Any:
         raise InputError(f"--config.{key}: wants a value of type {kind.__name__}, not {text!r}") from error
 
 
+SYNONYMS = {
+    "optimizer.learning_rate": ("lr", "peak_lr", "max_lr"),
+    "optimizer.warmup_steps": ("warmup", "num_warmup_steps", "warmup_ratio"),
+    "optimizer.warmup_proportion": ("warmup", "num_warmup_steps", "warmup_ratio", "warmup_steps"),
+    "optimizer.weight_decay": ("wd",),
+    "optimizer.grad_clip_norm": ("grad_clip", "clip", "max_grad_norm", "gradient_clipping"),
+    "optimizer.b1": ("beta1", "beta_1", "adam_beta1"),
+    "optimizer.b2": ("beta2", "beta_2", "adam_beta2"),
+    "optimizer.eps": ("epsilon", "adam_epsilon"),
+    "optimizer.name": ("optim",),
+    "global_batch_size": ("batch_size", "train_batch_size", "per_device_train_batch_size"),
+    "eval_batch_size": ("per_device_eval_batch_size",),
+    "gradient_accumulation": ("grad_accum", "gradient_accumulation_steps", "accumulate_grad_batches"),
+    "total_steps": ("steps", "max_steps", "num_steps", "num_train_steps", "train_steps", "epochs", "num_train_epochs"),
+    "num_epochs": ("epochs", "num_train_epochs", "max_epochs", "steps", "max_steps", "num_train_steps"),
+    "log_every_steps": ("logging_steps", "log_every"),
+    "eval_every_steps": ("eval_steps", "eval_every"),
+    "checkpoint.every_steps": ("save_steps", "save_every", "save_checkpoints_steps"),
+    "checkpoint.keep": ("save_total_limit", "max_to_keep"),
+    "dtype": ("bf16", "fp16", "precision", "mixed_precision"),
+    "remat": ("gradient_checkpointing", "recompute"),
+    "objective.mask_rate": ("mlm_probability", "mlm_prob", "masked_lm_prob"),
+    "data.max_predictions": ("max_predictions_per_seq",),
+    "data.seq_len": ("seq_length", "max_seq_length", "max_seq_len", "max_length"),
+    "task.max_seq_len": ("seq_len", "seq_length", "max_seq_length", "max_length"),
+    "model.hidden_size": ("hidden", "hidden_dim", "d_model", "n_embd"),
+    "model.num_hidden_layers": ("layers", "num_layers", "n_layer"),
+    "model.num_attention_heads": ("heads", "num_heads", "n_head"),
+    "model.intermediate_size": ("d_ff", "ffn_dim", "mlp_dim"),
+    "model.hidden_dropout_prob": ("dropout", "hidden_dropout"),
+    "model.attention_probs_dropout_prob": ("attention_dropout", "attn_dropout"),
+    "init": ("init_checkpoint", "pretrained", "model_name_or_path"),
+}
+"""Keys of pre-training and of fine-tuning, and what other programs call them."""
+
+
 def _nearest(name: str, known: Sequence[str]) -> str:
+    """The hint at the key that `name` may stand for: its name here, or else the one that is spelled most like it."""
+    last = name.rpartition(".")[2]
     by_last = {other.rpartition(".")[2]: other for other in known}
-    close = difflib.get_close_matches(name, known, 1, 0.6) or [
-        by_last[match] for match in difflib.get_close_matches(name.rpartition(".")[2], list(by_last), 1, 0.6)
-    ]
+    named = [key for key, names in SYNONYMS.items() if last.lower().replace("-", "_") in names]
+    close = (
+        [other for key in named for other in known if f".{other}".endswith(f".{key}")]
+        or difflib.get_close_matches(name, known, 1, 0.6)
+        or [by_last[match] for match in difflib.get_close_matches(last, list(by_last), 1, 0.6)]
+    )
     return f" (did you mean {close[0]}?)" if close else ""
 
 

@@ -40,8 +40,8 @@ def get_config(recipe=""):
         _lamb(config)
     elif chip:
         config.phases = (
-            {"steps": 900_000, "data.path": "", "data.seq_len": 128, "data.max_predictions": 20},
-            {"steps": 100_000, "data.path": "", "data.seq_len": 512, "data.max_predictions": 80},
+            {"steps": 900_000, "data.path": "", "data.seq_len": 128},
+            {"steps": 100_000, "data.path": "", "data.seq_len": 512},
         )
     if chip:
         _on_tpu(config, *CHIPS[chip])

@@ -54,7 +54,7 @@ def get_config():
     config.data.path = ""  # the folder of a prepared dataset, or several separated by commas
     config.data.weights = ()  # their shares in the rows, e.g. (0.8, 0.2); (): as their sizes
     config.data.seq_len = -1  # tokens a row; -1: as the dataset was prepared, and any other number has to be that
-    config.data.max_predictions = 20  # masked tokens a sequence at the most; 76 to 80 for sequences of 512
+    config.data.max_predictions = -1  # of a sequence, at most; -1: round(objective.mask_rate * its length), at least 1
     config.data.packing = False  # True: several short sequences in one row, which see nothing of each other
     config.data.max_sequences = 8  # in a row at the most, where packing
 

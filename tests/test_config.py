@@ -2,11 +2,13 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.config import flatten, load_config
+from bert_jax.config import SYNONYMS, flatten, load_config
+from bert_jax.data.loader import predictions_a_row
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, parameter_count
 from bert_jax.training.checks import check_config
 from bert_jax.training.phases import plan_phases
+from bert_jax.training.pretrain_phase import make_masking
 
 REPOSITORY = Path(__file__).parents[1]
 CONFIGS = sorted(path.stem for path in (REPOSITORY / "configs").glob("*.py") if path.stem != "__init__")
@@ -49,7 +51,7 @@ def test_the_defaults_are_the_papers():
         "b1": 0.9, "b2": 0.999, "eps": 1e-6, "grad_clip_norm": 1.0, "bias_correction": False,
         "restart_schedule": False,
     }  # fmt: skip
-    assert (config.global_batch_size, config.total_steps, config.data.max_predictions) == (256, 1_000_000, 20)
+    assert (config.global_batch_size, config.total_steps, config.data.max_predictions) == (256, 1_000_000, -1)
     model, objective = config.model, config.objective
     assert (model.hidden_dropout_prob, model.attention_probs_dropout_prob, model.layer_norm_eps) == (0.1, 0.1, 1e-12)
     assert (model.initializer_range, model.max_position_embeddings, model.type_vocab_size) == (0.02, 512, 2)
@@ -59,9 +61,25 @@ def test_the_defaults_are_the_papers():
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("name", "rate", "seq_len", "most"),
+    [
+        ("bert_base", 0.15, 128, 19), ("bert_base", 0.15, 512, 77), ("bert_base", 0.3, 128, 38),
+        ("bert_base", 0.01, 32, 1), ("bert_large", 0.15, 512, 77), ("bert_large:v5p", 0.15, 128, 19),
+    ],
+)  # fmt: skip
+def test_every_target_of_a_full_row_is_predicted_by_default(name: str, rate: float, seq_len: int, most: int):
+    config = load_config(name, [("objective.mask_rate", str(rate))])
+    assert {plan.config.data.max_predictions for plan in plan_phases(config)} == {-1}
+    masking = make_masking(config)
+    assert masking is not None
+    assert predictions_a_row(masking, seq_len, 1) == masking.predictions(seq_len) == most
+
+
 def test_the_lamb_recipe_is_nvidias():
     config = load_config("bert_large:lamb", [("phases.0.data.path", "a"), ("phases.1.data.path", "b")])
     first, second = (plan.config.optimizer for plan in plan_phases(config))
+    assert [plan.config.data.max_predictions for plan in plan_phases(config)] == [20, 76]
     for phase, peak, steps, share in ((first, 6e-3, 7_038, 0.2843), (second, 4e-3, 1_563, 0.128)):
         assert (phase.name, phase.bias_correction, phase.decay_power, phase.restart_schedule) == (
             "lamb",
@@ -125,6 +143,27 @@ def test_values_of_another_type_are_refused(key: str, value: str):
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(key: str, hint: str):
     with pytest.raises(InputError, match=rf"no such key \(did you mean {hint}\?\)"):
         load_config("default", [(key, "1")])
+
+
+@pytest.mark.parametrize("key", SYNONYMS)
+def test_other_programs_names_for_a_key_are_known(key: str):
+    configs = {
+        "default": dict(flatten(load_config("default"))),
+        "finetune/default": dict(flatten(load_config("finetune/default", keys_of="finetune/default"))),
+    }
+    assert any(key in known for known in configs.values())
+    for spec, known in configs.items():
+        for name in SYNONYMS[key] if key in known else ():
+            for written in (name, f"optimizer.{name}", name.upper()):
+                with pytest.raises(InputError, match=rf"\(did you mean {key}\?\)"):
+                    load_config(spec, [(written, "1")], keys_of=spec)
+
+
+def test_a_key_of_a_part_is_suggested_with_its_part():
+    with pytest.raises(InputError, match=r"\(did you mean pretraining\.optimizer\.learning_rate\?\)"):
+        load_config("studies/table5", [("pretraining.optimizer.lr", "1")], keys_of="studies/default")
+    with pytest.raises(InputError, match=r"phases\.0\.lr: .*\(did you mean optimizer\.learning_rate\?\)"):
+        load_config("bert_large:v5e", [("phases.0.lr", "1")])
 
 
 def test_files_that_are_no_configs(tmp_path: Path):

@@ -6,7 +6,7 @@ import numpy as np
 
 from bert_jax.data.dataset import PreparedDataset, SplitInfo
 from bert_jax.data.loader import TrainRows
-from bert_jax.data.masking import Masking, prediction_counts
+from bert_jax.data.masking import Masking
 from bert_jax.data.packing import pack_lengths
 from bert_jax.data.tokenization import SPECIAL_TOKENS
 from bert_jax.errors import InputError
@@ -77,8 +77,7 @@ def _split(split: SplitInfo, lengths: np.ndarray, seq_len: int) -> dict[str, Any
 def _samples(dataset: PreparedDataset, count: int, seed: int) -> list[dict[str, Any]]:
     if not count:
         return []
-    masking = Masking(int(prediction_counts(dataset.info.seq_len)))
-    batch = TrainRows(dataset, seed=seed, masking=masking).rows(np.arange(count))
+    batch = TrainRows(dataset, seed=seed, masking=Masking()).rows(np.arange(count))
     is_single = dataset.info.options["pairs"] == "none"
     labels = ["next" if not label else "random" for label in batch["next_sentence_labels"][:, 0]]
     return [

@@ -7,13 +7,14 @@ rows of any batch.
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.hashing import key_from
 from bert_jax.data.masking import Masking, mask_batch, mask_keys, prediction_counts
-from bert_jax.data.mixture import Mixture
+from bert_jax.data.mixture import Mixture, row_shares
 from bert_jax.data.order import EpochOrder
 from bert_jax.data.packing import most_predictions, pack, pack_batch, pack_lengths
 from bert_jax.data.records import Instances, lay_out, sequence_lengths
@@ -54,11 +55,19 @@ def _make_batch(
 
 
 def predictions_a_row(masking: Masking | None, seq_len: int, max_sequences: int) -> int:
-    """P, the most that a row of at most `max_sequences` sequences may have; without masking every token is one."""
+    """P, the most that a row of at most `max_sequences` sequences may have; without masking every token is one.
+
+    Raises InputError for more predictions a sequence than a row has tokens.
+    """
     if masking is None:
         return seq_len
+    if masking.max_predictions > seq_len:
+        raise InputError(
+            f"data.max_predictions={masking.max_predictions}: a sequence has {seq_len} tokens; use 1 to {seq_len}, or "
+            f"-1 for objective.mask_rate of them, {prediction_counts(seq_len, masking.mask_rate)}"
+        )
     return (
-        masking.max_predictions if max_sequences == 1 else most_predictions(masking.predictions, seq_len, max_sequences)
+        masking.slots(seq_len) if max_sequences == 1 else most_predictions(masking.predictions, seq_len, max_sequences)
     )
 
 
@@ -90,6 +99,34 @@ def next_token_targets(input_ids: np.ndarray, sequence_ids: np.ndarray) -> Batch
         "masked_ids": np.where(follows, next_ids, 0).astype(np.int32),
         "masked_weights": follows.astype(np.float32),
     }
+
+
+_unit_sizes: WeakKeyDictionary[PreparedDataset, dict[int, np.ndarray]] = WeakKeyDictionary()
+
+
+def unit_sizes(dataset: PreparedDataset, max_sequences: int) -> np.ndarray:
+    """Returns int64 [U], the rows of at most `max_sequences` sequences in each unit of a training split.
+
+    A unit is read whole: a block, or the blocks whose instances are packed together. Raises InputError where the split
+    is empty.
+    """
+    sizes = dataset.block_sizes("train")
+    if not len(sizes):
+        raise InputError(f"{dataset.folder} has no training instances: prepare it from more text")
+    if max_sequences == 1:
+        return sizes
+    known = _unit_sizes.setdefault(dataset, {})
+    if max_sequences not in known:
+        starts = np.cumsum(sizes) - sizes
+        lengths = np.split(dataset.lengths("train"), starts[_PACKED_BLOCKS::_PACKED_BLOCKS])
+        packings = [pack_lengths(unit, dataset.info.seq_len, max_sequences) for unit in lengths]
+        known[max_sequences] = np.array([sum(count for count, _ in packing) for packing in packings])
+    return known[max_sequences]
+
+
+def epoch_size(dataset: PreparedDataset, max_sequences: int) -> int:
+    """Returns the rows of at most `max_sequences` sequences in an epoch. Raises InputError for an empty split."""
+    return int(unit_sizes(dataset, max_sequences).sum())
 
 
 @dataclass(frozen=True)
@@ -134,11 +171,9 @@ class TrainRows:
             beforehand k times over would.
           max_sequences: instances in a row at the most, K.
         """
-        sizes = dataset.block_sizes("train")
-        if not len(sizes):
-            raise InputError(f"{dataset.folder} has no training instances: prepare it from more text")
         if max_sequences < 1:
             raise InputError(f"data.max_sequences is at least 1, not {max_sequences}")
+        sizes = dataset.block_sizes("train")
         self.dataset = dataset
         self._masking = masking
         self._static_masks = static_masks
@@ -146,14 +181,9 @@ class TrainRows:
         self._seq_len = dataset.info.seq_len
         self._keys = {name: key_from(dataset.info.hash, seed, name) for name in ("order", "mask", "pack")}
         self._starts = np.cumsum(sizes) - sizes
-        self._blocks_a_unit = 1
+        self._blocks_a_unit = 1 if max_sequences == 1 else _PACKED_BLOCKS
         self.predictions = predictions_a_row(masking, self._seq_len, max_sequences)
-        if max_sequences > 1:
-            self._blocks_a_unit = _PACKED_BLOCKS
-            lengths = np.split(dataset.lengths("train"), self._starts[_PACKED_BLOCKS::_PACKED_BLOCKS])
-            packings = [pack_lengths(unit, self._seq_len, max_sequences) for unit in lengths]
-            sizes = np.array([sum(count for count, _ in packing) for packing in packings])
-        self._order = EpochOrder(sizes, self._keys["order"])
+        self._order = EpochOrder(unit_sizes(dataset, max_sequences), self._keys["order"])
         self.size = self._order.size
         self.real_share = float(dataset.lengths("train").sum(dtype=np.int64)) / (self.size * self._seq_len)
         self._windows: dict[tuple[int, int], _Window] = {}
@@ -234,6 +264,11 @@ def _runs(epochs: np.ndarray, windows: np.ndarray) -> list[slice]:
     return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
 
 
+def make_mixture(datasets: Sequence[PreparedDataset], shares: Sequence[float], seed: int) -> Mixture:
+    """Returns the order in which the rows of `datasets` are mixed, in `shares` that sum to 1."""
+    return Mixture(shares, key_from(seed, "mixture", *(dataset.info.hash for dataset in datasets)))
+
+
 class TrainLoader:
     """The batches of a run: B rows a step, of one dataset or of several mixed.
 
@@ -253,6 +288,7 @@ class TrainLoader:
         weights: Sequence[float] = (),
         first_step: int = 0,
         first_row: int = 0,
+        first_rows: Sequence[int] = (),
     ):
         """`weights` are the shares of the sources in the rows; by default they are as their sizes.
 
@@ -263,40 +299,42 @@ class TrainLoader:
           weights: one for each source, above 0.
           first_step: the batch that begins with row `first_row`.
           first_row: where in the endless row of rows.
+          first_rows: the row of each source that comes first; by default those before `first_row` are read.
         """
         self.sources = list(sources)
         self.global_batch_size = global_batch_size
         self._offset = first_row - first_step * global_batch_size
-        shares = np.asarray(weights or [source.size for source in sources], np.float64)
-        shares /= shares.max()
-        shares /= shares.sum()
+        shares = row_shares([source.size for source in sources], weights)
         self.sequences_a_row = sum(
             share * source.dataset.size("train") / source.size for share, source in zip(shares, sources, strict=True)
         )
         self.real_share = sum(share * source.real_share for share, source in zip(shares, sources, strict=True))
-        self._mixture = Mixture(
-            shares.tolist(),
-            key_from(seed, "mixture", *(source.dataset.info.hash for source in sources)),
-        )
+        self._mixture = make_mixture([source.dataset for source in sources], shares, seed)
+        mixed = self._mixture.counts(first_row)
+        self._source_offsets = [first - before for first, before in zip(first_rows or mixed, mixed, strict=True)]
 
     def batch(self, step: int, rows: slice | np.ndarray = slice(None)) -> Batch:
         """Rows `rows` of batch `step`, laid out as `TrainRows.rows`."""
         numbers = (self._offset + step * self.global_batch_size + np.arange(self.global_batch_size))[rows]
         if len(self.sources) == 1:
-            return self.sources[0].rows(numbers)
+            return self.sources[0].rows(numbers + self._source_offsets[0])
         source_of, numbers = self._mixture.locate(numbers)
         batch: Batch = {}
         for index in np.unique(source_of).tolist():
             chosen = source_of == index
-            part = self.sources[index].rows(numbers[chosen])
+            part = self.sources[index].rows(numbers[chosen] + self._source_offsets[index])
             for name, entry in part.items():
                 batch.setdefault(name, np.empty((len(numbers), *entry.shape[1:]), entry.dtype))[chosen] = entry
         return batch
 
+    def next_rows(self, step: int) -> list[int]:
+        """Returns the row of each source that comes first in batch `step` or after it."""
+        mixed = self._mixture.counts(self._offset + step * self.global_batch_size)
+        return [count + offset for count, offset in zip(mixed, self._source_offsets, strict=True)]
+
     def epochs(self, step: int) -> list[float]:
         """How often each source has been gone through before batch `step`."""
-        seen = self._mixture.counts(self._offset + step * self.global_batch_size)
-        return [count / source.size for count, source in zip(seen, self.sources, strict=True)]
+        return [row / source.size for row, source in zip(self.next_rows(step), self.sources, strict=True)]
 
 
 class EvalLoader:
@@ -321,7 +359,7 @@ class EvalLoader:
         """
         self.datasets = list(datasets)
         self.batch_size = batch_size
-        self.masking = None if left_to_right else Masking(int(prediction_counts(datasets[0].info.seq_len)))
+        self.masking = None if left_to_right else Masking()
         sizes = [dataset.size("eval") for dataset in datasets]
         order = np.argsort(np.concatenate([(np.arange(size) + 0.5) / size for size in sizes]), kind="stable")
         self._source = np.repeat(np.arange(len(sizes)), sizes)[order]

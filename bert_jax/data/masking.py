@@ -2,7 +2,8 @@
 
 The rule is the reference's (google-research/bert, `create_masked_lm_predictions`; the paper's section 3.1 and
 appendix C.2): of the tokens that are not special, n = min(max_predictions, max(1, round(rate * length))) are chosen;
-of those, 80% become [MASK], 10% stay, 10% become a uniform draw from the whole vocabulary.
+of those, 80% become [MASK], 10% stay, 10% become a uniform draw from the whole vocabulary. Without `max_predictions`,
+n = max(1, round(rate * length)).
 
 With `whole_word` the draw is of words, a word being a token and the `##` pieces that follow it: words come in random
 order, and one that would make more than n tokens is passed over. Each token of a word has its own 80/10/10 draw.
@@ -26,7 +27,7 @@ class Masking:
     `keep_token` and `random_token` are shares of the chosen tokens and sum to 1.
     """
 
-    max_predictions: int
+    max_predictions: int = -1  # of a sequence, at most; -1: as many as `mask_rate` asks for
     mask_rate: float = 0.15
     mask_token: float = 0.8
     keep_token: float = 0.1
@@ -41,12 +42,20 @@ class Masking:
             )
         if not 0 < self.mask_rate <= 1:
             raise InputError(f"objective.mask_rate is a share in (0, 1], not {self.mask_rate}")
-        if self.max_predictions < 1:
-            raise InputError(f"data.max_predictions has to be at least 1, not {self.max_predictions}")
+        if self.max_predictions < 1 and self.max_predictions != -1:
+            raise InputError(
+                f"data.max_predictions={self.max_predictions}: must be at least 1, or -1 for what objective.mask_rate "
+                "asks for"
+            )
 
-    def predictions(self, lengths: np.ndarray) -> np.ndarray:
-        """How many tokens are predicted in sequences of these lengths [B]."""
-        return np.minimum(prediction_counts(lengths, self.mask_rate), self.max_predictions)
+    def predictions(self, lengths: np.ndarray | int) -> np.ndarray:
+        """Returns how many tokens are predicted in sequences of these lengths [B]."""
+        counts = prediction_counts(lengths, self.mask_rate)
+        return counts if self.max_predictions == -1 else np.minimum(counts, self.max_predictions)
+
+    def slots(self, length: int) -> int:
+        """Returns P, the predictions that a sequence of at most `length` tokens has room for."""
+        return int(prediction_counts(length, self.mask_rate)) if self.max_predictions == -1 else self.max_predictions
 
 
 def prediction_counts(lengths: np.ndarray | int, mask_rate: float = 0.15) -> np.ndarray:
@@ -79,10 +88,11 @@ def mask_batch(
 
     Returns:
       `input_ids` int32 [B, L] masked; `masked_positions` int32 [B, P] ascending, `masked_ids` int32 [B, P] the original
-      tokens, `masked_weights` float32 [B, P] 1 for a prediction and 0 for filling. P is `masking.max_predictions`.
+      tokens, `masked_weights` float32 [B, P] 1 for a prediction and 0 for filling. P is `masking.slots(L)`.
     """
     length = input_ids.shape[1]
-    slots = min(masking.max_predictions, length)
+    predictions = masking.slots(length)
+    slots = min(predictions, length)
     wanted = masking.predictions(lengths)
 
     columns = np.arange(length, dtype=np.uint64)
@@ -109,7 +119,7 @@ def mask_batch(
     row_of, slot_of = np.nonzero(used)
     masked[row_of, positions[row_of, slot_of]] = replacement[row_of, slot_of]
 
-    filling = ((0, 0), (0, masking.max_predictions - slots))
+    filling = ((0, 0), (0, predictions - slots))
     return {
         "input_ids": masked,
         "masked_positions": np.pad(positions.astype(np.int32), filling),

@@ -10,6 +10,13 @@ _PERIOD = 4096  # rows in which the shares are kept to within one row of each so
 _ONE = 1 << 32  # a share of all
 
 
+def row_shares(sizes: Sequence[int], weights: Sequence[float] = ()) -> list[float]:
+    """Returns the share of each source in the rows: as `weights` say, or without them as `sizes`, rows an epoch."""
+    shares = np.asarray(weights or sizes, np.float64)
+    shares /= shares.max()
+    return (shares / shares.sum()).tolist()
+
+
 class Mixture:
     """Which source each row of an endless sequence is of: a pure function of (weights, key, row)."""
 

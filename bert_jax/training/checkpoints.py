@@ -4,7 +4,8 @@ WORKDIR/checkpoints/STEP/
   parameters     the model's
   optimizer      moments and counters
   position       batches consumed, one integer, the hash of what each phase has read, up to the present one, and the
-                 sums of the metrics of steps that no logged row has yet
+                 row at which that began to read each of its datasets, and the sums of the metrics of steps that no
+                 logged row has yet
   bert_config    as bert_config.json
   tokenizer      the vocabulary and how it is applied
   config         the run's
@@ -108,23 +109,25 @@ class Checkpointer:
 
     def save(
         self, step: int, state: TrainState, *, bert_config: BertConfig, dataset_hashes: Sequence[str],
-        unlogged: dict[str, Any] | None = None,
+        first_rows: Sequence[int] | None = None, unlogged: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """Starts saving `state`; the arrays are copied off the devices before this returns.
 
-        `dataset_hashes` are of what the phases have read that are begun, `unlogged` what `RunningMeans.to_dict` says.
+        `dataset_hashes` are of what the phases have read that are begun, `first_rows` where the last of them began to
+        read each of its datasets; without phases there is none. `unlogged` is what `RunningMeans.to_dict` says.
         """
         for function in self._before_save:
             function()
         self._is_saving = True
+        position: dict[str, Any] = {"next_batch": step, "datasets": list(dataset_hashes), "unlogged": unlogged}
+        if first_rows is not None:
+            position["first_rows"] = list(first_rows)
         self._manager.save(
             step,
             args=ocp.args.Composite(
                 parameters=ocp.args.StandardSave(state.parameters),
                 optimizer=ocp.args.StandardSave(_optimizer_item(state)),
-                position=ocp.args.JsonSave(
-                    {"next_batch": step, "datasets": list(dataset_hashes), "unlogged": unlogged}
-                ),
+                position=ocp.args.JsonSave(position),
                 bert_config=ocp.args.JsonSave(bert_config.to_dict()),
                 **{name: ocp.args.JsonSave(value) for name, value in self._about.items()},
             ),
@@ -173,7 +176,8 @@ class Checkpointer:
 class Checkpoint:
     """What a checkpoint says of itself, and where it is; the parameters are loaded on demand.
 
-    Without a run that made it, `config` and `dataset_hashes` are empty and `step` is 0.
+    Without a run that made it, `config` and `dataset_hashes` are empty and `step` is 0. `first_rows` are the rows at
+    which the phase began to read each of its datasets; None where the version that saved did not say.
     """
 
     path: epath.Path
@@ -183,6 +187,7 @@ class Checkpoint:
     config: dict[str, Any]
     step: int
     dataset_hashes: tuple[str, ...]
+    first_rows: tuple[int, ...] | None
     task: dict[str, Any] | None = None  # of a fine-tuned model
 
     @property
@@ -302,5 +307,6 @@ def open_checkpoint(location: str) -> Checkpoint:
             config=about.config if from_run else {},
             step=about.position["next_batch"] if from_run else 0,
             dataset_hashes=tuple(about.position["datasets"]) if from_run else (),
+            first_rows=tuple(about.position["first_rows"]) if from_run and "first_rows" in about.position else None,
             task=about.task if is_of_task else None,
         )

@@ -25,6 +25,8 @@ DTYPES = ("auto", "float32", "bfloat16")
 REDUCE_DTYPES = DTYPES[1:]
 MAX_BATCH_SIZE = 1 << 16
 """Of what is not training: no device holds more rows."""
+MAX_GLOBAL_BATCH_SIZE = 1 << 20
+"""Of training: 16 times the 65,536 sequences of LAMB's recipe."""
 
 
 def bert_config(config: ConfigDict, vocab_size: int, seq_len: int, source: str) -> BertConfig:
@@ -70,6 +72,7 @@ def check_values(values: Mapping[str, Any]) -> Callable[..., None]:
         lambda x: x >= 1, "at least 1", "global_batch_size", "log_every_steps", "max_nonfinite_steps",
         "checkpoint.every_steps", "checkpoint.keep",
     )  # fmt: skip
+    check(lambda x: x <= MAX_GLOBAL_BATCH_SIZE, f"at most {MAX_GLOBAL_BATCH_SIZE}", "global_batch_size")
     check(lambda x: 0 <= x < 2**31, "in [0, 2**31)", "seed")
     check(lambda x: 0 <= x < math.inf, "a number of minutes, or 0", "stall_minutes", "stall_exit_minutes")
     check(

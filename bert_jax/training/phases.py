@@ -2,10 +2,13 @@
 
     config.phases = (
         {"steps": 900_000, "data.path": "data128"},
-        {"steps": -1, "data.path": "data512", "data.max_predictions": 80},
+        {"steps": -1, "data.path": "data512"},
     )
 
 All phases share one workdir, one state and one step counter. A run without phases is a run of one.
+
+A dataset that an earlier phase has read is read on where that phase stopped, whatever it is mixed with: order and masks
+belong to the dataset and its epoch. Rows that are packed otherwise are other rows, so that the next whole epoch begins.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +20,8 @@ import optax
 from bert_jax.config import ConfigDict, flatten, set_key
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.hashing import key_from
+from bert_jax.data.loader import epoch_size, make_mixture
+from bert_jax.data.mixture import row_shares
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 from bert_jax.training.checks import bert_config, check_config, check_mixture, check_same_tokenizer, data_paths
@@ -51,14 +56,20 @@ class Plan:
 
 @dataclass(frozen=True)
 class Phase(Plan):
-    """A plan with its datasets open. `first_row`: rows of the same mixture that earlier phases have read.
+    """A plan with its datasets open.
 
-    `read_before` are the earlier phases' hashes of datasets.
+    Attributes:
+      datasets: what is read, in the order of `data.path`.
+      model: the sizes of the model.
+      first_row: rows of the same mixture that earlier phases have read.
+      first_rows: the row of each dataset that the phase begins with, counted over all of its epochs.
+      read_before: the earlier phases' hashes of datasets.
     """
 
     datasets: tuple[PreparedDataset, ...]
     model: BertConfig
     first_row: int
+    first_rows: tuple[int, ...]
     read_before: tuple[str, ...]
 
     @property
@@ -67,9 +78,26 @@ class Phase(Plan):
         hashes = [dataset.info.hash for dataset in self.datasets]
         if len(hashes) == 1 and not self.config.data.packing:
             return hashes[0]
-        data = self.config.data
-        packing = data.max_sequences if data.packing else 1
-        return f"{key_from(*hashes, *data.weights, packing):016x}"
+        return f"{key_from(*hashes, *self.config.data.weights, self.max_sequences):016x}"
+
+    @property
+    def max_sequences(self) -> int:
+        """Sequences in a row at most, K."""
+        return self.config.data.max_sequences if self.config.data.packing else 1
+
+    def mixed(self, rows: int) -> list[int]:
+        """Returns how many of the first `rows` rows of the phase's mixture are of each dataset."""
+        if len(self.datasets) == 1:
+            return [rows]
+        weights = tuple(self.config.data.weights)
+        sizes = [] if weights else [epoch_size(dataset, self.max_sequences) for dataset in self.datasets]
+        return make_mixture(self.datasets, row_shares(sizes, weights), self.config.seed).counts(rows)
+
+    def next_rows(self) -> list[int]:
+        """Returns the row of each dataset that comes after the phase."""
+        end = self.first_row + (self.stop - self.start) * self.config.global_batch_size
+        before, after = self.mixed(self.first_row), self.mixed(end)
+        return [row + stop - start for row, start, stop in zip(self.first_rows, before, after, strict=True)]
 
     @property
     def seq_len(self) -> int:
@@ -133,6 +161,7 @@ def open_phases(config: ConfigDict) -> list[Phase]:
     check_config(config, config.total_steps)
     datasets: dict[str, PreparedDataset] = {}
     rows_read: dict[str, int] = {}
+    last_read: dict[str, tuple[Phase, int]] = {}  # by a dataset's hash: the last phase that reads it, its place in that
     phases: list[Phase] = []
     for plan in plan_phases(config):
         check_config(plan.config, plan.stop - plan.start)
@@ -144,8 +173,23 @@ def open_phases(config: ConfigDict) -> list[Phase]:
         check_mixture(plan.config, opened)
         model = bert_config(plan.config, opened[0].tokenizer.vocab_size, opened[0].info.seq_len, str(opened[0].folder))
         read_before = tuple(earlier.dataset_hash for earlier in phases)
-        phase = Phase(plan.start, plan.stop, plan.config, tuple(opened), model, 0, read_before)
+        phase = Phase(plan.start, plan.stop, plan.config, tuple(opened), model, 0, (), read_before)
         before = rows_read.get(phase.dataset_hash, 0)
         rows_read[phase.dataset_hash] = before + (plan.stop - plan.start) * plan.config.global_batch_size
-        phases.append(replace(phase, first_row=before))
+        first_rows = tuple(_first_row(dataset, phase, last_read.get(dataset.info.hash)) for dataset in opened)
+        phase = replace(phase, first_row=before, first_rows=first_rows)
+        last_read |= {dataset.info.hash: (phase, place) for place, dataset in enumerate(opened)}
+        phases.append(phase)
     return phases
+
+
+def _first_row(dataset: PreparedDataset, phase: Phase, last_read: tuple[Phase, int] | None) -> int:
+    """The row of a dataset that `phase` begins with, after the phase that has read it last."""
+    if last_read is None:
+        return 0
+    before, place = last_read
+    row = before.next_rows()[place]
+    if before.max_sequences == phase.max_sequences:
+        return row
+    epochs = -(-row // epoch_size(dataset, before.max_sequences))
+    return epochs * epoch_size(dataset, phase.max_sequences)

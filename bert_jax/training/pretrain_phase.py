@@ -4,12 +4,13 @@ import logging
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
 from bert_jax.config import ConfigDict
 from bert_jax.data.loader import EvalLoader, TrainLoader, TrainRows
-from bert_jax.data.masking import Masking
+from bert_jax.data.masking import Masking, prediction_counts
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.objectives import NEXT_SENTENCE_PARTS, pretraining
 from bert_jax.training.batches import rows_here
@@ -49,7 +50,7 @@ def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:
             seed=config.seed,
             masking=masking,
             static_masks=config.objective.static_masks,
-            max_sequences=config.data.max_sequences if config.data.packing else 1,
+            max_sequences=phase.max_sequences,
         )
         for dataset in phase.datasets
     ]
@@ -60,6 +61,7 @@ def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:
         weights=tuple(config.data.weights),
         first_step=phase.start,
         first_row=phase.first_row,
+        first_rows=phase.first_rows,
     )
     eval_loader = EvalLoader(
         phase.datasets,
@@ -68,6 +70,33 @@ def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:
         left_to_right=masking is None,
     )
     return train_loader, eval_loader
+
+
+def log_data(phase: Phase, loader: TrainLoader, start: int) -> None:
+    """Logs what the steps of a phase after `start` read and predict, and what `data.max_predictions` cuts off."""
+    log.info(
+        "steps %d-%d: %d rows of %d tokens a step, %.1f%% of them real, %.3g sequences and up to %d predictions a row",
+        start + 1, phase.stop, phase.config.global_batch_size, phase.seq_len, 100 * loader.real_share,
+        loader.sequences_a_row, loader.sources[0].predictions,
+    )  # fmt: skip
+    for source, row, epochs in zip(loader.sources, loader.next_rows(start), loader.epochs(phase.stop), strict=True):
+        log.info(
+            "  %s: %s instances; step %d begins at row %s of %s in epoch %d; gone through %.3g times after step %d",
+            source.dataset.folder, f"{source.dataset.size('train'):,}", start + 1, f"{row % source.size + 1:,}",
+            f"{source.size:,}", row // source.size + 1, epochs, phase.stop,
+        )  # fmt: skip
+    masking = make_masking(phase.config)
+    if masking is None or masking.predictions(phase.seq_len) == prediction_counts(phase.seq_len, masking.mask_rate):
+        return
+    lengths = np.arange(phase.seq_len + 1)
+    counts = sum(np.bincount(dataset.lengths("train"), minlength=len(lengths)) for dataset in phase.datasets)
+    log.warning(
+        "steps %d-%d: data.max_predictions=%d predicts %d of the %d targets of a full sequence "
+        "(objective.mask_rate=%g), and %.1f%% of all tokens; -1 predicts all targets",
+        start + 1, phase.stop, masking.max_predictions, masking.predictions(phase.seq_len),
+        prediction_counts(phase.seq_len, masking.mask_rate), masking.mask_rate,
+        100 * (counts @ masking.predictions(lengths)) / (counts @ lengths),
+    )  # fmt: skip
 
 
 def _epochs(loader: TrainLoader, step: int) -> dict[str, float]:
@@ -109,14 +138,7 @@ def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[
 
     # --- Data ----------------------------------------------------------------------------------------------------
     train_loader, eval_loader = make_loaders(phase)
-    log.info(
-        "steps %d-%d: %d rows of %d tokens a step, %.1f%% of them real, %.3g sequences a row",
-        start + 1, phase.stop, config.global_batch_size, phase.seq_len, 100 * train_loader.real_share,
-        train_loader.sequences_a_row,
-    )  # fmt: skip
-    for source, epochs in zip(train_loader.sources, train_loader.epochs(phase.stop), strict=True):
-        size = f"{source.dataset.size('train'):,}"
-        log.info("  %s: %s instances, gone through %.3g times at the end", source.dataset.folder, size, epochs)
+    log_data(phase, train_loader, start)
     if not eval_loader.batches:
         log.warning("there is no eval split (or eval_batches=0): there will be no evaluation")
 
@@ -143,7 +165,9 @@ def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[
 
     def save(step: int, state: TrainState, unlogged: dict[str, Any]) -> None:
         hashes = (*phase.read_before, phase.dataset_hash)
-        run.checkpointer.save(step, state, bert_config=phase.model, dataset_hashes=hashes, unlogged=unlogged)
+        run.checkpointer.save(
+            step, state, bert_config=phase.model, dataset_hashes=hashes, first_rows=phase.first_rows, unlogged=unlogged
+        )
 
     stretch = Stretch(
         start, phase.stop, train_step,

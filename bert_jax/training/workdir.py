@@ -10,8 +10,9 @@ from etils import epath
 
 from bert_jax import remote, whole_files
 from bert_jax.config import ConfigDict, flatten
+from bert_jax.data.masking import Masking
 from bert_jax.errors import InputError
-from bert_jax.training.checkpoints import check_place, newest_step, open_checkpoint
+from bert_jax.training.checkpoints import Checkpoint, check_place, newest_step, open_checkpoint
 from bert_jax.training.checks import check_tokenizer
 from bert_jax.training.lease import Lease
 from bert_jax.training.phases import Phase, Plan, plan_phases
@@ -28,6 +29,9 @@ CHANGEABLE = (
     "eval_batches", "max_nonfinite_steps", "mesh.", "attention", "remat", "gradient_reduce_dtype", "scan_layers",
     "checkpoint.", "profile.", "stall_", "data.path", "data.seq_len", "optimizer.", "phases",
 )  # fmt: skip
+
+
+_MAX_PREDICTIONS = "data.max_predictions"  # which may change where it cuts off as much as before
 
 
 def enter_workdir(folder: epath.Path, config: ConfigDict, stack: ExitStack) -> tuple[Lease | None, StallWatch]:
@@ -56,7 +60,9 @@ def enter_workdir(folder: epath.Path, config: ConfigDict, stack: ExitStack) -> t
 def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int:
     """The step a workdir is at, 0 for a new one; InputError where it holds another run.
 
-    That is one of another vocabulary, dataset or config; what a run may change is in `CHANGEABLE`, and is logged.
+    That is one of another vocabulary, dataset or config; what a run may change is in `CHANGEABLE`, and is logged. So is
+    a phase that an earlier version began at other rows: the rest of it is read at the rows of this version, because a
+    step's batch follows from the config alone.
     """
     newest = newest_step(folder)
     if newest is None:
@@ -80,9 +86,24 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int:
                 f"--workdir: {folder} was trained on another dataset than {new.config.data.path} in the phase of steps "
                 f"{_span(new)}: choose another folder"
             )
+        if step < new.stop:
+            _warn_of_other_rows(before, new)
     if changed:
         log.warning("going on with another config: %s", "; ".join(changed.values()))
     return step
+
+
+def _warn_of_other_rows(before: Checkpoint, phase: Phase) -> None:
+    """Logs where the phase of a checkpoint was begun at other rows of its datasets than `phase` begins at."""
+    # Versions that did not record it counted rows by mixture, not by dataset.
+    began = before.first_rows or tuple(phase.mixed(phase.first_row))
+    for dataset, there, here in zip(phase.datasets, began, phase.first_rows, strict=True):
+        if there != here:
+            log.warning(
+                "steps %s were begun by another version at row %d of %s, which earlier phases have read; from step %d "
+                "on they are read as if begun at row %d",
+                _span(phase), there, dataset.folder, before.step + 1, here,
+            )  # fmt: skip
 
 
 def _span(plan: Plan) -> str:
@@ -94,13 +115,23 @@ def _as_saved(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _differences(folder: epath.Path, old: Plan, new: Plan) -> dict[str, str]:
+def _differences(folder: epath.Path, old: Plan, new: Phase) -> dict[str, str]:
     before, now = ({key: _as_saved(value) for key, value in flatten(plan.config)} for plan in (old, new))
     keys = sorted(({*before} & {*now}) - {"phases"})
     changed = {key: f"{key} {before[key]!r} -> {now[key]!r}" for key in keys if before[key] != now[key]}
-    refused = [text for key, text in changed.items() if not key.startswith(CHANGEABLE)]
+    refused = [key for key in changed if not key.startswith(CHANGEABLE)]
+    if _MAX_PREDICTIONS in refused and _predictions(old, new.seq_len) == _predictions(new, new.seq_len):
+        refused.remove(_MAX_PREDICTIONS)
     if refused:
         raise InputError(
-            f"--workdir: {folder} holds a run with another config ({'; '.join(refused)}): choose another folder"
+            f"--workdir: {folder} holds a run with another config ({'; '.join(changed[key] for key in refused)}): set "
+            f"{', '.join(f'{key}={before[key]}' for key in refused)} again, or choose another folder"
         )
     return changed
+
+
+def _predictions(plan: Plan, seq_len: int) -> int:
+    """Predictions of a full sequence: where they are as many, so they are in a shorter one, and the masks are equal."""
+    config = plan.config
+    masking = Masking(config.data.max_predictions, config.objective.mask_rate)
+    return seq_len if config.objective.lm == "ltr" else int(masking.predictions(seq_len))

@@ -55,6 +55,15 @@ def test_counts_of_the_usual_lengths():
     assert prediction_counts(np.array([128, 512]), 0.5).tolist() == [64, 256]
 
 
+def test_without_max_predictions_every_target_is_predicted():
+    lengths = np.arange(5, 129)
+    ids, maskable, lengths = make_rows(np.random.default_rng(1), lengths, 128)
+    batch = draw(ids, maskable, lengths, some_keys(len(lengths)), Masking(mask_rate=0.3))
+    assert batch["masked_positions"].shape[1] == 38
+    counts = np.minimum([max(1, round(0.3 * length)) for length in lengths.tolist()], maskable.sum(axis=1))
+    assert batch["masked_weights"].sum(axis=1).tolist() == counts.tolist()
+
+
 def test_every_length_gets_its_count():
     lengths = np.arange(5, 129)
     ids, maskable, lengths = make_rows(np.random.default_rng(1), lengths, 128)
@@ -259,7 +268,8 @@ def test_epochs_draw_other_masks():
         ({"mask_rate": 0.0}, "mask_rate"),
         ({"mask_rate": 1.5}, "mask_rate"),
         ({"mask_rate": float("nan")}, "mask_rate"),
-        ({"max_predictions": 0}, "max_predictions"),
+        ({"max_predictions": 0}, "max_predictions=0"),
+        ({"max_predictions": -2}, "max_predictions=-2"),
     ],
 )
 def test_bad_options_are_the_users_to_mend(options, says):

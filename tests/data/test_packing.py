@@ -76,6 +76,8 @@ def test_most_predictions_at_512():
     assert most_predictions(Masking(76).predictions, 512, 1) == 76
     assert most_predictions(Masking(80).predictions, 512, 8) == 83  # 76.8, and a rounding each
     assert most_predictions(Masking(2).predictions, 512, 8) == 16
+    assert most_predictions(Masking().predictions, 512, 1) == 77
+    assert most_predictions(Masking().predictions, 512, 8) == 83
 
 
 # --- Batches ----------------------------------------------------------------------------------------------------
@@ -133,6 +135,14 @@ def test_an_epoch_packed_is_the_epoch_unpacked(dataset, left_to_right):
         held = batch["next_sentence_weights"].sum(axis=1)
         assert held.max() <= 6
         assert held.sum() == plain.size
+
+
+def test_a_packed_row_has_room_for_every_target_by_default(dataset):
+    rows = TrainRows(dataset, seed=0, masking=Masking(), max_sequences=6)
+    targets = np.maximum(1, np.rint(0.15 * dataset.lengths("train")))
+    weights = rows.rows(np.arange(rows.size))["masked_weights"]
+    assert weights.sum() == targets.sum()
+    assert weights.sum(axis=1).max() <= rows.predictions < 6 * 10
 
 
 def test_epochs_pack_anew(dataset):

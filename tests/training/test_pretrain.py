@@ -255,6 +255,10 @@ def test_another_dataset_or_vocabulary_is_refused(
         ({"optimizer__learning_rate": "nan"}, "optimizer.learning_rate has to be a number"),
         ({"optimizer__warmup_steps": 8}, "has to be below total_steps"),
         ({"model__type_vocab_size": 1}, "segments 0 and 1"),
+        ({"global_batch_size": 10**12}, "global_batch_size .* 1048576, .* 1000000000000"),
+        ({"data__max_predictions": 10**9}, r"data\.max_predictions=1000000000: .* 64 .* 10$"),
+        ({"data__max_predictions": 65, "data__packing": True}, r"data\.max_predictions=65"),
+        ({"data__max_predictions": 0}, r"data\.max_predictions=0"),
     ],
 )
 def test_what_cannot_be_is_refused_before_any_work(overrides, message, dataset_dir: Path, tmp_path: Path):

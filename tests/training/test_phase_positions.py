@@ -1,0 +1,232 @@
+"""Rows at which phases begin to read datasets that earlier phases have read."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import helpers
+import numpy as np
+import pytest
+from etils import epath
+
+from bert_jax.config import ConfigDict
+from bert_jax.errors import InputError
+from bert_jax.training.phases import Phase, open_phases
+from bert_jax.training.pretrain import pretrain
+from bert_jax.training.pretrain_phase import log_data, make_loaders
+from bert_jax.training.workdir import claim_workdir
+
+STEPS = 4
+PACKED = {"data.packing": True, "data.max_sequences": 4}
+
+
+def config_of(dataset: Path, *phases: dict, **overrides: object) -> ConfigDict:
+    return helpers.small_config(
+        dataset, phases=tuple({"steps": STEPS, **phase} for phase in phases), total_steps=STEPS * len(phases),
+        optimizer__warmup_steps=1, **overrides,
+    )  # fmt: skip
+
+
+def sequences_of(phase: Phase) -> list[tuple[bytes, bytes]]:
+    """(unmasked ids, masked ids) of every sequence that a phase reads and that has 6 predictions or more."""
+    loader, _ = make_loaders(phase)
+    found = []
+    for step in range(phase.start, phase.stop):
+        batch = loader.batch(step)
+        ids = batch["input_ids"].copy()
+        row, slot = np.nonzero(batch["masked_weights"])
+        ids[row, batch["masked_positions"][row, slot]] = batch["masked_ids"][row, slot]
+        of_prediction = batch["sequence_ids"][row, batch["masked_positions"][row, slot]]
+        for number in range(1, batch["sequence_ids"].max() + 1):
+            counts = np.bincount(row[of_prediction == number], minlength=len(ids))
+            for place in np.nonzero(counts >= 6)[0]:
+                columns = batch["sequence_ids"][place] == number
+                found.append((ids[place, columns].tobytes(), batch["input_ids"][place, columns].tobytes()))
+    assert len(found) > 20
+    return found
+
+
+def changes_of(dataset: Path, other: Path) -> dict[str, tuple[dict, ...]]:
+    both = {"data.path": f"{dataset},{other}"}
+    even, uneven = ({**both, "data.weights": weights} for weights in ((0.5, 0.5), (0.8, 0.2)))
+    return {
+        "the same": ({}, {}),
+        "mixture": ({}, both),
+        "weights": (even, uneven),
+        "order of the mixture": (even, {**even, "data.path": f"{other},{dataset}"}),
+        "back and forth": ({}, both, {}),
+        "a mixture that returns": (even, {}, even),
+        "packed": (PACKED, {**PACKED, **both}),
+    }
+
+
+@pytest.mark.parametrize("change", changes_of(Path(), Path()))
+def test_phases_read_no_instance_twice_until_an_epoch_is_through(change: str, dataset_dir: Path, other_dir: Path):
+    phases = open_phases(config_of(dataset_dir, *changes_of(dataset_dir, other_dir)[change]))
+    instances = [unmasked for phase in phases for unmasked, _ in sequences_of(phase)]
+    assert len(set(instances)) == len(instances)
+
+
+@pytest.mark.parametrize(
+    "phases",
+    [({}, PACKED), (PACKED, {}), ({}, PACKED, {}), (PACKED, {**PACKED, "data.max_sequences": 3})],
+    ids=["packing on", "packing off", "packing on and off", "other packing"],
+)
+def test_rows_of_another_packing_begin_with_new_masks(phases: tuple[dict, ...], dataset_dir: Path):
+    opened = open_phases(config_of(dataset_dir, *phases, global_batch_size=64))
+    read = [sequences_of(phase) for phase in opened]
+    sequences = [sequence for of_phase in read for sequence in of_phase]
+    assert len(set(sequences)) == len(sequences)
+    unmasked = [{ids for ids, _ in of_phase} for of_phase in read]
+    assert unmasked[0] & unmasked[1]  # in another epoch
+    sizes = [make_loaders(phase)[0].sources[0].size for phase in opened]
+    assert [phase.first_rows for phase in opened] == [(number * size,) for number, size in enumerate(sizes)]
+
+
+def test_rows_read_are_counted_by_dataset(dataset_dir: Path, other_dir: Path):
+    both = {"data.path": f"{dataset_dir},{other_dir}", "data.weights": (0.75, 0.25)}
+    opened = open_phases(config_of(dataset_dir, both, {}, {**both, "data.weights": (0.5, 0.5)}, both))
+    loaders = [make_loaders(phase)[0] for phase in opened]
+    own, others = (np.array([phase.first_rows[place] for phase in opened if len(phase.first_rows) > place])
+                   for place in (0, 1))  # fmt: skip
+    steps, rows = np.diff(own), np.diff(others)
+    assert steps[1] == 4 * 16  # alone
+    assert steps[0] + rows[0] == steps[2] + rows[1] == 4 * 16
+    assert [phase.first_row for phase in opened] == [0, 0, 0, 64]
+    for phase, loader, after in zip(opened, loaders, [*opened[1:], None], strict=True):
+        assert tuple(loader.next_rows(phase.start)) == phase.first_rows
+        if after:
+            assert loader.next_rows(phase.stop)[0] == after.first_rows[0]
+
+
+def test_epochs_count_what_all_phases_have_read(dataset_dir: Path, other_dir: Path):
+    opened = open_phases(config_of(dataset_dir, {}, {"data.path": f"{dataset_dir},{other_dir}"}))
+    first, second = (make_loaders(phase)[0] for phase in opened)
+    assert second.epochs(STEPS) == [first.epochs(STEPS)[0], 0.0]
+    assert second.epochs(2 * STEPS)[0] > first.epochs(STEPS)[0] > 0
+
+
+def test_a_batch_of_any_phase_follows_from_config_and_step(dataset_dir: Path, other_dir: Path):
+    phases = ({}, {"data.path": f"{dataset_dir},{other_dir}"}, PACKED)
+    config = config_of(dataset_dir, *phases)
+    whole, resumed = (open_phases(config) for _ in range(2))
+    for one, other in zip(whole, resumed, strict=True):
+        loader, again = make_loaders(one)[0], make_loaders(other)[0]
+        batches = [loader.batch(step) for step in range(one.start, one.stop)]
+        for name, entry in again.batch(one.stop - 1).items():
+            np.testing.assert_array_equal(entry, batches[-1][name])
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("packing", [False, True])
+def test_phases_that_read_the_same_rows_are_one_run(mixed: bool, packing: bool, dataset_dir: Path, other_dir: Path):
+    path = f"{dataset_dir},{other_dir}" if mixed else dataset_dir
+    settings = {"global_batch_size": 64, "data__packing": packing, "data__path": path}
+    two = open_phases(config_of(dataset_dir, {}, {"optimizer.learning_rate": 1e-3}, **settings))
+    (one,) = open_phases(helpers.small_config(dataset_dir, **settings))
+    whole, (_, later) = make_loaders(one)[0], (make_loaders(phase)[0] for phase in two)
+    for name, entry in whole.batch(2 * STEPS - 1).items():
+        np.testing.assert_array_equal(later.batch(2 * STEPS - 1)[name], entry)
+
+
+# --- Resumed runs -----------------------------------------------------------------------------------------------
+
+
+def resumable(dataset: Path, other: Path, total_steps: int, **overrides: object) -> ConfigDict:
+    phases = ({"steps": 1}, {"steps": -1, "data.path": f"{dataset},{other}"})
+    return helpers.small_config(
+        dataset, phases=phases, total_steps=total_steps, optimizer__warmup_steps=1, eval_batches=0, **overrides
+    )
+
+
+@pytest.fixture(scope="module")
+def begun(dataset_dir: Path, other_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is in its second phase, at step 2."""
+    workdir = tmp_path_factory.mktemp("begun") / "run"
+    pretrain(resumable(dataset_dir, other_dir, 2), str(workdir))
+    return workdir
+
+
+@pytest.fixture
+def position(begun: Path, tmp_path: Path) -> Path:
+    """The data position in a copy of that run."""
+    shutil.copytree(begun, tmp_path / "run")
+    return tmp_path / "run" / "checkpoints" / "2" / "position" / "metadata"
+
+
+def test_a_phase_begun_by_a_version_that_counted_by_mixture_resumes_and_is_logged(
+    position: Path, dataset_dir: Path, other_dir: Path, caplog: pytest.LogCaptureFixture
+):
+    def logged(total_steps: int) -> list[str]:
+        caplog.clear()
+        phases = open_phases(resumable(dataset_dir, other_dir, total_steps))
+        assert claim_workdir(epath.Path(position.parents[3]), phases) == 2
+        return [record.getMessage() for record in caplog.records if "row" in record.getMessage()]
+
+    saved = json.loads(position.read_text())
+    assert saved["first_rows"] == [16, 0]
+    assert not logged(total_steps=4)
+    position.write_text(json.dumps({key: value for key, value in saved.items() if key != "first_rows"}))
+    (line,) = logged(total_steps=4)
+    assert re.search(rf"1-4 .* row 0 of {re.escape(str(dataset_dir))}, .* step 3 .* row 16$", line)
+    assert not logged(total_steps=2)  # none of the phase is left to read
+
+
+def test_a_run_resumes_under_another_limit_that_cuts_off_nothing(
+    begun: Path, dataset_dir: Path, other_dir: Path, caplog: pytest.LogCaptureFixture
+):
+    """It was saved with data.max_predictions=10, which is what the mask rate asks for of 64 tokens."""
+    for most, logged in ((10, 0), (-1, 1), (20, 1)):
+        caplog.clear()
+        config = resumable(dataset_dir, other_dir, 4, data__max_predictions=most)
+        assert claim_workdir(epath.Path(begun), open_phases(config)) == 2
+        assert len([record for record in caplog.records if f"10 -> {most}" in record.getMessage()]) == logged
+    for overrides in ({"data__max_predictions": 9}, {"data__max_predictions": -1, "objective__mask_rate": 0.3}):
+        with pytest.raises(InputError, match=r"set data\.max_predictions=10|set .*objective\.mask_rate=0\.15"):
+            claim_workdir(epath.Path(begun), open_phases(resumable(dataset_dir, other_dir, 4, **overrides)))
+
+
+# --- Logs -------------------------------------------------------------------------------------------------------
+
+
+def test_the_log_says_where_each_dataset_is_read_and_what_is_predicted(
+    dataset_dir: Path, other_dir: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO")
+    both = {"data.path": f"{dataset_dir},{other_dir}"}
+    first, second, third = open_phases(config_of(dataset_dir, {}, both, PACKED, data__max_predictions=-1))
+    first_loader, second_loader, third_loader = (make_loaders(phase)[0] for phase in (first, second, third))
+    sizes = [f"{source.size:,}" for source in second_loader.sources]
+    own = second_loader.next_rows(5)
+
+    log_data(second, second_loader, 5)
+    summary, *datasets = [record.getMessage() for record in caplog.records]
+    assert re.search(r"^steps 6-8: 16 rows of 64 tokens .* 10 predictions a row", summary)
+    assert f"{dataset_dir}:" in datasets[0]
+    assert f"step 6 begins at row {own[0] + 1} of {sizes[0]} in epoch 1;" in datasets[0]
+    assert own[0] > first_loader.next_rows(4)[0] == 64
+    assert f"{other_dir}:" in datasets[1]
+    assert f"step 6 begins at row {own[1] + 1} of {sizes[1]} in epoch 1;" in datasets[1]
+    assert len(datasets) == 2
+
+    caplog.clear()
+    log_data(third, third_loader, 8)
+    packed = caplog.records[1].getMessage()
+    assert f"step 9 begins at row 1 of {third_loader.sources[0].size} in epoch 2;" in packed
+
+
+def test_the_log_says_what_max_predictions_cuts_off(dataset_dir: Path, caplog: pytest.LogCaptureFixture):
+    def warned(**overrides: object) -> list[str]:
+        caplog.clear()
+        (phase,) = open_phases(helpers.small_config(dataset_dir, **overrides))
+        log_data(phase, make_loaders(phase)[0], 0)
+        return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+    assert not warned(data__max_predictions=-1) + warned(data__max_predictions=20)
+    assert not warned(data__max_predictions=3, objective__lm="ltr", objective__nsp=False)
+    (line,) = warned(data__max_predictions=3)
+    (phase,) = open_phases(helpers.small_config(dataset_dir))
+    lengths = phase.datasets[0].lengths("train").astype(np.int64)
+    share = 100 * np.minimum(3, np.maximum(1, np.rint(0.15 * lengths))).sum() / lengths.sum()
+    assert re.search(rf"data\.max_predictions=3 .* 3 of the 10 .* {share:.1f}%", line)
