@@ -113,7 +113,7 @@ def _peak_flops(platform: str, device_kind: str) -> float | None:
     accelerator = find_accelerator(device_kind)
     if accelerator is None and platform != "cpu":
         log.warning("mfu is not reported: the peak FLOP/s of %s are not known", device_kind)
-    return accelerator and accelerator.peak_flops
+    return accelerator.peak_flops if accelerator else None
 
 
 def pretraining_work(config: ConfigDict, model: BertConfig, loader: TrainLoader) -> Callable[[int], StepWork]:
