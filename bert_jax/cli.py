@@ -49,17 +49,9 @@ def entry_point() -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand and returns its exit status."""
-    parser = arguments_of(_RUN)
-    words, beam_options = _split(_joined(sys.argv[1:] if arguments is None else arguments))
-    options, rest = parser.parse_known_args(words)
-    overrides, unknown = _overrides(rest) if hasattr(options, "config") else ([], rest)
-    if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options = parse(sys.argv[1:] if arguments is None else arguments)
     _set_up_logging()
     try:
-        if hasattr(options, "config"):
-            options.overrides = overrides
-        options.beam_options = beam_options
         options.run(options)
         return 0
     except BertJaxError as error:
@@ -81,6 +73,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _fail(options.command, *of_store)
         traceback.print_exc()
         return 1
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Returns the options of a subcommand, with `command`, `beam_options` and, of a config, `overrides` (key, text).
+
+    Raises SystemExit, with the reason on stderr, for what the subcommand does not take.
+    """
+    parser = arguments_of(_RUN)
+    words, beam_options = _split(_joined(arguments))
+    options, rest = parser.parse_known_args(words)
+    overrides, unknown = _overrides(rest) if hasattr(options, "config") else ([], rest)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options.overrides, options.beam_options = overrides, beam_options
+    return options
 
 
 def _fail(command: str, message: str, status: int) -> int:

@@ -68,7 +68,7 @@ def get_config():
     config.optimizer.b2 = 0.999
     config.optimizer.eps = 1e-6
     config.optimizer.grad_clip_norm = 1.0  # global norm; 0: no clipping
-    config.optimizer.bias_correction = False  # the reference's AdamW has none, LAMB has it
+    config.optimizer.bias_correction = False  # as in the reference's AdamW; True for LAMB, whose recipes have it
     config.optimizer.restart_schedule = False  # True: every phase has a warm-up and a decay of its own
 
     config.mesh = ml_collections.ConfigDict()  # devices along each axis; -1 fills in

@@ -3,9 +3,9 @@
 #
 #     launch/local_cluster.sh 2 bert-jax pretrain --config=bert_tiny --workdir=runs/two --config.data.path=data
 #
-# Each line of output is led by the number of its process. SIGTERM and SIGINT go on to all of them. Once a process has
-# failed, the others are stopped. The exit status is that of the first that failed, else 75 (saved, run it again) if a
-# process ended so, else 0.
+# Each line of output is led by the number of its process. SIGTERM and SIGINT go on to all of them, and SIGHUP, which
+# comes as its terminal closes, as SIGTERM. Once a process has failed, the others are stopped. The exit status is that of
+# the first that failed, else 75 (saved, run it again) if a process ended so, else 0.
 exec python3 - "$@" <<'PYTHON'
 import os
 import signal
@@ -44,6 +44,8 @@ def send(number, _frame=None):
 processes, copies, asked = [], [], []
 signal.signal(signal.SIGTERM, send)
 signal.signal(signal.SIGINT, send)
+if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+    signal.signal(signal.SIGHUP, lambda *_: send(signal.SIGTERM))
 for number in range(count):
     together = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count), "JAX_PROCESS_ID": str(number)}
     processes.append(

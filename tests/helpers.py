@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import child_processes
 import numpy as np
 import pytest
 
@@ -129,10 +130,7 @@ def on_small_disk(
     words = shlex.join(command(*arguments))
     list_files = f"find {shlex.quote(str(disk))} -type f"
     script = f"{mount} && {{ {fill} {words}; status=$?; {list_files}; exit $status; }}"
-    return subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script], env=child_environment(), capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
+    return child_processes.run(["unshare", "-rm", "sh", "-c", script], env=child_environment(), timeout=120)
 
 
 def leaves(parameters: object) -> list[np.ndarray]:

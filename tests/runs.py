@@ -6,6 +6,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import child_processes
 import helpers
 import jax
 import numpy as np
@@ -41,7 +42,7 @@ def train_until(
     step: int, dataset: Path, workdir: Path, send: signal.Signals, **overrides: object
 ) -> subprocess.CompletedProcess:
     """Starts the run and sends it a signal once `step` is logged."""
-    process = subprocess.Popen(
+    process = child_processes.start(
         train_command(dataset, workdir, **overrides), env=helpers.child_environment(), stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + 200

@@ -3,6 +3,7 @@
 import subprocess
 from pathlib import Path
 
+import child_processes
 import helpers
 
 DEVICES = 4
@@ -33,7 +34,7 @@ def start_commands(commands: list[list[str]]) -> list[subprocess.Popen]:
     """The commands as processes of one run, in their order, with four devices between them."""
     together = {"JAX_COORDINATOR_ADDRESS": helpers.free_address(), "JAX_NUM_PROCESSES": str(len(commands))}
     return [
-        subprocess.Popen(
+        child_processes.start(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             env=helpers.child_environment(DEVICES // len(commands), **together, JAX_PROCESS_ID=str(number)),
         )

@@ -139,15 +139,18 @@ def one_node_cluster(folder: Path) -> Iterator[Cluster]:
         cluster.wait(lambda: _is_idle(cluster), 60, lambda: "the node does not come up")
         yield cluster
     finally:
-        if len(started) == len(commands):
-            subprocess.run(["scancel", "--user=root"], env=cluster.environment, check=False, timeout=30)
-        for process in reversed(started):
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        try:
+            if len(started) == len(commands):
+                subprocess.run(["scancel", "--user=root"], env=cluster.environment, check=False, timeout=30)
+        finally:
+            for process in reversed(started):
+                process.send_signal(signal.SIGTERM)
+            for process in reversed(started):
+                try:
+                    process.wait(timeout=30)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
 
 
 def _is_idle(cluster: Cluster) -> bool:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import child_processes
 import gcs
 import helpers
 import numpy as np
@@ -61,7 +62,7 @@ def test_a_run_that_is_killed_while_it_saves_ends_as_one_on_a_disk(store, datase
 
     store.faults.append(kill)
     command = helpers.command(*pretrain(DATA, RUN))
-    process = subprocess.Popen(command, env=helpers.child_environment(8), stderr=subprocess.PIPE, text=True)
+    process = child_processes.start(command, env=helpers.child_environment(8), stderr=subprocess.PIPE, text=True)
     said = process.communicate(timeout=200)[1]
     assert process.returncode == -signal.SIGKILL, said
     store.faults.clear()

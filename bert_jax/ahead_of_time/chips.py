@@ -1,36 +1,10 @@
-"""What is known of TPU chips, and how fast a step could be on them at the very best.
-
-Sources: Google's page on each chip for the bandwidth of its HBM (docs of Cloud TPU, "System architecture"), and "How
-to Scale Your Model" (Austin et al. 2025, chapter 2) for the links between chips. Rates are of one chip.
-"""
+"""Bounds on a step's time on TPUs, from the rates in `training.accelerators`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bert_jax.ahead_of_time.collectives import Collective
-
-
-@dataclass(frozen=True)
-class Chip:
-    """Rates of a chip, in bytes/s; its FLOP/s are in `training.flops`.
-
-    Attributes:
-      hbm_bandwidth: of its memory, reads and writes together.
-      link_bandwidth: of one link to a neighbour, in one direction.
-      torus_axes: in how many directions of the torus, there and back, it has links.
-    """
-
-    hbm_bandwidth: float
-    link_bandwidth: float
-    torus_axes: int
-
-
-CHIPS = {  # by the name of a topology, before its colon
-    "v4": Chip(1.228e12, 4.5e10, 3),
-    "v5e": Chip(8.19e11, 4.5e10, 2),
-    "v5p": Chip(2.765e12, 9e10, 3),
-    "v6e": Chip(1.64e12, 9e10, 2),
-}
+from bert_jax.training.accelerators import Bandwidths
 
 ASSUMPTIONS = (
     "compute: the matrix products, with those that remat makes again, at the chip's dense bf16 peak",
@@ -69,14 +43,19 @@ class Roofline:
 
 
 def roofline(
-    chip: Chip, *, peak_flops: float, flops: float, memory_bytes: float, collectives: Sequence[Collective] | None
+    bandwidths: Bandwidths,
+    *,
+    peak_flops: float,
+    flops: float,
+    memory_bytes: float,
+    collectives: Sequence[Collective] | None,
 ) -> Roofline:
-    """The bounds of a step that does `flops` and moves `memory_bytes` on each chip; see `ASSUMPTIONS`.
+    """The bounds of a step that does `flops` and moves `memory_bytes` on each device; see `ASSUMPTIONS`.
 
     Without `collectives` (None: they are not known) there is no bound by the network.
     """
-    wires = chip.link_bandwidth * 2 * chip.torus_axes
+    wires = bandwidths.link * 2 * bandwidths.torus_axes
     network = None
     if collectives is not None:
         network = sum(one.bytes_sent for one in collectives if not one.between_slices) / wires
-    return Roofline(flops / peak_flops, memory_bytes / chip.hbm_bandwidth, network)
+    return Roofline(flops / peak_flops, memory_bytes / bandwidths.hbm, network)

@@ -193,10 +193,10 @@ def describe(target: Target, step: Step) -> dict[str, Any]:
         moved = step.memory["argument_bytes"] + step.memory["output_bytes"]
         moved += 2 * config.gradient_accumulation * step.memory["temp_bytes"]
         described["memory_bytes"] = moved
-        if target.chip and target.peak_flops:
+        if target.accelerator and target.accelerator.bandwidths:
             bounds = roofline(
-                target.chip, peak_flops=target.peak_flops, flops=(model_flops + recomputed) / devices,
-                memory_bytes=moved, collectives=collectives,
+                target.accelerator.bandwidths, peak_flops=target.accelerator.peak_flops,
+                flops=(model_flops + recomputed) / devices, memory_bytes=moved, collectives=collectives,
             )  # fmt: skip
             described["roofline"] = {
                 **asdict(bounds), "at_least_seconds": bounds.at_least, "bound": bounds.bound,

@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 
-from bert_jax.ahead_of_time.chips import CHIPS, Chip
 from bert_jax.errors import BertJaxError, InputError
-from bert_jax.training.flops import peak_flops
+from bert_jax.training.accelerators import Accelerator, find_accelerator
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -33,14 +32,13 @@ _ENVIRONMENT = {  # of libtpu
 
 @dataclass(frozen=True)
 class Target:
-    """TPUs to compile for. `chip` and `peak_flops` are None for chips of which `tpu_chips` knows nothing."""
+    """TPUs to compile for. `accelerator` is None for those of which `training.accelerators` knows nothing."""
 
     topology: str
     slices: int
     devices: tuple[Any, ...]
     hbm_bytes: int  # that a program may use
-    chip: Chip | None
-    peak_flops: float | None
+    accelerator: Accelerator | None
 
 
 def open_target(topology: str, slices: int = 1) -> Target:
@@ -73,9 +71,8 @@ def open_target(topology: str, slices: int = 1) -> Target:
         reason = str(error).split("\n")[0]
         raise InputError(f"--topology={topology}: libtpu does not make it ({reason})") from error
     return Target(
-        topology, slices, tuple(devices), _usable_memory(devices[0]), CHIPS.get(name),
-        peak_flops(devices[0].device_kind),
-    )  # fmt: skip
+        topology, slices, tuple(devices), _usable_memory(devices[0]), find_accelerator(devices[0].device_kind)
+    )
 
 
 def _usable_memory(device: Any) -> int:

@@ -40,7 +40,7 @@ from bert_jax.training.checks import check_attention, compute_dtype
 from bert_jax.training.flops import finetuning_flops
 from bert_jax.training.initialization import start_from
 from bert_jax.training.mesh import check_divisibility, make_mesh
-from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer, warn_of_uncorrected_lamb
 from bert_jax.training.processes import is_first
 from bert_jax.training.run import Run, open_run
 from bert_jax.training.state import StateSpec, TrainState, describe_state, without
@@ -97,6 +97,7 @@ def _finetune(
         raise InputError("--workdir is empty: name a folder")
     folder = remote.absolute(workdir)
     check_config(config)
+    warn_of_uncorrected_lamb([config.optimizer])
     before = open_checkpoint(config.init)
     model = model_of(config, before.bert_config)
     mesh = make_mesh(config.mesh)

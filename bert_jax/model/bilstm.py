@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.model.layers import Key, dropout, parameter, split_keys
+from bert_jax.model.layers import Key, dropout, parameter, recomputed, split_keys
 
 _GATES = 4  # input, forget, cell, output
 _FORGET = 1
@@ -38,8 +38,9 @@ class Lstm(nnx.Module):
 def _both_directions(forward: Lstm, backward: Lstm, x: jax.Array, is_real: jax.Array) -> tuple[jax.Array, jax.Array]:
     """x [B, L, D] and is_real bool [B, L] to states [B, L, 2H] and the final ones [B, 2H].
 
-    Padding leaves a state as it is: the final one is that of the last real position, backward of the first. One loop
-    goes both ways at once: on accelerators a step's time is that of starting it, and two loops have twice as many.
+    Cells are fp32, states in the type of x. Padding leaves a state as it is: the final one is that of the last real
+    position, backward of the first. One loop goes both ways at once: on accelerators a step's time is that of starting
+    it, and two loops have twice as many.
     """
 
     def there_and_back(of_forward: jax.Array, of_backward: jax.Array) -> jax.Array:
@@ -50,18 +51,24 @@ def _both_directions(forward: Lstm, backward: Lstm, x: jax.Array, is_real: jax.A
     is_real = there_and_back(is_real.T, is_real.T)[..., None]
     state_kernel = jnp.stack([forward.state_kernel[...], backward.state_kernel[...]]).astype(x.dtype)
 
+    @recomputed
+    def advance(cell: jax.Array, from_input: jax.Array, from_state: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The next cell and state, in fp32: a cell that remembers hundreds of positions is a sum of as many."""
+        gates = from_input.astype(jnp.float32) + from_state
+        cell = jax.nn.sigmoid(gates[:, :, 1]) * cell + jax.nn.sigmoid(gates[:, :, 0]) * jnp.tanh(gates[:, :, 2])
+        return cell, jax.nn.sigmoid(gates[:, :, 3]) * jnp.tanh(cell)
+
     def step(carry: tuple[jax.Array, jax.Array], now: tuple[jax.Array, jax.Array]) -> tuple:
         cell, state = carry
         gates_from_input, real = now
-        gates = gates_from_input + jnp.einsum("dbh,dhgk->dbgk", state, state_kernel)
-        new_cell = jax.nn.sigmoid(gates[:, :, 1]) * cell + jax.nn.sigmoid(gates[:, :, 0]) * jnp.tanh(gates[:, :, 2])
-        new_state = jax.nn.sigmoid(gates[:, :, 3]) * jnp.tanh(new_cell)
-        carry = jnp.where(real, new_cell, cell), jnp.where(real, new_state, state)
+        from_state = jnp.einsum("dbh,dhgk->dbgk", state, state_kernel, preferred_element_type=jnp.float32)
+        new_cell, new_state = advance(cell, gates_from_input, from_state)
+        carry = jnp.where(real, new_cell, cell), jnp.where(real, new_state.astype(state.dtype), state)
         return carry, carry[1]
 
     zeros = jnp.zeros_like(from_input[0, :, :, 0])  # like, so that it varies over devices as rows do
     states: jax.Array
-    (_, final), states = jax.lax.scan(step, (zeros, zeros), (from_input, is_real))
+    (_, final), states = jax.lax.scan(step, (zeros.astype(jnp.float32), zeros), (from_input, is_real))
     states = there_and_back(states[:, 0], states[:, 1])  # [L, 2, B, H], each at its position
     rows, length, _ = x.shape
     return states.transpose(2, 0, 1, 3).reshape(rows, length, -1), final.swapaxes(0, 1).reshape(rows, -1)

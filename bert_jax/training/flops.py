@@ -1,4 +1,4 @@
-"""Model FLOPs and peaks, for the share of a device's arithmetic that training uses (MFU).
+"""Model FLOPs, for the share of a device's arithmetic that training uses (MFU).
 
 Convention: matrix products alone, over padded tokens, the masked-LM head at the gathered positions only, and three
 times the forward pass. BERT-LARGE is 240.6 GFLOP a sequence at 128 with 20 predictions, 1,019.7 at 512 with 76.
@@ -7,17 +7,6 @@ times the forward pass. BERT-LARGE is 240.6 GFLOP a sequence at 128 with 20 pred
 from bert_jax.model import BertConfig
 from bert_jax.model.layer_features import feature_size
 from bert_jax.model.task_heads import TaskHead
-
-_DENSE_BF16_PEAK = {  # device_kind prefix: FLOP/s of a device, from the makers' data sheets
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5e": 197e12,
-    "TPU v5": 459e12,
-    "TPU v6": 918e12,
-    "NVIDIA A100": 312e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA H200": 989e12,
-}
 
 
 def training_flops(config: BertConfig, seq_len: int, predictions: int, sequences: int = 1) -> float:
@@ -53,9 +42,3 @@ def recomputed_flops(config: BertConfig, seq_len: int, remat: str) -> float:
         "full": 2 * product + 2 * seq_len * (4 * d * d + 2 * d * f),
     }
     return config.num_hidden_layers * a_layer[remat]
-
-
-def peak_flops(device_kind: str) -> float | None:
-    """Dense bf16 FLOP/s of a device, None where it is not known (a CPU, say)."""
-    matches = [prefix for prefix in _DENSE_BF16_PEAK if device_kind.startswith(prefix)]
-    return _DENSE_BF16_PEAK[max(matches, key=len)] if matches else None

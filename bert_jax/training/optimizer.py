@@ -12,7 +12,8 @@ NVIDIA's recipe has it: what does not decay (LayerNorms, biases) is not scaled, 
 tensor is one of the paper's: of one layer, and query, key and value apart, however parameters are stacked here.
 """
 
-from collections.abc import Collection
+import logging
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +23,8 @@ import optax
 
 from bert_jax.config import ConfigDict
 from bert_jax.model.bert import Parameters
+
+log = logging.getLogger(__name__)
 
 
 def learning_rate_schedule(
@@ -122,6 +125,18 @@ def scale_by_trust_ratio(logical_axes: Parameters, untrained: Collection[str] = 
         return jax.tree.map(scaled, updates, parameters, decay_mask(parameters, untrained), logical_axes), state
 
     return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+
+
+def warn_of_uncorrected_lamb(sections: Iterable[ConfigDict]) -> None:
+    """Logs one warning if an `optimizer` section is LAMB without bias correction, which the key's default leaves off.
+
+    The key does not follow the name: a run that began without bias correction continues without it.
+    """
+    if any(section.name == "lamb" and not section.bias_correction for section in sections):
+        log.warning(
+            "optimizer.name=lamb with optimizer.bias_correction=False: the paper and NVIDIA's recipe correct the bias "
+            "of the moments; set optimizer.bias_correction=True unless this is meant"
+        )
 
 
 def make_optimizer(

@@ -20,6 +20,7 @@ from bert_jax.training.checkpoints import Checkpointer
 from bert_jax.training.checks import check_attention
 from bert_jax.training.initialization import open_init, start_from
 from bert_jax.training.mesh import check_divisibility, fill_in_accumulation, make_mesh
+from bert_jax.training.optimizer import warn_of_uncorrected_lamb
 from bert_jax.training.phases import Phase, open_phases
 from bert_jax.training.pretrain_phase import make_loaders, plan_state, train_phase
 from bert_jax.training.run import open_run
@@ -68,6 +69,7 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
         raise InputError("--workdir is empty: name a folder")
     folder = remote.absolute(workdir)
     asked = open_phases(config)
+    warn_of_uncorrected_lamb(phase.config.optimizer for phase in asked)
     mesh = make_mesh(config.mesh)
     phases = fit_phases(asked, mesh)
     for phase, as_asked in zip(phases, asked, strict=True):

@@ -1,5 +1,7 @@
 """A run's speed, and its numbers in one line for the eye."""
 
+import functools
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +12,10 @@ import numpy as np
 from bert_jax.config import ConfigDict
 from bert_jax.data.loader import TrainLoader
 from bert_jax.model import BertConfig
-from bert_jax.training.flops import peak_flops, training_flops
+from bert_jax.training.accelerators import find_accelerator
+from bert_jax.training.flops import training_flops
+
+log = logging.getLogger(__name__)
 
 _NOTABLE_WAIT = 0.05
 PERCENTILES = (50, 90, 99)
@@ -57,8 +62,9 @@ class Throughput:
         self._finished = 0.0  # when the last step was
         self._waited = 0.0
         self._seconds: list[float] = []  # that each step has taken
-        peak = peak_flops(jax.devices()[0].device_kind)
-        self._peak = peak and peak * jax.device_count()
+        devices = jax.devices()
+        peak = _peak_flops(devices[0].platform, devices[0].device_kind)
+        self._peak = peak and peak * len(devices)
 
     def pause(self) -> None:
         """What follows until the next finished step does not count."""
@@ -99,6 +105,15 @@ class Throughput:
         rates["input_wait_share"] = (self._waited - waited_then) / seconds
         self._since, self._seconds = (self._finished, step, self._waited), []
         return rates
+
+
+@functools.cache
+def _peak_flops(platform: str, device_kind: str) -> float | None:
+    """Returns the dense bf16 FLOP/s of a device; None, with a warning once a process, where they are not known."""
+    accelerator = find_accelerator(device_kind)
+    if accelerator is None and platform != "cpu":
+        log.warning("mfu is not reported: the peak FLOP/s of %s are not known", device_kind)
+    return accelerator.peak_flops if accelerator else None
 
 
 def pretraining_work(config: ConfigDict, model: BertConfig, loader: TrainLoader) -> Callable[[int], StepWork]:

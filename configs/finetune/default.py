@@ -72,7 +72,7 @@ def get_config():
     config.optimizer.b2 = 0.999
     config.optimizer.eps = 1e-6
     config.optimizer.grad_clip_norm = 1.0  # global norm; 0: no clipping
-    config.optimizer.bias_correction = False  # the reference's AdamW has none; True is steadier on small tasks
+    config.optimizer.bias_correction = False  # as in the reference's AdamW; True is steadier on small tasks, and LAMB's
 
     config.mesh = ml_collections.ConfigDict()  # devices along each axis; -1 fills in
     config.mesh.data = -1

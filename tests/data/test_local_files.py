@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -10,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import child_processes
 import helpers
 import numpy as np
 import pytest
@@ -142,7 +142,7 @@ def test_a_kill_in_the_middle_leaves_nothing_that_is_taken_for_a_shard(there, st
     code = (
         f"import numpy, bert_jax.data.dataset as d; d.PreparedDataset({URL!r}).read_blocks('train', numpy.array([0]))"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], env=dict(os.environ))
+    process = child_processes.start([sys.executable, "-c", code], env=dict(os.environ))
     deadline = time.monotonic() + 60
     while not any(path.stat().st_size for path in (tmp_path / "cache").rglob(f"*{shard}.*.partial")):
         assert process.poll() is None

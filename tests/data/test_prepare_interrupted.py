@@ -8,6 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import child_processes
 import helpers
 import pytest
 from preparing import SMALL, files, run, unhidden
@@ -159,7 +160,7 @@ def test_an_input_that_changes_while_it_is_read(corpus_file, tokenizer, tmp_path
 def test_workers_end_with_their_parent(vocabulary_file, tmp_path):
     """Killed with -9, a parent tells them nothing; they would go on writing beside the next run."""
     (tmp_path / "big.txt").write_text(helpers.make_corpus(documents=6000))
-    process = subprocess.Popen(
+    process = child_processes.start(
         helpers.command(
             "prepare", "--input", tmp_path / "big.txt", "--vocab", vocabulary_file, "--output", tmp_path / "data",
             "--sentences", "lines", "--bucket_tokens", 1024, "--workers", 2,
@@ -206,7 +207,7 @@ def test_after_a_run_that_was_killed(vocabulary_file, tmp_path):
         "--bucket_tokens", 1024,
     )  # fmt: skip
     arguments = helpers.command(*words, "--output", folder, "--workers", 1)
-    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = child_processes.start(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while (
         len(list(folder.glob(".prepare/*.shard.json"))) < 12 and time.monotonic() < deadline and process.poll() is None

@@ -9,6 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import child_processes
 import helpers
 import jax
 import jax.numpy as jnp
@@ -157,7 +158,7 @@ def test_killed_and_resumed_is_never_stopped(run: Path, checkpoint: Path, task: 
     command = helpers.command(
         "finetune", "--config=finetune/text", f"--workdir={tmp_path}", *flags(checkpoint, task)
     )  # fmt: skip
-    process = subprocess.Popen(
+    process = child_processes.start(
         command, env=helpers.child_environment(jax.device_count()), stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + 120

@@ -99,6 +99,19 @@ def test_a_bilstm_is_that_of_torch(layers):
     np.testing.assert_allclose(our_final, torch.cat([final[-2], final[-1]], dim=-1).detach().numpy(), atol=1e-6)
 
 
+def test_a_bilstm_in_bfloat16_forgets_nothing_by_rounding():
+    lstm = BiLstm(32, 32, key=jax.random.key(0))
+    for direction in (lstm.forward, lstm.backward):
+        direction.bias[...] = direction.bias[...].at[1].set(4.0)  # remembers, as a trained one does
+    x = jax.random.normal(jax.random.key(1), (4, 512, 32), jnp.bfloat16)
+    is_real = jnp.ones(x.shape[:2], bool)
+    states, final = lstm(x, is_real)
+    expected, expected_final = lstm(x.astype(jnp.float32), is_real)
+    assert (states.dtype, final.dtype, expected.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
+    for found, wanted in ((states, expected), (final, expected_final)):
+        assert jnp.abs(found - wanted).mean() < 0.01 * jnp.abs(wanted).mean()
+
+
 def test_a_bilstm_begins_as_in_torch_but_remembers():
     lstm = BiLstm(8, 100, key=jax.random.key(0)).forward
     kernel = np.asarray(lstm.state_kernel[...])

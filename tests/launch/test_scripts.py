@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import child_processes
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
@@ -29,7 +30,7 @@ def test_shellcheck_has_nothing_to_say(script: Path):
 def test_every_script_is_in_the_readme():
     readme = (REPOSITORY / "launch" / "README.md").read_text()
     for path in (REPOSITORY / "launch").iterdir():
-        assert path.name == "README.md" or path.name in readme, path.name
+        assert path.name == "README.md" or path.is_dir() or path.name in readme, path.name
 
 
 class Slurm:
@@ -55,7 +56,7 @@ class Slurm:
 
     def start(self, *command: str, **environment: str) -> subprocess.Popen:
         (self.folder / "state").write_text(self.state)
-        return subprocess.Popen(
+        return child_processes.start(
             ["bash", SBATCH, *command], cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env={"PATH": self.path, "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "8", **environment},
         )  # fmt: skip
@@ -121,7 +122,7 @@ def test_xla_knows_the_flags(slurm: Slurm):
     # A flag that XLA does not know ends the process.
     flags = shlex.split(slurm.run("x", DRY_RUN="1")[1].splitlines()[0])[1].removeprefix("XLA_FLAGS=")
     started = [
-        subprocess.Popen(
+        child_processes.start(
             [sys.executable, "-c", "import jax; jax.devices()"], stderr=subprocess.PIPE, text=True,
             env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": given},
         )

@@ -9,12 +9,13 @@ import sys
 import time
 from pathlib import Path
 
+import child_processes
 import pytest
 
 HERE = Path(__file__).parent
 SCRIPT = HERE.parents[1] / "launch" / "tpu_pod.sh"
 BASE = ["--name=bert", "--zone=us-east5-b"]
-TPUS = [*BASE, "--accelerator-type=v6e-8", "--spot", "--poll=0"]
+TPUS = [*BASE, "--accelerator-type=v6e-8", "--spot", "--poll=1"]
 
 
 class Cloud:
@@ -26,44 +27,52 @@ class Cloud:
         self.origin = folder / "origin"
         self.programs = folder / "bin"
         self.programs.mkdir()
-        self._program(
+        self.program(
             "gcloud", f'exec {shlex.quote(sys.executable)} -IS {shlex.quote(str(HERE / "fake_gcloud.py"))} "$@"'
         )
         # `python3 -m pip install uv`, on a host
-        self._program("python3", 'mkdir -p "$HOME/.local/bin"; cp "$(dirname "$0")/fake_uv" "$HOME/.local/bin/uv"')
-        self._program("fake_uv", 'echo "$@" >> "$HOME/uv"; [ ! -e "$FAKE_CLOUD/broken" ]')
+        self.program("python3", 'mkdir -p "$HOME/.local/bin"; cp "$(dirname "$0")/fake_uv" "$HOME/.local/bin/uv"')
+        for name in ("pkill", "pgrep", "ps"):  # of Debian's procps, which not every image has
+            self.program(name, f'echo "{name}: command not found" >&2; exit 127')
+        self.program("fake_uv", 'echo "$@" >> "$HOME/uv"; [ ! -e "$FAKE_CLOUD/broken" ]')
         git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org", "-C", self.origin]
         self.origin.mkdir()
         subprocess.run([*git, "init", "--quiet", "--initial-branch=main"], check=True)
         subprocess.run([*git, "commit", "--quiet", "--allow-empty", "--message=first"], check=True)
 
-    def _program(self, name: str, body: str) -> None:
+    def program(self, name: str, body: str) -> None:
         path = self.programs / name
         path.write_text(f"#!/usr/bin/env bash\n{body}\n")
         path.chmod(0o755)
 
+    def fake_clock(self, body: str) -> None:
+        """Makes `date +%s` what a line of shell prints."""
+        self.program("date", f'if [ "$1" = +%s ]; then {body}; else exec {shutil.which("date")} "$@"; fi')
+
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "FAKE_CLOUD": str(self.folder), "PATH": f"{self.programs}:{os.environ['PATH']}"}
+        return {
+            **os.environ, "FAKE_CLOUD": str(self.folder), "PATH": f"{self.programs}:{os.environ['PATH']}",
+            "VIRTUAL_ENV": sys.prefix, "TPU_POD_SECOND_MS": "10",
+        }  # fmt: skip
 
-    def run(self, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [SCRIPT, *arguments], env=self.environment(), capture_output=True, text=True, timeout=timeout, check=False
-        )
+    def run(self, *arguments: str, timeout: float = 60, **environment: str) -> subprocess.CompletedProcess:
+        return child_processes.run([SCRIPT, *arguments], env={**self.environment(), **environment}, timeout=timeout)
 
-    def watch(self, script: str, *options: str) -> subprocess.CompletedProcess:
+    def watch(self, script: str, *options: str, **environment: str) -> subprocess.CompletedProcess:
         """`watch` of a shell script, whose $FAKE_CLOUD is the cloud and whose $count its number on this host."""
         counted = f"""
             echo start >> "$FAKE_CLOUD/starts-${{HOME##*/}}"; count=$(wc -l < "$FAKE_CLOUD/starts-${{HOME##*/}}")
             echo "start $count"; {script}"""
         return self.run(
-            "watch", *TPUS, f"--repo={self.origin}", "--ref=main", *options, "--", "bash", "-c", counted, "a 'word'"
-        )
+            "watch", *TPUS, f"--repo={self.origin}", "--ref=main", *options, "--", "bash", "-c", counted, "a 'word'",
+            **environment,
+        )  # fmt: skip
 
     def verbs(self) -> list[str]:
         """What was asked of queued resources, but for questions about their state and for ssh."""
         path = self.folder / "calls"
         calls = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return [call[3] for call in calls if call[2] == "queued-resources" and call[3] not in ("describe", "ssh")]
+        return [call[3] for call in calls if call[2:3] == ["queued-resources"] and call[3] not in ("describe", "ssh")]
 
     def starts(self, host: int = 0) -> int:
         path = self.folder / f"starts-host{host}"
@@ -148,7 +157,9 @@ def test_an_installation_that_fails_is_not_tried_for_ever(cloud: Cloud):
 def test_stop_lets_the_command_save_and_watch_ends_without_starting_it_again(cloud: Cloud):
     saving = """trap 'echo saving; exit 75' TERM; touch "$FAKE_CLOUD/up-${HOME##*/}"; while :; do sleep 0.05; done"""
     command = ["watch", *TPUS, f"--repo={cloud.origin}", "--ref=main", "--", "bash", "-c", saving]
-    watching = subprocess.Popen([SCRIPT, *command], env=cloud.environment(), stdout=-1, stderr=-1, text=True)
+    watching = child_processes.start(
+        [SCRIPT, *command], env=cloud.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     while len(list(cloud.folder.glob("up-*"))) < 2:
         assert watching.poll() is None, watching.communicate()
         time.sleep(0.02)
@@ -161,6 +172,54 @@ def test_stop_lets_the_command_save_and_watch_ends_without_starting_it_again(clo
     status = cloud.run("status", *BASE)
     assert status.stdout.split()[0] == "ACTIVE"
     assert status.stdout.count(" stopped") == 2
+    assert cloud.run("stop", *BASE).stdout.count("not running") == 2
+
+
+def test_a_process_id_that_is_used_again_is_not_the_command(cloud: Cloud):
+    assert cloud.run("create", *TPUS).returncode == 0
+    bystander = child_processes.start(["sleep", "60"])
+    for host in range(2):
+        run = cloud.folder / f"host{host}" / "bert_jax_runs" / "bert"
+        run.mkdir(parents=True)
+        (run / "ready").write_text("main\n")
+        (run / "lock").touch()
+        (run / "pid").write_text(f"{bystander.pid}\n")  # as after a host's reboot
+    assert cloud.run("status", *BASE).stdout.count(" lost") == 2
+    assert cloud.run("stop", *BASE).returncode != 0
+    assert bystander.poll() is None
+
+
+def test_max_hours_lets_the_command_save_and_gives_the_tpus_back(cloud: Cloud):
+    cloud.fake_clock('cat "$FAKE_CLOUD/now" 2>/dev/null || echo 0')
+    saving = """trap 'echo saving; exit 75' TERM; echo 1000 > "$FAKE_CLOUD/now"; while :; do sleep 0.05; done"""
+    done = cloud.watch(saving, "--max-hours=0.25")
+    assert done.returncode == 75, done.stderr
+    assert "--max-hours=0.25" in done.stderr
+    assert "saving" in done.stdout
+    assert cloud.verbs() == ["create", "delete"]
+
+
+def test_max_hours_ends_a_watch_that_waits_for_tpus(cloud: Cloud):
+    cloud.fake_clock('echo tick >> "$FAKE_CLOUD/ticks"; wc -l < "$FAKE_CLOUD/ticks"')  # a second for each look at it
+    (cloud.folder / "states").write_text("WAITING_FOR_RESOURCES\n" * 100)
+    done = cloud.watch("exit 0", "--max-hours=0.002")
+    assert done.returncode == 75, done.stderr
+    assert cloud.starts() == 0
+    assert cloud.verbs() == ["create", "delete"]
+
+
+def test_a_gcloud_that_fails_is_asked_ever_more_slowly(cloud: Cloud):
+    (cloud.folder / "broken_gcloud").touch()
+    sleeps = cloud.folder / "sleeps"
+    cloud.program("sleep", 'echo "$1" >> "$FAKE_CLOUD/sleeps"')
+    command = ["watch", *TPUS, f"--repo={cloud.origin}", "--ref=main", "--", "true"]
+    environment = {**cloud.environment(), "TPU_POD_SECOND_MS": "1000"}
+    watching = child_processes.start([SCRIPT, *command], env=environment, stderr=subprocess.DEVNULL)
+    while not sleeps.exists() or len(sleeps.read_text().splitlines()) < 11:
+        assert watching.poll() is None
+        time.sleep(0.02)
+    expected = [*(2**n for n in range(1, 10)), 600, 600]
+    assert [float(line) for line in sleeps.read_text().splitlines()[:11]] == expected
 
 
 def test_the_verbs_one_by_one(cloud: Cloud):
@@ -182,8 +241,9 @@ def test_the_verbs_one_by_one(cloud: Cloud):
 
 
 def test_a_dry_run_prints_what_a_shell_can_read_and_calls_nothing(cloud: Cloud):
-    options = [*TPUS, "--node-count=4", "--project=p", "--repo=https://example.org/x.git", "--ref=v1", "--dry-run"]
-    done = cloud.run("watch", *options, "--", "bert-jax", "pretrain", "--workdir=/mnt/a run")
+    options = [*TPUS, "--node-count=4", "--project=p", f"--repo={cloud.origin}", "--ref=main", "--dry-run"]
+    command = ["bert-jax", "inspect", "/mnt/a run"]
+    done = cloud.run("watch", *options, "--", *command)
     assert done.returncode == 0, done.stderr
     assert not (cloud.folder / "calls").exists()
     calls = [shlex.split(line) for line in done.stdout.splitlines() if not line.startswith("#")]
@@ -194,8 +254,34 @@ def test_a_dry_run_prints_what_a_shell_can_read_and_calls_nothing(cloud: Cloud):
     )
     assert done.stdout.splitlines()[1] == create
     start = next(call[-1] for call in calls if "setsid" in call[-1])
-    assert "bert-jax pretrain '--workdir=/mnt/a run'" in start
+    assert "bert-jax inspect '/mnt/a run'" in start
+    setup = next(call[-1] for call in calls if "git clone" in call[-1])
+    assert git_output(cloud.origin, "rev-parse", "HEAD") in setup  # the commit that main was
     assert calls[-1][3:6] == ["queued-resources", "delete", "bert"]
+
+
+def git_output(folder: Path, *words: str) -> str:
+    return subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.parametrize("verb", ["watch", "create", "setup", "start"])
+def test_what_cannot_work_is_refused_before_anything_is_asked_for(cloud: Cloud, verb: str):
+    options = {
+        "create": ["--accelerator-type=v6e-999"], "setup": [f"--repo={cloud.origin}", "--ref=nowhere"],
+        "start": ["--", "bert-jax", "pretrian"],
+        "watch": ["--accelerator-type=v6e-8", f"--repo={cloud.origin}", "--ref=main", "--", "bert-jax", "pretrian"],
+    }[verb]  # fmt: skip
+    for dry_run in ([], ["--dry-run"]):
+        done = cloud.run(verb, *BASE, *dry_run, *options)
+        assert (done.returncode, done.stdout) == (2, "")
+        (line,) = [line for line in done.stderr.splitlines() if line.startswith("launch/tpu_pod.sh: ")]
+        assert next(word for word in ("v6e-999", "--ref=nowhere", "pretrian") if word in line)
+    assert not (cloud.folder / "calls").exists()
+
+
+def test_no_check_asks_all_the_same(cloud: Cloud):
+    assert cloud.run("create", *BASE, "--accelerator-type=v6e-999", "--no-check").returncode == 0
+    assert cloud.verbs() == ["create"]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +292,12 @@ def test_a_dry_run_prints_what_a_shell_can_read_and_calls_nothing(cloud: Cloud):
         (["create", *TPUS, "--colour=red"], "unknown option --colour"),
         (["create", *TPUS, "extra"], "extra is no option; the command comes after --"),
         (["create", *BASE], "--accelerator-type is missing"),
-        (["create", *BASE, "--accelerator-type=tpu7x-8"], "no runtime known for tpu7x-8"),
+        (["create", *BASE, "--accelerator-type=tpu7x-8"], "launch/gke_jobset.sh"),
+        (["create", *BASE, "--accelerator-type=tpu7x-8", "--no-check"], "no runtime known for tpu7x-8"),
+        (["create", *TPUS, "--poll=0"], "--poll=0"),
+        (["watch", *TPUS, "--max-hours=long", "--", "x"], "--max-hours=long"),
+        (["watch", *TPUS, "--max-hours=0", "--", "x"], "--max-hours=0"),
+        (["watch", *TPUS, "--max-hours=1", "--keep", "--", "x"], "--keep"),
         (["create", *TPUS, "--node-count=two"], "two has to be a whole number"),
         (["create", *TPUS, "--node-count=0"], "one slice at the least"),
         (["start", *BASE], "no command"),
@@ -232,16 +323,26 @@ def test_without_gcloud_it_says_so(cloud: Cloud):
     bare = cloud.folder / "bare"
     bare.mkdir()
     (bare / "bash").symlink_to(shutil.which("bash"))
-    done = subprocess.run([SCRIPT, "stop", *BASE], env={"PATH": str(bare)}, capture_output=True, text=True, check=False)
+    done = child_processes.run([SCRIPT, "stop", *BASE], env={"PATH": str(bare)}, timeout=20)
     assert done.returncode == 2
     assert "gcloud is not installed" in done.stderr
 
 
 @pytest.mark.skipif(not shutil.which("gcloud"), reason="gcloud is not installed")
 def test_gcloud_itself_knows_every_word_of_it(cloud: Cloud, tmp_path: Path):
-    options = [*TPUS, "--project=p", "--repo=https://example.org/x.git", "--ref=v1", "--dry-run", "--", "bert-jax"]
-    printed = "".join(cloud.run("watch", f"--node-count={nodes}", *options).stdout for nodes in "12")
+    options = [
+        *TPUS,
+        "--project=p",
+        "--repo=https://example.org/x.git",
+        "--ref=v1",
+        "--dry-run",
+        "--no-check",
+        "--",
+        "x",
+    ]
+    printed = "".join(cloud.run("watch", f"--node-count={nodes}", *options, "--", "x").stdout for nodes in "12")
     calls = [shlex.split(line) for line in printed.splitlines() if not line.startswith("#")]
+    calls += [["gcloud", "storage", *words, "--quiet"] for words in (["ls", "gs://b/x"], ["cp", "-", "gs://b/x"])]
     short = {shlex.join("--command=date" if "--command=" in word else word for word in call) for call in calls}
     wrong = "gcloud compute tpus queued-resources delete bert --colour=red"
     (tmp_path / "commands.json").write_text(

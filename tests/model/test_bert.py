@@ -284,6 +284,22 @@ def test_dropout_realises_its_rate_and_keeps_the_mean(rate, size):
     assert np.mean(zeros[:, 0] & zeros[:, 1]) == pytest.approx(rate**2, abs=0.01)
 
 
+def test_dropout_in_bfloat16_keeps_the_mean_and_nothing_for_the_backward_pass():
+    x = jax.random.normal(jax.random.key(0), (64, 512), jnp.bfloat16)
+    y, backward = jax.vjp(lambda x: layers.drop(x, jnp.ones(x.shape, bool), 0.1), x)
+    assert y.dtype == jnp.bfloat16
+    ratio = np.abs(np.asarray(y, np.float64)).sum() / np.abs(np.asarray(x, np.float64)).sum()
+    assert ratio == pytest.approx(1 / 0.9, rel=1e-4)
+    assert all(leaf.dtype == bool for leaf in jax.tree.leaves(backward))
+
+
+def test_dropout_in_fp32_is_one_product():
+    x = jax.random.normal(jax.random.key(0), (8, 64))
+    keep = layers.dropout_mask(x.shape, 0.1, jax.random.split(jax.random.key(1), 8))
+    scale = np.float32(65536 / (65536 - round(0.1 * 65536)))
+    np.testing.assert_array_equal(layers.drop(x, keep, 0.1), np.where(keep, np.asarray(x) * scale, np.float32(0)))
+
+
 def test_what_is_dropped_tells_nothing_of_what_else_is():
     rows, length, size, rate = 64, 48, 100, 0.1
     keys = layers.row_keys(jax.random.key(0), jnp.arange(rows))

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import child_processes
 import helpers
 import pytest
 from etils import epath
@@ -45,7 +46,7 @@ def test_a_workdir_in_use_is_refused_with_host_and_process_and_free_afterwards(t
 
 
 def test_a_lease_of_a_dead_process_of_this_machine_is_taken_at_once(tmp_path: Path):
-    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead = child_processes.start([sys.executable, "-c", ""])
     dead.wait()
     leave_behind(tmp_path, pid=dead.pid)
     began = time.monotonic()
@@ -78,7 +79,7 @@ for number in range(200):
     time.sleep(0.05)
 """
     leave_behind(tmp_path, host="elsewhere", machine="another", pid=7)
-    renewing = subprocess.Popen([sys.executable, "-c", script])
+    renewing = child_processes.start([sys.executable, "-c", script])
     try:
         with pytest.raises(InputError, match="process 7 on elsewhere"):
             take(tmp_path, stale=5.0)
@@ -109,7 +110,7 @@ def test_a_run_whose_workdir_was_taken_learns_of_it_and_leaves_it_alone(tmp_path
 @pytest.mark.long
 def test_two_runs_in_one_workdir_and_one_after_a_kill(dataset_dir: Path, tmp_path: Path):
     long = {"total_steps": 100_000, "eval_every_steps": 0}
-    first = subprocess.Popen(
+    first = child_processes.start(
         train_command(dataset_dir, tmp_path, **long), env=helpers.child_environment(), stderr=subprocess.DEVNULL
     )
     try:

@@ -1,11 +1,17 @@
+from pathlib import Path
+
+import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bert_jax.config import load_config
+from bert_jax.errors import InputError
+from bert_jax.finetuning.finetune import finetune
 from bert_jax.model import BertConfig, abstract_parameters, initialize
 from bert_jax.training.optimizer import decay_mask, learning_rate_schedule, make_optimizer
+from bert_jax.training.pretrain import pretrain
 
 SMALL = BertConfig(
     vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
@@ -157,3 +163,23 @@ def test_what_decays_is_decided_by_name():
         "['encoder']['layers']['feed_forward']['up_kernel']", "['encoder']['layers']['feed_forward']['down_kernel']",
         "['pooler']['kernel']", "['mlm_head']['kernel']", "['nsp_head']['kernel']",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "bias_correction", "warnings"), [("lamb", False, 1), ("lamb", True, 0), ("adamw", False, 0)]
+)
+def test_lamb_without_bias_correction_is_said_once(
+    name: str, bias_correction: bool, warnings: int, dataset_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    (tmp_path / "file").touch()
+    chosen = {"optimizer__name": name, "optimizer__bias_correction": bias_correction}
+    with pytest.raises(InputError, match="is a file"):
+        pretrain(helpers.small_config(dataset_dir, **chosen), str(tmp_path / "file"))
+    finetuning = [("optimizer.name", name), ("optimizer.bias_correction", str(bias_correction)), ("init", "nowhere")]
+    with pytest.raises(InputError, match="nowhere"):
+        finetune(
+            load_config("finetune/text", [*finetuning, ("data.path", "nowhere")], keys_of="finetune/default"),
+            str(tmp_path / "run"),
+        )
+    said = [record for record in caplog.records if "optimizer.bias_correction=False" in record.getMessage()]
+    assert [record.levelname for record in said] == ["WARNING"] * 2 * warnings

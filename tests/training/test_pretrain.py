@@ -7,6 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import child_processes
 import helpers
 import numpy as np
 import pytest
@@ -83,7 +84,7 @@ def test_a_signal_saves_and_exits_with_75(number, straight: Path, dataset_dir: P
 
 @pytest.mark.long
 def test_a_signal_while_the_run_sets_up_is_noted(dataset_dir: Path, tmp_path: Path):
-    process = subprocess.Popen(
+    process = child_processes.start(
         train_command(dataset_dir, tmp_path), env=helpers.child_environment(), stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + 100

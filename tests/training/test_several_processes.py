@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import child_processes
 import pytest
 from etils import epath
 from several import finish, start
@@ -134,21 +135,22 @@ def test_a_host_of_tpus_asks_jax_for_others_and_may_be_alone(monkeypatch: pytest
     ],
 )
 def test_the_local_cluster_ends_as_its_processes_do(script, status):
-    done = subprocess.run(
-        [LAUNCHER, "3", "sh", "-c", script], capture_output=True, text=True, timeout=50, check=False,
+    done = child_processes.run(
+        [LAUNCHER, "3", "sh", "-c", script], timeout=50,
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
     )  # fmt: skip
     assert done.returncode == status, done.stderr
 
 
-def test_the_local_cluster_tells_its_processes_apart_and_passes_signals_on():
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
+def test_the_local_cluster_tells_its_processes_apart_and_passes_signals_on(sent: signal.Signals):
     script = (
         'trap "exit 75" TERM; echo "$JAX_PROCESS_ID of $JAX_NUM_PROCESSES at $JAX_COORDINATOR_ADDRESS"; sleep 60 & wait'
     )
-    process = subprocess.Popen([LAUNCHER, "2", "sh", "-c", script], stdout=subprocess.PIPE, text=True)
+    process = child_processes.start([LAUNCHER, "2", "sh", "-c", script], stdout=subprocess.PIPE, text=True)
     lines = sorted(process.stdout.readline() for _ in range(2))
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(sent)
     assert process.wait(timeout=20) == 75
     assert [line.split(" at ")[0] for line in lines] == ["[0] 0 of 2", "[1] 1 of 2"]
     assert len({line.split(" at ")[1] for line in lines}) == 1
-    assert subprocess.run([LAUNCHER, "none", "true"], capture_output=True, check=False).returncode == 2
+    assert child_processes.run([LAUNCHER, "none", "true"], timeout=20).returncode == 2

@@ -3,6 +3,7 @@
 import subprocess
 from pathlib import Path
 
+import child_processes
 import helpers
 import pytest
 
@@ -12,7 +13,7 @@ def start(dataset: Path, folders: list[Path]) -> list[subprocess.Popen]:
     together = {"JAX_COORDINATOR_ADDRESS": helpers.free_address(), "JAX_NUM_PROCESSES": str(len(folders))}
     flags = helpers.flags({"data.path": dataset, "total_steps": 1000, "model.max_position_embeddings": 64})
     return [
-        subprocess.Popen(
+        child_processes.start(
             helpers.command("pretrain", "--config=bert_tiny", "--workdir=run", *flags), cwd=folder,
             stderr=subprocess.PIPE, text=True,
             env=helpers.child_environment(2, **together, JAX_PROCESS_ID=str(number)),

@@ -1,0 +1,82 @@
+"""Tells at the end of a test run which tests it skipped and which command would run them."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+PIP = ".venv/bin/python -m pip install --editable"
+COMMANDS = (  # what a reason to skip has in it, and the command after which the tests run
+    (r"\b(torch|transformers)\b", f"{PIP} '.[parity]'"),
+    (r"\bapache_beam\b", f"{PIP} '.[beam]'"),
+    (r"\blibtpu\b|\btpu-aot\b", f"{PIP} '.[tpu-aot]'"),
+    (r"\b(seqeval|sklearn|scipy|shellcheck)\b", f"{PIP} '.[dev]'"),
+    (r"\bBERT_JAX_DATA\b", "BERT_JAX_DATA=FOLDER make test"),
+    (r"\bgcloud\b", "install Google Cloud's SDK: https://cloud.google.com/sdk"),
+)
+MARKERS = {"long": "make test-long", "slurm": "make test-slurm"}
+"""Of tests that `make test` does not select, and the command that does."""
+
+_DESELECTED = pytest.StashKey[Counter]()
+
+
+def find_command(reason: str) -> str:
+    """Returns the command for a reason to skip, "" where there is none: the machine cannot run the test."""
+    return next((command for pattern, command in COMMANDS if re.search(pattern, reason)), "")
+
+
+def summarize(reports: Iterable[pytest.TestReport | pytest.CollectReport]) -> list[str]:
+    """Returns a line for each command: the number of skips, their reasons, and the command.
+
+    A module that skips as a whole is one skip; xdist reports it once a worker.
+    """
+    skips = set()
+    for report in reports:
+        reason = report.longrepr[2] if isinstance(report.longrepr, (tuple, list)) else str(report.longrepr)
+        skips.add((report.nodeid, reason.removeprefix("Skipped: ")))
+    by_command: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+    for name, reason in sorted(skips):
+        by_command[find_command(reason) or reason].append((name, reason))
+    lines = []
+    for command, found in sorted(by_command.items()):
+        reasons = sorted({reason for _, reason in found})
+        lines.append(_line(len(found), "; ".join(reasons), "" if reasons == [command] else command))
+    return lines
+
+
+def _line(count: int, reasons: str, command: str) -> str:
+    return f"{count:>5}  {reasons}" + (f": {command}" if command else "")
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Counts what the marker expression leaves out."""
+    for item in items:
+        counts = item.config.stash.setdefault(_DESELECTED, Counter())
+        counts.update(marker for marker in MARKERS if item.get_closest_marker(marker))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hands a worker's counts to the process that prints."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["deselected"] = dict(session.config.stash.get(_DESELECTED, {}))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Takes the counts of an xdist worker, each of which has collected every test."""
+    counts = getattr(node, "workeroutput", {}).get("deselected", {})
+    node.config.stash[_DESELECTED] = Counter(counts) or node.config.stash.get(_DESELECTED, Counter())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Prints what did not run, by the command that runs it."""
+    lines = summarize(terminalreporter.stats.get("skipped", []))
+    if not config.option.keyword:  # which leaves out tests of its own
+        deselected = config.stash.get(_DESELECTED, Counter())
+        lines += [_line(count, f"marked {marker}", MARKERS[marker]) for marker, count in sorted(deselected.items())]
+    if lines:
+        terminalreporter.section("not run", sep="-")
+    for line in lines:
+        terminalreporter.line(line)
