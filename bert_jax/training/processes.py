@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import jax
+import numpy as np
 from jax._src import distributed  # its client has no public name
 from jax.experimental import multihost_utils
 
@@ -130,6 +131,13 @@ def wait_for_first() -> None:
     """Waits until the first process has come here, and the others have."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("bert_jax")
+
+
+def any_process(condition: bool) -> bool:
+    """Returns whether `condition` holds in any process, in all of them; all have to call it."""
+    if jax.process_count() == 1:
+        return condition
+    return bool(multihost_utils.process_allgather(np.array(condition)).any())
 
 
 def ends_alone() -> bool:

@@ -11,7 +11,7 @@ from etils import epath
 from bert_jax import remote, whole_files
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.errors import InputError
-from bert_jax.training.checkpoints import check_place, newest_step, open_checkpoint
+from bert_jax.training.checkpoints import check_place, newest_intact
 from bert_jax.training.checks import check_tokenizer
 from bert_jax.training.lease import Lease
 from bert_jax.training.phases import Phase, Plan, plan_phases
@@ -58,10 +58,10 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int:
 
     That is one of another vocabulary, dataset or config; what a run may change is in `CHANGEABLE`, and is logged.
     """
-    newest = newest_step(folder)
-    if newest is None:
+    before = newest_intact(folder)
+    if before is None:
         return 0
-    step, before = int(newest.name), open_checkpoint(str(folder))
+    step = before.step
     check_tokenizer(before, phases[0].datasets[0])
     if step > phases[-1].stop:
         raise InputError(f"--workdir: {folder} is at step {step}, past total_steps={phases[-1].stop}: raise it")

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from bert_jax.training import digests
-from bert_jax.training.digests import array_digests, changed_arrays, json_digest, nonfinite_arrays
+from bert_jax.training.digests import array_digests, changed_arrays, describe, json_digest, nonfinite_arrays
 
 MESH = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
 SPECS = [
@@ -31,24 +31,35 @@ def digest_by_definition(array: np.ndarray) -> int:
     return total % 2**32
 
 
+@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_digest_does_not_depend_on_the_mesh(spec: PartitionSpec):
+def test_digest_does_not_depend_on_the_mesh(spec: PartitionSpec, large: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(digests, "_LARGE_BYTES", 0 if large else 1 << 20)
     array = np.random.default_rng(0).normal(size=(8, 4, 6)).astype(np.float32)
     expected = {"kernel": f"float32[8,4,6] {digest_by_definition(array):08x}"}
     assert array_digests({"kernel": jax.device_put(array, NamedSharding(MESH, spec))}) == expected
     assert array_digests({"kernel": array}) == expected
+    assert array_digests({"kernel": jnp.asarray(array)}) == expected
 
 
-def test_digest_is_the_same_where_an_accelerator_computes_it(monkeypatch: pytest.MonkeyPatch):
+def test_hosts_cpus_and_accelerators_compute_one_digest():
     array = np.random.default_rng(0).normal(size=(3, 5, 16, 300)).astype(np.float32)
-    by_rows = digests._digest(array, (0,) * 4, True)
-    assert digests._digest(jnp.asarray(array), (0,) * 4, False) == by_rows
+    starts = (3, 0, 16, 300)
+    on_host = digests._digest_on_host(array, starts)
+    assert int(digests._digest_by_rows(jnp.asarray(array), starts)) == on_host
+    assert int(digests._digest(jnp.asarray(array), starts)) == on_host
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, ml_dtypes.bfloat16, np.float16, np.int8, np.bool])
+def test_words_of_all_types_are_the_same_on_devices(dtype: np.dtype):
+    array = np.random.default_rng(0).normal(size=(7, 9)).astype(dtype)
+    assert int(digests._digest(jnp.asarray(array), (0, 0))) == digests._digest_on_host(array, (0, 0))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint32, ml_dtypes.bfloat16, np.float16, np.int8, np.bool])
 def test_any_flipped_bit_changes_the_digest(dtype: np.dtype):
     array = np.zeros((2, 3), dtype)
-    before = array_digests({"a": array})
+    before = describe({"a": array}, {})
     for bit in range(1 if dtype is np.bool else 8 * array.dtype.itemsize):
         for index in np.ndindex(array.shape):
             flipped = array.copy()
@@ -59,7 +70,7 @@ def test_any_flipped_bit_changes_the_digest(dtype: np.dtype):
 
 def test_swapped_rows_zeroed_blocks_and_pairs_of_signs_change_the_digest():
     array = np.random.default_rng(1).normal(size=(16, 32)).astype(np.float32)
-    before = array_digests({"a": array})
+    before = describe({"a": array}, {})
     zeroed, signs = array.copy(), array.copy()
     zeroed[4:8] = 0
     signs[3, 5] *= -1
