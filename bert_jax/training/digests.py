@@ -100,17 +100,20 @@ def _on_hosts(arrays: Mapping[str, Any]) -> dict[str, int]:
     """Returns the digest of each array; one that is sharded over processes is a sum of theirs."""
     of_all, of_shards = {}, {}
     for name, array in arrays.items():
-        if not isinstance(array, jax.Array) or array.is_fully_addressable or array.is_fully_replicated:
-            of_all[name] = _digest_on_host(jax.device_get(array), (0,) * array.ndim)
+        if not isinstance(array, jax.Array):
+            of_all[name] = _digest_on_host(array, (0,) * array.ndim)
+        elif array.is_fully_replicated:
+            of_all[name] = _digest_on_host(jax.device_get(array.addressable_data(0)), (0,) * array.ndim)
         else:
-            of_shards[name] = sum(
+            total = sum(
                 _digest_on_host(jax.device_get(shard.data), [place.start or 0 for place in shard.index])
                 for shard in array.addressable_shards
                 if shard.replica_id == 0
             )
+            (of_all if array.is_fully_addressable else of_shards)[name] = total % 2**32
     if of_shards:
         with jax.transfer_guard("allow"):  # of some bytes, which the run's own guard may not expect
-            mine = np.array([value % 2**32 for value in of_shards.values()], np.uint32)
+            mine = np.array(list(of_shards.values()), np.uint32)
             totals = np.sum(multihost_utils.process_allgather(mine), axis=0, dtype=np.uint32)
         of_all |= dict(zip(of_shards, np.atleast_1d(totals).tolist(), strict=True))
     return of_all
