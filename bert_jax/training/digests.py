@@ -98,7 +98,8 @@ def _is_large(array: Any) -> bool:
 
 def _on_hosts(arrays: Mapping[str, Any]) -> dict[str, int]:
     """Returns the digest of each array; one that is sharded over processes is a sum of theirs."""
-    of_all, of_shards = {}, {}
+    of_all: dict[str, int] = {}
+    of_shards: dict[str, int] = {}
     for name, array in arrays.items():
         if not isinstance(array, jax.Array):
             of_all[name] = _digest_on_host(array, (0,) * array.ndim)
