@@ -13,7 +13,8 @@ from jax._src import distributed  # its client has no public name
 from jax.experimental import multihost_utils
 
 from bert_jax.errors import BertJaxError, InputError, Interrupted, NotBegun
-from bert_jax.training.peers import AGAIN, Peers, Store, end_when_aborted
+from bert_jax.training.first_process import FirstProcessWatch
+from bert_jax.training.peers import AGAIN, PATIENCE_SECONDS, Peers, Store
 
 log = logging.getLogger(__name__)
 
@@ -61,11 +62,13 @@ def joined_processes(environment: Mapping[str, str] = os.environ) -> Iterator[No
     if not is_first():
         logging.getLogger("bert_jax").setLevel(logging.WARNING)
     log.info("process %d of %d", number, count)
-    end_when_aborted(f"bert-jax: JAX has ended process {number}, as it does when process 0 is lost: {AGAIN}")
     peers = Peers(client, number, count)
+    watch = _watch_first(peers) if number else None
     try:
         yield
     except BaseException as caught:
+        if watch:
+            watch.close()
         error = _as_lost(caught)
         # Those that stop together do so by themselves, each with all of it on disk.
         if not isinstance(error, Interrupted) or isinstance(error, NotBegun):
@@ -77,7 +80,15 @@ def joined_processes(environment: Mapping[str, str] = os.environ) -> Iterator[No
         if error is caught:
             raise
         raise error from caught
+    if watch:
+        watch.close()
     peers.close()
+
+
+def _watch_first(peers: Peers) -> FirstProcessWatch:
+    address = distributed.global_state.coordinator_address
+    assert address is not None
+    return FirstProcessWatch(address, peers.silence, patience=PATIENCE_SECONDS, advice=AGAIN)
 
 
 def _as_lost(error: BaseException) -> BaseException:
