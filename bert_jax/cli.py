@@ -12,12 +12,12 @@ import json
 import logging
 import os
 import sys
-import threading
 import traceback
 from collections.abc import Sequence
 from typing import Any
 
 from bert_jax.arguments import parser as arguments_of
+from bert_jax.background_errors import show_background_errors
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.host_memory import keep_freed_memory
 from bert_jax.progress import Bars, Progress, silent
@@ -33,7 +33,7 @@ _COMPUTING = {"pretrain", "evaluate", "finetune", "predict", "study"}
 
 def entry_point() -> int:
     """`main` in a process of its own."""
-    _quiet_background()
+    show_background_errors()
     if sys.argv[1:2] and sys.argv[1] in _COMPUTING:
         keep_freed_memory()
     status = main()
@@ -169,24 +169,6 @@ def _set_up_logging() -> None:
     RetriesSaid.attach()
 
 
-def _quiet_background() -> None:
-    """What fails in a thread of Orbax or TensorStore is raised again where its result is wanted.
-
-    Printed from the thread as well, some hundred lines of traceback would bury the one line that says what to do.
-    """
-    background = logging.getLogger(f"{__name__}.background")  # below INFO: not shown
-    for name in ("absl", "asyncio"):  # asyncio's: of tasks beside the one whose error was raised
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    threading.excepthook = lambda args: background.debug("%s", args.exc_value)
-    sys.unraisablehook = lambda args: background.debug("%s", args.exc_value)
-
-    def from_a_thread(kind: Any, error: Any, trace: Any) -> None:
-        if threading.current_thread() is threading.main_thread():
-            sys.__excepthook__(kind, error, trace)
-
-    sys.excepthook = from_a_thread
-
-
 class _AboveBars(logging.Handler):
     """Writes lines to stderr without tearing the bars that are on it."""
 
@@ -277,6 +259,7 @@ def _finetune(options: argparse.Namespace) -> None:
         from bert_jax.config import load_config
         from bert_jax.finetuning.finetune import finetune
         from bert_jax.finetuning.search import is_search, search
+        from bert_jax.training.metrics import finite_json
         from bert_jax.training.processes import is_first, joined_processes
 
         with joined_processes():
@@ -286,7 +269,7 @@ def _finetune(options: argparse.Namespace) -> None:
             run = search if is_search(config) else finetune
             scores = run(config, options.workdir, stop=stop, bars=shown)
             if is_first():
-                print(json.dumps(scores, indent=2))
+                print(finite_json(scores, indent=2))
 
 
 def _study(options: argparse.Namespace) -> None:
@@ -316,13 +299,14 @@ def _predict(options: argparse.Namespace) -> None:
 
 def _evaluate(options: argparse.Namespace) -> None:
     from bert_jax.training.evaluation import evaluate_checkpoint
+    from bert_jax.training.metrics import finite_json
     from bert_jax.training.processes import is_first, joined_processes
 
     with joined_processes():
         shown = bars() if is_first() else silent
         values = evaluate_checkpoint(options.checkpoint, options.data, batch_size=options.batch_size, bars=shown)
         if is_first():
-            print(json.dumps(values, indent=2))
+            print(finite_json(values, indent=2))
 
 
 def _fill_mask(options: argparse.Namespace) -> None:

@@ -17,6 +17,7 @@ import itertools
 import logging
 import os
 import random
+import socket
 import time
 from collections.abc import Callable
 from glob import has_magic
@@ -56,7 +57,29 @@ _TRANSIENT_ERRNO = {
 for _protocol in ("gcs", "s3", "abfs"):
     fsspec.config.conf.setdefault(_protocol, {}).setdefault("use_listings_cache", False)
 
-_NETWORK_LIBRARIES = {"aiohttp", "requests", "urllib3", "botocore", "azure"}
+# By name, because the libraries are not imported here. What is in none of these sets is a mistake in code, and raised.
+_NETWORK_LIBRARIES = {"aiohttp", "requests", "urllib3", "botocore", "azure", "google", "gcsfs"}
+_TRANSIENT_KINDS = {
+    "ClientConnectionError", "ClientPayloadError",  # aiohttp
+    "ConnectionError", "Timeout", "ChunkedEncodingError", "ContentDecodingError",  # requests, and botocore's first
+    "ProtocolError", "TimeoutError", "MaxRetryError", "PoolError",  # urllib3
+    "HTTPClientError", "IncompleteReadError", "ResponseStreamingError", "CredentialRetrievalError",
+    "MetadataRetrievalError",  # botocore
+    "ServiceRequestError", "ServiceResponseError",  # azure
+    "ChecksumError", "TransportError", "RefreshError",  # gcsfs, google.auth
+}  # fmt: skip
+_NO_CREDENTIALS = {
+    "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "UnknownCredentialError", "ConfigParseError",
+    "ConfigNotFound",  # botocore
+    "ClientAuthenticationError",  # azure
+    "DefaultCredentialsError", "MalformedError", "ReauthFailError", "UserAccessTokenError", "ClientCertError",  # google
+}  # fmt: skip
+_BAD_ADDRESS = {
+    "InvalidURL", "MissingSchema", "InvalidSchema", "InvalidProxyURL", "LocationValueError",  # those three
+    "ParamValidationError", "ValidationError", "BaseEndpointResolverError", "InvalidDNSNameError",
+    "UnsupportedS3ArnError", "EndpointProviderError",  # botocore
+    "ClientConnectorCertificateError", "SSLCertVerificationError",
+}  # fmt: skip
 
 
 class IncompleteError(OSError):
@@ -101,6 +124,10 @@ def absolute(path: str | os.PathLike[str]) -> epath.Path:
 # --- Trying again ----------------------------------------------------------------------------------------------------
 
 
+_answered: set[str] = set()
+"""Buckets whose host has answered: if it is unknown later, the network is at fault and not the name."""
+
+
 def patiently(path: str | os.PathLike[str], function: Callable[[], T]) -> T:
     """What `function` returns, tried again for `PATIENCE_SECONDS` where it fails for a reason that may pass.
 
@@ -115,13 +142,19 @@ def patiently(path: str | os.PathLike[str], function: Callable[[], T]) -> T:
     if not is_remote(path):
         return function()
     began = time.monotonic()
+    bucket = "/".join(os.fspath(path).split("/", 3)[:3])
     for attempt in itertools.count():
         try:
-            return function()
+            result = function()
+            _answered.add(bucket)
+            return result
         except BertJaxError:
             raise
         except Exception as error:
-            if (reason := permanent_reason(error)) is not None:
+            reason = permanent_reason(error)
+            if reason is None and bucket not in _answered and _is_unknown_host(error):
+                reason = "the store's host is unknown: check region, account and endpoint"
+            if reason is not None:
                 raise InputError(f"{os.fspath(path)}: {reason} ({said(error)})") from error
             if not is_transient(error):
                 raise
@@ -145,6 +178,11 @@ def permanent_reason(error: BaseException) -> str | None:
         return "no such file, folder or bucket"
     if isinstance(error, PermissionError) or status in (401, 403) or "Forbidden" in words:
         return "access is denied: check your credentials and what they may do"
+    kinds = _kinds(error)
+    if kinds & _NO_CREDENTIALS or ("RefreshError" in kinds and ("invalid_grant" in words or "eauthenticat" in words)):
+        return "no valid credentials: log in to the store, or name a file of credentials"
+    if kinds & _BAD_ADDRESS or status == 400 or words.startswith("ValueError: Bad Request"):
+        return "the store cannot be asked for such a name: check bucket, region and endpoint"
     return None
 
 
@@ -157,13 +195,31 @@ def is_transient(error: BaseException) -> bool:
         return status in _TRANSIENT_STATUS
     if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNO:
         return True
-    library, kind = type(error).__module__.partition(".")[0], type(error).__name__
-    return library in _NETWORK_LIBRARIES or kind in ("ChecksumError", "TransportError")
+    return bool(_kinds(error) & _TRANSIENT_KINDS)
+
+
+def _kinds(error: BaseException) -> set[str]:
+    """Returns the names of an error's classes that are a network library's, or Python's own of certificates."""
+    return {
+        kind.__name__
+        for kind in type(error).__mro__
+        if kind.__module__.partition(".")[0] in {*_NETWORK_LIBRARIES, "ssl"}
+    }
+
+
+def _is_unknown_host(error: BaseException | None) -> bool:
+    """Returns whether no such host is known. A resolver that does not answer is another error, which may pass."""
+    while error is not None:
+        inner = getattr(error, "os_error", None)  # of aiohttp
+        if any(isinstance(one, socket.gaierror) and one.errno == socket.EAI_NONAME for one in (error, inner)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _status(error: BaseException) -> int | None:
     """The HTTP status that an error of aiohttp, gcsfs or the like carries."""
-    for name in ("status", "code"):
+    for name in ("status", "code", "status_code"):
         value = getattr(error, name, None)
         if isinstance(value, int) or (isinstance(value, str) and value.isdigit()):
             return int(value)

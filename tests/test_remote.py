@@ -5,14 +5,18 @@ import gzip
 import logging
 import os
 import random
+import socket
 import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import aiohttp
 import fsspec.config
 import gcsfs.retry
+import google.auth.exceptions
 import pytest
+import requests
 from etils import epath
 from gcs import Emulator
 from gcsfs import GCSFileSystem
@@ -189,6 +193,82 @@ def test_what_no_second_try_would_mend_is_said_at_once(status, message, store, s
     assert store.count("folder/a") <= 2
     with pytest.raises(InputError, match=message):
         whole_files.write_whole(FOLDER / "a", b"new") if status == 403 else remote.size(FOLDER / "none")
+
+
+def of_library(module: str, *names: str) -> Exception:
+    """An error as of a library that is not installed; `names` are its class and the bases of that."""
+    kind: type = Exception
+    for name in reversed(names):
+        kind = type(name, (kind,), {"__module__": module})
+    return kind("said")
+
+
+def unknown_host(number: int) -> aiohttp.ClientConnectorDNSError:
+    key = SimpleNamespace(host="s3.mars-1.amazonaws.com", port=443, ssl=True, is_ssl=True)
+    return aiohttp.ClientConnectorDNSError(key, socket.gaierror(number, "not known"))
+
+
+PERMANENT = [
+    of_library("botocore.exceptions", "NoCredentialsError", "BotoCoreError"),
+    of_library("botocore.exceptions", "ParamValidationError", "BotoCoreError"),
+    of_library("botocore.exceptions", "InvalidRegionError", "ValidationError", "BotoCoreError"),
+    of_library("botocore.exceptions", "NoRegionError", "BaseEndpointResolverError", "BotoCoreError"),
+    of_library("azure.core.exceptions", "ClientAuthenticationError", "HttpResponseError"),
+    google.auth.exceptions.DefaultCredentialsError("no credentials"),
+    google.auth.exceptions.RefreshError("invalid_grant: Bad Request"),
+    aiohttp.InvalidURL("gs:// bucket"),
+    requests.exceptions.MissingSchema("no scheme"),
+    gcsfs.retry.HttpError({"code": 400, "message": "Invalid bucket name: 'A_b'"}),
+    ValueError("Bad Request: b/A_b/o\ninvalid bucket"),
+    unknown_host(socket.EAI_NONAME),
+]
+TRANSIENT = [
+    of_library("botocore.exceptions", "EndpointConnectionError", "ConnectionError", "BotoCoreError"),
+    of_library("botocore.exceptions", "ReadTimeoutError", "HTTPClientError", "BotoCoreError"),
+    of_library("azure.core.exceptions", "ServiceRequestError", "AzureError"),
+    aiohttp.ServerDisconnectedError(),
+    requests.exceptions.ReadTimeout("slow"),
+    google.auth.exceptions.TransportError("metadata server"),
+    google.auth.exceptions.RefreshError("metadata server"),
+    gcsfs.retry.ChecksumError("md5"),
+    unknown_host(socket.EAI_AGAIN),
+]
+
+
+@pytest.mark.parametrize("error", PERMANENT, ids=lambda error: type(error).__name__)
+def test_a_permanent_error_is_not_retried(error: Exception, slept, monkeypatch):
+    monkeypatch.setattr(remote, "_answered", set())
+
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(InputError, match=rf"^gs://bucket/folder: .*{type(error).__name__}"):
+        remote.patiently(FOLDER, fail)
+    assert slept == []
+
+
+@pytest.mark.parametrize("error", TRANSIENT, ids=lambda error: type(error).__name__)
+def test_a_transient_error_is_retried(error: Exception, slept, monkeypatch):
+    monkeypatch.setattr(remote, "_answered", set())
+    failures = [error, error]
+
+    def sometimes() -> str:
+        if failures:
+            raise failures.pop()
+        return "done"
+
+    assert remote.patiently(FOLDER, sometimes) == "done"
+    assert len(slept) == 2
+
+
+def test_a_host_that_has_answered_before_is_asked_again(slept, monkeypatch):
+    monkeypatch.setattr(remote, "_answered", set())
+    assert remote.patiently(FOLDER, lambda: "done") == "done"
+    failures = [unknown_host(socket.EAI_NONAME)]
+    assert (
+        remote.patiently(FOLDER / "a", lambda: (_ for _ in ()).throw(failures.pop()) if failures else "done") == "done"
+    )
+    assert len(slept) == 1
 
 
 def test_what_the_library_gave_up_on_is_tried_for_minutes(monkeypatch, caplog):

@@ -342,7 +342,7 @@ class _TextReader:
             self.warned = True
             log.warning(
                 "%s:%d: a document of more than %d bytes is broken here and so is any other in this file; documents "
-                "are parted by blank lines: add them, or raise max_document_bytes",
+                "are separated by blank lines: add them, or give one document a line, as JSON",
                 self.path,
                 line_number(self.path, offset),
                 self.options.max_document_bytes,

@@ -6,7 +6,6 @@
 The step, its sharding, checkpoints, resuming and metrics are those of pre-training.
 """
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -35,11 +34,12 @@ from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.progress import Bars, silent
 from bert_jax.training.batches import rows_here
-from bert_jax.training.checkpoints import Checkpointer, newest_step, open_checkpoint
+from bert_jax.training.checkpoints import Checkpointer, newest_intact, open_checkpoint
 from bert_jax.training.checks import check_attention, compute_dtype
 from bert_jax.training.flops import finetuning_flops
 from bert_jax.training.initialization import start_from
 from bert_jax.training.mesh import check_divisibility, make_mesh
+from bert_jax.training.metrics import finite_json
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer, warn_of_uncorrected_lamb
 from bert_jax.training.processes import is_first
 from bert_jax.training.run import Run, open_run
@@ -135,7 +135,7 @@ def _finetune(
     )  # fmt: skip
     stack.callback(checkpointer.close)
     if start:
-        state = checkpointer.restore(start, spec.abstract)
+        start, state = checkpointer.restore(start, spec.abstract)
         log.info("going on from step %d", start)
     elif config.from_scratch:
         state = spec.make()
@@ -251,10 +251,9 @@ def _work(model: BertConfig, head: TaskHead, order: Order) -> Callable[[int], St
 
 def claim(folder: epath.Path, config: ConfigDict, dataset_hash: str) -> int:
     """The step a workdir is at, 0 for a new one; InputError where it holds another run."""
-    newest = newest_step(folder)
-    if newest is None:
+    before = newest_intact(folder)
+    if before is None:
         return 0
-    before = open_checkpoint(str(newest))
     if before.task is None:
         raise InputError(f"--workdir: {folder} holds a run of pre-training: choose another folder")
     check_same_run(folder, before.config, config, sources=("init",))
@@ -322,5 +321,5 @@ def _finish(
             split.write(outputs, target)
     if is_first():
         said = {"task": task.name, "main_metric": task.main_metric, "step": int(state.step), "scores": result}
-        whole_files.write_whole(folder / RESULT_FILE, (json.dumps(said, indent=2) + "\n").encode())
+        whole_files.write_whole(folder / RESULT_FILE, (finite_json(said, indent=2) + "\n").encode())
     return result

@@ -21,7 +21,7 @@ from bert_jax.interop.safetensors_files import WHOLE, StoredWeight, open_weights
 from bert_jax.interop.task_weights import task_model
 from bert_jax.model import BertConfig
 from bert_jax.model.bert import HEADS, Parameters
-from bert_jax.training.checkpoints import Checkpoint
+from bert_jax.training.checkpoints import Checkpoint, check_finite
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,9 @@ def export(checkpoint: Checkpoint, output: str) -> str:
         if not heads:
             log.warning("there is no pooler: load it with BertModel.from_pretrained(..., add_pooling_layer=False)")
         described = model_config(config, tokenizer, architecture)
-        weights = state_dict(checkpoint.load_parameters(), config, heads)
+        parameters = checkpoint.load_parameters()
+        check_finite(checkpoint, parameters)
+        weights = state_dict(parameters, config, heads)
     with whole_folder(folder, last=CONFIG) as partial:
         longest = checkpoint.task["max_seq_len"] if checkpoint.task is not None else config.max_position_embeddings
         tokenizer.save_huggingface(str(partial), model_max_length=longest)

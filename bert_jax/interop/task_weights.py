@@ -7,7 +7,7 @@ import numpy as np
 from bert_jax.errors import InputError
 from bert_jax.interop.huggingface_weights import state_dict
 from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.training.checkpoints import Checkpoint
+from bert_jax.training.checkpoints import Checkpoint, check_finite
 
 _ARCHITECTURES = {  # by kind of head: the class, and what its output layer is called
     "classify": ("BertForSequenceClassification", "classifier"),
@@ -35,6 +35,7 @@ def task_model(checkpoint: Checkpoint) -> tuple[str, dict[str, Any], dict[str, n
     if checkpoint.bert_config.is_decoder:
         raise InputError(f"{checkpoint.path} is a left-to-right model of a task: transformers has no such model")
     parameters = checkpoint.load_parameters(build=BertForTask, head=head)
+    check_finite(checkpoint, parameters)
     encoder = state_dict(parameters, checkpoint.bert_config, checkpoint.heads)
     weights = {f"bert.{name}": value for name, value in encoder.items()}
     weights[f"{output}.weight"] = np.ascontiguousarray(np.asarray(parameters["output"]["kernel"]).T)

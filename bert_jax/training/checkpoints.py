@@ -9,6 +9,7 @@ WORKDIR/checkpoints/STEP/
   bert_config    as bert_config.json
   tokenizer      the vocabulary and how it is applied
   config         the run's
+  digests        of all arrays and of the other items, which every load holds what it has read against
 
 Parameters that no run here has made are a folder like a step's, without optimizer, position and config, and with
 
@@ -19,8 +20,11 @@ A fine-tuned model's steps have `heads` as well, and
   task           what its output is of, and what has to be known to predict with it
 """
 
+import functools
 import json
+import logging
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,9 +40,16 @@ from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import HEADS, Parameters
+from bert_jax.training.checkpoint_folders import FOLDER, complete_steps, is_saved, newest_step, set_aside, step_folders
+from bert_jax.training.digests import changed_arrays, changed_items, describe, is_known, nonfinite_arrays
+from bert_jax.training.processes import any_process, is_first, wait_for_first
 from bert_jax.training.state import TrainState
 
-FOLDER = "checkpoints"
+log = logging.getLogger(__name__)
+
+
+class DamagedError(InputError):
+    """A checkpoint that is there and cannot be read, or does not hold what was saved."""
 
 
 def _optimizer_item(state: TrainState) -> dict[str, Any]:
@@ -50,19 +61,46 @@ def _optimizer_item(state: TrainState) -> dict[str, Any]:
     }
 
 
+# What TensorStore says, in an error without a type of its own, where the files may be intact.
+_DENIED = re.compile("PERMISSION_DENIED|UNAUTHENTICATED")
+_TRANSIENT = re.compile("UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED")
+
+
 @contextmanager
 def _damage_named(folder: epath.Path) -> Iterator[None]:
-    """Whatever Orbax says of a checkpoint that it cannot read, in one line that names it."""
+    """Raises DamagedError, one line that names the folder, for what Orbax says of a checkpoint that it cannot read."""
     try:
         yield
-    except (InputError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        if remote.is_remote(folder) and remote.is_transient(error):
-            raise BertJaxError(f"{folder} could not be read ({type(error).__name__}: {error})") from error
-        reason = str(error).strip().split("\n")[0]
-        mend = "delete that folder to go on from the step before" if folder.name.isdigit() else "make it again"
-        raise InputError(
-            f"{folder} is damaged or of another model ({type(error).__name__}: {reason}): {mend}"
+    except (DamagedError, MemoryError, jax.errors.JaxRuntimeError):  # the last: no memory on a device
+        raise
+    except Exception as error:  # TensorStore raises bare ones
+        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        if isinstance(error, PermissionError) or _DENIED.search(str(error)):
+            raise InputError(f"{folder} may not be read ({reason}): check your permissions") from error
+        if _TRANSIENT.search(str(error)) or (remote.is_remote(folder) and remote.is_transient(error)):
+            raise BertJaxError(f"{folder} could not be read ({reason})") from error
+        raise DamagedError(
+            f"{folder} is damaged or of another model ({reason}): use an earlier step, or make it again"
         ) from error
+
+
+def _damaged(folder: epath.Path, names: Sequence[str]) -> DamagedError:
+    """Returns the error for arrays or items that are not what was saved."""
+    named = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return DamagedError(f"{folder} is damaged ({named}: not what was saved): use an earlier step, or make it again")
+
+
+@functools.cache  # said once of each
+def _say_unverified(folder: epath.Path) -> None:
+    log.info("%s has no digests that this version knows: its arrays are not verified", folder)
+
+
+def _check_arrays(folder: epath.Path, arrays: dict[str, Any], digests: dict[str, Any] | None) -> None:
+    """Raises DamagedError that names the arrays which are not what was saved; all processes have to call it."""
+    if digests is None or not is_known(digests):
+        _say_unverified(folder)
+    elif changed := changed_arrays(arrays, digests):
+        raise _damaged(folder, changed)
 
 
 def check_place(folder: epath.Path) -> None:
@@ -79,6 +117,7 @@ class Checkpointer:
         task: dict[str, Any] | None = None, heads: Collection[str] = HEADS,
     ):  # fmt: skip
         """`task` is of a fine-tuned model, `heads` what it has of those of pre-training; both are JSON."""
+        self._workdir = workdir
         self._folder = workdir / FOLDER
         self._manager = ocp.CheckpointManager(
             self._folder,
@@ -122,39 +161,54 @@ class Checkpointer:
         position: dict[str, Any] = {"next_batch": step, "datasets": list(dataset_hashes), "unlogged": unlogged}
         if first_rows is not None:
             position["first_rows"] = list(first_rows)
+        arrays = {"parameters": state.parameters, "optimizer": _optimizer_item(state)}
+        items = {
+            "position": position,
+            "bert_config": bert_config.to_dict(),
+            **self._about,
+        }
+        items["digests"] = describe(arrays, items)
         self._manager.save(
             step,
             args=ocp.args.Composite(
-                parameters=ocp.args.StandardSave(state.parameters),
-                optimizer=ocp.args.StandardSave(_optimizer_item(state)),
-                position=ocp.args.JsonSave(position),
-                bert_config=ocp.args.JsonSave(bert_config.to_dict()),
-                **{name: ocp.args.JsonSave(value) for name, value in self._about.items()},
+                **{name: ocp.args.StandardSave(tree) for name, tree in arrays.items()},
+                **{name: ocp.args.JsonSave(value) for name, value in items.items()},
             ),
         )
 
-    def restore(self, step: int, abstract: TrainState) -> TrainState:
-        """The state of a step, laid out as `abstract` says, whatever mesh saved it."""
-        with _damage_named(self._folder / str(step)):
-            restored = self._manager.restore(
-                step,
-                args=ocp.args.Composite(
-                    parameters=ocp.args.StandardRestore(abstract.parameters),
-                    optimizer=ocp.args.StandardRestore(_optimizer_item(abstract)),
-                    position=ocp.args.JsonRestore(),
-                ),
-            )
-        optimizer = restored.optimizer
-        self.unlogged = restored.position.get("unlogged")
-        if restored.position["next_batch"] != int(optimizer["step"]):
-            raise BertJaxError(f"{self._folder / str(step)}: data position and optimizer step differ: it is damaged")
-        return TrainState(
-            step=optimizer["step"],
-            parameters=restored.parameters,
-            optimizer_state=optimizer["state"],
-            nonfinite_steps=optimizer["nonfinite_steps"],
-            nonfinite_streak=optimizer["nonfinite_streak"],
-        )
+    def restore(self, newest: int, abstract: TrainState) -> tuple[int, TrainState]:
+        """Returns the newest intact step up to `newest`, and its state, laid out as `abstract` says.
+
+        Any mesh may have saved it. All processes have to call it and get the same step. Newer ones are set aside as
+        STEP.damaged, for the run makes them again. Raises DamagedError where no step is intact.
+        """
+        damage: list[str] = []
+        for folder in complete_steps(self._workdir):
+            if int(folder.name) > newest:
+                continue
+            try:
+                state, position = _read_state(folder, abstract)
+            except DamagedError as error:
+                damage.append(str(error))  # not the error itself, which holds arrays
+                continue
+            self._set_aside_after(int(folder.name), damage)
+            self.unlogged = position.get("unlogged")
+            return int(folder.name), state
+        raise DamagedError(damage[0] if damage else f"{self._folder / str(newest)} is gone: start the run again")
+
+    def _set_aside_after(self, step: int, damage: Sequence[str]) -> None:
+        """Puts the folders of steps after `step` out of the way, in which Orbax would save nothing."""
+        for line in damage:
+            log.warning("%s", line)
+        newer = [folder for folder in step_folders(self._workdir) if int(folder.name) > step]
+        wait_for_first()  # all have seen the same ones
+        if not newer:
+            return
+        if is_first():
+            for folder in newer:
+                log.warning("%s is set aside as %s", folder, set_aside(folder).name)
+        wait_for_first()
+        self._manager.reload()
 
     def check(self) -> None:
         """Raises what went wrong in a save, once it has ended in the background."""
@@ -170,6 +224,51 @@ class Checkpointer:
     def close(self) -> None:
         """Waits and lets go of the folder."""
         self._manager.close()
+
+
+def _read_state(folder: epath.Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
+    """Returns the state in the folder of a step and its position, in all processes, or raises DamagedError in all.
+
+    The handler is called without a Checkpointer, at whose barrier the others would wait for one that cannot read.
+    """
+    damage, arrays, items = "", {}, {}
+    trees = {"parameters": abstract.parameters, "optimizer": _optimizer_item(abstract)}
+    names = ["position", *["digests"] * remote.exists(folder / "digests")]
+    handler = ocp.CompositeCheckpointHandler()
+    try:
+        with _damage_named(folder):
+            restored = handler.restore(
+                folder,
+                ocp.args.Composite(
+                    **{name: ocp.args.StandardRestore(tree) for name, tree in trees.items()},
+                    **{name: ocp.args.JsonRestore() for name in names},
+                ),
+            )
+            arrays = {name: restored[name] for name in trees}
+            items = {name: restored[name] for name in names}
+            if items["position"]["next_batch"] != int(arrays["optimizer"]["step"]):
+                raise DamagedError(f"{folder} is damaged: data position and optimizer step differ")
+    except DamagedError as error:
+        damage = str(error)
+    finally:
+        handler.close()
+    if any_process(bool(damage)):
+        raise DamagedError(damage or f"{folder} is damaged: another process of the run could not read it")
+    try:
+        _check_arrays(folder, arrays, items.get("digests"))
+    except DamagedError as error:
+        damage = str(error)
+    if any_process(bool(damage)):
+        raise DamagedError(damage or f"{folder} is damaged: another process of the run has read other arrays")
+    optimizer = arrays["optimizer"]
+    state = TrainState(
+        step=optimizer["step"],
+        parameters=arrays["parameters"],
+        optimizer_state=optimizer["state"],
+        nonfinite_steps=optimizer["nonfinite_steps"],
+        nonfinite_streak=optimizer["nonfinite_streak"],
+    )
+    return state, items["position"]
 
 
 @dataclass(frozen=True)
@@ -189,6 +288,7 @@ class Checkpoint:
     dataset_hashes: tuple[str, ...]
     first_rows: tuple[int, ...] | None
     task: dict[str, Any] | None = None  # of a fine-tuned model
+    digests: dict[str, Any] | None = None  # none in what older versions have saved
 
     @property
     def missing_heads(self) -> tuple[str, ...]:
@@ -204,6 +304,8 @@ class Checkpoint:
         self, shardings: Parameters | None = None, *, parts: Collection[str] | None = None, **settings: Any
     ) -> Parameters:
         """Parameters, fp32, laid out as `shardings` says or on the first device.
+
+        Raises DamagedError, an InputError, that names the arrays which are not what was saved.
 
         Args:
           shardings: of what is loaded, at the least.
@@ -227,7 +329,15 @@ class Checkpoint:
             partial_restore=parts is not None or (self.task is not None and not settings),
         )
         with _damage_named(self.path), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            return checkpointer.restore(self.path / "parameters", args=arguments)
+            parameters = checkpointer.restore(self.path / "parameters", args=arguments)
+        _check_arrays(self.path, {"parameters": parameters}, self.digests)
+        return parameters
+
+
+def check_finite(checkpoint: Checkpoint, parameters: Parameters) -> None:
+    """Raises InputError that names the parameters of a checkpoint, none sharded over processes, that are not finite."""
+    if names := nonfinite_arrays(parameters):
+        raise InputError(f"{checkpoint.path} has NaN or infinity in {', '.join(names[:3])}: use an earlier step")
 
 
 def save_parameters(
@@ -244,34 +354,37 @@ def save_parameters(
     `folder` is replaced: that it may be is for the caller to know. `parameters` lack what is not in `heads`; `task` is
     that of a fine-tuned model.
     """
-    of_task = {} if task is None else {"task": ocp.args.JsonSave(task)}
+    items = {
+        "bert_config": bert_config.to_dict(),
+        "tokenizer": tokenizer.to_json(),
+        "heads": [head for head in HEADS if head in heads],
+        **({} if task is None else {"task": task}),
+    }
+    items["digests"] = describe({"parameters": parameters}, items)
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         checkpointer.save(
             remote.absolute(folder),
             args=ocp.args.Composite(
                 parameters=ocp.args.StandardSave(parameters),
-                bert_config=ocp.args.JsonSave(bert_config.to_dict()),
-                tokenizer=ocp.args.JsonSave(tokenizer.to_json()),
-                heads=ocp.args.JsonSave([head for head in HEADS if head in heads]),
-                **of_task,
+                **{name: ocp.args.JsonSave(value) for name, value in items.items()},
             ),
             force=True,
         )
 
 
-def newest_step(workdir: epath.Path) -> epath.Path | None:
-    """The folder of a workdir's newest complete step, None where there is none."""
-    folder = workdir / FOLDER
-    if not remote.exists(folder):
-        return None
-    steps = [child for child in remote.patiently(folder, lambda: list(folder.iterdir())) if child.name.isdigit()]
-    newest_first = sorted(steps, key=lambda child: int(child.name), reverse=True)
-    return next((step for step in newest_first if _is_whole(step)), None)
+def newest_intact(workdir: epath.Path) -> Checkpoint | None:
+    """Returns what the newest complete step says of itself, None in a new workdir; damaged ones are named and skipped.
 
-
-def _is_whole(folder: epath.Path) -> bool:
-    """Whether the save of a checkpoint has ended: a remote one, which cannot be renamed, has a file that says so."""
-    return remote.patiently(folder, lambda: ocp.utils.is_checkpoint_finalized(folder))
+    Its arrays are not read. Raises InputError where there are steps, and none is complete.
+    """
+    for folder in complete_steps(workdir):
+        try:
+            return open_checkpoint(str(folder))
+        except DamagedError as error:
+            log.warning("%s", error)
+    if left := [folder for folder in step_folders(workdir) if is_saved(folder)]:
+        raise InputError(f"--workdir: {left[0]} and the steps before it are damaged: delete them to start anew")
+    return None
 
 
 def _workdirs_in(folder: epath.Path) -> list[str]:
@@ -291,22 +404,27 @@ def open_checkpoint(location: str) -> Checkpoint:
     if not remote.exists(given):
         raise InputError(f"{location} does not exist: a checkpoint is {what}")
     path = newest_step(given) or given
-    if not all(remote.exists(path / item) for item in ("parameters", "bert_config")) or not _is_whole(path):
+    if not all(remote.exists(path / item) for item in ("parameters", "bert_config")) or not is_saved(path):
         runs = "".join(f" ({name} in it does)" for name in _workdirs_in(given)[:1])
         raise InputError(f"{location} holds no complete checkpoint{runs}: give {what}")
-    from_run, has_heads, is_of_task = (remote.exists(path / item) for item in ("position", "heads", "task"))
-    of_run = ("config", "position") if from_run else ()
-    items = ("bert_config", "tokenizer", *of_run, *["heads"] * has_heads, *["task"] * is_of_task)
+    from_run = remote.exists(path / "position")
+    optional = [name for name in ("heads", "task", "digests") if remote.exists(path / name)]
+    names = ["bert_config", "tokenizer", *(("config", "position") if from_run else ()), *optional]
     with _damage_named(path), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-        about = checkpointer.restore(path, args=ocp.args.Composite(**{name: ocp.args.JsonRestore() for name in items}))
+        read = checkpointer.restore(path, args=ocp.args.Composite(**{name: ocp.args.JsonRestore() for name in names}))
+        items = {name: read[name] for name in names}
+        if "digests" in items and (changed := changed_items(items, items["digests"])):
+            raise _damaged(path, changed)
+        position = items.get("position", {})
         return Checkpoint(
             path=path,
-            bert_config=BertConfig.from_dict(about.bert_config),
-            tokenizer=WordPieceTokenizer.from_json(about.tokenizer),
-            heads=tuple(about.heads) if has_heads else HEADS,
-            config=about.config if from_run else {},
-            step=about.position["next_batch"] if from_run else 0,
-            dataset_hashes=tuple(about.position["datasets"]) if from_run else (),
-            first_rows=tuple(about.position["first_rows"]) if from_run and "first_rows" in about.position else None,
-            task=about.task if is_of_task else None,
+            bert_config=BertConfig.from_dict(items["bert_config"]),
+            tokenizer=WordPieceTokenizer.from_json(items["tokenizer"]),
+            heads=tuple(items.get("heads", HEADS)),
+            config=items.get("config", {}),
+            step=position["next_batch"] if from_run else 0,
+            dataset_hashes=tuple(position["datasets"]) if from_run else (),
+            first_rows=tuple(position["first_rows"]) if "first_rows" in position else None,
+            task=items.get("task"),
+            digests=items.get("digests"),
         )

@@ -16,7 +16,7 @@ from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import Parameters
 from bert_jax.progress import Bars, silent
 from bert_jax.training.batches import put_batch, rows_here
-from bert_jax.training.checkpoints import open_checkpoint
+from bert_jax.training.checkpoints import check_finite, open_checkpoint
 from bert_jax.training.checks import check_batch_size, check_tokenizer, compute_dtype
 from bert_jax.training.mesh import make_mesh
 from bert_jax.training.phases import plan_at
@@ -95,7 +95,8 @@ def evaluate_checkpoint(checkpoint: str, data: str, *, batch_size: int = 64, bar
     A head that the checkpoint lacks has no loss and no accuracy there, nor have next sentences where there are none.
 
     Raises InputError where the checkpoint lacks both heads, or the dataset has no eval split, another vocabulary,
-    longer sequences than the model or pairs where the model has one segment.
+    longer sequences than the model or pairs where the model has one segment, or where
+    the checkpoint is damaged or its parameters are not finite.
     """
     check_batch_size(batch_size)
     found, dataset = open_checkpoint(checkpoint), PreparedDataset(data)
@@ -126,5 +127,6 @@ def evaluate_checkpoint(checkpoint: str, data: str, *, batch_size: int = 64, bar
     nsp = config.objective.nsp if config else True
     evaluator = Evaluator(mesh, eval_step, loader, nsp=nsp)
     parameters = found.load_parameters(shardings)
+    check_finite(found, parameters)
     with closing(bars(total=loader.batches, desc="evaluate", unit="batch")) as bar:
         return evaluator.run(parameters, on_batch=lambda: bar.update(1))

@@ -4,6 +4,7 @@ In a remote workdir, where nothing can be appended to, both are in parts: see `p
 """
 
 import json
+import logging
 import math
 import time
 from collections.abc import Mapping
@@ -15,7 +16,10 @@ from bert_jax import remote, whole_files
 from bert_jax.training.event_file import Event, EventFile, SessionLog, event_file_name, scalar
 from bert_jax.training.part_files import PartEvents, PartRows, read_parts
 
+log = logging.getLogger(__name__)
+
 METRICS_FILE = "metrics.jsonl"
+DAMAGED_FILE = "metrics.jsonl.damaged"
 METRICS_FOLDER = "metrics"
 TENSORBOARD_FOLDER = "tensorboard"
 
@@ -24,11 +28,14 @@ class MetricsWriter:
     """Appends rows to `metrics.jsonl`, or to parts, and TensorBoard.
 
     Rows past `resume_step` are dropped first: a run that goes on from a checkpoint writes them again, and all end up as
-    those of a run never stopped.
+    those of a run never stopped. Lines that are no rows are kept in `metrics.jsonl.damaged`.
     """
 
     def __init__(self, workdir: epath.Path, resume_step: int):
-        kept = "".join(_line(row) for row in read_metrics(workdir) if row["step"] <= resume_step)
+        rows, damaged = _read(workdir)
+        if damaged:
+            _keep_damaged(workdir / DAMAGED_FILE, damaged)
+        kept = "".join(_line(row) for row in rows if row["step"] <= resume_step)
         self._rows: _LocalRows | PartRows
         self._events: EventFile | PartEvents
         if remote.is_remote(workdir):
@@ -102,37 +109,78 @@ class NoWriter:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    # JSON has no NaN: a loss that is not finite is null.
-    finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in row.items()}
-    return json.dumps(finite) + "\n"
+    return finite_json(row) + "\n"
+
+
+def finite_json(value: Any, **options: Any) -> str:
+    """Returns JSON in which what is not finite is null: JSON has no NaN. `options` go to `json.dumps`."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: finite(inner) for key, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [finite(inner) for inner in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(finite(value), allow_nan=False, **options)
 
 
 def read_metrics(workdir: epath.Path) -> list[dict[str, Any]]:
-    """All rows of a workdir, up to the first line that is not one: a kill may have cut off the last.
+    """Returns all rows of a workdir. Lines that are no rows are skipped with a warning.
 
-    Of a workdir that was copied from a disk to a store or back, the rows that were written where it is now, if any.
+    A last line without its end is none: a kill has cut it off. Of a workdir that was copied from a disk to a store or
+    back, the rows are those that were written where it is now, if any.
     """
-    sources = (_rows_of_parts, _rows_of_file) if remote.is_remote(workdir) else (_rows_of_file, _rows_of_parts)
-    return sources[0](workdir) or sources[1](workdir)
+    return _read(workdir)[0]
 
 
-def _rows_of_file(workdir: epath.Path) -> list[dict[str, Any]]:
+def _read(workdir: epath.Path) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """Returns the rows, and the lines that are damaged, which it logs."""
+    sources = (_parts, _file) if remote.is_remote(workdir) else (_file, _parts)
+    for read in sources:
+        path, content = read(workdir)
+        rows, damaged = _parse(content)
+        if damaged:
+            log.warning("%s: %d of %d lines are damaged and skipped", path, len(damaged), len(rows) + len(damaged))
+        if rows or damaged:
+            return rows, damaged
+    return [], []
+
+
+def _file(workdir: epath.Path) -> tuple[epath.Path, bytes]:
     path = workdir / METRICS_FILE
-    return _parse(whole_files.read_whole(path)) if remote.exists(path) else []
+    return path, whole_files.read_whole(path) if remote.exists(path) else b""
 
 
-def _rows_of_parts(workdir: epath.Path) -> list[dict[str, Any]]:
-    return _parse(b"".join(read_parts(workdir / METRICS_FOLDER)))
+def _parts(workdir: epath.Path) -> tuple[epath.Path, bytes]:
+    folder = workdir / METRICS_FOLDER
+    return folder, b"".join(read_parts(folder))
 
 
-def _parse(content: bytes) -> list[dict[str, Any]]:
-    rows = []
-    for line in content.decode("utf-8", "replace").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            break
-        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-            break
+def _parse(content: bytes) -> tuple[list[dict[str, Any]], list[bytes]]:
+    rows: list[dict[str, Any]] = []
+    damaged = []
+    *lines, last = content.split(b"\n")
+    for line in lines:
+        row = _row(line)
+        if row is None:
+            damaged.append(line)
+        else:
+            rows.append(row)
+    if (row := _row(last)) is not None:
         rows.append(row)
-    return rows
+    return rows, damaged
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):  # the latter: nested by the thousand
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def _keep_damaged(path: epath.Path, lines: list[bytes]) -> None:
+    before = whole_files.read_whole(path) if remote.exists(path) else b""
+    whole_files.write_whole(path, before + b"".join(line + b"\n" for line in lines))
+    log.warning("the damaged lines are kept in %s", path)

@@ -5,11 +5,9 @@ in the key-value store that JAX's coordination service keeps in process 0, and p
 one has fallen silent. All of the others then end, each with a line that says why.
 """
 
-import ctypes
 import json
 import logging
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable
@@ -22,7 +20,7 @@ log = logging.getLogger(__name__)
 
 AGAIN = "start the run again, it goes on from its newest checkpoint"
 _EVERY_SECONDS = 5.0
-_PATIENCE_SECONDS = 30.0  # of silence before a process counts as lost
+PATIENCE_SECONDS = 30.0  # of silence before a process counts as lost
 _LINGER_SECONDS = 15.0  # that process 0, which has the store, waits for the others to read why it ends
 
 
@@ -48,16 +46,21 @@ class Peers:
     def __init__(
         self, store: Store, number: int, count: int, *,
         leave: Callable[[int], Any] = os._exit,
-        every: float = _EVERY_SECONDS, patience: float = _PATIENCE_SECONDS, linger: float = _LINGER_SECONDS,
+        every: float = _EVERY_SECONDS, patience: float = PATIENCE_SECONDS, linger: float = _LINGER_SECONDS,
     ):  # fmt: skip
         """This is process `number` of `count`. `leave` ends the process with a status, at once."""
         self._store, self._number, self._count = store, number, count
         self._leave, self._patience, self._linger = leave, patience, linger
         self._me = {"host": socket.gethostname(), "pid": os.getpid()}
         self._beats = 0
+        self._answered_at = time.monotonic()
         self._heard: dict[int, tuple[str, float]] = {}  # what each process has said last, and since when
         self._beat()
         self._ticker = Ticker(self._watch, every, "peers")
+
+    def silence(self) -> float:
+        """Returns how many seconds ago process 0 has answered last."""
+        return time.monotonic() - self._answered_at
 
     def report(self, status: int, message: str) -> None:
         """Tells the others that this process ends with `status`, and why. The first to say so is the one that counts.
@@ -83,8 +86,9 @@ class Peers:
             self._beat()
             failure = self._failure() or (self._lost() if self._number == 0 else None)
         except Exception as error:  # of the store, which process 0 has
-            log.debug("process 0 does not answer: %s", error)  # JAX's own heartbeat ends this process: see below
+            log.debug("process 0 does not answer: %s", error)  # `FirstProcessWatch` sees to that
             return
+        self._answered_at = time.monotonic()
         if failure is None:
             return
         who = f"process {failure['number']} ({failure['host']}, pid {failure['pid']})"
@@ -136,19 +140,3 @@ class Peers:
                 time.sleep(0.1)
         except Exception as error:
             log.debug("process 0 is gone: %s", error)
-
-
-def end_when_aborted(line: str) -> None:
-    """Makes an abort of this process end it with status 1 and `line`.
-
-    JAX's client aborts the process, after a page of C++, when the coordination service is gone; no Python is asked
-    first. What aborts for another reason has said so above that line.
-    """
-
-    @ctypes.CFUNCTYPE(None, ctypes.c_int)
-    def end(_: int) -> None:
-        os.write(2, f"{line}\n".encode())
-        os._exit(BertJaxError.exit_status)
-
-    end_when_aborted.handler = end  # type: ignore[attr-defined]  # it has to outlive this call
-    ctypes.CDLL(None).signal(int(signal.SIGABRT), end)

@@ -92,7 +92,7 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
     stack.callback(checkpointer.close)
     _, spec = plan_state(mesh, phases[0].config, phases[0].model)
     if start:
-        state = checkpointer.restore(start, spec.abstract)
+        start, state = checkpointer.restore(start, spec.abstract)
         log.info("going on from step %d", start)
     elif init:
         state = start_from(init, spec)

@@ -8,11 +8,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import jax
+import numpy as np
 from jax._src import distributed  # its client has no public name
 from jax.experimental import multihost_utils
 
 from bert_jax.errors import BertJaxError, InputError, Interrupted, NotBegun
-from bert_jax.training.peers import AGAIN, Peers, Store, end_when_aborted
+from bert_jax.training.first_process import FirstProcessWatch
+from bert_jax.training.peers import AGAIN, PATIENCE_SECONDS, Peers, Store
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +62,13 @@ def joined_processes(environment: Mapping[str, str] = os.environ) -> Iterator[No
     if not is_first():
         logging.getLogger("bert_jax").setLevel(logging.WARNING)
     log.info("process %d of %d", number, count)
-    end_when_aborted(f"bert-jax: JAX has ended process {number}, as it does when process 0 is lost: {AGAIN}")
     peers = Peers(client, number, count)
+    watch = _watch_first(peers) if number else None
     try:
         yield
     except BaseException as caught:
+        if watch:
+            watch.close()
         error = _as_lost(caught)
         # Those that stop together do so by themselves, each with all of it on disk.
         if not isinstance(error, Interrupted) or isinstance(error, NotBegun):
@@ -76,7 +80,15 @@ def joined_processes(environment: Mapping[str, str] = os.environ) -> Iterator[No
         if error is caught:
             raise
         raise error from caught
+    if watch:
+        watch.close()
     peers.close()
+
+
+def _watch_first(peers: Peers) -> FirstProcessWatch:
+    address = distributed.global_state.coordinator_address
+    assert address is not None
+    return FirstProcessWatch(address, peers.silence, patience=PATIENCE_SECONDS, advice=AGAIN)
 
 
 def _as_lost(error: BaseException) -> BaseException:
@@ -130,6 +142,13 @@ def wait_for_first() -> None:
     """Waits until the first process has come here, and the others have."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("bert_jax")
+
+
+def any_process(condition: bool) -> bool:
+    """Returns whether `condition` holds in any process, in all of them; all have to call it."""
+    if jax.process_count() == 1:
+        return condition
+    return bool(multihost_utils.process_allgather(np.array(condition)).any())
 
 
 def ends_alone() -> bool:

@@ -53,6 +53,9 @@ def open_run(
         whole_files.write_whole(folder / CONFIG_FILE, text.encode())
     writer = MetricsWriter(folder, resume_step=start) if is_first() else NoWriter()
     stack.callback(writer.close)
+    lease, stalls = watch
+    if lease:
+        checkpointer.before_each_save(lease.confirm)
     checkpointer.before_each_save(writer.flush)
     if stop.received:
         raise NotBegun(f"{stop.received.name}: before step {start + 1}; the same command goes on from there")
@@ -60,5 +63,4 @@ def open_run(
     stack.callback(bar.close)
     tracer = StepTracer(config.profile.steps, folder, records=is_first())
     stack.callback(tracer.close)
-    lease, stalls = watch
     return Run(mesh, checkpointer, writer, stop, stalls, tracer, lease, bars, bar, start)

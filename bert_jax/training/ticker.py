@@ -1,25 +1,38 @@
 """Something done every few seconds beside the work."""
 
+import logging
 import threading
 from collections.abc import Callable
+
+log = logging.getLogger(__name__)
 
 
 class Ticker:
     """Calls `action` every `seconds` in a thread of its own, until it is closed; the first time after `seconds`.
 
-    `action` has to deal with its own errors: one that it raises ends the thread.
+    An error of `action` is logged, with a traceback the first time, and the thread goes on: `action` is called again
+    after `seconds`. Where the run must not go on after it, `action` has to see to that.
     """
 
     def __init__(self, action: Callable[[], None], seconds: float, name: str):
         self._action = action
         self._seconds = seconds
+        self._name = name
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
+        failures = 0
         while not self._closed.wait(self._seconds):
-            self._action()
+            try:
+                self._action()
+            except Exception as error:
+                failures += 1
+                log.error(
+                    "thread %s: %s: %s; called again in %.0f s", self._name, type(error).__name__, error, self._seconds,
+                    exc_info=failures == 1,
+                )  # fmt: skip
 
     def close(self) -> None:
         """Ends the thread and waits for it."""

@@ -12,7 +12,7 @@ from bert_jax import remote, whole_files
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.data.masking import Masking
 from bert_jax.errors import InputError
-from bert_jax.training.checkpoints import Checkpoint, check_place, newest_step, open_checkpoint
+from bert_jax.training.checkpoints import Checkpoint, check_place, newest_intact
 from bert_jax.training.checks import check_tokenizer
 from bert_jax.training.lease import Lease
 from bert_jax.training.phases import Phase, Plan, plan_phases
@@ -64,10 +64,10 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int:
     a phase that an earlier version began at other rows: the rest of it is read at the rows of this version, because a
     step's batch follows from the config alone.
     """
-    newest = newest_step(folder)
-    if newest is None:
+    before = newest_intact(folder)
+    if before is None:
         return 0
-    step, before = int(newest.name), open_checkpoint(str(folder))
+    step = before.step
     check_tokenizer(before, phases[0].datasets[0])
     if step > phases[-1].stop:
         raise InputError(f"--workdir: {folder} is at step {step}, past total_steps={phases[-1].stop}: raise it")

@@ -152,6 +152,7 @@ def test_a_file_without_blank_lines_is_shared_out_and_read_a_bounded_number_of_t
     assert sum(bool(documents) for documents in per_slice) >= size // 100_000
     assert read_bytes < 4 * size
     assert [record.message.split(": ")[0] for record in caplog.records] == [f"{path}:2042"]  # One warning a file.
+    assert "max_document_bytes" not in caplog.text  # which is no option of a command
 
 
 def test_memory_is_bounded_by_the_document_and_not_by_the_file(write):

@@ -2,10 +2,14 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import child_processes
@@ -17,6 +21,7 @@ from runs import train_command
 
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.training.lease import LEASE_FILE, Lease
+from bert_jax.training.lease_file import Found, open_lease_file
 
 
 def take(folder: Path, **times: float) -> Lease:
@@ -88,9 +93,14 @@ for number in range(200):
         renewing.wait()
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[1]", "no JSON"])
-def test_a_lease_that_cannot_be_read_counts_as_one_of_another_machine(content: str, tmp_path: Path):
-    (tmp_path / LEASE_FILE).write_text(content)
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}", b"[1]", b"no JSON", b'{"host": "vm\xcf"}', b"[" * 100_000,
+     json.dumps({"host": "a", "pid": "7", "machine": "", "started": "", "token": "", "renewed": 0}).encode()],
+    ids=["empty", "object", "list", "text", "utf8", "nested", "types"],
+)  # fmt: skip
+def test_a_lease_that_cannot_be_read_counts_as_one_of_another_machine(content: bytes, tmp_path: Path):
+    (tmp_path / LEASE_FILE).write_bytes(content)
     began = time.monotonic()
     take(tmp_path).close()
     assert time.monotonic() - began >= 0.4
@@ -105,6 +115,136 @@ def test_a_run_whose_workdir_was_taken_learns_of_it_and_leaves_it_alone(tmp_path
         lease.check()
     lease.close()
     assert holder(tmp_path) == other
+
+
+class RefreshError(Exception):
+    """Of no type that a renewal expects, as google.auth's."""
+
+
+def fails(monkeypatch: pytest.MonkeyPatch, lease: Lease, times: int = 1 << 30) -> None:
+    """Lets the next renewals fail."""
+    real, left = lease._file.renew, [times]
+
+    def renew(*arguments: object) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise RefreshError("metadata server")
+        real(*arguments)
+
+    monkeypatch.setattr(lease._file, "renew", renew)
+
+
+def test_a_lease_is_renewed_after_an_error_of_any_type(tmp_path: Path, monkeypatch, caplog):
+    lease = take(tmp_path)
+    fails(monkeypatch, lease, times=2)
+    time.sleep(0.1)
+    before = holder(tmp_path)["renewed"]
+    deadline = time.monotonic() + 10
+    while holder(tmp_path)["renewed"] < before + 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert "RefreshError" in caplog.text
+    lease.check()
+    lease.close()
+
+
+def test_a_run_that_cannot_renew_its_lease_stops_before_another_takes_the_workdir(tmp_path: Path, monkeypatch):
+    lease = take(tmp_path)
+    fails(monkeypatch, lease)
+    lease.check()
+    time.sleep(0.5)
+    with pytest.raises(BertJaxError, match=rf"{LEASE_FILE} .*RefreshError"):
+        lease.check()
+    lease.close()
+
+
+def test_after_a_freeze_the_lease_is_renewed_before_anything_is_written(tmp_path: Path):
+    lease = take(tmp_path, renew=60.0)
+    time.sleep(0.5)
+    lease.check()
+    assert holder(tmp_path)["renewed"] == 1
+    time.sleep(0.5)
+    (tmp_path / LEASE_FILE).write_text(json.dumps({**holder(tmp_path), "token": "another", "pid": 7}))
+    with pytest.raises(BertJaxError, match="process 7 on"):
+        lease.check()
+    lease.close()
+
+
+def test_a_save_confirms_the_lease_at_once(tmp_path: Path):
+    lease = take(tmp_path, renew=60.0, stale=60.0)
+    lease.confirm()
+    (tmp_path / LEASE_FILE).write_text(json.dumps({**holder(tmp_path), "token": "another", "pid": 7}))
+    lease.check()
+    with pytest.raises(BertJaxError, match="process 7 on"):
+        lease.confirm()
+    lease.close()
+
+
+def test_a_deleted_workdir_ends_the_run(tmp_path: Path):
+    lease = take(tmp_path)
+    (tmp_path / LEASE_FILE).unlink()
+    lease.confirm()
+    assert holder(tmp_path)["pid"] == os.getpid()
+    shutil.rmtree(tmp_path)
+    with pytest.raises(BertJaxError, match=f"{tmp_path} was deleted"):
+        lease.confirm()
+    lease.close()
+
+
+@pytest.fixture(params=["disk", "store"])
+def lease_path(request: pytest.FixtureRequest, tmp_path: Path) -> epath.Path:
+    if request.param == "store":
+        request.getfixturevalue("store")
+        return epath.Path("gs://bucket/run/lease.json")
+    return epath.Path(tmp_path / "lease.json")
+
+
+def test_one_of_many_contenders_creates_and_one_takes_over(lease_path: epath.Path):
+    contents = [f"contender {number}".encode() for number in range(8)]
+
+    def winners(step: Callable[[bytes], None]) -> list[bytes]:
+        start = threading.Barrier(len(contents))
+
+        def contend(content: bytes) -> bool:
+            start.wait()
+            try:
+                step(content)
+            except FileExistsError:
+                return False
+            return True
+
+        with ThreadPoolExecutor(len(contents)) as pool:
+            won = list(pool.map(contend, contents))
+        return [content for content, is_winner in zip(contents, won, strict=True) if is_winner]
+
+    (first,) = winners(lambda content: open_lease_file(lease_path).create(content))
+    found = open_lease_file(lease_path).read()
+    assert found.content == first
+    (second,) = winners(lambda content: open_lease_file(lease_path).take_over(found, content + b", again"))
+    assert open_lease_file(lease_path).read().content == second + b", again"
+
+
+def test_what_has_changed_is_neither_taken_over_nor_renewed_nor_deleted(lease_path: epath.Path):
+    file = open_lease_file(lease_path)
+    file.create(b"mine")
+    found = file.read()
+    file.renew(lambda found: found.content == b"mine", b"renewed")
+    with pytest.raises(FileExistsError):
+        file.take_over(found, b"another")
+    with pytest.raises(FileExistsError):
+        file.renew(lambda found: found.content == b"mine", b"again")
+    file.release(lambda found: found.content == b"mine")
+    assert file.read() == Found(b"renewed", file.read().generation)
+    file.release(lambda found: found.content == b"renewed")
+    assert file.read() is None
+
+
+def test_a_repeated_request_whose_first_answer_was_lost_counts(store: Emulator):
+    file = open_lease_file(epath.Path("gs://bucket/run/lease.json"))
+    file.create(b"mine")
+    file.create(b"mine")
+    with pytest.raises(FileExistsError):
+        file.create(b"another")
 
 
 @pytest.mark.long

@@ -1,8 +1,10 @@
 """A process that is killed, frozen or fails ends the others in time, with a line that says what happened."""
 
 import json
+import logging
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -12,8 +14,10 @@ from etils import epath
 from several import finish, start
 
 from bert_jax.training.checkpoints import newest_step
+from bert_jax.training.first_process import FirstProcessWatch
 from bert_jax.training.metrics import read_metrics
 from bert_jax.training.peers import Peers
+from bert_jax.training.ticker import Ticker
 
 MANY = {"total_steps": 20_000, "eval_every_steps": 0, "eval_batches": 0, "checkpoint__every_steps": 20}
 LIMIT = 120.0  # seconds for the others to end in
@@ -57,8 +61,8 @@ def test_a_process_that_is_killed_ends_the_others_and_the_run_goes_on_without_it
 def test_without_the_first_process_the_others_end(dataset_dir: Path, tmp_path: Path):
     first, second = running(dataset_dir, tmp_path)
     first.kill()
-    line = ended(second, 1).strip().split("\n")[-1]
-    assert "ended process 1, as it does when process 0 is lost: start the run again" in line
+    line = next(line for line in ended(second, 1).split("\n") if line.startswith("process 0 "))
+    assert "start the run again" in line
     first.communicate()
 
 
@@ -171,3 +175,52 @@ def test_a_silent_process_is_lost(caplog: pytest.LogCaptureFixture):
     assert "process 2 (" in caplog.text
     for peer in peers:
         peer.close()
+
+
+def watch_first(address: tuple[str, int], silence: float = 0.0) -> tuple[FirstProcessWatch, list[int]]:
+    ends: list[int] = []
+    watch = FirstProcessWatch(
+        f"{address[0]}:{address[1]}", lambda: silence, patience=30.0, advice="start again", leave=ends.append
+    )
+    return watch, ends
+
+
+def test_a_closed_port_of_the_first_process_ends_the_others_at_once(caplog: pytest.LogCaptureFixture):
+    server = socket.create_server(("127.0.0.1", 0))
+    watch, ends = watch_first(server.getsockname())
+    first, _ = server.accept()
+    first.close()  # as the service does with a connection on which nothing is asked
+    second, _ = server.accept()
+    assert ends == []
+    began = time.monotonic()
+    server.close()
+    second.close()
+    wait_for(lambda: ends)
+    assert ends == [1]
+    assert time.monotonic() - began < 2
+    assert "process 0 " in caplog.text
+    watch.close()
+
+
+def test_a_silent_first_process_ends_the_others():
+    with socket.create_server(("127.0.0.1", 0)) as server:  # whose system accepts, as for a frozen process
+        watch, ends = watch_first(server.getsockname(), silence=31.0)
+        wait_for(lambda: ends)
+    assert ends == [1]
+    watch.close()
+
+
+def test_an_action_that_fails_is_logged_and_called_again(caplog: pytest.LogCaptureFixture):
+    calls: list[int] = []
+
+    def fail() -> None:
+        calls.append(1)
+        raise KeyError("of a type that nobody expects")
+
+    ticker = Ticker(fail, 0.01, "watched")
+    wait_for(lambda: len(calls) >= 3)
+    ticker.close()
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) >= 2
+    assert all("watched" in record.getMessage() and "KeyError" in record.getMessage() for record in errors)
+    assert sum(record.exc_info not in (None, False) for record in errors) == 1  # one traceback

@@ -94,6 +94,17 @@ def test_rows_past_the_step_that_is_gone_on_from_are_dropped(store):
     assert steps() == []
 
 
+def test_resume_keeps_the_rows_after_a_damaged_line_in_a_part(store):
+    writer = MetricsWriter(WORKDIR, resume_step=0)
+    write(writer, 1, 2, 3)
+    name = store.names("run/metrics/")[1]
+    store.put(name, b"\x00" + store.read(name)[1:])
+    assert steps() == [1, 3]
+    MetricsWriter(WORKDIR, resume_step=3)
+    assert steps() == [1, 3]
+    assert store.read("run/metrics.jsonl.damaged").startswith(b"\x00")
+
+
 def test_a_part_that_goes_while_it_is_read_is_found_in_what_took_its_place(few, store, monkeypatch):
     writer = MetricsWriter(WORKDIR, resume_step=0)
     write(writer, 1, 2, 3)

@@ -127,14 +127,28 @@ def test_a_finished_run_has_nothing_to_do(straight: Path, dataset_dir: Path):
 @pytest.mark.parametrize("damage", ["optimizer", "bert_config/metadata", "parameters/d"])
 def test_a_damaged_checkpoint_is_one_line(damage: str, straight: Path, dataset_dir: Path, tmp_path: Path):
     shutil.copytree(straight, tmp_path / "run")
-    path = tmp_path / "run" / "checkpoints" / "400" / damage
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.write_text("{")
+    for step in ("360", "400"):
+        path = tmp_path / "run" / "checkpoints" / step / damage
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.write_text("{")
     overrides = {key.replace(".", "__"): value for key, value in {**SETTINGS, "total_steps": 500}.items()}
-    with pytest.raises(InputError, match=r"400 is damaged|no complete checkpoint"):
+    with pytest.raises(InputError, match=r"checkpoints/400.* damaged"):
         pretrain(helpers.small_config(dataset_dir, **overrides), str(tmp_path / "run"))
+
+
+@pytest.mark.long
+def test_resume_falls_back_to_the_newest_intact_step(straight: Path, dataset_dir: Path, tmp_path: Path):
+    shutil.copytree(straight, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "400" / "optimizer" / "d")
+    (tmp_path / "run" / "checkpoints" / "999").mkdir()
+    overrides = {key.replace(".", "__"): value for key, value in {**SETTINGS, "total_steps": 410}.items()}
+    pretrain(helpers.small_config(dataset_dir, **overrides), str(tmp_path / "run"))
+    there = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert there == ["360", "400.damaged", "410", "999.damaged"]
+    steps = [row["step"] for row in read_metrics(epath.Path(tmp_path / "run")) if "split" not in row]
+    assert steps == list(range(10, 411, 10))
 
 
 @pytest.mark.long

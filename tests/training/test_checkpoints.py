@@ -1,0 +1,249 @@
+"""A damaged checkpoint is noticed by every load, and a run goes back to the newest intact step."""
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+from gcs import Emulator
+
+from bert_jax.config import load_config
+from bert_jax.data.tokenization import WordPieceTokenizer
+from bert_jax.errors import InputError
+from bert_jax.model import BertConfig
+from bert_jax.training.checkpoint_folders import newest_step, set_aside, step_folders
+from bert_jax.training.checkpoints import Checkpointer, DamagedError, newest_intact, open_checkpoint
+from bert_jax.training.mesh import make_mesh
+from bert_jax.training.pretrain_phase import plan_state
+from bert_jax.training.state import StateSpec, TrainState
+
+MODEL = BertConfig(
+    vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+    max_position_embeddings=32,
+)  # fmt: skip
+CONFIG = load_config("bert_tiny", [("mesh.data", "2"), ("mesh.fsdp", "4")])
+KEEP = 3
+
+
+@pytest.fixture(scope="module")
+def spec() -> StateSpec:
+    return plan_state(make_mesh(CONFIG.mesh), CONFIG, MODEL)[1]
+
+
+@pytest.fixture(scope="module")
+def saved(spec: StateSpec, vocabulary: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workdir with the steps 10, 20 and 30."""
+    workdir = tmp_path_factory.mktemp("run")
+    with_steps(workdir, spec, WordPieceTokenizer(vocabulary, lowercase=True), 10, 20, 30)
+    return workdir
+
+
+@pytest.fixture
+def workdir(saved: Path, tmp_path: Path) -> Path:
+    shutil.copytree(saved, tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def tokenizer(vocabulary: list[str]) -> WordPieceTokenizer:
+    return WordPieceTokenizer(vocabulary, lowercase=True)
+
+
+def made_state(spec: StateSpec, step: int) -> TrainState:
+    """Random numbers, laid out as those of a run."""
+    random = np.random.default_rng(step)
+
+    def make(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        values = random.normal(size=leaf.shape) if leaf.shape else np.array(step)
+        return jax.device_put(values.astype(leaf.dtype), leaf.sharding)
+
+    return jax.tree.map(make, spec.abstract)
+
+
+def with_steps(workdir: object, spec: StateSpec, tokenizer: WordPieceTokenizer, *steps: int) -> None:
+    checkpointer = opened(workdir, tokenizer)
+    for step in steps:
+        checkpointer.save(step, made_state(spec, step), bert_config=MODEL, dataset_hashes=["made"])
+        checkpointer.wait()
+    checkpointer.close()
+
+
+def opened(workdir: object, tokenizer: WordPieceTokenizer) -> Checkpointer:
+    return Checkpointer(epath.Path(workdir), keep=KEEP, config=CONFIG, tokenizer=tokenizer)
+
+
+def array_files(step: Path, item: str) -> list[Path]:
+    """The files that hold the arrays, the largest first."""
+    files = [path for path in (step / item).rglob("d/*") if path.is_file()]
+    return sorted(files, key=lambda path: path.stat().st_size, reverse=True)
+
+
+def flip(path: Path, place: float = 0.5, bit: int = 6) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(len(content) * place)] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "flipped": flip,
+    "truncated": truncate,
+    "empty": lambda path: path.write_bytes(b""),
+    "lost": Path.unlink,
+}
+
+
+def test_a_flipped_bit_in_parameters_is_noticed_unless_it_changes_nothing(workdir: Path):
+    """As in a part of a file that nothing refers to."""
+    path = array_files(workdir / "checkpoints" / "30", "parameters")[0]
+    found, content = open_checkpoint(str(workdir)), path.read_bytes()
+    intact = found.load_parameters()
+    noticed = 0
+    for number in range(16):
+        flip(path, place=(number + 0.5) / 16, bit=number % 8)
+        try:
+            loaded = found.load_parameters()
+        except DamagedError:
+            noticed += 1
+        else:
+            jax.tree.map(np.testing.assert_array_equal, loaded, intact)
+        path.write_bytes(content)
+    assert noticed >= 4
+
+
+def test_the_error_names_the_changed_array(workdir: Path, monkeypatch: pytest.MonkeyPatch):
+    path = workdir / "checkpoints" / "30" / "digests" / "metadata"
+    digests = json.loads(path.read_text())
+    digests["arrays"]["parameters.pooler.kernel"] = "float32[32,32] 00000000"
+    path.write_text(json.dumps(digests))
+    found = open_checkpoint(str(workdir))
+    with pytest.raises(DamagedError, match=r"checkpoints/30 .*parameters\.pooler\.kernel"):
+        found.load_parameters()
+    with pytest.raises(DamagedError, match=r"parameters\.pooler\.kernel"):
+        found.load_parameters(parts=["pooler"])
+    assert set(found.load_parameters(parts=["embeddings"])) == {"embeddings"}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("item", ["parameters", "optimizer"])
+def test_a_run_goes_back_to_the_newest_intact_step(
+    item: str,
+    damage: str,
+    workdir: Path,
+    spec: StateSpec,
+    tokenizer: WordPieceTokenizer,
+    caplog: pytest.LogCaptureFixture,
+):
+    DAMAGE[damage](array_files(workdir / "checkpoints" / "30", item)[0])
+    checkpointer = opened(workdir, tokenizer)
+    step, state = checkpointer.restore(30, spec.abstract)
+    assert (step, int(state.step)) == (20, 20)
+    assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["10", "20", "30.damaged"]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert any("checkpoints/30 is damaged" in line for line in warnings)
+    assert any("30.damaged" in line for line in warnings)
+    checkpointer.save(30, made_state(spec, 30), bert_config=MODEL, dataset_hashes=["made"])
+    checkpointer.close()
+    assert newest_step(epath.Path(workdir)).name == "30"
+
+
+def test_without_an_intact_step_nothing_is_moved(workdir: Path, spec: StateSpec, tokenizer: WordPieceTokenizer):
+    for step in (10, 20, 30):
+        flip(array_files(workdir / "checkpoints" / str(step), "parameters")[0])
+    checkpointer = opened(workdir, tokenizer)
+    with pytest.raises(DamagedError, match="checkpoints/30 is damaged"):
+        checkpointer.restore(30, spec.abstract)
+    checkpointer.close()
+    assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["10", "20", "30"]
+
+
+@pytest.mark.parametrize("item", ["tokenizer", "bert_config", "config", "position"])
+def test_a_changed_item_of_json_is_noticed(item: str, workdir: Path):
+    path = workdir / "checkpoints" / "30" / item / "metadata"
+    text = path.read_text()
+    changed = {
+        "tokenizer": ('"fox"', '"fux"'), "bert_config": ('"hidden_size": 32', '"hidden_size": 33'),
+        "config": ('"seed": 0', '"seed": 1'), "position": ('"made"', '"mate"'),
+    }[item]  # fmt: skip
+    assert changed[0] in text
+    path.write_text(text.replace(*changed))
+    with pytest.raises(DamagedError, match=rf"checkpoints/30 .*{item}"):
+        open_checkpoint(str(workdir))
+    assert newest_intact(epath.Path(workdir)).step == 20
+
+
+@pytest.mark.parametrize("lacks", [None, "parameters", "position", "config"])
+def test_a_step_that_lacks_an_item_is_named_and_skipped(
+    lacks: str | None, workdir: Path, spec: StateSpec, tokenizer: WordPieceTokenizer, caplog: pytest.LogCaptureFixture
+):
+    if lacks is None:
+        (workdir / "checkpoints" / "99").mkdir()
+    else:
+        shutil.copytree(workdir / "checkpoints" / "30", workdir / "checkpoints" / "99")
+        shutil.rmtree(workdir / "checkpoints" / "99" / lacks)
+    (workdir / "checkpoints" / "²").mkdir()
+    assert open_checkpoint(str(workdir)).step == 30
+    assert "checkpoints/99" in caplog.text
+    assert lacks is None or lacks in caplog.text
+    checkpointer = opened(workdir, tokenizer)
+    assert checkpointer.restore(30, spec.abstract)[0] == 30
+    checkpointer.save(31, made_state(spec, 31), bert_config=MODEL, dataset_hashes=["made"])
+    checkpointer.close()
+    assert open_checkpoint(str(workdir)).path.name == "31"
+    assert (workdir / "checkpoints" / "99.damaged").exists()
+
+
+def test_a_workdir_whose_only_step_is_incomplete_is_not_begun_anew(tmp_path: Path):
+    (tmp_path / "checkpoints" / "7").mkdir(parents=True)
+    with pytest.raises(InputError, match="checkpoints/7"):
+        newest_intact(epath.Path(tmp_path))
+
+
+def test_a_checkpoint_without_digests_loads_and_says_so_once(
+    workdir: Path, spec: StateSpec, tokenizer: WordPieceTokenizer, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO)
+    for step in (10, 20, 30):
+        shutil.rmtree(workdir / "checkpoints" / str(step) / "digests")
+    for _ in range(2):
+        open_checkpoint(str(workdir)).load_parameters()
+    checkpointer = opened(workdir, tokenizer)
+    assert checkpointer.restore(30, spec.abstract)[0] == 30
+    checkpointer.close()
+    assert sum("digests" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_a_file_that_may_not_be_read_is_no_damage(
+    workdir: Path, spec: StateSpec, tokenizer: WordPieceTokenizer, monkeypatch
+):
+    def denied(*_: object, **__: object) -> None:
+        raise ValueError('PERMISSION_DENIED: Error opening "d/x": Permission denied [errno 13]')
+
+    checkpointer = opened(workdir, tokenizer)
+    monkeypatch.setattr("orbax.checkpoint.CompositeCheckpointHandler.restore", denied)
+    with pytest.raises(InputError, match=r"checkpoints/30 .*PERMISSION_DENIED") as refused:
+        checkpointer.restore(30, spec.abstract)
+    assert not isinstance(refused.value, DamagedError)
+    checkpointer.close()
+
+
+def test_a_step_in_a_store_is_set_aside_with_all_of_its_files(store: Emulator):
+    for name in ("position/metadata", "parameters/d/1", "commit_success.txt"):
+        store.put(f"run/checkpoints/30/{name}", name.encode())
+    store.put("run/checkpoints/20/position/metadata", b"{}")
+    (newest, _) = step_folders(epath.Path("gs://bucket/run"))
+    set_aside(newest)
+    assert [name for name in store.names("run/checkpoints/") if "/30" in name] == [
+        "run/checkpoints/30.damaged/commit_success.txt",
+        "run/checkpoints/30.damaged/parameters/d/1",
+        "run/checkpoints/30.damaged/position/metadata",
+    ]
+    assert [step.name for step in step_folders(epath.Path("gs://bucket/run"))] == ["20"]
