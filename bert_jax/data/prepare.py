@@ -44,6 +44,7 @@ from bert_jax.data.dataset import (
     SplitInfo,
     lengths_file,
 )
+from bert_jax.data.digests import array_digest
 from bert_jax.data.hashing import key_from
 from bert_jax.data.hygiene import Hygiene, repeated_lines
 from bert_jax.data.instances import RANDOM_NEXT_RULES
@@ -339,6 +340,10 @@ def _describe(
         options=asdict(options),
         splits={split: _split_info(buckets) for split, buckets in splits.items()},
         dropped=_dropped(splits),
+        files={
+            **{bucket.shard.file: bucket.file_digest for buckets in splits.values() for bucket in buckets},
+            **{name: array_digest(array) for name, array in _arrays(splits).items()},
+        },
     ).with_hash()
 
 
@@ -368,14 +373,25 @@ def _publish(
     whole_files.write_whole(work / _PUBLISHED, json.dumps(sorted(shards)).encode())
     with ThreadPoolExecutor(16) as pool:  # a copy of a remote file is a wait
         list(pool.map(lambda name: _move(shards[name], folder / name), shards))
-    counts = np.sum([bucket.token_counts for bucket in splits["train"]], axis=0, dtype=np.int64)
-    with whole_files.whole_file(folder / TOKEN_COUNTS_FILE) as file:
-        save_array(file, np.asarray(counts))
-    for split, buckets in splits.items():
-        with whole_files.whole_file(folder / lengths_file(split)) as file:
-            save_array(file, np.concatenate([np.zeros(0, np.uint16), *(bucket.lengths for bucket in buckets)]))
+    for name, array in _arrays(splits).items():
+        with whole_files.whole_file(folder / name) as file:
+            save_array(file, array)
     tokenizer.save_vocabulary(os.fspath(folder / VOCABULARY_FILE))
+    if not remote.is_remote(folder):
+        whole_files.sync(Path(os.fspath(folder)))
     whole_files.write_whole(folder / INFO_FILE, info.to_json().encode())
+    if not remote.is_remote(folder):
+        whole_files.sync(Path(os.fspath(folder)))
+
+
+def _arrays(splits: dict[str, list[Built]]) -> dict[str, np.ndarray]:
+    """The contents of the .npy files, by name."""
+    counts = np.sum([bucket.token_counts for bucket in splits["train"]], axis=0, dtype=np.int64)
+    lengths = {
+        lengths_file(split): np.concatenate([np.zeros(0, np.uint16), *(bucket.lengths for bucket in buckets)])
+        for split, buckets in splits.items()
+    }
+    return {TOKEN_COUNTS_FILE: np.asarray(counts), **lengths}
 
 
 def _move(path: Path | epath.Path, target: epath.Path) -> None:
