@@ -35,7 +35,7 @@ from bert_jax import whole_files
 from bert_jax.data import corpus
 from bert_jax.data.buckets import BuildTask, Built, Pairing, build, lowest_hashes
 from bert_jax.data.hashing import key_from
-from bert_jax.data.hygiene import Hygiene, lines_of
+from bert_jax.data.hygiene import Hygiene, counted_lines, frequent
 from bert_jax.data.parallel import one_thread
 from bert_jax.data.runs import HeldRun, Run, Tokenizing, part_of, tokenized
 from bert_jax.errors import BertJaxError, InputError
@@ -44,7 +44,6 @@ log = logging.getLogger(__name__)
 
 Range = tuple[str, str, int, int]  # split, file, low, high
 _COUNT = "shards"  # the file that says how many there are
-_LINE_PARTS = 256  # the lines of a corpus are counted in so many parts
 
 
 @dataclass(frozen=True)
@@ -210,17 +209,13 @@ def _ranges(total: HeldRun, failures: list[str], cut: Callable[[Sequence[Run]], 
 
 
 def _lines(run: HeldRun) -> Iterator[tuple[int, tuple[np.ndarray, np.ndarray]]]:
-    hashes, counts = np.unique(lines_of(run), return_counts=True)
-    part_of_hash = hashes % np.uint64(_LINE_PARTS)
-    for part in np.unique(part_of_hash).tolist():
-        in_part = part_of_hash == part
-        yield part, (hashes[in_part], counts[in_part])
+    for part, hashes, counts in counted_lines(run):
+        yield part, (hashes, counts)
 
 
 def _repeated(part: tuple[int, Iterable[tuple[np.ndarray, np.ndarray]]], most: int) -> np.ndarray:
     hashes, counts = (np.concatenate(arrays) for arrays in zip(*part[1], strict=True))
-    distinct, which = np.unique(hashes, return_inverse=True)
-    return distinct[np.bincount(which, counts) > most]
+    return frequent(hashes, counts, most)
 
 
 def _parts(run: HeldRun, ranges: list[Range], lines: bool) -> Iterator[tuple[int, HeldRun]]:

@@ -274,7 +274,7 @@ def _build(
     # Pass 2: buckets to shards.
     repeated = np.zeros(0, np.uint64)
     if hygiene.max_line_repeats:
-        repeated = repeated_lines(all_runs, hygiene.max_line_repeats)
+        repeated = repeated_lines(all_runs, hygiene.max_line_repeats, work)
     building = [
         BuildTask(file, split, low, high, all_runs, how.tokenizer.vocab_size, pairing, hygiene, repeated, work)
         for split, file, low, high in _buckets(all_runs, options)
