@@ -70,12 +70,12 @@ def staging(folder: epath.Path) -> Iterator[epath.Path]:
 
 
 def build_splits(
-    files: Sequence[str], job: Job, runner: str, flags: Sequence[str]
+    groups: Sequence[Sequence[str]], job: Job, runner: str, flags: Sequence[str]
 ) -> tuple[dict[str, list[Built]], dict[str, epath.Path]]:
     """What each split's shards are, and where in `job.staged` each file is; nothing if there is no text.
 
     Args:
-      files: of a `corpus.plan`.
+      groups: the files of a `corpus.plan`, those together that a worker reads together.
       job: what is made of them.
       runner: the name of a Beam runner.
       flags: Beam's options, as on a command line.
@@ -85,7 +85,7 @@ def build_splits(
       BertJaxError: the pipeline failed.
     """
     pipeline = _pipeline(runner, flags)
-    _connect(pipeline, [_everywhere(path) for path in files], job)
+    _connect(pipeline, [tuple(map(_everywhere, paths)) for paths in groups], job)
     log.info("preparing on %s ...", runner)
     _run(pipeline, runner)
     if failures := sorted(path.read_text() for path in job.staged.glob("*.failed")):
@@ -136,8 +136,8 @@ def _run(pipeline: beam.Pipeline, runner: str) -> None:
         raise BertJaxError(f"the pipeline on {runner} ended as {state}: its own logs say why")
 
 
-def _connect(pipeline: beam.Pipeline, files: Sequence[str], job: Job) -> None:
-    planned = pipeline | "Files" >> beam.Create(files) | "Plan" >> _trying(partial(_slices, reading=job.how.reading))
+def _connect(pipeline: beam.Pipeline, groups: Sequence[tuple[str, ...]], job: Job) -> None:
+    planned = pipeline | "Files" >> beam.Create(groups) | "Plan" >> _trying(partial(_slices, reading=job.how.reading))
     read = planned.done | "Spread" >> beam.Reshuffle() | "Tokenize" >> _trying(partial(tokenized, how=job.how))
     runs = read.done
     failures = (planned.failed, read.failed) | "Failures" >> beam.Flatten()
@@ -184,8 +184,8 @@ def _trying(function: Callable[[Any], Iterable[Any]]) -> Any:
     return beam.ParDo(_Try(function)).with_outputs("failed", main="done")
 
 
-def _slices(path: str, reading: corpus.CorpusOptions) -> list[corpus.Slice]:
-    return corpus.plan([path], reading)
+def _slices(paths: Sequence[str], reading: corpus.CorpusOptions) -> list[tuple[corpus.Slice, ...]]:
+    return corpus.batches(corpus.plan(paths, reading))
 
 
 def _tell(failure: str, staged: epath.Path) -> None:

@@ -156,7 +156,10 @@ def prepare(
         else:
             staged = stack.enter_context(beam.staging(folder / TEMPORARY))
             job = beam.Job(how, pairing, hygiene, partial(_buckets, options=options), staged)
-            splits, shards = beam.build_splits(files, job, runner, beam_options)
+            groups = dict.fromkeys(
+                tuple(dict.fromkeys(piece.path for piece in pieces)) for pieces in corpus.batches(slices)
+            )
+            splits, shards = beam.build_splits(list(groups), job, runner, beam_options)
         if not shards:
             others = f"and {len(files) - 1} more are" if files[1:] else "is"
             raise InputError(f"the corpus holds no text: {files[0]} {others} empty")
@@ -255,7 +258,10 @@ def _build(
     """Both passes: what each split's shards are, and where in `work` each file is; nothing if there is no text."""
     # Pass 1: slices to runs.
     before = _fingerprints(slices)
-    tokenizing = [TokenizeTask(piece, before[piece.path], how, work) for piece in slices]
+    tokenizing = [
+        TokenizeTask(pieces, tuple(before[piece.path] for piece in pieces), how, work)
+        for pieces in corpus.batches(slices)
+    ]
     of_slice: dict[str, Sequence[Run]] = {}
     documents = 0
     with closing(bars(total=sum(piece.bytes for piece in slices), desc="tokenize", unit="B", unit_scale=True)) as bar:
@@ -263,7 +269,7 @@ def _build(
             of_slice[task.name] = runs
             documents += sum(run.documents for run in runs)
             bar.set_postfix_str(f"{documents:,} documents")
-            bar.update(task.piece.bytes)
+            bar.update(sum(piece.bytes for piece in task.pieces))
     changed = [path for path, fingerprint in _fingerprints(slices).items() if fingerprint != before[path]]
     if changed:
         raise InputError(f"{changed[0]} changed while it was read: run it again when it is at rest")

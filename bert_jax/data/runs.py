@@ -35,13 +35,13 @@ class Tokenizing:
 
 @dataclass(frozen=True)
 class TokenizeTask:
-    """A slice of the input and how it is tokenized; its runs go to the folder `scratch`.
+    """Slices of the input and how they are tokenized; their runs go to the folder `scratch`.
 
-    `fingerprint` stands for the file as it is now: what a task of the same `name` has left in `scratch` is its result.
+    `fingerprints` are those of their files now: what a task of the same `name` has left in `scratch` is its result.
     """
 
-    piece: corpus.Slice
-    fingerprint: str
+    pieces: tuple[corpus.Slice, ...]
+    fingerprints: tuple[str, ...]
     how: Tokenizing
     scratch: Path
 
@@ -49,7 +49,7 @@ class TokenizeTask:
     def name(self) -> str:
         how = self.how
         words = (_VERSION, how.reading, how.tokenizer.sha256, how.sentences, how.language, how.lines)
-        return f"{key_from(self.piece, self.fingerprint, *words):016x}"
+        return f"{key_from(self.pieces, self.fingerprints, *words):016x}"
 
 
 class Run(Protocol):
@@ -158,11 +158,11 @@ def finished_runs(task: TokenizeTask) -> list[StoredRun] | None:
 
 
 def tokenize(task: TokenizeTask) -> list[StoredRun]:
-    """Leaves the runs of a slice in the task's folder."""
+    """Leaves the runs of a task in the task's folder."""
     files: list[Path] = []
     runs = [
         _store(task, number, run, files)  # one at a time in memory
-        for number, run in enumerate(tokenized(task.piece, task.how))
+        for number, run in enumerate(tokenized(task.pieces, task.how))
     ]
     described = [(Path(run.path).name, run.documents, run.tokens) for run in runs]
     write_finished(_finished(task), {"runs": described}, files)
@@ -193,8 +193,8 @@ def read_finished(marker: Path) -> dict[str, Any] | None:
     return content if sizes == content["files"] else None
 
 
-def tokenized(piece: corpus.Slice, how: Tokenizing) -> Iterator[HeldRun]:
-    """Reads, splits and tokenizes a slice; several runs where it has more than `TOKENS_A_RUN` tokens.
+def tokenized(pieces: Sequence[corpus.Slice], how: Tokenizing) -> Iterator[HeldRun]:
+    """Reads, splits and tokenizes slices; several runs where they have more than `TOKENS_A_RUN` tokens.
 
     Raises:
       InputError: as `corpus.read`.
@@ -202,7 +202,7 @@ def tokenized(piece: corpus.Slice, how: Tokenizing) -> Iterator[HeldRun]:
     words = word_cache(how.tokenizer)
     documents: list[_Document] = []
     held = 0
-    for batch in _batches(piece, how):
+    for batch in _batches(pieces, how):
         encoded = iter(words.encode([sentence for _, lines in batch for _, line in lines for sentence in line]))
         for text_hash, lines in batch:
             document = _Document(text_hash, [], [], [])
@@ -238,7 +238,9 @@ class _Document(NamedTuple):
     begins_line: list[bool]
 
 
-def _batches(piece: corpus.Slice, how: Tokenizing) -> Iterator[list[tuple[int, list[tuple[int, list[str]]]]]]:
+def _batches(
+    pieces: Sequence[corpus.Slice], how: Tokenizing
+) -> Iterator[list[tuple[int, list[tuple[int, list[str]]]]]]:
     """(hash, lines) of documents in lists of some `SENTENCES_A_BATCH` sentences; a line is (hash, sentences).
 
     Where lines are not told apart, a document is one line.
@@ -248,7 +250,7 @@ def _batches(piece: corpus.Slice, how: Tokenizing) -> Iterator[list[tuple[int, l
         split = lambda text: sentences.split(text, how.language)  # noqa: E731
     batch: list[tuple[int, list[tuple[int, list[str]]]]] = []
     size = 0
-    for document in corpus.read(piece, how.reading):
+    for document in itertools.chain.from_iterable(corpus.read(piece, how.reading) for piece in pieces):
         if how.lines:
             lines = [(content_hash(line), split(line)) for line in document.split("\n")]
         else:

@@ -22,7 +22,8 @@ from bert_jax.errors import BertJaxError, InputError
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_broken_file_loses_nothing(corpus_file, tokenizer, tmp_path, workers, caplog):
+def test_a_broken_file_loses_nothing(corpus_file, tokenizer, tmp_path, workers, caplog, monkeypatch):
+    monkeypatch.setattr(corpus, "SLICE_BYTES", 1)  # each file is a task
     documents = corpus_file.read_text().split("\n\n")
     inputs = [tmp_path / f"{number}.txt" for number in range(6)]
     for number, path in enumerate(inputs):
