@@ -168,6 +168,18 @@ def test_memory_is_bounded_by_the_document_and_not_by_the_file(write):
     assert peak < 12 << 20
 
 
+def test_little_of_a_compressed_file_is_unpacked_at_a_time(write):
+    """8 kB that are 256 MB, in two frames: a feed of them all would be 256 MB in memory."""
+    zeros = zstandard.ZstdCompressor().compress(bytes(128 << 20))
+    path = write("zeros.txt.zst", zeros + zeros)
+    tracemalloc.start()
+    size = sum(map(len, file_lines.blocks(path, 0)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size == 256 << 20
+    assert peak < 48 << 20
+
+
 def test_a_book_is_one_document_and_never_cut(write):
     path = write("book.txt", "\ufeffChapter one.\r\n\r\nIt rained.\n\n\nThe end.\n")
     options = CorpusOptions(documents="file")
