@@ -15,16 +15,14 @@ killed, or came upon a full disk or a broken file, goes on where it was.
 Where that is not a pool of processes on this machine but a cluster, `beam.py` makes a pipeline of the same functions.
 """
 
-import fcntl
 import json
 import logging
 import os
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -45,11 +43,11 @@ from bert_jax.data.dataset import (
     lengths_file,
 )
 from bert_jax.data.digests import array_digest
-from bert_jax.data.hashing import key_from
 from bert_jax.data.hygiene import Hygiene, repeated_lines
 from bert_jax.data.instances import RANDOM_NEXT_RULES
 from bert_jax.data.parallel import Result, Task, map_tasks
 from bert_jax.data.runs import Run, TokenizeTask, Tokenizing, finished_runs, save_array, tokenize
+from bert_jax.data.scratch_folder import TEMPORARY, locked, scratch_folder
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError
 from bert_jax.progress import Bars, silent
@@ -58,8 +56,6 @@ log = logging.getLogger(__name__)
 
 LOCAL = "local"
 LONGEST_SEQ_LEN = 1 << 15
-TEMPORARY = ".prepare"
-_LOCK = ".prepare.lock"
 _PUBLISHED = "published.json"
 
 
@@ -124,7 +120,7 @@ def prepare(
 
     Raises:
       InputError: the corpus is missing, empty or unreadable, an option is out of range, `output` is taken, another
-        process is at work on it, or there is no such runner.
+        process is at work on it, its scratch folder is another user's, or there is no such runner.
       BertJaxError: a worker died, or a Beam pipeline failed.
       OSError: the disk is full.
     """
@@ -143,11 +139,10 @@ def prepare(
     how = Tokenizing(reading, tokenizer, options.sentences, options.language, bool(hygiene.max_line_repeats))
     pairing = Pairing(seed=seed, **{n: getattr(options, n) for n in Pairing.__dataclass_fields__.keys() - {"seed"}})
     whole_files.make_folder(folder)
-    work = _scratch_folder(folder, scratch)
-    work.mkdir(parents=True, exist_ok=True)
+    work = scratch_folder(folder, scratch)
     files = list(dict.fromkeys(piece.path for piece in slices))
     with ExitStack() as stack:
-        stack.enter_context(_locked(folder, work))
+        stack.enter_context(locked(folder, work))
         stack.push(lambda error, *_: shutil.rmtree(work) if error is None else None)
         _check_free(folder)
         _check_shards(folder, work)
@@ -219,30 +214,6 @@ def _beam_runner(runner: str, scratch: str | None, beam_options: Sequence[str]) 
 
 def _hygiene(options: PrepareOptions) -> Hygiene:
     return Hygiene(**{name: getattr(options, name) for name in Hygiene.__dataclass_fields__})
-
-
-def _scratch_folder(folder: epath.Path, scratch: str | None) -> Path:
-    """Where work goes on until the dataset is whole: a folder on this machine."""
-    is_local = not remote.is_remote(folder)
-    if scratch is None and is_local:
-        return Path(os.fspath(folder)) / TEMPORARY
-    name = os.path.realpath(os.fspath(folder)) if is_local else os.fspath(folder)
-    return Path(scratch or tempfile.gettempdir()) / f"bert-jax-prepare-{key_from(name):016x}"
-
-
-@contextmanager
-def _locked(folder: epath.Path, work: Path) -> Iterator[None]:
-    """Holds the output, wherever the work is; a remote one on this machine alone."""
-    path = work / "lock" if remote.is_remote(folder) else Path(os.fspath(folder)) / _LOCK
-    with open(path, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(f"another process prepares this dataset (it holds {file.name}): wait for it") from error
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)  # whoever holds it next finds out that the dataset is there
 
 
 def _build(
