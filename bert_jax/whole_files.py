@@ -81,6 +81,16 @@ def place(source: str | os.PathLike[str], target: epath.Path) -> None:
         return
     with _whole_path(target) as partial:
         shutil.copyfile(source, partial)
+        sync(partial)
+
+
+def sync(path: Path) -> None:
+    """Flushes a local file or folder to the disk, so that a power loss leaves it as it is; fsync(2) of its path."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:

@@ -34,6 +34,12 @@ def data_dir() -> Path:
     return path
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Leaves the user's own cache alone, here and in the processes that are started."""
+    os.environ["BERT_JAX_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(scope="session")
 def _emulator() -> Iterator[gcs.Emulator]:
     server = gcs.Emulator()

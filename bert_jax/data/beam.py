@@ -35,7 +35,7 @@ from bert_jax import whole_files
 from bert_jax.data import corpus
 from bert_jax.data.buckets import BuildTask, Built, Pairing, build, lowest_hashes
 from bert_jax.data.hashing import key_from
-from bert_jax.data.hygiene import Hygiene, lines_of
+from bert_jax.data.hygiene import Hygiene, counted_lines, frequent
 from bert_jax.data.parallel import one_thread
 from bert_jax.data.runs import HeldRun, Run, Tokenizing, part_of, tokenized
 from bert_jax.errors import BertJaxError, InputError
@@ -44,7 +44,6 @@ log = logging.getLogger(__name__)
 
 Range = tuple[str, str, int, int]  # split, file, low, high
 _COUNT = "shards"  # the file that says how many there are
-_LINE_PARTS = 256  # the lines of a corpus are counted in so many parts
 
 
 @dataclass(frozen=True)
@@ -71,12 +70,12 @@ def staging(folder: epath.Path) -> Iterator[epath.Path]:
 
 
 def build_splits(
-    files: Sequence[str], job: Job, runner: str, flags: Sequence[str]
+    groups: Sequence[Sequence[str]], job: Job, runner: str, flags: Sequence[str]
 ) -> tuple[dict[str, list[Built]], dict[str, epath.Path]]:
     """What each split's shards are, and where in `job.staged` each file is; nothing if there is no text.
 
     Args:
-      files: of a `corpus.plan`.
+      groups: the files of a `corpus.plan`, those together that a worker reads together.
       job: what is made of them.
       runner: the name of a Beam runner.
       flags: Beam's options, as on a command line.
@@ -86,7 +85,7 @@ def build_splits(
       BertJaxError: the pipeline failed.
     """
     pipeline = _pipeline(runner, flags)
-    _connect(pipeline, [_everywhere(path) for path in files], job)
+    _connect(pipeline, [tuple(map(_everywhere, paths)) for paths in groups], job)
     log.info("preparing on %s ...", runner)
     _run(pipeline, runner)
     if failures := sorted(path.read_text() for path in job.staged.glob("*.failed")):
@@ -137,8 +136,8 @@ def _run(pipeline: beam.Pipeline, runner: str) -> None:
         raise BertJaxError(f"the pipeline on {runner} ended as {state}: its own logs say why")
 
 
-def _connect(pipeline: beam.Pipeline, files: Sequence[str], job: Job) -> None:
-    planned = pipeline | "Files" >> beam.Create(files) | "Plan" >> _trying(partial(_slices, reading=job.how.reading))
+def _connect(pipeline: beam.Pipeline, groups: Sequence[tuple[str, ...]], job: Job) -> None:
+    planned = pipeline | "Files" >> beam.Create(groups) | "Plan" >> _trying(partial(_slices, reading=job.how.reading))
     read = planned.done | "Spread" >> beam.Reshuffle() | "Tokenize" >> _trying(partial(tokenized, how=job.how))
     runs = read.done
     failures = (planned.failed, read.failed) | "Failures" >> beam.Flatten()
@@ -185,8 +184,8 @@ def _trying(function: Callable[[Any], Iterable[Any]]) -> Any:
     return beam.ParDo(_Try(function)).with_outputs("failed", main="done")
 
 
-def _slices(path: str, reading: corpus.CorpusOptions) -> list[corpus.Slice]:
-    return corpus.plan([path], reading)
+def _slices(paths: Sequence[str], reading: corpus.CorpusOptions) -> list[tuple[corpus.Slice, ...]]:
+    return corpus.batches(corpus.plan(paths, reading))
 
 
 def _tell(failure: str, staged: epath.Path) -> None:
@@ -210,17 +209,13 @@ def _ranges(total: HeldRun, failures: list[str], cut: Callable[[Sequence[Run]], 
 
 
 def _lines(run: HeldRun) -> Iterator[tuple[int, tuple[np.ndarray, np.ndarray]]]:
-    hashes, counts = np.unique(lines_of(run), return_counts=True)
-    part_of_hash = hashes % np.uint64(_LINE_PARTS)
-    for part in np.unique(part_of_hash).tolist():
-        in_part = part_of_hash == part
-        yield part, (hashes[in_part], counts[in_part])
+    for part, hashes, counts in counted_lines(run):
+        yield part, (hashes, counts)
 
 
 def _repeated(part: tuple[int, Iterable[tuple[np.ndarray, np.ndarray]]], most: int) -> np.ndarray:
     hashes, counts = (np.concatenate(arrays) for arrays in zip(*part[1], strict=True))
-    distinct, which = np.unique(hashes, return_inverse=True)
-    return distinct[np.bincount(which, counts) > most]
+    return frequent(hashes, counts, most)
 
 
 def _parts(run: HeldRun, ranges: list[Range], lines: bool) -> Iterator[tuple[int, HeldRun]]:

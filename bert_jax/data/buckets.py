@@ -1,25 +1,25 @@
 """The second pass of preparing: a bucket, the documents in a range of hashes, to one shard of sentence pairs."""
 
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from etils import epath
 
-from bert_jax import whole_files
 from bert_jax.data.dataset import Shard, ShardWriter
+from bert_jax.data.digests import file_digest
 from bert_jax.data.hashing import key_from, random_bits
 from bert_jax.data.hygiene import Hygiene
 from bert_jax.data.instances import make_pairs, make_rng, make_singles
 from bert_jax.data.records import BLOCK, RANDOM_NEXT, SINGLE, encode_block, make_headers, sequence_lengths
-from bert_jax.data.runs import Run, part_of, save_array
+from bert_jax.data.runs import Run, load_array, part_of, read_finished, save_array, write_finished
 from bert_jax.data.tokenization import token_dtype
 
-_VERSION = 1  # of what a shard holds
+_VERSION = 2  # of what a shard and its .shard.json hold
 
 
 def eval_threshold(runs: Sequence[Run], fraction: float) -> int:
@@ -95,10 +95,11 @@ class BuildTask:
 class Built:
     """A shard and what is in it: `lengths` uint16 [N] of its sequences, `token_counts` int64 [V] of its documents.
 
-    `dropped` counts what was left out, by rule.
+    `dropped` counts what was left out, by rule; `file_digest` is of the shard's bytes.
     """
 
     shard: Shard
+    file_digest: str
     documents: int
     sentences: int
     tokens: int
@@ -108,22 +109,35 @@ class Built:
     token_counts: np.ndarray
 
 
+_ARRAYS = ("lengths", "token_counts")  # of what is built, in files of their own
+
+
 def finished_shard(task: BuildTask) -> Built | None:
-    """What `build` has returned for the task before, None where it has not."""
-    described = task.scratch / f"{task.name}.shard.json"
-    if not described.exists():
+    """Returns what an earlier `build` of the task returned; None where it did not end or a file is damaged."""
+    described = read_finished(_finished(task))
+    if described is None:
         return None
-    content = json.loads(described.read_text())
-    arrays = {name: np.load(task.scratch / f"{task.name}.{name}.npy") for name in ("lengths", "token_counts")}
+    content = described["built"]
+    arrays: dict[str, Any] = {name: load_array(_array_path(task, name)) for name in _ARRAYS}
     return Built(**{**content, "shard": Shard(**content["shard"])}, **arrays)
 
 
 def _save(task: BuildTask, built: Built) -> None:
     content = asdict(built)
-    for name in ("lengths", "token_counts"):
-        with open(task.scratch / f"{task.name}.{name}.npy", "wb") as file:
+    files = [task.path, *(_array_path(task, name) for name in _ARRAYS)]
+    for name in _ARRAYS:
+        with open(_array_path(task, name), "wb") as file:
             save_array(file, content.pop(name))
-    whole_files.write_whole(task.scratch / f"{task.name}.shard.json", json.dumps(content).encode())
+    write_finished(_finished(task), {"built": content}, files)
+
+
+def _array_path(task: BuildTask, name: str) -> Path:
+    return task.scratch / f"{task.name}.{name}.npy"
+
+
+def _finished(task: BuildTask) -> Path:
+    """The file that says that a task is done, and what its shard is."""
+    return task.scratch / f"{task.name}.shard.json"
 
 
 @dataclass(frozen=True)
@@ -210,6 +224,7 @@ def build(task: BuildTask) -> Built:
     shard, lengths = _write_shard(task, bucket.tokens, all_ids, all_spans)
     built = Built(
         shard=shard,
+        file_digest=file_digest(task.path),
         documents=len(bucket.documents),
         sentences=sum(len(document) - 1 for document in bucket.documents),
         tokens=sum(document[-1] - document[0] for document in bucket.documents),

@@ -31,13 +31,12 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from glob import glob, has_magic
+from glob import has_magic
 from itertools import pairwise
-
-from etils import epath
+from pathlib import Path
 
 from bert_jax import remote
-from bert_jax.data import pydoc_corpus, tfds_corpus
+from bert_jax.data import corpus_folders, pydoc_corpus, tfds_corpus
 from bert_jax.data.file_lines import (
     BYTE_ORDER_MARK,
     COMPRESSED,
@@ -55,7 +54,9 @@ log = logging.getLogger(__name__)
 PYDOC = "pydoc"
 """The input that is no file: the English that every CPython carries (see `pydoc_corpus`)."""
 
-_DEEPEST = 64  # parts of a path
+SLICE_BYTES = 8 << 20
+"""What one task reads, on disk."""
+_BATCH_FILES = 1024  # at most: each is a wait where files are remote
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
 _JSON_OBJECT = re.compile(rb'[ \t]*\{[ \t]*"[^"]*"[ \t]*:')
 _WIKI_DOC = b"<doc "
@@ -106,16 +107,21 @@ class Slice:
 def expand(inputs: Sequence[str]) -> list[str]:
     """The files that paths, folders and glob patterns name.
 
-    Each input's files are sorted, inputs keep their order, and a file named twice is read once. A folder stands for
-    every file below it; names that begin with a dot are left out, as in a shell's patterns. "pydoc" stays as it is,
-    and "tfds:NAME" becomes "tfds:NAME:train:text".
+    Each input's files are sorted, inputs keep their order, and a file named twice, by a link too, is read once. A
+    folder stands for every file below it, links to folders included; names that begin with a dot are left out, as in a
+    shell's patterns. "pydoc" stays as it is, and "tfds:NAME" becomes "tfds:NAME:train:text".
 
     Raises:
       InputError: no input, a file that does not exist, or a pattern or folder that holds no file.
     """
     if not inputs:
         raise InputError("no input was given; name at least one file, folder or pattern, or 'pydoc'")
-    return list(dict.fromkeys(path for name in inputs for path in _expand_one(name)))
+    files: dict[str, str] = {}
+    for name in inputs:
+        for path in _expand_one(name):
+            is_local = not (path == PYDOC or tfds_corpus.is_tfds(path) or remote.is_remote(path))
+            files.setdefault(os.path.realpath(path) if is_local else path, path)
+    return list(files.values())
 
 
 def _expand_one(name: str) -> list[str]:
@@ -125,22 +131,18 @@ def _expand_one(name: str) -> list[str]:
         return [tfds_corpus.normalize(name)]
     if remote.is_remote(name):
         return _expand_remote(name)
-    path = epath.Path(name)
+    path = Path(name)
     if path.is_file():  # First, because a real name may hold a pattern's characters.
         return [name]
     if path.is_dir():
-        if files := _files_below(path):
+        if files := corpus_folders.files_below(path):
             return files
         raise InputError(f"{name}: this folder holds no file; name a folder or pattern with text in it")
     if not has_magic(name):
         raise InputError(f"{name}: no such file or folder; check the path")
-    found: set[str] = set()
-    for match in glob(name, recursive=True):
-        matched = epath.Path(match)
-        found.update(_files_below(matched) if matched.is_dir() else [match])
-    if not found:
-        raise InputError(f"{name}: this pattern matches no file; check it, and quote it so that the shell leaves it be")
-    return sorted(found)
+    if found := corpus_folders.matches(name):
+        return found
+    raise InputError(f"{name}: this pattern matches no file; check it, and quote it so that the shell leaves it be")
 
 
 def _expand_remote(name: str) -> list[str]:
@@ -150,21 +152,7 @@ def _expand_remote(name: str) -> list[str]:
     raise InputError(f"{name}: no such file or folder, or nothing in it; check the path, and what matches a pattern")
 
 
-def _files_below(folder: epath.Path) -> list[str]:
-    files: list[str] = []
-    if len(folder.parts) > _DEEPEST:
-        raise InputError(f"{folder}: folders in folders without an end; a link leads back up")
-    for entry in folder.iterdir():
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir():
-            files.extend(_files_below(entry))
-        elif entry.is_file():
-            files.append(str(entry))
-    return sorted(files)
-
-
-def plan(inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = 8 << 20) -> list[Slice]:
+def plan(inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = SLICE_BYTES) -> list[Slice]:
     """Cuts a corpus into slices of about `slice_bytes` bytes, in the order of `expand`.
 
     Compressed files, "pydoc" and, with `documents="file"`, plain text are one slice each.
@@ -188,6 +176,24 @@ def plan(inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = 8 << 
             end = min(start + slice_bytes, size)
             slices.append(Slice(path, start, end, end - start))
     return slices
+
+
+def batches(slices: Sequence[Slice]) -> list[tuple[Slice, ...]]:
+    """Joins neighbours of a `plan` that are whole small files, up to SLICE_BYTES: what a task reads.
+
+    Without it, work and files between the two passes of `prepare` grow with the number of files times that of shards.
+    """
+    joined: list[list[Slice]] = []
+    size = 0
+    for piece in slices:
+        is_whole = piece.start == 0 and piece.end is None
+        if joined and is_whole and size + piece.bytes <= SLICE_BYTES and len(joined[-1]) < _BATCH_FILES:
+            joined[-1].append(piece)
+            size += piece.bytes
+        else:
+            joined.append([piece])
+            size = piece.bytes if is_whole else SLICE_BYTES + 1
+    return [tuple(batch) for batch in joined]
 
 
 def fingerprint(path: str) -> str:

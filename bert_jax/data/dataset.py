@@ -1,6 +1,6 @@
 """The prepared dataset: what is in its folder, and how batches of instances are read.
 
-    dataset.json            what it is: format version, tokenizer, seq_len, seed, options, counts, shards, hash
+    dataset.json            what it is: format version, tokenizer, seq_len, seed, options, counts, shards, hash, digests
     vocab.txt               the vocabulary, one piece a line
     token_counts.npy        int64 [V]: how often each token stands in the training documents
     train-lengths.npy       uint16 [N]: tokens in each sequence, special ones counted, shard after shard; also eval-
@@ -8,13 +8,20 @@
 
 A record is a block of instances, see `records.py`. Within a shard, instances are in order of instance id, which is a
 hash: reading a shard from the front reads a shuffled one.
+
+Each file is verified, by its digest in dataset.json, when it is first opened; see `digests.py`. Datasets of format
+version 2 have digests of their shards' records alone: of their other files, sizes and sums are verified.
 """
 
-import hashlib
+import errno
 import json
+import logging
+import os
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,14 +29,23 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from etils import epath
 
 from bert_jax import remote, whole_files
+from bert_jax.data.dataset_fields import check_fields
+from bert_jax.data.digests import Expected, new_digest, records_digest
 from bert_jax.data.hashing import key_from
-from bert_jax.data.local_files import LocalFiles
+from bert_jax.data.local_files import LocalFiles, cache_folder
 from bert_jax.data.records import BLOCK, Instances, decode_block, join, lay_out
+from bert_jax.data.shard_readers import READERS
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import BertJaxError, InputError
 
-FORMAT_VERSION = 2
-_FETCHES = 8  # shards that are fetched from a store at the same time
+log = logging.getLogger(__name__)
+
+FORMAT_VERSION = 3
+_READABLE = (2, FORMAT_VERSION)
+_IDENTITY_VERSION = 2  # in the hash of every version: the same instances keep their hash, and so their order and masks
+_UNHASHED = ("hash", "files", "checksum")
+_FETCHES = 8  # shards that are fetched from a store, or verified, at the same time
+_LONG_SECONDS = 2.0  # of verifying, to be logged
 INFO_FILE = "dataset.json"
 VOCABULARY_FILE = "vocab.txt"
 TOKEN_COUNTS_FILE = "token_counts.npy"
@@ -64,7 +80,11 @@ class SplitInfo:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """The contents of `dataset.json`."""
+    """The contents of `dataset.json`.
+
+    `hash` is of all that decides the instances: equal hashes are equal datasets. `files` has the digest of each shard
+    and .npy file, and `checksum` is of everything else; version 2 has neither.
+    """
 
     tokenizer: dict[str, Any]  # kind, lowercase, vocab_size, sha256
     seq_len: int
@@ -72,16 +92,22 @@ class DatasetInfo:
     options: dict[str, Any]
     splits: dict[str, SplitInfo]
     dropped: dict[str, int]  # what `hygiene` left out, by rule
+    files: dict[str, str] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
-    hash: str = field(default="")
+    hash: str = ""
+    checksum: str = ""
 
     def with_hash(self) -> "DatasetInfo":
-        """The same, with `hash` set from everything else: equal hashes are equal datasets."""
-        return DatasetInfo(**{**self.__dict__, "hash": _hash(asdict(self))})
+        """Returns the same with `hash` and `checksum` set from everything else."""
+        hashed = replace(self, hash=_hash(asdict(self)))
+        return replace(hashed, checksum=_checksum(asdict(hashed)))
 
     def to_json(self) -> str:
         """The text of `dataset.json`."""
-        return json.dumps(asdict(self), indent=2) + "\n"
+        content = asdict(self)
+        if self.format_version < 3:
+            del content["files"], content["checksum"]
+        return json.dumps(content, indent=2) + "\n"
 
     @classmethod
     def read(cls, folder: epath.Path) -> "DatasetInfo":
@@ -92,25 +118,56 @@ class DatasetInfo:
         text = whole_files.read_whole(path)
         try:
             content = json.loads(text)
-            if content["format_version"] != FORMAT_VERSION:
+            version = content["format_version"]
+            if version not in _READABLE:
                 raise InputError(
-                    f"{path}: format version {content['format_version']}, this version reads {FORMAT_VERSION}: "
-                    "prepare the dataset again"
+                    f"{path}: got format version {version!r:.40}, expected 2 or {FORMAT_VERSION}: prepare the dataset "
+                    "again, or install the version of bert_jax that wrote it"
                 )
             if content["hash"] != _hash(content):
                 raise InputError(f"{path}: damaged (its hash is another); copy or prepare the dataset again")
+            if version > 2 and content["checksum"] != _checksum(content):
+                raise InputError(f"{path}: damaged (its checksum is another); copy or prepare the dataset again")
+            if version == 2 and (later := {"files", "checksum"} & set(content)):
+                raise ValueError(f"format version 2 has no {' and no '.join(sorted(later))}")
+            check_fields(content)
             content["splits"] = {
                 name: SplitInfo(**{**split, "shards": tuple(Shard(**shard) for shard in split["shards"])})
                 for name, split in content["splits"].items()
             }
-            return cls(**content)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{path}: damaged ({error}); prepare the dataset again") from error
+            info = cls(**content)
+            if version > 2:
+                info._check_all_named()
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise InputError(f"{path}: damaged ({_said(error)}); prepare the dataset again") from error
+        return info
+
+    def _check_all_named(self) -> None:
+        """Raises ValueError where `files` lacks a file, which would then not be verified."""
+        shards = [shard.file for split in self.splits.values() for shard in split.shards]
+        for name in (TOKEN_COUNTS_FILE, *map(lengths_file, self.splits), *shards):
+            if name not in self.files:
+                raise ValueError(f"files: no digest of {name}")
+
+    def expected(self, name: str, shard: Shard | None = None) -> Expected | None:
+        """The digest that a file must have; None for an array file of a dataset of version 2."""
+        if name in self.files:
+            return Expected(self.files[name])
+        return Expected(shard.digest, records_digest) if shard else None
+
+
+def _said(error: Exception) -> str:
+    return f"no field {error}" if isinstance(error, KeyError) else f"{error!s:.200}"
 
 
 def _hash(content: dict[str, Any]) -> str:
-    unhashed = {key: value for key, value in content.items() if key != "hash"}
-    return f"{key_from(json.dumps(unhashed, sort_keys=True)):016x}"
+    hashed = {key: value for key, value in content.items() if key not in _UNHASHED}
+    return f"{key_from(json.dumps({**hashed, 'format_version': _IDENTITY_VERSION}, sort_keys=True)):016x}"
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    summed = {key: value for key, value in content.items() if key != "checksum"}
+    return f"{key_from(json.dumps(summed, sort_keys=True)):016x}"
 
 
 class ShardWriter:
@@ -122,7 +179,7 @@ class ShardWriter:
         # One record a group: random access then decompresses nothing but the record it wants.
         self._writer = ArrayRecordWriter(str(self._partial), "group_size:1")
         self._count = 0
-        self._digest = hashlib.blake2b(digest_size=16)
+        self._digest = new_digest()
 
     def write(self, record: bytes) -> None:
         """Appends one record."""
@@ -163,15 +220,21 @@ class PreparedDataset:
             raise InputError(
                 f"{self.folder / VOCABULARY_FILE} is not the vocabulary that {INFO_FILE} names: restore it"
             )
-        self._readers: dict[Shard, ArrayRecordReader] = {}
+        if self.tokenizer.vocab_size != self.info.tokenizer["vocab_size"]:
+            raise InputError(
+                f"{self.folder / INFO_FILE}: damaged (tokenizer.vocab_size: got {self.info.tokenizer['vocab_size']}, "
+                f"expected {self.tokenizer.vocab_size}); prepare the dataset again"
+            )
+        for split in self.info.splits.values():
+            for shard in split.shards:
+                self._check(shard)
+        self._token = object()  # names this dataset's readers
+        self._paths: dict[str, Path] = {}  # of the shards that were fetched and verified
         self._blocks = {name: _block_sizes(split.shards) for name, split in self.info.splits.items()}
         self._first_blocks = {
             name: np.cumsum([0] + [-(-shard.instances // BLOCK) for shard in split.shards])
             for name, split in self.info.splits.items()
         }
-        for split in self.info.splits.values():
-            for shard in split.shards:
-                self._check(shard)
 
     def _check(self, shard: Shard) -> None:
         path, size = self.folder / shard.file, self._files.size(shard.file)
@@ -198,53 +261,83 @@ class PreparedDataset:
 
     def token_counts(self) -> np.ndarray:
         """int64 [V]: how often each token stands in the training documents. InputError where the file is damaged."""
-        return self._array(TOKEN_COUNTS_FILE)
+        counts = self._array(TOKEN_COUNTS_FILE, np.dtype(np.int64), self.tokenizer.vocab_size)
+        total, expected = int(counts.sum()), self.info.splits["train"].tokens
+        if total != expected or counts.min() < 0:
+            raise self._damaged(TOKEN_COUNTS_FILE, f"got {total} tokens, expected {expected}")
+        return counts
 
     def lengths(self, split: str) -> np.ndarray:
         """uint16 [N]: tokens in each sequence of a split, special ones counted. InputError for a damaged file."""
-        lengths = self._array(lengths_file(split))
-        if lengths.shape != (self.size(split),):
-            raise InputError(f"{self.folder / lengths_file(split)}: damaged; copy or prepare the dataset again")
+        name = lengths_file(split)
+        lengths = self._array(name, np.dtype(np.uint16), self.size(split))
+        if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= self.info.seq_len:
+            raise self._damaged(
+                name, f"got lengths of {lengths.min()} to {lengths.max()} tokens, expected 1 to {self.info.seq_len}"
+            )
         return lengths
 
-    def _array(self, name: str) -> np.ndarray:
-        path = self._files.open_path(name)
+    def _array(self, name: str, dtype: np.dtype, size: int) -> np.ndarray:
+        """The array [size] in a .npy file."""
+        path = self._files.open_path(name, self.info.expected(name))
         try:
-            return np.load(path)
-        except (FileNotFoundError, ValueError, EOFError) as error:
-            raise InputError(
-                f"{self.folder / name}: missing or damaged ({error}); copy or prepare the dataset again"
-            ) from error
+            array = np.load(path, mmap_mode="r" if size else None)  # which allocates nothing that the file has not
+        except Exception as error:  # a damaged header raises anything, tokenize.TokenError among others
+            raise self._damaged(name, f"missing or damaged ({error!s:.200})") from error
+        if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != (size,):
+            got = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else "several arrays"
+            raise self._damaged(name, f"got {got}, expected {dtype} ({size},)")
+        return np.array(array)
+
+    def _damaged(self, name: str, problem: str) -> InputError:
+        return InputError(f"{self.folder / name}: damaged ({problem}); copy or prepare the dataset again")
 
     def read_blocks(self, split: str, blocks: np.ndarray) -> Instances:
         """The instances of `blocks` [n] of a split, n at least 1, one block after the other, in that order."""
         firsts, shards = self._first_blocks[split], self.info.splits[split].shards
         shard_of = np.searchsorted(firsts, blocks, side="right") - 1
         numbers = np.unique(shard_of).tolist()
-        self._open([shards[number] for number in numbers])
+        self._verify([shards[number] for number in numbers])
         read: dict[int, Instances] = {}
         for shard in numbers:
             wanted = np.unique(blocks[shard_of == shard])
             try:
-                records = self._readers[shards[shard]].read((wanted - firsts[shard]).tolist())
+                reader = READERS.open((self._token, shards[shard].file), self._paths[shards[shard].file])
+                if (count := reader.num_records()) != firsts[shard + 1] - firsts[shard]:
+                    raise ValueError(f"got {count} blocks, expected {firsts[shard + 1] - firsts[shard]}")
+                records = reader.read((wanted - firsts[shard]).tolist())
                 for block, record in zip(wanted.tolist(), records, strict=True):
                     read[block] = decode_block(record, self.tokenizer.vocab_size)
                     if len(read[block]) != self._blocks[split][block]:
                         raise ValueError(f"block {block} has {len(read[block])} instances")
             except (RuntimeError, ValueError, IndexError) as error:
                 file = self.folder / shards[shard].file
+                if os.strerror(errno.EMFILE) in str(error):
+                    raise BertJaxError(
+                        f"{file}: cannot be opened ({error}); raise the limit, `ulimit -n 4096`"
+                    ) from error
                 raise BertJaxError(f"{file}: cannot be read ({error}); copy or prepare the dataset again") from error
         return join([read[block] for block in blocks.tolist()])
 
-    def _open(self, shards: Sequence[Shard]) -> None:
-        """Opens those that are not open yet, and fetches them first if they are remote: a window needs many at once."""
-        missing = [shard for shard in shards if shard not in self._readers]
-        if not missing:
+    def _verify(self, shards: Sequence[Shard]) -> None:
+        """Fetches and verifies shards before their first use, several at once: a window needs many."""
+        new = [shard for shard in shards if shard.file not in self._paths]
+        if not new:
             return
+        began = time.monotonic()
         with ThreadPoolExecutor(_FETCHES) as pool:
-            paths = list(pool.map(lambda shard: self._files.open_path(shard.file, shard.digest), missing))
-        for shard, path in zip(missing, paths, strict=True):
-            self._readers[shard] = ArrayRecordReader(str(path), "readahead_buffer_size:0")
+            paths = list(
+                pool.map(
+                    lambda shard: self._files.open_path(shard.file, self.info.expected(shard.file, shard)),
+                    new,
+                )
+            )
+        if (seconds := time.monotonic() - began) > _LONG_SECONDS:
+            log.info(
+                "%s: opened and verified %d shards (%.2f GB) in %.1f s; this is remembered in %s",
+                self.folder, len(new), sum(shard.bytes for shard in new) / 1e9, seconds, cache_folder(),
+            )  # fmt: skip
+        self._paths.update(zip((shard.file for shard in new), paths, strict=True))
 
     def instances(self, split: str, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The unmasked instances at `indices` [B] of a split, as `records.lay_out` returns them."""

@@ -23,6 +23,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 _BLOCK_BYTES = 1 << 20
 _READ_BYTES = 1 << 17  # of compressed data, at a time
+_FEED_BYTES = 1 << 8  # of it, to zstandard at a time: up to 8 MB come of them
 _CORRUPT = (EOFError, OSError, zlib.error, zstandard.ZstdError)
 
 
@@ -130,18 +131,36 @@ def _decompressed(path: str, file: BinaryIO) -> Iterator[bytes]:
 
 
 def _decompressed_zstd(file: BinaryIO) -> Iterator[bytes]:
-    """Frame after frame. (zstandard's own stream_reader takes a truncated frame for the end of the file.)"""
+    """Frame after frame. (zstandard's own stream_reader takes a truncated frame for the end of the file.)
+
+    A block of 128 kB may be four bytes long, so that what comes of more than _FEED_BYTES might not fit in memory.
+    """
     unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31)
     frame = None
-    while data := file.read(_READ_BYTES):
-        while data:
-            frame = frame or unpacker.decompressobj()
-            if block := frame.decompress(data):
-                yield block
-            data = frame.unused_data if frame.eof else b""
-            frame = None if frame.eof else frame
-    if frame is not None:
-        raise EOFError("the file ends within a frame")
+    held: list[bytes] = []
+    size = 0
+    try:
+        while data := file.read(_READ_BYTES):
+            for first in range(0, len(data), _FEED_BYTES):
+                feed = data[first : first + _FEED_BYTES]
+                while feed:
+                    frame = frame or unpacker.decompressobj()
+                    block = frame.decompress(feed)
+                    held.append(block)
+                    size += len(block)
+                    feed = frame.unused_data if frame.eof else b""
+                    frame = None if frame.eof else frame
+                if size >= _BLOCK_BYTES:
+                    yield b"".join(held)
+                    held, size = [], 0
+        if frame is not None:
+            raise EOFError("the file ends within a frame")
+    except _CORRUPT:
+        if size:
+            yield b"".join(held)  # what came before the fault, which tells its line
+        raise
+    if size:
+        yield b"".join(held)
 
 
 def _open(path: str) -> BinaryIO:

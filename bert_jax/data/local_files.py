@@ -6,26 +6,27 @@ whole when it is first needed, and stays, for later runs and for other processes
     $BERT_JAX_CACHE (or ~/.cache/bert_jax)/datasets/HASH OF THE DATASET/NAME
 
 It may be deleted at any time. What is in it is never taken for another dataset's, whatever is written where it is from.
+A file with a known digest is verified before it is first used, wherever it is; see `digests.py`.
 """
 
 import fcntl
-import hashlib
+import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
-from array_record.python.array_record_module import ArrayRecordReader
 from etils import epath
 
 from bert_jax import remote, whole_files
+from bert_jax.data.digests import Expected, VerifiedFiles
 from bert_jax.errors import InputError
+
+log = logging.getLogger(__name__)
 
 CACHE_VARIABLE = "BERT_JAX_CACHE"
 
-_RECORDS_A_READ = 64
 _ABANDONED_SECONDS = 3600  # since anything was written to it: a download that was killed
 
 
@@ -42,6 +43,7 @@ class LocalFiles:
         self._folder = folder
         self._sizes = remote.sizes(folder) if remote.is_remote(folder) else None
         self._cache = cache_folder() / "datasets" / dataset_hash
+        self._verified = VerifiedFiles(cache_folder() / "verified" / dataset_hash)
 
     def size(self, name: str) -> int | None:
         """Bytes of a file in the folder, None where it is not there."""
@@ -50,37 +52,57 @@ class LocalFiles:
         path = self._folder / name
         return path.stat().length if path.exists() else None
 
-    def open_path(self, name: str, digest: str = "") -> Path:
-        """A file on this machine; fetched if need be.
+    def open_path(self, name: str, expected: Expected | None = None) -> Path:
+        """Returns a file on this machine; fetched if need be.
 
         Args:
           name: in the folder.
-          digest: of the records of a shard; what is fetched is held against it.
+          expected: the digest that it must have; None where it is not known.
 
         Raises:
-          InputError: a remote file is not there, or may not be read.
+          InputError: the file is missing, may not be read, or has another digest.
           BertJaxError: it could not be fetched.
           OSError: the disk is full.
         """
         if self._sizes is None:
-            return Path(os.fspath(self._folder / name))
+            local = Path(os.fspath(self._folder / name))
+            if not local.exists():
+                raise self._missing(name)
+            if expected and (mismatch := self._verified.mismatch(local, expected)):
+                raise InputError(
+                    f"{local}: damaged, or another dataset's: {mismatch}; copy or prepare the dataset again"
+                )
+            return local
         size = self._sizes.get(name)
         if size is None:
-            raise InputError(f"{self._folder / name}: the file is missing; copy or prepare the dataset again")
-        cached = self._cache / (f"{digest}-{name}" if digest else name)
-        if _has(cached, size):
+            raise self._missing(name)
+        cached = self._cache / (f"{expected.digest}-{name}" if expected else name)
+        if self._is_whole(cached, size, expected):
             return cached
         self._cache.mkdir(parents=True, exist_ok=True)
         with _alone(cached):
-            if not _has(cached, size):  # another process was faster
+            if not self._is_whole(cached, size, expected):  # another process was faster
                 _sweep(cached)
-                check: Callable[[Path], None] | None = partial(_check_records, digest=digest) if digest else None
+
+                def check(path: Path) -> None:
+                    if expected and (mismatch := expected.mismatch(path)):
+                        raise remote.IncompleteError(f"it arrived damaged: {mismatch}")
+
                 whole_files.download(self._folder / name, cached, size=size, check=check)
+                if expected:
+                    self._verified.remember(cached, expected)
         return cached
 
+    def _missing(self, name: str) -> InputError:
+        return InputError(f"{self._folder / name}: the file is missing; copy or prepare the dataset again")
 
-def _has(path: Path, size: int) -> bool:
-    return path.exists() and path.stat().st_size == size
+    def _is_whole(self, path: Path, size: int, expected: Expected | None) -> bool:
+        if not path.exists() or path.stat().st_size != size:
+            return False
+        if expected and (mismatch := self._verified.mismatch(path, expected)):
+            log.warning("%s: damaged on this disk (%s); fetching it again", path, mismatch)
+            return False
+        return True
 
 
 @contextmanager
@@ -96,18 +118,3 @@ def _sweep(path: Path) -> None:
     for left in path.parent.glob(f"{path.name}.*.partial"):
         if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
             left.unlink(missing_ok=True)
-
-
-def _check_records(path: Path, digest: str) -> None:
-    found = hashlib.blake2b(digest_size=16)
-    try:
-        reader = ArrayRecordReader(str(path), "readahead_buffer_size:0")
-        count = reader.num_records()
-        for first in range(0, count, _RECORDS_A_READ):
-            for record in reader.read(list(range(first, min(count, first + _RECORDS_A_READ)))):
-                found.update(record)
-        reader.close()
-    except (RuntimeError, ValueError) as error:
-        raise remote.IncompleteError(f"it arrived damaged ({error})") from error
-    if found.hexdigest() != digest:
-        raise remote.IncompleteError("it arrived damaged: its records are not those that were written")

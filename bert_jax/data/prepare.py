@@ -15,16 +15,14 @@ killed, or came upon a full disk or a broken file, goes on where it was.
 Where that is not a pool of processes on this machine but a cluster, `beam.py` makes a pipeline of the same functions.
 """
 
-import fcntl
 import json
 import logging
 import os
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -44,11 +42,12 @@ from bert_jax.data.dataset import (
     SplitInfo,
     lengths_file,
 )
-from bert_jax.data.hashing import key_from
+from bert_jax.data.digests import array_digest
 from bert_jax.data.hygiene import Hygiene, repeated_lines
 from bert_jax.data.instances import RANDOM_NEXT_RULES
 from bert_jax.data.parallel import Result, Task, map_tasks
 from bert_jax.data.runs import Run, TokenizeTask, Tokenizing, finished_runs, save_array, tokenize
+from bert_jax.data.scratch_folder import TEMPORARY, locked, scratch_folder
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError
 from bert_jax.progress import Bars, silent
@@ -57,8 +56,6 @@ log = logging.getLogger(__name__)
 
 LOCAL = "local"
 LONGEST_SEQ_LEN = 1 << 15
-TEMPORARY = ".prepare"
-_LOCK = ".prepare.lock"
 _PUBLISHED = "published.json"
 
 
@@ -123,7 +120,7 @@ def prepare(
 
     Raises:
       InputError: the corpus is missing, empty or unreadable, an option is out of range, `output` is taken, another
-        process is at work on it, or there is no such runner.
+        process is at work on it, its scratch folder is another user's, or there is no such runner.
       BertJaxError: a worker died, or a Beam pipeline failed.
       OSError: the disk is full.
     """
@@ -142,11 +139,10 @@ def prepare(
     how = Tokenizing(reading, tokenizer, options.sentences, options.language, bool(hygiene.max_line_repeats))
     pairing = Pairing(seed=seed, **{n: getattr(options, n) for n in Pairing.__dataclass_fields__.keys() - {"seed"}})
     whole_files.make_folder(folder)
-    work = _scratch_folder(folder, scratch)
-    work.mkdir(parents=True, exist_ok=True)
+    work = scratch_folder(folder, scratch)
     files = list(dict.fromkeys(piece.path for piece in slices))
     with ExitStack() as stack:
-        stack.enter_context(_locked(folder, work))
+        stack.enter_context(locked(folder, work))
         stack.push(lambda error, *_: shutil.rmtree(work) if error is None else None)
         _check_free(folder)
         _check_shards(folder, work)
@@ -155,7 +151,10 @@ def prepare(
         else:
             staged = stack.enter_context(beam.staging(folder / TEMPORARY))
             job = beam.Job(how, pairing, hygiene, partial(_buckets, options=options), staged)
-            splits, shards = beam.build_splits(files, job, runner, beam_options)
+            groups = dict.fromkeys(
+                tuple(dict.fromkeys(piece.path for piece in pieces)) for pieces in corpus.batches(slices)
+            )
+            splits, shards = beam.build_splits(list(groups), job, runner, beam_options)
         if not shards:
             others = f"and {len(files) - 1} more are" if files[1:] else "is"
             raise InputError(f"the corpus holds no text: {files[0]} {others} empty")
@@ -217,30 +216,6 @@ def _hygiene(options: PrepareOptions) -> Hygiene:
     return Hygiene(**{name: getattr(options, name) for name in Hygiene.__dataclass_fields__})
 
 
-def _scratch_folder(folder: epath.Path, scratch: str | None) -> Path:
-    """Where work goes on until the dataset is whole: a folder on this machine."""
-    is_local = not remote.is_remote(folder)
-    if scratch is None and is_local:
-        return Path(os.fspath(folder)) / TEMPORARY
-    name = os.path.realpath(os.fspath(folder)) if is_local else os.fspath(folder)
-    return Path(scratch or tempfile.gettempdir()) / f"bert-jax-prepare-{key_from(name):016x}"
-
-
-@contextmanager
-def _locked(folder: epath.Path, work: Path) -> Iterator[None]:
-    """Holds the output, wherever the work is; a remote one on this machine alone."""
-    path = work / "lock" if remote.is_remote(folder) else Path(os.fspath(folder)) / _LOCK
-    with open(path, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(f"another process prepares this dataset (it holds {file.name}): wait for it") from error
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)  # whoever holds it next finds out that the dataset is there
-
-
 def _build(
     slices: Sequence[corpus.Slice],
     how: Tokenizing,
@@ -254,7 +229,10 @@ def _build(
     """Both passes: what each split's shards are, and where in `work` each file is; nothing if there is no text."""
     # Pass 1: slices to runs.
     before = _fingerprints(slices)
-    tokenizing = [TokenizeTask(piece, before[piece.path], how, work) for piece in slices]
+    tokenizing = [
+        TokenizeTask(pieces, tuple(before[piece.path] for piece in pieces), how, work)
+        for pieces in corpus.batches(slices)
+    ]
     of_slice: dict[str, Sequence[Run]] = {}
     documents = 0
     with closing(bars(total=sum(piece.bytes for piece in slices), desc="tokenize", unit="B", unit_scale=True)) as bar:
@@ -262,7 +240,7 @@ def _build(
             of_slice[task.name] = runs
             documents += sum(run.documents for run in runs)
             bar.set_postfix_str(f"{documents:,} documents")
-            bar.update(task.piece.bytes)
+            bar.update(sum(piece.bytes for piece in task.pieces))
     changed = [path for path, fingerprint in _fingerprints(slices).items() if fingerprint != before[path]]
     if changed:
         raise InputError(f"{changed[0]} changed while it was read: run it again when it is at rest")
@@ -273,7 +251,7 @@ def _build(
     # Pass 2: buckets to shards.
     repeated = np.zeros(0, np.uint64)
     if hygiene.max_line_repeats:
-        repeated = repeated_lines(all_runs, hygiene.max_line_repeats)
+        repeated = repeated_lines(all_runs, hygiene.max_line_repeats, work)
     building = [
         BuildTask(file, split, low, high, all_runs, how.tokenizer.vocab_size, pairing, hygiene, repeated, work)
         for split, file, low, high in _buckets(all_runs, options)
@@ -339,6 +317,10 @@ def _describe(
         options=asdict(options),
         splits={split: _split_info(buckets) for split, buckets in splits.items()},
         dropped=_dropped(splits),
+        files={
+            **{bucket.shard.file: bucket.file_digest for buckets in splits.values() for bucket in buckets},
+            **{name: array_digest(array) for name, array in _arrays(splits).items()},
+        },
     ).with_hash()
 
 
@@ -368,14 +350,25 @@ def _publish(
     whole_files.write_whole(work / _PUBLISHED, json.dumps(sorted(shards)).encode())
     with ThreadPoolExecutor(16) as pool:  # a copy of a remote file is a wait
         list(pool.map(lambda name: _move(shards[name], folder / name), shards))
-    counts = np.sum([bucket.token_counts for bucket in splits["train"]], axis=0, dtype=np.int64)
-    with whole_files.whole_file(folder / TOKEN_COUNTS_FILE) as file:
-        save_array(file, np.asarray(counts))
-    for split, buckets in splits.items():
-        with whole_files.whole_file(folder / lengths_file(split)) as file:
-            save_array(file, np.concatenate([np.zeros(0, np.uint16), *(bucket.lengths for bucket in buckets)]))
+    for name, array in _arrays(splits).items():
+        with whole_files.whole_file(folder / name) as file:
+            save_array(file, array)
     tokenizer.save_vocabulary(os.fspath(folder / VOCABULARY_FILE))
+    if not remote.is_remote(folder):
+        whole_files.sync(Path(os.fspath(folder)))
     whole_files.write_whole(folder / INFO_FILE, info.to_json().encode())
+    if not remote.is_remote(folder):
+        whole_files.sync(Path(os.fspath(folder)))
+
+
+def _arrays(splits: dict[str, list[Built]]) -> dict[str, np.ndarray]:
+    """The contents of the .npy files, by name."""
+    counts = np.sum([bucket.token_counts for bucket in splits["train"]], axis=0, dtype=np.int64)
+    lengths = {
+        lengths_file(split): np.concatenate([np.zeros(0, np.uint16), *(bucket.lengths for bucket in buckets)])
+        for split, buckets in splits.items()
+    }
+    return {TOKEN_COUNTS_FILE: np.asarray(counts), **lengths}
 
 
 def _move(path: Path | epath.Path, target: epath.Path) -> None:

@@ -2,11 +2,11 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,10 +14,11 @@ from bert_jax.data import corpus, sentences
 from bert_jax.data.hashing import content_hash, key_from
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.data.word_cache import word_cache
-from bert_jax.whole_files import write_whole
+from bert_jax.errors import BertJaxError
+from bert_jax.whole_files import sync, write_whole
 
 SENTENCES_A_BATCH = 2048  # tokenized in one call
-_VERSION = 1  # of what a run holds
+_VERSION = 2  # of what a run and its .runs.json hold
 TOKENS_A_RUN = 8 << 20  # held in memory before they are written out
 
 
@@ -34,13 +35,13 @@ class Tokenizing:
 
 @dataclass(frozen=True)
 class TokenizeTask:
-    """A slice of the input and how it is tokenized; its runs go to the folder `scratch`.
+    """Slices of the input and how they are tokenized; their runs go to the folder `scratch`.
 
-    `fingerprint` stands for the file as it is now: what a task of the same `name` has left in `scratch` is its result.
+    `fingerprints` are those of their files now: what a task of the same `name` has left in `scratch` is its result.
     """
 
-    piece: corpus.Slice
-    fingerprint: str
+    pieces: tuple[corpus.Slice, ...]
+    fingerprints: tuple[str, ...]
     how: Tokenizing
     scratch: Path
 
@@ -48,7 +49,7 @@ class TokenizeTask:
     def name(self) -> str:
         how = self.how
         words = (_VERSION, how.reading, how.tokenizer.sha256, how.sentences, how.language, how.lines)
-        return f"{key_from(self.piece, self.fingerprint, *words):016x}"
+        return f"{key_from(self.pieces, self.fingerprints, *words):016x}"
 
 
 class Run(Protocol):
@@ -78,14 +79,21 @@ class StoredRun:
     tokens: int
 
     def array(self, name: str) -> np.ndarray:
-        return np.load(f"{self.path}.{name}.npy")
+        return load_array(Path(f"{self.path}.{name}.npy"))
 
     def part(self, name: str, start: int, stop: int) -> np.ndarray:
         """`array(name)[start:stop]`, read: of a memory map the system keeps far more than what is wanted."""
-        with open(f"{self.path}.{name}.npy", "rb") as file:
-            np.lib.format.read_magic(file)
-            _, _, dtype = np.lib.format.read_array_header_1_0(file)
-            return np.fromfile(file, dtype, stop - start, offset=start * dtype.itemsize)
+        path = Path(f"{self.path}.{name}.npy")
+        with open(path, "rb") as file:
+            try:
+                np.lib.format.read_magic(file)
+                _, _, dtype = np.lib.format.read_array_header_1_0(file)
+            except Exception as error:
+                raise _damaged(path, error) from error
+            items = np.fromfile(file, dtype, stop - start, offset=start * dtype.itemsize)
+        if len(items) != stop - start:
+            raise _damaged(path, f"{start + len(items):,} items, expected at least {stop:,}")
+        return items
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,20 @@ class HeldRun:
     def part(self, name: str, start: int, stop: int) -> np.ndarray:
         """`array(name)[start:stop]`."""
         return self.arrays[name][start:stop]
+
+
+def load_array(path: Path) -> np.ndarray:
+    """Reads a .npy file of unfinished work. BertJaxError where it is damaged."""
+    try:
+        return np.load(path)
+    except OSError:
+        raise
+    except Exception as error:  # a damaged header raises anything, tokenize.TokenError among others
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, problem: object) -> BertJaxError:
+    return BertJaxError(f"{path}: damaged unfinished work ({problem}); delete the folder {path.parent} and run again")
 
 
 def part_of(run: Run, low: int, high: int, lines: bool) -> HeldRun | None:
@@ -128,24 +150,51 @@ def _position(hashes: np.ndarray, bound: int) -> int:
 
 
 def finished_runs(task: TokenizeTask) -> list[StoredRun] | None:
-    """What `tokenize` has returned for the task before, None where it has not."""
-    path = _finished(task)
-    if not path.exists():
+    """Returns what an earlier `tokenize` of the task returned; None where it did not end or a file is damaged."""
+    described = read_finished(_finished(task))
+    if described is None:
         return None
-    return [StoredRun(str(task.scratch / file), *counts) for file, *counts in json.loads(path.read_text())]
+    return [StoredRun(str(task.scratch / file), *counts) for file, *counts in described["runs"]]
 
 
 def tokenize(task: TokenizeTask) -> list[StoredRun]:
-    """Leaves the runs of a slice in the task's folder."""
-    store = partial(_store, task)
-    runs = list(map(store, itertools.count(), tokenized(task.piece, task.how)))  # one at a time in memory
+    """Leaves the runs of a task in the task's folder."""
+    files: list[Path] = []
+    runs = [
+        _store(task, number, run, files)  # one at a time in memory
+        for number, run in enumerate(tokenized(task.pieces, task.how))
+    ]
     described = [(Path(run.path).name, run.documents, run.tokens) for run in runs]
-    write_whole(_finished(task), json.dumps(described).encode())
+    write_finished(_finished(task), {"runs": described}, files)
     return runs
 
 
-def tokenized(piece: corpus.Slice, how: Tokenizing) -> Iterator[HeldRun]:
-    """Reads, splits and tokenizes a slice; several runs where it has more than `TOKENS_A_RUN` tokens.
+def write_finished(marker: Path, content: dict[str, Any], files: Sequence[Path]) -> None:
+    """Declares `files`, all in the folder of `marker`, finished: syncs them and then writes `content` with their sizes.
+
+    Without the sync, a machine that loses its power may keep the marker and lose what the marker speaks of.
+    """
+    for path in files:
+        sync(path)
+    sync(marker.parent)
+    sizes = {path.name: path.stat().st_size for path in files}
+    write_whole(marker, json.dumps({**content, "files": sizes}).encode())
+
+
+def read_finished(marker: Path) -> dict[str, Any] | None:
+    """Reads what `write_finished` wrote; None where there is none, or where a file is missing or of another size."""
+    if not marker.exists():
+        return None
+    try:
+        content = json.loads(marker.read_text())
+        sizes = {name: (marker.parent / name).stat().st_size for name in content["files"]}
+    except (ValueError, TypeError, KeyError, FileNotFoundError):
+        return None
+    return content if sizes == content["files"] else None
+
+
+def tokenized(pieces: Sequence[corpus.Slice], how: Tokenizing) -> Iterator[HeldRun]:
+    """Reads, splits and tokenizes slices; several runs where they have more than `TOKENS_A_RUN` tokens.
 
     Raises:
       InputError: as `corpus.read`.
@@ -153,7 +202,7 @@ def tokenized(piece: corpus.Slice, how: Tokenizing) -> Iterator[HeldRun]:
     words = word_cache(how.tokenizer)
     documents: list[_Document] = []
     held = 0
-    for batch in _batches(piece, how):
+    for batch in _batches(pieces, how):
         encoded = iter(words.encode([sentence for _, lines in batch for _, line in lines for sentence in line]))
         for text_hash, lines in batch:
             document = _Document(text_hash, [], [], [])
@@ -189,7 +238,9 @@ class _Document(NamedTuple):
     begins_line: list[bool]
 
 
-def _batches(piece: corpus.Slice, how: Tokenizing) -> Iterator[list[tuple[int, list[tuple[int, list[str]]]]]]:
+def _batches(
+    pieces: Sequence[corpus.Slice], how: Tokenizing
+) -> Iterator[list[tuple[int, list[tuple[int, list[str]]]]]]:
     """(hash, lines) of documents in lists of some `SENTENCES_A_BATCH` sentences; a line is (hash, sentences).
 
     Where lines are not told apart, a document is one line.
@@ -199,7 +250,7 @@ def _batches(piece: corpus.Slice, how: Tokenizing) -> Iterator[list[tuple[int, l
         split = lambda text: sentences.split(text, how.language)  # noqa: E731
     batch: list[tuple[int, list[tuple[int, list[str]]]]] = []
     size = 0
-    for document in corpus.read(piece, how.reading):
+    for document in itertools.chain.from_iterable(corpus.read(piece, how.reading) for piece in pieces):
         if how.lines:
             lines = [(content_hash(line), split(line)) for line in document.split("\n")]
         else:
@@ -233,10 +284,12 @@ def _run(documents: list[_Document], dtype: np.dtype, lines: bool) -> HeldRun:
     return HeldRun(arrays, len(documents), int(lengths.sum()))
 
 
-def _store(task: TokenizeTask, number: int, run: HeldRun) -> StoredRun:
+def _store(task: TokenizeTask, number: int, run: HeldRun, files: list[Path]) -> StoredRun:
+    """Writes a run, and adds the files that it is in to `files`."""
     path = str(task.scratch / f"{task.name}-{number:04d}")
     for name, array in run.arrays.items():
-        with open(f"{path}.{name}.npy", "wb") as file:
+        files.append(Path(f"{path}.{name}.npy"))
+        with open(files[-1], "wb") as file:
             save_array(file, array)
     return StoredRun(path, run.documents, run.tokens)
 

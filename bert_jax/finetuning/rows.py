@@ -14,6 +14,9 @@ from bert_jax.data.file_lines import lines_from
 from bert_jax.errors import InputError
 from bert_jax.finetuning.bad_rows import BadRows
 
+_MOST_LINES = 1000
+_CHECKED_LINES = 100
+
 
 def text_lines(path: str, bad_rows: BadRows) -> Iterator[tuple[int, str]]:
     r"""(number from 1, text) of each line of a file, compressed or not, without its "\n" or "\r\n".
@@ -54,7 +57,8 @@ def csv_rows(path: str, bad_rows: BadRows) -> Iterator[tuple[int, dict[str, str]
     """As `tsv_rows` of comma-separated values, quoted as in RFC 4180; a row is named by the line that it begins on.
 
     Where a row is not as it should be, its first line is a bad row, and the next line begins another one: a quote that
-    nothing closes takes no more than its line.
+    nothing closes takes no more than its line. A row that has more columns than the header after `_CHECKED_LINES`
+    lines, or more than `_MOST_LINES` lines, is such a row: else every line would be read to the end of the file.
     """
     source = text_lines(path, bad_rows)
     again: deque[tuple[int, str]] = deque()  # lines to be read once more
@@ -63,10 +67,20 @@ def csv_rows(path: str, bad_rows: BadRows) -> Iterator[tuple[int, dict[str, str]
     def lines() -> Iterator[str]:
         while (now := again.popleft() if again else next(source, None)) is not None:
             taken.append(now)
+            if len(taken) > _MOST_LINES or len(taken) % _CHECKED_LINES == 0:
+                check()
             yield f"{now[1]}\n"
 
-    reader = csv.reader(lines(), strict=True)
+    def check() -> None:
+        """Raises csv.Error where no further line can make a row of the lines that were taken."""
+        if len(taken) > _MOST_LINES:
+            raise csv.Error(f"a row of more than {_MOST_LINES} lines; is a quote missing?")
+        columns = len(next(csv.reader(f"{line}\n" for _, line in taken), []))
+        if header is not None and columns > len(header):
+            raise csv.Error(f"{columns} columns instead of {len(header)} after {len(taken)} lines; is a quote missing?")
+
     header: list[str] | None = None
+    reader = csv.reader(lines(), strict=True)
     while True:
         taken.clear()
         try:

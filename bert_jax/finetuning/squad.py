@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
-from etils import epath
-
+from bert_jax import remote, whole_files
 from bert_jax.errors import InputError
 from bert_jax.finetuning.bad_rows import BadRows
 
@@ -120,10 +119,10 @@ def locate(text: str, start: int, context: str) -> Answer | None:
 
 def _load(path: str | PathLike[str]) -> list[Any]:
     try:
-        file = json.loads(epath.Path(path).read_bytes().decode("utf-8-sig"))
+        file = json.loads(whole_files.read_whole(remote.named(path)).decode("utf-8-sig"))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}); name a file of SQuAD") from error
-    except ValueError as error:  # of UTF-8 or of JSON
+    except (ValueError, RecursionError) as error:  # of UTF-8 or of JSON
         raise InputError(f"{path}: not JSON in UTF-8 ({error}); name a file of SQuAD") from error
     data = file.get("data") if isinstance(file, dict) else None
     if not isinstance(data, list):

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from etils import epath
 
+from bert_jax import whole_files
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.finetuning.squad import Question
 from bert_jax.finetuning.squad_windows import Window
@@ -145,7 +146,7 @@ def write_answers(folder: str | PathLike[str], answers: Answers, null_threshold:
     if answers.null_odds:
         files["null_odds.json"] = answers.null_odds
     for name, content in files.items():
-        (path / name).write_text(json.dumps(content, indent=4) + "\n")
+        whole_files.write_whole(path / name, (json.dumps(content, indent=4) + "\n").encode())
 
 
 def _checked(window: Window, logits: np.ndarray, questions: Sequence[Question]) -> np.ndarray:

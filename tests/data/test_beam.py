@@ -11,7 +11,7 @@ import pytest
 from preparing import files
 
 from bert_jax import cli
-from bert_jax.data import buckets, runs
+from bert_jax.data import buckets, corpus, runs
 from bert_jax.data.dataset import INFO_FILE
 from bert_jax.data.prepare import PrepareOptions, prepare
 from bert_jax.data.tokenization import WordPieceTokenizer
@@ -155,14 +155,12 @@ def test_paths_of_workers(tmp_path, monkeypatch):
 # --- Failures ---------------------------------------------------------------------------------------------------
 
 
-def test_broken_files(inputs, vocabulary_file, tmp_path):
+def test_broken_files(inputs, vocabulary_file, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(corpus, "SLICE_BYTES", 1)  # each file is a task
     (tmp_path / "latin.txt").write_bytes("the ship .\nthe café .\n".encode("latin-1"))
     (tmp_path / "torn.txt.gz").write_bytes(gzip.compress(b"the ship .\n" * 1000)[:40])
     names = [*inputs, tmp_path / "latin.txt", tmp_path / "torn.txt.gz"]
-    done = helpers.run_cli(*command_line(names, vocabulary_file, tmp_path / "data", *ON_DIRECT))
-    assert done.returncode == 2
-    log, message = done.stderr.strip().split("\n")
-    assert log == "preparing on DirectRunner ..."
+    message = fails(capsys, command_line(names, vocabulary_file, tmp_path / "data", *ON_DIRECT), 2)
     assert re.fullmatch(r"bert-jax prepare: .*latin\.txt:2: .*UTF-8.* \(and 1 more like it\)", message)
     assert not files(tmp_path / "data")
     for number, name in enumerate(names[1:]):

@@ -1,8 +1,10 @@
 import bz2
+import glob
 import gzip
 import html
 import json
 import logging
+import os
 import random
 import re
 import tempfile
@@ -16,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.data import corpus, file_lines, pydoc_corpus
-from bert_jax.data.corpus import CorpusOptions, Slice, expand, plan, read
+from bert_jax.data.corpus import CorpusOptions, Slice, batches, expand, plan, read
 from bert_jax.errors import InputError
 
 LINES = st.sampled_from(
@@ -165,6 +167,18 @@ def test_memory_is_bounded_by_the_document_and_not_by_the_file(write):
     tracemalloc.stop()
     assert count == 1000
     assert peak < 12 << 20
+
+
+def test_little_of_a_compressed_file_is_unpacked_at_a_time(write):
+    """8 kB that are 256 MB, in two frames: a feed of them all would be 256 MB in memory."""
+    zeros = zstandard.ZstdCompressor().compress(bytes(128 << 20))
+    path = write("zeros.txt.zst", zeros + zeros)
+    tracemalloc.start()
+    size = sum(map(len, file_lines.blocks(path, 0)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size == 256 << 20
+    assert peak < 48 << 20
 
 
 def test_a_book_is_one_document_and_never_cut(write):
@@ -336,6 +350,66 @@ def test_expand_names_files_once_and_in_order(write, tmp_path, monkeypatch):
     assert expand(["c.jsonl", "*.txt"]) == ["c.jsonl", "[x].txt", "a.txt"]
     assert expand(["[x].txt"]) == ["[x].txt"]
     assert expand(["**/*.txt", "a.txt", "pydoc"]) == ["[x].txt", "a.txt", "b/2.txt", "b/sub/1.txt", "pydoc"]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["c", "c/**", "**/*.txt", "c/*/**/*.txt", "c/**/**"])
+def test_links_that_lead_back_up_are_followed_once(write, tmp_path, monkeypatch, name):
+    for path in ("c/a.txt", "c/d/b.txt", "elsewhere/e.txt"):
+        write(path, "text")
+    for link, target in {
+        "c/again": ".", "c/back": ".", "c/d/up": "..", "c/d/far": "../../elsewhere", "c/d/here": "../d",
+        "c/z.txt": "a.txt", "c/nowhere": "nothing", "c/itself": "itself",
+    }.items():  # fmt: skip
+        (tmp_path / link).symlink_to(target)
+    monkeypatch.chdir(tmp_path)
+    files = {os.path.realpath(path): path for path in expand([name])}
+    expected = {str(tmp_path / path) for path in ("c/a.txt", "c/d/b.txt", "elsewhere/e.txt")}
+    assert set(files) == expected
+    assert len(expand([name])) == len(files)
+    if name == "c":
+        assert list(files.values()) == ["c/a.txt", "c/d/b.txt", "c/d/far/e.txt"]
+
+
+def test_patterns_of_any_depth(write, tmp_path, monkeypatch):
+    names = ("a.txt", "b/2.txt", "b/s/1.txt", "b/s/t/3.txt", "b/.hidden/4.txt", "b/[s]/5.txt", "c/s/t/6.txt")
+    for name in names:
+        write(name, "text")
+    monkeypatch.chdir(tmp_path)
+    for pattern in (
+        "**",
+        "**/*.txt",
+        "b/**",
+        "b/**/",
+        "**/s/*.txt",
+        "**/t",
+        "*/**/t/**/*.txt",
+        "b/**/s/**",
+        "b**/*.txt",
+    ):
+        expected = {
+            str(path)
+            for match in glob.glob(pattern, recursive=True)
+            for path in (Path(match).rglob("*") if Path(match).is_dir() else [Path(match)])
+            if path.is_file() and ".hidden" not in path.parts
+        }
+        assert set(expand([pattern])) == expected, pattern
+    (tmp_path / "**").mkdir()
+    write("**/7.txt", "text")
+    assert "**/7.txt" in expand(["**/*.txt"])
+
+
+def test_small_files_share_a_batch(monkeypatch):
+    monkeypatch.setattr(corpus, "SLICE_BYTES", 10)
+    whole = [Slice(f"{number}", 0, None, size) for number, size in enumerate([4, 6, 1, 30, 2, 3])]
+    parts = [Slice("large", 0, 8, 8), Slice("large", 8, None, 1), Slice("tfds:x:train:text", 0, 1, 1)]
+    found = batches([*whole, *parts, Slice("last", 0, None, 1)])
+    assert [[piece.path for piece in batch] for batch in found] == [
+        ["0", "1"], ["2"], ["3"], ["4", "5"], ["large"], ["large"], ["tfds:x:train:text"], ["last"],
+    ]  # fmt: skip
+    assert [piece for batch in found for piece in batch] == [*whole, *parts, Slice("last", 0, None, 1)]
+    assert max(map(len, batches([Slice(f"{number}", 0, None, 0) for number in range(5000)]))) <= 1024
+    assert batches([]) == []
 
 
 @pytest.mark.parametrize(

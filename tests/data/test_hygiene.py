@@ -1,13 +1,15 @@
 """What is left out by option, that it is counted, and that nothing else goes."""
 
+import tracemalloc
+
 import helpers
 import numpy as np
 import pytest
 
-from bert_jax.data import hygiene as module
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.hygiene import Hygiene
+from bert_jax.data.hygiene import Hygiene, repeated_lines
 from bert_jax.data.prepare import PrepareOptions, prepare
+from bert_jax.data.runs import HeldRun
 from bert_jax.errors import InputError
 
 
@@ -73,10 +75,24 @@ def test_a_line_of_several_sentences_is_one_line(tokenizer, tmp_path):
     assert totals(dataset)[0][0] == 60
 
 
-def test_counters_that_collide_drop_nothing(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_COUNTERS", 2)
-    dataset = run(documents(60), tokenizer, tmp_path, max_line_repeats=20)
-    assert dataset.info.dropped["repeated_lines"] == 0
+def test_lines_are_counted_in_little_memory(tmp_path):
+    """Of lines that are all different none is held for long; those of every part are found, whichever run has them."""
+    rng = np.random.default_rng(0)
+    often = np.arange(256, dtype=np.uint64) << np.uint64(56) | np.uint64(7)  # one in each part
+    held = []
+    for number in range(20):
+        lines = np.concatenate([rng.integers(0, 2**64, 100_000, np.uint64), often[number % 2 :: 2], often[:2]])
+        arrays = {"lines": lines, "begins_line": np.ones(len(lines), bool)}
+        held.append(HeldRun(arrays, 1, len(lines)))
+    tracemalloc.start()
+    found = repeated_lines(held, 9, tmp_path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    np.testing.assert_array_equal(found, often)
+    assert peak < 12e6  # of one run; the hashes of all are 16 MB
+    np.testing.assert_array_equal(repeated_lines(held, 10, tmp_path), often[:2])
+    assert not len(repeated_lines(held, 30, tmp_path))
+    assert not list(tmp_path.iterdir())
 
 
 def test_lengths(tokenizer, tmp_path):

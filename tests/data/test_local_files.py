@@ -88,6 +88,9 @@ def test_what_is_cut_or_damaged_is_fetched_again(there, store, tmp_path, monkeyp
     cached.write_bytes(cached.read_bytes()[:-1])  # by whatever has happened to the disk
     PreparedDataset(URL).read_blocks("train", np.array([0]))
     assert fetched(store, shard) == 4
+    cached.write_bytes(bytes(100) + cached.read_bytes()[100:])  # the same size
+    PreparedDataset(URL).read_blocks("train", np.array([0]))
+    assert fetched(store, shard) == 5
 
 
 def test_what_is_damaged_in_the_store_is_said(there, store, monkeypatch):

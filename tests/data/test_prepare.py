@@ -6,6 +6,7 @@ import pytest
 from preparing import files, run, unhidden
 
 from bert_jax.data import corpus, runs
+from bert_jax.data import prepare as prepare_module
 from bert_jax.data.dataset import INFO_FILE, PreparedDataset
 from bert_jax.data.prepare import PrepareOptions
 from bert_jax.errors import InputError
@@ -93,6 +94,18 @@ def test_files_and_their_order_do_not_matter(whole, corpus_file, tokenizer, tmp_
         inputs.append(tmp_path / f"{number}.txt.gz")
         inputs[-1].write_bytes(gzip.compress("\n\n".join(documents[number::4]).encode()))
     run(inputs[::order], tokenizer, tmp_path / "data", bucket_tokens=4096, dupe_factor=2)
+    assert files(tmp_path / "data") == files(whole)
+
+
+def test_many_small_files_are_few_runs(whole, corpus_file, tokenizer, tmp_path, monkeypatch):
+    documents = corpus_file.read_text().strip().split("\n\n")
+    for number, document in enumerate(documents):
+        (tmp_path / f"{number}.txt").write_text(document)
+    stored, real = [], runs.tokenize
+    monkeypatch.setattr(prepare_module, "tokenize", lambda task: stored.extend(found := real(task)) or found)
+    run(sorted(tmp_path.glob("*.txt")), tokenizer, tmp_path / "data", bucket_tokens=4096, dupe_factor=2)
+    assert len(stored) == 1
+    assert stored[0].documents == len(documents)
     assert files(tmp_path / "data") == files(whole)
 
 

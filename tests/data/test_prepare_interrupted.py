@@ -1,6 +1,8 @@
 """What stops a run in the middle loses nothing: a kill, a full disk, a broken file, another process."""
 
 import fcntl
+import json
+import os
 import re
 import shutil
 import signal
@@ -17,11 +19,12 @@ from bert_jax.data import buckets, corpus, runs
 from bert_jax.data import prepare as prepare_module
 from bert_jax.data.dataset import INFO_FILE, PreparedDataset
 from bert_jax.data.prepare import PrepareOptions, prepare
-from bert_jax.errors import InputError
+from bert_jax.errors import BertJaxError, InputError
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_broken_file_loses_nothing(corpus_file, tokenizer, tmp_path, workers, caplog):
+def test_a_broken_file_loses_nothing(corpus_file, tokenizer, tmp_path, workers, caplog, monkeypatch):
+    monkeypatch.setattr(corpus, "SLICE_BYTES", 1)  # each file is a task
     documents = corpus_file.read_text().split("\n\n")
     inputs = [tmp_path / f"{number}.txt" for number in range(6)]
     for number, path in enumerate(inputs):
@@ -93,6 +96,87 @@ def test_a_failure_loses_nothing(whole, corpus_file, tokenizer, tmp_path, monkey
         assert "3 of " in caplog.text
         assert "shards are done already" in caplog.text
     assert files(folder) == {**files(whole), **mine}
+
+
+def interrupted(monkeypatch, inputs, tokenizer, folder, where, **options):
+    """Leaves what a run leaves that stops where `where`, a module and a name in it, is called."""
+
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(*where, fail)
+        with pytest.raises(OSError, match="No space"):
+            run(inputs, tokenizer, folder, **options)
+    return folder / ".prepare"
+
+
+@pytest.mark.parametrize(
+    ("step", "pattern", "is_there"),
+    [
+        *(("build", f"*-0000.{name}.npy", True) for name in ("hashes", "sentence_at", "token_at", "lengths", "tokens")),
+        ("build", "*-0000.tokens.npy", False),
+        ("build", "*.runs.json", True),
+        ("_publish", "*.array_record", True),
+        ("_publish", "*.array_record", False),
+        ("_publish", "????????????????.lengths.npy", True),
+        ("_publish", "*.token_counts.npy", True),
+        ("_publish", "*.shard.json", True),
+    ],
+)
+def test_files_that_a_power_loss_left_short_are_made_again(
+    whole, corpus_file, tokenizer, tmp_path, monkeypatch, step, pattern, is_there
+):
+    options = {"bucket_tokens": 4096, "dupe_factor": 2}
+    folder = tmp_path / "data"
+    work = interrupted(monkeypatch, corpus_file, tokenizer, folder, (prepare_module, step), **options)
+    path = sorted(work.glob(pattern))[0]
+    if is_there:
+        os.truncate(path, path.stat().st_size * 2 // 3)
+    else:
+        path.unlink()
+    run(corpus_file, tokenizer, folder, **options)
+    assert files(folder) == files(whole)
+
+
+def test_what_a_marker_declares_finished_is_on_the_disk_before_it(corpus_file, tokenizer, tmp_path, monkeypatch):
+    """Whatever a marker speaks of is synced, and its folder after it."""
+    synced, fsync, replace = set(), os.fsync, os.replace
+    markers = []
+
+    def sync(descriptor):
+        synced.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def commit(source, target):
+        replace(source, target)
+        target = Path(target)
+        if target.name.endswith((".runs.json", ".shard.json")) or target.name == INFO_FILE:
+            declared = ".npy" if target.name != INFO_FILE else (".npy", ".array_record", ".txt")
+            spoken_of = [path for path in target.parent.iterdir() if path.name.endswith(declared)]
+            assert spoken_of
+            for path in (*spoken_of, target.parent):
+                assert path.stat().st_ino in synced, path
+            markers.append(target.name)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", commit)
+    run(corpus_file, tokenizer, tmp_path / "data", bucket_tokens=8192)
+    assert {name.split(".", 1)[1] for name in markers} == {"runs.json", "shard.json", "json"}
+
+
+def test_a_run_with_items_missing_is_named(corpus_file, tokenizer, tmp_path, monkeypatch):
+    work = interrupted(monkeypatch, corpus_file, tokenizer, tmp_path / "data", (prepare_module, "build"))
+    (marker,) = work.glob("*.runs.json")
+    (stored,) = [runs.StoredRun(str(work / name), *counts) for name, *counts in json.loads(marker.read_text())["runs"]]
+    path = Path(f"{stored.path}.tokens.npy")
+    os.truncate(path, path.stat().st_size - 400)
+    with pytest.raises(BertJaxError, match=rf"{path}: .*items, expected at least [0-9,]+"):
+        runs.part_of(stored, 0, 2**64, False)
+    path.write_bytes(path.read_bytes()[:50])
+    for read in (lambda: stored.array("tokens"), lambda: stored.part("tokens", 0, 1)):
+        with pytest.raises(BertJaxError, match=str(path)):
+            read()
 
 
 def test_failure_at_the_very_end(whole, corpus_file, tokenizer, tmp_path, monkeypatch):

@@ -2,11 +2,14 @@
 
 import json
 import logging
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from squad_examples import entry, write
 
+from bert_jax import remote
 from bert_jax.errors import InputError
 from bert_jax.finetuning.bad_rows import BadRows
 from bert_jax.finetuning.squad import Answer, Question, locate, read_questions
@@ -27,6 +30,23 @@ def test_both_versions(tmp_path: Path):
         (False, (Answer("fox", 8),)),
         (True, ()),
     ]
+
+
+def test_a_file_in_a_store_is_read_through_an_outage(tmp_path: Path, store, monkeypatch: pytest.MonkeyPatch):
+    """Of more seconds than the store's own library tries for."""
+    monkeypatch.setattr(remote, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
+    store.put("squad/dev.json", write(tmp_path / "dev.json", CONTEXT, entry("a", "fox", 8)).read_bytes())
+    store.cut("GET", "alt=media", name="squad/dev.json", times=2, honest=False)
+    questions = read_questions("gs://bucket/squad/dev.json", BadRows(strict=True), training=True)
+    assert [question.id for question in questions] == ["a"]
+    with pytest.raises(InputError, match=r"gs://bucket/squad/none\.json: no such file"):
+        read_questions("gs://bucket/squad/none.json", BadRows(), training=True)
+
+
+def test_nested_too_deep(tmp_path: Path):
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    with pytest.raises(InputError, match=r"deep\.json: not JSON"):
+        read_questions(tmp_path / "deep.json", BadRows(), training=True)
 
 
 @pytest.mark.parametrize(

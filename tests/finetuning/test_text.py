@@ -177,6 +177,27 @@ def test_a_quote_that_nothing_closes_takes_its_line_alone(tmp_path: Path):
     assert bad_rows.counts == {str(path): 2}
 
 
+@pytest.mark.timeout(60)
+def test_rows_without_their_first_quotes_are_read_in_linear_time(tmp_path: Path):
+    """Each line opens a quote that the next one closes: one row to the file's end, from every line on."""
+    path = write(tmp_path / "a.csv", "text,label\n" + 'nice film","1\n' * 12_000 + '\n"end\nof it",0\n')
+    bad_rows = BadRows()
+    examples, _ = read_texts(path, bad_rows)
+    assert examples[-1].text_a == "end\nof it"
+    assert bad_rows.counts[str(path)] >= 12_000
+    with pytest.raises(InputError, match=r"a\.csv:2: .*columns instead of 2 after 100 lines.*quote"):
+        read_texts(path, BadRows(strict=True))
+
+
+def test_a_field_may_hold_many_lines_but_not_all(tmp_path: Path):
+    long, longest, too_long = ("\n".join(f"{n}, and" for n in range(lines)) for lines in (150, 1000, 1001))
+    path = write(tmp_path / "a.csv", f'text,label\n"{long}",1\n"{longest}",1\nend,0\n')
+    assert [example.text_a for example in read_texts(path, BadRows(strict=True))[0]] == [long, longest, "end"]
+    path = write(tmp_path / "b.csv", f'text,label\n"{too_long}",1\nend,0\n')
+    with pytest.raises(InputError, match=r"b\.csv:2: .*more than 1000 lines"):
+        read_texts(path, BadRows(strict=True))
+
+
 @pytest.mark.parametrize("kind", [".csv", ".tsv"])
 def test_two_columns_of_one_name_are_refused(tmp_path: Path, kind: str):
     path = write(tmp_path / f"a{kind}", "text,text,label\na,b,1\n".replace(",", "," if kind == ".csv" else "\t"))
