@@ -191,6 +191,6 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.
     sub.add_argument("--json", action="store_true", help="one object in place of text")
 
     sub = command("report", "Draw the curves of one run, or of several side by side.")
-    sub.add_argument("workdir", nargs="+", metavar="WORKDIR", help="of pretrain")
+    sub.add_argument("workdir", nargs="+", metavar="WORKDIR", help="of pretrain or finetune")
     sub.add_argument("--output", required=True, metavar="FILE", help="a .png, .svg or .pdf")
     return result
