@@ -120,8 +120,7 @@ def _draw(panel: Any, rows: Rows, name: str, color: str, label: str) -> None:
     if values:
         panel.plot(steps, values, color=color, alpha=0.2)
         means = [
-            sum(values[max(0, i + 1 - SMOOTHING_ROWS) : i + 1]) / min(i + 1, SMOOTHING_ROWS)
-            for i in range(len(values))
+            sum(values[max(0, i + 1 - SMOOTHING_ROWS) : i + 1]) / min(i + 1, SMOOTHING_ROWS) for i in range(len(values))
         ]
         panel.plot(steps, means, color=color, label=f"{label}, training")
     if name in PRETRAINING:

@@ -29,7 +29,7 @@ def test_swag(tmp_path: Path):
         ChoiceExample("18", "He rides.", "He", endings, 0),
     ]
     path = write(tmp_path / "test.csv", SWAG, ROW)
-    assert read_choices(path, BadRows(strict=True), labelled=False) == [
+    assert read_choices(path, BadRows(strict=True), labels="optional") == [
         ChoiceExample("0", "He rides.", "He", endings, None)
     ]
     with pytest.raises(InputError, match=r"test\.csv:1: no column label"):
