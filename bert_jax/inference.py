@@ -1,7 +1,8 @@
 """A trained model in one line, its predictions where it is fine-tuned, and the masked words it would fill in."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from flax import nnx
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError
 from bert_jax.finetuning.fine_tuned import FineTunedModel, open_model, trained_task
+from bert_jax.finetuning.trained_tasks import TrainedTask
 from bert_jax.model import BertConfig, BertForPreTraining, abstract_parameters
 from bert_jax.model.task_heads import BertForTask
 from bert_jax.training.checkpoints import Checkpoint, open_checkpoint
@@ -54,8 +56,12 @@ class FineTuned:
     tokenizer: WordPieceTokenizer
     config: BertConfig
     record: Mapping[str, Any]
-    _checkpoint: Checkpoint
-    _running: FineTunedModel
+    _checkpoint: Checkpoint = field(repr=False)
+    _running: FineTunedModel = field(repr=False)
+
+    @cached_property
+    def _task(self) -> TrainedTask:
+        return trained_task(self._checkpoint)
 
     def batch(self, text: str | Sequence[str], pair: str | Sequence[str] | None = None) -> dict[str, jax.Array]:
         """What the model reads, as `PreTrained.batch` has it, without `masked_positions`."""
@@ -76,8 +82,7 @@ class FineTuned:
           InputError: no text, not as many pairs as texts, or not what the task reads.
         """
         texts, pairs = _paired(text, pair, one_pair=isinstance(text, str))
-        task = trained_task(self._checkpoint)
-        (split,) = task.task({"given": task.given(texts, pairs)}, {}).splits()
+        (split,) = self._task.task({"given": self._task.given(texts, pairs)}, {}).splits()
         said = split.predictions(self._running.outputs(split.rows))
         return [{key: value for key, value in one.items() if key != "id"} for one in said]
 

@@ -44,6 +44,15 @@ def test_codah(tmp_path: Path):
     ]
 
 
+def test_labels_that_are_ignored_may_be_anything_or_missing(tmp_path: Path):
+    row = CODAH.removesuffix("\t3")
+    for name, lines in (("a.tsv", (row, row)), ("b.tsv", (CODAH, f"{row}\tX")), ("a.csv", (SWAG, ROW, ROW))):
+        examples = read_choices(write(tmp_path / name, *lines), BadRows(strict=True), labels="ignored")
+        assert [example.label for example in examples] == [None, None]
+    path = write(tmp_path / "a.jsonl", *map(json.dumps, ({**OWN, "label": "b"}, OWN)))
+    assert [example.label for example in read_choices(path, BadRows(strict=True), labels="ignored")] == [None, None]
+
+
 def test_own_files(tmp_path: Path):
     rows = [{**OWN, "id": "q1", "start": "So"}, {**OWN, "label": "0"}]
     path = write(tmp_path / "a.jsonl", *map(json.dumps, rows))
