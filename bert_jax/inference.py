@@ -64,7 +64,7 @@ class FineTuned:
         return trained_task(self._checkpoint)
 
     def batch(self, text: str | Sequence[str], pair: str | Sequence[str] | None = None) -> dict[str, jax.Array]:
-        """What the model reads, as `PreTrained.batch` has it, without `masked_positions`."""
+        """Returns the arrays of `PreTrained.batch` without `masked_positions`."""
         return _encoded(self.tokenizer, self.config, text, pair, last_position=self.config.is_decoder)
 
     def predict(self, text: str | Sequence[str], pair: Any = None) -> list[dict[str, Any]]:

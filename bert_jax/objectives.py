@@ -80,7 +80,7 @@ def divide(sums: Sums, by: Sums) -> Sums:
 
 
 def pretraining(*, nsp: bool) -> Objective:
-    """The paper's: the masked-LM loss plus, where `nsp`, the next-sentence loss.
+    """Returns the paper's objective: the masked-LM loss plus, where `nsp`, the next-sentence loss.
 
     Without `nsp` the next-sentence head, which nothing trains, has no loss and no accuracy.
     """

@@ -321,7 +321,7 @@ def scoring_warnings(splits: Sequence[Split]) -> list[str]:
 
 
 def unscored(workdir: str) -> dict[str, Any]:
-    """Returns what a finished run without a score has to show for itself: `checkpoint`, `step`, and why: JSON."""
+    """Returns the outcome of a finished run without a score as JSON: `checkpoint`, `step`, and `not_scored`, why."""
     newest = newest_step(remote.absolute(workdir))
     assert newest is not None
     return {

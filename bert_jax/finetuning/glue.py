@@ -153,7 +153,7 @@ def split_named(path: str | PathLike[str], task: GlueTask) -> str:
 
 
 def read_file(path: str, task: GlueTask, split: str, bad_rows: BadRows) -> list[TextExample]:
-    """As `read_split`, of a file wherever it is; `split` says which columns it has."""
+    """Returns the examples of a file wherever it is, as `read_split` does; `split` says which columns it has."""
     if is_tfds(path):
         return read_tfds(path, task.name, split, task.texts)
     name = epath.Path(path).name

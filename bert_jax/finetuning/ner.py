@@ -108,9 +108,9 @@ def has_tags(path: str | PathLike[str]) -> bool:
 
 
 def is_conll(path: str | PathLike[str]) -> bool:
-    """Whether a file has a word a line, and is not plain text. InputError where it cannot be read.
+    """Tells CoNLL's columns, a word a line, from plain text. InputError where the file cannot be read.
 
-    It has where its name ends in .conll, where no line has a second column, or where every line's last column is a tag.
+    True where the name ends in .conll, no line has a second column, or every line's last column is a tag.
     """
     if re.search(r"\.conll(\.\w+)?$", str(path).lower()):
         return True
@@ -121,7 +121,7 @@ def is_conll(path: str | PathLike[str]) -> bool:
 
 
 def read_plain(path: str | PathLike[str], bad_rows: BadRows) -> list[TaggedSentence]:
-    """Returns the sentences of plain text, one a line; words are what stands between spaces.
+    """Returns the sentences of plain text, one a line; words stand between spaces.
 
     InputError where the file cannot be read, or has no sentence.
     """

@@ -104,7 +104,7 @@ class SquadTask:
         )  # fmt: skip
 
     def _threshold(self, questions: Sequence[Question], found: Answers) -> float:
-        """Of the null odds: the one given, or the one with the best F1 on the questions, as the paper tunes it."""
+        """Returns the null odds beyond which there is no answer: those given, or the best for F1, as in the paper."""
         if not self.version_2 or self.null_threshold is not None:
             return self.null_threshold or 0.0
         return best_thresholds(questions, found.best, found.null_odds)["f1"].threshold

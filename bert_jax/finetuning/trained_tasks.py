@@ -46,7 +46,7 @@ class TrainedTask(Protocol):
         """Examples of texts and of what goes with each, or None. InputError where they are not as the task wants."""
 
     def task(self, examples: Examples, left_out: LeftOut) -> Task:
-        """What scores and predicts examples by split."""
+        """The task of examples by split: it scores and predicts them."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class TrainedSquad:
 
     @property
     def version_2(self) -> bool:
-        """Whether a question may have no answer."""
+        """True where a question may have no answer."""
         return self.record["name"].endswith("/2.0")
 
     def files(self, folder: str) -> dict[str, str]:

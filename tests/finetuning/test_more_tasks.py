@@ -66,7 +66,7 @@ def test_a_choice_is_learned(checkpoint: Path, tmp_path: Path):
 
 
 def predicted(folder: Path, name: str, *lines: str) -> list[dict]:
-    """What `folder/run` predicts for a file of these lines."""
+    """Predictions of `folder/run` for a file of these lines."""
     (folder / name).write_text("\n".join(lines) + "\n")
     predict(str(folder / "run"), str(folder / name), str(folder / "said.jsonl"))
     return [json.loads(line) for line in (folder / "said.jsonl").read_text().splitlines()]

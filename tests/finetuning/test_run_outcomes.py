@@ -1,4 +1,4 @@
-"""What a run of fine-tuning says of itself: scores, the label they are of, rows without one, and how it ended."""
+"""Reports of a fine-tuning run on itself: scores, the label they are of, rows without a score, and how it ended."""
 
 import json
 from pathlib import Path
