@@ -100,9 +100,14 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.
     )
     sub.add_argument("--workdir", required=True, metavar="DIR", help="checkpoints, metrics and curves")
 
-    sub = command("evaluate", "MLM and NSP loss and accuracy on a dataset's eval split, as JSON.")
+    sub = command(
+        "evaluate", "Losses and accuracies on a dataset's eval split, or a fine-tuned model's scores on files, as JSON."
+    )
     add_checkpoint(sub)
-    sub.add_argument("--data", required=True, metavar="DIR", help="a prepared dataset")
+    sub.add_argument(
+        "--data", required=True, metavar="DIR|FILE",
+        help="a prepared dataset; of a fine-tuned model a labelled file, or the folder of one",
+    )  # fmt: skip
     sub.add_argument("--batch_size", type=int, default=64, help="sequences a batch")
 
     sub = command("finetune", "Train a checkpoint on a task, and score it; run it again to continue.")
@@ -113,18 +118,18 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.
     sub.add_argument("--workdir", required=True, metavar="DIR", help="checkpoints, metrics, scores and predictions")
     add_strict(sub)
 
-    sub = command("predict", "What a fine-tuned model says of new texts.")
+    sub = command("predict", "Write a fine-tuned model's predictions for a file, of any kind of task.")
     add_checkpoint(sub)
     sub.add_argument(
         "--input",
         required=True,
         metavar="FILE",
-        help="texts as those trained on: .csv, .tsv or .jsonl, also compressed",
+        help="a file as those trained on, labels aside; of a tagger also plain text, a sentence a line",
     )
-    sub.add_argument("--output", required=True, metavar="FILE", help="JSON lines: id, prediction, probabilities")
+    sub.add_argument("--output", required=True, metavar="FILE", help="JSON lines: id, prediction, and more")
     sub.add_argument(
         "--text", nargs="+", default=(), metavar="COLUMN",
-        help="what the text, or the two texts, are called; as in the file trained on where nothing is said",
+        help="columns of the text, or of the two texts; by default those of the file trained on",
     )  # fmt: skip
     add_strict(sub)
     sub.add_argument("--batch_size", type=int, default=64, help="texts a batch")
@@ -191,6 +196,6 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.
     sub.add_argument("--json", action="store_true", help="one object in place of text")
 
     sub = command("report", "Draw the curves of one run, or of several side by side.")
-    sub.add_argument("workdir", nargs="+", metavar="WORKDIR", help="of pretrain")
+    sub.add_argument("workdir", nargs="+", metavar="WORKDIR", help="of pretrain or finetune")
     sub.add_argument("--output", required=True, metavar="FILE", help="a .png, .svg or .pdf")
     return result

@@ -257,7 +257,7 @@ def _finetune(options: argparse.Namespace) -> None:
 
     with StopSignal() as stop:
         from bert_jax.config import load_config
-        from bert_jax.finetuning.finetune import finetune
+        from bert_jax.finetuning.finetune import finetune, unscored
         from bert_jax.finetuning.search import is_search, search
         from bert_jax.training.metrics import finite_json
         from bert_jax.training.processes import is_first, joined_processes
@@ -269,7 +269,7 @@ def _finetune(options: argparse.Namespace) -> None:
             run = search if is_search(config) else finetune
             scores = run(config, options.workdir, stop=stop, bars=shown)
             if is_first():
-                print(finite_json(scores, indent=2))
+                print(finite_json(scores or unscored(options.workdir), indent=2))
 
 
 def _study(options: argparse.Namespace) -> None:
@@ -298,13 +298,17 @@ def _predict(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
+    from bert_jax.finetuning.scoring import evaluate_finetuned
+    from bert_jax.training.checkpoints import open_checkpoint
     from bert_jax.training.evaluation import evaluate_checkpoint
     from bert_jax.training.metrics import finite_json
     from bert_jax.training.processes import is_first, joined_processes
 
     with joined_processes():
         shown = bars() if is_first() else silent
-        values = evaluate_checkpoint(options.checkpoint, options.data, batch_size=options.batch_size, bars=shown)
+        is_finetuned = open_checkpoint(options.checkpoint).task is not None
+        evaluate = evaluate_finetuned if is_finetuned else evaluate_checkpoint
+        values = evaluate(options.checkpoint, options.data, batch_size=options.batch_size, bars=shown)
         if is_first():
             print(finite_json(values, indent=2))
 

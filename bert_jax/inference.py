@@ -1,7 +1,9 @@
-"""A trained model in one line, and the masked words it would fill in."""
+"""A trained model in one line, its predictions where it is fine-tuned, and the masked words it would fill in."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +12,11 @@ from flax import nnx
 
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError
+from bert_jax.finetuning.fine_tuned import FineTunedModel, open_model, trained_task
+from bert_jax.finetuning.trained_tasks import TrainedTask
 from bert_jax.model import BertConfig, BertForPreTraining, abstract_parameters
-from bert_jax.training.checkpoints import open_checkpoint
+from bert_jax.model.task_heads import BertForTask
+from bert_jax.training.checkpoints import Checkpoint, open_checkpoint
 
 
 @dataclass(frozen=True)
@@ -34,44 +39,107 @@ class PreTrained:
           InputError: no text, not as many pairs as texts, pairs for a model of one segment, a text that is not UTF-8
             or longer than the model reads.
         """
-        texts = [text] if isinstance(text, str) else list(text)
-        pairs = [pair] if isinstance(pair, str) else [None] * len(texts) if pair is None else list(pair)
-        if not texts or len(pairs) != len(texts):
-            raise InputError(f"{len(texts)} texts with {len(pairs)} pairs: give one text or more, each with its pair")
-        if self.config.type_vocab_size < 2 and any(second is not None for second in pairs):
-            raise InputError("a pair of texts, but the model has no second segment (type_vocab_size 1): give one text")
-        for given in (*texts, *(second for second in pairs if second is not None)):
-            check_text(given)
-        encoded = [self.tokenizer.encode_with_special_tokens(*both) for both in zip(texts, pairs, strict=True)]
-        length = max(len(ids) for ids, _ in encoded)
-        if length > self.config.max_position_embeddings:
-            raise InputError(
-                f"the text is {length} tokens long, the model reads {self.config.max_position_embeddings}: shorten it"
-            )
-        input_ids = np.full((len(texts), length), self.tokenizer.pad_id, np.int32)
-        token_type_ids, sequence_ids = np.zeros((2, *input_ids.shape), np.int32)
-        for row, (ids, types) in enumerate(encoded):
-            input_ids[row, : len(ids)], token_type_ids[row, : len(ids)], sequence_ids[row, : len(ids)] = ids, types, 1
-        positions = np.tile(np.arange(length, dtype=np.int32), (len(texts), 1))
-        return {
-            "input_ids": jnp.asarray(input_ids),
-            "token_type_ids": jnp.asarray(token_type_ids),
-            "positions": jnp.asarray(positions),
-            "sequence_ids": jnp.asarray(sequence_ids),
-            "masked_positions": jnp.asarray(positions),
-            "cls_positions": jnp.zeros((len(texts), 1), jnp.int32),
-        }
+        batch = _encoded(self.tokenizer, self.config, text, pair, last_position=False)
+        return {**batch, "masked_positions": batch["positions"]}
 
 
-def load(checkpoint: str) -> PreTrained:
+@dataclass(frozen=True)
+class FineTuned:
+    """A fine-tuned model, its tokenizer, its config, and the record of its task as the checkpoint has it.
+
+    `model(batch)` gives the fp32 outputs: of `record["kind"]` classify [B, labels], regress [B, 1], choose [B, 1] for
+    each ending, span [B, L, 2], start and end, and tag [B, L, tags]. `record` names labels ("classes") and tags by
+    number.
+    """
+
+    model: BertForTask
+    tokenizer: WordPieceTokenizer
+    config: BertConfig
+    record: Mapping[str, Any]
+    _checkpoint: Checkpoint = field(repr=False)
+    _running: FineTunedModel = field(repr=False)
+
+    @cached_property
+    def _task(self) -> TrainedTask:
+        return trained_task(self._checkpoint)
+
+    def batch(self, text: str | Sequence[str], pair: str | Sequence[str] | None = None) -> dict[str, jax.Array]:
+        """Returns the arrays of `PreTrained.batch` without `masked_positions`."""
+        return _encoded(self.tokenizer, self.config, text, pair, last_position=self.config.is_decoder)
+
+    def predict(self, text: str | Sequence[str], pair: Any = None) -> list[dict[str, Any]]:
+        """Predictions for one text or several, each alone or with its `pair`; longer ones are cut as in training.
+
+        Of a tagger a text is a sentence with spaces between its words; of SQuAD a question, and the pair its paragraph;
+        of a choice the context, and the pair a list of endings.
+
+        Returns:
+          A dict for each text, as `bert-jax predict` writes it: `prediction`, which is a label by its name, a score,
+          the number of an ending, an answer, or the tags of `words`; with it `probabilities`, `probability` and
+          `null_odds` where the task has them.
+
+        Raises:
+          InputError: no text, not as many pairs as texts, or not what the task reads.
+        """
+        texts, pairs = _paired(text, pair, one_pair=isinstance(text, str))
+        (split,) = self._task.task({"given": self._task.given(texts, pairs)}, {}).splits()
+        said = split.predictions(self._running.outputs(split.rows))
+        return [{key: value for key, value in one.items() if key != "id"} for one in said]
+
+
+def load(checkpoint: str) -> PreTrained | FineTuned:
     """The model of a CHECKPOINT (a workdir, one of its checkpoints/STEP, or imported), in fp32 on the first device.
 
-    Its `encode(batch)` gives hidden states, and `model(batch)` the logits of both heads, None for one that the
-    checkpoint lacks. Raises InputError where there is no checkpoint.
+    Of pre-training `model.encode(batch)` gives hidden states, and `model(batch)` the logits of both heads, None for one
+    that the checkpoint lacks. A fine-tuned checkpoint is a `FineTuned`: `model(batch)` gives the outputs of its task,
+    and `predict(texts)` labels by name. Raises InputError where there is no checkpoint.
     """
     found = open_checkpoint(checkpoint)
+    if found.task is not None:
+        running = open_model(found, dtype="float32", devices=jax.local_devices()[:1])
+        model = nnx.merge(running.graph, running.parameters)
+        return FineTuned(model, found.tokenizer, found.bert_config, found.task, found, running)
     graph, _, _ = abstract_parameters(found.bert_config, heads=found.heads)
     return PreTrained(nnx.merge(graph, found.load_parameters()), found.tokenizer, found.bert_config)
+
+
+def _paired(text: str | Sequence[str], pair: Any, *, one_pair: bool) -> tuple[list[str], list[Any]]:
+    """Texts, and as many pairs or Nones. InputError where there is no text, or they are not as many."""
+    texts = [text] if isinstance(text, str) else list(text)
+    pairs = [None] * len(texts) if pair is None else [pair] if one_pair or isinstance(pair, str) else list(pair)
+    if not texts or len(pairs) != len(texts):
+        raise InputError(f"{len(texts)} texts with {len(pairs)} pairs: give one text or more, each with its pair")
+    for given in (*texts, *(second for second in pairs if isinstance(second, str))):
+        check_text(given)
+    return texts, pairs
+
+
+def _encoded(
+    tokenizer: WordPieceTokenizer, config: BertConfig, text: str | Sequence[str], pair: str | Sequence[str] | None, *,
+    last_position: bool,
+) -> dict[str, jax.Array]:  # fmt: skip
+    """A batch, whose sequences are pooled from their last token or from their first."""
+    texts, pairs = _paired(text, pair, one_pair=isinstance(pair, str))
+    if config.type_vocab_size < 2 and any(second is not None for second in pairs):
+        raise InputError("a pair of texts, but the model has no second segment (type_vocab_size 1): give one text")
+    encoded = [tokenizer.encode_with_special_tokens(*both) for both in zip(texts, pairs, strict=True)]
+    length = max(len(ids) for ids, _ in encoded)
+    if length > config.max_position_embeddings:
+        raise InputError(
+            f"the text is {length} tokens long, the model reads {config.max_position_embeddings}: shorten it"
+        )
+    input_ids = np.full((len(texts), length), tokenizer.pad_id, np.int32)
+    token_type_ids, sequence_ids = np.zeros((2, *input_ids.shape), np.int32)
+    for row, (ids, types) in enumerate(encoded):
+        input_ids[row, : len(ids)], token_type_ids[row, : len(ids)], sequence_ids[row, : len(ids)] = ids, types, 1
+    pooled = [[len(ids) - 1 if last_position else 0] for ids, _ in encoded]
+    return {
+        "input_ids": jnp.asarray(input_ids),
+        "token_type_ids": jnp.asarray(token_type_ids),
+        "positions": jnp.asarray(np.tile(np.arange(length, dtype=np.int32), (len(texts), 1))),
+        "sequence_ids": jnp.asarray(sequence_ids),
+        "cls_positions": jnp.asarray(pooled, jnp.int32),
+    }
 
 
 @dataclass(frozen=True)
@@ -98,7 +166,7 @@ def check_mask(text: str) -> None:
         raise InputError(f"there is no [MASK] in {text!r}: put one where a word is to be filled in")
 
 
-def fill_mask(pretrained: PreTrained, text: str, top: int = 5) -> list[list[Filling]]:
+def fill_mask(pretrained: PreTrained | FineTuned, text: str, top: int = 5) -> list[list[Filling]]:
     """The `top` most probable fillings of each [MASK] in `text`, masks in order, best first.
 
     Each mask is filled on its own, the others left as they are. InputError where there is no [MASK], or no head to
@@ -106,6 +174,8 @@ def fill_mask(pretrained: PreTrained, text: str, top: int = 5) -> list[list[Fill
     """
     tokenizer = pretrained.tokenizer
     check_mask(text)
+    if isinstance(pretrained, FineTuned):
+        raise InputError("the checkpoint is fine-tuned and has no mlm_head, which fills in masks")
     if pretrained.config.is_decoder:
         raise InputError("the checkpoint is a left-to-right model: it cannot fill in a mask from both sides")
     batch = pretrained.batch(text)

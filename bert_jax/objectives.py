@@ -84,10 +84,16 @@ NEXT_SENTENCE_PARTS = ("pooler", "nsp_head")
 
 
 def pretraining(*, nsp: bool) -> Objective:
-    """The paper's: the masked-LM loss plus, where `nsp`, the next-sentence loss."""
+    """Returns the paper's objective: the masked-LM loss plus, where `nsp`, the next-sentence loss.
+
+    Without `nsp` the next-sentence head, which nothing trains, has no loss and no accuracy.
+    """
 
     def sums(model: Any, batch: Mapping[str, jax.Array], keys: jax.Array | None) -> Sums:
         mlm_logits, nsp_logits = model(batch, keys)
-        return pretraining_sums(mlm_logits, nsp_logits, batch)
+        return pretraining_sums(mlm_logits, nsp_logits if nsp else None, batch)
 
-    return Objective(sums, denominators, ("mlm_loss", "nsp_loss") if nsp else ("mlm_loss",))
+    def counts(batch: Mapping[str, jax.Array]) -> Sums:
+        return {name: count for name, count in denominators(batch).items() if nsp or not name.startswith("nsp_")}
+
+    return Objective(sums, counts, ("mlm_loss", "nsp_loss") if nsp else ("mlm_loss",))

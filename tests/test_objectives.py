@@ -1,5 +1,6 @@
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from bert_jax import objectives
 
@@ -49,3 +50,15 @@ def test_each_mean_is_over_its_own_count():
     assert means["mlm_accuracy"] == means["nsp_accuracy"] == 1.0  # at a tie the first class is taken
     assert abs(means["mlm_loss"] - 1.6094379) < 1e-5
     assert abs(means["nsp_loss"] - 0.3132617) < 1e-5
+
+
+@pytest.mark.parametrize("nsp", [True, False])
+def test_a_head_that_is_not_trained_has_no_metrics(nsp: bool):
+    batch = {
+        "masked_ids": jnp.array([[1]]), "masked_weights": jnp.ones((1, 1)),
+        "next_sentence_labels": jnp.array([[0]]), "next_sentence_weights": jnp.ones((1, 1)),
+    }  # fmt: skip
+    objective = objectives.pretraining(nsp=nsp)
+    sums = objective.sums(lambda batch, keys: (jnp.zeros((1, 1, 3)), jnp.zeros((1, 1, 2))), batch, None)
+    wanted = {"mlm_loss", "mlm_accuracy"} | ({"nsp_loss", "nsp_accuracy"} if nsp else set())
+    assert set(sums) == set(objective.denominators(batch)) == wanted

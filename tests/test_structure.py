@@ -22,7 +22,7 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "training": {"config", "data", "model", "objectives"},
     "interop": {"config", "data", "model", "objectives", "training"},
     "finetuning": {"config", "data", "model", "objectives", "training"},
-    "inference": {"data", "model", "training"},
+    "inference": {"data", "finetuning", "model", "training"},
     "features": {"config", "data", "model", "training"},
     "report": {"training"},
     "ahead_of_time": {"config", "data", "model", "training"},

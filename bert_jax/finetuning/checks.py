@@ -33,6 +33,11 @@ def check_config(config: ConfigDict) -> None:
         "model.hidden_dropout_prob", "model.attention_probs_dropout_prob",
     )  # fmt: skip
     check(lambda x: x in TASKS, f"one of {', '.join(TASKS)}", "task.kind")
+    if config.task.positive_label and config.task.kind != "text":
+        raise InputError(
+            f"task.positive_label={config.task.positive_label}: task.kind={config.task.kind} does not support it, only "
+            "text; leave it empty"
+        )
     if config.head.bilstm_layers > 1 and not config.head.bilstm:
         raise InputError(f"head.bilstm_layers={config.head.bilstm_layers}, but head.bilstm is 0: set it to their units")
     if not config.init:

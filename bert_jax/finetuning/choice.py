@@ -12,11 +12,11 @@ each also as .gz, .bz2 or .zst. The encoder reads one sequence an ending: the co
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError
-from bert_jax.finetuning.bad_rows import BadRows
+from bert_jax.finetuning.bad_rows import MISSING_LABEL, UNKNOWN_LABEL, BadLabel, BadRows
 from bert_jax.finetuning.examples import encode_pairs
 from bert_jax.finetuning.rows import columns_of, csv_rows, json_rows, tsv_rows, write_lines
 from bert_jax.finetuning.sequences import EncodedSequence
@@ -38,26 +38,29 @@ class ChoiceExample:
     label: int | None
 
 
-def read_choices(path: str | PathLike[str], bad_rows: BadRows, *, labelled: bool = True) -> list[ChoiceExample]:
+Labels = Literal["required", "optional", "ignored"]
+
+
+def read_choices(path: str | PathLike[str], bad_rows: BadRows, *, labels: Labels = "required") -> list[ChoiceExample]:
     """The examples of a file in one of the formats above, in its order.
 
     Args:
       path: the file; its ending says which format it is.
       bad_rows: gets rows with a wrong number of columns or endings, an empty context or ending, or a label that is
         not the number of an ending.
-      labelled: False where labels may be missing, as in SWAG's test.csv.
+      labels: "optional" where they may be missing, as in SWAG's test.csv; "ignored" where no label is looked at.
 
     Raises:
       InputError: an unknown format, a file that cannot be read, no such columns in it, or no usable row.
     """
     examples: list[ChoiceExample] = []
-    for line, identity, row in _rows(str(path), bad_rows, labelled=labelled):
+    for line, identity, row in _rows(str(path), bad_rows, labels):
         try:
-            example = _example(identity, row, labelled=labelled)
+            example = _example(identity, row, labels)
             if examples and len(example.endings) != len(examples[0].endings):
                 raise ValueError(f"{len(example.endings)} endings instead of {len(examples[0].endings)}")
         except ValueError as error:
-            bad_rows.add(path, line, str(error))
+            bad_rows.add(path, line, error)
         else:
             examples.append(example)
     if not examples:
@@ -82,12 +85,12 @@ def write_choices(path: str | PathLike[str], examples: Sequence[ChoiceExample], 
     write_lines(path, [",pred", *rows])
 
 
-def _rows(path: str, bad_rows: BadRows, *, labelled: bool) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
+def _rows(path: str, bad_rows: BadRows, labels: Labels) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
     """(line, id, row) with `context`, `start`, `endings` and, where the file has one, `label`."""
     kind = format_of(path)
     if kind == ".csv":
-        columns = columns_of(path, bad_rows, comma=True)
-        if missing := [name for name in (*_SWAG, *(("label",) if labelled else ())) if name not in columns]:
+        columns = columns_of(path, comma=True)
+        if missing := [name for name in (*_SWAG, *(("label",) if labels == "required" else ())) if name not in columns]:
             raise InputError(f"{path}:1: no column {', '.join(missing)}; is this a file of SWAG's?")
         for number, (line, row) in enumerate(csv_rows(path, bad_rows)):
             endings = [row[name] for name in _ENDINGS]
@@ -97,9 +100,10 @@ def _rows(path: str, bad_rows: BadRows, *, labelled: bool) -> Iterator[tuple[int
                 "context": row["sent1"], "start": row["sent2"], "endings": endings, **label,
             }  # fmt: skip
     elif kind == ".tsv":
-        for line, row in tsv_rows(path, bad_rows, _CODAH):
+        is_unlabelled = labels == "ignored" and len(columns_of(path)) == len(_CODAH) - 1
+        for line, row in tsv_rows(path, bad_rows, _CODAH[:-1] if is_unlabelled else _CODAH):
             endings = [row[name] for name in _ENDINGS]
-            yield line, str(line - 1), {"context": row["context"], "endings": endings, "label": row["label"]}
+            yield line, str(line - 1), {"context": row["context"], "endings": endings, "label": row.get("label")}
     elif kind in (".jsonl", ".json"):
         for line, value in json_rows(path, bad_rows):
             yield line, str(value.get("id", line - 1)), value
@@ -107,7 +111,7 @@ def _rows(path: str, bad_rows: BadRows, *, labelled: bool) -> Iterator[tuple[int
         raise InputError(f"{path}: the name has to end in .csv (SWAG), .tsv (CODAH) or .jsonl")
 
 
-def _example(identity: str, row: Mapping[str, Any], *, labelled: bool) -> ChoiceExample:
+def _example(identity: str, row: Mapping[str, Any], labels: Labels) -> ChoiceExample:
     """Raises ValueError that says what is wrong."""
     context, start, endings = row.get("context"), row.get("start") or "", row.get("endings")
     if not isinstance(context, str) or not isinstance(start, str):
@@ -118,11 +122,11 @@ def _example(identity: str, row: Mapping[str, Any], *, labelled: bool) -> Choice
         raise ValueError("the context is empty")
     if empty := [number for number, ending in enumerate(endings) if not ending.strip()]:
         raise ValueError(f"ending {empty[0]} is empty")
-    label = row.get("label")
+    label = row.get("label") if labels != "ignored" else None
     if label is None:
-        if labelled:
-            raise ValueError("no label")
+        if labels == "required":
+            raise BadLabel("no label", MISSING_LABEL)
         return ChoiceExample(identity, context, start, tuple(endings), None)
     if str(label) not in map(str, range(len(endings))):
-        raise ValueError(f"the label {label!r:.60} is not one of 0 to {len(endings) - 1}")
+        raise BadLabel(f"the label {label!r:.60} is not one of 0 to {len(endings) - 1}", UNKNOWN_LABEL)
     return ChoiceExample(identity, context, start, tuple(endings), int(label))

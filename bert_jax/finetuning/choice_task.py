@@ -1,7 +1,7 @@
 """SWAG, and any choice among endings, as a task to train on: a sequence an ending, and a softmax over their scores."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,10 @@ from bert_jax.finetuning import metrics
 from bert_jax.finetuning.bad_rows import BadRows
 from bert_jax.finetuning.choice import ChoiceExample, encode_choices, read_choices, write_choices
 from bert_jax.finetuning.encoded_rows import Encoding, Rows
-from bert_jax.finetuning.task import Outputs, Split
+from bert_jax.finetuning.task import Outputs, Split, softmax
 from bert_jax.finetuning.task_files import split_files
 
-_FILES = {
+FILES = {
     "train": ("train.csv", "train.tsv", "train.jsonl"),
     "dev": ("val.csv", "dev.csv", "dev.tsv", "dev.jsonl"),
     "test": ("test.csv", "test.tsv", "test.jsonl"),
@@ -29,14 +29,16 @@ class ChoiceTask:
 
     examples: Mapping[str, Sequence[ChoiceExample]]
     encoding: Encoding
+    left_out: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     name = "choice"
     kind = "choose"
     main_metric = "accuracy"
+    positive_label = None
 
     @property
     def size(self) -> int:
-        return len(self.examples["train"][0].endings)
+        return len(next(iter(self.examples.values()))[0].endings)
 
     def about(self) -> dict[str, Any]:
         return {"name": self.name}
@@ -67,7 +69,16 @@ class ChoiceTask:
         def write(outputs: Outputs, folder: epath.Path) -> None:
             write_choices(folder / f"{name}.csv", examples, np.stack(outputs).argmax(axis=-1).tolist())
 
-        return Split(name, rows, None if rows.labels is None else score, write)
+        def predictions(outputs: Outputs) -> list[dict[str, Any]]:
+            return [
+                {"id": example.id, "prediction": int(one.argmax()), "probabilities": softmax(one).round(6).tolist()}
+                for example, one in zip(examples, outputs, strict=True)
+            ]
+
+        return Split(
+            name, rows, None if rows.labels is None else score, write, predictions, len(examples),
+            self.left_out.get(name, {}),
+        )  # fmt: skip
 
 
 def choice_task(config: ConfigDict, encoding: Encoding) -> ChoiceTask:
@@ -76,12 +87,12 @@ def choice_task(config: ConfigDict, encoding: Encoding) -> ChoiceTask:
     InputError where one cannot be read, or has another number of endings.
     """
     bad_rows = BadRows(strict=config.data.strict)
-    examples = {
-        split: read_choices(path, bad_rows, labelled=split != "test")
-        for split, path in split_files(config, _FILES).items()
-    }
+    examples, left_out = {}, {}
+    for split, path in split_files(config, FILES).items():
+        examples[split] = read_choices(path, bad_rows, labels="optional" if split == "test" else "required")
+        left_out[split] = bad_rows.take_reasons()
     bad_rows.report()
     counts = {split: len(of_split[0].endings) for split, of_split in examples.items()}
     if len(set(counts.values())) > 1:
         raise InputError(f"the splits have different numbers of endings: {counts}")
-    return ChoiceTask(examples, encoding)
+    return ChoiceTask(examples, encoding, left_out)

@@ -19,7 +19,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bert_jax import remote, whole_files
-from bert_jax.config import ConfigDict, flatten
+from bert_jax.config import ConfigDict, flatten, load_config
 from bert_jax.data.hashing import key_from
 from bert_jax.data.tfds_corpus import is_tfds
 from bert_jax.data.tokenization import WordPieceTokenizer
@@ -34,6 +34,7 @@ from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.progress import Bars, silent
 from bert_jax.training.batches import rows_here
+from bert_jax.training.checkpoint_folders import newest_step
 from bert_jax.training.checkpoints import Checkpointer, newest_intact, open_checkpoint
 from bert_jax.training.checks import check_attention, compute_dtype
 from bert_jax.training.flops import finetuning_flops
@@ -111,6 +112,8 @@ def _finetune(
     if needs_scores and not any(split.score for split in splits):
         raise InputError("there is no split with labels to choose a run by: give the task a dev set")
     order = Order(rows, config)
+    for warning in scoring_warnings(splits):
+        log.warning(warning)
     log.info(
         "%s: %d examples to train on, %d steps; %s", task.name, len(rows), order.total_steps,
         ", ".join(f"{split.name} {len(split.rows)}" for split in splits),
@@ -148,9 +151,16 @@ def _finetune(
 
     # --- Loop ----------------------------------------------------------------------------------------------------
     scored = [split for split in splits if split.score is not None]
+    final = Final({}, {})
 
     def evaluate(step: int, state: TrainState) -> dict[str, float]:
-        of_splits = {split.name: _score(run, predictor, state, split, step) for split in scored}
+        of_splits: dict[str, dict[str, float]] = {}
+        for split in scored:
+            assert split.score is not None
+            outputs = _outputs(run, predictor, state, split, step)
+            of_splits[split.name] = split.score(outputs)
+            if step == order.total_steps:
+                final.outputs[split.name], final.scores[split.name] = outputs, of_splits[split.name]
         row = {f"{name}/{metric}": value for name, scores in of_splits.items() for metric, value in scores.items()}
         run.writer.write(step, row, split="eval")
         log.info("step %d: %s", step, "  ".join(f"{name} {value:.4f}" for name, value in row.items()))
@@ -172,11 +182,12 @@ def _finetune(
         save=lambda step, state, unlogged: checkpointer.save(
             step, state, bert_config=model, dataset_hashes=(order.hash,), unlogged=unlogged
         ),
+        warmup_key="optimizer.warmup_proportion",
     )  # fmt: skip
     if start < order.total_steps:
         state, _ = run_steps(run, stretch, state)
     checkpointer.wait()
-    return _finish(run, folder, task, splits, predictor, state)
+    return _finish(run, folder, task, splits, predictor, state, final)
 
 
 def plan_step(
@@ -269,7 +280,10 @@ def check_same_run(
 
     `sources` are keys of paths that it may change only where what they named is no longer there, but has been moved.
     """
-    old, new = dict(flatten(ConfigDict(before))), dict(flatten(config))
+    # A key that the run did not know has its default: what was written before there was the key goes on.
+    defaults = load_config("finetune/default", keys_of="finetune/default")
+    old, new = dict(flatten(defaults)) | dict(flatten(ConfigDict(before))), dict(flatten(config))
+    old = {key: list(value) if isinstance(value, tuple) else value for key, value in old.items()}
     new = {key: list(value) if isinstance(value, tuple) else value for key, value in new.items()}  # as JSON has it
     changed = [
         f"{key} {old.get(key)!r} -> {new[key]!r}" for key in new
@@ -289,9 +303,56 @@ def _is_elsewhere(before: str | None, now: str) -> bool:
     return remote.exists(remote.named(before)) and remote.absolute(before) != remote.absolute(now)
 
 
-def _score(run: Run, predictor: Predictor, state: TrainState, split: Split, step: int) -> dict[str, float]:
-    assert split.score is not None
-    return split.score(_outputs(run, predictor, state, split, step))
+@dataclass(frozen=True)
+class Final:
+    """Outputs and scores of the last step's evaluation, by split: they are not computed again when the run ends."""
+
+    outputs: dict[str, list[np.ndarray]]
+    scores: dict[str, dict[str, float]]
+
+
+def scoring_warnings(splits: Sequence[Split]) -> list[str]:
+    """Returns warnings for the start of a run: that nothing will be scored, or that rows will not be."""
+    scored = [split for split in splits if split.score is not None]
+    if not scored:
+        return ["no split has labels: nothing will be scored; set task.dev to a file with labels"]
+    return [
+        f"{split.name}: {sum(split.left_out.values())} rows are not scored ({_listed(split.left_out)}), "
+        f"{split.scorable} are"
+        for split in scored if split.left_out
+    ]  # fmt: skip
+
+
+def unscored(workdir: str) -> dict[str, Any]:
+    """Returns the outcome of a finished run without a score as JSON: `checkpoint`, `step`, and `not_scored`, why."""
+    newest = newest_step(remote.absolute(workdir))
+    assert newest is not None
+    return {
+        "checkpoint": str(newest), "step": int(newest.name), "scores": {},
+        "not_scored": "no split has labels; task.dev names a file with labels",
+    }  # fmt: skip
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
+
+
+def describe_result(
+    task: Task, splits: Sequence[Split], step: int, scores: Mapping[str, Mapping[str, float]]
+) -> dict[str, Any]:
+    """Returns what `result.json` has: JSON.
+
+    `task`, `main_metric`, `step`, `scores` by split, `rows` (of each scored split how many are `scored`, and how many
+    are `left_out` by reason) and, where `f1` is of one of two labels, `positive_label`.
+    """
+    rows = {
+        split.name: {"scored": split.scorable, "left_out": dict(split.left_out)}
+        for split in splits if split.name in scores
+    }  # fmt: skip
+    of_f1 = {} if task.positive_label is None else {"positive_label": task.positive_label}
+    return {
+        "task": task.name, "main_metric": task.main_metric, **of_f1, "step": step, "scores": dict(scores), "rows": rows
+    }  # fmt: skip
 
 
 def _outputs(run: Run, predictor: Predictor, state: TrainState, split: Split, step: int) -> list[np.ndarray]:
@@ -306,20 +367,22 @@ def _outputs(run: Run, predictor: Predictor, state: TrainState, split: Split, st
 
 
 def _finish(
-    run: Run, folder: epath.Path, task: Task, splits: Sequence[Split], predictor: Predictor, state: TrainState
-) -> dict[str, dict[str, float]]:
+    run: Run, folder: epath.Path, task: Task, splits: Sequence[Split], predictor: Predictor, state: TrainState,
+    final: Final,
+) -> dict[str, dict[str, float]]:  # fmt: skip
     """Scores and predicts every split with the final state, and writes both down."""
     result: dict[str, dict[str, float]] = {}
-    target = folder / PREDICTIONS
+    target, step = folder / PREDICTIONS, int(state.step)
     if is_first():
         whole_files.make_folder(target)
     for split in splits:
-        outputs = _outputs(run, predictor, state, split, int(state.step))
+        is_done = split.name in final.outputs
+        outputs = final.outputs[split.name] if is_done else _outputs(run, predictor, state, split, step)
         if split.score is not None:
-            result[split.name] = split.score(outputs)
+            result[split.name] = final.scores[split.name] if is_done else split.score(outputs)
         if is_first():
             split.write(outputs, target)
     if is_first():
-        said = {"task": task.name, "main_metric": task.main_metric, "step": int(state.step), "scores": result}
+        said = describe_result(task, splits, step, result)
         whole_files.write_whole(folder / RESULT_FILE, (finite_json(said, indent=2) + "\n").encode())
     return result

@@ -20,7 +20,7 @@ from etils import epath
 
 from bert_jax.data.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
-from bert_jax.finetuning.bad_rows import BadRows
+from bert_jax.finetuning.bad_rows import MISSING_LABEL, NO_GOLD_LABEL, UNKNOWN_LABEL, BadLabel, BadRows
 from bert_jax.finetuning.examples import TextExample
 from bert_jax.finetuning.glue_tfds import read_tfds
 from bert_jax.finetuning.rows import columns_of, text_lines, tsv_rows, write_lines
@@ -33,7 +33,7 @@ SCORE_RANGE = (0.0, 5.0)
 _COLA = ("source", "label", "author_label", "sentence")  # train and dev have no header
 _MSR_FILES = {"train": "msr_paraphrase_train.txt", "dev": "msr_paraphrase_train.txt", "test": "msr_paraphrase_test.txt"}
 _DEV_IDS = "dev_ids.tsv"
-_NO_GOLD_LABEL = "-"  # in SNLI and MultiNLI, where annotators did not agree
+_NOT_AGREED = "-"  # in SNLI and MultiNLI, where annotators did not agree
 
 
 @dataclass(frozen=True)
@@ -136,12 +136,30 @@ def read_split(folder: str | PathLike[str], task: GlueTask, split: str, bad_rows
     """
     if split not in task.splits:
         raise InputError(f"{task.name} has no split {split!r}; there are: {', '.join(task.splits)}")
-    if is_tfds(str(folder)):
-        return read_tfds(str(folder), task.name, split, task.texts)
-    path, name = _find(folder, task, split)
+    return read_file(find_split(folder, task, split), task, split, bad_rows)
+
+
+def find_split(folder: str | PathLike[str], task: GlueTask, split: str) -> str:
+    """Returns the path of a split's file, or `folder` where it is a dataset of TFDS. InputError where there is none."""
+    return str(folder) if is_tfds(str(folder)) else _find(folder, task, split)[0]
+
+
+def split_named(path: str | PathLike[str], task: GlueTask) -> str:
+    """Returns the split that a labelled file is read as: the one it is called after, or the first that is scored."""
+    name = epath.Path(path).name
+    named = [split for split in task.splits if name in (*task.splits[split], _MSR_FILES.get(split))]
+    scored = [split for split in task.splits if split.startswith("dev")]
+    return next((split for split in (*scored, *named) if split in named), scored[0])
+
+
+def read_file(path: str, task: GlueTask, split: str, bad_rows: BadRows) -> list[TextExample]:
+    """Returns the examples of a file wherever it is, as `read_split` does; `split` says which columns it has."""
+    if is_tfds(path):
+        return read_tfds(path, task.name, split, task.texts)
+    name = epath.Path(path).name
     headless = task.name == "cola" and split != "test"
     if not headless:
-        _check_columns(path, columns_of(path, bad_rows), task, split)
+        _check_columns(path, columns_of(path), task, split)
     rows = (
         _msr_rows(path, split, bad_rows)
         if name in _MSR_FILES.values()
@@ -153,7 +171,7 @@ def read_split(folder: str | PathLike[str], task: GlueTask, split: str, bad_rows
         try:
             examples.append(_example(row, number, task, required=split not in task.submissions))
         except ValueError as error:
-            bad_rows.add(path, line, str(error))
+            bad_rows.add(path, line, error)
     if not examples:
         raise InputError(f"{path}: no usable row; this is to be the {split} split of {task.name}")
     return examples
@@ -227,19 +245,21 @@ def _example(row: Mapping[str, str], number: int, task: GlueTask, *, required: b
 
 def parse_label(text: str, task: GlueTask) -> int | float:
     """The number of the class that a file's label names, or the score. Raises ValueError that says what is wrong."""
+    if not text:
+        raise BadLabel("unknown label '': it is empty", MISSING_LABEL)
     if not task.regression:
         if text in task.labels:
             return task.labels.index(text)
-        if text == _NO_GOLD_LABEL:
-            raise ValueError("no gold label: it is '-'")
-        raise ValueError(f"unknown label {text!r:.60}; there are: {', '.join(task.labels)}")
+        if text == _NOT_AGREED:
+            raise BadLabel("no gold label: it is '-'", NO_GOLD_LABEL)
+        raise BadLabel(f"unknown label {text!r:.60}; there are: {', '.join(task.labels)}", UNKNOWN_LABEL)
     try:
         score = float(text)
     except ValueError:
-        raise ValueError(f"{text!r:.60} is no score") from None
+        raise BadLabel(f"{text!r:.60} is no score", UNKNOWN_LABEL) from None
     low, high = SCORE_RANGE
     if not low <= score <= high:
-        raise ValueError(f"the score {text} is not between {low:g} and {high:g}")
+        raise BadLabel(f"the score {text:.60} is not between {low:g} and {high:g}", UNKNOWN_LABEL)
     return score
 
 

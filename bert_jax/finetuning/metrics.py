@@ -15,11 +15,18 @@ def accuracy(labels: ArrayLike, predictions: ArrayLike) -> float:
     return float(np.mean(y == p)) if len(y) else 0.0
 
 
-def f1(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """F1 of class 1, the positive one: 2 TP / (2 TP + FP + FN). Both are [N]."""
+def f1(labels: ArrayLike, predictions: ArrayLike, positive: int = 1) -> float:
+    """F1 of the positive class: 2 TP / (2 TP + FP + FN). Both are [N]."""
     y, p = _both(labels, predictions)
-    positives = int(np.sum(y == 1) + np.sum(p == 1))
-    return 2 * int(np.sum((y == 1) & (p == 1))) / positives if positives else 0.0
+    positives = int(np.sum(y == positive) + np.sum(p == positive))
+    return 2 * int(np.sum((y == positive) & (p == positive))) / positives if positives else 0.0
+
+
+def f1_macro(labels: ArrayLike, predictions: ArrayLike) -> float:
+    """Mean of the F1 of each class that is a label or a prediction. Both are [N]."""
+    y, p = _both(labels, predictions)
+    classes = np.union1d(y, p)
+    return sum(f1(y, p, one) for one in classes) / len(classes) if len(classes) else 0.0
 
 
 def matthews(labels: ArrayLike, predictions: ArrayLike) -> float:
@@ -51,20 +58,27 @@ def spearman(labels: ArrayLike, predictions: ArrayLike) -> float:
 
 
 METRICS: dict[str, Callable[[ArrayLike, ArrayLike], float]] = {
-    "accuracy": accuracy, "f1": f1, "matthews": matthews, "pearson": pearson, "spearman": spearman,
+    "accuracy": accuracy, "f1": f1, "f1_macro": f1_macro, "matthews": matthews, "pearson": pearson,
+    "spearman": spearman,
 }  # fmt: skip
 """By the names that tasks have for them; each takes labels, then predictions."""
 
 
-def compute(names: Iterable[str], labels: Sequence[float], predictions: ArrayLike) -> dict[str, float]:
+def compute(
+    names: Iterable[str], labels: Sequence[float], predictions: ArrayLike, *, positive: int = 1
+) -> dict[str, float]:
     """The named metrics, each in [-1, 1] and not in percent.
 
     Args:
       names: of METRICS.
       labels: [N] numbers of classes, or scores.
       predictions: [N], the same.
+      positive: the class that `f1` is of.
     """
-    return {name: METRICS[name](labels, predictions) for name in names}
+    return {
+        name: f1(labels, predictions, positive) if name == "f1" else METRICS[name](labels, predictions)
+        for name in names
+    }
 
 
 def _both(labels: ArrayLike, predictions: ArrayLike) -> tuple[np.ndarray, np.ndarray]:

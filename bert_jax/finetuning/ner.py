@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from os import PathLike
 
 from bert_jax.errors import InputError
-from bert_jax.finetuning.bad_rows import BadRows
+from bert_jax.finetuning.bad_rows import MISSING_LABEL, UNKNOWN_LABEL, BadLabel, BadRows
 from bert_jax.finetuning.rows import text_lines, write_lines
 
 OUTSIDE = "O"
@@ -87,7 +87,8 @@ def read_conll(
                 if labelled:
                     tags.append(_tag(columns, tag_column))
             except ValueError as error:
-                bad_rows.add(path, line, f"{error}; its sentence is left out")
+                problem = f"{error}; its sentence is left out"
+                bad_rows.add(path, line, BadLabel(problem, error.reason) if isinstance(error, BadLabel) else problem)
                 break
         else:
             document += not named
@@ -100,8 +101,39 @@ def read_conll(
 
 def has_tags(path: str | PathLike[str]) -> bool:
     """Whether a file's words have anything beside them. InputError where it cannot be read."""
-    rows = (row for rows in _blocks(str(path), BadRows()) for row in rows if not row[1][0].startswith(_DOCUMENT))
+    rows = (
+        row for rows in _blocks(str(path), BadRows(quiet=True)) for row in rows if not row[1][0].startswith(_DOCUMENT)
+    )
     return any(len(columns) > 1 for _, columns in rows)
+
+
+def is_conll(path: str | PathLike[str]) -> bool:
+    """Tells CoNLL's columns, a word a line, from plain text. InputError where the file cannot be read.
+
+    True where the name ends in .conll, no line has a second column, or every line's last column is a tag.
+    """
+    if re.search(r"\.conll(\.\w+)?$", str(path).lower()):
+        return True
+    rows = [row[1] for rows in _blocks(str(path), BadRows(quiet=True)) for row in rows]
+    words = [row for row in rows if not row[0].startswith(_DOCUMENT)]
+    is_tagged = all(len(row) > 1 and _TAG.fullmatch(row[-1].strip()) for row in words)
+    return len(words) < len(rows) or is_tagged or all(len(row) == 1 for row in words)
+
+
+def read_plain(path: str | PathLike[str], bad_rows: BadRows) -> list[TaggedSentence]:
+    """Returns the sentences of plain text, one a line; words stand between spaces.
+
+    InputError where the file cannot be read, or has no sentence.
+    """
+    lines = [line for _, line in text_lines(str(path), bad_rows) if line.strip()]
+    if not lines:
+        raise InputError(f"{path}: no sentence; a line of plain text is one, with spaces between its words")
+    return [split_words(line, number) for number, line in enumerate(lines)]
+
+
+def split_words(text: str, document: int) -> TaggedSentence:
+    """Returns the words between the spaces of a text, without tags."""
+    return TaggedSentence(tuple(word for word in re.split(r"[ \t\r\n]+", text) if word), None, document)
 
 
 def _blocks(path: str, bad_rows: BadRows) -> Iterator[list[tuple[int, list[str]]]]:
@@ -130,10 +162,10 @@ def _column(columns: list[str], index: int, name: str) -> str:
 
 def _tag(columns: list[str], index: int) -> str:
     if len(columns) < 2:
-        raise ValueError("a word without a tag")
+        raise BadLabel("a word without a tag", MISSING_LABEL)
     tag = _column(columns, index, "tag")
     if not _TAG.fullmatch(tag):
-        raise ValueError(f"{tag!r:.60} is no tag: tags are O, B-TYPE, I-TYPE, E-TYPE and S-TYPE")
+        raise BadLabel(f"{tag!r:.60} is no tag: tags are O, B-TYPE, I-TYPE, E-TYPE and S-TYPE", UNKNOWN_LABEL)
     return tag
 
 

@@ -1,5 +1,6 @@
 """Lines and rows of a task's files, each with the number of its line; and files of predictions, whole or not at all."""
 
+import codecs
 import csv
 import json
 from collections import deque
@@ -24,13 +25,40 @@ def text_lines(path: str, bad_rows: BadRows) -> Iterator[tuple[int, str]]:
     Lines that are not UTF-8 are bad rows. Only "\n" ends a line: what else Unicode calls a line's end is text.
 
     Raises:
-      InputError: the file cannot be read.
+      InputError: the file cannot be read, or is UTF-16.
     """
     for number, (_, line) in enumerate(lines_from(path, 0, None), start=1):
+        if number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise InputError(f"{path}:1: expected UTF-8, got UTF-16; {conversion(path, 'UTF-16')}")
         try:
             yield number, line.removesuffix(b"\r").decode("utf-8")
         except UnicodeDecodeError as error:
-            bad_rows.add(path, number, f"not valid UTF-8 (byte 0x{line[error.start]:02x})")
+            byte = line[error.start]
+            bad_rows.add(path, number, f"not valid UTF-8 (byte 0x{byte:02x}); {conversion(path)}")
+
+
+def conversion(path: str | PathLike[str], encoding: str = "LATIN1") -> str:
+    """Returns the command that makes a file UTF-8, for a message."""
+    return f"convert the file, as by: iconv -f {encoding} -t UTF-8 {path} > NEW_FILE"
+
+
+def parse_json(text: str) -> Any:
+    """Returns the value of a JSON text, all of whose strings UTF-8 can hold.
+
+    ValueError that says what is wrong: not JSON, nested too deeply, or half of a surrogate pair as in "\\ud83d".
+    """
+    try:
+        value = json.loads(text)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ord(error.object[error.start])
+        raise ValueError(f"half of a surrogate pair (\\u{half:04x}), which is no character: remove it") from error
+    except RecursionError as error:
+        raise ValueError("not JSON that can be read: it is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from error
+    return value
 
 
 def tsv_rows(path: str, bad_rows: BadRows, header: Sequence[str] | None = None) -> Iterator[tuple[int, dict[str, str]]]:
@@ -44,7 +72,7 @@ def tsv_rows(path: str, bad_rows: BadRows, header: Sequence[str] | None = None) 
     for number, line in text_lines(path, bad_rows):
         cells = line.split("\t")
         if header is None:
-            header = _header(path, cells)
+            header = _header(path, number, cells)
         elif cells == [""]:
             bad_rows.add(path, number, "an empty line")
         elif len(cells) != len(header):
@@ -94,29 +122,44 @@ def csv_rows(path: str, bad_rows: BadRows) -> Iterator[tuple[int, dict[str, str]
             return
         number = taken[0][0]
         if header is None:
-            header = _header(path, cells)
+            header = _header(path, number, cells)
         elif len(cells) != len(header):
             bad_rows.add(path, number, f"{len(cells)} columns instead of {len(header)}" if cells else "an empty line")
         else:
             yield number, dict(zip(header, cells, strict=True))
 
 
-def _header(path: str, names: list[str]) -> list[str]:
-    """InputError where two columns have the same name; columns without one are not read."""
+def _header(path: str, number: int, names: list[str]) -> list[str]:
+    """InputError where line 1 is not the header or two columns have one name; columns without one are not read."""
+    if number > 1:
+        raise InputError(
+            f"{path}:1: the first line, which names the columns, cannot be read: it has to be UTF-8 and well-formed; "
+            f"{conversion(path)}"
+        )
     if twice := next((name for name in names if name and names.count(name) > 1), None):
         raise InputError(f"{path}: two columns are called {twice!r}")
     return names
 
 
 def json_rows(path: str, bad_rows: BadRows) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of each line of a file of JSON lines; empty lines are skipped."""
+    """(line number, object) of each line of a file of JSON lines; empty lines are skipped.
+
+    InputError for a file that is one JSON array.
+    """
+    is_first = True
     for number, line in text_lines(path, bad_rows):
         if not line.strip():
             continue
+        if is_first and line.lstrip().startswith("["):
+            raise InputError(
+                f"{path}:{number}: expected JSON lines, an object each, got a JSON array; write its elements as lines, "
+                f"as by: jq -c '.[]' {path} > NEW_FILE.jsonl"
+            )
+        is_first = False
         try:
-            value = json.loads(line)
+            value = parse_json(line)
         except ValueError as error:
-            bad_rows.add(path, number, f"not JSON: {error}")
+            bad_rows.add(path, number, error)
             continue
         if isinstance(value, dict):
             yield number, value
@@ -124,14 +167,20 @@ def json_rows(path: str, bad_rows: BadRows) -> Iterator[tuple[int, dict[str, Any
             bad_rows.add(path, number, f"a JSON {type(value).__name__} instead of an object")
 
 
-def columns_of(path: str, bad_rows: BadRows, *, comma: bool = False) -> list[str]:
+def columns_of(path: str, *, comma: bool = False) -> list[str]:
     """The names of a file's columns, as its first line has them.
 
     Raises:
-      InputError: the file is empty or cannot be read.
+      InputError: the file is empty or cannot be read, or its first line cannot.
     """
-    for _, line in text_lines(path, bad_rows):
-        return next(csv.reader([line])) if comma else line.split("\t")
+    for number, line in text_lines(path, BadRows(quiet=True)):
+        try:
+            return _header(path, number, next(csv.reader([line], strict=True)) if comma else line.split("\t"))
+        except csv.Error as error:
+            raise InputError(
+                f"{path}:{number}: the header cannot be read: {error}; expected names between commas, and lines that "
+                'end in "\\n"'
+            ) from error
     raise InputError(f"{path}: an empty file; its first line has to name the columns")
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from bert_jax import remote, whole_files
 from bert_jax.errors import InputError
 from bert_jax.finetuning.bad_rows import BadRows
+from bert_jax.finetuning.rows import conversion
 
 log = logging.getLogger(__name__)
 
@@ -119,15 +120,23 @@ def locate(text: str, start: int, context: str) -> Answer | None:
 
 def _load(path: str | PathLike[str]) -> list[Any]:
     try:
-        file = json.loads(whole_files.read_whole(remote.named(path)).decode("utf-8-sig"))
+        file = _parse(path, whole_files.read_whole(remote.named(path)))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}); name a file of SQuAD") from error
-    except (ValueError, RecursionError) as error:  # of UTF-8 or of JSON
-        raise InputError(f"{path}: not JSON in UTF-8 ({error}); name a file of SQuAD") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON that can be read ({error}); name a file of SQuAD") from error
     data = file.get("data") if isinstance(file, dict) else None
     if not isinstance(data, list):
         raise InputError(f'{path}: has no list of articles under "data"; name a file of SQuAD 1.1 or 2.0')
     return data
+
+
+def _parse(path: str | PathLike[str], content: bytes) -> Any:
+    try:
+        return json.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{path}:{line}: not valid UTF-8 ({error.reason}); {conversion(path)}") from error
 
 
 def _entries(
@@ -166,6 +175,8 @@ def _question(article: dict[str, Any], paragraph: dict[str, Any], entry: Any, tr
     if not isinstance(is_impossible, bool):
         raise _Problem('"is_impossible" is neither true nor false')
     context = paragraph["context"]
+    for key, text in (("id", entry["id"]), ("question", entry["question"]), ("context", context)):
+        _check_characters(key, text)
     given = _given_answers(entry)
     if training:
         if is_impossible and given:
@@ -195,6 +206,17 @@ def _question(article: dict[str, Any], paragraph: dict[str, Any], entry: Any, tr
     )
 
 
+def _check_characters(key: str, text: str) -> None:
+    """_Problem for half of a surrogate pair, which JSON can escape and no UTF-8 can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = ord(text[error.start])
+        raise _Problem(
+            f'"{key}" has half of a surrogate pair (\\u{half:04x}), which is no character: remove it'
+        ) from error
+
+
 def _given_answers(entry: dict[str, Any]) -> list[tuple[str, int]]:
     answers = entry.get("answers", [])
     if not isinstance(answers, list):
@@ -202,6 +224,7 @@ def _given_answers(entry: dict[str, Any]) -> list[tuple[str, int]]:
     for answer in answers:
         if not isinstance(answer, dict) or not isinstance(answer.get("text"), str):
             raise _Problem('an answer has no "text"')
+        _check_characters("text", answer["text"])
         start = answer.get("answer_start")
         if not isinstance(start, int) or isinstance(start, bool):
             raise _Problem('an answer has no whole number as "answer_start"')

@@ -1,7 +1,7 @@
 """SQuAD as a task to train on: the start and the end of the answer, in windows of its paragraph."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,19 +21,33 @@ from bert_jax.finetuning.task_files import split_files
 
 @dataclass(frozen=True)
 class SquadTask:
-    """Questions whose answers are spans of a paragraph; in version 2.0 some have none."""
+    """Questions whose answers are spans of a paragraph; in version 2.0 some have none.
+
+    Attributes:
+      training: what is trained on.
+      evaluated: of each split that is scored or predicted.
+      encoding: how texts become rows.
+      version_2: whether a question may have no answer.
+      doc_stride, max_query_length: of `build_windows`.
+      n_best, max_answer_length: of `answer_questions`.
+      null_threshold: null odds beyond which there is no answer; None tunes them on what is scored, for the best F1.
+      left_out: entries of each split that cannot be used, by reason.
+    """
 
     training: Sequence[Question]
-    dev: Sequence[Question] | None
+    evaluated: Mapping[str, Sequence[Question]]
     encoding: Encoding
     version_2: bool
     doc_stride: int
     max_query_length: int
     n_best: int
     max_answer_length: int
+    null_threshold: float | None = None
+    left_out: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     kind = "span"
     size = 2
+    positive_label = None
 
     @property
     def name(self) -> str:
@@ -52,9 +66,11 @@ class SquadTask:
         return Rows([window.sequence for window in windows], labels)
 
     def splits(self) -> list[Split]:
-        if self.dev is None:
-            return []
-        questions, windows = self.dev, self._windows(self.dev)
+        return [self._split(name) for name in self.evaluated]
+
+    def _split(self, name: str) -> Split:
+        questions = self.evaluated[name]
+        windows = self._windows(questions)
 
         def answers(outputs: Outputs) -> Answers:
             starts, ends = ([of_window[:, side] for of_window in outputs] for side in range(2))
@@ -66,14 +82,20 @@ class SquadTask:
         def score(outputs: Outputs) -> dict[str, float]:
             found = answers(outputs)
             if self.version_2:
-                return score_v2(questions, found.best, found.null_odds, self._threshold(found))
+                return score_v2(questions, found.best, found.null_odds, self._threshold(questions, found))
             return score_v1(questions, found.best)
 
         def write(outputs: Outputs, folder: epath.Path) -> None:
             found = answers(outputs)
-            write_answers(folder, found, self._threshold(found) if self.version_2 else 0.0)
+            write_answers(folder, found, self._threshold(questions, found))
 
-        return [Split("dev", Rows([window.sequence for window in windows], None), score, write)]
+        def predictions(outputs: Outputs) -> list[dict[str, Any]]:
+            found = answers(outputs)
+            texts = found.predictions(self.null_threshold or 0.0)
+            return [_said(question.id, texts[question.id], found) for question in questions]
+
+        rows = Rows([window.sequence for window in windows], None)
+        return Split(name, rows, score, write, predictions, len(questions), self.left_out.get(name, {}))
 
     def _windows(self, questions: Sequence[Question]) -> list[Window]:
         return build_windows(
@@ -81,10 +103,18 @@ class SquadTask:
             max_query_length=self.max_query_length,
         )  # fmt: skip
 
-    def _threshold(self, found: Answers) -> float:
-        """Of the null odds: the one with the best F1 on dev, as the paper tunes it."""
-        assert self.dev is not None
-        return best_thresholds(self.dev, found.best, found.null_odds)["f1"].threshold
+    def _threshold(self, questions: Sequence[Question], found: Answers) -> float:
+        """Returns the null odds beyond which there is no answer: those given, or the best for F1, as in the paper."""
+        if not self.version_2 or self.null_threshold is not None:
+            return self.null_threshold or 0.0
+        return best_thresholds(questions, found.best, found.null_odds)["f1"].threshold
+
+
+def _said(identity: str, text: str, found: Answers) -> dict[str, Any]:
+    """`prediction` ("" is no answer), its `probability` among the n best and, of 2.0, `null_odds`."""
+    chances = {candidate.text: candidate.probability for candidate in found.nbest[identity]}
+    odds = {"null_odds": found.null_odds[identity]} if identity in found.null_odds else {}
+    return {"id": identity, "prediction": text, "probability": chances.get(text), **odds}
 
 
 def squad_task(config: ConfigDict, encoding: Encoding) -> SquadTask:
@@ -93,20 +123,25 @@ def squad_task(config: ConfigDict, encoding: Encoding) -> SquadTask:
     if task.test:
         raise InputError(f"task.test={task.test}: answers of SQuAD are predicted, and scored, for task.dev")
     version = "v2.0" if task.version_2 else "v1.1"
-    usual = {"train": (f"train-{version}.json",), "dev": (f"dev-{version}.json",)}
-    files = split_files(config, usual)
+    files = split_files(config, {"train": (f"train-{version}.json",), "dev": (f"dev-{version}.json",)})
     bad_rows = BadRows(strict=config.data.strict)
     training = read_questions(files["train"], bad_rows, training=True)
     if not task.version_2:
         training = [question for question in training if not question.is_impossible]
-    dev = read_questions(files["dev"], bad_rows, training=False) if "dev" in files else None
+    bad_rows.take_reasons()
+    evaluated, left_out = {}, {}
+    if "dev" in files:
+        evaluated["dev"] = read_questions(files["dev"], bad_rows, training=False)
+        left_out["dev"] = bad_rows.take_reasons()
     bad_rows.report()
-    if not task.version_2 and (open_ones := [question for question in dev or () if not question.answers]):
+    open_ones = [question for question in evaluated.get("dev", ()) if not question.answers]
+    if not task.version_2 and open_ones:
         raise InputError(
             f"{files['dev']}: question {open_ones[0].id} and {len(open_ones) - 1} others have no answer to compare "
             "with; SQuAD 2.0, where some have none, is --config=finetune/squad:2.0"
         )
     return SquadTask(
-        training, dev, encoding, version_2=task.version_2, doc_stride=task.doc_stride,
+        training, evaluated, encoding, version_2=task.version_2, doc_stride=task.doc_stride,
         max_query_length=task.max_query_length, n_best=task.n_best, max_answer_length=task.max_answer_length,
+        left_out=left_out,
     )  # fmt: skip

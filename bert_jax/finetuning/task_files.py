@@ -23,13 +23,21 @@ def split_files(config: ConfigDict, usual: Mapping[str, Sequence[str]]) -> dict[
     for split, names in usual.items():
         if given := config.task[split]:
             found[split] = os.path.join(config.data.path, given)
-            continue
-        paths = [os.path.join(config.data.path, name) for name in names]
-        if path := next((path for path in paths if remote.exists(remote.named(path))), None):
-            found[split] = path
+        else:
+            found |= usual_files(config.data.path, {split: names})
     if "train" not in found:
         raise InputError(
             f"{config.data.path or 'data.path is empty, and here'} has none of {', '.join(usual['train'])}: name the "
             "file to train on, --config.task.train=FILE"
         )
+    return found
+
+
+def usual_files(folder: str, usual: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Returns the paths of the splits that a folder has under one of their usual names, of several the first."""
+    found: dict[str, str] = {}
+    for split, names in usual.items():
+        paths = [os.path.join(folder, name) for name in names]
+        if path := next((path for path in paths if remote.exists(remote.named(path))), None):
+            found[split] = path
     return found

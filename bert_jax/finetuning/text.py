@@ -17,7 +17,7 @@ from typing import Any
 
 from bert_jax.data.file_lines import COMPRESSED
 from bert_jax.errors import InputError
-from bert_jax.finetuning.bad_rows import BadRows
+from bert_jax.finetuning.bad_rows import MISSING_LABEL, UNKNOWN_LABEL, BadLabel, BadRows
 from bert_jax.finetuning.examples import TextExample
 from bert_jax.finetuning.rows import csv_rows, json_rows, tsv_rows, write_lines
 
@@ -58,7 +58,7 @@ def find_fields(path: str | PathLike[str], fields: TextFields) -> TextFields:
 
     Raises InputError as `read_texts` does; of a file without a row it tells nothing.
     """
-    for line, row in _rows_of(path, BadRows()):
+    for line, row in _rows_of(path, BadRows(quiet=True)):
         texts = _choose_fields(f"{path}:{line}", row, fields, columns=False, labelled=False)
         return dataclasses.replace(fields, texts=texts)
     return fields
@@ -101,7 +101,7 @@ def read_texts(
             texts = [_text(row, name) for name in names]
             label = _label(row, fields.label, regression=regression) if labelled else None
         except ValueError as error:
-            bad_rows.add(path, line, str(error))
+            bad_rows.add(path, line, error)
             continue
         identity = row.get(fields.id)
         found.append((line, str(line if identity in (None, "") else identity), texts, label))
@@ -111,7 +111,8 @@ def read_texts(
     examples = []
     for line, identity, texts, label in found:
         if classified and label not in numbers:
-            bad_rows.add(path, line, f"unknown label {label!r:.60}; there are: {_listed(classes)}")
+            problem = f"unknown label {label!r:.60}; there are: {_listed(classes)}"
+            bad_rows.add(path, line, BadLabel(problem, UNKNOWN_LABEL))
             continue
         value = numbers[label] if classified else label
         examples.append(TextExample(identity, texts[0], texts[1] if len(texts) > 1 else None, value))
@@ -180,17 +181,17 @@ def _text(row: dict[str, Any], name: str) -> str:
 def _label(row: dict[str, Any], name: str, *, regression: bool) -> str | float:
     value = row.get(name)
     if value is None or value == "":
-        raise ValueError(f"no label in {name!r}")
+        raise BadLabel(f"no label in {name!r}", MISSING_LABEL)
     if not isinstance(value, str | int | float):
-        raise ValueError(f"the label is a {type(value).__name__} instead of a text or a number")
+        raise BadLabel(f"the label is a {type(value).__name__} instead of a text or a number", UNKNOWN_LABEL)
     if not regression:
         return value if isinstance(value, str) else json.dumps(value)
     try:
         score = math.nan if isinstance(value, bool) else float(value)
-    except ValueError:
+    except (ValueError, OverflowError):  # a JSON number may have hundreds of digits
         score = math.nan
     if not math.isfinite(score):
-        raise ValueError(f"the label {value!r:.60} is no finite number")
+        raise BadLabel(f"the label {value!r:.60} is no finite number", UNKNOWN_LABEL)
     return score
 
 

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from bert_jax.finetuning.bad_rows import BadRows
 from bert_jax.finetuning.encoded_rows import Encoding, Rows
 from bert_jax.finetuning.examples import TextExample, encode_examples
 from bert_jax.finetuning.rows import write_lines
-from bert_jax.finetuning.task import Outputs, Split
+from bert_jax.finetuning.task import Outputs, Split, softmax
 
 log = logging.getLogger(__name__)
 
@@ -25,12 +25,6 @@ def classes_or_scores(outputs: Outputs, *, regression: bool) -> np.ndarray:
     """What each example's outputs come to: int64 [N] the most probable class, or fp32 [N] scores."""
     stacked = np.stack(outputs)
     return stacked[:, 0] if regression else stacked.argmax(axis=-1)
-
-
-def probabilities(outputs: np.ndarray) -> np.ndarray:
-    """fp64 [labels]: the softmax of an example's outputs."""
-    exponents = np.exp(outputs.astype(np.float64) - outputs.max())
-    return exponents / exponents.sum()
 
 
 @dataclass(frozen=True)
@@ -43,6 +37,8 @@ class TextTask:
       metric_names: of `metrics.METRICS`.
       examples: of each split, the first of which is trained on.
       fields: what the columns of one's own files are called, found or given.
+      positive_label: the class that `f1` is of; None where `f1` is no metric of the task, or is GLUE's.
+      left_out: rows of each split that cannot be used, by reason.
     """
 
     name: str
@@ -53,6 +49,8 @@ class TextTask:
     encoding: Encoding
     fields: text.TextFields | None = None
     glue_task: glue.GlueTask | None = None
+    positive_label: str | None = None
+    left_out: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def regression(self) -> bool:
@@ -70,9 +68,10 @@ class TextTask:
     def about(self) -> dict[str, Any]:
         fields = self.fields or text.TextFields()
         is_pair = any(example.text_b is not None for example in self.examples["train"])
+        of_f1 = {} if self.positive_label is None else {"positive_label": self.positive_label}
         return {
             "name": self.name, "classes": list(self.classes), "texts": list(fields.texts), "id": fields.id,
-            "is_pair": is_pair,
+            "is_pair": is_pair, **of_f1,
         }  # fmt: skip
 
     def train(self) -> Rows:
@@ -95,7 +94,8 @@ class TextTask:
 
         def score(outputs: Outputs) -> dict[str, float]:
             said = classes_or_scores(outputs, regression=self.regression)
-            return metrics.compute(self.metric_names, np.asarray(rows.labels).tolist(), said)
+            positive = 1 if self.positive_label is None else self.classes.index(self.positive_label)
+            return metrics.compute(self.metric_names, np.asarray(rows.labels).tolist(), said, positive=positive)
 
         def write(outputs: Outputs, folder: epath.Path) -> None:
             said = classes_or_scores(outputs, regression=self.regression)
@@ -106,7 +106,20 @@ class TextTask:
             lines = [f"{example.id}\t{label}" for example, label in zip(examples, shown, strict=True)]
             write_lines(folder / f"{name}.tsv", ["id\tprediction", *lines])
 
-        return Split(name, rows, None if rows.labels is None else score, write)
+        def predictions(outputs: Outputs) -> list[dict[str, Any]]:
+            return [{"id": example.id, **self._said(one)} for example, one in zip(examples, outputs, strict=True)]
+
+        return Split(
+            name, rows, None if rows.labels is None else score, write, predictions, len(examples),
+            self.left_out.get(name, {}),
+        )  # fmt: skip
+
+    def _said(self, outputs: np.ndarray) -> dict[str, Any]:
+        """`prediction`, a class by name or a score, and of classes their `probabilities`, of outputs [labels]."""
+        if self.regression:
+            return {"prediction": round(float(outputs[0]), 6)}
+        by_class = dict(zip(self.classes, softmax(outputs).round(6).tolist(), strict=True))
+        return {"prediction": self.classes[int(outputs.argmax())], "probabilities": by_class}
 
 
 def glue_task(config: ConfigDict, encoding: Encoding) -> TextTask:
@@ -118,10 +131,14 @@ def glue_task(config: ConfigDict, encoding: Encoding) -> TextTask:
         split for split in task.splits
         if split.startswith(("train", "dev")) or glue.has_split(config.data.path, task, split)
     ]  # fmt: skip
-    examples = {split: glue.read_split(config.data.path, task, split, bad_rows) for split in wanted}
+    examples, left_out = {}, {}
+    for split in wanted:
+        examples[split] = glue.read_split(config.data.path, task, split, bad_rows)
+        left_out[split] = bad_rows.take_reasons()
     bad_rows.report()
     return TextTask(
-        f"glue/{task.name}", task.labels, task.metrics, task.main_metric, examples, encoding, glue_task=task
+        f"glue/{task.name}", task.labels, task.metrics, task.main_metric, examples, encoding, glue_task=task,
+        left_out=left_out,
     )  # fmt: skip
 
 
@@ -151,11 +168,42 @@ def own_task(config: ConfigDict, encoding: Encoding) -> TextTask:
         raise InputError(f"{task.train}: all labels are {classes[0]!r}: there is nothing to tell apart")
     if len(classes) > 2 and text.are_scores(classes):
         log.warning("the %d labels are numbers, which are told apart: task.regression=True predicts them", len(classes))
-    examples = {"train": train}
+    positive_label = choose_positive_label(task.positive_label, classes)
+    examples, left_out = {"train": train}, {}
+    bad_rows.take_reasons()
     if task.dev:
         examples["dev"], _ = read(task.dev, classes or None)
+        left_out["dev"] = bad_rows.take_reasons()
     if task.test:
         examples["test"], _ = read(task.test, classes or None, labelled=False)
+        left_out["test"] = bad_rows.take_reasons()
     bad_rows.report()
-    names = ("pearson", "spearman") if task.regression else ("accuracy",) + (("f1",) if len(classes) == 2 else ())
-    return TextTask("text", classes, names, "spearman" if task.regression else "accuracy", examples, encoding, fields)
+    if positive_label is not None and task.dev:
+        log.info("f1 is that of the label %r (task.positive_label); f1_macro is the mean over labels", positive_label)
+    return own_text_task(classes, examples, encoding, fields, positive_label, left_out)
+
+
+def own_text_task(
+    classes: tuple[str, ...],
+    examples: Mapping[str, Sequence[TextExample]],
+    encoding: Encoding,
+    fields: text.TextFields,
+    positive_label: str | None,
+    left_out: Mapping[str, Mapping[str, int]],
+) -> TextTask:
+    """Returns the task of one's own examples: a regression where there are no classes."""
+    names = ("accuracy", *(("f1",) if positive_label is not None else ()), "f1_macro")
+    return TextTask(
+        "text", classes, names if classes else ("pearson", "spearman"), "accuracy" if classes else "spearman",
+        examples, encoding, fields, positive_label=positive_label, left_out=left_out,
+    )  # fmt: skip
+
+
+def choose_positive_label(given: str, classes: tuple[str, ...]) -> str | None:
+    """Returns the class that f1 is of: the one given, or the last of two. InputError for one that there is not."""
+    if given and len(classes) != 2:
+        what = f"{len(classes)} labels" if classes else "numbers"
+        raise InputError(f"task.positive_label={given}: the task has {what}, and f1 is of one of two; leave it empty")
+    if given and given not in classes:
+        raise InputError(f"task.positive_label={given}: expected {' or '.join(classes)}, the labels of task.train")
+    return given or (classes[-1] if len(classes) == 2 else None)

@@ -66,6 +66,8 @@ class Evaluator:
     def run(self, parameters: Parameters, on_batch: Callable[[], Any] = lambda: None) -> dict[str, float]:
         """`loss, mlm_loss, mlm_accuracy, nsp_loss, nsp_accuracy`, and `unigram_loss`: losses in nats.
 
+        A next-sentence head that is not trained (`nsp` False) has no loss and no accuracy.
+
         `unigram_loss` is what predicting every target from the training split's word frequencies would cost: a model
         above it has learned nothing yet.
         """
@@ -81,6 +83,8 @@ class Evaluator:
                 denominators[name] = denominators.get(name, 0.0) + float(sums["denominators"][name])
             on_batch()
         means = {name: total / denominators[name] for name, total in numerators.items() if denominators[name]}
+        if not self._nsp:
+            means = {name: mean for name, mean in means.items() if not name.startswith("nsp_")}
         trained = ("mlm_loss", "nsp_loss") if self._nsp else ("mlm_loss",)
         return {
             "loss": sum(means.get(name, 0.0) for name in trained),

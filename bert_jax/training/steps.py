@@ -38,6 +38,7 @@ class Stretch:
       about: a step to what else its row says.
       evaluate: parameters, and what to call for each batch, to a row; None is no evaluation.
       save: begins to save the state of a step, with the metrics of the steps that no row has yet.
+      warmup_key: the config's key of the warm-up, for the message of a run that ends in non-finite steps.
     """
 
     start: int
@@ -54,6 +55,7 @@ class Stretch:
     about: Callable[[int], dict[str, float]]
     evaluate: Callable[[int, TrainState], dict[str, float]] | None
     save: Callable[[int, TrainState, dict[str, Any]], None]
+    warmup_key: str = "optimizer.warmup_steps"
 
 
 def run_steps(run: Run, stretch: Stretch, state: TrainState) -> tuple[TrainState, dict[str, float]]:
@@ -142,7 +144,7 @@ def run_steps(run: Run, stretch: Stretch, state: TrainState) -> tuple[TrainState
             if is_hopeless:
                 raise BertJaxError(
                     f"loss, gradient or update were not finite {stretch.max_nonfinite_steps} times in a row, up to "
-                    f"step {step}, which is saved: lower optimizer.learning_rate or raise optimizer.warmup_steps"
+                    f"step {step}, which is saved: lower optimizer.learning_rate or raise {stretch.warmup_key}"
                 )
             if is_stop:
                 why = run.stop.received.name if run.stop.received else "another process was asked to stop"

@@ -39,6 +39,7 @@ def get_config():
     config.task.text = ""  # of text: the field of the text; "" finds it
     config.task.text_pair = ""  # of text: the field of a second text; "" is none
     config.task.label = "label"  # of text: the field of the label
+    config.task.positive_label = ""  # of text: the label of two that f1 is of; "" is the one that sorts last
     config.task.regression = False  # of text: labels are numbers
     config.task.version_2 = False  # of squad: 2.0, where a question may have no answer
     config.task.doc_stride = 128  # of squad: tokens from a window of a paragraph to the next

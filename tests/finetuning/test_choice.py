@@ -29,7 +29,7 @@ def test_swag(tmp_path: Path):
         ChoiceExample("18", "He rides.", "He", endings, 0),
     ]
     path = write(tmp_path / "test.csv", SWAG, ROW)
-    assert read_choices(path, BadRows(strict=True), labelled=False) == [
+    assert read_choices(path, BadRows(strict=True), labels="optional") == [
         ChoiceExample("0", "He rides.", "He", endings, None)
     ]
     with pytest.raises(InputError, match=r"test\.csv:1: no column label"):
@@ -42,6 +42,15 @@ def test_codah(tmp_path: Path):
         ChoiceExample("0", "Police came. They", "", ("run.", "bring it.", "start.", "drive."), 3),
         ChoiceExample("1", 'He said "no', "", ("a", "b", "c", "d"), 0),
     ]
+
+
+def test_labels_that_are_ignored_may_be_anything_or_missing(tmp_path: Path):
+    row = CODAH.removesuffix("\t3")
+    for name, lines in (("a.tsv", (row, row)), ("b.tsv", (CODAH, f"{row}\tX")), ("a.csv", (SWAG, ROW, ROW))):
+        examples = read_choices(write(tmp_path / name, *lines), BadRows(strict=True), labels="ignored")
+        assert [example.label for example in examples] == [None, None]
+    path = write(tmp_path / "a.jsonl", *map(json.dumps, ({**OWN, "label": "b"}, OWN)))
+    assert [example.label for example in read_choices(path, BadRows(strict=True), labels="ignored")] == [None, None]
 
 
 def test_own_files(tmp_path: Path):

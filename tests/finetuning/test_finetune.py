@@ -18,10 +18,13 @@ import pytest
 from etils import epath
 from flax import nnx
 
+import bert_jax
 from bert_jax.cli import main
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
 from bert_jax.finetuning.finetune import finetune
+from bert_jax.finetuning.scoring import evaluate_finetuned
+from bert_jax.inference import fill_mask
 from bert_jax.model import initialize
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.training.checkpoints import open_checkpoint, save_parameters
@@ -120,6 +123,45 @@ def test_predict_says_the_same_with_probabilities(run: Path, task: Path, tmp_pat
     for line in said:
         assert sum(line["probabilities"].values()) == pytest.approx(1, abs=1e-4)
         assert max(line["probabilities"], key=line["probabilities"].get) == line["prediction"]
+
+
+def test_evaluate_gives_the_scores_of_the_end_of_the_run(run: Path, task: Path, tmp_path: Path, capsys):
+    result = json.loads((run / "result.json").read_text())
+    evaluate = ["evaluate", "--checkpoint", str(run), "--data"]
+    assert main([*evaluate, str(task / "dev.jsonl")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["scores"] == {"dev.jsonl": result["scores"]["dev"]}
+    assert found["rows"] == {"dev.jsonl": {"scored": 80, "left_out": {}}}
+    assert (found["step"], found["main_metric"]) == (100, "accuracy")
+    rows = (task / "dev.jsonl").read_text().splitlines()
+    for bad in ('{"text": "the ship"}', '{"text": "the ship", "label": "desert"}'):
+        (tmp_path / "bad.jsonl").write_text("\n".join([*rows[:3], bad]))
+        assert main([*evaluate, str(tmp_path / "bad.jsonl")]) == 2
+        assert f"{tmp_path / 'bad.jsonl'}:4: " in capsys.readouterr().err
+    (tmp_path / "some.jsonl").write_text("\n".join([*rows, '{"text": " ", "label": "sea"}']))
+    assert main([*evaluate, str(tmp_path / "some.jsonl")]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == {"some.jsonl": {"scored": 80, "left_out": {"unusable": 1}}}
+    assert main([*evaluate, str(task)]) == 2
+    assert "--data" in capsys.readouterr().err
+
+
+def test_load_gives_labels_by_name(run: Path, task: Path):
+    model = bert_jax.load(str(run))
+    with (task / "test.csv").open() as file:
+        texts = [row["text"] for row in csv.DictReader(file)]
+    said = model.predict(texts)
+    written = [line.split("\t")[1] for line in (run / "predictions" / "test.tsv").read_text().splitlines()[1:]]
+    assert [one["prediction"] for one in said] == written
+    outputs = np.asarray(model.model(model.batch(texts[:3])))
+    assert outputs.shape == (3, 4)
+    assert [model.record["classes"][number] for number in outputs.argmax(axis=-1)] == written[:3]
+    of_first = [said[0]["probabilities"][name] for name in model.record["classes"]]
+    np.testing.assert_allclose(jax.nn.softmax(outputs[0]), of_first, atol=1e-4)
+    assert model.predict(texts[0]) == said[:1]
+    with pytest.raises(InputError, match="one text"):
+        model.predict("the ship", "a wave")
+    with pytest.raises(InputError, match="mlm_head"):
+        fill_mask(model, "the [MASK] .")
 
 
 def test_predict_reads_the_columns_that_were_trained_on(run: Path, task: Path, tmp_path: Path, capsys):
@@ -243,7 +285,13 @@ def test_a_task_of_glue(checkpoint: Path, task: Path, tmp_path: Path):
              ("optimizer.bias_correction", "True"), ("task.max_seq_len", "64"),
              ("global_batch_size", "16")]  # fmt: skip
     config = load_config("finetune/glue:sst2", pairs, keys_of="finetune/default")
-    assert finetune(config, str(tmp_path / "run"))["dev"]["accuracy"] > 0.85
+    scores = finetune(config, str(tmp_path / "run"))
+    assert scores["dev"]["accuracy"] > 0.85
+    assert set(scores["dev"]) == {"accuracy"}
+    for data, name in ((folder, "dev"), (folder / "dev.tsv", "dev.tsv")):
+        assert evaluate_finetuned(str(tmp_path / "run"), str(data))["scores"] == {name: scores["dev"]}
+    with pytest.raises(InputError, match=r"test\.tsv: 10 "):
+        evaluate_finetuned(str(tmp_path / "run"), str(folder / "test.tsv"))
     submitted = (tmp_path / "run" / "predictions" / "SST-2.tsv").read_text().splitlines()
     assert submitted[0] == "index\tprediction"
     assert [line.split("\t")[0] for line in submitted[1:]] == [str(number) for number in range(10)]

@@ -25,7 +25,11 @@ def test_classification_is_scikit_learns(classes: int):
             warnings.simplefilter("ignore")
             assert metrics.matthews(y, p) == pytest.approx(sklearn.matthews_corrcoef(y, p), abs=1e-12)
             if classes == 2:
-                assert metrics.f1(y, p) == pytest.approx(sklearn.f1_score(y, p, zero_division=0), abs=1e-12)
+                for label in (0, 1):
+                    expected = sklearn.f1_score(y, p, pos_label=label, zero_division=0)
+                    assert metrics.f1(y, p, label) == pytest.approx(expected, abs=1e-12)
+            macro = sklearn.f1_score(y, p, average="macro", zero_division=0)
+            assert metrics.f1_macro(y, p) == pytest.approx(macro, abs=1e-12)
 
 
 @pytest.mark.parametrize("ties", [True, False])
@@ -45,6 +49,9 @@ def test_by_hand():
     assert metrics.spearman([1, 2, 3, 4], [1, 4, 9, 16]) == pytest.approx(1.0)
     assert metrics.spearman([1, 1, 2], [3, 5, 4]) == pytest.approx(0.0)  # the ranks of the ties are 1.5 and 1.5
     assert metrics.compute(["accuracy", "f1"], [1, 0], [1, 1]) == {"accuracy": 0.5, "f1": pytest.approx(2 / 3)}
+    assert metrics.compute(["f1", "f1_macro"], [1, 1, 0, 0], [1, 1, 1, 0], positive=0) == {
+        "f1": pytest.approx(2 / 3), "f1_macro": pytest.approx((2 / 3 + 4 / 5) / 2)
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(metrics.METRICS))
@@ -52,7 +59,7 @@ def test_what_has_no_answer_is_zero(name: str):
     metric = metrics.METRICS[name]
     assert metric([], []) == 0.0
     assert metric([0, 1, 0, 1], [2, 2, 2, 2]) == 0.0
-    if name != "accuracy":
+    if name not in ("accuracy", "f1_macro"):
         assert metric([0, 0, 0], [0, 0, 0]) == 0.0
     if name in ("pearson", "spearman"):
         assert metric([1.5], [1.5]) == 0.0

@@ -119,6 +119,9 @@ def test_a_left_to_right_run_learns_and_is_evaluated_left_to_right(dataset_dir: 
     assert evaluated["loss"] == evaluated["mlm_loss"]
     rows = [row for row in read_metrics(epath.Path(tmp_path / "run")) if "split" not in row]
     assert rows[-1]["loss"] == rows[-1]["mlm_loss"]
+    of_nsp = [key for row in (final, evaluated, *read_metrics(epath.Path(tmp_path / "run"))) for key in row
+              if key.startswith("nsp_")]  # fmt: skip
+    assert of_nsp == []
     with pytest.raises(InputError, match="is_decoder True"):
         pretrain(helpers.small_config(dataset_dir, init=tmp_path / "run"), str(tmp_path / "other"))
     result = helpers.run_cli("fill-mask", "--checkpoint", tmp_path / "run", "the [MASK] sees the owl .")

@@ -1,0 +1,104 @@
+"""Fine-tuned checkpoints as models that run: opened once for prediction, for scores and for use in Python."""
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from bert_jax import remote
+from bert_jax.config import ConfigDict, load_config
+from bert_jax.errors import InputError
+from bert_jax.finetuning.encoded_rows import Encoding, Rows
+from bert_jax.finetuning.finetune import RESULT_FILE
+from bert_jax.finetuning.prediction import Predictor
+from bert_jax.finetuning.trained_tasks import TRAINED, Record, TrainedTask
+from bert_jax.model import abstract_parameters
+from bert_jax.model.bert import Parameters
+from bert_jax.model.task_heads import BertForTask, TaskHead
+from bert_jax.training.checkpoints import Checkpoint
+from bert_jax.training.checks import check_batch_size, compute_dtype
+from bert_jax.training.mesh import make_mesh
+from bert_jax.training.sharding import parameter_shardings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FineTunedModel:
+    """A fine-tuned checkpoint's parameters on devices, and what runs rows through them."""
+
+    mesh: Mesh
+    graph: nnx.GraphDef
+    parameters: Parameters
+    predictor: Predictor
+    batch_size: int
+
+    def outputs(self, rows: Rows, on_batch: Callable[[], Any] = lambda: None) -> list[np.ndarray]:
+        """The outputs of each example, as `Predictor.run` gives them."""
+        with jax.set_mesh(self.mesh):
+            return self.predictor.run(self.parameters, rows, on_batch)
+
+
+def open_model(
+    found: Checkpoint, *, batch_size: int = 64, dtype: str = "auto", devices: Sequence[jax.Device] | None = None
+) -> FineTunedModel:
+    """Loads the parameters of a fine-tuned checkpoint.
+
+    Args:
+      found: a checkpoint with a task.
+      batch_size: examples a batch, rounded up to what the devices divide.
+      dtype: of computation, as the config's.
+      devices: those to run on; all by default.
+    """
+    check_batch_size(batch_size)
+    assert found.task is not None
+    head = TaskHead.of_checkpoint(found.task)
+    mesh = make_mesh(ConfigDict({"data": -1, "fsdp": 1, "tensor": 1}), devices)
+    computed: jnp.dtype = compute_dtype(dtype)
+    graph, _, axes = abstract_parameters(found.bert_config, build=BertForTask, head=head, dtype=computed)
+    shardings = parameter_shardings(mesh, axes)
+    parameters = found.load_parameters(shardings, build=BertForTask, head=head)
+    batch_size = -(-batch_size // mesh.size) * mesh.size
+    predictor = Predictor(
+        mesh, graph, shardings, found.tokenizer, batch_size=batch_size, max_seq_len=found.task["max_seq_len"]
+    )
+    return FineTunedModel(mesh, graph, parameters, predictor, batch_size)
+
+
+def trained_task(found: Checkpoint) -> TrainedTask:
+    """Returns the task that a checkpoint was fine-tuned on. InputError where it is not fine-tuned, or not by this."""
+    if found.task is None:
+        raise InputError(f"{found.path} is no fine-tuned model: give the --workdir of `bert-jax finetune`")
+    make = TRAINED.get(found.task["name"].partition("/")[0])
+    if make is None:
+        raise InputError(f"{found.path} is a model of {found.task['name']}: expected one of {', '.join(TRAINED)}")
+    last_position = found.bert_config.is_decoder
+    return make(_record(found), Encoding(found.tokenizer, found.task["max_seq_len"], last_position))
+
+
+def _record(found: Checkpoint) -> Record:
+    """A checkpoint's record over its run's config, over the defaults: older ones lack what younger ones have."""
+    defaults = load_config("finetune/default", keys_of="finetune/default").task.to_dict()
+    threshold = _null_threshold(found)
+    return {**defaults, **found.config.get("task", {}), "null_threshold": threshold, **(found.task or {})}
+
+
+def _null_threshold(found: Checkpoint) -> float | None:
+    """The null odds beyond which SQuAD 2.0 has no answer, as the end of the run has tuned them on dev."""
+    path = found.path.parent.parent / RESULT_FILE
+    if (found.task or {})["name"] != "squad/2.0":
+        return None
+    result = json.loads(remote.patiently(path, path.read_text)) if remote.exists(path) else {}
+    if result.get("step") != found.step or not result.get("scores"):
+        log.warning(
+            "%s: its run has no null threshold: predictions take 0, scores the best for what is scored", found.path
+        )
+        return None
+    return float(next(iter(result["scores"].values()))["best_f1_thresh"])

@@ -1,0 +1,269 @@
+"""Tasks as fine-tuned checkpoints record them: they read further files, and texts from memory, for their models."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, Protocol
+
+from bert_jax.data.tfds_corpus import is_tfds
+from bert_jax.errors import InputError
+from bert_jax.finetuning import choice_task, glue, ner, ner_task
+from bert_jax.finetuning.bad_rows import MISSING_LABEL, UNKNOWN_LABEL, BadLabel, BadRows
+from bert_jax.finetuning.choice import ChoiceExample, read_choices
+from bert_jax.finetuning.encoded_rows import Encoding
+from bert_jax.finetuning.examples import TextExample
+from bert_jax.finetuning.squad import Question, read_questions
+from bert_jax.finetuning.squad_task import SquadTask
+from bert_jax.finetuning.task import Task
+from bert_jax.finetuning.task_files import usual_files
+from bert_jax.finetuning.text import TextFields, format_of, read_texts
+from bert_jax.finetuning.text_tasks import TextTask, choose_positive_label, own_text_task
+
+log = logging.getLogger(__name__)
+
+Record = Mapping[str, Any]
+"""A checkpoint's `task`, with the keys of the config's `task` section that it does not have itself."""
+Examples = Mapping[str, Sequence[Any]]
+LeftOut = Mapping[str, Mapping[str, int]]
+
+
+class TrainedTask(Protocol):
+    """One kind of task, with its record and how texts become rows."""
+
+    def files(self, folder: str) -> dict[str, str]:
+        """The labelled files of a folder by split, under their usual names. InputError where there are none."""
+
+    def read(
+        self, path: str, bad_rows: BadRows, *, split: str = "", labelled: bool, columns: Sequence[str] = ()
+    ) -> Sequence[Any]:
+        """The examples of a file. InputError where it cannot be read.
+
+        `split` is that of `files`; where it is not `labelled` no label is looked at; `columns` name texts.
+        """
+
+    def given(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
+        """Examples of texts and of what goes with each, or None. InputError where they are not as the task wants."""
+
+    def task(self, examples: Examples, left_out: LeftOut) -> Task:
+        """The task of examples by split: it scores and predicts them."""
+
+
+@dataclass(frozen=True)
+class TrainedText:
+    """Texts of one's own: files are read as the training file was."""
+
+    record: Record
+    encoding: Encoding
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """By number; none for a regression."""
+        return tuple(self.record["classes"])
+
+    def files(self, folder: str) -> dict[str, str]:
+        raise InputError(f"--data: {folder} is a folder, in which texts have no usual names: name the file")
+
+    def read(
+        self, path: str, bad_rows: BadRows, *, split: str = "", labelled: bool, columns: Sequence[str] = ()
+    ) -> Sequence[Any]:
+        examples, _ = read_texts(
+            path, bad_rows, fields=self._fields(columns), labels=self.classes or None, regression=not self.classes,
+            labelled=labelled,
+        )  # fmt: skip
+        self._check_pairs(path, examples[0].text_b is not None)
+        return examples
+
+    def given(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
+        self._check_pairs("the text", any(pair is not None for pair in pairs))
+        both = zip(texts, pairs, strict=True)
+        return [TextExample(str(number), text, pair, None) for number, (text, pair) in enumerate(both)]
+
+    def task(self, examples: Examples, left_out: LeftOut) -> Task:
+        positive = choose_positive_label(self.record["positive_label"], self.classes)
+        return own_text_task(self.classes, examples, self.encoding, self._fields(), positive, left_out)
+
+    def _fields(self, columns: Sequence[str] = ()) -> TextFields:
+        return TextFields(tuple(columns or self.record["texts"]), self.record["label"], self.record["id"])
+
+    def _check_pairs(self, where: str, is_pair: bool) -> None:
+        if is_pair != self.record.get("is_pair", is_pair):
+            trained, here = ("two texts", "one") if self.record["is_pair"] else ("one text", "two")
+            raise InputError(f"the model was trained on {trained} a row, and {where} has {here}: --text names columns")
+
+
+@dataclass(frozen=True)
+class TrainedGlue(TrainedText):
+    """A task of GLUE: labelled files are those of the benchmark; others are read as texts of one's own."""
+
+    @property
+    def glue_task(self) -> glue.GlueTask:
+        """The task's description."""
+        return glue.get_task(self.record["name"].partition("/")[2])
+
+    def files(self, folder: str) -> dict[str, str]:
+        scored = [split for split in self.glue_task.splits if split.startswith("dev")]
+        return {split: glue.find_split(folder, self.glue_task, split) for split in scored}
+
+    def read(
+        self, path: str, bad_rows: BadRows, *, split: str = "", labelled: bool, columns: Sequence[str] = ()
+    ) -> Sequence[Any]:
+        if not labelled or (format_of(path) in (".csv", ".jsonl", ".json") and not is_tfds(path)):
+            return super().read(path, bad_rows, labelled=labelled, columns=columns)
+        split = split or glue.split_named(path, self.glue_task)
+        examples = glue.read_file(path, self.glue_task, split, bad_rows)
+        if unlabelled := [example.id for example in examples if example.label is None]:
+            _add_missing(path, bad_rows, f"{len(unlabelled)} rows have no label")
+            examples = [example for example in examples if example.label is not None]
+        return examples
+
+    def task(self, examples: Examples, left_out: LeftOut) -> Task:
+        task = self.glue_task
+        return TextTask(
+            self.record["name"], task.labels, task.metrics, task.main_metric, examples, self.encoding, glue_task=task,
+            left_out=left_out,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TrainedChoice:
+    """A choice among as many endings as the model was trained on."""
+
+    record: Record
+    encoding: Encoding
+
+    def files(self, folder: str) -> dict[str, str]:
+        return _scored_files(folder, choice_task.FILES)
+
+    def read(
+        self, path: str, bad_rows: BadRows, *, split: str = "", labelled: bool, columns: Sequence[str] = ()
+    ) -> Sequence[Any]:
+        _refuse_columns(columns)
+        examples = read_choices(path, bad_rows, labels="required" if labelled else "ignored")
+        self._check_endings(path, len(examples[0].endings))
+        return examples
+
+    def given(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
+        examples = []
+        for number, (text, endings) in enumerate(zip(texts, pairs, strict=True)):
+            self._check_endings("the text", 0 if endings is None or isinstance(endings, str) else len(endings))
+            examples.append(ChoiceExample(str(number), text, "", tuple(endings), None))
+        return examples
+
+    def task(self, examples: Examples, left_out: LeftOut) -> Task:
+        return choice_task.ChoiceTask(examples, self.encoding, left_out)
+
+    def _check_endings(self, where: str, count: int) -> None:
+        if count != self.record["size"]:
+            raise InputError(f"{where}: expected {self.record['size']} endings, as trained on, got {count}")
+
+
+@dataclass(frozen=True)
+class TrainedNer:
+    """A tagger: of CoNLL files, of rows with a text, and of plain text with a sentence a line."""
+
+    record: Record
+    encoding: Encoding
+
+    def files(self, folder: str) -> dict[str, str]:
+        found = _scored_files(folder, ner_task.FILES)
+        usual = usual_files(folder, {"test": ner_task.FILES["test"]})
+        return found | {split: path for split, path in usual.items() if ner.has_tags(path)}
+
+    def read(
+        self, path: str, bad_rows: BadRows, *, split: str = "", labelled: bool, columns: Sequence[str] = ()
+    ) -> Sequence[Any]:
+        if not labelled and (columns or format_of(path) in (".csv", ".jsonl", ".json")):
+            if len(columns) > 1:
+                raise InputError(f"--text {' '.join(columns)}: a tagger reads one column; name one")
+            examples, _ = read_texts(path, bad_rows, fields=TextFields(tuple(columns)), labelled=False)
+            return self.given([example.text_a for example in examples], [])
+        if not labelled and not ner.is_conll(path):
+            log.info(
+                "%s: read as plain text, a sentence a line; a name that ends in .conll has it read as columns", path
+            )
+            return ner.read_plain(path, bad_rows)
+        columns_of = {"word_column": self.record["word_column"], "tag_column": self.record["tag_column"]}
+        sentences = ner.read_conll(path, bad_rows, labelled=labelled, **columns_of)
+        unknown = ner_task.unknown_types(sentences, self.record["tags"])
+        if unknown:
+            problem = f"{sum(unknown.values())} entities are of types that the model does not know: "
+            bad_rows.add(path, None, BadLabel(problem + ", ".join(sorted(unknown)), UNKNOWN_LABEL))
+        return sentences
+
+    def given(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
+        if any(pair is not None for pair in pairs):
+            raise InputError("a tagger reads one text, and got a pair: leave it out")
+        return [ner.split_words(text, number) for number, text in enumerate(texts)]
+
+    def task(self, examples: Examples, left_out: LeftOut) -> Task:
+        record = self.record
+        return ner_task.NerTask(
+            examples, tuple(record["tags"]), self.encoding, record["document_context"], left_out
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TrainedSquad:
+    """Questions on paragraphs."""
+
+    record: Record
+    encoding: Encoding
+
+    @property
+    def version_2(self) -> bool:
+        """True where a question may have no answer."""
+        return self.record["name"].endswith("/2.0")
+
+    def files(self, folder: str) -> dict[str, str]:
+        return _scored_files(folder, {"dev": (f"dev-v{'2.0' if self.version_2 else '1.1'}.json",)})
+
+    def read(
+        self, path: str, bad_rows: BadRows, *, split: str = "", labelled: bool, columns: Sequence[str] = ()
+    ) -> Sequence[Any]:
+        _refuse_columns(columns)
+        questions = read_questions(path, bad_rows, training=False)
+        if labelled:
+            open_ones = [
+                question.id for question in questions
+                if not question.answers and not (self.version_2 and question.is_impossible)
+            ]  # fmt: skip
+            if open_ones:
+                _add_missing(path, bad_rows, f"{len(open_ones)} questions have no answer, such as {open_ones[0]}")
+        return questions
+
+    def given(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
+        if not all(isinstance(pair, str) for pair in pairs):
+            raise InputError("a question wants a paragraph that answers it: give it as the pair")
+        both = zip(texts, pairs, strict=True)
+        return [Question(str(number), "", text, pair, ()) for number, (text, pair) in enumerate(both)]
+
+    def task(self, examples: Examples, left_out: LeftOut) -> Task:
+        record = self.record
+        return SquadTask(
+            (), examples, self.encoding, version_2=self.version_2, doc_stride=record["doc_stride"],
+            max_query_length=record["max_query_length"], n_best=record["n_best"],
+            max_answer_length=record["max_answer_length"], null_threshold=record["null_threshold"], left_out=left_out,
+        )  # fmt: skip
+
+
+TRAINED: dict[str, Callable[[Record, Encoding], TrainedTask]] = {
+    "text": TrainedText, "glue": TrainedGlue, "choice": TrainedChoice, "ner": TrainedNer, "squad": TrainedSquad,
+}  # fmt: skip
+"""By the first part of a record's `name`."""
+
+
+def _scored_files(folder: str, usual: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    found = usual_files(folder, {"dev": usual["dev"]})
+    if not found:
+        raise InputError(f"--data: {folder} has none of {', '.join(usual['dev'])}: name the labelled file")
+    return found
+
+
+def _add_missing(path: str | PathLike[str], bad_rows: BadRows, problem: str) -> None:
+    bad_rows.add(path, None, BadLabel(problem, MISSING_LABEL))
+
+
+def _refuse_columns(columns: Sequence[str]) -> None:
+    if columns:
+        raise InputError(f"--text {' '.join(columns)}: the files of this task have no columns to choose; leave it out")

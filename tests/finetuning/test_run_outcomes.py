@@ -1,0 +1,146 @@
+"""Reports of a fine-tuning run on itself: scores, the label they are of, rows without a score, and how it ended."""
+
+import json
+from pathlib import Path
+
+import pytest
+from etils import epath
+
+from bert_jax.cli import main
+from bert_jax.config import ConfigDict, load_config
+from bert_jax.errors import BertJaxError, InputError
+from bert_jax.finetuning.encoded_rows import Encoding
+from bert_jax.finetuning.finetune import check_same_run, finetune
+from bert_jax.finetuning.prediction import Predictor
+from bert_jax.finetuning.scoring import evaluate_finetuned
+from bert_jax.finetuning.tasks import TASKS
+from bert_jax.training.checkpoints import open_checkpoint
+
+TRAIN = "text,label\n" + "the ship .,sea\nthe owl .,night\n" * 8
+
+
+def values_of(checkpoint: Path, folder: Path, **overrides: object) -> dict[str, object]:
+    return {
+        "init": checkpoint, "data.path": folder, "task.train": "train.csv", "task.dev": "dev.csv",
+        "task.max_seq_len": 16, "num_epochs": 2, "global_batch_size": 8, "optimizer.learning_rate": 1e-3,
+        **{key.replace("__", "."): value for key, value in overrides.items()},
+    }  # fmt: skip
+
+
+def config_of(checkpoint: Path, folder: Path, **overrides: object) -> ConfigDict:
+    pairs = [(key, str(value)) for key, value in values_of(checkpoint, folder, **overrides).items()]
+    return load_config("finetune/text", pairs, keys_of="finetune/default")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.csv").write_text(TRAIN)
+    (tmp_path / "dev.csv").write_text(
+        "text,label\nthe ship .,sea\nthe owl .,night\nthe owl .,night\nthe fox .,wood\n,sea\n"
+    )
+    (tmp_path / "test.csv").write_text("text\nthe ship .\nthe moon .\n")
+    return tmp_path
+
+
+def test_a_run_says_which_label_f1_is_of_which_rows_have_no_score_and_predicts_each_split_once(
+    checkpoint: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    predicted: list[int] = []
+    real = Predictor.run
+
+    def counting(self, parameters, rows, *more):
+        predicted.append(len(rows))
+        return real(self, parameters, rows, *more)
+
+    monkeypatch.setattr(Predictor, "run", counting)
+    caplog.set_level("INFO")
+    config = config_of(checkpoint, folder, task__positive_label="night", task__test="test.csv")
+    scores = finetune(config, str(folder / "run"))["dev"]
+    assert predicted == [3, 3, 2]  # dev after each of two epochs, and test
+    assert set(scores) == {"accuracy", "f1", "f1_macro"}
+    result = json.loads((folder / "run" / "result.json").read_text())
+    assert (result["positive_label"], result["scores"]) == ("night", {"dev": scores})
+    assert result["rows"] == {"dev": {"scored": 3, "left_out": {"unknown_label": 1, "unusable": 1}}}
+    assert open_checkpoint(str(folder / "run")).task["positive_label"] == "night"
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [line for line in warnings if "unknown_label 1" in line]
+    assert "'night' (task.positive_label)" in caplog.text
+    lines = (folder / "run" / "predictions" / "dev.tsv").read_text().splitlines()[1:]
+    said = [line.split("\t")[1] for line in lines]
+    right = sum(one == label == "night" for one, label in zip(said, ("sea", "night", "night"), strict=True))
+    assert scores["f1"] == pytest.approx(2 * right / (2 + said.count("night")))
+    clean = folder / "clean.csv"
+    clean.write_text("\n".join((folder / "dev.csv").read_text().splitlines()[:4]) + "\n")
+    again = evaluate_finetuned(str(folder / "run"), str(clean))
+    assert (again["scores"], again["positive_label"]) == ({"clean.csv": scores}, "night")
+
+
+@pytest.mark.parametrize(("given", "said"), [("", "sea"), ("night", "night")])
+def test_f1_is_of_the_label_chosen_or_the_last(given: str, said: str, checkpoint: Path, folder: Path):
+    config = config_of(checkpoint, folder, task__positive_label=given)
+    task = TASKS["text"](config, Encoding(open_checkpoint(str(checkpoint)).tokenizer, 16))
+    assert task.positive_label == task.about()["positive_label"] == said
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"task__positive_label": "wood"},
+        {"task__positive_label": "sea", "task__train": "three.csv"},
+        {"task__positive_label": "sea", "task__kind": "ner"},
+    ],
+)
+def test_a_positive_label_that_there_is_not_is_refused(overrides: dict, checkpoint: Path, folder: Path):
+    (folder / "three.csv").write_text(TRAIN + "the fox .,wood\n")
+    with pytest.raises(InputError, match=rf"task\.positive_label={overrides['task__positive_label']}"):
+        finetune(config_of(checkpoint, folder, **overrides), str(folder / "run"))
+    assert not (folder / "run").exists()
+
+
+def test_three_labels_have_a_macro_f1_and_no_other(checkpoint: Path, folder: Path):
+    (folder / "train.csv").write_text(TRAIN + "the fox .,wood\n")
+    task = TASKS["text"](config_of(checkpoint, folder), Encoding(open_checkpoint(str(checkpoint)).tokenizer, 16))
+    assert task.metric_names == ("accuracy", "f1_macro")
+    assert "positive_label" not in task.about()
+
+
+def test_a_run_without_labels_to_score_by_says_so_first_and_last(checkpoint: Path, folder: Path, capfd):
+    values = values_of(checkpoint, folder, task__dev="", num_epochs=1)
+    flags = [f"--config.{key}={value}" for key, value in values.items()]
+    assert main(["finetune", "--config=finetune/text", f"--workdir={folder / 'run'}", *flags]) == 0
+    out, err = capfd.readouterr()
+    said = json.loads(out)
+    assert (said["step"], said["scores"]) == (2, {})
+    assert open_checkpoint(said["checkpoint"]).step == 2
+    assert "task.dev" in said["not_scored"]
+    assert err.index("task.dev") < err.index("step 1")
+
+
+def test_a_run_that_is_not_finite_names_the_keys_of_fine_tuning(checkpoint: Path, folder: Path):
+    config = config_of(
+        checkpoint, folder, optimizer__learning_rate=1e38, optimizer__warmup_proportion=0.0, max_nonfinite_steps=1
+    )
+    with pytest.raises(BertJaxError, match=r"optimizer\.learning_rate .*optimizer\.warmup_proportion") as error:
+        finetune(config, str(folder / "run"))
+    assert "warmup_steps" not in str(error.value)
+
+
+def test_a_run_of_before_a_key_existed_goes_on_with_its_default(checkpoint: Path, folder: Path):
+    config = config_of(checkpoint, folder)
+    before = json.loads(config.to_json_best_effort())
+    del before["task"]["positive_label"]
+    check_same_run(epath.Path(folder), before, config)
+    with pytest.raises(InputError, match=r"task\.positive_label '' -> 'sea'"):
+        check_same_run(epath.Path(folder), before, config_of(checkpoint, folder, task__positive_label="sea"))
+
+
+def test_entities_of_types_that_training_lacks_are_counted(checkpoint: Path, tmp_path: Path, caplog):
+    (tmp_path / "train.conll").write_text("the O\nship B-SEA\n")
+    (tmp_path / "dev.conll").write_text("the B-WOOD\nfox I-WOOD\n\nship B-SEA\n\nfox B-WOOD\nowl X\n")
+    pairs = [("init", str(checkpoint)), ("data.path", str(tmp_path))]
+    config = load_config("finetune/ner", pairs, keys_of="finetune/default")
+    task = TASKS["ner"](config, Encoding(open_checkpoint(str(checkpoint)).tokenizer, 16))
+    (dev,) = task.splits()
+    assert (dev.scorable, dev.left_out) == (2, {"unknown_label": 1})
+    assert f"{tmp_path / 'dev.conll'}: 1 entities" in caplog.text
+    assert "WOOD" in caplog.text

@@ -1,0 +1,141 @@
+"""Fine-tuned checkpoints of every kind of task: predictions for unlabelled files, scores, and use in Python."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+
+import bert_jax
+from bert_jax.cli import main
+from bert_jax.errors import InputError
+from bert_jax.finetuning.predict import predict
+from bert_jax.finetuning.scoring import evaluate_finetuned
+from bert_jax.model import initialize
+from bert_jax.model.task_heads import BertForTask, TaskHead
+from bert_jax.training.checkpoints import open_checkpoint, save_parameters
+
+TAGS = ["O", "B-SEA", "I-SEA"]
+RECORDS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "choice": ("choose", 2, {"name": "choice"}),
+    "ner": ("tag", 3, {"name": "ner", "tags": TAGS, "document_context": False}),
+    "squad": ("span", 2, {"name": "squad/1.1", "doc_stride": 16, "max_query_length": 8}),
+    "stsb": ("regress", 1, {"name": "glue/stsb", "classes": [], "texts": [], "id": "id", "is_pair": True}),
+}
+
+
+@pytest.fixture(scope="module")
+def models(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A checkpoint of each record, with its initial values."""
+    before, found = open_checkpoint(str(checkpoint)), {}
+    for name, (kind, size, record) in RECORDS.items():
+        head = TaskHead(kind, size)
+        _, parameters = initialize(before.bert_config, jax.random.key(3), build=BertForTask, head=head)
+        found[name] = str(tmp_path_factory.mktemp(name) / "model")
+        save_parameters(
+            epath.Path(found[name]), parameters, bert_config=before.bert_config, tokenizer=before.tokenizer,
+            heads=("pooler",) if "pooler" in parameters else (), task={**head.about(), "max_seq_len": 48, **record},
+        )  # fmt: skip
+    return found
+
+
+def said(model: str, folder: Path, name: str, content: str, **options: Any) -> list[dict]:
+    (folder / name).write_text(content)
+    count = predict(model, str(folder / name), str(folder / "said.jsonl"), **options)
+    lines = [json.loads(line) for line in (folder / "said.jsonl").read_text().splitlines()]
+    assert len(lines) == count
+    return lines
+
+
+def test_a_tagger_reads_columns_plain_text_and_rows_alike(models: dict[str, str], tmp_path: Path):
+    """One sentence in each form that a file may have it in."""
+    words = ["the", "old", "ship", "sees", "a", "storm", "."]
+    expected = [{"id": "1", "words": words, "prediction": said(models["ner"], tmp_path, "a.conll", "\n".join(words))}]
+    expected[0]["prediction"] = expected[0]["prediction"][0]["prediction"]
+    assert set(expected[0]["prediction"]) <= set(TAGS)
+    text = " ".join(words)
+    for name, content, columns in (
+        ("words.txt", "\n".join(words), ()), ("tagged.txt", "".join(f"{word} DT O\n" for word in words), ()),
+        ("plain.txt", f"{text}\n", ()), ("row.jsonl", json.dumps({"text": text}), ()),
+        ("row.tsv", f"no\tbody\nx\t{text}\n", ("body",)), ("row.csv", f"no,body\nx,{text}\n", ("body",)),
+    ):  # fmt: skip
+        assert said(models["ner"], tmp_path, name, content, texts=columns) == expected, name
+    two = said(models["ner"], tmp_path, "two.txt", f"{text}\n\nthe moon\n")
+    assert [line["words"] for line in two] == [words, ["the", "moon"]]
+    assert bert_jax.load(models["ner"]).predict(text) == [{key: expected[0][key] for key in ("words", "prediction")}]
+
+
+def test_the_command_tags_a_column_of_rows(models: dict[str, str], tmp_path: Path, capsys):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"body": "the ship"}))
+    command = ["predict", "--checkpoint", models["ner"], "--input", str(tmp_path / "a.jsonl")]
+    assert main([*command, "--output", str(tmp_path / "said"), "--text", "body"]) == 0
+    assert json.loads((tmp_path / "said").read_text())["words"] == ["the", "ship"]
+    assert main([*command, "--output", str(tmp_path / "said"), "--text", "body", "other"]) == 2
+    assert "--text body other" in capsys.readouterr().err
+
+
+def test_a_tagger_is_scored_on_tags_that_it_knows(models: dict[str, str], tmp_path: Path):
+    (tmp_path / "dev.conll").write_text("the O\nship B-SEA\n\nthe O\nfox B-WOOD\n")
+    with pytest.raises(InputError, match=r"dev\.conll: 1 entities .*WOOD"):
+        evaluate_finetuned(models["ner"], str(tmp_path))
+    (tmp_path / "dev.conll").write_text("the O\nship\n")
+    with pytest.raises(InputError, match=r"dev\.conll:2: "):
+        evaluate_finetuned(models["ner"], str(tmp_path / "dev.conll"))
+    (tmp_path / "dev.conll").write_text("the O\nship B-SEA\n")
+    (tmp_path / "test.conll").write_text("the\n")
+    assert evaluate_finetuned(models["ner"], str(tmp_path))["rows"] == {"dev": {"scored": 1, "left_out": {}}}
+
+
+def test_endings_without_a_label_are_chosen_from(models: dict[str, str], tmp_path: Path):
+    row = {"context": "the ship", "endings": ["sees a wave .", "hears the owl ."]}
+    (one,) = said(models["choice"], tmp_path, "a.jsonl", json.dumps(row))
+    assert one["prediction"] == int(np.argmax(one["probabilities"]))
+    assert sum(one["probabilities"]) == pytest.approx(1, abs=1e-5)
+    loaded = bert_jax.load(models["choice"])
+    assert loaded.predict(row["context"], row["endings"]) == [
+        {"prediction": one["prediction"], "probabilities": pytest.approx(one["probabilities"], abs=1e-5)}
+    ]
+    for bad in ({**row, "endings": ["a", "b", "c"]}, {**row, "label": None}):
+        (tmp_path / "bad.jsonl").write_text(json.dumps(bad))
+        with pytest.raises(InputError, match=r"bad\.jsonl"):
+            evaluate_finetuned(models["choice"], str(tmp_path / "bad.jsonl"))
+    with pytest.raises(InputError, match=r"expected 2 endings.* got 3"):
+        loaded.predict("the ship", ["a", "b", "c"])
+
+
+def test_a_paragraph_answers_in_python(models: dict[str, str]):
+    loaded = bert_jax.load(models["squad"])
+    context = "the old fox sees a ship near the island ."
+    (one,) = loaded.predict("the ship ?", context)
+    assert one["prediction"]
+    assert one["prediction"] in context
+    batch = loaded.batch("the ship ?", context)
+    assert loaded.model(batch).shape == (1, batch["input_ids"].shape[1], 2)
+    with pytest.raises(InputError, match="pair"):
+        loaded.predict("the ship ?")
+
+
+def test_a_score_of_two_texts_in_python_and_in_files(models: dict[str, str], tmp_path: Path):
+    loaded = bert_jax.load(models["stsb"])
+    pair = ("the ship .", "a ship .")
+    (one,) = loaded.predict(*pair)
+    assert one["prediction"] == pytest.approx(float(loaded.model(loaded.batch(*pair))[0, 0]), abs=1e-5)
+    content = "sentence1\tsentence2\n{}\t{}\n".format(*pair)
+    assert said(models["stsb"], tmp_path, "a.tsv", content)[0]["prediction"] == pytest.approx(
+        one["prediction"], abs=1e-4
+    )
+    rows = "".join(f"{a}\t{b}\t{score}\n" for a, b, score in (("the ship", "a ship", 4.5), ("the owl", "a fox", 0)))
+    (tmp_path / "dev.tsv").write_text(f"sentence1\tsentence2\tscore\n{rows}")
+    found = evaluate_finetuned(models["stsb"], str(tmp_path))
+    assert set(found["scores"]["dev"]) == {"pearson", "spearman"}
+
+
+def test_a_checkpoint_that_is_not_fine_tuned_is_named(checkpoint: Path, tmp_path: Path):
+    (tmp_path / "a.csv").write_text("text\na\n")
+    for run in (lambda: evaluate_finetuned(str(checkpoint), str(tmp_path / "a.csv")),
+                lambda: predict(str(checkpoint), str(tmp_path / "a.csv"), str(tmp_path / "said"))):  # fmt: skip
+        with pytest.raises(InputError, match=f"{checkpoint} is no fine-tuned model"):
+            run()
