@@ -70,7 +70,7 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.
     sub.add_argument(
         "--sentences", choices=["split", "lines"], default="split", help="split lines into sentences, or one a line"
     )
-    sub.add_argument("--language", default="en", help="ISO 639-1 code, for splitting sentences")
+    sub.add_argument("--language", default="en", help="ISO 639-1 code (en, de, ko, ...), for splitting sentences")
     sub.add_argument("--drop_duplicates", action="store_true", help="of documents with the same text keep one")
     sub.add_argument(
         "--max_line_repeats", type=int, default=0, metavar="N",

@@ -47,6 +47,7 @@ from bert_jax.data.dataset import (
 from bert_jax.data.hashing import key_from
 from bert_jax.data.hygiene import Hygiene, repeated_lines
 from bert_jax.data.instances import RANDOM_NEXT_RULES
+from bert_jax.data.languages import check_language, log_fallback
 from bert_jax.data.parallel import Result, Task, map_tasks
 from bert_jax.data.runs import Run, TokenizeTask, Tokenizing, finished_runs, save_array, tokenize
 from bert_jax.data.tokenization import WordPieceTokenizer
@@ -98,6 +99,7 @@ class PrepareOptions:
         )
         check(self.pairs in ("nsp", "none"), f"--pairs is nsp or none, not {self.pairs!r}")
         check(self.sentences in ("split", "lines"), f"--sentences is split or lines, not {self.sentences!r}")
+        check_language(self.language)
 
 
 def prepare(
@@ -136,6 +138,8 @@ def prepare(
     if workers < 1:
         raise InputError(f"--workers is at least 1, not {workers}")
     beam = _beam_runner(runner, scratch, beam_options)
+    if options.sentences == "split":
+        log_fallback(options.language)
     hygiene = _hygiene(options)
     reading = corpus.CorpusOptions(documents=options.documents, errors=options.errors)
     slices = corpus.plan(inputs, reading)

@@ -15,7 +15,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data import corpus, file_formats, file_lines, pydoc_corpus
+from bert_jax.data import file_formats, file_lines, pydoc_corpus
 from bert_jax.data.corpus import CorpusOptions, Slice, expand, plan, read
 from bert_jax.errors import InputError
 

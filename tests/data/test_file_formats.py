@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -71,7 +72,7 @@ CONTENTS = {
     ".bz2": lambda folder: bz2.compress(TEXT.encode()),
     ".zst": lambda folder: COMPRESS[".zst"](TEXT.encode()),
     "PDF": lambda folder: b"%PDF-1.7\n1 0 obj\n",
-    "ELF": lambda folder: open(sys.executable, "rb").read(5000),
+    "ELF": lambda folder: Path(sys.executable).read_bytes()[:5000],
     "PNG": lambda folder: b"\x89PNG\r\n\x1a\n" + bytes(20),
     "JPEG": lambda folder: b"\xff\xd8\xff\xe0\x00\x10JFIF",
     "UTF-16": lambda folder: TEXT.encode("utf-16"),
