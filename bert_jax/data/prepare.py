@@ -51,6 +51,15 @@ from bert_jax.data.languages import check_language, log_fallback
 from bert_jax.data.parallel import Result, Task, map_tasks
 from bert_jax.data.runs import Run, TokenizeTask, Tokenizing, finished_runs, save_array, tokenize
 from bert_jax.data.tokenization import WordPieceTokenizer
+from bert_jax.data.unknown_tokens import (
+    MAX_SHARE,
+    WARN_SHARE,
+    check_limit,
+    check_share,
+    sampled_share,
+    unknown_share,
+    warn_of_share,
+)
 from bert_jax.errors import InputError
 from bert_jax.progress import Bars, silent
 
@@ -113,6 +122,7 @@ def prepare(
     scratch: str | None = None,
     runner: str = LOCAL,
     beam_options: Sequence[str] = (),
+    allow_unk: float = MAX_SHARE,
     bars: Bars = silent,
 ) -> DatasetInfo:
     """Makes the prepared dataset `output` from the corpus `inputs`.
@@ -123,9 +133,12 @@ def prepare(
     The `runner` is "local", a pool of `workers` processes, or the name of one of Apache Beam, which takes
     `beam_options`, tries again by itself what fails, and begins anew when it is called again. The bytes are the same.
 
+    Text of which more than the share `allow_unk` is [UNK] is refused, before the pairs are made if it can be; from
+    `WARN_SHARE` on there is a warning.
+
     Raises:
       InputError: the corpus is missing, empty or unreadable, an option is out of range, `output` is taken, another
-        process is at work on it, or there is no such runner.
+        process is at work on it, there is no such runner, or the vocabulary does not fit the corpus.
       BertJaxError: a worker died, or a Beam pipeline failed.
       OSError: the disk is full.
     """
@@ -137,6 +150,7 @@ def prepare(
         raise InputError(f"{folder} is a file: choose another --output")
     if workers < 1:
         raise InputError(f"--workers is at least 1, not {workers}")
+    check_limit(allow_unk)
     beam = _beam_runner(runner, scratch, beam_options)
     if options.sentences == "split":
         log_fallback(options.language)
@@ -155,7 +169,7 @@ def prepare(
         _check_free(folder)
         _check_shards(folder, work)
         if beam is None:
-            splits, shards = _build(slices, how, pairing, hygiene, options, work, workers, bars)
+            splits, shards = _build(slices, how, pairing, hygiene, options, allow_unk, work, workers, bars)
         else:
             staged = stack.enter_context(beam.staging(folder / TEMPORARY))
             job = beam.Job(how, pairing, hygiene, partial(_buckets, options=options), staged)
@@ -171,8 +185,12 @@ def prepare(
             raise InputError(
                 f"the corpus has too little text for a train split{left_out}: give more, or --eval_fraction 0"
             )
+        counts = {split: _token_counts(buckets, tokenizer.vocab_size) for split, buckets in splits.items()}
+        unknown = unknown_share(np.sum([*counts.values()], axis=0), tokenizer.unk_id)
+        check_share(unknown, allow_unk, tokenizer)
         info = _describe(splits, tokenizer, options, seed)
-        _publish(folder, work, shards, splits, tokenizer, info)
+        _publish(folder, work, shards, splits, tokenizer, counts["train"], info)
+        warn_of_share(unknown, tokenizer, above=WARN_SHARE, where=str(folder))
     return info
 
 
@@ -251,6 +269,7 @@ def _build(
     pairing: Pairing,
     hygiene: Hygiene,
     options: PrepareOptions,
+    allow_unk: float,
     work: Path,
     workers: int,
     bars: Bars,
@@ -273,6 +292,9 @@ def _build(
     all_runs = [run for task in tokenizing for run in of_slice[task.name]]
     if not all_runs:
         return {}, {}
+
+    if hygiene == Hygiene():  # Otherwise what is [UNK] may be in what is dropped.
+        check_share(sampled_share(all_runs, how.tokenizer.unk_id), allow_unk, how.tokenizer)
 
     # Pass 2: buckets to shards.
     repeated = np.zeros(0, np.uint64)
@@ -346,6 +368,11 @@ def _describe(
     ).with_hash()
 
 
+def _token_counts(buckets: Sequence[Built], vocab_size: int) -> np.ndarray:
+    """int64 [V]: how often each token stands in the documents of buckets."""
+    return np.sum([np.zeros(vocab_size, np.int64), *(bucket.token_counts for bucket in buckets)], axis=0)
+
+
 def _dropped(splits: dict[str, list[Built]]) -> dict[str, int]:
     dropped: Counter[str] = Counter()
     for buckets in splits.values():
@@ -360,6 +387,7 @@ def _publish(
     shards: Mapping[str, Path | epath.Path],
     splits: dict[str, list[Built]],
     tokenizer: WordPieceTokenizer,
+    token_counts: np.ndarray,
     info: DatasetInfo,
 ) -> None:
     """Puts the shards in their place and writes what describes them; with dataset.json, the last, it is whole."""
@@ -372,9 +400,8 @@ def _publish(
     whole_files.write_whole(work / _PUBLISHED, json.dumps(sorted(shards)).encode())
     with ThreadPoolExecutor(16) as pool:  # a copy of a remote file is a wait
         list(pool.map(lambda name: _move(shards[name], folder / name), shards))
-    counts = np.sum([bucket.token_counts for bucket in splits["train"]], axis=0, dtype=np.int64)
     with whole_files.whole_file(folder / TOKEN_COUNTS_FILE) as file:
-        save_array(file, np.asarray(counts))
+        save_array(file, token_counts)
     for split, buckets in splits.items():
         with whole_files.whole_file(folder / lengths_file(split)) as file:
             save_array(file, np.concatenate([np.zeros(0, np.uint16), *(bucket.lengths for bucket in buckets)]))

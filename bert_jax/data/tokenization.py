@@ -171,7 +171,11 @@ class WordPieceTokenizer:
 
     def save_vocabulary(self, path: str) -> None:
         """Writes a `vocab.txt` that `from_file` reads; whole or not at all."""
-        whole_files.write_whole(path, "".join(f"{piece}\n" for piece in self.vocab).encode())
+        whole_files.write_whole(path, self.vocabulary_bytes())
+
+    def vocabulary_bytes(self) -> bytes:
+        """Returns the contents of the `vocab.txt` that `save_vocabulary` writes."""
+        return "".join(f"{piece}\n" for piece in self.vocab).encode()
 
     def id_to_token(self, index: int) -> str:
         """The piece of an id. Raises IndexError outside [0, V)."""
