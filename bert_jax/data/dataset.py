@@ -25,7 +25,7 @@ from bert_jax import remote, whole_files
 from bert_jax.data.hashing import key_from
 from bert_jax.data.local_files import LocalFiles
 from bert_jax.data.records import BLOCK, Instances, decode_block, join, lay_out
-from bert_jax.data.tokenization import WordPieceTokenizer
+from bert_jax.data.tokenization import TokenizerRules, WordPieceTokenizer
 from bert_jax.errors import BertJaxError, InputError
 
 FORMAT_VERSION = 2
@@ -66,7 +66,7 @@ class SplitInfo:
 class DatasetInfo:
     """The contents of `dataset.json`."""
 
-    tokenizer: dict[str, Any]  # kind, lowercase, vocab_size, sha256
+    tokenizer: dict[str, Any]  # kind, lowercase, vocab_size, sha256, and rules that are not the default
     seq_len: int
     seed: int
     options: dict[str, Any]
@@ -157,7 +157,9 @@ class PreparedDataset:
         self.info = DatasetInfo.read(self.folder)
         self._files = LocalFiles(self.folder, self.info.hash)
         self.tokenizer = WordPieceTokenizer.from_file(
-            str(self._files.open_path(VOCABULARY_FILE)), lowercase=self.info.tokenizer["lowercase"]
+            str(self._files.open_path(VOCABULARY_FILE)),
+            lowercase=self.info.tokenizer["lowercase"],
+            rules=TokenizerRules.from_json(self.info.tokenizer),
         )
         if self.tokenizer.sha256 != self.info.tokenizer["sha256"]:
             raise InputError(

@@ -359,6 +359,7 @@ def _describe(
             "lowercase": tokenizer.lowercase,
             "vocab_size": tokenizer.vocab_size,
             "sha256": tokenizer.sha256,
+            **tokenizer.rules.to_json(),
         },
         seq_len=options.seq_len,
         seed=seed,

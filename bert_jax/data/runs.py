@@ -48,7 +48,8 @@ class TokenizeTask:
     def name(self) -> str:
         how = self.how
         words = (_VERSION, how.reading, how.tokenizer.sha256, how.sentences, how.language, how.lines)
-        return f"{key_from(self.piece, self.fingerprint, *words):016x}"
+        rules = how.tokenizer.rules.to_json()
+        return f"{key_from(self.piece, self.fingerprint, *words, *sorted(rules.items())):016x}"
 
 
 class Run(Protocol):
