@@ -36,6 +36,7 @@ from etils import epath
 from bert_jax import remote, whole_files
 from bert_jax.data import corpus
 from bert_jax.data.buckets import BuildTask, Built, Pairing, build, eval_threshold, finished_shard, hash_ranges
+from bert_jax.data.corpus_hints import warn_of_random_pairs, warn_of_short_documents
 from bert_jax.data.dataset import (
     INFO_FILE,
     TOKEN_COUNTS_FILE,
@@ -191,6 +192,10 @@ def prepare(
         info = _describe(splits, tokenizer, options, seed)
         _publish(folder, work, shards, splits, tokenizer, counts["train"], info)
         warn_of_share(unknown, tokenizer, above=WARN_SHARE, where=str(folder))
+        if options.pairs == "nsp":
+            if options.documents == "blank_line":
+                warn_of_short_documents(files, list(info.splits.values()))
+            warn_of_random_pairs(info.splits["train"], options.random_next)
     return info
 
 
