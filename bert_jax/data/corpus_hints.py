@@ -7,6 +7,7 @@ from bert_jax.data import tfds_corpus
 from bert_jax.data.corpus import PYDOC
 from bert_jax.data.dataset import SplitInfo
 from bert_jax.data.file_formats import text_format
+from bert_jax.errors import InputError
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,10 @@ def warn_of_random_pairs(split: SplitInfo, rule: str) -> None:
 
 
 def _are_plain_text(files: Sequence[str]) -> bool:
-    """Whether most of a few files are plain text, whose documents are not marked by more than blank lines."""
+    """True where most of a few files are plain text, whose documents are marked by blank lines alone."""
     some = files[:: -(-len(files) // _LOOKED_AT)]
-    found = [path != PYDOC and not tfds_corpus.is_tfds(path) and text_format(path) == "text" for path in some]
+    try:
+        found = [path != PYDOC and not tfds_corpus.is_tfds(path) and text_format(path) == "text" for path in some]
+    except InputError:  # A file that is gone since it was read does not matter to a dataset that is complete.
+        return False
     return 2 * sum(found) > len(found)

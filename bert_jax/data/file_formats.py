@@ -12,8 +12,7 @@ from bert_jax import remote
 from bert_jax.data.file_lines import BYTE_ORDER_MARK, COMPRESSED, blocks
 from bert_jax.errors import InputError
 
-HEAD_BYTES = 4096
-"""The bytes at a file's start that decide its format."""
+_HEAD_BYTES = 4096  # at a file's start, which decide its format
 
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
 _JSON_OBJECT = re.compile(rb'[ \t]*\{[ \t]*"[^"]*"[ \t]*:')
@@ -134,9 +133,9 @@ def _head(path: str) -> bytes:
     head = b""
     for block in blocks(path, 0):
         head += block
-        if len(head) >= HEAD_BYTES:
+        if len(head) >= _HEAD_BYTES:
             break
-    return head[:HEAD_BYTES]
+    return head[:_HEAD_BYTES]
 
 
 def _plain_name(path: str) -> str:

@@ -47,7 +47,7 @@ _TEXT_RULES = ("reference", "library")
 
 @dataclass(frozen=True)
 class TokenizerRules:
-    """What a tokenizer does to text besides case. The defaults are the reference's, and are not written down.
+    """The rules of a tokenizer besides its case. The defaults are the reference's, and are not written to files.
 
     Attributes:
       max_word_characters: longer words are [UNK].

@@ -86,7 +86,11 @@ def _lock(folder: Path, operation: int) -> int | None:
 def _delete_abandoned(final: Path) -> None:
     """Deletes the partial folders of `final` that no process holds."""
     name = re.compile(rf"{re.escape(final.name)}\.[0-9a-f]{{8}}\.partial")
-    for path in [path for path in final.parent.iterdir() if name.fullmatch(path.name)]:
+    try:
+        found = [path for path in final.parent.iterdir() if name.fullmatch(path.name)]
+    except OSError:  # A folder that may be written to and not listed.
+        return
+    for path in found:
         lock = _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if lock is None:
             continue

@@ -1,4 +1,4 @@
-"""What is said of a corpus that seems to be cut wrongly into documents, and of which corpora nothing is said."""
+"""Warnings about a corpus that seems to be cut wrongly into documents, and corpora without one."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Which files of a corpus are text, and what is said of those that are not."""
+"""Files of a corpus that are text, and the errors for those that are not."""
 
 import bz2
 import gzip
