@@ -30,7 +30,6 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.
             help="text (a blank line between documents) or JSON lines with a `text` field, also .gz, .bz2, .zst; "
             "`tfds:NAME[:SPLIT[:FEATURE]]` is a dataset of TFDS; `pydoc` is the English that Python carries",
         )  # fmt: skip
-        sub.add_argument("--cased", action="store_true", help="keep case and accents")
         sub.add_argument(
             "--documents", choices=["blank_line", "file"], default="blank_line",
             help="what ends a document in plain text: a blank line, or the file (books with blank lines in them)",
@@ -48,12 +47,25 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.
 
     sub = command("vocab", "Train a WordPiece vocabulary.")
     add_corpus(sub)
-    sub.add_argument("--output", required=True, metavar="FILE", help="the vocabulary, one piece a line")
+    sub.add_argument("--cased", action="store_true", help="keep case and accents")
+    sub.add_argument(
+        "--output",
+        required=True,
+        metavar="FILE",
+        help="the vocabulary, one piece a line; FILE.json says how it was made",
+    )
     sub.add_argument("--size", type=int, default=30522, help="pieces at the most, special tokens included")
 
     sub = command("prepare", "Make a prepared dataset from raw text.")
     add_corpus(sub)
-    sub.add_argument("--vocab", required=True, metavar="FILE", help="the vocabulary")
+    sub.add_argument(
+        "--vocab", required=True, metavar="FILE",
+        help="the vocabulary; its FILE.json, or a capital letter in it, says whether it is cased",
+    )  # fmt: skip
+    sub.add_argument("--cased", action="store_true", help="keep case and accents, where the vocabulary does not say so")
+    sub.add_argument(
+        "--allow_unk", type=float, default=0.2, metavar="SHARE", help="refuse text with a larger share of [UNK]"
+    )
     sub.add_argument("--output", required=True, metavar="DIR", help="the dataset's folder")
     sub.add_argument("--seq_len", type=int, default=128, help="tokens a sequence, special ones included")
     sub.add_argument(
@@ -70,7 +82,7 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.
     sub.add_argument(
         "--sentences", choices=["split", "lines"], default="split", help="split lines into sentences, or one a line"
     )
-    sub.add_argument("--language", default="en", help="ISO 639-1 code, for splitting sentences")
+    sub.add_argument("--language", default="en", help="ISO 639-1 code (en, de, ko, ...), for splitting sentences")
     sub.add_argument("--drop_duplicates", action="store_true", help="of documents with the same text keep one")
     sub.add_argument(
         "--max_line_repeats", type=int, default=0, metavar="N",

@@ -197,10 +197,10 @@ def _vocab(options: argparse.Namespace) -> None:
     from bert_jax.data import corpus
     from bert_jax.data.tokenization import WordPieceTokenizer
     from bert_jax.data.vocabulary import train_wordpiece
+    from bert_jax.data.vocabulary_record import check_free, save_vocabulary
 
     output = remote.named(options.output)
-    if remote.exists(output):
-        raise InputError(f"--output: {output} exists: choose another name or delete it")
+    check_free(options.output)
     whole_files.make_folder(output.parent)
     reading = corpus.CorpusOptions(documents=options.documents, errors=options.errors)
     slices = corpus.plan(options.input, reading)
@@ -214,20 +214,20 @@ def _vocab(options: argparse.Namespace) -> None:
         logging.getLogger(__name__).info("merging pieces ...")
 
     vocabulary = train_wordpiece(documents(), options.size, lowercase=not options.cased)
-    WordPieceTokenizer(vocabulary, lowercase=not options.cased).save_vocabulary(str(output))
+    save_vocabulary(options.output, WordPieceTokenizer(vocabulary, lowercase=not options.cased))
     print(f"{output}: {len(vocabulary):,} pieces")
 
 
 def _prepare(options: argparse.Namespace) -> None:
     from bert_jax.data.prepare import PrepareOptions, describe, prepare
-    from bert_jax.data.tokenization import WordPieceTokenizer
+    from bert_jax.data.vocabulary_record import open_vocabulary
 
     chosen = PrepareOptions(**{name: getattr(options, name) for name in PrepareOptions.__dataclass_fields__})
-    tokenizer = WordPieceTokenizer.from_file(options.vocab, lowercase=not options.cased)
+    tokenizer = open_vocabulary(options.vocab, cased=options.cased)
     info = prepare(
         options.input, tokenizer, options.output, chosen,
         seed=options.seed, workers=options.workers, scratch=options.scratch, runner=options.runner,
-        beam_options=options.beam_options, bars=bars(),
+        beam_options=options.beam_options, allow_unk=options.allow_unk, bars=bars(),
     )  # fmt: skip
     print(json.dumps({"output": options.output, **describe(info)}, indent=2))
 

@@ -26,6 +26,7 @@ from flax import nnx
 
 from bert_jax import remote, whole_files
 from bert_jax.config import ConfigDict
+from bert_jax.data.file_formats import check_lines, not_utf8
 from bert_jax.data.file_lines import lines_from
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError
@@ -134,6 +135,7 @@ def extract(
     source = Path(input)  # epath takes a pipe for a file
     if not remote.is_remote(input) and source.exists() and not source.is_file():
         raise InputError(f"--input: {input} is not a file: it is read twice, so write what it gives to one first")
+    check_lines(input)
     found = open_checkpoint(checkpoint)
     config, tokenizer = found.bert_config, found.tokenizer
     chosen = parse_layers(layers, config.num_hidden_layers)
@@ -174,7 +176,7 @@ def _texts(path: str) -> Iterator[tuple[str, str | None]]:
         try:
             text = line.decode("utf-8").strip()
         except UnicodeDecodeError as error:
-            raise InputError(f"{path}:{number}: not valid UTF-8") from error
+            raise not_utf8(path, number, line[error.start]) from error
         pair = re.fullmatch(r"(.*) \|\|\| (.*)", text, re.DOTALL)
         yield (pair[1], pair[2]) if pair else (text, None)
 

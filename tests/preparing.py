@@ -8,9 +8,10 @@ from bert_jax.data.prepare import PrepareOptions, prepare
 SMALL = {"seq_len": 64, "eval_fraction": 0.1, "sentences": "lines"}
 
 
-def run(inputs, tokenizer, output, *, seed=0, workers=1, **options):
+def run(inputs, tokenizer, output, *, seed=0, workers=1, allow_unk=0.2, **options):
     inputs = [str(path) for path in (inputs if isinstance(inputs, list) else [inputs])]
-    prepare(inputs, tokenizer, str(output), PrepareOptions(**{**SMALL, **options}), seed=seed, workers=workers)
+    chosen = PrepareOptions(**{**SMALL, **options})
+    prepare(inputs, tokenizer, str(output), chosen, seed=seed, workers=workers, allow_unk=allow_unk)
     return PreparedDataset(str(output))
 
 

@@ -248,6 +248,17 @@ def test_input_that_is_not_text(folder: Path, tmp_path: Path, capsys: pytest.Cap
         (tmp_path / name).write_bytes(content)
         assert extract(folder, tmp_path / "out.npz", "--layers=-1", "--input", tmp_path / name) == 2
         assert message in capsys.readouterr().err
+    for name, content, found in (
+        ("a.csv", b"text\nthe ship\n", "CSV"), ("a.jsonl", b'{"text": "the ship"}\n', "JSON lines"),
+        ("a.txt", b"PAR1\x15\x04", "Parquet"), ("b.txt", b"<html>the ship</html>\n", "HTML"),
+        ("c.txt", "the ship\n".encode("utf-16"), "iconv -f UTF-16"),
+    ):  # fmt: skip
+        (tmp_path / name).write_bytes(content)
+        assert extract(folder, tmp_path / "out.npz", "--layers=-1", "--input", tmp_path / name) == 2
+        error = capsys.readouterr().err
+        assert f"{tmp_path / name}: " in error
+        assert found in error
+    assert not (tmp_path / "out.npz").exists()
     (tmp_path / "mine.npz").write_text("mine")
     assert extract(folder, tmp_path / "mine.npz", "--layers=-1") == 2
     assert "exists" in capsys.readouterr().err

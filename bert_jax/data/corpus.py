@@ -11,7 +11,8 @@ slices in order gives what reading the files whole gives, whatever the size of a
 
 Files are plain text, JSON lines with a `text` field, or what WikiExtractor writes, each also as `.gz`, `.bz2` or
 `.zst`. JSON lines are named `.jsonl`, `.ndjson` or `.json`, or begin as a JSON object does, `{"id":` for one; a file
-that begins with `<doc id=` is WikiExtractor's; anything else is plain text. Names with `tfds:` are no files: see
+that begins with `<doc id=` is WikiExtractor's; `file_formats` refuses what is not text, such as CSV, HTML and Parquet;
+anything else is plain text. Names with `tfds:` are no files: see
 `tfds_corpus`. There, a slice is a range of examples, and an example is read as a JSON line is.
 
 Who owns a document. In plain text, a *boundary* is a blank line (in WikiExtractor files, a `<doc ...>` line). A
@@ -37,16 +38,8 @@ from pathlib import Path
 
 from bert_jax import remote
 from bert_jax.data import corpus_folders, pydoc_corpus, tfds_corpus
-from bert_jax.data.file_lines import (
-    BYTE_ORDER_MARK,
-    COMPRESSED,
-    blocks,
-    file_bytes,
-    first_line_start,
-    is_compressed,
-    line_number,
-    lines_from,
-)
+from bert_jax.data.file_formats import check_name, not_utf8, text_format
+from bert_jax.data.file_lines import file_bytes, first_line_start, is_compressed, line_number, lines_from
 from bert_jax.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -57,8 +50,6 @@ PYDOC = "pydoc"
 SLICE_BYTES = 8 << 20
 """What one task reads, on disk."""
 _BATCH_FILES = 1024  # at most: each is a wait where files are remote
-_JSON_LINES = (".jsonl", ".ndjson", ".json")
-_JSON_OBJECT = re.compile(rb'[ \t]*\{[ \t]*"[^"]*"[ \t]*:')
 _WIKI_DOC = b"<doc "
 _WIKI_TITLE = re.compile(rb'\btitle="(.*)"\s*>\s*$')
 _JSON_TYPES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
@@ -158,7 +149,8 @@ def plan(inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = SLICE
     Compressed files, "pydoc" and, with `documents="file"`, plain text are one slice each.
 
     Raises:
-      InputError: as `expand`, a file that cannot be looked at, or a TFDS dataset that is not prepared.
+      InputError: as `expand`, a file that cannot be looked at or whose name says that it is not text, or a TFDS
+        dataset that is not prepared.
     """
     if slice_bytes < 1:
         raise InputError(f"slice_bytes is {slice_bytes}; it must be at least 1")
@@ -167,9 +159,11 @@ def plan(inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = SLICE
         if tfds_corpus.is_tfds(path):
             slices += _example_slices(path, slice_bytes)
             continue
+        if path != PYDOC:
+            check_name(path)
         size = pydoc_corpus.source_bytes() if path == PYDOC else file_bytes(path)
         whole = path == PYDOC or size <= slice_bytes or is_compressed(path)
-        if whole or (options.documents == "file" and _format(path) == "text"):
+        if whole or (options.documents == "file" and text_format(path) == "text"):
             slices.append(Slice(path, 0, None, size))
             continue
         for start in range(0, size, slice_bytes):
@@ -225,13 +219,14 @@ def read(piece: Slice, options: CorpusOptions) -> Iterator[str]:
     Raises:
       InputError: with the file and the line (from 1, counted in the whole file): bytes that are not UTF-8, a JSON
         line that is not an object with a string `text`, a truncated or corrupt compressed file, or a line of more
-        than MAX_LINE_BYTES. With the file alone: one that cannot be opened. For TFDS, as `tfds_corpus.texts`.
+        than MAX_LINE_BYTES. With the file alone: one that cannot be opened or is not text. For TFDS, as
+        `tfds_corpus.texts`.
     """
     if piece.path == PYDOC:
         yield from pydoc_corpus.documents()
     elif tfds_corpus.is_tfds(piece.path):
         yield from _read_examples(piece, options)
-    elif (file_format := _format(piece.path)) == "json":
+    elif (file_format := text_format(piece.path)) == "json":
         yield from _read_json_lines(piece, options)
     elif file_format == "wiki":
         yield from _TextReader(piece, options, _is_wiki_boundary).documents()
@@ -239,24 +234,6 @@ def read(piece: Slice, options: CorpusOptions) -> Iterator[str]:
         yield from _TextReader(piece, options, _is_never_boundary).documents()
     else:
         yield from _TextReader(piece, options, _is_blank).documents()
-
-
-def _format(path: str) -> str:
-    """What a file holds: "json" (lines), "wiki" (WikiExtractor's <doc> elements) or "text"."""
-    name = path.lower()
-    for suffix in COMPRESSED:
-        name = name.removesuffix(suffix)
-    if name.endswith(_JSON_LINES):
-        return "json"
-    head = b""
-    for block in blocks(path, 0):
-        head += block
-        if len(head) >= 64:
-            break
-    head = head.removeprefix(BYTE_ORDER_MARK)
-    if head.startswith(_WIKI_DOC + b"id="):
-        return "wiki"
-    return "json" if _JSON_OBJECT.match(head) else "text"
 
 
 # Plain text and WikiExtractor files.
@@ -439,8 +416,5 @@ def _decode(line: bytes, path: str, offset: int, options: CorpusOptions) -> str:
     try:
         return line.decode("utf-8", options.errors)
     except UnicodeDecodeError as error:
-        where = f"{path}:{line_number(path, offset)}"
-        byte = line[error.start]
-        raise InputError(
-            f"{where}: not valid UTF-8 (byte 0x{byte:02x}); re-encode it or pass --errors replace"
-        ) from error
+        number, byte = line_number(path, offset), line[error.start]
+        raise not_utf8(path, number, byte, remedy="pass --errors replace or ") from error

@@ -35,7 +35,7 @@ from bert_jax.data.hashing import key_from
 from bert_jax.data.local_files import LocalFiles, cache_folder
 from bert_jax.data.records import BLOCK, Instances, decode_block, join, lay_out
 from bert_jax.data.shard_readers import READERS
-from bert_jax.data.tokenization import WordPieceTokenizer
+from bert_jax.data.tokenization import TokenizerRules, WordPieceTokenizer
 from bert_jax.errors import BertJaxError, InputError
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class DatasetInfo:
     and .npy file, and `checksum` is of everything else; version 2 has neither.
     """
 
-    tokenizer: dict[str, Any]  # kind, lowercase, vocab_size, sha256
+    tokenizer: dict[str, Any]  # kind, lowercase, vocab_size, sha256, and rules that are not the default
     seq_len: int
     seed: int
     options: dict[str, Any]
@@ -214,7 +214,9 @@ class PreparedDataset:
         self.info = DatasetInfo.read(self.folder)
         self._files = LocalFiles(self.folder, self.info.hash)
         self.tokenizer = WordPieceTokenizer.from_file(
-            str(self._files.open_path(VOCABULARY_FILE)), lowercase=self.info.tokenizer["lowercase"]
+            str(self._files.open_path(VOCABULARY_FILE)),
+            lowercase=self.info.tokenizer["lowercase"],
+            rules=TokenizerRules.from_json(self.info.tokenizer),
         )
         if self.tokenizer.sha256 != self.info.tokenizer["sha256"]:
             raise InputError(

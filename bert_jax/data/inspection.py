@@ -9,6 +9,7 @@ from bert_jax.data.loader import TrainRows
 from bert_jax.data.masking import Masking
 from bert_jax.data.packing import pack_lengths
 from bert_jax.data.tokenization import SPECIAL_TOKENS
+from bert_jax.data.unknown_tokens import unknown_share
 from bert_jax.errors import InputError
 
 MAX_SEQUENCES = 8  # a row, where packing is tried
@@ -31,7 +32,6 @@ def inspect_dataset(path: str, *, samples: int = 3, seed: int = 0) -> dict[str, 
         raise InputError(f"--samples is at least 0, not {samples}")
     dataset = PreparedDataset(path)
     info, counts = dataset.info, dataset.token_counts()
-    unknown = counts[dataset.tokenizer.unk_id]
     special = [dataset.tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
     return {
         "path": path,
@@ -40,7 +40,7 @@ def inspect_dataset(path: str, *, samples: int = 3, seed: int = 0) -> dict[str, 
         "pairs": info.options["pairs"],
         "vocab_size": dataset.tokenizer.vocab_size,
         "lowercase": dataset.tokenizer.lowercase,
-        "unk_rate": float(unknown / max(1, counts.sum())),
+        "unk_rate": unknown_share(counts, dataset.tokenizer.unk_id),
         "unused_pieces": int((np.delete(counts, special) == 0).sum()),
         "dropped": info.dropped,
         "splits": {

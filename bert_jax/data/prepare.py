@@ -34,6 +34,7 @@ from etils import epath
 from bert_jax import remote, whole_files
 from bert_jax.data import corpus
 from bert_jax.data.buckets import BuildTask, Built, Pairing, build, eval_threshold, finished_shard, hash_ranges
+from bert_jax.data.corpus_hints import warn_of_random_pairs, warn_of_short_documents
 from bert_jax.data.dataset import (
     INFO_FILE,
     TOKEN_COUNTS_FILE,
@@ -45,10 +46,20 @@ from bert_jax.data.dataset import (
 from bert_jax.data.digests import array_digest
 from bert_jax.data.hygiene import Hygiene, repeated_lines
 from bert_jax.data.instances import RANDOM_NEXT_RULES
+from bert_jax.data.languages import check_language, log_fallback
 from bert_jax.data.parallel import Result, Task, map_tasks
 from bert_jax.data.runs import Run, TokenizeTask, Tokenizing, finished_runs, save_array, tokenize
 from bert_jax.data.scratch_folder import TEMPORARY, locked, scratch_folder
 from bert_jax.data.tokenization import WordPieceTokenizer
+from bert_jax.data.unknown_tokens import (
+    MAX_SHARE,
+    WARN_SHARE,
+    check_limit,
+    check_share,
+    sampled_share,
+    unknown_share,
+    warn_of_share,
+)
 from bert_jax.errors import InputError
 from bert_jax.progress import Bars, silent
 
@@ -95,6 +106,7 @@ class PrepareOptions:
         )
         check(self.pairs in ("nsp", "none"), f"--pairs is nsp or none, not {self.pairs!r}")
         check(self.sentences in ("split", "lines"), f"--sentences is split or lines, not {self.sentences!r}")
+        check_language(self.language)
 
 
 def prepare(
@@ -108,6 +120,7 @@ def prepare(
     scratch: str | None = None,
     runner: str = LOCAL,
     beam_options: Sequence[str] = (),
+    allow_unk: float = MAX_SHARE,
     bars: Bars = silent,
 ) -> DatasetInfo:
     """Makes the prepared dataset `output` from the corpus `inputs`.
@@ -118,9 +131,13 @@ def prepare(
     The `runner` is "local", a pool of `workers` processes, or the name of one of Apache Beam, which takes
     `beam_options`, tries again by itself what fails, and begins anew when it is called again. The bytes are the same.
 
+    Text of which more than the share `allow_unk` is [UNK] is refused, before the pairs are made if it can be; from
+    `WARN_SHARE` on there is a warning.
+
     Raises:
       InputError: the corpus is missing, empty or unreadable, an option is out of range, `output` is taken, another
-        process is at work on it, its scratch folder is another user's, or there is no such runner.
+        process is at work on it, its scratch folder is another user's, there is no such runner, or the vocabulary does
+        not fit the corpus.
       BertJaxError: a worker died, or a Beam pipeline failed.
       OSError: the disk is full.
     """
@@ -132,7 +149,10 @@ def prepare(
         raise InputError(f"{folder} is a file: choose another --output")
     if workers < 1:
         raise InputError(f"--workers is at least 1, not {workers}")
+    check_limit(allow_unk)
     beam = _beam_runner(runner, scratch, beam_options)
+    if options.sentences == "split":
+        log_fallback(options.language)
     hygiene = _hygiene(options)
     reading = corpus.CorpusOptions(documents=options.documents, errors=options.errors)
     slices = corpus.plan(inputs, reading)
@@ -147,7 +167,7 @@ def prepare(
         _check_free(folder)
         _check_shards(folder, work)
         if beam is None:
-            splits, shards = _build(slices, how, pairing, hygiene, options, work, workers, bars)
+            splits, shards = _build(slices, how, pairing, hygiene, options, allow_unk, work, workers, bars)
         else:
             staged = stack.enter_context(beam.staging(folder / TEMPORARY))
             job = beam.Job(how, pairing, hygiene, partial(_buckets, options=options), staged)
@@ -166,8 +186,16 @@ def prepare(
             raise InputError(
                 f"the corpus has too little text for a train split{left_out}: give more, or --eval_fraction 0"
             )
+        counts = np.sum([bucket.token_counts for buckets in splits.values() for bucket in buckets], axis=0)
+        unknown = unknown_share(counts, tokenizer.unk_id)
+        check_share(unknown, allow_unk, tokenizer)
         info = _describe(splits, tokenizer, options, seed)
         _publish(folder, work, shards, splits, tokenizer, info)
+        warn_of_share(unknown, tokenizer, above=WARN_SHARE, where=str(folder))
+        if options.pairs == "nsp":
+            if options.documents == "blank_line":
+                warn_of_short_documents(files, list(info.splits.values()))
+            warn_of_random_pairs(info.splits["train"], options.random_next)
     return info
 
 
@@ -222,6 +250,7 @@ def _build(
     pairing: Pairing,
     hygiene: Hygiene,
     options: PrepareOptions,
+    allow_unk: float,
     work: Path,
     workers: int,
     bars: Bars,
@@ -247,6 +276,9 @@ def _build(
     all_runs = [run for task in tokenizing for run in of_slice[task.name]]
     if not all_runs:
         return {}, {}
+
+    if hygiene == Hygiene():  # Otherwise what is [UNK] may be in what is dropped.
+        check_share(sampled_share(all_runs, how.tokenizer.unk_id), allow_unk, how.tokenizer)
 
     # Pass 2: buckets to shards.
     repeated = np.zeros(0, np.uint64)
@@ -311,6 +343,7 @@ def _describe(
             "lowercase": tokenizer.lowercase,
             "vocab_size": tokenizer.vocab_size,
             "sha256": tokenizer.sha256,
+            **tokenizer.rules.to_json(),
         },
         seq_len=options.seq_len,
         seed=seed,

@@ -49,7 +49,8 @@ class TokenizeTask:
     def name(self) -> str:
         how = self.how
         words = (_VERSION, how.reading, how.tokenizer.sha256, how.sentences, how.language, how.lines)
-        return f"{key_from(self.pieces, self.fingerprints, *words):016x}"
+        rules = sorted(how.tokenizer.rules.to_json().items())
+        return f"{key_from(self.pieces, self.fingerprints, *words, *rules):016x}"
 
 
 class Run(Protocol):

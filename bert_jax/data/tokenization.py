@@ -23,7 +23,8 @@ import hashlib
 import json
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,38 @@ MAX_WORD_CHARACTERS = 200
 """Longer words are [UNK]. (The library's default is 100.)"""
 
 _KIND = "wordpiece"
+_TEXT_RULES = ("reference", "library")
+
+
+@dataclass(frozen=True)
+class TokenizerRules:
+    """The rules of a tokenizer besides its case. The defaults are the reference's, and are not written to files.
+
+    Attributes:
+      max_word_characters: longer words are [UNK].
+      text: "reference", as `tokenization.py` of google-research/bert cleans and splits text; or "library", as the
+        BertNormalizer and BertPreTokenizer of the `tokenizers` library do. They differ on a final sigma, and see above.
+    """
+
+    max_word_characters: int = MAX_WORD_CHARACTERS
+    text: str = "reference"
+
+    def __post_init__(self) -> None:
+        if type(self.max_word_characters) is not int or not 1 <= self.max_word_characters < 1 << 31:
+            raise InputError(f"max_word_characters is {self.max_word_characters!r:.60}; it must be a number from 1 on")
+        if self.text not in _TEXT_RULES:
+            raise InputError(f"text_rules is {self.text!r:.60}; it must be one of {', '.join(_TEXT_RULES)}")
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "TokenizerRules":
+        """The rules in a description of a tokenizer; what it does not have is the default."""
+        return cls(value.get("max_word_characters", MAX_WORD_CHARACTERS), value.get("text_rules", "reference"))
+
+    def to_json(self) -> dict[str, Any]:
+        """The rules that are not the default."""
+        value = {"max_word_characters": self.max_word_characters, "text_rules": self.text}
+        default = {"max_word_characters": MAX_WORD_CHARACTERS, "text_rules": "reference"}
+        return {key: entry for key, entry in value.items() if entry != default[key]}
 
 
 # Nothing in these that engines read in different ways: what reads an exported tokenizer may have another.
@@ -59,11 +92,13 @@ def token_dtype(vocab_size: int) -> np.dtype:
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
 
-def normalizer(lowercase: bool) -> normalizers.Normalizer:
+def normalizer(lowercase: bool, text_rules: str = "reference") -> normalizers.Normalizer:
     """BERT's cleaning of text; accents are stripped where text is lower-cased.
 
-    White space is left as it is: `pre_tokenizer` takes all of it for a word's end.
+    White space is left as it is by the reference's rules: `pre_tokenizer` takes all of it for a word's end.
     """
+    if text_rules == "library":
+        return normalizers.BertNormalizer(lowercase=lowercase)
     bert = normalizers.BertNormalizer(
         clean_text=False, handle_chinese_chars=True, strip_accents=None, lowercase=lowercase
     )
@@ -79,8 +114,10 @@ def normalizer(lowercase: bool) -> normalizers.Normalizer:
     )
 
 
-def pre_tokenizer() -> pre_tokenizers.PreTokenizer:
+def pre_tokenizer(text_rules: str = "reference") -> pre_tokenizers.PreTokenizer:
     """What splits normalized text into words."""
+    if text_rules == "library":
+        return pre_tokenizers.BertPreTokenizer()
     late = pre_tokenizers.Split(Regex(_SPLIT), "isolated")
     return pre_tokenizers.Sequence([late, pre_tokenizers.BertPreTokenizer()])
 
@@ -91,13 +128,14 @@ class WordPieceTokenizer:
     Attributes:
       vocab: the pieces; the index is the id.
       lowercase: whether text is lower-cased and stripped of accents.
+      rules: what else it does to text.
       vocab_size: the number of pieces, V.
       pad_id, unk_id, cls_id, sep_id, mask_id: ids of the special tokens.
       continuation: [V] bool, the pieces that begin with `##`.
-      sha256: a hash of kind, lowercase and vocabulary: equal where ids mean the same.
+      sha256: a hash of kind, lowercase and vocabulary: equal where ids mean the same, whatever the rules are.
     """
 
-    def __init__(self, vocab: Sequence[str], lowercase: bool) -> None:
+    def __init__(self, vocab: Sequence[str], lowercase: bool, rules: TokenizerRules | None = None) -> None:
         """Builds the tokenizer.
 
         Raises:
@@ -105,6 +143,7 @@ class WordPieceTokenizer:
         """
         self.vocab = tuple(vocab)
         self.lowercase = bool(lowercase)
+        self.rules = rules or TokenizerRules()
         self._ids = {piece: index for index, piece in enumerate(self.vocab)}
         _check_pieces(self.vocab)
         self.vocab_size = len(self.vocab)
@@ -113,7 +152,7 @@ class WordPieceTokenizer:
         self._plain = self._build()
 
     @classmethod
-    def from_file(cls, path: str, lowercase: bool = True) -> "WordPieceTokenizer":
+    def from_file(cls, path: str, lowercase: bool = True, rules: TokenizerRules | None = None) -> "WordPieceTokenizer":
         r"""Reads a `vocab.txt`: UTF-8, one piece a line, the line (from 0) is the id. Only "\n" ends a line.
 
         Raises:
@@ -138,7 +177,7 @@ class WordPieceTokenizer:
                 raise InputError(f"{path}:{number}: {piece!r} is on line {first[piece]} already; keep one of them")
             first[piece] = number
         try:
-            return cls(pieces, lowercase)
+            return cls(pieces, lowercase, rules)
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
 
@@ -153,25 +192,30 @@ class WordPieceTokenizer:
             raise InputError(f"this is no {_KIND} tokenizer: it says kind {value.get('kind')!r}")
         if not isinstance(value["lowercase"], bool):
             raise InputError(f"lowercase is {value['lowercase']!r:.60}: it has to be true or false")
-        return cls(value["vocab"], value["lowercase"])
+        return cls(value["vocab"], value["lowercase"], TokenizerRules.from_json(value))
 
     def to_json(self) -> dict[str, Any]:
         """All that the tokenizer is, for a checkpoint or a dataset."""
-        return {"kind": _KIND, "lowercase": self.lowercase, "vocab": list(self.vocab)}
+        return {"kind": _KIND, "lowercase": self.lowercase, "vocab": list(self.vocab), **self.rules.to_json()}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _same_tokenizer, (self.vocab, self.lowercase)
+        return _same_tokenizer, (self.vocab, self.lowercase, self.rules)
 
     def __repr__(self) -> str:
         return f"WordPieceTokenizer({self.vocab_size} pieces, lowercase={self.lowercase}, sha256={self.sha256[:8]})"
 
     @functools.cached_property
     def sha256(self) -> str:
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+        value = {"kind": _KIND, "lowercase": self.lowercase, "vocab": list(self.vocab)}
+        return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
     def save_vocabulary(self, path: str) -> None:
         """Writes a `vocab.txt` that `from_file` reads; whole or not at all."""
-        whole_files.write_whole(path, "".join(f"{piece}\n" for piece in self.vocab).encode())
+        whole_files.write_whole(path, self.vocabulary_bytes())
+
+    def vocabulary_bytes(self) -> bytes:
+        """Returns the contents of the `vocab.txt` that `save_vocabulary` writes."""
+        return "".join(f"{piece}\n" for piece in self.vocab).encode()
 
     def id_to_token(self, index: int) -> str:
         """The piece of an id. Raises IndexError outside [0, V)."""
@@ -253,12 +297,12 @@ class WordPieceTokenizer:
         model = models.WordPiece(
             self._ids,
             unk_token="[UNK]",
-            max_input_chars_per_word=MAX_WORD_CHARACTERS,
+            max_input_chars_per_word=self.rules.max_word_characters,
             continuing_subword_prefix=CONTINUATION,
         )
         tokenizer = Tokenizer(model)
-        tokenizer.normalizer = normalizer(self.lowercase)
-        tokenizer.pre_tokenizer = pre_tokenizer()
+        tokenizer.normalizer = normalizer(self.lowercase, self.rules.text)
+        tokenizer.pre_tokenizer = pre_tokenizer(self.rules.text)
         return tokenizer
 
     @functools.cached_property
@@ -276,9 +320,9 @@ class WordPieceTokenizer:
 
 
 @functools.lru_cache(maxsize=4)
-def _same_tokenizer(vocab: tuple[str, ...], lowercase: bool) -> WordPieceTokenizer:
+def _same_tokenizer(vocab: tuple[str, ...], lowercase: bool, rules: TokenizerRules) -> WordPieceTokenizer:
     """The one of this process: what is unpickled with every task is built once."""
-    return WordPieceTokenizer(vocab, lowercase)
+    return WordPieceTokenizer(vocab, lowercase, rules)
 
 
 def _check_pieces(vocab: tuple[str, ...]) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import os
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -94,6 +95,7 @@ def export(checkpoint: Checkpoint, output: str) -> str:
         tokenizer.save_huggingface(str(partial), model_max_length=longest)
         (partial / CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
         save_file(weights, str(partial / WHOLE), metadata={"format": "pt"})
+        os.chmod(partial / WHOLE, os.stat(partial / CONFIG).st_mode & 0o777)  # save_file makes it 0600
     return architecture
 
 

@@ -1,6 +1,7 @@
-"""The WordPiece tokenizer of a Hugging Face folder: its vocabulary, and whether it lower-cases.
+"""The WordPiece tokenizer of a Hugging Face folder: its vocabulary, whether it lower-cases, and its other rules.
 
-A word of 101 to 200 characters is [UNK] to most such tokenizers, and is cut into pieces here.
+Most such tokenizers follow the `tokenizers` library: a word of more than 100 characters is [UNK], and a final sigma is
+lower-cased as any other. An imported tokenizer keeps these rules, and gives the ids that its source gives.
 """
 
 import tempfile
@@ -8,13 +9,14 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax.data.tokenization import CONTINUATION, SPECIAL_TOKENS, WordPieceTokenizer
+from bert_jax.data.tokenization import CONTINUATION, SPECIAL_TOKENS, TokenizerRules, WordPieceTokenizer
 from bert_jax.errors import InputError
 from bert_jax.interop.safetensors_files import read_json
 
 VOCABULARY, TOKENIZER, SETTINGS = "vocab.txt", "tokenizer.json", "tokenizer_config.json"
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"
 
+_LIBRARY_MAX_WORD_CHARACTERS = 100
 _FLAGS = (
     "do_lower_case", "lowercase", "strip_accents", "do_basic_tokenize", "tokenize_chinese_chars",
     "handle_chinese_chars", "clean_text",
@@ -35,9 +37,11 @@ def read_tokenizer(folder: epath.Path, *, lowercase: bool | None = None) -> Word
     _check_special_tokens(folder / SPECIAL_TOKENS_MAP, special)
     stated = {f"do_lower_case in {SETTINGS}": settings.get("do_lower_case")}
     pieces = None
+    rules = TokenizerRules(_LIBRARY_MAX_WORD_CHARACTERS, "library")  # what BertTokenizer makes of a vocab.txt
     if (folder / TOKENIZER).exists():
         described = read_json(folder / TOKENIZER)
         normalizer = _normalizer(folder / TOKENIZER, described)
+        rules = _rules(folder / TOKENIZER, described, text="library" if "type" in normalizer else "reference")
         pieces = _pieces(folder / TOKENIZER, described)
         stated[f"normalizer.lowercase in {TOKENIZER}"] = normalizer.get("lowercase")
     else:
@@ -56,10 +60,10 @@ def read_tokenizer(folder: epath.Path, *, lowercase: bool | None = None) -> Word
     _check_options(folder / TOKENIZER, normalizer, lowercase)
     if not (folder / VOCABULARY).exists():
         try:
-            return WordPieceTokenizer(pieces or [], lowercase)
+            return WordPieceTokenizer(pieces or [], lowercase, rules)
         except InputError as error:
             raise InputError(f"{folder / TOKENIZER}: {error}") from error
-    tokenizer = WordPieceTokenizer.from_file(str(folder / VOCABULARY), lowercase)
+    tokenizer = WordPieceTokenizer.from_file(str(folder / VOCABULARY), lowercase, rules)
     if pieces is not None and tuple(pieces) != tokenizer.vocab:
         raise InputError(f"{folder}: {VOCABULARY} and {TOKENIZER} hold different vocabularies: delete the wrong one")
     return tokenizer
@@ -87,6 +91,13 @@ def _normalizer(path: epath.Path, described: dict[str, Any]) -> dict[str, Any]:
             return {"lowercase": lowercase}
     _part(path, described, "pre_tokenizer", "BertPreTokenizer")
     return _part(path, described, "normalizer", "BertNormalizer")
+
+
+def _rules(path: epath.Path, described: dict[str, Any], text: str) -> TokenizerRules:
+    limit = _part(path, described, "model", "WordPiece").get("max_input_chars_per_word", _LIBRARY_MAX_WORD_CHARACTERS)
+    if type(limit) is not int or limit < 1:
+        raise InputError(f"{path}: model.max_input_chars_per_word is {limit!r:.60}: it has to be a number from 1 on")
+    return TokenizerRules(limit, text)
 
 
 def _part(path: epath.Path, described: dict[str, Any], name: str, wanted: str) -> dict[str, Any]:

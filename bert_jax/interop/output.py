@@ -1,6 +1,10 @@
 """Where a conversion writes to."""
 
+import fcntl
+import logging
 import os
+import re
+import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -11,6 +15,8 @@ from etils import epath
 
 from bert_jax import remote, whole_files
 from bert_jax.errors import InputError
+
+log = logging.getLogger(__name__)
 
 
 def new_folder(output: str) -> epath.Path:
@@ -25,8 +31,9 @@ def new_folder(output: str) -> epath.Path:
 def whole_folder(folder: epath.Path, last: str) -> Iterator[epath.Path]:
     """A folder on this machine, which becomes `folder` at the end, or is deleted where anything fails.
 
-    A local one lies beside it and is renamed. The files of a remote one are put one by one, `last` at the end: where
-    that is, all are. `folder` does not exist or is empty, see `new_folder`.
+    A local one lies beside it and is renamed; what a killed process has left of an earlier one is deleted first. The
+    files of a remote one are put one by one, `last` at the end: where that is, all are. `folder` does not exist or is
+    empty, see `new_folder`.
     """
     if remote.is_remote(folder):
         with tempfile.TemporaryDirectory(prefix="bert-jax-") as local:
@@ -34,12 +41,61 @@ def whole_folder(folder: epath.Path, last: str) -> Iterator[epath.Path]:
             yield epath.Path(local)
             whole_files.upload_folder(Path(local), folder, last=last)
         return
-    folder = epath.Path(os.path.realpath(folder))
-    partial = folder.parent / f"{folder.name}.{uuid.uuid4().hex[:8]}.partial"
-    partial.mkdir(parents=True)
+    final = Path(os.path.realpath(folder))
+    final.parent.mkdir(parents=True, exist_ok=True)
+    _delete_abandoned(final)
+    partial, lock = _locked_partial(final)
     try:
-        yield partial
-        os.replace(partial, folder)  # which does not mind an empty folder, as epath does
+        yield epath.Path(partial)
+        os.replace(partial, final)  # which does not mind an empty folder, as epath does
     except BaseException:
-        partial.rmtree(missing_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
         raise
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _locked_partial(final: Path) -> tuple[Path, int | None]:
+    """A new folder beside `final`, and the lock that tells others that it is being written to."""
+    while True:
+        partial = final.parent / f"{final.name}.{uuid.uuid4().hex[:8]}.partial"
+        partial.mkdir()
+        lock = _lock(partial, fcntl.LOCK_EX)
+        if partial.exists():  # Otherwise it was taken for abandoned in the instant before it was locked.
+            return partial, lock
+
+
+def _lock(folder: Path, operation: int) -> int | None:
+    """The handle that holds a folder's lock until it is closed or this process ends, killed or not.
+
+    None where another process holds it, the folder is gone, or its file system has no such locks.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, operation)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _delete_abandoned(final: Path) -> None:
+    """Deletes the partial folders of `final` that no process holds."""
+    name = re.compile(rf"{re.escape(final.name)}\.[0-9a-f]{{8}}\.partial")
+    try:
+        found = [path for path in final.parent.iterdir() if name.fullmatch(path.name)]
+    except OSError:  # A folder that may be written to and not listed.
+        return
+    for path in found:
+        lock = _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if lock is None:
+            continue
+        try:
+            shutil.rmtree(path, ignore_errors=True)
+            log.info("%s: deleted; it was left by an export that did not finish", path)
+        finally:
+            os.close(lock)

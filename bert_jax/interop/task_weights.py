@@ -40,7 +40,15 @@ def task_model(checkpoint: Checkpoint) -> tuple[str, dict[str, Any], dict[str, n
     weights = {f"bert.{name}": value for name, value in encoder.items()}
     weights[f"{output}.weight"] = np.ascontiguousarray(np.asarray(parameters["output"]["kernel"]).T)
     weights[f"{output}.bias"] = np.asarray(parameters["output"]["bias"])
-    return architecture, _outputs(task), weights
+    return architecture, {**_outputs(task), **_dropout(checkpoint)}, weights
+
+
+def _dropout(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The dropout before the output layer, which the run's config has: transformers has none before that of a span."""
+    head = checkpoint.config.get("head")
+    if head is None or (checkpoint.task or {})["kind"] == "span":
+        return {}
+    return {"classifier_dropout": float(head["dropout"])}
 
 
 def _outputs(task: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from bert_jax import remote
 from bert_jax.config import ConfigDict
+from bert_jax.data.unknown_tokens import MAX_SHARE, unknown_share, warn_of_share
 from bert_jax.errors import InputError
 from bert_jax.model import parameter_count
 from bert_jax.progress import Bars, silent
@@ -70,6 +71,9 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
     folder = remote.absolute(workdir)
     asked = open_phases(config)
     warn_of_uncorrected_lamb(phase.config.optimizer for phase in asked)
+    for dataset in dict.fromkeys(dataset for phase in asked for dataset in phase.datasets):
+        share = unknown_share(dataset.token_counts(), dataset.tokenizer.unk_id)
+        warn_of_share(share, dataset.tokenizer, above=MAX_SHARE, where=str(dataset.folder))
     mesh = make_mesh(config.mesh)
     phases = fit_phases(asked, mesh)
     for phase, as_asked in zip(phases, asked, strict=True):

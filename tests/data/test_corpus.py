@@ -17,7 +17,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data import corpus, file_lines, pydoc_corpus
+from bert_jax.data import corpus, file_formats, file_lines, pydoc_corpus
 from bert_jax.data.corpus import CorpusOptions, Slice, batches, expand, plan, read
 from bert_jax.errors import InputError
 
@@ -145,7 +145,7 @@ def test_a_file_without_blank_lines_is_shared_out_and_read_a_bounded_number_of_t
             read_bytes += len(block)
             yield block
 
-    monkeypatch.setattr(corpus, "blocks", counted_blocks)
+    monkeypatch.setattr(file_formats, "blocks", counted_blocks)
     monkeypatch.setattr(file_lines, "blocks", counted_blocks)
     monkeypatch.setattr(file_lines, "_BLOCK_BYTES", 1 << 12)
     with caplog.at_level(logging.WARNING):
@@ -231,9 +231,7 @@ def test_a_damaged_compressed_file_is_named(write, suffix, fault):
 @pytest.mark.parametrize("slice_bytes", [1, 7, 1000])
 def test_bad_utf8_is_named_by_file_and_line_whatever_the_slice(write, slice_bytes):
     path = write("latin.txt", b"one\n\ntwo\n\n" * 10 + b"three caf\xe9s\n\nfour\n")
-    with pytest.raises(
-        InputError, match=r"latin\.txt:41: not valid UTF-8 \(byte 0xe9\); re-encode it or pass --errors"
-    ):
+    with pytest.raises(InputError, match=r"latin\.txt:41: .*byte 0xe9.*--errors replace.*iconv -f ISO-8859-1"):
         read_slices(path, CorpusOptions(), slice_bytes)
     assert "three caf\ufffds" in read_slices(path, CorpusOptions(errors="replace"), slice_bytes)
 

@@ -41,10 +41,10 @@ def test_numbers(dataset_dir: Path):
 def test_unknown_words_are_told(tmp_path: Path, vocabulary_file: Path):
     import helpers
 
-    (tmp_path / "text.txt").write_text("the ship Ω .\n\n" * 40)
+    (tmp_path / "text.txt").write_text("the ship Ω sees a wave near .\n\n" * 40)
     helpers.prepare_dataset(tmp_path / "text.txt", vocabulary_file, tmp_path / "data", eval_fraction=0.0)
-    assert inspect_dataset(str(tmp_path / "data"))["unk_rate"] == pytest.approx(1 / 4)
-    assert "[UNK] 25.000% of tokens" in render(inspect_dataset(str(tmp_path / "data")))
+    assert inspect_dataset(str(tmp_path / "data"))["unk_rate"] == pytest.approx(1 / 8)
+    assert "[UNK] 12.500% of tokens" in render(inspect_dataset(str(tmp_path / "data")))
 
 
 def test_command(dataset_dir: Path, capsys: pytest.CaptureFixture):

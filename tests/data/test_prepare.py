@@ -274,7 +274,7 @@ def test_labels(whole, corpus_file, tokenizer, tmp_path, rule):
 def test_special_tokens_in_text_are_text(tokenizer, tmp_path):
     lines = ["the [SEP] ship [MASK] sees [CLS] a [PAD] wave [UNK] .", "[MASK]", "[SEP] [CLS]"]
     documents = [[f"{line} {letter}" for line in lines] for letter in "abcdefgh"]
-    data = run(write(tmp_path / "a.txt", documents), tokenizer, tmp_path / "data", eval_fraction=0.0)
+    data = run(write(tmp_path / "a.txt", documents), tokenizer, tmp_path / "data", eval_fraction=0.0, allow_unk=1.0)
     arrays = data.instances("train", np.arange(data.size("train")))
     special = {tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id}
     assert not special & set(arrays["input_ids"][arrays["maskable"]].tolist())

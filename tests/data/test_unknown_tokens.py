@@ -1,0 +1,105 @@
+"""Text that does not fit the vocabulary: a warning, or an error before the pairs are made."""
+
+import logging
+
+import helpers
+import pytest
+from preparing import run, unhidden
+
+from bert_jax import cli
+from bert_jax.data import prepare as preparing_module
+from bert_jax.data.dataset import PreparedDataset
+from bert_jax.data.hygiene import Hygiene
+from bert_jax.errors import InputError
+
+KNOWN = "the ship sees the old sailor near a wave ."  # 10 tokens
+
+
+def corpus(path, unknown: int, lines: int = 200) -> str:
+    """Text in which `unknown` of 1,000 words are in no vocabulary."""
+    words = (KNOWN.split() * lines)[: 10 * lines]
+    for number in range(len(words)):
+        if number * 7 % 1000 < unknown:
+            words[number] = "漢"
+    rows = [" ".join(words[start : start + 10]) for start in range(0, len(words), 10)]
+    path.write_text("\n\n".join("\n".join(rows[start : start + 4]) for start in range(0, len(rows), 4)))
+    return str(path)
+
+
+@pytest.mark.parametrize(("unknown", "warned"), [(10, False), (50, True), (150, True)])
+def test_some_unknown_words_are_a_warning(unknown, warned, tokenizer, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        data = run(corpus(tmp_path / "a.txt", unknown), tokenizer, tmp_path / "data", eval_fraction=0.0)
+    share = data.token_counts()[tokenizer.unk_id] / data.token_counts().sum()
+    assert share == pytest.approx(unknown / 1000)
+    found = [record.getMessage() for record in caplog.records if "[UNK]" in record.getMessage()]
+    assert len(found) == warned
+    if warned:
+        assert str(tmp_path / "data") in found[0]
+        assert f"{unknown / 10:.1f}%" in found[0]
+
+
+def test_many_unknown_words_are_refused_before_the_second_pass(
+    vocabulary_file, tokenizer, tmp_path, monkeypatch, capsys
+):
+    path = corpus(tmp_path / "a.txt", 400)
+
+    def command(*more: object) -> int:
+        arguments = [
+            "prepare", "--input", path, "--vocab", vocabulary_file,
+            "--output", tmp_path / "data", "--sentences", "lines", "--workers", 1, *more,
+        ]  # fmt: skip
+        return cli.main([str(word) for word in arguments])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preparing_module, "build", None)
+        assert command() == 2
+    error = capsys.readouterr().err
+    assert "40.0%" in error
+    assert "--allow_unk 0.2" in error
+    assert "--allow_unk 0.45" in error
+    assert not unhidden(tmp_path / "data")
+    assert command("--allow_unk", 1.5) == 2
+    assert "--allow_unk" in capsys.readouterr().err
+    assert command("--allow_unk", 0.45) == 0
+    assert "done already" in capsys.readouterr().err  # what was tokenized is used
+    allowed = PreparedDataset(str(tmp_path / "data")).info
+    assert "allow_unk" not in allowed.options
+
+
+def test_the_share_allowed_does_not_change_the_dataset(corpus_file, tokenizer, tmp_path):
+    hashes = {prepare_allowing(corpus_file, tokenizer, tmp_path / str(share), share).hash for share in (0.2, 0.5)}
+    assert len(hashes) == 1
+
+
+def prepare_allowing(path, tokenizer, output, share):
+    options = preparing_module.PrepareOptions(seq_len=64, sentences="lines")
+    return preparing_module.prepare([str(path)], tokenizer, str(output), options, allow_unk=share)
+
+
+def test_unknown_words_that_are_dropped_do_not_count(tokenizer, tmp_path):
+    known, unknown = f"{KNOWN}\n" * 4, "漢 字\n"
+    (tmp_path / "a.txt").write_text("\n".join([known, unknown * 3] * 40))
+    path = str(tmp_path / "a.txt")
+    assert Hygiene() == Hygiene(min_document_tokens=0)
+    data = run(path, tokenizer, tmp_path / "data", min_document_tokens=20)
+    assert not data.token_counts()[tokenizer.unk_id]
+    (tmp_path / "a.txt").write_text("\n".join([known, unknown * 30] * 40))
+    with pytest.raises(InputError, match=r"--allow_unk 0\.2"):
+        run(path, tokenizer, tmp_path / "other", min_document_tokens=20)
+    assert not unhidden(tmp_path / "other")
+
+
+def test_pretrain_warns_of_such_a_dataset_at_its_start(tokenizer, tmp_path, caplog):
+    from bert_jax.training.pretrain import pretrain
+
+    options = preparing_module.PrepareOptions(seq_len=64, sentences="lines")
+    for name, unknown in (("bad", 300), ("good", 100)):
+        path = corpus(tmp_path / f"{name}.txt", unknown)
+        preparing_module.prepare([path], tokenizer, str(tmp_path / name), options, allow_unk=1.0)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING), pytest.raises(InputError, match=r"mesh|devices"):
+            pretrain(helpers.small_config(tmp_path / name, mesh__data=3), str(tmp_path / "run"))
+        found = [record.getMessage() for record in caplog.records if "[UNK]" in record.getMessage()]
+        assert len(found) == (name == "bad")
+        assert all(str(tmp_path / "bad") in line for line in found)
