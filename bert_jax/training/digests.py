@@ -26,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 ALGORITHM = "weighted-words-1"
 """Names what the numbers are. It is written beside them, and changes with them."""
 
-_ROW = 4096  # words that the loop over an array on a CPU reads at a time, at least
+_ROW = 512  # words that the loop over an array on a CPU reads at a time, at least: of hidden_size or more
 _LARGE_BYTES = 1 << 20
 
 

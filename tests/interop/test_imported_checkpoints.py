@@ -2,19 +2,21 @@
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import helpers
 import numpy as np
 import pytest
 import sources
+from etils import epath
 
 from bert_jax import cli
 from bert_jax.errors import InputError
 from bert_jax.interop import huggingface
 from bert_jax.interop.importing import import_checkpoint
 from bert_jax.model.bert import HEADS
-from bert_jax.training.checkpoints import open_checkpoint
+from bert_jax.training.checkpoints import open_checkpoint, save_parameters
 from bert_jax.training.evaluation import evaluate_checkpoint
 from bert_jax.training.pretrain import pretrain
 
@@ -223,3 +225,42 @@ def test_a_damaged_checkpoint_says_so(vocabulary: list[str], tmp_path: Path):
         (tmp_path / "checkpoint" / "tokenizer" / "metadata").write_text(json.dumps(damaged))
         with pytest.raises(InputError, match=f"{tmp_path / 'checkpoint'} is damaged or of another model"):
             open_checkpoint(str(tmp_path / "checkpoint"))
+
+
+def one_line(capsys: pytest.CaptureFixture, *arguments: object) -> str:
+    """What a command that ends with status 2 says, which is one line."""
+    status, out, err = run(capsys, *arguments)
+    assert (status, out) == (2, ""), err
+    (line,) = (line for line in err.splitlines() if line.startswith("bert-jax "))
+    assert "Traceback" not in err
+    return line
+
+
+def test_parameters_that_are_not_finite_are_refused_by_name(checkpoints, dataset_dir, tmp_path, capsys):
+    found = open_checkpoint(str(checkpoints / "all"))
+    parameters = found.load_parameters()
+    parameters["pooler"]["bias"] = parameters["pooler"]["bias"].at[3].set(np.nan)
+    save_parameters(
+        epath.Path(tmp_path / "nan"), parameters,
+        bert_config=found.bert_config, tokenizer=found.tokenizer, heads=found.heads,
+    )  # fmt: skip
+    for command in (["evaluate", "--data", dataset_dir], ["export", "--output", tmp_path / "hf"]):
+        assert "pooler.bias" in one_line(capsys, *command, "--checkpoint", tmp_path / "nan")
+    assert not (tmp_path / "hf").exists()
+
+
+def test_a_damaged_checkpoint_is_refused_in_a_line_by_every_command(checkpoints, dataset_dir, tmp_path, capsys):
+    shutil.copytree(checkpoints / "all", tmp_path / "damaged")
+    files = [path for path in (tmp_path / "damaged" / "parameters").rglob("d/*") if path.is_file()]
+    path = max(files, key=lambda path: path.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    (tmp_path / "text").write_text("the ship .\n")
+    for command in (
+        ["evaluate", "--data", dataset_dir],
+        ["export", "--output", tmp_path / "hf"],
+        ["fill-mask", "the [MASK] ."],
+        ["features", "--layers", "-1", "--input", tmp_path / "text", "--output", tmp_path / "features.npz"],
+    ):
+        assert "damaged is damaged" in one_line(capsys, *command, "--checkpoint", tmp_path / "damaged")

@@ -1,0 +1,93 @@
+"""Measures what the digests of a checkpoint cost beside its save and its load.
+
+    python benchmarks/checkpoint_digests.py --config=bert_large --folder=/tmp/digests
+
+It prints, per round and as medians, the seconds and the seconds of CPU time of a save without digests, of a load
+without them, and of the digests that each of the two computes. The state is random numbers, of which little compresses.
+Programs are compiled before the clock starts. An arbitrary config of pre-training may be named; `--share 0.25` keeps a
+quarter of its layers.
+"""
+
+import argparse
+import shutil
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from bert_jax.config import load_config
+from bert_jax.training.checks import bert_config
+from bert_jax.training.digests import array_digests
+from bert_jax.training.mesh import make_mesh
+from bert_jax.training.pretrain_phase import plan_state
+
+
+def make_state(config_name: str, share: float) -> dict[str, Any]:
+    """Returns parameters and both moments, random, laid out as a run's."""
+    config = load_config(config_name, [])
+    with config.unlocked():
+        config.model.num_hidden_layers = max(1, round(config.model.num_hidden_layers * share))
+    model = bert_config(config, vocab_size=30_522, seq_len=128, source="")
+    spec = plan_state(make_mesh(config.mesh), config, model)[1]
+    leaves, structure = jax.tree.flatten(
+        {"parameters": spec.abstract.parameters, "optimizer": spec.abstract.optimizer_state}
+    )
+    made = [
+        jax.device_put(jax.random.normal(jax.random.key(number), leaf.shape).astype(leaf.dtype), leaf.sharding)
+        for number, leaf in enumerate(leaves)
+    ]
+    return jax.block_until_ready(jax.tree.unflatten(structure, made))
+
+
+def measured(work: Callable[[], Any]) -> tuple[float, float]:
+    """Returns the seconds that `work` takes, and the seconds of CPU time of this process."""
+    began, began_cpu = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - began, time.process_time() - began_cpu
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="bert_large")
+    parser.add_argument("--folder", required=True, help="where checkpoints are written; each is deleted")
+    parser.add_argument("--share", type=float, default=1.0, help="of the model's layers")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    state = make_state(options.config, options.share)
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    print(f"{size / 1e9:.2f} GB on {jax.device_count()} x {jax.devices()[0].device_kind}")
+    array_digests(state)
+    folder = Path(options.folder).absolute() / "checkpoint"
+    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
+
+    def save() -> None:
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(folder, state)
+
+    def load() -> None:
+        with ocp.StandardCheckpointer() as checkpointer:
+            jax.block_until_ready(checkpointer.restore(folder, abstract))
+
+    rounds: dict[str, list[tuple[float, float]]] = {"save": [], "load": [], "digests": []}
+    for _ in range(options.rounds):
+        shutil.rmtree(folder, ignore_errors=True)
+        for name, work in (("save", save), ("load", load), ("digests", lambda: array_digests(state))):
+            rounds[name].append(measured(work))
+    shutil.rmtree(folder, ignore_errors=True)
+    medians = {
+        name: [statistics.median(values) for values in zip(*found, strict=True)] for name, found in rounds.items()
+    }
+    for name, (seconds, cpu) in medians.items():
+        print(f"{name:8} {seconds:8.2f} s  {cpu:8.2f} s CPU   {[round(value, 2) for value, _ in rounds[name]]}")
+    for name in ("save", "load"):
+        wall, cpu = (100 * medians["digests"][at] / medians[name][at] for at in (0, 1))
+        print(f"digests / {name}: {wall:.1f}% of the time, {cpu:.1f}% of the CPU time")
+
+
+if __name__ == "__main__":
+    main()
