@@ -16,6 +16,7 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "whole_files": set(),
     "config": set(),
     "host_memory": set(),
+    "background_errors": set(),
     "data": set(),
     "model": set(),
     "objectives": set(),
@@ -32,6 +33,7 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "cli": {
         "ahead_of_time",
         "arguments",
+        "background_errors",
         "config",
         "data",
         "features",
