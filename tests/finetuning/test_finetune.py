@@ -41,13 +41,13 @@ NUMBERS = {topic: number + 0.5 for number, topic in enumerate(helpers.TOPICS)}
 
 
 def texts(count: int, seed: int) -> list[tuple[str, str]]:
-    """Sentences, and what they are about."""
+    """Sentences, and what they are about. All are padded to one length: a program is compiled for each."""
     rng = random.Random(seed)
     made = []
     for _ in range(count):
         topic = rng.choice(list(helpers.TOPICS))
         words = [rng.choice(helpers.TOPICS[topic]) if rng.random() < 0.4 else rng.choice(helpers.SMALL_WORDS)
-                 for _ in range(rng.randint(6, 40))]  # fmt: skip
+                 for _ in range(rng.randint(16, 28))]  # fmt: skip
         made.append((" ".join([*words, rng.choice(helpers.TOPICS[topic])]), topic))
     return made
 

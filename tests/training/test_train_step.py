@@ -1,5 +1,6 @@
 """The step on one device, and the same step on meshes of eight."""
 
+import functools
 import math
 import re
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from bert_jax import objectives
 from bert_jax.config import ConfigDict, load_config
@@ -18,8 +19,8 @@ from bert_jax.training.batches import put_batch
 from bert_jax.training.mesh import check_divisibility, make_mesh
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.training.sharding import partition_spec
-from bert_jax.training.state import describe_state
-from bert_jax.training.train_step import make_train_step
+from bert_jax.training.state import StateSpec, describe_state
+from bert_jax.training.train_step import TrainStep, make_train_step
 
 CONFIG = BertConfig(
     vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
@@ -47,6 +48,25 @@ def make_batch(step: int, counts: np.ndarray | None = None) -> dict[str, np.ndar
     }
 
 
+@functools.cache
+def _programs(
+    model: BertConfig, sizes: tuple[int, ...], nsp: bool, scan_layers: bool, zero1: bool,
+    gradient_reduce_dtype: jnp.dtype, optimizer: tuple[tuple[str, object], ...],
+) -> tuple[Mesh, StateSpec, TrainStep]:  # fmt: skip
+    """Mesh, plan of the state and step, traced once for all tests that run the same."""
+    mesh = make_mesh(
+        ConfigDict(dict(zip(("data", "fsdp", "tensor"), sizes, strict=True))), jax.devices()[: math.prod(sizes)]
+    )
+    config = load_config("default", [(f"optimizer.{name}", str(value)) for name, value in optimizer]).optimizer
+    transformation = make_optimizer(config, abstract_parameters(model)[2])
+    spec = describe_state(mesh, model, transformation, seed=0, zero1=zero1, scan_layers=scan_layers)
+    step = make_train_step(
+        mesh, spec, transformation, learning_rate_schedule(1e-2, 2, 100), objectives.pretraining(nsp=nsp),
+        seed=0, gradient_reduce_dtype=gradient_reduce_dtype,
+    )  # fmt: skip
+    return mesh, spec, step
+
+
 class Run:
     """A state and its step on a mesh."""
 
@@ -64,19 +84,11 @@ class Run:
         gradient_reduce_dtype=jnp.float32,
         **optimizer,
     ):
-        sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
-        self.mesh = make_mesh(ConfigDict(sizes), jax.devices()[: data * fsdp * tensor])
         self.microbatches = microbatches
-        overrides = [(f"optimizer.{name}", str(value)) for name, value in optimizer.items()]
-        axes = abstract_parameters(model)[2]
-        self.optimizer = make_optimizer(load_config("default", overrides).optimizer, axes)
-        self.spec = describe_state(self.mesh, model, self.optimizer, seed=0, zero1=zero1, scan_layers=scan_layers)
+        self.mesh, self.spec, self.step = _programs(
+            model, (data, fsdp, tensor), nsp, scan_layers, zero1, gradient_reduce_dtype, tuple(optimizer.items())
+        )
         self.state = self.spec.make()
-        schedule = learning_rate_schedule(1e-2, 2, 100)
-        self.step = make_train_step(
-            self.mesh, self.spec, self.optimizer, schedule, objectives.pretraining(nsp=nsp),
-            seed=0, gradient_reduce_dtype=gradient_reduce_dtype,
-        )  # fmt: skip
 
     def __call__(self, batch):
         with jax.set_mesh(self.mesh):
@@ -133,8 +145,9 @@ def test_runs_that_differ_in_seed_and_learning_rate_alone_have_one_program():
         with jax.set_mesh(mesh):
             return [step.lower(spec.abstract, batch).as_text(), spec.make.func.lower(*spec.make.args).as_text()]
 
-    assert programs(0, 1e-3) == programs(7, 2e-5)
-    assert programs(0, 1e-3) != programs(0, 1e-3, warmup=3)
+    first = programs(0, 1e-3)
+    assert first == programs(7, 2e-5)
+    assert first != programs(0, 1e-3, warmup=3)
 
 
 @pytest.mark.long
@@ -221,7 +234,7 @@ def test_accumulation_drops_what_the_large_batch_drops(sizes, one_device):
     assert_close(run.parameters(), parameters, rtol=1e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("nsp", [True, False])
+@pytest.mark.parametrize("nsp", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_accumulation_gives_what_the_large_batch_gives_for_very_unequal_mask_counts(nsp):
     counts = np.array([PREDICTIONS] * 4 + [0] * 4 + [1] * 4 + [0] * 3 + [2])
     whole, cut = Run(WITHOUT_DROPOUT, nsp=nsp), Run(WITHOUT_DROPOUT, microbatches=4, nsp=nsp)
