@@ -20,13 +20,10 @@ A fine-tuned model's steps have `heads` as well, and
   task           what its output is of, and what has to be known to predict with it
 """
 
-import functools
 import json
 import logging
 import os
-import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,19 +34,16 @@ from etils import epath
 from bert_jax import remote
 from bert_jax.config import ConfigDict
 from bert_jax.data.tokenization import WordPieceTokenizer
-from bert_jax.errors import BertJaxError, InputError
+from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import HEADS, Parameters
+from bert_jax.training.checkpoint_damage import DamagedError, changed_error, check_arrays, damage_named
 from bert_jax.training.checkpoint_folders import FOLDER, complete_steps, is_saved, newest_step, set_aside, step_folders
-from bert_jax.training.digests import changed_arrays, changed_items, describe, is_known, nonfinite_arrays
+from bert_jax.training.digests import changed_items, describe, nonfinite_arrays
 from bert_jax.training.processes import any_process, is_first, wait_for_first
 from bert_jax.training.state import TrainState
 
 log = logging.getLogger(__name__)
-
-
-class DamagedError(InputError):
-    """A checkpoint that is there and cannot be read, or does not hold what was saved."""
 
 
 def _optimizer_item(state: TrainState) -> dict[str, Any]:
@@ -59,48 +53,6 @@ def _optimizer_item(state: TrainState) -> dict[str, Any]:
         "nonfinite_steps": state.nonfinite_steps,
         "nonfinite_streak": state.nonfinite_streak,
     }
-
-
-# What TensorStore says, in an error without a type of its own, where the files may be intact.
-_DENIED = re.compile("PERMISSION_DENIED|UNAUTHENTICATED")
-_TRANSIENT = re.compile("UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED")
-
-
-@contextmanager
-def _damage_named(folder: epath.Path) -> Iterator[None]:
-    """Raises DamagedError, one line that names the folder, for what Orbax says of a checkpoint that it cannot read."""
-    try:
-        yield
-    except (DamagedError, MemoryError, jax.errors.JaxRuntimeError):  # the last: no memory on a device
-        raise
-    except Exception as error:  # TensorStore raises bare ones
-        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        if isinstance(error, PermissionError) or _DENIED.search(str(error)):
-            raise InputError(f"{folder} may not be read ({reason}): check your permissions") from error
-        if _TRANSIENT.search(str(error)) or (remote.is_remote(folder) and remote.is_transient(error)):
-            raise BertJaxError(f"{folder} could not be read ({reason})") from error
-        raise DamagedError(
-            f"{folder} is damaged or of another model ({reason}): use an earlier step, or make it again"
-        ) from error
-
-
-def _damaged(folder: epath.Path, names: Sequence[str]) -> DamagedError:
-    """Returns the error for arrays or items that are not what was saved."""
-    named = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return DamagedError(f"{folder} is damaged ({named}: not what was saved): use an earlier step, or make it again")
-
-
-@functools.cache  # said once of each
-def _say_unverified(folder: epath.Path) -> None:
-    log.info("%s has no digests that this version knows: its arrays are not verified", folder)
-
-
-def _check_arrays(folder: epath.Path, arrays: dict[str, Any], digests: dict[str, Any] | None) -> None:
-    """Raises DamagedError that names the arrays which are not what was saved; all processes have to call it."""
-    if digests is None or not is_known(digests):
-        _say_unverified(folder)
-    elif changed := changed_arrays(arrays, digests):
-        raise _damaged(folder, changed)
 
 
 def check_place(folder: epath.Path) -> None:
@@ -236,7 +188,7 @@ def _read_state(folder: epath.Path, abstract: TrainState) -> tuple[TrainState, d
     names = ["position", *["digests"] * remote.exists(folder / "digests")]
     handler = ocp.CompositeCheckpointHandler()
     try:
-        with _damage_named(folder):
+        with damage_named(folder):
             restored = handler.restore(
                 folder,
                 ocp.args.Composite(
@@ -255,7 +207,7 @@ def _read_state(folder: epath.Path, abstract: TrainState) -> tuple[TrainState, d
     if any_process(bool(damage)):
         raise DamagedError(damage or f"{folder} is damaged: another process of the run could not read it")
     try:
-        _check_arrays(folder, arrays, items.get("digests"))
+        check_arrays(folder, arrays, items.get("digests"))
     except DamagedError as error:
         damage = str(error)
     if any_process(bool(damage)):
@@ -328,9 +280,9 @@ class Checkpoint:
             restore_args=ocp.checkpoint_utils.construct_restore_args(target),
             partial_restore=parts is not None or (self.task is not None and not settings),
         )
-        with _damage_named(self.path), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        with damage_named(self.path), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             parameters = checkpointer.restore(self.path / "parameters", args=arguments)
-        _check_arrays(self.path, {"parameters": parameters}, self.digests)
+        check_arrays(self.path, {"parameters": parameters}, self.digests)
         return parameters
 
 
@@ -410,11 +362,11 @@ def open_checkpoint(location: str) -> Checkpoint:
     from_run = remote.exists(path / "position")
     optional = [name for name in ("heads", "task", "digests") if remote.exists(path / name)]
     names = ["bert_config", "tokenizer", *(("config", "position") if from_run else ()), *optional]
-    with _damage_named(path), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+    with damage_named(path), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         read = checkpointer.restore(path, args=ocp.args.Composite(**{name: ocp.args.JsonRestore() for name in names}))
         items = {name: read[name] for name in names}
         if "digests" in items and (changed := changed_items(items, items["digests"])):
-            raise _damaged(path, changed)
+            raise changed_error(path, changed)
         position = items.get("position", {})
         return Checkpoint(
             path=path,

@@ -67,9 +67,9 @@ def joined_processes(environment: Mapping[str, str] = os.environ) -> Iterator[No
     try:
         yield
     except BaseException as caught:
-        if watch:
-            watch.close()
         error = _as_lost(caught)
+        if watch and error is caught:  # else process 0 may be the lost one: the watch would say so
+            watch.close()
         # Those that stop together do so by themselves, each with all of it on disk.
         if not isinstance(error, Interrupted) or isinstance(error, NotBegun):
             message = " ".join(str(error).split()) or type(error).__name__

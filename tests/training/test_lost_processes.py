@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -200,6 +201,22 @@ def test_a_closed_port_of_the_first_process_ends_the_others_at_once(caplog: pyte
     assert time.monotonic() - began < 2
     assert "process 0 " in caplog.text
     watch.close()
+
+
+def test_an_abort_for_another_reason_ends_by_its_signal():
+    """And is held up, for a line about process 0 to come first where that is the reason."""
+    script = """
+import os, socket
+from bert_jax.training.first_process import FirstProcessWatch
+server = socket.create_server(("127.0.0.1", 0))
+watch = FirstProcessWatch("127.0.0.1:%d" % server.getsockname()[1], lambda: 0.0, patience=30.0, advice="")
+os.abort()
+"""
+    began = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == -signal.SIGABRT
+    assert ended.stderr == ""
+    assert time.monotonic() - began > 5
 
 
 def test_a_silent_first_process_ends_the_others():

@@ -58,6 +58,20 @@ def test_several_processes_see_the_same_examples_and_learn_the_same(count, mesh,
 
 
 @pytest.mark.long
+def test_several_processes_fall_back_to_one_step(dataset_dir, tmp_path: Path):
+    """Each holds a part of the arrays: the file that is lost is one that not all of them read."""
+    mesh = {"mesh__data": 1, "mesh__fsdp": 4}
+    finish(start(2, dataset_dir, tmp_path, **mesh))
+    files = [path for path in (tmp_path / "checkpoints" / "6" / "parameters").rglob("d/*") if path.is_file()]
+    max(files, key=lambda path: path.stat().st_size).unlink()
+    written = finish(start(2, dataset_dir, tmp_path, **mesh, total_steps=8))
+    assert "checkpoints/6 is damaged" in written[0]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "6", "6.damaged", "8"]
+    rows = [row["step"] for row in read_metrics(epath.Path(tmp_path)) if "split" not in row]
+    assert rows == list(range(1, 9))
+
+
+@pytest.mark.long
 def test_one_process_that_is_asked_to_stop_stops_all_at_one_step_and_one_goes_on(dataset_dir, tmp_path: Path):
     many = {"total_steps": 2_000, "eval_every_steps": 0, "eval_batches": 0, "checkpoint__every_steps": 5_000}
     processes = start(2, dataset_dir, tmp_path, **many)
