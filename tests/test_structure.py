@@ -45,7 +45,8 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
         "training",
         "__init__",
     },
-    "__init__": {"inference"},
+    "supported_versions": set(),
+    "__init__": {"inference", "supported_versions"},
 }
 MODEL_LIBRARIES = {"jax", "flax", "bert_jax"}
 
