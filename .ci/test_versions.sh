@@ -7,8 +7,8 @@
 #   py311    Python 3.11, the newest supported versions
 #   py313    Python 3.13, the newest supported versions
 #
-# By default all three, one after the other. Each END writes constraints/END.txt once its tests pass, for
-# `pip install -c constraints/END.txt bert-jax`. Without pythonX.Y on the PATH an END runs in a chroot of the Debian
+# By default all three, one after the other. Each END writes constraints/END.txt once its tests pass (not with PYTEST
+# ARGUMENTS, which may choose a part), for `pip install -c constraints/END.txt bert-jax`. Without pythonX.Y on the PATH an END runs in a chroot of the Debian
 # release that has it (3.11: bookworm, 3.13: trixie), which takes root and debootstrap.
 # VERSIONS_DIR keeps environments and chroots, EXTRAS chooses what is installed beside `dev` (such as `,parity`).
 set -euo pipefail
@@ -36,7 +36,7 @@ inside() {
   set -euo pipefail
   local end=$1 python=$2 extras=$3
   shift 3
-  local environment=.venv-$end
+  local environment=.venv-$end part=$#
   [ -e "$environment/bin/python" ] || "$python" -m venv "$environment"
   local constraints=()
   if [ "$end" = lowest ]; then
@@ -53,6 +53,7 @@ PYTHON
   PATH="$PWD/$environment/bin:$PATH" JAX_PLATFORMS=cpu \
     "$environment/bin/python" -m pytest -n auto --dist loadscope \
     --deselect tests/test_supported_versions.py::test_what_the_tests_ran_with_is_in_range "$@"
+  [ "$part" -eq 0 ] || return 0
   mkdir -p constraints
   "$environment/bin/python" -m pip freeze --exclude-editable | sed 's/+cpu$//' > "constraints/$end.txt"
 }
