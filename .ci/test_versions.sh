@@ -7,9 +7,10 @@
 #   py311    Python 3.11, the newest supported versions
 #   py313    Python 3.13, the newest supported versions
 #
-# By default all three, one after the other. Each END writes constraints/END.txt once its tests pass (not with PYTEST
-# ARGUMENTS, which may choose a part), for `pip install -c constraints/END.txt bert-jax`. Without pythonX.Y on the PATH an END runs in a chroot of the Debian
-# release that has it (3.11: bookworm, 3.13: trixie), which takes root and debootstrap.
+# By default all three, one after the other. Each END writes constraints/END.txt once its tests pass, for
+# `pip install -c constraints/END.txt bert-jax`; with PYTEST ARGUMENTS, which may choose a part, it writes nothing.
+# Without pythonX.Y on the PATH an END runs in a chroot of the Debian release that has it (3.11: bookworm, 3.13: trixie),
+# which takes root and debootstrap.
 # VERSIONS_DIR keeps environments and chroots, EXTRAS chooses what is installed beside `dev` (such as `,parity`).
 set -euo pipefail
 cd "$(dirname "$0")/.."
