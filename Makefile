@@ -1,11 +1,12 @@
 # make quickstart   from raw text to a trained, exported BERT, in ./quickstart
 # make test         the tests; make lint, linters and type checker; make test-long, checks that take longer
 # make test-slurm   launch/slurm.sbatch under a real Slurm of one node: root, and Debian's slurm-wlm and munge
+# make test-versions   the tests with the lowest and the newest supported packages, on Python 3.11 and 3.13
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test test-long test-slurm lint clean
+.PHONY: quickstart test test-long test-slurm test-versions lint clean
 
 quickstart: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/quickstart.sh quickstart
@@ -19,18 +20,21 @@ test-long: $(VENV)/.installed-dev
 test-slurm: $(VENV)/.installed-dev
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m slurm tests/launch/test_slurm.py
 
+test-versions:
+	.ci/test_versions.sh
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck launch/*.sh launch/slurm.sbatch benchmarks/*.sh
+	$(BIN)/shellcheck launch/*.sh launch/slurm.sbatch benchmarks/*.sh .ci/test_versions.sh
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or later is needed: make PYTHON=python3.12 ..."; exit 2; }
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-$(VENV)/.installed: $(BIN)/python setup.py
+$(VENV)/.installed: $(BIN)/python setup.py bert_jax/supported_versions.py
 	@echo "installing bert_jax and its dependencies into $(VENV) ..."
 	$(BIN)/python -m pip install --editable .
 	@touch $@

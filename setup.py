@@ -1,8 +1,11 @@
 """Installed by `pip install -e .`; extras: gpu, tpu, tpu-aot, gcs, beam, dataflow, parity, benchmarks, dev."""
 
+import runpy
 from pathlib import Path
 
 from setuptools import setup
+
+SUPPORTED = runpy.run_path(str(Path(__file__).parent / "bert_jax" / "supported_versions.py"))
 
 setup(
     name="bert-jax",
@@ -26,30 +29,12 @@ setup(
         "bert_jax.model",
         "bert_jax.training",
     ],
-    install_requires=[
-        "array_record>=0.8",
-        "etils[epath]>=1.10",
-        "fsspec",
-        "flax>=0.12.5",
-        "jax>=0.10",
-        "matplotlib>=3.8",
-        "ml_collections>=1.0",
-        "numpy>=2.0",
-        "optax>=0.2.5",
-        "orbax-checkpoint>=0.11.30",
-        "safetensors>=0.5",
-        "sentencex>=1.0",
-        "tensorboard>=2.18",
-        "tensorflow-datasets>=4.9.10",
-        "tokenizers>=0.21",
-        "tqdm>=4.66",
-        "zstandard>=0.22",
-    ],
+    install_requires=list(SUPPORTED["REQUIREMENTS"]),
     extras_require={
-        "gpu": ["jax[cuda13]>=0.10"],
-        "tpu": ["jax[tpu]>=0.10"],
+        "gpu": ["jax[cuda13]"],  # in the range of install_requires
+        "tpu": ["jax[tpu]"],
         # For `compile`, on any machine: the libtpu that goes with this jax, whose programs its jaxlib can read.
-        "tpu-aot": ["jax[tpu]>=0.10"],
+        "tpu-aot": ["jax[tpu]"],
         "beam": ["apache-beam>=2.70"],
         "dataflow": ["apache-beam[gcp]>=2.70", "gcsfs"],
         "gcs": ["gcsfs>=2024.6"],  # gs:// without TensorFlow

@@ -5,11 +5,15 @@
 
 from typing import TYPE_CHECKING, Any
 
+from bert_jax.supported_versions import check_installed
+
 if TYPE_CHECKING:
     from bert_jax.inference import FineTuned, PreTrained, load
 
 __version__ = "0.1.0"
 __all__ = ["FineTuned", "PreTrained", "load"]
+
+check_installed()
 
 
 def __getattr__(name: str) -> Any:

@@ -116,11 +116,32 @@ def split_keys(keys: Key | None, count: int) -> Key | tuple[None, ...]:
     return (None,) * count if keys is None else jax.vmap(lambda key: jax.random.split(key, count), out_axes=1)(keys)
 
 
+@jax.custom_jvp
+def _erfc(x: jax.Array) -> jax.Array:
+    """Returns `jax.lax.erfc(x)`, whose derivative works inside of `jax.shard_map` and costs one exponential.
+
+    The derivative in jax 0.12.0 is a `polynomial` primitive of x and of constant coefficients. `lax.polynomial` binds
+    them without a cast to the varying manual axes of x, so the trace ends in "Primitive polynomial requires varying
+    manual axes to match". `jnp.argmax` once had the same defect: https://github.com/jax-ml/jax/issues/28334. The
+    derivative below is that of jax 0.10 and 0.11. It can go once `lax.polynomial` casts its coefficients, which jax
+    0.12.0 and 0.12.0.1 do not.
+    """
+    return jax.lax.erfc(x)
+
+
+@_erfc.defjvp
+def _erfc_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    (x,), (tangent,) = primals, tangents
+    return _erfc(x), -2.0 / math.sqrt(math.pi) * (tangent * jnp.exp(-jnp.square(x)))
+
+
 def activation(name: str, x: jax.Array) -> jax.Array:
     """The function that `hidden_act` names, of `x`."""
     if name == "relu":
         return jax.nn.relu(x)
-    return jax.nn.gelu(x, approximate=name in ("gelu_new", "gelu_pytorch_tanh"))
+    if name == "gelu":
+        return 0.5 * x * _erfc(-x * math.sqrt(0.5))
+    return jax.nn.gelu(x, approximate=True)
 
 
 class LayerNorm(nnx.Module):

@@ -1,11 +1,14 @@
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AxisType, PartitionSpec
 
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
@@ -17,6 +20,7 @@ from bert_jax.model import (
     layers,
     parameter_count,
 )
+from bert_jax.model.config import ACTIVATIONS
 from bert_jax.model.layers import LayerNorm, dropout
 from bert_jax.training.phases import plan_phases
 
@@ -335,6 +339,38 @@ def test_what_is_dropped_tells_nothing_of_what_else_is():
 def test_activations(name, expected):
     x = np.linspace(-4, 4, 81, dtype=np.float32)
     np.testing.assert_allclose(layers.activation(name, jnp.asarray(x)), [expected(v) for v in x.tolist()], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_have_gradients_in_shard_map(name: str):
+    x = jnp.linspace(-6, 6, 1024, dtype=jnp.float32)
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    gradient = jax.grad(lambda x: layers.activation(name, x).sum())
+    sharded = jax.jit(
+        jax.shard_map(gradient, mesh=mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec("data"))
+    )
+    np.testing.assert_array_equal(sharded(x), jax.jit(gradient)(x))
+
+
+def test_gelu_has_the_exact_derivative():
+    x = np.linspace(-6, 6, 241, dtype=np.float32)
+    gradient = jax.grad(lambda x: layers.activation("gelu", x).sum())(jnp.asarray(x))
+    cdf = [(1 + math.erf(v / math.sqrt(2))) / 2 for v in x.tolist()]
+    pdf = np.exp(-(x.astype(np.float64) ** 2) / 2) / math.sqrt(2 * math.pi)
+    np.testing.assert_allclose(gradient, cdf + x * pdf, atol=5e-7)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_gelu_costs_no_more_than_in_jax(dtype: jnp.dtype):
+    def cost(gelu: Callable[[jax.Array], jax.Array]) -> dict[str, float]:
+        x = jax.ShapeDtypeStruct((1024,), dtype)
+        backward = jax.jit(lambda x, gradient: jax.vjp(gelu, x)[1](gradient))
+        return backward.lower(x, x).compile().cost_analysis()
+
+    ours = cost(functools.partial(layers.activation, "gelu"))
+    upstream = cost(functools.partial(jax.nn.gelu, approximate=False))
+    assert ours["flops"] <= upstream["flops"]
+    assert ours["transcendentals"] <= upstream["transcendentals"]
 
 
 def test_layer_norm_keeps_its_precision_on_offset_inputs():

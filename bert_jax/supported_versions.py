@@ -1,0 +1,71 @@
+"""Declares once which versions of other packages are supported: for `setup.py` and for `import bert_jax`.
+
+Imports the standard library alone: `setup.py` runs this file before any package is installed.
+"""
+
+import re
+import warnings
+from collections.abc import Iterable
+
+REQUIREMENTS = (
+    "array_record>=0.8.1,<0.9",
+    "etils[epath]>=1.10,<2",
+    "flax>=0.12.5,<0.13",
+    "fsspec",
+    "jax>=0.10,<0.13",
+    "matplotlib>=3.8.4,<4",
+    "ml_collections>=1.0,<2",
+    "numpy>=2.0,<3",
+    "optax>=0.2.6,<0.3",
+    "orbax-checkpoint>=0.11.30,<0.13",
+    "safetensors>=0.5,<0.9",
+    "sentencex>=1.0.11,<2",
+    "tensorboard>=2.18,<3",
+    "tensorflow-datasets>=4.9.10,<5",
+    "tokenizers>=0.21,<0.24",
+    "tqdm>=4.66,<5",
+    "zstandard>=0.22,<0.26",
+)
+"""The range of each package, from the lowest version that the tests pass with to below the next untested series."""
+
+CHECKED_AT_IMPORT = ("jax", "flax", "optax", "orbax-checkpoint", "numpy")
+"""The packages whose releases have changed what this one calls. pip holds the ranges of the others."""
+
+
+def check_installed(requirements: Iterable[str] = REQUIREMENTS) -> None:
+    """Raises ImportError for a package below its range and warns of one above it: it may work, but is untested.
+
+    A package that is not installed is left to the import that needs it.
+    """
+    from importlib import metadata
+
+    for requirement in requirements:
+        name, lowest, above = _parse(requirement)
+        if name not in CHECKED_AT_IMPORT:
+            continue
+        try:
+            found = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        fix = f"expected {requirement}; run: pip install '{requirement}'"
+        if _release(found) < _release(lowest):
+            raise ImportError(f"{name} {found} is not supported: {fix}")
+        if _release(found) >= _release(above):
+            warnings.warn(f"{name} {found} has not been tested: {fix}", stacklevel=3)
+
+
+def _parse(requirement: str) -> tuple[str, str, str]:
+    """Splits "flax>=0.12.5,<0.13" into its name, the lowest version and the one that it has to be below."""
+    match = re.fullmatch(r"([\w-]+)(?:\[\w+\])?(?:>=([\d.]+),<([\d.]+))?", requirement)
+    assert match, requirement
+    name, lowest, above = match.groups()
+    return name, lowest or "0", above or "9999"
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Returns the numbers of "0.12.0.dev1" as (0, 12), without zeros at the end and whatever follows them."""
+    numbers = re.match(r"\d+(?:\.\d+)*", version)
+    release = [int(number) for number in numbers[0].split(".")] if numbers else []
+    while release and release[-1] == 0:
+        release.pop()
+    return tuple(release)
