@@ -1,4 +1,4 @@
-"""What is shown of errors in background threads: those of our own, and not those that are raised again elsewhere."""
+"""Logs errors of background threads: our own, not those that are raised again where a result is wanted."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""What launch/tpu_pod.sh checks before it asks for TPUs: their name, the commit, the command, its config, its buckets.
+"""Checks of launch/tpu_pod.sh before it asks for TPUs: their name, the commit, the command, its config, its buckets.
 
 It prints the commit that the hosts are to install. A refusal is one line on stderr, with exit status 2.
 

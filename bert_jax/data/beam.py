@@ -72,7 +72,7 @@ def staging(folder: epath.Path) -> Iterator[epath.Path]:
 def build_splits(
     groups: Sequence[Sequence[str]], job: Job, runner: str, flags: Sequence[str]
 ) -> tuple[dict[str, list[Built]], dict[str, epath.Path]]:
-    """What each split's shards are, and where in `job.staged` each file is; nothing if there is no text.
+    """Returns each split's shards and the place of each file in `job.staged`; nothing if there is no text.
 
     Args:
       groups: the files of a `corpus.plan`, those together that a worker reads together.

@@ -333,7 +333,7 @@ class TrainLoader:
         return [count + offset for count, offset in zip(mixed, self._source_offsets, strict=True)]
 
     def epochs(self, step: int) -> list[float]:
-        """How often each source has been gone through before batch `step`."""
+        """Returns the number of epochs of each source before batch `step`."""
         return [row / source.size for row, source in zip(self.next_rows(step), self.sources, strict=True)]
 
 

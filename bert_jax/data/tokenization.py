@@ -115,7 +115,7 @@ def normalizer(lowercase: bool, text_rules: str = "reference") -> normalizers.No
 
 
 def pre_tokenizer(text_rules: str = "reference") -> pre_tokenizers.PreTokenizer:
-    """What splits normalized text into words."""
+    """Returns the step that splits normalized text into words."""
     if text_rules == "library":
         return pre_tokenizers.BertPreTokenizer()
     late = pre_tokenizers.Split(Regex(_SPLIT), "isolated")

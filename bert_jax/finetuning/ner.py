@@ -100,7 +100,7 @@ def read_conll(
 
 
 def has_tags(path: str | PathLike[str]) -> bool:
-    """Whether a file's words have anything beside them. InputError where it cannot be read."""
+    """Returns True if a file's words have anything beside them. InputError where it cannot be read."""
     rows = (
         row for rows in _blocks(str(path), BadRows(quiet=True)) for row in rows if not row[1][0].startswith(_DOCUMENT)
     )

@@ -26,7 +26,7 @@ from bert_jax import remote
 
 @dataclass(frozen=True)
 class Found:
-    """What was read: the content, and in a store the generation."""
+    """The content that was read, and in a store its generation."""
 
     content: bytes
     generation: str = ""

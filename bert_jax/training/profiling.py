@@ -39,7 +39,7 @@ class StepTracer:
         self._folder: Path | None = None  # of what is being traced
 
     def begins(self, step: int) -> bool:
-        """Whether the trace has to be started before `step`."""
+        """Returns True if the trace has to be started before `step`."""
         return not self._is_active and step in self._steps
 
     def start(self) -> None:
@@ -51,7 +51,7 @@ class StepTracer:
         jax.profiler.start_trace(str(self._folder))
 
     def ends(self, step: int) -> bool:
-        """Whether the trace has to be closed after `step`."""
+        """Returns True if the trace has to be closed after `step`."""
         return self._is_active and step == self._steps[-1]
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ def edit(folder, change):
 
 
 def to_version_2(folder):
-    """As versions before digests of files have written it; returns the hash that they gave it."""
+    """Rewrites dataset.json as versions before digests of files did; returns the hash that they gave it."""
     path = folder / INFO_FILE
     content = json.loads(path.read_text())
     del content["files"], content["checksum"]

@@ -1,4 +1,4 @@
-"""What is left out by option, that it is counted, and that nothing else goes."""
+"""Filters: what each option drops is counted, and nothing else is dropped."""
 
 import tracemalloc
 
@@ -76,7 +76,7 @@ def test_a_line_of_several_sentences_is_one_line(tokenizer, tmp_path):
 
 
 def test_lines_are_counted_in_little_memory(tmp_path):
-    """Of lines that are all different none is held for long; those of every part are found, whichever run has them."""
+    """Holds no line for long where all are different; those of every part are found, whichever run has them."""
     rng = np.random.default_rng(0)
     often = np.arange(256, dtype=np.uint64) << np.uint64(56) | np.uint64(7)  # one in each part
     held = []

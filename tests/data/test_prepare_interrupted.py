@@ -140,7 +140,7 @@ def test_files_that_a_power_loss_left_short_are_made_again(
 
 
 def test_what_a_marker_declares_finished_is_on_the_disk_before_it(corpus_file, tokenizer, tmp_path, monkeypatch):
-    """Whatever a marker speaks of is synced, and its folder after it."""
+    """Files that a marker names are synced, and its folder after it."""
     synced, fsync, replace = set(), os.fsync, os.replace
     markers = []
 

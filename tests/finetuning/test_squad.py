@@ -33,7 +33,7 @@ def test_both_versions(tmp_path: Path):
 
 
 def test_a_file_in_a_store_is_read_through_an_outage(tmp_path: Path, store, monkeypatch: pytest.MonkeyPatch):
-    """Of more seconds than the store's own library tries for."""
+    """Lasts more seconds than the store's own library tries for."""
     monkeypatch.setattr(remote, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
     store.put("squad/dev.json", write(tmp_path / "dev.json", CONTEXT, entry("a", "fox", 8)).read_bytes())
     store.cut("GET", "alt=media", name="squad/dev.json", times=2, honest=False)

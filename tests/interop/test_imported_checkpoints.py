@@ -228,7 +228,7 @@ def test_a_damaged_checkpoint_says_so(vocabulary: list[str], tmp_path: Path):
 
 
 def one_line(capsys: pytest.CaptureFixture, *arguments: object) -> str:
-    """What a command that ends with status 2 says, which is one line."""
+    """Returns the one line of a command that ends with status 2."""
     status, out, err = run(capsys, *arguments)
     assert (status, out) == (2, ""), err
     (line,) = (line for line in err.splitlines() if line.startswith("bert-jax "))

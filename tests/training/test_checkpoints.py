@@ -103,7 +103,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 
 def test_a_flipped_bit_in_parameters_is_noticed_unless_it_changes_nothing(workdir: Path):
-    """As in a part of a file that nothing refers to."""
+    """Damages a part of a file that nothing refers to."""
     path = array_files(workdir / "checkpoints" / "30", "parameters")[0]
     found, content = open_checkpoint(str(workdir)), path.read_bytes()
     intact = found.load_parameters()

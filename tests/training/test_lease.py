@@ -118,7 +118,7 @@ def test_a_run_whose_workdir_was_taken_learns_of_it_and_leaves_it_alone(tmp_path
 
 
 class RefreshError(Exception):
-    """Of no type that a renewal expects, as google.auth's."""
+    """An error of no type that a renewal expects, as google.auth's."""
 
 
 def fails(monkeypatch: pytest.MonkeyPatch, lease: Lease, times: int = 1 << 30) -> None:
