@@ -19,7 +19,7 @@ def check_config(config: ConfigDict) -> None:
     """InputError for values out of range, each with the key that holds it."""
     values = dict(flatten(config))
     check = check_values(values)
-    check(lambda x: x >= 1, "at least 1", "num_epochs", "gradient_accumulation", "eval_batch_size")
+    check(lambda x: x >= 1, "at least 1", "num_epochs", "gradient_accumulation", "eval_batch_size", "data.sort_window")
     check(lambda x: x >= _LEAST_TOKENS, f"at least {_LEAST_TOKENS}", "task.max_seq_len")
     check(lambda x: x >= 0, "at least 0", "head.bilstm")
     check(lambda x: x >= 1, "at least 1", "head.bilstm_layers")

@@ -16,7 +16,7 @@ from bert_jax.finetuning.sequences import EncodedSequence
 LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """What rows are padded to; beyond, multiples of the last."""
 
-_WINDOW = 64  # batches among which rows are sorted by length
+_WINDOW_BEFORE = 64
 
 
 @dataclass(frozen=True)
@@ -114,21 +114,35 @@ def in_order(rows: Rows, batch_size: int) -> Iterator[np.ndarray]:
         yield order[start : start + batch_size]
 
 
-def epoch_of_batches(rows: Rows, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """The examples of each batch of an epoch, in a new order: a pure function of (rows, batch_size, seed, epoch).
+def epoch_of_batches(rows: Rows, batch_size: int, seed: int, epoch: int, *, window: int | None) -> list[np.ndarray]:
+    """Returns the examples of each batch of an epoch, int64 [batch_size]: a pure function of its arguments.
 
-    Each example is in one batch; the last one may be smaller. Shuffled examples are sorted by length in windows of some
-    batches, and the batches are shuffled, but for the small one, which comes last.
+    Each example is in one batch. The last batch may be smaller. Shuffled examples are cut into windows of `window`
+    batches, and each window is sorted by length. Batches of a window follow one another in a random order: each window
+    is a random sample, though a batch is none. So few steps see all lengths, and the labels that go with them.
+
+    Args:
+      rows: the examples.
+      batch_size: examples.
+      seed: of the run.
+      epoch: from 0.
+      window: batches; 1 sorts nothing. None is the order of runs that began before `data.sort_window`: windows of 64
+        batches, whose batches are shuffled over the whole epoch.
     """
     rng = np.random.Generator(np.random.Philox(key=key_from(seed, epoch)))
     order, lengths = rng.permutation(len(rows)), rows.lengths()
     batches: list[np.ndarray] = []
-    for start in range(0, len(order), _WINDOW * batch_size):
-        window = order[start : start + _WINDOW * batch_size]
-        rest = len(window) % batch_size  # of the last window: left out of the sorting, so that it is no odd length
-        whole = window[: len(window) - rest]
-        whole = whole[np.argsort(lengths[whole], kind="stable")]
-        batches += np.split(whole, len(whole) // batch_size) if len(whole) else []
-        last = [window[len(window) - rest :]] if rest else []
-    shuffled = [batches[index] for index in rng.permutation(len(batches))]
-    return shuffled + (last if len(rows) else [])
+    rest = len(rows) % batch_size  # not sorted, so that the small batch is of no odd length
+    size = (window or _WINDOW_BEFORE) * batch_size
+    for start in range(0, len(rows) - rest, size):
+        examples = order[start : min(start + size, len(rows) - rest)]
+        examples = examples[np.argsort(lengths[examples], kind="stable")]
+        of_window = np.split(examples, len(examples) // batch_size)
+        batches += of_window if window is None else _shuffled(of_window, rng)
+    if window is None:
+        batches = _shuffled(batches, rng)
+    return batches + ([order[len(rows) - rest :]] if rest else [])
+
+
+def _shuffled(batches: list[np.ndarray], rng: np.random.Generator) -> list[np.ndarray]:
+    return [batches[index] for index in rng.permutation(len(batches))]

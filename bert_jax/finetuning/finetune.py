@@ -35,7 +35,7 @@ from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.progress import Bars, silent
 from bert_jax.training.batches import rows_here
 from bert_jax.training.checkpoint_folders import newest_step
-from bert_jax.training.checkpoints import Checkpointer, newest_intact, open_checkpoint
+from bert_jax.training.checkpoints import Checkpoint, Checkpointer, newest_intact, open_checkpoint
 from bert_jax.training.checks import check_attention, compute_dtype
 from bert_jax.training.flops import finetuning_flops
 from bert_jax.training.initialization import start_from
@@ -61,6 +61,8 @@ CHANGEABLE = (
     "log_every_steps", "eval_batch_size", "max_nonfinite_steps", "gradient_accumulation", "mesh.", "attention",
     "remat", "gradient_reduce_dtype", "scan_layers", "checkpoint.", "profile.", "stall_", "data.path", "init",
 )  # fmt: skip
+NEW_KEYS = ("data.sort_window",)
+"""Keys that runs of earlier versions do not have: such a run goes on without them."""
 
 
 def finetune(
@@ -130,7 +132,9 @@ def _finetune(
 
     # --- Start: 1. from the newest checkpoint, 2. from a pre-trained encoder, 3. or from scratch ---------------------
     watch = enter_workdir(folder, config, stack)
-    start = claim(folder, config, order.hash)
+    begun = claim(folder, config, order.hash)
+    start = begun.step if begun else 0
+    order.config = config = without_new_keys(config, begun.config if begun else None)
     about = {**head.about(), "max_seq_len": config.task.max_seq_len}
     checkpointer = Checkpointer(
         folder, keep=config.checkpoint.keep, config=config, tokenizer=before.tokenizer,
@@ -236,7 +240,10 @@ class Order:
         """int64: the examples of the step after `step` steps."""
         epoch, place = divmod(step, self.steps_an_epoch)
         if epoch not in self._epochs:
-            batches = epoch_of_batches(self.rows, self.config.global_batch_size, self.config.seed, epoch)
+            batches = epoch_of_batches(
+                self.rows, self.config.global_batch_size, self.config.seed, epoch,
+                window=self.config.data.get("sort_window"),
+            )  # fmt: skip
             self._epochs = {**dict(list(self._epochs.items())[-1:]), epoch: batches}
         return self._epochs[epoch][place]
 
@@ -260,17 +267,32 @@ def _work(model: BertConfig, head: TaskHead, order: Order) -> Callable[[int], St
     return of_step
 
 
-def claim(folder: epath.Path, config: ConfigDict, dataset_hash: str) -> int:
-    """The step a workdir is at, 0 for a new one; InputError where it holds another run."""
+def claim(folder: epath.Path, config: ConfigDict, dataset_hash: str) -> Checkpoint | None:
+    """Returns the newest checkpoint of a workdir, None for a new one; InputError where it holds another run."""
     before = newest_intact(folder)
     if before is None:
-        return 0
+        return None
     if before.task is None:
         raise InputError(f"--workdir: {folder} holds a run of pre-training: choose another folder")
     check_same_run(folder, before.config, config, sources=("init",))
     if before.dataset_hashes != (dataset_hash,):
         raise InputError(f"--workdir: {folder} was trained on other examples: choose another folder")
-    return before.step
+    return before
+
+
+def without_new_keys(config: ConfigDict, before: Mapping[str, Any] | None) -> ConfigDict:
+    """Returns `config` without those of `NEW_KEYS` that the run which it resumes began without.
+
+    What the run writes lacks them, too: the next start finds the same.
+    """
+    if before is None or not (lacking := set(NEW_KEYS) - dict(flatten(ConfigDict(before))).keys()):
+        return config
+    log.info("resuming a run that began without %s: its order of batches stays as it was", ", ".join(lacking))
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+        for parent, name in (key.split(".") for key in lacking):
+            del config[parent][name]
+    return config
 
 
 def check_same_run(
@@ -280,14 +302,17 @@ def check_same_run(
 
     `sources` are keys of paths that it may change only where what they named is no longer there, but has been moved.
     """
-    # A key that the run did not know has its default: what was written before there was the key goes on.
-    defaults = load_config("finetune/default", keys_of="finetune/default")
-    old, new = dict(flatten(defaults)) | dict(flatten(ConfigDict(before))), dict(flatten(config))
+    # A key that the run did not have stands for its default, so that a run of an earlier version resumes. `NEW_KEYS`
+    # do not: without them a run is another than with their default.
+    defaults = dict(flatten(load_config("finetune/default", keys_of="finetune/default")))
+    old = {key: value for key, value in defaults.items() if key not in NEW_KEYS} | dict(flatten(ConfigDict(before)))
+    new = dict(flatten(config))
     old = {key: list(value) if isinstance(value, tuple) else value for key, value in old.items()}
     new = {key: list(value) if isinstance(value, tuple) else value for key, value in new.items()}  # as JSON has it
     changed = [
         f"{key} {old.get(key)!r} -> {new[key]!r}" for key in new
         if old.get(key) != new[key]
+        and (key in old or key not in NEW_KEYS)
         and (_is_elsewhere(old.get(key), new[key]) if key in sources else not key.startswith(CHANGEABLE))
     ]  # fmt: skip
     if changed:

@@ -26,6 +26,8 @@ def get_config():
     config.data = ml_collections.ConfigDict()
     config.data.path = ""  # the task's folder
     config.data.strict = False  # True: refuse a file with a row that cannot be used; False: count it and leave it out
+    # Batches among which examples are sorted by length, for less padding; 1: shuffled batches.
+    config.data.sort_window = 8
 
     config.task = ml_collections.ConfigDict()
     config.task.kind = "text"  # glue, text, squad, choice, ner

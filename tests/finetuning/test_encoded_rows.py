@@ -1,10 +1,12 @@
 """Rows of a task, and batches of them."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bert_jax.data.hashing import key_from
 from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.finetuning.encoded_rows import LENGTHS, Rows, epoch_of_batches, in_order, padded_length
 from bert_jax.finetuning.sequences import EncodedSequence
@@ -60,25 +62,50 @@ def test_the_rows_of_an_example_stay_together(tokenizer: WordPieceTokenizer):
     )
 
 
-def test_an_epoch_has_each_example_once_and_neighbours_of_a_like_length():
+def test_epoch_has_each_example_once_and_is_reproducible():
     rows = make_rows(2_005)
-    batches = epoch_of_batches(rows, 10, seed=1, epoch=2)
+    batches = epoch_of_batches(rows, 10, seed=1, epoch=2, window=8)
     assert [len(batch) for batch in batches] == [10] * 200 + [5]
     assert sorted(np.concatenate(batches).tolist()) == list(range(2_005))
-    lengths = rows.lengths()
-    spread = [np.ptp(lengths[batch]) for batch in batches[:-1]]
-    assert np.mean(spread) < 5 < np.ptp(lengths)
-    firsts = [int(lengths[batch[0]]) for batch in batches[:-1]]
-    assert np.mean(np.abs(np.diff(firsts))) > 15  # short and long batches take turns
-    same = epoch_of_batches(rows, 10, seed=1, epoch=2)
+    same = epoch_of_batches(rows, 10, seed=1, epoch=2, window=8)
     assert all((a == b).all() for a, b in zip(batches, same, strict=True))
-    for seed, epoch in ((1, 3), (2, 2)):
-        assert np.concatenate(epoch_of_batches(rows, 10, seed, epoch)).tolist() != np.concatenate(batches).tolist()
+    for seed, epoch, window in ((1, 3, 8), (2, 2, 8), (1, 2, 4)):
+        other = epoch_of_batches(rows, 10, seed, epoch, window=window)
+        assert np.concatenate(other).tolist() != np.concatenate(batches).tolist()
+
+
+@pytest.mark.parametrize(("window", "spread"), [(8, 20), (64, 5)])
+def test_batches_of_a_window_follow_one_another_and_share_no_length(window: int, spread: int):
+    rows = make_rows(2_000)
+    lengths = rows.lengths()
+    batches = epoch_of_batches(rows, 10, seed=1, epoch=2, window=window)
+    assert np.mean([np.ptp(lengths[batch]) for batch in batches]) < spread
+    firsts = [int(lengths[batch].min()) for batch in batches]
+    assert np.mean(np.abs(np.diff(firsts))) > 15  # short and long batches take turns
+    for start in range(0, len(batches), window):
+        by_length = sorted(batches[start : start + window], key=lambda batch: tuple(np.sort(lengths[batch])))
+        for short, long in itertools.pairwise(by_length):
+            assert lengths[short].max() <= lengths[long].min()
+        if len(by_length) == window:  # a random sample of all examples
+            assert abs(np.mean(np.concatenate(by_length)) - 1_000) < 300
+
+
+def test_a_window_of_one_batch_sorts_nothing():
+    rows = make_rows(400)
+    batches = epoch_of_batches(rows, 10, seed=1, epoch=2, window=1)
+    assert np.mean([np.ptp(rows.lengths()[batch]) for batch in batches]) > 60
+
+
+@pytest.mark.parametrize(("examples", "key"), [(30, "4fa121e492c4699a"), (1_500, "f2b407624ec5e3f0")])
+def test_runs_without_a_window_keep_the_order_that_they_began_with(examples: int, key: str):
+    batches = epoch_of_batches(make_rows(examples), 10, seed=1, epoch=2, window=None)
+    assert f"{key_from(*np.concatenate(batches).tolist()):016x}" == key
 
 
 def test_fewer_examples_than_a_batch_are_one():
-    (batch,) = epoch_of_batches(make_rows(3), 10, seed=0, epoch=0)
-    assert sorted(batch.tolist()) == [0, 1, 2]
+    for window in (None, 1, 8):
+        (batch,) = epoch_of_batches(make_rows(3), 10, seed=0, epoch=0, window=window)
+        assert sorted(batch.tolist()) == [0, 1, 2]
 
 
 def test_in_order_goes_by_length_once():

@@ -21,14 +21,17 @@ from flax import nnx
 import bert_jax
 from bert_jax.cli import main
 from bert_jax.config import load_config
-from bert_jax.errors import InputError
-from bert_jax.finetuning.finetune import finetune
+from bert_jax.errors import InputError, Interrupted
+from bert_jax.finetuning.encoded_rows import epoch_of_batches
+from bert_jax.finetuning.finetune import check_same_run, finetune
 from bert_jax.finetuning.scoring import evaluate_finetuned
 from bert_jax.inference import fill_mask
 from bert_jax.model import initialize
 from bert_jax.model.task_heads import BertForTask, TaskHead
+from bert_jax.progress import silent
 from bert_jax.training.checkpoints import open_checkpoint, save_parameters
 from bert_jax.training.metrics import read_metrics
+from bert_jax.training.stopping import StopSignal
 from bert_jax.training.throughput import RATES
 
 SETTINGS = {
@@ -241,6 +244,51 @@ def test_a_finished_run_scores_again_and_another_is_refused(run: Path, checkpoin
         finetune(config_of(tmp_path / "encoder", task), str(run))
 
 
+def without_sort_window(workdir: Path) -> list[Path]:
+    """Takes the key out of every config in a workdir, as before there was one; returns the files that had it."""
+    changed = []
+    for path in (path for path in workdir.rglob("*") if path.is_file() and b'"sort_window"' in path.read_bytes()):
+        about = json.loads(path.read_text())
+        del about.get("config", about)["data"]["sort_window"]
+        path.write_text(json.dumps(about))
+        changed.append(path)
+    for step in (workdir / "checkpoints").iterdir():
+        shutil.rmtree(step / "digests", ignore_errors=True)  # earlier versions wrote none
+    return changed
+
+
+def test_a_run_from_before_sort_window_keeps_its_order(checkpoint: Path, tmp_path: Path, caplog, monkeypatch):
+    """Nothing that it writes has the key, so that every later start keeps the order, too."""
+    (tmp_path / "train.csv").write_text("text,label\n" + "the ship .,sea\nthe owl .,night\n" * 16)
+    workdir, windows, stop = tmp_path / "run", [], StopSignal()
+
+    def with_window(window: int):
+        few = {"task__dev": "", "task__test": "", "task__max_seq_len": 16, "global_batch_size": 8, "num_epochs": 1}
+        return config_of(checkpoint, tmp_path, data__sort_window=window, **few)
+
+    def stops(**_: object):
+        stop.received = signal.SIGTERM
+        return silent()
+
+    monkeypatch.setattr(
+        "bert_jax.finetuning.finetune.epoch_of_batches",
+        lambda *of, window: windows.append(window) or epoch_of_batches(*of, window=window),
+    )
+    with pytest.raises(Interrupted):
+        finetune(with_window(2), str(workdir), stop=stop, bars=stops)
+    with pytest.raises(InputError, match=r"data\.sort_window 2 -> 3"):
+        finetune(with_window(3), str(workdir))
+    assert set(windows) == {2}
+    assert len(without_sort_window(workdir)) == 2
+    windows.clear()
+    with caplog.at_level("INFO"):
+        finetune(with_window(2), str(workdir))
+    assert set(windows) == {None}
+    assert caplog.text.count("data.sort_window") == 1
+    assert not without_sort_window(workdir)
+    check_same_run(epath.Path(workdir), json.loads((workdir / "config.json").read_text()), with_window(2))
+
+
 @pytest.mark.long
 def test_a_mesh_and_microbatches_change_nothing(checkpoint: Path, task: Path, tmp_path: Path):
     config = config_of(
@@ -317,6 +365,7 @@ def test_bad_rows_are_named_or_refused(checkpoint: Path, task: Path, tmp_path: P
         ({"task__train": ""}, "task.train is empty"),
         ({"task__kind": "poem"}, "task.kind has to be one of"),
         ({"task__max_seq_len": 65}, "reads 64 tokens at the most"),
+        ({"data__sort_window": 0}, r"data\.sort_window"),
         ({"num_epochs": 0}, "num_epochs has to be at least 1"),
         ({"head__dropout": 1.0}, r"head\.dropout has to be in \[0, 1\)"),
         ({"optimizer__warmup_proportion": -0.1}, r"optimizer\.warmup_proportion"),
