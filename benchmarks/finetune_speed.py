@@ -4,9 +4,9 @@
 
 FOLDER holds glue/ as it is distributed, and vocab/bert-base-uncased-vocab.txt. A model of random parameters is exported
 to Hugging Face, and all sides train it on the same rows: `bert_jax`'s finetune, and the Trainer, which pads a batch to
-its longest row, with batches of random rows (its default) and with rows of a like length in a batch. Optimizer,
-schedule, dropout and batches are the paper's on every side; the output layer is each one's own. Sides take turns, each
-in a process of its own. None evaluates, and none saves before its last step.
+its longest row, with batches of random rows (its default) and with rows of a like length in a batch. `bert_jax` sorts
+by length among 64 batches. Optimizer, schedule, dropout and batch size are the paper's on every side; the output layer
+is each one's own. Sides take turns, each in a process of its own. None evaluates, and none saves before its last step.
 
 Examples a second are those of the epochs after the first: before, bert_jax compiles a step for each length of rows, and
 torch warms up. What that costs is in the whole time, from the start of the process to the end of the last step. CPU
@@ -109,6 +109,7 @@ def finetune_bert_jax(folder: Path, task: dict, epochs: int) -> dict:
         "optimizer.warmup_proportion": WARMUP, "optimizer.weight_decay": WEIGHT_DECAY,
         "optimizer.grad_clip_norm": CLIP, "optimizer.bias_correction": True,  # as torch's AdamW has it
         "scan_layers": False,  # faster on a CPU, as `bert_tiny` has it
+        "data.sort_window": 64,
     }  # fmt: skip
     config = load_config(
         "finetune/text", [(key, str(value)) for key, value in settings.items()], keys_of="finetune/default"

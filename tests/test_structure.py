@@ -32,7 +32,6 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "arguments": {"__init__"},
     "cli": {
         "ahead_of_time",
-        "background_errors",
         "arguments",
         "background_errors",
         "config",

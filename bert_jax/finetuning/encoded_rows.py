@@ -1,7 +1,8 @@
 """The encoded rows of a split, and batches of them whose length is that of what is in them.
 
-Fine-tuning's texts are short beside the 512 tokens that a model reads. Neighbours of a like length share a batch, and a
-batch is as long as the next of a few lengths: a step is compiled for each of these, and for no other.
+Fine-tuning's texts are short beside the 512 tokens that a model reads. A batch is as long as the next of a few lengths
+that holds its longest row: a step is compiled for each of these, and for no other. Where rows are sorted by length,
+neighbours of a like length share a batch.
 """
 
 from collections.abc import Iterator, Sequence

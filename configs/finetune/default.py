@@ -26,8 +26,9 @@ def get_config():
     config.data = ml_collections.ConfigDict()
     config.data.path = ""  # the task's folder
     config.data.strict = False  # True: refuse a file with a row that cannot be used; False: count it and leave it out
-    # Batches among which examples are sorted by length, for less padding; 1: shuffled batches.
-    config.data.sort_window = 8
+    # Batches among which examples are sorted by length, which saves padding; 1: shuffled batches. Examples of a length
+    # share sources and labels: 8 and 64 cost up to 0.03 of STS-B's Spearman correlation (benchmarks/batch_order).
+    config.data.sort_window = 1
 
     config.task = ml_collections.ConfigDict()
     config.task.kind = "text"  # glue, text, squad, choice, ner
@@ -75,7 +76,9 @@ def get_config():
     config.optimizer.b2 = 0.999
     config.optimizer.eps = 1e-6
     config.optimizer.grad_clip_norm = 1.0  # global norm; 0: no clipping
-    config.optimizer.bias_correction = False  # as in the reference's AdamW; True is steadier on small tasks, and LAMB's
+    # The reference's AdamW has none: its updates are up to 6.5 times those of torch's, 3 times after 100 steps and 1.3
+    # times after 1,000. In a short run 2e-5 without it scores as 1e-4 with it: True wants higher rates. LAMB wants it.
+    config.optimizer.bias_correction = False
 
     config.mesh = ml_collections.ConfigDict()  # devices along each axis; -1 fills in
     config.mesh.data = -1
