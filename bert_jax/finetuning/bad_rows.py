@@ -49,6 +49,7 @@ class BadRows:
         if self._quiet:
             return
         where = f"{path}: {problem}" if line is None else f"{path}:{line}: {problem}"
+        where = where.encode("utf-8", "backslashreplace").decode()  # no log can hold half of a surrogate pair
         reason = problem.reason if isinstance(problem, BadLabel) else UNUSABLE
         if self._strict or reason in self._refused:
             raise InputError(where)

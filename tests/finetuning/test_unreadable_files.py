@@ -61,7 +61,7 @@ def test_choices_that_nothing_can_hold_are_bad_rows(tmp_path: Path, bad: str):
     assert bad_rows.counts == {str(path): 1}
 
 
-def test_questions_that_nothing_can_hold_are_bad_rows(tmp_path: Path):
+def test_questions_that_nothing_can_hold_are_bad_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     context = "the old fox sees a ship"
     entries = [
         squad_examples.entry("\ud800", "fox", 8), {**squad_examples.entry("b", "fox", 8), "question": "\udc00 ?"},
@@ -73,6 +73,7 @@ def test_questions_that_nothing_can_hold_are_bad_rows(tmp_path: Path):
     assert [question.id for question in questions] == ["d", "e"]
     assert questions[0].answers[0].start == 8  # the one place there is
     assert bad_rows.counts == {str(path): 3}
+    assert "\\ud800" in caplog.text.encode("utf-8").decode()  # which raises for half of a surrogate pair
     path = squad_examples.write(tmp_path / "b.json", "\ud800", entries[-1])
     with pytest.raises(InputError, match=re.escape(f"{path}")):
         read_questions(path, BadRows(), training=True)
