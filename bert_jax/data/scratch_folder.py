@@ -20,7 +20,7 @@ _LOCK = ".prepare.lock"
 
 
 def scratch_folder(folder: epath.Path, scratch: str | None) -> Path:
-    """Makes the folder, on this machine, where work goes on until the dataset in `folder` is whole.
+    """Makes the folder, on this machine, that holds the work until the dataset in `folder` is whole.
 
     It is in the output, or in `scratch` or the system's folder of temporary files. In those, its name can be foreseen,
     so that work is resumed: it must be this user's, and nobody else's to write.

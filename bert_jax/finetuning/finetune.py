@@ -62,7 +62,7 @@ CHANGEABLE = (
     "remat", "gradient_reduce_dtype", "scan_layers", "checkpoint.", "profile.", "stall_", "data.path", "init",
 )  # fmt: skip
 NEW_KEYS = ("data.sort_window",)
-"""Keys that runs of earlier versions do not have: such a run goes on without them."""
+"""Keys that runs of earlier versions do not have: such a run resumes without them."""
 
 
 def finetune(

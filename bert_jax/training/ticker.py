@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 class Ticker:
     """Calls `action` every `seconds` in a thread of its own, until it is closed; the first time after `seconds`.
 
-    An error of `action` is logged, with a traceback the first time, and the thread goes on: `action` is called again
+    An error of `action` is logged, with a traceback the first time, and the thread continues: `action` is called again
     after `seconds`. Where the run must not go on after it, `action` has to see to that.
     """
 
