@@ -10,7 +10,7 @@ import pytest
 PIP = ".venv/bin/python -m pip install --editable"
 COMMANDS = (  # what a reason to skip has in it, and the command after which the tests run
     (r"\b(torch|transformers)\b", f"{PIP} '.[parity]'"),
-    (r"\bapache_beam\b", f"{PIP} '.[beam]'"),
+    (r"\b(apache_beam|pyarrow)\b", f"{PIP} '.[beam]'"),
     (r"\blibtpu\b|\btpu-aot\b", f"{PIP} '.[tpu-aot]'"),
     (r"\b(seqeval|sklearn|scipy|shellcheck)\b", f"{PIP} '.[dev]'"),
     (r"\bBERT_JAX_DATA\b", "BERT_JAX_DATA=FOLDER make test"),

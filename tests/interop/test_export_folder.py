@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import child_processes
 import jax
 import numpy as np
 import pytest
@@ -52,7 +53,7 @@ def test_every_file_has_the_mode_that_the_umask_gives(umask: int, mode: int, che
 def unfinished(tmp_path: Path) -> Iterator[list[tuple[subprocess.Popen, Path]]]:
     """Two processes that export to `hf` and never finish, each with its partial folder."""
     command = [sys.executable, "-c", UNFINISHED, str(tmp_path / "hf")]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    processes = [child_processes.start(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     try:
         yield [(process, Path(process.stdout.readline().strip())) for process in processes if process.stdout]
     finally:

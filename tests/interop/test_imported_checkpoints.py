@@ -217,13 +217,13 @@ def test_an_export_to_a_full_disk_leaves_nothing(vocabulary: list[str], tmp_path
 def test_a_damaged_checkpoint_says_so(vocabulary: list[str], tmp_path: Path):
     checkpoint = sources.write_checkpoint(tmp_path / "checkpoint", vocabulary)
     (tmp_path / "checkpoint" / "heads" / "metadata").write_text(json.dumps(["pooler"]))
-    with pytest.raises(InputError, match="damaged or of another model"):
+    with pytest.raises(InputError, match=r"checkpoint is damaged .*heads"):
         open_checkpoint(str(tmp_path / "checkpoint")).load_parameters()
     assert np.asarray(checkpoint.load_parameters()["pooler"]["bias"]).shape == (48,)
     described = checkpoint.tokenizer.to_json()
     for damaged in ([], {**described, "vocab": ["[PAD]"]}, {**described, "vocab": 5}, {**described, "lowercase": "no"}):
         (tmp_path / "checkpoint" / "tokenizer" / "metadata").write_text(json.dumps(damaged))
-        with pytest.raises(InputError, match=f"{tmp_path / 'checkpoint'} is damaged or of another model"):
+        with pytest.raises(InputError, match=f"{tmp_path / 'checkpoint'} is damaged"):
             open_checkpoint(str(tmp_path / "checkpoint"))
 
 

@@ -168,6 +168,7 @@ def test_a_phase_begun_by_a_version_that_counted_by_mixture_resumes_and_is_logge
     assert saved["first_rows"] == [16, 0]
     assert not logged(total_steps=4)
     position.write_text(json.dumps({key: value for key, value in saved.items() if key != "first_rows"}))
+    shutil.rmtree(position.parents[1] / "digests")  # such a version wrote none
     (line,) = logged(total_steps=4)
     assert re.search(rf"1-4 .* row 0 of {re.escape(str(dataset_dir))}, .* step 3 .* row 16$", line)
     assert not logged(total_steps=2)  # none of the phase is left to read
