@@ -181,7 +181,7 @@ def orders(options: argparse.Namespace) -> None:
 # --- Runs ------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Setting:
-    """What a run is, but for its order and its seed."""
+    """A run without its order of batches and its seed."""
 
     task: str
     trained_layers: int | None  # None: the whole encoder
@@ -215,7 +215,7 @@ def work_of(folder: Path) -> Work:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the trained part reads of each example: hidden states of the layers below, or the tokens."""
+    """Inputs of the trained part, by example: hidden states of the layers below, or the tokens."""
 
     rows: Any
     starts: np.ndarray
