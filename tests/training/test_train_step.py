@@ -117,7 +117,7 @@ def one_device():
         pytest.param({"fsdp": 8}, marks=pytest.mark.long),
         pytest.param({"tensor": 4}, marks=pytest.mark.long),
         pytest.param({"data": 2, "tensor": 4}, marks=pytest.mark.long),
-        {"data": 2, "fsdp": 2, "tensor": 2},
+        pytest.param({"data": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.long),
         {"data": 8, "zero1": True},
         pytest.param({"data": 2, "fsdp": 2, "tensor": 2, "zero1": True}, marks=pytest.mark.long),
         {"data": 2, "fsdp": 2, "tensor": 2, "microbatches": 4},
@@ -135,7 +135,7 @@ def test_a_mesh_changes_where_not_what_with_dropout_on(sizes, one_device):
 
 
 def test_runs_that_differ_in_seed_and_learning_rate_alone_have_one_program():
-    def programs(seed: int, rate: float, warmup: int = 2) -> list[str]:
+    def program(seed: int, rate: float, warmup: int = 2) -> str:
         mesh = make_mesh(ConfigDict({"data": 1, "fsdp": 1, "tensor": 1}), jax.devices()[:1])
         optimizer = make_optimizer(load_config("default").optimizer, abstract_parameters(CONFIG)[2])
         spec = describe_state(mesh, CONFIG, optimizer, seed=seed)
@@ -143,11 +143,19 @@ def test_runs_that_differ_in_seed_and_learning_rate_alone_have_one_program():
         step = make_train_step(mesh, spec, optimizer, schedule, objectives.pretraining(nsp=True), seed=seed)
         batch = jax.eval_shape(lambda: {name: jnp.asarray(entry)[None] for name, entry in make_batch(0).items()})
         with jax.set_mesh(mesh):
-            return [step.lower(spec.abstract, batch).as_text(), spec.make.func.lower(*spec.make.args).as_text()]
+            return step.lower(spec.abstract, batch).as_text()
 
-    first = programs(0, 1e-3)
-    assert first == programs(7, 2e-5)
-    assert first != programs(0, 1e-3, warmup=3)
+    first = program(0, 1e-3)
+    assert first == program(7, 2e-5)
+    assert first != program(0, 1e-3, warmup=3)
+
+
+def test_runs_that_differ_in_seed_alone_initialize_by_one_program():
+    mesh = make_mesh(ConfigDict({"data": 1, "fsdp": 1, "tensor": 1}), jax.devices()[:1])
+    optimizer = make_optimizer(load_config("default").optimizer, abstract_parameters(CONFIG)[2])
+    specs = [describe_state(mesh, CONFIG, optimizer, seed=seed) for seed in (0, 7)]
+    first, second = (spec.make.func.lower(*spec.make.args).as_text() for spec in specs)
+    assert first == second
 
 
 @pytest.mark.long
@@ -222,7 +230,7 @@ def test_gradients_are_added_up_across_devices_in_the_chosen_type_and_on_a_devic
 
 
 @pytest.mark.parametrize(
-    "sizes", [*(pytest.param(sizes, marks=pytest.mark.long) for sizes in ({}, {"data": 4})), {"fsdp": 4}], ids=str
+    "sizes", [pytest.param(sizes, marks=pytest.mark.long) for sizes in ({}, {"data": 4}, {"fsdp": 4})], ids=str
 )
 def test_accumulation_drops_what_the_large_batch_drops(sizes, one_device):
     metrics, parameters = one_device
@@ -246,33 +254,20 @@ def test_accumulation_gives_what_the_large_batch_gives_for_very_unequal_mask_cou
 
 
 def test_loss_is_sums_over_sums_of_the_whole_batch():
-    run = Run(WITHOUT_DROPOUT, data=2, microbatches=2)
+    run = Run(WITHOUT_DROPOUT, microbatches=4)
     batch = make_batch(0)
-    model = nnx.merge(run.spec.graph, run.parameters())
-    logits, nsp_logits = model(batch)
-    log_p = np.asarray(jax.nn.log_softmax(logits))
+    logits, nsp_logits = jax.jit(lambda parameters: nnx.merge(run.spec.graph, parameters)(batch))(run.parameters())
+    logits, nsp_logits = np.asarray(logits, np.float64), np.asarray(nsp_logits, np.float64)
+    log_p = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
     weights = batch["masked_weights"]
     picked = np.take_along_axis(log_p, batch["masked_ids"][..., None], -1)[..., 0]
     mlm = -(np.where(weights > 0, picked, 0)).sum() / weights.sum()
-    nsp = -np.take_along_axis(
-        np.asarray(jax.nn.log_softmax(nsp_logits)), batch["next_sentence_labels"][..., None], -1
-    ).mean()
+    nsp_log_p = nsp_logits - np.logaddexp.reduce(nsp_logits, axis=-1, keepdims=True)
+    nsp = -np.take_along_axis(nsp_log_p, batch["next_sentence_labels"][..., None], -1).mean()
     metrics = run(batch)
     np.testing.assert_allclose(metrics["mlm_loss"], mlm, rtol=1e-5)
     np.testing.assert_allclose(metrics["nsp_loss"], nsp, rtol=1e-5)
     np.testing.assert_allclose(metrics["loss"], mlm + nsp, rtol=1e-5)
-
-
-def test_without_nsp_its_head_gets_no_gradient():
-    run = Run(nsp=False)
-    before = run.parameters()
-    for step in range(3):
-        run(make_batch(step))
-    after = run.parameters()
-    # Decay alone: the kernel shrinks, the bias stays.
-    np.testing.assert_array_equal(after["nsp_head"]["bias"], before["nsp_head"]["bias"])
-    assert not np.any(run.state.optimizer_state[1].mu["nsp_head"]["kernel"])
-    assert np.any(run.state.optimizer_state[1].mu["mlm_head"]["kernel"])
 
 
 def test_first_update_has_a_learning_rate_of_zero():
@@ -304,7 +299,7 @@ def test_a_step_that_is_not_finite_leaves_the_state_and_is_counted():
 
 
 def test_gradients_are_clipped_by_their_global_norm():
-    tight, loose = Run(grad_clip_norm=1e-3), Run(grad_clip_norm=0.0)
+    tight, loose = Run(grad_clip_norm=1e-3), Run()
     norms = [run(make_batch(0))["grad_norm"] for run in (tight, loose)]
     np.testing.assert_allclose(*norms, rtol=1e-6)  # what is logged is the norm before clipping
     clipped = jnp.sqrt(sum(jnp.sum(jnp.square(m / 0.1)) for m in jax.tree.leaves(tight.state.optimizer_state[1].mu)))
