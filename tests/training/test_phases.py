@@ -1,6 +1,7 @@
 """Runs of several phases, and runs that start from another's parameters."""
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -36,6 +37,23 @@ def two_phases(short: Path, long: Path, steps: int = 4) -> tuple[dict, ...]:
 
 def phased(short: Path, long: Path, steps: int = 4, **overrides: object):
     return helpers.small_config(long, phases=two_phases(short, long, steps), **overrides)
+
+
+@pytest.fixture(scope="module")
+def phased_run(short_dir: Path, dataset_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    """The first phase as a run of its own, to which the second is added; the workdir and the last scores."""
+    workdir = tmp_path_factory.mktemp("phased")
+    settings = {"optimizer__restart_schedule": True, "eval_every_steps": 0}
+    first = {"global_batch_size": 32, "data__max_predictions": 5, "total_steps": 4}
+    pretrain(helpers.small_config(short_dir, **first, **settings), str(workdir))
+    shutil.copytree(workdir, workdir / "first")
+    return workdir, pretrain(phased(short_dir, dataset_dir, **settings), str(workdir))
+
+
+@pytest.fixture(scope="module")
+def short_run(phased_run: tuple[Path, dict]) -> Path:
+    """A run of the first phase alone."""
+    return phased_run[0] / "first"
 
 
 def test_a_plan_covers_every_step_with_the_config_that_holds_in_it(short_dir: Path, dataset_dir: Path):
@@ -101,7 +119,7 @@ def test_one_key_of_one_phase_from_the_command_line(tmp_path: Path):
         load_config("bert_tiny", [("phases", "(8,)"), ("phases.0.steps", "5")])
 
 
-def test_the_schedule_is_one_or_restarts(short_dir: Path, dataset_dir: Path, tmp_path: Path):
+def test_the_schedule_is_one_or_restarts(short_dir: Path, dataset_dir: Path, phased_run: tuple[Path, dict]):
     def rates(**overrides: object) -> list[float]:
         first, second = open_phases(phased(short_dir, dataset_dir, optimizer__learning_rate=1.0, **overrides))
         return [float((first if step < 4 else second).schedule()(step)) for step in range(8)]
@@ -110,9 +128,7 @@ def test_the_schedule_is_one_or_restarts(short_dir: Path, dataset_dir: Path, tmp
     np.testing.assert_allclose(
         rates(optimizer__restart_schedule=True), [0, 0.5, 2 / 4, 1 / 4, 0, 0.5, 2 / 4, 1 / 4], rtol=1e-6
     )
-    config = phased(short_dir, dataset_dir, optimizer__restart_schedule=True)
-    pretrain(config, str(tmp_path))
-    logged = [row["learning_rate"] for row in read_metrics(epath.Path(tmp_path)) if "split" not in row]
+    logged = [row["learning_rate"] for row in read_metrics(epath.Path(phased_run[0])) if "split" not in row]
     np.testing.assert_allclose(logged, [0, 5e-3, 5e-3, 2.5e-3, 0, 5e-3, 5e-3, 2.5e-3], rtol=1e-5)
 
 
@@ -125,16 +141,15 @@ def test_phases_on_one_dataset_read_on_where_the_last_one_stopped(dataset_dir: P
     assert [phase.first_row for phase in opened] == [0, 0, 96]
 
 
-def test_both_phases_are_trained_and_evaluated_on_their_own_data(short_dir: Path, dataset_dir: Path, tmp_path: Path):
-    config = phased(short_dir, dataset_dir, eval_every_steps=0)
-    final = pretrain(config, str(tmp_path))
-    rows = read_metrics(epath.Path(tmp_path))
+def test_both_phases_are_trained_and_evaluated_on_their_own_data(phased_run: tuple[Path, dict]):
+    workdir, final = phased_run
+    rows = read_metrics(epath.Path(workdir))
     assert [row["step"] for row in rows if "split" not in row] == list(range(1, 9))
     evaluations = {row["step"]: row for row in rows if row.get("split") == "eval"}
     assert sorted(evaluations) == [4, 8]
     assert evaluations[4]["unigram_loss"] != evaluations[8]["unigram_loss"]
     assert final["mlm_loss"] == evaluations[8]["mlm_loss"]
-    assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["4", "8"]
+    assert [path.name for path in sorted((workdir / "checkpoints").iterdir())] == ["4", "8"]
 
 
 @pytest.mark.long
@@ -157,41 +172,49 @@ def test_killed_on_the_boundary_and_resumed_is_never_stopped(
     assert_same_run(tmp_path / "killed", tmp_path / "straight")
 
 
-def test_a_phase_may_be_added_to_a_finished_run(short_dir: Path, dataset_dir: Path, tmp_path: Path, caplog):
-    first = {"global_batch_size": 32, "data__max_predictions": 5, "total_steps": 4}
-    pretrain(helpers.small_config(short_dir, **first), str(tmp_path))
-    pretrain(phased(short_dir, dataset_dir), str(tmp_path))
-    assert newest_step(epath.Path(tmp_path)).name == "8"
+def test_a_phase_may_be_added_to_a_finished_run(short_dir: Path, dataset_dir: Path, phased_run: tuple[Path, dict]):
     hashes = [json.loads((path / "dataset.json").read_text())["hash"] for path in (short_dir, dataset_dir)]
-    assert open_checkpoint(str(tmp_path)).dataset_hashes == tuple(hashes)
+    assert open_checkpoint(str(phased_run[0])).dataset_hashes == tuple(hashes)
 
 
-def test_a_phase_that_is_begun_stays_what_it_is(short_dir: Path, dataset_dir: Path, tmp_path: Path):
-    pretrain(phased(short_dir, dataset_dir), str(tmp_path))
-    for steps, overrides, message in (
-        (3, {}, "a phase that is begun may only be prolonged"),
-        (5, {}, "a phase that is begun may only be prolonged"),
-        (4, {"objective__mask_rate": 0.2}, "mask_rate 0.15 -> 0.2"),
-    ):
-        with pytest.raises(InputError, match=message):
-            pretrain(phased(short_dir, dataset_dir, steps, total_steps=10, **overrides), str(tmp_path))
-    for short, long, steps in ((short_dir, short_dir, "4-10"), (dataset_dir, dataset_dir, "0-4")):
-        with pytest.raises(InputError, match=f"another dataset than .* in the phase of steps {steps}"):
-            pretrain(phased(short, long, total_steps=10), str(tmp_path))
-
-
-def test_init_takes_the_parameters_and_nothing_else(dataset_dir: Path, short_dir: Path, tmp_path: Path):
-    pretrain(helpers.small_config(short_dir), str(tmp_path / "first"))
-    config = helpers.small_config(
-        dataset_dir, init=tmp_path / "first", optimizer__learning_rate=0.0, total_steps=3, mesh__data=2, mesh__tensor=4
+@pytest.mark.parametrize(
+    ("steps", "overrides", "message"),
+    [
+        (3, {}, "begun"),
+        (5, {}, "begun"),
+        (4, {"objective__mask_rate": 0.2}, r"mask_rate 0\.15 -> 0\.2"),
+    ],
+)
+def test_a_phase_that_is_begun_stays_what_it_is(
+    steps: int, overrides: dict, message: str, short_dir: Path, dataset_dir: Path, phased_run: tuple[Path, dict]
+):
+    config = phased(
+        short_dir, dataset_dir, steps, total_steps=10, optimizer__restart_schedule=True, eval_every_steps=0, **overrides
     )
-    pretrain(config, str(tmp_path / "second"))
-    first, second = (open_checkpoint(str(tmp_path / name)) for name in ("first", "second"))
+    with pytest.raises(InputError, match=message):
+        pretrain(config, str(phased_run[0]))
+
+
+@pytest.mark.parametrize("first_changes", [False, True])
+def test_a_phase_that_is_begun_keeps_its_dataset(
+    first_changes: bool, short_dir: Path, dataset_dir: Path, phased_run: tuple[Path, dict]
+):
+    only = dataset_dir if first_changes else short_dir
+    config = phased(only, only, total_steps=10, optimizer__restart_schedule=True, eval_every_steps=0)
+    with pytest.raises(InputError, match="steps 0-4" if first_changes else "steps 4-10"):
+        pretrain(config, str(phased_run[0]))
+
+
+def test_init_takes_the_parameters_and_nothing_else(dataset_dir: Path, short_run: Path, tmp_path: Path):
+    config = helpers.small_config(
+        dataset_dir, init=short_run, optimizer__learning_rate=0.0, total_steps=3, mesh__data=2, mesh__tensor=4,
+        eval_batches=0,
+    )  # fmt: skip
+    pretrain(config, str(tmp_path))
+    first, second = (open_checkpoint(str(path)) for path in (short_run, tmp_path))
     assert second.step == 3
     jax.tree.map(np.testing.assert_array_equal, first.load_parameters(), second.load_parameters())
-    rows = rows_without_times(tmp_path / "second")
-    assert [row["step"] for row in rows if "split" not in row] == [1, 2, 3]
-    assert pretrain(helpers.small_config(dataset_dir, init=tmp_path / "first"), str(tmp_path / "third"))
+    assert [row["step"] for row in rows_without_times(tmp_path)] == [1, 2, 3]
 
 
 @pytest.mark.long
@@ -205,21 +228,30 @@ def test_a_resumed_run_does_not_look_at_init(dataset_dir: Path, tmp_path: Path):
     assert newest_step(epath.Path(tmp_path / "second")).name == "6"
 
 
-def test_init_that_does_not_fit_is_refused(dataset_dir: Path, corpus_file: Path, vocabulary: list[str], tmp_path: Path):
-    pretrain(helpers.small_config(dataset_dir, total_steps=3), str(tmp_path / "first"))
-    for overrides, message in (
-        ({"model__hidden_size": 64}, r"hidden_size 32 \(here model.hidden_size=64\)"),
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"model__hidden_size": 64}, r"hidden_size 32 .*model\.hidden_size=64"),
         ({"model__hidden_act": "gelu_new"}, "hidden_act 'gelu'"),
         ({"model__layer_norm_eps": 1e-6}, "layer_norm_eps 1e-12"),
-        ({"init": tmp_path / "nothing"}, "does not exist"),
-    ):
-        config = helpers.small_config(dataset_dir, **{"init": tmp_path / "first", **overrides})
-        with pytest.raises(InputError, match=message):
-            pretrain(config, str(tmp_path / "second"))
+        ({"init": "/nothing"}, "/nothing"),
+    ],
+)
+def test_init_that_does_not_fit_is_refused(
+    overrides: dict, message: str, dataset_dir: Path, short_run: Path, tmp_path: Path
+):
+    config = helpers.small_config(dataset_dir, **{"init": short_run, **overrides})
+    with pytest.raises(InputError, match=message):
+        pretrain(config, str(tmp_path / "run"))
+
+
+def test_init_of_another_vocabulary_is_refused(
+    corpus_file: Path, vocabulary: list[str], short_run: Path, tmp_path: Path
+):
     (tmp_path / "vocab.txt").write_text("\n".join([*vocabulary[:-2], vocabulary[-1], vocabulary[-2]]) + "\n")
     helpers.prepare_dataset(corpus_file, tmp_path / "vocab.txt", tmp_path / "other")
-    with pytest.raises(InputError, match="another vocabulary"):
-        pretrain(helpers.small_config(tmp_path / "other", init=tmp_path / "first"), str(tmp_path / "second"))
+    with pytest.raises(InputError, match=f"{short_run}.* vocabulary"):
+        pretrain(helpers.small_config(tmp_path / "other", init=short_run), str(tmp_path / "run"))
 
 
 def mixed(dataset_dir, other_dir, **overrides):

@@ -57,10 +57,10 @@ def other_arrays():
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("data8", "fsdp8"),
+        pytest.param("data8", "fsdp8", marks=pytest.mark.long),
         ("fsdp8", "data8_zero1"),
         ("data8_zero1", "data2_fsdp2_tensor2"),
-        ("data2_fsdp2_tensor2", "data8"),
+        pytest.param("data2_fsdp2_tensor2", "data8", marks=pytest.mark.long),
     ],
 )
 def test_a_state_comes_back_on_any_mesh(before, after, vocabulary_file: Path, tmp_path: Path):
