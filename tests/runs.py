@@ -20,9 +20,9 @@ from bert_jax.training.throughput import RATES
 SETTINGS = {
     "model.hidden_size": 32, "model.num_attention_heads": 2, "model.intermediate_size": 64,
     "model.max_position_embeddings": 64, "data.max_predictions": 10, "model.hidden_dropout_prob": 0.1,
-    "total_steps": 400, "global_batch_size": 16, "log_every_steps": 10, "eval_every_steps": 100, "eval_batches": 2,
-    "checkpoint.every_steps": 60, "checkpoint.keep": 2, "optimizer.warmup_steps": 40,
-    "optimizer.learning_rate": 5e-3,
+    "total_steps": 120, "global_batch_size": 16, "log_every_steps": 10, "eval_every_steps": 40, "eval_batches": 2,
+    "checkpoint.every_steps": 24, "checkpoint.keep": 2, "optimizer.warmup_steps": 12,
+    "optimizer.learning_rate": 1e-2,
 }  # fmt: skip
 
 

@@ -76,7 +76,13 @@ def make_batch(rows: np.ndarray) -> dict[str, jax.Array]:
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
-    ("causal", "settings"), [(False, {}), (True, {}), (False, {"remat": "attention"}), (False, {"remat": "full"})]
+    ("causal", "settings"),
+    [
+        (False, {}),
+        (True, {}),
+        pytest.param(False, {"remat": "attention"}, marks=pytest.mark.long),
+        pytest.param(False, {"remat": "full"}, marks=pytest.mark.long),
+    ],
 )
 def test_a_model_with_splash_is_the_model(causal, settings):
     config = dataclasses.replace(SMALL, is_decoder=causal)

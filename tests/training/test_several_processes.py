@@ -161,7 +161,10 @@ def test_the_local_cluster_tells_its_processes_apart_and_passes_signals_on(sent:
     script = (
         'trap "exit 75" TERM; echo "$JAX_PROCESS_ID of $JAX_NUM_PROCESSES at $JAX_COORDINATOR_ADDRESS"; sleep 60 & wait'
     )
-    process = child_processes.start([LAUNCHER, "2", "sh", "-c", script], stdout=subprocess.PIPE, text=True)
+    process = child_processes.start(
+        [LAUNCHER, "2", "sh", "-c", script], stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # under nohup tests inherit that it is ignored
+    )  # fmt: skip
     lines = sorted(process.stdout.readline() for _ in range(2))
     process.send_signal(sent)
     assert process.wait(timeout=20) == 75

@@ -45,9 +45,7 @@ def test_a_run_that_is_fed_hardly_waits_and_its_traced_steps_lie_in_the_workdir(
     dataset_dir: Path, tmp_path: Path, caplog
 ):
     caplog.set_level(logging.INFO, "bert_jax")
-    config = helpers.small_config(
-        dataset_dir, total_steps=16, log_every_steps=16, profile__steps="3:4", **UNDISTURBED
-    )
+    config = helpers.small_config(dataset_dir, total_steps=16, log_every_steps=16, profile__steps="3:4", **UNDISTURBED)
     pretrain(config, str(tmp_path))
     (trace,) = (tmp_path / "profile").rglob("*.trace.json.gz")
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
