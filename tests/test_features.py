@@ -93,6 +93,7 @@ def test_the_batch_moves_no_feature(folder: Path, tmp_path: Path):
         np.testing.assert_array_equal(one["input_ids"], many["input_ids"])
 
 
+@pytest.mark.long
 def test_hidden_states_are_those_of_transformers(folder: Path, tmp_path: Path):
     torch = pytest.importorskip("torch", reason="needs the parity extra: torch and transformers")
     transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")
