@@ -7,36 +7,46 @@ from pathlib import Path
 
 import helpers
 import pytest
+from etils import epath
 
+import bert_jax
+import bert_jax.inference
 from bert_jax import cli
 from bert_jax.data.tokenization import SPECIAL_TOKENS
+from bert_jax.training.metrics import read_metrics
 
-TRAINING = helpers.flags(
-    {
-        "model.hidden_size": 64, "model.num_attention_heads": 4, "model.intermediate_size": 128,
-        "model.max_position_embeddings": 64, "data.max_predictions": 10, "total_steps": 300,
-        "global_batch_size": 32, "log_every_steps": 10, "eval_every_steps": 100, "eval_batches": 4,
-        "optimizer.warmup_steps": 30, "optimizer.learning_rate": 5e-3, "checkpoint.every_steps": 100,
-    }
-)  # fmt: skip
+SHORT = {
+    "model.num_hidden_layers": 1, "model.hidden_size": 32, "model.num_attention_heads": 2,
+    "model.intermediate_size": 64, "model.max_position_embeddings": 64, "data.max_predictions": 10, "total_steps": 4,
+    "global_batch_size": 16, "log_every_steps": 2, "eval_every_steps": 4, "eval_batches": -1,
+    "checkpoint.every_steps": 4, "optimizer.warmup_steps": 2, "optimizer.learning_rate": 1e-2,
+}  # fmt: skip
+LONG = {
+    **SHORT, "model.num_hidden_layers": 2, "model.hidden_size": 64, "model.num_attention_heads": 4,
+    "model.intermediate_size": 128, "total_steps": 300, "global_batch_size": 32, "log_every_steps": 10,
+    "eval_every_steps": 100, "eval_batches": 4, "optimizer.warmup_steps": 30, "optimizer.learning_rate": 5e-3,
+    "checkpoint.every_steps": 100,
+}  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def journey(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Raw text, vocabulary, dataset and a trained model, each made by its command in a process of its own."""
-    folder = tmp_path_factory.mktemp("journey")
+def go(folder: Path, training: dict[str, object]) -> Path:
+    """Raw text, vocabulary, dataset and a trained model, each made by its command."""
     (folder / "corpus.txt").write_text(helpers.make_corpus(documents=400))
     commands = [
         ("vocab", "--input", folder / "*.txt", "--output", folder / "vocab", "--size", 200),
         ("prepare", "--input", folder / "corpus.txt", "--vocab", folder / "vocab", "--output", folder / "data",
          "--seq_len", 64, "--eval_fraction", 0.1, "--workers", 2),
         ("pretrain", "--config=bert_tiny", "--workdir", folder / "run", f"--config.data.path={folder / 'data'}",
-         *TRAINING),
+         *helpers.flags(training)),
     ]  # fmt: skip
     for command in commands:
-        result = helpers.run_cli(*command)
-        assert result.returncode == 0, result.stderr
+        assert cli.main([str(word) for word in command]) == 0
     return folder
+
+
+@pytest.fixture(scope="module")
+def journey(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return go(tmp_path_factory.mktemp("journey"), SHORT)
 
 
 def test_vocabulary(journey: Path):
@@ -51,22 +61,44 @@ def test_dataset(journey: Path):
     assert info["splits"]["train"]["documents"] + info["splits"]["eval"]["documents"] == 400
 
 
-def test_evaluate(journey: Path, capsys: pytest.CaptureFixture):
-    assert cli.main(["evaluate", "--checkpoint", str(journey / "run"), "--data", str(journey / "data")]) == 0
-    values = json.loads(capsys.readouterr().out)
-    assert {"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "unigram_loss"} <= set(values)
-    assert values["mlm_loss"] < values["unigram_loss"] - 0.5
+def evaluate(folder: Path, capsys: pytest.CaptureFixture) -> dict[str, float]:
+    assert cli.main(["evaluate", "--checkpoint", str(folder / "run"), "--data", str(folder / "data")]) == 0
+    return json.loads(capsys.readouterr().out)
 
 
-def test_fill_mask(journey: Path, capsys: pytest.CaptureFixture):
-    text = "the ship sees the storm near the [MASK] ."
-    assert cli.main(["fill-mask", "--checkpoint", str(journey / "run"), text, "--top", "3"]) == 0
+def test_evaluate_gives_the_values_of_the_runs_own_evaluation(journey: Path, capsys: pytest.CaptureFixture):
+    rows = [row for row in read_metrics(epath.Path(journey / "run")) if row.get("split") == "eval"]
+    values = evaluate(journey, capsys)
+    for name in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "unigram_loss"):
+        assert values[name] == pytest.approx(rows[-1][name], rel=1e-5)
+
+
+TEXT = "the ship sees the storm near the [MASK] ."
+
+
+def fill_mask(folder: Path, capsys: pytest.CaptureFixture) -> list[str]:
+    """The three words for the [MASK] of TEXT, the best first."""
+    assert cli.main(["fill-mask", "--checkpoint", str(folder / "run"), TEXT, "--top", "3"]) == 0
     lines = capsys.readouterr().out.strip().split("\n")
     assert len(lines) == 3
     words = [line.split()[1] for line in lines]
-    # The topic decides: a model that has learned anything puts a word of the sea there.
-    assert set(words) & set(helpers.TOPICS["sea"])
-    assert lines[0].endswith(text.replace("[MASK]", words[0]))
+    assert lines[0].endswith(TEXT.replace("[MASK]", words[0]))
+    return words
+
+
+def test_fill_mask_prints_what_the_function_finds(journey: Path, capsys: pytest.CaptureFixture):
+    words = fill_mask(journey, capsys)
+    (fillings,) = bert_jax.inference.fill_mask(bert_jax.load(str(journey / "run")), TEXT, top=3)
+    assert words == [filling.token for filling in fillings]
+
+
+@pytest.mark.long
+def test_a_model_that_has_learned_knows_the_topic(tmp_path: Path, capsys: pytest.CaptureFixture):
+    go(tmp_path, LONG)
+    capsys.readouterr()
+    values = evaluate(tmp_path, capsys)
+    assert values["mlm_loss"] < values["unigram_loss"] - 0.5
+    assert set(fill_mask(tmp_path, capsys)) & set(helpers.TOPICS["sea"])
 
 
 def test_export_and_report(journey: Path, tmp_path: Path, capsys: pytest.CaptureFixture):

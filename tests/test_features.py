@@ -5,7 +5,7 @@ import json
 import os
 from pathlib import Path
 
-import helpers
+import jax
 import numpy as np
 import pytest
 import sources
@@ -41,7 +41,7 @@ def states_of(folder: Path, text: str, pair: str | None = None) -> tuple[list[st
     """Pieces and all hidden states [layers + 1, tokens, D] of one text on its own."""
     bert = bert_jax.load(str(folder / "checkpoint"))
     batch = bert.batch(text, pair)
-    _, hidden = bert.model.encode(batch, all_hidden_states=True)
+    hidden = jax.jit(lambda batch: bert.model.encode(batch, all_hidden_states=True)[1])(batch)
     return [bert.tokenizer.id_to_token(int(i)) for i in batch["input_ids"][0]], np.asarray(hidden[:, 0])
 
 
@@ -93,6 +93,7 @@ def test_the_batch_moves_no_feature(folder: Path, tmp_path: Path):
         np.testing.assert_array_equal(one["input_ids"], many["input_ids"])
 
 
+@pytest.mark.long
 def test_hidden_states_are_those_of_transformers(folder: Path, tmp_path: Path):
     torch = pytest.importorskip("torch", reason="needs the parity extra: torch and transformers")
     transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")
@@ -265,10 +266,6 @@ def test_input_that_is_not_text(folder: Path, tmp_path: Path, capsys: pytest.Cap
     assert (tmp_path / "mine.npz").read_text() == "mine"
 
 
-def test_as_a_command(folder: Path, tmp_path: Path):
-    result = helpers.run_cli(
-        "features", "--checkpoint", folder / "checkpoint", "--input", folder / "lines.txt",
-        "--output", tmp_path / "new" / "out.jsonl", "--layers", "-1,-2,-3",
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
+def test_a_folder_that_is_not_there_is_made(folder: Path, tmp_path: Path):
+    assert extract(folder, tmp_path / "new" / "out.jsonl", "--layers", "-1,-2,-3") == 0
     assert len((tmp_path / "new" / "out.jsonl").read_text().splitlines()) == len(LINES)

@@ -20,8 +20,9 @@ def run_pytest(folder: Path, text: str, *options: str) -> subprocess.CompletedPr
     """Runs pytest on one generated file, with the plugins of these tests."""
     (folder / "test_generated.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  long: minutes\n  slurm: a real Slurm\n")
-    environment = {**os.environ, "PYTHONPATH": str(HERE), "PYTEST_ADDOPTS": ""}
-    command = [sys.executable, "-m", "pytest", "-p", "child_processes", "-p", "skip_summary", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": str(HERE), "PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-m", "pytest", "-p", "child_processes", "-p", "skip_summary"]
+    command += ["-p", "pytest_timeout", "-p", "no:cacheprovider"]
     return child_processes.run([*command, *options, "test_generated.py"], cwd=folder, env=environment, timeout=60)
 
 
@@ -50,7 +51,7 @@ def test_fails():
     start()
     assert False
 
-@pytest.mark.timeout(3)
+@pytest.mark.timeout(1)
 def test_times_out():
     start()
     time.sleep(300)
@@ -119,7 +120,7 @@ NOT_RUN = {
 }
 
 
-@pytest.mark.parametrize("options", [["-p", "no:xdist"], ["-n", "1"]], ids=["alone", "xdist"])
+@pytest.mark.parametrize("options", [[], ["-p", "xdist", "-n", "1"]], ids=["alone", "xdist"])
 def test_the_end_of_a_run_says_what_it_skipped_and_the_command_that_runs_it(options: list[str], tmp_path: Path):
     done = run_pytest(tmp_path, SKIPS, "-m", "not long and not slurm", *options)
     assert done.returncode == 0, done.stdout
@@ -134,7 +135,7 @@ def test_a_module_that_every_worker_skips_is_one_skip():
 
 
 def test_a_run_that_skips_nothing_says_nothing(tmp_path: Path):
-    assert "not run" not in run_pytest(tmp_path, "def test_passes(): pass\n", "-p", "no:xdist").stdout
+    assert "not run" not in run_pytest(tmp_path, "def test_passes(): pass\n").stdout
 
 
 def test_every_reason_to_skip_in_these_tests_is_about_the_machine_or_has_a_command():

@@ -33,7 +33,9 @@ def test_keys_name_different_permutations():
     assert len(orders) == 200
 
 
-@pytest.mark.parametrize("size", [3, 7, 100])
+@pytest.mark.parametrize(
+    "size", [3, pytest.param(7, marks=pytest.mark.long), pytest.param(100, marks=pytest.mark.long)]
+)
 def test_an_element_lands_anywhere_over_keys(size):
     keys = 1000
     landed = np.stack([permute(np.arange(size), size, key) for key in range(keys)])

@@ -199,7 +199,7 @@ def test_paper_is_a_plain_port_of_it(seed, documents, sentences, tokens, seq_len
 
 
 @pytest.mark.parametrize("lone", [0.0, 0.3, 0.8])
-@pytest.mark.parametrize("seq_len", [32, 128, 512])
+@pytest.mark.parametrize("seq_len", [pytest.param(32, marks=pytest.mark.long), 128, 512])
 def test_paper_half_of_all_pairs_are_random(lone, seq_len):
     texts = realistic(seq_len, lone)
     labels = [

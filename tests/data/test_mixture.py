@@ -1,6 +1,7 @@
 """Several datasets in one run: shares, epochs of each, and what may not be mixed."""
 
 import signal
+from types import SimpleNamespace
 
 import helpers
 import numpy as np
@@ -13,7 +14,9 @@ from bert_jax.data.loader import EvalLoader, TrainLoader, TrainRows
 from bert_jax.data.masking import Masking
 from bert_jax.data.mixture import Mixture
 from bert_jax.errors import InputError
+from bert_jax.training import workdir
 from bert_jax.training.metrics import read_metrics
+from bert_jax.training.phases import open_phases
 from bert_jax.training.pretrain import pretrain
 
 
@@ -67,9 +70,9 @@ def test_each_source_in_its_own_epochs(dataset_dir, other_dir):
     # The rows are the sources' own, each in its order.
     mixed = np.concatenate([batch["input_ids"] for batch in batches])
     for source in sources:
-        own = source.rows(np.arange(32 * steps - 40))["input_ids"]
-        of_source = [row for row in map(tuple, mixed.tolist()) if row in set(map(tuple, own.tolist()))]
-        assert of_source[: len(own)] == list(map(tuple, own.tolist()))
+        own = list(map(tuple, source.rows(np.arange(32 * steps - 40))["input_ids"].tolist()))
+        known = set(own)
+        assert [row for row in map(tuple, mixed.tolist()) if row in known][: len(own)] == own
 
 
 def test_without_weights_the_shares_are_the_sizes(dataset_dir, other_dir):
@@ -152,10 +155,18 @@ def test_datasets_that_do_not_go_together(dataset_dir, vocabulary_file, corpus_f
         pretrain(config([dataset_dir, dataset_dir]), str(tmp_path / "run"))
 
 
-def test_a_mixture_cannot_be_changed_in_a_workdir(dataset_dir, other_dir, tmp_path):
-    pretrain(config([dataset_dir, other_dir]), str(tmp_path / "run"))
+def test_a_mixture_cannot_be_changed_in_a_workdir(dataset_dir, other_dir, tmp_path, monkeypatch):
+    before = config([dataset_dir, other_dir])
+    phases = open_phases(before)
+    tokenizer = phases[0].datasets[0].tokenizer
+    hashes = tuple(phase.dataset_hash for phase in phases)
+    checkpoint = SimpleNamespace(
+        step=4, config=before.to_dict(), tokenizer=tokenizer, dataset_hashes=hashes, first_rows=(0, 0)
+    )
+    monkeypatch.setattr(workdir, "newest_intact", lambda folder: checkpoint)
+    assert workdir.claim_workdir(tmp_path, phases) == 4
     with pytest.raises(InputError, match=r"data\.weights"):
-        pretrain(config([dataset_dir, other_dir], data__weights=(1, 2), total_steps=12), str(tmp_path / "run"))
+        workdir.claim_workdir(tmp_path, open_phases(config([dataset_dir, other_dir], data__weights=(1, 2))))
 
 
 def test_periods_differ_and_so_do_keys():

@@ -67,7 +67,7 @@ def another_case(path, tokenizer):
 )  # fmt: skip
 def test_what_changed_is_done_anew(change, options, seed, tokenizer, tmp_path, monkeypatch):
     path, data = tmp_path / "a.txt", tmp_path / "data"
-    text = helpers.make_corpus(documents=60)
+    text = helpers.make_corpus(documents=30)
     path.write_text(f"{TEXT}\n\n{text}" + "\n\n" + text.replace("\n\n", f"\n{TEXT}\n", 8))
 
     def run(folder, tokenizer, seed=0, **options):

@@ -44,7 +44,7 @@ def test_odd_texts(vocabulary, lowercase):
 
 
 @pytest.mark.parametrize("lowercase", [pytest.param(True, marks=pytest.mark.long), False])
-@pytest.mark.parametrize("every", [40, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [100, pytest.param(1, marks=pytest.mark.long)])
 def test_real_text(every, lowercase, data_dir):
     """Every so many lines and documents; as a long test, all."""
     tokenizer = WordPieceTokenizer.from_file(
