@@ -4,6 +4,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from devices import all_devices, one_device  # noqa: F401
 from etils import epath
 
 from bert_jax.data.tokenization import WordPieceTokenizer
