@@ -118,7 +118,7 @@ def test_a_command_names_the_heads_that_it_misses(
     status, out, error = run(capsys, "fill-mask", "--checkpoint", checkpoint, "the [MASK] .")
     if "mlm_head" in missing:
         assert (status, out, error.count("\n")) == (2, "", 1)
-        assert f"{checkpoint} has no mlm_head" in error
+        assert "mlm_head" in error
     else:
         assert (status, len(out.strip().split("\n"))) == (0, 5)
     with pytest.raises(InputError, match=f"init: .* has no {missing}: set init_missing_heads=True"):
