@@ -4,6 +4,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from devices import all_devices, one_device  # noqa: F401
 from etils import epath
 
 from bert_jax.data.tokenization import WordPieceTokenizer
@@ -21,6 +22,6 @@ def checkpoint(vocabulary: list[str], tmp_path_factory: pytest.TempPathFactory) 
         vocab_size=tokenizer.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=64, max_position_embeddings=64, initializer_range=0.1,
     )  # fmt: skip
-    _, parameters = initialize(model, jax.random.key(0))
+    parameters = jax.jit(lambda key: initialize(model, key)[1])(jax.random.key(0))
     save_parameters(epath.Path(folder), parameters, bert_config=model, tokenizer=tokenizer, heads=HEADS)
     return folder

@@ -35,9 +35,9 @@ from bert_jax.training.stopping import StopSignal
 from bert_jax.training.throughput import RATES
 
 SETTINGS = {
-    "num_epochs": 2, "global_batch_size": 16, "log_every_steps": 5, "optimizer.learning_rate": 3e-3,
+    "num_epochs": 2, "global_batch_size": 16, "log_every_steps": 5, "optimizer.learning_rate": 1e-2,
     "task.max_seq_len": 64, "task.train": "train.csv", "task.dev": "dev.jsonl", "task.test": "test.csv",
-    "optimizer.bias_correction": True, "checkpoint.every_steps": 20,
+    "optimizer.bias_correction": True, "checkpoint.every_steps": 20, "checkpoint.keep": 2,
 }  # fmt: skip
 
 NUMBERS = {topic: number + 0.5 for number, topic in enumerate(helpers.TOPICS)}
@@ -58,13 +58,13 @@ def texts(count: int, seed: int) -> list[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("task")
-    for name, count, seed in (("train.csv", 800, 0), ("test.csv", 20, 2)):
+    for name, count, seed in (("train.csv", 288, 0), ("test.csv", 20, 2)):
         with (folder / name).open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["id", "text", "label", "number"])
             for number, (text, label) in enumerate(texts(count, seed)):
                 writer.writerow([f"{name}-{number}", text, label, NUMBERS[label]])
-    lines = [json.dumps({"text": text, "label": label, "number": NUMBERS[label]}) for text, label in texts(80, 1)]
+    lines = [json.dumps({"text": text, "label": label, "number": NUMBERS[label]}) for text, label in texts(40, 1)]
     (folder / "dev.jsonl").write_text("\n".join(lines) + "\n")
     return folder
 
@@ -99,9 +99,9 @@ def run(checkpoint: Path, task: Path, tmp_path_factory: pytest.TempPathFactory) 
 def test_a_task_is_learned_and_what_belongs_to_it_is_there(run: Path, task: Path):
     result = json.loads((run / "result.json").read_text())
     assert result["task"] == "text"
-    assert result["step"] == 100
+    assert result["step"] == 36
     rows = untimed(run)
-    assert [row["step"] for row in rows if row.get("split") == "eval"] == [50, 100]
+    assert [row["step"] for row in rows if row.get("split") == "eval"] == [18, 36]
     assert rows[-1]["dev/accuracy"] == result["scores"]["dev"]["accuracy"]
     assert rows[-2]["loss"] < rows[0]["loss"]
     predicted = [line.split("\t") for line in (run / "predictions" / "test.tsv").read_text().splitlines()]
@@ -134,8 +134,8 @@ def test_evaluate_gives_the_scores_of_the_end_of_the_run(run: Path, task: Path, 
     assert main([*evaluate, str(task / "dev.jsonl")]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["scores"] == {"dev.jsonl": result["scores"]["dev"]}
-    assert found["rows"] == {"dev.jsonl": {"scored": 80, "left_out": {}}}
-    assert (found["step"], found["main_metric"]) == (100, "accuracy")
+    assert found["rows"] == {"dev.jsonl": {"scored": 40, "left_out": {}}}
+    assert (found["step"], found["main_metric"]) == (36, "accuracy")
     rows = (task / "dev.jsonl").read_text().splitlines()
     for bad in ('{"text": "the ship"}', '{"text": "the ship", "label": "desert"}'):
         (tmp_path / "bad.jsonl").write_text("\n".join([*rows[:3], bad]))
@@ -143,7 +143,7 @@ def test_evaluate_gives_the_scores_of_the_end_of_the_run(run: Path, task: Path, 
         assert f"{tmp_path / 'bad.jsonl'}:4: " in capsys.readouterr().err
     (tmp_path / "some.jsonl").write_text("\n".join([*rows, '{"text": " ", "label": "sea"}']))
     assert main([*evaluate, str(tmp_path / "some.jsonl")]) == 0
-    assert json.loads(capsys.readouterr().out)["rows"] == {"some.jsonl": {"scored": 80, "left_out": {"unusable": 1}}}
+    assert json.loads(capsys.readouterr().out)["rows"] == {"some.jsonl": {"scored": 40, "left_out": {"unusable": 1}}}
     assert main([*evaluate, str(task)]) == 2
     assert "--data" in capsys.readouterr().err
 
@@ -190,22 +190,37 @@ def test_predict_reads_the_columns_that_were_trained_on(run: Path, task: Path, t
     assert "new.jsonl:21" in capsys.readouterr().err
 
 
-def test_a_fine_tuned_encoder_is_a_checkpoint_like_others(run: Path, task: Path, tmp_path: Path):
+def test_features_are_extracted_from_a_fine_tuned_encoder(run: Path, tmp_path: Path):
     lines = tmp_path / "lines.txt"
     lines.write_text("the ship sees a wave .\n")
     arguments = ["--input", str(lines), "--output", str(tmp_path / "out.npz")]
     assert main(["features", "--checkpoint", str(run), "--layers=-1", *arguments]) == 0
-    scores = finetune(config_of(run, task, num_epochs=1), str(tmp_path / "again"))
-    assert scores["dev"]["accuracy"] > 0.9
+    assert np.isfinite(np.load(tmp_path / "out.npz")["values"]).all()
 
 
-def test_killed_and_resumed_is_never_stopped(run: Path, checkpoint: Path, task: Path, tmp_path: Path):
-    command = helpers.command(
-        "finetune", "--config=finetune/text", f"--workdir={tmp_path}", *flags(checkpoint, task)
-    )  # fmt: skip
-    process = child_processes.start(
-        command, env=helpers.child_environment(jax.device_count()), stderr=subprocess.PIPE, text=True
-    )
+def assert_same_outcome(workdir: Path, run: Path) -> None:
+    assert untimed(workdir) == untimed(run)
+    assert (workdir / "result.json").read_text() == (run / "result.json").read_text()
+
+
+def test_a_resumed_run_ends_as_if_never_stopped(run: Path, checkpoint: Path, task: Path, tmp_path: Path, caplog):
+    """Metrics that are later than its checkpoint are there again once."""
+    workdir = Path(shutil.copytree(run, tmp_path / "run"))
+    shutil.rmtree(workdir / "checkpoints" / "36")
+    shutil.rmtree(workdir / "predictions")
+    (workdir / "result.json").unlink()
+    with caplog.at_level("INFO"):
+        finetune(config_of(checkpoint, task), str(workdir))
+    assert "going on from step 20" in caplog.text
+    assert_same_outcome(workdir, run)
+    for path in (run / "predictions").iterdir():
+        assert (workdir / "predictions" / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.long
+def test_a_killed_and_resumed_process_ends_as_if_never_stopped(run: Path, checkpoint: Path, task: Path, tmp_path: Path):
+    command = helpers.command("finetune", "--config=finetune/text", f"--workdir={tmp_path}", *flags(checkpoint, task))
+    process = child_processes.start(command, env=helpers.child_environment(), stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while not (tmp_path / "checkpoints" / "20").exists():
         assert process.poll() is None, process.stderr.read()
@@ -213,18 +228,10 @@ def test_killed_and_resumed_is_never_stopped(run: Path, checkpoint: Path, task: 
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    done = subprocess.run(
-        command,
-        env=helpers.child_environment(jax.device_count()),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    done = child_processes.run(command, env=helpers.child_environment(), timeout=200)
     assert done.returncode == 0, done.stderr
     assert "going on from step" in done.stderr
-    assert untimed(tmp_path) == untimed(run)
-    assert (tmp_path / "result.json").read_text() == (run / "result.json").read_text()
+    assert_same_outcome(tmp_path, run)
     assert json.loads(done.stdout)["dev"]["accuracy"] > 0.9
 
 
@@ -232,7 +239,7 @@ def test_a_finished_run_scores_again_and_another_is_refused(run: Path, checkpoin
     before = (run / "result.json").read_text()
     finetune(config_of(checkpoint, task), str(run))
     assert (run / "result.json").read_text() == before
-    with pytest.raises(InputError, match=r"another config \(optimizer\.learning_rate 0\.003 -> 0\.1\)"):
+    with pytest.raises(InputError, match=r"another config \(optimizer\.learning_rate 0\.01 -> 0\.1\)"):
         finetune(config_of(checkpoint, task, optimizer__learning_rate=0.1), str(run))
     shutil.copytree(task, tmp_path / "task")
     rows = (task / "train.csv").read_text().splitlines(keepends=True)
@@ -259,11 +266,12 @@ def without_sort_window(workdir: Path) -> list[Path]:
 
 def test_a_run_from_before_sort_window_keeps_its_order(checkpoint: Path, tmp_path: Path, caplog, monkeypatch):
     """Nothing that it writes has the key, so that every later start keeps the order, too."""
-    (tmp_path / "train.csv").write_text("text,label\n" + "the ship .,sea\nthe owl .,night\n" * 16)
+    rows = [f"{text},{label}" for text, label in texts(64, 0)]
+    (tmp_path / "train.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     workdir, windows, stop = tmp_path / "run", [], StopSignal()
 
     def with_window(window: int):
-        few = {"task__dev": "", "task__test": "", "task__max_seq_len": 16, "global_batch_size": 8, "num_epochs": 1}
+        few = {"task__dev": "", "task__test": "", "num_epochs": 1}
         return config_of(checkpoint, tmp_path, data__sort_window=window, **few)
 
     def stops(**_: object):
@@ -290,6 +298,7 @@ def test_a_run_from_before_sort_window_keeps_its_order(checkpoint: Path, tmp_pat
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("all_devices")
 def test_a_mesh_and_microbatches_change_nothing(checkpoint: Path, task: Path, tmp_path: Path):
     config = config_of(
         checkpoint, task, mesh__data=2, mesh__fsdp=2, mesh__tensor=2, gradient_accumulation=2, num_epochs=1
@@ -320,16 +329,16 @@ def test_with_a_bilstm_and_without_the_encoders_parameters(more, checkpoint: Pat
     assert scores["dev"]["accuracy"] > 0.6
 
 
-def test_a_task_of_glue(checkpoint: Path, task: Path, tmp_path: Path):
-    """The files of SST-2, of which the label is whether a text is about the sea."""
+def test_glue_files_are_learned_from_a_fine_tuned_encoder(run: Path, tmp_path: Path):
+    """The files of SST-2, of which the label is whether a text is about the sea, as the encoder has learned before."""
     folder = tmp_path / "SST-2"
     folder.mkdir()
-    for name, count, seed in (("train", 600, 0), ("dev", 80, 1)):
+    for name, count, seed in (("train", 64, 0), ("dev", 40, 1)):
         rows = [f"{text}\t{int(label == 'sea')}" for text, label in texts(count, seed)]
         (folder / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
     rows = [f"{number}\t{text}" for number, (text, _) in enumerate(texts(10, 2))]
     (folder / "test.tsv").write_text("\n".join(["index\tsentence", *rows]) + "\n")
-    pairs = [("init", str(checkpoint)), ("data.path", str(folder)), ("optimizer.learning_rate", "3e-3"),
+    pairs = [("init", str(run)), ("data.path", str(folder)), ("optimizer.learning_rate", "1e-2"),
              ("optimizer.bias_correction", "True"), ("task.max_seq_len", "64"),
              ("global_batch_size", "16")]  # fmt: skip
     config = load_config("finetune/glue:sst2", pairs, keys_of="finetune/default")
@@ -347,14 +356,13 @@ def test_a_task_of_glue(checkpoint: Path, task: Path, tmp_path: Path):
 
 
 def test_bad_rows_are_named_or_refused(checkpoint: Path, task: Path, tmp_path: Path, caplog):
-    for name in ("train.csv", "dev.jsonl", "test.csv"):
-        (tmp_path / name).write_text((task / name).read_text())
-    with (tmp_path / "train.csv").open("a") as file:
-        file.write("one,too,few\n")
-    finetune(config_of(checkpoint, tmp_path, num_epochs=1), str(tmp_path / "run"))
-    assert f"{tmp_path / 'train.csv'}:802" in caplog.text
-    with pytest.raises(InputError, match=r"train\.csv:802"):
-        finetune(config_of(checkpoint, tmp_path, data__strict=True), str(tmp_path / "strict"))
+    rows = (task / "train.csv").read_text().splitlines()[:17]
+    (tmp_path / "train.csv").write_text("\n".join([*rows, "one,too,few"]) + "\n")
+    few = {"task__dev": "", "task__test": "", "num_epochs": 1}
+    finetune(config_of(checkpoint, tmp_path, **few), str(tmp_path / "run"))
+    assert f"{tmp_path / 'train.csv'}:18" in caplog.text
+    with pytest.raises(InputError, match=r"train\.csv:18"):
+        finetune(config_of(checkpoint, tmp_path, data__strict=True, **few), str(tmp_path / "strict"))
 
 
 @pytest.mark.parametrize(

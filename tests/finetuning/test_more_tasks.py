@@ -17,7 +17,7 @@ from bert_jax.finetuning.tasks import TASKS
 from bert_jax.training.checkpoints import open_checkpoint
 
 SETTINGS = {
-    "num_epochs": 3, "global_batch_size": 16, "log_every_steps": 10, "optimizer.learning_rate": 3e-3,
+    "num_epochs": 3, "global_batch_size": 16, "log_every_steps": 10, "optimizer.learning_rate": 1e-2,
     "task.max_seq_len": 48, "optimizer.bias_correction": True,
 }  # fmt: skip
 
@@ -46,7 +46,7 @@ def write_choices(path: Path, count: int, seed: int) -> None:
 
 
 def test_a_choice_is_learned(checkpoint: Path, tmp_path: Path):
-    write_choices(tmp_path / "train.jsonl", 160, 0)
+    write_choices(tmp_path / "train.jsonl", 80, 0)
     write_choices(tmp_path / "dev.jsonl", 30, 1)
     write_choices(tmp_path / "test.jsonl", 5, 2)
     scores = finetune(config_of("swag", checkpoint, tmp_path), str(tmp_path / "run"))
@@ -90,12 +90,16 @@ def write_entities(path: Path, count: int, seed: int) -> None:
 
 @pytest.mark.parametrize("document_context", [pytest.param(False, marks=pytest.mark.long), True])
 def test_entities_are_learned(document_context, checkpoint: Path, tmp_path: Path):
-    write_entities(tmp_path / "train.conll", 160, 0)
+    write_entities(tmp_path / "train.conll", 96, 0)
     write_entities(tmp_path / "dev.conll", 30, 1)
-    config = config_of("ner", checkpoint, tmp_path, task__document_context=document_context, num_epochs=6)
+    (tmp_path / "test.conll").write_text("-DOCSTART-\n\nthe\nship\n\nmoon\n")  # words without tags
+    config = config_of("ner", checkpoint, tmp_path, task__document_context=document_context, num_epochs=4)
     scores = finetune(config, str(tmp_path / "run"))["dev"]
     assert scores["f1"] > 0.95
     assert scores["f1_SEA"] > 0.9
+    tagged = (tmp_path / "run" / "predictions" / "test.conll").read_text().splitlines()
+    assert [line.split()[0] for line in tagged if line] == ["the", "ship", "moon"]
+    assert all(len(line.split()) == 2 for line in tagged if line)
     written = (tmp_path / "run" / "predictions" / "dev.conll").read_text().splitlines()
     gold = (tmp_path / "dev.conll").read_text().splitlines()
     assert [" ".join(line.split()[:2]) for line in written if line] == [line for line in gold if line]
@@ -109,15 +113,9 @@ def test_entities_are_learned(document_context, checkpoint: Path, tmp_path: Path
     assert [(line["words"], line["prediction"]) for line in said] == list(zip(words, tags, strict=True))
 
 
-def test_words_without_tags_are_tagged_and_a_file_without_entities_is_refused(checkpoint: Path, tmp_path: Path):
-    write_entities(tmp_path / "train.conll", 40, 0)
-    (tmp_path / "test.conll").write_text("-DOCSTART-\n\nthe\nship\n\nmoon\n")
-    finetune(config_of("ner", checkpoint, tmp_path, num_epochs=1), str(tmp_path / "run"))
-    written = (tmp_path / "run" / "predictions" / "test.conll").read_text().splitlines()
-    assert [line.split()[0] for line in written if line] == ["the", "ship", "moon"]
-    assert all(len(line.split()) == 2 for line in written if line)
+def test_training_file_without_entities_is_refused(checkpoint: Path, tmp_path: Path):
     (tmp_path / "train.conll").write_text("the O\nship SEA\n\nthe O\n\n")
-    with pytest.raises(InputError, match=r"train\.conll: no sentence that can be used has an entity"):
+    with pytest.raises(InputError, match=r"train\.conll: .*entity"):
         finetune(config_of("ner", checkpoint, tmp_path), str(tmp_path / "other"))
 
 
@@ -143,7 +141,7 @@ def write_squad(path: Path, count: int, seed: int, *, version_2: bool) -> None:
 
 @pytest.mark.parametrize("version", [pytest.param("1.1", marks=pytest.mark.long), "2.0"])
 def test_answers_are_learned(version, checkpoint: Path, tmp_path: Path):
-    write_squad(tmp_path / f"train-v{version}.json", 200, 0, version_2=version == "2.0")
+    write_squad(tmp_path / f"train-v{version}.json", 120, 0, version_2=version == "2.0")
     write_squad(tmp_path / f"dev-v{version}.json", 30, 1, version_2=version == "2.0")
     config = config_of(
         f"squad:{version}", checkpoint, tmp_path, task__doc_stride=16, task__max_query_length=8, num_epochs=5,

@@ -42,6 +42,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.usefixtures("all_devices")
 def test_a_run_says_which_label_f1_is_of_which_rows_have_no_score_and_predicts_each_split_once(
     checkpoint: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

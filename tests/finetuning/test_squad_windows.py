@@ -268,7 +268,9 @@ TRAIN = ("train-v1.1.partial-12articles", "train-v2.0.partial-10articles")
 REAL = list(itertools.product(TRAIN, ("uncased", "cased")))
 
 
-@pytest.mark.parametrize(("name", "vocab"), REAL)
+@pytest.mark.parametrize(
+    ("name", "vocab"), [*REAL[::3], *(pytest.param(*one, marks=pytest.mark.long) for one in REAL[1:3])]
+)
 def test_labels_of_real_answers_are_their_text(data_dir: Path, name: str, vocab: str):
     """Cut out of the paragraph, the labelled tokens are the answer, but for answers that end inside a token."""
     questions = read_questions(data_dir / "squad" / f"{name}.json", BadRows(strict=True), training=True)
@@ -290,10 +292,11 @@ def test_labels_of_real_answers_are_their_text(data_dir: Path, name: str, vocab:
     assert wider <= 0.01 * answered  # 0.6%: "evolution" of "evolutionary", "7" of "1817".
 
 
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("name", "vocab"), REAL[::3])
-def test_real_windows_are_the_references(data_dir: Path, name: str, vocab: str):
+def test_real_windows_are_the_references(data_dir: Path, name: str, vocab: str, every: int):
     """All but the labels, of which 0.3% are not, and none of those is longer."""
-    questions = read_questions(data_dir / "squad" / f"{name}.json", BadRows(strict=True), training=True)
+    questions = read_questions(data_dir / "squad" / f"{name}.json", BadRows(strict=True), training=True)[::every]
     tokenizer = WordPieceTokenizer.from_file(str(data_dir / f"vocab/bert-base-{vocab}-vocab.txt"), vocab == "uncased")
     windows = list(map(plain, build_windows(questions, tokenizer)))
     slow = list(slow_windows(questions, tokenizer, 384, 128, 64))

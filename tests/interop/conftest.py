@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import sources
+from devices import all_devices, one_device  # noqa: F401
 
 
 @pytest.fixture(scope="module")
