@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from devices import all_devices, one_device  # noqa: F401
 from etils import epath
 from flax import nnx
 

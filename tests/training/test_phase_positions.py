@@ -8,6 +8,7 @@ from pathlib import Path
 import helpers
 import numpy as np
 import pytest
+from devices import all_devices, one_device  # noqa: F401
 from etils import epath
 
 from bert_jax.config import ConfigDict

@@ -9,6 +9,7 @@ import helpers
 import jax
 import numpy as np
 import pytest
+from devices import all_devices, one_device  # noqa: F401
 from etils import epath
 from runs import assert_same_run, rows_without_times, train, train_until
 
@@ -66,6 +67,7 @@ def test_a_plan_covers_every_step_with_the_config_that_holds_in_it(short_dir: Pa
     assert (only.start, only.stop) == (0, 8)
 
 
+@pytest.mark.usefixtures("all_devices")
 @pytest.mark.parametrize(
     ("phases", "message"),
     [
@@ -205,6 +207,7 @@ def test_a_phase_that_is_begun_keeps_its_dataset(
         pretrain(config, str(phased_run[0]))
 
 
+@pytest.mark.usefixtures("all_devices")
 def test_init_takes_the_parameters_and_nothing_else(dataset_dir: Path, short_run: Path, tmp_path: Path):
     config = helpers.small_config(
         dataset_dir, init=short_run, optimizer__learning_rate=0.0, total_steps=3, mesh__data=2, mesh__tensor=4,

@@ -11,6 +11,7 @@ import child_processes
 import helpers
 import numpy as np
 import pytest
+from devices import all_devices, one_device  # noqa: F401
 from etils import epath
 from runs import SETTINGS, assert_same_run, train, train_command, train_until
 
@@ -161,6 +162,7 @@ def test_resume_falls_back_to_the_newest_intact_step(straight: Path, dataset_dir
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("all_devices")
 def test_another_mesh_goes_on_from_the_checkpoint(dataset_dir: Path, tmp_path: Path):
     def training_rows() -> dict[int, dict]:
         return {row["step"]: row for row in read_metrics(epath.Path(tmp_path)) if "split" not in row}
@@ -190,6 +192,7 @@ def test_microbatches_are_no_other_evaluation(dataset_dir: Path, tmp_path: Path)
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("all_devices")
 def test_microbatches_are_filled_in_and_a_run_goes_on_with_others(dataset_dir: Path, tmp_path: Path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     pretrain(helpers.small_config(dataset_dir), str(whole))
@@ -256,6 +259,7 @@ def test_another_dataset_or_vocabulary_is_refused(
         pretrain(helpers.small_config(tmp_path / "other_data", **overrides), str(straight))
 
 
+@pytest.mark.usefixtures("all_devices")
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import helpers
 import pytest
+from devices import all_devices, one_device  # noqa: F401
 from etils import epath
 
 from bert_jax.errors import InputError
