@@ -253,5 +253,5 @@ def test_no_two_draws_share_a_stream(tmp_path, vocabulary_file, corpus_file, mon
 
     monkeypatch.setattr(buckets, "make_rng", spy)
     info = helpers.prepare_dataset(corpus_file, vocabulary_file, tmp_path / "data", bucket_tokens=4096, dupe_factor=2)
-    shards = sum(len(split.shards) for split in info.splits.values())
-    assert len(named) == len(set(named)) == 2 * shards > 8
+    shard_count = sum(len(split.shards) for split in info.splits.values())
+    assert len(named) == len(set(named)) == 2 * shard_count > 8
