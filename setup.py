@@ -3,9 +3,10 @@
 import runpy
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 SUPPORTED = runpy.run_path(str(Path(__file__).parent / "bert_jax" / "supported_versions.py"))
+CONFIGS = ["bert_jax.configs", "bert_jax.configs.finetune", "bert_jax.configs.studies"]
 
 setup(
     name="bert-jax",
@@ -17,18 +18,7 @@ setup(
     python_requires=">=3.11",
     # configs/ is installed as bert_jax.configs: `--config=bert_base` works from a wheel as from a clone.
     package_dir={"bert_jax": "bert_jax", "bert_jax.configs": "configs"},
-    packages=[
-        "bert_jax",
-        "bert_jax.ahead_of_time",
-        "bert_jax.configs",
-        "bert_jax.configs.finetune",
-        "bert_jax.configs.studies",
-        "bert_jax.data",
-        "bert_jax.finetuning",
-        "bert_jax.interop",
-        "bert_jax.model",
-        "bert_jax.training",
-    ],
+    packages=[*find_packages(include=["bert_jax", "bert_jax.*"]), *CONFIGS],
     install_requires=list(SUPPORTED["REQUIREMENTS"]),
     extras_require={
         "gpu": ["jax[cuda13]"],  # in the range of install_requires

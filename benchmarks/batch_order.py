@@ -48,8 +48,8 @@ def sample(rows: list, count: int) -> list:
 
 
 def glue_rows(data: Path, name: str, split: str) -> list[dict]:
-    from bert_jax.finetuning import glue
-    from bert_jax.finetuning.bad_rows import BadRows
+    from bert_jax.finetuning.inputs.bad_rows import BadRows
+    from bert_jax.finetuning.tasks import glue
 
     return [
         {"text": row.text_a, **({} if row.text_b is None else {"text_pair": row.text_b}), "label": row.label}
@@ -126,9 +126,9 @@ def write_encoder(encoder: Path, folder: Path) -> None:
 
 def read_task(folder: Path, vocabulary: Path) -> Any:
     from bert_jax.config import load_config
-    from bert_jax.data.tokenization import WordPieceTokenizer
-    from bert_jax.finetuning.encoded_rows import Encoding
-    from bert_jax.finetuning.tasks import TASKS as KINDS
+    from bert_jax.finetuning.inputs.batching import Encoding
+    from bert_jax.finetuning.tasks.registry import TASKS as KINDS
+    from bert_jax.text.tokenization import WordPieceTokenizer
 
     settings: dict[str, object] = {"data.path": folder}
     if folder.name != "wnut17":
@@ -146,7 +146,7 @@ def read_task(folder: Path, vocabulary: Path) -> Any:
 # --- Orders ----------------------------------------------------------------------------------------------------------
 def orders(options: argparse.Namespace) -> None:
     """Prints what each order does to padding and to labels, of all examples in the folder."""
-    from bert_jax.finetuning.encoded_rows import epoch_of_batches, padded_length
+    from bert_jax.finetuning.inputs.batching import epoch_of_batches, padded_length
 
     print(
         "| task | examples | window | tokens an example, padded | variance of a batch's mean label | of its moving "
@@ -268,7 +268,7 @@ def inputs_of(work: Path, split: str, trained_layers: int | None) -> Inputs:
 
 
 def by_length(rows: Any) -> Iterable[np.ndarray]:
-    from bert_jax.finetuning.encoded_rows import in_order
+    from bert_jax.finetuning.inputs.batching import in_order
 
     return in_order(rows, 64)
 
@@ -349,7 +349,7 @@ def run_one(folder: Path, setting: Setting, window: int, seed: int) -> dict:
     """Returns a line of the results: what was run, the score on dev, losses of epochs, and the time of an example."""
     import torch
 
-    from bert_jax.finetuning.encoded_rows import epoch_of_batches
+    from bert_jax.finetuning.inputs.batching import epoch_of_batches
 
     began = time.process_time()
     work = work_of(folder / setting.task)
@@ -394,12 +394,12 @@ def run_one(folder: Path, setting: Setting, window: int, seed: int) -> dict:
 
 def score(work: Work, said: list[np.ndarray]) -> float:
     """Returns the metric that `TASKS` names, of what a model says of the dev set."""
-    from bert_jax.finetuning import metrics
+    from bert_jax.finetuning import task_metrics
 
     name = TASKS[work.folder.name]
     if name != "matthews":
         return work.dev.score(said)[name]
-    return metrics.matthews(np.asarray(work.dev.rows.labels), np.stack(said).argmax(axis=-1))
+    return task_metrics.matthews(np.asarray(work.dev.rows.labels), np.stack(said).argmax(axis=-1))
 
 
 def run(options: argparse.Namespace) -> None:

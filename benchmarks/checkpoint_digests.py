@@ -20,9 +20,9 @@ import jax
 import orbax.checkpoint as ocp
 
 from bert_jax.config import load_config
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.training.checkpointing.checkpoint_digests import array_digests
 from bert_jax.training.checks import bert_config
-from bert_jax.training.digests import array_digests
-from bert_jax.training.mesh import make_mesh
 from bert_jax.training.pretrain_phase import plan_state
 
 

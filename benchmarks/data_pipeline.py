@@ -34,7 +34,8 @@ def tokenizer_alone(files: list[str], vocab: str, folder: Path) -> dict[str, flo
     """`tokenizers`' BertNormalizer and WordPiece on sentences that are split already."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-    from bert_jax.data import corpus, sentences
+    from bert_jax.data.preparation import corpus
+    from bert_jax.text import sentences
 
     pieces = {piece: number for number, piece in enumerate(Path(vocab).read_text().splitlines())}
     tokenizer = Tokenizer(models.WordPiece(pieces, unk_token="[UNK]", max_input_chars_per_word=200))
@@ -50,8 +51,8 @@ def tokenizer_alone(files: list[str], vocab: str, folder: Path) -> dict[str, flo
 
 
 def prepare(files: list[str], vocab: str, folder: Path) -> dict[str, float]:
-    from bert_jax.data.prepare import PrepareOptions, prepare
-    from bert_jax.data.tokenization import WordPieceTokenizer
+    from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
+    from bert_jax.text.tokenization import WordPieceTokenizer
 
     shutil.rmtree(folder / "ours", ignore_errors=True)
     start = time.process_time()
@@ -89,8 +90,8 @@ def peer_prepare(files: list[str], vocab: str, folder: Path) -> dict[str, float]
 
 def load(files: list[str], vocab: str, folder: Path) -> dict[str, float]:
     from bert_jax.data.dataset import PreparedDataset
-    from bert_jax.data.loader import TrainLoader, TrainRows
-    from bert_jax.data.masking import Masking
+    from bert_jax.data.loading.loader import TrainLoader, TrainRows
+    from bert_jax.data.loading.masking import Masking
 
     rows = TrainRows(PreparedDataset(str(folder / "ours")), seed=0, masking=Masking(20))
     loader = TrainLoader([rows], seed=0, global_batch_size=BATCH)

@@ -42,13 +42,13 @@ def prepare(folder: Path, data: Path, task_name: str, model: str, examples: int 
     from etils import epath
 
     from bert_jax.config import load_config
-    from bert_jax.data.tokenization import WordPieceTokenizer
-    from bert_jax.finetuning import glue
-    from bert_jax.finetuning.bad_rows import BadRows
+    from bert_jax.finetuning.inputs.bad_rows import BadRows
+    from bert_jax.finetuning.tasks import glue
     from bert_jax.interop import huggingface
     from bert_jax.model import BertConfig, initialize, parameter_count
     from bert_jax.model.bert import HEADS
-    from bert_jax.training.checkpoints import open_checkpoint, save_parameters
+    from bert_jax.text.tokenization import WordPieceTokenizer
+    from bert_jax.training.checkpointing.checkpoints import open_checkpoint, save_parameters
 
     task = glue.get_task(task_name)
     rows = glue.read_split(data / "glue", task, "train", BadRows())[:examples]
@@ -86,7 +86,7 @@ class Clock:
 
 
 def finetune_bert_jax(folder: Path, task: dict, epochs: int) -> dict:
-    from bert_jax.host_memory import keep_freed_memory
+    from bert_jax.runtime.malloc import keep_freed_memory
 
     keep_freed_memory()  # as the command does, before JAX has threads
     import jax

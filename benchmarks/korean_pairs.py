@@ -13,7 +13,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from bert_jax.data import sentences
+from bert_jax.text import sentences
 
 TRAIN, DEV = 4_000, 1_000  # pairs
 SHORTEST, LONGEST = 15, 120  # characters of a sentence

@@ -18,10 +18,10 @@ import numpy as np
 
 from bert_jax.config import load_config
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.prepare import PrepareOptions, prepare
-from bert_jax.data.tokenization import WordPieceTokenizer
-from bert_jax.training.batches import put_batch
-from bert_jax.training.mesh import make_mesh
+from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
+from bert_jax.parallel.host_batches import put_batch
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.text.tokenization import WordPieceTokenizer
 from bert_jax.training.phases import open_phases
 from bert_jax.training.pretrain_phase import make_loaders, plan_step
 

@@ -11,7 +11,7 @@ import argparse
 import numpy as np
 
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.loader import EvalLoader
+from bert_jax.data.loading.loader import EvalLoader
 from bert_jax.training.evaluation import unigram_nats
 
 

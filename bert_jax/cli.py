@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from bert_jax.arguments import parser as arguments_of
-from bert_jax.background_errors import show_background_errors
 from bert_jax.errors import BertJaxError, InputError
-from bert_jax.host_memory import keep_freed_memory
 from bert_jax.progress import Bars, Progress, silent
+from bert_jax.runtime.background_errors import show_background_errors
+from bert_jax.runtime.malloc import keep_freed_memory
 
 _MENDABLE = {  # what is wrong with a path that was given
     errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EROFS,
@@ -37,8 +37,8 @@ def entry_point() -> int:
     if sys.argv[1:2] and sys.argv[1] in _COMPUTING:
         keep_freed_memory()
     status = main()
-    if status and "bert_jax.training.processes" in sys.modules:
-        from bert_jax.training.processes import ends_alone
+    if status and "bert_jax.runtime.processes" in sys.modules:
+        from bert_jax.runtime.processes import ends_alone
 
         if ends_alone():
             sys.stdout.flush()
@@ -97,7 +97,7 @@ def _fail(command: str, message: str, status: int) -> int:
 
 def _of_store(error: Exception) -> tuple[str, int] | None:
     """What a store said to a library that asked it for us, and the exit status; None for any other error."""
-    from bert_jax import remote
+    from bert_jax.files import remote
 
     found: BaseException | None = error
     while found is not None:
@@ -164,7 +164,7 @@ def _set_up_logging() -> None:
     package.setLevel(logging.INFO)
     package.propagate = False
 
-    from bert_jax.remote import RetriesSaid
+    from bert_jax.files.remote import RetriesSaid
 
     RetriesSaid.attach()
 
@@ -193,15 +193,15 @@ def bars() -> Bars:
 
 
 def _vocab(options: argparse.Namespace) -> None:
-    from bert_jax import remote, whole_files
-    from bert_jax.data import corpus
-    from bert_jax.data.tokenization import WordPieceTokenizer
-    from bert_jax.data.vocabulary import train_wordpiece
-    from bert_jax.data.vocabulary_record import check_free, save_vocabulary
+    from bert_jax.data.preparation import corpus
+    from bert_jax.files import atomic, remote
+    from bert_jax.text.tokenization import WordPieceTokenizer
+    from bert_jax.text.vocabulary import train_wordpiece
+    from bert_jax.text.vocabulary_record import check_free, save_vocabulary
 
     output = remote.named(options.output)
     check_free(options.output)
-    whole_files.make_folder(output.parent)
+    atomic.make_folder(output.parent)
     reading = corpus.CorpusOptions(documents=options.documents, errors=options.errors)
     slices = corpus.plan(options.input, reading)
     bar = bars()(total=sum(piece.bytes for piece in slices), desc="read", unit="B", unit_scale=True)
@@ -219,8 +219,8 @@ def _vocab(options: argparse.Namespace) -> None:
 
 
 def _prepare(options: argparse.Namespace) -> None:
-    from bert_jax.data.prepare import PrepareOptions, describe, prepare
-    from bert_jax.data.vocabulary_record import open_vocabulary
+    from bert_jax.data.preparation.pipeline import PrepareOptions, describe, prepare
+    from bert_jax.text.vocabulary_record import open_vocabulary
 
     chosen = PrepareOptions(**{name: getattr(options, name) for name in PrepareOptions.__dataclass_fields__})
     tokenizer = open_vocabulary(options.vocab, cased=options.cased)
@@ -240,12 +240,12 @@ def _inspect(options: argparse.Namespace) -> None:
 
 
 def _pretrain(options: argparse.Namespace) -> None:
-    from bert_jax.training.stopping import StopSignal
+    from bert_jax.runtime.preemption import StopSignal
 
     with StopSignal() as stop:  # before the imports, which take seconds: a signal in them is a signal to the run
         from bert_jax.config import load_config
+        from bert_jax.runtime.processes import is_first, joined_processes
         from bert_jax.training.pretrain import pretrain
-        from bert_jax.training.processes import is_first, joined_processes
 
         with joined_processes():
             shown = bars() if is_first() else silent
@@ -253,14 +253,14 @@ def _pretrain(options: argparse.Namespace) -> None:
 
 
 def _finetune(options: argparse.Namespace) -> None:
-    from bert_jax.training.stopping import StopSignal
+    from bert_jax.runtime.preemption import StopSignal
 
     with StopSignal() as stop:
         from bert_jax.config import load_config
         from bert_jax.finetuning.finetune import finetune, unscored
         from bert_jax.finetuning.search import is_search, search
-        from bert_jax.training.metrics import finite_json
-        from bert_jax.training.processes import is_first, joined_processes
+        from bert_jax.runtime.processes import is_first, joined_processes
+        from bert_jax.tracking.metrics import finite_json
 
         with joined_processes():
             shown = bars() if is_first() else silent
@@ -273,12 +273,12 @@ def _finetune(options: argparse.Namespace) -> None:
 
 
 def _study(options: argparse.Namespace) -> None:
-    from bert_jax.training.stopping import StopSignal
+    from bert_jax.runtime.preemption import StopSignal
 
     with StopSignal() as stop:
-        from bert_jax.study import load_study, study
-        from bert_jax.study_table import render
-        from bert_jax.training.processes import is_first, joined_processes
+        from bert_jax.runtime.processes import is_first, joined_processes
+        from bert_jax.studies.study import load_study, study
+        from bert_jax.studies.study_table import render
 
         with joined_processes():
             shown = bars() if is_first() else silent
@@ -299,10 +299,10 @@ def _predict(options: argparse.Namespace) -> None:
 
 def _evaluate(options: argparse.Namespace) -> None:
     from bert_jax.finetuning.scoring import evaluate_finetuned
-    from bert_jax.training.checkpoints import open_checkpoint
+    from bert_jax.runtime.processes import is_first, joined_processes
+    from bert_jax.tracking.metrics import finite_json
+    from bert_jax.training.checkpointing.checkpoints import open_checkpoint
     from bert_jax.training.evaluation import evaluate_checkpoint
-    from bert_jax.training.metrics import finite_json
-    from bert_jax.training.processes import is_first, joined_processes
 
     with joined_processes():
         shown = bars() if is_first() else silent
@@ -314,7 +314,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _fill_mask(options: argparse.Namespace) -> None:
-    from bert_jax.inference import check_mask, fill_mask, load
+    from bert_jax.inference.pretrained import check_mask, fill_mask, load
 
     for text in options.text:
         check_mask(text)
@@ -327,7 +327,7 @@ def _fill_mask(options: argparse.Namespace) -> None:
 
 
 def _features(options: argparse.Namespace) -> None:
-    from bert_jax.features import extract
+    from bert_jax.inference.features import extract
 
     extracted = extract(
         options.checkpoint, options.input, options.output,
@@ -342,7 +342,7 @@ def _features(options: argparse.Namespace) -> None:
 
 def _export(options: argparse.Namespace) -> None:
     from bert_jax.interop import huggingface
-    from bert_jax.training.checkpoints import open_checkpoint
+    from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 
     checkpoint = open_checkpoint(options.checkpoint)
     architecture = huggingface.export(checkpoint, options.output)
@@ -374,7 +374,7 @@ def _compile(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from bert_jax.report import plot_curves
+    from bert_jax.tracking.report import plot_curves
 
     plot_curves(options.workdir, options.output)
     print(options.output)

@@ -3,10 +3,9 @@
 import os
 from collections.abc import Iterator
 
-import gcs
-import helpers
-from child_processes import ends_what_it_starts  # noqa: F401
-from skip_summary import (  # noqa: F401
+from support import gcs, helpers
+from support.child_processes import ends_what_it_starts  # noqa: F401
+from support.skip_summary import (  # noqa: F401
     pytest_deselected,
     pytest_sessionfinish,
     pytest_terminal_summary,
@@ -18,6 +17,8 @@ os.environ.update(helpers.child_environment(devices=8))  # before JAX is importe
 from pathlib import Path
 
 import pytest
+
+from bert_jax.text.tokenization import WordPieceTokenizer
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -90,3 +91,8 @@ def other_dir(tmp_path_factory: pytest.TempPathFactory, vocabulary_file: Path) -
     (folder / "corpus.txt").write_text(helpers.make_corpus(documents=80, seed=7))
     helpers.prepare_dataset(folder / "corpus.txt", vocabulary_file, folder / "data")
     return folder / "data"
+
+
+@pytest.fixture(scope="session")
+def tokenizer(vocabulary_file: Path) -> WordPieceTokenizer:
+    return WordPieceTokenizer.from_file(str(vocabulary_file))

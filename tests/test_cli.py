@@ -5,15 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import helpers
 import pytest
 from etils import epath
+from support import helpers
 
 import bert_jax
-import bert_jax.inference
+import bert_jax.inference.pretrained
 from bert_jax import cli
-from bert_jax.data.tokenization import SPECIAL_TOKENS
-from bert_jax.training.metrics import read_metrics
+from bert_jax.text.tokenization import SPECIAL_TOKENS
+from bert_jax.tracking.metrics import read_metrics
 
 SHORT = {
     "model.num_hidden_layers": 1, "model.hidden_size": 32, "model.num_attention_heads": 2,
@@ -88,7 +88,7 @@ def fill_mask(folder: Path, capsys: pytest.CaptureFixture) -> list[str]:
 
 def test_fill_mask_prints_what_the_function_finds(journey: Path, capsys: pytest.CaptureFixture):
     words = fill_mask(journey, capsys)
-    (fillings,) = bert_jax.inference.fill_mask(bert_jax.load(str(journey / "run")), TEXT, top=3)
+    (fillings,) = bert_jax.inference.pretrained.fill_mask(bert_jax.load(str(journey / "run")), TEXT, top=3)
     assert words == [filling.token for filling in fillings]
 
 
@@ -191,5 +191,6 @@ def test_wrong_flags_exit_with_2(arguments: list[str]):
 
 
 def test_commands_that_do_not_train_do_not_wait_for_jax():
-    code = "import sys, bert_jax.cli, bert_jax.data.prepare, bert_jax.data.vocabulary; sys.exit('jax' in sys.modules)"
+    modules = "bert_jax.cli, bert_jax.data.preparation.pipeline, bert_jax.text.vocabulary"
+    code = f"import sys, {modules}; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,16 +1,17 @@
 from pathlib import Path
 
 import pytest
+from support import helpers
 
 from bert_jax.config import SYNONYMS, flatten, load_config
-from bert_jax.data.loader import predictions_a_row
+from bert_jax.data.loading.loader import predictions_a_row
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, parameter_count
 from bert_jax.training.checks import check_config
 from bert_jax.training.phases import plan_phases
 from bert_jax.training.pretrain_phase import make_masking
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = helpers.REPOSITORY
 CONFIGS = sorted(path.stem for path in (REPOSITORY / "configs").glob("*.py") if path.stem != "__init__")
 
 

@@ -4,52 +4,41 @@ import ast
 from pathlib import Path
 
 import pytest
+from support import helpers
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = helpers.REPOSITORY
 PACKAGE = REPOSITORY / "bert_jax"
 
-BASE = {"errors", "progress", "remote", "whole_files"}
+BASE = {"errors", "progress"}
 ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import besides itself and BASE
-    "background_errors": set(),
     "errors": set(),
     "progress": set(),
-    "remote": set(),
-    "whole_files": set(),
     "config": set(),
-    "host_memory": set(),
-    "data": set(),
+    "supported_versions": set(),
+    "files": set(),
     "model": set(),
-    "objectives": set(),
-    "training": {"config", "data", "model", "objectives"},
-    "interop": {"config", "data", "model", "objectives", "training"},
-    "finetuning": {"config", "data", "model", "objectives", "training"},
-    "inference": {"data", "finetuning", "model", "training"},
-    "features": {"config", "data", "model", "training"},
-    "report": {"training"},
-    "ahead_of_time": {"config", "data", "model", "training"},
-    "study": {"config", "data", "finetuning", "model", "study_table", "training"},
-    "study_table": set(),
+    "text": {"files"},
+    "data": {"files", "text"},
+    "parallel": {"config", "model"},
+    "runtime": {"files"},
+    "tracking": {"config", "data", "files", "model"},
+    "training": {"config", "data", "files", "model", "parallel", "runtime", "text", "tracking"},
+    "interop": {"files", "model", "text", "training"},
+    "finetuning": {"config", "data", "files", "model", "parallel", "runtime", "text", "tracking", "training"},
+    "inference": {"config", "files", "finetuning", "model", "parallel", "text", "training"},
+    "ahead_of_time": {"config", "data", "model", "parallel", "tracking", "training"},
+    "studies": {
+        "config", "data", "files", "finetuning", "model", "parallel", "runtime", "text", "tracking", "training",
+    },
     "arguments": {"__init__"},
     "cli": {
-        "ahead_of_time",
-        "arguments",
-        "background_errors",
-        "config",
-        "data",
-        "features",
-        "finetuning",
-        "host_memory",
-        "interop",
-        "inference",
-        "report",
-        "study",
-        "study_table",
-        "training",
-        "__init__",
+        "ahead_of_time", "arguments", "config", "data", "files", "finetuning", "inference", "interop", "runtime",
+        "studies", "text", "tracking", "training", "__init__",
     },
-    "supported_versions": set(),
     "__init__": {"inference", "supported_versions"},
-}
+}  # fmt: skip
+MOST_MODULES = 13
+"""In a folder, `__init__` aside."""
 MODEL_LIBRARIES = {"jax", "flax", "bert_jax"}
 
 
@@ -88,12 +77,33 @@ def test_the_model_is_jax_and_flax_alone(path: Path):
     assert third_party <= MODEL_LIBRARIES
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "data").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((PACKAGE / "data").rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+)
 def test_the_data_path_does_not_know_jax(path: Path):
     assert not {name.split(".")[0] for name in imports(path)} & {"jax", "flax", "optax", "orbax", "tensorflow"}
 
 
-@pytest.mark.parametrize("path", sorted((REPOSITORY / "configs").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "configs").rglob("*.py")), ids=lambda path: path.name)
 def test_configs_import_each_other_alone(path: Path):
     for name in imports(path):
         assert not name.startswith("bert_jax") or name.startswith("bert_jax.configs."), f"{path.name} imports {name}"
+
+
+def test_arrows_form_no_cycle():
+    done: set[str] = set()
+    while left := [part for part in ALLOWED if part not in done]:
+        free = [part for part in left if ALLOWED[part] <= done | BASE | {"__init__"}]
+        assert free, f"{left} import each other"
+        done.update(free)
+
+
+def test_no_base_name_exists_twice():
+    names = [path.stem for path in PACKAGE.rglob("*.py") if path.stem != "__init__"]
+    assert not {name for name in names if names.count(name) > 1}
+
+
+def test_a_folder_holds_few_modules():
+    folders = {path.parent for path in PACKAGE.rglob("*.py")}
+    counts = {str(folder.relative_to(PACKAGE)): len([*folder.glob("*.py")]) - 1 for folder in folders}
+    assert max(counts.values()) <= MOST_MODULES, counts

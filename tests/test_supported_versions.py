@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from support import helpers
 
 from bert_jax.supported_versions import CHECKED_AT_IMPORT, REQUIREMENTS
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = helpers.REPOSITORY
 RANGES = {requirement.name: requirement.specifier for requirement in map(Requirement, REQUIREMENTS)}
 
 

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import child_processes
 import pytest
-from skip_summary import COMMANDS, PIP, find_command, summarize
+from support import child_processes
+from support.skip_summary import COMMANDS, PIP, find_command, summarize
 
 HERE = Path(__file__).parent
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bert_jax.ahead_of_time.collectives import Collective
-from bert_jax.training.accelerators import Bandwidths
+from bert_jax.ahead_of_time.hlo import Collective
+from bert_jax.tracking.accelerators import Bandwidths
 
 ASSUMPTIONS = (
     "compute: the matrix products, with those that remat makes again, at the chip's dense bf16 peak",

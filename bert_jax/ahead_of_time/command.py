@@ -4,8 +4,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from bert_jax.ahead_of_time.search import find_batch, mend, plans
-from bert_jax.ahead_of_time.step import Step, compile_step, describe
+from bert_jax.ahead_of_time.compiled_step import Step, compile_step, describe
+from bert_jax.ahead_of_time.fit import find_batch, mend, plans
 from bert_jax.ahead_of_time.table import gib
 from bert_jax.ahead_of_time.target import Target, open_target
 from bert_jax.config import ConfigDict

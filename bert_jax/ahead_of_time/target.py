@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 
 from bert_jax.errors import BertJaxError, InputError
-from bert_jax.training.accelerators import Accelerator, find_accelerator
+from bert_jax.tracking.accelerators import Accelerator, find_accelerator
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 

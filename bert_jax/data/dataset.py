@@ -28,15 +28,15 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 from etils import epath
 
-from bert_jax import remote, whole_files
+from bert_jax.data.dataset_cache import LocalFiles, cache_folder
 from bert_jax.data.dataset_fields import check_fields
-from bert_jax.data.digests import Expected, new_digest, records_digest
+from bert_jax.data.file_digests import Expected, new_digest, records_digest
 from bert_jax.data.hashing import key_from
-from bert_jax.data.local_files import LocalFiles, cache_folder
 from bert_jax.data.records import BLOCK, Instances, decode_block, join, lay_out
 from bert_jax.data.shard_readers import READERS
-from bert_jax.data.tokenization import TokenizerRules, WordPieceTokenizer
 from bert_jax.errors import BertJaxError, InputError
+from bert_jax.files import atomic, remote
+from bert_jax.text.tokenization import TokenizerRules, WordPieceTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class DatasetInfo:
         path = folder / INFO_FILE
         if not remote.exists(path):
             raise InputError(f"{folder} is not a prepared dataset (no {INFO_FILE}): make one with `bert-jax prepare`")
-        text = whole_files.read_whole(path)
+        text = atomic.read_whole(path)
         try:
             content = json.loads(text)
             version = content["format_version"]

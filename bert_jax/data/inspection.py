@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 
 from bert_jax.data.dataset import PreparedDataset, SplitInfo
-from bert_jax.data.loader import TrainRows
-from bert_jax.data.masking import Masking
-from bert_jax.data.packing import pack_lengths
-from bert_jax.data.tokenization import SPECIAL_TOKENS
+from bert_jax.data.loading.loader import TrainRows
+from bert_jax.data.loading.masking import Masking
+from bert_jax.data.loading.packing import pack_lengths
 from bert_jax.data.unknown_tokens import unknown_share
 from bert_jax.errors import InputError
+from bert_jax.text.tokenization import SPECIAL_TOKENS
 
 MAX_SEQUENCES = 8  # a row, where packing is tried
 _PACKED_TOGETHER = 8192

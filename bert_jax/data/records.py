@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bert_jax.data.tokenization import WordPieceTokenizer, token_dtype
+from bert_jax.text.tokenization import WordPieceTokenizer, token_dtype
 
 BLOCK = 512
 """Instances in a block; the last of a shard may have fewer."""

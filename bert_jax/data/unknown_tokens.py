@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.data.runs import Run
-from bert_jax.data.tokenization import WordPieceTokenizer
+from bert_jax.data.preparation.sorted_runs import Run
 from bert_jax.errors import InputError
+from bert_jax.text.tokenization import WordPieceTokenizer
 
 log = logging.getLogger(__name__)
 

@@ -12,20 +12,20 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from bert_jax import remote
 from bert_jax.config import ConfigDict, load_config
 from bert_jax.errors import InputError
-from bert_jax.finetuning.encoded_rows import Encoding, Rows
+from bert_jax.files import remote
 from bert_jax.finetuning.finetune import RESULT_FILE
+from bert_jax.finetuning.inputs.batching import Encoding, Rows
 from bert_jax.finetuning.prediction import Predictor
 from bert_jax.finetuning.trained_tasks import TRAINED, Record, TrainedTask
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import Parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.training.checkpoints import Checkpoint
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.sharding import parameter_shardings
+from bert_jax.training.checkpointing.checkpoints import Checkpoint
 from bert_jax.training.checks import check_batch_size, compute_dtype
-from bert_jax.training.mesh import make_mesh
-from bert_jax.training.sharding import parameter_shardings
 
 log = logging.getLogger(__name__)
 

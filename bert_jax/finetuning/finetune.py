@@ -18,37 +18,37 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from bert_jax import remote, whole_files
 from bert_jax.config import ConfigDict, flatten, load_config
 from bert_jax.data.hashing import key_from
-from bert_jax.data.tfds_corpus import is_tfds
-from bert_jax.data.tokenization import WordPieceTokenizer
+from bert_jax.data.preparation.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
-from bert_jax.finetuning.checks import check_config, check_head, model_of
-from bert_jax.finetuning.encoded_rows import Encoding, Rows, epoch_of_batches, padded_length
-from bert_jax.finetuning.objectives import task_objective
+from bert_jax.files import atomic, remote
+from bert_jax.finetuning.inputs.batching import Encoding, Rows, epoch_of_batches, padded_length
+from bert_jax.finetuning.losses import task_objective
 from bert_jax.finetuning.prediction import Predictor
 from bert_jax.finetuning.task import Split, Task
-from bert_jax.finetuning.tasks import TASKS
+from bert_jax.finetuning.task_checks import check_config, check_head, model_of
+from bert_jax.finetuning.tasks.registry import TASKS
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
+from bert_jax.parallel.host_batches import rows_here
+from bert_jax.parallel.mesh import check_divisibility, make_mesh
 from bert_jax.progress import Bars, silent
-from bert_jax.training.batches import rows_here
-from bert_jax.training.checkpoint_folders import newest_step
-from bert_jax.training.checkpoints import Checkpoint, Checkpointer, newest_intact, open_checkpoint
+from bert_jax.runtime.preemption import StopSignal
+from bert_jax.runtime.processes import is_first
+from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.tracking.flops import finetuning_flops
+from bert_jax.tracking.metrics import finite_json
+from bert_jax.tracking.throughput import StepWork, Throughput
+from bert_jax.training.checkpointing.checkpoint_folders import newest_step
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, Checkpointer, newest_intact, open_checkpoint
 from bert_jax.training.checks import check_attention, compute_dtype
-from bert_jax.training.flops import finetuning_flops
-from bert_jax.training.initialization import start_from
-from bert_jax.training.mesh import check_divisibility, make_mesh
-from bert_jax.training.metrics import finite_json
+from bert_jax.training.loop import Stretch, run_steps
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer, warn_of_uncorrected_lamb
-from bert_jax.training.processes import is_first
 from bert_jax.training.run import Run, open_run
 from bert_jax.training.state import StateSpec, TrainState, describe_state, without
-from bert_jax.training.steps import Stretch, run_steps
-from bert_jax.training.stopping import StopSignal
-from bert_jax.training.throughput import StepWork, Throughput
 from bert_jax.training.train_step import TrainStep, make_train_step
+from bert_jax.training.warm_start import start_from
 from bert_jax.training.workdir import enter_workdir
 
 log = logging.getLogger(__name__)
@@ -399,7 +399,7 @@ def _finish(
     result: dict[str, dict[str, float]] = {}
     target, step = folder / PREDICTIONS, int(state.step)
     if is_first():
-        whole_files.make_folder(target)
+        atomic.make_folder(target)
     for split in splits:
         is_done = split.name in final.outputs
         outputs = final.outputs[split.name] if is_done else _outputs(run, predictor, state, split, step)
@@ -409,5 +409,5 @@ def _finish(
             split.write(outputs, target)
     if is_first():
         said = describe_result(task, splits, step, result)
-        whole_files.write_whole(folder / RESULT_FILE, (finite_json(said, indent=2) + "\n").encode())
+        atomic.write_whole(folder / RESULT_FILE, (finite_json(said, indent=2) + "\n").encode())
     return result

@@ -6,11 +6,11 @@ from contextlib import closing
 
 from etils import epath
 
-from bert_jax import whole_files
-from bert_jax.finetuning.bad_rows import BadRows
+from bert_jax.files import atomic
 from bert_jax.finetuning.fine_tuned import open_model, trained_task
+from bert_jax.finetuning.inputs.bad_rows import BadRows
 from bert_jax.progress import Bars, silent
-from bert_jax.training.checkpoints import open_checkpoint
+from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 from bert_jax.training.checks import check_batch_size
 
 
@@ -54,12 +54,12 @@ def predict(
     bad_rows = BadRows(strict=strict)
     examples = task.read(source, bad_rows, labelled=False, columns=texts)
     bad_rows.report()
-    whole_files.make_folder(epath.Path(output).parent)
+    atomic.make_folder(epath.Path(output).parent)
     model = open_model(found, batch_size=batch_size)
     (split,) = task.task({"input": examples}, {}).splits()
     with closing(bars(total=-(-len(split.rows) // model.batch_size), desc="predict", unit="batch")) as bar:
         outputs = model.outputs(split.rows, on_batch=lambda: bar.update(1))
-    with whole_files.whole_file(output) as file:
+    with atomic.whole_file(output) as file:
         for said in split.predictions(outputs):
             file.write((json.dumps(said, ensure_ascii=False) + "\n").encode())
     return len(examples)

@@ -8,12 +8,12 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.data.tokenization import WordPieceTokenizer
-from bert_jax.finetuning.encoded_rows import Rows, in_order, padded_length
+from bert_jax.finetuning.inputs.batching import Rows, in_order, padded_length
 from bert_jax.model.bert import Parameters
-from bert_jax.training.batches import put_batch, rows_here
-from bert_jax.training.per_device import manual_spec, over_rows, whole_model
-from bert_jax.training.sharding import batch_sharding
+from bert_jax.parallel.fsdp import manual_spec, over_rows, whole_model
+from bert_jax.parallel.host_batches import put_batch, rows_here
+from bert_jax.parallel.sharding import batch_sharding
+from bert_jax.text.tokenization import WordPieceTokenizer
 
 
 def make_predict_step(

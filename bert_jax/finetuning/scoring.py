@@ -5,14 +5,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from bert_jax import remote
-from bert_jax.data.tfds_corpus import is_tfds
+from bert_jax.data.preparation.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
-from bert_jax.finetuning.bad_rows import BadRows
+from bert_jax.files import remote
 from bert_jax.finetuning.fine_tuned import open_model, trained_task
 from bert_jax.finetuning.finetune import describe_result
+from bert_jax.finetuning.inputs.bad_rows import BadRows
 from bert_jax.progress import Bars, silent
-from bert_jax.training.checkpoints import open_checkpoint
+from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 from bert_jax.training.checks import check_batch_size
 
 

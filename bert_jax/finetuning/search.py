@@ -17,16 +17,16 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax import remote, whole_files
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
-from bert_jax.finetuning.checks import check_config
+from bert_jax.files import atomic, remote
 from bert_jax.finetuning.finetune import RESULT_FILE, check_same_run, finetune
+from bert_jax.finetuning.task_checks import check_config
 from bert_jax.progress import Bars, silent
-from bert_jax.training.processes import is_first, wait_for_first
-from bert_jax.training.programs import shared_programs
+from bert_jax.runtime.compilation_cache import shared_programs
+from bert_jax.runtime.preemption import StopSignal
+from bert_jax.runtime.processes import is_first, wait_for_first
 from bert_jax.training.run import CONFIG_FILE
-from bert_jax.training.stopping import StopSignal
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def search(config: ConfigDict, workdir: str, *, stop: StopSignal | None = None, 
             results.setdefault(rate, {})[seed] = _result(of_one, one, stop, bars)
     found = summarize(results)
     if is_first():
-        whole_files.write_whole(folder / SEARCH_FILE, (json.dumps(found, indent=2) + "\n").encode())
+        atomic.write_whole(folder / SEARCH_FILE, (json.dumps(found, indent=2) + "\n").encode())
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from etils import epath
 
-from bert_jax.finetuning.encoded_rows import Rows
+from bert_jax.finetuning.inputs.batching import Rows
 
 Outputs = Sequence[np.ndarray]
 """Of each example what the model says: fp32 [labels] of a sequence, [choices], or of its tokens [T, outputs]."""

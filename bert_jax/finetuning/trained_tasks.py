@@ -6,19 +6,20 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Protocol
 
-from bert_jax.data.tfds_corpus import is_tfds
+from bert_jax.data.preparation.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
-from bert_jax.finetuning import choice_task, glue, ner, ner_task
-from bert_jax.finetuning.bad_rows import MISSING_LABEL, UNKNOWN_LABEL, BadLabel, BadRows
-from bert_jax.finetuning.choice import ChoiceExample, read_choices
-from bert_jax.finetuning.encoded_rows import Encoding
-from bert_jax.finetuning.examples import TextExample
-from bert_jax.finetuning.squad import Question, read_questions
-from bert_jax.finetuning.squad_task import SquadTask
+from bert_jax.finetuning.inputs import conll
+from bert_jax.finetuning.inputs.bad_rows import MISSING_LABEL, UNKNOWN_LABEL, BadLabel, BadRows
+from bert_jax.finetuning.inputs.batching import Encoding
+from bert_jax.finetuning.inputs.choice_files import ChoiceExample, read_choices
+from bert_jax.finetuning.inputs.squad_files import Question, read_questions
+from bert_jax.finetuning.inputs.task_files import usual_files
+from bert_jax.finetuning.inputs.text_files import TextFields, format_of, read_texts
 from bert_jax.finetuning.task import Task
-from bert_jax.finetuning.task_files import usual_files
-from bert_jax.finetuning.text import TextFields, format_of, read_texts
-from bert_jax.finetuning.text_tasks import TextTask, choose_positive_label, own_text_task
+from bert_jax.finetuning.tasks import choice, glue, ner
+from bert_jax.finetuning.tasks.squad import SquadTask
+from bert_jax.finetuning.tasks.text_tasks import TextTask, choose_positive_label, own_text_task
+from bert_jax.text.examples import TextExample
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +134,7 @@ class TrainedChoice:
     encoding: Encoding
 
     def files(self, folder: str) -> dict[str, str]:
-        return _scored_files(folder, choice_task.FILES)
+        return _scored_files(folder, choice.FILES)
 
     def read(
         self, path: str, bad_rows: BadRows, *, split: str = "", labelled: bool, columns: Sequence[str] = ()
@@ -151,7 +152,7 @@ class TrainedChoice:
         return examples
 
     def task(self, examples: Examples, left_out: LeftOut) -> Task:
-        return choice_task.ChoiceTask(examples, self.encoding, left_out)
+        return choice.ChoiceTask(examples, self.encoding, left_out)
 
     def _check_endings(self, where: str, count: int) -> None:
         if count != self.record["size"]:
@@ -166,9 +167,9 @@ class TrainedNer:
     encoding: Encoding
 
     def files(self, folder: str) -> dict[str, str]:
-        found = _scored_files(folder, ner_task.FILES)
-        usual = usual_files(folder, {"test": ner_task.FILES["test"]})
-        return found | {split: path for split, path in usual.items() if ner.has_tags(path)}
+        found = _scored_files(folder, ner.FILES)
+        usual = usual_files(folder, {"test": ner.FILES["test"]})
+        return found | {split: path for split, path in usual.items() if conll.has_tags(path)}
 
     def read(
         self, path: str, bad_rows: BadRows, *, split: str = "", labelled: bool, columns: Sequence[str] = ()
@@ -178,14 +179,14 @@ class TrainedNer:
                 raise InputError(f"--text {' '.join(columns)}: a tagger reads one column; name one")
             examples, _ = read_texts(path, bad_rows, fields=TextFields(tuple(columns)), labelled=False)
             return self.given([example.text_a for example in examples], [])
-        if not labelled and not ner.is_conll(path):
+        if not labelled and not conll.is_conll(path):
             log.info(
                 "%s: read as plain text, a sentence a line; a name that ends in .conll has it read as columns", path
             )
-            return ner.read_plain(path, bad_rows)
+            return conll.read_plain(path, bad_rows)
         columns_of = {"word_column": self.record["word_column"], "tag_column": self.record["tag_column"]}
-        sentences = ner.read_conll(path, bad_rows, labelled=labelled, **columns_of)
-        unknown = ner_task.unknown_types(sentences, self.record["tags"])
+        sentences = conll.read_conll(path, bad_rows, labelled=labelled, **columns_of)
+        unknown = ner.unknown_types(sentences, self.record["tags"])
         if unknown:
             problem = f"{sum(unknown.values())} entities are of types that the model does not know: "
             bad_rows.add(path, None, BadLabel(problem + ", ".join(sorted(unknown)), UNKNOWN_LABEL))
@@ -194,11 +195,11 @@ class TrainedNer:
     def given(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
         if any(pair is not None for pair in pairs):
             raise InputError("a tagger reads one text, and got a pair: leave it out")
-        return [ner.split_words(text, number) for number, text in enumerate(texts)]
+        return [conll.split_words(text, number) for number, text in enumerate(texts)]
 
     def task(self, examples: Examples, left_out: LeftOut) -> Task:
         record = self.record
-        return ner_task.NerTask(
+        return ner.NerTask(
             examples, tuple(record["tags"]), self.encoding, record["document_context"], left_out
         )  # fmt: skip
 

@@ -13,16 +13,16 @@ import numpy as np
 from etils import epath
 from safetensors.numpy import save_file
 
-from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError
+from bert_jax.files.output_folder import new_folder, whole_folder
 from bert_jax.interop.huggingface_tokenizer import read_tokenizer
 from bert_jax.interop.huggingface_weights import Weight, layout, parameters_of, state_dict
-from bert_jax.interop.output import new_folder, whole_folder
 from bert_jax.interop.safetensors_files import WHOLE, StoredWeight, open_weights, read_json
 from bert_jax.interop.task_weights import task_model
 from bert_jax.model import BertConfig
 from bert_jax.model.bert import HEADS, Parameters
-from bert_jax.training.checkpoints import Checkpoint, check_finite
+from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_finite
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax.data.tokenization import CONTINUATION, SPECIAL_TOKENS, TokenizerRules, WordPieceTokenizer
 from bert_jax.errors import InputError
 from bert_jax.interop.safetensors_files import read_json
+from bert_jax.text.tokenization import CONTINUATION, SPECIAL_TOKENS, TokenizerRules, WordPieceTokenizer
 
 VOCABULARY, TOKENIZER, SETTINGS = "vocab.txt", "tokenizer.json", "tokenizer_config.json"
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from etils import epath
 
-from bert_jax import remote, whole_files
 from bert_jax.errors import InputError
+from bert_jax.files import atomic, remote
+from bert_jax.files.output_folder import new_folder
 from bert_jax.interop import huggingface
-from bert_jax.interop.output import new_folder
 from bert_jax.interop.safetensors_files import INDEX, WHOLE, read_json
-from bert_jax.training.checkpoints import Checkpoint, check_place, open_checkpoint, save_parameters
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_place, open_checkpoint, save_parameters
 
 _READ = (".json", ".txt", ".safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -53,7 +53,7 @@ def _on_this_machine(source: str) -> Iterator[epath.Path]:
     with tempfile.TemporaryDirectory(prefix="bert-jax-") as copy:
         for name, size in sizes.items():
             if name.endswith(_READ):
-                whole_files.download(folder / name, Path(copy) / name, size=size)
+                atomic.download(folder / name, Path(copy) / name, size=size)
             else:
                 (Path(copy) / name).touch()  # there to be refused
         try:

@@ -7,7 +7,7 @@ import numpy as np
 from bert_jax.errors import InputError
 from bert_jax.interop.huggingface_weights import state_dict
 from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.training.checkpoints import Checkpoint, check_finite
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_finite
 
 _ARCHITECTURES = {  # by kind of head: the class, and what its output layer is called
     "classify": ("BertForSequenceClassification", "classifier"),

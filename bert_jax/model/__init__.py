@@ -7,6 +7,6 @@ Keys, masks and determinism are arguments. Nothing here knows of meshes, files o
 """
 
 from bert_jax.model.bert import BertForPreTraining, abstract_parameters, initialize, parameter_count
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 
 __all__ = ["BertConfig", "BertForPreTraining", "abstract_parameters", "initialize", "parameter_count"]

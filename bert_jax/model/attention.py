@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.fused_attention import cudnn_attention, splash_attention
 from bert_jax.model.layers import Key, dense, drop, dropout_mask, parameter, recomputed, truncated_normal
 

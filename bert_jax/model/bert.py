@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.heads import MaskedLanguageModelHead, NextSentenceHead, Pooler

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.model.attention import SelfAttention
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.layers import (
     Key,
     LayerNorm,

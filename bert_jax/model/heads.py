@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.model.config import BertConfig
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.layers import Key, LayerNorm, activation, parameter, truncated_normal
 
 

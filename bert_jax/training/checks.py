@@ -15,9 +15,9 @@ from bert_jax.model import BertConfig
 from bert_jax.model.attention import ATTENTIONS
 from bert_jax.model.encoder import REMAT_POLICIES
 from bert_jax.model.fused_attention import CUDNN_HEADS, SPLASH_LENGTHS
-from bert_jax.training.checkpoints import Checkpoint
+from bert_jax.tracking.profiling import parse_steps
+from bert_jax.training.checkpointing.checkpoints import Checkpoint
 from bert_jax.training.optimizer import OPTIMIZERS
-from bert_jax.training.profiling import parse_steps
 
 OBJECTIVES = ("mlm", "ltr")
 _SMALLEST_SHARE = 1e-6

@@ -10,17 +10,17 @@ from jax.sharding import Mesh
 
 from bert_jax.config import ConfigDict
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.loader import EvalLoader
+from bert_jax.data.loading.loader import EvalLoader
 from bert_jax.errors import InputError
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import Parameters
+from bert_jax.parallel.host_batches import put_batch, rows_here
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.sharding import parameter_shardings
 from bert_jax.progress import Bars, silent
-from bert_jax.training.batches import put_batch, rows_here
-from bert_jax.training.checkpoints import check_finite, open_checkpoint
+from bert_jax.training.checkpointing.checkpoints import check_finite, open_checkpoint
 from bert_jax.training.checks import check_batch_size, check_tokenizer, compute_dtype
-from bert_jax.training.mesh import make_mesh
 from bert_jax.training.phases import plan_at
-from bert_jax.training.sharding import parameter_shardings
 from bert_jax.training.train_step import make_eval_step
 
 

@@ -20,8 +20,8 @@ import optax
 from bert_jax.config import ConfigDict, flatten, set_key
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.hashing import key_from
-from bert_jax.data.loader import epoch_size, make_mixture
-from bert_jax.data.mixture import row_shares
+from bert_jax.data.loading.loader import epoch_size, make_mixture
+from bert_jax.data.loading.mixture import row_shares
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 from bert_jax.training.checks import bert_config, check_config, check_mixture, check_same_tokenizer, data_paths

@@ -11,21 +11,21 @@ from dataclasses import replace
 import jax
 from jax.sharding import Mesh
 
-from bert_jax import remote
 from bert_jax.config import ConfigDict
 from bert_jax.data.unknown_tokens import MAX_SHARE, unknown_share, warn_of_share
 from bert_jax.errors import InputError
+from bert_jax.files import remote
 from bert_jax.model import parameter_count
+from bert_jax.parallel.mesh import check_divisibility, fill_in_accumulation, make_mesh
 from bert_jax.progress import Bars, silent
-from bert_jax.training.checkpoints import Checkpointer
+from bert_jax.runtime.preemption import StopSignal
+from bert_jax.training.checkpointing.checkpoints import Checkpointer
 from bert_jax.training.checks import check_attention
-from bert_jax.training.initialization import open_init, start_from
-from bert_jax.training.mesh import check_divisibility, fill_in_accumulation, make_mesh
 from bert_jax.training.optimizer import warn_of_uncorrected_lamb
 from bert_jax.training.phases import Phase, open_phases
 from bert_jax.training.pretrain_phase import make_loaders, plan_state, train_phase
 from bert_jax.training.run import open_run
-from bert_jax.training.stopping import StopSignal
+from bert_jax.training.warm_start import open_init, start_from
 from bert_jax.training.workdir import claim_workdir, enter_workdir
 
 log = logging.getLogger(__name__)

@@ -9,18 +9,18 @@ import optax
 from jax.sharding import Mesh
 
 from bert_jax.config import ConfigDict
-from bert_jax.data.loader import EvalLoader, TrainLoader, TrainRows
-from bert_jax.data.masking import Masking, prediction_counts
+from bert_jax.data.loading.loader import EvalLoader, TrainLoader, TrainRows
+from bert_jax.data.loading.masking import Masking, prediction_counts
 from bert_jax.model import BertConfig, abstract_parameters
-from bert_jax.objectives import NEXT_SENTENCE_PARTS, pretraining
-from bert_jax.training.batches import rows_here
+from bert_jax.parallel.host_batches import rows_here
+from bert_jax.tracking.throughput import Throughput, pretraining_work, summary
 from bert_jax.training.checks import compute_dtype
 from bert_jax.training.evaluation import Evaluator
+from bert_jax.training.loop import Run, Stretch, run_steps
+from bert_jax.training.objectives import NEXT_SENTENCE_PARTS, pretraining
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.phases import Phase, Plan
 from bert_jax.training.state import StateSpec, TrainState, describe_state
-from bert_jax.training.steps import Run, Stretch, run_steps
-from bert_jax.training.throughput import Throughput, pretraining_work, summary
 from bert_jax.training.train_step import TrainStep, make_eval_step, make_train_step
 
 log = logging.getLogger(__name__)

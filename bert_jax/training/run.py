@@ -8,17 +8,17 @@ from typing import Any
 from etils import epath
 from jax.sharding import Mesh
 
-from bert_jax import whole_files
 from bert_jax.config import ConfigDict
 from bert_jax.errors import NotBegun
+from bert_jax.files import atomic
 from bert_jax.progress import Bars
-from bert_jax.training.checkpoints import Checkpointer
-from bert_jax.training.lease import Lease
-from bert_jax.training.metrics import MetricsWriter, NoWriter
-from bert_jax.training.processes import is_first
-from bert_jax.training.profiling import StepTracer
-from bert_jax.training.stalls import StallWatch
-from bert_jax.training.stopping import StopSignal
+from bert_jax.runtime.lease import Lease
+from bert_jax.runtime.preemption import StopSignal
+from bert_jax.runtime.processes import is_first
+from bert_jax.runtime.watchdog import StallWatch
+from bert_jax.tracking.metrics import MetricsWriter, NoWriter
+from bert_jax.tracking.profiling import StepTracer
+from bert_jax.training.checkpointing.checkpoints import Checkpointer
 
 CONFIG_FILE = "config.json"
 
@@ -50,7 +50,7 @@ def open_run(
     """
     if is_first():
         text = json.dumps(json.loads(config.to_json_best_effort()), indent=2) + "\n"
-        whole_files.write_whole(folder / CONFIG_FILE, text.encode())
+        atomic.write_whole(folder / CONFIG_FILE, text.encode())
     writer = MetricsWriter(folder, resume_step=start) if is_first() else NoWriter()
     stack.callback(writer.close)
     lease, stalls = watch

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.model import BertConfig, abstract_parameters, initialize
 from bert_jax.model.bert import Parameters
-from bert_jax.training.sharding import cut_along_data, like_parameters, parameter_shardings
+from bert_jax.parallel.sharding import cut_along_data, like_parameters, parameter_shardings
 
 
 @jax.tree_util.register_dataclass

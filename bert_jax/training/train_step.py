@@ -12,21 +12,13 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bert_jax import objectives
 from bert_jax.model.bert import Parameters
 from bert_jax.model.layers import row_keys
-from bert_jax.objectives import Objective
-from bert_jax.training.batches import put_everywhere
-from bert_jax.training.per_device import (
-    manual_spec,
-    over_rows,
-    row_axes,
-    sum_over_devices,
-    vary,
-    varying_zeros,
-    whole_model,
-)
-from bert_jax.training.sharding import batch_sharding
+from bert_jax.parallel.fsdp import manual_spec, over_rows, row_axes, sum_over_devices, vary, varying_zeros, whole_model
+from bert_jax.parallel.host_batches import put_everywhere
+from bert_jax.parallel.sharding import batch_sharding
+from bert_jax.training import objectives
+from bert_jax.training.objectives import Objective
 from bert_jax.training.state import StateSpec, TrainState, key_data, without
 
 Metrics = dict[str, jax.Array]

@@ -8,17 +8,17 @@ from typing import Any
 import jax
 from etils import epath
 
-from bert_jax import remote, whole_files
 from bert_jax.config import ConfigDict, flatten
-from bert_jax.data.masking import Masking
+from bert_jax.data.loading.masking import Masking
 from bert_jax.errors import InputError
-from bert_jax.training.checkpoints import Checkpoint, check_place, newest_intact
+from bert_jax.files import atomic, remote
+from bert_jax.runtime.lease import Lease
+from bert_jax.runtime.processes import is_first, wait_for_first
+from bert_jax.runtime.shared_workdir import check_shared
+from bert_jax.runtime.watchdog import StallWatch
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_place, newest_intact
 from bert_jax.training.checks import check_tokenizer
-from bert_jax.training.lease import Lease
 from bert_jax.training.phases import Phase, Plan, plan_phases
-from bert_jax.training.processes import is_first, wait_for_first
-from bert_jax.training.shared_workdir import check_shared
-from bert_jax.training.stalls import StallWatch
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def enter_workdir(folder: epath.Path, config: ConfigDict, stack: ExitStack) -> t
     if is_first():
         if remote.exists(folder) and not folder.is_dir():
             raise InputError(f"--workdir: {folder} is a file")
-        whole_files.make_folder(folder)
+        atomic.make_folder(folder)
         lease = Lease(folder)
         stack.callback(lease.close)
     wait_for_first()

@@ -4,8 +4,8 @@ import json
 import subprocess
 import sys
 
-import helpers
 import pytest
+from support import helpers
 
 pytest.importorskip("libtpu", reason="needs the tpu-aot extra")
 

@@ -1,14 +1,7 @@
 """What tests of preparing share."""
 
-import preparing
 import pytest
-
-from bert_jax.data.tokenization import WordPieceTokenizer
-
-
-@pytest.fixture(scope="session")
-def tokenizer(vocabulary_file):
-    return WordPieceTokenizer.from_file(str(vocabulary_file))
+from support import preparing
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from preparing import run
+from support.preparing import run
 
 from bert_jax.data import dataset as dataset_module
-from bert_jax.data import digests, shard_readers
+from bert_jax.data import file_digests, shard_readers
 from bert_jax.data.dataset import INFO_FILE, TOKEN_COUNTS_FILE, PreparedDataset, _checksum, _hash, lengths_file
 from bert_jax.data.inspection import inspect_dataset
 from bert_jax.data.shard_readers import ShardReaders
@@ -118,8 +118,10 @@ def test_shards_of_another_preparation_are_refused(several_shards, corpus_file, 
 
 def test_a_file_is_read_whole_once_for_each_state_of_it(copy, monkeypatch):
     read = []
-    real = digests.Expected.mismatch
-    monkeypatch.setattr(digests.Expected, "mismatch", lambda self, path: read.append(path.name) or real(self, path))
+    real = file_digests.Expected.mismatch
+    monkeypatch.setattr(
+        file_digests.Expected, "mismatch", lambda self, path: read.append(path.name) or real(self, path)
+    )
     read_all(copy)
     files = PreparedDataset(str(copy)).info.files
     assert sorted(read) == sorted(files)

@@ -3,11 +3,11 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from etils import epath
+from support import helpers
 
 from bert_jax.data.dataset import (
     INFO_FILE,
@@ -209,7 +209,7 @@ def test_a_shard_has_its_name_only_when_whole(tmp_path):
 
 
 def test_the_example_of_the_readme_opens_it_with_grain(dataset_dir, tmp_path, monkeypatch):
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    readme = (helpers.REPOSITORY / "README.md").read_text()
     (example,) = (block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "import grain" in block)
     (tmp_path / "data").symlink_to(dataset_dir)
     monkeypatch.chdir(tmp_path)

@@ -9,9 +9,9 @@ import pytest
 from bert_jax import cli
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.inspection import inspect_dataset, render
-from bert_jax.data.loader import TrainRows
-from bert_jax.data.masking import Masking, prediction_counts
-from bert_jax.data.packing import pack_lengths
+from bert_jax.data.loading.loader import TrainRows
+from bert_jax.data.loading.masking import Masking, prediction_counts
+from bert_jax.data.loading.packing import pack_lengths
 from bert_jax.data.records import decode_block
 
 
@@ -39,7 +39,7 @@ def test_numbers(dataset_dir: Path):
 
 
 def test_unknown_words_are_told(tmp_path: Path, vocabulary_file: Path):
-    import helpers
+    from support import helpers
 
     (tmp_path / "text.txt").write_text("the ship Ω sees a wave near .\n\n" * 40)
     helpers.prepare_dataset(tmp_path / "text.txt", vocabulary_file, tmp_path / "data", eval_fraction=0.0)

@@ -13,7 +13,7 @@ from bert_jax.data.records import (
     make_headers,
     sequence_lengths,
 )
-from bert_jax.data.tokenization import SPECIAL_TOKENS, WordPieceTokenizer, token_dtype
+from bert_jax.text.tokenization import SPECIAL_TOKENS, WordPieceTokenizer, token_dtype
 
 
 def make_tokenizer(pieces):

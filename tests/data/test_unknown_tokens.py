@@ -2,14 +2,14 @@
 
 import logging
 
-import helpers
 import pytest
-from preparing import run, unhidden
+from support import helpers
+from support.preparing import run, unhidden
 
 from bert_jax import cli
-from bert_jax.data import prepare as preparing_module
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.hygiene import Hygiene
+from bert_jax.data.preparation import pipeline as preparing_module
+from bert_jax.data.preparation.filters import Hygiene
 from bert_jax.errors import InputError
 
 KNOWN = "the ship sees the old sailor near a wave ."  # 10 tokens

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import jax
 import pytest
-from devices import all_devices, one_device  # noqa: F401
 from etils import epath
+from support.devices import all_devices, one_device  # noqa: F401
 
-from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.model import BertConfig, initialize
 from bert_jax.model.bert import HEADS
-from bert_jax.training.checkpoints import save_parameters
+from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.training.checkpointing.checkpoints import save_parameters
 
 
 @pytest.fixture(scope="session")

@@ -5,27 +5,26 @@ import random
 import shutil
 from pathlib import Path
 
-import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import sources
 from etils import epath
 from flax import nnx
+from support import helpers, sources
 
-from bert_jax import features
 from bert_jax.cli import main
 from bert_jax.config import ConfigDict, load_config
 from bert_jax.errors import InputError
 from bert_jax.finetuning.finetune import finetune, plan_step
+from bert_jax.inference import features
 from bert_jax.interop import huggingface
 from bert_jax.model import BertConfig, abstract_parameters, initialize
 from bert_jax.model.layer_features import FEATURES
 from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.training.checkpoints import open_checkpoint, save_parameters
-from bert_jax.training.mesh import make_mesh
-from bert_jax.training.metrics import read_metrics
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.tracking.metrics import read_metrics
+from bert_jax.training.checkpointing.checkpoints import open_checkpoint, save_parameters
 from bert_jax.training.optimizer import decay_mask
 
 SIZES = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "num_hidden_layers": 5}

@@ -9,30 +9,29 @@ import subprocess
 import time
 from pathlib import Path
 
-import child_processes
-import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
 from flax import nnx
+from support import child_processes, helpers
 
 import bert_jax
 from bert_jax.cli import main
 from bert_jax.config import load_config
 from bert_jax.errors import InputError, Interrupted
-from bert_jax.finetuning.encoded_rows import epoch_of_batches
 from bert_jax.finetuning.finetune import check_same_run, finetune
+from bert_jax.finetuning.inputs.batching import epoch_of_batches
 from bert_jax.finetuning.scoring import evaluate_finetuned
-from bert_jax.inference import fill_mask
+from bert_jax.inference.pretrained import fill_mask
 from bert_jax.model import initialize
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.progress import silent
-from bert_jax.training.checkpoints import open_checkpoint, save_parameters
-from bert_jax.training.metrics import read_metrics
-from bert_jax.training.stopping import StopSignal
-from bert_jax.training.throughput import RATES
+from bert_jax.runtime.preemption import StopSignal
+from bert_jax.tracking.metrics import read_metrics
+from bert_jax.tracking.throughput import RATES
+from bert_jax.training.checkpointing.checkpoints import open_checkpoint, save_parameters
 
 SETTINGS = {
     "num_epochs": 2, "global_batch_size": 16, "log_every_steps": 5, "optimizer.learning_rate": 1e-2,

@@ -4,17 +4,17 @@ import json
 import random
 from pathlib import Path
 
-import helpers
 import pytest
+from support import helpers
 
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
-from bert_jax.finetuning.encoded_rows import Encoding
 from bert_jax.finetuning.finetune import finetune
+from bert_jax.finetuning.inputs.batching import Encoding
 from bert_jax.finetuning.predict import predict
 from bert_jax.finetuning.scoring import evaluate_finetuned
-from bert_jax.finetuning.tasks import TASKS
-from bert_jax.training.checkpoints import open_checkpoint
+from bert_jax.finetuning.tasks.registry import TASKS
+from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 
 SETTINGS = {
     "num_epochs": 3, "global_batch_size": 16, "log_every_steps": 10, "optimizer.learning_rate": 1e-2,

@@ -9,12 +9,12 @@ from etils import epath
 from bert_jax.cli import main
 from bert_jax.config import ConfigDict, load_config
 from bert_jax.errors import BertJaxError, InputError
-from bert_jax.finetuning.encoded_rows import Encoding
 from bert_jax.finetuning.finetune import check_same_run, finetune
+from bert_jax.finetuning.inputs.batching import Encoding
 from bert_jax.finetuning.prediction import Predictor
 from bert_jax.finetuning.scoring import evaluate_finetuned
-from bert_jax.finetuning.tasks import TASKS
-from bert_jax.training.checkpoints import open_checkpoint
+from bert_jax.finetuning.tasks.registry import TASKS
+from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 
 TRAIN = "text,label\n" + "the ship .,sea\nthe owl .,night\n" * 8
 

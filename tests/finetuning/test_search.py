@@ -14,8 +14,8 @@ from bert_jax.errors import InputError, Interrupted
 from bert_jax.finetuning import search as module
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.search import is_search, search, summarize
-from bert_jax.training.checkpoints import open_checkpoint
-from bert_jax.training.programs import shared_programs
+from bert_jax.runtime.compilation_cache import shared_programs
+from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 
 
 def config_of(checkpoint: Path, folder: Path, **search_for: str):

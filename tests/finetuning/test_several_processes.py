@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
-import helpers
 import pytest
 from etils import epath
-from several import finish, start_commands
+from support import helpers
+from support.several import finish, start_commands
 
-from bert_jax.training.metrics import read_metrics
+from bert_jax.tracking.metrics import read_metrics
 
 
 @pytest.mark.long

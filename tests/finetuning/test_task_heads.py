@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from bert_jax.finetuning.objectives import task_objective
+from bert_jax.finetuning.losses import task_objective
 from bert_jax.model import BertConfig, initialize
 from bert_jax.model.bilstm import BiLstm
 from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.objectives import divide
+from bert_jax.training.objectives import divide
 
 MODEL = BertConfig(
     vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,

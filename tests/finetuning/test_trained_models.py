@@ -16,7 +16,7 @@ from bert_jax.finetuning.predict import predict
 from bert_jax.finetuning.scoring import evaluate_finetuned
 from bert_jax.model import initialize
 from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.training.checkpoints import open_checkpoint, save_parameters
+from bert_jax.training.checkpointing.checkpoints import open_checkpoint, save_parameters
 
 TAGS = ["O", "B-SEA", "I-SEA"]
 RECORDS: dict[str, tuple[str, int, dict[str, Any]]] = {

@@ -5,18 +5,18 @@ import re
 from pathlib import Path
 
 import pytest
-import squad_examples
+from support import squad_examples
 
 from bert_jax.config import load_config
-from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError
-from bert_jax.finetuning.bad_rows import BadRows
-from bert_jax.finetuning.choice import read_choices
-from bert_jax.finetuning.encoded_rows import Encoding
-from bert_jax.finetuning.glue import get_task, read_split
-from bert_jax.finetuning.squad import read_questions
-from bert_jax.finetuning.text import read_texts
-from bert_jax.finetuning.text_tasks import own_task
+from bert_jax.finetuning.inputs.bad_rows import BadRows
+from bert_jax.finetuning.inputs.batching import Encoding
+from bert_jax.finetuning.inputs.choice_files import read_choices
+from bert_jax.finetuning.inputs.squad_files import read_questions
+from bert_jax.finetuning.inputs.text_files import read_texts
+from bert_jax.finetuning.tasks.glue import get_task, read_split
+from bert_jax.finetuning.tasks.text_tasks import own_task
+from bert_jax.text.tokenization import WordPieceTokenizer
 
 DEEP = "[" * 100_000 + "]" * 100_000
 GOOD = {"text": "the ship .", "label": 1}

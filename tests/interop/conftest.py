@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-import sources
-from devices import all_devices, one_device  # noqa: F401
+from support import sources
+from support.devices import all_devices, one_device  # noqa: F401
 
 
 @pytest.fixture(scope="module")

@@ -8,18 +8,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import child_processes
 import jax
 import numpy as np
 import pytest
-import sources
 from etils import epath
+from support import child_processes, sources
 
+from bert_jax.files.output_folder import whole_folder
 from bert_jax.interop import huggingface
-from bert_jax.interop.output import whole_folder
 from bert_jax.model import abstract_parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.training.checkpoints import Checkpoint, open_checkpoint, save_parameters
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint, save_parameters
 
 UNFINISHED = """
 import signal, sys

@@ -2,18 +2,17 @@
 
 from pathlib import Path
 
-import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import sources
+from support import helpers, sources
 
-from bert_jax.inference import load
+from bert_jax.inference.pretrained import load
 from bert_jax.interop import huggingface
 from bert_jax.interop.importing import import_checkpoint
 from bert_jax.model.bert import HEADS
-from bert_jax.training.checkpoints import Checkpoint, open_checkpoint
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
 from bert_jax.training.pretrain import pretrain
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch and transformers")
@@ -100,7 +99,7 @@ def test_padded_batches_and_both_gelus(hidden_act: str, vocabulary: list[str], t
 
 
 def test_the_fill_mask_pipeline_agrees(exported: tuple[Path, Path]):
-    from bert_jax.inference import fill_mask
+    from bert_jax.inference.pretrained import fill_mask
 
     workdir, folder = exported
     text = "the ship follows a [MASK] near the island ."

@@ -6,11 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import helpers
 import numpy as np
 import pytest
-import sources
 from safetensors.numpy import save_file
+from support import helpers, sources
 
 from bert_jax.errors import InputError
 from bert_jax.interop.importing import import_checkpoint

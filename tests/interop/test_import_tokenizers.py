@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-import sources
+from support import sources
 
-from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError
 from bert_jax.interop.importing import import_checkpoint
+from bert_jax.text.tokenization import WordPieceTokenizer
 
 
 def edit_tokenizer(folder: Path, part: str, **values: object) -> None:

@@ -6,22 +6,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import sources
 from etils import epath
 from flax import nnx
+from support import sources
 
 from bert_jax.config import ConfigDict, load_config
 from bert_jax.interop.huggingface_weights import state_dict
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import HEADS
-from bert_jax.objectives import denominators, divide, pretraining, pretraining_sums
-from bert_jax.training.batches import put_batch
-from bert_jax.training.checkpoints import open_checkpoint
-from bert_jax.training.initialization import start_from
-from bert_jax.training.mesh import make_mesh
+from bert_jax.parallel.host_batches import put_batch
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.training.objectives import denominators, divide, pretraining, pretraining_sums
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.training.state import describe_state
 from bert_jax.training.train_step import make_train_step
+from bert_jax.training.warm_start import start_from
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch and transformers")
 transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")

@@ -5,18 +5,18 @@ import pickle
 from pathlib import Path
 
 import pytest
-import sources
 from etils import epath
+from support import sources
 from tokenizers import Tokenizer
 
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.prepare import PrepareOptions, prepare
-from bert_jax.data.tokenization import CONTINUATION, SPECIAL_TOKENS, TokenizerRules, WordPieceTokenizer
+from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
 from bert_jax.errors import InputError
 from bert_jax.interop import huggingface
 from bert_jax.interop.huggingface_tokenizer import read_tokenizer
 from bert_jax.interop.importing import import_checkpoint
-from bert_jax.training.checkpoints import Checkpoint
+from bert_jax.text.tokenization import CONTINUATION, SPECIAL_TOKENS, TokenizerRules, WordPieceTokenizer
+from bert_jax.training.checkpointing.checkpoints import Checkpoint
 
 CHARACTERS = [*"aeoxé.,'-ασςοδυεύ", "中", "\ue000", "\U0002b820", "Σ", "Ο", "A"]
 WORDS = [

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import yaml
 from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
+from support import helpers
 
-SCRIPT = Path(__file__).parents[2] / "launch" / "gke_jobset.sh"
+SCRIPT = helpers.REPOSITORY / "launch" / "gke_jobset.sh"
 VALUES = {
     "NAME": "bert", "IMAGE": "europe-west4-docker.pkg.dev/p/r/bert-jax:v1", "CLAIM": "runs",
     "ACCELERATOR": "tpu-v6e-slice", "TOPOLOGY": "4x8",

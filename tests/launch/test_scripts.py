@@ -10,10 +10,10 @@ import sys
 import time
 from pathlib import Path
 
-import child_processes
 import pytest
+from support import child_processes, helpers
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = helpers.REPOSITORY
 SBATCH = REPOSITORY / "launch" / "slurm.sbatch"
 SCRIPTS = sorted({*REPOSITORY.glob("launch/*.sh"), *REPOSITORY.glob("benchmarks/*.sh"), SBATCH})
 

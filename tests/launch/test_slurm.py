@@ -4,15 +4,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import helpers
 import pytest
-import runs
-import slurm_cluster
 from etils import epath
+from support import helpers, runs, slurm_cluster
 
-from bert_jax.training.metrics import read_metrics
+from bert_jax.tracking.metrics import read_metrics
 
-SCRIPT = Path(__file__).parents[2] / "launch" / "slurm.sbatch"
+SCRIPT = helpers.REPOSITORY / "launch" / "slurm.sbatch"
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import helpers
 
-PATH = Path(__file__).parents[2] / "launch" / "tpu_checks.py"
+PATH = helpers.REPOSITORY / "launch" / "tpu_checks.py"
 spec = importlib.util.spec_from_file_location("tpu_checks", PATH)
 tpu_checks = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tpu_checks)

@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-import child_processes
 import pytest
+from support import child_processes
 
 HERE = Path(__file__).parent
 SCRIPT = HERE.parents[1] / "launch" / "tpu_pod.sh"

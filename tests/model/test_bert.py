@@ -12,15 +12,8 @@ from jax.sharding import AxisType, PartitionSpec
 
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
-from bert_jax.model import (
-    BertConfig,
-    abstract_parameters,
-    attention,
-    initialize,
-    layers,
-    parameter_count,
-)
-from bert_jax.model.config import ACTIVATIONS
+from bert_jax.model import BertConfig, abstract_parameters, attention, initialize, layers, parameter_count
+from bert_jax.model.bert_config import ACTIVATIONS
 from bert_jax.model.layers import LayerNorm, dropout
 from bert_jax.training.phases import plan_phases
 

@@ -4,24 +4,24 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from devices import all_devices, one_device  # noqa: F401
 from etils import epath
 from flax import nnx
+from support import helpers
+from support.devices import all_devices, one_device  # noqa: F401
 
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.loader import TrainRows, next_token_targets
+from bert_jax.data.loading.loader import TrainRows, next_token_targets
 from bert_jax.errors import InputError
-from bert_jax.inference import fill_mask, load
+from bert_jax.inference.pretrained import fill_mask, load
 from bert_jax.model import BertConfig, initialize
-from bert_jax.objectives import denominators, divide, pretraining_sums
-from bert_jax.training.checkpoints import open_checkpoint
+from bert_jax.tracking.metrics import read_metrics
+from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 from bert_jax.training.evaluation import evaluate_checkpoint, unigram_nats
-from bert_jax.training.metrics import read_metrics
+from bert_jax.training.objectives import denominators, divide, pretraining_sums
 from bert_jax.training.pretrain import pretrain
 
 SIZES = {

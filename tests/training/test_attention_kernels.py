@@ -4,26 +4,27 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
-import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
 from jax._src.cudnn import fused_attention_stablehlo
+from support import helpers
 
-from bert_jax import inference, objectives
 from bert_jax.config import ConfigDict, load_config
 from bert_jax.errors import InputError
-from bert_jax.features import extract
+from bert_jax.inference import pretrained
+from bert_jax.inference.features import extract
 from bert_jax.model import BertConfig, abstract_parameters, attention
 from bert_jax.model.fused_attention import cudnn_attention, splash_attention
+from bert_jax.parallel.host_batches import put_batch
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.training import objectives
 from bert_jax.training import pretrain as pretraining
-from bert_jax.training.batches import put_batch
-from bert_jax.training.checkpoints import open_checkpoint
+from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 from bert_jax.training.checks import check_attention
 from bert_jax.training.evaluation import evaluate_checkpoint
-from bert_jax.training.mesh import make_mesh
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.phases import open_phases
 from bert_jax.training.pretrain import pretrain
@@ -220,6 +221,6 @@ def test_a_run_with_splash_goes_on_in_all_ways_without_it(
     assert evaluate_checkpoint(run, data) == pytest.approx(found, rel=1e-5)
     (tmp_path / "lines.txt").write_text("the old ship sees a storm .\n")
     extract(run, str(tmp_path / "lines.txt"), str(tmp_path / "features.jsonl"), layers="last")
-    bert = inference.load(run)
-    assert inference.fill_mask(bert, "the old [MASK] sees a storm .")
+    bert = pretrained.load(run)
+    assert pretrained.fill_mask(bert, "the old [MASK] sees a storm .")
     assert claim_workdir(epath.Path(run), open_phases(config("xla", 3))) == 2  # it may go on

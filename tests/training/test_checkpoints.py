@@ -10,16 +10,16 @@ import jax
 import numpy as np
 import pytest
 from etils import epath
-from gcs import Emulator
+from support.gcs import Emulator
 
 from bert_jax.config import load_config
-from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
-from bert_jax.training.checkpoint_damage import DamagedError
-from bert_jax.training.checkpoint_folders import newest_step, set_aside, step_folders
-from bert_jax.training.checkpoints import Checkpointer, newest_intact, open_checkpoint
-from bert_jax.training.mesh import make_mesh
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.training.checkpointing.checkpoint_damage import DamagedError
+from bert_jax.training.checkpointing.checkpoint_folders import newest_step, set_aside, step_folders
+from bert_jax.training.checkpointing.checkpoints import Checkpointer, newest_intact, open_checkpoint
 from bert_jax.training.pretrain_phase import plan_state
 from bert_jax.training.state import StateSpec, TrainState
 

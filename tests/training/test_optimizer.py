@@ -1,10 +1,10 @@
 from pathlib import Path
 
-import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import helpers
 
 from bert_jax.config import load_config
 from bert_jax.errors import InputError

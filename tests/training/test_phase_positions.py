@@ -5,11 +5,11 @@ import re
 import shutil
 from pathlib import Path
 
-import helpers
 import numpy as np
 import pytest
-from devices import all_devices, one_device  # noqa: F401
 from etils import epath
+from support import helpers
+from support.devices import all_devices, one_device  # noqa: F401
 
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError

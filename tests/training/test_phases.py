@@ -5,19 +5,19 @@ import shutil
 import signal
 from pathlib import Path
 
-import helpers
 import jax
 import numpy as np
 import pytest
-from devices import all_devices, one_device  # noqa: F401
 from etils import epath
-from runs import assert_same_run, rows_without_times, train, train_until
+from support import helpers
+from support.devices import all_devices, one_device  # noqa: F401
+from support.runs import assert_same_run, rows_without_times, train, train_until
 
 from bert_jax.config import ConfigDict, load_config
 from bert_jax.errors import InputError
-from bert_jax.training.checkpoints import newest_step, open_checkpoint
+from bert_jax.tracking.metrics import read_metrics
+from bert_jax.training.checkpointing.checkpoints import newest_step, open_checkpoint
 from bert_jax.training.evaluation import evaluate_checkpoint
-from bert_jax.training.metrics import read_metrics
 from bert_jax.training.phases import open_phases, plan_at, plan_phases
 from bert_jax.training.pretrain import pretrain
 

@@ -7,17 +7,16 @@ import subprocess
 import time
 from pathlib import Path
 
-import child_processes
-import helpers
 import numpy as np
 import pytest
-from devices import all_devices, one_device  # noqa: F401
 from etils import epath
-from runs import SETTINGS, assert_same_run, train, train_command, train_until
+from support import child_processes, helpers
+from support.devices import all_devices, one_device  # noqa: F401
+from support.runs import SETTINGS, assert_same_run, train, train_command, train_until
 
 from bert_jax.errors import BertJaxError, InputError
-from bert_jax.training.checkpoints import newest_step, open_checkpoint
-from bert_jax.training.metrics import read_metrics
+from bert_jax.tracking.metrics import read_metrics
+from bert_jax.training.checkpointing.checkpoints import newest_step, open_checkpoint
 from bert_jax.training.pretrain import pretrain
 
 

@@ -9,10 +9,10 @@ import pytest
 from etils import epath
 
 from bert_jax.config import load_config
-from bert_jax.data.tokenization import WordPieceTokenizer
 from bert_jax.model import BertConfig
-from bert_jax.training.checkpoints import Checkpointer, open_checkpoint
-from bert_jax.training.mesh import make_mesh
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.training.checkpointing.checkpoints import Checkpointer, open_checkpoint
 from bert_jax.training.pretrain_phase import plan_state
 
 MODEL = BertConfig(

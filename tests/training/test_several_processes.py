@@ -7,18 +7,18 @@ import sys
 import time
 from pathlib import Path
 
-import child_processes
 import pytest
 from etils import epath
-from several import finish, start
+from support import child_processes, helpers
+from support.several import finish, start
 
 from bert_jax.errors import BertJaxError, InputError
-from bert_jax.training.checkpoints import newest_step
-from bert_jax.training.metrics import read_metrics
-from bert_jax.training.processes import joined_processes
-from bert_jax.training.throughput import RATES
+from bert_jax.runtime.processes import joined_processes
+from bert_jax.tracking.metrics import read_metrics
+from bert_jax.tracking.throughput import RATES
+from bert_jax.training.checkpointing.checkpoints import newest_step
 
-LAUNCHER = Path(__file__).parents[2] / "launch" / "local_cluster.sh"
+LAUNCHER = helpers.REPOSITORY / "launch" / "local_cluster.sh"
 
 
 def enter(environment: dict[str, str]) -> None:
@@ -132,7 +132,7 @@ def test_a_host_of_tpus_asks_jax_for_others_and_may_be_alone(monkeypatch: pytest
         raise ValueError("coordinator_address should be defined.")
 
     monkeypatch.setattr("jax.distributed.initialize", initialize)
-    monkeypatch.setattr("bert_jax.training.processes._sees_tpus", lambda environment: True)
+    monkeypatch.setattr("bert_jax.runtime.processes._sees_tpus", lambda environment: True)
     enter({})
     assert len(asked) == 1
     with pytest.raises(BertJaxError, match="did not find each other: coordinator_address"):

@@ -11,14 +11,14 @@ import pytest
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
-from bert_jax import objectives
 from bert_jax.config import ConfigDict, load_config
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, abstract_parameters
-from bert_jax.training.batches import put_batch
-from bert_jax.training.mesh import check_divisibility, make_mesh
+from bert_jax.parallel.host_batches import put_batch
+from bert_jax.parallel.mesh import check_divisibility, make_mesh
+from bert_jax.parallel.sharding import partition_spec
+from bert_jax.training import objectives
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from bert_jax.training.sharding import partition_spec
 from bert_jax.training.state import StateSpec, describe_state
 from bert_jax.training.train_step import TrainStep, make_train_step
 

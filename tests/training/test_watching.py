@@ -7,17 +7,18 @@ import threading
 import time
 from pathlib import Path
 
-import helpers
 import pytest
-from devices import all_devices, one_device  # noqa: F401
 from etils import epath
+from support import helpers
+from support.devices import all_devices, one_device  # noqa: F401
 
 from bert_jax.errors import InputError
-from bert_jax.training import checkpoints, pretrain_phase
-from bert_jax.training.metrics import read_metrics
+from bert_jax.runtime.watchdog import StallWatch
+from bert_jax.tracking.metrics import read_metrics
+from bert_jax.tracking.profiling import parse_steps
+from bert_jax.training import pretrain_phase
+from bert_jax.training.checkpointing import checkpoints
 from bert_jax.training.pretrain import pretrain
-from bert_jax.training.profiling import parse_steps
-from bert_jax.training.stalls import StallWatch
 
 UNDISTURBED = {"eval_every_steps": 0, "eval_batches": 0, "checkpoint__every_steps": 1_000}
 

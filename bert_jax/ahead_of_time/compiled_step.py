@@ -1,0 +1,206 @@
+"""One compilation of the step of a phase, and all that there is to say of it."""
+
+import importlib.metadata
+import math
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+
+from bert_jax.ahead_of_time.chips import roofline
+from bert_jax.ahead_of_time.hlo import read_collectives, read_loops
+from bert_jax.ahead_of_time.target import Target, out_of_memory
+from bert_jax.config import ConfigDict
+from bert_jax.data.dataset import PreparedDataset
+from bert_jax.data.loading.loader import batch_shapes, predictions_a_row
+from bert_jax.errors import BertJaxError, InputError
+from bert_jax.model import BertConfig
+from bert_jax.parallel.mesh import BATCH_AXES, check_divisibility, fill_in_accumulation, make_mesh
+from bert_jax.parallel.sharding import batch_sharding
+from bert_jax.tracking.flops import recomputed_flops, training_flops
+from bert_jax.training.checks import bert_config, check_attention, check_config, compute_dtype, data_paths
+from bert_jax.training.phases import Plan
+from bert_jax.training.pretrain_phase import make_masking, plan_step
+
+VOCAB_SIZE = 30_522
+SEQ_LEN = 128
+"""Taken where neither the config nor a dataset says."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the rows of a batch are like: L tokens, P predictions, K sequences, and the vocabulary's size."""
+
+    seq_len: int
+    predictions: int
+    sequences: int
+    vocab_size: int
+
+
+def _rows(config: ConfigDict) -> Rows:
+    """From `data.path` where it is set, else from `data.seq_len` and `model.vocab_size`, else the usual ones."""
+    if config.data.path:
+        dataset = PreparedDataset(data_paths(config)[0])
+        seq_len, vocab_size = dataset.info.seq_len, dataset.tokenizer.vocab_size
+        if config.data.seq_len not in (-1, seq_len):
+            raise InputError(f"{dataset.folder} has sequences of {seq_len} tokens, not {config.data.seq_len}")
+    else:
+        seq_len = SEQ_LEN if config.data.seq_len == -1 else config.data.seq_len
+        vocab_size = VOCAB_SIZE if config.model.vocab_size == -1 else config.model.vocab_size
+    if seq_len < 1:
+        raise InputError(f"data.seq_len has to be at least 1, or -1, not {seq_len}")
+    sequences = config.data.max_sequences if config.data.packing else 1
+    return Rows(seq_len, predictions_a_row(make_masking(config), seq_len, sequences), sequences, vocab_size)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A compiled training step; `memory` and `program` are None where it does not fit.
+
+    Attributes:
+      wanted_bytes: of a device's memory, at the step's worst moment.
+      state_bytes: of them, parameters, moments and counters.
+      memory: argument, output and temporary bytes.
+      program: its text; None where it cannot be had, for which `unread` has the reason.
+      compile_seconds: which it took.
+    """
+
+    plan: Plan
+    model: BertConfig
+    rows: Rows
+    mesh: dict[str, int]
+    wanted_bytes: int
+    state_bytes: int
+    memory: dict[str, int] | None
+    program: str | None
+    unread: str
+    compile_seconds: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether it does."""
+        return self.memory is not None
+
+    @property
+    def rows_a_device(self) -> int:
+        """Of a microbatch."""
+        config = self.plan.config
+        return config.global_batch_size // config.gradient_accumulation // math.prod(self.mesh[a] for a in BATCH_AXES)
+
+
+def compile_step(target: Target, plan: Plan) -> Step:
+    """Compiles the step of a phase. InputError for a config that cannot be, or does not divide over the devices."""
+    config = plan.config
+    check_config(config, plan.stop - plan.start)
+    mesh = make_mesh(config.mesh, target.devices)
+    config = fill_in_accumulation(mesh, config)
+    plan = Plan(plan.start, plan.stop, config)
+    rows = _rows(config)
+    model = bert_config(config, rows.vocab_size, rows.seq_len, config.data.path or "a dataset of data.seq_len")
+    check_divisibility(mesh, model, config.global_batch_size, config.gradient_accumulation)
+    check_attention(config, model, rows.seq_len, mesh)
+    spec, train_step = plan_step(mesh, plan, model)
+    microbatches, sharding = config.gradient_accumulation, batch_sharding(mesh)
+    shapes = batch_shapes(config.global_batch_size // microbatches, rows.seq_len, rows.predictions, rows.sequences)
+    batch = {
+        name: jax.ShapeDtypeStruct((microbatches, *shape), dtype, sharding=sharding)
+        for name, (shape, dtype) in shapes.items()
+    }
+    state_bytes = sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(spec.abstract)
+    )
+
+    def made(wanted: int, memory: dict[str, int] | None, program: str | None, unread: str = "") -> Step:
+        seconds = time.perf_counter() - start
+        return Step(
+            plan, model, rows, dict(mesh.shape), wanted, state_bytes, memory, program, unread, round(seconds, 1)
+        )
+
+    start = time.perf_counter()
+    with jax.set_mesh(mesh):
+        lowered = train_step.lower(spec.abstract, batch)
+    try:
+        compiled: Any = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if needs := out_of_memory(error):
+            return made(needs[0], None, None)
+        raise BertJaxError(f"the compiler failed: {_first_line(error)}") from error
+    sizes = compiled.memory_analysis()
+    memory = {
+        "argument_bytes": sizes.argument_size_in_bytes,
+        "output_bytes": sizes.output_size_in_bytes,
+        "temp_bytes": sizes.temp_size_in_bytes,
+    }
+    try:
+        program, unread = compiled.as_text(), ""
+    except jax.errors.JaxRuntimeError as error:
+        # Gathers and scatters that v5p and v6e leave to their sparse cores are calls of a kind that an older jaxlib
+        # does not know.
+        program = None
+        unread = (
+            f"jaxlib {importlib.metadata.version('jaxlib')} cannot read programs of libtpu "
+            f"{importlib.metadata.version('libtpu')}: pip install 'bert-jax[tpu-aot]' has the one that goes with it "
+            f"({_first_line(error)})"
+        )
+    return made(sizes.peak_memory_in_bytes, memory, program, unread)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
+
+
+def describe(target: Target, step: Step) -> dict[str, Any]:
+    """All there is to say of a step, for JSON: bytes of one device, FLOPs of one step on all of them."""
+    config, rows = step.plan.config, step.rows
+    collectives = None if step.program is None else read_collectives(step.program, step.mesh, target.slices)
+    batch, devices = config.global_batch_size, len(target.devices)
+    model_flops = batch * training_flops(step.model, rows.seq_len, rows.predictions, rows.sequences)
+    recomputed = batch * recomputed_flops(step.model, rows.seq_len, config.remat)
+    memory: dict[str, int | None] = dict.fromkeys(("argument_bytes", "output_bytes", "temp_bytes"))
+    memory |= step.memory or {}
+    described = {
+        "topology": target.topology,
+        "num_slices": target.slices,
+        "devices": devices,
+        "mesh": step.mesh,
+        "steps": [step.plan.start + 1, step.plan.stop],
+        "global_batch_size": batch,
+        "gradient_accumulation": config.gradient_accumulation,
+        "rows_a_device": step.rows_a_device,
+        **asdict(rows),
+        "dtype": compute_dtype(config.dtype, "tpu").name,
+        "attention": config.attention,
+        "remat": config.remat,
+        "fits": step.fits,
+        "peak_bytes": step.wanted_bytes,
+        **memory,
+        "state_bytes": step.state_bytes,
+        "hbm_bytes": target.hbm_bytes,
+        "hbm_share": round(step.wanted_bytes / target.hbm_bytes, 4),
+        "collectives": None if collectives is None else [asdict(one) for one in collectives],
+        "collectives_unread": step.unread or None,
+        "loops": None if step.program is None else read_loops(step.program),
+        "model_flops": model_flops,
+        "recomputed_flops": recomputed,
+        "compile_seconds": step.compile_seconds,
+        "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")},
+        "roofline": None,
+        "memory_bytes": None,
+    }
+    if step.memory:
+        moved = step.memory["argument_bytes"] + step.memory["output_bytes"]
+        moved += 2 * config.gradient_accumulation * step.memory["temp_bytes"]
+        described["memory_bytes"] = moved
+        if target.accelerator and target.accelerator.bandwidths:
+            bounds = roofline(
+                target.accelerator.bandwidths, peak_flops=target.accelerator.peak_flops,
+                flops=(model_flops + recomputed) / devices, memory_bytes=moved, collectives=collectives,
+            )  # fmt: skip
+            described["roofline"] = {
+                **asdict(bounds), "at_least_seconds": bounds.at_least, "bound": bounds.bound,
+                "one_after_another_seconds": bounds.one_after_another,
+                "rows_per_second_at_most": batch / bounds.at_least,
+            }  # fmt: skip
+    return described

@@ -1,0 +1,116 @@
+"""The largest batch that fits, and what makes fit what does not."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from bert_jax.ahead_of_time.compiled_step import Step, compile_step
+from bert_jax.ahead_of_time.table import gib
+from bert_jax.ahead_of_time.target import Target
+from bert_jax.config import ConfigDict, flatten
+from bert_jax.errors import InputError
+from bert_jax.parallel.mesh import BATCH_AXES, make_mesh
+from bert_jax.training.checks import check_config
+from bert_jax.training.phases import Plan, plan_phases
+
+Watch = Callable[[Step], Any]
+
+
+def plans(config: ConfigDict, phase: int | None) -> list[Plan]:
+    """The phases of a run to compile: all, or the one that was asked for. InputError if there is none."""
+    check_config(config, config.total_steps)
+    found = plan_phases(config)
+    if phase is not None and not 0 <= phase < len(found):
+        raise InputError(f"--phase={phase}: the config has {len(found)}, from 0")
+    return found if phase is None else [found[phase]]
+
+
+def with_changes(plan: Plan, **changes: Any) -> Plan:
+    """The plan with other values of its config; dots are written as double underscores."""
+    config = plan.config.copy_and_resolve_references()
+    with config.unlocked():
+        config.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
+    return Plan(plan.start, plan.stop, config)
+
+
+def find_batch(target: Target, plan: Plan, watch: Watch = lambda _: None) -> Step:
+    """The step with the most rows a device, in one microbatch, that fits.
+
+    Memory grows about linearly with the rows, so a few compilations are enough; each goes to `watch`. More than 16
+    rows are found to a multiple of 8. InputError where not even one fits.
+    """
+    mesh = make_mesh(plan.config.mesh, target.devices).shape
+    copies = math.prod(mesh[axis] for axis in BATCH_AXES)
+    tried: dict[int, Step] = {}
+
+    def attempt(rows: int) -> Step:
+        step = compile_step(target, with_changes(plan, global_batch_size=rows * copies, gradient_accumulation=1))
+        watch(step)
+        tried[rows] = step
+        return step
+
+    attempt(8)
+    while (rows := _next_rows(tried, target.hbm_bytes)) is not None:
+        attempt(rows)
+    fitting = [rows for rows, step in tried.items() if step.fits]
+    if not fitting:
+        raise InputError(
+            f"{target.topology}: not even one row a device fits: {gib(tried[1].wanted_bytes)} of "
+            f"{gib(target.hbm_bytes)} GiB: set remat=full, or mesh.fsdp=-1 and mesh.data=1, or take more devices"
+        )
+    return tried[max(fitting)]
+
+
+def _next_rows(tried: dict[int, Step], there_is: int) -> int | None:
+    """Where to look next: between what fits and what does not, where the memory would be just full."""
+    fits = max((rows for rows, step in tried.items() if step.fits), default=0)
+    over = min((rows for rows, step in tried.items() if not step.fits), default=None)
+    grain = 8 if fits >= 16 else 1
+    if over is not None and over - fits <= grain:
+        return None
+    if len(tried) == 1:
+        return 2 * fits if over is None else over // 2
+    near, other = sorted(tried, key=lambda rows: abs(tried[rows].wanted_bytes - there_is))[:2]
+    a_row = (tried[near].wanted_bytes - tried[other].wanted_bytes) / (near - other)
+    guess = near + int((there_is - tried[near].wanted_bytes) / a_row) if a_row > 0 else 2 * near
+    most = 8 * max(tried) if over is None else over - grain
+    return min(max(guess // grain * grain, fits + grain), most)
+
+
+def mend(target: Target, step: Step, watch: Watch = lambda _: None) -> tuple[dict[str, Any], Step] | None:
+    """The first setting, of those that cost the least time, with which a step that does not fit does; None if none.
+
+    Each is compiled, and what is returned is what was.
+    """
+    present = dict(flatten(step.plan.config))
+    seen: list[dict[str, Any]] = []
+    for changes in _remedies(target, step):
+        if changes in seen or all(present[key.replace("__", ".")] == value for key, value in changes.items()):
+            continue
+        seen.append(changes)
+        try:
+            tried = compile_step(target, with_changes(step.plan, **changes))
+        except InputError:  # sizes that do not divide
+            continue
+        watch(tried)
+        if tried.fits:
+            return {key.replace("__", "."): value for key, value in changes.items()}, tried
+    return None
+
+
+def _remedies(target: Target, step: Step) -> Iterator[dict[str, Any]]:
+    config, rows = step.plan.config, step.rows_a_device
+    cut = {"mesh__data": 1, "mesh__fsdp": -1}
+    if step.state_bytes > target.hbm_bytes // 2:
+        yield {"mesh__zero1": True}
+        yield cut
+        yield {**cut, "remat": "full"}
+    order = ("none", "attention", "dots", "full")
+    stronger = order[order.index(config.remat) + 1 :]
+    yield from ({"remat": remat} for remat in stronger if remat != "dots")
+    factors = [factor for factor in (2, 4, 8, 16, 32, 64, 128, 256) if rows % factor == 0]
+    more = [config.gradient_accumulation * factor for factor in factors]
+    yield from ({"gradient_accumulation": count} for count in more)
+    if more and stronger:
+        yield {"gradient_accumulation": more[-1], "remat": "full"}
+    yield {**cut, "remat": "full"}

@@ -1,0 +1,251 @@
+"""What devices send each other in a compiled step, read from the text of its program.
+
+A program is a set of computations; what stands in the body of a loop runs as often as the loop goes round. XLA writes
+the groups of devices that talk to each other in three ways, and each says which axes of the mesh the talk is along.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bert_jax.parallel.mesh import between_slices
+
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
+_INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%?[\w.\-]+ = (\([^=]*\)|\S+) ({'|'.join(KINDS)})(-start)?\(")
+_CALLED = re.compile(
+    r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)|(?:branch|called)_computations="
+    r"\{([^}]*)\}"
+)
+_WHILE = re.compile(r" while\(.*?condition=%?([\w.\-]+), body=%?([\w.\-]+)")
+_SENT = re.compile(r" = \((.*?), u32\[\].* send\(.*_xla_megascale_transfer_type=\"(\w+)\"")
+_IOTA = r"\(?\[([\d,]+)\](?:T\(([\d,]+)\))?"
+_ARRAY = re.compile(r"\b(pred|token|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Collectives of one kind along the same axes of the mesh, in the same loops and type.
+
+    Attributes:
+      kind: one of `KINDS`.
+      axes: the mesh axes whose devices take part, None where the groups are not those of any axes.
+      dtype: as XLA writes it: f32, bf16.
+      loops: in how many loops they stand, one inside the other.
+      instructions: how many there are in the program.
+      count: how often one of them runs in a step.
+      bytes: of the whole arrays that a device takes part in adding up, gathering or moving, in a step.
+      devices: how many take part in each.
+      between_slices: whether the arrays go over the network between slices; `bytes` are then those of a device's piece,
+        and `devices` are slices.
+    """
+
+    kind: str
+    axes: tuple[str, ...] | None
+    dtype: str
+    loops: int
+    instructions: int
+    count: int
+    bytes: int
+    devices: int
+    between_slices: bool = False
+
+    @property
+    def bytes_sent(self) -> float:
+        """What a device sends in a step where the devices stand in a ring, as they do on a TPU's torus."""
+        share = (self.devices - 1) / self.devices
+        return self.bytes * {"all-reduce": 2 * share, "collective-permute": 1.0}.get(self.kind, share)
+
+
+def read_collectives(program: str, mesh: Mapping[str, int], slices: int = 1) -> list[Collective]:
+    """The collectives of a compiled, partitioned program, the largest first.
+
+    `mesh` has the sizes of the mesh's axes, in order, and is laid over `slices` as `make_mesh` does it. A collective
+    that is cut into a chain of pieces, which run beside other work, is counted once.
+    """
+    lines, entry = _computations(program)
+    between = dict(zip(mesh, between_slices(mesh, slices), strict=True))
+    within = {axis: size // between[axis] for axis, size in mesh.items()}
+    sums: dict[tuple[Any, ...], list[int]] = {}
+    chains: set[str] = set()
+    for name, (runs, loops) in _runs(lines, entry).items():
+        for line in lines[name]:
+            if match := _INSTRUCTION.match(line):
+                if chain := re.search(r"channel_id=\d+.*chain_id=\"\d+\"", line):
+                    if chain[0] in chains:
+                        continue
+                    chains.add(chain[0])
+                kind = "reduce-scatter" if name.startswith("all-reduce-scatter") else match[2]
+                members = _groups(line)
+                # The program is one slice's: what stays in it may count its devices from 0.
+                cut = within if members and max(map(max, members)) < math.prod(within.values()) else mesh
+                everyone = [list(range(math.prod(cut.values())))]
+                axes = None if members is None else _axes(members or everyone, cut)
+                devices = len((members or everyone)[0])
+                dtype, count = _size(match[1], match[2], started=bool(match[3]), devices=devices)
+                key = (kind, axes, dtype, loops, devices, False)
+            elif match := _SENT.search(line):
+                kind = match[2].lower().replace("_", "-")
+                dtype, count = _size(match[1], kind, started=True, devices=1)
+                axes = tuple(axis for axis, size in between.items() if size > 1)
+                key = (kind, axes, dtype, loops, slices, True)
+            else:
+                continue
+            total = sums.setdefault(key, [0, 0, 0])
+            for i, amount in enumerate((1, runs, runs * count)):
+                total[i] += amount
+    found = [
+        Collective(kind, axes, dtype, loops, instructions, count, total, devices, crosses)
+        for (kind, axes, dtype, loops, devices, crosses), (instructions, count, total) in sums.items()
+    ]
+    return sorted(found, key=lambda one: -one.bytes)
+
+
+def read_loops(program: str) -> list[dict[str, int]]:
+    """The loops of a compiled program: in how many others each stands (`depth`), and how often it goes round (`trips`).
+
+    Twice as many as were written are a program that does its work twice.
+    """
+    lines, entry = _computations(program)
+    found = []
+    for name, (_, depth) in _runs(lines, entry).items():
+        for line in lines[name]:
+            if loop := _WHILE.search(line):
+                found.append({"depth": depth, "trips": _trips(line, lines[loop[1]])})
+    return sorted(found, key=lambda loop: (loop["depth"], loop["trips"]))
+
+
+def _computations(program: str) -> tuple[dict[str, list[str]], str]:
+    """The lines of each computation, and the name of the one that the program begins with."""
+    lines: dict[str, list[str]] = {}
+    entry, current = "", None
+    for line in program.split("\n"):
+        if current is None and (match := _COMPUTATION.match(line)):
+            current = lines.setdefault(match[2], [])
+            entry = match[2] if match[1] else entry
+        elif line.startswith("}"):
+            current = None
+        elif current is not None:
+            current.append(re.sub(r"/\*index=\d+\*/", "", line))
+    if not entry:
+        raise ValueError("this is no text of a compiled program: it has no ENTRY")
+    return lines, entry
+
+
+def _runs(lines: Mapping[str, list[str]], entry: str) -> dict[str, tuple[int, int]]:
+    """How often each computation runs in a step, and in how many loops it stands."""
+    runs: dict[str, tuple[int, int]] = {}
+
+    def visit(name: str, times: int, loops: int) -> None:
+        before, _ = runs.get(name, (0, 0))
+        runs[name] = before + times, loops
+        for line in lines[name]:
+            loop = _WHILE.search(line)
+            for called in _called(line):
+                if called not in lines:
+                    continue
+                if loop and called == loop[2]:
+                    visit(called, times * _trips(line, lines[loop[1]]), loops + 1)
+                elif _INSTRUCTION.match(line) is None:  # what a collective calls is an addition
+                    visit(called, times, loops)
+
+    visit(entry, 1, 0)
+    return runs
+
+
+def _called(line: str) -> Iterator[str]:
+    for one, several in _CALLED.findall(line):
+        yield from (name.strip().lstrip("%") for name in ([one] if one else several.split(",")))
+
+
+def _trips(loop: str, condition: list[str]) -> int:
+    """How often a loop goes round: as XLA says, or from the constant that its counter, from 0, is held against.
+
+    Once where neither can be told.
+    """
+    if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop):
+        return int(known[1])
+    constants = [int(match[1]) for line in condition if (match := re.search(r"= s32\[\]\S* constant\((\d+)\)", line))]
+    return constants[0] if len(constants) == 1 else 1
+
+
+def _size(result: str, kind: str, *, started: bool, devices: int) -> tuple[str, int]:
+    """The type of a collective's arrays and the bytes of the whole ones, from the type of its result."""
+    arrays = []
+    for dtype, shape in _ARRAY.findall(result):
+        bits = re.search(r"\d+", dtype)
+        elements = math.prod(int(size) for size in shape.split(",") if size)
+        arrays.append((dtype, elements * (int(bits[0]) if bits else 8) // 8))
+    if started and kind != "all-reduce":  # (operands, results, state): what is started has both
+        arrays = [array for array in arrays if array[0] != "u32"]
+        arrays = arrays[len(arrays) // 2 :]
+    total = sum(count for _, count in arrays)
+    return max(arrays, key=lambda array: array[1])[0], total * (devices if kind == "reduce-scatter" else 1)
+
+
+# --- Groups of devices -------------------------------------------------------------------------------------------
+
+Groups = list[list[int]]
+
+
+def _groups(line: str) -> Groups | None:
+    """The groups of devices of a collective, by their places in the mesh: [] where all are in one, None if unknown."""
+    if pairs := re.search(r"source_target_pairs=\{(\{[^=]*\})\}", line):
+        return _joined([[int(place) for place in pair.split(",")] for pair in re.findall(r"\{([\d,]+)\}", pairs[1])])
+    if listed := re.search(r"replica_groups=\{(\{[\d,{} ]*\})\}", line):
+        return [[int(place) for place in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", listed[1])]
+    if iota := re.search(rf"replica_groups=\[([\d,]+)\]<={_IOTA}", line):
+        return _iota(iota[2], iota[3]).reshape(-1, _numbers(iota[1])[-1]).tolist()
+    if named := re.search(r"replica_groups=mesh\[([^\]]*)\](.*?)\{([^}]*)\}", line):
+        if ":" in named[3]:  # a part of an axis
+            return None
+        axes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", named[1])}
+        order = re.search(_IOTA, named[2])
+        places = _iota(order[1], order[2]) if order else None
+        return _groups_along(axes, tuple(re.findall(r"'(\w+)'", named[3])), places)
+    return []
+
+
+def _joined(pairs: Groups) -> Groups:
+    """The devices that pairs of source and target connect."""
+    groups: list[set[int]] = []
+    for pair in pairs:
+        touching = [group for group in groups if group & set(pair)]
+        groups = [group for group in groups if group not in touching] + [set(pair).union(*touching)]
+    return [sorted(group) for group in groups]
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
+def _iota(sizes: str, order: str | None) -> np.ndarray:
+    """Devices counted over axes of these sizes, and then taken with the axes in another order."""
+    places = np.arange(math.prod(_numbers(sizes))).reshape(_numbers(sizes))
+    return places.transpose(_numbers(order)) if order else places
+
+
+def _groups_along(mesh: Mapping[str, int], axes: tuple[str, ...], places: np.ndarray | None = None) -> Groups:
+    """The groups of devices that differ in their places along `axes` alone."""
+    places = np.arange(math.prod(mesh.values())) if places is None else places
+    along = [i for i, axis in enumerate(mesh) if axis in axes]
+    grid = np.moveaxis(places.reshape(tuple(mesh.values())), along, range(-len(along), 0))
+    return grid.reshape(-1, math.prod(mesh[axis] for axis in axes)).tolist()
+
+
+def _axes(groups: Groups, mesh: Mapping[str, int]) -> tuple[str, ...] | None:
+    """The axes that groups of devices are along, of those with more than one device; None where there are none such."""
+
+    def canonical(groups: Groups) -> list[list[int]]:
+        return sorted(map(sorted, groups))
+
+    able = [axis for axis, size in mesh.items() if size > 1]
+    chosen = itertools.chain.from_iterable(itertools.combinations(able, n) for n in range(1, len(able) + 1))
+    wanted = canonical(groups)
+    return next((axes for axes in chosen if canonical(_groups_along(mesh, axes)) == wanted), None)

@@ -1,0 +1,1 @@
+"""From prepared datasets to batches, each a pure function of its step."""

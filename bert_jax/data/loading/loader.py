@@ -1,0 +1,388 @@
+"""Batches of a prepared dataset, each a pure function of (dataset, seed, step).
+
+Nothing is remembered from one batch to the next, so a run resumes from one integer, and any process can make any
+rows of any batch.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from bert_jax.data.dataset import PreparedDataset
+from bert_jax.data.hashing import key_from
+from bert_jax.data.loading.masking import Masking, mask_batch, mask_keys, prediction_counts
+from bert_jax.data.loading.mixture import Mixture, row_shares
+from bert_jax.data.loading.order import EpochOrder
+from bert_jax.data.loading.packing import most_predictions, pack, pack_batch, pack_lengths
+from bert_jax.data.records import Instances, lay_out, sequence_lengths
+from bert_jax.errors import InputError
+
+Batch = dict[str, np.ndarray]
+
+_PACKED_BLOCKS = 16  # whose instances are packed together: some thousands, that lengths may be found that fit
+
+
+def _make_batch(
+    dataset: PreparedDataset, instances: Batch, masking: Masking | None, mask_key: int, mask_round: int
+) -> Batch:
+    """The batch layout of the model: an unpacked row is a pack of one sequence (K = 1)."""
+    input_ids, sequence_ids, tokenizer = instances["input_ids"], instances["sequence_ids"], dataset.tokenizer
+    if masking is None:
+        targets = next_token_targets(input_ids, sequence_ids)
+    else:
+        targets = mask_batch(
+            input_ids,
+            instances["maskable"],
+            sequence_ids.sum(axis=1),
+            mask_keys(instances["instance_ids"], mask_key, mask_round),
+            masking,
+            mask_id=tokenizer.mask_id,
+            vocab_size=tokenizer.vocab_size,
+            continuation=tokenizer.continuation,
+        )
+    return {
+        "token_type_ids": instances["token_type_ids"],
+        "positions": instances["positions"],
+        "sequence_ids": sequence_ids,
+        **targets,  # input_ids, masked_positions, masked_ids, masked_weights
+        "cls_positions": np.zeros((len(input_ids), 1), np.int32),
+        "next_sentence_labels": instances["is_random_next"][:, None].astype(np.int32),
+        "next_sentence_weights": (~instances["is_single"][:, None]).astype(np.float32),
+    }
+
+
+def predictions_a_row(masking: Masking | None, seq_len: int, max_sequences: int) -> int:
+    """P, the most that a row of at most `max_sequences` sequences may have; without masking every token is one.
+
+    Raises InputError for more predictions a sequence than a row has tokens.
+    """
+    if masking is None:
+        return seq_len
+    if masking.max_predictions > seq_len:
+        raise InputError(
+            f"data.max_predictions={masking.max_predictions}: a sequence has {seq_len} tokens; use 1 to {seq_len}, or "
+            f"-1 for objective.mask_rate of them, {prediction_counts(seq_len, masking.mask_rate)}"
+        )
+    return (
+        masking.slots(seq_len) if max_sequences == 1 else most_predictions(masking.predictions, seq_len, max_sequences)
+    )
+
+
+def batch_shapes(rows: int, seq_len: int, predictions: int, sequences: int) -> dict[str, tuple[tuple[int, int], type]]:
+    """Shape and type of each entry of a batch [B, ...]; see `TrainRows` for P and K."""
+    return {
+        **dict.fromkeys(("input_ids", "token_type_ids", "positions", "sequence_ids"), ((rows, seq_len), np.int32)),
+        **dict.fromkeys(("masked_positions", "masked_ids"), ((rows, predictions), np.int32)),
+        "masked_weights": ((rows, predictions), np.float32),
+        **dict.fromkeys(("cls_positions", "next_sentence_labels"), ((rows, sequences), np.int32)),
+        "next_sentence_weights": ((rows, sequences), np.float32),
+    }
+
+
+def next_token_targets(input_ids: np.ndarray, sequence_ids: np.ndarray) -> Batch:
+    """What a left-to-right model predicts: at each position the next token of its sequence. Nothing is masked.
+
+    `input_ids`, `sequence_ids` [B, L] give the `input_ids`, `masked_positions`, `masked_ids` and `masked_weights` of a
+    batch with P = L. The last token of a sequence and the padding have weight 0.
+    """
+    rows, length = input_ids.shape
+    follows = np.zeros((rows, length), bool)
+    follows[:, :-1] = (sequence_ids[:, :-1] == sequence_ids[:, 1:]) & (sequence_ids[:, :-1] > 0)
+    next_ids = np.zeros_like(input_ids)
+    next_ids[:, :-1] = input_ids[:, 1:]
+    return {
+        "input_ids": input_ids,
+        "masked_positions": np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length)).copy(),
+        "masked_ids": np.where(follows, next_ids, 0).astype(np.int32),
+        "masked_weights": follows.astype(np.float32),
+    }
+
+
+_unit_sizes: WeakKeyDictionary[PreparedDataset, dict[int, np.ndarray]] = WeakKeyDictionary()
+
+
+def unit_sizes(dataset: PreparedDataset, max_sequences: int) -> np.ndarray:
+    """Returns int64 [U], the rows of at most `max_sequences` sequences in each unit of a training split.
+
+    A unit is read whole: a block, or the blocks whose instances are packed together. Raises InputError where the split
+    is empty.
+    """
+    sizes = dataset.block_sizes("train")
+    if not len(sizes):
+        raise InputError(f"{dataset.folder} has no training instances: prepare it from more text")
+    if max_sequences == 1:
+        return sizes
+    known = _unit_sizes.setdefault(dataset, {})
+    if max_sequences not in known:
+        starts = np.cumsum(sizes) - sizes
+        lengths = np.split(dataset.lengths("train"), starts[_PACKED_BLOCKS::_PACKED_BLOCKS])
+        packings = [pack_lengths(unit, dataset.info.seq_len, max_sequences) for unit in lengths]
+        known[max_sequences] = np.array([sum(count for count, _ in packing) for packing in packings])
+    return known[max_sequences]
+
+
+def epoch_size(dataset: PreparedDataset, max_sequences: int) -> int:
+    """Returns the rows of at most `max_sequences` sequences in an epoch. Raises InputError for an empty split."""
+    return int(unit_sizes(dataset, max_sequences).sum())
+
+
+@dataclass(frozen=True)
+class _Window:
+    """What is in memory of a dataset: the instances of some blocks, and the packs that they make, if any."""
+
+    blocks: np.ndarray
+    instances: Instances
+    packs: np.ndarray | None  # [R, K] of indices into `instances`, -1 for none
+
+
+class TrainRows:
+    """The rows of one training split, for ever: epoch after epoch, each in an order of its own.
+
+    Row i is row i % size of epoch i // size, and an epoch has every instance once. Masks are new in every epoch, or
+    those of `static_masks` epochs. A row is an instance, or with `max_sequences` above 1 a pack of them.
+
+    Attributes:
+      dataset: where they are from.
+      size: rows an epoch.
+      max_sequences: K, the most in a row.
+      predictions: P, the most that a row may have.
+      real_share: of the tokens of a row, those that are not padding.
+    """
+
+    def __init__(
+        self,
+        dataset: PreparedDataset,
+        *,
+        seed: int,
+        masking: Masking | None,
+        static_masks: int = 0,
+        max_sequences: int = 1,
+    ):
+        """Raises InputError where the training split is empty.
+
+        Args:
+          dataset: what to read.
+          seed: of order and masks.
+          masking: how masks are drawn; None for left-to-right rows, see `next_token_targets`.
+          static_masks: 0 draws new masks in every epoch, k goes round the masks of k epochs, as a dataset masked
+            beforehand k times over would.
+          max_sequences: instances in a row at the most, K.
+        """
+        if max_sequences < 1:
+            raise InputError(f"data.max_sequences is at least 1, not {max_sequences}")
+        sizes = dataset.block_sizes("train")
+        self.dataset = dataset
+        self._masking = masking
+        self._static_masks = static_masks
+        self.max_sequences = max_sequences
+        self._seq_len = dataset.info.seq_len
+        self._keys = {name: key_from(dataset.info.hash, seed, name) for name in ("order", "mask", "pack")}
+        self._starts = np.cumsum(sizes) - sizes
+        self._blocks_a_unit = 1 if max_sequences == 1 else _PACKED_BLOCKS
+        self.predictions = predictions_a_row(masking, self._seq_len, max_sequences)
+        self._order = EpochOrder(unit_sizes(dataset, max_sequences), self._keys["order"])
+        self.size = self._order.size
+        self.real_share = float(dataset.lengths("train").sum(dtype=np.int64)) / (self.size * self._seq_len)
+        self._windows: dict[tuple[int, int], _Window] = {}
+
+    def rows(self, numbers: np.ndarray) -> Batch:
+        """The rows `numbers` int64 [n], as the model reads them.
+
+        `input_ids, token_type_ids, positions, sequence_ids` int32 [n, L]; `masked_positions, masked_ids` int32 and
+        `masked_weights` float32 [n, P]; `cls_positions, next_sentence_labels` int32 and `next_sentence_weights`
+        float32 [n, K].
+        """
+        epochs, windows, places = self._order.locate(numbers)
+        parts = []
+        for group in _runs(epochs, windows):
+            epoch, window = int(epochs[group.start]), self._window(int(epochs[group.start]), int(windows[group.start]))
+            picked = places[group]
+            if window.packs is None:
+                parts.append(self._sequences(window, picked, epoch))
+                continue
+            packs = window.packs[picked]
+            is_one = packs >= 0
+            numbered = np.where(is_one, np.cumsum(is_one).reshape(packs.shape) - 1, -1)
+            sequences = self._sequences(window, packs[is_one], epoch)
+            parts.append(
+                pack_batch(sequences, numbered, self._seq_len, self.predictions, self.dataset.tokenizer.pad_id)
+            )
+        return (
+            parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        )
+
+    def instances(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which instances of the split the rows `numbers` [n] hold, int64 [n, K], -1 for none; and each row's epoch."""
+        epochs, windows, places = self._order.locate(numbers)
+        parts = []
+        for group in _runs(epochs, windows):
+            window = self._window(int(epochs[group.start]), int(windows[group.start]))
+            sizes = self.dataset.block_sizes("train")[window.blocks]
+            index = np.repeat(self._starts[window.blocks] - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
+            held = places[group, None] if window.packs is None else window.packs[places[group]]
+            parts.append(np.where(held >= 0, index[held], -1))
+        return np.concatenate(parts), epochs
+
+    def _sequences(self, window: _Window, which: np.ndarray, epoch: int) -> Batch:
+        instances = lay_out(window.instances, which, self._seq_len, self.dataset.tokenizer)
+        mask_round = epoch % self._static_masks if self._static_masks else epoch
+        return _make_batch(self.dataset, instances, self._masking, self._keys["mask"], mask_round)
+
+    def _window(self, epoch: int, number: int) -> _Window:
+        """A window, most often the one that was asked for last."""
+        if (epoch, number) not in self._windows:
+            if len(self._windows) > 1:
+                del self._windows[next(iter(self._windows))]
+            self._windows[epoch, number] = self._read(epoch, number)
+        return self._windows[epoch, number]
+
+    def _read(self, epoch: int, number: int) -> _Window:
+        units = self._order.window_units(epoch, number)
+        all_blocks = np.arange(len(self._starts))
+        blocks = [all_blocks[unit * self._blocks_a_unit : (unit + 1) * self._blocks_a_unit] for unit in units.tolist()]
+        instances = self.dataset.read_blocks("train", np.concatenate(blocks))
+        if self.max_sequences == 1:
+            return _Window(np.concatenate(blocks), instances, None)
+        lengths = sequence_lengths(instances.headers)
+        packs, first = [], 0
+        for unit, its_blocks in zip(units.tolist(), blocks, strict=True):
+            stop = first + int(self.dataset.block_sizes("train")[its_blocks].sum())
+            key = key_from(self._keys["pack"], epoch, unit)
+            packed = pack(lengths[first:stop], self._seq_len, self.max_sequences, key)
+            packs.append(np.where(packed >= 0, packed + first, -1))
+            first = stop
+        return _Window(np.concatenate(blocks), instances, np.concatenate(packs))
+
+
+def _runs(epochs: np.ndarray, windows: np.ndarray) -> list[slice]:
+    """Stretches of rows of one window."""
+    changes = np.nonzero((np.diff(epochs) != 0) | (np.diff(windows) != 0))[0] + 1
+    bounds = [0, *changes.tolist(), len(epochs)]
+    return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
+
+
+def make_mixture(datasets: Sequence[PreparedDataset], shares: Sequence[float], seed: int) -> Mixture:
+    """Returns the order in which the rows of `datasets` are mixed, in `shares` that sum to 1."""
+    return Mixture(shares, key_from(seed, "mixture", *(dataset.info.hash for dataset in datasets)))
+
+
+class TrainLoader:
+    """The batches of a run: B rows a step, of one dataset or of several mixed.
+
+    `batch(step)` is a pure function of what the loader was made of and the step.
+
+    Attributes:
+      sequences_a_row: on average.
+      real_share: of the tokens in a row, on average, those that are not padding.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[TrainRows],
+        *,
+        seed: int,
+        global_batch_size: int,
+        weights: Sequence[float] = (),
+        first_step: int = 0,
+        first_row: int = 0,
+        first_rows: Sequence[int] = (),
+    ):
+        """`weights` are the shares of the sources in the rows; by default they are as their sizes.
+
+        Args:
+          sources: one or more, of one sequence length.
+          seed: of the mixture.
+          global_batch_size: B.
+          weights: one for each source, above 0.
+          first_step: the batch that begins with row `first_row`.
+          first_row: where in the endless row of rows.
+          first_rows: the row of each source that comes first; by default those before `first_row` are read.
+        """
+        self.sources = list(sources)
+        self.global_batch_size = global_batch_size
+        self._offset = first_row - first_step * global_batch_size
+        shares = row_shares([source.size for source in sources], weights)
+        self.sequences_a_row = sum(
+            share * source.dataset.size("train") / source.size for share, source in zip(shares, sources, strict=True)
+        )
+        self.real_share = sum(share * source.real_share for share, source in zip(shares, sources, strict=True))
+        self._mixture = make_mixture([source.dataset for source in sources], shares, seed)
+        mixed = self._mixture.counts(first_row)
+        self._source_offsets = [first - before for first, before in zip(first_rows or mixed, mixed, strict=True)]
+
+    def batch(self, step: int, rows: slice | np.ndarray = slice(None)) -> Batch:
+        """Rows `rows` of batch `step`, laid out as `TrainRows.rows`."""
+        numbers = (self._offset + step * self.global_batch_size + np.arange(self.global_batch_size))[rows]
+        if len(self.sources) == 1:
+            return self.sources[0].rows(numbers + self._source_offsets[0])
+        source_of, numbers = self._mixture.locate(numbers)
+        batch: Batch = {}
+        for index in np.unique(source_of).tolist():
+            chosen = source_of == index
+            part = self.sources[index].rows(numbers[chosen] + self._source_offsets[index])
+            for name, entry in part.items():
+                batch.setdefault(name, np.empty((len(numbers), *entry.shape[1:]), entry.dtype))[chosen] = entry
+        return batch
+
+    def next_rows(self, step: int) -> list[int]:
+        """Returns the row of each source that comes first in batch `step` or after it."""
+        mixed = self._mixture.counts(self._offset + step * self.global_batch_size)
+        return [count + offset for count, offset in zip(mixed, self._source_offsets, strict=True)]
+
+    def epochs(self, step: int) -> list[float]:
+        """Returns the number of epochs of each source before batch `step`."""
+        return [row / source.size for row, source in zip(self.next_rows(step), self.sources, strict=True)]
+
+
+class EvalLoader:
+    """The eval splits of one dataset or several, in an order and under masks that never change.
+
+    A dataset's instances come in their stored order, those of several spread evenly among each other. A mask depends on
+    the dataset's seed and the instance alone and is always 80/10/10 of all 15%, so that runs which train differently
+    are evaluated alike.
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[PreparedDataset],
+        *,
+        batch_size: int,
+        batches: int = -1,
+        left_to_right: bool = False,
+    ):
+        """`batches` of `batch_size` rows, -1 for the whole split; there are fewer where the split is smaller.
+
+        `left_to_right` batches are not masked; see `next_token_targets`.
+        """
+        self.datasets = list(datasets)
+        self.batch_size = batch_size
+        self.masking = None if left_to_right else Masking()
+        sizes = [dataset.size("eval") for dataset in datasets]
+        order = np.argsort(np.concatenate([(np.arange(size) + 0.5) / size for size in sizes]), kind="stable")
+        self._source = np.repeat(np.arange(len(sizes)), sizes)[order]
+        self._index = np.concatenate([np.arange(size) for size in sizes])[order]
+        whole = -(-len(order) // batch_size)
+        self.batches = whole if batches < 0 else min(batches, whole)
+
+    def batch(self, number: int, rows: slice | np.ndarray = slice(None)) -> Batch:
+        """Rows of eval batch `number`, laid out as `TrainRows.rows`; past the split's end rows weigh nothing."""
+        positions = (number * self.batch_size + np.arange(self.batch_size))[rows]
+        real = positions < len(self._source)
+        positions = np.minimum(positions, len(self._source) - 1)
+        batch: Batch = {}
+        for source in np.unique(self._source[positions]).tolist():
+            chosen = self._source[positions] == source
+            dataset = self.datasets[source]
+            instances = dataset.instances("eval", self._index[positions[chosen]])
+            part = _make_batch(dataset, instances, self.masking, key_from(dataset.info.seed, "eval mask"), 0)
+            for name, entry in part.items():
+                batch.setdefault(name, np.empty((len(positions), *entry.shape[1:]), entry.dtype))[chosen] = entry
+        for weights in ("masked_weights", "next_sentence_weights"):
+            batch[weights] = batch[weights] * real[:, None].astype(np.float32)
+        return batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self.batch(number) for number in range(self.batches))

@@ -1,0 +1,1 @@
+"""From corpora to prepared datasets."""

@@ -1,0 +1,239 @@
+"""The Apache Beam runner: the functions of the local runner, as one pipeline on whatever Beam runs on.
+
+Workers share no disk: what the local runner leaves in files between its two passes, a pipeline shuffles.
+
+    files -> slices -> runs --+--> sums and lowest hashes -> the buckets' ranges --.
+                              +--> hashes of lines -> those to drop ---------------+  side inputs
+                              +--> a part of the run for each bucket -> by bucket -+-> a shard each
+
+A part is the arrays of a run between two hashes, so that elements are few and large. A worker writes its shard to its
+own disk and copies it to a folder in the output, where it is whole or not at all: who is tried again, or at work twice,
+leaves the same file. Only when all are there are they published, as the local runner's are.
+"""
+
+import contextlib
+import io
+import logging
+import os
+import pickle
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.pvalue import AsList, AsSingleton, TaggedOutput
+from apache_beam.runners.runner import PipelineState
+from etils import epath
+
+from bert_jax.data.hashing import key_from
+from bert_jax.data.preparation import corpus
+from bert_jax.data.preparation.filters import Hygiene, counted_lines, frequent
+from bert_jax.data.preparation.shards import BuildTask, Built, Pairing, build, lowest_hashes
+from bert_jax.data.preparation.sorted_runs import HeldRun, Run, Tokenizing, part_of, tokenized
+from bert_jax.data.preparation.worker_pool import one_thread
+from bert_jax.errors import BertJaxError, InputError
+from bert_jax.files import atomic
+
+log = logging.getLogger(__name__)
+
+Range = tuple[str, str, int, int]  # split, file, low, high
+_COUNT = "shards"  # the file that says how many there are
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is made of a corpus: `cut` gives the ranges of the shards, which go to the folder `staged`."""
+
+    how: Tokenizing
+    pairing: Pairing
+    hygiene: Hygiene
+    cut: Callable[[Sequence[Run]], list[Range]]
+    staged: epath.Path
+
+
+@contextlib.contextmanager
+def staging(folder: epath.Path) -> Iterator[epath.Path]:
+    """A folder in `folder` for one pipeline alone, which may live longer than the command that began it."""
+    path = os.fspath(folder)
+    staged = epath.Path(path if "://" in path else os.path.abspath(path)) / uuid.uuid4().hex
+    atomic.make_folder(staged)
+    try:
+        yield staged
+    finally:
+        staged.rmtree(missing_ok=True)
+
+
+def build_splits(
+    groups: Sequence[Sequence[str]], job: Job, runner: str, flags: Sequence[str]
+) -> tuple[dict[str, list[Built]], dict[str, epath.Path]]:
+    """Returns each split's shards and the place of each file in `job.staged`; nothing if there is no text.
+
+    Args:
+      groups: the files of a `corpus.plan`, those together that a worker reads together.
+      job: what is made of them.
+      runner: the name of a Beam runner.
+      flags: Beam's options, as on a command line.
+
+    Raises:
+      InputError: there is no such runner, it lacks an option, workers do not share the output, or as `corpus.read`.
+      BertJaxError: the pipeline failed.
+    """
+    pipeline = _pipeline(runner, flags)
+    _connect(pipeline, [tuple(map(_everywhere, paths)) for paths in groups], job)
+    log.info("preparing on %s ...", runner)
+    _run(pipeline, runner)
+    if failures := sorted(path.read_text() for path in job.staged.glob("*.failed")):
+        others = f" (and {len(failures) - 1} more like it)" if failures[1:] else ""
+        raise InputError(failures[0] + others)
+    results = [pickle.loads(path.read_bytes()) for path in job.staged.glob("*.built")]
+    count = job.staged / _COUNT
+    if not count.exists() or len(results) != int(count.read_text()):
+        raise InputError(f"--output is no folder that this machine and the workers of {runner} share: name one")
+    splits: dict[str, list[Built]] = {"train": [], "eval": []}
+    for _, split, built in sorted(results, key=lambda result: result[0]):
+        splits[split].append(built)
+    return splits, {built.shard.file: job.staged / built.shard.file for of in splits.values() for built in of}
+
+
+def _everywhere(path: str) -> str:
+    """A path as a worker, which has another working directory, knows it."""
+    return os.path.abspath(path) if path != corpus.PYDOC and os.path.exists(path) else path
+
+
+def _pipeline(runner: str, flags: Sequence[str]) -> beam.Pipeline:
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            options = PipelineOptions([*flags, f"--runner={runner}"])
+            options.get_all_options()
+            return beam.Pipeline(options=options)
+    except SystemExit as stopped:
+        if not stopped.code:
+            raise
+        raise InputError(f"Beam's options: {said.getvalue().strip().splitlines()[-1]}") from stopped
+    except (ValueError, ImportError, AttributeError) as error:
+        raise InputError(f"--runner {runner}: {error}") from error
+
+
+def _run(pipeline: beam.Pipeline, runner: str) -> None:
+    try:
+        result = pipeline.run()
+        try:
+            state = result.wait_until_finish()
+        except KeyboardInterrupt:
+            result.cancel()
+            raise
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise BertJaxError(f"the pipeline failed on {runner}: {lines[-1]}") from error
+    if state != PipelineState.DONE:
+        raise BertJaxError(f"the pipeline on {runner} ended as {state}: its own logs say why")
+
+
+def _connect(pipeline: beam.Pipeline, groups: Sequence[tuple[str, ...]], job: Job) -> None:
+    planned = pipeline | "Files" >> beam.Create(groups) | "Plan" >> _trying(partial(_slices, reading=job.how.reading))
+    read = planned.done | "Spread" >> beam.Reshuffle() | "Tokenize" >> _trying(partial(tokenized, how=job.how))
+    runs = read.done
+    failures = (planned.failed, read.failed) | "Failures" >> beam.Flatten()
+    _ = failures | "Tell" >> beam.Map(_tell, job.staged)
+
+    total = runs | "Sum each" >> beam.Map(lambda run: _sum([run])) | "Sum" >> beam.CombineGlobally(_sum)
+    ranges = total | "Ranges" >> beam.Map(_ranges, AsList(failures), job.cut)
+    _ = ranges | "Count" >> beam.Map(_tell_count, job.staged)
+    repeated: Any = []
+    if most := job.hygiene.max_line_repeats:
+        lines = runs | "Lines" >> beam.FlatMap(_lines) | "By hash" >> beam.GroupByKey()
+        repeated = AsList(lines | "Repeated" >> beam.Map(_repeated, most))
+
+    parts = runs | "Parts" >> beam.FlatMap(_parts, AsSingleton(ranges), job.how.lines)
+    empty = ranges | "Empty" >> beam.FlatMap(lambda found: [(number, None) for number in range(len(found))])
+    _ = (
+        (parts, empty)
+        | "All parts" >> beam.Flatten()
+        | "By bucket" >> beam.GroupByKey()
+        | "Build" >> beam.Map(_build, AsSingleton(ranges), repeated, job)
+    )
+
+
+class _Try(beam.DoFn):
+    """Yields what a function gives for an element; what is wrong with the input goes to the output `failed`.
+
+    As an exception it would be tried again, and reach the user, if at all, in the middle of a traceback.
+    """
+
+    def __init__(self, function: Callable[[Any], Iterable[Any]]):
+        self._function = function
+
+    def setup(self) -> None:
+        one_thread()
+
+    def process(self, element: Any) -> Iterator[Any]:
+        try:
+            yield from self._function(element)
+        except InputError as error:
+            yield TaggedOutput("failed", str(error))
+
+
+def _trying(function: Callable[[Any], Iterable[Any]]) -> Any:
+    return beam.ParDo(_Try(function)).with_outputs("failed", main="done")
+
+
+def _slices(paths: Sequence[str], reading: corpus.CorpusOptions) -> list[tuple[corpus.Slice, ...]]:
+    return corpus.batches(corpus.plan(paths, reading))
+
+
+def _tell(failure: str, staged: epath.Path) -> None:
+    atomic.write_whole(staged / f"{key_from(failure):016x}.failed", failure.encode())
+
+
+def _tell_count(ranges: list[Any], staged: epath.Path) -> None:
+    atomic.write_whole(staged / _COUNT, str(len(ranges)).encode())
+
+
+def _sum(runs: Iterable[HeldRun]) -> HeldRun:
+    """What the ranges of the shards depend on."""
+    found = list(runs)
+    documents, tokens = sum(run.documents for run in found), sum(run.tokens for run in found)
+    return HeldRun({"hashes": lowest_hashes(found)}, documents, tokens)
+
+
+def _ranges(total: HeldRun, failures: list[str], cut: Callable[[Sequence[Run]], list[Range]]) -> Any:
+    """A list of Range; said to Beam, its coder of integers would take those from 2**63 on for too large."""
+    return [] if failures or not total.documents else cut([total])
+
+
+def _lines(run: HeldRun) -> Iterator[tuple[int, tuple[np.ndarray, np.ndarray]]]:
+    for part, hashes, counts in counted_lines(run):
+        yield part, (hashes, counts)
+
+
+def _repeated(part: tuple[int, Iterable[tuple[np.ndarray, np.ndarray]]], most: int) -> np.ndarray:
+    hashes, counts = (np.concatenate(arrays) for arrays in zip(*part[1], strict=True))
+    return frequent(hashes, counts, most)
+
+
+def _parts(run: HeldRun, ranges: list[Range], lines: bool) -> Iterator[tuple[int, HeldRun]]:
+    for number, (_, _, low, high) in enumerate(ranges):
+        if part := part_of(run, low, high, lines):
+            yield number, part
+
+
+def _build(
+    bucket: tuple[int, Iterable[HeldRun | None]], ranges: list[Range], repeated: list[np.ndarray], job: Job
+) -> None:
+    number, parts = bucket
+    split, file, low, high = ranges[number]
+    runs = [part for part in parts if part]
+    drop = np.sort(np.concatenate([np.zeros(0, np.uint64), *repeated]))
+    with tempfile.TemporaryDirectory() as scratch:
+        size = job.how.tokenizer.vocab_size
+        task = BuildTask(file, split, low, high, runs, size, job.pairing, job.hygiene, drop, Path(scratch))
+        built = build(task)
+        atomic.place(task.path, job.staged / file)
+        atomic.write_whole(job.staged / f"{file}.built", pickle.dumps((number, split, built)))

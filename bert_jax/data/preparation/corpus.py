@@ -1,0 +1,420 @@
+"""Documents out of corpora: plain text, WikiExtractor files, JSON lines and TFDS's datasets, read in parallel.
+
+`expand` turns what the user named into files, `plan` cuts the files into slices that can be read independently,
+and `read` yields the documents of one slice. Every document belongs to exactly one slice, so that reading the
+slices in order gives what reading the files whole gives, whatever the size of a slice.
+
+    options = CorpusOptions()
+    for piece in plan(["books/*.txt.gz", "wiki.jsonl", "tfds:wikipedia/20230601.en"], options):
+        for document in read(piece, options):
+            ...
+
+Files are plain text, JSON lines with a `text` field, or what WikiExtractor writes, each also as `.gz`, `.bz2` or
+`.zst`. JSON lines are named `.jsonl`, `.ndjson` or `.json`, or begin as a JSON object does, `{"id":` for one; a file
+that begins with `<doc id=` is WikiExtractor's; `file_formats` refuses what is not text, such as CSV, HTML and Parquet;
+anything else is plain text. Names with `tfds:` are no files: see
+`tfds_corpus`. There, a slice is a range of examples, and an example is read as a JSON line is.
+
+Who owns a document. In plain text, a *boundary* is a blank line (in WikiExtractor files, a `<doc ...>` line). A
+slice [start, end) owns the documents whose last boundary before them begins in [start, end); the slice at 0 also
+owns the one that opens the file. A slice reads past its end to finish its last document, and never reads before
+its start to find its first. A document that is too long is broken at lines that only the file's bytes decide: with
+M = `max_document_bytes`, at the first line that begins at or after k * M when no boundary begins in the M bytes
+before k * M. A document of up to M bytes is therefore never broken, one of 2 M bytes always is, no part is larger
+than 2 M bytes and a line, and a file without any blank line is still shared out among its slices.
+"""
+
+import html
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from glob import has_magic
+from itertools import pairwise
+from pathlib import Path
+
+from bert_jax.data.preparation import corpus_folders, pydoc_corpus, tfds_corpus
+from bert_jax.errors import InputError
+from bert_jax.files import remote
+from bert_jax.files.file_formats import check_name, not_utf8, text_format
+from bert_jax.files.line_reader import file_bytes, first_line_start, is_compressed, line_number, lines_from
+
+log = logging.getLogger(__name__)
+
+PYDOC = "pydoc"
+"""The input that is no file: the English that every CPython carries (see `pydoc_corpus`)."""
+
+SLICE_BYTES = 8 << 20
+"""What one task reads, on disk."""
+_BATCH_FILES = 1024  # at most: each is a wait where files are remote
+_WIKI_DOC = b"<doc "
+_WIKI_TITLE = re.compile(rb'\btitle="(.*)"\s*>\s*$')
+_JSON_TYPES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+
+
+@dataclass(frozen=True)
+class CorpusOptions:
+    """How files become documents.
+
+    Attributes:
+      documents: how plain text is cut: "blank_line" (one or more blank lines end a document) or "file" (a file is
+        a document; for books, where blank lines part paragraphs). JSON lines and WikiExtractor files say themselves.
+      errors: what to do with bytes that are not UTF-8: "strict" stops with an InputError, "replace" puts U+FFFD.
+      max_document_bytes: documents longer than this are broken at a line's end.
+    """
+
+    documents: str = "blank_line"
+    errors: str = "strict"
+    max_document_bytes: int = 16 << 20
+
+    def __post_init__(self) -> None:
+        if self.documents not in ("blank_line", "file"):
+            raise InputError(f"documents is {self.documents!r}; choose 'blank_line' or 'file'")
+        if self.errors not in ("strict", "replace"):
+            raise InputError(f"errors is {self.errors!r}; choose 'strict' or 'replace'")
+        if self.max_document_bytes < 1:
+            raise InputError(f"max_document_bytes is {self.max_document_bytes}; it must be at least 1")
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A part of a corpus that one worker reads: the documents that belong to bytes [start, end) of a file.
+
+    Attributes:
+      path: the file, "pydoc", or "tfds:NAME:SPLIT:FEATURE".
+      start, end: byte offsets, or numbers of a TFDS dataset's examples; 0 and None stand for the whole file.
+      bytes: the size on disk, for progress bars.
+    """
+
+    path: str
+    start: int
+    end: int | None
+    bytes: int
+
+
+def expand(inputs: Sequence[str]) -> list[str]:
+    """The files that paths, folders and glob patterns name.
+
+    Each input's files are sorted, inputs keep their order, and a file named twice, by a link too, is read once. A
+    folder stands for every file below it, links to folders included; names that begin with a dot are left out, as in a
+    shell's patterns. "pydoc" stays as it is, and "tfds:NAME" becomes "tfds:NAME:train:text".
+
+    Raises:
+      InputError: no input, a file that does not exist, or a pattern or folder that holds no file.
+    """
+    if not inputs:
+        raise InputError("no input was given; name at least one file, folder or pattern, or 'pydoc'")
+    files: dict[str, str] = {}
+    for name in inputs:
+        for path in _expand_one(name):
+            is_local = not (path == PYDOC or tfds_corpus.is_tfds(path) or remote.is_remote(path))
+            files.setdefault(os.path.realpath(path) if is_local else path, path)
+    return list(files.values())
+
+
+def _expand_one(name: str) -> list[str]:
+    if name == PYDOC:
+        return [name]
+    if tfds_corpus.is_tfds(name):
+        return [tfds_corpus.normalize(name)]
+    if remote.is_remote(name):
+        return _expand_remote(name)
+    path = Path(name)
+    if path.is_file():  # First, because a real name may hold a pattern's characters.
+        return [name]
+    if path.is_dir():
+        if files := corpus_folders.files_below(path):
+            return files
+        raise InputError(f"{name}: this folder holds no file; name a folder or pattern with text in it")
+    if not has_magic(name):
+        raise InputError(f"{name}: no such file or folder; check the path")
+    if found := corpus_folders.matches(name):
+        return found
+    raise InputError(f"{name}: this pattern matches no file; check it, and quote it so that the shell leaves it be")
+
+
+def _expand_remote(name: str) -> list[str]:
+    remote.named(name)
+    if files := remote.files(name):
+        return files
+    raise InputError(f"{name}: no such file or folder, or nothing in it; check the path, and what matches a pattern")
+
+
+def plan(inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = SLICE_BYTES) -> list[Slice]:
+    """Cuts a corpus into slices of about `slice_bytes` bytes, in the order of `expand`.
+
+    Compressed files, "pydoc" and, with `documents="file"`, plain text are one slice each.
+
+    Raises:
+      InputError: as `expand`, a file that cannot be looked at or whose name says that it is not text, or a TFDS
+        dataset that is not prepared.
+    """
+    if slice_bytes < 1:
+        raise InputError(f"slice_bytes is {slice_bytes}; it must be at least 1")
+    slices: list[Slice] = []
+    for path in expand(inputs):
+        if tfds_corpus.is_tfds(path):
+            slices += _example_slices(path, slice_bytes)
+            continue
+        if path != PYDOC:
+            check_name(path)
+        size = pydoc_corpus.source_bytes() if path == PYDOC else file_bytes(path)
+        whole = path == PYDOC or size <= slice_bytes or is_compressed(path)
+        if whole or (options.documents == "file" and text_format(path) == "text"):
+            slices.append(Slice(path, 0, None, size))
+            continue
+        for start in range(0, size, slice_bytes):
+            end = min(start + slice_bytes, size)
+            slices.append(Slice(path, start, end, end - start))
+    return slices
+
+
+def batches(slices: Sequence[Slice]) -> list[tuple[Slice, ...]]:
+    """Joins neighbours of a `plan` that are whole small files, up to SLICE_BYTES: what a task reads.
+
+    Without it, work and files between the two passes of `prepare` grow with the number of files times that of shards.
+    """
+    joined: list[list[Slice]] = []
+    size = 0
+    for piece in slices:
+        is_whole = piece.start == 0 and piece.end is None
+        if joined and is_whole and size + piece.bytes <= SLICE_BYTES and len(joined[-1]) < _BATCH_FILES:
+            joined[-1].append(piece)
+            size += piece.bytes
+        else:
+            joined.append([piece])
+            size = piece.bytes if is_whole else SLICE_BYTES + 1
+    return [tuple(batch) for batch in joined]
+
+
+def fingerprint(path: str) -> str:
+    """Stands for what a file of a `plan` holds now: another after any change to it."""
+    if path == PYDOC:
+        return sys.version
+    if tfds_corpus.is_tfds(path):
+        return tfds_corpus.fingerprint(path)
+    if remote.is_remote(path):
+        return remote.version(path)
+    status = os.stat(path)
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
+
+
+def _example_slices(path: str, slice_bytes: int) -> list[Slice]:
+    examples, size = tfds_corpus.size(path)
+    count = max(1, min(examples, -(-size // slice_bytes)))
+    cuts = [(examples * i // count, size * i // count) for i in range(count + 1)]
+    return [Slice(path, start, end, after - before) for (start, before), (end, after) in pairwise(cuts)]
+
+
+def read(piece: Slice, options: CorpusOptions) -> Iterator[str]:
+    r"""Yields the documents of a slice, in the file's order.
+
+    A document is its lines joined by "\n", each stripped of white space, blank ones left out; documents without a
+    line are dropped. Only "\n" ends a line ("\r\n" too, as "\r" is white space): U+2028 and the like do not.
+    Documents that are broken because of `max_document_bytes` are logged as one warning.
+
+    Raises:
+      InputError: with the file and the line (from 1, counted in the whole file): bytes that are not UTF-8, a JSON
+        line that is not an object with a string `text`, a truncated or corrupt compressed file, or a line of more
+        than MAX_LINE_BYTES. With the file alone: one that cannot be opened or is not text. For TFDS, as
+        `tfds_corpus.texts`.
+    """
+    if piece.path == PYDOC:
+        yield from pydoc_corpus.documents()
+    elif tfds_corpus.is_tfds(piece.path):
+        yield from _read_examples(piece, options)
+    elif (file_format := text_format(piece.path)) == "json":
+        yield from _read_json_lines(piece, options)
+    elif file_format == "wiki":
+        yield from _TextReader(piece, options, _is_wiki_boundary).documents()
+    elif options.documents == "file":
+        yield from _TextReader(piece, options, _is_never_boundary).documents()
+    else:
+        yield from _TextReader(piece, options, _is_blank).documents()
+
+
+# Plain text and WikiExtractor files.
+
+
+def _is_blank(line: bytes) -> bool:
+    stripped = line.strip()
+    if not stripped:
+        return True
+    if 0x20 < stripped[0] < 0x80:
+        return False
+    return not stripped.decode("utf-8", "replace").strip()  # U+00A0, U+3000 and the like are blank as well.
+
+
+def _is_wiki_boundary(line: bytes) -> bool:
+    return line.startswith(_WIKI_DOC)
+
+
+def _is_never_boundary(line: bytes) -> bool:
+    return False
+
+
+class _TextReader:
+    """One slice of a file of lines. The module's docstring says which documents are its own and where they break."""
+
+    def __init__(self, piece: Slice, options: CorpusOptions, is_boundary: Callable[[bytes], bool]) -> None:
+        self.path = piece.path
+        self.start = piece.start
+        self.end = piece.end
+        self.options = options
+        self.is_boundary = is_boundary
+        self.warned = False
+
+    def documents(self) -> Iterator[str]:
+        limit = self.options.max_document_bytes
+        lines: list[str] = []  # The document so far.
+        title = ""  # Of a WikiExtractor document: its first line repeats it.
+        owned = self.start == 0
+        at_boundary = True  # The document so far began at a boundary, not at a break.
+        last_boundary = -1
+        block = self._block_before()
+        for offset, line in lines_from(self.path, self.start, self.end):
+            boundary = self.is_boundary(line)
+            past_block, block = block, offset // limit
+            broken = not boundary and block > past_block and self._is_quiet((block - 1) * limit, last_boundary)
+            if boundary or broken:
+                if lines:
+                    if broken and at_boundary:
+                        self._warn(offset)
+                    yield "\n".join(lines)
+                    lines = []
+                owned, at_boundary, title = True, boundary, ""
+            if self.end is not None and offset >= self.end and (boundary or broken or not owned):
+                return
+            if boundary:
+                last_boundary = offset
+                title = _wiki_title(line)
+            elif owned:
+                text = _decode(line, self.path, offset, self.options).strip()
+                if text and not (title and title in (text, html.unescape(text))) and text != "</doc>":
+                    lines.append(text)
+                title = title if not text else ""
+        if lines:
+            yield "\n".join(lines)
+
+    def _block_before(self) -> int:
+        """The block, of `max_document_bytes`, in which the last line before the slice begins."""
+        if self.start == 0:
+            return 0
+        block = self.start // self.options.max_document_bytes
+        block_start = block * self.options.max_document_bytes
+        return block if first_line_start(self.path, block_start, self.start) is not None else block - 1
+
+    def _is_quiet(self, low: int, last_boundary: int) -> bool:
+        """No boundary begins between `low` and here; most often a glance at the first lines after `low` tells."""
+        if last_boundary >= low:
+            return False
+        if low >= self.start:
+            return True
+        for offset, line in lines_from(self.path, max(low, 0), self.start):
+            if offset >= self.start:
+                break
+            if self.is_boundary(line):
+                return False
+        return True
+
+    def _warn(self, offset: int) -> None:
+        if not self.warned:
+            self.warned = True
+            log.warning(
+                "%s:%d: a document of more than %d bytes is broken here and so is any other in this file; documents "
+                "are separated by blank lines: add them, or give one document a line, as JSON",
+                self.path,
+                line_number(self.path, offset),
+                self.options.max_document_bytes,
+            )
+
+
+def _wiki_title(line: bytes) -> str:
+    match = _WIKI_TITLE.search(line) if line.startswith(_WIKI_DOC) else None
+    return html.unescape(match[1].decode("utf-8", "replace")).strip() if match else ""
+
+
+# JSON lines, and the examples of TFDS's datasets.
+
+
+def _read_json_lines(piece: Slice, options: CorpusOptions) -> Iterator[str]:
+    def texts() -> Iterator[tuple[int, str]]:
+        for offset, line in lines_from(piece.path, piece.start, piece.end):
+            if piece.end is not None and offset >= piece.end:
+                return
+            if not _is_blank(line):
+                decoded = _decode(line, piece.path, offset, options)
+                yield offset, _json_text(decoded, piece.path, offset, options)
+
+    return _documents(texts(), options, lambda offset: f"{piece.path}:{line_number(piece.path, offset)}")
+
+
+def _read_examples(piece: Slice, options: CorpusOptions) -> Iterator[str]:
+    end = tfds_corpus.size(piece.path)[0] if piece.end is None else piece.end
+    texts = tfds_corpus.texts(piece.path, piece.start, end, options.errors)
+    return _documents(texts, options, lambda number: f"{piece.path}: example {number}")
+
+
+def _documents(texts: Iterable[tuple[int, str]], options: CorpusOptions, where: Callable[[int], str]) -> Iterator[str]:
+    """Documents of texts that are each one, or several where it is too long; `where` says where a text comes from."""
+    warned = False
+    for position, text in texts:
+        parts = list(_break(filter(None, map(str.strip, text.split("\n"))), options.max_document_bytes))
+        if len(parts) > 1 and not warned:
+            warned = True
+            limit = options.max_document_bytes
+            log.warning("%s: a document of more than %d bytes is broken", where(position), limit)
+        yield from parts
+
+
+def _json_text(line: str, path: str, offset: int, options: CorpusOptions) -> str:
+    def fault(what: str) -> InputError:
+        where = f"{path}:{line_number(path, offset)}"
+        return InputError(f'{where}: {what}; each line must be an object such as {{"text": "..."}}')
+
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise fault(f"not valid JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise fault(f"the line is {_JSON_TYPES.get(type(value), 'a number')}, not a JSON object")
+    if "text" not in value:
+        raise fault('the object has no "text"')
+    text = value["text"]
+    if not isinstance(text, str):
+        raise fault(f'"text" is {_JSON_TYPES.get(type(text), "a number")}, not a string')
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # JSON can escape half a surrogate pair, which no UTF-8 can hold.
+        if options.errors == "strict":
+            character = ord(text[error.start])
+            raise fault(
+                f'"text" holds half a surrogate pair (\\u{character:04x}); mend it or pass --errors replace'
+            ) from error
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _break(lines: Iterable[str], limit: int) -> Iterator[str]:
+    part: list[str] = []
+    size = 0
+    for line in lines:
+        line_bytes = len(line.encode()) + 1
+        if part and size + line_bytes > limit + 1:
+            yield "\n".join(part)
+            part, size = [], 0
+        part.append(line)
+        size += line_bytes
+    if part:
+        yield "\n".join(part)
+
+
+def _decode(line: bytes, path: str, offset: int, options: CorpusOptions) -> str:
+    try:
+        return line.decode("utf-8", options.errors)
+    except UnicodeDecodeError as error:
+        number, byte = line_number(path, offset), line[error.start]
+        raise not_utf8(path, number, byte, remedy="pass --errors replace or ") from error

@@ -1,0 +1,446 @@
+"""Raw text to a prepared dataset, in two passes over the work, never over memory.
+
+1. Each slice of the input is read, split into sentences and tokenized; its documents go to temporary *runs* sorted
+   by the hash of their text.
+2. A bucket is a range of hashes: a random sample of the corpus's documents, small enough to hold. Each is gathered
+   from the runs, paired (`instances.py`) and written as one shard. The lowest hashes are the eval split, so a document
+   stays on its side whatever else is in the corpus.
+
+Both passes are a map over independent tasks, and nothing depends on which process did what: the same corpus,
+vocabulary, options and seed give the same bytes for any number of workers. Memory is a slice or a bucket a worker.
+
+A task's result lies in a scratch folder under a name that is a hash of all that it depends on, so that a run which was
+killed, or came upon a full disk or a broken file, goes on where it was.
+
+Where that is not a pool of processes on this machine but a cluster, `beam.py` makes a pipeline of the same functions.
+"""
+
+import json
+import logging
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from bert_jax.data.dataset import INFO_FILE, TOKEN_COUNTS_FILE, VOCABULARY_FILE, DatasetInfo, SplitInfo, lengths_file
+from bert_jax.data.file_digests import array_digest
+from bert_jax.data.preparation import corpus
+from bert_jax.data.preparation.corpus_hints import warn_of_random_pairs, warn_of_short_documents
+from bert_jax.data.preparation.filters import Hygiene, repeated_lines
+from bert_jax.data.preparation.instances import RANDOM_NEXT_RULES
+from bert_jax.data.preparation.scratch_folder import TEMPORARY, locked, scratch_folder
+from bert_jax.data.preparation.shards import (
+    BuildTask,
+    Built,
+    Pairing,
+    build,
+    eval_threshold,
+    finished_shard,
+    hash_ranges,
+)
+from bert_jax.data.preparation.sorted_runs import Run, TokenizeTask, Tokenizing, finished_runs, save_array, tokenize
+from bert_jax.data.preparation.worker_pool import Result, Task, map_tasks
+from bert_jax.data.unknown_tokens import (
+    MAX_SHARE,
+    WARN_SHARE,
+    check_limit,
+    check_share,
+    sampled_share,
+    unknown_share,
+    warn_of_share,
+)
+from bert_jax.errors import InputError
+from bert_jax.files import atomic, remote
+from bert_jax.progress import Bars, silent
+from bert_jax.text.languages import check_language, log_fallback
+from bert_jax.text.tokenization import WordPieceTokenizer
+
+log = logging.getLogger(__name__)
+
+LOCAL = "local"
+LONGEST_SEQ_LEN = 1 << 15
+_PUBLISHED = "published.json"
+
+
+@dataclass(frozen=True)
+class PrepareOptions:
+    """What decides a dataset's bytes besides corpus, vocabulary and seed."""
+
+    seq_len: int = 128
+    pairs: str = "nsp"  # or "none": instances of one segment, for a corpus without documents
+    dupe_factor: int = 1
+    short_seq_prob: float = 0.1
+    random_next: str = "paper"
+    eval_fraction: float = 0.01
+    sentences: str = "split"  # or "lines": the corpus has one sentence a line
+    language: str = "en"
+    documents: str = "blank_line"
+    errors: str = "strict"
+    drop_duplicates: bool = False
+    max_line_repeats: int = 0
+    min_document_tokens: int = 0
+    max_document_tokens: int = 0
+    bucket_tokens: int = 16 << 20
+
+    def __post_init__(self) -> None:
+        def check(holds: bool, message: str) -> None:
+            if not holds:
+                raise InputError(message)
+
+        check(8 <= self.seq_len <= LONGEST_SEQ_LEN, f"--seq_len is 8 to {LONGEST_SEQ_LEN}, not {self.seq_len}")
+        check(self.dupe_factor >= 1, f"--dupe_factor is at least 1, not {self.dupe_factor}")
+        check(0 <= self.short_seq_prob <= 1, f"--short_seq_prob is a probability, not {self.short_seq_prob}")
+        check(0 <= self.eval_fraction < 1, f"--eval_fraction is in [0, 1), not {self.eval_fraction}")
+        check(self.bucket_tokens >= 1024, f"--bucket_tokens is at least 1024, not {self.bucket_tokens}")
+        check(
+            self.random_next in RANDOM_NEXT_RULES,
+            f"--random_next is one of {', '.join(RANDOM_NEXT_RULES)}, not {self.random_next!r}",
+        )
+        check(self.pairs in ("nsp", "none"), f"--pairs is nsp or none, not {self.pairs!r}")
+        check(self.sentences in ("split", "lines"), f"--sentences is split or lines, not {self.sentences!r}")
+        check_language(self.language)
+
+
+def prepare(
+    inputs: Sequence[str],
+    tokenizer: WordPieceTokenizer,
+    output: str,
+    options: PrepareOptions,
+    *,
+    seed: int = 0,
+    workers: int = 1,
+    scratch: str | None = None,
+    runner: str = LOCAL,
+    beam_options: Sequence[str] = (),
+    allow_unk: float = MAX_SHARE,
+    bars: Bars = silent,
+) -> DatasetInfo:
+    """Makes the prepared dataset `output` from the corpus `inputs`.
+
+    What is interrupted, by whatever, goes on where it was when it is called again: slices that were tokenized and
+    shards that were written are in `scratch`, by default a hidden folder in `output`, until the dataset is whole.
+
+    The `runner` is "local", a pool of `workers` processes, or the name of one of Apache Beam, which takes
+    `beam_options`, tries again by itself what fails, and begins anew when it is called again. The bytes are the same.
+
+    Text of which more than the share `allow_unk` is [UNK] is refused, before the pairs are made if it can be; from
+    `WARN_SHARE` on there is a warning.
+
+    Raises:
+      InputError: the corpus is missing, empty or unreadable, an option is out of range, `output` is taken, another
+        process is at work on it, its scratch folder is another user's, there is no such runner, or the vocabulary does
+        not fit the corpus.
+      BertJaxError: a worker died, or a Beam pipeline failed.
+      OSError: the disk is full.
+    """
+    if not output:
+        raise InputError("--output: no folder is named")
+    folder = remote.named(output)
+    _check_free(folder)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file: choose another --output")
+    if workers < 1:
+        raise InputError(f"--workers is at least 1, not {workers}")
+    check_limit(allow_unk)
+    beam = _beam_runner(runner, scratch, beam_options)
+    if options.sentences == "split":
+        log_fallback(options.language)
+    hygiene = _hygiene(options)
+    reading = corpus.CorpusOptions(documents=options.documents, errors=options.errors)
+    slices = corpus.plan(inputs, reading)
+    how = Tokenizing(reading, tokenizer, options.sentences, options.language, bool(hygiene.max_line_repeats))
+    pairing = Pairing(seed=seed, **{n: getattr(options, n) for n in Pairing.__dataclass_fields__.keys() - {"seed"}})
+    atomic.make_folder(folder)
+    work = scratch_folder(folder, scratch)
+    files = list(dict.fromkeys(piece.path for piece in slices))
+    with ExitStack() as stack:
+        stack.enter_context(locked(folder, work))
+        stack.push(lambda error, *_: shutil.rmtree(work) if error is None else None)
+        _check_free(folder)
+        _check_shards(folder, work)
+        if beam is None:
+            splits, shards = _build(slices, how, pairing, hygiene, options, allow_unk, work, workers, bars)
+        else:
+            staged = stack.enter_context(beam.staging(folder / TEMPORARY))
+            job = beam.Job(how, pairing, hygiene, partial(_buckets, options=options), staged)
+            groups = dict.fromkeys(
+                tuple(dict.fromkeys(piece.path for piece in pieces)) for pieces in corpus.batches(slices)
+            )
+            splits, shards = beam.build_splits(list(groups), job, runner, beam_options)
+        if not shards:
+            others = f"and {len(files) - 1} more are" if files[1:] else "is"
+            raise InputError(f"the corpus holds no text: {files[0]} {others} empty")
+        if not sum(bucket.shard.instances for bucket in splits["train"]):
+            dropped = _dropped(splits)
+            left_out = (
+                f" (left out: {', '.join(f'{count} {rule}' for rule, count in dropped.items())})" if dropped else ""
+            )
+            raise InputError(
+                f"the corpus has too little text for a train split{left_out}: give more, or --eval_fraction 0"
+            )
+        counts = np.sum([bucket.token_counts for buckets in splits.values() for bucket in buckets], axis=0)
+        unknown = unknown_share(counts, tokenizer.unk_id)
+        check_share(unknown, allow_unk, tokenizer)
+        info = _describe(splits, tokenizer, options, seed)
+        _publish(folder, work, shards, splits, tokenizer, info)
+        warn_of_share(unknown, tokenizer, above=WARN_SHARE, where=str(folder))
+        if options.pairs == "nsp":
+            if options.documents == "blank_line":
+                warn_of_short_documents(files, list(info.splits.values()))
+            warn_of_random_pairs(info.splits["train"], options.random_next)
+    return info
+
+
+def _check_free(folder: epath.Path) -> None:
+    path = folder / INFO_FILE
+    if remote.exists(path):
+        raise InputError(f"{folder} already holds a prepared dataset: choose another --output or delete it")
+
+
+def _check_shards(folder: epath.Path, work: Path) -> None:
+    """InputError for files that have a shard's name and are not of an unfinished run."""
+    ours = _published(work)
+    for split in ("train", "eval"):
+        for path in folder.glob(f"{split}-[0-9]*-of-[0-9]*.array_record"):
+            if path.name not in ours:
+                raise InputError(f"{path} is in the way: choose another --output or delete it")
+
+
+def _published(work: Path) -> list[str]:
+    """The shards that a run which was killed has put in their place."""
+    path = work / _PUBLISHED
+    return json.loads(path.read_text()) if path.exists() else []
+
+
+def _beam_runner(runner: str, scratch: str | None, beam_options: Sequence[str]) -> Any:
+    """The module of Beam's runners, None for the local one. InputError without Beam, or with options of another."""
+    if runner == LOCAL:
+        if beam_options:
+            raise InputError(f"{beam_options[0]} is for Apache Beam: give --runner, DirectRunner for one")
+        return None
+    if scratch is not None:
+        raise InputError("--scratch is of the local runner: Beam keeps unfinished work in its own --temp_location")
+    logging.disable(logging.WARNING)  # Beam warns when it is imported that there is no BigQuery
+    try:
+        from bert_jax.data.preparation import beam
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "apache_beam":
+            raise
+        raise InputError(f"--runner {runner} needs Apache Beam: pip install 'bert_jax[beam]'") from error
+    finally:
+        logging.disable(logging.NOTSET)
+    return beam
+
+
+def _hygiene(options: PrepareOptions) -> Hygiene:
+    return Hygiene(**{name: getattr(options, name) for name in Hygiene.__dataclass_fields__})
+
+
+def _build(
+    slices: Sequence[corpus.Slice],
+    how: Tokenizing,
+    pairing: Pairing,
+    hygiene: Hygiene,
+    options: PrepareOptions,
+    allow_unk: float,
+    work: Path,
+    workers: int,
+    bars: Bars,
+) -> tuple[dict[str, list[Built]], dict[str, Path]]:
+    """Both passes: what each split's shards are, and where in `work` each file is; nothing if there is no text."""
+    # Pass 1: slices to runs.
+    before = _fingerprints(slices)
+    tokenizing = [
+        TokenizeTask(pieces, tuple(before[piece.path] for piece in pieces), how, work)
+        for pieces in corpus.batches(slices)
+    ]
+    of_slice: dict[str, Sequence[Run]] = {}
+    documents = 0
+    with closing(bars(total=sum(piece.bytes for piece in slices), desc="tokenize", unit="B", unit_scale=True)) as bar:
+        for task, runs in _map_unfinished(tokenize, finished_runs, tokenizing, workers, "slices of the corpus"):
+            of_slice[task.name] = runs
+            documents += sum(run.documents for run in runs)
+            bar.set_postfix_str(f"{documents:,} documents")
+            bar.update(sum(piece.bytes for piece in task.pieces))
+    changed = [path for path, fingerprint in _fingerprints(slices).items() if fingerprint != before[path]]
+    if changed:
+        raise InputError(f"{changed[0]} changed while it was read: run it again when it is at rest")
+    all_runs = [run for task in tokenizing for run in of_slice[task.name]]
+    if not all_runs:
+        return {}, {}
+
+    if hygiene == Hygiene():  # Otherwise what is [UNK] may be in what is dropped.
+        check_share(sampled_share(all_runs, how.tokenizer.unk_id), allow_unk, how.tokenizer)
+
+    # Pass 2: buckets to shards.
+    repeated = np.zeros(0, np.uint64)
+    if hygiene.max_line_repeats:
+        repeated = repeated_lines(all_runs, hygiene.max_line_repeats, work)
+    building = [
+        BuildTask(file, split, low, high, all_runs, how.tokenizer.vocab_size, pairing, hygiene, repeated, work)
+        for split, file, low, high in _buckets(all_runs, options)
+    ]
+    built: dict[str, Built] = {}
+    with closing(bars(total=documents, desc="pair and write", unit=" documents", unit_scale=True)) as bar:
+        for build_task, bucket in _map_unfinished(build, finished_shard, building, workers, "shards"):
+            built[build_task.file] = bucket
+            bar.update(bucket.documents)
+            bar.set_postfix_str(f"{sum(b.shard.instances for b in built.values()):,} instances")
+    splits = {split: [built[task.file] for task in building if task.split == split] for split in ("train", "eval")}
+    return splits, {task.file: task.path for task in building}
+
+
+def _fingerprints(slices: Sequence[corpus.Slice]) -> dict[str, str]:
+    return {path: corpus.fingerprint(path) for path in {piece.path: None for piece in slices}}
+
+
+def _map_unfinished(
+    function: Callable[[Task], Result],
+    finished: Callable[[Task], Result | None],
+    tasks: Sequence[Task],
+    workers: int,
+    what: str,
+) -> Iterator[tuple[Task, Result]]:
+    """(task, result) pairs: first of what was done before, then of what is done now, as it is."""
+    before = {index: result for index, task in enumerate(tasks) if (result := finished(task)) is not None}
+    if before:
+        log.info("%s of %s %s are done already", f"{len(before):,}", f"{len(tasks):,}", what)
+    for index, result in before.items():
+        yield tasks[index], result
+    yield from map_tasks(function, [task for index, task in enumerate(tasks) if index not in before], workers)
+
+
+def _buckets(runs: Sequence[Run], options: PrepareOptions) -> list[tuple[str, str, int, int]]:
+    """(split, file, low, high) of each shard: the documents with hashes in [low, high)."""
+    tokens = sum(run.tokens for run in runs)
+    eval_below = eval_threshold(runs, options.eval_fraction)
+    eval_tokens = int(tokens * eval_below / 2**64)
+    ranges = {
+        "eval": hash_ranges(0, eval_below, eval_tokens, options.bucket_tokens),
+        "train": hash_ranges(eval_below, 2**64, tokens - eval_tokens, options.bucket_tokens),
+    }
+    return [
+        (split, f"{split}-{number:05d}-of-{len(found):05d}.array_record", low, high)
+        for split, found in ranges.items()
+        for number, (low, high) in enumerate(found)
+    ]
+
+
+def _describe(
+    splits: dict[str, list[Built]], tokenizer: WordPieceTokenizer, options: PrepareOptions, seed: int
+) -> DatasetInfo:
+    return DatasetInfo(
+        tokenizer={
+            "kind": "wordpiece",
+            "lowercase": tokenizer.lowercase,
+            "vocab_size": tokenizer.vocab_size,
+            "sha256": tokenizer.sha256,
+            **tokenizer.rules.to_json(),
+        },
+        seq_len=options.seq_len,
+        seed=seed,
+        options=asdict(options),
+        splits={split: _split_info(buckets) for split, buckets in splits.items()},
+        dropped=_dropped(splits),
+        files={
+            **{bucket.shard.file: bucket.file_digest for buckets in splits.values() for bucket in buckets},
+            **{name: array_digest(array) for name, array in _arrays(splits).items()},
+        },
+    ).with_hash()
+
+
+def _dropped(splits: dict[str, list[Built]]) -> dict[str, int]:
+    dropped: Counter[str] = Counter()
+    for buckets in splits.values():
+        for bucket in buckets:
+            dropped.update(bucket.dropped)
+    return dict(dropped)
+
+
+def _publish(
+    folder: epath.Path,
+    work: Path,
+    shards: Mapping[str, Path | epath.Path],
+    splits: dict[str, list[Built]],
+    tokenizer: WordPieceTokenizer,
+    info: DatasetInfo,
+) -> None:
+    """Puts the shards in their place and writes what describes them; with dataset.json, the last, it is whole."""
+    for stale in _published(work):  # of a run, with other options perhaps, that was killed right here
+        (folder / stale).unlink(missing_ok=True)
+    if not remote.is_remote(folder):
+        for half in folder.glob("*.partial"):
+            if half.name.startswith((INFO_FILE, VOCABULARY_FILE, TOKEN_COUNTS_FILE, *map(lengths_file, splits))):
+                half.unlink()
+    atomic.write_whole(work / _PUBLISHED, json.dumps(sorted(shards)).encode())
+    with ThreadPoolExecutor(16) as pool:  # a copy of a remote file is a wait
+        list(pool.map(lambda name: _move(shards[name], folder / name), shards))
+    for name, array in _arrays(splits).items():
+        with atomic.whole_file(folder / name) as file:
+            save_array(file, array)
+    tokenizer.save_vocabulary(os.fspath(folder / VOCABULARY_FILE))
+    if not remote.is_remote(folder):
+        atomic.sync(Path(os.fspath(folder)))
+    atomic.write_whole(folder / INFO_FILE, info.to_json().encode())
+    if not remote.is_remote(folder):
+        atomic.sync(Path(os.fspath(folder)))
+
+
+def _arrays(splits: dict[str, list[Built]]) -> dict[str, np.ndarray]:
+    """The contents of the .npy files, by name."""
+    counts = np.sum([bucket.token_counts for bucket in splits["train"]], axis=0, dtype=np.int64)
+    lengths = {
+        lengths_file(split): np.concatenate([np.zeros(0, np.uint16), *(bucket.lengths for bucket in buckets)])
+        for split, buckets in splits.items()
+    }
+    return {TOKEN_COUNTS_FILE: np.asarray(counts), **lengths}
+
+
+def _move(path: Path | epath.Path, target: epath.Path) -> None:
+    """A link and not a move where that can be: a run that is killed right here goes on as any other."""
+    if remote.is_remote(path):  # staged by a cluster: from one place in the store to another
+        atomic.copy(path, target)
+        return
+    try:
+        os.link(path, os.fspath(target))
+    except OSError:
+        atomic.place(path, target)
+
+
+def _split_info(buckets: Sequence[Built]) -> SplitInfo:
+    def total(name: str) -> int:
+        return sum(getattr(bucket, name) for bucket in buckets)
+
+    shards = tuple(bucket.shard for bucket in buckets)
+    return SplitInfo(
+        documents=total("documents"),
+        sentences=total("sentences"),
+        tokens=total("tokens"),
+        instances=sum(shard.instances for shard in shards),
+        random_next=total("random_next"),
+        shards=shards,
+    )
+
+
+def describe(info: DatasetInfo) -> dict[str, Any]:
+    """The counts a person wants to see after preparing, by split, and what was left out."""
+    dropped = {rule: count for rule, count in info.dropped.items() if count}
+    return ({"dropped": dropped} if dropped else {}) | {
+        name: {
+            "documents": split.documents,
+            "sentences": split.sentences,
+            "tokens": split.tokens,
+            "instances": split.instances,
+            "random_next_share": round(split.random_next / max(1, split.instances), 4),
+        }
+        for name, split in info.splits.items()
+    }

@@ -1,0 +1,271 @@
+"""The second pass of preparing: a bucket, the documents in a range of hashes, to one shard of sentence pairs."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from bert_jax.data.dataset import Shard, ShardWriter
+from bert_jax.data.file_digests import file_digest
+from bert_jax.data.hashing import key_from, random_bits
+from bert_jax.data.preparation.filters import Hygiene
+from bert_jax.data.preparation.instances import make_pairs, make_rng, make_singles
+from bert_jax.data.preparation.sorted_runs import Run, load_array, part_of, read_finished, save_array, write_finished
+from bert_jax.data.records import BLOCK, RANDOM_NEXT, SINGLE, encode_block, make_headers, sequence_lengths
+from bert_jax.text.tokenization import token_dtype
+
+_VERSION = 2  # of what a shard and its .shard.json hold
+
+
+def eval_threshold(runs: Sequence[Run], fraction: float) -> int:
+    """Documents with a hash below this are held out: the share `fraction`, and two at least where there are four."""
+    if not fraction:
+        return 0
+    threshold = int(fraction * 2**64)
+    distinct = lowest_hashes(runs)
+    if len(distinct) >= 4:
+        threshold = max(threshold, int(distinct[1]) + 1)
+    return threshold
+
+
+def lowest_hashes(runs: Sequence[Run]) -> np.ndarray:
+    """uint64 [4], or fewer: the lowest of all hashes, which is all that `eval_threshold` has to know."""
+    of_runs = [np.unique(run.array("hashes"))[:4] for run in runs]
+    return np.unique(np.concatenate([np.zeros(0, np.uint64), *of_runs]))[:4]
+
+
+def hash_ranges(low: int, high: int, tokens: int, bucket_tokens: int) -> list[tuple[int, int]]:
+    """[low, high) in equal parts of some `bucket_tokens` tokens, which is what hashes spread evenly come to."""
+    if high <= low:
+        return []
+    parts = max(1, -(-tokens // bucket_tokens))
+    bounds = [low + (high - low) * i // parts for i in range(parts + 1)]
+    return list(itertools.pairwise(bounds))
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """How documents become instances; see `instances.py`."""
+
+    seq_len: int
+    pairs: str  # nsp, or none: instances of one segment
+    dupe_factor: int
+    short_seq_prob: float
+    random_next: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class BuildTask:
+    """One bucket, the documents with hashes in [low, high), and how it becomes the shard `file`.
+
+    It is written to the folder `scratch`: what a task of the same `name` has left there is its result. `repeated` are
+    the hashes of lines to leave out, sorted.
+    """
+
+    file: str
+    split: str
+    low: int
+    high: int
+    runs: Sequence[Run]
+    vocab_size: int
+    pairing: Pairing
+    hygiene: Hygiene
+    repeated: np.ndarray
+    scratch: Path
+
+    @cached_property
+    def name(self) -> str:
+        runs = [Path(run.path).name for run in self.runs]
+        what = (self.file, self.low, self.high, *runs, self.repeated.tobytes().hex(), self.vocab_size)
+        return f"{key_from(_VERSION, self.pairing, self.hygiene, *what):016x}"
+
+    @property
+    def path(self) -> Path:
+        """Where the shard is written."""
+        return self.scratch / f"{self.name}.array_record"
+
+
+@dataclass(frozen=True)
+class Built:
+    """A shard and what is in it: `lengths` uint16 [N] of its sequences, `token_counts` int64 [V] of its documents.
+
+    `dropped` counts what was left out, by rule; `file_digest` is of the shard's bytes.
+    """
+
+    shard: Shard
+    file_digest: str
+    documents: int
+    sentences: int
+    tokens: int
+    random_next: int
+    dropped: dict[str, int]
+    lengths: np.ndarray
+    token_counts: np.ndarray
+
+
+_ARRAYS = ("lengths", "token_counts")  # of what is built, in files of their own
+
+
+def finished_shard(task: BuildTask) -> Built | None:
+    """Returns what an earlier `build` of the task returned; None where it did not end or a file is damaged."""
+    described = read_finished(_finished(task))
+    if described is None:
+        return None
+    content = described["built"]
+    arrays: dict[str, Any] = {name: load_array(_array_path(task, name)) for name in _ARRAYS}
+    return Built(**{**content, "shard": Shard(**content["shard"])}, **arrays)
+
+
+def _save(task: BuildTask, built: Built) -> None:
+    content = asdict(built)
+    files = [task.path, *(_array_path(task, name) for name in _ARRAYS)]
+    for name in _ARRAYS:
+        with open(_array_path(task, name), "wb") as file:
+            save_array(file, content.pop(name))
+    write_finished(_finished(task), {"built": content}, files)
+
+
+def _array_path(task: BuildTask, name: str) -> Path:
+    return task.scratch / f"{task.name}.{name}.npy"
+
+
+def _finished(task: BuildTask) -> Path:
+    """The file that says that a task is done, and what its shard is."""
+    return task.scratch / f"{task.name}.shard.json"
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """Documents in order of hash: their sentence boundaries as offsets into `tokens`. Each sentence is one stretch."""
+
+    hashes: np.ndarray
+    documents: list[list[int]]
+    tokens: np.ndarray
+    dropped: dict[str, int]
+
+
+def _gather(task: BuildTask) -> _Bucket:
+    hashes, counts, lengths, tokens = [], [], [], []
+    dropped = {"repeated_lines": 0}
+    for run in task.runs:
+        part = part_of(run, task.low, task.high, lines=len(task.repeated) > 0)
+        if part is None:
+            continue
+        run_counts, run_lengths = np.diff(part.array("sentence_at")), part.array("lengths")
+        run_tokens = part.array("tokens")
+        if len(task.repeated):
+            kept = ~np.isin(part.array("lines"), task.repeated)
+            dropped["repeated_lines"] += int((~kept & part.array("begins_line")).sum())
+            run_tokens, run_lengths = run_tokens[np.repeat(kept, run_lengths)], run_lengths[kept]
+            run_counts = np.bincount(np.repeat(np.arange(len(run_counts)), run_counts)[kept], minlength=len(run_counts))
+        hashes.append(part.array("hashes"))
+        counts.append(run_counts)
+        lengths.append(run_lengths)
+        tokens.append(run_tokens)
+    if not hashes:
+        return _Bucket(np.zeros(0, np.uint64), [], np.zeros(0, token_dtype(task.vocab_size)), dropped)
+    all_hashes = np.concatenate(hashes)
+    ends = np.cumsum(np.concatenate(counts)).tolist()
+    boundaries = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).tolist()
+    documents = [boundaries[start : end + 1] for start, end in zip([0, *ends], ends, strict=False)]
+    order = _kept(np.argsort(all_hashes, kind="stable"), all_hashes, documents, task.hygiene, dropped)
+    return _Bucket(all_hashes[order], [documents[i] for i in order.tolist()], np.concatenate(tokens), dropped)
+
+
+def _kept(
+    order: np.ndarray, hashes: np.ndarray, documents: list[list[int]], hygiene: Hygiene, dropped: dict[str, int]
+) -> np.ndarray:
+    """`order` without the documents that are left out, which are counted in `dropped`."""
+    if hygiene.drop_duplicates:
+        is_first = np.concatenate([[True], np.diff(hashes[order]) > 0])[: len(order)]
+        dropped["duplicate_documents"] = int((~is_first).sum())
+        order = order[is_first]
+    sizes = np.array([documents[i][-1] - documents[i][0] for i in order.tolist()], np.int64)
+    too_short = sizes < max(1, hygiene.min_document_tokens)  # whose every line was dropped, too
+    too_long = sizes > (hygiene.max_document_tokens or np.inf)
+    dropped["short_documents"], dropped["long_documents"] = int(too_short.sum()), int(too_long.sum())
+    return order[~(too_short | too_long)]
+
+
+def build(task: BuildTask) -> Built:
+    """Gathers a bucket from the runs, draws its instances `dupe_factor` times and writes them in order of their ids."""
+    bucket = _gather(task)
+    pairing = task.pairing
+    repeats = _occurrence(bucket.hashes)
+    ids, spans = [np.zeros(0, np.uint64)], [np.zeros((0, 5), np.int64)]
+    for number in range(pairing.dupe_factor):
+        rng = make_rng(pairing.seed, task.split, task.low, number)
+        if pairing.pairs == "none":
+            instances = make_singles(
+                bucket.documents, seq_len=pairing.seq_len, short_seq_prob=pairing.short_seq_prob, rng=rng
+            )
+        else:
+            instances = make_pairs(
+                bucket.documents,
+                seq_len=pairing.seq_len,
+                short_seq_prob=pairing.short_seq_prob,
+                random_next=pairing.random_next,
+                rng=rng,
+            )
+        counts = np.array([len(found) for found in instances], np.int64)
+        owner = np.repeat(np.arange(len(instances)), counts)
+        ordinal = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+        with np.errstate(over="ignore"):
+            counter = ordinal.astype(np.uint64) + np.uint64(number << 32) + (repeats[owner] << np.uint64(48))
+        ids.append(random_bits(bucket.hashes[owner], counter))
+        spans.append(np.array([instance for found in instances for instance in found], np.int64).reshape(-1, 5))
+    all_ids, all_spans = np.concatenate(ids), np.concatenate(spans)
+    shard, lengths = _write_shard(task, bucket.tokens, all_ids, all_spans)
+    built = Built(
+        shard=shard,
+        file_digest=file_digest(task.path),
+        documents=len(bucket.documents),
+        sentences=sum(len(document) - 1 for document in bucket.documents),
+        tokens=sum(document[-1] - document[0] for document in bucket.documents),
+        random_next=int(all_spans[:, 4].sum()),
+        dropped=bucket.dropped,
+        lengths=lengths,
+        token_counts=_token_counts(bucket, task.vocab_size),
+    )
+    _save(task, built)
+    return built
+
+
+def _token_counts(bucket: _Bucket, vocab_size: int) -> np.ndarray:
+    """int64 [V]: how often each token stands in the documents, which need not be all of `tokens`."""
+    step = np.zeros(len(bucket.tokens) + 1, np.int8)
+    for document in bucket.documents:
+        step[document[0]] += 1
+        step[document[-1]] -= 1
+    return np.bincount(bucket.tokens[np.cumsum(step[:-1]) > 0], minlength=vocab_size)
+
+
+def _occurrence(hashes: np.ndarray) -> np.ndarray:
+    """uint64: 0 for the first document with a hash, 1 for its first duplicate, and so on. `hashes` is sorted."""
+    position = np.arange(len(hashes))
+    is_first = np.concatenate([[True], hashes[1:] != hashes[:-1]])[: len(hashes)]
+    return (position - np.maximum.accumulate(np.where(is_first, position, 0))).astype(np.uint64)
+
+
+def _write_shard(task: BuildTask, tokens: np.ndarray, ids: np.ndarray, spans: np.ndarray) -> tuple[Shard, np.ndarray]:
+    """The shard, and the lengths of its sequences in order."""
+    order = np.argsort(ids, kind="stable")
+    spans = spans[order]
+    len_a, len_b = spans[:, 1] - spans[:, 0], spans[:, 3] - spans[:, 2]
+    flags = np.full(len(spans), SINGLE) if task.pairing.pairs == "none" else spans[:, 4] * RANDOM_NEXT
+    headers = make_headers(ids[order], len_a, len_b, flags)
+    data = np.ascontiguousarray(tokens).data.cast("B")
+    writer = ShardWriter(epath.Path(task.path))
+    for first in range(0, len(spans), BLOCK):
+        segments: list[memoryview] = []
+        for a_start, a_stop, b_start, b_stop, _ in (spans[first : first + BLOCK] * tokens.itemsize).tolist():
+            segments += (data[a_start:a_stop], data[b_start:b_stop])
+        writer.write(encode_block(headers[first : first + BLOCK], segments))
+    shard = writer.close(len(spans))
+    return replace(shard, file=task.file), sequence_lengths(headers).astype(np.uint16)

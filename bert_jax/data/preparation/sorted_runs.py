@@ -1,0 +1,302 @@
+"""The first pass of preparing: slices of the input to *runs*, tokenized documents in order of hash."""
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Protocol
+
+import numpy as np
+
+from bert_jax.data.hashing import content_hash, key_from
+from bert_jax.data.preparation import corpus
+from bert_jax.errors import BertJaxError
+from bert_jax.files.atomic import sync, write_whole
+from bert_jax.text import sentences
+from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.word_cache import word_cache
+
+SENTENCES_A_BATCH = 2048  # tokenized in one call
+_VERSION = 2  # of what a run and its .runs.json hold
+TOKENS_A_RUN = 8 << 20  # held in memory before they are written out
+
+
+@dataclass(frozen=True)
+class Tokenizing:
+    """How slices of the input are split and tokenized. With `lines`, runs tell which line each sentence is of."""
+
+    reading: corpus.CorpusOptions
+    tokenizer: WordPieceTokenizer
+    sentences: str
+    language: str
+    lines: bool
+
+
+@dataclass(frozen=True)
+class TokenizeTask:
+    """Slices of the input and how they are tokenized; their runs go to the folder `scratch`.
+
+    `fingerprints` are those of their files now: what a task of the same `name` has left in `scratch` is its result.
+    """
+
+    pieces: tuple[corpus.Slice, ...]
+    fingerprints: tuple[str, ...]
+    how: Tokenizing
+    scratch: Path
+
+    @cached_property
+    def name(self) -> str:
+        how = self.how
+        words = (_VERSION, how.reading, how.tokenizer.sha256, how.sentences, how.language, how.lines)
+        rules = sorted(how.tokenizer.rules.to_json().items())
+        return f"{key_from(self.pieces, self.fingerprints, *words, *rules):016x}"
+
+
+class Run(Protocol):
+    """Tokenized documents in order of hash, as arrays.
+
+    `hashes` [n] of the documents; `sentence_at` and `token_at` [n + 1], where each document begins in `lengths`, the
+    tokens of every sentence, and in `tokens`. On request, for every sentence, `lines`, the hash of its line, and
+    `begins_line`, whether it is the first of it.
+    """
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def documents(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    def array(self, name: str) -> np.ndarray: ...
+    def part(self, name: str, start: int, stop: int) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run on disk, as .npy files."""
+
+    path: str
+    documents: int
+    tokens: int
+
+    def array(self, name: str) -> np.ndarray:
+        return load_array(Path(f"{self.path}.{name}.npy"))
+
+    def part(self, name: str, start: int, stop: int) -> np.ndarray:
+        """`array(name)[start:stop]`, read: of a memory map the system keeps far more than what is wanted."""
+        path = Path(f"{self.path}.{name}.npy")
+        with open(path, "rb") as file:
+            try:
+                np.lib.format.read_magic(file)
+                _, _, dtype = np.lib.format.read_array_header_1_0(file)
+            except Exception as error:
+                raise _damaged(path, error) from error
+            items = np.fromfile(file, dtype, stop - start, offset=start * dtype.itemsize)
+        if len(items) != stop - start:
+            raise _damaged(path, f"{start + len(items):,} items, expected at least {stop:,}")
+        return items
+
+
+@dataclass(frozen=True)
+class HeldRun:
+    """A run in memory."""
+
+    arrays: dict[str, np.ndarray]
+    documents: int
+    tokens: int
+    path: str = ""
+
+    def array(self, name: str) -> np.ndarray:
+        return self.arrays[name]
+
+    def part(self, name: str, start: int, stop: int) -> np.ndarray:
+        """`array(name)[start:stop]`."""
+        return self.arrays[name][start:stop]
+
+
+def load_array(path: Path) -> np.ndarray:
+    """Reads a .npy file of unfinished work. BertJaxError where it is damaged."""
+    try:
+        return np.load(path)
+    except OSError:
+        raise
+    except Exception as error:  # a damaged header raises anything, tokenize.TokenError among others
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, problem: object) -> BertJaxError:
+    return BertJaxError(f"{path}: damaged unfinished work ({problem}); delete the folder {path.parent} and run again")
+
+
+def part_of(run: Run, low: int, high: int, lines: bool) -> HeldRun | None:
+    """The documents of a run with hashes in [low, high), on request with what tells of `lines`; None without any."""
+    hashes = run.array("hashes")
+    first, last = (_position(hashes, bound) for bound in (low, high))
+    if first == last:
+        return None
+    sentence_at, token_at = (run.part(name, first, last + 1) for name in ("sentence_at", "token_at"))
+    of_sentence = ("lengths", "lines", "begins_line") if lines else ("lengths",)
+    arrays = {
+        "hashes": hashes[first:last].copy(),
+        "sentence_at": sentence_at - sentence_at[0],
+        "token_at": token_at - token_at[0],
+        "tokens": run.part("tokens", int(token_at[0]), int(token_at[-1])),
+        **{name: run.part(name, int(sentence_at[0]), int(sentence_at[-1])) for name in of_sentence},
+    }
+    return HeldRun(arrays, int(last - first), int(token_at[-1] - token_at[0]))
+
+
+def _position(hashes: np.ndarray, bound: int) -> int:
+    return len(hashes) if bound >= 2**64 else int(np.searchsorted(hashes, np.uint64(bound)))
+
+
+def finished_runs(task: TokenizeTask) -> list[StoredRun] | None:
+    """Returns what an earlier `tokenize` of the task returned; None where it did not end or a file is damaged."""
+    described = read_finished(_finished(task))
+    if described is None:
+        return None
+    return [StoredRun(str(task.scratch / file), *counts) for file, *counts in described["runs"]]
+
+
+def tokenize(task: TokenizeTask) -> list[StoredRun]:
+    """Leaves the runs of a task in the task's folder."""
+    files: list[Path] = []
+    runs = [
+        _store(task, number, run, files)  # one at a time in memory
+        for number, run in enumerate(tokenized(task.pieces, task.how))
+    ]
+    described = [(Path(run.path).name, run.documents, run.tokens) for run in runs]
+    write_finished(_finished(task), {"runs": described}, files)
+    return runs
+
+
+def write_finished(marker: Path, content: dict[str, Any], files: Sequence[Path]) -> None:
+    """Declares `files`, all in the folder of `marker`, finished: syncs them and then writes `content` with their sizes.
+
+    Without the sync, a machine that loses its power may keep the marker and lose what the marker speaks of.
+    """
+    for path in files:
+        sync(path)
+    sync(marker.parent)
+    sizes = {path.name: path.stat().st_size for path in files}
+    write_whole(marker, json.dumps({**content, "files": sizes}).encode())
+
+
+def read_finished(marker: Path) -> dict[str, Any] | None:
+    """Reads what `write_finished` wrote; None where there is none, or where a file is missing or of another size."""
+    if not marker.exists():
+        return None
+    try:
+        content = json.loads(marker.read_text())
+        sizes = {name: (marker.parent / name).stat().st_size for name in content["files"]}
+    except (ValueError, TypeError, KeyError, FileNotFoundError):
+        return None
+    return content if sizes == content["files"] else None
+
+
+def tokenized(pieces: Sequence[corpus.Slice], how: Tokenizing) -> Iterator[HeldRun]:
+    """Reads, splits and tokenizes slices; several runs where they have more than `TOKENS_A_RUN` tokens.
+
+    Raises:
+      InputError: as `corpus.read`.
+    """
+    words = word_cache(how.tokenizer)
+    documents: list[_Document] = []
+    held = 0
+    for batch in _batches(pieces, how):
+        encoded = iter(words.encode([sentence for _, lines in batch for _, line in lines for sentence in line]))
+        for text_hash, lines in batch:
+            document = _Document(text_hash, [], [], [])
+            for line_hash, line in lines:
+                begins = True
+                for ids in itertools.islice(encoded, len(line)):
+                    if ids:
+                        document.sentences.append(ids)
+                        document.lines.append(line_hash)
+                        document.begins_line.append(begins)
+                        begins = False
+            if document.sentences:
+                documents.append(document)
+                held += sum(map(len, document.sentences))
+        if held >= TOKENS_A_RUN * words.dtype.itemsize:
+            yield _run(documents, words.dtype, how.lines)
+            documents, held = [], 0
+    if documents:
+        yield _run(documents, words.dtype, how.lines)
+
+
+def _finished(task: TokenizeTask) -> Path:
+    """The file that says that a task is done, and what its runs are."""
+    return task.scratch / f"{task.name}.runs.json"
+
+
+class _Document(NamedTuple):
+    """Token ids of each sentence, the hash of the line it is in, and whether it is the first there."""
+
+    text_hash: int
+    sentences: list[bytes]
+    lines: list[int]
+    begins_line: list[bool]
+
+
+def _batches(
+    pieces: Sequence[corpus.Slice], how: Tokenizing
+) -> Iterator[list[tuple[int, list[tuple[int, list[str]]]]]]:
+    """(hash, lines) of documents in lists of some `SENTENCES_A_BATCH` sentences; a line is (hash, sentences).
+
+    Where lines are not told apart, a document is one line.
+    """
+    split: Callable[[str], list[str]] = sentences.lines
+    if how.sentences == "split":
+        split = lambda text: sentences.split(text, how.language)  # noqa: E731
+    batch: list[tuple[int, list[tuple[int, list[str]]]]] = []
+    size = 0
+    for document in itertools.chain.from_iterable(corpus.read(piece, how.reading) for piece in pieces):
+        if how.lines:
+            lines = [(content_hash(line), split(line)) for line in document.split("\n")]
+        else:
+            lines = [(0, split(document))]
+        batch.append((content_hash(document), lines))
+        size += sum(len(found) for _, found in lines)
+        if size >= SENTENCES_A_BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _run(documents: list[_Document], dtype: np.dtype, lines: bool) -> HeldRun:
+    keys = np.array([document.text_hash for document in documents], np.uint64)
+    order = np.argsort(keys, kind="stable")
+    ordered = [documents[i] for i in order.tolist()]
+    found = [sentence for document in ordered for sentence in document.sentences]
+    lengths = np.array([len(sentence) // dtype.itemsize for sentence in found], np.int64)
+    sentence_at = np.cumsum([0, *(len(document.sentences) for document in ordered)])
+    arrays = {
+        "hashes": keys[order],
+        "sentence_at": sentence_at,
+        "token_at": np.concatenate([[0], np.cumsum(lengths)])[sentence_at],
+        "lengths": lengths,
+        "tokens": np.frombuffer(b"".join(found), dtype),
+    }
+    if lines:
+        arrays["lines"] = np.array([line for document in ordered for line in document.lines], np.uint64)
+        arrays["begins_line"] = np.array([begins for document in ordered for begins in document.begins_line], bool)
+    return HeldRun(arrays, len(documents), int(lengths.sum()))
+
+
+def _store(task: TokenizeTask, number: int, run: HeldRun, files: list[Path]) -> StoredRun:
+    """Writes a run, and adds the files that it is in to `files`."""
+    path = str(task.scratch / f"{task.name}-{number:04d}")
+    for name, array in run.arrays.items():
+        files.append(Path(f"{path}.{name}.npy"))
+        with open(files[-1], "wb") as file:
+            save_array(file, array)
+    return StoredRun(path, run.documents, run.tokens)
+
+
+def save_array(file: BinaryIO, array: np.ndarray) -> None:
+    """What `np.save` does, but on a full disk the OSError says so: that of `ndarray.tofile` has no errno."""
+    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+    file.write(np.ascontiguousarray(array).data)

@@ -1,0 +1,1 @@
+"""The tasks of fine-tuning, one or two modules each."""

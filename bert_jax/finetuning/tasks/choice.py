@@ -1,0 +1,98 @@
+"""SWAG, and any choice among endings, as a task to train on: a sequence an ending, and a softmax over their scores."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from bert_jax.config import ConfigDict
+from bert_jax.errors import InputError
+from bert_jax.finetuning import task_metrics
+from bert_jax.finetuning.inputs.bad_rows import BadRows
+from bert_jax.finetuning.inputs.batching import Encoding, Rows
+from bert_jax.finetuning.inputs.choice_files import ChoiceExample, encode_choices, read_choices, write_choices
+from bert_jax.finetuning.inputs.task_files import split_files
+from bert_jax.finetuning.task import Outputs, Split, softmax
+
+FILES = {
+    "train": ("train.csv", "train.tsv", "train.jsonl"),
+    "dev": ("val.csv", "dev.csv", "dev.tsv", "dev.jsonl"),
+    "test": ("test.csv", "test.tsv", "test.jsonl"),
+}
+
+
+@dataclass(frozen=True)
+class ChoiceTask:
+    """One of several endings is right."""
+
+    examples: Mapping[str, Sequence[ChoiceExample]]
+    encoding: Encoding
+    left_out: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    name = "choice"
+    kind = "choose"
+    main_metric = "accuracy"
+    positive_label = None
+
+    @property
+    def size(self) -> int:
+        return len(next(iter(self.examples.values()))[0].endings)
+
+    def about(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+    def train(self) -> Rows:
+        return self._rows("train")
+
+    def splits(self) -> list[Split]:
+        return [self._split(name) for name in self.examples if name != "train"]
+
+    def _rows(self, name: str) -> Rows:
+        examples = self.examples[name]
+        groups = encode_choices(self.encoding.tokenizer, examples, self.encoding.max_seq_len)
+        labels = None
+        if all(example.label is not None for example in examples):
+            right = np.array([example.label for example in examples])
+            labels = (np.arange(self.size) == right[:, None]).astype(np.int32).reshape(-1)
+        sequences = [sequence for group in groups for sequence in group]
+        return Rows(sequences, labels, group=self.size, last_position=self.encoding.last_position)
+
+    def _split(self, name: str) -> Split:
+        examples, rows = self.examples[name], self._rows(name)
+
+        def score(outputs: Outputs) -> dict[str, float]:
+            labels = [example.label or 0 for example in examples]
+            return task_metrics.compute(("accuracy",), labels, np.stack(outputs).argmax(axis=-1))
+
+        def write(outputs: Outputs, folder: epath.Path) -> None:
+            write_choices(folder / f"{name}.csv", examples, np.stack(outputs).argmax(axis=-1).tolist())
+
+        def predictions(outputs: Outputs) -> list[dict[str, Any]]:
+            return [
+                {"id": example.id, "prediction": int(one.argmax()), "probabilities": softmax(one).round(6).tolist()}
+                for example, one in zip(examples, outputs, strict=True)
+            ]
+
+        return Split(
+            name, rows, None if rows.labels is None else score, write, predictions, len(examples),
+            self.left_out.get(name, {}),
+        )  # fmt: skip
+
+
+def choice_task(config: ConfigDict, encoding: Encoding) -> ChoiceTask:
+    """The files in `data.path`, in SWAG's, CODAH's or the generic form.
+
+    InputError where one cannot be read, or has another number of endings.
+    """
+    bad_rows = BadRows(strict=config.data.strict)
+    examples, left_out = {}, {}
+    for split, path in split_files(config, FILES).items():
+        examples[split] = read_choices(path, bad_rows, labels="optional" if split == "test" else "required")
+        left_out[split] = bad_rows.take_reasons()
+    bad_rows.report()
+    counts = {split: len(of_split[0].endings) for split, of_split in examples.items()}
+    if len(set(counts.values())) > 1:
+        raise InputError(f"the splits have different numbers of endings: {counts}")
+    return ChoiceTask(examples, encoding, left_out)

@@ -1,0 +1,304 @@
+r"""The nine tasks of GLUE: their files as they are distributed, what they are measured by, and the leaderboard's files.
+
+The layouts are those of the benchmark's own download (https://gluebenchmark.com/tasks): tab-separated, UTF-8, a quote
+is a character like others, a header line except in CoLA's train and dev. A test file has the columns of the others
+without the label, and an `index` before them (QQP: an `id`). Columns are found by their names.
+
+MRPC is read from train.tsv, dev.tsv and test.tsv, or from Microsoft's msr_paraphrase_train.txt and
+msr_paraphrase_test.txt; of the former the pairs listed in dev_ids.tsv are GLUE's dev set.
+
+`tfds:glue/sst2` in place of a folder reads TensorFlow Datasets (see `bert_jax.data.preparation.tfds_corpus`).
+"""
+
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+
+from etils import epath
+
+from bert_jax.data.preparation.tfds_corpus import is_tfds
+from bert_jax.errors import InputError
+from bert_jax.finetuning.inputs.bad_rows import MISSING_LABEL, NO_GOLD_LABEL, UNKNOWN_LABEL, BadLabel, BadRows
+from bert_jax.finetuning.inputs.glue_tfds import read_tfds
+from bert_jax.finetuning.inputs.tables import columns_of, text_lines, tsv_rows, write_lines
+from bert_jax.text.examples import TextExample
+
+log = logging.getLogger(__name__)
+
+SCORE_RANGE = (0.0, 5.0)
+"""Of STS-B."""
+
+_COLA = ("source", "label", "author_label", "sentence")  # train and dev have no header
+_MSR_FILES = {"train": "msr_paraphrase_train.txt", "dev": "msr_paraphrase_train.txt", "test": "msr_paraphrase_test.txt"}
+_DEV_IDS = "dev_ids.tsv"
+_NOT_AGREED = "-"  # in SNLI and MultiNLI, where annotators did not agree
+
+
+@dataclass(frozen=True)
+class GlueTask:
+    """One task.
+
+    Attributes:
+      name: as in `--task`, and in TFDS.
+      folders: the names that its folder has in downloads.
+      texts: the columns of one text or two.
+      label_column: the label's.
+      labels: as files and the leaderboard write them; the index is the number of the class. Empty for a regression.
+      metrics: names of `metrics.METRICS`; the leaderboard's score is their mean.
+      main_metric: the one that BERT's paper reports.
+      splits: the files of each split, by preference.
+      submissions: the leaderboard's file for each split without labels.
+    """
+
+    name: str
+    folders: tuple[str, ...]
+    texts: tuple[str, ...]
+    label_column: str
+    labels: tuple[str, ...]
+    metrics: tuple[str, ...]
+    main_metric: str
+    splits: Mapping[str, tuple[str, ...]]
+    submissions: Mapping[str, str]
+
+    @property
+    def regression(self) -> bool:
+        return not self.labels
+
+
+_SPLITS = {"train": ("train.tsv",), "dev": ("dev.tsv",), "test": ("test.tsv",)}
+_MNLI_SPLITS = {
+    "train": ("train.tsv",), "dev_matched": ("dev_matched.tsv",), "dev_mismatched": ("dev_mismatched.tsv",),
+    "test_matched": ("test_matched.tsv",), "test_mismatched": ("test_mismatched.tsv",),
+    "diagnostic": ("diagnostic.tsv", "AX.tsv", "ax.tsv"),
+}  # fmt: skip
+_MNLI_FILES = {"test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv", "diagnostic": "AX.tsv"}
+_BINARY = ("0", "1")
+_ENTAILMENT = ("entailment", "not_entailment")
+_PAIR = ("sentence1", "sentence2")
+_SINGLE = ("sentence",)
+_F1 = ("f1", "accuracy")
+_CORRELATIONS = ("pearson", "spearman")
+
+TASKS = {
+    task.name: task
+    for task in (
+        GlueTask("cola", ("CoLA",), _SINGLE, "label", _BINARY, ("matthews",), "matthews", _SPLITS,
+                 {"test": "CoLA.tsv"}),
+        GlueTask("sst2", ("SST-2", "SST2"), _SINGLE, "label", _BINARY, ("accuracy",), "accuracy", _SPLITS,
+                 {"test": "SST-2.tsv"}),
+        GlueTask("mrpc", ("MRPC",), ("#1 String", "#2 String"), "Quality", _BINARY, _F1, "f1", _SPLITS,
+                 {"test": "MRPC.tsv"}),
+        GlueTask("stsb", ("STS-B", "STSB"), _PAIR, "score", (), _CORRELATIONS, "spearman", _SPLITS,
+                 {"test": "STS-B.tsv"}),
+        GlueTask("qqp", ("QQP",), ("question1", "question2"), "is_duplicate", _BINARY, _F1, "f1", _SPLITS,
+                 {"test": "QQP.tsv"}),
+        GlueTask("mnli", ("MNLI",), _PAIR, "gold_label", ("entailment", "neutral", "contradiction"), ("accuracy",),
+                 "accuracy", _MNLI_SPLITS, _MNLI_FILES),
+        GlueTask("qnli", ("QNLI", "QNLIv2"), ("question", "sentence"), "label", _ENTAILMENT, ("accuracy",), "accuracy",
+                 _SPLITS, {"test": "QNLI.tsv"}),
+        GlueTask("rte", ("RTE",), _PAIR, "label", _ENTAILMENT, ("accuracy",), "accuracy", _SPLITS,
+                 {"test": "RTE.tsv"}),
+        GlueTask("wnli", ("WNLI",), _PAIR, "label", _BINARY, ("accuracy",), "accuracy", _SPLITS,
+                 {"test": "WNLI.tsv"}),
+    )
+}  # fmt: skip
+"""Classes are numbered as in TFDS and in `datasets`. (The reference's MNLI has contradiction first.)"""
+
+
+def get_task(name: str) -> GlueTask:
+    """The task of a name, in any case, with or without hyphens.
+
+    Raises:
+      InputError: there is none.
+    """
+    task = TASKS.get(name.lower().replace("-", "").replace("_", ""))
+    if task is None:
+        raise InputError(f"GLUE has no task {name!r}; its tasks are {', '.join(TASKS)}")
+    return task
+
+
+def read_split(folder: str | PathLike[str], task: GlueTask, split: str, bad_rows: BadRows) -> list[TextExample]:
+    """The examples of a split, in the file's order.
+
+    Labels are those that the file has: None in the test files, except in Microsoft's of MRPC.
+
+    Args:
+      folder: the task's, or the one that all tasks' folders are in; or `tfds:glue/NAME`.
+      task: of TASKS.
+      split: of `task.splits`.
+      bad_rows: gets rows with a wrong number of columns, an unknown label, a score out of range, or (where there are
+        labels) an empty text.
+
+    Raises:
+      InputError: no such split or file, a file without the columns of its split, or no usable row in it.
+    """
+    if split not in task.splits:
+        raise InputError(f"{task.name} has no split {split!r}; there are: {', '.join(task.splits)}")
+    return read_file(find_split(folder, task, split), task, split, bad_rows)
+
+
+def find_split(folder: str | PathLike[str], task: GlueTask, split: str) -> str:
+    """Returns the path of a split's file, or `folder` where it is a dataset of TFDS. InputError where there is none."""
+    return str(folder) if is_tfds(str(folder)) else _find(folder, task, split)[0]
+
+
+def split_named(path: str | PathLike[str], task: GlueTask) -> str:
+    """Returns the split that a labelled file is read as: the one it is called after, or the first that is scored."""
+    name = epath.Path(path).name
+    named = [split for split in task.splits if name in (*task.splits[split], _MSR_FILES.get(split))]
+    scored = [split for split in task.splits if split.startswith("dev")]
+    return next((split for split in (*scored, *named) if split in named), scored[0])
+
+
+def read_file(path: str, task: GlueTask, split: str, bad_rows: BadRows) -> list[TextExample]:
+    """Returns the examples of a file wherever it is, as `read_split` does; `split` says which columns it has."""
+    if is_tfds(path):
+        return read_tfds(path, task.name, split, task.texts)
+    name = epath.Path(path).name
+    headless = task.name == "cola" and split != "test"
+    if not headless:
+        _check_columns(path, columns_of(path), task, split)
+    rows = (
+        _msr_rows(path, split, bad_rows)
+        if name in _MSR_FILES.values()
+        else tsv_rows(path, bad_rows, _COLA if headless else None)
+    )
+    examples = []
+    for line, row in rows:
+        number = line - 1 if headless else line - 2  # from 0, bad rows counted: the leaderboard counts them too
+        try:
+            examples.append(_example(row, number, task, required=split not in task.submissions))
+        except ValueError as error:
+            bad_rows.add(path, line, error)
+    if not examples:
+        raise InputError(f"{path}: no usable row; this is to be the {split} split of {task.name}")
+    return examples
+
+
+def has_split(folder: str | PathLike[str], task: GlueTask, split: str) -> bool:
+    """Whether `folder` has a split's file; a TFDS dataset has all."""
+    if is_tfds(str(folder)):
+        return True
+    try:
+        _find(folder, task, split)
+    except InputError:
+        return False
+    return True
+
+
+def _find(folder: str | PathLike[str], task: GlueTask, split: str) -> tuple[str, str]:
+    """The path and the name of a split's file."""
+    root = epath.Path(folder)
+    folders = [root, *(root / name for name in task.folders)]
+    if split == "diagnostic":  # beside the task's folder, in one of its own
+        folders += [place / name for place in (root, root.parent) for name in ("diagnostic", "AX")]
+    names = task.splits[split]
+    if task.name == "mrpc":
+        names += (_MSR_FILES[split],)
+    for place in folders:
+        for name in names:
+            if (place / name).exists():
+                return str(place / name), name
+    raise InputError(
+        f"{root}: no file of the {split} split of {task.name}; looked for {' or '.join(names)} there and in "
+        f"{', '.join(str(place.name) for place in folders[1:])}"
+    )
+
+
+def _check_columns(path: str, columns: list[str], task: GlueTask, split: str) -> None:
+    wanted = [*task.texts, *(() if split in task.submissions else (task.label_column,))]
+    if missing := [name for name in wanted if name not in columns]:
+        raise InputError(
+            f"{path}:1: no column {', '.join(missing)} among {', '.join(columns)}; "
+            f"is this the {split} split of {task.name}?"
+        )
+
+
+def _msr_rows(path: str, split: str, bad_rows: BadRows) -> Iterator[tuple[int, dict[str, str]]]:
+    """Of Microsoft's files, those of a split. (Its train file is train and dev in one.)"""
+    rows = tsv_rows(path, bad_rows)
+    if split == "test":
+        yield from rows
+        return
+    ids = epath.Path(path).parent / _DEV_IDS
+    if not ids.exists():
+        raise InputError(f"{path}: {_DEV_IDS} is missing beside it, which lists the pairs of GLUE's dev split")
+    dev = {tuple(line.split("\t")[:2]) for _, line in text_lines(str(ids), bad_rows)}
+    for number, row in rows:
+        if ((row.get("#1 ID"), row.get("#2 ID")) in dev) == (split == "dev"):
+            yield number, row
+
+
+def _example(row: Mapping[str, str], number: int, task: GlueTask, *, required: bool) -> TextExample:
+    """Raises ValueError that says what is wrong. Where labels are not required, empty texts are taken as they come."""
+    texts = [row[name] for name in task.texts]
+    if required and (empty := [name for name, text in zip(task.texts, texts, strict=True) if not text.strip()]):
+        raise ValueError(f"{empty[0]} is empty")
+    text = row.get(task.label_column)
+    label = None if text is None and not required else parse_label(text or "", task)
+    return TextExample(
+        row.get("index") or row.get("id") or str(number), texts[0], texts[1] if len(texts) > 1 else None, label
+    )
+
+
+def parse_label(text: str, task: GlueTask) -> int | float:
+    """The number of the class that a file's label names, or the score. Raises ValueError that says what is wrong."""
+    if not text:
+        raise BadLabel("unknown label '': it is empty", MISSING_LABEL)
+    if not task.regression:
+        if text in task.labels:
+            return task.labels.index(text)
+        if text == _NOT_AGREED:
+            raise BadLabel("no gold label: it is '-'", NO_GOLD_LABEL)
+        raise BadLabel(f"unknown label {text!r:.60}; there are: {', '.join(task.labels)}", UNKNOWN_LABEL)
+    try:
+        score = float(text)
+    except ValueError:
+        raise BadLabel(f"{text!r:.60} is no score", UNKNOWN_LABEL) from None
+    low, high = SCORE_RANGE
+    if not low <= score <= high:
+        raise BadLabel(f"the score {text:.60} is not between {low:g} and {high:g}", UNKNOWN_LABEL)
+    return score
+
+
+def task_score(values: Iterable[float]) -> float:
+    """What the leaderboard reports of a task: the mean of its metrics (or, of MNLI, of both parts' accuracies)."""
+    values = list(values)
+    return math.fsum(values) / len(values)
+
+
+def write_submission(
+    folder: str | PathLike[str],
+    task: GlueTask,
+    split: str,
+    examples: Sequence[TextExample],
+    predictions: Sequence[int] | Sequence[float],
+) -> str:
+    """Writes the leaderboard's file of a test split into `folder`, and returns its path.
+
+    Args:
+      folder: made where it is missing.
+      task: of TASKS.
+      split: one of `task.submissions`.
+      examples: [N], as `read_split` gives them.
+      predictions: [N] numbers of classes; of a regression, scores, which are cut to the range of STS-B.
+
+    Raises:
+      InputError: the leaderboard takes nothing for this split.
+    """
+    if split not in task.submissions:
+        raise InputError(f"GLUE takes no predictions for {task.name}'s {split}, only {', '.join(task.submissions)}")
+    if [example.id for example in examples] != [str(number) for number in range(len(examples))]:
+        log.warning("%s %s: ids are not 0, 1, 2, ...: the leaderboard wants all rows of the file", task.name, split)
+    lines = ["index\tprediction"]
+    for example, prediction in zip(examples, predictions, strict=True):
+        if task.regression:
+            low, high = SCORE_RANGE
+            lines.append(f"{example.id}\t{min(max(float(prediction), low), high):.3f}")
+        else:
+            lines.append(f"{example.id}\t{task.labels[int(prediction)]}")
+    path = epath.Path(folder) / task.submissions[split]
+    write_lines(path, lines)
+    return str(path)

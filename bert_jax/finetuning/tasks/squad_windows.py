@@ -1,0 +1,154 @@
+"""SQuAD's questions as the encoder reads them: [CLS] question [SEP] a window of the paragraph [SEP].
+
+A paragraph that is too long for one sequence is read in several windows, each `doc_stride` tokens after the one before,
+as by `convert_examples_to_features` of google-research/bert's `run_squad.py`. Two things are different:
+
+  labels  The reference takes the words, parted by white space, that the answer touches, and looks among their tokens
+          for those that the answer alone is cut into; where there are none, it takes the words whole. Here every token
+          knows its characters, and the label is the tokens that the answer touches: the same wherever the reference
+          finds them at the answer's own place, and never longer.
+  empty   A paragraph without a token has one window here, and none there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from bert_jax.errors import InputError
+from bert_jax.finetuning.inputs.squad_files import Question
+from bert_jax.text.sequences import EncodedSequence
+from bert_jax.text.tokenization import WordPieceTokenizer
+
+_TEXTS_AT_ONCE = 1024  # The tokenizer's own account of a text is many times as large as what is kept of it.
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """A question and C tokens of its paragraph. They are tokens `sequence.first_length` to that + C - 1.
+
+    Attributes:
+      question: the index of the question.
+      sequence: what the encoder reads.
+      offsets: [C, 2] int32; token i stands for `context[offsets[i, 0] : offsets[i, 1]]`, in characters.
+      max_context: [C] bool; of all windows of the question that hold the token, this one has most around it.
+      start, end: positions in the sequence of the first and the last token of the question's first answer, counted from
+        0 at [CLS]; both 0 where the answer is not wholly in the window, or there is none.
+    """
+
+    question: int
+    sequence: EncodedSequence
+    offsets: np.ndarray
+    max_context: np.ndarray
+    start: int
+    end: int
+
+
+def build_windows(
+    questions: Sequence[Question],
+    tokenizer: WordPieceTokenizer,
+    *,
+    max_seq_len: int = 384,
+    doc_stride: int = 128,
+    max_query_length: int = 64,
+) -> list[Window]:
+    """The windows of all questions: in the order of the questions, from the paragraph's start to its end.
+
+    Args:
+      questions: each has one window at the least.
+      tokenizer: cuts questions and paragraphs; each paragraph once.
+      max_seq_len: tokens of a sequence, special tokens counted; sequences are not padded.
+      doc_stride: tokens from the start of a window to that of the next.
+      max_query_length: tokens of a question; what is longer loses its end.
+
+    Raises:
+      InputError: a length that leaves no place for a paragraph, or is not positive.
+    """
+    if doc_stride < 1 or max_query_length < 1:
+        raise InputError(f"doc_stride={doc_stride} and max_query_length={max_query_length} have to be 1 or more")
+    if max_seq_len < max_query_length + 4:
+        raise InputError(
+            f"max_seq_len={max_seq_len} has no place for a question of max_query_length={max_query_length} tokens, "
+            f"three special tokens and one of the paragraph; it has to be {max_query_length + 4} or more"
+        )
+    contexts = _encode_once(tokenizer, [question.context for question in questions])
+    asked = _encode_questions(tokenizer, [question.question for question in questions], max_query_length)
+    windows: list[Window] = []
+    for index, (question, query) in enumerate(zip(questions, asked, strict=True)):
+        ids, offsets = contexts[question.context]
+        head = (tokenizer.cls_id, *query, tokenizer.sep_id)
+        spans = window_spans(len(ids), max_seq_len - len(head) - 1, doc_stride)
+        answer = _first_answer_tokens(question, offsets)
+        for (begin, end), max_context in zip(spans, max_context_masks(spans), strict=True):
+            start = last = 0
+            if answer is not None and begin <= answer[0] and answer[1] < end:
+                start, last = (token - begin + len(head) for token in answer)
+            windows.append(
+                Window(
+                    question=index,
+                    sequence=EncodedSequence((*head, *ids[begin:end], tokenizer.sep_id), len(head)),
+                    offsets=offsets[begin:end],
+                    max_context=max_context,
+                    start=start,
+                    end=last,
+                )
+            )
+    return windows
+
+
+def window_spans(length: int, capacity: int, stride: int) -> list[tuple[int, int]]:
+    """[begin, end) of the windows over `length` tokens: at most `capacity` each, until the last token is in one."""
+    spans = [(0, min(length, capacity))]
+    while spans[-1][1] < length:
+        begin = spans[-1][0] + min(capacity, stride)
+        spans.append((begin, min(length, begin + capacity)))
+    return spans
+
+
+def max_context_masks(spans: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+    """Of each window, [C] bool: its tokens that no other window holds with a higher score.
+
+    The score is min(tokens of the window to the left, to the right) + 0.01 * tokens of the window, the first of several
+    equal ones wins: `_check_is_max_context` of the reference.
+    """
+    if len(spans) == 1:
+        return [np.ones(spans[0][1], bool)]
+    scores = np.full((len(spans), spans[-1][1]), -np.inf)
+    for row, (begin, end) in zip(scores, spans, strict=True):
+        from_left = np.arange(end - begin)
+        row[begin:end] = np.minimum(from_left, from_left[::-1]) + 0.01 * (end - begin)
+    best = scores.argmax(0)
+    return [best[begin:end] == number for number, (begin, end) in enumerate(spans)]
+
+
+def answer_tokens(offsets: np.ndarray, begin: int, end: int) -> tuple[int, int] | None:
+    """First and last of the tokens that have a character in [begin, end); None if there are none.
+
+    Args:
+      offsets: [n, 2] of the whole paragraph, of which neither column decreases.
+      begin, end: in characters of the paragraph.
+    """
+    first = int(np.searchsorted(offsets[:, 1], begin, side="right"))
+    last = int(np.searchsorted(offsets[:, 0], end, side="left")) - 1
+    return (first, last) if first <= last else None
+
+
+def _first_answer_tokens(question: Question, offsets: np.ndarray) -> tuple[int, int] | None:
+    if question.is_impossible or not question.answers or question.answers[0].start is None:
+        return None
+    answer = question.answers[0]
+    assert answer.start is not None
+    return answer_tokens(offsets, answer.start, answer.start + len(answer.text))
+
+
+def _encode_once(tokenizer: WordPieceTokenizer, texts: Sequence[str]) -> dict[str, tuple[list[int], np.ndarray]]:
+    distinct = iter(dict.fromkeys(texts))
+    encoded: dict[str, tuple[list[int], np.ndarray]] = {}
+    while batch := list(islice(distinct, _TEXTS_AT_ONCE)):
+        encoded.update(zip(batch, tokenizer.encode_batch_with_offsets(batch), strict=True))
+    return encoded
+
+
+def _encode_questions(tokenizer: WordPieceTokenizer, texts: Sequence[str], limit: int) -> list[list[int]]:
+    return [ids[:limit] for ids in tokenizer.encode_batch(list(texts))]

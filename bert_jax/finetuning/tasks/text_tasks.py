@@ -1,0 +1,213 @@
+"""GLUE's tasks and one's own texts, as tasks to train on: both are examples of one text or two with a label."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from bert_jax.config import ConfigDict
+from bert_jax.errors import InputError
+from bert_jax.finetuning import task_metrics
+from bert_jax.finetuning.inputs import text_files
+from bert_jax.finetuning.inputs.bad_rows import BadRows
+from bert_jax.finetuning.inputs.batching import Encoding, Rows
+from bert_jax.finetuning.inputs.tables import write_lines
+from bert_jax.finetuning.task import Outputs, Split, softmax
+from bert_jax.finetuning.tasks import glue
+from bert_jax.text.examples import TextExample, encode_examples
+
+log = logging.getLogger(__name__)
+
+
+def classes_or_scores(outputs: Outputs, *, regression: bool) -> np.ndarray:
+    """What each example's outputs come to: int64 [N] the most probable class, or fp32 [N] scores."""
+    stacked = np.stack(outputs)
+    return stacked[:, 0] if regression else stacked.argmax(axis=-1)
+
+
+@dataclass(frozen=True)
+class TextTask:
+    """A classification or regression of texts.
+
+    Attributes:
+      name: `glue/sst2`, or `text`.
+      classes: their names by number; none for a regression.
+      metric_names: of `metrics.METRICS`.
+      examples: of each split, the first of which is trained on.
+      fields: what the columns of one's own files are called, found or given.
+      positive_label: the class that `f1` is of; None where `f1` is no metric of the task, or is GLUE's.
+      left_out: rows of each split that cannot be used, by reason.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    metric_names: tuple[str, ...]
+    main_metric: str
+    examples: Mapping[str, Sequence[TextExample]]
+    encoding: Encoding
+    fields: text_files.TextFields | None = None
+    glue_task: glue.GlueTask | None = None
+    positive_label: str | None = None
+    left_out: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    @property
+    def regression(self) -> bool:
+        """Whether labels are scores."""
+        return not self.classes
+
+    @property
+    def kind(self) -> str:
+        return "regress" if self.regression else "classify"
+
+    @property
+    def size(self) -> int:
+        return 1 if self.regression else len(self.classes)
+
+    def about(self) -> dict[str, Any]:
+        fields = self.fields or text_files.TextFields()
+        is_pair = any(example.text_b is not None for example in self.examples["train"])
+        of_f1 = {} if self.positive_label is None else {"positive_label": self.positive_label}
+        return {
+            "name": self.name, "classes": list(self.classes), "texts": list(fields.texts), "id": fields.id,
+            "is_pair": is_pair, **of_f1,
+        }  # fmt: skip
+
+    def train(self) -> Rows:
+        return self._rows("train")
+
+    def splits(self) -> list[Split]:
+        return [self._split(name) for name in self.examples if name != "train"]
+
+    def _rows(self, name: str) -> Rows:
+        """Labels are those of the examples, or none where one has none."""
+        examples, labels = self.examples[name], None
+        if all(example.label is not None for example in examples):
+            kind = np.float32 if self.regression else np.int32
+            labels = np.array([example.label for example in examples], kind)
+        sequences = encode_examples(self.encoding.tokenizer, examples, self.encoding.max_seq_len)
+        return Rows(sequences, labels, last_position=self.encoding.last_position)
+
+    def _split(self, name: str) -> Split:
+        examples, rows = self.examples[name], self._rows(name)
+
+        def score(outputs: Outputs) -> dict[str, float]:
+            said = classes_or_scores(outputs, regression=self.regression)
+            positive = 1 if self.positive_label is None else self.classes.index(self.positive_label)
+            return task_metrics.compute(self.metric_names, np.asarray(rows.labels).tolist(), said, positive=positive)
+
+        def write(outputs: Outputs, folder: epath.Path) -> None:
+            said = classes_or_scores(outputs, regression=self.regression)
+            if self.glue_task is not None and name in self.glue_task.submissions:
+                glue.write_submission(folder, self.glue_task, name, examples, said.tolist())
+                return
+            shown = [f"{score:.4f}" for score in said] if self.regression else [self.classes[label] for label in said]
+            lines = [f"{example.id}\t{label}" for example, label in zip(examples, shown, strict=True)]
+            write_lines(folder / f"{name}.tsv", ["id\tprediction", *lines])
+
+        def predictions(outputs: Outputs) -> list[dict[str, Any]]:
+            return [{"id": example.id, **self._said(one)} for example, one in zip(examples, outputs, strict=True)]
+
+        return Split(
+            name, rows, None if rows.labels is None else score, write, predictions, len(examples),
+            self.left_out.get(name, {}),
+        )  # fmt: skip
+
+    def _said(self, outputs: np.ndarray) -> dict[str, Any]:
+        """`prediction`, a class by name or a score, and of classes their `probabilities`, of outputs [labels]."""
+        if self.regression:
+            return {"prediction": round(float(outputs[0]), 6)}
+        by_class = dict(zip(self.classes, softmax(outputs).round(6).tolist(), strict=True))
+        return {"prediction": self.classes[int(outputs.argmax())], "probabilities": by_class}
+
+
+def glue_task(config: ConfigDict, encoding: Encoding) -> TextTask:
+    """A task of GLUE in `data.path`. InputError where there is none of that name, or a file is missing."""
+    task = glue.get_task(config.task.name)
+    bad_rows = BadRows(strict=config.data.strict)
+    # A test set, which has no labels, may be left where it was downloaded.
+    wanted = [
+        split for split in task.splits
+        if split.startswith(("train", "dev")) or glue.has_split(config.data.path, task, split)
+    ]  # fmt: skip
+    examples, left_out = {}, {}
+    for split in wanted:
+        examples[split] = glue.read_split(config.data.path, task, split, bad_rows)
+        left_out[split] = bad_rows.take_reasons()
+    bad_rows.report()
+    return TextTask(
+        f"glue/{task.name}", task.labels, task.metrics, task.main_metric, examples, encoding, glue_task=task,
+        left_out=left_out,
+    )  # fmt: skip
+
+
+def own_task(config: ConfigDict, encoding: Encoding) -> TextTask:
+    """A task of one's own files: `task.train`, `task.dev` and `task.test`. InputError where one cannot be read."""
+    task = config.task
+    if not task.train:
+        raise InputError("task.train is empty: name the file to train on, --config.task.train=FILE")
+    if task.text_pair and not task.text:
+        raise InputError(f"task.text_pair={task.text_pair} is the second text: task.text names the first")
+    texts = tuple(name for name in (task.text, task.text_pair) if name)
+    fields = text_files.find_fields(
+        os.path.join(config.data.path, task.train), text_files.TextFields(texts, task.label)
+    )
+    bad_rows = BadRows(strict=config.data.strict)
+
+    def read(file: str, labels: tuple[str, ...] | None, *, labelled: bool = True) -> tuple:
+        return text_files.read_texts(
+            os.path.join(config.data.path, file),
+            bad_rows,
+            fields=fields,
+            labels=labels,
+            regression=task.regression,
+            labelled=labelled,
+        )
+
+    train, classes = read(task.train, None)
+    if not task.regression and len(classes) < 2:
+        raise InputError(f"{task.train}: all labels are {classes[0]!r}: there is nothing to tell apart")
+    if len(classes) > 2 and text_files.are_scores(classes):
+        log.warning("the %d labels are numbers, which are told apart: task.regression=True predicts them", len(classes))
+    positive_label = choose_positive_label(task.positive_label, classes)
+    examples, left_out = {"train": train}, {}
+    bad_rows.take_reasons()
+    if task.dev:
+        examples["dev"], _ = read(task.dev, classes or None)
+        left_out["dev"] = bad_rows.take_reasons()
+    if task.test:
+        examples["test"], _ = read(task.test, classes or None, labelled=False)
+        left_out["test"] = bad_rows.take_reasons()
+    bad_rows.report()
+    if positive_label is not None and task.dev:
+        log.info("f1 is that of the label %r (task.positive_label); f1_macro is the mean over labels", positive_label)
+    return own_text_task(classes, examples, encoding, fields, positive_label, left_out)
+
+
+def own_text_task(
+    classes: tuple[str, ...],
+    examples: Mapping[str, Sequence[TextExample]],
+    encoding: Encoding,
+    fields: text_files.TextFields,
+    positive_label: str | None,
+    left_out: Mapping[str, Mapping[str, int]],
+) -> TextTask:
+    """Returns the task of one's own examples: a regression where there are no classes."""
+    names = ("accuracy", *(("f1",) if positive_label is not None else ()), "f1_macro")
+    return TextTask(
+        "text", classes, names if classes else ("pearson", "spearman"), "accuracy" if classes else "spearman",
+        examples, encoding, fields, positive_label=positive_label, left_out=left_out,
+    )  # fmt: skip
+
+
+def choose_positive_label(given: str, classes: tuple[str, ...]) -> str | None:
+    """Returns the class that f1 is of: the one given, or the last of two. InputError for one that there is not."""
+    if given and len(classes) != 2:
+        what = f"{len(classes)} labels" if classes else "numbers"
+        raise InputError(f"task.positive_label={given}: the task has {what}, and f1 is of one of two; leave it empty")
+    if given and given not in classes:
+        raise InputError(f"task.positive_label={given}: expected {' or '.join(classes)}, the labels of task.train")
+    return given or (classes[-1] if len(classes) == 2 else None)

@@ -1,0 +1,1 @@
+"""Pre-trained and fine-tuned models in Python: loading, filling masks, features."""

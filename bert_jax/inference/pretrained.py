@@ -1,0 +1,199 @@
+"""A trained model in one line, its predictions where it is fine-tuned, and the masked words it would fill in."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from bert_jax.errors import InputError
+from bert_jax.finetuning.fine_tuned import FineTunedModel, open_model, trained_task
+from bert_jax.finetuning.trained_tasks import TrainedTask
+from bert_jax.model import BertConfig, BertForPreTraining, abstract_parameters
+from bert_jax.model.task_heads import BertForTask
+from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
+
+
+@dataclass(frozen=True)
+class PreTrained:
+    """A model, its tokenizer and its config."""
+
+    model: BertForPreTraining
+    tokenizer: WordPieceTokenizer
+    config: BertConfig
+
+    def batch(self, text: str | Sequence[str], pair: str | Sequence[str] | None = None) -> dict[str, jax.Array]:
+        """What the model reads, for one text or several, each alone or followed by its `pair`: int32 arrays.
+
+        Returns:
+          `input_ids, token_type_ids, positions, sequence_ids` [B, L], padded to the longest, where sequence 0 is
+          padding; `masked_positions` [B, L], every position, so that the masked-LM head predicts each;
+          `cls_positions` [B, 1].
+
+        Raises:
+          InputError: no text, not as many pairs as texts, pairs for a model of one segment, a text that is not UTF-8
+            or longer than the model reads.
+        """
+        batch = _encoded(self.tokenizer, self.config, text, pair, last_position=False)
+        return {**batch, "masked_positions": batch["positions"]}
+
+
+@dataclass(frozen=True)
+class FineTuned:
+    """A fine-tuned model, its tokenizer, its config, and the record of its task as the checkpoint has it.
+
+    `model(batch)` gives the fp32 outputs: of `record["kind"]` classify [B, labels], regress [B, 1], choose [B, 1] for
+    each ending, span [B, L, 2], start and end, and tag [B, L, tags]. `record` names labels ("classes") and tags by
+    number.
+    """
+
+    model: BertForTask
+    tokenizer: WordPieceTokenizer
+    config: BertConfig
+    record: Mapping[str, Any]
+    _checkpoint: Checkpoint = field(repr=False)
+    _running: FineTunedModel = field(repr=False)
+
+    @cached_property
+    def _task(self) -> TrainedTask:
+        return trained_task(self._checkpoint)
+
+    def batch(self, text: str | Sequence[str], pair: str | Sequence[str] | None = None) -> dict[str, jax.Array]:
+        """Returns the arrays of `PreTrained.batch` without `masked_positions`."""
+        return _encoded(self.tokenizer, self.config, text, pair, last_position=self.config.is_decoder)
+
+    def predict(self, text: str | Sequence[str], pair: Any = None) -> list[dict[str, Any]]:
+        """Predictions for one text or several, each alone or with its `pair`; longer ones are cut as in training.
+
+        Of a tagger a text is a sentence with spaces between its words; of SQuAD a question, and the pair its paragraph;
+        of a choice the context, and the pair a list of endings.
+
+        Returns:
+          A dict for each text, as `bert-jax predict` writes it: `prediction`, which is a label by its name, a score,
+          the number of an ending, an answer, or the tags of `words`; with it `probabilities`, `probability` and
+          `null_odds` where the task has them.
+
+        Raises:
+          InputError: no text, not as many pairs as texts, or not what the task reads.
+        """
+        texts, pairs = _paired(text, pair, one_pair=isinstance(text, str))
+        (split,) = self._task.task({"given": self._task.given(texts, pairs)}, {}).splits()
+        said = split.predictions(self._running.outputs(split.rows))
+        return [{key: value for key, value in one.items() if key != "id"} for one in said]
+
+
+def load(checkpoint: str) -> PreTrained | FineTuned:
+    """The model of a CHECKPOINT (a workdir, one of its checkpoints/STEP, or imported), in fp32 on the first device.
+
+    Of pre-training `model.encode(batch)` gives hidden states, and `model(batch)` the logits of both heads, None for one
+    that the checkpoint lacks. A fine-tuned checkpoint is a `FineTuned`: `model(batch)` gives the outputs of its task,
+    and `predict(texts)` labels by name. Raises InputError where there is no checkpoint.
+    """
+    found = open_checkpoint(checkpoint)
+    if found.task is not None:
+        running = open_model(found, dtype="float32", devices=jax.local_devices()[:1])
+        model = nnx.merge(running.graph, running.parameters)
+        return FineTuned(model, found.tokenizer, found.bert_config, found.task, found, running)
+    graph, _, _ = abstract_parameters(found.bert_config, heads=found.heads)
+    return PreTrained(nnx.merge(graph, found.load_parameters()), found.tokenizer, found.bert_config)
+
+
+def _paired(text: str | Sequence[str], pair: Any, *, one_pair: bool) -> tuple[list[str], list[Any]]:
+    """Texts, and as many pairs or Nones. InputError where there is no text, or they are not as many."""
+    texts = [text] if isinstance(text, str) else list(text)
+    pairs = [None] * len(texts) if pair is None else [pair] if one_pair or isinstance(pair, str) else list(pair)
+    if not texts or len(pairs) != len(texts):
+        raise InputError(f"{len(texts)} texts with {len(pairs)} pairs: give one text or more, each with its pair")
+    for given in (*texts, *(second for second in pairs if isinstance(second, str))):
+        check_text(given)
+    return texts, pairs
+
+
+def _encoded(
+    tokenizer: WordPieceTokenizer, config: BertConfig, text: str | Sequence[str], pair: str | Sequence[str] | None, *,
+    last_position: bool,
+) -> dict[str, jax.Array]:  # fmt: skip
+    """A batch, whose sequences are pooled from their last token or from their first."""
+    texts, pairs = _paired(text, pair, one_pair=isinstance(pair, str))
+    if config.type_vocab_size < 2 and any(second is not None for second in pairs):
+        raise InputError("a pair of texts, but the model has no second segment (type_vocab_size 1): give one text")
+    encoded = [tokenizer.encode_with_special_tokens(*both) for both in zip(texts, pairs, strict=True)]
+    length = max(len(ids) for ids, _ in encoded)
+    if length > config.max_position_embeddings:
+        raise InputError(
+            f"the text is {length} tokens long, the model reads {config.max_position_embeddings}: shorten it"
+        )
+    input_ids = np.full((len(texts), length), tokenizer.pad_id, np.int32)
+    token_type_ids, sequence_ids = np.zeros((2, *input_ids.shape), np.int32)
+    for row, (ids, types) in enumerate(encoded):
+        input_ids[row, : len(ids)], token_type_ids[row, : len(ids)], sequence_ids[row, : len(ids)] = ids, types, 1
+    pooled = [[len(ids) - 1 if last_position else 0] for ids, _ in encoded]
+    return {
+        "input_ids": jnp.asarray(input_ids),
+        "token_type_ids": jnp.asarray(token_type_ids),
+        "positions": jnp.asarray(np.tile(np.arange(length, dtype=np.int32), (len(texts), 1))),
+        "sequence_ids": jnp.asarray(sequence_ids),
+        "cls_positions": jnp.asarray(pooled, jnp.int32),
+    }
+
+
+@dataclass(frozen=True)
+class Filling:
+    """One candidate for one [MASK]: the piece, its probability, and the text with it in the mask's place."""
+
+    token: str
+    probability: float
+    text: str
+
+
+def check_text(text: str) -> None:
+    """InputError where `text` is not UTF-8, as an argument of a command may be."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"the text {text!r} is not valid UTF-8: convert it") from error
+
+
+def check_mask(text: str) -> None:
+    """InputError where `text` has no [MASK], or is not UTF-8."""
+    check_text(text)
+    if "[MASK]" not in text:
+        raise InputError(f"there is no [MASK] in {text!r}: put one where a word is to be filled in")
+
+
+def fill_mask(pretrained: PreTrained | FineTuned, text: str, top: int = 5) -> list[list[Filling]]:
+    """The `top` most probable fillings of each [MASK] in `text`, masks in order, best first.
+
+    Each mask is filled on its own, the others left as they are. InputError where there is no [MASK], or no head to
+    fill it in.
+    """
+    tokenizer = pretrained.tokenizer
+    check_mask(text)
+    if isinstance(pretrained, FineTuned):
+        raise InputError("the checkpoint is fine-tuned and has no mlm_head, which fills in masks")
+    if pretrained.config.is_decoder:
+        raise InputError("the checkpoint is a left-to-right model: it cannot fill in a mask from both sides")
+    batch = pretrained.batch(text)
+    ids = batch["input_ids"][0].tolist()
+    positions = [position for position, token in enumerate(ids) if token == tokenizer.mask_id]
+    if not 1 <= top <= tokenizer.vocab_size:
+        raise InputError(f"--top is 1 to {tokenizer.vocab_size}, not {top}")
+    logits, _ = pretrained.model({**batch, "masked_positions": jnp.asarray(positions)[None]})
+    if logits is None:
+        raise InputError("the checkpoint has no mlm_head, which fills in masks")
+    probabilities, tokens = jax.lax.top_k(jax.nn.softmax(logits[0], axis=-1), top)
+    fillings = []
+    for position, row_probabilities, row_tokens in zip(
+        positions, np.asarray(probabilities), np.asarray(tokens), strict=True
+    ):
+        row = []
+        for probability, token in zip(row_probabilities.tolist(), row_tokens.tolist(), strict=True):
+            filled = [*ids[1:position], token, *ids[position + 1 : -1]]
+            row.append(Filling(tokenizer.id_to_token(token), probability, tokenizer.decode(filled)))
+        fillings.append(row)
+    return fillings

@@ -1,0 +1,1 @@
+"""Meshes, shardings and the placement of arrays on devices."""

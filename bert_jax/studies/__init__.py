@@ -1,0 +1,1 @@
+"""Studies: many runs and their table."""

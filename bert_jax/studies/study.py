@@ -1,0 +1,384 @@
+"""A study: many runs, one table. Each row is an encoder, each column a score of a task that it is fine-tuned on.
+
+    bert-jax study configs/studies/table5.py --workdir=runs/table5 \\
+      --config.pretraining.data.path=DATASET --config.task_data=FOLDER --config.finetuning.num_epochs=3
+
+What rows and tasks are: `configs/studies/default.py`. `--config.pretraining.KEY` is of all rows,
+`--config.finetuning.KEY` of all tasks. Every run has a workdir of its own in that of the study and goes on from its
+checkpoint, so that the same command continues a study that was stopped:
+
+WORKDIR/pretraining/ROW                    of the first row with these settings
+WORKDIR/finetuning/ROW/encoder.json        what these fine-tunings started from
+WORKDIR/finetuning/ROW/TASK/lr-R-seed-S    the search of one cell
+WORKDIR/programs                           what is compiled, for all of them
+WORKDIR/table.md, table.json, table.png    what there is so far, written after each pre-training and each cell
+"""
+
+import json
+import logging
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from etils import epath
+
+from bert_jax.config import ConfigDict, load_config, set_key
+from bert_jax.data.preparation.tfds_corpus import is_tfds
+from bert_jax.errors import InputError
+from bert_jax.files import atomic, remote
+from bert_jax.finetuning.inputs.batching import Encoding
+from bert_jax.finetuning.search import SEARCH_FILE, planned_runs, search
+from bert_jax.finetuning.task_checks import model_of
+from bert_jax.finetuning.tasks.registry import TASKS
+from bert_jax.model import BertConfig
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.progress import Bars, silent
+from bert_jax.runtime.compilation_cache import shared_programs
+from bert_jax.runtime.preemption import StopSignal
+from bert_jax.runtime.processes import is_first
+from bert_jax.studies.study_table import PERPLEXITY, Cell, Table, write_table
+from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.tracking.metrics import read_metrics
+from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.training.phases import open_phases
+from bert_jax.training.pretrain import fit_phases, pretrain
+
+log = logging.getLogger(__name__)
+
+ENCODER_FILE = "encoder.json"
+
+_NUMBER = (int, float)
+_KEYS: dict[str, dict[str, tuple[Any, Any]]] = {  # of a row and of a task: the type, and that of what is in it
+    "rows": {
+        "name": (str, str), "pretraining": (Mapping, object), "checkpoint": (str, str), "config": (str, str),
+        "finetuning": (Mapping, object), "tasks": ((tuple, list), str), "paper": (Mapping, _NUMBER),
+    },
+    "tasks": {
+        "name": (str, str), "config": (str, str), "finetuning": (Mapping, object), "columns": (Mapping, str),
+        "scale": (_NUMBER, object),
+    },
+}  # fmt: skip
+_OF_FINETUNING = "finetuning."
+
+
+@dataclass(frozen=True)
+class Row:
+    """An encoder: pre-trained as `pretraining` says, in the study's folder of that name, or there already.
+
+    `config`, unless it is empty, is of fine-tuning in place of the tasks'. `tasks` are those that it has.
+    """
+
+    name: str
+    pretraining: ConfigDict | None
+    encoder: str
+    config: str
+    finetuning: Mapping[str, Any]
+    tasks: Sequence[str]
+    paper: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task. `columns`: by the name that each has in the table, "SPLIT/METRIC", or "" for its main metric."""
+
+    name: str
+    config: str
+    finetuning: Mapping[str, Any]
+    columns: Mapping[str, str]
+    scale: float
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a study's config says, checked."""
+
+    title: str
+    note: str
+    rows: Sequence[Row]
+    tasks: Sequence[Task]
+    perplexity: bool
+    task_data: str
+    overrides: Sequence[tuple[str, str]]  # of every fine-tuning
+
+    @property
+    def columns(self) -> list[str]:
+        """Of the table, from left to right."""
+        of_tasks = [column for task in self.tasks for column in task.columns]
+        return [PERPLEXITY, *of_tasks] if self.perplexity else of_tasks
+
+    def tasks_of(self, row: Row) -> list[Task]:
+        """What the row is fine-tuned on."""
+        return [task for task in self.tasks if task.name in row.tasks]
+
+    def config_of(self, row: Row, task: Task, encoder: str) -> ConfigDict:
+        """The config of fine-tuning `row` on `task`, by the order of who is heard last: config, task, row, overrides.
+
+        InputError for a key that there is not and for a value that cannot be.
+        """
+        said = [(key, str(value)) for of in (task.finetuning, row.finetuning) for key, value in of.items()]
+        where = f"row {row.name!r}, task {task.name!r}"
+        config = _naming(
+            where, load_config, row.config or task.config, [*said, *self.overrides], keys_of="finetune/default"
+        )
+        path = config.data.path
+        if self.task_data and not is_tfds(path) and not remote.is_remote(path):
+            set_key(config, "data.path", os.path.join(self.task_data, path))
+        set_key(config, "init", encoder)
+        if config.search.learning_rates and "optimizer.learning_rate" in dict(self.overrides):
+            raise InputError(f"{where} searches rates: --config.finetuning.search.learning_rates=... sets them")
+        _naming(where, planned_runs, config)
+        return config
+
+
+def load_study(spec: str, overrides: Sequence[tuple[str, str]] = ()) -> Study:
+    """The study of a config, as `load_config` takes it; overrides of `finetuning.KEY` are those of every task.
+
+    Raises:
+      InputError: for whatever can be seen to be wrong before any run: keys, names, values, datasets that are not there.
+    """
+    of_tasks = [(key.removeprefix(_OF_FINETUNING), text) for key, text in overrides if key.startswith(_OF_FINETUNING)]
+    own = [(key, text) for key, text in overrides if not key.startswith(_OF_FINETUNING)]
+    config = load_config(spec, own, keys_of="studies/default")
+    tasks = [_task(task) for task in _dicts("tasks", config.tasks)]
+    rows = _rows(config, [task.name for task in tasks])
+    _refuse_twice("tasks", [_slug(task.name) for task in tasks])
+    plan = Study(
+        config.title, config.note, _only("rows", rows, config.only_rows), _only("tasks", tasks, config.only_tasks),
+        config.perplexity, config.task_data, of_tasks,
+    )  # fmt: skip
+    _refuse_twice("columns of tasks", plan.columns)
+    for row in plan.rows:
+        if unknown := set(row.paper) - {column for task in tasks for column in task.columns} - {PERPLEXITY}:
+            raise InputError(f"row {row.name!r}: paper: there is no column {min(unknown)!r}")
+        encoder = _naming(f"row {row.name!r}", _encoder_config, row)
+        for task in plan.tasks_of(row):
+            of_cell = plan.config_of(row, task, row.encoder)
+            _naming(f"row {row.name!r}, task {task.name!r}", model_of, of_cell, encoder)
+            path = of_cell.data.path
+            if not is_tfds(path) and not remote.exists(remote.named(path)):
+                raise InputError(f"task {task.name!r}: there is no {path}: --config.task_data=FOLDER names its folder")
+    return plan
+
+
+def _encoder_config(row: Row) -> BertConfig:
+    """What the row's encoder is, or will be; InputError for one that cannot be."""
+    if row.pretraining is None:
+        return open_checkpoint(row.encoder).bert_config
+    if not row.pretraining.data.path and not row.pretraining.phases:
+        raise InputError("--config.pretraining.data.path=DIR has to be the output of `bert-jax prepare`")
+    return fit_phases(open_phases(row.pretraining), make_mesh(row.pretraining.mesh))[0].model
+
+
+def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Bars = silent) -> Table:
+    """Makes every run of `plan` that is not finished in `workdir`, and returns the table, which it writes there.
+
+    Args:
+      plan: of `load_study`.
+      workdir: of the study.
+      stop: a `StopSignal` that is active already; by default one is for as long as this runs.
+      bars: how the progress of each run is shown.
+
+    Raises as `pretrain` and `finetune` do; what is finished stays.
+    """
+    if not workdir:
+        raise InputError("--workdir is empty: name a folder")
+    folder = remote.absolute(workdir)
+    table = Table(plan.title, plan.note, plan.columns, [row.name for row in plan.rows])
+    if is_first():
+        atomic.make_folder(folder)
+    table.paper = {row.name: dict(row.paper) for row in plan.rows}
+    with ExitStack() as stack:
+        stop = stop or stack.enter_context(StopSignal())
+        stack.enter_context(shared_programs(folder))
+        _read_tasks(plan, folder)
+        for row in plan.rows:
+            encoder, tuned = row.encoder, _tuned(folder, row)
+            _refuse_another_encoder(row, tuned)
+            if row.pretraining is not None:
+                encoder = str(folder / "pretraining" / row.encoder)
+                pretrained = _pretrained(row, encoder, stop, bars)
+                if not row.finetuning.get("from_scratch"):  # that takes nothing but sizes and vocabulary from it
+                    table.pretraining[row.name] = pretrained
+                    if plan.perplexity and PERPLEXITY in pretrained:
+                        table.cells[row.name, PERPLEXITY] = Cell([pretrained[PERPLEXITY]])
+                if is_first():
+                    write_table(table, folder)
+            if is_first():
+                atomic.make_folder(tuned)
+                atomic.write_whole(tuned / ENCODER_FILE, (json.dumps(_started_from(row)) + "\n").encode())
+            for task in plan.tasks_of(row):
+                where = tuned / _slug(task.name)
+                log.info("%s, %s", row.name, task.name)
+                found = search(plan.config_of(row, task, encoder), str(where), stop=stop, bars=bars)
+                for column, wanted in task.columns.items():
+                    values = {
+                        seed: task.scale * _value(scores, wanted or f"/{found['metric']}", task.name)
+                        for seed, scores in found["results"].items()
+                    }
+                    table.cells[row.name, column] = Cell(list(values.values()), list(values), found["learning_rate"])
+                if is_first():
+                    write_table(table, folder)
+    return table
+
+
+def _tuned(folder: epath.Path, row: Row) -> epath.Path:
+    """Where the searches of a row are."""
+    return folder / "finetuning" / _slug(row.name)
+
+
+def _read_tasks(plan: Study, folder: epath.Path) -> None:
+    """InputError for a task whose files cannot be read, which is better known before days of pre-training."""
+    read = set()
+    for row in plan.rows:
+        tokenizer = None
+        for task in plan.tasks_of(row):
+            config = plan.config_of(row, task, row.encoder)
+            files = (config.data.path, config.task.to_json_best_effort())
+            if files in read or remote.exists(_tuned(folder, row) / _slug(task.name) / SEARCH_FILE):
+                continue
+            read.add(files)
+            tokenizer = tokenizer or _tokenizer(row)
+            encoding = Encoding(tokenizer, config.task.max_seq_len)
+            _naming(f"task {task.name!r}", TASKS[config.task.kind], config, encoding)
+
+
+def _tokenizer(row: Row) -> WordPieceTokenizer:
+    if row.pretraining is None:
+        return open_checkpoint(row.encoder).tokenizer
+    return open_phases(row.pretraining)[0].datasets[0].tokenizer
+
+
+def _pretrained(row: Row, encoder: str, stop: StopSignal, bars: Bars) -> dict[str, Any]:
+    """Pre-trains the row unless that is done; what it came to."""
+    assert row.pretraining is not None
+    log.info("%s: pre-training", row.name)
+    pretrain(row.pretraining, encoder, stop=stop, bars=bars)
+    evaluations = [line for line in read_metrics(remote.named(encoder)) if line.get("split") == "eval"]
+    return {"steps": row.pretraining.total_steps, **(_losses(evaluations[-1]) if evaluations else {})}
+
+
+def _started_from(row: Row) -> dict[str, Any]:
+    """What the fine-tunings of a row start from. Their configs do not tell: a folder may be trained further."""
+    return {"encoder": row.encoder, "steps": row.pretraining and row.pretraining.total_steps}
+
+
+def _refuse_another_encoder(row: Row, folder: epath.Path) -> None:
+    """InputError where the fine-tunings in the folder have started from another encoder, or from fewer steps of it."""
+    path, now = folder / ENCODER_FILE, _started_from(row)
+    before = json.loads(remote.patiently(path, path.read_text)) if remote.exists(path) else now
+    if changed := [f"{key} {before[key]!r} -> {now[key]!r}" for key in now if before[key] != now[key]]:
+        raise InputError(
+            f"row {row.name!r}: {folder} was fine-tuned from another encoder ({'; '.join(changed)}): remove it to "
+            "fine-tune again, or choose another --workdir"
+        )
+
+
+def _losses(evaluation: Mapping[str, Any]) -> dict[str, float]:
+    wanted = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "unigram_loss")
+    found = {name: float(evaluation[name]) for name in wanted if evaluation.get(name) is not None}
+    return {**found, PERPLEXITY: math.exp(found["mlm_loss"])} if "mlm_loss" in found else found
+
+
+def _value(scores: Mapping[str, Mapping[str, float]], wanted: str, task: str) -> float:
+    """The score that `wanted` names as "SPLIT/METRIC"; without a split it is the first one."""
+    split, _, metric = wanted.partition("/")
+    try:
+        return float(scores[split or next(iter(scores))][metric])
+    except KeyError:
+        known = [f"{split}/{metric}" for split, of_split in scores.items() for metric in of_split]
+        raise InputError(f"task {task!r}: columns: there is no {wanted!r}; there are {', '.join(known)}") from None
+
+
+# --- Reading the config ------------------------------------------------------------------------------------------
+
+
+def _rows(config: ConfigDict, tasks: Sequence[str]) -> list[Row]:
+    rows: list[Row] = []
+    shared: dict[str, str] = {}  # what is pre-trained, and the folder of the first row with it
+    for given in _dicts("rows", config.rows):
+        name, differences = given["name"], given.get("pretraining", {})
+        pretraining, encoder = None, given.get("checkpoint", "")
+        if encoder:
+            if "pretraining" in given or encoder not in config.checkpoints:
+                known = ", ".join(config.checkpoints)
+                raise InputError(
+                    f"row {name!r}: checkpoint is one of {known}, in place of pretraining, not {encoder!r}"
+                )
+            if not config.checkpoints[encoder] and name in (config.only_rows or (name,)):
+                raise InputError(
+                    f"row {name!r} wants --config.checkpoints.{encoder}=CHECKPOINT; --config.only_rows leaves it out"
+                )
+            encoder = config.checkpoints[encoder]
+        else:
+            pretraining = config.pretraining.copy_and_resolve_references()
+            for key, value in differences.items():
+                _naming(f"row {name!r}", set_key, pretraining, key, str(value))
+            encoder = shared.setdefault(pretraining.to_json_best_effort(), _slug(name))
+        of_tasks = given.get("config", ""), given.get("finetuning", {}), given.get("tasks") or tasks
+        if unknown := [task for task in of_tasks[-1] if task not in tasks]:
+            raise InputError(f"row {name!r}: tasks: there is no {unknown[0]!r}; there are {', '.join(tasks)}")
+        rows.append(Row(name, pretraining, encoder, *of_tasks, given.get("paper", {})))
+    _refuse_twice("rows", [_slug(row.name) for row in rows])
+    return rows
+
+
+def _task(given: Mapping[str, Any]) -> Task:
+    if not given.get("config"):
+        raise InputError(f"task {given['name']!r} has no config: name one of fine-tuning, such as finetune/glue:sst2")
+    columns = given.get("columns") or {given["name"]: ""}
+    return Task(given["name"], given["config"], given.get("finetuning", {}), columns, given.get("scale", 100))
+
+
+def _dicts(what: str, given: Any) -> Iterable[Mapping[str, Any]]:
+    """`rows` or `tasks`, each seen to have keys and values as `_KEYS` says."""
+    is_given = isinstance(given, (tuple, list)) and given
+    if not is_given or not all(isinstance(one, Mapping) and one.get("name") for one in given):
+        raise InputError(f"{what}: a tuple of dicts, each with its name, not {given!r:.80}")
+    keys = _KEYS[what]
+    for one in given:
+        where = f"{what}: {one['name']!r}"
+        if unknown := sorted(set(one) - set(keys), key=str):
+            raise InputError(f"{where} has {unknown[0]!r}, which is none of {', '.join(sorted(keys))}")
+        for key, value in one.items():
+            if not _is_of(value, *keys[key]):
+                raise InputError(f"{where}: {key} cannot be {value!r:.80}: see configs/studies/default.py")
+        if not _slug(one["name"]):
+            raise InputError(f"{where}: a name has a letter or a digit, for its folder")
+        yield one
+
+
+def _is_of(value: Any, kind: Any, of: Any) -> bool:
+    if not isinstance(value, kind):
+        return False
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and isinstance(one, of) for key, one in value.items())
+    return not isinstance(value, (tuple, list)) or all(isinstance(one, of) for one in value)
+
+
+def _only(what: str, given: Sequence[Any], names: Sequence[str]) -> list[Any]:
+    known = [one.name for one in given]
+    if unknown := [name for name in names if name not in known]:
+        raise InputError(f"only_{what}: there is no {unknown[0]!r}; there are {', '.join(known)}")
+    return [one for one in given if one.name in names or not names]
+
+
+def _refuse_twice(what: str, names: Sequence[str]) -> None:
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"{what}: {twice[0]!r} stands there twice")
+
+
+def _slug(name: str) -> str:
+    """The name as that of a folder."""
+    return re.sub(r"[\W_]+", "_", name.lower()).strip("_")
+
+
+def _naming(where: str, function: Any, *arguments: Any, **options: Any) -> Any:
+    """What `function` returns; an InputError of it says `where` first."""
+    try:
+        return function(*arguments, **options)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error

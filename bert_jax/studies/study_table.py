@@ -1,0 +1,234 @@
+"""The table of a study, as Markdown, JSON and a figure, with the paper's numbers beside ours."""
+
+import json
+import math
+import statistics
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import matplotlib
+from etils import epath
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+from bert_jax.files import atomic
+
+PERPLEXITY = "perplexity"
+"""The name of its column."""
+LOWER_IS_BETTER = {PERPLEXITY}
+_DIGITS = {PERPLEXITY: 2}  # that are shown behind the point; 1 of all other columns
+_PANELS_ACROSS = 5
+_LETTERS_AN_INCH = 10  # of a figure's title
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The scores of the restarts of one row in one column, whose seeds are `seeds`."""
+
+    values: Sequence[float]
+    seeds: Sequence[str] = ()
+    learning_rate: float | None = None
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation of a restart; None where there is but one."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    def as_json(self) -> dict[str, Any]:
+        """Mean, median, best, spread and every score."""
+        return {
+            "mean": self.mean, "deviation": self.deviation, "median": statistics.median(self.values),
+            "best": max(self.values), "spread": max(self.values) - min(self.values), "values": list(self.values),
+            "seeds": list(self.seeds), "learning_rate": self.learning_rate,
+        }  # fmt: skip
+
+
+@dataclass
+class Table:
+    """What a study has come to so far; `cells` and `paper` are by row and column."""
+
+    title: str
+    note: str
+    columns: Sequence[str]
+    rows: Sequence[str]
+    cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
+    paper: dict[str, dict[str, float]] = field(default_factory=dict)
+    pretraining: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def difference(self, row: str, column: str) -> tuple[float, float | None] | None:
+        """How much more the row has than the first one, on the average, and the standard error of that.
+
+        None where one of them is not there yet; the error is None where one of them has a single restart.
+        """
+        ours, first = self.cells.get((row, column)), self.cells.get((self.rows[0], column))
+        if ours is None or first is None:
+            return None
+        error = None
+        if ours.deviation is not None and first.deviation is not None:
+            error = math.hypot(*(cell.deviation / math.sqrt(len(cell.values)) for cell in (ours, first)))  # type: ignore
+        return ours.mean - first.mean, error
+
+    def paper_number(self, row: str, column: str) -> float | None:
+        """The paper's; None where it has none."""
+        return self.paper.get(row, {}).get(column)
+
+    def paper_difference(self, row: str, column: str) -> float | None:
+        """The same of the paper's numbers; None where one of them is not there."""
+        theirs, first = self.paper_number(row, column), self.paper_number(self.rows[0], column)
+        return None if theirs is None or first is None else theirs - first
+
+    def as_json(self) -> dict[str, Any]:
+        """`rows`, each with its `columns`, and in each of these our scores, the paper's number and differences."""
+        rows = []
+        for row in self.rows:
+            columns = {}
+            for column in self.columns:
+                cell, difference = self.cells.get((row, column)), self.difference(row, column)
+                columns[column] = {
+                    **(cell.as_json() if cell else {}),
+                    "paper": self.paper_number(row, column),
+                    "difference": difference and difference[0],
+                    "difference_error": difference and difference[1],
+                    "paper_difference": self.paper_difference(row, column),
+                }
+            rows.append({"name": row, "pretraining": self.pretraining.get(row), "columns": columns})
+        return {"title": self.title, "note": self.note, "columns": list(self.columns), "rows": rows}
+
+
+def write_table(table: Table, folder: epath.Path) -> None:
+    """Writes `table.md`, `table.json` and `table.png` into the folder."""
+    atomic.write_whole(folder / "table.md", render(table).encode())
+    atomic.write_whole(folder / "table.json", (json.dumps(table.as_json(), indent=2) + "\n").encode())
+    with atomic.whole_file(folder / "table.png") as file:
+        _draw(table, file)
+
+
+def render(table: Table) -> str:
+    """The table in Markdown: means and standard deviations, and how rows differ from the first one."""
+    parts = [f"# {table.title}" if table.title else "# Study"]
+    counts = sorted({len(cell.values) for cell in table.cells.values() if cell.seeds})
+    if counts:
+        restarts = " to ".join(str(count) for count in sorted({counts[0], counts[-1]}))
+        parts.append(
+            f"Mean ± standard deviation over {restarts} restart{'s' if counts[-1] > 1 else ''} of fine-tuning, at the "
+            "learning rate with the best median."
+        )
+    if table.note:
+        parts.append(table.note)
+    others = table.rows[1:]
+    parts.append(_scores(table, table.rows, lambda row, column: _mean(table, row, column), table.paper_number))
+    if any(table.difference(row, column) for row in others for column in table.columns):
+        parts.append(f"## Difference to {table.rows[0]}, ± its standard error")
+        parts.append(
+            _scores(table, others, lambda row, column: _difference(table, row, column), table.paper_difference)
+        )
+    if table.pretraining:
+        parts.append("## Pre-training, on held-out text")
+        parts.append(_pretraining(table))
+    return "\n\n".join(parts) + "\n"
+
+
+def _scores(
+    table: Table, rows: Sequence[str], ours: Callable[[str, str], str], paper: Callable[[str, str], float | None]
+) -> str:
+    """Rows by columns, with a column of the paper behind each of which it has numbers."""
+    has_paper = {column for column in table.columns if any(table.paper_number(row, column) for row in table.rows)}
+    signs = "+" if rows is not table.rows else ""
+    heads, lines = [""], [[row] for row in rows]
+    for column in table.columns:
+        heads.append(column)
+        for line in lines:
+            line.append(ours(line[0], column))
+        if column in has_paper:
+            heads.append("paper")
+            for line in lines:
+                number = paper(line[0], column)
+                line.append("" if number is None else f"{number:{signs}.{_DIGITS.get(column, 1)}f}")
+    return _markdown(heads, lines)
+
+
+def _pretraining(table: Table) -> str:
+    known = ("steps", "mlm_loss", "mlm_accuracy", "nsp_accuracy", "unigram_loss")
+    names = [name for name in known if any(name in values for values in table.pretraining.values())]
+    lines = []
+    for row, values in table.pretraining.items():
+        shown = [
+            f"{values[name]:,}" if name == "steps" else f"{values[name]:.3f}" if name in values else ""
+            for name in names
+        ]
+        lines.append([row, *shown])
+    return _markdown(["", *names], lines)
+
+
+def _markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    cells = [heads, ["---"] * len(heads), *lines]
+    return "\n".join(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |" for line in cells)
+
+
+def _mean(table: Table, row: str, column: str) -> str:
+    cell, digits = table.cells.get((row, column)), _DIGITS.get(column, 1)
+    if cell is None:
+        return ""
+    return f"{cell.mean:.{digits}f}" + ("" if cell.deviation is None else f" ± {cell.deviation:.{digits}f}")
+
+
+def _difference(table: Table, row: str, column: str) -> str:
+    difference, digits = table.difference(row, column), _DIGITS.get(column, 1)
+    if difference is None:
+        return ""
+    value, error = difference
+    return f"{value:+.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
+
+
+def _literal(text: str) -> str:
+    """The text for a figure, where a pair of dollar signs would stand for mathematics."""
+    return text.replace("$", r"\$")
+
+
+def _draw(table: Table, file: Any) -> None:
+    """A panel a column: every restart, the mean, and the paper, each as the difference to the first row."""
+    down = -(-len(table.columns) // _PANELS_ACROSS)
+    across = -(-len(table.columns) // down)
+    width, height = 2.6 * across + 2.2, (0.42 * len(table.rows) + 0.8) * down + 1.1
+    figure, axes = pyplot.subplots(
+        down, across, figsize=(width, height), sharey=True, squeeze=False, layout="constrained"
+    )
+    restart: dict[str, Any] = {"color": "C0", "marker": "o", "alpha": 0.3, "markersize": 4, "linestyle": ""}
+    mean: dict[str, Any] = {"color": "C0", "marker": "|", "markersize": 16, "markeredgewidth": 2.5, "linestyle": ""}
+    paper: dict[str, Any] = {"color": "C1", "marker": "D", "markerfacecolor": "none", "markersize": 7, "linestyle": ""}
+    for panel in axes.flat[len(table.columns) :]:
+        panel.set_visible(False)
+    for panel, column in zip(axes.flat, table.columns, strict=False):
+        first = table.cells.get((table.rows[0], column))
+        panel.axvline(0.0, color="gray", linewidth=0.8)
+        for y, row in enumerate(table.rows):
+            cell, theirs = table.cells.get((row, column)), table.paper_difference(row, column)
+            if cell is not None and first is not None:
+                panel.plot([value - first.mean for value in cell.values], [y] * len(cell.values), **restart)
+                panel.plot(cell.mean - first.mean, y, **mean)
+            if theirs is not None:
+                panel.plot(theirs, y, **paper)
+        panel.set_title(
+            _literal(column) + (" (less is better)" if column in LOWER_IS_BETTER else ""), fontsize="medium"
+        )
+        panel.grid(alpha=0.3, axis="x")
+        panel.locator_params(axis="x", nbins=5)
+    axes[0, 0].set_yticks(range(len(table.rows)), [_literal(row) for row in table.rows])
+    axes[0, 0].set_ylim(len(table.rows) - 0.5, -0.5)
+    figure.suptitle(textwrap.fill(_literal(table.title), int(_LETTERS_AN_INCH * width)), fontsize="large")
+    has_paper = any(table.paper_difference(row, column) is not None for row in table.rows for column in table.columns)
+    marks = {"a restart": restart, "mean": mean, **({"the paper": paper} if has_paper else {})}
+    handles = [pyplot.Line2D([], [], label=label, **style) for label, style in marks.items()]
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=len(handles), fontsize="small", frameon=False,
+        title=f"difference to {_literal(table.rows[0])}",
+    )  # fmt: skip
+    figure.savefig(file, format="png", dpi=130)
+    pyplot.close(figure)

@@ -1,0 +1,1 @@
+"""Metrics of a run: rows, TensorBoard, throughput, profiles, plots."""

@@ -1,0 +1,136 @@
+"""A run's curves as one picture: of pre-training beside the unigram baseline, or of fine-tuning with its scores."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import matplotlib
+from etils import epath
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+from bert_jax.errors import InputError
+from bert_jax.files import atomic, remote
+from bert_jax.tracking.metrics import read_metrics
+
+PRETRAINING = {
+    "mlm_loss": "MLM loss (nats)", "mlm_accuracy": "MLM accuracy", "nsp_loss": "NSP loss (nats)",
+    "nsp_accuracy": "NSP accuracy",
+}  # fmt: skip
+FINETUNING = {"loss": "training loss", "learning_rate": "learning rate", "grad_norm": "gradient norm"}
+SCORES = {
+    "accuracy": "accuracy", "f1": "F1", "f1_macro": "F1, mean over labels", "matthews": "Matthews correlation",
+    "pearson": "Pearson correlation", "spearman": "Spearman correlation", "precision": "precision",
+    "recall": "recall", "exact_match": "exact match (%)", "exact": "exact match (%)",
+    "best_f1": "F1 at the best threshold (%)",
+}  # fmt: skip
+"""Titles of the panels, by the names of metrics; other scores are not drawn."""
+SMOOTHING_ROWS = 10  # logged training rows averaged into a point
+_LEVELS = 4  # of folders, from a study's down to those of its runs
+
+Rows = list[dict[str, Any]]
+
+
+def plot_curves(workdirs: Sequence[str], output: str) -> None:
+    """Draws the curves of one run, or of several side by side, into the image file `output` (.png, .svg, .pdf).
+
+    Faint lines are training steps, solid ones their running mean. Of pre-training, dots are evaluations, the dashed
+    line is the loss of predicting words by their frequency, and heads that nobody trained have no panel. Of fine-tuning
+    every score has a panel, with the splits as lines over steps.
+
+    Raises:
+      InputError: a workdir has no metrics, runs of pre-training and of fine-tuning are mixed, or the type of `output`
+        is unknown.
+    """
+    runs = {workdir: _rows(workdir) for workdir in workdirs}
+    names = {workdir: remote.absolute(workdir).name for workdir in runs}
+    labels = names if len(set(names.values())) == len(names) else {workdir: workdir for workdir in runs}
+    suffix = epath.Path(output).suffix.lower()
+    if suffix not in (".png", ".svg", ".pdf"):
+        raise InputError(f"--output: curves are drawn as .png, .svg or .pdf, not {suffix!r}")
+    panels = _panels(runs)
+    across = 2 if len(panels) <= 4 else 3
+    down = -(-len(panels) // across)
+    figure, axes = pyplot.subplots(
+        down, across, figsize=(5.5 * across, 3.5 * down), sharex=True, squeeze=False, layout="constrained"
+    )
+    for panel in axes.flat[len(panels) :]:
+        panel.set_visible(False)
+    for panel, (name, title) in zip(axes.flat, panels.items(), strict=False):
+        for color, (workdir, rows) in enumerate(runs.items()):
+            _draw(panel, rows, name, f"C{color}", labels[workdir])
+        if name == "nsp_accuracy":
+            panel.axhline(0.5, color="gray", linestyle=":", label="chance")
+        panel.set_label(name)
+        panel.set_title(title)
+        panel.set_xlabel("step")
+        panel.tick_params(labelbottom=True)
+        panel.grid(alpha=0.3)
+        if panel.get_legend_handles_labels()[0]:
+            panel.legend(fontsize="small")
+    with atomic.whole_file(remote.named(output)) as file:
+        figure.savefig(file, format=suffix[1:], dpi=110)
+    pyplot.close(figure)
+
+
+def _rows(workdir: str) -> Rows:
+    folder = remote.named(workdir)
+    if rows := read_metrics(folder):
+        return rows
+    runs = [] if remote.is_remote(folder) else [str(run) for run in _runs_below(folder, _LEVELS)]
+    if runs:
+        raise InputError(
+            f"{workdir} has no metrics of its own but {len(runs)} runs that have: name those to draw, such as {runs[0]}"
+        )
+    raise InputError(f"{workdir} has no metrics: give the --workdir of `bert-jax pretrain` or `bert-jax finetune`")
+
+
+def _runs_below(folder: epath.Path, levels: int) -> Iterator[epath.Path]:
+    """Yields the workdirs with metrics in a folder of a search or a study, by name."""
+    if not levels or not folder.is_dir():
+        return
+    for child in sorted(folder.iterdir()):
+        if child.is_dir() and read_metrics(child):
+            yield child
+        else:
+            yield from _runs_below(child, levels - 1)
+
+
+def _panels(runs: Mapping[str, Rows]) -> dict[str, str]:
+    """Titles by metric, of those that at least one of the runs has. InputError where the runs are of both kinds."""
+    keys = {workdir: {key for row in rows for key in row} for workdir, rows in runs.items()}
+    pretrained = [workdir for workdir in runs if keys[workdir] & {*PRETRAINING}]
+    if pretrained and len(pretrained) < len(runs):
+        other = next(workdir for workdir in runs if workdir not in pretrained)
+        raise InputError(f"{pretrained[0]} is a run of pre-training and {other} is not: draw one kind at a time")
+    found = {key.rpartition("/")[2] for of_run in keys.values() for key in of_run}
+    wanted = PRETRAINING if pretrained else {**FINETUNING, **SCORES}
+    return {name: title for name, title in wanted.items() if name in found}
+
+
+def _draw(panel: Any, rows: Rows, name: str, color: str, label: str) -> None:
+    def points(key: str, *, evaluated: bool) -> tuple[list[int], list[float]]:
+        found = [
+            (row["step"], row[key]) for row in rows
+            if (row.get("split") == "eval") == evaluated and row.get(key) is not None
+        ]  # fmt: skip
+        return [step for step, _ in found], [value for _, value in found]
+
+    steps, values = points(name, evaluated=False)
+    if values:
+        panel.plot(steps, values, color=color, alpha=0.2)
+        means = [
+            sum(values[max(0, i + 1 - SMOOTHING_ROWS) : i + 1]) / min(i + 1, SMOOTHING_ROWS) for i in range(len(values))
+        ]
+        panel.plot(steps, means, color=color, label=f"{label}, training")
+    if name in PRETRAINING:
+        of_eval = points(name, evaluated=True)
+        panel.plot(*of_eval, color=color, marker="o", markersize=4, linestyle="", label=f"{label}, eval")
+    if name == "mlm_loss":
+        of_words = points("unigram_loss", evaluated=True)
+        panel.plot(*of_words, color=color, linestyle="--", label=f"{label}, unigram baseline")
+    scores = dict.fromkeys(key for row in rows for key in row if key.endswith(f"/{name}"))
+    for key, style in zip(scores, ("-", "--", ":", "-.") * len(scores), strict=False):
+        split = key.removesuffix(f"/{name}")
+        panel.plot(*points(key, evaluated=True), color=color, marker="o", markersize=4, linestyle=style,
+                   label=f"{label}, {split}")  # fmt: skip

@@ -1,0 +1,176 @@
+"""Collectives read from programs: written by hand, compiled for CPUs, and compiled for TPUs."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from bert_jax.ahead_of_time.hlo import Collective, read_collectives, read_loops
+
+MESH = {"data": 2, "fsdp": 2, "tensor": 2}
+
+
+def program(*lines: str) -> str:
+    return "\n".join(["HloModule m", "", "ENTRY %main (p: f32[8]) -> f32[8] {", *(f"  {line}" for line in lines), "}"])
+
+
+def only(text: str, mesh=MESH, slices: int = 1) -> Collective:
+    (found,) = read_collectives(text, mesh, slices)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("groups", "axes"),
+    [
+        ("{{0,4},{1,5},{2,6},{3,7}}", ("data",)),
+        ("{{0,2},{1,3},{4,6},{5,7}}", ("fsdp",)),
+        ("{{6,7},{0,1},{3,2},{4,5}}", ("tensor",)),
+        ("{{0,2,4,6},{1,3,5,7}}", ("data", "fsdp")),
+        ("{{0,1},{2,4},{3,5},{6,7}}", None),
+        ("[4,2]<=[8]", ("tensor",)),
+        ("[4,2]<=[2,4]T(1,0)", ("data",)),
+        ("[4,2]<=[2,2,2]T(0,2,1)", ("fsdp",)),
+        ("[2,4]<=[8]", ("fsdp", "tensor")),
+        ("[1,8]<=[8]", ("data", "fsdp", "tensor")),
+        ("mesh['axis_0'=2,'axis_1'=4] {'axis_0'}", ("data",)),
+        ("mesh['a'=2,'b'=2,'c'=2] {'a','c'}", ("data", "tensor")),
+        ("mesh['axis_0'=2,'axis_1'=4], device_ids=([2,2,2]T(1,0,2)) {'axis_0'}", ("fsdp",)),
+        ("[2,2,2]<=[8]", ("tensor",)),
+        ("mesh['a'=8] {'a':(1)2}", None),
+        ("{}", ("data", "fsdp", "tensor")),
+    ],
+)
+def test_groups_of_devices_are_along_axes_however_they_are_written(groups, axes):
+    line = f"%x = f32[4,8]{{1,0}} all-reduce(%p), channel_id=1, replica_groups={groups}, use_global_device_ids=true"
+    found = only(program(line))
+    assert found.axes == axes
+    assert found.bytes == 4 * 8 * 4
+
+
+@pytest.mark.parametrize(
+    ("instruction", "kind", "dtype", "size", "sent"),
+    [
+        ("f32[16]{0:T(8)} all-reduce(%p)", "all-reduce", "f32", 64, 64),
+        ("bf16[16]{0} all-reduce(%p)", "all-reduce", "bf16", 32, 32),
+        ("(f32[16]{0}, f32[]) all-reduce(%p, %q)", "all-reduce", "f32", 68, 68),
+        ("f32[16]{0} all-reduce-start(%p)", "all-reduce", "f32", 64, 64),
+        ("pred[16]{0} all-gather(%p)", "all-gather", "pred", 16, 8),
+        ("(f32[8]{0}, f32[16]{0}) all-gather-start(%p)", "all-gather", "f32", 64, 32),
+        ("f32[16]{0} reduce-scatter(%p)", "reduce-scatter", "f32", 128, 64),
+        ("f32[16]{0} all-to-all(%p)", "all-to-all", "f32", 64, 32),
+        ("((f32[8], f32[4]), (f32[16], f32[8])) all-gather-start(%p, %q)", "all-gather", "f32", 96, 48),
+        ("((f32[16]{0}), f32[8]{0}) reduce-scatter-start(%p)", "reduce-scatter", "f32", 64, 32),
+        ("(f32[16]{0}, /*index=1*/f32[16]{0}, u32[], u32[]) all-to-all-start(%p)", "all-to-all", "f32", 64, 32),
+    ],
+)
+def test_kinds_types_and_sizes(instruction, kind, dtype, size, sent):
+    found = only(program(f"%x.1 = {instruction}, channel_id=1, replica_groups=[4,2]<=[8]"))
+    assert (found.kind, found.dtype, found.bytes, found.devices) == (kind, dtype, size, 2)
+    assert found.bytes_sent == sent
+
+
+def test_a_permutation_is_along_the_axes_that_it_connects():
+    pairs = "source_target_pairs={{0,4},{4,0},{1,5},{5,1},{2,6},{6,2},{3,7},{7,3}}"
+    found = only(program(f"%x = f32[16]{{0}} collective-permute(%p), channel_id=1, {pairs}"))
+    assert (found.kind, found.axes, found.bytes_sent) == ("collective-permute", ("data",), 64)
+
+
+def test_what_stands_in_loops_runs_as_often_as_they_go_round():
+    text = """HloModule m
+
+%inner (a: f32[8]) -> f32[8] {
+  %one = f32[8]{0} all-gather(%a), channel_id=1, replica_groups=[4,2]<=[8]
+}
+
+%inner_condition (a: f32[8]) -> pred[] {
+  %twelve = s32[]{:T(128)} constant(12)
+  ROOT %lt = pred[] compare(%i, %twelve), direction=LT
+}
+
+%outer (b: f32[8]) -> f32[8] {
+  %two = f32[8]{0} all-gather(%b), channel_id=2, replica_groups=[4,2]<=[8]
+  %w = (f32[8]{0}) while(%t), condition=%inner_condition, body=%inner
+}
+
+%outer_condition (b: f32[8]) -> pred[] {
+  ROOT %lt = pred[] compare(%i, %n), direction=LT
+}
+
+%called (c: f32[8]) -> f32[8] {
+  %three = f32[8]{0} all-gather(%c), channel_id=3, replica_groups=[4,2]<=[8]
+}
+
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %w = (f32[8]{0}) while(%t), condition=%outer_condition, body=%outer, backend_config={"known_trip_count":{"n":"5"}}
+  %f = f32[8]{0} fusion(%p), kind=kLoop, calls=%called
+}
+"""
+    found = {one.loops: (one.instructions, one.count, one.bytes) for one in read_collectives(text, MESH)}
+    assert found == {2: (1, 60, 60 * 32), 1: (1, 5, 5 * 32), 0: (1, 1, 32)}
+    assert read_loops(text) == [{"depth": 0, "trips": 5}, {"depth": 1, "trips": 12}]
+
+
+def test_what_is_called_twice_runs_twice_and_an_all_reduce_scatter_is_a_reduce_scatter():
+    text = """HloModule m
+
+%all-reduce-scatter.1 (a: f32[8]) -> f32[4] {
+  %one = f32[8]{0} all-reduce(%a), channel_id=1, replica_groups=[4,2]<=[8]
+}
+
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %f = f32[4]{0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.1
+  %g = f32[4]{0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.1
+  %h = f32[4]{0} add(%f, %g), metadata={op_name="all-reduce(all-reduce(x))"}
+}
+"""
+    found = only(text)
+    assert (found.kind, found.instructions, found.count, found.bytes) == ("reduce-scatter", 1, 2, 64)
+
+
+def test_a_chain_of_pieces_is_one_collective_and_a_shared_channel_is_not():
+    piece = '= f32[8]{0} all-gather(%p), channel_id=7, replica_groups=[4,2]<=[8], frontend_attributes={chain_id="3"}'
+    other = "= f32[8]{0} all-gather(%p), channel_id=1, replica_groups=[4,2]<=[8]"
+    found = only(program(f"%a {piece}", f"%b {piece}", f"%c {other}", f"%d {other}"))
+    assert (found.instructions, found.bytes) == (3, 3 * 32)
+
+
+def test_programs_of_several_slices_count_devices_within_one_and_send_between():
+    text = program(
+        "%a = f32[16]{0} all-gather(%p), channel_id=1, replica_groups={{0,1,2,3}}",
+        "%b = (f32[4]{0:T(8)}, u32[], token[]) send(%p, %t), channel_id=2, is_host_transfer=true, "
+        'frontend_attributes={_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}',
+    )
+    within, between = read_collectives(text, {"data": 4, "fsdp": 2, "tensor": 1}, slices=2)
+    assert (within.kind, within.axes, within.devices, within.between_slices) == (
+        "all-gather",
+        ("data", "fsdp"),
+        4,
+        False,
+    )
+    assert (between.kind, between.axes, between.devices, between.bytes) == ("all-reduce", ("data",), 2, 16)
+    assert between.between_slices
+
+
+def test_what_is_no_program_is_an_error():
+    with pytest.raises(ValueError, match="no ENTRY"):
+        read_collectives("HloModule m\n", MESH)
+
+
+def test_a_program_that_this_machine_compiles():
+    """A sum over two of three axes in a loop of five, and one array gathered."""
+    mesh = jax.make_mesh((2, 2, 2), tuple(MESH), axis_types=(AxisType.Auto,) * 3)
+
+    def body(x):
+        def once(total, _):
+            return jax.lax.pcast(jax.lax.psum(total, ("data", "tensor")), ("data", "tensor"), to="varying") * 0.5, None
+
+        total, _ = jax.lax.scan(once, x, length=5)
+        return jax.lax.all_gather(total, "fsdp", tiled=True)
+
+    cut = PartitionSpec(("data", "fsdp", "tensor"))
+    step = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=cut, out_specs=cut))
+    text = step.lower(jax.ShapeDtypeStruct((64,), jnp.float32)).compile().as_text()
+    found = {one.kind: one for one in read_collectives(text, MESH)}
+    total, gathered = found["all-reduce"], found["all-gather"]
+    assert (total.axes, total.loops, total.count, total.bytes) == (("data", "tensor"), 1, 5, 5 * 8 * 4)
+    assert (gathered.axes, gathered.loops, gathered.count, gathered.bytes) == (("fsdp",), 0, 1, 16 * 4)

@@ -1,0 +1,409 @@
+import itertools
+import threading
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+from support import helpers
+
+from bert_jax.data.dataset import PreparedDataset
+from bert_jax.data.loading.loader import (
+    EvalLoader,
+    TrainLoader,
+    TrainRows,
+    batch_shapes,
+    next_token_targets,
+    predictions_a_row,
+)
+from bert_jax.data.loading.masking import Masking
+from bert_jax.data.loading.prefetch import Prefetch
+from bert_jax.errors import InputError
+
+SHAPES = {
+    "input_ids": (16, 64), "token_type_ids": (16, 64), "positions": (16, 64), "sequence_ids": (16, 64),
+    "masked_positions": (16, 10), "masked_ids": (16, 10), "masked_weights": (16, 10),
+    "cls_positions": (16, 1), "next_sentence_labels": (16, 1), "next_sentence_weights": (16, 1),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def dataset(dataset_dir):
+    return PreparedDataset(str(dataset_dir))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory, vocabulary_file):
+    """A dataset with fewer instances than most batches have rows."""
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "corpus.txt").write_text(helpers.make_corpus(documents=5))
+    helpers.prepare_dataset(folder / "corpus.txt", vocabulary_file, folder / "data", eval_fraction=0.0)
+    return PreparedDataset(str(folder / "data"))
+
+
+class Loader(TrainLoader):
+    """A loader of one dataset, which also says which instances its rows are."""
+
+    def __init__(
+        self, dataset, *, seed=0, batch=16, masking=None, left_to_right=False, static_masks=0, max_sequences=1, **where
+    ):
+        masking = None if left_to_right else masking or Masking(10)
+        rows = TrainRows(dataset, seed=seed, masking=masking, static_masks=static_masks, max_sequences=max_sequences)
+        super().__init__([rows], seed=seed, global_batch_size=batch, **where)
+        self.size = rows.size
+
+    def examples(self, step):
+        instances, epochs = self.sources[0].instances(
+            self._offset + np.arange(self.global_batch_size) + step * self.global_batch_size
+        )
+        return instances[:, 0], epochs
+
+
+def make(dataset, seed=0, batch=16, **masking):
+    return Loader(dataset, seed=seed, batch=batch, masking=Masking(10, **masking))
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        assert one[name].dtype == other[name].dtype
+        assert np.array_equal(one[name], other[name]), name
+
+
+def unmask(batch):
+    ids = batch["input_ids"].copy()
+    row, slot = np.nonzero(batch["masked_weights"])
+    ids[row, batch["masked_positions"][row, slot]] = batch["masked_ids"][row, slot]
+    return ids
+
+
+# --- Training ---------------------------------------------------------------------------------------------------
+
+
+def test_layout(dataset):
+    batch = make(dataset).batch(3)
+    assert {name: array.shape for name, array in batch.items()} == SHAPES
+    floats = {name for name, array in batch.items() if array.dtype == np.float32}
+    assert floats == {"masked_weights", "next_sentence_weights"}
+    assert all(array.dtype == np.int32 for name, array in batch.items() if name not in floats)
+    assert (batch["next_sentence_weights"] == 1).all()
+    assert (batch["cls_positions"] == 0).all()
+    lengths = batch["sequence_ids"].sum(axis=1)
+    expected = [min(10, max(1, round(0.15 * length))) for length in lengths.tolist()]
+    assert batch["masked_weights"].sum(axis=1).tolist() == expected
+
+
+@pytest.mark.parametrize("max_sequences", [1, 3])
+@pytest.mark.parametrize("left_to_right", [False, True])
+def test_what_a_batch_is_like_is_known_without_it(dataset, max_sequences, left_to_right):
+    loader = Loader(dataset, max_sequences=max_sequences, left_to_right=left_to_right)
+    predictions = predictions_a_row(None if left_to_right else Masking(10), dataset.info.seq_len, max_sequences)
+    shapes = batch_shapes(16, dataset.info.seq_len, predictions, max_sequences)
+    assert {name: (entry.shape, entry.dtype) for name, entry in loader.batch(0).items()} == shapes
+
+
+def test_a_batch_is_its_instances(dataset):
+    loader = make(dataset)
+    batch = loader.batch(5)
+    indices, _ = loader.examples(5)
+    plain = dataset.instances("train", indices)
+    assert np.array_equal(unmask(batch), plain["input_ids"])
+    assert np.array_equal(batch["next_sentence_labels"][:, 0], plain["is_random_next"])
+    for name in ("token_type_ids", "positions", "sequence_ids"):
+        assert np.array_equal(batch[name], plain[name])
+
+
+def test_batches_are_pure(dataset_dir, dataset):
+    steps = [0, 1, 2, 44, 45, 46, 1000, 10**9]
+    first = {step: make(dataset).batch(step) for step in steps}
+    loader = make(PreparedDataset(str(dataset_dir)))
+    for step in [*reversed(steps), 44, 44]:
+        assert_same(loader.batch(step), first[step])
+
+
+@pytest.mark.parametrize("batch", [1, 15, 16, 97])
+def test_an_epoch_sees_everything_once(dataset, batch):
+    loader = make(dataset, batch=batch)
+    size = loader.size
+    steps = -(-3 * size // batch)
+    pairs = [loader.examples(step) for step in range(steps)]
+    indices = np.concatenate([found for found, _ in pairs])
+    epochs = np.concatenate([epoch for _, epoch in pairs])
+    assert np.array_equal(epochs, np.arange(len(epochs)) // size)
+    orders = [indices[epoch * size : (epoch + 1) * size] for epoch in range(3)]
+    for order in orders:
+        assert np.array_equal(np.sort(order), np.arange(size))
+    for one, other in itertools.combinations(orders, 2):
+        assert (one == other).mean() < 0.05
+
+
+def test_order_does_not_depend_on_the_batch_size(dataset):
+    one = np.concatenate([make(dataset, batch=12).examples(step)[0] for step in range(8)])
+    other = np.concatenate([make(dataset, batch=32).examples(step)[0] for step in range(3)])
+    assert np.array_equal(one, other)
+
+
+def test_a_dataset_smaller_than_a_batch(tiny):
+    batch = 3 * tiny.size("train") + 1
+    loader = make(tiny, batch=batch)
+    assert set(Counter(loader.examples(0)[0].tolist()).values()) == {3, 4}
+    found = loader.batch(0)
+    assert found["input_ids"].shape == (batch, 64)
+    # The copies of an instance in a batch belong to several epochs: each has a mask of its own.
+    assert len(np.unique(found["input_ids"], axis=0)) > tiny.size("train")
+    assert len(np.unique(unmask(found), axis=0)) == tiny.size("train")
+
+
+def test_masks_are_new_each_epoch(dataset):
+    loader = make(dataset, batch=dataset.size("train"))
+    masks = []
+    for epoch in range(3):
+        batch = loader.batch(epoch)
+        order = np.argsort(loader.examples(epoch)[0])
+        masks.append(np.where(batch["masked_weights"] > 0, batch["masked_positions"], -1)[order])
+    for one, other in itertools.combinations(masks, 2):
+        same = (one == other).all(axis=1)
+        assert same.mean() < 0.2  # sequences of a handful of tokens have few masks to choose from
+        long = (one >= 0).sum(axis=1) >= 6
+        assert same[long].sum() == 0
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_static_masks_come_round_again(dataset, rounds):
+    loader = Loader(dataset, batch=dataset.size("train"),
+                         static_masks=rounds)  # fmt: skip
+
+    def by_instance(epoch):
+        batch, (indices, _) = loader.batch(epoch), loader.examples(epoch)
+        return batch["input_ids"][np.argsort(indices)]
+
+    epochs = [by_instance(epoch) for epoch in range(2 * rounds)]
+    for epoch in range(rounds):
+        assert np.array_equal(epochs[epoch], epochs[epoch + rounds])
+        for other in range(epoch):
+            assert (epochs[epoch] != epochs[other]).any(axis=1).mean() > 0.9
+    assert np.array_equal(epochs[0], by_instance(0))
+
+
+def test_more_or_fewer_processes_see_each_example_once(dataset):
+    """Two processes, then four, then one: together they go through the epoch as one would."""
+    whole = make(dataset, batch=16)
+    steps = whole.size // 16
+    seen = []
+    for step in range(steps):
+        processes = 2 if step < steps // 3 else 4 if step < 2 * steps // 3 else 1
+        share = 16 // processes
+        parts = [make(dataset, batch=16).batch(step, slice(p * share, (p + 1) * share)) for p in range(processes)]
+        together = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        assert_same(together, whole.batch(step))
+        seen.append(whole.examples(step)[0])
+    assert len(np.unique(np.concatenate(seen))) == 16 * steps
+
+
+def test_a_later_phase_reads_on(dataset):
+    whole = make(dataset, batch=16)
+    later = Loader(dataset, first_step=100, first_row=48)
+    assert_same(later.batch(100), whole.batch(3))
+    assert_same(later.batch(107), whole.batch(10))
+
+
+def test_left_to_right_batches_predict_every_next_token(dataset, dataset_dir):
+    loader = Loader(dataset, left_to_right=True)
+    batch, (indices, _) = loader.batch(2), loader.examples(2)
+    plain = dataset.instances("train", indices)
+    assert np.array_equal(batch["input_ids"], plain["input_ids"])
+    for row in range(16):
+        length = int(plain["sequence_ids"][row].sum())
+        assert batch["masked_positions"][row].tolist() == list(range(64))
+        assert batch["masked_weights"][row].tolist() == [1.0] * (length - 1) + [0.0] * (64 - length + 1)
+        assert batch["masked_ids"][row, : length - 1].tolist() == plain["input_ids"][row, 1:length].tolist()
+    evaluation = EvalLoader([PreparedDataset(str(dataset_dir))], batch_size=16, left_to_right=True).batch(0)
+    assert {name: entry.shape for name, entry in evaluation.items()} == {n: e.shape for n, e in batch.items()}
+    assert evaluation["masked_weights"].sum() > 16
+
+
+def test_a_next_token_is_never_that_of_another_sequence():
+    ids = np.array([[2, 7, 8, 2, 9, 0]], np.int32)
+    targets = next_token_targets(ids, np.array([[1, 1, 1, 2, 2, 0]]))
+    assert targets["masked_weights"].tolist() == [[1, 1, 0, 1, 0, 0]]
+    assert targets["masked_ids"].tolist() == [[7, 8, 0, 9, 0, 0]]
+
+
+def test_rows_are_a_part_of_the_batch(dataset):
+    size = dataset.size("train")
+    loader = make(dataset, batch=next(batch for batch in (16, 15, 17) if size % batch))
+    step = size // loader.global_batch_size
+    assert set(loader.examples(step)[1]) == {0, 1}  # across the end of an epoch
+    whole = loader.batch(step)
+    for rows in (slice(0, 4), slice(4, 8), slice(14, 15), slice(None), slice(1, None, 2)):
+        assert_same(loader.batch(step, rows), {name: array[rows] for name, array in whole.items()})
+
+
+def test_seeds(dataset):
+    one, other = make(dataset, seed=0), make(dataset, seed=1)
+    assert (one.examples(0)[0] != other.examples(0)[0]).any()
+    # The same instance under another seed has another mask.
+    everything = dataset.size("train")
+    first, second = (make(dataset, seed=seed, batch=everything) for seed in (0, 1))
+    place = [np.argsort(loader.examples(0)[0]) for loader in (first, second)]
+    positions = [loader.batch(0)["masked_positions"][at] for loader, at in zip((first, second), place, strict=True)]
+    assert (positions[0] != positions[1]).any(axis=1).mean() > 0.7
+
+
+def test_order_follows_the_dataset(dataset):
+    other = PreparedDataset(str(dataset.folder))
+    other.info = type(dataset.info)(**{**dataset.info.__dict__, "hash": "0"})
+    assert (make(dataset).examples(0)[0] != make(other).examples(0)[0]).any()
+
+
+def test_no_training_instances(dataset, monkeypatch):
+    monkeypatch.setattr(dataset, "block_sizes", lambda split: np.zeros(0, np.int64))
+    with pytest.raises(InputError, match="no training instances"):
+        make(dataset)
+
+
+def test_random_tokens_are_of_the_whole_vocabulary(dataset):
+    batch = make(dataset, batch=500, mask_token=0, keep_token=0, random_token=1).batch(0)
+    row, slot = np.nonzero(batch["masked_weights"])
+    drawn = np.bincount(batch["input_ids"][row, batch["masked_positions"][row, slot]])
+    assert len(drawn) == dataset.tokenizer.vocab_size
+    assert (drawn > 0).all()
+
+
+def test_whole_words_go_by_the_tokenizers_pieces(dataset, monkeypatch):
+    pieces = np.arange(dataset.tokenizer.vocab_size) % 2 == 0  # the corpus has whole words alone
+    monkeypatch.setattr(dataset.tokenizer, "continuation", pieces)
+    loader = make(dataset, batch=200, whole_word=True, mask_token=1, keep_token=0, random_token=0)
+    masked = loader.batch(0)["input_ids"] == dataset.tokenizer.mask_id
+    plain = dataset.instances("train", loader.examples(0)[0])
+    inside = plain["maskable"][:, 1:] & plain["maskable"][:, :-1]
+    goes_on = pieces[plain["input_ids"][:, 1:]]
+    differ = masked[:, 1:] != masked[:, :-1]
+    assert not differ[inside & goes_on].any()
+    assert differ[inside & ~goes_on].any()
+
+
+# --- Evaluation -------------------------------------------------------------------------------------------------
+
+
+def test_eval_masks_never_change(dataset, dataset_dir):
+    one = list(EvalLoader([dataset], batch_size=16))
+    make(dataset, seed=7, mask_token=0, keep_token=0, random_token=1).batch(0)
+    two = list(EvalLoader([PreparedDataset(str(dataset_dir))], batch_size=16))
+    assert len(one) == len(two) > 1
+    for first, second in zip(one, two, strict=True):
+        assert_same(first, second)
+    small = list(EvalLoader([dataset], batch_size=7))
+    for name in ("input_ids", "masked_positions", "masked_ids", "masked_weights"):
+        size = dataset.size("eval")
+        assert np.array_equal(
+            np.concatenate([batch[name] for batch in one])[:size],
+            np.concatenate([batch[name] for batch in small])[:size],
+        )
+
+
+def test_eval_is_eighty_ten_ten(dataset):
+    mask, kept, total = 0, 0, 0
+    for batch in EvalLoader([dataset], batch_size=64):
+        row, slot = np.nonzero(batch["masked_weights"])
+        now = batch["input_ids"][row, batch["masked_positions"][row, slot]]
+        mask += (now == dataset.tokenizer.mask_id).sum()
+        kept += (now == batch["masked_ids"][row, slot]).sum()
+        total += len(row)
+    assert mask / total == pytest.approx(0.8, abs=5 * 0.4 / np.sqrt(total))
+    assert kept / total == pytest.approx(0.1, abs=5 * 0.3 / np.sqrt(total))
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 16, 1000])
+def test_eval_padding_weighs_nothing(dataset, batch_size):
+    size = dataset.size("eval")
+    loader = EvalLoader([dataset], batch_size=batch_size)
+    batches = list(loader)
+    assert len(batches) == loader.batches == -(-size // batch_size)
+    assert all(len(batch["input_ids"]) == batch_size for batch in batches)
+    assert sum(batch["next_sentence_weights"].sum() for batch in batches) == size
+    lengths = dataset.instances("eval", np.arange(size))["sequence_ids"].sum(axis=1)
+    expected = sum(min(10, max(1, round(0.15 * length))) for length in lengths.tolist())
+    assert sum(batch["masked_weights"].sum() for batch in batches) == expected
+    last = batches[-1]
+    filled = len(batches) * batch_size - size
+    if filled:
+        assert (last["masked_weights"][-filled:] == 0).all()
+        assert (last["next_sentence_weights"][-filled:] == 0).all()
+        assert (last["sequence_ids"][-filled:].sum(axis=1) > 0).all()  # no row is empty: no division by zero
+
+
+def test_eval_rows_and_fewer_batches(dataset):
+    loader = EvalLoader([dataset], batch_size=16, batches=2)
+    assert loader.batches == len(list(loader)) == 2
+    whole = EvalLoader([dataset], batch_size=16)
+    assert_same(loader.batch(1), whole.batch(1))
+    last = whole.batches - 1
+    for rows in (slice(0, 8), slice(8, 16)):
+        assert_same(whole.batch(last, rows), {name: array[rows] for name, array in whole.batch(last).items()})
+    assert EvalLoader([dataset], batch_size=16, batches=10**6).batches == whole.batches
+
+
+def test_no_eval_split(tiny):
+    assert list(EvalLoader([tiny], batch_size=4)) == []
+
+
+# --- Prefetch ---------------------------------------------------------------------------------------------------
+
+
+def test_prefetch_keeps_order():
+    assert list(Prefetch(lambda step: step * step, 3, 40)) == [step * step for step in range(3, 40)]
+    assert list(Prefetch(lambda step: step, 5, 5)) == []
+    assert list(Prefetch(lambda step: step, 5, 2)) == []
+
+
+def test_prefetch_runs_ahead_but_not_far():
+    made = []
+    items = Prefetch(lambda step: made.append(step) or step, 0, 100, depth=3)
+    assert next(items) == 0
+    deadline = time.monotonic() + 5
+    while len(made) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    assert 4 <= len(made) <= 5  # one read, three waiting, one in hand
+    items.close()
+
+
+def test_prefetch_raises_where_the_item_would_have_come():
+    def make_item(step):
+        if step == 4:
+            raise ValueError("step 4")
+        return step
+
+    items = Prefetch(make_item, 0, 10)
+    assert [next(items) for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="step 4"):
+        next(items)
+    with pytest.raises(StopIteration):
+        next(items)
+    within(5, items.close)
+
+
+def test_prefetch_closes_while_full():
+    items = Prefetch(lambda step: step, 0, 10**9, depth=2)
+    time.sleep(0.1)
+    within(5, items.close)
+    assert not items._thread.is_alive()
+    within(5, items.close)
+
+
+def test_prefetch_ends_when_closed():
+    items = Prefetch(lambda step: step, 0, 10**9)
+    assert next(items) == 0
+    items.close()
+    assert within(5, lambda: list(items)) == []
+
+
+def within(seconds, call):
+    """What `call` returns, if it returns in time."""
+    result = []
+    thread = threading.Thread(target=lambda: result.append(call()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "hangs"
+    return result[0]

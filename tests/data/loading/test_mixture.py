@@ -1,0 +1,199 @@
+"""Several datasets in one run: shares, epochs of each, and what may not be mixed."""
+
+import signal
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from etils import epath
+from support import helpers, runs
+
+from bert_jax.data.dataset import PreparedDataset
+from bert_jax.data.loading.loader import EvalLoader, TrainLoader, TrainRows
+from bert_jax.data.loading.masking import Masking
+from bert_jax.data.loading.mixture import Mixture
+from bert_jax.errors import InputError
+from bert_jax.tracking.metrics import read_metrics
+from bert_jax.training import workdir
+from bert_jax.training.phases import open_phases
+from bert_jax.training.pretrain import pretrain
+
+
+@pytest.mark.parametrize("weights", [(1,), (1, 1), (0.7, 0.2, 0.1), (1e-3, 1), (3, 3, 3)])
+def test_shares(weights):
+    mixture = Mixture(weights, key=5)
+    count = 50_000
+    sources, numbers = mixture.locate(np.arange(count))
+    for source, weight in enumerate(weights):
+        of_source = numbers[sources == source]
+        assert of_source.tolist() == list(range(len(of_source)))  # none skipped, none twice
+        assert len(of_source) == pytest.approx(count * weight / sum(weights), abs=150)
+    for rows in (0, 1, 4095, 4096, 4097, 12_345, count):
+        assert mixture.counts(rows) == np.bincount(sources[:rows], minlength=len(weights)).tolist()
+    some = np.array([40_000, 5, 8191, 8192, 17])
+    np.testing.assert_array_equal(mixture.locate(some), (sources[some], numbers[some]))
+
+
+def test_shares_are_kept_everywhere():
+    sources, _ = Mixture((0.75, 0.25), key=5).locate(np.arange(1 << 16))
+    for start in range(0, 1 << 16, 4096):
+        assert (sources[start : start + 4096] == 1).sum() == 1024
+        assert 100 < (sources[start : start + 512] == 1).sum() < 156  # and mixed well within
+
+
+def test_far_along():
+    mixture = Mixture((0.3, 0.7), key=1)
+    rows = 10**13 + np.arange(10_000)
+    sources, numbers = mixture.locate(rows)
+    counts = mixture.counts(10**13)
+    for source, count in enumerate(counts):
+        found = numbers[sources == source]
+        assert found.tolist() == list(range(count, count + len(found)))
+        assert count == pytest.approx(10**13 * (0.3, 0.7)[source], rel=1e-8)
+
+
+def rows_of(folder, seed=0):
+    return TrainRows(PreparedDataset(str(folder)), seed=seed, masking=Masking(10))
+
+
+def test_each_source_in_its_own_epochs(dataset_dir, other_dir):
+    sources = [rows_of(dataset_dir), rows_of(other_dir)]
+    loader = TrainLoader(sources, seed=0, global_batch_size=64, weights=(0.5, 0.5))
+    steps = 2 * sources[1].size // 32
+    batches = [loader.batch(step) for step in range(steps)]
+    seen = np.concatenate([batch["next_sentence_labels"] for batch in batches])
+    assert seen.shape == (64 * steps, 1)
+    first, second = loader.epochs(steps)
+    assert second == pytest.approx(2, abs=0.1)
+    assert first == pytest.approx(second * sources[1].size / sources[0].size, rel=0.1)
+    # The rows are the sources' own, each in its order.
+    mixed = np.concatenate([batch["input_ids"] for batch in batches])
+    for source in sources:
+        own = list(map(tuple, source.rows(np.arange(32 * steps - 40))["input_ids"].tolist()))
+        known = set(own)
+        assert [row for row in map(tuple, mixed.tolist()) if row in known][: len(own)] == own
+
+
+def test_without_weights_the_shares_are_the_sizes(dataset_dir, other_dir):
+    loader = TrainLoader([rows_of(dataset_dir), rows_of(other_dir)], seed=0, global_batch_size=64)
+    first, second = loader.epochs(100)
+    assert first == pytest.approx(second, rel=0.05)
+
+
+def test_evaluation_is_over_all(dataset_dir, other_dir):
+    datasets = [PreparedDataset(str(folder)) for folder in (dataset_dir, other_dir)]
+    mixed = EvalLoader(datasets, batch_size=8)
+    alone = [EvalLoader([dataset], batch_size=8) for dataset in datasets]
+
+    def rows(loaders):
+        return sorted(
+            tuple(row)
+            for loader in loaders
+            for batch in loader
+            for row in batch["input_ids"][batch["next_sentence_weights"][:, 0] > 0].tolist()
+        )
+
+    assert rows([mixed]) == rows(alone)
+    small = mixed.batch(0)["input_ids"]
+    assert any(tuple(row) in set(rows(alone[1:])) for row in small.tolist())  # spread, not one after the other
+
+
+def rows_of_packs(folder):
+    return TrainRows(PreparedDataset(str(folder)), seed=0, masking=Masking(10), max_sequences=4).size
+
+
+# --- Runs -------------------------------------------------------------------------------------------------------
+
+
+def config(folders, **overrides):
+    return helpers.small_config(",".join(map(str, folders)), **overrides)
+
+
+@pytest.mark.long
+def test_a_mixed_and_packed_run_resumes_to_the_bit(dataset_dir, other_dir, tmp_path):
+    overrides = {"data__weights": (0.6, 0.4), "data__packing": True, "data__max_sequences": 4}
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    paths = f"{dataset_dir}, {other_dir}"
+    runs.train(paths, whole, **overrides)
+    runs.train_until(100, paths, stopped, signal.SIGKILL, **overrides)
+    done = runs.train(paths, stopped, **overrides)
+    assert done.returncode == 0, done.stderr
+    assert "gone through" in done.stderr
+    runs.assert_same_run(whole, stopped)
+    rows = [row for row in read_metrics(epath.Path(whole)) if "split" not in row]
+    assert "real_tokens_per_second" in rows[1]
+    first, second = rows[-1]["epoch_0"], rows[-1]["epoch_1"]
+    assert second / first == pytest.approx(0.4 / 0.6 * rows_of_packs(dataset_dir) / rows_of_packs(other_dir), rel=0.02)
+    assert "epoch" not in rows[-1]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"data__weights": (1, 2, 3)}, "3 weights for 2 datasets"),
+        ({"data__weights": (1, 0)}, "numbers above 0"),
+        ({"data__weights": (1, "x")}, "numbers above 0"),
+        ({"data__max_sequences": 0}, "data.max_sequences has to be at least 1"),
+    ],
+)
+def test_mixtures_that_cannot_be(overrides, message, dataset_dir, other_dir, tmp_path):
+    with pytest.raises(InputError, match=message):
+        pretrain(config([dataset_dir, other_dir], **overrides), str(tmp_path / "run"))
+
+
+def test_datasets_that_do_not_go_together(dataset_dir, vocabulary_file, corpus_file, tmp_path):
+    helpers.prepare_dataset(corpus_file, vocabulary_file, tmp_path / "short", seq_len=32)
+    with pytest.raises(InputError, match="prepare both with one --seq_len"):
+        pretrain(config([dataset_dir, tmp_path / "short"]), str(tmp_path / "run"))
+    pieces = vocabulary_file.read_text().splitlines()
+    (tmp_path / "vocab.txt").write_text("\n".join([*pieces, "zzz"]) + "\n")
+    helpers.prepare_dataset(corpus_file, tmp_path / "vocab.txt", tmp_path / "words")
+    with pytest.raises(InputError, match="different vocabularies"):
+        pretrain(config([dataset_dir, tmp_path / "words"]), str(tmp_path / "run"))
+    with pytest.raises(InputError, match="each once"):
+        pretrain(config([dataset_dir, dataset_dir]), str(tmp_path / "run"))
+
+
+def test_a_mixture_cannot_be_changed_in_a_workdir(dataset_dir, other_dir, tmp_path, monkeypatch):
+    before = config([dataset_dir, other_dir])
+    phases = open_phases(before)
+    tokenizer = phases[0].datasets[0].tokenizer
+    hashes = tuple(phase.dataset_hash for phase in phases)
+    checkpoint = SimpleNamespace(
+        step=4, config=before.to_dict(), tokenizer=tokenizer, dataset_hashes=hashes, first_rows=(0, 0)
+    )
+    monkeypatch.setattr(workdir, "newest_intact", lambda folder: checkpoint)
+    assert workdir.claim_workdir(tmp_path, phases) == 4
+    with pytest.raises(InputError, match=r"data\.weights"):
+        workdir.claim_workdir(tmp_path, open_phases(config([dataset_dir, other_dir], data__weights=(1, 2))))
+
+
+def test_periods_differ_and_so_do_keys():
+    sources, _ = Mixture((0.5, 0.5), key=5).locate(np.arange(3 * 4096))
+    periods = sources.reshape(3, 4096)
+    assert 0.4 < (periods[0] == periods[1]).mean() < 0.6
+    other, _ = Mixture((0.5, 0.5), key=6).locate(np.arange(4096))
+    assert 0.4 < (periods[0] == other).mean() < 0.6
+
+
+def test_a_seed_mixes_in_its_own_order(dataset_dir, other_dir):
+    sources = [
+        TrainRows(PreparedDataset(str(folder)), seed=0, masking=Masking(10)) for folder in (dataset_dir, other_dir)
+    ]
+    first, second = (
+        TrainLoader(sources, seed=seed, global_batch_size=64, weights=(1, 1)).batch(0)["input_ids"] for seed in (0, 1)
+    )
+    assert (first != second).any()
+
+
+@pytest.mark.parametrize("weights", [(), (0.8, 0.2)])
+def test_sequences_a_row_and_share_of_real_tokens_are_those_of_the_batches(dataset_dir, other_dir, weights):
+    sources = [
+        TrainRows(PreparedDataset(str(folder)), seed=0, masking=Masking(10), max_sequences=most)
+        for folder, most in ((dataset_dir, 4), (other_dir, 4))
+    ]
+    loader = TrainLoader(sources, seed=0, global_batch_size=2048, weights=weights)
+    batch = loader.batch(0)
+    assert loader.sequences_a_row > 1.2
+    assert batch["sequence_ids"].max(axis=1).mean() == pytest.approx(loader.sequences_a_row, rel=0.05)
+    assert (batch["sequence_ids"] > 0).mean() == pytest.approx(loader.real_share, rel=0.02)

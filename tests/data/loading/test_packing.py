@@ -1,0 +1,257 @@
+"""Packing: nothing is lost, little is padding, and a packed sequence costs what it costs alone."""
+
+import functools
+from bisect import bisect_left
+from collections import Counter
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from support import helpers
+
+from bert_jax.data.dataset import PreparedDataset
+from bert_jax.data.loading.loader import TrainLoader, TrainRows
+from bert_jax.data.loading.masking import Masking
+from bert_jax.data.loading.packing import most_predictions, pack, pack_lengths
+from bert_jax.data.preparation import shards
+from bert_jax.model import BertConfig, initialize
+from bert_jax.training import objectives
+
+
+@pytest.fixture(scope="module")
+def dataset(dataset_dir):
+    return PreparedDataset(str(dataset_dir))
+
+
+def lengths_like_wikipedia(count):
+    """Half full, half of any length, as documents of some 500 tokens come out at 512."""
+    rng = np.random.default_rng(0)
+    return np.where(rng.random(count) < 0.5, 512, rng.integers(5, 513, count))
+
+
+@pytest.mark.parametrize("most", [1, 2, 8])
+@pytest.mark.parametrize("count", [1, 7, 8192])
+def test_every_sequence_is_in_one_row(most, count):
+    lengths = lengths_like_wikipedia(count)
+    rows = pack(lengths, 512, most, key=3)
+    assert sorted(rows[rows >= 0].tolist()) == list(range(count))
+    assert rows.shape[1] == most
+    held = np.where(rows >= 0, lengths[rows], 0).sum(axis=1)
+    assert held.max() <= 512
+    assert (rows[:, 0] >= 0).all()
+    again = Counter(tuple(sorted(lengths[row[row >= 0]].tolist())) for row in pack(lengths, 512, most, key=4))
+    assert again == Counter(tuple(sorted(lengths[row[row >= 0]].tolist())) for row in rows)
+    assert sum(number for number, _ in pack_lengths(lengths, 512, most)) == len(rows)
+
+
+def test_little_is_padding():
+    lengths = lengths_like_wikipedia(8192)
+    assert lengths.sum() / (len(pack(lengths, 512, 8, key=0)) * 512) > 0.98
+
+
+def test_the_key_decides_who_goes_where():
+    lengths = np.random.default_rng(0).integers(100, 110, 2000)
+    one, same, other = (pack(lengths, 512, 8, key) for key in (1, 1, 2))
+    np.testing.assert_array_equal(one, same)
+    assert (one[:, 0] != other[:, 0]).mean() > 0.9
+
+
+@pytest.mark.parametrize(("seq_len", "most"), [(32, 1), (32, 3), (20, 20), (24, 5)])
+def test_most_predictions_is_what_brute_force_finds(seq_len, most):
+    def each(lengths):
+        return np.minimum(9, np.maximum(1, np.rint(lengths * 0.15).astype(np.int64)))
+
+    best = {0: 0}  # predictions, by the tokens of up to `most` sequences
+    for _ in range(most):
+        longer = dict(best)
+        for used, found in best.items():
+            for length in range(1, seq_len - used + 1):
+                longer[used + length] = max(longer.get(used + length, 0), found + int(each(np.array([length]))[0]))
+        best = longer
+    assert most_predictions(each, seq_len, most) == max(best.values())
+
+
+def test_most_predictions_at_512():
+    assert most_predictions(Masking(76).predictions, 512, 1) == 76
+    assert most_predictions(Masking(80).predictions, 512, 8) == 83  # 76.8, and a rounding each
+    assert most_predictions(Masking(2).predictions, 512, 8) == 16
+    assert most_predictions(Masking().predictions, 512, 1) == 77
+    assert most_predictions(Masking().predictions, 512, 8) == 83
+
+
+# --- Batches ----------------------------------------------------------------------------------------------------
+
+
+def rows_of(dataset, *, most, left_to_right=False, **masking):
+    return TrainRows(dataset, seed=0, masking=None if left_to_right else Masking(10, **masking), max_sequences=most)
+
+
+def sequences_in(batch):
+    """(ids, types, positions, predictions, label) of every sequence of a batch, masks in place."""
+    found = []
+    for row in range(len(batch["input_ids"])):
+        for number in range(1, int(batch["sequence_ids"][row].max()) + 1):
+            columns = np.nonzero(batch["sequence_ids"][row] == number)[0]
+            start = columns[0]
+            assert columns.tolist() == list(range(start, start + len(columns)))
+            slot = number - 1
+            assert batch["cls_positions"][row, slot] == start
+            predictions = [
+                (int(position - start), int(token))
+                for position, token, weight in zip(
+                    batch["masked_positions"][row], batch["masked_ids"][row], batch["masked_weights"][row], strict=True
+                )
+                if weight and start <= position < start + len(columns)
+            ]
+            found.append(
+                (
+                    tuple(batch["input_ids"][row, columns].tolist()),
+                    tuple(batch["token_type_ids"][row, columns].tolist()),
+                    tuple(batch["positions"][row, columns].tolist()),
+                    tuple(predictions),
+                    int(batch["next_sentence_labels"][row, slot]),
+                    float(batch["next_sentence_weights"][row, slot]),
+                )
+            )
+    return found
+
+
+@pytest.mark.parametrize("left_to_right", [False, True])
+def test_an_epoch_packed_is_the_epoch_unpacked(dataset, left_to_right):
+    plain, packed = (rows_of(dataset, most=most, left_to_right=left_to_right) for most in (1, 6))
+    assert packed.size < 0.8 * plain.size
+    assert packed.real_share > plain.real_share
+    for epoch in range(2):
+        batches = [rows.rows(epoch * rows.size + np.arange(rows.size)) for rows in (plain, packed)]
+        one, other = (Counter(sequences_in(batch)) for batch in batches)
+        assert one == other  # tokens, positions, masks and labels of every sequence
+        batch = batches[1]
+        padding = batch["sequence_ids"] == 0
+        assert (batch["input_ids"][padding] == dataset.tokenizer.pad_id).all()
+        assert 1 - padding.mean() == pytest.approx(packed.real_share)
+        assert batch["masked_positions"].shape[1] == packed.predictions
+        assert batch["masked_weights"].sum() == batches[0]["masked_weights"].sum()
+        held = batch["next_sentence_weights"].sum(axis=1)
+        assert held.max() <= 6
+        assert held.sum() == plain.size
+
+
+def test_a_packed_row_has_room_for_every_target_by_default(dataset):
+    rows = TrainRows(dataset, seed=0, masking=Masking(), max_sequences=6)
+    targets = np.maximum(1, np.rint(0.15 * dataset.lengths("train")))
+    weights = rows.rows(np.arange(rows.size))["masked_weights"]
+    assert weights.sum() == targets.sum()
+    assert weights.sum(axis=1).max() <= rows.predictions < 6 * 10
+
+
+def test_epochs_pack_anew(dataset):
+    rows = rows_of(dataset, most=6)
+    together = [
+        {tuple(sorted(row[row >= 0].tolist())) for row in rows.instances(epoch * rows.size + np.arange(rows.size))[0]}
+        for epoch in range(2)
+    ]
+    packs = [{pack for pack in found if len(pack) > 1} for found in together]
+    assert len(packs[0]) > 100
+    assert len(packs[0] & packs[1]) < 0.1 * len(packs[0])
+
+
+def test_packed_batches_are_pure(dataset_dir, dataset):
+    def loader():
+        return TrainLoader([rows_of(PreparedDataset(str(dataset_dir)), most=6)], seed=0, global_batch_size=16)
+
+    first = loader()
+    expected = {step: first.batch(step) for step in (0, 7, 90, 1000)}
+    second = loader()
+    for step in (1000, 90, 7, 0, 90):
+        batch = second.batch(step)
+        for name, entry in expected[step].items():
+            np.testing.assert_array_equal(batch[name], entry)
+        half = second.batch(step, slice(8, None))
+        np.testing.assert_array_equal(half["input_ids"], batch["input_ids"][8:])
+
+
+@pytest.mark.parametrize("is_decoder", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_losses_and_gradients_are_those_of_the_sequences_alone(dataset, is_decoder):
+    config = BertConfig(
+        vocab_size=dataset.tokenizer.vocab_size, hidden_size=48, num_hidden_layers=1, num_attention_heads=3,
+        intermediate_size=96, max_position_embeddings=64, initializer_range=0.1, is_decoder=is_decoder,
+    )  # fmt: skip
+    graph, parameters = initialize(config, jax.random.key(0))
+
+    @jax.jit
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def loss(parameters, batch):
+        mlm, nsp = nnx.merge(graph, parameters)(batch)
+        means = objectives.divide(objectives.pretraining_sums(mlm, nsp, batch), objectives.denominators(batch))
+        return means["mlm_loss"] + means["nsp_loss"], means
+
+    plain, packed = (rows_of(dataset, most=most, left_to_right=is_decoder) for most in (1, 6))
+    few = np.arange(16)
+    which, _ = packed.instances(few)
+    everything, _ = plain.instances(np.arange(plain.size))
+    row_of = {int(instance): row for row, instance in enumerate(everything[:, 0])}
+    alone = plain.rows(np.array(sorted(row_of[int(instance)] for instance in which[which >= 0])))
+    results = [loss(parameters, batch) for batch in (alone, packed.rows(few))]
+    (_, one), one_gradients = results[0]
+    (_, other), other_gradients = results[1]
+    for name in one:
+        np.testing.assert_allclose(one[name], other[name], rtol=1e-5, err_msg=name)
+    scale = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(one_gradients))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * scale), one_gradients, other_gradients
+    )
+
+
+def best_fit(lengths, seq_len):
+    """Rows needed where each sequence, from the longest on, goes to the fullest row that has room for it."""
+    rooms = []
+    for length in sorted(lengths.tolist(), reverse=True):
+        at = bisect_left(rooms, length)
+        room = rooms.pop(at) if at < len(rooms) else seq_len
+        rooms.insert(bisect_left(rooms, room - length), room - length)
+    return len(rooms)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_row_overflows_and_few_are_needed(seed):
+    rng = np.random.default_rng(seed)
+    lengths = rng.choice(rng.integers(1, 65, 12), 400)
+    for most in (1, 2, 3, 8, 64):
+        packing = pack_lengths(lengths, 64, most)
+        assert all(count > 0 and sum(row) <= 64 and len(row) <= most for count, row in packing)
+        held = [length for count, row in packing for length in row * count]
+        assert sorted(held) == sorted(lengths.tolist())
+
+
+def test_rows_are_as_few_as_those_of_best_fit():
+    lengths = np.random.default_rng(0).integers(4, 65, 8192)
+    assert sum(count for count, _ in pack_lengths(lengths, 128, 128)) <= 1.02 * best_fit(lengths, 128)
+
+
+def test_sequences_of_one_length_share_rows():
+    assert len(pack(np.full(100, 30), 64, 2, key=1)) == 50
+    lengths = np.clip(np.random.default_rng(0).normal(12, 3, 8192).astype(int), 4, 64)  # queries
+    assert sum(count for count, _ in pack_lengths(lengths, 64, 64)) <= 1.02 * best_fit(lengths, 64)
+
+
+def test_packed_singles_have_no_next_sentence(tmp_path, vocabulary_file, corpus_file):
+    helpers.prepare_dataset(corpus_file, vocabulary_file, tmp_path / "data", pairs="none", short_seq_prob=1.0)
+    rows = TrainRows(PreparedDataset(str(tmp_path / "data")), seed=0, masking=Masking(10), max_sequences=4)
+    batch = rows.rows(np.arange(rows.size))
+    assert (batch["sequence_ids"] > 1).any()
+    assert not batch["next_sentence_weights"].any()
+
+
+def test_no_two_draws_share_a_stream(tmp_path, vocabulary_file, corpus_file, monkeypatch):
+    """Each bucket and each pass has random numbers of its own."""
+    named, make_rng = [], shards.make_rng
+
+    def spy(*parts):
+        named.append(parts)
+        return make_rng(*parts)
+
+    monkeypatch.setattr(shards, "make_rng", spy)
+    info = helpers.prepare_dataset(corpus_file, vocabulary_file, tmp_path / "data", bucket_tokens=4096, dupe_factor=2)
+    shard_count = sum(len(split.shards) for split in info.splits.values())
+    assert len(named) == len(set(named)) == 2 * shard_count > 8

@@ -1,0 +1,123 @@
+"""Masks against a plain port of the reference's rule, with the draws of ours; whole words among them."""
+
+import numpy as np
+import pytest
+
+from bert_jax.data.hashing import random_bits
+from bert_jax.data.loading import masking as ours
+from bert_jax.data.loading.masking import Masking, mask_batch, mask_keys
+
+PAD, CLS, SEP, MASK = 0, 2, 3, 4
+VOCAB = 500
+CONTINUATION = np.arange(VOCAB) >= 250  # every id from 250 on begins with ##
+
+
+def make_rows(seed, rows, width, share=0.4):
+    """[CLS] A [SEP] B [SEP]; `share` of the tokens are ## pieces, at the start of a segment too."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(6, width + 1, rows)
+    column = np.arange(width)
+    whole, pieces = rng.integers(5, 250, (rows, width)), rng.integers(250, VOCAB, (rows, width))
+    ids = np.where(rng.random((rows, width)) < share, pieces, whole)
+    first_sep, last_sep = rng.integers(2, lengths - 2)[:, None], lengths[:, None] - 1
+    maskable = (column > 0) & (column < last_sep) & (column != first_sep)
+    ids = np.where(maskable, ids, np.where(column == 0, CLS, np.where(column <= last_sep, SEP, PAD)))
+    return ids.astype(np.int32), maskable, lengths
+
+
+def keys_of(rows, epoch=0):
+    return mask_keys(np.arange(rows, dtype=np.uint64), 7, np.full(rows, epoch))
+
+
+def reference_mask(ids, maskable, length, key, masking):
+    """google-research/bert's create_masked_lm_predictions on one row; where it draws, our hashes are asked."""
+    words = []
+    for column, token in enumerate(ids.tolist()):
+        if not maskable[column]:
+            continue
+        if masking.whole_word and words and CONTINUATION[token]:
+            words[-1].append(column)
+        else:
+            words.append([column])
+
+    def draw(name, column):
+        return int(random_bits(np.uint64(key) ^ getattr(ours, name), np.uint64(column)))
+
+    words.sort(key=lambda word: draw("_CHOICE", word[0]) >> 1)
+    wanted = min(masking.max_predictions, max(1, round(int(length) * masking.mask_rate)))
+    output, chosen = ids.copy(), []
+    for word in words:
+        if len(chosen) >= wanted:
+            break
+        if len(chosen) + len(word) > wanted:
+            continue
+        for column in word:
+            chosen.append(column)
+            action = (draw("_ACTION", column) >> 11) * 2.0**-53
+            if action < masking.mask_token:
+                output[column] = MASK
+            elif action >= masking.mask_token + masking.keep_token:
+                output[column] = ((draw("_TOKEN", column) >> 32) * VOCAB) >> 32
+    chosen.sort()
+    return output, chosen
+
+
+@pytest.mark.parametrize("whole_word", [False, True])
+@pytest.mark.parametrize(("rate", "most"), [(0.15, 20), (0.5, 100), (0.15, 3)])
+@pytest.mark.parametrize("share", [0.0, 0.4, 0.9])
+def test_masks_are_the_references_for_the_same_draws(whole_word, rate, most, share):
+    masking = Masking(most, mask_rate=rate, whole_word=whole_word)
+    ids, maskable, lengths = make_rows(1, 200, 64, share)
+    keys = keys_of(200)
+    batch = mask_batch(ids, maskable, lengths, keys, masking, mask_id=MASK, vocab_size=VOCAB, continuation=CONTINUATION)
+    for row in range(200):
+        expected, chosen = reference_mask(ids[row], maskable[row], lengths[row], keys[row], masking)
+        count = int(batch["masked_weights"][row].sum())
+        assert batch["masked_positions"][row, :count].tolist() == chosen
+        assert batch["masked_ids"][row, :count].tolist() == ids[row, chosen].tolist()
+        assert batch["input_ids"][row].tolist() == expected.tolist()
+
+
+def test_whole_words_are_masked_or_left_whole():
+    masking = Masking(20, mask_token=1.0, keep_token=0.0, random_token=0.0, whole_word=True)
+    ids, maskable, lengths = make_rows(2, 2000, 128)
+    batch = mask_batch(
+        ids, maskable, lengths, keys_of(2000), masking, mask_id=MASK, vocab_size=VOCAB, continuation=CONTINUATION
+    )
+    masked = batch["input_ids"] == MASK
+    inside = maskable[:, 1:] & maskable[:, :-1] & CONTINUATION[ids[:, 1:]]
+    assert (masked[:, 1:] == masked[:, :-1])[inside].all()
+    assert (batch["masked_weights"].sum(axis=1) <= ours.prediction_counts(lengths)).all()
+    # Almost all of the wanted tokens are found: what is passed over leaves room for shorter words.
+    assert batch["masked_weights"].sum() > 0.97 * np.minimum(20, ours.prediction_counts(lengths)).sum()
+
+
+def test_every_word_of_a_length_is_as_likely():
+    masking = Masking(20, whole_word=True)
+    ids = np.full((20_000, 32), 7, np.int32)
+    ids[:, [4, 5, 11, 20, 25, 26]] = 300  # words of three, of two, of two and of three tokens
+    maskable = np.ones(ids.shape, bool)
+    maskable[:, [0, 31]] = False
+    batch = mask_batch(
+        ids, maskable, np.full(20_000, 32), keys_of(20_000), masking, mask_id=MASK, vocab_size=VOCAB,
+        continuation=CONTINUATION,
+    )  # fmt: skip
+    counts = np.zeros(32)
+    row, slot = np.nonzero(batch["masked_weights"])
+    np.add.at(counts, batch["masked_positions"][row, slot], 1)
+    assert counts[3] == counts[4] == counts[5]
+    singles = counts[[1, 2, 6, 7, 8, 9, 12, 13, 14, 28, 29, 30]]
+    assert np.ptp(singles) < 6 * np.sqrt(singles.mean() * (1 - singles.mean() / 20_000)) * np.sqrt(2)
+    assert counts[3] < singles.mean()  # a longer word is passed over where it would overflow
+    assert abs(counts[10] - counts[19]) < 6 * np.sqrt(2 * counts[10])
+
+
+def test_a_row_of_one_word_that_is_too_long_has_no_predictions():
+    ids = np.array([[CLS, 7, *[300] * 20, SEP, 300, SEP]], np.int32)
+    maskable = (ids != CLS) & (ids != SEP)
+    batch = mask_batch(
+        ids, maskable, np.array([25]), keys_of(1), Masking(20, whole_word=True), mask_id=MASK, vocab_size=VOCAB,
+        continuation=CONTINUATION,
+    )  # fmt: skip
+    assert batch["masked_weights"].sum() == 0
+    assert np.array_equal(batch["input_ids"], ids)

@@ -1,0 +1,301 @@
+"""Preparing on Beam's own runner, in one process and in several: the same bytes as without Beam."""
+
+import gzip
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from support import helpers
+from support.preparing import files
+
+from bert_jax import cli
+from bert_jax.data.dataset import INFO_FILE
+from bert_jax.data.preparation import corpus, shards, sorted_runs
+from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
+from bert_jax.errors import InputError
+from bert_jax.text.tokenization import WordPieceTokenizer
+
+pytest.importorskip("apache_beam")
+
+import apache_beam
+from apache_beam.options.pipeline_options import GoogleCloudOptions
+
+from bert_jax.data.preparation import beam
+
+DIRECT = {"runner": "DirectRunner", "beam_options": ["--prism_location=/nowhere"]}  # a runner that it would download
+ON_DIRECT = ("--runner", "DirectRunner", "--", "--prism_location=/nowhere")
+HYGIENE = {"drop_duplicates": True, "max_line_repeats": 3, "min_document_tokens": 30, "max_document_tokens": 150}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """Text, compressed text and JSON lines, with documents that are there twice and a line that is in many."""
+    folder = tmp_path_factory.mktemp("inputs")
+    documents = helpers.make_corpus(documents=240).strip().split("\n\n")
+    (folder / "a.txt").write_text("\n\n".join(documents[:100]))
+    packed = [document + "\nthe old sailor hears ." * (n > 100) for n, document in enumerate(documents[90:180], 90)]
+    (folder / "b.txt.gz").write_bytes(gzip.compress("\n\n".join(packed).encode(), mtime=0))
+    (folder / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents[170:]))
+    (folder / "empty.txt").write_text("\n\n")
+    return [str(folder / "*.*")]
+
+
+def run(inputs, tokenizer, output, *, runner="local", beam_options=(), seed=0, **options):
+    chosen = PrepareOptions(**{"seq_len": 64, "eval_fraction": 0.1, "sentences": "lines", **options})
+    return prepare(inputs, tokenizer, str(output), chosen, seed=seed, runner=runner, beam_options=list(beam_options))
+
+
+def command_line(inputs, vocabulary_file, output, *more):
+    return [
+        "prepare", "--input", *map(str, inputs), "--vocab", str(vocabulary_file), "--output", str(output),
+        "--sentences", "lines", *more,
+    ]  # fmt: skip
+
+
+def fails(capsys, arguments, status, *words):
+    assert cli.main(arguments) == status
+    *log, message = capsys.readouterr().err.strip().split("\n")
+    assert all(line.startswith("preparing on ") for line in log)
+    assert message.startswith("bert-jax prepare: ")
+    for word in words:
+        assert word in message
+    return message
+
+
+# --- The same bytes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"seed": 5, "bucket_tokens": 1024, "dupe_factor": 2},
+        {"pairs": "none", "bucket_tokens": 4096},
+        {**HYGIENE, "bucket_tokens": 4096},
+        pytest.param({"max_line_repeats": 30, "random_next": "reference"}, marks=pytest.mark.long),
+        pytest.param({"eval_fraction": 0.0, "sentences": "split"}, marks=pytest.mark.long),
+        {"eval_fraction": 1e-9},  # two documents all the same
+    ],
+    ids="-".join,
+)
+def test_same_bytes(inputs, tokenizer, tmp_path, options, monkeypatch):
+    local = run(inputs, tokenizer, tmp_path / "local", **options)
+    monkeypatch.setattr(sorted_runs, "TOKENS_A_RUN", 1000)  # several runs of a slice, several parts of a bucket
+    info = run(inputs, tokenizer, tmp_path / "beam", **options, **DIRECT)
+    assert files(tmp_path / "beam") == files(tmp_path / "local")
+    assert info == local
+    assert (tmp_path / "beam" / INFO_FILE).exists()
+    if "drop_duplicates" in options:
+        assert all(info.dropped.values())
+    if options.get("bucket_tokens") == 1024:
+        assert len(info.splits["train"].shards) > 15
+
+
+def test_an_empty_bucket(tokenizer, tmp_path):
+    """A shard is written for every range of hashes, also where no document falls in."""
+    (tmp_path / "a.txt").write_text("\n\n".join(f"{'the ship sees the wave . ' * 300} {'a' * n}" for n in range(1, 5)))
+    options = {"bucket_tokens": 1024, "eval_fraction": 0.0}
+    info = run([str(tmp_path / "a.txt")], tokenizer, tmp_path / "beam", **options, **DIRECT)
+    assert any(not shard.instances for shard in info.splits["train"].shards)
+    run([str(tmp_path / "a.txt")], tokenizer, tmp_path / "local", **options)
+    assert files(tmp_path / "beam") == files(tmp_path / "local")
+
+
+@pytest.mark.long
+def test_several_processes(inputs, vocabulary_file, tmp_path):
+    options = ("--bucket_tokens", "4096", "--max_line_repeats", "3")
+    processes = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
+    beam_run = helpers.run_cli(
+        *command_line(inputs, vocabulary_file, tmp_path / "beam", *options, *ON_DIRECT, *processes)
+    )
+    assert beam_run.returncode == 0, beam_run.stderr
+    assert cli.main(command_line(inputs, vocabulary_file, tmp_path / "local", *options)) == 0
+    assert files(tmp_path / "beam") == files(tmp_path / "local")
+    assert json.loads(beam_run.stdout)["train"]["documents"] > 200
+
+
+def test_tried_again(inputs, tokenizer, tmp_path, monkeypatch):
+    """A worker that dies when its work is done is followed by another that does it again."""
+    build, seen = beam._build, []
+
+    def twice(*arguments):
+        build(*arguments)
+        build(*arguments)
+        seen.append(1)
+
+    monkeypatch.setattr(beam, "_build", twice)
+    run(inputs, tokenizer, tmp_path / "beam", **DIRECT)
+    run(inputs, tokenizer, tmp_path / "local")
+    assert files(tmp_path / "beam") == files(tmp_path / "local")
+
+
+def test_what_others_left_is_no_matter(inputs, tokenizer, tmp_path):
+    """Shards of other options, and of a pipeline that outlived the command that began it."""
+    folder = tmp_path / "beam"
+    (folder / ".prepare" / "old").mkdir(parents=True)
+    for name in ("train-00000-of-00009.array_record", "train-00000-of-00001.array_record", ".prepare/old/1.failed"):
+        (folder / name).write_text("old")
+    shards = ["train-00000-of-00001.array_record", "train-00000-of-00009.array_record"]
+    (folder / ".prepare" / "published.json").write_text(json.dumps(shards))
+    run(inputs, tokenizer, folder, **DIRECT)
+    run(inputs, tokenizer, tmp_path / "local")
+    assert files(folder) == files(tmp_path / "local")
+
+
+def test_paths_of_workers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pydoc").mkdir()
+    (tmp_path / "a.txt").write_text("the ship .")
+    assert beam._everywhere("a.txt") == str(tmp_path / "a.txt")
+    for name in ("pydoc", "gs://bucket/a.txt", "tfds:fables:train:text"):
+        assert beam._everywhere(name) == name
+
+
+# --- Failures ---------------------------------------------------------------------------------------------------
+
+
+def test_broken_files(inputs, vocabulary_file, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(corpus, "SLICE_BYTES", 1)  # each file is a task
+    (tmp_path / "latin.txt").write_bytes("the ship .\nthe café .\n".encode("latin-1"))
+    (tmp_path / "torn.txt.gz").write_bytes(gzip.compress(b"the ship .\n" * 1000)[:40])
+    names = [*inputs, tmp_path / "latin.txt", tmp_path / "torn.txt.gz"]
+    message = fails(capsys, command_line(names, vocabulary_file, tmp_path / "data", *ON_DIRECT), 2)
+    assert re.fullmatch(r"bert-jax prepare: .*latin\.txt:2: .*UTF-8.* \(and 1 more like it\)", message)
+    assert not files(tmp_path / "data")
+    (tmp_path / "table.txt").write_bytes(b"PAR1\x15\x04 the ship .")
+    for number, name in enumerate([names[-1], tmp_path / "table.txt"]):
+        with pytest.raises(InputError, match=name.name):
+            run([str(name)], WordPieceTokenizer.from_file(str(vocabulary_file)), tmp_path / f"{number}", **DIRECT)
+
+
+def test_no_text(vocabulary_file, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("\n\n")
+    arguments = command_line([tmp_path / "a.txt"], vocabulary_file, tmp_path / "data", *ON_DIRECT)
+    fails(capsys, arguments, 2, "the corpus holds no text", "a.txt is empty")
+    (tmp_path / "a.txt").write_text("the ship .\n\nthe sea .")
+    arguments[-len(ON_DIRECT) : -len(ON_DIRECT)] = ["--eval_fraction", str(1 - 2**-53)]
+    fails(capsys, arguments, 2, "too little text")
+    assert not files(tmp_path / "data")
+
+
+def test_a_worker_fails(inputs, vocabulary_file, tmp_path, capsys, monkeypatch):
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shards, "_write_shard", fail)
+    assert cli.main(command_line(inputs, vocabulary_file, tmp_path / "data", *ON_DIRECT)) == 1
+    message = capsys.readouterr().err.strip().split("\n")[-1]  # Beam logs the traceback
+    assert message.startswith("bert-jax prepare: the pipeline failed on DirectRunner: ")
+    assert "No space left on device" in message
+    assert not files(tmp_path / "data")
+
+
+def test_an_output_of_one_machine(inputs, vocabulary_file, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(beam.whole_files, "place", lambda source, target: None)
+    monkeypatch.setattr(beam.whole_files, "write_whole", lambda path, content: None)
+    arguments = command_line(inputs, vocabulary_file, tmp_path / "data", *ON_DIRECT)
+    fails(capsys, arguments, 2, "--output is no folder that this machine and the workers of DirectRunner share")
+
+
+def test_one_shard_is_elsewhere(inputs, vocabulary_file, tmp_path, capsys, monkeypatch):
+    place, write_whole = beam.whole_files.place, beam.whole_files.write_whole
+
+    def unless_of_eval(really, target, *arguments):
+        if not target.name.startswith("eval"):
+            really(*arguments)
+
+    monkeypatch.setattr(beam.whole_files, "place", lambda path, to: unless_of_eval(place, to, path, to))
+    monkeypatch.setattr(beam.whole_files, "write_whole", lambda to, what: unless_of_eval(write_whole, to, to, what))
+    arguments = command_line(inputs, vocabulary_file, tmp_path / "data", *ON_DIRECT)
+    fails(capsys, arguments, 2, "workers of DirectRunner share")
+
+
+# --- Runners and their options ----------------------------------------------------------------------------------
+
+
+class Result:
+    """Of a pipeline that ends as the test says."""
+
+    def __init__(self, end):
+        self.end = end
+        self.cancelled = False
+
+    def wait_until_finish(self):
+        if isinstance(self.end, BaseException):
+            raise self.end
+        return self.end
+
+    def cancel(self):
+        self.cancelled = True
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Stands for a runner on other machines: says with which options it was called, and ends as it is told."""
+    seen = {"end": "DONE"}
+
+    class Elsewhere(apache_beam.runners.runner.PipelineRunner):
+        def run_pipeline(self, pipeline, options):
+            seen["options"], seen["result"] = options, Result(seen["end"])
+            return seen["result"]
+
+    monkeypatch.setattr(apache_beam.runners.runner, "create_runner", lambda name: Elsewhere())
+    monkeypatch.setattr(apache_beam.pipeline, "create_runner", lambda name: Elsewhere())
+    return seen
+
+
+def test_options_are_passed_on(inputs, vocabulary_file, tmp_path, capsys, elsewhere):
+    flags = ["--project=here", "--region", "europe-west4", "--temp_location=gs://bucket/temp", "--seed=7"]
+    arguments = command_line(inputs, vocabulary_file, tmp_path / "data", "--runner=FlinkRunner", "--", *flags)
+    fails(capsys, arguments, 2, "workers of FlinkRunner share")
+    cloud = elsewhere["options"].view_as(GoogleCloudOptions)
+    assert (cloud.project, cloud.region, cloud.temp_location) == ("here", "europe-west4", "gs://bucket/temp")
+    assert elsewhere["options"].get_all_options()["runner"] == "FlinkRunner"
+
+
+@pytest.mark.parametrize("end", ["FAILED", "CANCELLED", RuntimeError("first\nlast"), KeyboardInterrupt()], ids=repr)
+def test_pipelines_that_do_not_end_well(inputs, vocabulary_file, tmp_path, capsys, elsewhere, end):
+    elsewhere["end"] = end
+    status = 130 if isinstance(end, KeyboardInterrupt) else 1
+    arguments = command_line(inputs, vocabulary_file, tmp_path / "data", "--runner", "SparkRunner")
+    said = {130: "interrupted", 1: "SparkRunner: last" if isinstance(end, RuntimeError) else f"ended as {end}"}
+    fails(capsys, arguments, status, said[status])
+    assert elsewhere["result"].cancelled == (status == 130)
+    assert not files(tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        (["--runner", "NoRunner"], "--runner NoRunner: Unexpected pipeline runner"),
+        (["--runner", "nowhere.Runner"], "--runner nowhere.Runner: No module named 'nowhere'"),
+        (["--runner", "json.Runner"], "--runner json.Runner: "),
+        (["--runner", "DataflowRunner"], "--runner DataflowRunner: "),  # no apache-beam[gcp], or else no --project
+        (["--runner", "DirectRunner", "--", "--direct_num_workers=many"], "direct_num_workers: invalid int value"),
+        (["--runner", "DirectRunner", "--scratch", "work"], "--scratch is of the local runner"),
+        (["--", "--project=here"], "--project=here is for Apache Beam: give --runner"),
+    ],
+)
+def test_refused(inputs, vocabulary_file, tmp_path, capsys, more, word):
+    fails(capsys, command_line(inputs, vocabulary_file, tmp_path / "data", *more), 2, word)
+    assert INFO_FILE not in files(tmp_path / "data")
+
+
+def test_without_beam(inputs, vocabulary_file, tmp_path):
+    arguments = command_line(inputs, vocabulary_file, tmp_path / "data", "--runner", "DirectRunner")
+    code = f"""
+import sys
+sys.modules["apache_beam"] = None
+from bert_jax import cli
+sys.exit(cli.main({arguments!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "bert-jax prepare: --runner DirectRunner needs Apache Beam: pip install 'bert_jax[beam]'\n"
+    assert not (tmp_path / "data").exists()
+
+
+def test_the_local_runner_does_without_beam():
+    code = "import sys, bert_jax.cli, bert_jax.data.preparation.pipeline; sys.exit('apache_beam' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,502 @@
+import bz2
+import glob
+import gzip
+import html
+import json
+import logging
+import os
+import random
+import re
+import tempfile
+import tracemalloc
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.data.preparation import corpus, pydoc_corpus
+from bert_jax.data.preparation.corpus import CorpusOptions, Slice, batches, expand, plan, read
+from bert_jax.errors import InputError
+from bert_jax.files import file_formats, line_reader
+
+LINES = st.sampled_from(
+    [
+        "a",
+        "bc def",
+        "  indented ",
+        "é",
+        "漢字 かな",
+        "😀",
+        "x\u2028y",
+        "x\x85y",
+        "p\x0bq\x0cr",
+        "",
+        " ",
+        "\t",
+        "\u3000",
+        "\xa0 ",
+        "\r",
+    ]
+)
+ENDS = st.sampled_from(["\n", "\r\n", "\n\n", "\n \n\n"])
+TEXTS = st.tuples(st.lists(st.tuples(LINES, ENDS), max_size=40), LINES).map(
+    lambda parts: "".join(line + end for line, end in parts[0]) + parts[1]
+)
+
+
+def whole(path) -> Slice:
+    return Slice(str(path), 0, None, 0)
+
+
+def read_slices(path, options: CorpusOptions, slice_bytes: int) -> list[str]:
+    return [document for piece in plan([str(path)], options, slice_bytes) for document in read(piece, options)]
+
+
+def expected_documents(text: str) -> list[str]:
+    documents: list[list[str]] = [[]]
+    for line in text.removeprefix("\ufeff").split("\n"):
+        if line.strip():
+            documents[-1].append(line.strip())
+        else:
+            documents.append([])
+    return ["\n".join(lines) for lines in documents if lines]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(name: str, content: str | bytes) -> str:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return str(path)
+
+    return write_file
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=TEXTS,
+    mark=st.sampled_from(["", "\ufeff"]),
+    slice_bytes=st.integers(1, 60),
+    block_bytes=st.integers(1, 50),
+    limit=st.integers(1, 60) | st.just(1 << 20),
+    wiki=st.booleans(),
+)
+def test_slices_share_out_a_text_file(text, mark, slice_bytes, block_bytes, limit, wiki):
+    if wiki:
+        text = '<doc id="1">\n' + text.replace("bc def", '<doc id="2" title="a">')
+    options = CorpusOptions(max_document_bytes=limit)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(line_reader, "_BLOCK_BYTES", block_bytes)
+        path = Path(folder, "text.txt")
+        path.write_bytes((mark + text).encode())
+        documents = list(read(whole(path), options))
+        assert read_slices(path, options, slice_bytes) == documents
+    if wiki:
+        return
+    expected = expected_documents(mark + text)
+    if limit == 1 << 20:
+        assert documents == expected
+    assert "\n".join(documents) == "\n".join(expected)
+    longest_line = max(len(line.encode()) for line in text.split("\n")) + 1
+    assert all(len(document.encode()) <= 2 * limit + longest_line for document in documents)
+    for document in expected:  # One that is short is never broken. (Stripping only makes documents shorter.)
+        if len(document.encode()) + 8 * document.count("\n") + 8 <= limit and expected.count(document) == 1:
+            assert document in documents
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts=st.lists(TEXTS, max_size=12), slice_bytes=st.integers(1, 80), limit=st.integers(1, 60))
+def test_slices_share_out_json_lines(texts, slice_bytes, limit):
+    content = "\n".join(json.dumps({"text": text}, ensure_ascii=index % 2 == 0) for index, text in enumerate(texts))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "text.jsonl")
+        path.write_text(content, encoding="utf-8")
+        options = CorpusOptions()
+        documents = ["\n".join(line.strip() for line in text.split("\n") if line.strip()) for text in texts]
+        assert read_slices(path, options, slice_bytes) == list(filter(None, documents))
+        options = CorpusOptions(max_document_bytes=limit)
+        broken = read_slices(path, options, slice_bytes)
+        assert broken == list(read(whole(path), options))
+        assert "\n".join(broken) == "\n".join(filter(None, documents))
+        assert all(len(part.encode()) <= limit for part in broken if "\n" in part)
+
+
+def test_what_ends_a_line_and_a_document(write):
+    content = "\ufeffone\u2028one\x85one\x0bone\x0cone\rone\r\n two \r\n\t\r\nthree\n\u3000\xa0\nfour\n\u3000five"
+    documents = ["one\u2028one\x85one\x0bone\x0cone\rone\ntwo", "three", "four\nfive"]
+    for slice_bytes in range(1, len(content.encode()) + 1):
+        assert read_slices(write("text.txt", content), CorpusOptions(), slice_bytes) == documents
+
+
+def test_a_file_without_blank_lines_is_shared_out_and_read_a_bounded_number_of_times(write, monkeypatch, caplog):
+    line = b"some words on a line of the text that never ends\n"
+    path = write("endless.txt", line * 40_000)
+    size = len(line) * 40_000
+    options = CorpusOptions(max_document_bytes=100_000)
+    read_bytes = 0
+    real_blocks = line_reader.blocks
+
+    def counted_blocks(path, offset):
+        nonlocal read_bytes
+        for block in real_blocks(path, offset):
+            read_bytes += len(block)
+            yield block
+
+    monkeypatch.setattr(file_formats, "blocks", counted_blocks)
+    monkeypatch.setattr(line_reader, "blocks", counted_blocks)
+    monkeypatch.setattr(line_reader, "_BLOCK_BYTES", 1 << 12)
+    with caplog.at_level(logging.WARNING):
+        per_slice = [list(read(piece, options)) for piece in plan([path], options, 50_000)]
+    assert "\n".join(document for documents in per_slice for document in documents) == (line * 40_000).decode()[:-1]
+    assert sum(bool(documents) for documents in per_slice) >= size // 100_000
+    assert read_bytes < 4 * size
+    assert [record.message.split(": ")[0] for record in caplog.records] == [f"{path}:2042"]  # One warning a file.
+    assert "max_document_bytes" not in caplog.text  # which is no option of a command
+
+
+def test_memory_is_bounded_by_the_document_and_not_by_the_file(write):
+    paragraph = ("Some words that make up a sentence of a document. " * 20 + "\n") * 20
+    path = write("large.txt.gz", gzip.compress((paragraph + "\n").encode() * 1000, 1))  # 20 MB unpacked
+    options = CorpusOptions()
+    tracemalloc.start()
+    count = sum(1 for _ in read(whole(path), options))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert count == 1000
+    assert peak < 12 << 20
+
+
+def test_little_of_a_compressed_file_is_unpacked_at_a_time(write):
+    """8 kB that are 256 MB, in two frames: a feed of them all would be 256 MB in memory."""
+    zeros = zstandard.ZstdCompressor().compress(bytes(128 << 20))
+    path = write("zeros.txt.zst", zeros + zeros)
+    tracemalloc.start()
+    size = sum(map(len, line_reader.blocks(path, 0)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size == 256 << 20
+    assert peak < 48 << 20
+
+
+def test_a_book_is_one_document_and_never_cut(write):
+    path = write("book.txt", "\ufeffChapter one.\r\n\r\nIt rained.\n\n\nThe end.\n")
+    options = CorpusOptions(documents="file")
+    pieces = plan([path], options, slice_bytes=4)
+    assert pieces == [Slice(path, 0, None, Path(path).stat().st_size)]
+    assert list(read(pieces[0], options)) == ["Chapter one.\nIt rained.\nThe end."]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.ndjson"])
+def test_compression_changes_nothing(write, name):
+    documents = [f"Document {i}.\nIt has two lines." for i in range(500)]
+    plain = "\n\n".join(documents) if name == "a.txt" else "\n".join(json.dumps({"text": d}) for d in documents)
+    data = plain.encode()
+    half = len(data) // 2
+    zstd = zstandard.ZstdCompressor()
+    files = [
+        write(name, data),
+        write(f"{name}.gz", gzip.compress(data[:half]) + gzip.compress(data[half:])),
+        write(f"{name}.bz2", bz2.compress(data)),
+        write(f"{name}.zst", zstd.compress(data[:half]) + zstd.compress(data[half:])),  # Two frames.
+    ]
+    for path in files:
+        assert read_slices(path, CorpusOptions(), 1000) == documents
+    assert [len(plan([path], CorpusOptions(), 1000)) > 1 for path in files] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+@pytest.mark.parametrize("fault", ["truncated", "corrupt"])
+def test_a_damaged_compressed_file_is_named(write, suffix, fault):
+    letters = random.Random(0)
+    data = "".join(letters.choice("abcdefgh \n") for _ in range(400_000)).encode()
+    compress = {
+        ".gz": gzip.compress,
+        ".bz2": bz2.compress,
+        ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+    }
+    packed = compress[suffix](data)
+    if fault == "truncated":
+        packed = packed[: len(packed) * 3 // 4]
+    else:
+        middle = len(packed) // 2
+        packed = packed[:middle] + bytes(255 - byte for byte in packed[middle : middle + 40]) + packed[middle + 40 :]
+    path = write(f"text.txt{suffix}", packed)
+    with pytest.raises(InputError, match=rf"text\.txt\{suffix}:\d+: the compressed file is truncated or corrupt"):
+        list(read(whole(path), CorpusOptions()))
+
+
+@pytest.mark.parametrize("slice_bytes", [1, 7, 1000])
+def test_bad_utf8_is_named_by_file_and_line_whatever_the_slice(write, slice_bytes):
+    path = write("latin.txt", b"one\n\ntwo\n\n" * 10 + b"three caf\xe9s\n\nfour\n")
+    with pytest.raises(InputError, match=r"latin\.txt:41: .*byte 0xe9.*--errors replace.*iconv -f ISO-8859-1"):
+        read_slices(path, CorpusOptions(), slice_bytes)
+    assert "three caf\ufffds" in read_slices(path, CorpusOptions(errors="replace"), slice_bytes)
+
+
+@pytest.mark.parametrize("errors", ["strict", "replace"])
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "a"', "not valid JSON"),
+        ('["a"]', "the line is an array, not a JSON object"),
+        ("3", "the line is a number, not a JSON object"),
+        ('{"body": "a"}', 'the object has no "text"'),
+        ('{"text": 3.5}', '"text" is a number, not a string'),
+        ('{"text": null}', '"text" is null, not a string'),
+        ("[" * 200_000, "not valid JSON"),
+    ],
+)
+def test_a_bad_json_line_is_named(write, line, message, errors):
+    path = write("wiki.jsonl", '{"text": "fine"}\n\n{"text": "fine"}\n' + line + "\n")
+    with pytest.raises(InputError) as caught:
+        read_slices(path, CorpusOptions(errors=errors), 20)
+    assert str(caught.value).startswith(f"{path}:4: {message}")
+
+
+def test_half_a_surrogate_pair_never_comes_out_of_json(write):
+    path = write("wiki.jsonl", r'{"text": "a\ud800b \ud83d\ude00"}')
+    with pytest.raises(InputError, match=r":1: .*surrogate.*ud800"):
+        list(read(whole(path), CorpusOptions()))
+    assert list(read(whole(path), CorpusOptions(errors="replace"))) == ["a\ufffdb 😀"]
+
+
+def test_a_line_that_is_too_long_is_refused(write, monkeypatch):
+    monkeypatch.setattr(line_reader, "MAX_LINE_BYTES", 5000)
+    monkeypatch.setattr(line_reader, "_BLOCK_BYTES", 1000)
+    path = write("one_line.txt", "fine\n\n" + "word " * 10_000)
+    with pytest.raises(InputError, match=r"one_line\.txt:3: a line of more than 5000 bytes"):
+        list(read(whole(path), CorpusOptions()))
+
+
+def test_wikiextractor_files_say_themselves_where_documents_end(write):
+    text = (
+        '<doc id="1" url="u" title="A &amp; B">\nA & B\n\nFirst paragraph.\n\nSection.\nA & B\n\n</doc>\n'
+        '<doc id="2" url="u" title="C">\nC\n\n</doc>\n'
+        '<doc id="3" url="u" title="D">\nD\n\nOnly < this.\n</doc>\n'
+    )
+    path = write("AA/wiki_00", text)
+    for slice_bytes in (3, 50, 1 << 20):
+        documents = read_slices(path, CorpusOptions(), slice_bytes)
+        assert documents == ["First paragraph.\nSection.\nA & B", "Only < this."]
+
+
+WIKI_ARTICLES = {
+    "A & B": ["First paragraph.", "Section.", "A & B"],
+    'The "C"': [],
+    "D &amp; E": ['{"text": 1 < 2}', "<doc> & [[D]]", "é 漢字 😀"],
+}
+
+
+def wikiextractor(articles: dict[str, list[str]], mode: str) -> bytes:
+    """As WikiExtractor writes them, with `--json` or without; some versions escape the title in the attribute."""
+    written = []
+    for number, (title, lines) in enumerate(articles.items()):
+        url = f"https://en.wikipedia.org/wiki?curid={number}"
+        if mode == "json":
+            record = {"id": str(number), "revid": "7", "url": url, "title": title, "text": "\n".join(lines)}
+            written.append(json.dumps(record) + "\n")
+        else:
+            name = html.escape(title) if mode == "escaped" else title
+            body = "\n".join(lines)
+            written.append(f'<doc id="{number}" url="{url}" title="{name}">\n{title}\n\n{body}\n\n</doc>\n')
+    return "".join(written).encode()
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".zst"])
+@pytest.mark.parametrize("mode", ["raw", "escaped", "json"])
+@pytest.mark.parametrize("documents", ["blank_line", "file"])
+def test_all_that_wikiextractor_writes_gives_the_same_documents(write, mode, suffix, documents):
+    compress = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".zst": zstandard.ZstdCompressor().compress}
+    path = write(f"AA/wiki_00{suffix}", compress[suffix](wikiextractor(WIKI_ARTICLES, mode)))
+    expected = ["\n".join(lines) for lines in WIKI_ARTICLES.values() if lines]
+    for slice_bytes in (3, 50, 1 << 20):
+        assert read_slices(path, CorpusOptions(documents=documents), slice_bytes) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('\ufeff \t{ "text" : "a"}\n{"text": "b"}', ["a", "b"]),
+        ('{"id": "%s", "text": "a"}' % ("7" * 200), ["a"]),
+        ("{braces}\nand text", ["{braces}\nand text"]),
+        ('{"a", "b"} is a set', ['{"a", "b"} is a set']),
+        ('{\n"text": "spread over lines"}', ['{\n"text": "spread over lines"}']),
+        ('the first line is no JSON\n{"text": "a"}', ['the first line is no JSON\n{"text": "a"}']),
+    ],
+)
+def test_json_lines_are_known_by_their_first_bytes(write, content, expected):
+    for name in ("wiki_00", "wiki.txt"):
+        assert read_slices(write(name, content), CorpusOptions(), 1 << 20) == expected
+    with pytest.raises(InputError, match=r"wiki_01:2: the object has no \"text\""):
+        read_slices(write("wiki_01", '{"text": "a"}\n{"body": "b"}'), CorpusOptions(), 1 << 20)
+
+
+def test_a_large_json_file_without_a_suffix_is_sliced_where_text_is_one_document_a_file(write):
+    options = CorpusOptions(documents="file")
+    assert len(plan([write("wiki_00", '{"text": "a"}\n' * 10)], options, 20)) == 7
+    assert len(plan([write("book", "some text\n" * 10)], options, 20)) == 1
+
+
+def test_expand_names_files_once_and_in_order(write, tmp_path, monkeypatch):
+    for name in ("b/2.txt", "b/sub/1.txt", "b/.hidden", "a.txt", "[x].txt", "c.jsonl"):
+        write(name, "text")
+    monkeypatch.chdir(tmp_path)
+    assert expand(["b"]) == ["b/2.txt", "b/sub/1.txt"]
+    assert expand(["c.jsonl", "*.txt"]) == ["c.jsonl", "[x].txt", "a.txt"]
+    assert expand(["[x].txt"]) == ["[x].txt"]
+    assert expand(["**/*.txt", "a.txt", "pydoc"]) == ["[x].txt", "a.txt", "b/2.txt", "b/sub/1.txt", "pydoc"]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["c", "c/**", "**/*.txt", "c/*/**/*.txt", "c/**/**"])
+def test_links_that_lead_back_up_are_followed_once(write, tmp_path, monkeypatch, name):
+    for path in ("c/a.txt", "c/d/b.txt", "elsewhere/e.txt"):
+        write(path, "text")
+    for link, target in {
+        "c/again": ".", "c/back": ".", "c/d/up": "..", "c/d/far": "../../elsewhere", "c/d/here": "../d",
+        "c/z.txt": "a.txt", "c/nowhere": "nothing", "c/itself": "itself",
+    }.items():  # fmt: skip
+        (tmp_path / link).symlink_to(target)
+    monkeypatch.chdir(tmp_path)
+    files = {os.path.realpath(path): path for path in expand([name])}
+    expected = {str(tmp_path / path) for path in ("c/a.txt", "c/d/b.txt", "elsewhere/e.txt")}
+    assert set(files) == expected
+    assert len(expand([name])) == len(files)
+    if name == "c":
+        assert list(files.values()) == ["c/a.txt", "c/d/b.txt", "c/d/far/e.txt"]
+
+
+def test_patterns_of_any_depth(write, tmp_path, monkeypatch):
+    names = ("a.txt", "b/2.txt", "b/s/1.txt", "b/s/t/3.txt", "b/.hidden/4.txt", "b/[s]/5.txt", "c/s/t/6.txt")
+    for name in names:
+        write(name, "text")
+    monkeypatch.chdir(tmp_path)
+    for pattern in (
+        "**",
+        "**/*.txt",
+        "b/**",
+        "b/**/",
+        "**/s/*.txt",
+        "**/t",
+        "*/**/t/**/*.txt",
+        "b/**/s/**",
+        "b**/*.txt",
+    ):
+        expected = {
+            str(path)
+            for match in glob.glob(pattern, recursive=True)
+            for path in (Path(match).rglob("*") if Path(match).is_dir() else [Path(match)])
+            if path.is_file() and ".hidden" not in path.parts
+        }
+        assert set(expand([pattern])) == expected, pattern
+    (tmp_path / "**").mkdir()
+    write("**/7.txt", "text")
+    assert "**/7.txt" in expand(["**/*.txt"])
+
+
+def test_small_files_share_a_batch(monkeypatch):
+    monkeypatch.setattr(corpus, "SLICE_BYTES", 10)
+    whole = [Slice(f"{number}", 0, None, size) for number, size in enumerate([4, 6, 1, 30, 2, 3])]
+    parts = [Slice("large", 0, 8, 8), Slice("large", 8, None, 1), Slice("tfds:x:train:text", 0, 1, 1)]
+    found = batches([*whole, *parts, Slice("last", 0, None, 1)])
+    assert [[piece.path for piece in batch] for batch in found] == [
+        ["0", "1"], ["2"], ["3"], ["4", "5"], ["large"], ["large"], ["tfds:x:train:text"], ["last"],
+    ]  # fmt: skip
+    assert [piece for batch in found for piece in batch] == [*whole, *parts, Slice("last", 0, None, 1)]
+    assert max(map(len, batches([Slice(f"{number}", 0, None, 0) for number in range(5000)]))) <= 1024
+    assert batches([]) == []
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([], "no input was given"),
+        (["missing.txt"], r"missing\.txt: no such file"),
+        (["*.nothing"], r"\*\.nothing: this pattern matches no file"),
+        (["empty"], "empty: this folder holds no file"),
+    ],
+)
+def test_inputs_that_name_nothing_are_refused(tmp_path, monkeypatch, inputs, message):
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    with pytest.raises(InputError, match=message):
+        plan(inputs, CorpusOptions())
+
+
+@pytest.mark.parametrize("options", [{"documents": "page"}, {"errors": "ignore"}, {"max_document_bytes": 0}])
+def test_options_out_of_range_are_refused(options):
+    with pytest.raises(InputError, match=next(iter(options))):
+        CorpusOptions(**options)
+
+
+def test_slices_cover_a_file_exactly(write):
+    path = write("text.txt", "x" * 100)
+    pieces = plan([path], CorpusOptions(), slice_bytes=30)
+    assert [(piece.start, piece.end, piece.bytes) for piece in pieces] == [
+        (0, 30, 30),
+        (30, 60, 30),
+        (60, 90, 30),
+        (90, 100, 10),
+    ]
+
+
+@pytest.mark.parametrize("every", [16, pytest.param(1, marks=pytest.mark.long)])
+def test_pydoc_is_a_corpus_of_prose(every, monkeypatch):
+    sources = list(pydoc_corpus._sources())[::every]
+    monkeypatch.setattr(pydoc_corpus, "_sources", lambda: iter(sources))
+    pieces = plan(["pydoc"], CorpusOptions())
+    assert len(pieces) == 1
+    assert pieces[0].bytes > (1 << 20) // every
+    documents = list(read(pieces[0], CorpusOptions()))
+    assert documents[:90] == list(islice(pydoc_corpus.documents(), 90))  # In the same order each time.
+    text = "\n".join(documents)
+    assert len(text) > 1_000_000 // every
+    assert len(documents) > 300 // every
+    assert ">>>" not in text
+    assert "====" not in text
+    assert 'The "if" statement is used for conditional execution:' in text
+    letters = sum(character.isalpha() or character.isspace() for character in text)
+    assert letters > 0.9 * len(text)
+
+
+def test_the_docstrings_of_a_module_become_paragraphs(tmp_path, monkeypatch):
+    (tmp_path / "module.py").write_text(
+        '"""A module that does a thing\nwhich takes two lines to say.\n\nHeading of It All\n=================\n\n'
+        "    >>> example(1, 2)\n    the output of the example\n\n.. note:: a directive\n\n* the first of the bullets\n"
+        '  goes on here\n* the second of the bullets\n"""\nimport does_not_exist\n\n\nclass Thing:\n'
+        '    """A thing made of :class:`other` things."""\n\n    def act(self):\n        """Acts."""\n'
+    )
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "test_module.py").write_text('"""A docstring that nobody wants to read."""\n')
+    monkeypatch.setattr(pydoc_corpus.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert list(pydoc_corpus.documents())[-1].split("\n") == [
+        "A module that does a thing which takes two lines to say.",
+        "Heading of It All",
+        "the first of the bullets goes on here",
+        "the second of the bullets",
+        "A thing made of other things.",
+    ]
+
+
+def test_real_corpora_are_read(data_dir, write):
+    options = CorpusOptions()
+    sample = list(read(whole(data_dir / "corpus/sample_text.txt"), options))
+    assert sample[0].startswith(
+        "This text is included to make sure Unicode is handled properly: 力加勝北区ᴵᴺᵀᵃছজটডণত\n"
+    )
+    wiki = [d for piece in plan([str(data_dir / "corpus/wikiextractor")], options) for d in read(piece, options)]
+    assert wiki[0].startswith("The 2002–03 Scottish Challenge Cup was the 12th season")
+    assert not any("<doc " in document or "</doc>" in document for document in wiki)
+    assert not any(document.startswith(("Q&amp;A", "Social Science &amp; Medicine\n")) for document in wiki)  # titles
+    folder = data_dir / "corpus/wikiextractor/AA"
+    for name in ("wiki_00", "wiki_01"):
+        raw = (folder / name).read_text(encoding="utf-8")
+        articles = dict(re.findall(r'<doc [^>]*title="([^\n]*)">\n[^\n]*\n\n(.*?)</doc>', raw, re.DOTALL))
+        written = wikiextractor({title: text.split("\n") for title, text in articles.items()}, "json")
+        assert len(articles) == raw.count("<doc ")
+        assert read_slices(write(f"AA/{name}", written), options, 5000) == list(read(whole(folder / name), options))

@@ -1,0 +1,155 @@
+"""Filters: what each option drops is counted, and nothing else is dropped."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from support import helpers
+
+from bert_jax.data.dataset import PreparedDataset
+from bert_jax.data.preparation.filters import Hygiene, repeated_lines
+from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
+from bert_jax.data.preparation.sorted_runs import HeldRun
+from bert_jax.errors import InputError
+
+
+def documents(count, seed=0):
+    return helpers.make_corpus(documents=count, seed=seed).strip().split("\n\n")
+
+
+def run(texts, tokenizer, folder, workers=1, **options):
+    folder.mkdir(exist_ok=True)
+    inputs = []
+    for number in range(3):
+        path = folder / f"{number}.txt"
+        path.write_text("\n\n".join(texts[number::3]) + "\n")
+        inputs.append(str(path))
+    chosen = {"seq_len": 64, "sentences": "lines", "eval_fraction": 0.1, "bucket_tokens": 2048, **options}
+    prepare(inputs, tokenizer, str(folder / "data"), PrepareOptions(**chosen), workers=workers)
+    return PreparedDataset(str(folder / "data"))
+
+
+def totals(dataset):
+    """Documents, sentences and tokens of both splits, and the ids of all instances."""
+    splits = dataset.info.splits.values()
+    ids = [
+        dataset.instances(name, np.arange(dataset.size(name)))["instance_ids"].tolist() for name in dataset.info.splits
+    ]
+    counts = tuple(sum(getattr(split, name) for split in splits) for name in ("documents", "sentences", "tokens"))
+    return counts, ids
+
+
+def test_duplicate_documents(tokenizer, tmp_path):
+    once = documents(200)
+    plain = run(once, tokenizer, tmp_path / "once")
+    kept = run([*once, *once[:50], *once[:20]], tokenizer, tmp_path / "kept")
+    assert totals(kept)[0][0] == 270
+    assert kept.info.dropped["repeated_lines"] == 0
+    dropped = run([*once, *once[:50], *once[:20]], tokenizer, tmp_path / "dropped", drop_duplicates=True)
+    assert dropped.info.dropped == {
+        "duplicate_documents": 70, "repeated_lines": 0, "short_documents": 0, "long_documents": 0,
+    }  # fmt: skip
+    assert totals(dropped)[0] == totals(plain)[0]
+    assert dropped.token_counts().sum() == plain.token_counts().sum()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_repeated_lines(workers, tokenizer, tmp_path):
+    """A line above the limit goes everywhere, one at the limit stays."""
+    plain = documents(120)
+    noisy = [f"the menu near the owl and the moon .\n{text}" for text in plain]
+    noisy[:5] = [f"{text}\nthe baker is in the harbour and the storm ." for text in noisy[:5]]
+    clean = run(noisy, tokenizer, tmp_path / "clean", workers, max_line_repeats=5)
+    expected = [*(f"{text}\nthe baker is in the harbour and the storm ." for text in plain[:5]), *plain[5:]]
+    assert clean.info.dropped["repeated_lines"] == 120
+    assert totals(clean)[0] == totals(run(expected, tokenizer, tmp_path / "expected"))[0]
+    stricter = run(noisy, tokenizer, tmp_path / "stricter", max_line_repeats=4)
+    assert stricter.info.dropped["repeated_lines"] == 125
+
+
+def test_a_line_of_several_sentences_is_one_line(tokenizer, tmp_path):
+    plain = documents(60)
+    noisy = [f"The owl sees the moon. The ship hears the storm.\n{text}" for text in plain]
+    dataset = run(noisy, tokenizer, tmp_path, max_line_repeats=10, sentences="split")
+    assert dataset.info.dropped["repeated_lines"] == 60
+    assert totals(dataset)[0][0] == 60
+
+
+def test_lines_are_counted_in_little_memory(tmp_path):
+    """Holds no line for long where all are different; those of every part are found, whichever run has them."""
+    rng = np.random.default_rng(0)
+    often = np.arange(256, dtype=np.uint64) << np.uint64(56) | np.uint64(7)  # one in each part
+    held = []
+    for number in range(20):
+        lines = np.concatenate([rng.integers(0, 2**64, 100_000, np.uint64), often[number % 2 :: 2], often[:2]])
+        arrays = {"lines": lines, "begins_line": np.ones(len(lines), bool)}
+        held.append(HeldRun(arrays, 1, len(lines)))
+    tracemalloc.start()
+    found = repeated_lines(held, 9, tmp_path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    np.testing.assert_array_equal(found, often)
+    assert peak < 12e6  # of one run; the hashes of all are 16 MB
+    np.testing.assert_array_equal(repeated_lines(held, 10, tmp_path), often[:2])
+    assert not len(repeated_lines(held, 30, tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_lengths(tokenizer, tmp_path):
+    texts = documents(200)
+    sizes = [len(ids) for ids in tokenizer.encode_batch(texts)]
+    low, high = 40, 120
+    dataset = run(texts, tokenizer, tmp_path, min_document_tokens=low, max_document_tokens=high)
+    kept = [size for size in sizes if low <= size <= high]
+    assert dataset.info.dropped["short_documents"] == sum(size < low for size in sizes) > 10
+    assert dataset.info.dropped["long_documents"] == sum(size > high for size in sizes) > 10
+    assert (totals(dataset)[0][0], totals(dataset)[0][2]) == (len(kept), sum(kept))
+    assert sum(int(dataset.token_counts().sum()) for _ in [0]) == dataset.info.splits["train"].tokens
+
+
+def test_a_document_of_repeated_lines_alone_is_none(tokenizer, tmp_path):
+    texts = [*documents(50), *["the menu .\nthe owl ."] * 30]
+    dataset = run(texts, tokenizer, tmp_path, max_line_repeats=20)
+    assert totals(dataset)[0][0] == 50
+    assert dataset.info.dropped["short_documents"] == 30
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_line_repeats": -1}, {"min_document_tokens": -1}, {"max_document_tokens": -1},
+        {"min_document_tokens": 5, "max_document_tokens": 4},
+    ],
+)  # fmt: skip
+def test_rules_that_cannot_be(options):
+    with pytest.raises(InputError, match="--"):
+        Hygiene(**options)
+
+
+def test_a_document_at_a_limit_stays(tokenizer, tmp_path):
+    texts = [" ".join(["ship"] * size) + " ." for size in range(9, 31)]  # of 10 to 31 tokens
+    dataset = run(texts, tokenizer, tmp_path, min_document_tokens=12, max_document_tokens=28, eval_fraction=0.0)
+    assert dataset.info.splits["train"].documents == 28 - 12 + 1
+    assert (dataset.info.dropped["short_documents"], dataset.info.dropped["long_documents"]) == (2, 3)
+    assert dataset.info.splits["train"].tokens == sum(range(12, 29))
+
+
+def test_a_limit_counts_what_is_left_of_a_document(tokenizer, tmp_path):
+    """Lines are dropped first, and then documents by what is left of them."""
+    texts = ["the menu .\n" * 3 + " ".join(["ship"] * size) + " ." for size in range(4, 24)]
+    dataset = run(texts, tokenizer, tmp_path, min_document_tokens=10, max_line_repeats=20, eval_fraction=0.0)
+    assert dataset.info.dropped["repeated_lines"] == 60
+    assert dataset.info.dropped["short_documents"] == 5  # of 5 to 9 tokens without the menu
+
+
+def test_documents_that_lose_all_lines_shift_no_other(tokenizer, tmp_path):
+    """Wherever they stand in a run, at the end of a bucket's part of it too."""
+    plain = documents(60)
+    empty = ["\n".join(["the menu ."] * lines) for lines in range(1, 41)]
+    noisy = run([*plain, *empty], tokenizer, tmp_path / "noisy", max_line_repeats=100, eval_fraction=0.0)
+    clean = run(plain, tokenizer, tmp_path / "clean", eval_fraction=0.0)
+    assert noisy.info.dropped["short_documents"] == 40
+    ids = [np.sort(each.instances("train", np.arange(each.size("train")))["instance_ids"]) for each in (noisy, clean)]
+    firsts = [set(found.tolist()) for found in ids]
+    assert len(firsts[0] & firsts[1]) >= 60  # the hash of a document, and its first instance's id, are its own
+    np.testing.assert_array_equal(noisy.token_counts(), clean.token_counts())

@@ -1,0 +1,350 @@
+import gzip
+from collections import Counter
+
+import numpy as np
+import pytest
+from support.preparing import files, run, unhidden
+
+from bert_jax.data.dataset import INFO_FILE, PreparedDataset
+from bert_jax.data.preparation import corpus, sorted_runs
+from bert_jax.data.preparation import pipeline as prepare_module
+from bert_jax.data.preparation.pipeline import PrepareOptions
+from bert_jax.errors import InputError
+
+
+def write(path, documents):
+    path.write_text("\n\n".join("\n".join(lines) for lines in documents) + "\n")
+    return path
+
+
+def numbered(documents, first=0, sentences=4):
+    """Documents told apart by their tokens: a sentence is seven letters, five for the document and two for itself."""
+    letters = str.maketrans("0123456789", "abcdefghij")
+    return [
+        [" ".join(f"{number:05d}{sentence:02d}".translate(letters)) for sentence in range(sentences)]
+        for number in range(first, first + documents)
+    ]
+
+
+def segments(dataset, split):
+    """(A, B, is_random) of every instance, as text."""
+    size = dataset.size(split)
+    if not size:
+        return []
+    arrays = dataset.instances(split, np.arange(size))
+    result = []
+    for ids, types, maskable, label in zip(
+        arrays["input_ids"], arrays["token_type_ids"], arrays["maskable"], arrays["is_random_next"], strict=True
+    ):
+        a, b = (dataset.tokenizer.decode(ids[maskable & (types == side)]) for side in (0, 1))
+        result.append((a, b, bool(label)))
+    return result
+
+
+def documents_of(dataset, split):
+    """The names, of five letters, of the `numbered` documents in A and in real Bs."""
+    found = set()
+    for a, b, is_random in segments(dataset, split):
+        for text in (a,) if is_random else (a, b):
+            found |= names_in(text)
+    return found
+
+
+def names_in(text):
+    letters = text.split()
+    return {"".join(letters[at : at + 5]) for at in range(0, len(letters) - 6, 7)}
+
+
+# --- The same bytes ---------------------------------------------------------------------------------------------
+
+
+def test_workers_do_not_matter(whole, corpus_file, tokenizer, tmp_path):
+    run(corpus_file, tokenizer, tmp_path / "data", bucket_tokens=4096, dupe_factor=2, workers=3)
+    assert files(tmp_path / "data") == files(whole)
+    assert len(list(whole.glob("train-*"))) > 3
+
+
+@pytest.mark.parametrize("slice_bytes", [700, 5000, 30_000])
+def test_slices_do_not_matter(whole, corpus_file, tokenizer, tmp_path, slice_bytes, monkeypatch):
+    plan = corpus.plan
+    sliced = []
+
+    def cut(inputs, options):
+        sliced.extend(plan(inputs, options, slice_bytes))
+        return sliced
+
+    monkeypatch.setattr(corpus, "plan", cut)
+    run(corpus_file, tokenizer, tmp_path / "data", bucket_tokens=4096, dupe_factor=2)
+    assert len(sliced) > 3
+    assert files(tmp_path / "data") == files(whole)
+
+
+def test_runs_and_batches_do_not_matter(whole, corpus_file, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(sorted_runs, "TOKENS_A_RUN", 1000)
+    monkeypatch.setattr(sorted_runs, "SENTENCES_A_BATCH", 7)
+    run(corpus_file, tokenizer, tmp_path / "data", bucket_tokens=4096, dupe_factor=2)
+    assert files(tmp_path / "data") == files(whole)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_files_and_their_order_do_not_matter(whole, corpus_file, tokenizer, tmp_path, order):
+    documents = corpus_file.read_text().strip().split("\n\n")
+    inputs = []
+    for number in range(4):
+        inputs.append(tmp_path / f"{number}.txt.gz")
+        inputs[-1].write_bytes(gzip.compress("\n\n".join(documents[number::4]).encode()))
+    run(inputs[::order], tokenizer, tmp_path / "data", bucket_tokens=4096, dupe_factor=2)
+    assert files(tmp_path / "data") == files(whole)
+
+
+def test_many_small_files_are_few_runs(whole, corpus_file, tokenizer, tmp_path, monkeypatch):
+    documents = corpus_file.read_text().strip().split("\n\n")
+    for number, document in enumerate(documents):
+        (tmp_path / f"{number}.txt").write_text(document)
+    stored, real = [], sorted_runs.tokenize
+    monkeypatch.setattr(prepare_module, "tokenize", lambda task: stored.extend(found := real(task)) or found)
+    run(sorted(tmp_path.glob("*.txt")), tokenizer, tmp_path / "data", bucket_tokens=4096, dupe_factor=2)
+    assert len(stored) == 1
+    assert stored[0].documents == len(documents)
+    assert files(tmp_path / "data") == files(whole)
+
+
+def test_slices_do_not_matter_where_a_document_is_repeated(tokenizer, tmp_path):
+    """The two lowest hashes decide the smallest eval split: repeats of one must not hide the other."""
+    documents = numbered(12)
+    results = set()
+    for name, order in (("spread", documents * 6), ("together", [d for d in documents for _ in range(6)])):
+        for pieces in (1, 4):
+            folder = tmp_path / f"{name}{pieces}"
+            folder.mkdir()
+            size = len(order) // pieces
+            inputs = [write(folder / f"{i}.txt", order[i * size : (i + 1) * size]) for i in range(pieces)]
+            data = run(inputs, tokenizer, folder / "data", eval_fraction=0.001)
+            results.add(data.info.hash)
+            assert len(documents_of(data, "eval")) == 2
+    assert len(results) == 1
+
+
+def test_seeds_differ(whole, corpus_file, tokenizer, tmp_path):
+    other = run(corpus_file, tokenizer, tmp_path / "data", bucket_tokens=4096, dupe_factor=2, seed=1)
+    before = PreparedDataset(str(whole))
+    assert other.info.hash != before.info.hash
+    assert Counter(segments(other, "train")) != Counter(segments(before, "train"))
+    # The split is of the text, and no seed moves it.
+    assert other.info.splits["eval"].tokens == before.info.splits["eval"].tokens
+
+
+def test_counts_add_up(whole, corpus_file, tokenizer):
+    info = PreparedDataset(str(whole)).info
+    lines = corpus_file.read_text().split("\n")
+    assert sum(split.documents for split in info.splits.values()) == 300
+    assert sum(split.sentences for split in info.splits.values()) == sum(map(bool, lines))
+    encoded = sum(map(len, tokenizer.encode_batch(lines)))
+    assert sum(split.tokens for split in info.splits.values()) == encoded
+    for name, split in info.splits.items():
+        assert split.instances == sum(shard.instances for shard in split.shards)
+        found = segments(PreparedDataset(str(whole)), name)
+        assert split.instances == len(found)
+        assert split.random_next == sum(label for _, _, label in found)
+
+
+def test_the_vocabulary_is_kept(whole, tokenizer):
+    dataset = PreparedDataset(str(whole))
+    assert dataset.tokenizer.vocab == tokenizer.vocab
+    assert set(files(whole)) == {
+        INFO_FILE, "vocab.txt", "token_counts.npy", "train-lengths.npy", "eval-lengths.npy",
+        *(shard.file for split in dataset.info.splits.values() for shard in split.shards),
+    }  # fmt: skip
+
+
+# --- Which documents go where -----------------------------------------------------------------------------------
+
+
+def test_every_document_is_on_one_side_and_nothing_is_lost(tokenizer, tmp_path):
+    names = ["".join(lines[0].split()[:5]) for lines in numbered(200)]
+    data = run(write(tmp_path / "a.txt", numbered(200)), tokenizer, tmp_path / "data", seq_len=128, short_seq_prob=0.0)
+    train, held_out = documents_of(data, "train"), documents_of(data, "eval")
+    assert train | held_out == set(names)
+    assert not train & held_out
+    assert len(held_out) == data.info.splits["eval"].documents
+    # A document has four sentences of seven tokens: nothing is cut off, so every sentence is in some pair.
+    everything = " / ".join(
+        text for split in ("train", "eval") for a, b, random in segments(data, split)
+        for text in ((a,) if random else (a, b))
+    )  # fmt: skip
+    for lines in numbered(200):
+        assert all(line in everything for line in lines)
+    # Nor does a random B reach over to the other side.
+    for split, own in (("train", train), ("eval", held_out)):
+        for _, b, _ in segments(data, split):
+            assert names_in(b) <= own
+
+
+def test_held_out_documents_stay_held_out(tokenizer, tmp_path):
+    write(tmp_path / "a.txt", numbered(300))
+    write(tmp_path / "b.txt", numbered(900, first=300))
+    before = run(tmp_path / "a.txt", tokenizer, tmp_path / "few")
+    after = run([tmp_path / "b.txt", tmp_path / "a.txt"], tokenizer, tmp_path / "many", bucket_tokens=2048, seed=5)
+    assert documents_of(before, "eval") < documents_of(after, "eval")
+    assert documents_of(before, "train") < documents_of(after, "train")
+
+
+def test_buckets(tokenizer, tmp_path):
+    write(tmp_path / "a.txt", numbered(400))
+    one = run(tmp_path / "a.txt", tokenizer, tmp_path / "one", seq_len=128, short_seq_prob=0.0)
+    many = run(tmp_path / "a.txt", tokenizer, tmp_path / "many", seq_len=128, short_seq_prob=0.0, bucket_tokens=1024)
+    assert len(one.info.splits["train"].shards) == 1
+    shards = many.info.splits["train"].shards
+    assert 8 <= len(shards) <= 12
+    assert all(shard.instances for shard in shards)
+    for split in ("train", "eval"):
+        assert documents_of(one, split) == documents_of(many, split)
+        for count in ("documents", "sentences", "tokens"):
+            assert getattr(one.info.splits[split], count) == getattr(many.info.splits[split], count)
+    assert np.array_equal(one.token_counts(), many.token_counts())
+
+
+def test_token_counts(tokenizer, tmp_path):
+    data = run(write(tmp_path / "a.txt", numbered(200)), tokenizer, tmp_path / "data", dupe_factor=3)
+    train = documents_of(data, "train")
+    lines = [line for document in numbered(200) for line in document if "".join(document[0].split()[:5]) in train]
+    expected = np.bincount(np.concatenate(tokenizer.encode_batch(lines)), minlength=tokenizer.vocab_size)
+    counts = data.token_counts()
+    assert counts.dtype == np.int64
+    assert np.array_equal(counts, expected)
+    assert counts.sum() == data.info.splits["train"].tokens
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.001, 0.5])
+def test_eval_fraction(tokenizer, tmp_path, fraction):
+    data = run(write(tmp_path / "a.txt", numbered(300)), tokenizer, tmp_path / "data", eval_fraction=fraction)
+    held_out = data.info.splits["eval"].documents
+    if fraction == 0.5:
+        assert 110 < held_out < 190
+    else:
+        assert held_out == (2 if fraction else 0)
+    assert data.size("eval") >= held_out
+    assert data.info.splits["train"].documents == 300 - held_out
+
+
+# --- Instances --------------------------------------------------------------------------------------------------
+
+
+def test_dupe_factor(corpus_file, tokenizer, tmp_path):
+    one = run(corpus_file, tokenizer, tmp_path / "1")
+    five = run(corpus_file, tokenizer, tmp_path / "5", dupe_factor=5)
+    assert five.size("train") == pytest.approx(5 * one.size("train"), rel=0.05)
+    assert five.info.splits["train"].tokens == one.info.splits["train"].tokens
+    pairs = segments(five, "train")
+    assert len(set(pairs)) > 0.9 * len(pairs)  # drawn again, not copied
+    # The first pass is the one of a dataset with a single pass.
+    assert not Counter(segments(one, "train")) - Counter(pairs)
+    ids = five.instances("train", np.arange(five.size("train")))["instance_ids"]
+    assert len(np.unique(ids)) == len(ids)
+
+
+def test_duplicate_documents_are_instances_of_their_own(tokenizer, tmp_path):
+    documents = [*numbered(30), *numbered(30), *numbered(10)]
+    data = run(write(tmp_path / "a.txt", documents), tokenizer, tmp_path / "data", eval_fraction=0.2)
+    assert sum(split.documents for split in data.info.splits.values()) == 70
+    assert not documents_of(data, "train") & documents_of(data, "eval")
+    for split in ("train", "eval"):
+        ids = data.instances(split, np.arange(data.size(split)))["instance_ids"]
+        assert len(np.unique(ids)) == len(ids)
+
+
+def test_records_are_in_order_of_id(whole):
+    data = PreparedDataset(str(whole))
+    start = 0
+    for shard in data.info.splits["train"].shards:
+        ids = data.instances("train", np.arange(start, start + shard.instances))["instance_ids"]
+        assert (np.diff(ids.astype(object)) > 0).all()
+        start += shard.instances
+
+
+@pytest.mark.parametrize("rule", ["paper", "reference"])
+def test_labels(whole, corpus_file, tokenizer, tmp_path, rule):
+    text = corpus_file.read_text()
+    data = run(corpus_file, tokenizer, tmp_path / "data", random_next=rule, seq_len=512)
+    for a, b, is_random in segments(data, "train"):
+        together = f"{a} {b}" in " ".join(text.split())
+        assert together or is_random
+
+
+def test_special_tokens_in_text_are_text(tokenizer, tmp_path):
+    lines = ["the [SEP] ship [MASK] sees [CLS] a [PAD] wave [UNK] .", "[MASK]", "[SEP] [CLS]"]
+    documents = [[f"{line} {letter}" for line in lines] for letter in "abcdefgh"]
+    data = run(write(tmp_path / "a.txt", documents), tokenizer, tmp_path / "data", eval_fraction=0.0, allow_unk=1.0)
+    arrays = data.instances("train", np.arange(data.size("train")))
+    special = {tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id}
+    assert not special & set(arrays["input_ids"][arrays["maskable"]].tolist())
+    assert (arrays["input_ids"] == tokenizer.sep_id).sum(axis=1).tolist() == [2] * data.size("train")
+    assert not data.token_counts()[list(special)].any()
+
+
+def test_one_document(tokenizer, tmp_path):
+    data = run(write(tmp_path / "a.txt", numbered(1, sentences=40)), tokenizer, tmp_path / "data", eval_fraction=0.0)
+    assert data.size("train") > 2
+    assert data.size("eval") == 0
+
+
+def test_text_without_a_token_is_dropped(tokenizer, tmp_path):
+    documents = [["\u200b"], ["the ship ."], ["\u200b", "a wave ."]]
+    data = run(write(tmp_path / "a.txt", documents), tokenizer, tmp_path / "data", eval_fraction=0.0)
+    assert (data.info.splits["train"].documents, data.info.splits["train"].sentences) == (2, 2)
+
+
+# --- Failures ---------------------------------------------------------------------------------------------------
+
+
+def test_an_existing_dataset_is_refused(whole, corpus_file, tokenizer):
+    before = files(whole)
+    with pytest.raises(InputError, match=f"{whole} already holds"):
+        run(corpus_file, tokenizer, whole)
+    assert files(whole) == before
+
+
+def test_output_is_a_file(corpus_file, tokenizer, tmp_path):
+    (tmp_path / "data").write_text("mine")
+    with pytest.raises(InputError, match="is a file"):
+        run(corpus_file, tokenizer, tmp_path / "data")
+    assert (tmp_path / "data").read_text() == "mine"
+
+
+@pytest.mark.parametrize("text", ["", "\n\n \n", "\u200b\n"])
+def test_no_text(tokenizer, tmp_path, text):
+    (tmp_path / "a.txt").write_text(text)
+    with pytest.raises(InputError, match=r"holds no text.*a\.txt"):
+        run(tmp_path / "a.txt", tokenizer, tmp_path / "data")
+    assert not unhidden(tmp_path / "data")
+
+
+def test_no_input(tokenizer, tmp_path):
+    with pytest.raises(InputError, match=r"nowhere\.txt"):
+        run(tmp_path / "nowhere.txt", tokenizer, tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_all_held_out(tokenizer, tmp_path):
+    write(tmp_path / "a.txt", numbered(2))
+    with pytest.raises(InputError, match="too little text"):
+        run(tmp_path / "a.txt", tokenizer, tmp_path / "data", eval_fraction=1 - 2**-53)
+    assert not unhidden(tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"seq_len": 7}, {"seq_len": 40_000}, {"dupe_factor": 0}, {"short_seq_prob": 1.1}, {"eval_fraction": 1.0},
+        {"eval_fraction": -0.1}, {"eval_fraction": float("nan")}, {"bucket_tokens": 10}, {"random_next": "both"},
+        {"sentences": "words"},
+    ],
+)  # fmt: skip
+def test_bad_options(options):
+    with pytest.raises(InputError, match=next(iter(options))):
+        PrepareOptions(**options)
+
+
+def test_no_workers(corpus_file, tokenizer, tmp_path):
+    with pytest.raises(InputError, match="--workers"):
+        run(corpus_file, tokenizer, tmp_path / "data", workers=0)

@@ -1,0 +1,67 @@
+"""Preparing where there is little: on a full disk, and in little memory."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from support import helpers
+
+from bert_jax.data.dataset import INFO_FILE
+
+# --- The command line on a full disk ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kilobytes", "workers"), [(40, 1), (200, 1), (200, 2)])
+def test_prepare_on_a_full_disk(tmp_path, corpus_file, vocabulary_file, kilobytes, workers):
+    """In the first pass and in the second: the runs take 80 kB, the dataset more than 200."""
+    done = helpers.on_small_disk(
+        tmp_path, kilobytes, "prepare", "--input", corpus_file, "--vocab", vocabulary_file, "--output",
+        tmp_path / "disk" / "data", "--sentences", "lines", "--bucket_tokens", 4096, "--dupe_factor", 3, "--workers",
+        workers,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "the disk is full" in done.stderr.strip().split("\n")[-1]
+    assert all("/.prepare/" in line for line in done.stdout.strip().split("\n"))
+
+
+def test_vocab_on_a_full_disk(tmp_path, corpus_file):
+    done = helpers.on_small_disk(
+        tmp_path, 4, "vocab", "--input", corpus_file, "--output", tmp_path / "disk" / "vocab.txt", "--size", 200,
+        filled=True,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "the disk is full" in done.stderr.strip().split("\n")[-1]
+
+
+# --- Memory -----------------------------------------------------------------------------------------------------
+
+MEASURE = """
+import resource, sys
+from bert_jax.data.prepare import PrepareOptions, prepare
+from bert_jax.data.tokenization import WordPieceTokenizer
+import bert_jax.data.runs as module
+module.TOKENS_A_RUN = 1 << 15
+text, vocabulary, output = sys.argv[1:]
+prepare([text], WordPieceTokenizer.from_file(vocabulary), output,
+        PrepareOptions(seq_len=64, sentences="lines", bucket_tokens=1 << 15))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path, vocabulary_file):
+    peaks: list[float] = []
+    for number, documents in enumerate((500, 6_000)):
+        text = tmp_path / f"{number}.txt"
+        text.write_text(helpers.make_corpus(documents=documents))
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURE, text, vocabulary_file, tmp_path / f"data{number}"],
+            capture_output=True, text=True, check=True, env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        )  # fmt: skip
+        peaks.append(int(done.stdout.split()[-1]) / 1024)
+    # 2.5 MB of text take 20 MB as lists of arrays, one for each sentence.
+    assert peaks[1] - peaks[0] < 7.5, peaks
+    assert json.loads((tmp_path / "data1" / INFO_FILE).read_text())["splits"]["train"]["documents"] > 5_500

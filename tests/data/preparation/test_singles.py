@@ -1,0 +1,102 @@
+"""Corpora without documents: instances of one segment, which nothing is lost in, and no next sentence."""
+
+import itertools
+
+import numpy as np
+import pytest
+from support import helpers
+
+from bert_jax.data.dataset import PreparedDataset
+from bert_jax.data.loading.loader import TrainLoader, TrainRows
+from bert_jax.data.loading.masking import Masking
+from bert_jax.data.preparation.instances import make_rng, make_singles
+from bert_jax.errors import InputError
+from bert_jax.training.phases import open_phases
+from bert_jax.training.pretrain import pretrain
+
+
+def document_of(*lengths, start=0):
+    return [start, *(start + end for end in itertools.accumulate(lengths))]
+
+
+def spans(documents, seq_len=12, short_seq_prob=0.0):
+    found = make_singles(documents, seq_len=seq_len, short_seq_prob=short_seq_prob, rng=make_rng(0))
+    assert all(b_start == b_stop for instances in found for _, _, b_start, b_stop, _ in instances)
+    return [[(instance.a_start, instance.a_stop) for instance in instances] for instances in found]
+
+
+def test_whole_sentences_up_to_the_length():
+    assert spans([document_of(3, 4, 3, 5, 6)]) == [[(0, 10), (10, 15), (15, 21)]]
+    assert spans([document_of(10), document_of(1, 10, start=50)]) == [[(0, 10)], [(50, 51), (51, 61)]]
+
+
+def test_a_sentence_longer_than_a_sequence_is_cut():
+    assert spans([document_of(3, 25, 2)]) == [[(0, 3), (3, 13), (13, 23), (23, 30)]]
+    assert spans([document_of(20)]) == [[(0, 10), (10, 20)]]
+
+
+def test_nothing_is_lost():
+    rng = np.random.default_rng(0)
+    documents = [document_of(*rng.integers(1, 30, rng.integers(1, 20)).tolist()) for _ in range(300)]
+    for prob in (0.0, 0.5):
+        for document, found in zip(documents, spans(documents, short_seq_prob=prob), strict=True):
+            assert found[0][0] == document[0]
+            assert found[-1][1] == document[-1]
+            assert all(one[1] == other[0] for one, other in itertools.pairwise(found))
+            assert all(0 < stop - start <= 10 for start, stop in found)
+    lengths = {stop - start for found in spans(documents, short_seq_prob=1.0) for start, stop in found}
+    assert min(lengths) < 4
+
+
+@pytest.fixture(scope="module")
+def singles_dir(tmp_path_factory, vocabulary_file):
+    """A file of lines, as of queries."""
+    folder = tmp_path_factory.mktemp("singles")
+    lines = helpers.make_corpus(documents=200).replace("\n\n", "\n")
+    (folder / "lines.txt").write_text(lines)
+    helpers.prepare_dataset(folder / "lines.txt", vocabulary_file, folder / "data", pairs="none", eval_fraction=0.0,
+                            short_seq_prob=0.0)  # fmt: skip
+    return folder / "data"
+
+
+def test_rows(singles_dir):
+    dataset = PreparedDataset(str(singles_dir))
+    assert dataset.info.splits["train"].random_next == 0
+    loader = TrainLoader(
+        [TrainRows(dataset, seed=0, masking=Masking(10, 0.15, 1.0, 0.0, 0.0))], seed=0, global_batch_size=32
+    )
+    batch = loader.batch(0)
+    assert not batch["next_sentence_weights"].any()
+    assert not batch["token_type_ids"].any()
+    for row in range(32):
+        length = batch["sequence_ids"][row].sum()
+        assert batch["input_ids"][row, 0] == dataset.tokenizer.cls_id
+        seps = np.nonzero(batch["input_ids"][row] == dataset.tokenizer.sep_id)[0]
+        assert seps.tolist() == [length - 1]
+        assert batch["masked_weights"][row].sum() == min(10, max(1, round(0.15 * int(length))))
+    # Lines are a dozen tokens or so: a sequence is full up to a line.
+    assert dataset.lengths("train").mean() > 50
+    assert dataset.lengths("train").sum() == dataset.info.splits["train"].tokens + 2 * dataset.size("train")
+
+
+def test_pretraining_wants_no_nsp(singles_dir):
+    with pytest.raises(InputError, match=r"objective\.nsp=False"):
+        open_phases(helpers.small_config(singles_dir))
+    open_phases(helpers.small_config(singles_dir, objective__nsp=False, data__packing=True))
+
+
+@pytest.mark.long
+def test_pretraining_without_nsp_packed(singles_dir, tmp_path):
+    config = helpers.small_config(
+        singles_dir, objective__nsp=False, data__packing=True, eval_every_steps=0, total_steps=1,
+        optimizer__warmup_steps=0, model__num_hidden_layers=1,
+    )  # fmt: skip
+    pretrain(config, str(tmp_path / "run"))
+
+
+def test_on_the_command_line(vocabulary_file, tmp_path):
+    (tmp_path / "tweets.jsonl").write_text('{"text": "the ship sees the moon ."}\n' * 30 + '{"text": "an owl"}\n')
+    arguments = ("--vocab", vocabulary_file, "--seq_len", 32, "--pairs", "none", "--eval_fraction", 0)
+    done = helpers.run_cli("prepare", "--input", tmp_path / "tweets.jsonl", "--output", tmp_path / "data", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert PreparedDataset(str(tmp_path / "data")).size("train") == 31  # a document each

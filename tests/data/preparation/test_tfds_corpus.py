@@ -1,0 +1,289 @@
+"""Datasets of TFDS are written here by TFDS itself: without TensorFlow it can do so as ArrayRecord, not as TFRecord."""
+
+import json
+import logging
+import random
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from support import helpers
+
+from bert_jax import cli
+from bert_jax.data.preparation import corpus, tfds_corpus
+from bert_jax.data.preparation.corpus import CorpusOptions, expand, plan, read
+from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
+from bert_jax.errors import InputError
+from bert_jax.text.tokenization import WordPieceTokenizer
+
+TEXTS = [f"  {text}\r\n\n \u3000\n" for text in helpers.make_corpus(documents=300).split("\n\n")]
+LATIN = ["café", b"caf\xe9", "tea", "tea", "tea"]
+TEXTS[7] = " \n "
+TEXTS[8] = "é\u2028漢字 😀\n😀"
+
+
+class Fables(tfds.core.GeneratorBasedBuilder):
+    VERSION = tfds.core.Version("1.2.3")
+    code_path = None  # TFDS looks for check sums beside the code with importlib_resources, and does not require it
+    BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="20230601.en")]  # noqa: RUF012
+
+    def _info(self):
+        features = {
+            "text": tfds.features.Text(),
+            "title": tfds.features.Tensor(shape=(), dtype=np.object_),
+            "moral": tfds.features.Text(optional=True),
+            "words": tfds.features.Sequence(tfds.features.Text()),
+            "nested": {"text": tfds.features.Text(), "label": tfds.features.ClassLabel(names=["a", "b"])},
+            "year": np.int64,
+        }
+        return tfds.core.DatasetInfo(
+            builder=self, features=tfds.features.FeaturesDict(features), disable_shuffling=True
+        )
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples(TEXTS), "test": self._generate_examples(LATIN)}
+
+    def _generate_examples(self, texts):
+        for number, text in enumerate(texts):
+            yield number, {
+                "text": text, "title": f"Title {number}", "moral": None if number % 2 else f"Moral {number}",
+                "words": ["a", "b"], "nested": {"text": "c", "label": "a"}, "year": number,
+            }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tfds")
+    tfds.disable_progress_bar()
+    config = tfds.download.DownloadConfig(num_shards=5, try_download_gcs=False)
+    Fables(data_dir=folder, file_format="array_record").download_and_prepare(download_config=config)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def environment(data_dir, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(data_dir))
+
+
+@pytest.fixture
+def copy(data_dir, tmp_path, monkeypatch):
+    """The files of a copy of the dataset, to be damaged."""
+    shutil.copytree(data_dir, tmp_path / "copy")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "copy"))
+    return tmp_path / "copy" / "fables" / "20230601.en" / "1.2.3"
+
+
+def documents(name, options=CorpusOptions(), slice_bytes=1 << 30):  # noqa: B008
+    return [document for piece in plan([name], options, slice_bytes) for document in read(piece, options)]
+
+
+def json_lines(path):
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    return str(path)
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+# --- Documents --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [60, 1 << 20])
+def test_documents_are_those_of_json_lines_whatever_the_slices(tmp_path, limit):
+    options = CorpusOptions(max_document_bytes=limit)
+    expected = documents(json_lines(tmp_path / "a.jsonl"), options)
+    assert len(expected) > 1000 if limit == 60 else len(expected) == 299
+    for slice_bytes in (1, 77_777, 1 << 30) if limit == 60 else (5000,):
+        assert documents("tfds:fables/20230601.en", options, slice_bytes) == expected
+
+
+def test_slices_share_out_examples_and_bytes(data_dir):
+    shards = list(data_dir.rglob("fables-train.array_record-*"))
+    size = sum(path.stat().st_size for path in shards)
+    assert len(shards) == 5
+    for slice_bytes, count in ((1, 300), (size // 7, 8), (size - 1, 2), (size, 1)):
+        pieces = plan(["tfds:fables"], CorpusOptions(), slice_bytes)
+        assert len(pieces) == count
+        assert [piece.start for piece in pieces] == [0, *(piece.end for piece in pieces[:-1])]
+        assert pieces[-1].end == 300
+        assert sum(piece.bytes for piece in pieces) == size
+        assert max(piece.bytes for piece in pieces) <= max(slice_bytes, size // 300 + 1)
+    half = plan(["tfds:fables:train[:50%]"], CorpusOptions())
+    assert [(piece.start, piece.end) for piece in half] == [(0, 150)]
+    assert half[0].bytes == pytest.approx(size / 2, rel=0.01)
+
+
+def test_workers_write_the_dataset_of_one_process_and_of_json_lines(tmp_path, vocabulary_file, monkeypatch):
+    """And TensorFlow is imported neither in the command nor in its workers: that would fail, and leave a mark."""
+    (tmp_path / "path" / "tensorflow").mkdir(parents=True)
+    (tmp_path / "path" / "tensorflow" / "__init__.py").write_text(
+        f"open({str(tmp_path / 'mark')!r}, 'w').close()\nraise ImportError('no TensorFlow here')\n"
+    )
+    paths = [str(tmp_path / "path"), *(path for path in sys.path if path)]
+    result = helpers.run_cli(
+        "prepare", "--input", "tfds:fables:train[:40%]", "tfds:fables:train[40%:]", "--vocab", vocabulary_file,
+        "--output", tmp_path / "parallel", "--workers", 2, "--seq_len", 64, "--eval_fraction", 0.1,
+        "--bucket_tokens", 4096, "--sentences", "lines", PYTHONPATH=":".join(paths),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "ensor" not in result.stderr
+    assert not (tmp_path / "mark").exists()
+
+    tokenizer = WordPieceTokenizer.from_file(str(vocabulary_file))
+    cut = corpus.plan
+    monkeypatch.setattr(corpus, "plan", lambda inputs, options: cut(inputs, options, 50_000))
+    assert len(corpus.plan(["tfds:fables"], CorpusOptions())) > 5
+    options = PrepareOptions(seq_len=64, eval_fraction=0.1, bucket_tokens=4096, sentences="lines")
+    for name, source in (("serial", "tfds:fables"), ("json", json_lines(tmp_path / "a.jsonl"))):
+        prepare([source], tokenizer, str(tmp_path / name), options)
+    assert files(tmp_path / "serial") == files(tmp_path / "parallel") == files(tmp_path / "json")
+    assert len(files(tmp_path / "serial")) > 5
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("tfds:fables/20230601.en:1.2.3:train[2:4]:title", ["Title 2", "Title 3"]),
+        ("tfds:fables:1.*.*:train[-1:]:title", ["Title 299"]),
+        ("tfds:fables:train[:1%]+test[:1]:title", ["Title 0", "Title 1", "Title 2", "Title 0"]),
+        ("tfds:fables:test[:1]", ["café"]),
+        ("tfds:fables:1.2.3:test[:1]", ["café"]),
+        ("tfds:fables:train[:5]:moral", ["Moral 0", "Moral 2", "Moral 4"]),
+        ("tfds:fables::title", [f"Title {number}" for number in range(300)]),
+    ],
+)
+def test_versions_splits_and_features(name, expected):
+    for slice_bytes in (1, 1 << 30):
+        assert documents(name, slice_bytes=slice_bytes) == expected
+
+
+def test_an_input_is_read_once_however_it_is_written():
+    assert expand(["tfds:fables", "tfds:fables:train", "tfds:fables::text"]) == ["tfds:fables:train:text"]
+
+
+def test_text_that_is_not_utf8():
+    with pytest.raises(
+        InputError, match=r"^tfds:fables:test:text: example 1 is not valid UTF-8 \(byte 0xe9\); .*--err"
+    ):
+        documents("tfds:fables:test")
+    assert documents("tfds:fables:test", CorpusOptions(errors="replace")) == ["café", "caf\ufffd", "tea", "tea", "tea"]
+
+
+@pytest.mark.parametrize(("value", "expected"), [("a\ud800é", "a\ufffd\ufffd\ufffdé"), ("é", "é"), (b"\xc3\xa9", "é")])
+def test_text_that_comes_decoded(value, expected):
+    source = tfds_corpus._parse("tfds:fables")
+    assert tfds_corpus._decode(value, source, 0, "replace") == expected
+    if "\ufffd" in expected:
+        with pytest.raises(InputError, match="example 0 is not valid UTF-8"):
+            tfds_corpus._decode(value, source, 0, "strict")
+
+
+def test_a_long_document_is_broken_with_a_warning(caplog):
+    with caplog.at_level(logging.WARNING):
+        documents("tfds:fables:train[20:22]", CorpusOptions(max_document_bytes=60))
+    assert caplog.messages == ["tfds:fables:train[20:22]:text: example 0: a document of more than 60 bytes is broken"]
+
+
+# --- Refusals ---------------------------------------------------------------------------------------------------
+
+
+def refusal(capsys, tmp_path, name):
+    """What `bert-jax vocab` says of an input, in one line."""
+    assert cli.main(["vocab", "--input", name, "--output", str(tmp_path / "vocab.txt"), "--size", "200"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("bert-jax vocab: ")
+    assert error.count("\n") == 1
+    return error.removeprefix("bert-jax vocab: ").strip()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tfds:mnist", "tfds:mnist: not prepared in {0}; set TFDS_DATA_DIR, or prepare it where TensorFlow is "
+         "installed: tfds build mnist --file_format=array_record --data_dir={0}"),
+        ("tfds:fables/other:train", "tfds:fables/other: not prepared in {0}, but tfds:fables/20230601.en:1.2.3 is; "),
+        ("tfds:fables:2.0.0", "tfds:fables:2.0.0: not prepared in {0}, but tfds:fables/20230601.en:1.2.3 is; "),
+        ("tfds:fables:dev", "tfds:fables:dev:text: Unknown split 'dev'. Should be one of ['t"),
+        ("tfds:fables:train[:x]", "tfds:fables:train[:x]:text: Error parsing split 'train[:x]'. See format at"),
+        ("tfds:fables:train[:999]", "tfds:fables:train[:999]:text: Requested slice [:999] incompatible with 300"),
+        ("tfds:fables:train[:0]", "tfds:fables:train[:0]:text: there is no example in 'train[:0]'; name another"),
+        ("tfds:fables::body", "tfds:fables:train:body: no text feature 'body'; there are: moral, text, title"),
+        ("tfds:fables::words", "tfds:fables:train:words: no text feature 'words'; there are: moral, text, title"),
+        ("tfds:fables::year", "tfds:fables:train:year: no text feature 'year'; there are: moral, text, title"),
+        ("tfds:fables::nested", "tfds:fables:train:nested: no text feature 'nested'; there are: moral, text, title"),
+        ("tfds:", "tfds:: write tfds:NAME, tfds:NAME:SPLIT or tfds:NAME:SPLIT:FEATURE, as in tfds:wikipedia/2023"),
+        ("tfds:fables:train:text:1", "tfds:fables:train:text:1: write tfds:NAME"),
+        ("tfds:fables:train[", "tfds:fables:train[: write tfds:NAME"),
+    ],
+)  # fmt: skip
+def test_inputs_that_name_nothing(capsys, tmp_path, data_dir, monkeypatch, name, message):
+    def connect(self, address):
+        raise AssertionError(f"went to the network: {address}")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    assert refusal(capsys, tmp_path, name).startswith(message.format(data_dir))
+    assert [path.name for path in data_dir.iterdir() if path.name != "downloads"] == ["fables"]
+
+
+def test_the_default_folder_is_that_of_tfds(capsys, tmp_path, monkeypatch):
+    monkeypatch.delenv("TFDS_DATA_DIR")
+    assert refusal(capsys, tmp_path, "tfds:no_such_dataset") == (
+        "tfds:no_such_dataset: not prepared in ~/tensorflow_datasets; set TFDS_DATA_DIR, or prepare it where "
+        "TensorFlow is installed: tfds build no_such_dataset --file_format=array_record"
+    )
+
+
+def set_formats(copy, main, *others):
+    info = json.loads((copy / "dataset_info.json").read_text())
+    info.update(fileFormat=main, alternativeFileFormats=others)
+    (copy / "dataset_info.json").write_text(json.dumps(info))
+
+
+def test_tfrecord_is_refused_with_the_command_that_converts_it(copy, capsys, tmp_path):
+    set_formats(copy, "tfrecord")
+    assert refusal(capsys, tmp_path, "tfds:fables") == (
+        "tfds:fables: prepared as tfrecord and not as array_record; convert it where TensorFlow is installed: "
+        f"tfds convert_format --dataset_version_dir={copy} --out_file_format=array_record"
+    )
+
+
+def test_a_dataset_that_was_converted_in_place_is_read(copy):
+    expected = documents("tfds:fables:train[:9]")
+    set_formats(copy, "tfrecord", "array_record")
+    tfds_corpus._open.cache_clear()
+    assert documents("tfds:fables:train[:9]") == expected
+
+
+def test_files_that_are_damaged(copy):
+    shard = copy / "fables-train.array_record-00002-of-00005"
+    shard.write_bytes(random.Random(0).randbytes(shard.stat().st_size))
+    with pytest.raises(InputError, match=r"^tfds:fables:train:text: example 120 cannot be read \(.+\); prepare the da"):
+        documents("tfds:fables")
+    shard.unlink()
+    with pytest.raises(InputError, match=f"^{shard}: cannot be read "):
+        plan(["tfds:fables"], CorpusOptions())
+    tfds_corpus._open.cache_clear()
+    (copy / "features.json").write_text("{")
+    with pytest.raises(InputError, match=r"^tfds:fables: cannot be opened \(.+\); prepare it again"):
+        plan(["tfds:fables"], CorpusOptions())
+
+
+# --- TensorFlow -------------------------------------------------------------------------------------------------
+
+
+def test_tfds_is_imported_where_it_is_asked_for_alone(corpus_file):
+    code = (
+        "import sys; import bert_jax.cli, bert_jax.data.preparation.pipeline;"
+        "from bert_jax.data.preparation.corpus import *;"
+        "read_all = lambda name: [*read(plan([name], CorpusOptions())[0], CorpusOptions())];"
+        f"read_all({str(corpus_file)!r}); assert 'tensorflow_datasets' not in sys.modules;"
+        "assert read_all('tfds:fables'); assert 'tensorflow_datasets' in sys.modules;"
+        "assert 'tensorflow' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

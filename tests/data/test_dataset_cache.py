@@ -1,0 +1,158 @@
+"""A remote dataset's files on this machine's disk."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from support import child_processes, helpers
+
+from bert_jax.data.dataset import PreparedDataset
+from bert_jax.errors import BertJaxError, InputError
+from bert_jax.files import remote
+
+URL = "gs://bucket/data"
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory, corpus_file, vocabulary_file) -> Path:
+    """Of several shards."""
+    folder = tmp_path_factory.mktemp("several") / "data"
+    helpers.prepare_dataset(corpus_file, vocabulary_file, folder, bucket_tokens=8192)
+    return folder
+
+
+@pytest.fixture
+def there(local, store) -> Path:
+    """The same dataset in the store, and this one here."""
+    for path in local.iterdir():
+        store.put(f"data/{path.name}", path.read_bytes())
+    store.requests.clear()
+    return local
+
+
+def fetched(store, name: str) -> int:
+    return store.count("GET", name, "alt=media")
+
+
+def test_prepared_to_a_store_it_is_what_it_is_on_a_disk(local, store, corpus_file, vocabulary_file):
+    store.put("corpus.txt", corpus_file.read_bytes())
+    store.put("vocab.txt", vocabulary_file.read_bytes())
+    helpers.prepare_dataset("gs://bucket/corpus.txt", "gs://bucket/vocab.txt", URL, bucket_tokens=8192)
+    assert store.names("data/") == sorted(f"data/{path.name}" for path in local.iterdir())
+    for path in local.iterdir():
+        assert store.read(f"data/{path.name}") == path.read_bytes(), path.name
+    with pytest.raises(InputError, match="already holds a prepared dataset"):
+        helpers.prepare_dataset(corpus_file, vocabulary_file, URL)
+
+
+def test_shards_are_fetched_when_they_are_read_and_once(there, store, tmp_path):
+    here, dataset = PreparedDataset(str(there)), PreparedDataset(URL)
+    shards = [shard.file for shard in here.info.splits["train"].shards]
+    assert len(shards) > 2
+    assert fetched(store, "array_record") == 0
+    assert fetched(store, "vocab.txt") == 1
+    blocks = np.array([0])
+    np.testing.assert_array_equal(
+        dataset.read_blocks("train", blocks).headers, here.read_blocks("train", blocks).headers
+    )
+    assert [fetched(store, shard) for shard in shards] == [1] + [0] * (len(shards) - 1)
+    blocks = np.arange(len(here.block_sizes("train")))[::-1]
+    for again in (dataset, PreparedDataset(URL)):
+        np.testing.assert_array_equal(
+            again.read_blocks("train", blocks).tokens, here.read_blocks("train", blocks).tokens
+        )
+        np.testing.assert_array_equal(again.lengths("train"), here.lengths("train"))
+        np.testing.assert_array_equal(again.token_counts(), here.token_counts())
+    assert [fetched(store, shard) for shard in shards] == [1] * len(shards)
+    assert [fetched(store, name) for name in ("vocab.txt", "train-lengths", "token_counts")] == [1] * 3
+    assert not list((tmp_path / "cache").rglob("*.partial"))
+
+
+def test_what_is_cut_or_damaged_is_fetched_again(there, store, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
+    dataset = PreparedDataset(URL)
+    shard = dataset.info.splits["train"].shards[0].file
+    store.cut("GET", shard, "alt=media", name=f"data/{shard}", times=1, honest=True)
+    store.damage("GET", shard, "alt=media", name=f"data/{shard}", times=1)
+    dataset.read_blocks("train", np.array([0]))
+    assert fetched(store, shard) == 3
+    (cached,) = (path for path in (tmp_path / "cache").rglob(f"*{shard}"))
+    cached.write_bytes(cached.read_bytes()[:-1])  # by whatever has happened to the disk
+    PreparedDataset(URL).read_blocks("train", np.array([0]))
+    assert fetched(store, shard) == 4
+    cached.write_bytes(bytes(100) + cached.read_bytes()[100:])  # the same size
+    PreparedDataset(URL).read_blocks("train", np.array([0]))
+    assert fetched(store, shard) == 5
+
+
+def test_what_is_damaged_in_the_store_is_said(there, store, monkeypatch):
+    monkeypatch.setattr(remote, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
+    dataset = PreparedDataset(URL)
+    shard = dataset.info.splits["train"].shards[0].file
+    store.damage("GET", shard, "alt=media", name=f"data/{shard}", times=100)
+    with pytest.raises(BertJaxError, match=rf"{URL}/{shard}: gave up after 3 tries .* arrived damaged"):
+        dataset.read_blocks("train", np.array([0]))
+
+
+def test_missing_and_truncated_shards_are_refused_before_anything_is_fetched(there, store):
+    shard = PreparedDataset(URL).info.splits["train"].shards[1].file
+    store.put(f"data/{shard}", b"short")
+    with pytest.raises(InputError, match=rf"{URL}/{shard}: 5 bytes where dataset.json says"):
+        PreparedDataset(URL)
+    store.delete(f"data/{shard}")
+    with pytest.raises(InputError, match=rf"{URL}/{shard}: the shard is missing"):
+        PreparedDataset(URL)
+
+
+def test_another_dataset_in_its_place_is_not_taken_for_it(there, store, other_dir):
+    before = PreparedDataset(URL)
+    before.read_blocks("train", np.array([0]))
+    before.token_counts()
+    for name in store.names("data/"):
+        store.delete(name)
+    for path in other_dir.iterdir():
+        store.put(f"data/{path.name}", path.read_bytes())
+    other = PreparedDataset(str(other_dir))
+    found = PreparedDataset(URL)
+    blocks = np.array([0])
+    np.testing.assert_array_equal(found.read_blocks("train", blocks).tokens, other.read_blocks("train", blocks).tokens)
+    np.testing.assert_array_equal(found.token_counts(), other.token_counts())
+
+
+def test_two_at_once_fetch_it_once(there, store):
+    datasets = [PreparedDataset(URL) for _ in range(4)]
+    shard = datasets[0].info.splits["train"].shards[0].file
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda dataset: dataset.read_blocks("train", np.array([0])).tokens, datasets))
+    for tokens in found[1:]:
+        np.testing.assert_array_equal(tokens, found[0])
+    assert fetched(store, shard) == 1
+
+
+def test_a_kill_in_the_middle_leaves_nothing_that_is_taken_for_a_shard(there, store, tmp_path):
+    shard = PreparedDataset(URL).info.splits["train"].shards[0].file
+    store.cut(
+        "GET", shard, "alt=media", name=f"data/{shard}", times=1, honest=False, then=(hang := threading.Event()).wait
+    )
+    code = (
+        f"import numpy, bert_jax.data.dataset as d; d.PreparedDataset({URL!r}).read_blocks('train', numpy.array([0]))"
+    )
+    process = child_processes.start([sys.executable, "-c", code], env=dict(os.environ))
+    deadline = time.monotonic() + 60
+    while not any(path.stat().st_size for path in (tmp_path / "cache").rglob(f"*{shard}.*.partial")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    hang.set()
+    assert not list((tmp_path / "cache").rglob(f"*{shard}"))
+    here = PreparedDataset(str(there)).read_blocks("train", np.array([0]))
+    np.testing.assert_array_equal(PreparedDataset(URL).read_blocks("train", np.array([0])).tokens, here.tokens)

@@ -1,0 +1,138 @@
+"""Endings to choose from: SWAG, CODAH, and files of one's own."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bert_jax.errors import InputError
+from bert_jax.finetuning.inputs.bad_rows import BadRows
+from bert_jax.finetuning.inputs.choice_files import ChoiceExample, encode_choices, read_choices, write_choices
+from bert_jax.text.tokenization import WordPieceTokenizer
+
+SWAG = "video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3"
+ROW = 'anet_dm5,18419,He rides. He,He rides.,He,gold,"stops, then",looks.,walks.,"says ""no""."'
+CODAH = "o\tPolice came. They\trun.\tbring it.\tstart.\tdrive.\t3"
+OWN = {"context": "It rained.", "endings": ["a", "b"], "label": 1}
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_swag(tmp_path: Path):
+    endings = ("stops, then", "looks.", "walks.", 'says "no".')
+    path = write(tmp_path / "train.csv", f",{SWAG},label", f"17,{ROW},2", f"18,{ROW},0")
+    assert read_choices(path, BadRows(strict=True)) == [
+        ChoiceExample("17", "He rides.", "He", endings, 2),
+        ChoiceExample("18", "He rides.", "He", endings, 0),
+    ]
+    path = write(tmp_path / "test.csv", SWAG, ROW)
+    assert read_choices(path, BadRows(strict=True), labels="optional") == [
+        ChoiceExample("0", "He rides.", "He", endings, None)
+    ]
+    with pytest.raises(InputError, match=r"test\.csv:1: no column label"):
+        read_choices(path, BadRows())
+
+
+def test_codah(tmp_path: Path):
+    path = write(tmp_path / "train.tsv", CODAH, '\tHe said "no\ta\tb\tc\td\t0')
+    assert read_choices(path, BadRows(strict=True)) == [
+        ChoiceExample("0", "Police came. They", "", ("run.", "bring it.", "start.", "drive."), 3),
+        ChoiceExample("1", 'He said "no', "", ("a", "b", "c", "d"), 0),
+    ]
+
+
+def test_labels_that_are_ignored_may_be_anything_or_missing(tmp_path: Path):
+    row = CODAH.removesuffix("\t3")
+    for name, lines in (("a.tsv", (row, row)), ("b.tsv", (CODAH, f"{row}\tX")), ("a.csv", (SWAG, ROW, ROW))):
+        examples = read_choices(write(tmp_path / name, *lines), BadRows(strict=True), labels="ignored")
+        assert [example.label for example in examples] == [None, None]
+    path = write(tmp_path / "a.jsonl", *map(json.dumps, ({**OWN, "label": "b"}, OWN)))
+    assert [example.label for example in read_choices(path, BadRows(strict=True), labels="ignored")] == [None, None]
+
+
+def test_own_files(tmp_path: Path):
+    rows = [{**OWN, "id": "q1", "start": "So"}, {**OWN, "label": "0"}]
+    path = write(tmp_path / "a.jsonl", *map(json.dumps, rows))
+    assert read_choices(path, BadRows(strict=True)) == [
+        ChoiceExample("q1", "It rained.", "So", ("a", "b"), 1),
+        ChoiceExample("1", "It rained.", "", ("a", "b"), 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"context": " "}, "the context is empty"),
+        ({"context": None}, "context and start have to be texts"),
+        ({"start": 5}, "context and start have to be texts"),
+        ({"endings": ["a"]}, "a list of two texts or more"),
+        ({"endings": "ab"}, "a list of two texts or more"),
+        ({"endings": ["a", 5]}, "a list of two texts or more"),
+        ({"endings": ["a", ""]}, "ending 1 is empty"),
+        ({"endings": ["a", "b", "c"]}, "3 endings instead of 2"),
+        ({"label": None}, "no label"),
+        ({"label": 2}, "the label 2 is not one of 0 to 1"),
+        ({"label": -1}, "the label -1 is not one of 0 to 1"),
+        ({"label": True}, "the label True is not one of 0 to 1"),
+        ({"label": "b"}, "the label 'b' is not one of 0 to 1"),
+    ],
+)
+def test_bad_rows_are_named_and_left_out(tmp_path: Path, change: dict, problem: str):
+    path = write(tmp_path / "a.jsonl", *map(json.dumps, (OWN, {**OWN, **change}, OWN)))
+    bad_rows = BadRows()
+    assert [example.id for example in read_choices(path, bad_rows)] == ["0", "2"]
+    assert bad_rows.counts == {str(path): 1}
+    with pytest.raises(InputError) as error:
+        read_choices(path, BadRows(strict=True))
+    assert str(error.value).startswith(f"{path}:2: ")
+    assert problem in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [("a.tsv", "o\tprompt\ta\tb\tc\t1"), ("a.tsv", "o\tp\ta\tb\tc\td\t4"), ("a.csv", ROW), ("a.csv", f"{ROW},5")],
+)
+def test_bad_rows_of_swag_and_codah(tmp_path: Path, name: str, bad: str):
+    lines = (CODAH, bad) if name == "a.tsv" else (f"{SWAG},label", f"{ROW},1", bad)
+    path = write(tmp_path / name, *lines)
+    bad_rows = BadRows()
+    assert len(read_choices(path, bad_rows)) == 1
+    with pytest.raises(InputError, match=rf"{name}:{len(lines)}: "):
+        read_choices(path, BadRows(strict=True))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path):
+    with pytest.raises(InputError, match=r"has to end in \.csv \(SWAG\), \.tsv \(CODAH\) or \.jsonl"):
+        read_choices(tmp_path / "a.txt", BadRows())
+    with pytest.raises(InputError, match="no column sent1, sent2, ending0"):
+        read_choices(write(tmp_path / "a.csv", "text,label", "a,1"), BadRows())
+    with pytest.raises(InputError, match="no usable row"):
+        read_choices(write(tmp_path / "a.jsonl", "{}"), BadRows())
+
+
+def test_encoding(vocabulary_file: Path):
+    tokenizer = WordPieceTokenizer.from_file(str(vocabulary_file))
+    example = ChoiceExample("0", "the ship sees", "the wave", ("near", "hears the owl"), 0)
+    bare = ChoiceExample("1", "the", "", ("near", "old"), 0)
+    (one, two), (three, _) = encode_choices(tokenizer, [example, bare], 9)
+    the, ship, sees, wave, near, hears = map(tokenizer.token_to_id, ("the", "ship", "sees", "wave", "near", "hears"))
+    cls, sep = tokenizer.cls_id, tokenizer.sep_id
+    assert (one.input_ids, one.first_length) == ((cls, the, ship, sees, sep, the, wave, near, sep), 5)
+    assert two.input_ids == (cls, the, ship, sees, sep, the, wave, hears, sep)
+    assert (three.input_ids, three.first_length) == ((cls, the, sep, near, sep), 3)
+
+
+def test_predictions_as_swags_leaderboard_takes_them(tmp_path: Path):
+    examples = [ChoiceExample(str(number), "a", "", ("b", "c"), None) for number in range(2)]
+    write_choices(tmp_path / "out.csv", examples, [1, 0])
+    assert (tmp_path / "out.csv").read_text() == ",pred\n0,1\n1,0\n"
+
+
+def test_real_files(data_dir: Path):
+    bad_rows = BadRows(strict=True)
+    splits = [read_choices(data_dir / "codah" / f"{split}.tsv", bad_rows) for split in ("train", "dev", "test")]
+    assert sum(map(len, splits)) == 2_776
+    assert {example.label for example in splits[0]} == {0, 1, 2, 3}

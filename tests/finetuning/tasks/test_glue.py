@@ -1,0 +1,255 @@
+"""GLUE's files, as they are distributed."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from bert_jax.errors import InputError
+from bert_jax.finetuning.inputs.bad_rows import BadRows
+from bert_jax.finetuning.tasks.glue import TASKS, get_task, read_split, task_score, write_submission
+from bert_jax.text.examples import TextExample, encode_examples
+from bert_jax.text.tokenization import WordPieceTokenizer
+
+MNLI = (
+    "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\tsentence2_parse"
+)
+MNLI_ROW = '31193\t31193n\tgovernment\t( a )\t( b )\t(ROOT a)\t(ROOT b)\tConceptually so.\tIt has "two" parts.'
+
+# task, split: the file, and the examples that are in it
+LAYOUTS = {
+    ("cola", "train"): ("train.tsv", "gj04\t1\t\tA \"quote\nbc01\t0\t*\tOf much.\n",
+                        [("0", 'A "quote', None, 1), ("1", "Of much.", None, 0)]),
+    ("cola", "test"): ("test.tsv", "index\tsentence\n0\tBill sang.\n1\tSang Bill.\n",
+                       [("0", "Bill sang.", None, None), ("1", "Sang Bill.", None, None)]),
+    ("sst2", "dev"): ("dev.tsv", "sentence\tlabel\nit 's fine . \t1\nbleak \t0\n",
+                      [("0", "it 's fine . ", None, 1), ("1", "bleak ", None, 0)]),
+    ("sst2", "test"): ("test.tsv", "index\tsentence\n0\tfine .\n", [("0", "fine .", None, None)]),
+    ("mrpc", "dev"): ("dev.tsv", "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t13\t14\tYes\t\" No\n",
+                      [("0", "Yes", '" No', 1)]),
+    ("mrpc", "test"): ("test.tsv", "\ufeffindex\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t10\t11\tOne .\tTwo .\n",
+                       [("0", "One .", "Two .", None)]),
+    ("stsb", "train"): (
+        "train.tsv",
+        "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
+        "5\tmain\tMSRvid\t2012\t0001\tnone\tnone\tA plane.\tAn air plane.\t3.800\n",
+        [("5", "A plane.", "An air plane.", 3.8)]),
+    ("stsb", "test"): (
+        "test.tsv",
+        "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\n"
+        "0\tmain\tMSRvid\t2012\t0001\tnone\tnone\tA plane.\tAn air plane.\n",
+        [("0", "A plane.", "An air plane.", None)]),
+    ("qqp", "train"): (
+        "train.tsv",
+        "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n133273\t213221\t213222\tHow?\tWhy?\t0\n7\t1\t2\tA?\tA?\t1\n",
+        [("133273", "How?", "Why?", 0), ("7", "A?", "A?", 1)]),
+    ("qqp", "test"): ("test.tsv", "id\tquestion1\tquestion2\n0\tHow?\tWhy?\n", [("0", "How?", "Why?", None)]),
+    ("mnli", "train"): (
+        "train.tsv",
+        f"{MNLI}\tsentence1\tsentence2\tlabel1\tgold_label\n0\t{MNLI_ROW}\tneutral\tneutral\n",
+        [("0", "Conceptually so.", 'It has "two" parts.', 1)]),
+    ("mnli", "dev_matched"): (
+        "dev_matched.tsv",
+        f"{MNLI}\tsentence1\tsentence2\tlabel1\tlabel2\tlabel3\tlabel4\tlabel5\tgold_label\n"
+        f"0\t{MNLI_ROW}\tneutral\tneutral\tneutral\tneutral\tneutral\tcontradiction\n",
+        [("0", "Conceptually so.", 'It has "two" parts.', 2)]),
+    ("mnli", "dev_mismatched"): (
+        "dev_mismatched.tsv",
+        f"{MNLI}\tsentence1\tsentence2\tlabel1\tlabel2\tlabel3\tlabel4\tlabel5\tgold_label\n"
+        f"0\t{MNLI_ROW}\tneutral\tneutral\tneutral\tneutral\tneutral\tentailment\n",
+        [("0", "Conceptually so.", 'It has "two" parts.', 0)]),
+    ("mnli", "test_matched"): ("test_matched.tsv", f"{MNLI}\tsentence1\tsentence2\n0\t{MNLI_ROW}\n",
+                               [("0", "Conceptually so.", 'It has "two" parts.', None)]),
+    ("mnli", "test_mismatched"): ("test_mismatched.tsv", f"{MNLI}\tsentence1\tsentence2\n9847\t{MNLI_ROW}\n",
+                                  [("9847", "Conceptually so.", 'It has "two" parts.', None)]),
+    ("mnli", "diagnostic"): ("diagnostic.tsv", "index\tsentence1\tsentence2\n0\tThe cat sat.\tIt did not.\n",
+                             [("0", "The cat sat.", "It did not.", None)]),
+    ("qnli", "dev"): (
+        "dev.tsv",
+        "index\tquestion\tsentence\tlabel\n0\tWhat?\tThat.\tentailment\n1\tWho?\tHe.\tnot_entailment\n",
+        [("0", "What?", "That.", 0), ("1", "Who?", "He.", 1)]),
+    ("qnli", "test"): ("test.tsv", "index\tquestion\tsentence\n0\tWhat?\tThat.\n", [("0", "What?", "That.", None)]),
+    ("rte", "train"): ("train.tsv", "index\tsentence1\tsentence2\tlabel\n0\tNo WMD.\tWMD.\tnot_entailment\n",
+                       [("0", "No WMD.", "WMD.", 1)]),
+    ("wnli", "train"): ("train.tsv", "index\tsentence1\tsentence2\tlabel\r\n0\tI stuck it.\tIt leaked.\t1\r\n",
+                        [("0", "I stuck it.", "It leaked.", 1)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "split"), LAYOUTS, ids="-".join)
+@pytest.mark.parametrize("inside", [True, False])
+def test_layouts(tmp_path: Path, task: str, split: str, inside: bool):
+    name, content, expected = LAYOUTS[task, split]
+    folder = tmp_path / TASKS[task].folders[0] if inside else tmp_path
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(content.encode())
+    bad_rows = BadRows(strict=True)
+    examples = read_split(tmp_path, TASKS[task], split, bad_rows)
+    assert examples == [TextExample(*fields) for fields in expected]
+    assert all(
+        isinstance(example.label, float) == (task == "stsb") for example in examples if example.label is not None
+    )
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "problem"),
+    [
+        ("qqp", ["3\t1\t2\tHow?"], "4 columns instead of 6"),
+        ("qqp", ["3\t1\t2\tHow?\tWhy?\t0\textra"], "7 columns instead of 6"),
+        ("qqp", ["3\t1\t2\tHow?\tWhy?\t2"], "unknown label '2'; there are: 0, 1"),
+        ("qqp", ["3\t1\t2\tHow?\tWhy?\t"], "unknown label ''"),
+        ("qqp", ["3\t1\t2\tHow?\t \t0"], "question2 is empty"),
+        ("qqp", [""], "an empty line"),
+        ("qqp", ["3\t1\t2\tHow?\t\udcff\t0"], r"not valid UTF-8 \(byte 0xff\)"),
+        ("stsb", ["0\tm\tf\t12\t1\tn\tn\tA.\tB.\t5.1"], "the score 5.1 is not between 0 and 5"),
+        ("stsb", ["0\tm\tf\t12\t1\tn\tn\tA.\tB.\tnan"], "the score nan is not between 0 and 5"),
+        ("stsb", ["0\tm\tf\t12\t1\tn\tn\tA.\tB.\thigh"], "'high' is no score"),
+        ("mnli", [f"0\t{MNLI_ROW}\tneutral\t-"], "no gold label"),
+    ],
+)  # fmt: skip
+def test_bad_rows_are_named_and_left_out(tmp_path: Path, caplog, task: str, rows: list[str], problem: str):
+    _, content, expected = LAYOUTS[task, "train"]
+    path = tmp_path / "train.tsv"
+    header, *good = content.splitlines()
+    path.write_bytes("\n".join([header, *rows, *good, *rows]).encode("utf-8", "surrogateescape"))
+    bad_rows = BadRows()
+    with caplog.at_level(logging.WARNING):
+        examples = read_split(tmp_path, TASKS[task], "train", bad_rows)
+    if "empty line" in problem:  # the last one is the file's end
+        assert bad_rows.counts == {str(path): 1}
+    else:
+        assert bad_rows.counts == {str(path): 2}
+    assert examples == [TextExample(*fields) for fields in expected]
+    assert f"{path}:2: " in caplog.text
+    with pytest.raises(InputError, match=problem) as error:
+        read_split(tmp_path, TASKS[task], "train", BadRows(strict=True))
+    assert str(error.value).startswith(f"{path}:2: ")
+
+
+def test_microsofts_files_of_mrpc(tmp_path: Path):
+    header = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"
+    train = [header, '1\t702876\t702977\tAmrozi "so".\tReferring.', "0\t21\t22\tYuca.\tBought.", "1\t5\t6\tA.\tB."]
+    (tmp_path / "msr_paraphrase_train.txt").write_text("\r\n".join(train) + "\r\n", newline="")
+    (tmp_path / "msr_paraphrase_test.txt").write_text(f"{header}\r\n1\t8\t9\tPCCW.\tCurrent.\r\n", newline="")
+    task = TASKS["mrpc"]
+    with pytest.raises(InputError, match=r"dev_ids\.tsv is missing"):
+        read_split(tmp_path, task, "dev", BadRows())
+    (tmp_path / "dev_ids.tsv").write_text("21\t22\n")
+    bad_rows = BadRows(strict=True)
+    train_examples = read_split(tmp_path, task, "train", bad_rows)
+    assert [(example.id, example.text_a, example.label) for example in train_examples] == [
+        ("0", 'Amrozi "so".', 1), ("2", "A.", 1),
+    ]  # fmt: skip
+    assert read_split(tmp_path, task, "dev", bad_rows) == [TextExample("1", "Yuca.", "Bought.", 0)]
+    assert read_split(tmp_path, task, "test", bad_rows) == [TextExample("0", "PCCW.", "Current.", 1)]
+
+
+@pytest.mark.parametrize("place", ["diagnostic/diagnostic.tsv", "AX/AX.tsv"])
+def test_the_diagnostic_set_may_have_a_folder_of_its_own(tmp_path: Path, place: str):
+    (tmp_path / place).parent.mkdir()
+    (tmp_path / place).write_text(LAYOUTS["mnli", "diagnostic"][1])
+    (tmp_path / "MNLI").mkdir()
+    for folder in (tmp_path, tmp_path / "MNLI"):
+        assert len(read_split(folder, TASKS["mnli"], "diagnostic", BadRows())) == 1
+
+
+def test_what_is_not_there_is_named(tmp_path: Path):
+    with pytest.raises(InputError, match=r"no file of the train split of sst2; looked for train\.tsv .* SST-2, SST2"):
+        read_split(tmp_path, TASKS["sst2"], "train", BadRows())
+    with pytest.raises(InputError, match=r"dev\.tsv or msr_paraphrase_train\.txt"):
+        read_split(tmp_path, TASKS["mrpc"], "dev", BadRows())
+    with pytest.raises(InputError, match="mnli has no split 'dev'; there are: train, dev_matched"):
+        read_split(tmp_path, TASKS["mnli"], "dev", BadRows())
+    (tmp_path / "train.tsv").write_text("index\tsentence1\tsentence2\n0\ta\tb\n")
+    with pytest.raises(InputError, match=r"train\.tsv:1: no column label among index, sentence1, sentence2"):
+        read_split(tmp_path, TASKS["rte"], "train", BadRows())
+    (tmp_path / "train.tsv").write_text("sentence\tlabel\n\t1\n")
+    with pytest.raises(InputError, match="no usable row"):
+        read_split(tmp_path, TASKS["sst2"], "train", BadRows())
+    (tmp_path / "train.tsv").write_text("")
+    with pytest.raises(InputError, match="an empty file"):
+        read_split(tmp_path, TASKS["sst2"], "train", BadRows())
+    with pytest.raises(InputError, match=r"no task 'snli'; its tasks are cola, sst2"):
+        get_task("snli")
+
+
+def test_tasks_are_found_by_their_written_names():
+    for task in TASKS.values():
+        assert get_task(task.folders[0]) is task
+        assert task.main_metric in task.metrics
+    assert list(TASKS) == ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"]
+    assert [name for name, task in TASKS.items() if task.regression] == ["stsb"]
+
+
+def test_a_bad_row_does_not_shift_the_numbers_of_those_behind_it(tmp_path: Path):
+    (tmp_path / "dev.tsv").write_text("sentence\tlabel\na\t1\nb\nc\t0\n")
+    assert [example.id for example in read_split(tmp_path, TASKS["sst2"], "dev", BadRows())] == ["0", "2"]
+
+
+def test_an_empty_text_of_a_test_split_is_predicted_like_others(tmp_path: Path):
+    (tmp_path / "test.tsv").write_text("id\tquestion1\tquestion2\n0\t\tWhy?\n")
+    assert read_split(tmp_path, TASKS["qqp"], "test", BadRows(strict=True)) == [TextExample("0", "", "Why?", None)]
+
+
+@pytest.mark.parametrize(
+    ("task", "split", "name", "predictions", "written"),
+    [
+        ("cola", "test", "CoLA.tsv", [1, 0], ["1", "0"]),
+        ("sst2", "test", "SST-2.tsv", [0, 1], ["0", "1"]),
+        ("mrpc", "test", "MRPC.tsv", [0, 1], ["0", "1"]),
+        ("stsb", "test", "STS-B.tsv", [5.25, -0.5], ["5.000", "0.000"]),
+        ("stsb", "test", "STS-B.tsv", [1.23456, 3], ["1.235", "3.000"]),
+        ("qqp", "test", "QQP.tsv", [0, 1], ["0", "1"]),
+        ("mnli", "test_matched", "MNLI-m.tsv", [0, 1], ["entailment", "neutral"]),
+        ("mnli", "test_mismatched", "MNLI-mm.tsv", [2, 1], ["contradiction", "neutral"]),
+        ("mnli", "diagnostic", "AX.tsv", [2, 0], ["contradiction", "entailment"]),
+        ("qnli", "test", "QNLI.tsv", [0, 1], ["entailment", "not_entailment"]),
+        ("rte", "test", "RTE.tsv", [1, 0], ["not_entailment", "entailment"]),
+        ("wnli", "test", "WNLI.tsv", [1, 0], ["1", "0"]),
+    ],
+)
+def test_submissions(tmp_path: Path, caplog, task: str, split: str, name: str, predictions: list, written: list[str]):
+    examples = [TextExample(str(number), "a", None, None) for number in range(2)]
+    path = write_submission(tmp_path / "new", TASKS[task], split, examples, predictions)
+    assert path == str(tmp_path / "new" / name)
+    assert Path(path).read_text() == f"index\tprediction\n0\t{written[0]}\n1\t{written[1]}\n"
+    assert not caplog.text
+
+
+def test_submissions_that_the_leaderboard_does_not_take(tmp_path: Path, caplog):
+    with pytest.raises(InputError, match="no predictions for mnli's dev_matched, only test_matched, test_mismatched"):
+        write_submission(tmp_path, TASKS["mnli"], "dev_matched", [], [])
+    write_submission(tmp_path, TASKS["rte"], "test", [TextExample("1", "a", "b", None)], [0])
+    assert "rte test: ids are not 0, 1, 2" in caplog.text
+    with pytest.raises(ValueError, match="zip"):
+        write_submission(tmp_path, TASKS["rte"], "test", [TextExample("0", "a", "b", None)], [0, 1])
+    assert (tmp_path / "RTE.tsv").read_text() == "index\tprediction\n1\tentailment\n"
+
+
+def test_the_score_of_a_task_is_the_mean_of_its_metrics():
+    assert task_score([0.8, 0.9]) == pytest.approx(0.85)
+
+
+def test_encoding(vocabulary_file: Path):
+    tokenizer = WordPieceTokenizer.from_file(str(vocabulary_file))
+    words = {word: tokenizer.token_to_id(word) for word in ("the", "ship", "wave", "sees")}
+    examples = [
+        TextExample("0", "the ship", None, 0),
+        TextExample("1", "The ship sees", "the wave", 0),
+        TextExample("2", "wave", "", 0),
+    ]
+    one, two, three = encode_examples(tokenizer, examples, 7)
+    cls, sep = tokenizer.cls_id, tokenizer.sep_id
+    assert (one.input_ids, one.first_length) == ((cls, words["the"], words["ship"], sep), 4)
+    assert two.input_ids == (cls, words["the"], words["ship"], sep, words["the"], words["wave"], sep)
+    assert (three.input_ids, three.first_length) == ((cls, words["wave"], sep, sep), 3)
+
+
+@pytest.mark.parametrize(
+    ("task", "train", "dev"),
+    [("cola", 8_551, 1_043), ("sst2", 67_349, 872), ("mrpc", 3_668, 408), ("stsb", 5_749, 1_500)],
+)
+def test_real_files(data_dir: Path, task: str, train: int, dev: int):
+    bad_rows = BadRows(strict=True)
+    for split, count in (("train", train), ("dev", dev)):
+        assert len(read_split(data_dir / "glue", TASKS[task], split, bad_rows)) == count

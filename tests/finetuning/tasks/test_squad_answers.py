@@ -1,0 +1,317 @@
+"""Answers from logits, against the reference's loops said plainly, and what perfect logits score on real files."""
+
+import errno
+import json
+import math
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import squad_examples
+
+from bert_jax.errors import BertJaxError, InputError
+from bert_jax.finetuning.inputs.bad_rows import BadRows
+from bert_jax.finetuning.inputs.squad_files import Question, read_questions
+from bert_jax.finetuning.tasks.squad_answers import Answers, answer_questions, write_answers
+from bert_jax.finetuning.tasks.squad_metrics import exact_match, score_v1, score_v2
+from bert_jax.finetuning.tasks.squad_windows import Window, build_windows
+from bert_jax.text.tokenization import WordPieceTokenizer
+
+Logits = list[np.ndarray]
+SMALL = {"max_seq_len": 24, "doc_stride": 6, "max_query_length": 8}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> WordPieceTokenizer:
+    return squad_examples.tokenizer()
+
+
+def random_logits(windows: Sequence[Window], seed: int, steps: int | None = None, padding: int = 3) -> Logits:
+    """Normal, or with many ties: one of `steps` whole numbers. What is behind a window's tokens is padding."""
+    rng = np.random.default_rng(seed)
+    lengths = [len(window.sequence.input_ids) + padding for window in windows]
+    if steps:
+        return [rng.integers(steps, size=length).astype(np.float32) for length in lengths]
+    return [rng.normal(scale=3, size=length).astype(np.float32) for length in lengths]
+
+
+def perfect_logits(windows: Sequence[Window]) -> tuple[Logits, Logits]:
+    """10 at the label, 0 everywhere else."""
+    starts, ends = ([np.zeros(len(window.sequence.input_ids), np.float32) for window in windows] for _ in range(2))
+    for window, start, end in zip(windows, starts, ends, strict=True):
+        start[window.start] = end[window.end] = 10.0
+    return starts, ends
+
+
+def best_positions(logits: Sequence[float], positions: Sequence[int], count: int) -> list[int]:
+    return sorted(positions, key=lambda position: logits[position], reverse=True)[:count]
+
+
+def slow_spans(own, count: int, max_answer_length: int, all_positions: bool = False):
+    """(score, window, start, end) of every candidate; of all positions, or of the paragraph's, the best `count`."""
+    for number, (window, starts, ends) in enumerate(own):
+        head = window.sequence.first_length
+        context = range(head, head + len(window.offsets))
+        chosen = range(len(starts)) if all_positions else context
+        for start in best_positions(starts, chosen, count):
+            for end in best_positions(ends, chosen, count):
+                if start not in context or end not in context or not window.max_context[start - head]:
+                    continue
+                if start <= end < start + max_answer_length:
+                    yield float(starts[start]) + float(ends[end]), number, start, end
+
+
+def slow_answer(question: Question, own, n_best: int, max_answer_length: int, version_2: bool):
+    """Best text, null odds and n-best list of one question; `own` are its windows with their logits."""
+    spans = list(slow_spans(own, n_best, max_answer_length)) or list(slow_spans(own, 10**9, max_answer_length))
+    ranked: list[tuple[float, str, float, float]] = []
+    for score, number, start, end in spans:
+        window, starts, ends = own[number]
+        head = window.sequence.first_length
+        text = question.context[window.offsets[start - head, 0] : window.offsets[end - head, 1]]
+        ranked.append((score, text, float(starts[start]), float(ends[end])))
+    null: tuple[float, str, float, float] | None = None
+    if version_2:
+        for _, starts, ends in own:
+            score = float(starts[0]) + float(ends[0])
+            if null is None or score < null[0]:
+                null = (score, "", float(starts[0]), float(ends[0]))
+        assert null is not None
+        ranked.append(null)
+    ranked.sort(key=lambda one: one[0], reverse=True)
+    listed: list[tuple[float, str, float, float]] = []
+    for one in ranked:
+        if len(listed) < n_best and one[1] not in [text for _, text, _, _ in listed]:
+            listed.append(one)
+    if null and null not in listed:
+        listed.append(null)
+    if not listed:
+        listed.append((0.0, "", 0.0, 0.0))
+    total = sum(math.exp(one[0] - listed[0][0]) for one in listed)
+    nbest = [(text, math.exp(score - listed[0][0]) / total, start, end) for score, text, start, end in listed]
+    texts = [one for one in ranked if one[1]]
+    best = texts[0] if texts else (null or (0.0,))[:1] + ("",)
+    return best[1], null[0] - best[0] if null else None, nbest
+
+
+@pytest.mark.parametrize("version_2", [False, True])
+@pytest.mark.parametrize("steps", [None, 4])
+@pytest.mark.parametrize(("n_best", "max_answer_length"), [(20, 30), (3, 4), (1, 1)])
+def test_against_plain_loops(
+    tokenizer: WordPieceTokenizer, version_2: bool, steps: int | None, n_best: int, max_answer_length: int
+):
+    questions = squad_examples.make_questions(20, seed=n_best)
+    windows = build_windows(questions, tokenizer, **SMALL)
+    starts, ends = random_logits(windows, 1, steps), random_logits(windows, 2, steps)
+    answers = answer_questions(
+        questions, windows, starts, ends, n_best=n_best, max_answer_length=max_answer_length, version_2=version_2
+    )
+    assert list(answers.best) == list(answers.nbest) == [question.id for question in questions]
+    for index, question in enumerate(questions):
+        own = [
+            (window, start[: len(window.sequence.input_ids)], end[: len(window.sequence.input_ids)])
+            for window, start, end in zip(windows, starts, ends, strict=True)
+            if window.question == index
+        ]
+        best, odds, nbest = slow_answer(question, own, n_best, max_answer_length, version_2)
+        assert answers.best[question.id] == best
+        assert answers.null_odds.get(question.id) == odds
+        listed = answers.nbest[question.id]
+        assert [(one.text, one.start_logit, one.end_logit) for one in listed] == [(t, s, e) for t, _, s, e in nbest]
+        np.testing.assert_allclose([one.probability for one in listed], [p for _, p, _, _ in nbest], rtol=1e-12)
+        # What the reference would choose from is among it.
+        theirs = [score for score, *_ in slow_spans(own, n_best, max_answer_length, all_positions=True)]
+        ours = [score for score, *_ in slow_spans(own, n_best, max_answer_length)]
+        assert not theirs or max(ours) >= max(theirs)
+
+
+def test_padding_does_not_matter(tokenizer: WordPieceTokenizer):
+    questions = squad_examples.make_questions(20)
+    windows = build_windows(questions, tokenizer, **SMALL)
+    starts, ends = random_logits(windows, 1, padding=0), random_logits(windows, 2, padding=0)
+    padded = [[np.append(logits, np.full(40, np.nan, np.float32)) for logits in side] for side in (starts, ends)]
+    assert answer_questions(questions, windows, *padded) == answer_questions(questions, windows, starts, ends)
+
+
+def test_the_order_of_windows_of_several_questions_does_not_matter(tokenizer: WordPieceTokenizer):
+    questions = squad_examples.make_questions(20)
+    windows = build_windows(questions, tokenizer, **SMALL)
+    starts, ends = random_logits(windows, 1), random_logits(windows, 2)
+    order = random.Random(0).sample(range(len(windows)), len(windows))
+    mixed = [[column[number] for number in order] for column in (windows, starts, ends)]
+    for version_2 in (False, True):
+        expected = answer_questions(questions, windows, starts, ends, version_2=version_2)
+        assert answer_questions(questions, *mixed, version_2=version_2) == expected
+
+
+def one_window(tokenizer: WordPieceTokenizer, context: str) -> tuple[list[Question], list[Window], Logits, Logits]:
+    questions = [squad_examples.question(context, None, ask="fox")]
+    windows = build_windows(questions, tokenizer)
+    assert len(windows) == 1
+    length = len(windows[0].sequence.input_ids)
+    return questions, windows, [np.zeros(length, np.float32)], [np.zeros(length, np.float32)]
+
+
+def test_an_answer_is_the_paragraphs_own_text(tokenizer: WordPieceTokenizer):
+    questions, windows, (start,), (end,) = one_window(tokenizer, "x Fóx\n  \u200band (e\u0301te\u0301), 日本")
+    start[3 + 1], end[-5] = 9, 9  # After [CLS] fox [SEP] x; before `)`, `,`, 日, 本 is the last letter of été.
+    end[-5] = 0
+    end[-6] = 9
+    answers = answer_questions(questions, windows, [start], [end])
+    assert answers.best == {"q": "Fóx\n  \u200band (e\u0301te\u0301"}
+
+
+def test_no_answer_by_threshold(tokenizer: WordPieceTokenizer):
+    questions, windows, (start,), (end,) = one_window(tokenizer, "old fox tree")
+    start[0], end[0], start[4], end[4] = 2.0, 1.5, 1.0, 0.5
+    answers = answer_questions(questions, windows, [start], [end], version_2=True)
+    assert answers.null_odds == {"q": 2.0}
+    assert answers.best == {"q": "fox"}
+    assert answers.nbest["q"][0].text == ""
+    assert answers.predictions() == answers.predictions(1.99) == {"q": ""}
+    assert answers.predictions(2.0) == answers.predictions(3.0) == {"q": "fox"}  # Only what is greater.
+    assert answer_questions(questions, windows, [start], [end]).predictions(-100.0) == {"q": "fox"}  # 1.1
+
+
+def test_the_null_score_is_the_least_of_all_windows(tokenizer: WordPieceTokenizer):
+    questions = [squad_examples.question("old fox tree leaf " * 10, None, ask="fox")]
+    windows = build_windows(questions, tokenizer, **SMALL)
+    starts = [np.zeros(len(window.sequence.input_ids), np.float32) for window in windows]
+    for number, start in enumerate(starts):
+        start[0] = 5 + (number - 1) ** 2
+    assert len(windows) > 3
+    answers = answer_questions(questions, windows, starts, [np.zeros_like(start) for start in starts], version_2=True)
+    assert answers.null_odds == {"q": 5.0}
+
+
+def test_where_no_start_goes_with_any_end_all_tokens_are_tried(tokenizer: WordPieceTokenizer):
+    questions, windows, (start,), (end,) = one_window(tokenizer, "old fox tree leaf moss path cabin river")
+    start[3:] = np.arange(9)
+    end[3:] = np.arange(9)[::-1]
+    for version_2 in (False, True):
+        answers = answer_questions(questions, windows, [start], [end], n_best=2, version_2=version_2)
+        assert answers.best["q"] in questions[0].context.split()
+        assert answers.nbest["q"][0].text == answers.best["q"]
+
+
+def test_a_paragraph_without_a_token_has_no_answer(tokenizer: WordPieceTokenizer):
+    questions, windows, starts, ends = one_window(tokenizer, " ")
+    starts[0][0] = -3
+    (candidate,) = answer_questions(questions, windows, starts, ends).nbest["q"]
+    assert (candidate.text, candidate.probability) == ("", 1.0)
+    for threshold in (-5.0, 0.0, 5.0):
+        answers = answer_questions(questions, windows, starts, ends, version_2=True)
+        assert answers.predictions(threshold) == {"q": ""}
+        assert answers.null_odds == {"q": 0.0}
+
+
+def test_what_is_refused(tokenizer: WordPieceTokenizer):
+    questions, windows, starts, ends = one_window(tokenizer, "old fox")
+    with pytest.raises(ValueError, match="zip"):
+        answer_questions(questions, windows, [], ends)
+    with pytest.raises(ValueError, match="shape"):
+        answer_questions(questions, windows, starts, [ends[0][:-1]])
+    with pytest.raises(ValueError, match="question q has no window"):
+        answer_questions(questions, [], [], [])
+    for value in (math.nan, math.inf):
+        broken = starts[0].copy()
+        broken[2] = value
+        with pytest.raises(BertJaxError, match="question q are not all finite"):
+            answer_questions(questions, windows, [broken], ends)
+    for option in ({"n_best": 0}, {"max_answer_length": 0}):
+        with pytest.raises(InputError, match="1 or more"):
+            answer_questions(questions, windows, starts, ends, **option)
+
+
+def test_files(tokenizer: WordPieceTokenizer, tmp_path: Path):
+    questions = squad_examples.make_questions(10)
+    windows = build_windows(questions, tokenizer)
+    logits = random_logits(windows, 1), random_logits(windows, 2)
+    answers = answer_questions(questions, windows, *logits, version_2=True)
+    threshold = float(np.median(list(answers.null_odds.values())))
+    write_answers(tmp_path / "two", answers, threshold)
+    files = {path.name: json.loads(path.read_text()) for path in (tmp_path / "two").iterdir()}
+    assert set(files) == {"predictions.json", "nbest_predictions.json", "null_odds.json"}
+    assert files["predictions.json"] == answers.predictions(threshold)
+    assert {text == "" for text in files["predictions.json"].values()} == {True, False}
+    assert files["null_odds.json"] == answers.null_odds
+    first = files["nbest_predictions.json"]["q0"][0]
+    assert list(first) == ["text", "probability", "start_logit", "end_logit"]
+    assert first["text"] == answers.nbest["q0"][0].text
+    write_answers(str(tmp_path / "one"), answer_questions(questions, windows, *logits))
+    assert {path.name for path in (tmp_path / "one").iterdir()} == {"predictions.json", "nbest_predictions.json"}
+
+
+def test_files_are_whole_or_as_they_were(tokenizer: WordPieceTokenizer, tmp_path: Path, monkeypatch):
+    questions = squad_examples.make_questions(3)
+    windows = build_windows(questions, tokenizer)
+    answers = answer_questions(questions, windows, *perfect_logits(windows))
+    write_answers(tmp_path, answers)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def fail(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_answers(tmp_path, answers, null_threshold=1.0)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_perfect_logits_of_the_made_up_language(tokenizer: WordPieceTokenizer):
+    questions = squad_examples.make_questions(200)
+    windows = build_windows(questions, tokenizer, max_seq_len=64, doc_stride=16, max_query_length=8)
+    answers = answer_questions(questions, windows, *perfect_logits(windows), max_answer_length=64, version_2=True)
+    for question in questions:
+        expected = question.answers[0].text if question.answers else ""
+        assert answers.predictions()[question.id] == expected
+
+
+def real(data_dir: Path, name: str, vocab: str, every: int = 1) -> tuple[list[Question], list[Window], Answers]:
+    path = data_dir / "squad" / f"{name}.json"
+    questions = read_questions(path, BadRows(strict=True), training="train" in name)[::every]
+    tokenizer = WordPieceTokenizer.from_file(str(data_dir / f"vocab/bert-base-{vocab}-vocab.txt"), vocab == "uncased")
+    windows = build_windows(questions, tokenizer)
+    return questions, windows, answer_questions(questions, windows, *perfect_logits(windows), version_2="v2" in name)
+
+
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("vocab", "every"), [("uncased", 5), pytest.param("uncased", 1, marks=LONG), pytest.param("cased", 1, marks=LONG)]
+)
+def test_perfect_logits_of_real_answers(data_dir: Path, vocab: str, every: int):
+    """What is missing of 100% are answers that end inside a token, and answers that are longer than 30 tokens."""
+    questions, windows, answers = real(data_dir, "train-v1.1.partial-12articles", vocab, every)
+    scores = score_v1(questions, answers.predictions())
+    assert scores["exact_match"] > 99.2
+    assert scores["f1"] > 99.3
+    labels = {window.question: window for window in windows if window.start}
+    for index, question in enumerate(questions):
+        answer, window = question.answers[0], labels[index]
+        if not exact_match(answers.best[question.id], answer.text):
+            begin, end = (window.offsets[at - window.sequence.first_length] for at in (window.start, window.end))
+            inside_a_token = question.context[begin[0] : end[1]] != answer.text
+            assert inside_a_token or window.end - window.start >= 30
+
+
+def test_perfect_logits_of_real_answers_and_none(data_dir: Path):
+    questions, _, answers = real(data_dir, "train-v2.0.partial-10articles", "uncased")
+    scores = score_v2(questions, answers.predictions(), answers.null_odds)
+    assert scores["NoAns_exact"] == 100.0
+    assert scores["HasAns_exact"] > 99.2
+    assert scores["total"] == 4_719
+
+
+@LONG
+@pytest.mark.parametrize("name", ["dev-v1.1", "dev-v2.0"])
+def test_perfect_logits_of_the_dev_sets(data_dir: Path, name: str):
+    questions, windows, answers = real(data_dir, name, "uncased")
+    assert len(answers.best) == len(questions) == (10_570 if name == "dev-v1.1" else 11_873)
+    assert [window.question for window in windows] == sorted(window.question for window in windows)
+    score = score_v1 if name == "dev-v1.1" else score_v2
+    assert score(questions, answers.predictions())["f1"] > 99.5

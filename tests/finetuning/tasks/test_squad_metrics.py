@@ -1,0 +1,213 @@
+"""The official figures, against the rules of evaluate-v1.1.py and evaluate-v2.0.py said once more."""
+
+import random
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.errors import InputError
+from bert_jax.finetuning.inputs.squad_files import Answer, Question
+from bert_jax.finetuning.tasks.squad_metrics import (
+    best_thresholds,
+    exact_match,
+    f1,
+    normalize_answer,
+    score_v1,
+    score_v2,
+)
+
+WORDS = [
+    "a", "an", "the", "The", "A", "fox", "fox's", "FOX", "old", "Ünder", "the-fox", "a.b", "an_the", "日本", "—",
+    "“fox”", "...", "$5", "\u00a0", "İ", "ß",
+]  # fmt: skip
+texts = st.one_of(
+    st.text(max_size=12),
+    st.lists(st.sampled_from(WORDS), max_size=6).map(" ".join),
+    st.lists(st.sampled_from([*WORDS, " ", "\n", "\t", "-", "the"]), max_size=8).map("".join),
+)
+
+
+def slow_words(text: str) -> list[str]:
+    """Letter by letter: lower case, no ASCII punctuation, and no article that stands by itself."""
+    kept = "".join(c for c in text.lower() if c not in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
+    parts = re.split(r"(\w+)", kept)  # A word of a regular expression is what an article's two ends are those of.
+    return "".join(" " if part in ("a", "an", "the") else part for part in parts).split()
+
+
+def slow_f1(prediction: str, answer: str, version: int) -> float:
+    predicted, given = slow_words(prediction), slow_words(answer)
+    if version == 2 and (not predicted or not given):
+        return 1.0 if predicted == given else 0.0
+    same, left = 0, list(given)
+    for word in predicted:
+        if word in left:
+            left.remove(word)
+            same += 1
+    if same == 0:
+        return 0.0
+    precision, recall = same / len(predicted), same / len(given)
+    return 2 * precision * recall / (precision + recall)
+
+
+def slow_v2(questions: list[Question], predictions: dict[str, str]) -> tuple[dict[str, float], dict[str, float]]:
+    exact, overlap = {}, {}
+    for question in questions:
+        golds = [answer.text for answer in question.answers if slow_words(answer.text)]
+        golds = golds or [""]
+        predicted = predictions[question.id]
+        exact[question.id] = max(1.0 if slow_words(gold) == slow_words(predicted) else 0.0 for gold in golds)
+        overlap[question.id] = max(slow_f1(predicted, gold, 2) for gold in golds)
+    return exact, overlap
+
+
+def every_threshold(
+    questions: list[Question], best: dict[str, str], scores: dict[str, float], odds: dict[str, float]
+) -> float:
+    """The best mean score, in percent, of all thresholds; each tried by itself."""
+    results = []
+    for threshold in [-1e9, *odds.values()]:
+        total = 0.0
+        for question in questions:
+            no_answer = odds[question.id] > threshold or not best[question.id]
+            total += float(not question.answers) if no_answer else scores[question.id] * bool(question.answers)
+        results.append(100 * total / len(questions))
+    return max(results)
+
+
+def question(name: str, *answers: str) -> Question:
+    return Question(name, "", "?", " ".join(answers), tuple(Answer(answer, None) for answer in answers), not answers)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The  Old\nFox.", "old fox"),
+        ("a fox and an owl, the", "fox and owl"),
+        ("the-fox", "thefox"),  # Punctuation goes first, and then it is no article.
+        ("“the” fox", "“ ” fox"),
+        ("U.S.A.", "usa"),
+        ("theatre", "theatre"),
+        ("$1,000", "1000"),
+        ("the", ""),
+        ("\u00a0É ", "é"),
+        ("", ""),
+    ],
+)
+def test_how_a_text_is_compared(text: str, expected: str):
+    assert normalize_answer(text) == expected
+
+
+@settings(max_examples=1_500, deadline=None)
+@given(texts, texts)
+def test_two_texts(prediction: str, answer: str):
+    assert normalize_answer(prediction) == " ".join(slow_words(prediction))
+    assert exact_match(prediction, answer) == float(slow_words(prediction) == slow_words(answer))
+    assert f1(prediction, answer) == slow_f1(prediction, answer, 2)
+    assert f1(prediction, answer, empty_is_equal=False) == slow_f1(prediction, answer, 1)
+
+
+def test_f1():
+    assert f1("the old fox", "old old fox tree") == pytest.approx(2 * 1 * 0.5 / 1.5)
+    assert f1("fox fox", "fox") == pytest.approx(2 * 0.5 * 1 / 1.5)
+    assert f1("the", "a") == 1.0
+    assert f1("the", "a", empty_is_equal=False) == 0.0
+    assert f1("fox", "") == f1("", "fox") == f1("fox", "owl") == 0.0
+
+
+def test_version_1():
+    questions = [question("a", "fox", "old fox"), question("b", "the owl"), question("c", "tree")]
+    scores = score_v1(questions, {"a": "the old fox", "b": "owl tree", "c": "leaf"})
+    assert scores == {"exact_match": pytest.approx(100 / 3), "f1": pytest.approx(100 * (1 + 2 / 3) / 3)}
+    assert score_v1([question("a", "the")], {"a": "an"}) == {"exact_match": 100.0, "f1": 0.0}
+
+
+def test_version_1_counts_what_is_missing_as_wrong(caplog: pytest.LogCaptureFixture):
+    questions = [question("a", "fox"), question("b", "owl")]
+    assert score_v1(questions, {"a": "fox", "other": "owl"}) == {"exact_match": 50.0, "f1": 50.0}
+    assert caplog.messages == ["1 questions have no prediction and count as wrong; the first is b"]
+
+
+def test_version_2_by_hand():
+    questions = [question("a", "fox"), question("b"), question("c", "the", "owl"), question("d", "the")]
+    predictions = {"a": "old fox", "b": "", "c": "owl", "d": ""}
+    scores = score_v2(questions, predictions)
+    assert scores == {
+        "exact": 75.0, "f1": pytest.approx(100 * (2 / 3 + 3) / 4), "total": 4,
+        "HasAns_exact": pytest.approx(200 / 3), "HasAns_f1": pytest.approx(100 * (2 / 3 + 2) / 3), "HasAns_total": 3,
+        "NoAns_exact": 100.0, "NoAns_f1": 100.0, "NoAns_total": 1,
+    }  # fmt: skip
+    assert score_v2(questions, {**predictions, "b": "fox"})["NoAns_f1"] == 0.0
+    assert "NoAns_total" not in score_v2(questions[:1], predictions)
+    assert "HasAns_total" not in score_v2(questions[1:2], predictions)
+
+
+def test_null_odds_beyond_the_threshold_are_no_answer():
+    questions = [question("a", "fox"), question("b"), question("c")]
+    predictions = {"a": "fox", "b": "owl", "c": "owl"}
+    odds = {"a": 2.0, "b": 2.0, "c": 1.0}
+    assert score_v2(questions, predictions, odds)["exact"] == pytest.approx(100 / 3)  # b
+    assert score_v2(questions, predictions, odds, 2.0)["exact"] == pytest.approx(100 / 3)  # a
+    assert score_v2(questions, predictions, odds, 0.0)["NoAns_exact"] == 100.0
+
+
+def test_thresholds_by_hand():
+    questions = [question("a", "fox"), question("b"), question("c", "old owl"), question("d")]
+    best = {"a": "fox", "b": "tree", "c": "owl", "d": "leaf"}
+    odds = {"a": -3.0, "b": 5.0, "c": 1.0, "d": 4.0}
+    found = best_thresholds(questions, best, odds)
+    assert found["exact"] == (75.0, -3.0)  # c is never right.
+    assert found["f1"] == (pytest.approx(100 * (3 + 2 / 3) / 4), 1.0)
+    scores = score_v2(questions, best, odds)
+    assert (scores["best_exact"], scores["best_exact_thresh"]) == found["exact"]
+    assert (scores["best_f1"], scores["best_f1_thresh"]) == found["f1"]
+    # Where no answer is the best answer everywhere, the script says 0.
+    assert best_thresholds(questions, dict.fromkeys(best, "no"), odds)["f1"] == (50.0, 0.0)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_files_of_version_2(seed: int):
+    rng = random.Random(seed)
+
+    real_words = seed % 2 == 1
+
+    def text() -> str:
+        return " ".join([*rng.choices(WORDS, k=rng.randint(1, 3)), *["owl"] * real_words])
+
+    questions = [question(str(n), *(text() for _ in range(rng.choice([0, 0, 1, 3])))) for n in range(40)]
+    predictions = {one.id: rng.choice([*(answer.text for answer in one.answers), text(), ""]) for one in questions}
+    odds = {one.id: rng.gauss(0.0, 3.0) for one in rng.sample(questions, len(questions))}
+    exact, overlap = slow_v2(questions, predictions)
+    scores = score_v2(questions, predictions)
+    assert scores["exact"] == pytest.approx(100 * sum(exact.values()) / 40)
+    assert scores["f1"] == pytest.approx(100 * sum(overlap.values()) / 40)
+    for prefix, chosen in (
+        ("HasAns", [one.id for one in questions if one.answers]),
+        ("NoAns", [one.id for one in questions if not one.answers]),
+    ):
+        assert scores[f"{prefix}_exact"] == pytest.approx(100 * sum(exact[key] for key in chosen) / len(chosen))
+        assert scores[f"{prefix}_f1"] == pytest.approx(100 * sum(overlap[key] for key in chosen) / len(chosen))
+        assert scores[f"{prefix}_total"] == len(chosen)
+    best = {key: value or "fox" for key, value in predictions.items()}
+    exact, overlap = slow_v2(questions, best)
+    for name, each in (("exact", exact), ("f1", overlap)):
+        found = best_thresholds(questions, best, odds)[name]
+        assert found.score == pytest.approx(every_threshold(questions, best, each, odds))
+        with_it = {key: "" if odds[key] > found.threshold else value for key, value in best.items()}
+        reached = score_v2(questions, with_it)[name]
+        if found.threshold:  # The search does not see that the script takes "the" for no answer.
+            assert reached == pytest.approx(found.score) if real_words else reached > found.score - 1e-9
+
+
+def test_what_is_refused():
+    with pytest.raises(InputError, match="no questions"):
+        score_v1([], {})
+    with pytest.raises(InputError, match="no questions"):
+        score_v2([], {})
+    with pytest.raises(InputError, match="question a has no answer to compare with"):
+        score_v1([question("a")], {"a": ""})
+    with pytest.raises(InputError, match="1 questions have no prediction; the first is b"):
+        score_v2([question("a"), question("b")], {"a": ""})
+    with pytest.raises(InputError, match="1 questions have no null odds; the first is b"):
+        score_v2([question("a"), question("b")], {"a": "", "b": ""}, {"a": 1.0})

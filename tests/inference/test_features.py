@@ -1,0 +1,272 @@
+"""Features: each hidden state against `encode`, both forms of the file, and how lines are read and cut."""
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from support import sources
+
+import bert_jax
+from bert_jax import cli
+from bert_jax.errors import InputError
+from bert_jax.inference import features
+from bert_jax.inference.features import LAYER_NAMES, _kept, parse_layers
+
+LINES = [
+    "the ship sees the moon .",
+    "the owl hears ||| a ghost near the harbour .",
+    "",
+    "  star [MASK]  ",
+    "the ship sees the storm . " * 9,
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, vocabulary: list[str]) -> Path:
+    folder = tmp_path_factory.mktemp("features")
+    sources.write_checkpoint(folder / "checkpoint", vocabulary, heads=("mlm_head",), num_hidden_layers=3)
+    (folder / "lines.txt").write_text("\n".join(LINES) + "\n")
+    return folder
+
+
+def extract(folder: Path, output: Path, *options: object) -> int:
+    arguments = ["features", "--checkpoint", folder / "checkpoint", "--output", output, "--input", folder / "lines.txt"]
+    return cli.main([str(argument) for argument in [*arguments, *options]])
+
+
+def states_of(folder: Path, text: str, pair: str | None = None) -> tuple[list[str], np.ndarray]:
+    """Pieces and all hidden states [layers + 1, tokens, D] of one text on its own."""
+    bert = bert_jax.load(str(folder / "checkpoint"))
+    batch = bert.batch(text, pair)
+    hidden = jax.jit(lambda batch: bert.model.encode(batch, all_hidden_states=True)[1])(batch)
+    return [bert.tokenizer.id_to_token(int(i)) for i in batch["input_ids"][0]], np.asarray(hidden[:, 0])
+
+
+def test_json_lines_are_the_references(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    assert extract(folder, tmp_path / "out.jsonl", "--layers", "-1,-2") == 0
+    assert "cut" not in capsys.readouterr().out
+    lines = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert lines[0].startswith(
+        '{"linex_index": 0, "features": [{"token": "[CLS]", "layers": [{"index": -1, "values": ['
+    )
+    rows = [json.loads(line) for line in lines]
+    assert [row["linex_index"] for row in rows] == list(range(len(LINES)))
+    for number, texts in ((0, LINES[:1]), (1, ["the owl hears", "a ghost near the harbour ."])):
+        pieces, hidden = states_of(folder, *texts)
+        assert [token["token"] for token in rows[number]["features"]] == pieces
+        for position, token in enumerate(rows[number]["features"]):
+            assert [layer["index"] for layer in token["layers"]] == [-1, -2]
+            for layer in token["layers"]:
+                np.testing.assert_allclose(layer["values"], hidden[layer["index"], position], atol=2e-6)
+                assert layer["values"] == [round(value, 6) for value in layer["values"]]
+    assert [token["token"] for token in rows[2]["features"]] == ["[CLS]", "[SEP]"]
+    assert [token["token"] for token in rows[3]["features"]].count("[MASK]") == 0  # it is text
+
+
+def test_arrays_hold_the_same(folder: Path, tmp_path: Path):
+    assert extract(folder, tmp_path / "out.npz", "--layers", "embeddings,0,last") == 0
+    with np.load(tmp_path / "out.npz", allow_pickle=False) as arrays:
+        values, tokens, ids, offsets, layers = (
+            arrays[name] for name in ("values", "tokens", "input_ids", "offsets", "layers")
+        )
+    assert layers.tolist() == ["embeddings", "0", "-1"]
+    assert values.dtype == np.float32
+    assert values.shape == (offsets[-1], 3, 48)
+    assert len(offsets) == len(LINES) + 1
+    bert = bert_jax.load(str(folder / "checkpoint"))
+    assert tokens.tolist() == [bert.tokenizer.id_to_token(int(i)) for i in ids]
+    for number, texts in ((0, LINES[:1]), (1, ["the owl hears", "a ghost near the harbour ."]), (4, LINES[4:])):
+        pieces, hidden = states_of(folder, *texts)
+        row = slice(offsets[number], offsets[number + 1])
+        assert tokens[row].tolist() == pieces
+        np.testing.assert_allclose(values[row], np.moveaxis(hidden[[0, 1, -1]], 0, 1), atol=2e-6)
+
+
+def test_the_batch_moves_no_feature(folder: Path, tmp_path: Path):
+    for name, size in (("one", 1), ("many", 64)):
+        assert extract(folder, tmp_path / f"{name}.npz", "--layers=all", "--batch_size", size) == 0
+    with np.load(tmp_path / "one.npz") as one, np.load(tmp_path / "many.npz") as many:
+        np.testing.assert_allclose(one["values"], many["values"], atol=2e-6)
+        np.testing.assert_array_equal(one["input_ids"], many["input_ids"])
+
+
+@pytest.mark.long
+def test_hidden_states_are_those_of_transformers(folder: Path, tmp_path: Path):
+    torch = pytest.importorskip("torch", reason="needs the parity extra: torch and transformers")
+    transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")
+    assert cli.main(["export", "--checkpoint", str(folder / "checkpoint"), "--output", str(tmp_path / "hf")]) == 0
+    assert extract(folder, tmp_path / "out.npz", "--layers", "embeddings,all") == 0
+    model = transformers.BertModel.from_pretrained(tmp_path / "hf", add_pooling_layer=False).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    with np.load(tmp_path / "out.npz") as arrays, torch.no_grad():
+        hidden = model(**tokenizer(LINES[0], return_tensors="pt"), output_hidden_states=True).hidden_states
+        ours = arrays["values"][: arrays["offsets"][1]]
+        np.testing.assert_allclose(ours, np.stack([state[0] for state in hidden], 1), atol=2e-5)
+
+
+def test_long_lines_are_cut_and_counted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    (tmp_path / "long.txt.gz").write_bytes(
+        gzip.compress(b"the ship sees ||| the moon and the old star\nthe ship\nthe ship sees the moon .")
+    )
+    assert (
+        extract(folder, tmp_path / "out.npz", "--input", tmp_path / "long.txt.gz", "--seq_len", 8, "--layers=-1") == 0
+    )
+    assert "cut to 8 tokens: 1 line\n" in capsys.readouterr().out
+    assert (
+        extract(folder, tmp_path / "cut.npz", "--input", tmp_path / "long.txt.gz", "--seq_len", 7, "--layers=-1") == 0
+    )
+    assert "cut to 7 tokens: 2 lines\n" in capsys.readouterr().out
+    with np.load(tmp_path / "cut.npz") as arrays:
+        first, last = arrays["tokens"][: arrays["offsets"][1]], arrays["tokens"][arrays["offsets"][2] :]
+    assert first.tolist() == ["[CLS]", "the", "ship", "[SEP]", "the", "moon", "[SEP]"]
+    assert last.tolist() == ["[CLS]", "the", "ship", "sees", "the", "moon", "[SEP]"]
+
+
+def test_what_is_kept_of_a_pair():
+    """Against the reference's loop: the longer loses its last token, the second in a tie."""
+    for length in range(3, 14):
+        for a in range(12):
+            for b in range(12):
+                left, right = a, b
+                while left + right > length - 3:
+                    left, right = (left - 1, right) if left > right else (left, right - 1)
+                assert _kept(a, b, length) == (left, right), (a, b, length)
+            assert _kept(a, None, length) == (min(a, length - 2), 0)
+
+
+def test_a_pair_is_parted_at_the_last_bars(folder: Path, tmp_path: Path):
+    (tmp_path / "bars.txt").write_text("the ship ||| the owl ||| star .\nthe ship |||  \n")
+    assert extract(folder, tmp_path / "out.npz", "--layers=-1", "--input", tmp_path / "bars.txt") == 0
+    with np.load(tmp_path / "out.npz") as arrays:
+        first, second = np.split(arrays["tokens"], arrays["offsets"][1:2])
+    assert " ".join(first) == "[CLS] the ship [UNK] [UNK] [UNK] the owl [SEP] star . [SEP]"
+    assert " ".join(second) == "[CLS] the ship [UNK] [UNK] [UNK] [SEP]"
+
+
+def test_names_of_layers():
+    assert parse_layers("last_four", 12) == [-1, -2, -3, -4]
+    assert parse_layers("all", 3) == [0, 1, 2]
+    assert parse_layers("embeddings, first,second_to_last", 12) == ["embeddings", 0, -2]
+    assert [parse_layers(name, 4) for name in LAYER_NAMES]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--layers", "-4"], "there is no layer -4: the model has 3, -3 to 2"),
+        (["--layers", "3"], "there is no layer 3"),
+        (["--layers=middle"], "there is no layer 'middle': give numbers, or embeddings"),
+        (["--layers", "-1,2"], "names a layer twice"),
+        (["--layers", "-1,"], "there is no layer ''"),
+        (["--layers="], "there is no layer ''"),
+        (["--layers", "9" * 5000], "there is no layer '9999"),
+        (["--seq_len", "65"], "--seq_len is 3 to 64"),
+        (["--seq_len", "2"], "--seq_len is 3 to 64"),
+        (["--batch_size", "0"], "--batch_size is 1 to 65536, not 0"),
+        (["--batch_size", "9" * 30], "--batch_size is 1 to 65536"),
+        (["--input", "missing.txt"], "missing.txt"),
+    ],
+)
+def test_refusals(options: list[str], message: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    if not any(option.startswith("--layers") for option in options):
+        options = ["--layers", "-1", *options]
+    assert extract(folder, tmp_path / "out.npz", *options) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_input_that_can_be_read_once_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    os.mkfifo(tmp_path / "fifo")
+    for given in (tmp_path / "fifo", tmp_path):
+        assert extract(folder, tmp_path / "out.npz", "--layers=-1", "--input", given) == 2
+        assert f"{given} is not a file: it is read twice" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["fifo"]
+
+
+def test_a_partial_file_of_anyones_is_left_alone(folder: Path, tmp_path: Path):
+    mine = tmp_path / "out.jsonl.partial"
+    mine.write_text("the ship .\n")
+    assert extract(folder, tmp_path / "out.jsonl", "--layers=-1", "--input", mine) == 0
+    assert mine.read_text() == "the ship .\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "out.jsonl.partial"]
+
+
+@pytest.mark.parametrize("output", ["out.npz", "out.jsonl"])
+@pytest.mark.parametrize("text", ["the ship .\nthe owl sees .", "the ship .", "the ship .\nthe owl\nstar"])
+def test_an_input_that_changes_on_the_way_is_noticed(
+    text: str, output: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    lines, measure = tmp_path / "lines.txt", features._measure
+    lines.write_text("the ship .\nthe owl\n")
+
+    def measure_and_change(*arguments, **options):
+        measured = measure(*arguments, **options)
+        lines.write_text(text)
+        return measured
+
+    monkeypatch.setattr(features, "_measure", measure_and_change)
+    with pytest.raises(InputError, match=r"lines.txt changed while it was read"):
+        features.extract(str(folder / "checkpoint"), str(lines), str(tmp_path / output), layers="-1")
+    assert [path.name for path in tmp_path.iterdir()] == ["lines.txt"]
+
+
+def test_an_output_that_cannot_be_is_said_before_anything_is_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    monkeypatch.setattr(features, "_measure", None)
+    (tmp_path / "file").write_text("")
+    assert extract(folder, tmp_path / "file" / "out.npz", "--layers=-1") == 2
+    assert "file" in capsys.readouterr().err
+
+
+def test_an_error_after_the_bar_is_on_a_line_of_its_own(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    def fail(*arguments):
+        raise InputError("the reason")
+
+    monkeypatch.setattr(features, "_read", fail)
+    assert extract(folder, tmp_path / "out.npz", "--layers=-1") == 2
+    assert capsys.readouterr().err.endswith("\nbert-jax features: the reason\n")
+
+
+def test_a_pair_needs_a_second_segment(vocabulary: list[str], tmp_path: Path, capsys: pytest.CaptureFixture):
+    sources.write_checkpoint(tmp_path / "checkpoint", vocabulary, type_vocab_size=1)
+    (tmp_path / "lines.txt").write_text("the ship\nthe owl ||| star\n")
+    assert extract(tmp_path, tmp_path / "out.npz", "--layers=-1") == 2
+    assert "lines.txt:2: a pair, but the model has no second segment" in capsys.readouterr().err
+    (tmp_path / "lines.txt").write_text("the ship\n")
+    assert extract(tmp_path, tmp_path / "out.npz", "--layers=-1") == 0
+
+
+def test_input_that_is_not_text(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    for name, content, message in (("bad", b"the ship\n\xff\n", "bad:2: not valid UTF-8"), ("empty", b"", "no line")):
+        (tmp_path / name).write_bytes(content)
+        assert extract(folder, tmp_path / "out.npz", "--layers=-1", "--input", tmp_path / name) == 2
+        assert message in capsys.readouterr().err
+    for name, content, found in (
+        ("a.csv", b"text\nthe ship\n", "CSV"), ("a.jsonl", b'{"text": "the ship"}\n', "JSON lines"),
+        ("a.txt", b"PAR1\x15\x04", "Parquet"), ("b.txt", b"<html>the ship</html>\n", "HTML"),
+        ("c.txt", "the ship\n".encode("utf-16"), "iconv -f UTF-16"),
+    ):  # fmt: skip
+        (tmp_path / name).write_bytes(content)
+        assert extract(folder, tmp_path / "out.npz", "--layers=-1", "--input", tmp_path / name) == 2
+        error = capsys.readouterr().err
+        assert f"{tmp_path / name}: " in error
+        assert found in error
+    assert not (tmp_path / "out.npz").exists()
+    (tmp_path / "mine.npz").write_text("mine")
+    assert extract(folder, tmp_path / "mine.npz", "--layers=-1") == 2
+    assert "exists" in capsys.readouterr().err
+    assert (tmp_path / "mine.npz").read_text() == "mine"
+
+
+def test_a_folder_that_is_not_there_is_made(folder: Path, tmp_path: Path):
+    assert extract(folder, tmp_path / "new" / "out.jsonl", "--layers", "-1,-2,-3") == 0
+    assert len((tmp_path / "new" / "out.jsonl").read_text().splitlines()) == len(LINES)

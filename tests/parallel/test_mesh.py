@@ -1,0 +1,85 @@
+"""Meshes over slices, and what depends on how many devices there are."""
+
+import jax
+import pytest
+
+from bert_jax.config import load_config
+from bert_jax.errors import InputError
+from bert_jax.parallel.mesh import between_slices, fill_in_accumulation, make_mesh
+
+
+@pytest.mark.parametrize(
+    ("sizes", "slices", "expected"),
+    [
+        ((16, 1, 1), 1, (1, 1, 1)),
+        ((16, 1, 1), 4, (4, 1, 1)),
+        ((4, 4, 2), 4, (4, 1, 1)),
+        ((2, 8, 2), 4, (2, 2, 1)),
+        ((1, 16, 1), 4, (1, 4, 1)),
+        ((6, 4, 1), 4, (2, 2, 1)),
+    ],
+)
+def test_data_goes_between_slices_then_fsdp_and_tensor_never(sizes, slices, expected):
+    assert between_slices(dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)), slices) == expected
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 16), (2, 1, 8), (3, 2, 4)])
+def test_meshes_that_would_have_to_cut_a_layer_between_slices_are_refused(sizes):
+    with pytest.raises(InputError, match=r"cannot be laid over 4 slices: mesh\.data has to be a multiple of 4"):
+        between_slices(dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)), 4)
+
+
+class SliceDevice:
+    """A device of one of several slices, as far as laying out a mesh looks at it."""
+
+    def __init__(self, number: int, slice_index: int):
+        self.id, self.slice_index, self.platform, self.device_kind = number, slice_index, "gpu", "made up"
+        self.process_index = slice_index
+
+    def __repr__(self):
+        return f"{self.slice_index}.{self.id}"
+
+
+def test_a_mesh_has_whole_slices_along_its_tensor_axis(monkeypatch: pytest.MonkeyPatch):
+    laid: dict = {}
+    monkeypatch.setattr("bert_jax.parallel.mesh.Mesh", lambda grid, axes, axis_types: laid.update(grid=grid, axes=axes))
+    devices = [SliceDevice(number, number // 4) for number in (0, 4, 1, 5, 2, 6, 3, 7)]
+    make_mesh(load_config("bert_tiny", [("mesh.data", "-1"), ("mesh.tensor", "2")]).mesh, devices)
+    assert laid["axes"] == ("data", "fsdp", "tensor")
+    assert laid["grid"].shape == (4, 1, 2)
+    slices = [[device.slice_index for device in row] for row in laid["grid"][:, 0]]
+    assert slices == [[0, 0], [0, 0], [1, 1], [1, 1]]
+
+
+def test_slices_of_different_sizes_are_refused():
+    devices = [SliceDevice(number, int(number > 2)) for number in range(8)]
+    with pytest.raises(InputError, match="cannot be laid over 2 slices"):
+        make_mesh(load_config("bert_tiny").mesh, devices)
+
+
+@pytest.mark.parametrize(
+    ("batch", "most", "devices", "expected"),
+    [(64, 8, 8, 1), (64, 4, 8, 2), (64, 3, 8, 4), (48, 4, 8, 2), (56, 6, 8, 7), (8, 100, 8, 1), (64, 1, 1, 64)],
+)
+def test_microbatches_are_as_few_as_the_rows_of_a_device_allow(batch, most, devices, expected):
+    config = load_config(
+        "bert_tiny",
+        [("gradient_accumulation", "-1"), ("max_rows_per_device", str(most)), ("global_batch_size", str(batch))],
+    )
+    mesh = make_mesh(config.mesh, jax.devices()[:devices])
+    filled = fill_in_accumulation(mesh, config)
+    assert filled.gradient_accumulation == expected
+    assert config.gradient_accumulation == -1
+    assert batch // expected // devices <= most
+
+
+def test_a_number_of_microbatches_that_is_given_stays():
+    config = load_config("bert_tiny", [("gradient_accumulation", "2"), ("max_rows_per_device", "1")])
+    assert fill_in_accumulation(make_mesh(config.mesh), config).gradient_accumulation == 2
+
+
+def test_batches_that_devices_do_not_divide_are_refused():
+    overrides = [("gradient_accumulation", "-1"), ("max_rows_per_device", "4"), ("global_batch_size", "12")]
+    config = load_config("bert_tiny", overrides)
+    with pytest.raises(InputError, match="global_batch_size=12 does not divide by 8 devices"):
+        fill_in_accumulation(make_mesh(config.mesh), config)

@@ -1,0 +1,243 @@
+"""A process that is killed, frozen or fails ends the others in time, with a line that says what happened."""
+
+import json
+import logging
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from etils import epath
+from support.several import finish, start
+
+from bert_jax.runtime.first_process import FirstProcessWatch
+from bert_jax.runtime.heartbeats import Peers
+from bert_jax.runtime.ticker import Ticker
+from bert_jax.tracking.metrics import read_metrics
+from bert_jax.training.checkpointing.checkpoints import newest_step
+
+MANY = {"total_steps": 20_000, "eval_every_steps": 0, "eval_batches": 0, "checkpoint__every_steps": 20}
+LIMIT = 120.0  # seconds for the others to end in
+
+
+def running(dataset: Path, workdir: Path, count: int = 2, **more: object) -> list[subprocess.Popen]:
+    """Processes that have made some steps and saved one."""
+    processes = start(count, dataset, workdir, **MANY, **more)
+    deadline = time.monotonic() + 200
+    while newest_step(epath.Path(workdir)) is None:
+        for process in processes:
+            assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return processes
+
+
+def ended(process: subprocess.Popen, status: int) -> str:
+    """What a process wrote that ends in time with `status`."""
+    began = time.monotonic()
+    written = process.communicate(timeout=LIMIT + 60)[1]
+    assert process.returncode == status, written
+    assert time.monotonic() - began < LIMIT
+    return written
+
+
+@pytest.mark.long
+def test_a_process_that_is_killed_ends_the_others_and_the_run_goes_on_without_it(dataset_dir: Path, tmp_path: Path):
+    first, second = running(dataset_dir, tmp_path)
+    second.kill()
+    line = next(line for line in ended(first, 1).split("\n") if line.startswith("process 1 ("))
+    assert f"pid {second.pid}) has been silent for " in line
+    assert "start the run again" in line
+    second.communicate()
+    saved = int(newest_step(epath.Path(tmp_path)).name)
+    finish(start(1, dataset_dir, tmp_path, **{**MANY, "total_steps": saved + 2}))
+    assert [row["step"] for row in read_metrics(epath.Path(tmp_path))] == list(range(1, saved + 3))
+
+
+@pytest.mark.long
+def test_without_the_first_process_the_others_end(dataset_dir: Path, tmp_path: Path):
+    first, second = running(dataset_dir, tmp_path)
+    first.kill()
+    line = next(line for line in ended(second, 1).split("\n") if line.startswith("process 0 "))
+    assert "start the run again" in line
+    first.communicate()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_frozen_process_counts_as_lost_and_ends_once_it_thaws(frozen: int, dataset_dir: Path, tmp_path: Path):
+    processes = running(dataset_dir, tmp_path)
+    processes[frozen].send_signal(signal.SIGSTOP)
+    try:
+        ended(processes[1 - frozen], 1)
+    finally:
+        processes[frozen].send_signal(signal.SIGCONT)
+    ended(processes[frozen], 1)
+
+
+@pytest.mark.long
+def test_a_stall_is_reported_by_every_process_and_the_run_goes_on(dataset_dir: Path, tmp_path: Path):
+    processes = running(dataset_dir, tmp_path, stall_minutes=4 / 60)
+    shutil.rmtree(tmp_path / "stalls", ignore_errors=True)  # compiling may have taken as long
+    processes[1].send_signal(signal.SIGSTOP)  # for less than it takes to count as lost
+    time.sleep(10)
+    processes[1].send_signal(signal.SIGCONT)
+    deadline = time.monotonic() + 60
+    while len(reports := sorted(path.name for path in (tmp_path / "stalls").glob("*.txt"))) < 2:
+        assert time.monotonic() < deadline, reports
+        time.sleep(0.1)
+    before = read_metrics(epath.Path(tmp_path))[-1]["step"]
+    while read_metrics(epath.Path(tmp_path))[-1]["step"] < before + 5:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    processes[0].send_signal(signal.SIGTERM)
+    written = finish(processes, expect=75)
+    assert {name.rsplit("-", 1)[-1] for name in reports} == {"0.txt", "1.txt"}
+    assert all("nothing has moved for" in text and "thread MainThread:" in text for text in written)
+
+
+@pytest.mark.parametrize("failing", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_a_failure_of_one_process_is_the_failure_of_all(failing: int, dataset_dir: Path, tmp_path: Path):
+    paths = [dataset_dir, dataset_dir]
+    paths[failing] = tmp_path / "nowhere"
+    written = finish(start(2, paths, tmp_path / "run", **MANY), expect=2)
+    assert "nowhere is not a prepared dataset" in written[failing].strip().split("\n")[-1]
+    other = next(line for line in written[1 - failing].split("\n") if line.startswith(f"process {failing} ("))
+    assert "ended the run: " in other
+    assert "nowhere is not a prepared dataset" in other
+    assert "Traceback" not in "".join(written)
+
+
+class MemoryStore:
+    """What JAX's coordination service keeps, for processes that are threads."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
+        if key in self.kept and not allow_overwrite:
+            raise RuntimeError("ALREADY_EXISTS")
+        self.kept[key] = value
+
+    def key_value_try_get(self, key: str) -> str:
+        if key not in self.kept:
+            raise RuntimeError("NOT_FOUND")
+        return self.kept[key]
+
+    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
+        return [(name, value) for name, value in list(self.kept.items()) if name.startswith(key)]
+
+
+def watching(store: MemoryStore, count: int, ends: dict[int, int]) -> list[Peers]:
+    def leave(number: int) -> object:
+        return lambda status: ends.setdefault(number, status)
+
+    times = {"every": 0.02, "patience": 0.4, "linger": 1.0}
+    return [Peers(store, number, count, leave=leave(number), **times) for number in range(count)]
+
+
+def wait_for(condition: object) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_first_failure_is_the_one_that_counts_and_all_end_with_its_status():
+    store, ends = MemoryStore(), {}
+    peers = watching(store, 3, ends)
+    peers[1].report(2, "ended the run: no such file")
+    peers[2].report(1, "ended the run: a collective failed")
+    assert json.loads(store.kept["bert_jax/failure"])["status"] == 2
+    wait_for(lambda: 0 in ends)
+    assert ends[0] == 2
+    peers[0].close()
+
+
+def test_a_process_that_is_done_is_not_lost():
+    ends: dict[int, int] = {}
+    peers = watching(MemoryStore(), 2, ends)
+    peers[1].close()
+    time.sleep(0.8)
+    assert not ends
+    peers[0].close()
+
+
+def test_a_silent_process_is_lost(caplog: pytest.LogCaptureFixture):
+    ends: dict[int, int] = {}
+    peers = watching(MemoryStore(), 3, ends)
+    peers[2]._ticker.close()
+    wait_for(lambda: len(ends) == 2)
+    assert ends == {0: 1, 1: 1}
+    assert "process 2 (" in caplog.text
+    for peer in peers:
+        peer.close()
+
+
+def watch_first(address: tuple[str, int], silence: float = 0.0) -> tuple[FirstProcessWatch, list[int]]:
+    ends: list[int] = []
+    watch = FirstProcessWatch(
+        f"{address[0]}:{address[1]}", lambda: silence, patience=30.0, advice="start again", leave=ends.append
+    )
+    return watch, ends
+
+
+def test_a_closed_port_of_the_first_process_ends_the_others_at_once(caplog: pytest.LogCaptureFixture):
+    server = socket.create_server(("127.0.0.1", 0))
+    watch, ends = watch_first(server.getsockname())
+    first, _ = server.accept()
+    first.close()  # as the service does with a connection on which nothing is asked
+    second, _ = server.accept()
+    assert ends == []
+    began = time.monotonic()
+    server.close()
+    second.close()
+    wait_for(lambda: ends)
+    assert ends == [1]
+    assert time.monotonic() - began < 2
+    assert "process 0 " in caplog.text
+    watch.close()
+
+
+def test_an_abort_for_another_reason_ends_by_its_signal():
+    """And is held up, for a line about process 0 to come first where that is the reason."""
+    script = """
+import os, socket
+from bert_jax.training.first_process import FirstProcessWatch
+server = socket.create_server(("127.0.0.1", 0))
+watch = FirstProcessWatch("127.0.0.1:%d" % server.getsockname()[1], lambda: 0.0, patience=30.0, advice="")
+os.abort()
+"""
+    began = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == -signal.SIGABRT
+    assert ended.stderr == ""
+    assert time.monotonic() - began > 5
+
+
+def test_a_silent_first_process_ends_the_others():
+    with socket.create_server(("127.0.0.1", 0)) as server:  # whose system accepts, as for a frozen process
+        watch, ends = watch_first(server.getsockname(), silence=31.0)
+        wait_for(lambda: ends)
+    assert ends == [1]
+    watch.close()
+
+
+def test_an_action_that_fails_is_logged_and_called_again(caplog: pytest.LogCaptureFixture):
+    calls: list[int] = []
+
+    def fail() -> None:
+        calls.append(1)
+        raise KeyError("of a type that nobody expects")
+
+    ticker = Ticker(fail, 0.01, "watched")
+    wait_for(lambda: len(calls) >= 3)
+    ticker.close()
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) >= 2
+    assert all("watched" in record.getMessage() and "KeyError" in record.getMessage() for record in errors)
+    assert sum(record.exc_info not in (None, False) for record in errors) == 1  # one traceback

@@ -1,0 +1,38 @@
+"""A local workdir of several processes: one folder for all, or none."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from support import child_processes, helpers
+
+
+def start(dataset: Path, folders: list[Path]) -> list[subprocess.Popen]:
+    """A run of one process in each of `folders`, which are all told the same workdir."""
+    together = {"JAX_COORDINATOR_ADDRESS": helpers.free_address(), "JAX_NUM_PROCESSES": str(len(folders))}
+    flags = helpers.flags({"data.path": dataset, "total_steps": 1000, "model.max_position_embeddings": 64})
+    return [
+        child_processes.start(
+            helpers.command("pretrain", "--config=bert_tiny", "--workdir=run", *flags), cwd=folder,
+            stderr=subprocess.PIPE, text=True,
+            env=helpers.child_environment(2, **together, JAX_PROCESS_ID=str(number)),
+        )
+        for number, folder in enumerate(folders)
+    ]  # fmt: skip
+
+
+@pytest.mark.long
+def test_a_folder_of_its_own_for_each_process_is_refused_by_all(dataset_dir, tmp_path: Path):
+    """As on two hosts that are given the same name, and have a disk each."""
+    hosts = [tmp_path / "a", tmp_path / "b"]
+    for host in hosts:
+        host.mkdir()
+    for process, host in zip(start(dataset_dir, hosts), hosts, strict=True):
+        written = process.communicate(timeout=200)[1]
+        assert process.returncode == 2, written
+        (line,) = (line for line in written.splitlines() if line.startswith("bert-jax pretrain:"))
+        assert f"--workdir: {host / 'run'} is not shared by the processes" in line
+        assert "use a shared file system or gs://" in line
+        assert "Traceback" not in written
+    assert [path.name for path in tmp_path.rglob("*")].count("run") == 1
+    assert not list((hosts[0] / "run").iterdir())

@@ -1,0 +1,370 @@
+"""Studies: rows that are pre-trained and fine-tuned, and the table that comes of them."""
+
+import json
+import struct
+from pathlib import Path
+
+import jax
+import pytest
+from etils import epath
+from support import helpers
+
+from bert_jax.cli import main
+from bert_jax.config import ConfigDict, flatten, load_config
+from bert_jax.errors import InputError, Interrupted
+from bert_jax.model import BertConfig, initialize
+from bert_jax.model.bert import HEADS
+from bert_jax.studies import study as module
+from bert_jax.studies.study import load_study, study
+from bert_jax.studies.study_table import Cell, Table, render, write_table
+from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.training.checkpointing.checkpoints import save_parameters
+
+REPOSITORY = helpers.REPOSITORY
+STUDIES = sorted(path.stem for path in (REPOSITORY / "configs" / "studies").glob("table*.py"))
+
+CONFIG = """
+from bert_jax.configs import bert_tiny
+from bert_jax.configs.studies import default
+
+LTR = {"objective.lm": "ltr", "objective.nsp": False}
+
+
+def get_config():
+    config = default.get_config()
+    config.title = "A small table"
+    config.perplexity = True
+    config.pretraining = bert_tiny.get_config()
+    config.pretraining.model.update(
+        {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 64}
+    )
+    config.pretraining.update({"total_steps": 4, "global_batch_size": 8, "eval_batches": 1})
+    config.pretraining.optimizer.warmup_steps = 1
+    config.rows = (
+        {"name": "MLM & NSP", "paper": {"topic": 80.0, "perplexity": 3.99}},
+        {"name": "LTR", "pretraining": LTR, "paper": {"topic": 77.5}},
+        {"name": "+ BiLSTM", "pretraining": LTR, "finetuning": {"head.bilstm": 8, "num_epochs": 2}},
+        {"name": "released", "checkpoint": "base"},
+    )
+    small = {"data.path": "topics", "task.train": "train.csv", "task.dev": "dev.csv", "task.max_seq_len": 16}
+    config.tasks = (
+        {
+            "name": "topic", "config": "finetune/text",
+            "finetuning": {**small, "num_epochs": 1, "global_batch_size": 8, "search.seeds": (0, 1)},
+        },
+    )
+    return config
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    (tmp_path / "topics").mkdir()
+    for name in ("train.csv", "dev.csv"):
+        (tmp_path / "topics" / name).write_text("text,label\n" + "the ship .,sea\nthe owl .,night\n" * 8)
+    (tmp_path / "small.py").write_text(CONFIG)
+    return str(tmp_path / "small.py")
+
+
+@pytest.fixture
+def overrides(tmp_path: Path, dataset_dir: Path, checkpoint: Path) -> list[tuple[str, str]]:
+    return [
+        ("pretraining.data.path", str(dataset_dir)), ("task_data", str(tmp_path)), ("checkpoints.base", str(checkpoint))
+    ]  # fmt: skip
+
+
+def test_a_study_goes_on_where_it_was_stopped(spec: str, overrides, tmp_path: Path, monkeypatch):
+    runs: list[str] = []
+    stops = [3, 7]  # in the first pre-training and the first search of the second row
+
+    def note(workdir: str) -> Path:
+        runs.append(str(Path(workdir).relative_to(tmp_path / "run")))
+        if len(runs) in stops:
+            stops.remove(len(runs))
+            raise Interrupted("SIGTERM")
+        return Path(workdir)
+
+    def fake_pretrain(config, workdir, **options):
+        folder = note(workdir)
+        folder.mkdir(parents=True, exist_ok=True)
+        loss = 2.0 if config.objective.lm == "mlm" else 3.0
+        (folder / "metrics.jsonl").write_text(json.dumps({"step": 4, "split": "eval", "mlm_loss": loss}) + "\n")
+
+    def fake_search(config, workdir, **options):
+        note(workdir)
+        searched.append(config)
+        results = {seed: {"dev": {"accuracy": 0.01 * len(runs) + 0.1 * seed}} for seed in config.search.seeds}
+        return {"metric": "accuracy", "learning_rate": 1e-2, "results": results}
+
+    searched: list[ConfigDict] = []
+    monkeypatch.setattr(module, "pretrain", fake_pretrain)
+    monkeypatch.setattr(module, "search", fake_search)
+    plan = load_study(spec, [*overrides, ("finetuning.optimizer.learning_rate", "1e-2")])
+    for _ in range(2):
+        with pytest.raises(Interrupted):
+            study(plan, str(tmp_path / "run"))
+    half = json.loads((tmp_path / "run" / "table.json").read_text())
+    assert [bool(row["columns"]["topic"].get("values")) for row in half["rows"]] == [True, False, False, False]
+    table = study(plan, str(tmp_path / "run"))
+    assert runs[7:] == [
+        "pretraining/mlm_nsp", "finetuning/mlm_nsp/topic", "pretraining/ltr", "finetuning/ltr/topic",
+        "pretraining/ltr", "finetuning/bilstm/topic", "finetuning/released/topic",
+    ]  # fmt: skip
+    written = json.loads((tmp_path / "run" / "table.json").read_text())
+    assert written == json.loads(json.dumps(table.as_json()))
+    first, ltr, bilstm, released = written["rows"]
+    assert [row["columns"]["topic"]["values"] for row in written["rows"]] == [
+        pytest.approx([percent, percent + 10]) for percent in (9, 11, 13, 14)
+    ]
+    assert first["columns"]["perplexity"]["values"] == [pytest.approx(2.718281828**2)]
+    assert ltr["columns"]["topic"]["paper_difference"] == pytest.approx(-2.5)
+    assert bilstm["pretraining"] == ltr["pretraining"] != first["pretraining"]
+    assert released["pretraining"] is None
+    of_bilstm = searched[-2]
+    assert (of_bilstm.head.bilstm, of_bilstm.num_epochs, of_bilstm.optimizer.learning_rate) == (8, 2, 0.01)
+    assert of_bilstm.init == str(tmp_path / "run" / "pretraining" / "ltr")
+    assert of_bilstm.data.path == str(tmp_path / "topics")
+    assert (tmp_path / "run" / "table.md").read_text() == render(table)
+    assert (tmp_path / "run" / "table.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_runs_a_study(spec: str, overrides, tmp_path: Path, capfd):
+    chosen = [*overrides, ("only_rows", "('LTR', '+ BiLSTM')"), ("finetuning.search.seeds", "(3,)")]
+    flags = [f"--config.{key}={value}" for key, value in chosen]
+    assert main(["study", spec, "--workdir", str(tmp_path / "run"), *flags]) == 0
+    assert capfd.readouterr().out == (tmp_path / "run" / "table.md").read_text()
+    for row in json.loads((tmp_path / "run" / "table.json").read_text())["rows"]:
+        folder = "ltr" if row["name"] == "LTR" else "bilstm"
+        result = tmp_path / "run" / "finetuning" / folder / "topic" / "lr-2e-05-seed-3" / "result.json"
+        scores = json.loads(result.read_text())["scores"]
+        assert row["columns"]["topic"]["values"] == [100 * scores["dev"]["accuracy"]]
+        assert row["columns"]["perplexity"]["mean"] == pytest.approx(2.718281828 ** row["pretraining"]["mlm_loss"])
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (("only_rows", "('BERT',)"), r"only_rows: there is no 'BERT'; there are MLM & NSP, LTR, \+ BiLSTM, released"),
+        (("only_tasks", "('mnli',)"), "only_tasks: there is no 'mnli'; there are topic"),
+        (("finetuning.optimizer.rate", "1"), r"row 'MLM & NSP', task 'topic': .*no such key"),
+        (("finetuning.num_epochs", "0"), r"row 'MLM & NSP', task 'topic': num_epochs"),
+        (("pretraining.total_step", "1"), r"pretraining\.total_step: .*did you mean pretraining\.total_steps"),
+        (("pretraining.data.path", "nowhere"), "row 'MLM & NSP': .*nowhere"),
+        (("pretraining.phases.0.steps", "3"), r"pretraining\.phases\.0\.steps: the config has 0 phases"),
+        (("task_data", "nowhere"), "task 'topic': there is no nowhere/topics"),
+        (("finetuning.task.max_seq_len", "65"), r"row 'MLM & NSP', task 'topic': .*the encoder reads 64 tokens"),
+        (("finetuning.head.features", "concat_last_four"), r"row 'MLM & NSP', task 'topic': .*the encoder has 2"),
+        (("pretraining.mesh.data", "7"), r"row 'MLM & NSP': .*7"),
+        (("pretraining.data.path", ""), r"row 'MLM & NSP': --config\.pretraining\.data\.path=DIR"),
+        (("checkpoints.base", ""), r"row 'released' wants --config\.checkpoints\.base=CHECKPOINT"),
+        (("checkpoints.base", "nowhere"), "row 'released': .*nowhere"),
+        (("rows", "(3,)"), "rows: a tuple of dicts"),
+        (("finetuning.search.seeds", "(1, 1)"), r"search\.seeds: \[1, 1\] has one twice"),
+        (("finetuning.search.seeds", "('a',)"), r"search\.seeds: \['a'\] has to be of whole numbers"),
+        (("finetuning.search.seeds", "(-1,)"), r"task 'topic': seed has to be in .*, not -1"),
+        (("finetuning.search.learning_rates", "(None,)"), r"search\.learning_rates: \[None\] has to be of numbers"),
+    ],
+)
+def test_what_cannot_be_is_said_before_any_run(override: tuple[str, str], said: str, spec: str, overrides):
+    with pytest.raises(InputError, match=said):
+        load_study(spec, [*overrides, override])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"name": "LTR"', '"name": "MLM  nsp"', "rows: 'mlm_nsp' stands there twice"),
+        ('"paper": {"topic": 77.5}', '"paper": {"topics": 77.5}', "row 'LTR': paper: there is no column 'topics'"),
+        ('"pretraining": LTR, "paper"', '"pretrain": LTR, "paper"', "rows: 'LTR' has 'pretrain', which is none of"),
+        ('{"objective.lm"', '{"objective.lim"', "row 'LTR': .*did you mean objective.lm"),
+        ('"checkpoint": "base"', '"tasks": ["QNLI"]', "row 'released': tasks: there is no 'QNLI'; there are topic"),
+        ('"checkpoint": "base"', '"checkpoint": "tiny"', "row 'released': checkpoint is one of base, large"),
+        ('"name": "LTR"', '"name": 5', "rows: 5: name cannot be 5"),
+        ('"name": "LTR"', '"name": "+"', r"rows: '\+': a name has a letter or a digit"),
+        ('"paper": {"topic": 77.5}', '"paper": {"topic": None}', r"rows: 'LTR': paper cannot be \{'topic': None\}"),
+        ('"paper": {"topic": 77.5}', '"paper": None', "rows: 'LTR': paper cannot be None"),
+        ('{"name": "LTR", "pretraining": LTR', '{"name": "LTR", "pretraining": "LTR"', "'LTR': pretraining cannot be"),
+        ('{"head.bilstm": 8, "num_epochs": 2}', '["head.bilstm"]', r"rows: '\+ BiLSTM': finetuning cannot be"),
+        ('"name": "topic",', '"name": "topic", "columns": ("dev/f1",),', "tasks: 'topic': columns cannot be"),
+        ('"name": "topic",', '"name": "topic", "scale": "100",', "tasks: 'topic': scale cannot be '100'"),
+        ('"config": "finetune/text",', '"columns": {"topic": "x"},', "task 'topic' has no config"),
+    ],
+)  # fmt: skip
+def test_a_wrong_study_is_named(old: str, new: str, said: str, spec: str, overrides):
+    assert old in CONFIG
+    Path(spec).write_text(CONFIG.replace(old, new))
+    with pytest.raises(InputError, match=said):
+        load_study(spec, overrides)
+
+
+@pytest.mark.parametrize("name", ["studies/table9", "studies/_tasks"])
+def test_a_study_that_there_is_not_is_named_with_those_there_are(name: str):
+    with pytest.raises(InputError, match=f"no config named '{name}'.*studies/default, studies/table1, studies/table2"):
+        load_study(name)
+
+
+def test_names_of_any_script_have_folders_of_their_own(spec: str, overrides):
+    Path(spec).write_text(CONFIG.replace('"name": "MLM & NSP"', '"name": "기본 모델"').replace('"LTR",', '"작은",'))
+    assert [row.encoder for row in load_study(spec, overrides).rows[:2]] == ["기본_모델", "작은"]
+
+
+def test_scores_of_another_encoder_are_not_taken_for_those_of_this_one(
+    spec: str, overrides, tmp_path: Path, checkpoint: Path, monkeypatch
+):
+    found = {"metric": "accuracy", "learning_rate": 1e-2, "results": {"0": {"dev": {"accuracy": 0.5}}}}
+    monkeypatch.setattr(module, "pretrain", lambda config, workdir, **options: None)
+    monkeypatch.setattr(module, "search", lambda config, workdir, **options: found)
+    (tmp_path / "link").symlink_to(checkpoint)
+
+    def run(row: str, *more: tuple[str, str]):
+        study(load_study(spec, [*overrides, ("only_rows", f"('{row}',)"), *more]), str(tmp_path / "run"))
+
+    for row in ("LTR", "released"):
+        run(row)
+        run(row)
+    with pytest.raises(InputError, match=r"row 'LTR': .*/ltr was fine-tuned from another encoder .steps 4 -> 8"):
+        run("LTR", ("pretraining.total_steps", "8"))
+    with pytest.raises(InputError, match=r"row 'released': .*another encoder .encoder .*/link'"):
+        run("released", ("checkpoints.base", str(tmp_path / "link")))
+
+
+def test_the_table_has_what_is_pre_trained_and_the_papers_numbers_from_the_start(
+    spec: str, overrides, tmp_path: Path, monkeypatch
+):
+    line = json.dumps({"step": 4, "split": "eval", "mlm_loss": 0.0}) + "\n"
+
+    def fake_pretrain(config, workdir, **options):
+        Path(workdir).mkdir(parents=True)
+        (Path(workdir) / "metrics.jsonl").write_text(line)
+
+    monkeypatch.setattr(module, "pretrain", fake_pretrain)
+    monkeypatch.setattr(module, "search", lambda *args, **options: pytest.fail("stopped"))
+    with pytest.raises(pytest.fail.Exception):
+        study(load_study(spec, overrides), str(tmp_path / "run"))
+    first, second = (tmp_path / "run" / "table.md").read_text().splitlines()[4:6]
+    assert first == "| MLM & NSP | 1.00 | 3.99 |  | 80.0 |"
+    assert second == "| LTR |  |  |  | 77.5 |"  # the paper's, of rows to come
+
+
+def test_a_column_that_there_is_not_is_named(spec: str, overrides, tmp_path: Path, monkeypatch):
+    results = {0: {"dev": {"accuracy": 0.5}}}
+    monkeypatch.setattr(module, "search", lambda *args, **options: {"metric": "accuracy", "results": results})
+    Path(spec).write_text(CONFIG.replace('"name": "topic",', '"name": "topic", "columns": {"topic": "dev/mcc"},'))
+    plan = load_study(spec, [*overrides, ("only_rows", "('released',)")])
+    with pytest.raises(InputError, match=r"columns: .*'dev/mcc'.* dev/accuracy"):
+        study(plan, str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("file", "rest", "message"),
+    [
+        ("train.csv", None, r"task 'topic': .*train\.csv"),
+        ("dev.csv", "text,topic\nthe owl .,night\n", r"task 'topic': .*dev\.csv.*label"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_before_anything_is_trained(
+    spec: str, overrides, tmp_path: Path, monkeypatch, file: str, rest: str | None, message: str
+):
+    monkeypatch.setattr(module, "pretrain", lambda *args, **options: pytest.fail("trained"))
+    path = tmp_path / "topics" / file
+    path.unlink() if rest is None else path.write_text(rest)
+    with pytest.raises(InputError, match=message):
+        study(load_study(spec, overrides), str(tmp_path / "run"))
+
+
+def test_rows_and_tasks_can_be_left_out(spec: str, overrides):
+    plan = load_study(spec, [*overrides, ("only_rows", "('+ BiLSTM',)")])
+    assert [(row.name, row.encoder) for row in plan.rows] == [("+ BiLSTM", "ltr")]
+
+
+def test_differences_and_their_errors():
+    table = Table("T", "N", ["a", "b"], ["first", "second"])
+    table.cells = {
+        ("first", "a"): Cell([1.0, 3.0], "01"), ("second", "a"): Cell([5.0, 6.0, 7.0], "012"),
+        ("first", "b"): Cell([1.0], "0"), ("second", "b"): Cell([0.5], "0"),
+    }  # fmt: skip
+    table.paper = {"first": {"a": 84.4}, "second": {"a": 84.0}}
+    value, error = table.difference("second", "a") or (0, 0)
+    assert value == 4.0
+    assert error == pytest.approx((2 / 2 + 1 / 3) ** 0.5)  # of both means: variance over restarts
+    assert table.difference("second", "b") == (-0.5, None)
+    assert Table("", "", ["a"], ["first"]).difference("first", "a") is None
+    assert render(table).splitlines()[8:10] == [
+        "| first | 2.0 ± 1.4 | 84.4 | 1.0 |",
+        "| second | 6.0 ± 1.0 | 84.0 | 0.5 |",
+    ]
+    assert "| second | +4.0 ± 1.2 | -0.4 | -0.5 |" in render(table)
+
+
+def test_the_table_can_be_read():
+    table = Table("T", "", ["perplexity"], ["a | b", "c"], {("a | b", "perplexity"): Cell([3.994])})
+    table.cells["c", "perplexity"] = Cell([3.544])
+    assert "| a \\| b | 3.99 |" in render(table)
+    assert "| c | -0.45 |" in render(table)
+
+
+def test_names_in_the_figure_are_no_mathematics(tmp_path: Path):
+    row = r"from $\frac to $_2"  # which matplotlib cannot parse
+    table = Table(row, "", [row], [row], {(row, row): Cell([3.0, 4.0])})
+    write_table(table, epath.Path(tmp_path))
+    assert (tmp_path / "table.png").stat().st_size
+
+
+def test_a_figure_of_many_columns_has_several_lines(tmp_path: Path):
+    def size(columns: int) -> tuple[int, int]:
+        names = [f"column {number}" for number in range(columns)]
+        table = Table("T", "", names, ["row"], {("row", name): Cell([3.0, 4.0]) for name in names})
+        write_table(table, epath.Path(tmp_path))
+        return struct.unpack(">II", (tmp_path / "table.png").read_bytes()[16:24])
+
+    (of_five, one_line), (of_seven, two_lines), (of_eight, _) = size(5), size(7), size(8)
+    assert of_seven == of_eight < of_five  # four in a line
+    assert two_lines > 1.5 * one_line
+
+
+@pytest.fixture(scope="module")
+def deep_encoder(vocabulary: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As many layers and positions as the paper's tables read."""
+    folder = tmp_path_factory.mktemp("deep") / "encoder"
+    tokenizer = WordPieceTokenizer(vocabulary, lowercase=True)
+    model = BertConfig(
+        vocab_size=tokenizer.vocab_size, hidden_size=8, num_hidden_layers=4, num_attention_heads=2, intermediate_size=8,
+        max_position_embeddings=512,
+    )  # fmt: skip
+    parameters = jax.jit(lambda key: initialize(model, key)[1])(jax.random.key(0))
+    save_parameters(epath.Path(folder), parameters, bert_config=model, tokenizer=tokenizer, heads=HEADS)
+    return folder
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_each_table_of_the_paper_is_a_study(name: str, tmp_path: Path, dataset_dir: Path, deep_encoder: Path):
+    for folder in ("glue/MNLI", "glue/QQP", "glue/QNLI", "glue/SST-2", "glue/CoLA", "glue/STS-B", "glue/MRPC",
+                   "glue/RTE", "squad", "swag", "conll2003"):  # fmt: skip
+        (tmp_path / folder).mkdir(parents=True)
+    values = {
+        "task_data": tmp_path, "pretraining.data.path": dataset_dir, "checkpoints.base": deep_encoder,
+        "checkpoints.large": deep_encoder,
+    }  # fmt: skip
+    plan = load_study(f"studies/{name}", [(key, str(value)) for key, value in values.items()])
+    assert plan.title.startswith(f"Table {name[-1]}")
+    assert any(row.paper for row in plan.rows)
+    of_papers = {column for row in plan.rows for column in row.paper}
+    assert of_papers == set(plan.columns)
+
+
+@pytest.mark.parametrize(
+    ("row", "keys"),
+    [
+        ("no_nsp", {"objective.nsp": False, "objective.lm": "mlm"}),
+        ("ltr_no_nsp", {"objective.nsp": False, "objective.lm": "ltr"}),
+        ("L6_H768_A3", {"model.num_hidden_layers": 6, "model.num_attention_heads": 3, "model.intermediate_size": 3072}),
+        ("mask_0_20_80", {"objective.mask_token": 0.0, "objective.keep_token": 0.2, "objective.random_token": 0.8}),
+    ],
+)  # fmt: skip
+def test_ablations_are_configs(row: str, keys: dict):
+    config, base = (dict(flatten(load_config(name))) for name in (f"ablations:{row}", "bert_base"))
+    assert {key: config[key] for key in config if config[key] != base[key]} == {
+        key: value for key, value in keys.items() if base[key] != value
+    }  # fmt: skip
+    with pytest.raises(InputError, match="'nothing' is none of the rows: bert_base, no_nsp"):
+        load_config("ablations:nothing")

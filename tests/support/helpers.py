@@ -1,0 +1,148 @@
+"""A made-up language with a grammar that a small model can learn, and short cuts that several tests take."""
+
+import os
+import random
+import shlex
+import socket
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import child_processes
+
+from bert_jax.config import ConfigDict, load_config
+from bert_jax.data.dataset import DatasetInfo
+from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
+from bert_jax.text.tokenization import SPECIAL_TOKENS, WordPieceTokenizer
+
+REPOSITORY = Path(__file__).parents[2]
+
+TOPICS = {
+    "sea": ["ship", "wave", "storm", "sailor", "harbour", "island", "gull", "anchor"],
+    "wood": ["tree", "leaf", "fox", "path", "moss", "hunter", "cabin", "river"],
+    "town": ["street", "baker", "market", "clock", "tower", "child", "window", "lamp"],
+    "night": ["moon", "star", "owl", "shadow", "dream", "silence", "candle", "ghost"],
+}
+VERBS = ["sees", "follows", "finds", "leaves", "hears", "fears"]
+SMALL_WORDS = ["the", "a", "near", "and", "of", "old", "little", "dark", "."]
+
+
+QUICK_COMPILATION = "--xla_backend_optimization_level=0"
+if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):  # later ones do not know the flag
+    QUICK_COMPILATION += " --xla_cpu_use_fusion_emitters=false"  # a third of the time
+
+
+def make_vocabulary() -> list[str]:
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = [*SMALL_WORDS, *VERBS, *(word for topic in TOPICS.values() for word in topic)]
+    pieces = [*SPECIAL_TOKENS, *letters, *(f"##{letter}" for letter in letters), *words]
+    return list(dict.fromkeys(pieces))
+
+
+def make_corpus(documents: int, seed: int = 0, sentences: tuple[int, int] = (2, 20)) -> str:
+    """Documents of `sentences` sentences, each document on one topic; one sentence a line, a blank line between."""
+    rng = random.Random(seed)
+    result = []
+    for _ in range(documents):
+        words = TOPICS[rng.choice(list(TOPICS))]
+        lines = []
+        for _ in range(rng.randint(*sentences)):
+            first, second = rng.sample(words, 2)
+            middle = rng.choice(["", f" near the {rng.choice(words)}", f" and the little {rng.choice(words)}"])
+            lines.append(f"the {first} {rng.choice(VERBS)} {rng.choice(['the', 'a', 'the old'])} {second}{middle} .")
+        result.append("\n".join(lines))
+    return "\n\n".join(result) + "\n"
+
+
+def prepare_dataset(corpus: Path, vocabulary: Path, output: Path, workers: int = 1, **options: object) -> DatasetInfo:
+    chosen = {"seq_len": 64, "eval_fraction": 0.1, "sentences": "lines", **options}
+    return prepare(
+        [str(corpus)],
+        WordPieceTokenizer.from_file(str(vocabulary)),
+        str(output),
+        PrepareOptions(**chosen),  # type: ignore[arg-type]
+        workers=workers,
+    )
+
+
+def small_config(dataset: Path, **overrides: object) -> ConfigDict:
+    """A run of seconds; `overrides` have dots written as double underscores."""
+    chosen = {
+        "data__path": dataset, "model__hidden_size": 32, "model__num_attention_heads": 4,
+        "model__intermediate_size": 64, "model__max_position_embeddings": 64, "data__max_predictions": 10,
+        "total_steps": 8, "global_batch_size": 16, "log_every_steps": 1, "eval_every_steps": 4, "eval_batches": 2,
+        "checkpoint__every_steps": 4, "optimizer__warmup_steps": 2, "optimizer__learning_rate": 1e-2,
+        **overrides,
+    }  # fmt: skip
+    return load_config("bert_tiny", [(key.replace("__", "."), str(value)) for key, value in chosen.items()])
+
+
+def flags(config_overrides: dict[str, object]) -> list[str]:
+    return [f"--config.{key}={value}" for key, value in config_overrides.items()]
+
+
+def run_cli(
+    *arguments: object, timeout: float = 240, devices: int = 1, **environment: str
+) -> subprocess.CompletedProcess:
+    """`bert-jax ARGUMENTS` in a process of its own."""
+    return subprocess.run(
+        command(*arguments), env=child_environment(devices, **environment), capture_output=True, text=True,
+        timeout=timeout, check=False,
+    )  # fmt: skip
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "bert_jax.cli", *map(str, arguments)]
+
+
+def child_environment(devices: int = 1, **environment: str) -> dict[str, str]:
+    """For a process that runs JAX on `devices` simulated CPU devices and spends little time on compiling.
+
+    Tests run small programs once: compiling without optimization and remembering the result saves most of their time.
+    """
+    cache = REPOSITORY / ".pytest_cache" / "xla"
+    return {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {QUICK_COMPILATION}",
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        **environment,
+    }
+
+
+def free_address() -> str:
+    """HOST:PORT on this machine where nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def on_small_disk(
+    tmp_path: Path, kilobytes: int, *arguments: object, filled: bool = False
+) -> subprocess.CompletedProcess:
+    """Runs a command with `tmp_path/disk` on a disk of its own, and says what is on it afterwards."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = f"mount -t tmpfs -o size={kilobytes}k none {shlex.quote(str(disk))}"
+    if (
+        sys.platform != "linux"
+        or subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("a small disk cannot be mounted here")
+    fill = f"head -c {kilobytes << 10} /dev/zero > {shlex.quote(str(tmp_path / 'disk' / 'filling'))};" if filled else ""
+    words = shlex.join(command(*arguments))
+    list_files = f"find {shlex.quote(str(disk))} -type f"
+    script = f"{mount} && {{ {fill} {words}; status=$?; {list_files}; exit $status; }}"
+    return child_processes.run(["unshare", "-rm", "sh", "-c", script], env=child_environment(), timeout=120)
+
+
+def leaves(parameters: object) -> list[np.ndarray]:
+    """The arrays of a tree, on the host."""
+    import jax
+
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(parameters)]

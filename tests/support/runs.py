@@ -1,0 +1,72 @@
+"""Training runs in processes of their own, to be stopped, resumed and held against each other."""
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from support import child_processes, helpers
+
+from bert_jax.tracking.metrics import read_metrics
+from bert_jax.tracking.throughput import RATES
+from bert_jax.training.checkpointing.checkpoints import newest_step
+
+SETTINGS = {
+    "model.hidden_size": 32, "model.num_attention_heads": 2, "model.intermediate_size": 64,
+    "model.max_position_embeddings": 64, "data.max_predictions": 10, "model.hidden_dropout_prob": 0.1,
+    "total_steps": 120, "global_batch_size": 16, "log_every_steps": 10, "eval_every_steps": 40, "eval_batches": 2,
+    "checkpoint.every_steps": 24, "checkpoint.keep": 2, "optimizer.warmup_steps": 12,
+    "optimizer.learning_rate": 1e-2,
+}  # fmt: skip
+
+
+def train_command(dataset: Path, workdir: Path, **overrides: object) -> list[str]:
+    settings = {**SETTINGS, "data.path": dataset, **{key.replace("__", "."): v for key, v in overrides.items()}}
+    return helpers.command("pretrain", "--config=bert_tiny", f"--workdir={workdir}", *helpers.flags(settings))
+
+
+def train(dataset: Path, workdir: Path, **overrides: object) -> subprocess.CompletedProcess:
+    command = train_command(dataset, workdir, **overrides)
+    return subprocess.run(
+        command, env=helpers.child_environment(), capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+def train_until(
+    step: int, dataset: Path, workdir: Path, send: signal.Signals, **overrides: object
+) -> subprocess.CompletedProcess:
+    """Starts the run and sends it a signal once `step` is logged."""
+    process = child_processes.start(
+        train_command(dataset, workdir, **overrides), env=helpers.child_environment(), stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 200
+    while not any(row["step"] >= step for row in read_metrics(epath.Path(workdir))):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(send)
+    _, stderr = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(process.args, process.returncode, "", stderr)
+
+
+def rows_without_times(workdir: Path) -> list[dict]:
+    return [{k: v for k, v in row.items() if k not in RATES} for row in read_metrics(epath.Path(workdir))]
+
+
+def assert_same_run(workdir: Path, other: Path) -> None:
+    assert rows_without_times(workdir) == rows_without_times(other)
+    folders = [newest_step(epath.Path(path)) for path in (workdir, other)]
+    assert folders[0].name == folders[1].name
+    for item in ("parameters", "optimizer"):
+        with ocp.StandardCheckpointer() as checkpointer:
+            trees = [checkpointer.restore(folder / item) for folder in folders]
+        for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(trees[0]), jax.tree.leaves(trees[1]), strict=True):
+            assert np.array_equal(a, b), jax.tree_util.keystr(path)
+    positions = [(folder / "position" / "metadata").read_text() for folder in folders]
+    assert json.loads(positions[0]) == json.loads(positions[1])
+    assert json.loads(positions[0])["next_batch"] == int(folders[0].name)

@@ -1,0 +1,104 @@
+"""Models of random weights, as checkpoints and as Hugging Face folders, and ways to spoil a folder."""
+
+import json
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from bert_jax.errors import InputError
+from bert_jax.interop import huggingface
+from bert_jax.interop.importing import import_checkpoint
+from bert_jax.model import BertConfig, abstract_parameters
+from bert_jax.model.bert import HEADS, Parameters
+from bert_jax.text.tokenization import SPECIAL_TOKENS, WordPieceTokenizer
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint, save_parameters
+
+# Two layers, so that one may be taken for the other; three heads of 16, so that no two sizes are equal by chance.
+SIZES = {
+    "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 96,
+    "max_position_embeddings": 64, "initializer_range": 0.2,
+}  # fmt: skip
+
+
+def random_parameters(config: BertConfig, heads: Collection[str]) -> Parameters:
+    """Every parameter random, biases and LayerNorms too; the vocabulary's padding is zero."""
+    rng = np.random.default_rng(0)
+    _, shapes, _ = abstract_parameters(config, heads=heads)
+    parameters = jax.tree.map(lambda leaf: rng.normal(0, 0.2, leaf.shape).astype(np.float32), shapes)
+    parameters["embeddings"]["word"][config.vocab_size :] = 0
+    if "mlm_head" in heads:
+        parameters["mlm_head"]["output_bias"][config.vocab_size :] = 0
+    return parameters
+
+
+def write_checkpoint(
+    folder: Path, vocabulary: list[str], heads: Collection[str] = HEADS, **sizes: object
+) -> Checkpoint:
+    tokenizer = WordPieceTokenizer(vocabulary, lowercase=True)
+    config = BertConfig(**{"vocab_size": tokenizer.vocab_size, **SIZES, **sizes})  # type: ignore[arg-type]
+    save_parameters(
+        epath.Path(folder), random_parameters(config, heads), bert_config=config, tokenizer=tokenizer, heads=heads
+    )
+    return open_checkpoint(str(folder))
+
+
+def write_source(folder: Path, vocabulary: list[str], heads: Collection[str] = HEADS, **sizes: object) -> Path:
+    """A Hugging Face folder, without torch."""
+    checkpoint = write_checkpoint(folder.with_name(f"{folder.name}-checkpoint"), vocabulary, heads, **sizes)
+    huggingface.export(checkpoint, str(folder))
+    return folder
+
+
+def write_tokenizer(folder: Path, vocabulary: list[str], *, lowercase: bool = True) -> None:
+    """The files of a tokenizer as most folders have them, `vocab.txt` among them."""
+    ids = {piece: number for number, piece in enumerate(vocabulary)}
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"do_lower_case": lowercase, "tokenizer_class": "BertTokenizer"})
+    )
+
+
+def weights_of(folder: Path) -> dict[str, np.ndarray]:
+    return load_file(folder / "model.safetensors")
+
+
+def edit_weights(folder: Path, change: Callable[[dict[str, np.ndarray]], object]) -> None:
+    weights = weights_of(folder)
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def edit_json(path: Path, **values: object) -> None:
+    """Sets the keys; None deletes one."""
+    merged = {**(json.loads(path.read_text()) if path.exists() else {}), **values}
+    path.write_text(json.dumps({key: value for key, value in merged.items() if value is not None}))
+
+
+def assert_same_parameters(a: Parameters, b: Parameters) -> None:
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def assert_reads_as(folder: Path, source: Path) -> None:
+    found = import_checkpoint(str(folder), str(folder.with_name("imported")))
+    before = import_checkpoint(str(source), str(folder.with_name("before")))
+    assert found.heads == before.heads
+    assert_same_parameters(found.load_parameters(), before.load_parameters())
+
+
+def refused(folder: Path, *messages: str, **options) -> None:
+    with pytest.raises(InputError) as refusal:
+        import_checkpoint(str(folder), str(folder.with_name("output")), **options)
+    for message in messages:
+        assert message in str(refusal.value)
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # nothing, not even half of it

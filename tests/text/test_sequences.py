@@ -1,0 +1,40 @@
+"""What the encoder reads of one text or two."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from bert_jax.text.sequences import encode_sequence, truncate_pair
+from bert_jax.text.tokenization import WordPieceTokenizer
+
+
+def truncate_one_by_one(a: list[int], b: list[int], limit: int) -> tuple[list[int], list[int]]:
+    a, b = list(a), list(b)
+    while len(a) + len(b) > limit:
+        (a if len(a) > len(b) else b).pop()
+    return a, b
+
+
+def test_pairs_are_cut_as_the_reference_cuts_them():
+    rng = random.Random(0)
+    for _ in range(2_000):
+        a, b = ([rng.randrange(100) for _ in range(rng.randrange(30))] for _ in range(2))
+        limit = rng.randrange(1, 40)
+        assert truncate_pair(a, b, limit) == truncate_one_by_one(a, b, limit)
+
+
+@pytest.fixture
+def tokenizer(vocabulary_file: Path) -> WordPieceTokenizer:
+    return WordPieceTokenizer.from_file(str(vocabulary_file))
+
+
+def test_special_tokens_and_segments(tokenizer: WordPieceTokenizer):
+    cls, sep = tokenizer.cls_id, tokenizer.sep_id
+    one = encode_sequence(tokenizer, [7, 8, 9], None, 8)
+    assert (one.input_ids, one.first_length) == ((cls, 7, 8, 9, sep), 5)
+    two = encode_sequence(tokenizer, [7, 8, 9], [10, 11], 8)
+    assert (two.input_ids, two.first_length) == ((cls, 7, 8, 9, sep, 10, 11, sep), 5)
+    assert encode_sequence(tokenizer, [7, 8, 9], None, 4).input_ids == (cls, 7, 8, sep)
+    assert encode_sequence(tokenizer, [7, 8, 9], [10, 11], 7).input_ids == (cls, 7, 8, sep, 10, 11, sep)
+    assert encode_sequence(tokenizer, [], [], 7).input_ids == (cls, sep, sep)

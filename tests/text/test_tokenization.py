@@ -1,0 +1,189 @@
+import json
+import pickle
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from bert_jax.errors import InputError
+from bert_jax.text.tokenization import SPECIAL_TOKENS, WordPieceTokenizer
+
+PIECES = [
+    *SPECIAL_TOKENS,
+    *"[]!,.",
+    "un",
+    "##aff",
+    "##able",
+    "runn",
+    "##ing",
+    "cafe",
+    "café",
+    "Un",
+    "mask",
+    "sep",
+    "cls",
+]
+PIECES += ["中", "国", "a", "##a", "the"]
+
+
+@pytest.fixture
+def tokenizer() -> WordPieceTokenizer:
+    return WordPieceTokenizer(PIECES, lowercase=True)
+
+
+def pieces(tokenizer: WordPieceTokenizer, text: str) -> list[str]:
+    return [tokenizer.id_to_token(index) for index in tokenizer.encode_batch([text])[0]]
+
+
+def test_words_are_cut_as_bert_cuts_them(tokenizer):
+    assert pieces(tokenizer, "UNaffable, running!") == ["un", "##aff", "##able", ",", "runn", "##ing", "!"]
+    assert pieces(tokenizer, "Café\u0000 the\u00a0中国\ufffd\t") == ["cafe", "the", "中", "国"]
+    assert pieces(tokenizer, "unaffablex the") == ["[UNK]", "the"]
+    assert pieces(tokenizer, "") == []
+
+
+def test_a_word_of_200_characters_is_cut_and_one_of_201_is_unknown(tokenizer):
+    assert pieces(tokenizer, "a" * 200) == ["a", *["##a"] * 199]
+    assert pieces(tokenizer, "a" * 201) == ["[UNK]"]
+
+
+def test_a_cased_vocabulary_keeps_case_and_accents():
+    tokenizer = WordPieceTokenizer(PIECES, lowercase=False)
+    assert pieces(tokenizer, "Unaffable café UN") == ["Un", "##aff", "##able", "café", "[UNK]"]
+
+
+def test_special_tokens_in_plain_text_are_text(tokenizer):
+    assert pieces(tokenizer, "the [SEP] [MASK]") == ["the", "[", "sep", "]", "[", "mask", "]"]
+    tokenizer.encode_with_special_tokens("[MASK]")  # Which must not change how plain text is read.
+    assert pieces(tokenizer, "[CLS]") == ["[", "cls", "]"]
+
+
+def test_special_tokens_are_read_where_they_are_asked_for(tokenizer):
+    ids, types = tokenizer.encode_with_special_tokens("the [MASK].")
+    assert [tokenizer.id_to_token(index) for index in ids] == ["[CLS]", "the", "[MASK]", ".", "[SEP]"]
+    assert types == [0] * 5
+    ids, types = tokenizer.encode_with_special_tokens("the un", "running [MASK]")
+    assert tokenizer.decode(ids) == "[CLS] the un [SEP] running [MASK] [SEP]"
+    assert types == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_attributes(tokenizer):
+    assert (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id) == (
+        0,
+        1,
+        2,
+        3,
+        4,
+    )
+    assert tokenizer.vocab == tuple(PIECES)
+    assert tokenizer.vocab_size == len(PIECES)
+    assert tokenizer.continuation.dtype == np.bool_
+    assert [piece for piece, tail in zip(PIECES, tokenizer.continuation, strict=True) if tail] == [
+        "##aff",
+        "##able",
+        "##ing",
+        "##a",
+    ]
+    assert tokenizer.token_to_id("runn") == PIECES.index("runn")
+    assert tokenizer.token_to_id("nothing") == tokenizer.unk_id
+    with pytest.raises(IndexError):
+        tokenizer.id_to_token(-1)
+    with pytest.raises(IndexError):
+        tokenizer.decode([len(PIECES)])
+
+
+def test_the_hash_is_of_all_that_decides_the_ids(tokenizer):
+    assert tokenizer.sha256 == WordPieceTokenizer(list(PIECES), lowercase=True).sha256
+    others = [WordPieceTokenizer(PIECES, lowercase=False), WordPieceTokenizer([*PIECES[:-2], "the", "##a"], True)]
+    assert len({tokenizer.sha256, *(other.sha256 for other in others)}) == 3
+
+
+def test_it_survives_pickle_json_and_files(tokenizer, tmp_path):
+    tokenizer.save_vocabulary(str(tmp_path / "vocab.txt"))
+    copies = [
+        pickle.loads(pickle.dumps(tokenizer)),
+        WordPieceTokenizer.from_json(json.loads(json.dumps(tokenizer.to_json()))),
+        WordPieceTokenizer.from_file(str(tmp_path / "vocab.txt"), lowercase=True),
+    ]
+    for copy in copies:
+        assert copy.sha256 == tokenizer.sha256
+        assert pieces(copy, "Unaffable 中") == ["un", "##aff", "##able", "中"]
+    assert tokenizer.to_json()["kind"] == "wordpiece"
+    with pytest.raises(InputError, match="sentencepiece"):
+        WordPieceTokenizer.from_json({"kind": "sentencepiece"})
+
+
+def test_only_a_newline_ends_a_line_of_a_vocabulary(tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_bytes(("\ufeff" + "\r\n".join([*SPECIAL_TOKENS, "a\u2028b", "\x85", "c"]) + "\r\n").encode())
+    assert WordPieceTokenizer.from_file(str(path)).vocab == (*SPECIAL_TOKENS, "a\u2028b", "\x85", "c")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n[UNK]\n", r"vocab\.txt:7: '\[UNK\]' is on line 2 already"),
+        ("[PAD]\n[UNK]\n\n[CLS]\n[SEP]\n[MASK]\n", r"vocab\.txt:3: an empty line"),
+        ("[PAD]\n[UNK]\n[CLS]\na\n", r"vocab\.txt: the vocabulary has no \[SEP\] \[MASK\]"),
+        ("", r"vocab\.txt: the vocabulary is empty"),
+        (b"[PAD]\n[UNK]\n\xe9\n", r"vocab\.txt:3: not valid UTF-8"),
+    ],
+)
+def test_a_faulty_vocabulary_is_refused(tmp_path, content, message):
+    path = tmp_path / "vocab.txt"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match=message):
+        WordPieceTokenizer.from_file(str(path))
+
+
+def test_a_vocabulary_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"nothing\.txt: cannot be read"):
+        WordPieceTokenizer.from_file(str(tmp_path / "nothing.txt"))
+
+
+@pytest.mark.parametrize(
+    ("name", "lowercase", "text", "expected"),
+    [
+        ("uncased", True, "Tokenizing naïve Ünicode, isn't it?", "token ##izing naive unicode , isn ' t it ?"),
+        ("cased", False, "Tokenizing naïve text", "To ##ken ##izing na ##ï ##ve text"),
+    ],
+)
+def test_the_released_vocabularies(data_dir, name, lowercase, text, expected):
+    tokenizer = WordPieceTokenizer.from_file(str(data_dir / f"vocab/bert-base-{name}-vocab.txt"), lowercase)
+    assert (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id) == (
+        0,
+        100,
+        101,
+        102,
+        103,
+    )
+    assert pieces(tokenizer, text) == expected.split()
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_the_exported_files_are_the_tokenizer(tmp_path, lowercase):
+    tokenizer = WordPieceTokenizer(PIECES, lowercase)
+    tokenizer.save_huggingface(str(tmp_path / "new"), model_max_length=128)
+    config = json.loads((tmp_path / "new/tokenizer_config.json").read_text())
+    assert config["do_lower_case"] is lowercase
+    assert config["model_max_length"] == 128
+    assert config["mask_token"] == "[MASK]"
+    assert WordPieceTokenizer.from_file(str(tmp_path / "new/vocab.txt"), lowercase).sha256 == tokenizer.sha256
+    loaded = Tokenizer.from_file(str(tmp_path / "new/tokenizer.json"))
+    text = "Unaffable [MASK] " + "a" * 150
+    assert loaded.encode(text).ids == tokenizer.encode_with_special_tokens(text)[0]
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_transformers_gives_the_same_ids(tmp_path, lowercase):
+    transformers = pytest.importorskip("transformers")
+    tokenizer = WordPieceTokenizer(PIECES, lowercase)
+    tokenizer.save_huggingface(str(tmp_path), model_max_length=128)
+    loaded = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+    assert loaded.model_max_length == 128
+    assert len(loaded) == tokenizer.vocab_size
+    assert (loaded.pad_token_id, loaded.mask_token_id) == (tokenizer.pad_id, tokenizer.mask_id)
+    for text, pair in [("Unaffable, [MASK] café!", None), ("the 中国 " + "a" * 100, "Running un")]:
+        encoded = loaded(text, pair)
+        assert (encoded["input_ids"], encoded["token_type_ids"]) == tokenizer.encode_with_special_tokens(text, pair)
+    assert loaded.decode(tokenizer.encode_batch(["unaffable running"])[0]) == "unaffable running"

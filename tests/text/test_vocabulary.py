@@ -1,0 +1,98 @@
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+
+from bert_jax.errors import InputError
+from bert_jax.text.tokenization import SPECIAL_TOKENS, WordPieceTokenizer
+from bert_jax.text.vocabulary import count_words, train_wordpiece
+
+TEXT = ["low lower lowest, newer newest wider widest", "Low slow SLOW slowly", "the the the a a an", "ééé Été"] * 3
+
+HASH_OF_A_VOCABULARY = """
+import hashlib, random
+from bert_jax.data.vocabulary import train_wordpiece
+letters = random.Random(0)
+documents = [" ".join("".join(letters.choices("abcdefgh", k=5)) for _ in range(20)) for _ in range(200)]
+print(hashlib.sha256("\\n".join(train_wordpiece(documents, 400, True)).encode()).hexdigest())
+"""
+
+
+def test_special_tokens_come_first_then_the_alphabet_then_merges():
+    vocabulary = train_wordpiece(TEXT, 60, lowercase=True, character_coverage=1.0)
+    assert tuple(vocabulary[:5]) == SPECIAL_TOKENS
+    words = " ".join(TEXT).lower().replace("é", "e").replace(",", " ").split()
+    alphabet = sorted({",", *"".join(words)})
+    continuations = sorted({f"##{character}" for word in words for character in word[1:]})
+    assert vocabulary[5 : 5 + len(alphabet) + len(continuations)] == alphabet + continuations
+    merges = vocabulary[5 + len(alphabet) + len(continuations) :]
+    assert merges
+    assert all(len(piece.removeprefix("##")) > 1 for piece in merges)
+    assert len(set(vocabulary)) == len(vocabulary)
+    assert {"low", "the"} <= set(vocabulary)
+
+
+def test_words_are_counted_as_the_tokenizer_splits_them():
+    counts = count_words(["Été, ÉTÉ! 中国", "x" * 201, "été\u2028\n" * 30_000], lowercase=True)
+    assert counts == {"!": 1, ",": 1, "ete": 30_002, "中": 1, "国": 1}
+    assert count_words(["Été ÉTÉ"], lowercase=False) == {"Été": 1, "ÉTÉ": 1}
+
+
+def test_every_word_of_the_text_can_be_written():
+    vocabulary = train_wordpiece(TEXT, 80, lowercase=True, character_coverage=1.0)
+    tokenizer = WordPieceTokenizer(vocabulary, lowercase=True)
+    assert tokenizer.unk_id not in [index for ids in tokenizer.encode_batch(TEXT) for index in ids]
+
+
+def test_the_vocabulary_has_the_size_asked_for_unless_the_text_is_too_small(caplog):
+    letters = random.Random(1)
+    documents = [" ".join("".join(letters.choices("abcdé€§", k=6)) for _ in range(50)) for _ in range(100)]
+    assert len(train_wordpiece(documents, 600, lowercase=False)) == 600
+    documents += [f"q{chr(0x1200 + i)}" for i in range(300)]  # "q" is common, but no word with it is kept.
+    vocabulary = train_wordpiece(documents, 600, lowercase=False, character_coverage=0.985)
+    assert len(vocabulary) == 600
+    assert "q" not in vocabulary
+    assert not caplog.records
+    assert len(train_wordpiece(TEXT, 5000, lowercase=True)) < 100
+    assert "not the 5000 asked for" in caplog.text
+
+
+def test_rare_characters_stay_out_of_the_alphabet():
+    documents = ["plain words of plain text"] * 10_000 + ["a \U00010cc0b c\U00010cc0"]
+    assert not any("\U00010cc0" in piece for piece in train_wordpiece(documents, 100, True))
+    assert "\U00010cc0" in train_wordpiece(documents, 100, True, character_coverage=1.0)
+
+
+def test_rare_pairs_are_not_merged():
+    documents = ["aa aa aa", "bb bb"]
+    assert train_wordpiece(documents, 50, True, min_frequency=3, character_coverage=1.0)[-1] == "aa"
+    assert "bb" in train_wordpiece(documents, 50, True, min_frequency=2, character_coverage=1.0)
+
+
+def test_the_same_text_gives_the_same_vocabulary_in_any_process_with_any_threads():
+    hashes = {
+        subprocess.run(
+            [sys.executable, "-c", HASH_OF_A_VOCABULARY],
+            env={**os.environ, "RAYON_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": parallel},
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for threads, parallel in (("1", "true"), ("4", "true"), ("4", "false"))
+    }
+    assert len(hashes) == 1
+
+
+def test_the_order_of_the_documents_does_not_matter():
+    shuffled = random.Random(0).sample(TEXT, len(TEXT))
+    assert train_wordpiece(shuffled, 60, True) == train_wordpiece(iter(TEXT), 60, True)
+
+
+def test_an_empty_corpus_and_a_size_too_small_are_refused():
+    with pytest.raises(InputError, match="corpus is empty"):
+        train_wordpiece(["", " \n "], 100, True)
+    with pytest.raises(InputError, match=r"of 9 pieces is too small: this text needs at least 10 \(5 special"):
+        train_wordpiece(["abc"], 9, True)
+    assert train_wordpiece(["abc"], 10, True) == [*SPECIAL_TOKENS, "a", "b", "c", "##b", "##c"]

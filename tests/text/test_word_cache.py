@@ -1,0 +1,100 @@
+"""Remembered words give the ids that the tokenizer gives."""
+
+import gzip
+import json
+import pickle
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from bert_jax.text import word_cache as module
+from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.word_cache import WordCache, word_cache
+
+
+def assert_same(tokenizer, texts, cache=None):
+    cache = cache or WordCache(tokenizer)
+    for start in range(0, len(texts), 1000):
+        some = texts[start : start + 1000]
+        found = [np.frombuffer(ids, cache.dtype).tolist() for ids in cache.encode(some)]
+        assert found == tokenizer.encode_batch(some)
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_odd_texts(vocabulary, lowercase):
+    """Signs that some take for white space, and that none does; what depends on its neighbours; long words."""
+    tokenizer = WordPieceTokenizer([*dict.fromkeys([*vocabulary, *"σςabé.", "##σ", "##ς", "##a", "##b"])], lowercase)
+    odd = [
+        *" \t\r\x0b\x0c\x1c\x1f\x85\xa0\u2028\u2029\u3000\u200b\ufeff\x00'.,-",
+        "Σ",
+        "σ",
+        "á",
+        "\u0301",
+        "a",
+        "ab",
+        "中",
+    ]
+    rng = random.Random(0)
+    texts = ["".join(rng.choices(odd, k=rng.randint(0, 20))) for _ in range(5000)]
+    texts += ["", " ", "  ", "a" * 200, "a" * 201, f"{'a' * 201} a", "the [MASK] [SEP]", "ΑΣ Σ ΑΣ' ΑΣ. ΑΣ"]
+    assert_same(tokenizer, texts)
+
+
+@pytest.mark.parametrize("lowercase", [pytest.param(True, marks=pytest.mark.long), False])
+@pytest.mark.parametrize("every", [100, pytest.param(1, marks=pytest.mark.long)])
+def test_real_text(every, lowercase, data_dir):
+    """Every so many lines and documents; as a long test, all."""
+    tokenizer = WordPieceTokenizer.from_file(
+        str(data_dir / "vocab" / f"bert-base-{'un' if lowercase else ''}cased-vocab.txt"), lowercase
+    )
+    cache = WordCache(tokenizer)
+    files = sorted((data_dir / "corpus").rglob("*"))
+    read = 0
+    for path in files:
+        if path.suffix != ".gz":
+            continue
+        lines = gzip.decompress(path.read_bytes()).decode().split("\n")
+        if ".jsonl" in path.name:
+            lines = [json.loads(line)["text"] for line in lines if line]
+        some = [line for text in lines[::every] for line in text.split("\n")]
+        read += len(some)
+        assert_same(tokenizer, some, cache)
+    assert read > 5_000
+
+
+def test_words_are_forgotten_and_long_ones_not_kept(tokenizer, monkeypatch):
+    monkeypatch.setattr(module, "CAPACITY", 50)
+    cache = WordCache(tokenizer)
+    words = [f"the{number}" for number in range(300)]
+    for start in range(0, 300, 30):
+        assert_same(tokenizer, [" ".join(words[start : start + 30]), "x" * 100], cache)
+        assert len(cache._ids) <= 50 + 31
+        assert "x" * 100 not in cache._ids
+
+
+def test_one_for_a_process(tokenizer):
+    """Tasks bring a tokenizer each; the words are those of all."""
+    assert pickle.loads(pickle.dumps(tokenizer)) is pickle.loads(pickle.dumps(tokenizer))
+    assert word_cache(tokenizer) is word_cache(tokenizer)
+    other = WordPieceTokenizer(tokenizer.vocab, not tokenizer.lowercase)
+    assert pickle.loads(pickle.dumps(other)).lowercase is other.lowercase
+
+
+def test_threads(tokenizer, monkeypatch):
+    """Of a Beam worker: one begins the cache anew while another counts on what is in it."""
+    monkeypatch.setattr(module, "CAPACITY", 6)
+    texts = [f"the old ship {'x' * number}" for number in range(1, 41)]
+    expected = [WordCache(tokenizer).encode([text]) for text in texts]
+    cache = WordCache(tokenizer)
+
+    class Slow:
+        def encode_batch(self, words):
+            time.sleep(0.002)
+            return tokenizer.encode_batch(words)
+
+    monkeypatch.setattr(cache, "tokenizer", Slow())
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda text: cache.encode([text]), texts)) == expected

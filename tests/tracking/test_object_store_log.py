@@ -1,0 +1,156 @@
+"""Logs in a store, where nothing can be appended to."""
+
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from etils import epath
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from bert_jax.files import atomic
+from bert_jax.tracking import object_store_log
+from bert_jax.tracking.metrics import MetricsWriter, read_metrics
+
+WORKDIR = epath.Path("gs://bucket/run")
+
+
+def steps() -> list[int]:
+    return [row["step"] for row in read_metrics(WORKDIR)]
+
+
+def write(writer: MetricsWriter, *numbers: int, flush: bool = True) -> None:
+    for number in numbers:
+        writer.write(number, {"loss": 1.0 / number})
+        if flush:
+            writer.flush()
+
+
+@pytest.fixture
+def few(monkeypatch) -> None:
+    monkeypatch.setattr(object_store_log, "MERGED", 4)
+
+
+def test_rows_are_put_when_it_is_time_and_when_they_have_to_be(store, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(object_store_log, "time", SimpleNamespace(monotonic=lambda: now[0], time_ns=time.time_ns))
+    writer = MetricsWriter(WORKDIR, resume_step=0)
+    write(writer, 1, 2, flush=False)
+    assert steps() == []
+    now[0] = object_store_log.ROWS_SECONDS
+    write(writer, 3, flush=False)
+    assert steps() == [1, 2, 3]
+    write(writer, 4, flush=False)
+    writer.flush()
+    assert steps() == [1, 2, 3, 4]
+    write(writer, 5, flush=False)
+    writer.close()
+    assert read_metrics(WORKDIR)[-1] == {"step": 5, "loss": 0.2}
+    assert len(store.names("run/metrics/")) == 3
+
+
+def test_parts_are_merged_and_no_row_is_put_more_than_twice(few, store):
+    writer = MetricsWriter(WORKDIR, resume_step=0)
+    for number in range(1, 19):
+        write(writer, number)
+        assert steps() == list(range(1, number + 1))
+    assert len(store.names("run/metrics/")) == 4 + 2
+    assert store.count("POST", "metrics") == 18 + 4
+
+
+def test_a_kill_between_a_merge_and_its_deletions_doubles_nothing(few, store, monkeypatch):
+    writer = MetricsWriter(WORKDIR, resume_step=0)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(object_store_log.PartRows, "_delete", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write(writer, *range(1, 9))
+    assert len(store.names("run/metrics/")) == 5
+    assert steps() == [1, 2, 3, 4]
+    with monkeypatch.context() as patch:  # and once more in the start of the run that goes on
+        patch.setattr(object_store_log.PartRows, "_delete", killed)
+        with pytest.raises(KeyboardInterrupt):
+            MetricsWriter(WORKDIR, resume_step=3)
+    assert steps() == [1, 2, 3]
+    writer = MetricsWriter(WORKDIR, resume_step=3)
+    write(writer, 4, 5)
+    assert steps() == [1, 2, 3, 4, 5]
+    assert len(store.names("run/metrics/")) == 3
+
+
+def test_rows_past_the_step_that_is_gone_on_from_are_dropped(store):
+    writer = MetricsWriter(WORKDIR, resume_step=0)
+    write(writer, 1, 2, 3, flush=False)
+    writer.close()
+    writer = MetricsWriter(WORKDIR, resume_step=2)
+    assert steps() == [1, 2]
+    write(writer, 3, 4)
+    assert steps() == [1, 2, 3, 4]
+    MetricsWriter(WORKDIR, resume_step=0)
+    assert steps() == []
+
+
+def test_resume_keeps_the_rows_after_a_damaged_line_in_a_part(store):
+    writer = MetricsWriter(WORKDIR, resume_step=0)
+    write(writer, 1, 2, 3)
+    name = store.names("run/metrics/")[1]
+    store.put(name, b"\x00" + store.read(name)[1:])
+    assert steps() == [1, 3]
+    MetricsWriter(WORKDIR, resume_step=3)
+    assert steps() == [1, 3]
+    assert store.read("run/metrics.jsonl.damaged").startswith(b"\x00")
+
+
+def test_a_part_that_goes_while_it_is_read_is_found_in_what_took_its_place(few, store, monkeypatch):
+    writer = MetricsWriter(WORKDIR, resume_step=0)
+    write(writer, 1, 2, 3)
+    real, calls = atomic.read_whole, []
+
+    def reading(path):
+        if not calls:
+            calls.append(path)
+            write(writer, 4)  # which merges
+        return real(path)
+
+    monkeypatch.setattr(object_store_log.whole_files, "read_whole", reading)
+    assert steps() == [1, 2, 3, 4]
+
+
+def test_a_workdir_that_was_copied_keeps_its_rows(store, tmp_path: Path):
+    local = epath.Path(tmp_path)
+    writer = MetricsWriter(local, resume_step=0)
+    write(writer, 1, 2)
+    writer.close()
+    store.put("run/metrics.jsonl", (tmp_path / "metrics.jsonl").read_bytes())
+    assert steps() == [1, 2]
+    write(MetricsWriter(WORKDIR, resume_step=1), 2, 3)
+    assert steps() == [1, 2, 3]
+    (tmp_path / "back" / "metrics").mkdir(parents=True)
+    for name in store.names("run/metrics/"):
+        (tmp_path / "back" / name.removeprefix("run/")).write_bytes(store.read(name))
+    back = epath.Path(tmp_path / "back")
+    assert [row["step"] for row in read_metrics(back)] == [1, 2, 3]
+    MetricsWriter(back, resume_step=2).close()
+    lines = (tmp_path / "back" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2]
+
+
+def test_events_are_put_in_files_that_the_viewer_reads(store, tmp_path: Path):
+    writer = MetricsWriter(WORKDIR, resume_step=0)
+    write(writer, 1, 2)
+    write(writer, 3, flush=False)
+    writer.close()
+    writer = MetricsWriter(WORKDIR, resume_step=2)
+    write(writer, 3, 4)
+    writer.close()
+    names = store.names("run/tensorboard/")
+    assert len(names) == 5
+    for name in names:
+        (tmp_path / name.rpartition("/")[2]).write_bytes(store.read(name))
+    viewer = EventAccumulator(str(tmp_path))
+    viewer.Reload()
+    assert [event.step for event in viewer.Scalars("train/loss")] == [1, 2, 3, 4]

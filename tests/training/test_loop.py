@@ -1,0 +1,136 @@
+"""The loop over steps, with a step of its own that counts and a run that writes nothing."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.config import ConfigDict
+from bert_jax.errors import BertJaxError, Interrupted
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.tracking.profiling import StepTracer
+from bert_jax.tracking.running_means import RunningMeans
+from bert_jax.training import loop
+from bert_jax.training.train_step import STOP
+
+LIMIT = 10
+
+
+class FakeRun:
+    """A run of one device, whose state is the number of steps done. `saved` and `rows` are what the loop writes."""
+
+    def __init__(self, tracer: Any = None, unlogged: dict | None = None, start: int = 0, *, is_finite: bool = True):
+        self.saved: list[int] = []
+        self.unlogged: list[dict] = []
+        self.rows: list[dict] = []
+        self.received: Any = None
+        self.is_finite = is_finite
+        self.flags: list[int] = []
+        self.run = SimpleNamespace(
+            mesh=make_mesh(ConfigDict({"data": 1, "fsdp": 1, "tensor": 1}), jax.devices()[:1]),
+            stop=SimpleNamespace(received=None),
+            bar=SimpleNamespace(set_postfix_str=lambda text: None, update=lambda count: None),
+            checkpointer=SimpleNamespace(check=lambda: None, wait=lambda: None, unlogged=unlogged),
+            lease=None,
+            stalls=SimpleNamespace(beat=lambda step: None),
+            writer=SimpleNamespace(write=lambda step, row: self.rows.append({"step": step, **row})),
+            tracer=tracer or SimpleNamespace(begins=lambda step: False, ends=lambda step: False),
+            start=start,
+        )
+
+    def train_step(self, state, batch):
+        done = int(state) + 1
+        if STOP in batch:
+            self.flags.append(int(np.max(batch[STOP])))
+        if done == 10 and self.received:
+            self.run.stop.received = self.received  # the signal comes while step 10 runs
+        metrics = {
+            "loss": np.float32(done), "learning_rate": np.float32(done / 10),
+            "nonfinite_streak": np.int32(0 if self.is_finite else done),
+        }  # fmt: skip
+        return np.int32(done), metrics | ({STOP: batch[STOP].max()} if STOP in batch else {})
+
+    def go(self, stop: int = 100, evaluates_after=lambda step: False, log_every: int = 1_000, save_every: int = 1_000):
+        def save(step, state, unlogged):
+            self.saved.append(step)
+            self.unlogged.append(unlogged)
+
+        stretch = loop.Stretch(
+            self.run.start, stop, self.train_step, lambda step: {"input_ids": np.zeros((2, 4), np.int32)}, 2, 1,
+            SimpleNamespace(pause=lambda: None, finished=lambda *_: None, rates=lambda step: {}),
+            log_every, save_every, evaluates_after, LIMIT, lambda step: {}, lambda step, state: {}, save,
+        )  # fmt: skip
+        with jax.transfer_guard("allow"):
+            return loop.run_steps(self.run, stretch, np.int32(self.run.start))
+
+
+@pytest.mark.parametrize("when", ["between", "evaluated", "traced"])
+def test_run_that_gives_up_on_nonfinite_steps_has_saved_the_step_that_it_names(when: str, tmp_path, monkeypatch):
+    tracer = StepTracer(f"{LIMIT - 1}:{LIMIT}", tmp_path, records=False) if when == "traced" else None
+    fake = FakeRun(tracer, is_finite=False)
+    with pytest.raises(BertJaxError) as raised:
+        fake.go(evaluates_after=lambda step: when == "evaluated" and step == LIMIT)
+    (saved,) = fake.saved
+    assert f"step {saved}," in str(raised.value)
+    assert saved in (LIMIT, LIMIT + 1)
+
+
+def test_processes_that_record_no_trace_read_metrics_at_the_same_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: None)
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: None)
+    seen = []
+    for records in (True, False):
+        tracer = StepTracer("3:4", tmp_path, records=records)
+        moments = []
+        for step in range(1, 7):
+            if tracer.begins(step):
+                moments.append(("begins", step))
+                tracer.start()
+            if tracer.ends(step):
+                moments.append(("ends", step))
+                tracer.close()
+        seen.append(moments)
+    assert seen[0] == seen[1] == [("begins", 3), ("ends", 4)]
+
+
+def test_stop_signal_in_several_processes_is_saved_two_steps_later(monkeypatch):
+    monkeypatch.setattr(loop.jax, "process_count", lambda: 2)
+    fake = FakeRun()
+    fake.received = SimpleNamespace(name="SIGTERM")
+    with pytest.raises(Interrupted):
+        fake.go()
+    assert fake.flags[:11] == [0] * 10 + [1]  # the step after the signal tells the others
+    assert fake.saved == [12]
+
+
+def test_logged_metrics_are_means_over_the_steps_since_the_last_row():
+    fake = FakeRun()
+    fake.go(stop=10, log_every=4)
+    assert [(row["step"], row["loss"], row["steps_averaged"]) for row in fake.rows] == [
+        (4, 2.5, 4), (8, 6.5, 4), (10, 9.5, 2),
+    ]  # fmt: skip
+    assert [row["learning_rate"] for row in fake.rows] == pytest.approx([0.4, 0.8, 1.0])
+
+
+def test_resumed_run_logs_the_means_of_a_run_never_stopped():
+    whole, first = FakeRun(), FakeRun()
+    whole.go(stop=8, log_every=4)
+    first.go(stop=8, log_every=4, save_every=6)
+    assert first.saved == [6, 8]
+    second = FakeRun(unlogged=first.unlogged[0], start=6)
+    second.go(stop=8, log_every=4)
+    assert second.rows == whole.rows[-1:]
+
+
+def test_skipped_steps_are_left_out_of_the_means():
+    means = RunningMeans()
+    for loss, streak in [(1.0, 0), (float("nan"), 1), (3.0, 0)]:
+        means.add({"loss": loss, "nonfinite_streak": streak})
+    row = means.take()
+    assert (row["loss"], row["steps_averaged"]) == (2.0, 2)
+    means.add({"loss": float("nan"), "nonfinite_streak": 1})
+    row = means.take()
+    assert np.isnan(row["loss"])
+    assert row["steps_averaged"] == 0

@@ -1,0 +1,74 @@
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.training import objectives
+
+weighted_cross_entropy = jax.jit(objectives.weighted_cross_entropy)
+
+
+def test_cross_entropy_against_plain_numpy():
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((3, 5, 11)).astype(np.float32)
+    labels = rng.integers(0, 11, (3, 5))
+    weights = rng.integers(0, 2, (3, 5)).astype(np.float32)
+    loss, correct = weighted_cross_entropy(logits, labels, weights)
+    probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    expected = sum(-np.log(probabilities[i, j, labels[i, j]]) * weights[i, j] for i in range(3) for j in range(5))
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    assert correct == sum(weights[i, j] for i in range(3) for j in range(5) if logits[i, j].argmax() == labels[i, j])
+
+
+def test_the_first_of_equal_logits_is_what_is_predicted():
+    rng = np.random.default_rng(0)
+    logits = rng.integers(0, 3, (200, 4)).astype(np.float32)
+    logits[:5] = -np.inf
+    labels = rng.integers(0, 4, 200)
+    _, correct = weighted_cross_entropy(logits, labels, np.ones(200, np.float32))
+    assert correct == (logits.argmax(-1) == labels).sum()
+
+
+def test_a_weightless_target_counts_for_nothing_whatever_it_is():
+    logits = np.array([[1.0, 2.0, -np.inf], [0.0, 0.0, -np.inf]], np.float32)
+    loss, correct = weighted_cross_entropy(logits, np.array([1, 2]), np.array([1, 0], np.float32))
+    np.testing.assert_allclose(loss, np.log(1 + np.exp(-1.0)), rtol=1e-6)
+    assert correct == 1
+
+
+@jax.jit
+def means_of(sums, batch):
+    return objectives.divide(sums, objectives.denominators(batch))
+
+
+def test_a_batch_without_pairs_or_predictions_has_a_loss_of_zero():
+    batch = {"masked_weights": np.zeros((2, 3)), "next_sentence_weights": np.zeros((2, 1))}
+    sums = {name: np.zeros(()) for name in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")}
+    means = means_of(sums, batch)
+    assert all(value == 0 for value in means.values())
+
+
+def test_each_mean_is_over_its_own_count():
+    batch = {
+        "masked_ids": np.zeros((2, 3), np.int32), "masked_weights": np.array([[1, 1, 1], [1, 0, 0]], np.float32),
+        "next_sentence_labels": np.array([[1], [0]]), "next_sentence_weights": np.ones((2, 1), np.float32),
+    }  # fmt: skip
+    nsp_logits = np.array([[[0, 1]], [[1, 0]]], np.float32)
+    sums = jax.jit(objectives.pretraining_sums)(np.zeros((2, 3, 5), np.float32), nsp_logits, batch)
+    means = {name: float(value) for name, value in means_of(sums, batch).items()}
+    assert means["mlm_accuracy"] == means["nsp_accuracy"] == 1.0  # at a tie the first class is taken
+    assert abs(means["mlm_loss"] - 1.6094379) < 1e-5
+    assert abs(means["nsp_loss"] - 0.3132617) < 1e-5
+
+
+@pytest.mark.parametrize("nsp", [True, False])
+def test_a_head_that_is_not_trained_has_no_metrics(nsp: bool):
+    batch = {
+        "masked_ids": np.array([[1]]), "masked_weights": np.ones((1, 1)),
+        "next_sentence_labels": np.array([[0]]), "next_sentence_weights": np.ones((1, 1)),
+    }  # fmt: skip
+    objective = objectives.pretraining(nsp=nsp)
+    sums = jax.eval_shape(
+        lambda: objective.sums(lambda batch, keys: (np.zeros((1, 1, 3)), np.zeros((1, 1, 2))), batch, None)
+    )
+    wanted = {"mlm_loss", "mlm_accuracy"} | ({"nsp_loss", "nsp_accuracy"} if nsp else set())
+    assert set(sums) == set(objective.denominators(batch)) == wanted

@@ -1,0 +1,158 @@
+"""A whole run in a store, through the command line: killed, gone on with, and read by every command."""
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from etils import epath
+from support import child_processes, gcs, helpers
+
+from bert_jax.cli import main
+from bert_jax.errors import InputError
+from bert_jax.files import remote
+from bert_jax.tracking.metrics import read_metrics
+from bert_jax.tracking.throughput import RATES
+from bert_jax.training.checkpointing.checkpoints import newest_step, open_checkpoint
+
+DATA, RUN = "gs://bucket/data", "gs://bucket/run"
+SETTINGS = {
+    "model.hidden_size": 32, "model.num_attention_heads": 4, "model.intermediate_size": 64,
+    "model.max_position_embeddings": 64, "data.max_predictions": 10, "total_steps": 8, "global_batch_size": 16,
+    "log_every_steps": 1, "eval_every_steps": 4, "eval_batches": 2, "checkpoint.every_steps": 4,
+    "optimizer.warmup_steps": 2, "optimizer.learning_rate": 1e-2,
+}  # fmt: skip
+
+
+def pretrain(data: object, workdir: object, **overrides: object) -> list[str]:
+    flags = helpers.flags({**SETTINGS, "data.path": data, **overrides})
+    return ["pretrain", "--config=bert_tiny", f"--workdir={workdir}", *flags]
+
+
+def run(*arguments: object) -> None:
+    assert main([str(argument) for argument in arguments]) == 0
+
+
+def rows(workdir: object) -> list[dict]:
+    """What does not depend on how fast the machine was."""
+    found = read_metrics(epath.Path(workdir))
+    return [{name: value for name, value in row.items() if name not in RATES} for row in found]
+
+
+def put_folder(store: gcs.Emulator, folder: Path, name: str) -> None:
+    for path in folder.iterdir():
+        store.put(f"{name}/{path.name}", path.read_bytes())
+
+
+@pytest.mark.long
+def test_a_run_that_is_killed_while_it_saves_ends_as_one_on_a_disk(store, dataset_dir, tmp_path, capsys):
+    put_folder(store, dataset_dir, "data")
+    run(*pretrain(dataset_dir, tmp_path / "run"))
+
+    def kill(_: object, request: str) -> bool:
+        if not request.startswith("POST") or "checkpoints/8/commit_success" not in request:
+            return False
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        return True
+
+    store.faults.append(kill)
+    command = helpers.command(*pretrain(DATA, RUN))
+    process = child_processes.start(command, env=helpers.child_environment(8), stderr=subprocess.PIPE, text=True)
+    said = process.communicate(timeout=200)[1]
+    assert process.returncode == -signal.SIGKILL, said
+    store.faults.clear()
+
+    # What was being saved is not taken for a checkpoint, and all rows up to it are there.
+    assert any(name.startswith("run/checkpoints/8/") for name in store.names())
+    assert newest_step(epath.Path(RUN)).name == "4"
+    assert open_checkpoint(RUN).step == 4
+    with pytest.raises(InputError, match="no complete checkpoint"):
+        open_checkpoint(f"{RUN}/checkpoints/8")
+    assert rows(RUN) == rows(tmp_path / "run")
+
+    capsys.readouterr()
+    run(*pretrain(DATA, RUN))
+    assert "going on from step 4" in capsys.readouterr().err
+    assert rows(RUN) == rows(tmp_path / "run")
+    ends = [open_checkpoint(str(place)).load_parameters() for place in (RUN, tmp_path / "run")]
+    for ours, theirs in zip(*map(helpers.leaves, ends), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+    # Every command reads and writes there, and says what it says of the run on the disk.
+    said = {}
+    for place, data in ((RUN, DATA), (tmp_path / "run", dataset_dir)):
+        run("evaluate", "--checkpoint", place, "--data", data)
+        said[str(place)] = json.loads(capsys.readouterr().out)
+    assert said[RUN] == said[str(tmp_path / "run")]
+    run("export", "--checkpoint", RUN, "--output", "gs://bucket/hf")
+    run("export", "--checkpoint", tmp_path / "run", "--output", tmp_path / "hf")
+    for path in (tmp_path / "hf").iterdir():
+        assert store.read(f"hf/{path.name}") == path.read_bytes()
+    run("import", "--source", "gs://bucket/hf", "--output", "gs://bucket/imported")
+    imported = open_checkpoint("gs://bucket/imported")
+    for ours, theirs in zip(helpers.leaves(imported.load_parameters()), helpers.leaves(ends[0]), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    run("report", RUN, "--output", "gs://bucket/curves.png")
+    assert store.read("curves.png").startswith(b"\x89PNG")
+    assert main(["export", "--checkpoint", RUN, "--output", "gs://bucket/hf"]) == 2
+    assert "is taken" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_text_goes_in_and_features_come_out(store, dataset_dir, corpus_file, tmp_path, capsys):
+    store.put("corpus.txt", corpus_file.read_bytes())
+    run("vocab", "--input", "gs://bucket/corpus.txt", "--output", "gs://bucket/vocab.txt", "--size", "120")
+    made = ["--vocab", "gs://bucket/vocab.txt", "--output", DATA, "--seq_len", "64", "--sentences", "lines"]
+    run("prepare", "--input", "gs://bucket/*.txt", *made, "--workers", "2", "--bucket_tokens", "8192")
+    run("inspect", DATA)
+    overrides = {"total_steps": 4, "eval_every_steps": 0, "eval_batches": 0, "checkpoint.every_steps": 2}
+    run(*pretrain(DATA, RUN, **overrides))
+    capsys.readouterr()
+    run("fill-mask", "--checkpoint", RUN, "the [MASK] sees the ship .")
+    assert len(capsys.readouterr().out.splitlines()) == 6
+    lines = b"the ship sees the storm .\nthe fox ||| the cabin\n"
+    store.put("lines.txt", lines)
+    features = ["--layers", "-1", "--checkpoint", RUN, "--input", "gs://bucket/lines.txt"]
+    for name in ("features.npz", "features.jsonl"):
+        run("features", *features, "--output", f"gs://bucket/{name}")
+    (tmp_path / "features.npz").write_bytes(store.read("features.npz"))
+    arrays = np.load(tmp_path / "features.npz")
+    given = [json.loads(line) for line in store.read("features.jsonl").splitlines()]
+    assert [len(line["features"]) for line in given] == np.diff(arrays["offsets"]).tolist()
+
+
+@pytest.mark.long
+def test_an_outage_of_seconds_stops_no_run(store, dataset_dir):
+    """Each kind of request fails once: those of gcsfs, which tries again by itself, and those of TensorStore."""
+    put_folder(store, dataset_dir, "data")
+    for parts in (("GET", "ocdbt"), ("POST", "ocdbt"), ("POST", "metrics"), ("GET", "array_record", "alt=media")):
+        store.fail(*parts, status=503, times=1)
+    run(*pretrain(DATA, RUN, **{"total_steps": 4, "eval_batches": 0}))
+    assert newest_step(epath.Path(RUN)).name == "4"
+    assert [row["step"] for row in read_metrics(epath.Path(RUN))] == [1, 2, 3, 4]
+
+
+def test_a_store_that_checkpoints_cannot_be_written_to_is_refused(dataset_dir, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(remote._PACKAGES, "s3", "json")  # which is installed
+    monkeypatch.setattr(remote, "is_taken", lambda _: False)
+    for command in (
+        pretrain(dataset_dir, "s3://bucket/run"),
+        ["evaluate", "--checkpoint", "s3://bucket/run", "--data", str(dataset_dir)],
+        ["import", "--source", str(tmp_path), "--output", "s3://bucket/imported"],
+    ):
+        assert main(command) == 2
+        assert "workdirs and checkpoints are on a disk or on gs://" in capsys.readouterr().err
+
+
+def test_a_workdir_that_may_not_be_written_to_is_said_before_anything_is_done(store, dataset_dir, capsys):
+    put_folder(store, dataset_dir, "data")
+    store.fail("POST", "run/", status=403)
+    assert main(pretrain(DATA, RUN)) == 2
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("bert-jax "))
+    assert "access is denied" in line
+    assert "run/.write-check" in line
+    assert store.count("POST", "run/") == 1
+    assert not store.names("run/")
