@@ -59,8 +59,10 @@ PYTHON
   "$environment/bin/python" -m pip freeze --exclude-editable | sed 's/+cpu$//' > "constraints/$end.txt"
 }
 
+# Replaces what an earlier run has left in the folder, but for its environments and its compile cache.
 copy_to() {
   mkdir -p "$1"
+  find "$1" -mindepth 1 -maxdepth 1 ! -name '.venv-*' ! -name .pytest_cache -exec rm -rf {} +
   git ls-files -z --cached --others --exclude-standard | tar --create --null --files-from=- | tar --extract --directory="$1"
 }
 

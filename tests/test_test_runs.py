@@ -21,7 +21,7 @@ def run_pytest(folder: Path, text: str, *options: str) -> subprocess.CompletedPr
     (folder / "test_generated.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  long: minutes\n  slurm: a real Slurm\n")
     environment = {**os.environ, "PYTHONPATH": str(HERE), "PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    command = [sys.executable, "-m", "pytest", "-p", "child_processes", "-p", "skip_summary"]
+    command = [sys.executable, "-m", "pytest", "-p", "support.child_processes", "-p", "support.skip_summary"]
     command += ["-p", "pytest_timeout", "-p", "no:cacheprovider"]
     return child_processes.run([*command, *options, "test_generated.py"], cwd=folder, env=environment, timeout=60)
 
@@ -35,7 +35,8 @@ def is_running(pid: int) -> bool:
 
 LEAVES_PROCESSES = """
 import pathlib, subprocess, time
-import child_processes, pytest
+import pytest
+from support import child_processes
 
 SCRIPT = "setsid sleep 300 & echo $! >> pids; sleep 300 & echo $! >> pids; echo $$ >> pids; wait"
 

@@ -2,7 +2,7 @@
 
 An object store differs from a disk in what a writer may count on. Nothing is appended to, nothing is renamed in one go,
 and a folder is but a prefix of names; yet an object that is put whole is there whole or not at all, a promise that
-`whole_files.py` gives for both.
+`atomic.py` gives for both.
 
 Transient errors are tried again. The store's own library does so for each request, for half a minute (gcsfs: six times)
 or many times over (TensorStore, which reads and writes the arrays of checkpoints: 32 times). What it gives up on, or

@@ -1,27 +1,4 @@
-"""An encoder to fine-tune."""
+"""An encoder to fine-tune, on one device."""
 
-from pathlib import Path
-
-import jax
-import pytest
-from etils import epath
 from support.devices import all_devices, one_device  # noqa: F401
-
-from bert_jax.model import BertConfig, initialize
-from bert_jax.model.bert import HEADS
-from bert_jax.text.tokenization import WordPieceTokenizer
-from bert_jax.training.checkpointing.checkpoints import save_parameters
-
-
-@pytest.fixture(scope="session")
-def checkpoint(vocabulary: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An encoder with its initial values."""
-    folder = tmp_path_factory.mktemp("encoder") / "encoder"
-    tokenizer = WordPieceTokenizer(vocabulary, lowercase=True)
-    model = BertConfig(
-        vocab_size=tokenizer.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=64, max_position_embeddings=64, initializer_range=0.1,
-    )  # fmt: skip
-    parameters = jax.jit(lambda key: initialize(model, key)[1])(jax.random.key(0))
-    save_parameters(epath.Path(folder), parameters, bert_config=model, tokenizer=tokenizer, heads=HEADS)
-    return folder
+from support.encoders import checkpoint  # noqa: F401

@@ -207,7 +207,7 @@ def test_an_abort_for_another_reason_ends_by_its_signal():
     """And is held up, for a line about process 0 to come first where that is the reason."""
     script = """
 import os, socket
-from bert_jax.training.first_process import FirstProcessWatch
+from bert_jax.runtime.first_process import FirstProcessWatch
 server = socket.create_server(("127.0.0.1", 0))
 watch = FirstProcessWatch("127.0.0.1:%d" % server.getsockname()[1], lambda: 0.0, patience=30.0, advice="")
 os.abort()

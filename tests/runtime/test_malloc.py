@@ -8,7 +8,7 @@ from support import helpers
 
 PROGRAM = """
 import resource, sys
-from bert_jax.host_memory import keep_freed_memory
+from bert_jax.runtime.malloc import keep_freed_memory
 
 if sys.argv[1] == "keep":
     keep_freed_memory()

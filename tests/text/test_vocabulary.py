@@ -13,7 +13,7 @@ TEXT = ["low lower lowest, newer newest wider widest", "Low slow SLOW slowly", "
 
 HASH_OF_A_VOCABULARY = """
 import hashlib, random
-from bert_jax.data.vocabulary import train_wordpiece
+from bert_jax.text.vocabulary import train_wordpiece
 letters = random.Random(0)
 documents = [" ".join("".join(letters.choices("abcdefgh", k=5)) for _ in range(20)) for _ in range(200)]
 print(hashlib.sha256("\\n".join(train_wordpiece(documents, 400, True)).encode()).hexdigest())

@@ -192,21 +192,21 @@ def test_a_worker_fails(inputs, vocabulary_file, tmp_path, capsys, monkeypatch):
 
 
 def test_an_output_of_one_machine(inputs, vocabulary_file, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(beam.whole_files, "place", lambda source, target: None)
-    monkeypatch.setattr(beam.whole_files, "write_whole", lambda path, content: None)
+    monkeypatch.setattr(beam.atomic, "place", lambda source, target: None)
+    monkeypatch.setattr(beam.atomic, "write_whole", lambda path, content: None)
     arguments = command_line(inputs, vocabulary_file, tmp_path / "data", *ON_DIRECT)
     fails(capsys, arguments, 2, "--output is no folder that this machine and the workers of DirectRunner share")
 
 
 def test_one_shard_is_elsewhere(inputs, vocabulary_file, tmp_path, capsys, monkeypatch):
-    place, write_whole = beam.whole_files.place, beam.whole_files.write_whole
+    place, write_whole = beam.atomic.place, beam.atomic.write_whole
 
     def unless_of_eval(really, target, *arguments):
         if not target.name.startswith("eval"):
             really(*arguments)
 
-    monkeypatch.setattr(beam.whole_files, "place", lambda path, to: unless_of_eval(place, to, path, to))
-    monkeypatch.setattr(beam.whole_files, "write_whole", lambda to, what: unless_of_eval(write_whole, to, to, what))
+    monkeypatch.setattr(beam.atomic, "place", lambda path, to: unless_of_eval(place, to, path, to))
+    monkeypatch.setattr(beam.atomic, "write_whole", lambda to, what: unless_of_eval(write_whole, to, to, what))
     arguments = command_line(inputs, vocabulary_file, tmp_path / "data", *ON_DIRECT)
     fails(capsys, arguments, 2, "workers of DirectRunner share")
 

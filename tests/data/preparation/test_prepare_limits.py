@@ -41,9 +41,9 @@ def test_vocab_on_a_full_disk(tmp_path, corpus_file):
 
 MEASURE = """
 import resource, sys
-from bert_jax.data.prepare import PrepareOptions, prepare
-from bert_jax.data.tokenization import WordPieceTokenizer
-import bert_jax.data.runs as module
+from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
+from bert_jax.text.tokenization import WordPieceTokenizer
+import bert_jax.data.preparation.sorted_runs as module
 module.TOKENS_A_RUN = 1 << 15
 text, vocabulary, output = sys.argv[1:]
 prepare([text], WordPieceTokenizer.from_file(vocabulary), output,
