@@ -3,7 +3,8 @@
     python benchmarks/checkpoint_digests.py --config=bert_large --folder=/tmp/digests
 
 It prints, per round and as medians, the seconds and the seconds of CPU time of a save without digests, of a load
-without them, and of the digests that each of the two computes. The state is random numbers, of which little compresses.
+without them, and of the digests that each of the two computes. "read" sums every array, the least that a digest of all
+bits can cost. The state is random numbers, of which little compresses.
 Programs are compiled before the clock starts. An arbitrary config of pre-training may be named; `--share 0.25` keeps a
 quarter of its layers.
 """
@@ -73,10 +74,19 @@ def main() -> None:
         with ocp.StandardCheckpointer() as checkpointer:
             jax.block_until_ready(checkpointer.restore(folder, abstract))
 
-    rounds: dict[str, list[tuple[float, float]]] = {"save": [], "load": [], "digests": []}
+    @jax.jit
+    def read(array: jax.Array) -> jax.Array:
+        return array.sum()
+
+    def read_all() -> None:
+        jax.block_until_ready([read(leaf) for leaf in jax.tree.leaves(state)])
+
+    read_all()
+    rounds: dict[str, list[tuple[float, float]]] = {"save": [], "load": [], "digests": [], "read": []}
     for _ in range(options.rounds):
         shutil.rmtree(folder, ignore_errors=True)
-        for name, work in (("save", save), ("load", load), ("digests", lambda: array_digests(state))):
+        works = {"save": save, "load": load, "digests": lambda: array_digests(state), "read": read_all}
+        for name, work in works.items():
             rounds[name].append(measured(work))
     shutil.rmtree(folder, ignore_errors=True)
     medians = {
@@ -84,7 +94,7 @@ def main() -> None:
     }
     for name, (seconds, cpu) in medians.items():
         print(f"{name:8} {seconds:8.2f} s  {cpu:8.2f} s CPU   {[round(value, 2) for value, _ in rounds[name]]}")
-    for name in ("save", "load"):
+    for name in ("save", "load", "read"):
         wall, cpu = (100 * medians["digests"][at] / medians[name][at] for at in (0, 1))
         print(f"digests / {name}: {wall:.1f}% of the time, {cpu:.1f}% of the CPU time")
 
