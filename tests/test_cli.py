@@ -108,7 +108,7 @@ def test_export_and_report(journey: Path, tmp_path: Path, capsys: pytest.Capture
         "config.json", "model.safetensors", "vocab.txt", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
     assert cli.main(arguments) == 2
-    assert "is taken" in capsys.readouterr().err
+    assert "--output=" in capsys.readouterr().err
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text("mine")
     assert cli.main([*arguments[:-1], str(tmp_path / "mine")]) == 2

@@ -13,7 +13,7 @@ TEXT = ["low lower lowest, newer newest wider widest", "Low slow SLOW slowly", "
 
 HASH_OF_A_VOCABULARY = """
 import hashlib, random
-from bert_jax.data.vocabulary import train_wordpiece
+from bert_jax.text.vocabulary import train_wordpiece
 letters = random.Random(0)
 documents = [" ".join("".join(letters.choices("abcdefgh", k=5)) for _ in range(20)) for _ in range(200)]
 print(hashlib.sha256("\\n".join(train_wordpiece(documents, 400, True)).encode()).hexdigest())
@@ -56,7 +56,7 @@ def test_the_vocabulary_has_the_size_asked_for_unless_the_text_is_too_small(capl
     assert "q" not in vocabulary
     assert not caplog.records
     assert len(train_wordpiece(TEXT, 5000, lowercase=True)) < 100
-    assert "not the 5000 asked for" in caplog.text
+    assert "5000" in caplog.text
 
 
 def test_rare_characters_stay_out_of_the_alphabet():
@@ -91,8 +91,8 @@ def test_the_order_of_the_documents_does_not_matter():
 
 
 def test_an_empty_corpus_and_a_size_too_small_are_refused():
-    with pytest.raises(InputError, match="corpus is empty"):
+    with pytest.raises(InputError, match="--input: "):
         train_wordpiece(["", " \n "], 100, True)
-    with pytest.raises(InputError, match=r"of 9 pieces is too small: this text needs at least 10 \(5 special"):
+    with pytest.raises(InputError, match=r"--size=9: .*\b10 \(5\b"):
         train_wordpiece(["abc"], 9, True)
     assert train_wordpiece(["abc"], 10, True) == [*SPECIAL_TOKENS, "a", "b", "c", "##b", "##c"]

@@ -258,7 +258,7 @@ def test_order_follows_the_dataset(dataset):
 
 def test_no_training_instances(dataset, monkeypatch):
     monkeypatch.setattr(dataset, "block_sizes", lambda split: np.zeros(0, np.int64))
-    with pytest.raises(InputError, match="no training instances"):
+    with pytest.raises(InputError, match=f"{dataset.folder}: .*train"):
         make(dataset)
 
 
@@ -400,7 +400,7 @@ def test_prefetch_ends_when_closed():
 
 
 def within(seconds, call):
-    """What `call` returns, if it returns in time."""
+    """Returns the result of `call`, which must return in `seconds`."""
     result = []
     thread = threading.Thread(target=lambda: result.append(call()), daemon=True)
     thread.start()
