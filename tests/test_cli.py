@@ -140,7 +140,7 @@ def test_bad_corpora(vocabulary_file: Path, tmp_path: Path, capsys: pytest.Captu
     fails_with_one_line(prepare(tmp_path / "latin.txt"), capsys, "latin.txt:2", "UTF-8", "--errors replace")
     assert not (tmp_path / "data" / "dataset.json").exists()
     assert cli.main([str(word) for word in prepare(tmp_path / "latin.txt", "--errors", "replace")]) == 0
-    fails_with_one_line(prepare(tmp_path / "latin.txt", "--errors", "replace"), capsys, "already holds")
+    fails_with_one_line(prepare(tmp_path / "latin.txt", "--errors", "replace"), capsys, "dataset.json")
 
 
 def test_bad_vocabularies(corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -246,7 +246,7 @@ class PreparedDataset:
             raise InputError(f"{path}: not found; copy or prepare the dataset again")
         if size != shard.bytes:
             raise InputError(
-                f"{path}: truncated or changed: got {size:,} bytes, expected {shard.bytes:,} as in {INFO_FILE}; copy or "
+                f"{path}: truncated or changed: got {size:,} bytes, {INFO_FILE} has {shard.bytes:,}; copy or "
                 "prepare the dataset again"
             )
 

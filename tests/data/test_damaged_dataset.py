@@ -1,4 +1,4 @@
-"""Damage to a prepared dataset's files, and files that are another dataset's: what is noticed, and what is said."""
+"""Detection of damaged files of a prepared dataset and of files of another dataset."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def flip(path, position, bit=0):
 
 
 def edit(folder, change):
-    """Changes dataset.json as one who knows its format would: hash and checksum fit."""
+    """Changes dataset.json and updates its hash and checksum."""
     path = folder / INFO_FILE
     content = json.loads(path.read_text())
     change(content)
@@ -60,7 +60,7 @@ def edit(folder, change):
 
 
 def to_version_2(folder):
-    """Rewrites dataset.json as versions before digests of files did; returns the hash that they gave it."""
+    """Rewrites dataset.json as format version 2, without digests of files; returns its hash."""
     path = folder / INFO_FILE
     content = json.loads(path.read_text())
     del content["files"], content["checksum"]
@@ -73,7 +73,7 @@ def to_version_2(folder):
 
 
 def test_a_flipped_bit_in_any_file_is_noticed(several_shards, tmp_path):
-    """Shards' padding and headers of .npy files included; each file by its name."""
+    """Covers padding of shards and headers of .npy files; the error names the file."""
     rng = np.random.default_rng(0)
     for file in sorted(path.name for path in several_shards.iterdir()):
         size = (several_shards / file).stat().st_size
@@ -168,7 +168,7 @@ def test_a_dataset_of_version_2_loads_as_before(several_shards, copy):
 
 @pytest.mark.parametrize("name", ARRAYS)
 def test_a_damaged_header_of_version_2_is_named(copy, name):
-    """Half a tuple: numpy raises tokenize.TokenError."""
+    """numpy raises tokenize.TokenError for half a tuple."""
     to_version_2(copy)
     content = (copy / name).read_bytes()
     (copy / name).write_bytes(content.replace(b"(", b" ", 1))

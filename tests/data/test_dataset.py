@@ -226,7 +226,7 @@ def test_the_example_of_the_readme_opens_it_with_grain(dataset_dir, tmp_path, mo
 def test_lengths_of_another_split_are_refused(dataset_copy):
     path = dataset_copy / lengths_file("train")
     np.save(path, np.load(path)[:-1])
-    with pytest.raises(InputError, match=r"train-lengths\.npy: .*\(\d+,\).*\(\d+,\)"):
+    with pytest.raises(InputError, match=r"train-lengths\.npy: .*[0-9a-f]{32}.*[0-9a-f]{32}"):
         PreparedDataset(str(dataset_copy)).lengths("train")
 
 

@@ -1,4 +1,4 @@
-"""`bert-jax inspect`: its numbers against the dataset's own, and what a person sees."""
+"""`bert-jax inspect`: its numbers compared with the dataset, and its output."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Blocks of instances: their bytes, and the rows that are made of them."""
+"""Blocks of instances: binary format and layout of rows."""
 
 import numpy as np
 import pytest
@@ -81,7 +81,7 @@ def test_special_ids_in_a_segment_are_text():
 
 
 def test_bytes():
-    """A record's layout is what `FORMAT_VERSION` names."""
+    """Pins the binary layout of records to `FORMAT_VERSION`."""
     record = encode([([1, 2, 3], [258], True), ([4], None, False)], [0x0102030405060708, 9], token_dtype(300))
     headers = (
         "0807060504030201" + "0300" + "0100" + "0100" + "0000" + "0900000000000000" + "0100" + "0000" + "0200" + "0000"

@@ -1,4 +1,4 @@
-"""What looks like a special token is text in a corpus, and special where a model is asked to fill a mask."""
+"""Literal special tokens are ordinary text in a corpus, and special in the input of fill-mask."""
 
 import numpy as np
 import pytest

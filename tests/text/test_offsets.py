@@ -1,4 +1,4 @@
-"""Which characters a token stands for, against the plain tokenizer with every character's place carried along."""
+"""Character offsets of tokens, compared with the plain tokenizer that tracks every character's position."""
 
 import random
 import sys

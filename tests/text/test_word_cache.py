@@ -84,7 +84,7 @@ def test_one_for_a_process(tokenizer):
 
 
 def test_threads(tokenizer, monkeypatch):
-    """Of a Beam worker: one begins the cache anew while another counts on what is in it."""
+    """Threads of a Beam worker: one clears the cache while another reads it."""
     monkeypatch.setattr(module, "CAPACITY", 6)
     texts = [f"the old ship {'x' * number}" for number in range(1, 41)]
     expected = [WordCache(tokenizer).encode([text]) for text in texts]

@@ -154,7 +154,7 @@ def test_every_token_can_be_predicted():
 
 
 def actions(batch, original=500):
-    """Of tokens that all were `original`: how many are masked, the same and others, and the random ids."""
+    """Counts masked, kept and replaced tokens that all were `original`; returns the random ids, too."""
     row, slot = np.nonzero(batch["masked_weights"])
     now = batch["input_ids"][row, batch["masked_positions"][row, slot]]
     others = now[(now != MASK) & (now != original)]

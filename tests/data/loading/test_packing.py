@@ -1,4 +1,4 @@
-"""Packing: nothing is lost, little is padding, and a packed sequence costs what it costs alone."""
+"""Packing: keeps all sequences, needs little padding, and does not change a sequence's loss."""
 
 import functools
 from bisect import bisect_left
