@@ -1,4 +1,4 @@
-"""Files of a corpus that are text, and the errors for those that are not."""
+"""Format detection of corpus files, and the errors for files that are not text."""
 
 import bz2
 import gzip

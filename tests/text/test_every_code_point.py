@@ -22,18 +22,18 @@ from bert_jax.text.vocabulary import count_words
 
 EVERYTHING = [*range(0xD800), *range(0xE000, 0x110000)]  # but surrogates, which are no characters
 SCRIPTS = [p for p in EVERYTHING if p < 0x20000 or 0xE0000 <= p < 0xE1000]
-"""Where case can be, and what is ignorable to it: without ideographs, empty planes and those of private use."""
+"""Code points that may have case or be case-ignorable: no ideographs, empty planes or private-use planes."""
 
 ALWAYS_PUNCTUATION = {0x166D}
-"""CANADIAN SYLLABICS CHI SIGN: a symbol since Unicode 12, to the library punctuation."""
+"""CANADIAN SYLLABICS CHI SIGN: a symbol since Unicode 12; punctuation in the library."""
 CASED_PUNCTUATION = {0x111C9}
-"""SHARADA SANDHI MARK: an accent since Unicode 11, to the library punctuation. Uncased it is stripped before that."""
+"""SHARADA SANDHI MARK: an accent since Unicode 11; punctuation in the library, but stripped first if uncased."""
 OLD_ACCENTS = {point for point in (0x1734, 0x1171E) if unicodedata.category(chr(point)) == "Mc"}
 """HANUNOO SIGN PAMUDPOD: an accent until Unicode 13, and AHOM CONSONANT SIGN MEDIAL RA: until Unicode 15."""
 NOT_IGNORABLE = {0x1171E} - OLD_ACCENTS
-"""The latter where Python takes it for an accent still, which is ignored beside a sigma, and the library does not."""
+"""The latter, if this Python treats it as an accent, ignored beside a sigma, and the library does not."""
 NOT_DECOMPOSED = {0x11938}
-"""DIVES AKURU VOWEL SIGN O: with its decomposition new in Unicode 13."""
+"""DIVES AKURU VOWEL SIGN O: new in Unicode 13, with a decomposition."""
 UNCASED = ALWAYS_PUNCTUATION | OLD_ACCENTS | NOT_DECOMPOSED
 
 NAMED = UNCASED | CASED_PUNCTUATION | NOT_IGNORABLE

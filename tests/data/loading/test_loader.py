@@ -42,7 +42,7 @@ def tiny(tmp_path_factory, vocabulary_file):
 
 
 class Loader(TrainLoader):
-    """A loader of one dataset, which also says which instances its rows are."""
+    """Loader of one dataset that also returns the instances of its rows."""
 
     def __init__(
         self, dataset, *, seed=0, batch=16, masking=None, left_to_right=False, static_masks=0, max_sequences=1, **where
@@ -186,7 +186,7 @@ def test_static_masks_come_round_again(dataset, rounds):
 
 
 def test_more_or_fewer_processes_see_each_example_once(dataset):
-    """Two processes, then four, then one: together they go through the epoch as one would."""
+    """Two processes, then four, then one read the same epoch as a single process."""
     whole = make(dataset, batch=16)
     steps = whole.size // 16
     seen = []

@@ -11,7 +11,7 @@ FIRST = 5  # ordinary ids are [FIRST, VOCAB)
 
 
 def make_rows(rng, lengths, width):
-    """[CLS] A [SEP] B [SEP] rows of these lengths, padded to `width`, and what may be masked."""
+    """Returns [CLS] A [SEP] B [SEP] rows of these lengths, padded to `width`, and their maskable positions."""
     lengths = np.asarray(lengths)
     column = np.arange(width)
     ids = rng.integers(FIRST, VOCAB, (len(lengths), width)).astype(np.int32)
@@ -35,7 +35,7 @@ def some_keys(rows, seed=0, epoch=0):
 
 @pytest.fixture(scope="module")
 def many():
-    """More than 100,000 predictions: 6,000 rows of 128 tokens, all of the one ordinary token 500."""
+    """6,000 rows of 128 tokens, all of them the ordinary token 500: more than 100,000 predictions."""
     rng = np.random.default_rng(0)
     ids, maskable, lengths = make_rows(rng, np.full(6000, 128), 128)
     ids = np.where(maskable, 500, ids).astype(np.int32)
@@ -278,7 +278,7 @@ def test_invalid_options_are_refused(options, message):
 
 
 def assert_shares(counts, shares):
-    """Chi-square of counts against shares, six standard deviations."""
+    """Chi-square test of counts against shares, with a limit of six standard deviations."""
     expected = shares * (counts.sum() / shares.sum())
     chi_square = ((counts - expected) ** 2 / expected).sum()
     freedom = len(counts) - 1

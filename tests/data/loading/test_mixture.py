@@ -1,4 +1,4 @@
-"""Several datasets in one run: shares, epochs of each, and what may not be mixed."""
+"""Mixtures of datasets: shares, epochs of each dataset, and refused combinations."""
 
 import signal
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Preparing on Beam's own runner, in one process and in several: the same bytes as without Beam."""
+"""Preparation with Beam's DirectRunner, in one or several processes, writes the same bytes as without Beam."""
 
 import gzip
 import json
@@ -31,7 +31,7 @@ HYGIENE = {"drop_duplicates": True, "max_line_repeats": 3, "min_document_tokens"
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
-    """Text, compressed text and JSON lines, with documents that are there twice and a line that is in many."""
+    """Text, compressed text and JSON lines, with duplicate documents and a repeated line."""
     folder = tmp_path_factory.mktemp("inputs")
     documents = helpers.make_corpus(documents=240).strip().split("\n\n")
     (folder / "a.txt").write_text("\n\n".join(documents[:100]))
@@ -93,7 +93,7 @@ def test_same_bytes(inputs, tokenizer, tmp_path, options, monkeypatch):
 
 
 def test_an_empty_bucket(tokenizer, tmp_path):
-    """A shard is written for every range of hashes, also where no document falls in."""
+    """A shard is written for every range of hashes, even for one without documents."""
     (tmp_path / "a.txt").write_text("\n\n".join(f"{'the ship sees the wave . ' * 300} {'a' * n}" for n in range(1, 5)))
     options = {"bucket_tokens": 1024, "eval_fraction": 0.0}
     info = run([str(tmp_path / "a.txt")], tokenizer, tmp_path / "beam", **options, **DIRECT)
@@ -116,7 +116,7 @@ def test_several_processes(inputs, vocabulary_file, tmp_path):
 
 
 def test_tried_again(inputs, tokenizer, tmp_path, monkeypatch):
-    """A worker that dies when its work is done is followed by another that does it again."""
+    """A worker that dies after finishing its work is replaced by another that repeats it."""
     build, seen = beam._build, []
 
     def twice(*arguments):
@@ -131,7 +131,7 @@ def test_tried_again(inputs, tokenizer, tmp_path, monkeypatch):
 
 
 def test_what_others_left_is_no_matter(inputs, tokenizer, tmp_path):
-    """Shards of other options, and of a pipeline that outlived the command that began it."""
+    """Ignores shards of other options and of a pipeline that outlived its command."""
     folder = tmp_path / "beam"
     (folder / ".prepare" / "old").mkdir(parents=True)
     for name in ("train-00000-of-00009.array_record", "train-00000-of-00001.array_record", ".prepare/old/1.failed"):

@@ -171,7 +171,7 @@ def test_memory_is_bounded_by_the_document_and_not_by_the_file(write):
 
 
 def test_little_of_a_compressed_file_is_unpacked_at_a_time(write):
-    """8 kB that are 256 MB, in two frames: a feed of them all would be 256 MB in memory."""
+    """8 kB in two frames that decompress to 256 MB, all in memory if fed at once."""
     zeros = zstandard.ZstdCompressor().compress(bytes(128 << 20))
     path = write("zeros.txt.zst", zeros + zeros)
     tracemalloc.start()

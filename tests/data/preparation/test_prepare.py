@@ -18,7 +18,7 @@ def write(path, documents):
 
 
 def numbered(documents, first=0, sentences=4):
-    """Documents told apart by their tokens: a sentence is seven letters, five for the document and two for itself."""
+    """Returns documents with distinct tokens: a sentence is seven letters, five for the document and two of its own."""
     letters = str.maketrans("0123456789", "abcdefghij")
     return [
         [" ".join(f"{number:05d}{sentence:02d}".translate(letters)) for sentence in range(sentences)]
@@ -27,7 +27,7 @@ def numbered(documents, first=0, sentences=4):
 
 
 def segments(dataset, split):
-    """(A, B, is_random) of every instance, as text."""
+    """Returns (A, B, is_random) of every instance, as text."""
     size = dataset.size(split)
     if not size:
         return []
@@ -42,7 +42,7 @@ def segments(dataset, split):
 
 
 def documents_of(dataset, split):
-    """The names, of five letters, of the `numbered` documents in A and in real Bs."""
+    """Returns the names, of five letters, of the `numbered` documents in A and in real B segments."""
     found = set()
     for a, b, is_random in segments(dataset, split):
         for text in (a,) if is_random else (a, b):
@@ -110,7 +110,7 @@ def test_many_small_files_are_few_runs(whole, corpus_file, tokenizer, tmp_path, 
 
 
 def test_slices_do_not_matter_where_a_document_is_repeated(tokenizer, tmp_path):
-    """The two lowest hashes decide the smallest eval split: repeats of one must not hide the other."""
+    """The two lowest hashes determine the smallest eval split: duplicates of one must not hide the other."""
     documents = numbered(12)
     results = set()
     for name, order in (("spread", documents * 6), ("together", [d for d in documents for _ in range(6)])):

@@ -138,8 +138,8 @@ def test_files_truncated_by_a_power_loss_are_rebuilt(
     assert files(folder) == files(whole)
 
 
-def test_what_a_marker_declares_finished_is_on_the_disk_before_it(corpus_file, tokenizer, tmp_path, monkeypatch):
-    """Files that a marker names are synced, and its folder after it."""
+def test_files_are_synced_before_their_marker_is_written(corpus_file, tokenizer, tmp_path, monkeypatch):
+    """Files listed in a marker, and their folder, are synced before it is written."""
     synced, fsync, replace = set(), os.fsync, os.replace
     markers = []
 
@@ -152,9 +152,9 @@ def test_what_a_marker_declares_finished_is_on_the_disk_before_it(corpus_file, t
         target = Path(target)
         if target.name.endswith((".runs.json", ".shard.json")) or target.name == INFO_FILE:
             declared = ".npy" if target.name != INFO_FILE else (".npy", ".array_record", ".txt")
-            spoken_of = [path for path in target.parent.iterdir() if path.name.endswith(declared)]
-            assert spoken_of
-            for path in (*spoken_of, target.parent):
+            listed = [path for path in target.parent.iterdir() if path.name.endswith(declared)]
+            assert listed
+            for path in (*listed, target.parent):
                 assert path.stat().st_ino in synced, path
             markers.append(target.name)
 

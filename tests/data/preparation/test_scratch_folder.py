@@ -1,4 +1,4 @@
-"""Unfinished work in a folder that others may write to, too: nothing of theirs is followed, emptied or used."""
+"""Scratch folders in a world-writable folder: links and files of other users are not followed, truncated or used."""
 
 import os
 import tempfile
@@ -17,7 +17,7 @@ def start(corpus_file, tokenizer, output, **options):
 
 @pytest.fixture
 def work(corpus_file, tokenizer, tmp_path, monkeypatch):
-    """The name of the scratch folder, which is not there."""
+    """Returns the path of the scratch folder, which does not exist."""
     seen = []
 
     def stop(*arguments):

@@ -1,4 +1,4 @@
-"""Datasets of TFDS are written here by TFDS itself: without TensorFlow it can do so as ArrayRecord, not as TFRecord."""
+"""TFDS corpora, written in the tests by TFDS itself, as ArrayRecord: only TensorFlow can write TFRecord."""
 
 import json
 import logging
@@ -73,7 +73,7 @@ def environment(data_dir, monkeypatch):
 
 @pytest.fixture
 def copy(data_dir, tmp_path, monkeypatch):
-    """The files of a copy of the dataset, to be damaged."""
+    """Copies the dataset, for tests that damage its files."""
     shutil.copytree(data_dir, tmp_path / "copy")
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "copy"))
     return tmp_path / "copy" / "fables" / "20230601.en" / "1.2.3"
@@ -121,7 +121,7 @@ def test_slices_share_out_examples_and_bytes(data_dir):
 
 
 def test_workers_write_the_dataset_of_one_process_and_of_json_lines(tmp_path, vocabulary_file, monkeypatch):
-    """And TensorFlow is imported neither in the command nor in its workers: that would fail, and leave a mark."""
+    """Neither the command nor its workers import TensorFlow, which would fail and create a marker file."""
     (tmp_path / "path" / "tensorflow").mkdir(parents=True)
     (tmp_path / "path" / "tensorflow" / "__init__.py").write_text(
         f"open({str(tmp_path / 'mark')!r}, 'w').close()\nraise ImportError('no TensorFlow here')\n"
