@@ -42,9 +42,7 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 3
 _READABLE = (2, FORMAT_VERSION)
-_IDENTITY_VERSION = (
-    2  # hashed for every version, so that equal instances keep their hash and with it their order and masks
-)
+_IDENTITY_VERSION = 2  # hashed for every version: equal instances keep their hash, and so their order and masks
 _UNHASHED = ("hash", "files", "checksum")
 _FETCHES = 8  # shards that are downloaded or verified concurrently
 _LONG_SECONDS = 2.0  # of verification, beyond which it is logged
@@ -285,9 +283,7 @@ class PreparedDataset:
         """Reads and validates the array [size] of a .npy file."""
         path = self._files.open_path(name, self.info.expected(name))
         try:
-            array = np.load(
-                path, mmap_mode="r" if size else None
-            )  # a memory map cannot allocate more than the file holds
+            array = np.load(path, mmap_mode="r" if size else None)  # allocates no more than the file holds
         except Exception as error:  # a damaged header raises any class, such as tokenize.TokenError
             raise self._damaged(name, f"missing or damaged ({error!s:.200})") from error
         if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != (size,):

@@ -181,11 +181,9 @@ def prepare(
             raise InputError(f"--input={files[0]}{others}: the corpus contains no text; check its files")
         if not sum(bucket.shard.instances for bucket in splits["train"]):
             dropped = _dropped(splits)
-            counts_dropped = (
-                f" (dropped: {', '.join(f'{count} {rule}' for rule, count in dropped.items())})" if dropped else ""
-            )
+            drops = f" (dropped: {', '.join(f'{count} {rule}' for rule, count in dropped.items())})" if dropped else ""
             raise InputError(
-                f"--eval_fraction={options.eval_fraction}: the train split is empty{counts_dropped}; provide more "
+                f"--eval_fraction={options.eval_fraction}: the train split is empty{drops}; provide more "
                 "text, or use --eval_fraction 0"
             )
         counts = np.sum([bucket.token_counts for buckets in splits.values() for bucket in buckets], axis=0)
@@ -383,11 +381,9 @@ def _publish(
     for stale in _published(work):  # published by a killed run, which may have had other options
         (folder / stale).unlink(missing_ok=True)
     if not remote.is_remote(folder):
-        for partial_file in folder.glob("*.partial"):
-            if partial_file.name.startswith(
-                (INFO_FILE, VOCABULARY_FILE, TOKEN_COUNTS_FILE, *map(lengths_file, splits))
-            ):
-                partial_file.unlink()
+        for unfinished in folder.glob("*.partial"):
+            if unfinished.name.startswith((INFO_FILE, VOCABULARY_FILE, TOKEN_COUNTS_FILE, *map(lengths_file, splits))):
+                unfinished.unlink()
     atomic.write_whole(work / _PUBLISHED, json.dumps(sorted(shards)).encode())
     with ThreadPoolExecutor(16) as pool:  # threads, because copies of remote files wait for the network
         list(pool.map(lambda name: _move(shards[name], folder / name), shards))

@@ -103,9 +103,7 @@ def texts(path: str, start: int, end: int, errors: str) -> Iterator[tuple[int, s
     builder = _builder(source)
     raw = tfds.decode.DeserializeMethod.RAW_BYTES
     records = builder.as_data_source(source.split, deserialize_method=raw)
-    feature = tfds.features.FeaturesDict(
-        {source.feature: builder.info.features[source.feature]}
-    )  # decodes no other feature
+    feature = tfds.features.FeaturesDict({source.feature: builder.info.features[source.feature]})  # only this one
     for number in range(start, end):
         try:
             value = feature.deserialize_example_np(records[number])[source.feature]
