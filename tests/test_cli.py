@@ -108,7 +108,7 @@ def test_export_and_report(journey: Path, tmp_path: Path, capsys: pytest.Capture
         "config.json", "model.safetensors", "vocab.txt", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
     assert cli.main(arguments) == 2
-    assert "is taken" in capsys.readouterr().err
+    assert "--output=" in capsys.readouterr().err
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text("mine")
     assert cli.main([*arguments[:-1], str(tmp_path / "mine")]) == 2
@@ -140,7 +140,7 @@ def test_bad_corpora(vocabulary_file: Path, tmp_path: Path, capsys: pytest.Captu
     fails_with_one_line(prepare(tmp_path / "latin.txt"), capsys, "latin.txt:2", "UTF-8", "--errors replace")
     assert not (tmp_path / "data" / "dataset.json").exists()
     assert cli.main([str(word) for word in prepare(tmp_path / "latin.txt", "--errors", "replace")]) == 0
-    fails_with_one_line(prepare(tmp_path / "latin.txt", "--errors", "replace"), capsys, "already holds")
+    fails_with_one_line(prepare(tmp_path / "latin.txt", "--errors", "replace"), capsys, "dataset.json")
 
 
 def test_bad_vocabularies(corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture):

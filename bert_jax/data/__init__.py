@@ -1,4 +1,4 @@
-"""From raw text to batches: corpus readers, tokenization, prepared datasets, masking and loading.
+"""Training data: preparation of datasets from raw text, prepared datasets, and loading of masked batches.
 
-NumPy only: nothing here imports JAX, a model or the training loop.
+Batches are NumPy arrays. No module of this package imports JAX, a model or the training loop.
 """

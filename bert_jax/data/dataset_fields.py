@@ -1,4 +1,4 @@
-"""The fields of `dataset.json` and their types, checked before anything is made of them."""
+"""Validation of the fields of `dataset.json` and their types."""
 
 import re
 from typing import Any
@@ -6,17 +6,17 @@ from typing import Any
 SPLITS = ("train", "eval")
 _HEX = re.compile(r"[0-9a-f]+")
 _BARE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_MOST = 1 << 62  # of any count: sums of two stay in int64
+_MOST = 1 << 62  # maximum of any count, so that the sum of two fits in int64
 
 
 class FieldError(ValueError):
-    """A field that has another type or value than it must have."""
+    """A field with an invalid type or value."""
 
 
 def check_fields(content: dict[str, Any]) -> None:
-    """Raises FieldError, with the field, what was got and what was expected, for content that `prepare` never writes.
+    """Validates the fields; missing and unknown ones are left to the constructor of `DatasetInfo`.
 
-    Fields that are missing or unknown are left to whoever makes a `DatasetInfo` of the content.
+    Raises FieldError, with the field, the value and what is expected, for content that `prepare` never writes.
     """
     _need(content, "tokenizer", dict)
     for name, kind in (("kind", str), ("lowercase", bool), ("sha256", str)):
@@ -53,13 +53,13 @@ def _check_split(split: dict[str, Any], where: str) -> None:
         _check_name(_need(shard, "file", str, f"{at}."), f"{at}.file")
         _check_digest(shard, "digest", f"{at}.")
         size = _count(shard, "bytes", f"{at}.")
-        _count(shard, "instances", f"{at}.", most=size)  # an instance takes more than a byte
+        _count(shard, "instances", f"{at}.", most=size)  # an instance is larger than a byte
     if (total := sum(shard["instances"] for shard in split["shards"])) != split["instances"]:
         raise FieldError(f"{where}instances: got {split['instances']}, expected {total}, the sum of its shards")
 
 
 def _check_name(name: str, where: str) -> None:
-    """A file's name without any folder, so that nothing outside of the dataset's folder is opened."""
+    """Refuses a file name with a folder in it, so that no file outside of the dataset's folder is opened."""
     if not _BARE_NAME.fullmatch(name):
         raise FieldError(f"{where}: got {name!r:.80}, expected the bare name of a file in this folder")
 

@@ -1,12 +1,12 @@
-"""Digests of a dataset's files, and a memory of the files on this machine that were held against theirs.
+"""Digests of a dataset's files, and a cache of the local files already verified against them.
 
-Reading a shard whole takes as long as a disk and one core need, some 0.5 GB/s. So a file is verified when it is first
-opened and then remembered, by path, size, inode and times of change:
+Verification reads the whole file, at some 0.5 GB/s on one core. A file is therefore verified when it is first opened,
+and the result is cached by path, size, inode, mtime and ctime:
 
     $BERT_JAX_CACHE (or ~/.cache/bert_jax)/verified/HASH OF THE DATASET/KEY OF THE FILE'S STATE
 
-The folder may be deleted at any time: files are then verified once more. Where it cannot be written, they are verified
-by every process.
+The folder may be deleted at any time: files are then verified again. If it is not writable, every process verifies
+them.
 """
 
 import hashlib
@@ -27,12 +27,12 @@ _READ_BYTES = 1 << 20
 
 
 def new_digest() -> "hashlib.blake2b":
-    """The hash of all digests: blake2b of 16 bytes."""
+    """Returns the hash object of all digests: blake2b with 16 bytes."""
     return hashlib.blake2b(digest_size=16)
 
 
 def file_digest(path: Path) -> str:
-    """The digest, in hex, of a file's bytes."""
+    """Returns the digest, in hex, of a file's bytes."""
     found = new_digest()
     with open(path, "rb") as file:
         while block := file.read(_READ_BYTES):
@@ -41,7 +41,7 @@ def file_digest(path: Path) -> str:
 
 
 def records_digest(path: Path) -> str:
-    """The digest, in hex, of an ArrayRecord file's records, one after the other; what is wrong where it has none."""
+    """Returns the digest, in hex, of an ArrayRecord file's concatenated records; "none (PROBLEM)" if unreadable."""
     found = new_digest()
     try:
         reader = ArrayRecordReader(str(path), "readahead_buffer_size:0")
@@ -56,7 +56,7 @@ def records_digest(path: Path) -> str:
 
 
 def array_digest(array: np.ndarray) -> str:
-    """The digest, in hex, of the .npy file that `runs.save_array` writes of an array."""
+    """Returns the digest, in hex, of the .npy file that `sorted_runs.save_array` writes for an array."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
     found = new_digest()
@@ -67,29 +67,29 @@ def array_digest(array: np.ndarray) -> str:
 
 @dataclass(frozen=True)
 class Expected:
-    """The digest that a file must have: of its bytes, or of its records where it is a shard of format version 2."""
+    """Expected digest of a file: of its bytes, or of its records for a shard of format version 2."""
 
     digest: str
     of: Callable[[Path], str] = file_digest
 
     def mismatch(self, path: Path) -> str | None:
-        """Returns None for a file that has the digest, else a phrase that has both. Reads the file whole."""
+        """Returns None if the digest matches, else a message with both digests. Reads the whole file."""
         got = self.of(path)
-        return None if got == self.digest else f"its digest is {got}, expected {self.digest}"
+        return None if got == self.digest else f"got digest {got}, expected {self.digest}"
 
 
 class VerifiedFiles:
-    """The files that were held against their digests, remembered in `folder`."""
+    """Cache, in `folder`, of files already verified against their digests."""
 
     def __init__(self, folder: Path):
         self._folder = folder
 
     def mismatch(self, path: Path, expected: Expected) -> str | None:
-        """Returns as `Expected.mismatch`, but reads a file once.
+        """Returns the result of `Expected.mismatch`, but reads each file only once.
 
-        Raises OSError where it cannot be read.
+        Raises OSError if the file cannot be read.
         """
-        state = _state(path, expected)  # of before it is read
+        state = _state(path, expected)  # computed before the file is read
         with suppress(OSError):
             if (self._folder / state).exists():
                 return None
@@ -99,7 +99,7 @@ class VerifiedFiles:
         return None
 
     def remember(self, path: Path, expected: Expected) -> None:
-        """Takes a file for verified."""
+        """Marks a file as verified."""
         self._remember(_state(path, expected))
 
     def _remember(self, state: str) -> None:
@@ -109,7 +109,7 @@ class VerifiedFiles:
 
 
 def _state(path: Path, expected: Expected) -> str:
-    """A name for a file as it is now; ctime tells apart what a copy with preserved times does not."""
+    """Returns a key of the current state of a file; ctime detects copies with preserved mtime."""
     now = path.stat()
     state = (now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino, expected.digest, expected.of.__name__)
     return f"{key_from(os.path.abspath(path), *state):016x}"

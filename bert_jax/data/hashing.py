@@ -1,7 +1,7 @@
-"""Randomness without state: a counter-based hash, keys made from names, and a shuffle that needs no memory.
+"""Stateless random numbers: a counter-based hash, keys derived from names, and a shuffle in constant memory.
 
-Every draw the data path makes is a pure function of a key and a counter, so that a batch can be made at any
-time, by any process, in any order, and come out the same.
+Every draw in data loading is a pure function of a key and a counter. Batches are therefore deterministic: any process
+computes the same batch, in any order.
 """
 
 import hashlib
@@ -15,39 +15,40 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def mix(x: Any) -> Any:
-    """The finaliser of SplitMix64 (Steele et al. 2014): uint64 in, well mixed uint64 out, elementwise."""
+    """Finalizer of SplitMix64 (Steele et al. 2014), elementwise on uint64."""
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2
     return x ^ (x >> np.uint64(31))
 
 
 def random_bits(key: np.ndarray | np.uint64, counter: np.ndarray) -> np.ndarray:
-    """uint64 draws: element `counter` of the stream that `key` names. Both uint64, broadcast together."""
+    """Returns uint64 draws: element `counter` of the stream `key`. Both are uint64 and are broadcast together."""
     with np.errstate(over="ignore"):
         return mix(mix(key) + (counter + np.uint64(1)) * _GOLDEN)
 
 
 def key_from(*parts: object) -> int:
-    """A 64-bit key from any printable parts, e.g. `key_from(dataset_hash, seed, "shuffle", epoch)`."""
+    """Derives a 64-bit key from printable parts, e.g. `key_from(dataset_hash, seed, "shuffle", epoch)`."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def content_hash(text: str) -> int:
-    """A document's 64-bit identity: the hash of its text, the same on every machine and in every run."""
+    """Returns a 64-bit hash of a text, deterministic across machines and runs: the identity of a document."""
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
 def permute(index: np.ndarray, size: int, key: int) -> np.ndarray:
-    """Where position `index` of a shuffled range(size) points: one permutation of [0, size) for each key.
+    """Returns the elements at positions `index` of a shuffled range(size), one permutation of [0, size) for each key.
 
-    A balanced Feistel network over the next even number of bits, walked until it lands inside the range (Black and
-    Rogaway 2002), so that a shuffle of a billion instances takes no memory and any position can be asked for alone.
+    Applies a balanced Feistel network over the next even number of bits, repeatedly until the result is in the range
+    (cycle walking; Black and Rogaway 2002). A shuffle of a billion instances takes constant memory and any position can
+    be computed alone.
 
     Args:
       index: int64 positions in [0, size).
-      size: how many elements are shuffled, at most 2**62.
-      key: names the permutation.
+      size: the number of shuffled elements, at most 2**62.
+      key: selects the permutation.
     """
     half = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
     low = np.uint64((1 << int(half)) - 1)

@@ -1,4 +1,4 @@
-"""What is in a prepared dataset, for the eye: counts, lengths, padding, and some instances with masks drawn."""
+"""Report on a prepared dataset: counts, lengths, padding, and some masked instances."""
 
 from typing import Any
 
@@ -12,24 +12,25 @@ from bert_jax.data.unknown_tokens import unknown_share
 from bert_jax.errors import InputError
 from bert_jax.text.tokenization import SPECIAL_TOKENS
 
-MAX_SEQUENCES = 8  # a row, where packing is tried
+MAX_SEQUENCES = 8  # in a row, for the estimate of packing
 _PACKED_TOGETHER = 8192
 _BINS = 8
 _BAR = 40  # characters
 
 
 def inspect_dataset(path: str, *, samples: int = 3, seed: int = 0) -> dict[str, Any]:
-    """What `bert-jax inspect` shows, as one object.
+    """Returns the report of `bert-jax inspect` as one JSON object.
 
     Args:
       path: the dataset's folder.
-      samples: how many instances of the training split are decoded, drawn by `seed`, as is their mask.
+      samples: the number of training instances to decode; `seed` selects them and their masks.
+      seed: of samples and masks.
 
     Raises:
-      InputError: there is no such dataset, or it is damaged.
+      InputError: the dataset was not found or is damaged.
     """
     if samples < 0:
-        raise InputError(f"--samples is at least 0, not {samples}")
+        raise InputError(f"--samples={samples}: must be at least 0")
     dataset = PreparedDataset(path)
     info, counts = dataset.info, dataset.token_counts()
     special = [dataset.tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
@@ -53,8 +54,8 @@ def inspect_dataset(path: str, *, samples: int = 3, seed: int = 0) -> dict[str, 
 
 
 def _split(split: SplitInfo, lengths: np.ndarray, seq_len: int) -> dict[str, Any]:
-    some = lengths[:_PACKED_TOGETHER]
-    rows = sum(count for count, _ in pack_lengths(some, seq_len, MAX_SEQUENCES))
+    sample = lengths[:_PACKED_TOGETHER]
+    rows = sum(count for count, _ in pack_lengths(sample, seq_len, MAX_SEQUENCES))
     edges = np.unique(np.linspace(0, seq_len, _BINS + 1).astype(np.int64))
     histogram, _ = np.histogram(lengths, np.append(edges[:-1] + 1, seq_len + 1))
     return {
@@ -66,7 +67,7 @@ def _split(split: SplitInfo, lengths: np.ndarray, seq_len: int) -> dict[str, Any
         "random_next_share": split.random_next / split.instances,
         "mean_length": float(lengths.mean()),
         "padding_share": 1 - float(lengths.mean()) / seq_len,
-        "packed_padding_share": 1 - float(some.sum(dtype=np.int64)) / (rows * seq_len),
+        "packed_padding_share": 1 - float(sample.sum(dtype=np.int64)) / (rows * seq_len),
         "lengths": {
             f"{low + 1}-{high}": count
             for low, high, count in zip(edges[:-1].tolist(), edges[1:].tolist(), histogram.tolist(), strict=True)
@@ -92,8 +93,8 @@ def _samples(dataset: PreparedDataset, count: int, seed: int) -> list[dict[str, 
 
 
 def _text(dataset: PreparedDataset, row: dict[str, np.ndarray]) -> str:
-    """The pieces of a row; a predicted one as {what it was>what is shown}."""
-    was = dict(zip(row["masked_positions"].tolist(), row["masked_ids"].tolist(), strict=True))
+    """Decodes a row; a masked position is shown as {original>input}."""
+    originals = dict(zip(row["masked_positions"].tolist(), row["masked_ids"].tolist(), strict=True))
     predicted = {
         position for position, weight in zip(row["masked_positions"], row["masked_weights"], strict=True) if weight
     }
@@ -101,7 +102,7 @@ def _text(dataset: PreparedDataset, row: dict[str, np.ndarray]) -> str:
     for position, token in enumerate(row["input_ids"][: row["sequence_ids"].sum()].tolist()):
         piece = dataset.tokenizer.id_to_token(token)
         if position in predicted:
-            words.append(f"{{{dataset.tokenizer.id_to_token(was[position])}>{piece}}}")
+            words.append(f"{{{dataset.tokenizer.id_to_token(originals[position])}>{piece}}}")
         elif piece.startswith("##") and words and not words[-1].endswith("}"):
             words[-1] += piece.removeprefix("##")
         else:
@@ -110,7 +111,7 @@ def _text(dataset: PreparedDataset, row: dict[str, np.ndarray]) -> str:
 
 
 def render(report: dict[str, Any]) -> str:
-    """The report as lines for a terminal."""
+    """Formats the report as lines for a terminal."""
     case = "uncased" if report["lowercase"] else "cased"
     lines = [
         f"{report['path']}: sequences of {report['seq_len']} tokens, pairs {report['pairs']}, "
@@ -118,22 +119,24 @@ def render(report: dict[str, Any]) -> str:
         f"[UNK] {report['unk_rate']:.3%} of tokens; {report['unused_pieces']:,} pieces never occur",
     ]
     if dropped := {rule: count for rule, count in report["dropped"].items() if count}:
-        left_out = ", ".join(f"{count:,} {rule.replace('_', ' ')}" for rule, count in dropped.items())
-        lines.append(f"left out: {left_out}")
+        counts = ", ".join(f"{count:,} {rule.replace('_', ' ')}" for rule, count in dropped.items())
+        lines.append(f"dropped: {counts}")
     for name, split in report["splits"].items():
-        random_next = f", {split['random_next_share']:.1%} with a random B" if report["pairs"] == "nsp" else ""
+        random_next = (
+            f", {split['random_next_share']:.1%} with a random second segment" if report["pairs"] == "nsp" else ""
+        )
         shards = f"{split['shards']:,} shard{'' if split['shards'] == 1 else 's'}"
         lines += [
             "",
             f"{name}: {split['instances']:,} instances in {shards}{random_next}",
             f"  {split['documents']:,} documents, {split['sentences']:,} sentences, {split['tokens']:,} tokens",
-            f"  {split['mean_length']:.1f} tokens a sequence; padding {split['padding_share']:.1%}, "
+            f"  {split['mean_length']:.1f} tokens per sequence; padding {split['padding_share']:.1%}, "
             f"{split['packed_padding_share']:.1%} if packed",
         ]
-        most = max(split["lengths"].values())
+        highest = max(split["lengths"].values())
         width = max(map(len, split["lengths"]))
         for span, count in split["lengths"].items():
-            lines.append(f"  {span:>{width}}  {'#' * round(_BAR * count / most):<{_BAR}}  {count:,}")
+            lines.append(f"  {span:>{width}}  {'#' * round(_BAR * count / highest):<{_BAR}}  {count:,}")
     for sample in report["samples"]:
         b_is = f", B is {sample['b_is']}" if sample["b_is"] else ""
         lines += ["", f"{sample['tokens']} tokens, {sample['predictions']} predicted{b_is}", f"  {sample['text']}"]

@@ -1,13 +1,13 @@
-"""What a record holds: a block of unmasked instances, and how rows of a batch are made of them.
+"""Record format: a block of unmasked instances, and its conversion to the rows of a batch.
 
-Little-endian, one after the other:
+Little-endian fields in this order:
 
     count      uint32, then 4 bytes of zero
     headers    `count` times INSTANCE, 16 bytes each
-    tokens     A and then B of each instance, without special tokens: uint16, or uint32 where the vocabulary has more
-               than 65,536 pieces
+    tokens     A and then B of each instance, without special tokens: uint16, or uint32 for a vocabulary of more than
+               65,536 pieces
 
-A block, not an instance, is what is read at a time: a record costs some 10 microseconds however small it is.
+A record is a block of instances, not one instance, because each read costs some 10 microseconds regardless of size.
 """
 
 import struct
@@ -19,18 +19,18 @@ import numpy as np
 from bert_jax.text.tokenization import WordPieceTokenizer, token_dtype
 
 BLOCK = 512
-"""Instances in a block; the last of a shard may have fewer."""
+"""Instances in a block; the last block of a shard may have fewer."""
 
 INSTANCE = np.dtype([("id", "<u8"), ("len_a", "<u2"), ("len_b", "<u2"), ("flags", "<u2"), ("zero", "<u2")])
 RANDOM_NEXT = 1  # flag: B is a random continuation
-SINGLE = 2  # flag: there is no B, and no [SEP] after it
+SINGLE = 2  # flag: one segment, without B and its [SEP]
 
 _COUNT = struct.Struct("<II")
 
 
 @dataclass(frozen=True)
 class Instances:
-    """Instances side by side: `headers` [N] of INSTANCE, `tokens` of all, and `starts` int64 [N], where each begins."""
+    """N instances: `headers` [N] of INSTANCE, the concatenated `tokens`, and `starts` int64 [N], their offsets."""
 
     headers: np.ndarray
     tokens: np.ndarray
@@ -41,41 +41,43 @@ class Instances:
 
 
 def sequence_lengths(headers: np.ndarray) -> np.ndarray:
-    """int64 [N]: tokens in each sequence, special ones counted."""
+    """Returns int64 [N]: tokens in each sequence, special ones included."""
     special = np.where(headers["flags"] & SINGLE, 2, 3)
     return headers["len_a"].astype(np.int64) + headers["len_b"] + special
 
 
 def make_headers(ids: np.ndarray, len_a: np.ndarray, len_b: np.ndarray, flags: np.ndarray) -> np.ndarray:
-    """[N] of INSTANCE."""
+    """Returns an array [N] of INSTANCE."""
     headers = np.zeros(len(ids), INSTANCE)
     headers["id"], headers["len_a"], headers["len_b"], headers["flags"] = ids, len_a, len_b, flags
     return headers
 
 
 def encode_block(headers: np.ndarray, segments: Sequence[bytes | memoryview]) -> bytes:
-    """A record of at most BLOCK instances; `segments` are the tokens of A and B, instance after instance."""
+    """Encodes a record of at most BLOCK instances; `segments` are the tokens of A and B of each instance in order."""
     return b"".join((_COUNT.pack(len(headers), 0), headers.tobytes(), *segments))
 
 
 def decode_block(record: bytes, vocab_size: int) -> Instances:
-    """The instances of a record, as views of it. ValueError where it is not a block."""
+    """Decodes a record to instances, as views of it. Raises ValueError for an invalid block."""
     dtype = token_dtype(vocab_size)
     if len(record) < _COUNT.size:
-        raise ValueError("a record that is no block of instances")
+        raise ValueError(f"invalid block: got {len(record)} bytes, expected at least {_COUNT.size}")
     count, zero = _COUNT.unpack_from(record)
     begin = _COUNT.size + count * INSTANCE.itemsize
     if zero or len(record) < begin or (len(record) - begin) % dtype.itemsize:
-        raise ValueError("a record that is no block of instances")
+        raise ValueError(f"invalid block: got {len(record)} bytes for {count} instances, reserved field {zero}")
     headers = np.frombuffer(record, INSTANCE, count, _COUNT.size)
     instances = join([Instances(headers, np.frombuffer(record, dtype, offset=begin), np.zeros(0, np.int64))])
     if len(instances.tokens) != headers["len_a"].sum(dtype=np.int64) + headers["len_b"].sum(dtype=np.int64):
-        raise ValueError("a block with more or fewer tokens than its instances have")
+        raise ValueError(
+            f"invalid block: got {len(instances.tokens)} tokens, expected the sum of its instances' lengths"
+        )
     return instances
 
 
 def join(parts: Sequence[Instances]) -> Instances:
-    """All instances of one part or more, in order."""
+    """Concatenates the instances of one or more parts."""
     headers, tokens = parts[0].headers, parts[0].tokens
     if len(parts) > 1:
         headers = np.concatenate([part.headers for part in parts])
@@ -87,7 +89,7 @@ def join(parts: Sequence[Instances]) -> Instances:
 def lay_out(
     instances: Instances, which: np.ndarray, seq_len: int, tokenizer: WordPieceTokenizer
 ) -> dict[str, np.ndarray]:
-    """The instances `which` [B] as [CLS] A [SEP] B [SEP] and padding, with no loop over them.
+    """Lays out the instances `which` [B] as [CLS] A [SEP] B [SEP] and padding, vectorized over instances.
 
     Returns:
       `instance_ids` uint64 [B]; `input_ids`, `token_type_ids`, `positions`, `sequence_ids` int32 [B, L] (sequence 0 is
@@ -105,7 +107,7 @@ def lay_out(
     is_sep = (column == first_sep) | (column == last_sep)
     maskable = real & ~is_sep
     maskable[:, 0] = False
-    # Of what is not maskable the source may be anything in bounds: it is written over.
+    # Sources of special tokens and padding are clipped to be in bounds; their values are overwritten below.
     source = instances.starts[which, None] + (column - 1 - after_a)
     input_ids = instances.tokens.take(source, mode="clip").astype(np.int32)
     np.copyto(input_ids, np.int32(tokenizer.sep_id), where=is_sep)

@@ -1,4 +1,4 @@
-"""Open readers of shards: a bounded number of them, whatever the number of shards, datasets and threads."""
+"""Cache of open shard readers, bounded for any number of shards, datasets and threads."""
 
 import threading
 from collections import OrderedDict
@@ -8,11 +8,11 @@ from pathlib import Path
 from array_record.python.array_record_module import ArrayRecordReader
 
 MAX_OPEN = 256
-"""A reader holds a file open, and a process may open 1,024 by default."""
+"""Maximum number of open readers. Each holds a file open; the default limit of a process is 1,024."""
 
 
 class ShardReaders:
-    """Readers by key, of which the least recently used are closed. Threads may share it."""
+    """Thread-safe LRU cache of readers by key; the least recently used ones are closed."""
 
     def __init__(self, max_open: int = MAX_OPEN):
         self._max_open = max_open
@@ -20,9 +20,9 @@ class ShardReaders:
         self._lock = threading.Lock()
 
     def open(self, key: Hashable, path: Path) -> ArrayRecordReader:
-        """Returns the reader of a shard; one that is dropped here closes its file when its last user lets go of it.
+        """Returns the reader of a shard. An evicted reader closes its file when its last user releases it.
 
-        Raises RuntimeError or ValueError where the file cannot be opened.
+        Raises RuntimeError or ValueError if the file cannot be opened.
         """
         with self._lock:
             reader = self._readers.pop(key, None)
@@ -35,4 +35,4 @@ class ShardReaders:
 
 
 READERS = ShardReaders()
-"""Those of this process: the limit is the process's."""
+"""Readers of this process: the limit of open files is per process."""

@@ -1,4 +1,4 @@
-"""The share of [UNK] among a corpus's tokens: what it says of a vocabulary, and when it is too much."""
+"""Share of [UNK] among a corpus's tokens, with warnings and limits that detect an unsuitable vocabulary."""
 
 import logging
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ log = logging.getLogger(__name__)
 
 WARN_SHARE = 0.02
 MAX_SHARE = 0.2
-"""The default of `--allow_unk`. Released vocabularies have below 0.005 on the text they were made for."""
+"""Default of `--allow_unk`. Released vocabularies have shares below 0.005 on text that they were trained for."""
 
 _SAMPLED_RUNS = 64
-_SAMPLED_TOKENS = 1 << 20  # of each
+_SAMPLED_TOKENS = 1 << 20  # per run
 
 
 def unknown_share(token_counts: np.ndarray, unk_id: int) -> float:
@@ -25,7 +25,7 @@ def unknown_share(token_counts: np.ndarray, unk_id: int) -> float:
 
 
 def sampled_share(runs: Sequence[Run], unk_id: int) -> float:
-    """Returns the share of [UNK] in a sample of tokenized documents, which runs hold in random order."""
+    """Returns the share of [UNK] in a sample of tokenized documents; their order in runs is random."""
     unknown = tokens = 0
     for run in runs[:: -(-len(runs) // _SAMPLED_RUNS)]:
         sample = run.part("tokens", 0, min(run.tokens, _SAMPLED_TOKENS))
@@ -34,30 +34,30 @@ def sampled_share(runs: Sequence[Run], unk_id: int) -> float:
 
 
 def check_limit(limit: float) -> None:
-    """Refuses an `--allow_unk` that is no share."""
+    """Raises InputError for an invalid `--allow_unk`."""
     if not 0 <= limit <= 1:
-        raise InputError(f"--allow_unk is a share from 0 to 1, not {limit}; the default is {MAX_SHARE}")
+        raise InputError(f"--allow_unk={limit}: must be a share from 0 to 1; the default is {MAX_SHARE}")
 
 
 def check_share(share: float, limit: float, tokenizer: WordPieceTokenizer) -> None:
-    """Refuses text of which more than the share `limit` is [UNK].
+    """Checks that the share of [UNK] is at most `limit`.
 
     Raises:
-      InputError: with the share, and an `--allow_unk` that would take it.
+      InputError: with the share, and a value of `--allow_unk` that would accept it.
     """
     if share > limit:
         raise InputError(
-            f"{share:.1%} of the tokens are [UNK], more than --allow_unk {limit:g}: the vocabulary "
-            f"({_case(tokenizer)}) does not fit the text; give the --vocab that was made from such text, with --cased "
-            f"if it is cased, or --allow_unk {min(1.0, int(share * 20 + 1) / 20):g}"
+            f"--allow_unk={limit:g}: {share:.1%} of the tokens are [UNK], so that the vocabulary "
+            f"({_case(tokenizer)}) does not match the text; pass a --vocab trained on such text, with --cased if it is "
+            f"cased, or --allow_unk={min(1.0, int(share * 20 + 1) / 20):g}"
         )
 
 
 def warn_of_share(share: float, tokenizer: WordPieceTokenizer, *, above: float, where: str) -> None:
-    """Logs a warning where more than the share `above` of the tokens of `where` is [UNK]."""
+    """Logs a warning if the share of [UNK] in the tokens of `where` is greater than `above`."""
     if share > above:
         log.warning(
-            "%s: %.1f%% of the tokens are [UNK], which nothing is learned from: the vocabulary (%s) may not fit the "
+            "%s: %.1f%% of the tokens are [UNK], which add nothing to training: the vocabulary (%s) may not match the "
             "text; check its case and its language",
             where,
             100 * share,

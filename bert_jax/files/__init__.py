@@ -1,1 +1,1 @@
-"""Files on disks and in object stores: paths with retries, atomic writes, lines, formats."""
+"""Local and remote files: retries, atomic writes, line reading, format detection."""

@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all, on a disk or in a store; see `remote.py`."""
+"""Atomic writes and copies of files and folders, on a local disk or in an object store; see `remote.py`."""
 
 import os
 import shutil
@@ -15,9 +15,9 @@ from bert_jax.files.remote import IncompleteError, is_remote, patiently, store_o
 
 
 def make_folder(folder: epath.Path) -> None:
-    """Makes a local folder with its parents; of a remote one it makes sure that it can be written to.
+    """Creates a local folder with its parents; for a remote one, checks write access with a probe object.
 
-    A store has no folders, and some clients make a bucket of a name that has a typo in it.
+    Object stores have no folders, and some clients would create a bucket whose name is a typo.
     """
     if not is_remote(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -29,10 +29,10 @@ def make_folder(folder: epath.Path) -> None:
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to write to, which is at `path` when the block is left, and not there, or as it was, where anything fails.
+    """Context manager for an atomic write: yields a file that becomes `path` when the block exits without an error.
 
-    A local one is written beside it under another name, and renamed; a remote one on this machine's disk, and put. What
-    is no file but can be written to, as a pipe or /dev/stdout, is written to.
+    After an error, `path` is unchanged. A local file is written beside `path` under a temporary name and renamed. A
+    remote file is written to the local disk and uploaded. Pipes and devices such as /dev/stdout are written directly.
     """
     target = epath.Path(path)
     with _whole_path(target) as local, open(local, "wb") as file:
@@ -54,7 +54,7 @@ def _whole_path(target: epath.Path) -> Iterator[Path]:
     if final.exists() and not final.is_file():
         yield final
         return
-    final = final.resolve()  # a link goes on being one
+    final = final.resolve()  # a symbolic link is kept
     partial = final.parent / f"{final.name}.{uuid.uuid4().hex[:8]}.partial"
     try:
         yield partial
@@ -65,7 +65,7 @@ def _whole_path(target: epath.Path) -> Iterator[Path]:
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Writes a file that is there whole or not at all. Raises as `patiently` does, and OSError for a local one."""
+    """Writes a file atomically. Raises as `patiently` does, and OSError for a local file."""
     if not is_remote(path):
         with whole_file(path) as file:
             file.write(content)
@@ -75,7 +75,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def place(source: str | os.PathLike[str], target: epath.Path) -> None:
-    """Copies a file of this machine to `target`, which is there whole or not at all."""
+    """Copies a local file to `target` atomically."""
     if is_remote(target):
         upload(Path(source), target)
         return
@@ -85,7 +85,7 @@ def place(source: str | os.PathLike[str], target: epath.Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flushes a local file or folder to the disk, so that a power loss leaves it as it is; fsync(2) of its path."""
+    """Flushes a local file or folder to the disk with fsync(2), so that it survives a power loss."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -100,30 +100,30 @@ def copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None
 
 
 def upload(source: Path, target: epath.Path) -> None:
-    """Puts a file of this machine as one object, of the same size. Raises as `patiently` does."""
+    """Uploads a local file as one object and checks the size of the object. Raises as `patiently` does."""
     store, name = store_of(target)
 
     def put() -> None:
         store.put_file(os.fspath(source), name)
-        wanted, found = source.stat().st_size, store.info(name)["size"]
-        if found != wanted:
-            raise IncompleteError(f"{found:,} of {wanted:,} bytes arrived")
+        expected, found = source.stat().st_size, store.info(name)["size"]
+        if found != expected:
+            raise IncompleteError(f"incomplete upload: got {found:,} bytes, expected {expected:,} bytes")
 
     patiently(target, put)
 
 
 def download(source: epath.Path, target: Path, *, size: int, check: Callable[[Path], None] | None = None) -> None:
-    """Copies a remote file to `target`, which is there whole or not at all, whoever else does so at the same time.
+    """Downloads a remote file to `target` atomically; concurrent downloads are safe.
 
     Args:
       source: the remote file.
       target: a file in a folder that exists.
-      size: of the file, in bytes: what arrives with another is fetched again.
-      check: looks at what has arrived, and raises IncompleteError where that is not what it should be.
+      size: bytes of the file; a download of another size is retried.
+      check: validates the downloaded file; raises IncompleteError for content that is not as expected.
 
     Raises:
-      InputError: it is not there, or may not be read.
-      BertJaxError: it went on failing, or arriving damaged.
+      InputError: the file was not found or access was denied.
+      BertJaxError: the download kept failing or the content stayed corrupt.
       OSError: the disk is full.
     """
     store, name = store_of(source)
@@ -132,7 +132,7 @@ def download(source: epath.Path, target: Path, *, size: int, check: Callable[[Pa
         with _whole_path(epath.Path(target)) as partial:
             store.get_file(name, os.fspath(partial))
             if (found := partial.stat().st_size) != size:
-                raise IncompleteError(f"{found:,} of {size:,} bytes arrived")
+                raise IncompleteError(f"incomplete download: got {found:,} bytes, expected {size:,} bytes")
             if check is not None:
                 check(partial)
 
@@ -140,7 +140,7 @@ def download(source: epath.Path, target: Path, *, size: int, check: Callable[[Pa
 
 
 def read_whole(path: epath.Path) -> bytes:
-    """A small file. Raises as `patiently` does, and OSError for a local one."""
+    """Reads a small file. Raises as `patiently` does, and OSError for a local file."""
     if not is_remote(path):
         return path.read_bytes()
     store, name = store_of(path)
@@ -148,9 +148,9 @@ def read_whole(path: epath.Path) -> bytes:
 
 
 def upload_folder(source: Path, target: epath.Path, last: str) -> None:
-    """Puts the files of a folder without folders in it; where the one named `last` is, all are.
+    """Uploads the files of a flat folder, `last` at the end: if `last` exists, the upload is complete.
 
-    Where one cannot be put, those that are there are deleted. Raises as `patiently` does.
+    If an upload fails, the files uploaded so far are deleted. Raises as `patiently` does.
     """
     names = sorted((path.name for path in source.iterdir()), key=lambda name: (name == last, name))
     done: list[epath.Path] = []
@@ -160,6 +160,6 @@ def upload_folder(source: Path, target: epath.Path, last: str) -> None:
             upload(source / name, target / name)
     except BaseException:
         for path in done:
-            with suppress(Exception):  # the first error is the one to tell of
+            with suppress(Exception):  # raise the first error, not this one
                 path.unlink(missing_ok=True)
         raise

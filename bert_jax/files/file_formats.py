@@ -1,7 +1,7 @@
-"""Tells text from what only looks like a file of a corpus, by a file's name and its first bytes.
+"""Detects the format of a corpus file from its name and its first bytes.
 
-CSV, HTML, Parquet and the like hold text among other things. Read as text, their headers, tags and binary pages would
-become words, so they are refused with the command that converts them.
+CSV, HTML, Parquet and similar formats hold text among other data. Read as text, their headers, tags and binary pages
+would become words. They are refused with the command that converts them.
 """
 
 import re
@@ -12,7 +12,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.files.line_reader import BYTE_ORDER_MARK, COMPRESSED, blocks
 
-_HEAD_BYTES = 4096  # at a file's start, which decide its format
+_HEAD_BYTES = 4096  # read from a file's start to detect its format
 
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
 _JSON_OBJECT = re.compile(rb'[ \t]*\{[ \t]*"[^"]*"[ \t]*:')
@@ -74,7 +74,7 @@ _SUFFIXES = {
 
 
 def check_name(path: str) -> None:
-    """Refuses a file whose name says that it is not text.
+    """Refuses a file whose suffix is that of a format other than text.
 
     Raises:
       InputError: the file, its format and the command that converts it.
@@ -84,7 +84,7 @@ def check_name(path: str) -> None:
 
 
 def text_format(path: str) -> str:
-    """Returns what a corpus file holds: "json" (lines), "wiki" (WikiExtractor's <doc> elements) or "text".
+    """Returns the format of a corpus file: "json" (lines), "wiki" (WikiExtractor's <doc> elements) or "text".
 
     Raises:
       InputError: the file is not text, is JSON but not JSON lines, or cannot be opened.
@@ -95,10 +95,10 @@ def text_format(path: str) -> str:
     head = head.removeprefix(BYTE_ORDER_MARK)
     is_named_json = _plain_name(path).endswith(_JSON_LINES)
     if _JSON_ARRAY.match(head) or (is_named_json and head.lstrip().startswith(b"[")):
-        raise InputError(f"{path}: a JSON array, not JSON lines; convert it: {_json_command(path)}")
+        raise InputError(f"{path}: got a JSON array, expected JSON lines; convert it: {_json_command(path)}")
     if is_named_json and _JSON_OVER_LINES.match(head):
         raise InputError(
-            f"{path}: a JSON object over several lines, not JSON lines; each line must be an object such as "
+            f"{path}: got a JSON object over several lines, expected JSON lines, an object a line such as "
             f'{{"text": "..."}}; convert it: jq -c . {_shell(path)} > {_converted(path, "lines.jsonl")}'
         )
     if is_named_json:
@@ -109,23 +109,25 @@ def text_format(path: str) -> str:
 
 
 def check_lines(path: str) -> None:
-    """Refuses a file that is not plain text with one text a line.
+    """Refuses a file that is not plain text with one example a line.
 
     Raises:
       InputError: the file, its format and the command that converts it; or the file cannot be opened.
     """
     if _plain_name(path).endswith(_JSON_LINES):
-        raise InputError(f"{path}: JSON lines, not one text a line; convert it: {_lines_command(path, 'JSON')}")
+        raise InputError(
+            f"{path}: got JSON lines, expected one text a line; convert it: {_lines_command(path, 'JSON')}"
+        )
     if found := _format_of_name(path):
         raise _refusal(path, found, _lines_command)
     _check_content(path, _head(path), _lines_command)
 
 
 def not_utf8(path: str, line: int, byte: int, remedy: str = "") -> InputError:
-    """Returns the error for bytes that are not UTF-8, with the command that re-encodes the file."""
+    """Returns the error for invalid UTF-8, with the command that re-encodes the file."""
     command = _iconv(path, "ISO-8859-1")
     return InputError(
-        f"{path}:{line}: not valid UTF-8 (byte 0x{byte:02x}); {remedy}re-encode it, from Latin-1 for example: {command}"
+        f"{path}:{line}: invalid UTF-8 (byte 0x{byte:02x}); {remedy}re-encode it, from Latin-1 for example: {command}"
     )
 
 
@@ -139,7 +141,7 @@ def _head(path: str) -> bytes:
 
 
 def _plain_name(path: str) -> str:
-    """The name in lower case, without a suffix of compression."""
+    """Returns the name in lower case, without compression suffixes."""
     name = path.lower()
     for suffix in COMPRESSED:
         name = name.removesuffix(suffix)
@@ -155,12 +157,12 @@ def _check_content(path: str, head: bytes, command: Callable[[str, str], str]) -
     for suffix, pattern in _COMPRESSED_MAGIC:
         if pattern.match(head):
             renamed = f"{path}{suffix}"
-            raise InputError(f"{path}: compressed ({suffix}), not text; rename it to {renamed} or decompress it")
+            raise InputError(f"{path}: got {suffix} data, expected text; rename it to {renamed} or decompress it")
     for found, pattern in _MAGIC:
         if pattern.match(head):
             raise _refusal(path, found, command)
     if encoding := _encoding(head):
-        raise InputError(f"{path}: {encoding}, not UTF-8; re-encode it: {_iconv(path, encoding)}")
+        raise InputError(f"{path}: got {encoding}, expected UTF-8; re-encode it: {_iconv(path, encoding)}")
     if 0 in head:
         # A TFRecord begins with its first record's length, 8 bytes, little endian.
         found = "TFRecord" if len(head) > 16 and head[4:8] == bytes(4) and head[:4] != bytes(4) else "binary data"
@@ -173,7 +175,7 @@ def _check_content(path: str, head: bytes, command: Callable[[str, str], str]) -
 
 
 def _encoding(head: bytes) -> str:
-    """UTF-16 or UTF-32, by the byte order mark or by where zeros stand; empty for any other."""
+    """Returns UTF-16 or UTF-32, detected by byte order mark or by the positions of zero bytes; else an empty string."""
     for encoding, mark in _ENCODINGS:
         if head.startswith(mark):
             return encoding
@@ -185,10 +187,10 @@ def _encoding(head: bytes) -> str:
 
 
 def _refusal(path: str, found: str, command: Callable[[str, str], str], detail: str = "") -> InputError:
-    only_text = "name files of text alone, for example with the pattern '*.txt'"
+    only_text = "select text files only, for example with the pattern '*.txt'"
     remedy = {
         "HTML": f"extract its text: lynx -dump -nolist {_shell(path)} > {_converted(path, 'txt')}",
-        "XML": "extract its text first (of a MediaWiki dump, with WikiExtractor)",
+        "XML": "extract its text first (for a MediaWiki dump, with WikiExtractor)",
         "PDF": f"extract its text: pdftotext {_shell(path)} {_converted(path, 'txt')}",
         "TFRecord": "read a prepared TFDS dataset as --input tfds:NAME, or convert it to JSON lines",
         "xz": f"decompress it: xz -d {_shell(path)}",
@@ -198,17 +200,17 @@ def _refusal(path: str, found: str, command: Callable[[str, str], str], detail: 
     }
     remedy |= {"XHTML": remedy["HTML"], "ArrayRecord": remedy["TFRecord"]}
     if found in ("CSV", "TSV", "Parquet"):
-        return InputError(f"{path}: {found}{detail}, not text; convert it: {command(path, found)}")
-    return InputError(f"{path}: {found}{detail}, not text; {remedy.get(found, only_text)}")
+        return InputError(f"{path}: {found}{detail}, expected text; convert it: {command(path, found)}")
+    return InputError(f"{path}: {found}{detail}, expected text; {remedy.get(found, only_text)}")
 
 
 def _documents_command(path: str, found: str) -> str:
-    """The command that makes JSON lines of a table."""
+    """Returns the command that converts a table to JSON lines."""
     return _command(path, found, "json.dumps({'text': t})", "jsonl")
 
 
 def _lines_command(path: str, found: str) -> str:
-    """The command that makes plain text, one text a line."""
+    """Returns the command that converts a file to plain text with one example a line."""
     return _command(path, found, "' '.join(t.split())", "txt")
 
 
@@ -244,12 +246,12 @@ def _cat(path: str) -> str:
 
 
 def _shell(path: str) -> str:
-    """The file as a shell takes it; of a remote one, the name of its copy on this machine."""
+    """Returns the path quoted for a shell; for a remote file, the name of its local copy."""
     return shlex.quote(path.rpartition("/")[2] if remote.is_remote(path) else path)
 
 
 def _converted(path: str, suffix: str) -> str:
-    """The name of what a command writes, beside the file."""
+    """Returns the path that a conversion command writes to, in the folder of the file."""
     plain = path[: len(_plain_name(path))]
     folder, slash, name = plain.rpartition("/")
     stem = name.rpartition(".")[0] or name

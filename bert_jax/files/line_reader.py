@@ -1,6 +1,6 @@
-"""Files as blocks of bytes and as lines, compressed (.gz, .bz2, .zst) or not, from any offset on.
+"""Reads files as blocks of bytes or as lines from any offset; .gz, .bz2 and .zst files are decompressed.
 
-Offsets are in the uncompressed file. Whatever is wrong with a file is an InputError that names it and the line.
+Offsets are in the uncompressed file. An invalid file raises an InputError that names the file and the line.
 """
 
 import bz2
@@ -16,29 +16,29 @@ from bert_jax.errors import InputError
 from bert_jax.files import remote
 
 MAX_LINE_BYTES = 64 << 20
-"""The longest line that is read: a line has to fit in memory."""
+"""Length limit of a line, since a line must fit in memory."""
 
 COMPRESSED = (".gz", ".bz2", ".zst")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 _BLOCK_BYTES = 1 << 20
-_READ_BYTES = 1 << 17  # of compressed data, at a time
-_FEED_BYTES = 1 << 8  # of it, to zstandard at a time: up to 8 MB come of them
+_READ_BYTES = 1 << 17  # of compressed data per read
+_FEED_BYTES = 1 << 8  # of compressed data per call of zstandard; decompresses to at most 8 MB
 _CORRUPT = (EOFError, OSError, zlib.error, zstandard.ZstdError)
 
 
 def lines_from(path: str, start: int, end: int | None) -> Iterator[tuple[int, bytes]]:
-    """(offset, line) for every line that begins at or after `start`, to the end of the file.
+    """Yields (offset, line) for every line that begins at or after `start`, to the end of the file.
 
-    Nothing is read when no line begins in [start, end). The offset is in the uncompressed file, the line comes
-    without its "\n", and the file's byte order mark is dropped.
+    Yields nothing if no line begins in [start, end). The offset is in the uncompressed file. The line has no trailing
+    "\n", and the file's byte order mark is dropped.
     """
     first = first_line_start(path, start, end)
     return _split_lines(path, first) if first is not None else iter(())
 
 
 def first_line_start(path: str, start: int, end: int | None) -> int | None:
-    """The offset of the first line that begins at or after `start`; None where there is none before `end`."""
+    """Returns the offset of the first line that begins in [start, end), or None."""
     if start == 0:
         return 0
     offset = start - 1
@@ -62,7 +62,7 @@ def _split_lines(path: str, offset: int) -> Iterator[tuple[int, bytes]]:
         carried += len(first)
         if carried > MAX_LINE_BYTES:
             where = f"{path}:{line_number(path, offset)}"
-            raise InputError(f"{where}: a line of more than {MAX_LINE_BYTES} bytes; break the text into lines")
+            raise InputError(f"{where}: a line must be at most {MAX_LINE_BYTES} bytes; insert line breaks")
         if not rest:
             continue
         line = b"".join(carry)
@@ -79,7 +79,7 @@ def _split_lines(path: str, offset: int) -> Iterator[tuple[int, bytes]]:
 
 
 def line_number(path: str, offset: int) -> int:
-    """The number, from 1, of the line that begins at `offset`. Reads the file up to there: for messages only."""
+    """Returns the number, from 1, of the line that begins at `offset`. Slow, for messages: reads the file up to it."""
     number, position = 1, 0
     for block in blocks(path, 0):
         number += block[: max(offset - position, 0)].count(b"\n")
@@ -90,13 +90,13 @@ def line_number(path: str, offset: int) -> int:
 
 
 def blocks(path: str, offset: int) -> Iterator[bytes]:
-    """The bytes of a file from `offset` on, decompressed, in blocks of about _BLOCK_BYTES."""
+    """Yields the decompressed bytes of a file from `offset` on, in blocks of about _BLOCK_BYTES."""
     newlines = 0
     try:
         file = _open(path)
     except OSError as error:
         raise InputError(
-            f"{path}: cannot be opened ({error.strerror or error}); check that it is there and readable"
+            f"{path}: cannot be opened ({error.strerror or error}); check the path and its permissions"
         ) from error
     with file:
         if not is_compressed(path):
@@ -126,14 +126,14 @@ def _decompressed(path: str, file: BinaryIO) -> Iterator[bytes]:
         yield from _decompressed_zstd(file)
         return
     unpacked = gzip.GzipFile(fileobj=file) if path.lower().endswith(".gz") else bz2.BZ2File(file)
-    while block := unpacked.read1(_BLOCK_BYTES):  # Not read(): it loses what came before a fault.
+    while block := unpacked.read1(_BLOCK_BYTES):  # Not read(), which loses the data before a corrupt block.
         yield block
 
 
 def _decompressed_zstd(file: BinaryIO) -> Iterator[bytes]:
-    """Frame after frame. (zstandard's own stream_reader takes a truncated frame for the end of the file.)
+    """Decompresses frame by frame, since zstandard's stream_reader takes a truncated frame for the end of the file.
 
-    A block of 128 kB may be four bytes long, so that what comes of more than _FEED_BYTES might not fit in memory.
+    Four bytes may decompress to a block of 128 kB, so longer input might decompress to more than memory holds.
     """
     unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31)
     frame = None
@@ -157,7 +157,7 @@ def _decompressed_zstd(file: BinaryIO) -> Iterator[bytes]:
             raise EOFError("the file ends within a frame")
     except _CORRUPT:
         if size:
-            yield b"".join(held)  # what came before the fault, which tells its line
+            yield b"".join(held)  # the data before the corrupt block, which gives its line number
         raise
     if size:
         yield b"".join(held)
@@ -168,15 +168,15 @@ def _open(path: str) -> BinaryIO:
 
 
 def file_bytes(path: str) -> int:
-    """The size of a file on disk."""
+    """Returns the size of a file on disk, in bytes."""
     try:
         return remote.size(path) if remote.is_remote(path) else Path(path).stat().st_size
     except OSError as error:
         raise InputError(
-            f"{path}: cannot be read ({error.strerror or error}); check that it is there and readable"
+            f"{path}: cannot be read ({error.strerror or error}); check the path and its permissions"
         ) from error
 
 
 def is_compressed(path: str) -> bool:
-    """Whether a file's name says that it is compressed."""
+    """Returns True for a path with a compression suffix."""
     return path.lower().endswith(COMPRESSED)

@@ -1,4 +1,4 @@
-"""Where a conversion writes to."""
+"""Atomic output folders of conversions, local or remote."""
 
 import fcntl
 import logging
@@ -20,20 +20,20 @@ log = logging.getLogger(__name__)
 
 
 def new_folder(output: str) -> epath.Path:
-    """The path of a folder that does not exist or is empty; InputError where something is there."""
+    """Returns the path of an output folder. Raises InputError unless it does not exist or is empty."""
     folder = remote.named(output)
     if not output or remote.is_taken(folder):
-        raise InputError(f"--output: {output!r} is taken: choose a new folder")
+        raise InputError(f"--output={output!r}: already exists and is not empty; expected a new or empty folder")
     return folder
 
 
 @contextmanager
 def whole_folder(folder: epath.Path, last: str) -> Iterator[epath.Path]:
-    """A folder on this machine, which becomes `folder` at the end, or is deleted where anything fails.
+    """Context manager that yields a temporary local folder and publishes it as `folder`; deletes it after an error.
 
-    A local one lies beside it and is renamed; what a killed process has left of an earlier one is deleted first. The
-    files of a remote one are put one by one, `last` at the end: where that is, all are. `folder` does not exist or is
-    empty, see `new_folder`.
+    For a local `folder`, the temporary folder lies beside it and is renamed; leftovers of killed processes are deleted
+    first. For a remote one, its files are uploaded one by one, `last` at the end: if `last` exists, the folder is
+    complete. `folder` must not exist or must be empty, see `new_folder`.
     """
     if remote.is_remote(folder):
         with tempfile.TemporaryDirectory(prefix="bert-jax-") as local:
@@ -47,7 +47,7 @@ def whole_folder(folder: epath.Path, last: str) -> Iterator[epath.Path]:
     partial, lock = _locked_partial(final)
     try:
         yield epath.Path(partial)
-        os.replace(partial, final)  # which does not mind an empty folder, as epath does
+        os.replace(partial, final)  # replaces an empty folder, which epath does not
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -57,19 +57,19 @@ def whole_folder(folder: epath.Path, last: str) -> Iterator[epath.Path]:
 
 
 def _locked_partial(final: Path) -> tuple[Path, int | None]:
-    """A new folder beside `final`, and the lock that tells others that it is being written to."""
+    """Creates a temporary folder beside `final`; returns it with the lock that marks it as in use."""
     while True:
         partial = final.parent / f"{final.name}.{uuid.uuid4().hex[:8]}.partial"
         partial.mkdir()
         lock = _lock(partial, fcntl.LOCK_EX)
-        if partial.exists():  # Otherwise it was taken for abandoned in the instant before it was locked.
+        if partial.exists():  # Else another process deleted it as abandoned before it was locked.
             return partial, lock
 
 
 def _lock(folder: Path, operation: int) -> int | None:
-    """The handle that holds a folder's lock until it is closed or this process ends, killed or not.
+    """Locks a folder; returns the file descriptor that holds the lock until it is closed or this process ends.
 
-    None where another process holds it, the folder is gone, or its file system has no such locks.
+    Returns None if another process holds the lock, the folder does not exist, or its file system has no flock(2).
     """
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -84,11 +84,11 @@ def _lock(folder: Path, operation: int) -> int | None:
 
 
 def _delete_abandoned(final: Path) -> None:
-    """Deletes the partial folders of `final` that no process holds."""
+    """Deletes the temporary folders of `final` that no process has locked."""
     name = re.compile(rf"{re.escape(final.name)}\.[0-9a-f]{{8}}\.partial")
     try:
         found = [path for path in final.parent.iterdir() if name.fullmatch(path.name)]
-    except OSError:  # A folder that may be written to and not listed.
+    except OSError:  # Writable, but not listable.
         return
     for path in found:
         lock = _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -96,6 +96,6 @@ def _delete_abandoned(final: Path) -> None:
             continue
         try:
             shutil.rmtree(path, ignore_errors=True)
-            log.info("%s: deleted; it was left by an export that did not finish", path)
+            log.info("Deleted %s, left by an interrupted export", path)
         finally:
             os.close(lock)

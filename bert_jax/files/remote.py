@@ -1,13 +1,12 @@
-"""Files that are not on this machine: whatever `etils.epath` opens (gs://, s3://, az://, hf://), through fsspec.
+"""Remote files: paths that `etils.epath` opens through fsspec (gs://, s3://, az://, hf://), with retries.
 
-An object store differs from a disk in what a writer may count on. Nothing is appended to, nothing is renamed in one go,
-and a folder is but a prefix of names; yet an object that is put whole is there whole or not at all, a promise that
-`atomic.py` gives for both.
+Object stores support neither appending nor atomic renames, and a folder is only a name prefix. Uploading an object is
+atomic; `atomic.py` gives that guarantee for local files, too.
 
-Transient errors are tried again. The store's own library does so for each request, for half a minute (gcsfs: six times)
-or many times over (TensorStore, which reads and writes the arrays of checkpoints: 32 times). What it gives up on, or
-does not know, such as a download that ends early, `patiently` tries again for some minutes. What no second try would
-mend is an InputError at once.
+Transient errors are retried. The store's own library retries each request, for half a minute (gcsfs: six times) or
+many times (TensorStore, which reads and writes the arrays of checkpoints: 32 times). `patiently` retries for some
+minutes the errors that the library gives up on or does not detect, such as a download that ends early. A permanent
+error is raised at once, as an InputError.
 """
 
 import errno
@@ -35,29 +34,29 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PATIENCE_SECONDS = 300.0
-"""How long something is tried again before it has failed. An outage of minutes should not cost a run of days."""
+"""Time limit of all retries of an operation. An outage of minutes should not end a run of days."""
 LEAST_TRIES = 3
-"""However long each of them takes."""
+"""Minimum number of attempts, however long each takes."""
 DAMAGED_TRIES = 3
-"""Of a file that arrives damaged: what is damaged where it is from will not get better."""
+"""Maximum number of attempts for a corrupt file: if the source is corrupt, retries do not help."""
 LONGEST_WAIT_SECONDS = 30.0
-"""Between two tries."""
+"""Maximum backoff between two attempts."""
 SILENCE_SECONDS = 60.0
-"""After which a connection to Google Cloud Storage on which nothing comes is given up, and the request tried again."""
+"""Timeout of a silent connection to Google Cloud Storage, after which the request is retried."""
 
-_PACKAGES = {"gs": "gcsfs", "s3": "s3fs", "az": "adlfs", "hf": "huggingface_hub"}  # by scheme: who opens it
+_PACKAGES = {"gs": "gcsfs", "s3": "s3fs", "az": "adlfs", "hf": "huggingface_hub"}  # scheme: the package that opens it
 _INSTALL = {"gs": "pip install 'bert-jax[gcs]'"}
 _TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}
 _TRANSIENT_ERRNO = {
     errno.ECONNRESET, errno.ECONNABORTED, errno.ECONNREFUSED, errno.EPIPE, errno.ETIMEDOUT, errno.EHOSTUNREACH,
     errno.ENETUNREACH, errno.ENETDOWN, errno.EBUSY, errno.EAGAIN,
 }  # fmt: skip
-# A listing that is remembered hides what another process has written since: gcsfs and s3fs keep theirs for ever. Said
-# here, and not to a file system that we open, for epath and Orbax open their own.
+# Cached listings hide later writes of other processes; gcsfs and s3fs never expire theirs. Disabled globally because
+# epath and Orbax open file systems of their own.
 for _protocol in ("gcs", "s3", "abfs"):
     fsspec.config.conf.setdefault(_protocol, {}).setdefault("use_listings_cache", False)
 
-# By name, because the libraries are not imported here. What is in none of these sets is a mistake in code, and raised.
+# Error classes by name, since the libraries are not imported. Any other error is a bug and is re-raised.
 _NETWORK_LIBRARIES = {"aiohttp", "requests", "urllib3", "botocore", "azure", "google", "gcsfs"}
 _TRANSIENT_KINDS = {
     "ClientConnectionError", "ClientPayloadError",  # aiohttp
@@ -75,7 +74,7 @@ _NO_CREDENTIALS = {
     "DefaultCredentialsError", "MalformedError", "ReauthFailError", "UserAccessTokenError", "ClientCertError",  # google
 }  # fmt: skip
 _BAD_ADDRESS = {
-    "InvalidURL", "MissingSchema", "InvalidSchema", "InvalidProxyURL", "LocationValueError",  # those three
+    "InvalidURL", "MissingSchema", "InvalidSchema", "InvalidProxyURL", "LocationValueError",  # the first three
     "ParamValidationError", "ValidationError", "BaseEndpointResolverError", "InvalidDNSNameError",
     "UnsupportedS3ArnError", "EndpointProviderError",  # botocore
     "ClientConnectorCertificateError", "SSLCertVerificationError",
@@ -83,22 +82,21 @@ _BAD_ADDRESS = {
 
 
 class IncompleteError(OSError):
-    """A file that did not arrive whole."""
+    """Incomplete or corrupt transfer of a file."""
 
 
 # --- Paths -----------------------------------------------------------------------------------------------------------
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is of a store and not of this machine's disks."""
+    """Returns True for the path of an object store, False for a local one."""
     return "://" in os.fspath(path)
 
 
 def named(path: str | os.PathLike[str]) -> epath.Path:
-    """The path that a user has named.
+    """Returns the path that a user has given; a local path is returned unchanged, relative or not.
 
-    Raises InputError for a scheme that is not known, without the package that opens it, and where no bucket is named.
-    A local path stays as it is, relative or not.
+    Raises InputError for an unknown scheme, a missing package that opens the scheme, or a missing bucket name.
     """
     name = os.fspath(path)
     if not is_remote(name):
@@ -106,38 +104,39 @@ def named(path: str | os.PathLike[str]) -> epath.Path:
     scheme, _, rest = name.partition("://")
     if scheme not in _PACKAGES:
         known = ", ".join(f"{known}://" for known in _PACKAGES)
-        raise InputError(f"{name}: {scheme}:// is not known: a path is local or begins with {known}")
+        raise InputError(f"{name}: unknown scheme {scheme}://; expected a local path or one of {known}")
     package = _PACKAGES[scheme]
     if importlib.util.find_spec(package) is None:
-        raise InputError(f"{name}: {package} is needed to open it: {_INSTALL.get(scheme, f'pip install {package}')}")
+        raise InputError(f"{name}: {package} is not installed; run {_INSTALL.get(scheme, f'pip install {package}')}")
     if not rest.strip("/"):
-        raise InputError(f"{name} names no bucket")
+        raise InputError(f"{name}: no bucket name; expected {scheme}://BUCKET/PATH")
     _limit_silence()
     return epath.Path(name)
 
 
 def absolute(path: str | os.PathLike[str]) -> epath.Path:
-    """As `named`; a local path is made absolute. (`resolve` takes a remote one for a folder of this machine.)"""
+    """Returns the path of `named`, absolute if local. (`resolve` takes a remote path for a local folder.)"""
     return named(path) if is_remote(path) else epath.Path(path).resolve()
 
 
-# --- Trying again ----------------------------------------------------------------------------------------------------
+# --- Retries ---------------------------------------------------------------------------------------------------------
 
 
 _answered: set[str] = set()
-"""Buckets whose host has answered: if it is unknown later, the network is at fault and not the name."""
+"""Buckets whose host has answered: a later unknown host is a network failure, not a wrong name."""
 
 
 def patiently(path: str | os.PathLike[str], function: Callable[[], T]) -> T:
-    """What `function` returns, tried again for `PATIENCE_SECONDS` where it fails for a reason that may pass.
+    """Calls `function`, retrying transient errors with exponential backoff for up to `PATIENCE_SECONDS`.
 
     Args:
-      path: what it reads or writes, for messages. A local one is tried once, and its errors are left as they are.
-      function: may be called several times.
+      path: the file or folder that is read or written, for messages. For a local path, `function` is called once and
+        its errors are not converted.
+      function: must be safe to call several times.
 
     Raises:
-      InputError: it is not there, or may not be read or written; at once.
-      BertJaxError: it went on failing.
+      InputError: the path was not found or access was denied; raised at once.
+      BertJaxError: all attempts failed.
     """
     if not is_remote(path):
         return function()
@@ -153,7 +152,7 @@ def patiently(path: str | os.PathLike[str], function: Callable[[], T]) -> T:
         except Exception as error:
             reason = permanent_reason(error)
             if reason is None and bucket not in _answered and _is_unknown_host(error):
-                reason = "the store's host is unknown: check region, account and endpoint"
+                reason = "unknown host; check region, account and endpoint"
             if reason is not None:
                 raise InputError(f"{os.fspath(path)}: {reason} ({said(error)})") from error
             if not is_transient(error):
@@ -163,31 +162,31 @@ def patiently(path: str | os.PathLike[str], function: Callable[[], T]) -> T:
             is_damaged = isinstance(error, IncompleteError) and attempt + 1 >= DAMAGED_TRIES
             if is_damaged or (spent + wait > PATIENCE_SECONDS and attempt + 1 >= LEAST_TRIES):
                 raise BertJaxError(
-                    f"{os.fspath(path)}: gave up after {attempt + 1} tries in {spent:.0f} s ({said(error)})"
+                    f"{os.fspath(path)}: failed {attempt + 1} attempts in {spent:.0f} s ({said(error)})"
                 ) from error
-            log.warning("%s: %s; trying again in %.1f s", os.fspath(path), said(error), wait)
+            log.warning("Transient error of %s: %s; retrying in %.1f s", os.fspath(path), said(error), wait)
             time.sleep(wait)
     raise AssertionError("unreachable")
 
 
 def permanent_reason(error: BaseException) -> str | None:
-    """What is wrong, where the store said that there is no such thing or that it may not be had; else None."""
+    """Describes a permanent error, such as a missing file or denied access (404, 401, 403); None for other errors."""
     words = said(error)
     status = _status(error)
     if isinstance(error, FileNotFoundError) or status == 404:
-        return "no such file, folder or bucket"
+        return "not found: no such file, folder or bucket"
     if isinstance(error, PermissionError) or status in (401, 403) or "Forbidden" in words:
-        return "access is denied: check your credentials and what they may do"
+        return "access denied; check your credentials and their permissions"
     kinds = _kinds(error)
     if kinds & _NO_CREDENTIALS or ("RefreshError" in kinds and ("invalid_grant" in words or "eauthenticat" in words)):
-        return "no valid credentials: log in to the store, or name a file of credentials"
+        return "no valid credentials; log in to the store or set a credentials file"
     if kinds & _BAD_ADDRESS or status == 400 or words.startswith("ValueError: Bad Request"):
-        return "the store cannot be asked for such a name: check bucket, region and endpoint"
+        return "invalid name or address; check bucket, region and endpoint"
     return None
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same request may succeed a moment later."""
+    """Returns True for a transient error, after which a retry may succeed."""
     if isinstance(error, (IncompleteError, TimeoutError, ConnectionError)):
         return True
     status = _status(error)
@@ -199,7 +198,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def _kinds(error: BaseException) -> set[str]:
-    """Returns the names of an error's classes that are a network library's, or Python's own of certificates."""
+    """Returns the names of an error's base classes that belong to a network library or to Python's `ssl`."""
     return {
         kind.__name__
         for kind in type(error).__mro__
@@ -208,9 +207,9 @@ def _kinds(error: BaseException) -> set[str]:
 
 
 def _is_unknown_host(error: BaseException | None) -> bool:
-    """Returns whether no such host is known. A resolver that does not answer is another error, which may pass."""
+    """Returns True for an unknown host. A resolver that does not answer is another, transient error."""
     while error is not None:
-        inner = getattr(error, "os_error", None)  # of aiohttp
+        inner = getattr(error, "os_error", None)  # set by aiohttp
         if any(isinstance(one, socket.gaierror) and one.errno == socket.EAI_NONAME for one in (error, inner)):
             return True
         error = error.__cause__ or error.__context__
@@ -218,7 +217,7 @@ def _is_unknown_host(error: BaseException | None) -> bool:
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status that an error of aiohttp, gcsfs or the like carries."""
+    """Returns the HTTP status that an error of aiohttp, gcsfs or a similar library carries, or None."""
     for name in ("status", "code", "status_code"):
         value = getattr(error, name, None)
         if isinstance(value, int) or (isinstance(value, str) and value.isdigit()):
@@ -227,20 +226,21 @@ def _status(error: BaseException) -> int | None:
 
 
 def said(error: BaseException) -> str:
-    """An error in one line."""
+    """Formats an error as one line."""
     words = unquote(" ".join(str(error).split()))[:300].strip(" ,")
     return words if isinstance(error, IncompleteError) else f"{type(error).__name__}: {words}" if words else repr(error)
 
 
 class RetriesSaid(logging.Handler):
-    """For the logger of gcsfs: what it tries again by itself is a warning of ours, and the rest is not shown.
+    """Logging handler of gcsfs: turns its retry messages into warnings and drops all others.
 
-    It says so below INFO, and what it gives up on with a traceback; the error itself is raised and said in one line.
+    gcsfs logs retries below INFO, and an error that it gives up on with a traceback. That error is raised, too, and
+    reported in one line.
     """
 
     @classmethod
     def attach(cls) -> None:
-        """Takes over the loggers of gcsfs and fsspec."""
+        """Replaces the handlers of the loggers of gcsfs and fsspec."""
         library = logging.getLogger("gcsfs")
         library.handlers = [cls()]
         library.propagate = False
@@ -249,49 +249,51 @@ class RetriesSaid(logging.Handler):
         logging.getLogger("fsspec").propagate = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Passes on what tells of another try."""
+        """Logs a retry message of gcsfs as a warning."""
         message = record.getMessage()
         if "retrying after exception" in message:
-            log.warning("Google Cloud Storage: %s; trying again", message.partition("exception: ")[2].strip(" ,"))
+            log.warning(
+                "Transient error of Google Cloud Storage: %s; retrying", message.partition("exception: ")[2].strip(" ,")
+            )
 
 
-# --- Asking and reading ---------------------------------------------------------------------------------------------
+# --- Queries and reads -----------------------------------------------------------------------------------------------
 
 
 def sizes(folder: epath.Path) -> dict[str, int]:
-    """Bytes of each file right below a remote folder, by name, in one listing; nothing where there is no folder."""
+    """Lists the files directly in a remote folder with their bytes, in one request; empty for a missing folder."""
     store, name = store_of(folder)
 
-    def listed() -> list[dict[str, Any]]:
+    def list_folder() -> list[dict[str, Any]]:
         try:
             return store.ls(name, detail=True)
         except FileNotFoundError:
             return []
 
-    entries = patiently(folder, listed)
+    entries = patiently(folder, list_folder)
     return {entry["name"].rpartition("/")[2]: int(entry["size"]) for entry in entries if entry["type"] == "file"}
 
 
 def is_taken(folder: epath.Path) -> bool:
-    """Whether there is a file of that name, or a folder with something in it. Raises as `patiently` does."""
+    """Returns True for an existing file or a folder that is not empty. Raises as `patiently` does."""
     return patiently(folder, lambda: folder.exists() and (not folder.is_dir() or any(folder.iterdir())))
 
 
 def size(path: str | os.PathLike[str]) -> int:
-    """Bytes of a remote file. Raises as `patiently` does."""
+    """Returns the size of a remote file in bytes. Raises as `patiently` does."""
     store, name = store_of(path)
     return patiently(path, lambda: int(store.info(name)["size"]))
 
 
 def exists(path: epath.Path) -> bool:
-    """Whether there is such a file or folder. Raises as `patiently` does."""
+    """Returns True if the file or folder exists. Raises as `patiently` does."""
     return patiently(path, path.exists)
 
 
 def files(path: str) -> list[str]:
-    """The remote files that a path, a folder or a pattern names, sorted; for a folder all below it.
+    """Returns the remote files that a path, a folder or a pattern matches, sorted; for a folder all files below it.
 
-    Files and folders whose names begin with a dot are left out of a folder, as in a shell's patterns. Raises as
+    Files and folders below a folder are skipped if their names begin with a dot, as in shell patterns. Raises as
     `patiently` does.
     """
     store, name = store_of(path)
@@ -299,25 +301,25 @@ def files(path: str) -> list[str]:
     def is_shown(file: str, folder: str) -> bool:
         return not any(part.startswith(".") for part in file.removeprefix(folder).split("/"))
 
-    def found() -> list[str]:
-        if store.exists(name):  # first, because a real name may hold a pattern's characters
+    def find() -> list[str]:
+        if store.exists(name):  # first, because a file name may contain pattern characters
             return [file for file in store.find(name) if file == name or is_shown(file, name)]
         if not has_magic(name):
             return []
         below = {folder: store.find(folder) for folder in store.glob(name)}
         return [file for folder, files in below.items() for file in files if file == folder or is_shown(file, folder)]
 
-    return sorted({store.unstrip_protocol(file) for file in patiently(path, found)})
+    return sorted({store.unstrip_protocol(file) for file in patiently(path, find)})
 
 
 def version(path: str) -> str:
-    """Another string whenever a remote file has been written anew. Raises as `patiently` does."""
+    """Returns a version string of a remote file, which changes with every write. Raises as `patiently` does."""
     store, name = store_of(path)
     return patiently(path, lambda: str(store.ukey(name)))
 
 
 def open_to_read(path: str) -> BinaryIO:
-    """A remote file, to be read and sought in, that goes on where a connection has broken. Raises as `patiently`."""
+    """Opens a remote file, seekable, for reading; resumes after lost connections. Raises as `patiently` does."""
     return io.BufferedReader(_PatientFile(path), 1 << 20)
 
 
@@ -357,7 +359,7 @@ class _PatientFile(io.RawIOBase):
 
 
 def _limit_silence() -> None:
-    """Without it, a request to Google may take five minutes, a slow upload's included, and then fails for good."""
+    """Sets a timeout for silent connections to Google. By default, even a slow upload fails for good after 5 min."""
     if importlib.util.find_spec("aiohttp") is not None:
         import aiohttp
 
@@ -366,6 +368,6 @@ def _limit_silence() -> None:
 
 
 def store_of(path: str | os.PathLike[str]) -> tuple[Any, str]:
-    """The file system of a remote path, and the path as it knows it."""
+    """Returns the file system of a remote path, and the path within it."""
     _limit_silence()
     return fsspec.core.url_to_fs(os.fspath(path))

@@ -1,1 +1,1 @@
-"""Text to token ids: tokenizers, vocabularies, sentences."""
+"""Text processing: WordPiece tokenization, vocabularies, sentence splitting, encoding of examples."""

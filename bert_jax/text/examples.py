@@ -1,4 +1,4 @@
-"""Examples of one text or two, and what the encoder reads of them."""
+"""Examples of one or two texts, and their encoding as token ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from bert_jax.text.sequences import EncodedSequence, encode_sequence
 from bert_jax.text.tokenization import WordPieceTokenizer
 
-_BATCH = 4_096  # texts tokenized at once
+_BATCH = 4_096  # texts per call of the tokenizer
 
 
 @dataclass(frozen=True)
 class TextExample:
-    """One text or two. `label` is the number of a class, or a score; None where the file has none."""
+    """An example of one or two texts. `label` is a class index or a score; None if the file has no labels."""
 
     id: str
     text_a: str
@@ -22,9 +22,9 @@ class TextExample:
 def encode_examples(
     tokenizer: WordPieceTokenizer, examples: Sequence[TextExample], max_seq_len: int
 ) -> list[EncodedSequence]:
-    """[CLS] A [SEP], or [CLS] A [SEP] B [SEP], of each example: at most `max_seq_len` tokens, which is 4 or more.
+    """Encodes each example as [CLS] A [SEP] or [CLS] A [SEP] B [SEP], truncated to `max_seq_len` tokens (at least 4).
 
-    A "[SEP]" that is written in a text is text like any other.
+    A literal "[SEP]" in a text is tokenized as ordinary text.
     """
     return encode_pairs(tokenizer, [(example.text_a, example.text_b) for example in examples], max_seq_len)
 
@@ -32,7 +32,7 @@ def encode_examples(
 def encode_pairs(
     tokenizer: WordPieceTokenizer, pairs: Sequence[tuple[str, str | None]], max_seq_len: int
 ) -> list[EncodedSequence]:
-    """As `encode_examples`, of bare texts."""
+    """Encodes (A, B) texts as `encode_examples` does."""
     encoded = []
     for start in range(0, len(pairs), _BATCH):
         batch = pairs[start : start + _BATCH]

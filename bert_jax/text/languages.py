@@ -1,7 +1,7 @@
-"""The languages that `--language` takes: ISO 639 codes, as `sentencex` has them.
+"""Language codes accepted by `--language`: the ISO 639 codes of `sentencex`.
 
-sentencex takes any string, and splits what it does not know as English. The codes with rules of their own are those of
-its `language_factory`; the further ones, with a script, a region or three letters, fall back to one of those. See
+sentencex accepts any string and splits text of an unknown language as English. The codes with rules of their own are
+those of its `language_factory`. Further codes, with a script, a region or three letters, fall back to one of those. See
 https://github.com/wikimedia/sentencex, src/languages/fallbacks.yaml.
 """
 
@@ -62,29 +62,29 @@ _FURTHER = frozenset(_FALLBACKS.split())
 
 
 def check_language(code: str) -> None:
-    """Refuses what is no code of a language.
+    """Validates a language code.
 
     Raises:
-      InputError: with the code that is most likely meant, and those with rules of their own.
+      InputError: unknown code; suggests the closest one and lists those with rules of their own.
     """
     if code in OWN_RULES or code in _NAMES or code in _FURTHER:
         return
-    meant = _nearest(code)
-    names = f"; did you mean {meant} ({_NAMES[meant][0]})?" if meant in _NAMES else ""
+    closest = _nearest(code)
+    suggestion = f"; did you mean {closest} ({_NAMES[closest][0]})?" if closest in _NAMES else ""
     raise InputError(
-        f"--language {code!r} is not a language code{names} Use an ISO 639-1 code; those with their own rules for "
-        f"sentences are {', '.join(sorted(OWN_RULES))}"
+        f"--language={code!r}: unknown language code{suggestion or ';'} expected an ISO 639-1 code; those with "
+        f"sentence rules of their own are {', '.join(sorted(OWN_RULES))}"
     )
 
 
 def log_fallback(code: str) -> None:
-    """Logs that a language is split by another one's rules, where that is so."""
+    """Logs if a language is split with the rules of another one."""
     if code not in OWN_RULES:
-        log.info("--language %s has no rules of its own: sentences end as in a related language, or in English", code)
+        log.info("--language=%s has no sentence rules of its own: using those of a related language or English", code)
 
 
 def _nearest(code: str) -> str:
-    """The code of the language that `code` names, writes otherwise or misspells; empty where there is none."""
+    """Returns the closest known code to a name, variant or misspelling of a language; else an empty string."""
     wanted = code.strip().lower().replace("_", "-")
     for candidate in (wanted, wanted.partition("-")[0]):
         if candidate in _NAMES:

@@ -1,4 +1,4 @@
-"""The sentences of a document."""
+"""Splits documents into sentences."""
 
 import logging
 import re
@@ -7,37 +7,37 @@ import sentencex
 
 log = logging.getLogger(__name__)
 
-# sentencex 1.0 panics on white space of several bytes after an initial ("J.\u00a0Smith"). To BERT all of it is a space.
+# sentencex 1.0 panics on multi-byte white space after an initial ("J.\u00a0Smith"). BERT treats all of it as a space.
 _OTHER_SPACES = re.compile(r"[^\S\x00-\x7f]")
 
 
 def split(text: str, language: str = "en") -> list[str]:
-    r"""The sentences of running text, stripped, by `sentencex`. The end of a line always ends a sentence.
+    r"""Splits running text into stripped sentences with `sentencex`. The end of a line always ends a sentence.
 
     White space that is not ASCII becomes a space.
 
     Args:
-      text: lines parted by "\n".
-      language: an ISO 639 code. It decides the abbreviations after which a full stop ends nothing ("Dr.").
+      text: lines separated by "\n".
+      language: an ISO 639 code, which selects the abbreviations that do not end a sentence ("Dr.").
     """
     if not text.isascii():
         text = _OTHER_SPACES.sub(" ", text)
-    # A call for each line: on Wikipedia it is faster than one for the document (64 MB/s, not 46, and 8 where that is
-    # 1 MB long), and a quotation mark that is never closed swallows a paragraph and not many.
+    # One call a line is faster on Wikipedia than one a document (64 MB/s, not 46, and 8 for a document of 1 MB), and
+    # limits the effect of an unclosed quotation mark to one paragraph.
     segments = (segment for line in text.split("\n") for segment in _segment(line, language))
     return [sentence for segment in segments if (sentence := segment.strip())]
 
 
 def lines(text: str) -> list[str]:
-    r"""The sentences of text that has one on each line, as BERT's own input files do. Only "\n" ends a line."""
+    r"""Splits text with one sentence a line, as in BERT's own input files. Only "\n" ends a line."""
     return [sentence for line in text.split("\n") if (sentence := line.strip())]
 
 
 def _segment(line: str, language: str) -> list[str]:
     try:
         return sentencex.segment(language, line)
-    except BaseException as error:  # A Rust panic is no Exception; one line must not end hours of work.
+    except BaseException as error:  # A Rust panic is not an Exception; one line must not end hours of work.
         if type(error).__name__ != "PanicException":
             raise
-        log.warning("sentencex fails on a line of %d characters, which is taken whole: %s", len(line), error)
+        log.warning("Sentence splitting failed on a line of %d characters, kept as one sentence: %s", len(line), error)
         return [line]

@@ -1,10 +1,10 @@
 """Trains a WordPiece vocabulary: `bert-jax vocab`.
 
-Google's trainer was never released; this is the one of the `tokenizers` library, which merges the most frequent pair of
-neighbouring pieces until the vocabulary is full. Left alone it numbers its first pieces in the order of a randomised
-hash table and breaks ties between equally frequent pairs by those numbers, so that every run gives another vocabulary.
-Here the text is counted into words first, and the trainer is given the pieces it starts from, in order, then the
-words: the vocabulary depends on the text alone, not on the run, the number of threads or the order of the documents.
+Google's trainer was never released. This module uses the trainer of the `tokenizers` library, which merges the most
+frequent pair of adjacent pieces until the vocabulary is full. By default it is not deterministic: it numbers the
+initial pieces in the order of a randomized hash table and breaks ties by those numbers. Here words are counted first,
+and the trainer gets the initial pieces in sorted order. The vocabulary is then deterministic: it depends only on the
+text, not on the run, the number of threads or the order of the documents.
 """
 
 import json
@@ -29,28 +29,30 @@ def train_wordpiece(
     min_frequency: int = 2,
     character_coverage: float = 0.99995,
 ) -> list[str]:
-    """Trains a WordPiece vocabulary on documents, which are read once and streamed.
+    """Trains a WordPiece vocabulary on documents, which are streamed once.
 
-    The pieces come as SPECIAL_TOKENS (ids 0 to 4), the alphabet, its continuations (`##a`), then the merges, the most
-    frequent first. Memory is that of the distinct words. Wrap `documents` to follow the progress.
+    The order of pieces is SPECIAL_TOKENS (ids 0 to 4), the alphabet, its continuations (`##a`), then the merges, most
+    frequent first. Memory grows with the number of distinct words. Wrap `documents` to show progress.
 
     Args:
-      documents: text, of any length.
-      size: the number of pieces. A small corpus may give fewer: that is logged.
-      lowercase: whether to lower-case and strip accents first, as the tokenizer that uses the vocabulary will.
-      min_frequency: a piece is only made of a pair that occurs this often.
+      documents: texts of any length.
+      size: the number of pieces. A small corpus may give fewer, which is logged.
+      lowercase: lower-case and strip accents, as in the tokenizer that will use the vocabulary.
+      min_frequency: minimum number of occurrences of a pair that is merged.
       character_coverage: the share of the text's characters that the alphabet covers, from the most frequent down.
-        A word with any other character is [UNK]. Rare characters otherwise fill the vocabulary: with 1.0, half of
-        8,192 pieces learnt from English Wikipedia are characters like U+10CC0.
+        A word with any other character is [UNK]. Without the limit, rare characters fill the vocabulary: with 1.0, half
+        of 8,192 pieces trained on English Wikipedia are characters like U+10CC0.
 
     Raises:
-      InputError: the documents hold no word, or `size` does not hold the special tokens and the alphabet.
+      InputError: the documents have no words, or `size` is below the number of special tokens and characters.
     """
     if not 0 < character_coverage <= 1:
-        raise InputError(f"character_coverage is {character_coverage}; it must be above 0 and at most 1")
+        raise InputError(f"character_coverage={character_coverage}: must be above 0 and at most 1")
     words = count_words(documents, lowercase)
     if not words:
-        raise InputError("there is no word to learn a vocabulary from: the corpus is empty; check the input")
+        raise InputError(
+            "--input: the corpus has no words to train a vocabulary on; check that its files are not empty"
+        )
     alphabet = _alphabet(words, character_coverage)
     words = {word: count for word, count in words.items() if alphabet.issuperset(word)}
     first = sorted({c for word in words for c in word})
@@ -58,31 +60,35 @@ def train_wordpiece(
     needed = len(SPECIAL_TOKENS) + len(first) + len(continuations)
     if size < needed:
         raise InputError(
-            f"a vocabulary of {size} pieces is too small: this text needs at least {needed} ({len(SPECIAL_TOKENS)} "
-            f"special tokens, {len(first)} characters and {len(continuations)} continuations); ask for more"
+            f"--size={size}: too small for this text; expected at least {needed} ({len(SPECIAL_TOKENS)} special "
+            f"tokens, {len(first)} characters and {len(continuations)} continuations)"
         )
     vocabulary = [*SPECIAL_TOKENS, *first, *continuations]
     known = set(vocabulary)
     vocabulary += [piece for piece in _train(words, size, continuations, min_frequency) if piece not in known]
     if len(vocabulary) < size:
-        log.warning("the text gives %d pieces, not the %d asked for", len(vocabulary), size)
+        log.warning(
+            "The vocabulary has %d pieces, fewer than --size=%d: the text has no more frequent pairs",
+            len(vocabulary),
+            size,
+        )
     return vocabulary
 
 
 def count_words(documents: Iterable[str], lowercase: bool) -> dict[str, int]:
-    """How often each word occurs, as the tokenizer splits words; those that it takes for [UNK] by length left out."""
+    """Counts words as the tokenizer splits them; words too long for it, which are [UNK], are dropped."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizer(lowercase)
     tokenizer.pre_tokenizer = pre_tokenizer()
     counter = trainers.WordPieceTrainer(vocab_size=0, show_progress=False)
     tokenizer.train_from_iterator(_chunks(documents), counter)
-    # The trainer keeps its counts, and shows them only in what it is pickled as.
+    # The trainer exposes its counts only in its pickled state.
     counts = json.loads(counter.__getstate__())["WordPieceTrainer"]["bpe_trainer"]["words"]
     return {word: counts[word] for word in sorted(counts) if len(word) <= MAX_WORD_CHARACTERS}
 
 
 def _chunks(documents: Iterable[str]) -> Iterator[str]:
-    """Lines, several at a time: the library needs some fifty times the memory of each text that it is given."""
+    """Yields lines in chunks, since the library needs some fifty times the memory of each text."""
     for document in documents:
         start = 0
         while len(document) - start > _CHUNK_CHARACTERS:
@@ -99,11 +105,11 @@ def _alphabet(words: dict[str, int], coverage: float) -> set[str]:
     for word, count in words.items():
         for character in word:
             counts[character] += count
-    wanted = coverage * counts.total()
+    minimum = coverage * counts.total()
     alphabet: set[str] = set()
     covered = 0
     for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        if covered >= wanted:
+        if covered >= minimum:
             break
         alphabet.add(character)
         covered += count
@@ -117,7 +123,7 @@ def _train(words: dict[str, int], size: int, continuations: list[str], min_frequ
         vocab_size=size,
         min_frequency=min_frequency,
         show_progress=False,
-        special_tokens=[*SPECIAL_TOKENS, *continuations],  # Numbered in this order, before any word is looked at.
+        special_tokens=[*SPECIAL_TOKENS, *continuations],  # Numbered in this order, before any word.
     )
     tokenizer.train_from_iterator(_repeated(words), trainer)
     ids = tokenizer.get_vocab()
@@ -125,16 +131,16 @@ def _train(words: dict[str, int], size: int, continuations: list[str], min_frequ
 
 
 def _repeated(words: dict[str, int]) -> Iterator[str]:
-    """Text in which each word occurs as often as it was counted: the trainer takes no counts, only text."""
+    """Yields text in which each word occurs as often as counted, since the trainer accepts text but no counts."""
     chunk: list[str] = []
     characters = 0
     for word, count in words.items():
-        most = max(1, _CHUNK_CHARACTERS // (len(word) + 1))
+        limit = max(1, _CHUNK_CHARACTERS // (len(word) + 1))
         while count:
-            now = min(count, most)
-            chunk.append(" ".join([word] * now))
-            characters += (len(word) + 1) * now
-            count -= now
+            repeats = min(count, limit)
+            chunk.append(" ".join([word] * repeats))
+            characters += (len(word) + 1) * repeats
+            count -= repeats
             if characters >= _CHUNK_CHARACTERS:
                 yield " ".join(chunk)
                 chunk, characters = [], 0

@@ -1,12 +1,12 @@
-"""The record of how a vocabulary was made, beside it: `vocab.txt.json` beside `vocab.txt`.
+"""Metadata of a vocabulary in a file beside it: `vocab.txt.json` beside `vocab.txt`.
 
-A vocabulary is a plain list of pieces, and does not say whether text is lower-cased before it is cut into them. Text
-that is lower-cased for a cased vocabulary, or the reverse, becomes [UNK]. `bert-jax vocab` writes the record and
-`bert-jax prepare` follows it. Released vocabularies have none: a capital letter among their pieces tells.
+A vocabulary is a plain list of pieces, without the information whether text must be lower-cased first. Text that is
+lower-cased for a cased vocabulary, or the reverse, becomes [UNK]. `bert-jax vocab` writes the record and `bert-jax
+prepare` reads it. Released vocabularies have none: they are taken for cased if one of their pieces is a capital letter.
 
     {"format_version": 1, "kind": "wordpiece", "lowercase": true, "strip_accents": true, "sha256": "..."}
 
-`sha256` is that of the vocabulary's bytes, so that the record of another vocabulary is noticed.
+`sha256` is the hash of the vocabulary's bytes, which detects the record of another vocabulary.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ def record_path(vocabulary: str) -> epath.Path:
 
 
 def save_vocabulary(path: str, tokenizer: WordPieceTokenizer) -> None:
-    """Writes the record and then the vocabulary, each atomically: a vocabulary that is there has its record."""
+    """Writes the record and then the vocabulary, each atomically, so that a vocabulary never lacks its record."""
     value = {
         "format_version": FORMAT_VERSION,
         "kind": _KIND,
@@ -46,29 +46,29 @@ def save_vocabulary(path: str, tokenizer: WordPieceTokenizer) -> None:
 
 
 def check_free(path: str) -> None:
-    """Refuses a new vocabulary's path where it, or a file that is no record in place of its record, exists.
+    """Checks that the path of a new vocabulary is free; an existing record without a vocabulary is overwritten.
 
     Raises:
-      InputError: the file that exists.
+      InputError: the vocabulary already exists, or the path of its record holds another file.
     """
     output, record = remote.named(path), record_path(path)
     if remote.exists(output):
-        raise InputError(f"--output: {output} exists: choose another name or delete it")
+        raise InputError(f"--output={output}: already exists; choose another path or delete it")
     if remote.exists(record):
         _read(record)
 
 
 def open_vocabulary(path: str, *, cased: bool) -> WordPieceTokenizer:
-    """Reads a vocabulary with the case it was made for.
+    """Opens a vocabulary with the case that it was trained for.
 
     Args:
       path: a `vocab.txt`.
-      cased: whether `--cased` was given; without it, the record decides, then a capital letter among the pieces, and
-        a vocabulary with neither is uncased.
+      cased: the value of `--cased`. If False, the record decides; without a record, a vocabulary is cased if one of its
+        pieces is a capital letter.
 
     Raises:
-      InputError: as `WordPieceTokenizer.from_file`; the record is of another vocabulary or cannot be read; or it says
-        uncased and `cased` is set.
+      InputError: as `WordPieceTokenizer.from_file`; the record is invalid or of another vocabulary; or `cased` is set
+        and the record says uncased.
     """
     tokenizer = WordPieceTokenizer.from_file(path, lowercase=not cased)
     record = record_path(path)
@@ -76,24 +76,24 @@ def open_vocabulary(path: str, *, cased: bool) -> WordPieceTokenizer:
         lowercase = _lowercase(record, path)
         if cased and lowercase:
             raise InputError(
-                f"--cased: {path} is uncased, as {record} says (lowercase=true); leave out --cased, or make a cased "
+                f"--cased: {path} is uncased (lowercase=true in {record}); remove --cased, or create a cased "
                 "vocabulary with `bert-jax vocab --cased`"
             )
-        reason = f"{record} says so"
+        reason = f"lowercase=false in {record}"
     else:
         capital = _capital(tokenizer.vocab)
         lowercase = not cased and not capital
-        reason = f"it has the piece {capital!r}"
+        reason = f"it contains the piece {capital!r}"
     if lowercase == tokenizer.lowercase:
         return tokenizer
-    log.info("%s is cased (%s): case and accents are kept", path, reason)
+    log.info("Vocabulary %s is cased (%s): case and accents of text are kept", path, reason)
     return WordPieceTokenizer(tokenizer.vocab, lowercase)
 
 
 def _lowercase(record: epath.Path, path: str) -> bool:
     value = _read(record)
     if value["sha256"] != hashlib.sha256(atomic.read_whole(remote.named(path))).hexdigest():
-        raise InputError(f"{record}: sha256 is not that of {path}; restore the vocabulary, or delete {record}")
+        raise InputError(f"{record}: sha256 is that of another vocabulary; restore {path} or delete {record}")
     for key, expected in (
         ("format_version", FORMAT_VERSION), ("kind", _KIND), ("strip_accents", value["lowercase"]),
     ):  # fmt: skip
@@ -106,16 +106,16 @@ def _read(record: epath.Path) -> dict[str, Any]:
     try:
         value = json.loads(atomic.read_whole(record))
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{record}: not the record of a vocabulary ({error}); delete or rename it") from error
+        raise InputError(f"{record}: not a vocabulary record ({error}); delete or rename it") from error
     types = {"format_version": int, "kind": str, "lowercase": bool, "strip_accents": bool, "sha256": str}
     for key, kind in types.items():
         if not isinstance(value, dict) or type(value.get(key)) is not kind:
-            raise InputError(f"{record}: not the record of a vocabulary ({key} must be a {kind.__name__}); rename it")
+            raise InputError(f"{record}: not a vocabulary record ({key} must be {kind.__name__}); rename it")
     return value
 
 
 def _capital(vocab: tuple[str, ...]) -> str:
-    """A piece of one letter that lower-casing would change; empty where there is none."""
+    """Returns a piece that is a single capital letter, or an empty string."""
     for piece in vocab:
         letter = piece.removeprefix(CONTINUATION)
         if len(letter) == 1 and unicodedata.category(letter) == "Lu" and letter.lower() != letter:

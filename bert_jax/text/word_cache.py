@@ -1,8 +1,7 @@
-"""Text to ids at several times the tokenizer's speed: what has been tokenized once is remembered.
+"""Memoizes tokenization by word, at several times the speed of the tokenizer.
 
-BERT's tokenization knows nothing beyond a word, so the ids of a text are those of its words, one after the other; and a
-few words make up most of any text. Words are parted by U+0020 alone: of what else ends a word, Unicode and BERT have
-ideas of their own, and the tokenizer is asked.
+BERT tokenizes each word independently, so the ids of a text are the concatenated ids of its words, and few distinct
+words make up most of any text. Texts are split at U+0020 only: the tokenizer handles all other word boundaries.
 """
 
 import functools
@@ -14,13 +13,13 @@ import numpy as np
 from bert_jax.text.tokenization import WordPieceTokenizer, token_dtype
 
 CAPACITY = 1 << 20
-"""Words that are remembered: some 200 MB. Then it begins anew."""
+"""Maximum number of cached words, some 200 MB. A full cache is cleared."""
 
-_LONGEST = 32  # characters; longer ones do not come again
+_LONGEST = 32  # characters; longer words rarely recur and are not cached
 
 
 class WordCache:
-    """What a tokenizer makes of words, by word. Threads, such as those of a Beam worker, wait for each other."""
+    """Thread-safe cache of token ids by word. Concurrent threads, such as those of a Beam worker, are serialized."""
 
     def __init__(self, tokenizer: WordPieceTokenizer):
         self.tokenizer = tokenizer
@@ -29,9 +28,9 @@ class WordCache:
         self._lock = threading.Lock()
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
-        """The ids of each text, without [CLS] and [SEP], as the bytes of an array of `dtype`.
+        """Returns the ids of each text, without [CLS] and [SEP], as the bytes of an array of `dtype`.
 
-        They are those of `WordPieceTokenizer.encode_batch`.
+        The ids equal those of `WordPieceTokenizer.encode_batch`.
         """
         split = [text.split(" ") for text in texts]
         with self._lock:
@@ -52,5 +51,5 @@ class WordCache:
 
 @functools.lru_cache(maxsize=4)
 def word_cache(tokenizer: WordPieceTokenizer) -> WordCache:
-    """The one of this process for a tokenizer."""
+    """Returns the cache of this process for a tokenizer."""
     return WordCache(tokenizer)

@@ -1,4 +1,4 @@
-"""What tests of preparing share."""
+"""Fixtures of the data tests."""
 
 import pytest
 from support import preparing

@@ -1,4 +1,4 @@
-"""Damage to a prepared dataset's files, and files that are another dataset's: what is noticed, and what is said."""
+"""Detection of damaged files of a prepared dataset and of files of another dataset."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def flip(path, position, bit=0):
 
 
 def edit(folder, change):
-    """Changes dataset.json as one who knows its format would: hash and checksum fit."""
+    """Changes dataset.json and updates its hash and checksum."""
     path = folder / INFO_FILE
     content = json.loads(path.read_text())
     change(content)
@@ -60,7 +60,7 @@ def edit(folder, change):
 
 
 def to_version_2(folder):
-    """Rewrites dataset.json as versions before digests of files did; returns the hash that they gave it."""
+    """Rewrites dataset.json as format version 2, without digests of files; returns its hash."""
     path = folder / INFO_FILE
     content = json.loads(path.read_text())
     del content["files"], content["checksum"]
@@ -73,7 +73,7 @@ def to_version_2(folder):
 
 
 def test_a_flipped_bit_in_any_file_is_noticed(several_shards, tmp_path):
-    """Shards' padding and headers of .npy files included; each file by its name."""
+    """Covers padding of shards and headers of .npy files; the error names the file."""
     rng = np.random.default_rng(0)
     for file in sorted(path.name for path in several_shards.iterdir()):
         size = (several_shards / file).stat().st_size
@@ -93,7 +93,7 @@ def test_a_flipped_bit_in_any_file_is_noticed(several_shards, tmp_path):
 def test_a_version_3_that_a_flip_makes_a_2_is_noticed(copy):
     path = copy / INFO_FILE
     path.write_text(path.read_text().replace('"format_version": 3', '"format_version": 2'))
-    with pytest.raises(InputError, match=r"dataset\.json: damaged .*checksum"):
+    with pytest.raises(InputError, match=r"dataset\.json: .*checksum"):
         PreparedDataset(str(copy))
 
 
@@ -109,7 +109,7 @@ def test_shards_of_another_preparation_are_refused(several_shards, corpus_file, 
     shutil.copyfile(other / shard.file, ours / shard.file)
     assert (ours / shard.file).stat().st_size == shard.bytes
     dataset = PreparedDataset(str(ours))
-    with pytest.raises(InputError, match=rf"{shard.file}: .*digest is [0-9a-f]+, expected [0-9a-f]+"):
+    with pytest.raises(InputError, match=rf"{shard.file}: .*[0-9a-f]{{32}}.*[0-9a-f]{{32}}"):
         dataset.read_blocks("train", np.array([0]))
 
 
@@ -168,11 +168,11 @@ def test_a_dataset_of_version_2_loads_as_before(several_shards, copy):
 
 @pytest.mark.parametrize("name", ARRAYS)
 def test_a_damaged_header_of_version_2_is_named(copy, name):
-    """Half a tuple: numpy raises tokenize.TokenError."""
+    """numpy raises tokenize.TokenError for half a tuple."""
     to_version_2(copy)
     content = (copy / name).read_bytes()
     (copy / name).write_bytes(content.replace(b"(", b" ", 1))
-    with pytest.raises(InputError, match=rf"{name}: damaged"):
+    with pytest.raises(InputError, match=rf"{name}: .*\(.+\)"):
         read_all(copy)
 
 
@@ -181,7 +181,7 @@ def test_sums_of_version_2_are_held_against_dataset_json(copy):
     counts = np.load(copy / TOKEN_COUNTS_FILE)
     counts[7] += 1
     np.save(copy / TOKEN_COUNTS_FILE, counts)
-    with pytest.raises(InputError, match=r"token_counts\.npy: damaged \(got [0-9]+ tokens, expected [0-9]+"):
+    with pytest.raises(InputError, match=r"token_counts\.npy: .*[0-9]+ tokens.*[0-9]+"):
         PreparedDataset(str(copy)).token_counts()
 
 
@@ -191,7 +191,7 @@ def test_lengths_out_of_range_are_no_division_by_zero(copy, length):
     counts = np.load(copy / lengths_file("train"))
     counts[3] = length
     np.save(copy / lengths_file("train"), counts)
-    with pytest.raises(InputError, match=r"train-lengths\.npy: damaged .*expected 1 to 64"):
+    with pytest.raises(InputError, match=r"train-lengths\.npy: .*\b1 to 64\b"):
         inspect_dataset(str(copy), samples=0)
 
 
@@ -284,7 +284,7 @@ def test_forged_fields_are_refused_by_name(copy, path, value, field):
     with pytest.raises(InputError) as refusal:
         PreparedDataset(str(copy))
     message = str(refusal.value)
-    assert message.startswith(f"{copy / INFO_FILE}: damaged (")
+    assert message.startswith(f"{copy / INFO_FILE}: ")
     assert field in message
     assert "\n" not in message
 
@@ -297,11 +297,11 @@ def test_more_instances_than_a_shard_has_records(copy):
 
     edit(copy, change)
     dataset = PreparedDataset(str(copy))
-    with pytest.raises(BertJaxError, match=r"train-00000-of-[0-9]+\.array_record: .*got 1 blocks, expected 4"):
+    with pytest.raises(BertJaxError, match=r"train-00000-of-[0-9]+\.array_record: .*\b1 blocks.*\b4\b"):
         dataset.read_blocks("train", np.array([0]))
 
 
 def test_nested_too_deep(copy):
     (copy / INFO_FILE).write_text("[" * 100_000)
-    with pytest.raises(InputError, match=r"dataset\.json: damaged"):
+    with pytest.raises(InputError, match=f"^{copy / INFO_FILE}: "):
         PreparedDataset(str(copy))

@@ -116,7 +116,7 @@ def test_missing_shard(dataset_copy):
 
 
 def test_flipped_bits_in_a_shard(dataset_copy):
-    """A shard of the right size but the wrong bytes is found out when read, and by name."""
+    """A corrupt shard of the right size is detected when read; the error names it."""
     shard = shard_of(dataset_copy)
     content = bytearray(shard.read_bytes())
     half = len(content) // 2
@@ -136,7 +136,7 @@ def edit_info(folder, change):
 
 def test_other_format_version(dataset_copy):
     edit_info(dataset_copy, lambda content: content.update(format_version=1))
-    with pytest.raises(InputError, match=r"dataset\.json.*version 1"):
+    with pytest.raises(InputError, match=r"dataset\.json.*format_version=1\b"):
         PreparedDataset(str(dataset_copy))
 
 
@@ -161,13 +161,13 @@ def test_damaged_info(dataset_copy, damage):
     text = path.read_text()
     assert damage(text) != text
     path.write_text(damage(text))
-    with pytest.raises(InputError, match=r"dataset\.json: damaged"):
+    with pytest.raises(InputError, match=f"^{dataset_copy / INFO_FILE}: "):
         PreparedDataset(str(dataset_copy))
 
 
-def test_info_that_is_no_text(dataset_copy):
+def test_dataset_json_that_is_not_utf8(dataset_copy):
     (dataset_copy / INFO_FILE).write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match=r"dataset\.json: damaged"):
+    with pytest.raises(InputError, match=f"^{dataset_copy / INFO_FILE}: "):
         PreparedDataset(str(dataset_copy))
 
 
@@ -195,7 +195,7 @@ def test_damaged_arrays(dataset_copy, name, content):
         dataset.token_counts() if name == TOKEN_COUNTS_FILE else dataset.lengths("train")
 
 
-def test_a_shard_has_its_name_only_when_whole(tmp_path):
+def test_shard_writer_renames_on_close(tmp_path):
     folder = epath.Path(tmp_path)
     writer = ShardWriter(folder / "train.array_record")
     writer.write(b"one")
@@ -226,12 +226,12 @@ def test_the_example_of_the_readme_opens_it_with_grain(dataset_dir, tmp_path, mo
 def test_lengths_of_another_split_are_refused(dataset_copy):
     path = dataset_copy / lengths_file("train")
     np.save(path, np.load(path)[:-1])
-    with pytest.raises(InputError, match=r"train-lengths\.npy: damaged"):
+    with pytest.raises(InputError, match=r"train-lengths\.npy: .*[0-9a-f]{32}.*[0-9a-f]{32}"):
         PreparedDataset(str(dataset_copy)).lengths("train")
 
 
 def test_a_block_with_another_count_is_refused(dataset_copy):
     dataset = PreparedDataset(str(dataset_copy))
     dataset._blocks["train"][0] -= 1
-    with pytest.raises(BertJaxError, match="block 0 has"):
+    with pytest.raises(BertJaxError, match=r"train-0.*\bblock 0\b.*\d+"):
         dataset.read_blocks("train", np.array([0]))

@@ -1,4 +1,4 @@
-"""Blocks of instances: their bytes, and the rows that are made of them."""
+"""Blocks of instances: binary format and layout of rows."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def make_tokenizer(pieces):
 
 
 def encode(pairs, ids, dtype):
-    """Of (A, B, flags); B is None for a single segment."""
+    """Encodes a block of (A, B, label) triples; B is None for a single segment."""
     headers = make_headers(
         np.array(ids, np.uint64),
         np.array([len(a) for a, _, _ in pairs]),
@@ -72,7 +72,7 @@ def test_layout_row_by_row(vocab_size):
 
 
 def test_special_ids_in_a_segment_are_text():
-    """Whoever wrote them: the layout goes by lengths, never by ids."""
+    """The layout depends on lengths, never on ids."""
     tokenizer = make_tokenizer(300)
     a, b = [tokenizer.sep_id, 7], [tokenizer.pad_id]
     found = laid_out(encode([(a, b, False)], [1], token_dtype(300)), 10, tokenizer)
@@ -81,7 +81,7 @@ def test_special_ids_in_a_segment_are_text():
 
 
 def test_bytes():
-    """A record's layout is what `FORMAT_VERSION` names."""
+    """Pins the binary layout of records to `FORMAT_VERSION`."""
     record = encode([([1, 2, 3], [258], True), ([4], None, False)], [0x0102030405060708, 9], token_dtype(300))
     headers = (
         "0807060504030201" + "0300" + "0100" + "0100" + "0000" + "0900000000000000" + "0100" + "0000" + "0200" + "0000"
@@ -103,9 +103,9 @@ def test_one_segment():
 @pytest.mark.parametrize(
     "spoil", [lambda r: r[:5], lambda r: r[:-2], lambda r: r + b"xx", lambda r: r[:-1], lambda r: b"\xff" * 40]
 )
-def test_what_is_no_block(spoil):
+def test_invalid_blocks_are_refused(spoil):
     record = encode([([1, 2], [3], False)], [1], token_dtype(300))
-    with pytest.raises(ValueError, match="block"):
+    with pytest.raises(ValueError, match=r"block.*\d"):
         decode_block(spoil(record), 300)
 
 

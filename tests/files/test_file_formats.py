@@ -1,4 +1,4 @@
-"""Files of a corpus that are text, and the errors for those that are not."""
+"""Format detection of corpus files, and the errors for files that are not text."""
 
 import bz2
 import gzip
@@ -165,14 +165,14 @@ def test_a_json_array_is_refused_with_the_command_that_converts_it(name, indent,
     path = tmp_path / name
     rows = json.dumps([{"text": "the ship ."}, {"text": "a wave ."}], indent=indent).encode()
     path.write_bytes(COMPRESS[".gz" if name.endswith(".gz") else ""](rows))
-    with pytest.raises(InputError, match=r"JSON array") as caught:
+    with pytest.raises(InputError, match=rf"{name}: .*JSON array") as caught:
         documents(path)
     assert documents(run_command(caught.value)) == ["the ship .", "a wave ."]
 
 
 def test_json_over_several_lines_is_refused(tmp_path):
     (tmp_path / "row.json").write_text(json.dumps({"text": "the ship ."}, indent=2))
-    with pytest.raises(InputError, match=r"row\.json: .*several lines.*jq -c"):
+    with pytest.raises(InputError, match=r"row\.json: .*jq -c"):
         documents(tmp_path / "row.json")
 
 

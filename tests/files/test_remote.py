@@ -31,7 +31,7 @@ FOLDER = epath.Path("gs://bucket/folder")
 
 @pytest.fixture
 def slept(monkeypatch) -> list[float]:
-    """How long `patiently` would have slept, which it does not."""
+    """Replaces sleeping between retries; returns the requested waits in seconds."""
     waits: list[float] = []
     monkeypatch.setattr(remote, "time", SimpleNamespace(sleep=waits.append, monotonic=time.monotonic))
     return waits
@@ -41,7 +41,7 @@ def slept(monkeypatch) -> list[float]:
 
 
 @pytest.mark.parametrize("content", [b"", b"one\r", b"one\r\n", b"one\n", b"--one\n--two\r"])
-def test_what_is_put_is_there_to_the_byte(content: bytes, store: Emulator, tmp_path: Path):
+def test_uploads_keep_every_byte(content: bytes, store: Emulator, tmp_path: Path):
     atomic.write_whole("gs://bucket/written", content)
     (tmp_path / "file").write_bytes(content)
     atomic.place(tmp_path / "file", epath.Path("gs://bucket/placed"))
@@ -58,21 +58,21 @@ def test_a_remote_path_is_not_made_absolute(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("ftp://host/a", "ftp:// is not known"),
-        ("gs://", "names no bucket"),
-        ("s3://bucket/a", "s3fs is needed to open it: pip install s3fs"),
-        ("gs://bucket/a", "gcsfs is needed to open it: pip install 'bert-jax\\[gcs\\]'"),
+        ("ftp://host/a", "ftp://host/a: .*gs://"),
+        ("gs://", "^gs://: "),
+        ("s3://bucket/a", "s3://bucket/a: .*pip install s3fs"),
+        ("gs://bucket/a", "gs://bucket/a: .*pip install 'bert-jax\\[gcs\\]'"),
     ],
 )
-def test_what_cannot_be_opened_is_refused(path, message, monkeypatch):
-    if "is needed" in message:
+def test_paths_that_cannot_be_opened_are_refused(path, message, monkeypatch):
+    if "pip install" in message:
         monkeypatch.setattr(remote.importlib.util, "find_spec", lambda *_: None)
     with pytest.raises(InputError, match=message):
         remote.named(path)
 
 
 def test_a_bucket_with_a_typo_is_refused_and_not_made(store):
-    with pytest.raises(InputError, match="no such file, folder or bucket"):
+    with pytest.raises(InputError, match=r"^gs://buckte/data/.*FileNotFoundError"):
         atomic.make_folder(epath.Path("gs://buckte/data"))
     assert not store.count("POST /storage/v1/b?")
     assert not store.count("POST /storage/v1/b", "project")
@@ -91,7 +91,7 @@ def test_files_of_folders_and_patterns(store):
     assert remote.files(f"{FOLDER}/none") == []
 
 
-def test_what_others_have_written_since_is_seen(store):
+def test_writes_of_other_processes_are_visible(store):
     atomic.write_whole(FOLDER / "a", b"1")
     assert remote.sizes(FOLDER) == {"a": 1}
     before = remote.version(f"{FOLDER}/a")
@@ -106,7 +106,7 @@ def test_what_others_have_written_since_is_seen(store):
 
 
 @pytest.mark.parametrize("where", ["local", "remote"])
-def test_a_file_is_there_whole_or_not_at_all(where, store, tmp_path):
+def test_writes_are_atomic(where, store, tmp_path):
     folder = FOLDER if where == "remote" else epath.Path(tmp_path)
 
     def names() -> list[str]:
@@ -132,7 +132,7 @@ def test_a_file_is_there_whole_or_not_at_all(where, store, tmp_path):
     assert len(names()) == 1
 
 
-def test_what_is_no_file_is_written_to_and_a_link_stays_one(tmp_path):
+def test_pipes_and_symbolic_links_are_written_through(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     found = []
     reader = threading.Thread(target=lambda: found.append((tmp_path / "pipe").read_bytes()))
@@ -148,11 +148,11 @@ def test_what_is_no_file_is_written_to_and_a_link_stays_one(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "pipe"]
 
 
-def test_a_folder_that_cannot_be_put_whole_is_not_there(store, tmp_path):
+def test_folder_uploads_are_atomic(store, tmp_path):
     for name in ("a", "b", "config.json"):
         (tmp_path / name).write_text(name)
     store.fail("POST", "config.json", status=403)
-    with pytest.raises(InputError, match="access is denied"):
+    with pytest.raises(InputError, match=r"^gs://bucket/folder/config\.json: .*Forbidden"):
         atomic.upload_folder(tmp_path, FOLDER, last="config.json")
     assert store.names() == []
     store.faults.clear()
@@ -165,7 +165,7 @@ def test_a_folder_that_cannot_be_put_whole_is_not_there(store, tmp_path):
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_what_the_library_tries_again_is_said(status, store, caplog):
+def test_retries_of_gcsfs_are_logged(status, store, caplog):
     store.put("folder/a", b"text")
     store.fail("GET", "folder/a", status=status, times=1)
     library = logging.getLogger("gcsfs")
@@ -179,15 +179,14 @@ def test_what_the_library_tries_again_is_said(status, store, caplog):
     warnings = [record.getMessage() for record in caplog.records if record.name == "bert_jax.files.remote"]
     assert len(warnings) == 1
     assert str(status) in warnings[0]
-    assert "trying again" in warnings[0]
 
 
-@pytest.mark.parametrize(("status", "message"), [(403, "access is denied"), (404, "no such file, folder or bucket")])
-def test_what_no_second_try_would_mend_is_said_at_once(status, message, store, slept):
+@pytest.mark.parametrize(("status", "message"), [(403, "Forbidden"), (404, "FileNotFoundError")])
+def test_permanent_store_errors_are_raised_without_a_retry(status, message, store, slept):
     store.put("folder/a", b"text")
     store.requests.clear()
     store.fail("folder/a", status=status)
-    with pytest.raises(InputError, match=rf"^gs://bucket/folder/a: {message}"):
+    with pytest.raises(InputError, match=rf"^gs://bucket/folder/a: .*{message}"):
         atomic.read_whole(FOLDER / "a")
     assert slept == []
     assert store.count("folder/a") <= 2
@@ -196,11 +195,11 @@ def test_what_no_second_try_would_mend_is_said_at_once(status, message, store, s
 
 
 def of_library(module: str, *names: str) -> Exception:
-    """An error as of a library that is not installed; `names` are its class and the bases of that."""
+    """Returns an error of a library that need not be installed; `names` are its class and base classes."""
     kind: type = Exception
     for name in reversed(names):
         kind = type(name, (kind,), {"__module__": module})
-    return kind("said")
+    return kind("message")
 
 
 def unknown_host(number: int) -> aiohttp.ClientConnectorDNSError:
@@ -271,7 +270,7 @@ def test_a_host_that_has_answered_before_is_asked_again(slept, monkeypatch):
     assert len(slept) == 1
 
 
-def test_what_the_library_gave_up_on_is_tried_for_minutes(monkeypatch, caplog):
+def test_transient_errors_are_retried_for_minutes(monkeypatch, caplog):
     now = [0.0]
     pass_by = lambda seconds: now.__setitem__(0, now[0] + seconds)  # noqa: E731
     monkeypatch.setattr(remote, "time", SimpleNamespace(sleep=pass_by, monotonic=lambda: now[0]))
@@ -290,20 +289,20 @@ def test_what_the_library_gave_up_on_is_tried_for_minutes(monkeypatch, caplog):
         raise ConnectionResetError("by peer")
 
     with pytest.raises(
-        BertJaxError, match=r"gave up after \d+ tries in \d{3} s \(ConnectionResetError: by peer\)"
+        BertJaxError, match=r"^gs://bucket/folder: .*\d+.* \d{3} s \(ConnectionResetError: by peer\)"
     ) as failed:
         remote.patiently(FOLDER, never)
     assert failed.value.exit_status == 1
     assert remote.PATIENCE_SECONDS - remote.LONGEST_WAIT_SECONDS < now[0] < remote.PATIENCE_SECONDS + 10
 
 
-def test_a_mistake_in_the_code_is_not_tried_again(slept):
+def test_programming_errors_are_not_retried(slept):
     with pytest.raises(ZeroDivisionError):
         remote.patiently(FOLDER, lambda: 1 // 0)
     assert slept == []
 
 
-def test_a_connection_on_which_nothing_comes_is_given_up(store, monkeypatch):
+def test_silent_connection_times_out(store, monkeypatch):
     monkeypatch.setattr(fsspec.config, "conf", {})
     monkeypatch.setattr(remote, "SILENCE_SECONDS", 0.3)
     store.put("folder/a", b"text")
@@ -312,7 +311,7 @@ def test_a_connection_on_which_nothing_comes_is_given_up(store, monkeypatch):
     assert store.count("GET", "folder/a") == 2
 
 
-def test_files_of_many_megabytes_are_put_in_pieces(store, tmp_path):
+def test_large_files_are_uploaded_in_chunks(store, tmp_path):
     content = random.Random(0).randbytes(11 << 20)
     (tmp_path / "large").write_bytes(content)
     store.fail("uploadType=resumable", "upload_id", status=503, times=1)
@@ -330,20 +329,20 @@ def test_a_download_that_ends_early_is_fetched_again(honest, store, tmp_path, sl
     atomic.download(FOLDER / "a", tmp_path / "a", size=10)
     assert (tmp_path / "a").read_bytes() == b"0123456789"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
-    assert len(slept) == honest  # the other is tried again by the library
+    assert len(slept) == honest  # gcsfs retries the other
 
 
 def test_a_download_that_always_ends_early_fails(store, tmp_path, slept):
     store.put("folder/a", b"0123456789")
     store.cut("GET", "alt=media", name="folder/a", times=100, honest=True)
-    with pytest.raises(BertJaxError, match="5 of 10 bytes arrived"):
+    with pytest.raises(BertJaxError, match=r"\b5\b.*\b10 bytes"):
         atomic.download(FOLDER / "a", tmp_path / "a", size=10)
     assert list(tmp_path.iterdir()) == []
     assert len(slept) == remote.DAMAGED_TRIES - 1
 
 
-def test_a_corpus_is_read_on_where_connections_break(store, slept, monkeypatch):
-    """More often than the library tries again."""
+def test_reading_a_corpus_resumes_after_lost_connections(store, slept, monkeypatch):
+    """Connections fail more often than gcsfs retries."""
     pause = asyncio.sleep
     monkeypatch.setattr(gcsfs.retry, "asyncio", SimpleNamespace(sleep=lambda _: pause(0)))
     lines = [f"line {number}".encode() for number in range(200_000)]
@@ -358,10 +357,10 @@ def test_a_corpus_is_read_on_where_connections_break(store, slept, monkeypatch):
 
 @pytest.mark.parametrize(
     ("status", "expected", "message"),
-    [(403, 2, "access is denied"), (404, 2, "no such file"), (503, 1, "run it again")],
+    [(403, 2, "Forbidden"), (404, 2, "FileNotFoundError"), (503, 1, "503")],
 )
-def test_what_a_store_says_to_a_library_is_one_line_as_well(status, expected, message, monkeypatch, capsys):
-    """To Orbax, say, which asks it by itself."""
+def test_store_errors_inside_a_library_are_one_line(status, expected, message, monkeypatch, capsys):
+    """Libraries such as Orbax access the store themselves."""
 
     def save(*_: object) -> None:
         try:
@@ -375,26 +374,32 @@ def test_what_a_store_says_to_a_library_is_one_line_as_well(status, expected, me
     assert message in line
 
 
-def test_the_command_line_says_it_in_one_line(store, capsys, tmp_path, vocabulary_file, corpus_file):
+def test_commands_report_store_errors_in_one_line(store, capsys, tmp_path, vocabulary_file, corpus_file):
     store.put("folder/vocab.txt", b"x")
     denied = f"{FOLDER}/denied"
     store.fail("denied", status=403)
     given = ["--input", str(corpus_file), "--vocab", str(vocabulary_file)]
     for command, message in [
-        (["inspect", "gs://nothing/data"], "is not a prepared dataset"),
-        (["inspect", denied], "access is denied"),
-        (["prepare", *given, "--output", "gs://nothing/data"], "no such file, folder or bucket"),
-        (["prepare", *given, "--output", denied], "access is denied"),
+        (["inspect", "gs://nothing/data"], "gs://nothing/data"),
+        (["inspect", denied], "Forbidden"),
+        (["prepare", *given, "--output", "gs://nothing/data"], "gs://nothing/data"),
+        (["prepare", *given, "--output", denied], "Forbidden"),
         (
             ["prepare", "--input", f"{FOLDER}/*.md", *given[2:], "--output", str(tmp_path / "a")],
-            "no such file or folder",
+            f"{FOLDER}/*.md",
         ),
-        (["prepare", *given[:2], "--vocab", f"{FOLDER}/none.txt", "--output", str(tmp_path / "a")], "no such file"),
-        (["evaluate", "--checkpoint", f"{FOLDER}/none", "--data", denied], "does not exist"),
-        (["export", "--checkpoint", denied, "--output", str(tmp_path / "b")], "access is denied"),
-        (["import", "--source", f"{FOLDER}/none", "--output", str(tmp_path / "b")], "holds no file"),
-        (["report", f"{FOLDER}/none", "--output", str(tmp_path / "c.png")], "has no metrics"),
-        (["vocab", "--input", str(corpus_file), "--output", "gs://nothing/vocab.txt", "--size", "200"], "or bucket"),
+        (
+            ["prepare", *given[:2], "--vocab", f"{FOLDER}/none.txt", "--output", str(tmp_path / "a")],
+            f"{FOLDER}/none.txt",
+        ),
+        (["evaluate", "--checkpoint", f"{FOLDER}/none", "--data", denied], f"{FOLDER}/none"),
+        (["export", "--checkpoint", denied, "--output", str(tmp_path / "b")], "Forbidden"),
+        (["import", "--source", f"{FOLDER}/none", "--output", str(tmp_path / "b")], f"{FOLDER}/none"),
+        (["report", f"{FOLDER}/none", "--output", str(tmp_path / "c.png")], f"{FOLDER}/none"),
+        (
+            ["vocab", "--input", str(corpus_file), "--output", "gs://nothing/vocab.txt", "--size", "200"],
+            "gs://nothing/",
+        ),
     ]:
         began = time.monotonic()
         assert main(command) == 2, command

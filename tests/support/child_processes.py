@@ -1,4 +1,4 @@
-"""Processes that tests start, each of which ends with its test: when it fails or times out, too.
+"""Child processes of tests, which are ended with their test, even if it fails or times out.
 
 A child leads a group of its own. What it starts may leave the group, as `setsid` and servers do, but not without the
 environment, which carries the number of the test's own.
@@ -16,12 +16,12 @@ import pytest
 
 _MARK = "BERT_JAX_TESTS_CHILD"
 _numbers = itertools.count()
-_number = ""  # of the test that runs; "" where none has started anything
+_number = ""  # of the running test; "" if it has started no process
 _started: list[subprocess.Popen] = []
 
 
 def start(command: list, **options: object) -> subprocess.Popen:
-    """`subprocess.Popen`, for a process that `end_all` ends if the test has not."""
+    """Starts a process with `subprocess.Popen`; `end_all` ends it if the test has not."""
     global _number
     _number = _number or f"{os.getpid()}-{next(_numbers)}"
     environment = {**(options.pop("env", None) or os.environ), _MARK: _number}
@@ -31,7 +31,7 @@ def start(command: list, **options: object) -> subprocess.Popen:
 
 
 def run(command: list, *, timeout: float, **options: object) -> subprocess.CompletedProcess:
-    """`subprocess.run` with its output captured as text; past `timeout` seconds the whole group is killed."""
+    """Runs a command with captured text output; kills its process group after `timeout` seconds."""
     process = start(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
     try:
         stdout, stderr = process.communicate(timeout=timeout)
@@ -43,13 +43,13 @@ def run(command: list, *, timeout: float, **options: object) -> subprocess.Compl
 
 @pytest.fixture(autouse=True)
 def ends_what_it_starts() -> Iterator[None]:
-    """Ends what a test has started and is still there."""
+    """Ends the processes of a test that are still running."""
     yield
     end_all()
 
 
 def end_all() -> None:
-    """Kills what the test has started and is still there, children of children included."""
+    """Kills the running processes of the test, with all descendants."""
     global _number
     if not _number:
         return
@@ -70,7 +70,7 @@ def end_all() -> None:
 
 
 def _marked(entry: bytes) -> list[int]:
-    """Process ids whose environment has `entry`; none where there is no /proc."""
+    """Returns ids of processes whose environment contains `entry`; none without /proc."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):

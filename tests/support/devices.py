@@ -1,4 +1,4 @@
-"""How many of the eight simulated devices a run in this process takes."""
+"""Number of simulated devices, of eight, that runs in this process use."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from bert_jax.parallel.mesh import make_mesh
 
 @pytest.fixture(autouse=True, scope="module")
 def one_device() -> Iterator[None]:
-    """Meshes are of one device: its programs compile, and its checkpoints are written, in a third of the time."""
+    """Limits meshes to one device, which compiles programs and writes checkpoints in a third of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(make_mesh, "__defaults__", (jax.devices()[:1],))
         yield
@@ -18,5 +18,5 @@ def one_device() -> Iterator[None]:
 
 @pytest.fixture
 def all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Meshes are of all eight after all."""
+    """Restores meshes of all eight devices."""
     monkeypatch.setattr(make_mesh, "__defaults__", (None,))

@@ -1,4 +1,4 @@
-"""An emulator of Google Cloud Storage on the loopback, whose answers can be made to fail."""
+"""Emulator of Google Cloud Storage on the loopback interface, with fault injection."""
 
 import io
 import json
@@ -32,7 +32,7 @@ class Emulator:
     def __init__(self) -> None:
         self.requests: list[str] = []
         self.faults: list[Callable[[RequestHandler, str], bool]] = []
-        logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)  # what is not there is no error here
+        logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)  # a missing object is not an error here
         self._storage = Storage(use_memory_fs=True)
         buckets.create_bucket(BUCKET, self._storage)
         self._server = _Server(("127.0.0.1", 0), partial(_Handler, self, self._storage))
@@ -41,7 +41,7 @@ class Emulator:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For gcsfs and TensorStore: to ask this server, and nobody for credentials."""
+        """Environment that directs gcsfs and TensorStore to this server, without credentials."""
         url = f"http://127.0.0.1:{self._server.server_address[1]}"
         return {
             "STORAGE_EMULATOR_HOST": url, "TENSORSTORE_GCS_HTTP_URL": url, "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
@@ -49,14 +49,14 @@ class Emulator:
         }  # fmt: skip
 
     def names(self, prefix: str = "") -> list[str]:
-        """The objects whose names begin with `prefix`, sorted."""
+        """Returns the names of the objects that begin with `prefix`, sorted."""
         return sorted(item["name"] for item in self._storage.get_file_list(BUCKET, prefix)[0])
 
     def read(self, name: str) -> bytes:
         return self._storage.get_file(BUCKET, name)
 
     def put(self, name: str, content: bytes) -> None:
-        """As another client would."""
+        """Writes an object with a separate client."""
         store = fsspec.filesystem("gcs", skip_instance_cache=True)
         store.pipe_file(f"{BUCKET}/{name}", content)
 
@@ -64,15 +64,15 @@ class Emulator:
         self._storage.delete_file(BUCKET, name)
 
     def count(self, *parts: str) -> int:
-        """How many requests held all of `parts`."""
+        """Returns the number of requests that contain all of `parts`."""
         return sum(all(part in request for part in parts) for request in self.requests)
 
     def fail(self, *parts: str, status: int, times: int = 1 << 30) -> None:
-        """Answers the next `times` requests that hold all of `parts` with a status."""
+        """Answers the next `times` requests that contain all of `parts` with a status."""
         self._answer(parts, times, status, lambda: (b"", 0))
 
     def stall(self, *parts: str, seconds: float, times: int) -> None:
-        """Answers the next `times` such requests after `seconds`, and meanwhile no other: there is one thread."""
+        """Delays the next `times` such requests by `seconds`; the single thread answers no others meanwhile."""
         left = [times]
 
         def fault(_: RequestHandler, request: str) -> bool:
@@ -84,7 +84,7 @@ class Emulator:
         self.faults.append(fault)
 
     def cut(self, *parts: str, name: str, times: int, honest: bool, then: Callable[[], object] = lambda: None) -> None:
-        """Sends half of an object. `honest`: as if that were all; else the connection ends before what was promised.
+        """Sends half of an object: as if complete if `honest`, else closing the connection before the announced size.
 
         `then` is called before it ends.
         """
@@ -96,7 +96,7 @@ class Emulator:
         self._answer(parts, times, 200, half, then)
 
     def damage(self, *parts: str, name: str, times: int) -> None:
-        """Sends an object with a byte in the middle that is another."""
+        """Sends an object with one corrupt byte in the middle."""
 
         def damaged() -> tuple[bytes, int]:
             content = bytearray(self.read(name))
@@ -113,7 +113,7 @@ class Emulator:
         body: Callable[[], tuple[bytes, int]],
         then: Callable[[], object] = lambda: None,
     ) -> None:
-        """`body` gives what is sent and how long it is said to be."""
+        """Sends an object; `body` returns the bytes to send and the announced size."""
         left = [times]
 
         def fault(handler: RequestHandler, request: str) -> bool:
@@ -132,7 +132,7 @@ class Emulator:
         self.faults.append(fault)
 
     def clear(self) -> None:
-        """Deletes all objects, forgets requests and takes faults away."""
+        """Deletes all objects, recorded requests and faults."""
         self._storage.wipe(keep_buckets=True)
         self.requests.clear()
         self.faults.clear()
@@ -144,7 +144,7 @@ class Emulator:
 
 class _Server(HTTPServer):
     def handle_error(self, *_: object) -> None:
-        """A client that has gone does not wait for its answer."""
+        """Ignores clients that have closed their connection."""
 
 
 class _Handler(RequestHandler):
@@ -154,13 +154,13 @@ class _Handler(RequestHandler):
         super().__init__(storage, *arguments)
 
     def parse_request(self) -> bool:
-        """Called once a request: what a fault has answered is not handled."""
+        """Handles a request once, unless a fault has answered it."""
         if not super().parse_request():
             return False
         request = f"{self.command} {unquote(self.path)}"
         if "uploadType=multipart" in self.path:  # the name is in the body
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            # The emulator takes a last byte "\r" of the content for a part of the line's end, which here is "\n".
+            # The emulator treats a final "\r" of the content as part of the line end, which here is "\n".
             content, end, boundary = body.rpartition(b"\n--")
             body = content + b"\r" + end + boundary
             self.headers.replace_header("Content-Length", str(len(body)))
@@ -172,7 +172,7 @@ class _Handler(RequestHandler):
         return self._keeps_conditions(urlsplit(self.path))
 
     def _keeps_conditions(self, url: SplitResult) -> bool:
-        """What TensorStore writes and reads by, and the emulator has not: an answer where the object is another."""
+        """Implements the generation preconditions of TensorStore, which the emulator does not support."""
         query = parse_qs(url.query)
         name = query["name"][0] if "name" in query else unquote(url.path.partition(f"/b/{BUCKET}/o/")[2])
         try:

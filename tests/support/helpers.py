@@ -1,4 +1,4 @@
-"""A made-up language with a grammar that a small model can learn, and short cuts that several tests take."""
+"""Synthetic language with a grammar that a small model can learn, and helpers shared by tests."""
 
 import os
 import random
@@ -31,7 +31,7 @@ SMALL_WORDS = ["the", "a", "near", "and", "of", "old", "little", "dark", "."]
 
 
 QUICK_COMPILATION = "--xla_backend_optimization_level=0"
-if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):  # later ones do not know the flag
+if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):  # later versions removed the flag
     QUICK_COMPILATION += " --xla_cpu_use_fusion_emitters=false"  # a third of the time
 
 
@@ -43,7 +43,7 @@ def make_vocabulary() -> list[str]:
 
 
 def make_corpus(documents: int, seed: int = 0, sentences: tuple[int, int] = (2, 20)) -> str:
-    """Documents of `sentences` sentences, each document on one topic; one sentence a line, a blank line between."""
+    """Returns documents of `sentences` sentences on one topic each; one sentence a line, blank lines in between."""
     rng = random.Random(seed)
     result = []
     for _ in range(documents):
@@ -69,7 +69,7 @@ def prepare_dataset(corpus: Path, vocabulary: Path, output: Path, workers: int =
 
 
 def small_config(dataset: Path, **overrides: object) -> ConfigDict:
-    """A run of seconds; `overrides` have dots written as double underscores."""
+    """Returns the config of a run of seconds; in `overrides`, double underscores stand for dots."""
     chosen = {
         "data__path": dataset, "model__hidden_size": 32, "model__num_attention_heads": 4,
         "model__intermediate_size": 64, "model__max_position_embeddings": 64, "data__max_predictions": 10,
@@ -87,7 +87,7 @@ def flags(config_overrides: dict[str, object]) -> list[str]:
 def run_cli(
     *arguments: object, timeout: float = 240, devices: int = 1, **environment: str
 ) -> subprocess.CompletedProcess:
-    """`bert-jax ARGUMENTS` in a process of its own."""
+    """Runs `bert-jax ARGUMENTS` in a child process."""
     return subprocess.run(
         command(*arguments), env=child_environment(devices, **environment), capture_output=True, text=True,
         timeout=timeout, check=False,
@@ -99,7 +99,7 @@ def command(*arguments: object) -> list[str]:
 
 
 def child_environment(devices: int = 1, **environment: str) -> dict[str, str]:
-    """For a process that runs JAX on `devices` simulated CPU devices and spends little time on compiling.
+    """Returns the environment of a process that runs JAX on `devices` simulated CPU devices and compiles quickly.
 
     Tests run small programs once: compiling without optimization and remembering the result saves most of their time.
     """
@@ -116,7 +116,7 @@ def child_environment(devices: int = 1, **environment: str) -> dict[str, str]:
 
 
 def free_address() -> str:
-    """HOST:PORT on this machine where nobody listens."""
+    """Returns HOST:PORT of an unused port on this machine."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{free.getsockname()[1]}"
@@ -125,7 +125,7 @@ def free_address() -> str:
 def on_small_disk(
     tmp_path: Path, kilobytes: int, *arguments: object, filled: bool = False
 ) -> subprocess.CompletedProcess:
-    """Runs a command with `tmp_path/disk` on a disk of its own, and says what is on it afterwards."""
+    """Runs a command with a small disk at `tmp_path/disk`, and prints the files on it afterwards."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = f"mount -t tmpfs -o size={kilobytes}k none {shlex.quote(str(disk))}"
@@ -142,7 +142,7 @@ def on_small_disk(
 
 
 def leaves(parameters: object) -> list[np.ndarray]:
-    """The arrays of a tree, on the host."""
+    """Copies the arrays of a tree to the host."""
     import jax
 
     return [np.asarray(leaf) for leaf in jax.tree.leaves(parameters)]

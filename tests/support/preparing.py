@@ -1,4 +1,4 @@
-"""Datasets prepared from a few files, and what lies in their folders afterwards."""
+"""Helpers to prepare datasets from a few files and to read the resulting folders."""
 
 from pathlib import Path
 
@@ -16,10 +16,10 @@ def run(inputs, tokenizer, output, *, seed=0, workers=1, allow_unk=0.2, **option
 
 
 def files(folder):
-    """Every file below a folder, hidden ones too, and its bytes."""
+    """Returns the bytes of every file below a folder, hidden ones included, by path."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
 
 
 def unhidden(folder):
-    """The files of `files` that are not of unfinished work."""
+    """Returns the files of `files` that do not belong to unfinished work."""
     return {name: content for name, content in files(folder).items() if not name.startswith(".prepare")}

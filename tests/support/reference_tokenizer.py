@@ -1,4 +1,4 @@
-"""BERT's tokenizer (`tokenization.py` of google-research/bert) once more, as plainly as it can be said, and slow.
+"""Plain, slow port of BERT's tokenizer (`tokenization.py` of google-research/bert).
 
 What a character is comes from `unicodedata`, as in the original: a newer Python knows more characters.
 """
@@ -15,12 +15,12 @@ def is_space(character: str) -> bool:
 
 
 def is_dropped(character: str) -> bool:
-    """Control and format characters; unassigned and private ones stay."""
+    """Returns True for control and format characters, not for unassigned and private ones."""
     return character in "\0\ufffd" or (character not in "\t\n\r" and unicodedata.category(character) in ("Cc", "Cf"))
 
 
 def is_chinese(character: str) -> bool:
-    """Blocks whose characters are words by themselves: not Kana, not Hangul, not the extensions after E."""
+    """Returns True in CJK blocks, whose characters are words: not Kana, Hangul or the extensions after E."""
     point = ord(character)
     return (
         0x3400 <= point <= 0x4DBF
@@ -35,7 +35,7 @@ def is_chinese(character: str) -> bool:
 
 
 def is_punctuation(character: str) -> bool:
-    """Of ASCII, whatever is visible and neither letter nor digit: `$`, `+`, `^` and `~` too, which Unicode has not."""
+    """Returns True for punctuation: in ASCII all symbols, also `$`, `+`, `^`, `~`, unlike Unicode."""
     if "!" <= character <= "~":
         return not character.isalnum()
     return unicodedata.category(character).startswith("P")
@@ -61,7 +61,7 @@ def parted(character: str) -> str:
 
 
 def words(text: str, lowercase: bool) -> list[str]:
-    """The words that are cut into pieces.
+    """Returns the words that are split into pieces.
 
     Python's own `split` and `lower` are meant: U+2028 and U+2029 part words too, and a sigma is final in its word.
     """
@@ -74,7 +74,7 @@ def words(text: str, lowercase: bool) -> list[str]:
 
 
 def pieces(word: str, vocabulary: Container[str]) -> list[str]:
-    """The longest piece from the start, then the longest `##` piece from there, and so on; or [UNK] for all of it."""
+    """Splits a word greedily into the longest matching pieces, `##` pieces after the first, or returns [UNK]."""
     if len(word) > MAX_WORD_CHARACTERS:
         return ["[UNK]"]
     result: list[str] = []

@@ -1,4 +1,4 @@
-"""Training runs in processes of their own, to be stopped, resumed and held against each other."""
+"""Training runs in child processes that tests interrupt, resume and compare."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Runs in several processes of this machine, which find each other as they would on several hosts."""
+"""Multi-process runs on this machine, connected as on several hosts."""
 
 import subprocess
 from pathlib import Path
@@ -17,7 +17,7 @@ SETTINGS = {
 def start(
     count: int, dataset: Path | list[Path], workdir: Path | list[Path], **overrides: object
 ) -> list[subprocess.Popen]:
-    """A run in `count` processes with four devices between them; datasets and workdirs may be one for each."""
+    """Runs training in `count` processes with four devices in total; datasets and workdirs may differ by process."""
     datasets = dataset if isinstance(dataset, list) else [dataset] * count
     workdirs = workdir if isinstance(workdir, list) else [workdir] * count
     overrides = {**SETTINGS, **{key.replace("__", "."): value for key, value in overrides.items()}}
@@ -30,7 +30,7 @@ def start(
 
 
 def start_commands(commands: list[list[str]]) -> list[subprocess.Popen]:
-    """The commands as processes of one run, in their order, with four devices between them."""
+    """Starts the commands as the processes of one run, in order, with four devices in total."""
     together = {"JAX_COORDINATOR_ADDRESS": helpers.free_address(), "JAX_NUM_PROCESSES": str(len(commands))}
     return [
         child_processes.start(
@@ -42,7 +42,7 @@ def start_commands(commands: list[list[str]]) -> list[subprocess.Popen]:
 
 
 def finish(processes: list[subprocess.Popen], expect: int = 0) -> list[str]:
-    """What each wrote on stderr."""
+    """Waits for the processes and returns the stderr of each."""
     written = [process.communicate(timeout=280)[1] for process in processes]
     assert [process.returncode for process in processes] == [expect] * len(processes), "\n".join(written)
     return written

@@ -1,4 +1,4 @@
-"""Tells at the end of a test run which tests it skipped and which command would run them."""
+"""Pytest plugin that lists, after a test run, the skipped tests and the commands that run them."""
 
 import re
 from collections import Counter, defaultdict
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 PIP = ".venv/bin/python -m pip install --editable"
-COMMANDS = (  # what a reason to skip has in it, and the command after which the tests run
+COMMANDS = (  # part of a skip reason, and the command that runs the tests
     (r"\b(torch|transformers)\b", f"{PIP} '.[parity]'"),
     (r"\b(apache_beam|pyarrow)\b", f"{PIP} '.[beam]'"),
     (r"\blibtpu\b|\btpu-aot\b", f"{PIP} '.[tpu-aot]'"),
@@ -17,13 +17,13 @@ COMMANDS = (  # what a reason to skip has in it, and the command after which the
     (r"\bgcloud\b", "install Google Cloud's SDK: https://cloud.google.com/sdk"),
 )
 MARKERS = {"long": "make test-long", "slurm": "make test-slurm"}
-"""Of tests that `make test` does not select, and the command that does."""
+"""Markers of tests that `make test` does not select, and the command that does."""
 
 _DESELECTED = pytest.StashKey[Counter]()
 
 
 def find_command(reason: str) -> str:
-    """Returns the command for a reason to skip, "" where there is none: the machine cannot run the test."""
+    """Returns the command for a skip reason; "" if the machine cannot run the test."""
     return next((command for pattern, command in COMMANDS if re.search(pattern, reason)), "")
 
 
@@ -51,29 +51,29 @@ def _line(count: int, reasons: str, command: str) -> str:
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    """Counts what the marker expression leaves out."""
+    """Counts the tests that the marker expression deselects."""
     for item in items:
         counts = item.config.stash.setdefault(_DESELECTED, Counter())
         counts.update(marker for marker in MARKERS if item.get_closest_marker(marker))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hands a worker's counts to the process that prints."""
+    """Sends a worker's counts to the main process."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["deselected"] = dict(session.config.stash.get(_DESELECTED, {}))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Takes the counts of an xdist worker, each of which has collected every test."""
+    """Receives the counts of an xdist worker; each worker has collected every test."""
     counts = getattr(node, "workeroutput", {}).get("deselected", {})
     node.config.stash[_DESELECTED] = Counter(counts) or node.config.stash.get(_DESELECTED, Counter())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Prints what did not run, by the command that runs it."""
+    """Prints the skipped tests by the command that runs them."""
     lines = summarize(terminalreporter.stats.get("skipped", []))
-    if not config.option.keyword:  # which leaves out tests of its own
+    if not config.option.keyword:  # which deselects tests, too
         deselected = config.stash.get(_DESELECTED, Counter())
         lines += [_line(count, f"marked {marker}", MARKERS[marker]) for marker, count in sorted(deselected.items())]
     if lines:

@@ -1,4 +1,4 @@
-"""A Slurm of one node on this machine's loopback, in a folder of its own: munged, slurmctld and slurmd, all real.
+"""Slurm cluster of one node on the loopback interface, in its own folder: real munged, slurmctld and slurmd.
 
 It needs root and Debian's packages `slurm-wlm` and `munge`, and touches nothing outside its folder.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "scancel")
 NODE = "localhost"
-# Requeued jobs are not begun before their old credential has expired: two minutes, unless it is made to be short.
+# Requeued jobs start only after their old credential has expired, by default in two minutes.
 CONFIG = """
 ClusterName=loopback
 SlurmctldHost=localhost(127.0.0.1)
@@ -59,7 +59,7 @@ PartitionName=urgent Nodes={node} MaxTime=INFINITE State=UP PriorityTier=2 Preem
 
 
 def missing() -> str:
-    """What stands in the way of a cluster here, in one line, or nothing."""
+    """Returns the reason why no cluster can run here, in one line, or an empty string."""
     if os.geteuid() != 0:
         return f"a Slurm of one's own needs root, not {getpass.getuser()}"
     absent = [program for program in PROGRAMS if not shutil.which(program, path=_path())]
@@ -69,7 +69,7 @@ def missing() -> str:
 
 
 class Cluster:
-    """Commands to a running cluster."""
+    """Client of a running cluster."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -88,7 +88,7 @@ class Cluster:
         return done.stdout.strip()
 
     def job(self, number: str) -> dict[str, str]:
-        """What Slurm says of a job: JobState, Reason, Restarts, ExitCode and others."""
+        """Returns the fields of a job: JobState, Reason, Restarts, ExitCode and others."""
         words = self.run("scontrol", "show", "job", "--oneliner", number).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
@@ -104,7 +104,7 @@ class Cluster:
 
 @contextmanager
 def one_node_cluster(folder: Path) -> Iterator[Cluster]:
-    """Starts the daemons in the foreground of children of ours, and ends those children and no others."""
+    """Starts the daemons in the foreground as child processes, and ends only those."""
     for name in ("munge", "state", "spool"):
         (folder / name).mkdir(mode=0o755)
     folder.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Models of random weights, as checkpoints and as Hugging Face folders, and ways to spoil a folder."""
+"""Models with random weights, as checkpoints and as Hugging Face folders, and edits that make a folder invalid."""
 
 import json
 from collections.abc import Callable, Collection
@@ -19,7 +19,7 @@ from bert_jax.model.bert import HEADS, Parameters
 from bert_jax.text.tokenization import SPECIAL_TOKENS, WordPieceTokenizer
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint, save_parameters
 
-# Two layers, so that one may be taken for the other; three heads of 16, so that no two sizes are equal by chance.
+# Two layers, so that tests detect swapped layers; three heads of 16, so that all sizes differ.
 SIZES = {
     "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 96,
     "max_position_embeddings": 64, "initializer_range": 0.2,
@@ -27,7 +27,7 @@ SIZES = {
 
 
 def random_parameters(config: BertConfig, heads: Collection[str]) -> Parameters:
-    """Every parameter random, biases and LayerNorms too; the vocabulary's padding is zero."""
+    """Draws all parameters at random, also biases and LayerNorms; the padding of the vocabulary is zero."""
     rng = np.random.default_rng(0)
     _, shapes, _ = abstract_parameters(config, heads=heads)
     parameters = jax.tree.map(lambda leaf: rng.normal(0, 0.2, leaf.shape).astype(np.float32), shapes)
@@ -49,14 +49,14 @@ def write_checkpoint(
 
 
 def write_source(folder: Path, vocabulary: list[str], heads: Collection[str] = HEADS, **sizes: object) -> Path:
-    """A Hugging Face folder, without torch."""
+    """Writes a Hugging Face folder, without torch."""
     checkpoint = write_checkpoint(folder.with_name(f"{folder.name}-checkpoint"), vocabulary, heads, **sizes)
     huggingface.export(checkpoint, str(folder))
     return folder
 
 
 def write_tokenizer(folder: Path, vocabulary: list[str], *, lowercase: bool = True) -> None:
-    """The files of a tokenizer as most folders have them, `vocab.txt` among them."""
+    """Writes the tokenizer files of a typical folder, with `vocab.txt`."""
     ids = {piece: number for number, piece in enumerate(vocabulary)}
     tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
@@ -80,7 +80,7 @@ def edit_weights(folder: Path, change: Callable[[dict[str, np.ndarray]], object]
 
 
 def edit_json(path: Path, **values: object) -> None:
-    """Sets the keys; None deletes one."""
+    """Updates keys of a JSON file; None deletes a key."""
     merged = {**(json.loads(path.read_text()) if path.exists() else {}), **values}
     path.write_text(json.dumps({key: value for key, value in merged.items() if value is not None}))
 
@@ -101,4 +101,4 @@ def refused(folder: Path, *messages: str, **options) -> None:
         import_checkpoint(str(folder), str(folder.with_name("output")), **options)
     for message in messages:
         assert message in str(refusal.value)
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # nothing, not even half of it
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # no output, not even partial

@@ -1,4 +1,4 @@
-"""SQuAD questions and files that tests make for themselves."""
+"""Synthetic SQuAD questions and files for tests."""
 
 import json
 import random
@@ -15,19 +15,19 @@ DIGITS = "0123456789"
 
 
 def tokenizer(lowercase: bool = True) -> WordPieceTokenizer:
-    """Knows every ASCII letter and digit by itself, the made-up language's words, some punctuation, some Chinese."""
+    """Returns a tokenizer of ASCII letters and digits, the synthetic language's words, punctuation and Chinese."""
     more = [*PUNCTUATION, *DIGITS, *(f"##{digit}" for digit in DIGITS), "日", "本", "ᄒ", "##ᅡ", "##ᆫ"]
     return WordPieceTokenizer([*helpers.make_vocabulary(), *more], lowercase)
 
 
 def question(context: str, answer: str | None = None, ask: str = "the old fox ?", name: str = "q") -> Question:
-    """One whose answer is the first place of that text in the context; impossible where `answer` is None."""
+    """Returns a question whose answer is its first occurrence in the context; unanswerable if `answer` is None."""
     answers = () if answer is None else (Answer(answer, context.index(answer)),)
     return Question(name, "title", ask, context, answers, answer is None)
 
 
 def make_questions(count: int, seed: int = 0, words: tuple[int, int] = (1, 90)) -> list[Question]:
-    """Random texts of words, brackets, accents and white space of several kinds; answers of whole words of them."""
+    """Returns questions on random texts of words, brackets, accents and white space; answers are whole words."""
     rng = random.Random(seed)
     some = [
         *helpers.SMALL_WORDS,
@@ -58,13 +58,13 @@ def make_questions(count: int, seed: int = 0, words: tuple[int, int] = (1, 90)) 
 
 
 def entry(name: str, answer: str | None, start: int = 0, **more: Any) -> dict[str, Any]:
-    """A question as files have it."""
+    """Returns a question in the format of SQuAD files."""
     answers = [] if answer is None else [{"text": answer, "answer_start": start}]
     return {"id": name, "question": f"what is {name} ?", "answers": answers, **more}
 
 
 def write(path: Path, context: str, *entries: Any) -> Path:
-    """A file of one article with one paragraph."""
+    """Returns a SQuAD file of one article with one paragraph."""
     article = {"title": "Foxes", "paragraphs": [{"context": context, "qas": list(entries)}]}
     path.write_text(json.dumps({"version": "1.1", "data": [article]}))
     return path

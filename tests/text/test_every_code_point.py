@@ -22,25 +22,25 @@ from bert_jax.text.vocabulary import count_words
 
 EVERYTHING = [*range(0xD800), *range(0xE000, 0x110000)]  # but surrogates, which are no characters
 SCRIPTS = [p for p in EVERYTHING if p < 0x20000 or 0xE0000 <= p < 0xE1000]
-"""Where case can be, and what is ignorable to it: without ideographs, empty planes and those of private use."""
+"""Code points that may have case or be case-ignorable: no ideographs, empty planes or private-use planes."""
 
 ALWAYS_PUNCTUATION = {0x166D}
-"""CANADIAN SYLLABICS CHI SIGN: a symbol since Unicode 12, to the library punctuation."""
+"""CANADIAN SYLLABICS CHI SIGN: a symbol since Unicode 12; punctuation in the library."""
 CASED_PUNCTUATION = {0x111C9}
-"""SHARADA SANDHI MARK: an accent since Unicode 11, to the library punctuation. Uncased it is stripped before that."""
+"""SHARADA SANDHI MARK: an accent since Unicode 11; punctuation in the library, but stripped first if uncased."""
 OLD_ACCENTS = {point for point in (0x1734, 0x1171E) if unicodedata.category(chr(point)) == "Mc"}
 """HANUNOO SIGN PAMUDPOD: an accent until Unicode 13, and AHOM CONSONANT SIGN MEDIAL RA: until Unicode 15."""
 NOT_IGNORABLE = {0x1171E} - OLD_ACCENTS
-"""The latter where Python takes it for an accent still, which is ignored beside a sigma, and the library does not."""
+"""The latter, if this Python treats it as an accent, ignored beside a sigma, and the library does not."""
 NOT_DECOMPOSED = {0x11938}
-"""DIVES AKURU VOWEL SIGN O: with its decomposition new in Unicode 13."""
+"""DIVES AKURU VOWEL SIGN O: new in Unicode 13, with a decomposition."""
 UNCASED = ALWAYS_PUNCTUATION | OLD_ACCENTS | NOT_DECOMPOSED
 
 NAMED = UNCASED | CASED_PUNCTUATION | NOT_IGNORABLE
 
 
 def is_plain(point: int) -> bool:
-    """Whether a code point is one of many alike: a letter without case, a symbol, private or nothing; not composed."""
+    """Returns True for one of many similar code points: caseless letter, symbol, private, unassigned; not composed."""
     character = chr(point)
     alike = unicodedata.category(character) in ("Lo", "So", "Co", "Cn") and character.lower() == character.upper()
     hangul = 0xAC00 <= point < 0xD7A4
@@ -49,7 +49,7 @@ def is_plain(point: int) -> bool:
 
 @cache
 def sample() -> set[int]:
-    """All that are not plain; of those that are, 1 in 97, and the first and the last of each row of a kind."""
+    """Returns all code points that are not plain, and of the plain ones 1 in 97 and the ends of each range."""
     kinds = [(unicodedata.category(chr(point)), is_chinese(chr(point))) for point in range(0x110000)]
     edges = {p + side for p in range(0x10FFFF) if kinds[p] != kinds[p + 1] for side in (0, 1)}
     return {p for p in EVERYTHING if p % 97 == 0 or p in NAMED or p in edges or not is_plain(p)}
@@ -77,7 +77,7 @@ NEWER = [  # Characters that came with Unicode 15 to 17 and have case, an accent
 
 
 def is_newer(point: int) -> bool:
-    """Whether this Python does not know a character that the library may know; 3.14 knows what the library does not."""
+    """Returns True for newer characters that only one of this Python and the library may support."""
     unknown = unicodedata.category(chr(point)) == "Cn" or sys.version_info >= (3, 14)
     return unknown and any(first <= point <= last for first, last in NEWER)
 
@@ -93,7 +93,7 @@ def library_words(text: str, lowercase: bool) -> list[str]:
 
 
 def differing(template: str, points: list[int], lowercase: bool, at_once: int = 512) -> Iterable[int]:
-    """The code points with which `template` gives other words; many at once, and where they differ, fewer."""
+    """Returns the code points with which `template` gives different words; splits batches that differ."""
     for start in range(0, len(points), at_once):
         some = points[start : start + at_once]
         text = "\n".join(template.format(chr(point)) for point in some)

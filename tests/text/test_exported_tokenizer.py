@@ -1,4 +1,4 @@
-"""The exported tokenizer in `transformers`: the ids of ours, on text of every plane."""
+"""The exported tokenizer in `transformers` returns the ids of ours on text of every plane."""
 
 import pytest
 from support.reference_tokenizer import tokenize, words
@@ -23,14 +23,14 @@ MADE, RELEASED = ["made, uncased", "made, cased"], ["uncased", "cased", "multili
 
 
 def made(lowercase: bool) -> WordPieceTokenizer:
-    """Every character a piece, at the start and after: no two texts of different characters have the same ids."""
+    """Vocabulary with an initial and a `##` piece for every character, so that all characters have different ids."""
     characters = sorted({c for text in [*PLAIN, *SPECIAL] for word in words(text, lowercase) for c in word})
     return WordPieceTokenizer([*SPECIAL_TOKENS, *characters, *(CONTINUATION + c for c in characters)], lowercase)
 
 
 @pytest.fixture(scope="module", params=[*MADE, *RELEASED])
 def both(request, tmp_path_factory):
-    """(ours, that of `transformers` from what ours exported)"""
+    """Pair of our tokenizer and that of `transformers`, loaded from our export."""
     transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")
     lowercase = request.param.endswith("uncased")
     if request.param in MADE:

@@ -14,16 +14,16 @@ from bert_jax.text import sentences
         ("cn", "zh"), ("portugese", "pt"), ("nynorsk", "nn"),
     ],
 )  # fmt: skip
-def test_what_is_no_code_is_refused_with_the_code_that_is_meant(given, meant):
-    with pytest.raises(InputError, match=rf"--language .*did you mean {meant} \("):
+def test_unknown_code_is_refused_with_a_suggestion(given, meant):
+    with pytest.raises(InputError, match=rf"--language='{given}': .*\b{meant} \("):
         PrepareOptions(language=given)
 
 
 @pytest.mark.parametrize("given", ["xx", "", "klingonese", "e", "zz-top"])
-def test_what_is_like_no_code_is_refused_with_the_known_ones(given):
-    with pytest.raises(InputError, match=r"--language .*\bde, el, en, es\b") as caught:
+def test_unknown_code_is_refused_with_the_known_codes(given):
+    with pytest.raises(InputError, match=r"--language=.*\bde, el, en, es\b") as caught:
         PrepareOptions(language=given)
-    assert "did you mean" not in str(caught.value)
+    assert "(" not in str(caught.value)
 
 
 @pytest.mark.parametrize("code", ["en", "de", "ko", "zh", "zh-hant", "pt-br", "sv", "gsw", "kr"])
@@ -35,5 +35,5 @@ def test_codes_are_taken(code):
 def test_the_command_exits_with_2_before_anything_is_written(corpus_file, vocabulary_file, tmp_path, capsys):
     arguments = ["prepare", "--input", corpus_file, "--vocab", vocabulary_file, "--output", tmp_path / "data"]
     assert cli.main([*map(str, arguments), "--language", "deutsch"]) == 2
-    assert "did you mean de (German)" in capsys.readouterr().err
+    assert "de (German)" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()

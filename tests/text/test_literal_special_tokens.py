@@ -1,4 +1,4 @@
-"""What looks like a special token is text in a corpus, and special where a model is asked to fill a mask."""
+"""Literal special tokens are ordinary text in a corpus, and special in the input of fill-mask."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ WORDS = ["pad", "unk", "cls", "sep", "mask"]
 
 @pytest.fixture(scope="module")
 def pieces(vocabulary) -> list[str]:
-    """With the names of the special tokens as words, in both cases, and what stands around them."""
+    """Tokenizer with the names of the special tokens as words, in both cases, and the characters around them."""
     names = [*WORDS, *(word.upper() for word in WORDS), "Mask", *"[]().#", "\u0301", "##\u0301"]
     return list(dict.fromkeys([*vocabulary, *names]))
 

@@ -1,4 +1,4 @@
-"""Which characters a token stands for, against the plain tokenizer with every character's place carried along."""
+"""Character offsets of tokens, compared with the plain tokenizer that tracks every character's position."""
 
 import random
 import sys
@@ -19,7 +19,7 @@ ALPHABET = [
 
 
 def places(text: str, lowercase: bool) -> list[list[tuple[str, int]]]:
-    """The words that are cut into pieces: their characters, each with the place in the text that it comes from."""
+    """Returns the words to split into pieces, as characters with their positions in the text."""
     words: list[list[tuple[str, int]]] = [[]]
     for place, character in enumerate(text):
         for cleaned in reference.cleaned(character):
@@ -46,7 +46,7 @@ def places(text: str, lowercase: bool) -> list[list[tuple[str, int]]]:
 
 
 def slow_offsets(text: str, tokenizer: WordPieceTokenizer) -> list[tuple[int, int, int]]:
-    """Id, begin and end of every token."""
+    """Returns id, begin and end of every token."""
     vocabulary = set(tokenizer.vocab)
     result = []
     for word in places(text, tokenizer.lowercase):
@@ -103,7 +103,7 @@ def test_random_texts(tokenizer: WordPieceTokenizer):
 
 @pytest.mark.long
 def test_every_code_point(tokenizer: WordPieceTokenizer):
-    """The few that docs of `tokenization.py` name are cut in another way; nothing else is at another place."""
+    """Offsets differ only for code points that the docstring of `tokenization.py` lists as split differently."""
     different = []
     for point in range(sys.maxunicode + 1):
         if unicodedata.category(chr(point)) not in ("Cn", "Co", "Cs"):

@@ -29,7 +29,7 @@ def test_the_language_decides_the_abbreviations():
 
 @pytest.mark.parametrize("space", ["\u00a0", "\u2003", "\u2028", "\u3000"])
 def test_wide_spaces_after_an_initial(space, caplog):
-    """On which sentencex panics when it is given them."""
+    """sentencex panics on these spaces."""
     with caplog.at_level(logging.WARNING):
         assert sentences.split(f"B. J.{space}Smith wrote. It{space}sold.") == ["B. J. Smith wrote.", "It sold."]
     assert not caplog.records

@@ -1,4 +1,4 @@
-"""What the encoder reads of one text or two."""
+"""Encoding of one or two texts as model input."""
 
 import random
 from pathlib import Path

@@ -56,7 +56,7 @@ def test_the_vocabulary_has_the_size_asked_for_unless_the_text_is_too_small(capl
     assert "q" not in vocabulary
     assert not caplog.records
     assert len(train_wordpiece(TEXT, 5000, lowercase=True)) < 100
-    assert "not the 5000 asked for" in caplog.text
+    assert "5000" in caplog.text
 
 
 def test_rare_characters_stay_out_of_the_alphabet():
@@ -91,8 +91,8 @@ def test_the_order_of_the_documents_does_not_matter():
 
 
 def test_an_empty_corpus_and_a_size_too_small_are_refused():
-    with pytest.raises(InputError, match="corpus is empty"):
+    with pytest.raises(InputError, match="--input: "):
         train_wordpiece(["", " \n "], 100, True)
-    with pytest.raises(InputError, match=r"of 9 pieces is too small: this text needs at least 10 \(5 special"):
+    with pytest.raises(InputError, match=r"--size=9: .*\b10 \(5\b"):
         train_wordpiece(["abc"], 9, True)
     assert train_wordpiece(["abc"], 10, True) == [*SPECIAL_TOKENS, "a", "b", "c", "##b", "##c"]

@@ -1,4 +1,4 @@
-"""A vocabulary and its case: what `vocab` writes down and `prepare` follows."""
+"""The case of a vocabulary, recorded by `vocab` and read by `prepare`."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Remembered words give the ids that the tokenizer gives."""
+"""The word cache returns the ids of the tokenizer."""
 
 import gzip
 import json
@@ -25,7 +25,7 @@ def assert_same(tokenizer, texts, cache=None):
 
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_odd_texts(vocabulary, lowercase):
-    """Signs that some take for white space, and that none does; what depends on its neighbours; long words."""
+    """Samples of disputed white space, context-dependent characters and long words."""
     tokenizer = WordPieceTokenizer([*dict.fromkeys([*vocabulary, *"σςabé.", "##σ", "##ς", "##a", "##b"])], lowercase)
     odd = [
         *" \t\r\x0b\x0c\x1c\x1f\x85\xa0\u2028\u2029\u3000\u200b\ufeff\x00'.,-",
@@ -46,7 +46,7 @@ def test_odd_texts(vocabulary, lowercase):
 @pytest.mark.parametrize("lowercase", [pytest.param(True, marks=pytest.mark.long), False])
 @pytest.mark.parametrize("every", [100, pytest.param(1, marks=pytest.mark.long)])
 def test_real_text(every, lowercase, data_dir):
-    """Every so many lines and documents; as a long test, all."""
+    """Samples lines and documents at regular intervals; the long test uses all."""
     tokenizer = WordPieceTokenizer.from_file(
         str(data_dir / "vocab" / f"bert-base-{'un' if lowercase else ''}cased-vocab.txt"), lowercase
     )
@@ -76,7 +76,7 @@ def test_words_are_forgotten_and_long_ones_not_kept(tokenizer, monkeypatch):
 
 
 def test_one_for_a_process(tokenizer):
-    """Tasks bring a tokenizer each; the words are those of all."""
+    """Tasks unpickle a tokenizer each, but share one cache."""
     assert pickle.loads(pickle.dumps(tokenizer)) is pickle.loads(pickle.dumps(tokenizer))
     assert word_cache(tokenizer) is word_cache(tokenizer)
     other = WordPieceTokenizer(tokenizer.vocab, not tokenizer.lowercase)
@@ -84,7 +84,7 @@ def test_one_for_a_process(tokenizer):
 
 
 def test_threads(tokenizer, monkeypatch):
-    """Of a Beam worker: one begins the cache anew while another counts on what is in it."""
+    """Threads of a Beam worker: one clears the cache while another reads it."""
     monkeypatch.setattr(module, "CAPACITY", 6)
     texts = [f"the old ship {'x' * number}" for number in range(1, 41)]
     expected = [WordCache(tokenizer).encode([text]) for text in texts]

@@ -83,7 +83,7 @@ def test_a_plan_covers_every_step_with_the_config_that_holds_in_it(short_dir: Pa
         ("({'steps': 8, 'global_batch_size': 'x'},)", "phases.0: .*wants a value of type int"),
         ("({'steps': 8, 'global_batch_size': 20},)", "global_batch_size=20 does not divide"),
         ("({'steps': 8, 'objective.mask_rate': 2.0},)", "mask_rate"),
-        ("({'steps': 8, 'data.path': '/nowhere'},)", "not a prepared dataset"),
+        ("({'steps': 8, 'data.path': '/nowhere'},)", r"/nowhere: .*dataset\.json"),
         ("(8,)", "phases: .*dicts"),
         ("({'steps': 8, 1: 2},)", "phases.0: 1 is no key"),
         ("({'steps': 2, 'optimizer.warmup_steps': 2}, {'steps': -1})", "below the steps of its phase, 2"),

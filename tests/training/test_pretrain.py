@@ -262,7 +262,7 @@ def test_another_dataset_or_vocabulary_is_refused(
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"data__path": "/nowhere"}, "not a prepared dataset"),
+        ({"data__path": "/nowhere"}, r"/nowhere: .*dataset\.json"),
         ({"data__path": ""}, "data.path is not set"),
         ({"model__max_position_embeddings": 32}, "sequences of 64 tokens"),
         ({"model__vocab_size": 30522}, "leave it at -1"),

@@ -1,1 +1,1 @@
-"""From prepared datasets to batches, each a pure function of its step."""
+"""Loading of batches from prepared datasets; each batch is a pure function of its step."""

@@ -1,7 +1,6 @@
 """Batches of a prepared dataset, each a pure function of (dataset, seed, step).
 
-Nothing is remembered from one batch to the next, so a run resumes from one integer, and any process can make any
-rows of any batch.
+The loaders are stateless: a run resumes from one integer, and any process can compute any rows of any batch.
 """
 
 import itertools
@@ -22,13 +21,13 @@ from bert_jax.errors import InputError
 
 Batch = dict[str, np.ndarray]
 
-_PACKED_BLOCKS = 16  # whose instances are packed together: some thousands, that lengths may be found that fit
+_PACKED_BLOCKS = 16  # blocks packed together: a few thousand instances, enough for a dense packing
 
 
 def _make_batch(
     dataset: PreparedDataset, instances: Batch, masking: Masking | None, mask_key: int, mask_round: int
 ) -> Batch:
-    """The batch layout of the model: an unpacked row is a pack of one sequence (K = 1)."""
+    """Returns the batch layout of the model; an unpacked row is a pack of one sequence (K = 1)."""
     input_ids, sequence_ids, tokenizer = instances["input_ids"], instances["sequence_ids"], dataset.tokenizer
     if masking is None:
         targets = next_token_targets(input_ids, sequence_ids)
@@ -55,16 +54,16 @@ def _make_batch(
 
 
 def predictions_a_row(masking: Masking | None, seq_len: int, max_sequences: int) -> int:
-    """P, the most that a row of at most `max_sequences` sequences may have; without masking every token is one.
+    """Returns P, the maximum number of predictions in a row of at most `max_sequences` sequences.
 
-    Raises InputError for more predictions a sequence than a row has tokens.
+    Without masking every token is predicted. Raises InputError if `data.max_predictions` exceeds the sequence length.
     """
     if masking is None:
         return seq_len
     if masking.max_predictions > seq_len:
         raise InputError(
             f"data.max_predictions={masking.max_predictions}: a sequence has {seq_len} tokens; use 1 to {seq_len}, or "
-            f"-1 for objective.mask_rate of them, {prediction_counts(seq_len, masking.mask_rate)}"
+            f"-1 for the share objective.mask_rate, {prediction_counts(seq_len, masking.mask_rate)} predictions"
         )
     return (
         masking.slots(seq_len) if max_sequences == 1 else most_predictions(masking.predictions, seq_len, max_sequences)
@@ -72,7 +71,7 @@ def predictions_a_row(masking: Masking | None, seq_len: int, max_sequences: int)
 
 
 def batch_shapes(rows: int, seq_len: int, predictions: int, sequences: int) -> dict[str, tuple[tuple[int, int], type]]:
-    """Shape and type of each entry of a batch [B, ...]; see `TrainRows` for P and K."""
+    """Returns shape and dtype of each array of a batch [B, ...]; see `TrainRows` for P and K."""
     return {
         **dict.fromkeys(("input_ids", "token_type_ids", "positions", "sequence_ids"), ((rows, seq_len), np.int32)),
         **dict.fromkeys(("masked_positions", "masked_ids"), ((rows, predictions), np.int32)),
@@ -83,10 +82,10 @@ def batch_shapes(rows: int, seq_len: int, predictions: int, sequences: int) -> d
 
 
 def next_token_targets(input_ids: np.ndarray, sequence_ids: np.ndarray) -> Batch:
-    """What a left-to-right model predicts: at each position the next token of its sequence. Nothing is masked.
+    """Returns the targets of a left-to-right model: at each position the next token of its sequence, without masking.
 
-    `input_ids`, `sequence_ids` [B, L] give the `input_ids`, `masked_positions`, `masked_ids` and `masked_weights` of a
-    batch with P = L. The last token of a sequence and the padding have weight 0.
+    From `input_ids`, `sequence_ids` [B, L] it computes `input_ids`, `masked_positions`, `masked_ids` and
+    `masked_weights` of a batch with P = L. The last token of a sequence and the padding have weight 0.
     """
     rows, length = input_ids.shape
     follows = np.zeros((rows, length), bool)
@@ -107,21 +106,21 @@ _unit_sizes: WeakKeyDictionary[PreparedDataset, dict[int, np.ndarray]] = WeakKey
 def unit_sizes(dataset: PreparedDataset, max_sequences: int) -> np.ndarray:
     """Returns int64 [U], the rows of at most `max_sequences` sequences in each unit of a training split.
 
-    A unit is read whole: a block, or the blocks whose instances are packed together. Raises InputError where the split
-    is empty.
+    A unit is the amount read at once: a block, or the blocks that are packed together. Raises InputError for an empty
+    split.
     """
     sizes = dataset.block_sizes("train")
     if not len(sizes):
-        raise InputError(f"{dataset.folder} has no training instances: prepare it from more text")
+        raise InputError(f"{dataset.folder}: the train split has no instances; prepare the dataset from more text")
     if max_sequences == 1:
         return sizes
-    known = _unit_sizes.setdefault(dataset, {})
-    if max_sequences not in known:
+    cached = _unit_sizes.setdefault(dataset, {})
+    if max_sequences not in cached:
         starts = np.cumsum(sizes) - sizes
         lengths = np.split(dataset.lengths("train"), starts[_PACKED_BLOCKS::_PACKED_BLOCKS])
         packings = [pack_lengths(unit, dataset.info.seq_len, max_sequences) for unit in lengths]
-        known[max_sequences] = np.array([sum(count for count, _ in packing) for packing in packings])
-    return known[max_sequences]
+        cached[max_sequences] = np.array([sum(count for count, _ in packing) for packing in packings])
+    return cached[max_sequences]
 
 
 def epoch_size(dataset: PreparedDataset, max_sequences: int) -> int:
@@ -131,25 +130,25 @@ def epoch_size(dataset: PreparedDataset, max_sequences: int) -> int:
 
 @dataclass(frozen=True)
 class _Window:
-    """What is in memory of a dataset: the instances of some blocks, and the packs that they make, if any."""
+    """The part of a dataset in memory: the instances of some blocks, and their packs, if any."""
 
     blocks: np.ndarray
     instances: Instances
-    packs: np.ndarray | None  # [R, K] of indices into `instances`, -1 for none
+    packs: np.ndarray | None  # [R, K] of indices into `instances`, -1 for an empty slot
 
 
 class TrainRows:
-    """The rows of one training split, for ever: epoch after epoch, each in an order of its own.
+    """Endless sequence of the rows of one training split, shuffled in every epoch.
 
-    Row i is row i % size of epoch i // size, and an epoch has every instance once. Masks are new in every epoch, or
-    those of `static_masks` epochs. A row is an instance, or with `max_sequences` above 1 a pack of them.
+    Row i is row i % size of epoch i // size, and an epoch contains every instance once. Masks are drawn anew in every
+    epoch, or repeat after `static_masks` epochs. A row is an instance, or a pack of instances if `max_sequences` > 1.
 
     Attributes:
-      dataset: where they are from.
-      size: rows an epoch.
-      max_sequences: K, the most in a row.
-      predictions: P, the most that a row may have.
-      real_share: of the tokens of a row, those that are not padding.
+      dataset: the prepared dataset.
+      size: rows in an epoch.
+      max_sequences: K, the maximum number of sequences in a row.
+      predictions: P, the maximum number of predictions in a row.
+      real_share: mean share of tokens in a row that are not padding.
     """
 
     def __init__(
@@ -161,18 +160,18 @@ class TrainRows:
         static_masks: int = 0,
         max_sequences: int = 1,
     ):
-        """Raises InputError where the training split is empty.
+        """Raises InputError if the training split is empty.
 
         Args:
-          dataset: what to read.
+          dataset: the prepared dataset.
           seed: of order and masks.
-          masking: how masks are drawn; None for left-to-right rows, see `next_token_targets`.
-          static_masks: 0 draws new masks in every epoch, k goes round the masks of k epochs, as a dataset masked
-            beforehand k times over would.
-          max_sequences: instances in a row at the most, K.
+          masking: the masking rule; None for left-to-right rows, see `next_token_targets`.
+          static_masks: 0 for new masks in every epoch; k repeats the masks of k epochs, as in a dataset that was masked
+            k times in advance.
+          max_sequences: K, the maximum number of instances in a row.
         """
         if max_sequences < 1:
-            raise InputError(f"data.max_sequences is at least 1, not {max_sequences}")
+            raise InputError(f"data.max_sequences={max_sequences}: must be at least 1")
         sizes = dataset.block_sizes("train")
         self.dataset = dataset
         self._masking = masking
@@ -189,7 +188,7 @@ class TrainRows:
         self._windows: dict[tuple[int, int], _Window] = {}
 
     def rows(self, numbers: np.ndarray) -> Batch:
-        """The rows `numbers` int64 [n], as the model reads them.
+        """Returns the rows `numbers` int64 [n] in the layout of the model.
 
         `input_ids, token_type_ids, positions, sequence_ids` int32 [n, L]; `masked_positions, masked_ids` int32 and
         `masked_weights` float32 [n, P]; `cls_positions, next_sentence_labels` int32 and `next_sentence_weights`
@@ -204,26 +203,24 @@ class TrainRows:
                 parts.append(self._sequences(window, picked, epoch))
                 continue
             packs = window.packs[picked]
-            is_one = packs >= 0
-            numbered = np.where(is_one, np.cumsum(is_one).reshape(packs.shape) - 1, -1)
-            sequences = self._sequences(window, packs[is_one], epoch)
-            parts.append(
-                pack_batch(sequences, numbered, self._seq_len, self.predictions, self.dataset.tokenizer.pad_id)
-            )
+            is_used = packs >= 0
+            slots = np.where(is_used, np.cumsum(is_used).reshape(packs.shape) - 1, -1)
+            sequences = self._sequences(window, packs[is_used], epoch)
+            parts.append(pack_batch(sequences, slots, self._seq_len, self.predictions, self.dataset.tokenizer.pad_id))
         return (
             parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         )
 
     def instances(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which instances of the split the rows `numbers` [n] hold, int64 [n, K], -1 for none; and each row's epoch."""
+        """Returns the instances in rows `numbers` [n], int64 [n, K] with -1 for empty slots, and the epochs [n]."""
         epochs, windows, places = self._order.locate(numbers)
         parts = []
         for group in _runs(epochs, windows):
             window = self._window(int(epochs[group.start]), int(windows[group.start]))
             sizes = self.dataset.block_sizes("train")[window.blocks]
             index = np.repeat(self._starts[window.blocks] - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
-            held = places[group, None] if window.packs is None else window.packs[places[group]]
-            parts.append(np.where(held >= 0, index[held], -1))
+            packs = places[group, None] if window.packs is None else window.packs[places[group]]
+            parts.append(np.where(packs >= 0, index[packs], -1))
         return np.concatenate(parts), epochs
 
     def _sequences(self, window: _Window, which: np.ndarray, epoch: int) -> Batch:
@@ -232,7 +229,7 @@ class TrainRows:
         return _make_batch(self.dataset, instances, self._masking, self._keys["mask"], mask_round)
 
     def _window(self, epoch: int, number: int) -> _Window:
-        """A window, most often the one that was asked for last."""
+        """Returns a window from a cache of the last two."""
         if (epoch, number) not in self._windows:
             if len(self._windows) > 1:
                 del self._windows[next(iter(self._windows))]
@@ -248,8 +245,8 @@ class TrainRows:
             return _Window(np.concatenate(blocks), instances, None)
         lengths = sequence_lengths(instances.headers)
         packs, first = [], 0
-        for unit, its_blocks in zip(units.tolist(), blocks, strict=True):
-            stop = first + int(self.dataset.block_sizes("train")[its_blocks].sum())
+        for unit, unit_blocks in zip(units.tolist(), blocks, strict=True):
+            stop = first + int(self.dataset.block_sizes("train")[unit_blocks].sum())
             key = key_from(self._keys["pack"], epoch, unit)
             packed = pack(lengths[first:stop], self._seq_len, self.max_sequences, key)
             packs.append(np.where(packed >= 0, packed + first, -1))
@@ -258,25 +255,25 @@ class TrainRows:
 
 
 def _runs(epochs: np.ndarray, windows: np.ndarray) -> list[slice]:
-    """Stretches of rows of one window."""
+    """Returns the ranges of consecutive rows that are in one window."""
     changes = np.nonzero((np.diff(epochs) != 0) | (np.diff(windows) != 0))[0] + 1
     bounds = [0, *changes.tolist(), len(epochs)]
     return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
 
 
 def make_mixture(datasets: Sequence[PreparedDataset], shares: Sequence[float], seed: int) -> Mixture:
-    """Returns the order in which the rows of `datasets` are mixed, in `shares` that sum to 1."""
+    """Returns the mixture of the rows of `datasets` with `shares` that sum to 1."""
     return Mixture(shares, key_from(seed, "mixture", *(dataset.info.hash for dataset in datasets)))
 
 
 class TrainLoader:
-    """The batches of a run: B rows a step, of one dataset or of several mixed.
+    """Training batches of B rows, from one dataset or a mixture of several.
 
-    `batch(step)` is a pure function of what the loader was made of and the step.
+    `batch(step)` is a pure function of the constructor's arguments and the step.
 
     Attributes:
-      sequences_a_row: on average.
-      real_share: of the tokens in a row, on average, those that are not padding.
+      sequences_a_row: mean number of sequences in a row.
+      real_share: mean share of tokens in a row that are not padding.
     """
 
     def __init__(
@@ -290,16 +287,16 @@ class TrainLoader:
         first_row: int = 0,
         first_rows: Sequence[int] = (),
     ):
-        """`weights` are the shares of the sources in the rows; by default they are as their sizes.
+        """Creates the loader; it may start in the middle of a run.
 
         Args:
-          sources: one or more, of one sequence length.
+          sources: one or more sources of equal sequence length.
           seed: of the mixture.
           global_batch_size: B.
-          weights: one for each source, above 0.
-          first_step: the batch that begins with row `first_row`.
-          first_row: where in the endless row of rows.
-          first_rows: the row of each source that comes first; by default those before `first_row` are read.
+          weights: relative shares of the sources in the rows, above 0; by default proportional to their sizes.
+          first_step: the step of the batch that begins with row `first_row`.
+          first_row: global index of that batch's first row in the mixture.
+          first_rows: index of each source's first row; by default the number of its rows before `first_row`.
         """
         self.sources = list(sources)
         self.global_batch_size = global_batch_size
@@ -314,7 +311,7 @@ class TrainLoader:
         self._source_offsets = [first - before for first, before in zip(first_rows or mixed, mixed, strict=True)]
 
     def batch(self, step: int, rows: slice | np.ndarray = slice(None)) -> Batch:
-        """Rows `rows` of batch `step`, laid out as `TrainRows.rows`."""
+        """Returns rows `rows` of batch `step` in the layout of `TrainRows.rows`."""
         numbers = (self._offset + step * self.global_batch_size + np.arange(self.global_batch_size))[rows]
         if len(self.sources) == 1:
             return self.sources[0].rows(numbers + self._source_offsets[0])
@@ -328,7 +325,7 @@ class TrainLoader:
         return batch
 
     def next_rows(self, step: int) -> list[int]:
-        """Returns the row of each source that comes first in batch `step` or after it."""
+        """Returns the index of each source's first row in batch `step` or later."""
         mixed = self._mixture.counts(self._offset + step * self.global_batch_size)
         return [count + offset for count, offset in zip(mixed, self._source_offsets, strict=True)]
 
@@ -338,11 +335,11 @@ class TrainLoader:
 
 
 class EvalLoader:
-    """The eval splits of one dataset or several, in an order and under masks that never change.
+    """Evaluation batches of one or more datasets, with a fixed order and fixed masks.
 
-    A dataset's instances come in their stored order, those of several spread evenly among each other. A mask depends on
-    the dataset's seed and the instance alone and is always 80/10/10 of all 15%, so that runs which train differently
-    are evaluated alike.
+    Instances keep their stored order; those of several datasets are interleaved evenly. A mask depends only on the
+    dataset's seed and the instance. Masks are always 80/10/10 of 15%, so that evaluations of different runs are
+    comparable.
     """
 
     def __init__(
@@ -353,7 +350,7 @@ class EvalLoader:
         batches: int = -1,
         left_to_right: bool = False,
     ):
-        """`batches` of `batch_size` rows, -1 for the whole split; there are fewer where the split is smaller.
+        """Creates at most `batches` batches of `batch_size` rows, all of the split for -1.
 
         `left_to_right` batches are not masked; see `next_token_targets`.
         """
@@ -364,11 +361,11 @@ class EvalLoader:
         order = np.argsort(np.concatenate([(np.arange(size) + 0.5) / size for size in sizes]), kind="stable")
         self._source = np.repeat(np.arange(len(sizes)), sizes)[order]
         self._index = np.concatenate([np.arange(size) for size in sizes])[order]
-        whole = -(-len(order) // batch_size)
-        self.batches = whole if batches < 0 else min(batches, whole)
+        available = -(-len(order) // batch_size)
+        self.batches = available if batches < 0 else min(batches, available)
 
     def batch(self, number: int, rows: slice | np.ndarray = slice(None)) -> Batch:
-        """Rows of eval batch `number`, laid out as `TrainRows.rows`; past the split's end rows weigh nothing."""
+        """Returns rows of eval batch `number` as `TrainRows.rows` does; rows after the split's end have weight 0."""
         positions = (number * self.batch_size + np.arange(self.batch_size))[rows]
         real = positions < len(self._source)
         positions = np.minimum(positions, len(self._source) - 1)

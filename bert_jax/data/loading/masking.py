@@ -1,12 +1,12 @@
-"""Masked-LM masks, drawn for a whole batch at once from each instance's own key.
+"""Masked-LM masking, vectorized over a batch, with a random key for each instance.
 
 The rule is the reference's (google-research/bert, `create_masked_lm_predictions`; the paper's section 3.1 and
-appendix C.2): of the tokens that are not special, n = min(max_predictions, max(1, round(rate * length))) are chosen;
-of those, 80% become [MASK], 10% stay, 10% become a uniform draw from the whole vocabulary. Without `max_predictions`,
-n = max(1, round(rate * length)).
+appendix C.2). Of the tokens that are not special, n = min(max_predictions, max(1, round(rate * length))) are chosen.
+Of those, 80% become [MASK], 10% are kept, and 10% become uniform draws from the whole vocabulary. Without
+`max_predictions`, n = max(1, round(rate * length)).
 
-With `whole_word` the draw is of words, a word being a token and the `##` pieces that follow it: words come in random
-order, and one that would make more than n tokens is passed over. Each token of a word has its own 80/10/10 draw.
+With `whole_word`, words are chosen: a word is a token and the `##` pieces that follow it. Words are chosen in random
+order; a word that would exceed n tokens is skipped. Each token of a word has its own 80/10/10 draw.
 """
 
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ _CHOICE, _ACTION, _TOKEN = (np.uint64(key_from("mask", name)) for name in ("choi
 
 @dataclass(frozen=True)
 class Masking:
-    """How many tokens are predicted, and what is put in their place.
+    """Masking rule: the number of predictions and the replacement of the chosen tokens.
 
-    `mask_rate` is a share of a sequence's tokens, special ones counted, as the reference counts them. `mask_token`,
+    `mask_rate` is a share of a sequence's tokens, special ones included, as in the reference. `mask_token`,
     `keep_token` and `random_token` are shares of the chosen tokens and sum to 1.
     """
 
-    max_predictions: int = -1  # of a sequence, at most; -1: as many as `mask_rate` asks for
+    max_predictions: int = -1  # maximum per sequence; -1: limited by `mask_rate` only
     mask_rate: float = 0.15
     mask_token: float = 0.8
     keep_token: float = 0.1
@@ -36,30 +36,30 @@ class Masking:
 
     def __post_init__(self) -> None:
         shares = (self.mask_token, self.keep_token, self.random_token)
-        if not (min(shares) >= 0 and abs(sum(shares) - 1) <= 1e-6):  # so that NaN is refused as well
+        if not (min(shares) >= 0 and abs(sum(shares) - 1) <= 1e-6):  # written to refuse NaN as well
             raise InputError(
-                f"objective.mask_token, keep_token and random_token are shares that sum to 1, not {shares}: change them"
+                f"objective.mask_token={self.mask_token}, objective.keep_token={self.keep_token}, "
+                f"objective.random_token={self.random_token}: must be shares that sum to 1, such as 0.8, 0.1 and 0.1"
             )
         if not 0 < self.mask_rate <= 1:
-            raise InputError(f"objective.mask_rate is a share in (0, 1], not {self.mask_rate}")
+            raise InputError(f"objective.mask_rate={self.mask_rate}: must be a share in (0, 1]")
         if self.max_predictions < 1 and self.max_predictions != -1:
             raise InputError(
-                f"data.max_predictions={self.max_predictions}: must be at least 1, or -1 for what objective.mask_rate "
-                "asks for"
+                f"data.max_predictions={self.max_predictions}: must be at least 1, or -1 to follow objective.mask_rate"
             )
 
     def predictions(self, lengths: np.ndarray | int) -> np.ndarray:
-        """Returns how many tokens are predicted in sequences of these lengths [B]."""
+        """Returns the number of predictions [B] in sequences of the given lengths [B]."""
         counts = prediction_counts(lengths, self.mask_rate)
         return counts if self.max_predictions == -1 else np.minimum(counts, self.max_predictions)
 
     def slots(self, length: int) -> int:
-        """Returns P, the predictions that a sequence of at most `length` tokens has room for."""
+        """Returns P, the maximum number of predictions in a sequence of at most `length` tokens."""
         return int(prediction_counts(length, self.mask_rate)) if self.max_predictions == -1 else self.max_predictions
 
 
 def prediction_counts(lengths: np.ndarray | int, mask_rate: float = 0.15) -> np.ndarray:
-    """How many tokens are to be predicted in sequences of these lengths [B]; halves round to even, as Python rounds."""
+    """Returns the targets [B] of sequences of the given lengths [B], without a maximum; halves round to even."""
     return np.maximum(1, np.rint(np.asarray(lengths) * mask_rate).astype(np.int64))
 
 
@@ -79,30 +79,30 @@ def mask_batch(
     Args:
       input_ids: int32 [B, L], unmasked.
       maskable: bool [B, L], the real tokens that are not special: the candidates.
-      lengths: int [B], real tokens in each row, special ones counted.
-      keys: uint64 [B], one for each row: the same key draws the same mask.
-      masking: the rule.
+      lengths: int [B], real tokens in each row, special ones included.
+      keys: uint64 [B], a random key for each row; masks are a deterministic function of it.
+      masking: the masking rule.
       mask_id: the id of [MASK].
       vocab_size: random tokens are uniform in [0, vocab_size).
-      continuation: bool [V], the pieces that begin with `##`; what whole-word masks go by.
+      continuation: bool [V], the pieces that begin with `##`; required for whole-word masking.
 
     Returns:
       `input_ids` int32 [B, L] masked; `masked_positions` int32 [B, P] ascending, `masked_ids` int32 [B, P] the original
-      tokens, `masked_weights` float32 [B, P] 1 for a prediction and 0 for filling. P is `masking.slots(L)`.
+      tokens, `masked_weights` float32 [B, P] 1 for a prediction and 0 for an unused slot. P is `masking.slots(L)`.
     """
     length = input_ids.shape[1]
     predictions = masking.slots(length)
     slots = min(predictions, length)
-    wanted = masking.predictions(lengths)
+    targets = masking.predictions(lengths)
 
     columns = np.arange(length, dtype=np.uint64)
     order = random_bits((keys ^ _CHOICE)[:, None], columns)
     if masking.whole_word:
         assert continuation is not None
-        chosen = _choose_words(order, maskable, continuation[input_ids], wanted)
+        chosen = _choose_words(order, maskable, continuation[input_ids], targets)
     else:
-        chosen = _choose_tokens(order, maskable, wanted)
-    # Ascending, and unused slots at the end.
+        chosen = _choose_tokens(order, maskable, targets)
+    # Ascending positions, with unused slots at the end.
     positions = np.sort(np.where(chosen, np.arange(length), length), axis=1)[:, :slots]
     used = positions < length
     positions = np.where(used, positions, 0)
@@ -119,12 +119,12 @@ def mask_batch(
     row_of, slot_of = np.nonzero(used)
     masked[row_of, positions[row_of, slot_of]] = replacement[row_of, slot_of]
 
-    filling = ((0, 0), (0, predictions - slots))
+    padding = ((0, 0), (0, predictions - slots))
     return {
         "input_ids": masked,
-        "masked_positions": np.pad(positions.astype(np.int32), filling),
-        "masked_ids": np.pad(np.where(used, originals, 0).astype(np.int32), filling),
-        "masked_weights": np.pad(used.astype(np.float32), filling),
+        "masked_positions": np.pad(positions.astype(np.int32), padding),
+        "masked_ids": np.pad(np.where(used, originals, 0).astype(np.int32), padding),
+        "masked_weights": np.pad(used.astype(np.float32), padding),
     }
 
 
@@ -132,27 +132,27 @@ _LAST = np.uint64(1 << 63)
 
 
 def _in_random_order(order: np.ndarray, candidates: np.ndarray) -> np.ndarray:
-    """Columns [B, L], the candidates first, by their random bits; the top bit marks what is none."""
+    """Returns columns [B, L] sorted by random bits, candidates first; the top bit marks other tokens."""
     return np.argsort((order >> np.uint64(1)) | np.where(candidates, np.uint64(0), _LAST), axis=1)
 
 
-def _choose_tokens(order: np.ndarray, maskable: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """bool [B, L]: the first `wanted` candidates of each row in random order."""
-    counts = np.minimum(wanted, maskable.sum(axis=1))
+def _choose_tokens(order: np.ndarray, maskable: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Returns bool [B, L]: the first `targets` [B] candidates of each row in random order."""
+    counts = np.minimum(targets, maskable.sum(axis=1))
     chosen = np.zeros_like(maskable)
     np.put_along_axis(chosen, _in_random_order(order, maskable), np.arange(maskable.shape[1]) < counts[:, None], axis=1)
     return chosen
 
 
-def _choose_words(order: np.ndarray, maskable: np.ndarray, continues: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """bool [B, L]: words in random order, each that does not overflow `wanted`, until that is reached.
+def _choose_words(order: np.ndarray, maskable: np.ndarray, continues: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Returns bool [B, L]: tokens of words chosen in random order, skipping words that would exceed `targets` [B].
 
-    A row's first candidate begins a word whatever it is. As in the reference, a `##` piece goes with the candidate
-    before it, which at the start of the second segment is the first segment's last word.
+    A row's first candidate always begins a word. As in the reference, a `##` piece belongs to the candidate before it;
+    at the start of the second segment, that is the first segment's last word.
     """
     rows, length = maskable.shape
     starts = maskable & (~continues | (np.cumsum(maskable, axis=1) == 1))
-    word = np.maximum(np.cumsum(starts, axis=1) - 1, 0)  # of each column; meant for candidates alone
+    word = np.maximum(np.cumsum(starts, axis=1) - 1, 0)  # index of each column's word; valid for candidates only
     sizes = np.bincount((np.arange(rows)[:, None] * length + word)[maskable], minlength=rows * length)
     first_columns = _in_random_order(order, starts)
     word_at = np.take_along_axis(word, first_columns, axis=1)
@@ -160,15 +160,15 @@ def _choose_words(order: np.ndarray, maskable: np.ndarray, continues: np.ndarray
     taken = np.zeros_like(maskable)  # by word
     total, left = np.zeros(rows, np.int64), starts.sum(axis=1)
     for rank in range(int(left.max(initial=0))):
-        fits = (rank < left) & (total + size_at[:, rank] <= wanted)
+        fits = (rank < left) & (total + size_at[:, rank] <= targets)
         total += np.where(fits, size_at[:, rank], 0)
         taken[fits, word_at[fits, rank]] = True
-        if (total == wanted).all():
+        if (total == targets).all():
             break
     return maskable & np.take_along_axis(taken, word, axis=1)
 
 
 def mask_keys(instance_ids: np.ndarray, seed_key: int, epochs: np.ndarray | int) -> np.ndarray:
-    """uint64 [B]: the key of each instance's mask in an epoch, whatever batch or process it falls to."""
+    """Returns uint64 [B]: the key of each instance's mask in an epoch, independent of batch and process."""
     with np.errstate(over="ignore"):
         return mix(mix(instance_ids ^ np.uint64(seed_key)) + np.asarray(epochs).astype(np.uint64))

@@ -1,4 +1,4 @@
-"""Several sources in fixed shares, each gone through in its own order."""
+"""Mixture of several sources in fixed shares; each source keeps its own order."""
 
 from collections.abc import Sequence
 
@@ -6,33 +6,33 @@ import numpy as np
 
 from bert_jax.data.hashing import key_from, permute
 
-_PERIOD = 4096  # rows in which the shares are kept to within one row of each source
-_ONE = 1 << 32  # a share of all
+_PERIOD = 4096  # rows in which the count of each source is exact to one row
+_ONE = 1 << 32  # fixed-point representation of the share 1
 
 
 def row_shares(sizes: Sequence[int], weights: Sequence[float] = ()) -> list[float]:
-    """Returns the share of each source in the rows: as `weights` say, or without them as `sizes`, rows an epoch."""
+    """Returns each source's share of the rows, proportional to `weights`, by default to `sizes` (rows an epoch)."""
     shares = np.asarray(weights or sizes, np.float64)
     shares /= shares.max()
     return (shares / shares.sum()).tolist()
 
 
 class Mixture:
-    """Which source each row of an endless sequence is of: a pure function of (weights, key, row)."""
+    """Assigns each row of an endless sequence to a source: a pure function of (weights, key, row)."""
 
     def __init__(self, weights: Sequence[float], key: int):
-        """`weights` are relative to their sum; `key` names the order."""
+        """`weights` are relative to their sum; `key` is the random key of the order."""
         shares = np.cumsum(np.asarray(weights, np.float64)) / np.sum(weights)
         self._bounds = [0, *(round(share * _ONE) for share in shares[:-1].tolist()), _ONE]
         self._key = key
 
     def _period_counts(self, period: int) -> list[int]:
-        """Rows of each source before a period."""
+        """Returns the number of rows of each source before a period."""
         bounds = [period * _PERIOD * bound // _ONE for bound in self._bounds]
         return np.diff(bounds).tolist()
 
     def locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The source of each row int64 [n], and its number among that source's rows."""
+        """Returns the source of each row int64 [n] and its index among that source's rows, both int64 [n]."""
         sources, numbers = np.empty_like(rows), np.empty_like(rows)
         periods = rows // _PERIOD
         for period in np.unique(periods).tolist():
@@ -49,7 +49,7 @@ class Mixture:
         return sources, numbers
 
     def counts(self, rows: int) -> list[int]:
-        """How many of the first `rows` rows are of each source."""
+        """Returns the number of rows of each source among the first `rows` rows."""
         period = rows // _PERIOD
         counts = np.array(self._period_counts(period))
         sources, _ = self.locate(np.arange(period * _PERIOD, rows))

@@ -1,7 +1,7 @@
-"""The order in which an epoch goes through a dataset, without a table of its rows.
+"""Shuffled order of the rows in each epoch, computed without a table of all rows.
 
-Rows come in units that are read whole. Every epoch shuffles the units, takes them WINDOW at a time, and shuffles the
-rows of such a window together. Units are random samples of the corpus already, so a window is one as well.
+Rows are grouped in units, which are read at once. Every epoch shuffles the units, splits them into windows of WINDOW
+units, and shuffles the rows of each window. Units are random samples of the corpus, so windows are, too.
 """
 
 import numpy as np
@@ -9,18 +9,18 @@ import numpy as np
 from bert_jax.data.hashing import key_from, permute, random_bits
 
 WINDOW = 64
-"""Units whose rows are shuffled together: they are in memory together."""
+"""Units in a window; their rows are in memory together and shuffled together."""
 
 
 class EpochOrder:
-    """Where each row of an endless sequence of epochs lies: a pure function of (unit sizes, key, row).
+    """Locates each row of an endless sequence of epochs: a pure function of (unit sizes, key, row).
 
     Attributes:
-      size: rows an epoch.
+      size: rows in an epoch.
     """
 
     def __init__(self, unit_sizes: np.ndarray, key: int):
-        """`unit_sizes` int64 [U]: rows in each unit; `key` names the order."""
+        """`unit_sizes` int64 [U]: rows in each unit; `key` is the random key of the order."""
         self.unit_sizes = unit_sizes
         self.size = int(unit_sizes.sum())
         self._key = key
@@ -28,9 +28,9 @@ class EpochOrder:
         self._windows: dict[tuple[int, int], np.ndarray] = {}
 
     def locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Epoch, window, and place in `window_units` joined, each int64 [n], of rows int64 [n] counted from the start.
+        """Returns epoch, window, and position in the concatenated `window_units` of rows int64 [n], each int64 [n].
 
-        Row i is in epoch i // size: every row is seen once in each.
+        Row i is in epoch i // size; each epoch contains every row once.
         """
         epochs, within = np.divmod(rows, self.size)
         windows, places = np.empty_like(rows), np.empty_like(rows)
@@ -44,12 +44,12 @@ class EpochOrder:
         return epochs, windows, places
 
     def window_units(self, epoch: int, window: int) -> np.ndarray:
-        """The units of a window, int64 [at most WINDOW], in the order in which `locate` counts their rows."""
+        """Returns the units of a window, int64 [at most WINDOW], in the order that `locate` refers to."""
         units, _ = self._epoch(epoch)
         return units[window * WINDOW : (window + 1) * WINDOW]
 
     def _shuffled(self, epoch: int, window: int) -> np.ndarray:
-        """The rows of a window in an order of their own."""
+        """Returns a permutation of the rows of a window."""
         if (epoch, window) not in self._windows:
             if len(self._windows) > 1:
                 self._windows.clear()
@@ -60,7 +60,7 @@ class EpochOrder:
         return self._windows[epoch, window]
 
     def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The units in an epoch's order, and the row at which each window begins, and the last ends."""
+        """Returns the units in the order of an epoch, and the first row of each window followed by the epoch's size."""
         if epoch not in self._epochs:
             if len(self._epochs) > 1:
                 self._epochs.clear()

@@ -1,10 +1,10 @@
-"""Several short sequences in one row, so that little of a batch is padding.
+"""Packs several short sequences into one row, which reduces padding.
 
-Nothing is cut and nothing dropped: a row holds whole sequences, at most `max_sequences` of them. They do not see each
-other, and each has its own positions, its own [CLS] and its own masks.
+No token is truncated or dropped: a row holds at most `max_sequences` complete sequences. Attention is limited to each
+sequence, and each has its own positions, its own [CLS] and its own masks.
 
-Which lengths share a row is decided on the histogram of the lengths: from the longest on, each goes to the fullest row
-that has room for it (longest-pack-first; Krell et al. 2021, arXiv:2107.02027), or to a new one with others of its like.
+The packing is computed on the histogram of lengths, longest first: a sequence is added to the fullest row with room for
+it (longest-pack-first; Krell et al. 2021, arXiv:2107.02027), or to a new row together with others of its length.
 """
 
 from bisect import bisect_left, insort
@@ -19,10 +19,10 @@ Batch = dict[str, np.ndarray]
 
 
 def pack_lengths(lengths: np.ndarray, seq_len: int, max_sequences: int) -> list[tuple[int, tuple[int, ...]]]:
-    """How often each row, as the lengths in it, stands in a packing of sequences of `lengths` [N]."""
+    """Packs sequences of `lengths` [N]; returns (count, lengths in the row) for each kind of row."""
     full: list[tuple[int, tuple[int, ...]]] = []
-    open_rows: dict[int, list[tuple[int, tuple[int, ...]]]] = {}  # by the room that is left
-    rooms: list[int] = []  # the keys of it, sorted
+    open_rows: dict[int, list[tuple[int, tuple[int, ...]]]] = {}  # by remaining room
+    rooms: list[int] = []  # its keys, sorted
 
     def put(count: int, row: tuple[int, ...]) -> None:
         room = seq_len - sum(row)
@@ -58,9 +58,9 @@ def pack_lengths(lengths: np.ndarray, seq_len: int, max_sequences: int) -> list[
 
 
 def pack(lengths: np.ndarray, seq_len: int, max_sequences: int, key: int) -> np.ndarray:
-    """Rows int64 [R, max_sequences] of indices into `lengths`, -1 where there is no further sequence.
+    """Returns rows int64 [R, max_sequences] of indices into `lengths`, -1 for an empty slot.
 
-    R and the lengths in each row follow from the lengths alone; which sequence of a length goes where, from `key`.
+    R and the lengths in each row depend only on the lengths; `key` selects which sequence of a length goes where.
     """
     counts = pack_lengths(lengths, seq_len, max_sequences)
     shuffled = np.argsort(random_bits(np.uint64(key), np.arange(len(lengths), dtype=np.uint64)), kind="stable")
@@ -78,36 +78,36 @@ def pack(lengths: np.ndarray, seq_len: int, max_sequences: int, key: int) -> np.
     return rows
 
 
-def most_predictions(of_length: Callable[[np.ndarray], np.ndarray], seq_len: int, max_sequences: int) -> int:
-    """The most predictions that a row may hold, where `of_length` says how many sequences of lengths [n] have."""
-    each = np.concatenate([[0], of_length(np.arange(1, seq_len + 1))])
-    most = np.zeros(seq_len + 1, np.int64)  # by the room that there is
+def most_predictions(predictions: Callable[[np.ndarray], np.ndarray], seq_len: int, max_sequences: int) -> int:
+    """Returns the maximum number of predictions in a row; `predictions` maps sequence lengths [n] to counts [n]."""
+    each = np.concatenate([[0], predictions(np.arange(1, seq_len + 1))])
+    most = np.zeros(seq_len + 1, np.int64)  # by available room
     for _ in range(min(max_sequences, seq_len)):
         most = np.array([(each[: room + 1] + most[room::-1]).max() for room in range(seq_len + 1)])
     return int(most[-1])
 
 
 def pack_batch(sequences: Batch, rows: np.ndarray, seq_len: int, predictions: int, pad_id: int) -> Batch:
-    """A batch of one sequence a row, [N, ...], as one of several, [R, ...].
+    """Converts a batch with one sequence a row, [N, ...], to a packed batch, [R, ...].
 
     Args:
       sequences: the batch layout with K = 1.
-      rows: int64 [R, K] of indices into it, -1 for none; each row's lengths sum to `seq_len` at the most.
+      rows: int64 [R, K] of indices into it, -1 for an empty slot; the lengths of a row sum to at most `seq_len`.
       seq_len: L of the result.
-      predictions: P of the result; enough for each row.
+      predictions: P of the result; must be sufficient for each row.
       pad_id: the id of [PAD].
     """
     count, per_row = rows.shape
-    of_row, slot = np.nonzero(rows >= 0)
-    which = rows[of_row, slot]
+    row_index, slot = np.nonzero(rows >= 0)
+    which = rows[row_index, slot]
     lengths = sequences["sequence_ids"].sum(axis=1)[which]
     placed = np.zeros(rows.shape, np.int64)
-    placed[of_row, slot] = lengths
-    starts = (np.cumsum(placed, axis=1) - placed)[of_row, slot]
+    placed[row_index, slot] = lengths
+    starts = (np.cumsum(placed, axis=1) - placed)[row_index, slot]
 
-    # Each token's place: of its sequence in the row, and its own in the sequence.
+    # Position of each token: start of its sequence in the row plus its column in the sequence.
     sequence, column = np.nonzero(sequences["sequence_ids"][which])
-    target = of_row[sequence], starts[sequence] + column
+    target = row_index[sequence], starts[sequence] + column
     packed: Batch = {}
     for name in ("input_ids", "token_type_ids"):
         packed[name] = np.full((count, seq_len), pad_id if name == "input_ids" else 0, np.int32)
@@ -119,11 +119,11 @@ def pack_batch(sequences: Batch, rows: np.ndarray, seq_len: int, predictions: in
 
     weights = sequences["masked_weights"][which]
     chosen, at = np.nonzero(weights)
-    made = np.zeros(rows.shape, np.int64)
-    made[of_row, slot] = np.count_nonzero(weights, axis=1)
-    before = (np.cumsum(made, axis=1) - made)[of_row, slot]
+    counts = np.zeros(rows.shape, np.int64)
+    counts[row_index, slot] = np.count_nonzero(weights, axis=1)
+    before = (np.cumsum(counts, axis=1) - counts)[row_index, slot]
     ordinal = np.arange(len(chosen)) - np.searchsorted(chosen, chosen)
-    target = of_row[chosen], before[chosen] + ordinal
+    target = row_index[chosen], before[chosen] + ordinal
     for name, dtype in (("masked_positions", np.int32), ("masked_ids", np.int32), ("masked_weights", np.float32)):
         packed[name] = np.zeros((count, predictions), dtype)
         packed[name][target] = sequences[name][which][chosen, at]
@@ -131,8 +131,8 @@ def pack_batch(sequences: Batch, rows: np.ndarray, seq_len: int, predictions: in
 
     for name, dtype in (("cls_positions", np.int32), ("next_sentence_labels", np.int32)):
         packed[name] = np.zeros((count, per_row), dtype)
-    packed["cls_positions"][of_row, slot] = starts
-    packed["next_sentence_labels"][of_row, slot] = sequences["next_sentence_labels"][which, 0]
+    packed["cls_positions"][row_index, slot] = starts
+    packed["next_sentence_labels"][row_index, slot] = sequences["next_sentence_labels"][which, 0]
     packed["next_sentence_weights"] = np.zeros((count, per_row), np.float32)
-    packed["next_sentence_weights"][of_row, slot] = sequences["next_sentence_weights"][which, 0]
+    packed["next_sentence_weights"][row_index, slot] = sequences["next_sentence_weights"][which, 0]
     return packed

@@ -1,4 +1,4 @@
-"""Batches made in the background, ahead of whoever reads them."""
+"""Prefetching: computes batches in a background thread."""
 
 import queue
 import threading
@@ -10,14 +10,14 @@ T = TypeVar("T")
 
 
 class Prefetch(Generic[T]):
-    """Makes `make(step)` for step in [start, stop) in a background thread, `depth` ahead of its reader.
+    """Iterator over `make(step)` for step in [start, stop), computed in a background thread up to `depth` steps ahead.
 
-    What goes wrong in the thread is raised where the item would have come. Close it when leaving early.
+    An exception in the thread is raised by `next` in place of the item. Call `close` when stopping early.
     """
 
     def __init__(self, make: Callable[[int], T], start: int, stop: int, depth: int = 3):
         self._items: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(depth)
-        self.waited = 0.0  # seconds that the reader has waited for items
+        self.waited = 0.0  # seconds that the consumer has waited for items
         self._closed = threading.Event()
         self._remaining = max(0, stop - start)
         self._thread = threading.Thread(target=self._run, args=(make, start, stop), name="prefetch", daemon=True)
@@ -55,6 +55,6 @@ class Prefetch(Generic[T]):
 
     def close(self) -> None:
         """Stops the thread and waits for it."""
-        self._remaining = 0  # nothing comes any more: a reader that goes on stops, and does not wait for ever
+        self._remaining = 0  # a consumer that keeps iterating then stops, instead of waiting forever
         self._closed.set()
         self._thread.join()

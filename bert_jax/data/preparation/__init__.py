@@ -1,1 +1,1 @@
-"""From corpora to prepared datasets."""
+"""Preparation of datasets from text corpora."""

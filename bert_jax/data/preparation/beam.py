@@ -1,14 +1,14 @@
-"""The Apache Beam runner: the functions of the local runner, as one pipeline on whatever Beam runs on.
+"""Apache Beam runner: the functions of the local runner as a pipeline for any Beam runner.
 
-Workers share no disk: what the local runner leaves in files between its two passes, a pipeline shuffles.
+Workers share no disk. The pipeline shuffles the data that the local runner keeps in files between its two passes.
 
-    files -> slices -> runs --+--> sums and lowest hashes -> the buckets' ranges --.
-                              +--> hashes of lines -> those to drop ---------------+  side inputs
-                              +--> a part of the run for each bucket -> by bucket -+-> a shard each
+    files -> slices -> runs --+--> sums and lowest hashes -> ranges of buckets ----.
+                              +--> hashes of lines -> lines to drop ---------------+  side inputs
+                              +--> a part of the run for each bucket -> by bucket -+-> one shard each
 
-A part is the arrays of a run between two hashes, so that elements are few and large. A worker writes its shard to its
-own disk and copies it to a folder in the output, where it is whole or not at all: who is tried again, or at work twice,
-leaves the same file. Only when all are there are they published, as the local runner's are.
+A part is the slice of a run's arrays between two hashes, so that elements are few and large. A worker writes its shard
+to its own disk and copies it atomically to a folder in the output. The step is idempotent: retried or duplicate workers
+write identical files. Shards are published only when all exist, as by the local runner.
 """
 
 import contextlib
@@ -43,12 +43,12 @@ from bert_jax.files import atomic
 log = logging.getLogger(__name__)
 
 Range = tuple[str, str, int, int]  # split, file, low, high
-_COUNT = "shards"  # the file that says how many there are
+_COUNT = "shards"  # the file with the number of shards
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is made of a corpus: `cut` gives the ranges of the shards, which go to the folder `staged`."""
+    """Settings of a pipeline: `cut` computes the ranges of the shards, which are written to the folder `staged`."""
 
     how: Tokenizing
     pairing: Pairing
@@ -59,7 +59,7 @@ class Job:
 
 @contextlib.contextmanager
 def staging(folder: epath.Path) -> Iterator[epath.Path]:
-    """A folder in `folder` for one pipeline alone, which may live longer than the command that began it."""
+    """Yields a unique staging folder in `folder`, since a pipeline may outlive the command that started it."""
     path = os.fspath(folder)
     staged = epath.Path(path if "://" in path else os.path.abspath(path)) / uuid.uuid4().hex
     atomic.make_folder(staged)
@@ -72,53 +72,58 @@ def staging(folder: epath.Path) -> Iterator[epath.Path]:
 def build_splits(
     groups: Sequence[Sequence[str]], job: Job, runner: str, flags: Sequence[str]
 ) -> tuple[dict[str, list[Built]], dict[str, epath.Path]]:
-    """Returns each split's shards and the place of each file in `job.staged`; nothing if there is no text.
+    """Runs the pipeline; returns each split's shards and each file's path in `job.staged`, both empty without text.
 
     Args:
-      groups: the files of a `corpus.plan`, those together that a worker reads together.
-      job: what is made of them.
+      groups: the files of a `corpus.plan`, grouped by the worker that reads them.
+      job: the settings of the pipeline.
       runner: the name of a Beam runner.
-      flags: Beam's options, as on a command line.
+      flags: Beam's options in command-line syntax.
 
     Raises:
-      InputError: there is no such runner, it lacks an option, workers do not share the output, or as `corpus.read`.
+      InputError: unknown runner, missing option, output not shared with the workers, or as `corpus.read`.
       BertJaxError: the pipeline failed.
     """
     pipeline = _pipeline(runner, flags)
     _connect(pipeline, [tuple(map(_everywhere, paths)) for paths in groups], job)
-    log.info("preparing on %s ...", runner)
+    log.info("Preparing the dataset with Apache Beam, --runner=%s", runner)
     _run(pipeline, runner)
     if failures := sorted(path.read_text() for path in job.staged.glob("*.failed")):
-        others = f" (and {len(failures) - 1} more like it)" if failures[1:] else ""
+        others = f" (and {len(failures) - 1} similar errors)" if failures[1:] else ""
         raise InputError(failures[0] + others)
     results = [pickle.loads(path.read_bytes()) for path in job.staged.glob("*.built")]
     count = job.staged / _COUNT
     if not count.exists() or len(results) != int(count.read_text()):
-        raise InputError(f"--output is no folder that this machine and the workers of {runner} share: name one")
+        raise InputError(
+            f"--output: not shared by this machine and the workers of --runner={runner}; expected a folder that all "
+            "can access, such as gs://BUCKET/FOLDER"
+        )
     splits: dict[str, list[Built]] = {"train": [], "eval": []}
     for _, split, built in sorted(results, key=lambda result: result[0]):
         splits[split].append(built)
-    return splits, {built.shard.file: job.staged / built.shard.file for of in splits.values() for built in of}
+    return splits, {built.shard.file: job.staged / built.shard.file for shards in splits.values() for built in shards}
 
 
 def _everywhere(path: str) -> str:
-    """A path as a worker, which has another working directory, knows it."""
+    """Makes a local path absolute, since workers have another working directory."""
     return os.path.abspath(path) if path != corpus.PYDOC and os.path.exists(path) else path
 
 
 def _pipeline(runner: str, flags: Sequence[str]) -> beam.Pipeline:
-    said = io.StringIO()
+    stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(stderr):
             options = PipelineOptions([*flags, f"--runner={runner}"])
             options.get_all_options()
             return beam.Pipeline(options=options)
     except SystemExit as stopped:
         if not stopped.code:
             raise
-        raise InputError(f"Beam's options: {said.getvalue().strip().splitlines()[-1]}") from stopped
+        raise InputError(
+            f"--runner={runner}: invalid option: {stderr.getvalue().strip().splitlines()[-1]}"
+        ) from stopped
     except (ValueError, ImportError, AttributeError) as error:
-        raise InputError(f"--runner {runner}: {error}") from error
+        raise InputError(f"--runner={runner}: {error}") from error
 
 
 def _run(pipeline: beam.Pipeline, runner: str) -> None:
@@ -131,9 +136,9 @@ def _run(pipeline: beam.Pipeline, runner: str) -> None:
             raise
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise BertJaxError(f"the pipeline failed on {runner}: {lines[-1]}") from error
+        raise BertJaxError(f"--runner={runner}: the pipeline failed: {lines[-1]}") from error
     if state != PipelineState.DONE:
-        raise BertJaxError(f"the pipeline on {runner} ended as {state}: its own logs say why")
+        raise BertJaxError(f"--runner={runner}: the pipeline ended in state {state}, expected DONE; see its logs")
 
 
 def _connect(pipeline: beam.Pipeline, groups: Sequence[tuple[str, ...]], job: Job) -> None:
@@ -141,15 +146,15 @@ def _connect(pipeline: beam.Pipeline, groups: Sequence[tuple[str, ...]], job: Jo
     read = planned.done | "Spread" >> beam.Reshuffle() | "Tokenize" >> _trying(partial(tokenized, how=job.how))
     runs = read.done
     failures = (planned.failed, read.failed) | "Failures" >> beam.Flatten()
-    _ = failures | "Tell" >> beam.Map(_tell, job.staged)
+    _ = failures | "Write failures" >> beam.Map(_write_failure, job.staged)
 
     total = runs | "Sum each" >> beam.Map(lambda run: _sum([run])) | "Sum" >> beam.CombineGlobally(_sum)
     ranges = total | "Ranges" >> beam.Map(_ranges, AsList(failures), job.cut)
-    _ = ranges | "Count" >> beam.Map(_tell_count, job.staged)
+    _ = ranges | "Count" >> beam.Map(_write_count, job.staged)
     repeated: Any = []
-    if most := job.hygiene.max_line_repeats:
+    if limit := job.hygiene.max_line_repeats:
         lines = runs | "Lines" >> beam.FlatMap(_lines) | "By hash" >> beam.GroupByKey()
-        repeated = AsList(lines | "Repeated" >> beam.Map(_repeated, most))
+        repeated = AsList(lines | "Repeated" >> beam.Map(_repeated, limit))
 
     parts = runs | "Parts" >> beam.FlatMap(_parts, AsSingleton(ranges), job.how.lines)
     empty = ranges | "Empty" >> beam.FlatMap(lambda found: [(number, None) for number in range(len(found))])
@@ -162,9 +167,9 @@ def _connect(pipeline: beam.Pipeline, groups: Sequence[tuple[str, ...]], job: Jo
 
 
 class _Try(beam.DoFn):
-    """Yields what a function gives for an element; what is wrong with the input goes to the output `failed`.
+    """Yields the results of a function for an element; InputErrors go to the output `failed`.
 
-    As an exception it would be tried again, and reach the user, if at all, in the middle of a traceback.
+    Beam would retry an exception, and report it inside a traceback, if at all.
     """
 
     def __init__(self, function: Callable[[Any], Iterable[Any]]):
@@ -188,23 +193,23 @@ def _slices(paths: Sequence[str], reading: corpus.CorpusOptions) -> list[tuple[c
     return corpus.batches(corpus.plan(paths, reading))
 
 
-def _tell(failure: str, staged: epath.Path) -> None:
+def _write_failure(failure: str, staged: epath.Path) -> None:
     atomic.write_whole(staged / f"{key_from(failure):016x}.failed", failure.encode())
 
 
-def _tell_count(ranges: list[Any], staged: epath.Path) -> None:
+def _write_count(ranges: list[Any], staged: epath.Path) -> None:
     atomic.write_whole(staged / _COUNT, str(len(ranges)).encode())
 
 
 def _sum(runs: Iterable[HeldRun]) -> HeldRun:
-    """What the ranges of the shards depend on."""
-    found = list(runs)
-    documents, tokens = sum(run.documents for run in found), sum(run.tokens for run in found)
-    return HeldRun({"hashes": lowest_hashes(found)}, documents, tokens)
+    """Combines the data of runs that determine the ranges of the shards: counts and lowest hashes."""
+    all_runs = list(runs)
+    documents, tokens = sum(run.documents for run in all_runs), sum(run.tokens for run in all_runs)
+    return HeldRun({"hashes": lowest_hashes(all_runs)}, documents, tokens)
 
 
 def _ranges(total: HeldRun, failures: list[str], cut: Callable[[Sequence[Run]], list[Range]]) -> Any:
-    """A list of Range; said to Beam, its coder of integers would take those from 2**63 on for too large."""
+    """Returns a list of Range. Annotated as Any: Beam's integer coder would refuse values of 2**63 and more."""
     return [] if failures or not total.documents else cut([total])
 
 
@@ -213,9 +218,9 @@ def _lines(run: HeldRun) -> Iterator[tuple[int, tuple[np.ndarray, np.ndarray]]]:
         yield part, (hashes, counts)
 
 
-def _repeated(part: tuple[int, Iterable[tuple[np.ndarray, np.ndarray]]], most: int) -> np.ndarray:
+def _repeated(part: tuple[int, Iterable[tuple[np.ndarray, np.ndarray]]], limit: int) -> np.ndarray:
     hashes, counts = (np.concatenate(arrays) for arrays in zip(*part[1], strict=True))
-    return frequent(hashes, counts, most)
+    return frequent(hashes, counts, limit)
 
 
 def _parts(run: HeldRun, ranges: list[Range], lines: bool) -> Iterator[tuple[int, HeldRun]]:

@@ -1,27 +1,27 @@
-"""Documents out of corpora: plain text, WikiExtractor files, JSON lines and TFDS's datasets, read in parallel.
+"""Parallel reading of documents from corpora: plain text, WikiExtractor files, JSON lines and TFDS datasets.
 
-`expand` turns what the user named into files, `plan` cuts the files into slices that can be read independently,
-and `read` yields the documents of one slice. Every document belongs to exactly one slice, so that reading the
-slices in order gives what reading the files whole gives, whatever the size of a slice.
+`expand` resolves inputs to files, `plan` splits the files into slices that can be read independently, and `read` yields
+the documents of one slice. Every document belongs to exactly one slice: reading the slices in order yields the same
+documents as reading the files sequentially, for any slice size.
 
     options = CorpusOptions()
     for piece in plan(["books/*.txt.gz", "wiki.jsonl", "tfds:wikipedia/20230601.en"], options):
         for document in read(piece, options):
             ...
 
-Files are plain text, JSON lines with a `text` field, or what WikiExtractor writes, each also as `.gz`, `.bz2` or
-`.zst`. JSON lines are named `.jsonl`, `.ndjson` or `.json`, or begin as a JSON object does, `{"id":` for one; a file
-that begins with `<doc id=` is WikiExtractor's; `file_formats` refuses what is not text, such as CSV, HTML and Parquet;
-anything else is plain text. Names with `tfds:` are no files: see
-`tfds_corpus`. There, a slice is a range of examples, and an example is read as a JSON line is.
+Files are plain text, JSON lines with a `text` field, or output of WikiExtractor, each also as `.gz`, `.bz2` or `.zst`.
+JSON lines have the suffix `.jsonl`, `.ndjson` or `.json`, or begin as a JSON object does, such as `{"id":`. A file that
+begins with `<doc id=` is WikiExtractor's. `file_formats` refuses other formats, such as CSV, HTML and Parquet. All
+other files are plain text. An input `tfds:...` is a TFDS dataset, see `tfds_corpus`: a slice is a range of examples,
+and an example is read like a JSON line.
 
-Who owns a document. In plain text, a *boundary* is a blank line (in WikiExtractor files, a `<doc ...>` line). A
+Ownership of documents. In plain text, a *boundary* is a blank line (in WikiExtractor files, a `<doc ...>` line). A
 slice [start, end) owns the documents whose last boundary before them begins in [start, end); the slice at 0 also
-owns the one that opens the file. A slice reads past its end to finish its last document, and never reads before
-its start to find its first. A document that is too long is broken at lines that only the file's bytes decide: with
-M = `max_document_bytes`, at the first line that begins at or after k * M when no boundary begins in the M bytes
-before k * M. A document of up to M bytes is therefore never broken, one of 2 M bytes always is, no part is larger
-than 2 M bytes and a line, and a file without any blank line is still shared out among its slices.
+owns the first document of the file. A slice reads past its end to finish its last document, and never reads before
+its start to find its first. A document that is too long is split at lines that depend only on the file's bytes: with
+M = `max_document_bytes`, at the first line that begins at or after k * M if no boundary begins in the M bytes
+before k * M. A document of up to M bytes is therefore never split, one of 2 M bytes always is, no part is larger
+than 2 M bytes and a line, and a file without any blank line is still distributed over its slices.
 """
 
 import html
@@ -45,11 +45,11 @@ from bert_jax.files.line_reader import file_bytes, first_line_start, is_compress
 log = logging.getLogger(__name__)
 
 PYDOC = "pydoc"
-"""The input that is no file: the English that every CPython carries (see `pydoc_corpus`)."""
+"""Input name of the built-in corpus: the English documentation in CPython (see `pydoc_corpus`)."""
 
 SLICE_BYTES = 8 << 20
-"""What one task reads, on disk."""
-_BATCH_FILES = 1024  # at most: each is a wait where files are remote
+"""Bytes on disk that one task reads."""
+_BATCH_FILES = 1024  # maximum, since opening a remote file takes a request
 _WIKI_DOC = b"<doc "
 _WIKI_TITLE = re.compile(rb'\btitle="(.*)"\s*>\s*$')
 _JSON_TYPES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
@@ -57,13 +57,14 @@ _JSON_TYPES = {dict: "an object", list: "an array", str: "a string", bool: "a bo
 
 @dataclass(frozen=True)
 class CorpusOptions:
-    """How files become documents.
+    """Options for splitting files into documents.
 
     Attributes:
-      documents: how plain text is cut: "blank_line" (one or more blank lines end a document) or "file" (a file is
-        a document; for books, where blank lines part paragraphs). JSON lines and WikiExtractor files say themselves.
-      errors: what to do with bytes that are not UTF-8: "strict" stops with an InputError, "replace" puts U+FFFD.
-      max_document_bytes: documents longer than this are broken at a line's end.
+      documents: document boundaries in plain text: "blank_line" (one or more blank lines end a document) or "file" (a
+        file is a document; for books, where blank lines separate paragraphs). JSON lines and WikiExtractor files mark
+        their documents themselves.
+      errors: handling of invalid UTF-8: "strict" raises InputError, "replace" inserts U+FFFD.
+      max_document_bytes: longer documents are split at line ends.
     """
 
     documents: str = "blank_line"
@@ -72,20 +73,20 @@ class CorpusOptions:
 
     def __post_init__(self) -> None:
         if self.documents not in ("blank_line", "file"):
-            raise InputError(f"documents is {self.documents!r}; choose 'blank_line' or 'file'")
+            raise InputError(f"--documents={self.documents!r}: expected 'blank_line' or 'file'")
         if self.errors not in ("strict", "replace"):
-            raise InputError(f"errors is {self.errors!r}; choose 'strict' or 'replace'")
+            raise InputError(f"--errors={self.errors!r}: expected 'strict' or 'replace'")
         if self.max_document_bytes < 1:
-            raise InputError(f"max_document_bytes is {self.max_document_bytes}; it must be at least 1")
+            raise InputError(f"max_document_bytes={self.max_document_bytes}: must be at least 1")
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A part of a corpus that one worker reads: the documents that belong to bytes [start, end) of a file.
+    """Part of a corpus that one worker reads: the documents owned by bytes [start, end) of a file.
 
     Attributes:
       path: the file, "pydoc", or "tfds:NAME:SPLIT:FEATURE".
-      start, end: byte offsets, or numbers of a TFDS dataset's examples; 0 and None stand for the whole file.
+      start, end: byte offsets, or indices of a TFDS dataset's examples; 0 and None for the whole file.
       bytes: the size on disk, for progress bars.
     """
 
@@ -96,17 +97,17 @@ class Slice:
 
 
 def expand(inputs: Sequence[str]) -> list[str]:
-    """The files that paths, folders and glob patterns name.
+    """Resolves paths, folders and glob patterns to files.
 
-    Each input's files are sorted, inputs keep their order, and a file named twice, by a link too, is read once. A
-    folder stands for every file below it, links to folders included; names that begin with a dot are left out, as in a
-    shell's patterns. "pydoc" stays as it is, and "tfds:NAME" becomes "tfds:NAME:train:text".
+    Each input's files are sorted, inputs keep their order, and duplicate files, links resolved, are read once. A
+    folder stands for every file below it, with links to folders followed; names that begin with a dot are skipped, as
+    in shell patterns. "pydoc" is unchanged, and "tfds:NAME" becomes "tfds:NAME:train:text".
 
     Raises:
-      InputError: no input, a file that does not exist, or a pattern or folder that holds no file.
+      InputError: no input, a missing file, or a pattern or folder without files.
     """
     if not inputs:
-        raise InputError("no input was given; name at least one file, folder or pattern, or 'pydoc'")
+        raise InputError("--input: expected at least one file, folder or pattern, or 'pydoc'")
     files: dict[str, str] = {}
     for name in inputs:
         for path in _expand_one(name):
@@ -123,37 +124,39 @@ def _expand_one(name: str) -> list[str]:
     if remote.is_remote(name):
         return _expand_remote(name)
     path = Path(name)
-    if path.is_file():  # First, because a real name may hold a pattern's characters.
+    if path.is_file():  # First, because a file name may contain pattern characters.
         return [name]
     if path.is_dir():
         if files := corpus_folders.files_below(path):
             return files
-        raise InputError(f"{name}: this folder holds no file; name a folder or pattern with text in it")
+        raise InputError(f"--input={name}: the folder contains no files; expected a folder or pattern with text files")
     if not has_magic(name):
-        raise InputError(f"{name}: no such file or folder; check the path")
+        raise InputError(f"--input={name}: not found: no such file or folder; check the path")
     if found := corpus_folders.matches(name):
         return found
-    raise InputError(f"{name}: this pattern matches no file; check it, and quote it so that the shell leaves it be")
+    raise InputError(
+        f"--input={name}: the pattern matches no file; check it, and quote it to protect it from the shell"
+    )
 
 
 def _expand_remote(name: str) -> list[str]:
     remote.named(name)
     if files := remote.files(name):
         return files
-    raise InputError(f"{name}: no such file or folder, or nothing in it; check the path, and what matches a pattern")
+    raise InputError(f"--input={name}: not found: no such file or folder, or it is empty; check the path or pattern")
 
 
 def plan(inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = SLICE_BYTES) -> list[Slice]:
-    """Cuts a corpus into slices of about `slice_bytes` bytes, in the order of `expand`.
+    """Splits a corpus into slices of about `slice_bytes` bytes, in the order of `expand`.
 
     Compressed files, "pydoc" and, with `documents="file"`, plain text are one slice each.
 
     Raises:
-      InputError: as `expand`, a file that cannot be looked at or whose name says that it is not text, or a TFDS
-        dataset that is not prepared.
+      InputError: as `expand`, an unreadable file, a file whose suffix is not of a text format, or a TFDS dataset that
+        is not prepared.
     """
     if slice_bytes < 1:
-        raise InputError(f"slice_bytes is {slice_bytes}; it must be at least 1")
+        raise InputError(f"slice_bytes={slice_bytes}: must be at least 1")
     slices: list[Slice] = []
     for path in expand(inputs):
         if tfds_corpus.is_tfds(path):
@@ -173,9 +176,9 @@ def plan(inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = SLICE
 
 
 def batches(slices: Sequence[Slice]) -> list[tuple[Slice, ...]]:
-    """Joins neighbours of a `plan` that are whole small files, up to SLICE_BYTES: what a task reads.
+    """Groups consecutive small files of a `plan` into batches of up to SLICE_BYTES, one batch a task.
 
-    Without it, work and files between the two passes of `prepare` grow with the number of files times that of shards.
+    Otherwise, work and temporary files of `prepare` would grow with the number of files times the number of shards.
     """
     joined: list[list[Slice]] = []
     size = 0
@@ -191,7 +194,7 @@ def batches(slices: Sequence[Slice]) -> list[tuple[Slice, ...]]:
 
 
 def fingerprint(path: str) -> str:
-    """Stands for what a file of a `plan` holds now: another after any change to it."""
+    """Returns a string that identifies the content of a file of a `plan`; it changes with any change to the file."""
     if path == PYDOC:
         return sys.version
     if tfds_corpus.is_tfds(path):
@@ -212,15 +215,14 @@ def _example_slices(path: str, slice_bytes: int) -> list[Slice]:
 def read(piece: Slice, options: CorpusOptions) -> Iterator[str]:
     r"""Yields the documents of a slice, in the file's order.
 
-    A document is its lines joined by "\n", each stripped of white space, blank ones left out; documents without a
-    line are dropped. Only "\n" ends a line ("\r\n" too, as "\r" is white space): U+2028 and the like do not.
-    Documents that are broken because of `max_document_bytes` are logged as one warning.
+    A document is its lines joined by "\n", each stripped of white space, without blank lines; empty documents are
+    dropped. Only "\n" ends a line ("\r\n" too, as "\r" is white space): U+2028 and similar characters do not.
+    Documents that are split because of `max_document_bytes` are logged as one warning.
 
     Raises:
-      InputError: with the file and the line (from 1, counted in the whole file): bytes that are not UTF-8, a JSON
-        line that is not an object with a string `text`, a truncated or corrupt compressed file, or a line of more
-        than MAX_LINE_BYTES. With the file alone: one that cannot be opened or is not text. For TFDS, as
-        `tfds_corpus.texts`.
+      InputError: with the file and the line (from 1, counted in the whole file): invalid UTF-8, a JSON line that is not
+        an object with a string `text`, a truncated or corrupt compressed file, or a line of more than MAX_LINE_BYTES.
+        With the file only: a file that cannot be opened or is not text. For TFDS, as `tfds_corpus.texts`.
     """
     if piece.path == PYDOC:
         yield from pydoc_corpus.documents()
@@ -245,7 +247,7 @@ def _is_blank(line: bytes) -> bool:
         return True
     if 0x20 < stripped[0] < 0x80:
         return False
-    return not stripped.decode("utf-8", "replace").strip()  # U+00A0, U+3000 and the like are blank as well.
+    return not stripped.decode("utf-8", "replace").strip()  # U+00A0, U+3000 and similar are blank, too.
 
 
 def _is_wiki_boundary(line: bytes) -> bool:
@@ -257,7 +259,7 @@ def _is_never_boundary(line: bytes) -> bool:
 
 
 class _TextReader:
-    """One slice of a file of lines. The module's docstring says which documents are its own and where they break."""
+    """Reader of a slice of a text file. The module's docstring defines ownership and splitting of documents."""
 
     def __init__(self, piece: Slice, options: CorpusOptions, is_boundary: Callable[[bytes], bool]) -> None:
         self.path = piece.path
@@ -269,10 +271,10 @@ class _TextReader:
 
     def documents(self) -> Iterator[str]:
         limit = self.options.max_document_bytes
-        lines: list[str] = []  # The document so far.
-        title = ""  # Of a WikiExtractor document: its first line repeats it.
+        lines: list[str] = []  # Lines of the current document.
+        title = ""  # Title of a WikiExtractor document; its first line repeats it.
         owned = self.start == 0
-        at_boundary = True  # The document so far began at a boundary, not at a break.
+        at_boundary = True  # The current document began at a boundary, not at a split.
         last_boundary = -1
         block = self._block_before()
         for offset, line in lines_from(self.path, self.start, self.end):
@@ -300,7 +302,7 @@ class _TextReader:
             yield "\n".join(lines)
 
     def _block_before(self) -> int:
-        """The block, of `max_document_bytes`, in which the last line before the slice begins."""
+        """Returns the index of the block, of `max_document_bytes`, in which the last line before the slice begins."""
         if self.start == 0:
             return 0
         block = self.start // self.options.max_document_bytes
@@ -308,7 +310,7 @@ class _TextReader:
         return block if first_line_start(self.path, block_start, self.start) is not None else block - 1
 
     def _is_quiet(self, low: int, last_boundary: int) -> bool:
-        """No boundary begins between `low` and here; most often a glance at the first lines after `low` tells."""
+        """Returns True if no boundary begins between `low` and the current line; usually reads only a few lines."""
         if last_boundary >= low:
             return False
         if low >= self.start:
@@ -324,8 +326,8 @@ class _TextReader:
         if not self.warned:
             self.warned = True
             log.warning(
-                "%s:%d: a document of more than %d bytes is broken here and so is any other in this file; documents "
-                "are separated by blank lines: add them, or give one document a line, as JSON",
+                "%s:%d: split a document of more than %d bytes; further ones in this file are split, too. Separate "
+                "documents by blank lines, or use JSON lines with one document a line",
                 self.path,
                 line_number(self.path, offset),
                 self.options.max_document_bytes,
@@ -337,7 +339,7 @@ def _wiki_title(line: bytes) -> str:
     return html.unescape(match[1].decode("utf-8", "replace")).strip() if match else ""
 
 
-# JSON lines, and the examples of TFDS's datasets.
+# JSON lines, and examples of TFDS datasets.
 
 
 def _read_json_lines(piece: Slice, options: CorpusOptions) -> Iterator[str]:
@@ -359,46 +361,46 @@ def _read_examples(piece: Slice, options: CorpusOptions) -> Iterator[str]:
 
 
 def _documents(texts: Iterable[tuple[int, str]], options: CorpusOptions, where: Callable[[int], str]) -> Iterator[str]:
-    """Documents of texts that are each one, or several where it is too long; `where` says where a text comes from."""
+    """Yields one document a text, or several if it is too long; `where` maps a position to its location in messages."""
     warned = False
     for position, text in texts:
-        parts = list(_break(filter(None, map(str.strip, text.split("\n"))), options.max_document_bytes))
+        parts = list(_split(filter(None, map(str.strip, text.split("\n"))), options.max_document_bytes))
         if len(parts) > 1 and not warned:
             warned = True
             limit = options.max_document_bytes
-            log.warning("%s: a document of more than %d bytes is broken", where(position), limit)
+            log.warning("%s: split a document of more than %d bytes", where(position), limit)
         yield from parts
 
 
 def _json_text(line: str, path: str, offset: int, options: CorpusOptions) -> str:
-    def fault(what: str) -> InputError:
+    def invalid(problem: str) -> InputError:
         where = f"{path}:{line_number(path, offset)}"
-        return InputError(f'{where}: {what}; each line must be an object such as {{"text": "..."}}')
+        return InputError(f'{where}: {problem}; expected an object such as {{"text": "..."}}')
 
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise fault(f"not valid JSON ({error})") from error
+        raise invalid(f"invalid JSON ({error})") from error
     if not isinstance(value, dict):
-        raise fault(f"the line is {_JSON_TYPES.get(type(value), 'a number')}, not a JSON object")
+        raise invalid(f"got {_JSON_TYPES.get(type(value), 'a number')}, not a JSON object")
     if "text" not in value:
-        raise fault('the object has no "text"')
+        raise invalid('missing key "text"')
     text = value["text"]
     if not isinstance(text, str):
-        raise fault(f'"text" is {_JSON_TYPES.get(type(text), "a number")}, not a string')
+        raise invalid(f'"text" is {_JSON_TYPES.get(type(text), "a number")}, not a string')
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # JSON can escape half a surrogate pair, which no UTF-8 can hold.
+    except UnicodeEncodeError as error:  # JSON can escape half a surrogate pair, which UTF-8 cannot encode.
         if options.errors == "strict":
             character = ord(text[error.start])
-            raise fault(
-                f'"text" holds half a surrogate pair (\\u{character:04x}); mend it or pass --errors replace'
+            raise invalid(
+                f'"text" contains half a surrogate pair (\\u{character:04x}); fix it or pass --errors replace'
             ) from error
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
 
 
-def _break(lines: Iterable[str], limit: int) -> Iterator[str]:
+def _split(lines: Iterable[str], limit: int) -> Iterator[str]:
     part: list[str] = []
     size = 0
     for line in lines:

@@ -1,4 +1,4 @@
-"""Files of this machine below folders and by glob patterns, in folders whose links lead anywhere, back up too."""
+"""Lists local files below folders and by glob patterns; symbolic links are followed, and cycles are detected."""
 
 import glob
 from pathlib import Path
@@ -7,7 +7,7 @@ from pathlib import Path
 def files_below(folder: Path) -> list[str]:
     """Returns every file below a folder, sorted; links to folders are followed, and each real folder is read once.
 
-    Names that begin with a dot are dropped, as in a shell's patterns.
+    Names that begin with a dot are skipped, as in shell patterns.
     """
     files: list[str] = []
     for found in _folders(folder):
@@ -16,10 +16,10 @@ def files_below(folder: Path) -> list[str]:
 
 
 def matches(pattern: str) -> list[str]:
-    """Returns the files that a glob pattern names, sorted, with all files below the folders that it names.
+    """Returns the files that a glob pattern matches, sorted, with all files below matching folders.
 
-    `**` stands for any number of folders, each real one once: with `glob`, a link that leads back up is gone through
-    40 times, and two of them without an end.
+    `**` matches any number of folders and reads each real folder once. `glob` follows a link to a parent folder 40
+    times, and two of them endlessly.
     """
     found: set[str] = set()
     for match in _expanded(pattern):
@@ -44,7 +44,7 @@ def _expanded(pattern: str) -> list[Path]:
 
 
 def _folders(top: Path) -> list[Path]:
-    """A folder and those below it, each real one once."""
+    """Returns a folder and all folders below it, each real folder once."""
     folders: list[Path] = []
     seen: set[tuple[int, int]] = set()
     waiting = [top]
@@ -56,7 +56,7 @@ def _folders(top: Path) -> list[Path]:
         seen.add((status.st_dev, status.st_ino))
         folders.append(folder)
         below = [entry for entry in _shown(folder) if entry.is_dir()]
-        # Real folders are gone through first: one that a link leads to as well keeps its own name.
+        # Real folders come before links, so that a folder keeps its own name.
         waiting += sorted(below, key=lambda entry: (entry.is_symlink(), entry.name), reverse=True)
     return folders
 

@@ -1,4 +1,4 @@
-"""What of a corpus is left out: duplicates, boilerplate, and documents too short or too long. All by option."""
+"""Optional corpus filters: duplicate documents, repeated lines, and length limits of documents."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -12,20 +12,20 @@ from bert_jax.data.preparation.sorted_runs import Run
 from bert_jax.errors import InputError
 
 LINE_PARTS = 256
-"""The lines of a corpus are counted in so many parts, by the first byte of their hash: a part fits in memory."""
+"""Number of parts in which lines are counted, by the first byte of their hash, so that a part fits in memory."""
 
 _COUNTED = np.dtype([("hash", "<u8"), ("count", "<u8")])
 
 
 @dataclass(frozen=True)
 class Hygiene:
-    """The rules.
+    """Filter rules.
 
     Attributes:
-      drop_duplicates: of documents with the same text one is kept.
-      max_line_repeats: lines that stand in the corpus more often are dropped wherever they stand; 0: none are.
-      min_document_tokens, max_document_tokens: documents outside are dropped; 0: there is no limit. Counted after
-        lines were dropped, without special tokens.
+      drop_duplicates: keep only one of the documents with equal text.
+      max_line_repeats: drop all occurrences of lines that occur more often in the corpus; 0: keep all lines.
+      min_document_tokens, max_document_tokens: drop shorter and longer documents; 0: no limit. Counted after lines are
+        dropped, without special tokens.
     """
 
     drop_duplicates: bool = False
@@ -36,19 +36,19 @@ class Hygiene:
     def __post_init__(self) -> None:
         for name in ("max_line_repeats", "min_document_tokens", "max_document_tokens"):
             if getattr(self, name) < 0:
-                raise InputError(f"--{name} is at least 0, not {getattr(self, name)}")
+                raise InputError(f"--{name}={getattr(self, name)}: must be at least 0")
         if self.max_document_tokens and self.max_document_tokens < self.min_document_tokens:
             raise InputError(
-                f"--max_document_tokens {self.max_document_tokens} is below --min_document_tokens "
-                f"{self.min_document_tokens}: no document would be kept"
+                f"--min_document_tokens={self.min_document_tokens}: must be at most --max_document_tokens="
+                f"{self.max_document_tokens}, or all documents are dropped"
             )
 
 
-def repeated_lines(runs: Sequence[Run], most: int, scratch: Path) -> np.ndarray:
-    """Returns the hashes, uint64 and sorted, of the lines that occur in the runs more than `most` times.
+def repeated_lines(runs: Sequence[Run], limit: int, scratch: Path) -> np.ndarray:
+    """Returns the hashes, uint64 and sorted, of the lines that occur in the runs more than `limit` times.
 
-    The lines are spread over LINE_PARTS files in a folder in `scratch`, and a part is counted at a time: 140 M lines
-    take 2.2 GB there at most, and some 30 MB of memory.
+    The hashes are partitioned into LINE_PARTS files in a folder in `scratch`, and counted one part at a time: 140 M
+    lines need at most 2.2 GB of disk and some 30 MB of memory.
     """
     with tempfile.TemporaryDirectory(dir=scratch, prefix="lines-") as folder:
         paths = [Path(folder) / str(part) for part in range(LINE_PARTS)]
@@ -62,13 +62,13 @@ def repeated_lines(runs: Sequence[Run], most: int, scratch: Path) -> np.ndarray:
         found = [np.zeros(0, np.uint64)]
         for path in paths:
             counted = np.fromfile(path, _COUNTED)
-            found.append(frequent(counted["hash"], counted["count"], most))
+            found.append(frequent(counted["hash"], counted["count"], limit))
             path.unlink()
     return np.concatenate(found)
 
 
 def counted_lines(run: Run) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """(part, hashes uint64 [n], counts int64 [n]) of the distinct lines of a run, for each part that has any."""
+    """Yields (part, hashes uint64 [n], counts int64 [n]) of the distinct lines of a run, for each part that has any."""
     lines = np.asarray(run.array("lines"))[np.asarray(run.array("begins_line"))]
     hashes, counts = np.unique(lines, return_counts=True)
     parts, starts = np.unique(hashes >> np.uint64(56), return_index=True)
@@ -77,7 +77,7 @@ def counted_lines(run: Run) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         yield part, hashes[start:stop], counts[start:stop]
 
 
-def frequent(hashes: np.ndarray, counts: np.ndarray, most: int) -> np.ndarray:
-    """Returns the distinct `hashes`, sorted, of which the `counts` come to more than `most`."""
+def frequent(hashes: np.ndarray, counts: np.ndarray, limit: int) -> np.ndarray:
+    """Returns the distinct `hashes`, sorted, whose `counts` sum to more than `limit`."""
     distinct, which = np.unique(hashes, return_inverse=True)
-    return distinct[np.bincount(which, counts, minlength=len(distinct)) > most]
+    return distinct[np.bincount(which, counts, minlength=len(distinct)) > limit]

@@ -1,7 +1,7 @@
-"""Documents to sentence pairs: the next-sentence-prediction instances of BERT, before any masking.
+"""Creates BERT's next-sentence-prediction instances, sentence pairs without masks, from documents.
 
-The algorithm is that of the reference's `create_pretraining_data.py` (google-research/bert), restated on token offsets:
-a document is a run of sentences, a segment is always a contiguous run of tokens, so an instance is five integers
+The algorithm is that of the reference's `create_pretraining_data.py` (google-research/bert), on token offsets: a
+document is a sequence of sentences and a segment a contiguous range of tokens. An instance is therefore five integers,
 and no token is copied until a record is written.
 """
 
@@ -18,7 +18,7 @@ SPECIAL_TOKENS_A_SINGLE = 2  # [CLS] A [SEP]
 
 
 class Random(Protocol):
-    """What the draws come from; `random.Random` is one."""
+    """Random number generator, such as `random.Random`."""
 
     def random(self) -> float: ...
     def randint(self, a: int, b: int) -> int: ...
@@ -35,29 +35,29 @@ class Instance(NamedTuple):
 
 
 class _NextLabels:
-    """The coin that decides between the real and a random B, and what is owed to it.
+    """Draws between the real and a random B with probability 0.5, and compensates for forced random B.
 
-    A document of one sentence has no next sentence: B has to be random whatever the coin says. The paper wants half
-    of all pairs random, so each such pair is paid back by the next pair that could have gone either way.
+    A document of one sentence has no next sentence, so its B must be random. To keep half of all pairs random, as in
+    the paper, each such pair is compensated by the next pair that allows both.
     """
 
     def __init__(self, rng: Random):
         self.rng = rng
-        self.owed = 0
+        self.forced = 0  # random B not yet compensated
 
     def draw(self, next_exists: bool) -> bool:
         is_random = self.rng.random() < 0.5
         if not next_exists:
-            self.owed += not is_random
+            self.forced += not is_random
             return True
-        if is_random and self.owed:
-            self.owed -= 1
+        if is_random and self.forced:
+            self.forced -= 1
             return False
         return is_random
 
 
 def target_length(seq_len: int, short_seq_prob: float, rng: Random) -> int:
-    """Tokens that a document's pairs aim at: seq_len - 3, or with `short_seq_prob` uniform in [2, seq_len - 3]."""
+    """Draws the target length of pairs in tokens: seq_len - 3, or with `short_seq_prob` uniform in [2, seq_len - 3]."""
     longest = seq_len - SPECIAL_TOKENS_A_PAIR
     if rng.random() < short_seq_prob:
         return rng.randint(2, longest)
@@ -77,7 +77,7 @@ def truncate_pair(instance: Instance, max_tokens: int, rng: Random) -> Instance:
 
 
 def _random_segment(documents: Sequence[Document], index: int, length: int, rng: Random) -> tuple[int, int]:
-    """A run of sentences of at least `length` tokens (or to the document's end) from another document."""
+    """Draws consecutive sentences of at least `length` tokens (or to the document's end) from another document."""
     for _ in range(10):
         other = rng.randint(0, len(documents) - 1)
         if other != index:
@@ -93,7 +93,7 @@ def _random_segment(documents: Sequence[Document], index: int, length: int, rng:
 def _pairs_of_reference(
     documents: Sequence[Document], index: int, target: int, rng: Random, labels: _NextLabels
 ) -> Iterator[Instance]:
-    """The reference's rule, draw for draw: a chunk of one sentence always gets a random B."""
+    """Yields pairs by the reference's rule, draw for draw: a chunk of one sentence always gets a random B."""
     document = documents[index]
     sentences = len(document) - 1
     first = i = 0  # the chunk is sentences [first, i]
@@ -105,7 +105,7 @@ def _pairs_of_reference(
             if in_chunk == 1 or rng.random() < 0.5:
                 b = _random_segment(documents, index, target - (a[1] - a[0]), rng)
                 yield Instance(*a, *b, True)
-                i = first + in_a - 1  # the sentences that B did not use go back
+                i = first + in_a - 1  # sentences not used for A are reused
             else:
                 yield Instance(*a, a[1], document[i + 1], False)
             first = i + 1
@@ -115,10 +115,10 @@ def _pairs_of_reference(
 def _pairs_of_paper(
     documents: Sequence[Document], index: int, target: int, rng: Random, labels: _NextLabels
 ) -> Iterator[Instance]:
-    """The paper's rule: half of all pairs have the real next sentence.
+    """Yields pairs by the paper's rule: half of all pairs have the real next sentence.
 
-    As the reference, except that a chunk of one sentence is no longer random by force: its real continuation is what
-    follows it in the document, or, at the document's end, it is itself the continuation of the sentence before it.
+    Differs from the reference for a chunk of one sentence, which need not get a random B: its real continuation is the
+    next sentence of the document. At the document's end, the chunk is the continuation of the sentence before it.
     """
     document = documents[index]
     sentences = len(document) - 1
@@ -146,24 +146,24 @@ def _pairs_of_paper(
 def make_singles(
     documents: Sequence[Document], *, seq_len: int, short_seq_prob: float, rng: Random
 ) -> list[list[Instance]]:
-    """One pass over `documents`: instances of one segment, whole sentences up to the target length, and no B.
+    """Returns the instances of each document in one pass: one segment of sentences up to the target length, without B.
 
-    What is left of a document is an instance of its own. A sentence longer than the target is cut into several.
+    The rest of a document is an instance of its own. A sentence longer than the target is split into several.
     """
     result = []
     for document in documents:
         target = target_length(seq_len - SPECIAL_TOKENS_A_SINGLE + SPECIAL_TOKENS_A_PAIR, short_seq_prob, rng)
-        found: list[Instance] = []
+        instances: list[Instance] = []
         first = document[0]
         for start, stop in itertools.pairwise(document):
             if first < start and stop - first > target:
-                found.append(Instance(first, start, start, start, False))
+                instances.append(Instance(first, start, start, start, False))
                 first = start
             while stop - first > target:
-                found.append(Instance(first, first + target, first + target, first + target, False))
+                instances.append(Instance(first, first + target, first + target, first + target, False))
                 first += target
-        found.append(Instance(first, document[-1], document[-1], document[-1], False))
-        result.append(found)
+        instances.append(Instance(first, document[-1], document[-1], document[-1], False))
+        result.append(instances)
     return result
 
 
@@ -181,13 +181,13 @@ def make_pairs(
     random_next: str,
     rng: Random,
 ) -> list[list[Instance]]:
-    """One pass over `documents`: the instances of each, in order.
+    """Returns the instances of each document in order, in one pass over `documents`.
 
     Args:
       documents: sentence boundaries of each document, offsets into one token array; no empty document or sentence.
       seq_len: tokens in a finished sequence, with [CLS] and two [SEP].
-      short_seq_prob: the share of documents that aim at a shorter length.
-      random_next: "paper" (half of all pairs are random) or "reference" (a lone sentence always gets a random B,
+      short_seq_prob: the probability of a shorter target length, drawn for each document.
+      random_next: "paper" (half of all pairs are random) or "reference" (a single sentence always gets a random B,
         which makes 55-61% of pairs random on real text).
       rng: the source of every draw.
     """
@@ -204,5 +204,5 @@ def make_pairs(
 
 
 def make_rng(*parts: object) -> random.Random:
-    """A `random.Random` seeded by any printable parts; its streams are the same in every Python 3."""
+    """Creates a `random.Random` seeded by printable parts, deterministic across versions of Python 3."""
     return random.Random("\x1f".join(str(part) for part in parts))

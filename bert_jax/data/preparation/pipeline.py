@@ -1,18 +1,18 @@
-"""Raw text to a prepared dataset, in two passes over the work, never over memory.
+"""Prepares a dataset from raw text in two passes, with bounded memory.
 
-1. Each slice of the input is read, split into sentences and tokenized; its documents go to temporary *runs* sorted
-   by the hash of their text.
-2. A bucket is a range of hashes: a random sample of the corpus's documents, small enough to hold. Each is gathered
-   from the runs, paired (`instances.py`) and written as one shard. The lowest hashes are the eval split, so a document
-   stays on its side whatever else is in the corpus.
+1. Each slice of the input is read, split into sentences and tokenized. Its documents are written to temporary *runs*,
+   sorted by the hash of their text.
+2. A bucket is a range of hashes: a random sample of the corpus's documents that fits in memory. Its documents are
+   gathered from the runs, paired (`instances.py`) and written as one shard. The lowest hashes are the eval split, so
+   the split of a document does not depend on the rest of the corpus.
 
-Both passes are a map over independent tasks, and nothing depends on which process did what: the same corpus,
-vocabulary, options and seed give the same bytes for any number of workers. Memory is a slice or a bucket a worker.
+Both passes map a function over independent tasks. The output is deterministic: the same corpus, vocabulary, options
+and seed give identical bytes for any number of workers. A worker holds one slice or bucket in memory.
 
-A task's result lies in a scratch folder under a name that is a hash of all that it depends on, so that a run which was
-killed, or came upon a full disk or a broken file, goes on where it was.
+A task's result is saved in a scratch folder under the hash of all its inputs. A run that was killed, or failed on a
+full disk or an invalid file, therefore resumes where it stopped.
 
-Where that is not a pool of processes on this machine but a cluster, `beam.py` makes a pipeline of the same functions.
+`beam.py` runs the same functions as a pipeline on a cluster, in place of a pool of local processes.
 """
 
 import json
@@ -73,7 +73,7 @@ _PUBLISHED = "published.json"
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """What decides a dataset's bytes besides corpus, vocabulary and seed."""
+    """Options that, with corpus, vocabulary and seed, determine the bytes of a dataset."""
 
     seq_len: int = 128
     pairs: str = "nsp"  # or "none": instances of one segment, for a corpus without documents
@@ -96,17 +96,17 @@ class PrepareOptions:
             if not holds:
                 raise InputError(message)
 
-        check(8 <= self.seq_len <= LONGEST_SEQ_LEN, f"--seq_len is 8 to {LONGEST_SEQ_LEN}, not {self.seq_len}")
-        check(self.dupe_factor >= 1, f"--dupe_factor is at least 1, not {self.dupe_factor}")
-        check(0 <= self.short_seq_prob <= 1, f"--short_seq_prob is a probability, not {self.short_seq_prob}")
-        check(0 <= self.eval_fraction < 1, f"--eval_fraction is in [0, 1), not {self.eval_fraction}")
-        check(self.bucket_tokens >= 1024, f"--bucket_tokens is at least 1024, not {self.bucket_tokens}")
+        check(8 <= self.seq_len <= LONGEST_SEQ_LEN, f"--seq_len={self.seq_len}: must be in [8, {LONGEST_SEQ_LEN}]")
+        check(self.dupe_factor >= 1, f"--dupe_factor={self.dupe_factor}: must be at least 1")
+        check(0 <= self.short_seq_prob <= 1, f"--short_seq_prob={self.short_seq_prob}: must be in [0, 1]")
+        check(0 <= self.eval_fraction < 1, f"--eval_fraction={self.eval_fraction}: must be in [0, 1)")
+        check(self.bucket_tokens >= 1024, f"--bucket_tokens={self.bucket_tokens}: must be at least 1024")
         check(
             self.random_next in RANDOM_NEXT_RULES,
-            f"--random_next is one of {', '.join(RANDOM_NEXT_RULES)}, not {self.random_next!r}",
+            f"--random_next={self.random_next!r}: expected one of {', '.join(RANDOM_NEXT_RULES)}",
         )
-        check(self.pairs in ("nsp", "none"), f"--pairs is nsp or none, not {self.pairs!r}")
-        check(self.sentences in ("split", "lines"), f"--sentences is split or lines, not {self.sentences!r}")
+        check(self.pairs in ("nsp", "none"), f"--pairs={self.pairs!r}: expected nsp or none")
+        check(self.sentences in ("split", "lines"), f"--sentences={self.sentences!r}: expected split or lines")
         check_language(self.language)
 
 
@@ -124,32 +124,32 @@ def prepare(
     allow_unk: float = MAX_SHARE,
     bars: Bars = silent,
 ) -> DatasetInfo:
-    """Makes the prepared dataset `output` from the corpus `inputs`.
+    """Prepares the dataset `output` from the corpus `inputs`.
 
-    What is interrupted, by whatever, goes on where it was when it is called again: slices that were tokenized and
-    shards that were written are in `scratch`, by default a hidden folder in `output`, until the dataset is whole.
+    An interrupted call is resumed by repeating it: tokenized slices and finished shards are kept in `scratch`, by
+    default a hidden folder in `output`, until the dataset is complete.
 
-    The `runner` is "local", a pool of `workers` processes, or the name of one of Apache Beam, which takes
-    `beam_options`, tries again by itself what fails, and begins anew when it is called again. The bytes are the same.
+    The `runner` is "local", a pool of `workers` processes, or the name of an Apache Beam runner, which takes
+    `beam_options`, retries failed work itself, and starts from the beginning when called again. The bytes are the same.
 
-    Text of which more than the share `allow_unk` is [UNK] is refused, before the pairs are made if it can be; from
-    `WARN_SHARE` on there is a warning.
+    Text with a share of [UNK] above `allow_unk` is refused, before pairs are created if possible. Above `WARN_SHARE`, a
+    warning is logged.
 
     Raises:
-      InputError: the corpus is missing, empty or unreadable, an option is out of range, `output` is taken, another
-        process is at work on it, its scratch folder is another user's, there is no such runner, or the vocabulary does
-        not fit the corpus.
+      InputError: the corpus is missing, empty or unreadable, an option is out of range, `output` already exists,
+        another process holds its lock, its scratch folder is another user's, the runner is unknown, or the vocabulary
+        does not match the corpus.
       BertJaxError: a worker died, or a Beam pipeline failed.
       OSError: the disk is full.
     """
     if not output:
-        raise InputError("--output: no folder is named")
+        raise InputError("--output=: expected the path of a folder")
     folder = remote.named(output)
     _check_free(folder)
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file: choose another --output")
+        raise InputError(f"--output={folder}: got a file, expected a new or empty folder")
     if workers < 1:
-        raise InputError(f"--workers is at least 1, not {workers}")
+        raise InputError(f"--workers={workers}: must be at least 1")
     check_limit(allow_unk)
     beam = _beam_runner(runner, scratch, beam_options)
     if options.sentences == "split":
@@ -177,15 +177,14 @@ def prepare(
             )
             splits, shards = beam.build_splits(list(groups), job, runner, beam_options)
         if not shards:
-            others = f"and {len(files) - 1} more are" if files[1:] else "is"
-            raise InputError(f"the corpus holds no text: {files[0]} {others} empty")
+            others = f" and {len(files) - 1} more files" if files[1:] else ""
+            raise InputError(f"--input={files[0]}{others}: the corpus contains no text; check its files")
         if not sum(bucket.shard.instances for bucket in splits["train"]):
             dropped = _dropped(splits)
-            left_out = (
-                f" (left out: {', '.join(f'{count} {rule}' for rule, count in dropped.items())})" if dropped else ""
-            )
+            drops = f" (dropped: {', '.join(f'{count} {rule}' for rule, count in dropped.items())})" if dropped else ""
             raise InputError(
-                f"the corpus has too little text for a train split{left_out}: give more, or --eval_fraction 0"
+                f"--eval_fraction={options.eval_fraction}: the train split is empty{drops}; provide more "
+                "text, or use --eval_fraction 0"
             )
         counts = np.sum([bucket.token_counts for buckets in splits.values() for bucket in buckets], axis=0)
         unknown = unknown_share(counts, tokenizer.unk_id)
@@ -203,39 +202,43 @@ def prepare(
 def _check_free(folder: epath.Path) -> None:
     path = folder / INFO_FILE
     if remote.exists(path):
-        raise InputError(f"{folder} already holds a prepared dataset: choose another --output or delete it")
+        raise InputError(f"--output={folder}: already contains {INFO_FILE}; choose another folder or delete it")
 
 
 def _check_shards(folder: epath.Path, work: Path) -> None:
-    """InputError for files that have a shard's name and are not of an unfinished run."""
-    ours = _published(work)
+    """Raises InputError for files with the name of a shard that do not belong to an unfinished run."""
+    own = _published(work)
     for split in ("train", "eval"):
         for path in folder.glob(f"{split}-[0-9]*-of-[0-9]*.array_record"):
-            if path.name not in ours:
-                raise InputError(f"{path} is in the way: choose another --output or delete it")
+            if path.name not in own:
+                raise InputError(f"{path}: already exists; delete it or choose another --output")
 
 
 def _published(work: Path) -> list[str]:
-    """The shards that a run which was killed has put in their place."""
+    """Returns the names of the shards that a killed run has published."""
     path = work / _PUBLISHED
     return json.loads(path.read_text()) if path.exists() else []
 
 
 def _beam_runner(runner: str, scratch: str | None, beam_options: Sequence[str]) -> Any:
-    """The module of Beam's runners, None for the local one. InputError without Beam, or with options of another."""
+    """Returns the module `beam`, or None for the local runner. Raises InputError without Beam or for wrong options."""
     if runner == LOCAL:
         if beam_options:
-            raise InputError(f"{beam_options[0]} is for Apache Beam: give --runner, DirectRunner for one")
+            raise InputError(
+                f"{beam_options[0]}: --runner=local does not support Beam's options; pass --runner DirectRunner"
+            )
         return None
     if scratch is not None:
-        raise InputError("--scratch is of the local runner: Beam keeps unfinished work in its own --temp_location")
-    logging.disable(logging.WARNING)  # Beam warns when it is imported that there is no BigQuery
+        raise InputError(f"--scratch={scratch}: --runner={runner} does not support it; pass Beam's --temp_location")
+    logging.disable(logging.WARNING)  # Beam warns on import if BigQuery is missing
     try:
         from bert_jax.data.preparation import beam
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "apache_beam":
             raise
-        raise InputError(f"--runner {runner} needs Apache Beam: pip install 'bert_jax[beam]'") from error
+        raise InputError(
+            f"--runner={runner}: Apache Beam is not installed; run pip install 'bert_jax[beam]'"
+        ) from error
     finally:
         logging.disable(logging.NOTSET)
     return beam
@@ -256,29 +259,29 @@ def _build(
     workers: int,
     bars: Bars,
 ) -> tuple[dict[str, list[Built]], dict[str, Path]]:
-    """Both passes: what each split's shards are, and where in `work` each file is; nothing if there is no text."""
+    """Runs both passes; returns the shards of each split and each file's path in `work`, both empty without text."""
     # Pass 1: slices to runs.
     before = _fingerprints(slices)
     tokenizing = [
         TokenizeTask(pieces, tuple(before[piece.path] for piece in pieces), how, work)
         for pieces in corpus.batches(slices)
     ]
-    of_slice: dict[str, Sequence[Run]] = {}
+    task_runs: dict[str, Sequence[Run]] = {}
     documents = 0
     with closing(bars(total=sum(piece.bytes for piece in slices), desc="tokenize", unit="B", unit_scale=True)) as bar:
-        for task, runs in _map_unfinished(tokenize, finished_runs, tokenizing, workers, "slices of the corpus"):
-            of_slice[task.name] = runs
+        for task, runs in _map_unfinished(tokenize, finished_runs, tokenizing, workers, "corpus slices"):
+            task_runs[task.name] = runs
             documents += sum(run.documents for run in runs)
             bar.set_postfix_str(f"{documents:,} documents")
             bar.update(sum(piece.bytes for piece in task.pieces))
     changed = [path for path, fingerprint in _fingerprints(slices).items() if fingerprint != before[path]]
     if changed:
-        raise InputError(f"{changed[0]} changed while it was read: run it again when it is at rest")
-    all_runs = [run for task in tokenizing for run in of_slice[task.name]]
+        raise InputError(f"{changed[0]}: changed while it was read; run the command again once it is stable")
+    all_runs = [run for task in tokenizing for run in task_runs[task.name]]
     if not all_runs:
         return {}, {}
 
-    if hygiene == Hygiene():  # Otherwise what is [UNK] may be in what is dropped.
+    if hygiene == Hygiene():  # Else filters might still drop the [UNK].
         check_share(sampled_share(all_runs, how.tokenizer.unk_id), allow_unk, how.tokenizer)
 
     # Pass 2: buckets to shards.
@@ -308,19 +311,19 @@ def _map_unfinished(
     finished: Callable[[Task], Result | None],
     tasks: Sequence[Task],
     workers: int,
-    what: str,
+    unit: str,
 ) -> Iterator[tuple[Task, Result]]:
-    """(task, result) pairs: first of what was done before, then of what is done now, as it is."""
+    """Yields (task, result) pairs: first of tasks that an earlier run finished, then of others as they finish."""
     before = {index: result for index, task in enumerate(tasks) if (result := finished(task)) is not None}
     if before:
-        log.info("%s of %s %s are done already", f"{len(before):,}", f"{len(tasks):,}", what)
+        log.info("Resuming: %s of %s %s are complete", f"{len(before):,}", f"{len(tasks):,}", unit)
     for index, result in before.items():
         yield tasks[index], result
     yield from map_tasks(function, [task for index, task in enumerate(tasks) if index not in before], workers)
 
 
 def _buckets(runs: Sequence[Run], options: PrepareOptions) -> list[tuple[str, str, int, int]]:
-    """(split, file, low, high) of each shard: the documents with hashes in [low, high)."""
+    """Returns (split, file, low, high) of each shard, which holds the documents with hashes in [low, high)."""
     tokens = sum(run.tokens for run in runs)
     eval_below = eval_threshold(runs, options.eval_fraction)
     eval_tokens = int(tokens * eval_below / 2**64)
@@ -374,15 +377,15 @@ def _publish(
     tokenizer: WordPieceTokenizer,
     info: DatasetInfo,
 ) -> None:
-    """Puts the shards in their place and writes what describes them; with dataset.json, the last, it is whole."""
-    for stale in _published(work):  # of a run, with other options perhaps, that was killed right here
+    """Moves the shards to the output and writes the other files; dataset.json, written last, commits the dataset."""
+    for stale in _published(work):  # published by a killed run, which may have had other options
         (folder / stale).unlink(missing_ok=True)
     if not remote.is_remote(folder):
-        for half in folder.glob("*.partial"):
-            if half.name.startswith((INFO_FILE, VOCABULARY_FILE, TOKEN_COUNTS_FILE, *map(lengths_file, splits))):
-                half.unlink()
+        for unfinished in folder.glob("*.partial"):
+            if unfinished.name.startswith((INFO_FILE, VOCABULARY_FILE, TOKEN_COUNTS_FILE, *map(lengths_file, splits))):
+                unfinished.unlink()
     atomic.write_whole(work / _PUBLISHED, json.dumps(sorted(shards)).encode())
-    with ThreadPoolExecutor(16) as pool:  # a copy of a remote file is a wait
+    with ThreadPoolExecutor(16) as pool:  # threads, because copies of remote files wait for the network
         list(pool.map(lambda name: _move(shards[name], folder / name), shards))
     for name, array in _arrays(splits).items():
         with atomic.whole_file(folder / name) as file:
@@ -396,7 +399,7 @@ def _publish(
 
 
 def _arrays(splits: dict[str, list[Built]]) -> dict[str, np.ndarray]:
-    """The contents of the .npy files, by name."""
+    """Returns the arrays of the .npy files by file name."""
     counts = np.sum([bucket.token_counts for bucket in splits["train"]], axis=0, dtype=np.int64)
     lengths = {
         lengths_file(split): np.concatenate([np.zeros(0, np.uint16), *(bucket.lengths for bucket in buckets)])
@@ -406,8 +409,8 @@ def _arrays(splits: dict[str, list[Built]]) -> dict[str, np.ndarray]:
 
 
 def _move(path: Path | epath.Path, target: epath.Path) -> None:
-    """A link and not a move where that can be: a run that is killed right here goes on as any other."""
-    if remote.is_remote(path):  # staged by a cluster: from one place in the store to another
+    """Hard-links a file, else copies it. The source is kept, so that a killed run can resume."""
+    if remote.is_remote(path):  # staged by a cluster: copied within the store
         atomic.copy(path, target)
         return
     try:
@@ -432,7 +435,7 @@ def _split_info(buckets: Sequence[Built]) -> SplitInfo:
 
 
 def describe(info: DatasetInfo) -> dict[str, Any]:
-    """The counts a person wants to see after preparing, by split, and what was left out."""
+    """Returns the counts to show after preparation: those of each split, and of dropped documents and lines."""
     dropped = {rule: count for rule, count in info.dropped.items() if count}
     return ({"dropped": dropped} if dropped else {}) | {
         name: {

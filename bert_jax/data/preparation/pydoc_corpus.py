@@ -1,7 +1,7 @@
-"""The English that every CPython carries: a corpus that needs no download.
+"""Built-in English corpus from CPython's documentation, without a download.
 
-Python's own help topics (`pydoc_data`) and the docstrings of its standard library, as prose. The library is read as
-source, with `ast`: no module is imported, so nothing runs. The text depends on the Python version alone.
+It consists of Python's help topics (`pydoc_data`) and the docstrings of its standard library, as prose. The library is
+parsed with `ast`, so no module is imported or executed. The text depends only on the Python version.
 """
 
 import ast
@@ -27,7 +27,7 @@ _SKIPPED_FOLDERS = frozenset(
     }
 )
 _MIN_WORDS = 4
-_MIN_LETTERS = 0.75  # of a paragraph's characters, spaces left out
+_MIN_LETTERS = 0.75  # of a paragraph's characters, without spaces
 _DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 _RULE = re.compile(r"[^\w\s]{3,}(\s+[^\w\s]{3,})*")  # ====, ----, table borders
@@ -38,11 +38,11 @@ _WORD = re.compile(r"[^\W\d_]{2,}|[aAI]\b")
 
 
 def documents() -> Iterator[str]:
-    """One document for each help topic, then one for each module with docstrings, paragraphs one a line.
+    """Yields a document for each help topic, then one for each module with docstrings, one paragraph a line.
 
     A module's document is its docstring and those of its classes and functions, in the order of the source. Examples,
-    underlines, tables and other text that does not look like prose are left out, as are paragraphs that the document
-    already has. The order is fixed: topics by name, modules by path.
+    underlines, tables, other text that does not look like prose, and duplicate paragraphs of a document are dropped.
+    The order is deterministic: topics by name, modules by path.
     """
     topics: dict[str, str] = import_module("pydoc_data.topics").topics
     for name in sorted(topics):
@@ -54,7 +54,7 @@ def documents() -> Iterator[str]:
 
 
 def source_bytes() -> int:
-    """The size in bytes of what `documents` reads: for progress bars."""
+    """Returns the bytes that `documents` reads, for progress bars."""
     return sum(path.stat().st_size for path in _sources())
 
 
@@ -74,7 +74,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 def _docstrings(path: Path) -> list[str]:
     try:
-        with warnings.catch_warnings():  # Old modules hold invalid escapes, which are not the reader's concern.
+        with warnings.catch_warnings():  # Old modules contain invalid escapes.
             warnings.simplefilter("ignore")
             tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, OSError):
@@ -95,13 +95,13 @@ def _document(texts: list[str]) -> str:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """Paragraphs of a docstring as single lines. Blank lines, bullets and changes of indentation part them."""
+    """Yields paragraphs of a docstring as single lines; they end at blank lines, bullets and changes of indentation."""
     paragraph: list[str] = []
     indent = 0
     in_example = False
     for line in inspect.cleandoc(text).split("\n") + [""]:
         stripped = line.strip()
-        in_example = bool(stripped) and (in_example or stripped.startswith(">>>"))  # With the output below it.
+        in_example = bool(stripped) and (in_example or stripped.startswith(">>>"))  # With the output that follows.
         dropped = in_example or _RULE.fullmatch(stripped) or _DIRECTIVE.match(stripped)
         bullet = _BULLET.match(stripped)
         line_indent = len(line) - len(line.lstrip())
@@ -109,7 +109,7 @@ def _paragraphs(text: str) -> Iterator[str]:
             yield _clean(" ".join(paragraph))
             paragraph = []
         if stripped and not dropped:
-            # A bullet's later lines hang under its text.
+            # Continuation lines of a bullet are indented to its text.
             indent = line_indent + (bullet.end() if bullet else 0)
             paragraph.append(stripped[bullet.end() :] if bullet else stripped)
 
@@ -120,7 +120,7 @@ def _clean(paragraph: str) -> str:
 
 def _is_prose(paragraph: str) -> bool:
     characters = paragraph.replace(" ", "")
-    if "::=" in paragraph:  # A rule of the grammar.
+    if "::=" in paragraph:  # A grammar rule.
         return False
     if not characters or len(_WORD.findall(paragraph)) < max(_MIN_WORDS, 0.6 * len(paragraph.split())):
         return False

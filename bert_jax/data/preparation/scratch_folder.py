@@ -1,4 +1,4 @@
-"""The folder of unfinished work of one `prepare`, and the lock that lets one process at a time work on an output."""
+"""Scratch folder for the unfinished work of `prepare`, and the lock that gives one process access to an output."""
 
 import errno
 import fcntl
@@ -20,12 +20,12 @@ _LOCK = ".prepare.lock"
 
 
 def scratch_folder(folder: epath.Path, scratch: str | None) -> Path:
-    """Makes the folder, on this machine, that holds the work until the dataset in `folder` is whole.
+    """Creates the local folder that holds unfinished work until the dataset in `folder` is complete.
 
-    It is in the output, or in `scratch` or the system's folder of temporary files. In those, its name can be foreseen,
-    so that work is resumed: it must be this user's, and nobody else's to write.
+    It is in the output, in `scratch` or in the system's temporary folder. In the latter two its name is predictable, so
+    that work can be resumed: the folder must be owned by this user and writable by nobody else.
 
-    Raises InputError where it is not.
+    Raises InputError if it is not.
     """
     is_local = not remote.is_remote(folder)
     if scratch is None and is_local:
@@ -45,27 +45,27 @@ def scratch_folder(folder: epath.Path, scratch: str | None) -> Path:
 def _check_private(work: Path) -> None:
     status = work.lstat()
     if not stat.S_ISDIR(status.st_mode):
-        raise InputError(f"{work}: got a link or a file, expected a folder; delete it or give another --scratch")
+        raise InputError(f"{work}: got a link or a file, expected a folder; delete it or pass another --scratch")
     if status.st_uid != os.geteuid():
         raise InputError(
-            f"{work}: its owner is user {status.st_uid}, expected {os.geteuid()}: what is in it may be anybody's; give "
-            "another --scratch, $HOME/scratch for one"
+            f"{work}: owned by user {status.st_uid}, expected user {os.geteuid()}, so its content is not trusted; pass "
+            "another --scratch, such as $HOME/scratch"
         )
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise InputError(
-            f"{work}: got mode {stat.S_IMODE(status.st_mode):04o}, expected 0700: others may write to it; delete it or "
-            "give another --scratch"
+            f"{work}: got mode {stat.S_IMODE(status.st_mode):04o}, expected 0700: writable by others; delete it or "
+            "pass another --scratch"
         )
 
 
 @contextmanager
 def locked(folder: epath.Path, work: Path) -> Iterator[None]:
-    """Holds the output, wherever the work is; a remote one on this machine alone.
+    """Context manager that holds the lock of the output; for a remote output, the lock is valid on this machine only.
 
-    Raises InputError where another process holds it.
+    Raises InputError if another process holds it.
     """
     path = work / "lock" if remote.is_remote(folder) else Path(os.fspath(folder)) / _LOCK
-    try:  # without following a link, and without emptying what may be another's
+    try:  # O_NOFOLLOW and no O_TRUNC: the path may be another user's link or file
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         if error.errno == errno.ELOOP:
@@ -75,10 +75,10 @@ def locked(folder: epath.Path, work: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise InputError(f"another process prepares this dataset (it holds {path}): wait for it") from error
+            raise InputError(f"{path}: locked by another process that prepares this dataset; wait for it") from error
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)  # whoever holds it next finds out that the dataset is there
+            path.unlink(missing_ok=True)  # the next process to lock it checks for a finished dataset
     finally:
         os.close(descriptor)

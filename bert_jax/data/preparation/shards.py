@@ -1,4 +1,4 @@
-"""The second pass of preparing: a bucket, the documents in a range of hashes, to one shard of sentence pairs."""
+"""Second pass of preparation: converts a bucket, the documents in a range of hashes, to a shard of sentence pairs."""
 
 import itertools
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from bert_jax.data.preparation.sorted_runs import Run, load_array, part_of, read
 from bert_jax.data.records import BLOCK, RANDOM_NEXT, SINGLE, encode_block, make_headers, sequence_lengths
 from bert_jax.text.tokenization import token_dtype
 
-_VERSION = 2  # of what a shard and its .shard.json hold
+_VERSION = 2  # of the format of a shard and its .shard.json
 
 
 def eval_threshold(runs: Sequence[Run], fraction: float) -> int:
-    """Documents with a hash below this are held out: the share `fraction`, and two at least where there are four."""
+    """Returns the hash below which documents are held out: the share `fraction`, at least two of four or more."""
     if not fraction:
         return 0
     threshold = int(fraction * 2**64)
@@ -34,13 +34,13 @@ def eval_threshold(runs: Sequence[Run], fraction: float) -> int:
 
 
 def lowest_hashes(runs: Sequence[Run]) -> np.ndarray:
-    """uint64 [4], or fewer: the lowest of all hashes, which is all that `eval_threshold` has to know."""
-    of_runs = [np.unique(run.array("hashes"))[:4] for run in runs]
-    return np.unique(np.concatenate([np.zeros(0, np.uint64), *of_runs]))[:4]
+    """Returns the four lowest distinct hashes, uint64 [4] or fewer, which determine `eval_threshold`."""
+    run_hashes = [np.unique(run.array("hashes"))[:4] for run in runs]
+    return np.unique(np.concatenate([np.zeros(0, np.uint64), *run_hashes]))[:4]
 
 
 def hash_ranges(low: int, high: int, tokens: int, bucket_tokens: int) -> list[tuple[int, int]]:
-    """[low, high) in equal parts of some `bucket_tokens` tokens, which is what hashes spread evenly come to."""
+    """Splits [low, high) into equal ranges of about `bucket_tokens` tokens each, as hashes are uniform."""
     if high <= low:
         return []
     parts = max(1, -(-tokens // bucket_tokens))
@@ -50,10 +50,10 @@ def hash_ranges(low: int, high: int, tokens: int, bucket_tokens: int) -> list[tu
 
 @dataclass(frozen=True)
 class Pairing:
-    """How documents become instances; see `instances.py`."""
+    """Options for creating instances from documents; see `instances.py`."""
 
     seq_len: int
-    pairs: str  # nsp, or none: instances of one segment
+    pairs: str  # nsp; none for instances of one segment
     dupe_factor: int
     short_seq_prob: float
     random_next: str
@@ -62,10 +62,10 @@ class Pairing:
 
 @dataclass(frozen=True)
 class BuildTask:
-    """One bucket, the documents with hashes in [low, high), and how it becomes the shard `file`.
+    """Task that builds the shard `file` from a bucket, the documents with hashes in [low, high).
 
-    It is written to the folder `scratch`: what a task of the same `name` has left there is its result. `repeated` are
-    the hashes of lines to leave out, sorted.
+    The shard is written to the folder `scratch`; files that a task of the same `name` left there are reused. `repeated`
+    are the sorted hashes of lines to drop.
     """
 
     file: str
@@ -82,20 +82,20 @@ class BuildTask:
     @cached_property
     def name(self) -> str:
         runs = [Path(run.path).name for run in self.runs]
-        what = (self.file, self.low, self.high, *runs, self.repeated.tobytes().hex(), self.vocab_size)
-        return f"{key_from(_VERSION, self.pairing, self.hygiene, *what):016x}"
+        inputs = (self.file, self.low, self.high, *runs, self.repeated.tobytes().hex(), self.vocab_size)
+        return f"{key_from(_VERSION, self.pairing, self.hygiene, *inputs):016x}"
 
     @property
     def path(self) -> Path:
-        """Where the shard is written."""
+        """Path that the shard is written to."""
         return self.scratch / f"{self.name}.array_record"
 
 
 @dataclass(frozen=True)
 class Built:
-    """A shard and what is in it: `lengths` uint16 [N] of its sequences, `token_counts` int64 [V] of its documents.
+    """Finished shard with statistics: `lengths` uint16 [N] of sequences, `token_counts` int64 [V] of documents.
 
-    `dropped` counts what was left out, by rule; `file_digest` is of the shard's bytes.
+    `dropped` counts filtered documents and lines by rule; `file_digest` is the digest of the shard's bytes.
     """
 
     shard: Shard
@@ -109,11 +109,11 @@ class Built:
     token_counts: np.ndarray
 
 
-_ARRAYS = ("lengths", "token_counts")  # of what is built, in files of their own
+_ARRAYS = ("lengths", "token_counts")  # fields of `Built` that are saved as .npy files
 
 
 def finished_shard(task: BuildTask) -> Built | None:
-    """Returns what an earlier `build` of the task returned; None where it did not end or a file is damaged."""
+    """Returns the saved result of an earlier `build` of the task; None if it is incomplete or damaged."""
     described = read_finished(_finished(task))
     if described is None:
         return None
@@ -136,13 +136,13 @@ def _array_path(task: BuildTask, name: str) -> Path:
 
 
 def _finished(task: BuildTask) -> Path:
-    """The file that says that a task is done, and what its shard is."""
+    """Returns the path of the marker that commits a task and describes its shard."""
     return task.scratch / f"{task.name}.shard.json"
 
 
 @dataclass(frozen=True)
 class _Bucket:
-    """Documents in order of hash: their sentence boundaries as offsets into `tokens`. Each sentence is one stretch."""
+    """Documents sorted by hash, as sentence boundaries: offsets into `tokens`. Each sentence is contiguous."""
 
     hashes: np.ndarray
     documents: list[list[int]]
@@ -174,27 +174,27 @@ def _gather(task: BuildTask) -> _Bucket:
     ends = np.cumsum(np.concatenate(counts)).tolist()
     boundaries = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).tolist()
     documents = [boundaries[start : end + 1] for start, end in zip([0, *ends], ends, strict=False)]
-    order = _kept(np.argsort(all_hashes, kind="stable"), all_hashes, documents, task.hygiene, dropped)
+    order = _filtered(np.argsort(all_hashes, kind="stable"), all_hashes, documents, task.hygiene, dropped)
     return _Bucket(all_hashes[order], [documents[i] for i in order.tolist()], np.concatenate(tokens), dropped)
 
 
-def _kept(
+def _filtered(
     order: np.ndarray, hashes: np.ndarray, documents: list[list[int]], hygiene: Hygiene, dropped: dict[str, int]
 ) -> np.ndarray:
-    """`order` without the documents that are left out, which are counted in `dropped`."""
+    """Filters the documents in `order` and adds the counts of dropped ones to `dropped`."""
     if hygiene.drop_duplicates:
         is_first = np.concatenate([[True], np.diff(hashes[order]) > 0])[: len(order)]
         dropped["duplicate_documents"] = int((~is_first).sum())
         order = order[is_first]
     sizes = np.array([documents[i][-1] - documents[i][0] for i in order.tolist()], np.int64)
-    too_short = sizes < max(1, hygiene.min_document_tokens)  # whose every line was dropped, too
+    too_short = sizes < max(1, hygiene.min_document_tokens)  # also documents without any line left
     too_long = sizes > (hygiene.max_document_tokens or np.inf)
     dropped["short_documents"], dropped["long_documents"] = int(too_short.sum()), int(too_long.sum())
     return order[~(too_short | too_long)]
 
 
 def build(task: BuildTask) -> Built:
-    """Gathers a bucket from the runs, draws its instances `dupe_factor` times and writes them in order of their ids."""
+    """Gathers a bucket from the runs, creates its instances `dupe_factor` times and writes them sorted by id."""
     bucket = _gather(task)
     pairing = task.pairing
     repeats = _occurrence(bucket.hashes)
@@ -213,13 +213,13 @@ def build(task: BuildTask) -> Built:
                 random_next=pairing.random_next,
                 rng=rng,
             )
-        counts = np.array([len(found) for found in instances], np.int64)
+        counts = np.array([len(created) for created in instances], np.int64)
         owner = np.repeat(np.arange(len(instances)), counts)
         ordinal = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
         with np.errstate(over="ignore"):
             counter = ordinal.astype(np.uint64) + np.uint64(number << 32) + (repeats[owner] << np.uint64(48))
         ids.append(random_bits(bucket.hashes[owner], counter))
-        spans.append(np.array([instance for found in instances for instance in found], np.int64).reshape(-1, 5))
+        spans.append(np.array([instance for created in instances for instance in created], np.int64).reshape(-1, 5))
     all_ids, all_spans = np.concatenate(ids), np.concatenate(spans)
     shard, lengths = _write_shard(task, bucket.tokens, all_ids, all_spans)
     built = Built(
@@ -238,7 +238,7 @@ def build(task: BuildTask) -> Built:
 
 
 def _token_counts(bucket: _Bucket, vocab_size: int) -> np.ndarray:
-    """int64 [V]: how often each token stands in the documents, which need not be all of `tokens`."""
+    """Returns int64 [V]: the count of each token in the documents, which may be a part of `tokens`."""
     step = np.zeros(len(bucket.tokens) + 1, np.int8)
     for document in bucket.documents:
         step[document[0]] += 1
@@ -247,14 +247,14 @@ def _token_counts(bucket: _Bucket, vocab_size: int) -> np.ndarray:
 
 
 def _occurrence(hashes: np.ndarray) -> np.ndarray:
-    """uint64: 0 for the first document with a hash, 1 for its first duplicate, and so on. `hashes` is sorted."""
+    """Returns uint64 [n]: 0 for the first document with a hash, 1 for its first duplicate, etc. `hashes` is sorted."""
     position = np.arange(len(hashes))
     is_first = np.concatenate([[True], hashes[1:] != hashes[:-1]])[: len(hashes)]
     return (position - np.maximum.accumulate(np.where(is_first, position, 0))).astype(np.uint64)
 
 
 def _write_shard(task: BuildTask, tokens: np.ndarray, ids: np.ndarray, spans: np.ndarray) -> tuple[Shard, np.ndarray]:
-    """The shard, and the lengths of its sequences in order."""
+    """Writes the shard; returns it with the lengths of its sequences, uint16 [N], in order."""
     order = np.argsort(ids, kind="stable")
     spans = spans[order]
     len_a, len_b = spans[:, 1] - spans[:, 0], spans[:, 3] - spans[:, 2]

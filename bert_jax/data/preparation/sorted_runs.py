@@ -1,4 +1,4 @@
-"""The first pass of preparing: slices of the input to *runs*, tokenized documents in order of hash."""
+"""First pass of preparation: converts slices of the input to *runs*, tokenized documents sorted by hash."""
 
 import itertools
 import json
@@ -18,14 +18,14 @@ from bert_jax.text import sentences
 from bert_jax.text.tokenization import WordPieceTokenizer
 from bert_jax.text.word_cache import word_cache
 
-SENTENCES_A_BATCH = 2048  # tokenized in one call
-_VERSION = 2  # of what a run and its .runs.json hold
-TOKENS_A_RUN = 8 << 20  # held in memory before they are written out
+SENTENCES_A_BATCH = 2048  # per call of the tokenizer
+_VERSION = 2  # of the format of a run and its .runs.json
+TOKENS_A_RUN = 8 << 20  # held in memory before a run is written
 
 
 @dataclass(frozen=True)
 class Tokenizing:
-    """How slices of the input are split and tokenized. With `lines`, runs tell which line each sentence is of."""
+    """Options for splitting and tokenizing slices. With `lines`, runs store the hash of each sentence's line."""
 
     reading: corpus.CorpusOptions
     tokenizer: WordPieceTokenizer
@@ -36,9 +36,10 @@ class Tokenizing:
 
 @dataclass(frozen=True)
 class TokenizeTask:
-    """Slices of the input and how they are tokenized; their runs go to the folder `scratch`.
+    """Task that tokenizes slices of the input and writes their runs to the folder `scratch`.
 
-    `fingerprints` are those of their files now: what a task of the same `name` has left in `scratch` is its result.
+    `fingerprints` identify the current content of the files. Runs that a task of the same `name` left in `scratch` are
+    reused.
     """
 
     pieces: tuple[corpus.Slice, ...]
@@ -49,17 +50,17 @@ class TokenizeTask:
     @cached_property
     def name(self) -> str:
         how = self.how
-        words = (_VERSION, how.reading, how.tokenizer.sha256, how.sentences, how.language, how.lines)
+        settings = (_VERSION, how.reading, how.tokenizer.sha256, how.sentences, how.language, how.lines)
         rules = sorted(how.tokenizer.rules.to_json().items())
-        return f"{key_from(self.pieces, self.fingerprints, *words, *rules):016x}"
+        return f"{key_from(self.pieces, self.fingerprints, *settings, *rules):016x}"
 
 
 class Run(Protocol):
-    """Tokenized documents in order of hash, as arrays.
+    """Tokenized documents sorted by hash, as arrays.
 
-    `hashes` [n] of the documents; `sentence_at` and `token_at` [n + 1], where each document begins in `lengths`, the
-    tokens of every sentence, and in `tokens`. On request, for every sentence, `lines`, the hash of its line, and
-    `begins_line`, whether it is the first of it.
+    `hashes` [n] are those of the documents. `sentence_at` and `token_at` [n + 1] are the offsets of each document in
+    `lengths`, the number of tokens of every sentence, and in `tokens`. Optional, for every sentence: `lines`, the hash
+    of its line, and `begins_line`, True for the first sentence of a line.
     """
 
     @property
@@ -84,7 +85,7 @@ class StoredRun:
         return load_array(Path(f"{self.path}.{name}.npy"))
 
     def part(self, name: str, start: int, stop: int) -> np.ndarray:
-        """`array(name)[start:stop]`, read: of a memory map the system keeps far more than what is wanted."""
+        """Reads `array(name)[start:stop]`. A memory map would keep far more of the file in memory."""
         path = Path(f"{self.path}.{name}.npy")
         with open(path, "rb") as file:
             try:
@@ -94,7 +95,7 @@ class StoredRun:
                 raise _damaged(path, error) from error
             items = np.fromfile(file, dtype, stop - start, offset=start * dtype.itemsize)
         if len(items) != stop - start:
-            raise _damaged(path, f"{start + len(items):,} items, expected at least {stop:,}")
+            raise _damaged(path, f"got {start + len(items):,} items, expected at least {stop:,}")
         return items
 
 
@@ -111,38 +112,38 @@ class HeldRun:
         return self.arrays[name]
 
     def part(self, name: str, start: int, stop: int) -> np.ndarray:
-        """`array(name)[start:stop]`."""
+        """Returns `array(name)[start:stop]`."""
         return self.arrays[name][start:stop]
 
 
 def load_array(path: Path) -> np.ndarray:
-    """Reads a .npy file of unfinished work. BertJaxError where it is damaged."""
+    """Reads a .npy file of unfinished work. Raises BertJaxError for a damaged file."""
     try:
         return np.load(path)
     except OSError:
         raise
-    except Exception as error:  # a damaged header raises anything, tokenize.TokenError among others
+    except Exception as error:  # a damaged header raises any class, such as tokenize.TokenError
         raise _damaged(path, error) from error
 
 
 def _damaged(path: Path, problem: object) -> BertJaxError:
-    return BertJaxError(f"{path}: damaged unfinished work ({problem}); delete the folder {path.parent} and run again")
+    return BertJaxError(f"{path}: damaged scratch file ({problem}); delete the folder {path.parent} and run again")
 
 
 def part_of(run: Run, low: int, high: int, lines: bool) -> HeldRun | None:
-    """The documents of a run with hashes in [low, high), on request with what tells of `lines`; None without any."""
+    """Returns the documents of a run with hashes in [low, high), with the arrays of `lines` if set; None if empty."""
     hashes = run.array("hashes")
     first, last = (_position(hashes, bound) for bound in (low, high))
     if first == last:
         return None
     sentence_at, token_at = (run.part(name, first, last + 1) for name in ("sentence_at", "token_at"))
-    of_sentence = ("lengths", "lines", "begins_line") if lines else ("lengths",)
+    sentence_arrays = ("lengths", "lines", "begins_line") if lines else ("lengths",)
     arrays = {
         "hashes": hashes[first:last].copy(),
         "sentence_at": sentence_at - sentence_at[0],
         "token_at": token_at - token_at[0],
         "tokens": run.part("tokens", int(token_at[0]), int(token_at[-1])),
-        **{name: run.part(name, int(sentence_at[0]), int(sentence_at[-1])) for name in of_sentence},
+        **{name: run.part(name, int(sentence_at[0]), int(sentence_at[-1])) for name in sentence_arrays},
     }
     return HeldRun(arrays, int(last - first), int(token_at[-1] - token_at[0]))
 
@@ -152,7 +153,7 @@ def _position(hashes: np.ndarray, bound: int) -> int:
 
 
 def finished_runs(task: TokenizeTask) -> list[StoredRun] | None:
-    """Returns what an earlier `tokenize` of the task returned; None where it did not end or a file is damaged."""
+    """Returns the saved result of an earlier `tokenize` of the task; None if it is incomplete or damaged."""
     described = read_finished(_finished(task))
     if described is None:
         return None
@@ -160,7 +161,7 @@ def finished_runs(task: TokenizeTask) -> list[StoredRun] | None:
 
 
 def tokenize(task: TokenizeTask) -> list[StoredRun]:
-    """Leaves the runs of a task in the task's folder."""
+    """Writes the runs of a task to its scratch folder and returns them."""
     files: list[Path] = []
     runs = [
         _store(task, number, run, files)  # one at a time in memory
@@ -172,9 +173,9 @@ def tokenize(task: TokenizeTask) -> list[StoredRun]:
 
 
 def write_finished(marker: Path, content: dict[str, Any], files: Sequence[Path]) -> None:
-    """Declares `files`, all in the folder of `marker`, finished: syncs them and then writes `content` with their sizes.
+    """Commits `files`, all in the folder of `marker`: syncs them, then writes `content` and their sizes to `marker`.
 
-    Without the sync, a machine that loses its power may keep the marker and lose what the marker speaks of.
+    Without the sync, a power loss might keep the marker and lose the content of the files.
     """
     for path in files:
         sync(path)
@@ -184,7 +185,7 @@ def write_finished(marker: Path, content: dict[str, Any], files: Sequence[Path])
 
 
 def read_finished(marker: Path) -> dict[str, Any] | None:
-    """Reads what `write_finished` wrote; None where there is none, or where a file is missing or of another size."""
+    """Reads a marker of `write_finished`; None if it is missing or invalid, or a file is missing or of another size."""
     if not marker.exists():
         return None
     try:
@@ -196,7 +197,7 @@ def read_finished(marker: Path) -> dict[str, Any] | None:
 
 
 def tokenized(pieces: Sequence[corpus.Slice], how: Tokenizing) -> Iterator[HeldRun]:
-    """Reads, splits and tokenizes slices; several runs where they have more than `TOKENS_A_RUN` tokens.
+    """Reads, splits and tokenizes slices; yields a run for every `TOKENS_A_RUN` tokens.
 
     Raises:
       InputError: as `corpus.read`.
@@ -227,12 +228,12 @@ def tokenized(pieces: Sequence[corpus.Slice], how: Tokenizing) -> Iterator[HeldR
 
 
 def _finished(task: TokenizeTask) -> Path:
-    """The file that says that a task is done, and what its runs are."""
+    """Returns the path of the marker that commits a task and lists its runs."""
     return task.scratch / f"{task.name}.runs.json"
 
 
 class _Document(NamedTuple):
-    """Token ids of each sentence, the hash of the line it is in, and whether it is the first there."""
+    """Token ids of each sentence, the hash of its line, and True for the first sentence of a line."""
 
     text_hash: int
     sentences: list[bytes]
@@ -243,9 +244,9 @@ class _Document(NamedTuple):
 def _batches(
     pieces: Sequence[corpus.Slice], how: Tokenizing
 ) -> Iterator[list[tuple[int, list[tuple[int, list[str]]]]]]:
-    """(hash, lines) of documents in lists of some `SENTENCES_A_BATCH` sentences; a line is (hash, sentences).
+    """Yields lists of documents (hash, lines) with about `SENTENCES_A_BATCH` sentences; a line is (hash, sentences).
 
-    Where lines are not told apart, a document is one line.
+    Without `how.lines`, a document is one line.
     """
     split: Callable[[str], list[str]] = sentences.lines
     if how.sentences == "split":
@@ -287,7 +288,7 @@ def _run(documents: list[_Document], dtype: np.dtype, lines: bool) -> HeldRun:
 
 
 def _store(task: TokenizeTask, number: int, run: HeldRun, files: list[Path]) -> StoredRun:
-    """Writes a run, and adds the files that it is in to `files`."""
+    """Writes a run, and appends the paths of its files to `files`."""
     path = str(task.scratch / f"{task.name}-{number:04d}")
     for name, array in run.arrays.items():
         files.append(Path(f"{path}.{name}.npy"))
@@ -297,6 +298,6 @@ def _store(task: TokenizeTask, number: int, run: HeldRun, files: list[Path]) -> 
 
 
 def save_array(file: BinaryIO, array: np.ndarray) -> None:
-    """What `np.save` does, but on a full disk the OSError says so: that of `ndarray.tofile` has no errno."""
+    """Writes a .npy file as `np.save` does, but keeps the errno of a full disk, which `ndarray.tofile` drops."""
     np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
     file.write(np.ascontiguousarray(array).data)

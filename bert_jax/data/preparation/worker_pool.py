@@ -1,4 +1,4 @@
-"""A map over independent tasks in a pool of processes."""
+"""Parallel map over independent tasks with a process pool."""
 
 import itertools
 import os
@@ -16,18 +16,18 @@ Result = TypeVar("Result")
 
 
 def map_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], workers: int) -> Iterator[tuple[Task, Result]]:
-    """(task, result) pairs as they finish, from `workers` processes; from this one where one is enough."""
+    """Yields (task, result) pairs as they finish, from `workers` processes; from this process if one is sufficient."""
     if min(workers, len(tasks)) <= 1:
         for task in tasks:
             yield task, function(task)
         return
-    # Spawned, not forked: the tokenizer and ArrayRecord have threads, and a fork inherits their locks.
+    # Spawned, not forked: the tokenizer and ArrayRecord have threads, and a fork would copy their locks.
     pool = ProcessPoolExecutor(min(workers, len(tasks)), get_context("spawn"), initializer=_start_worker)
     try:
         waiting: dict[Future[Result], Task] = {}
         rest = iter(tasks)
         while True:
-            for task in itertools.islice(rest, 2 * workers - len(waiting)):  # a short queue: tasks hold memory
+            for task in itertools.islice(rest, 2 * workers - len(waiting)):  # a short queue, because tasks use memory
                 waiting[pool.submit(function, task)] = task
             if not waiting:
                 return
@@ -36,15 +36,15 @@ def map_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], workers
                 yield waiting.pop(future), future.result()
     except BrokenProcessPool as error:
         raise BertJaxError(
-            "a worker died, most likely for want of memory: give fewer --workers or a smaller --bucket_tokens"
+            f"--workers={workers}: a worker died, probably out of memory; use fewer or a smaller --bucket_tokens"
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
 def one_thread() -> None:
-    """For a worker that has a core to itself."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker is a core: its tokenizer starts no threads of its own
+    """Disables threads of the tokenizer in a worker, which has one core."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def _start_worker() -> None:
@@ -55,5 +55,5 @@ def _start_worker() -> None:
 def _end_with_parent() -> None:
     parent = parent_process()
     assert parent is not None
-    parent.join()  # one that is killed with -9 tells its workers nothing
+    parent.join()  # a parent killed with -9 cannot notify its workers
     os._exit(1)

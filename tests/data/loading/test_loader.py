@@ -42,7 +42,7 @@ def tiny(tmp_path_factory, vocabulary_file):
 
 
 class Loader(TrainLoader):
-    """A loader of one dataset, which also says which instances its rows are."""
+    """Loader of one dataset that also returns the instances of its rows."""
 
     def __init__(
         self, dataset, *, seed=0, batch=16, masking=None, left_to_right=False, static_masks=0, max_sequences=1, **where
@@ -186,7 +186,7 @@ def test_static_masks_come_round_again(dataset, rounds):
 
 
 def test_more_or_fewer_processes_see_each_example_once(dataset):
-    """Two processes, then four, then one: together they go through the epoch as one would."""
+    """Two processes, then four, then one read the same epoch as a single process."""
     whole = make(dataset, batch=16)
     steps = whole.size // 16
     seen = []
@@ -258,7 +258,7 @@ def test_order_follows_the_dataset(dataset):
 
 def test_no_training_instances(dataset, monkeypatch):
     monkeypatch.setattr(dataset, "block_sizes", lambda split: np.zeros(0, np.int64))
-    with pytest.raises(InputError, match="no training instances"):
+    with pytest.raises(InputError, match=f"{dataset.folder}: .*train"):
         make(dataset)
 
 
@@ -400,7 +400,7 @@ def test_prefetch_ends_when_closed():
 
 
 def within(seconds, call):
-    """What `call` returns, if it returns in time."""
+    """Returns the result of `call`, which must return in `seconds`."""
     result = []
     thread = threading.Thread(target=lambda: result.append(call()), daemon=True)
     thread.start()

@@ -11,7 +11,7 @@ FIRST = 5  # ordinary ids are [FIRST, VOCAB)
 
 
 def make_rows(rng, lengths, width):
-    """[CLS] A [SEP] B [SEP] rows of these lengths, padded to `width`, and what may be masked."""
+    """Returns [CLS] A [SEP] B [SEP] rows of these lengths, padded to `width`, and their maskable positions."""
     lengths = np.asarray(lengths)
     column = np.arange(width)
     ids = rng.integers(FIRST, VOCAB, (len(lengths), width)).astype(np.int32)
@@ -35,7 +35,7 @@ def some_keys(rows, seed=0, epoch=0):
 
 @pytest.fixture(scope="module")
 def many():
-    """More than 100,000 predictions: 6,000 rows of 128 tokens, all of the one ordinary token 500."""
+    """6,000 rows of 128 tokens, all of them the ordinary token 500: more than 100,000 predictions."""
     rng = np.random.default_rng(0)
     ids, maskable, lengths = make_rows(rng, np.full(6000, 128), 128)
     ids = np.where(maskable, 500, ids).astype(np.int32)
@@ -154,7 +154,7 @@ def test_every_token_can_be_predicted():
 
 
 def actions(batch, original=500):
-    """Of tokens that all were `original`: how many are masked, the same and others, and the random ids."""
+    """Counts masked, kept and replaced tokens that all were `original`; returns the random ids, too."""
     row, slot = np.nonzero(batch["masked_weights"])
     now = batch["input_ids"][row, batch["masked_positions"][row, slot]]
     others = now[(now != MASK) & (now != original)]
@@ -260,25 +260,25 @@ def test_epochs_draw_other_masks():
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
-        ({"mask_token": 0.9}, "sum to 1"),
-        ({"mask_token": -0.1, "keep_token": 1.0}, "sum to 1"),
-        ({"mask_token": float("nan")}, "sum to 1"),
-        ({"mask_rate": 0.0}, "mask_rate"),
-        ({"mask_rate": 1.5}, "mask_rate"),
-        ({"mask_rate": float("nan")}, "mask_rate"),
+        ({"mask_token": 0.9}, r"objective\.mask_token=0\.9\b"),
+        ({"mask_token": -0.1, "keep_token": 1.0}, r"objective\.mask_token=-0\.1\b"),
+        ({"mask_token": float("nan")}, r"objective\.mask_token=nan\b"),
+        ({"mask_rate": 0.0}, r"objective\.mask_rate=0\.0:"),
+        ({"mask_rate": 1.5}, r"objective\.mask_rate=1\.5:"),
+        ({"mask_rate": float("nan")}, r"objective\.mask_rate=nan:"),
         ({"max_predictions": 0}, "max_predictions=0"),
         ({"max_predictions": -2}, "max_predictions=-2"),
     ],
 )
-def test_bad_options_are_the_users_to_mend(options, says):
-    with pytest.raises(InputError, match=says):
+def test_invalid_options_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
         Masking(**{"max_predictions": 20, **options})
 
 
 def assert_shares(counts, shares):
-    """Chi-square of counts against shares, six standard deviations."""
+    """Chi-square test of counts against shares, with a limit of six standard deviations."""
     expected = shares * (counts.sum() / shares.sum())
     chi_square = ((counts - expected) ** 2 / expected).sum()
     freedom = len(counts) - 1

@@ -1,4 +1,4 @@
-"""Several datasets in one run: shares, epochs of each, and what may not be mixed."""
+"""Mixtures of datasets: shares, epochs of each dataset, and refused combinations."""
 
 import signal
 from types import SimpleNamespace
@@ -118,7 +118,7 @@ def test_a_mixed_and_packed_run_resumes_to_the_bit(dataset_dir, other_dir, tmp_p
     runs.train_until(100, paths, stopped, signal.SIGKILL, **overrides)
     done = runs.train(paths, stopped, **overrides)
     assert done.returncode == 0, done.stderr
-    assert "gone through" in done.stderr
+    assert f"{other_dir}: " in done.stderr
     runs.assert_same_run(whole, stopped)
     rows = [row for row in read_metrics(epath.Path(whole)) if "split" not in row]
     assert "real_tokens_per_second" in rows[1]
@@ -130,27 +130,27 @@ def test_a_mixed_and_packed_run_resumes_to_the_bit(dataset_dir, other_dir, tmp_p
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"data__weights": (1, 2, 3)}, "3 weights for 2 datasets"),
-        ({"data__weights": (1, 0)}, "numbers above 0"),
-        ({"data__weights": (1, "x")}, "numbers above 0"),
-        ({"data__max_sequences": 0}, "data.max_sequences has to be at least 1"),
+        ({"data__weights": (1, 2, 3)}, r"data\.weights.*\b[23]\b.*\b[23]\b"),
+        ({"data__weights": (1, 0)}, r"data\.weights.*\(1, 0\)"),
+        ({"data__weights": (1, "x")}, r"data\.weights.*'x'"),
+        ({"data__max_sequences": 0}, r"data\.max_sequences"),
     ],
 )
-def test_mixtures_that_cannot_be(overrides, message, dataset_dir, other_dir, tmp_path):
+def test_invalid_mixtures_are_refused(overrides, message, dataset_dir, other_dir, tmp_path):
     with pytest.raises(InputError, match=message):
         pretrain(config([dataset_dir, other_dir], **overrides), str(tmp_path / "run"))
 
 
-def test_datasets_that_do_not_go_together(dataset_dir, vocabulary_file, corpus_file, tmp_path):
+def test_incompatible_datasets_are_refused(dataset_dir, vocabulary_file, corpus_file, tmp_path):
     helpers.prepare_dataset(corpus_file, vocabulary_file, tmp_path / "short", seq_len=32)
-    with pytest.raises(InputError, match="prepare both with one --seq_len"):
+    with pytest.raises(InputError, match=f"{tmp_path / 'short'}.*--seq_len"):
         pretrain(config([dataset_dir, tmp_path / "short"]), str(tmp_path / "run"))
     pieces = vocabulary_file.read_text().splitlines()
     (tmp_path / "vocab.txt").write_text("\n".join([*pieces, "zzz"]) + "\n")
     helpers.prepare_dataset(corpus_file, tmp_path / "vocab.txt", tmp_path / "words")
-    with pytest.raises(InputError, match="different vocabularies"):
+    with pytest.raises(InputError, match=str(tmp_path / "words")):
         pretrain(config([dataset_dir, tmp_path / "words"]), str(tmp_path / "run"))
-    with pytest.raises(InputError, match="each once"):
+    with pytest.raises(InputError, match=rf"data\.path={dataset_dir},{dataset_dir}"):
         pretrain(config([dataset_dir, dataset_dir]), str(tmp_path / "run"))
 
 

@@ -1,4 +1,4 @@
-"""Every epoch has an order of its own: of units, and of rows in each window of them."""
+"""Shuffling: each epoch has its own order of units and of the rows in each window."""
 
 import numpy as np
 import pytest

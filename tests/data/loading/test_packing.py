@@ -1,4 +1,4 @@
-"""Packing: nothing is lost, little is padding, and a packed sequence costs what it costs alone."""
+"""Packing: keeps all sequences, needs little padding, and does not change a sequence's loss."""
 
 import functools
 from bisect import bisect_left
@@ -25,7 +25,7 @@ def dataset(dataset_dir):
 
 
 def lengths_like_wikipedia(count):
-    """Half full, half of any length, as documents of some 500 tokens come out at 512."""
+    """Lengths of a corpus with documents of some 500 tokens at 512: half are full, half of any length."""
     rng = np.random.default_rng(0)
     return np.where(rng.random(count) < 0.5, 512, rng.integers(5, 513, count))
 
@@ -88,7 +88,7 @@ def rows_of(dataset, *, most, left_to_right=False, **masking):
 
 
 def sequences_in(batch):
-    """(ids, types, positions, predictions, label) of every sequence of a batch, masks in place."""
+    """Returns (ids, types, positions, predictions, label) of every sequence of a masked batch."""
     found = []
     for row in range(len(batch["input_ids"])):
         for number in range(1, int(batch["sequence_ids"][row].max()) + 1):
@@ -204,7 +204,7 @@ def test_losses_and_gradients_are_those_of_the_sequences_alone(dataset, is_decod
 
 
 def best_fit(lengths, seq_len):
-    """Rows needed where each sequence, from the longest on, goes to the fullest row that has room for it."""
+    """Returns the number of rows of best-fit-decreasing packing: each sequence goes to the fullest row with room."""
     rooms = []
     for length in sorted(lengths.tolist(), reverse=True):
         at = bisect_left(rooms, length)
@@ -244,7 +244,7 @@ def test_packed_singles_have_no_next_sentence(tmp_path, vocabulary_file, corpus_
 
 
 def test_no_two_draws_share_a_stream(tmp_path, vocabulary_file, corpus_file, monkeypatch):
-    """Each bucket and each pass has random numbers of its own."""
+    """Each bucket and each pass uses a separate random stream."""
     named, make_rng = [], shards.make_rng
 
     def spy(*parts):

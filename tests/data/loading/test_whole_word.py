@@ -1,4 +1,4 @@
-"""Masks against a plain port of the reference's rule, with the draws of ours; whole words among them."""
+"""Masks compared with a plain port of the reference's rule that uses our random draws, also for whole words."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ CONTINUATION = np.arange(VOCAB) >= 250  # every id from 250 on begins with ##
 
 
 def make_rows(seed, rows, width, share=0.4):
-    """[CLS] A [SEP] B [SEP]; `share` of the tokens are ## pieces, at the start of a segment too."""
+    """Returns [CLS] A [SEP] B [SEP] rows; `share` of the tokens are ## pieces, also at the start of a segment."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(6, width + 1, rows)
     column = np.arange(width)
@@ -30,7 +30,7 @@ def keys_of(rows, epoch=0):
 
 
 def reference_mask(ids, maskable, length, key, masking):
-    """google-research/bert's create_masked_lm_predictions on one row; where it draws, our hashes are asked."""
+    """Ports google-research/bert's create_masked_lm_predictions for one row, with our hashes as random draws."""
     words = []
     for column, token in enumerate(ids.tolist()):
         if not maskable[column]:

@@ -171,7 +171,7 @@ def test_memory_is_bounded_by_the_document_and_not_by_the_file(write):
 
 
 def test_little_of_a_compressed_file_is_unpacked_at_a_time(write):
-    """8 kB that are 256 MB, in two frames: a feed of them all would be 256 MB in memory."""
+    """8 kB in two frames that decompress to 256 MB, all in memory if fed at once."""
     zeros = zstandard.ZstdCompressor().compress(bytes(128 << 20))
     path = write("zeros.txt.zst", zeros + zeros)
     tracemalloc.start()
@@ -225,7 +225,7 @@ def test_a_damaged_compressed_file_is_named(write, suffix, fault):
         middle = len(packed) // 2
         packed = packed[:middle] + bytes(255 - byte for byte in packed[middle : middle + 40]) + packed[middle + 40 :]
     path = write(f"text.txt{suffix}", packed)
-    with pytest.raises(InputError, match=rf"text\.txt\{suffix}:\d+: the compressed file is truncated or corrupt"):
+    with pytest.raises(InputError, match=rf"text\.txt\{suffix}:\d+: .*\(.+\)"):
         list(read(whole(path), CorpusOptions()))
 
 
@@ -241,25 +241,27 @@ def test_bad_utf8_is_named_by_file_and_line_whatever_the_slice(write, slice_byte
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"text": "a"', "not valid JSON"),
-        ('["a"]', "the line is an array, not a JSON object"),
-        ("3", "the line is a number, not a JSON object"),
-        ('{"body": "a"}', 'the object has no "text"'),
-        ('{"text": 3.5}', '"text" is a number, not a string'),
-        ('{"text": null}', '"text" is null, not a string'),
-        ("[" * 200_000, "not valid JSON"),
+        ('{"text": "a"', "JSON"),
+        ('["a"]', "array"),
+        ("3", "number"),
+        ('{"body": "a"}', '"text"'),
+        ('{"text": 3.5}', '"text" ... number'),
+        ('{"text": null}', '"text" ... null'),
+        ("[" * 200_000, "JSON"),
     ],
 )
 def test_a_bad_json_line_is_named(write, line, message, errors):
     path = write("wiki.jsonl", '{"text": "fine"}\n\n{"text": "fine"}\n' + line + "\n")
     with pytest.raises(InputError) as caught:
         read_slices(path, CorpusOptions(errors=errors), 20)
-    assert str(caught.value).startswith(f"{path}:4: {message}")
+    problem = str(caught.value).removeprefix(f"{path}:4: ").partition(";")[0]
+    assert problem != str(caught.value)
+    assert all(part in problem for part in message.split(" ... "))
 
 
 def test_half_a_surrogate_pair_never_comes_out_of_json(write):
     path = write("wiki.jsonl", r'{"text": "a\ud800b \ud83d\ude00"}')
-    with pytest.raises(InputError, match=r":1: .*surrogate.*ud800"):
+    with pytest.raises(InputError, match=r":1: .*\\ud800.*--errors replace"):
         list(read(whole(path), CorpusOptions()))
     assert list(read(whole(path), CorpusOptions(errors="replace"))) == ["a\ufffdb 😀"]
 
@@ -268,7 +270,7 @@ def test_a_line_that_is_too_long_is_refused(write, monkeypatch):
     monkeypatch.setattr(line_reader, "MAX_LINE_BYTES", 5000)
     monkeypatch.setattr(line_reader, "_BLOCK_BYTES", 1000)
     path = write("one_line.txt", "fine\n\n" + "word " * 10_000)
-    with pytest.raises(InputError, match=r"one_line\.txt:3: a line of more than 5000 bytes"):
+    with pytest.raises(InputError, match=r"one_line\.txt:3: .*\b5000 bytes"):
         list(read(whole(path), CorpusOptions()))
 
 
@@ -292,7 +294,7 @@ WIKI_ARTICLES = {
 
 
 def wikiextractor(articles: dict[str, list[str]], mode: str) -> bytes:
-    """As WikiExtractor writes them, with `--json` or without; some versions escape the title in the attribute."""
+    """Returns a file in the format of WikiExtractor, with `--json` or without; some versions escape the title."""
     written = []
     for number, (title, lines) in enumerate(articles.items()):
         url = f"https://en.wikipedia.org/wiki?curid={number}"
@@ -331,7 +333,7 @@ def test_all_that_wikiextractor_writes_gives_the_same_documents(write, mode, suf
 def test_json_lines_are_known_by_their_first_bytes(write, content, expected):
     for name in ("wiki_00", "wiki.txt"):
         assert read_slices(write(name, content), CorpusOptions(), 1 << 20) == expected
-    with pytest.raises(InputError, match=r"wiki_01:2: the object has no \"text\""):
+    with pytest.raises(InputError, match=r"wiki_01:2: .*\"text\""):
         read_slices(write("wiki_01", '{"text": "a"}\n{"body": "b"}'), CorpusOptions(), 1 << 20)
 
 
@@ -414,10 +416,10 @@ def test_small_files_share_a_batch(monkeypatch):
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ([], "no input was given"),
-        (["missing.txt"], r"missing\.txt: no such file"),
-        (["*.nothing"], r"\*\.nothing: this pattern matches no file"),
-        (["empty"], "empty: this folder holds no file"),
+        ([], "--input: "),
+        (["missing.txt"], r"--input=missing\.txt: "),
+        (["*.nothing"], r"--input=\*\.nothing: "),
+        (["empty"], "--input=empty: "),
     ],
 )
 def test_inputs_that_name_nothing_are_refused(tmp_path, monkeypatch, inputs, message):

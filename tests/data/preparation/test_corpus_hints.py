@@ -1,4 +1,4 @@
-"""Warnings about a corpus that seems to be cut wrongly into documents, and corpora without one."""
+"""Warnings about a corpus that seems to be split incorrectly into documents."""
 
 import gzip
 import json
@@ -15,13 +15,13 @@ SENTENCES = ["the ship sees the old sailor .", "a wave hears the ghost .", "the 
 
 
 def hints(caplog) -> list[str]:
-    """The options that warnings name, a string for each warning."""
+    """Returns the options in each warning, as one string a warning."""
     found = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     return [" ".join(sorted(set(re.findall(r"--\w+", line)))) for line in found]
 
 
 def book(paragraphs: int, sentences: int) -> str:
-    """Paragraphs of so many sentences, no two of them the same."""
+    """Returns distinct paragraphs of the given number of sentences."""
     lines = [SENTENCES[number % 3] for number in range(sentences)]
     letters = "abcdefghijklmnopqrstuvwxyz"
     names = [f"{a} {b}" for a in letters for b in letters[:6]][:paragraphs]

@@ -30,7 +30,7 @@ def run(texts, tokenizer, folder, workers=1, **options):
 
 
 def totals(dataset):
-    """Documents, sentences and tokens of both splits, and the ids of all instances."""
+    """Returns documents, sentences and tokens of both splits, and the ids of all instances."""
     splits = dataset.info.splits.values()
     ids = [
         dataset.instances(name, np.arange(dataset.size(name)))["instance_ids"].tolist() for name in dataset.info.splits
@@ -55,7 +55,7 @@ def test_duplicate_documents(tokenizer, tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_repeated_lines(workers, tokenizer, tmp_path):
-    """A line above the limit goes everywhere, one at the limit stays."""
+    """Drops all occurrences of a line above the limit, and keeps a line at the limit."""
     plain = documents(120)
     noisy = [f"the menu near the owl and the moon .\n{text}" for text in plain]
     noisy[:5] = [f"{text}\nthe baker is in the harbour and the storm ." for text in noisy[:5]]
@@ -76,7 +76,7 @@ def test_a_line_of_several_sentences_is_one_line(tokenizer, tmp_path):
 
 
 def test_lines_are_counted_in_little_memory(tmp_path):
-    """Holds no line for long where all are different; those of every part are found, whichever run has them."""
+    """Needs little memory for distinct lines; finds repeated lines of every part in any run."""
     rng = np.random.default_rng(0)
     often = np.arange(256, dtype=np.uint64) << np.uint64(56) | np.uint64(7)  # one in each part
     held = []
@@ -121,8 +121,8 @@ def test_a_document_of_repeated_lines_alone_is_none(tokenizer, tmp_path):
         {"min_document_tokens": 5, "max_document_tokens": 4},
     ],
 )  # fmt: skip
-def test_rules_that_cannot_be(options):
-    with pytest.raises(InputError, match="--"):
+def test_invalid_limits_are_refused(options):
+    with pytest.raises(InputError, match=f"--{next(iter(options))}="):
         Hygiene(**options)
 
 
@@ -135,7 +135,7 @@ def test_a_document_at_a_limit_stays(tokenizer, tmp_path):
 
 
 def test_a_limit_counts_what_is_left_of_a_document(tokenizer, tmp_path):
-    """Lines are dropped first, and then documents by what is left of them."""
+    """Lines are dropped first, then documents by their remaining length."""
     texts = ["the menu .\n" * 3 + " ".join(["ship"] * size) + " ." for size in range(4, 24)]
     dataset = run(texts, tokenizer, tmp_path, min_document_tokens=10, max_line_repeats=20, eval_fraction=0.0)
     assert dataset.info.dropped["repeated_lines"] == 60
@@ -143,7 +143,7 @@ def test_a_limit_counts_what_is_left_of_a_document(tokenizer, tmp_path):
 
 
 def test_documents_that_lose_all_lines_shift_no_other(tokenizer, tmp_path):
-    """Wherever they stand in a run, at the end of a bucket's part of it too."""
+    """Drops them anywhere in a run, also at the end of a bucket's part."""
     plain = documents(60)
     empty = ["\n".join(["the menu ."] * lines) for lines in range(1, 41)]
     noisy = run([*plain, *empty], tokenizer, tmp_path / "noisy", max_line_repeats=100, eval_fraction=0.0)

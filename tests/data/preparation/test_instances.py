@@ -72,7 +72,7 @@ def offsets(texts: Texts) -> tuple[list[list[int]], np.ndarray]:
 
 
 def make_texts(rng: random.Random, documents: int, sentences: tuple[int, int], tokens: tuple[int, int]) -> Texts:
-    """Every token is another number, so that any segment says where it is from."""
+    """Tokens are distinct, so that each segment identifies its source."""
     count = iter(range(10**9))
     return [
         [[next(count) for _ in range(rng.randint(*tokens))] for _ in range(rng.randint(*sentences))]
@@ -81,7 +81,7 @@ def make_texts(rng: random.Random, documents: int, sentences: tuple[int, int], t
 
 
 def realistic(seed: int, lone: float = 0.3, documents: int = 2000) -> Texts:
-    """Documents of 2 to 30 sentences of 3 to 60 tokens; a share `lone` have one sentence."""
+    """Returns documents of 2 to 30 sentences of 3 to 60 tokens; a share `lone` have one sentence."""
     rng = random.Random(seed)
     texts = make_texts(rng, documents, (2, 30), (3, 60))
     return [text[:1] if rng.random() < lone else text for text in texts]
@@ -133,7 +133,7 @@ def test_reference_yields_more_random_pairs_than_real_ones():
 
 
 def paper_pairs(texts, number, seq_len, short_seq_prob, rng, owed: list[int]) -> list:
-    """The paper's rule on lists of tokens; `owed` holds one count, of lone sentences not paid back yet."""
+    """Implements the paper's rule on lists of tokens; `owed` holds the count of forced random B not compensated."""
     text, limit, target = texts[number], seq_len - 3, seq_len - 3
     if rng.random() < short_seq_prob:
         target = rng.randint(2, limit)
@@ -337,6 +337,6 @@ def test_truncation_takes_from_both_ends():
 
 
 def test_make_rng_is_stable():
-    """A change here changes the bytes of every dataset."""
+    """A change of these values changes the bytes of every dataset."""
     assert make_rng(0, "train", 5).random() == 0.3798760351677407
     assert make_rng("ab", "c").random() != make_rng("a", "bc").random()

@@ -1,4 +1,4 @@
-"""What is left of a run that was stopped is used only where nothing that it depends on has changed."""
+"""Unfinished work of an interrupted run is reused only if none of its inputs has changed."""
 
 import os
 
@@ -20,7 +20,7 @@ def change_nothing(path, tokenizer):
 
 
 def other_text_of_the_same_size(path, tokenizer):
-    """As many tokens, too: the buckets stay what they are."""
+    """Keeps the number of tokens, so that the buckets do not change."""
     text = path.read_text()
     path.write_text(text.replace(" owl ", " the "))
     assert path.read_text() != text
@@ -65,7 +65,7 @@ def another_case(path, tokenizer):
         ),
     ],
 )  # fmt: skip
-def test_what_changed_is_done_anew(change, options, seed, tokenizer, tmp_path, monkeypatch):
+def test_changed_inputs_discard_unfinished_work(change, options, seed, tokenizer, tmp_path, monkeypatch):
     path, data = tmp_path / "a.txt", tmp_path / "data"
     text = helpers.make_corpus(documents=30)
     path.write_text(f"{TEXT}\n\n{text}" + "\n\n" + text.replace("\n\n", f"\n{TEXT}\n", 8))

@@ -1,4 +1,4 @@
-"""Unfinished work in a folder that others may write to, too: nothing of theirs is followed, emptied or used."""
+"""Scratch folders in a world-writable folder: links and files of other users are not followed, truncated or used."""
 
 import os
 import tempfile
@@ -17,7 +17,7 @@ def start(corpus_file, tokenizer, output, **options):
 
 @pytest.fixture
 def work(corpus_file, tokenizer, tmp_path, monkeypatch):
-    """The name of the scratch folder, which is not there."""
+    """Returns the path of the scratch folder, which does not exist."""
     seen = []
 
     def stop(*arguments):
@@ -46,14 +46,14 @@ def test_a_link_is_not_followed(work, corpus_file, tokenizer, tmp_path):
 def test_a_folder_of_another_user_is_refused(work, corpus_file, tokenizer, tmp_path, monkeypatch):
     work.mkdir(mode=0o700)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(InputError, match=rf"{work}: .*owner is user {os.getuid()}, expected {os.getuid() + 1}"):
+    with pytest.raises(InputError, match=rf"{work}: .*\b{os.getuid()}\b.*\b{os.getuid() + 1}\b"):
         start(corpus_file, tokenizer, tmp_path / "data", scratch=str(work.parent))
 
 
 def test_a_folder_that_others_may_write_to_is_refused(work, corpus_file, tokenizer, tmp_path):
     work.mkdir()
     work.chmod(0o777)
-    with pytest.raises(InputError, match=rf"{work}: got mode 0777, expected 0700"):
+    with pytest.raises(InputError, match=rf"{work}: .*0777.*0700"):
         start(corpus_file, tokenizer, tmp_path / "data", scratch=str(work.parent))
     work.chmod(0o755)  # as versions before have left it: what is in it is the user's own
     start(corpus_file, tokenizer, tmp_path / "data", scratch=str(work.parent))
@@ -63,7 +63,7 @@ def test_a_lock_that_is_a_link_empties_nothing(corpus_file, tokenizer, tmp_path)
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / ".prepare.lock").symlink_to(tmp_path / "mine")
-    with pytest.raises(InputError, match=r"\.prepare\.lock: got a link"):
+    with pytest.raises(InputError, match=r"\.prepare\.lock: .*link"):
         run(corpus_file, tokenizer, tmp_path / "data")
     assert (tmp_path / "mine").read_text() == "mine"
 

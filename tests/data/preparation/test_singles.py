@@ -1,4 +1,4 @@
-"""Corpora without documents: instances of one segment, which nothing is lost in, and no next sentence."""
+"""Corpora without documents: instances of one segment without loss of text, and without next sentences."""
 
 import itertools
 
@@ -50,7 +50,7 @@ def test_nothing_is_lost():
 
 @pytest.fixture(scope="module")
 def singles_dir(tmp_path_factory, vocabulary_file):
-    """A file of lines, as of queries."""
+    """Writes a file of independent lines, such as queries."""
     folder = tmp_path_factory.mktemp("singles")
     lines = helpers.make_corpus(documents=200).replace("\n\n", "\n")
     (folder / "lines.txt").write_text(lines)

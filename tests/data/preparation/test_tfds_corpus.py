@@ -1,8 +1,9 @@
-"""Datasets of TFDS are written here by TFDS itself: without TensorFlow it can do so as ArrayRecord, not as TFRecord."""
+"""TFDS corpora, written in the tests by TFDS itself, as ArrayRecord: only TensorFlow can write TFRecord."""
 
 import json
 import logging
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -72,7 +73,7 @@ def environment(data_dir, monkeypatch):
 
 @pytest.fixture
 def copy(data_dir, tmp_path, monkeypatch):
-    """The files of a copy of the dataset, to be damaged."""
+    """Copies the dataset, for tests that damage its files."""
     shutil.copytree(data_dir, tmp_path / "copy")
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "copy"))
     return tmp_path / "copy" / "fables" / "20230601.en" / "1.2.3"
@@ -120,7 +121,7 @@ def test_slices_share_out_examples_and_bytes(data_dir):
 
 
 def test_workers_write_the_dataset_of_one_process_and_of_json_lines(tmp_path, vocabulary_file, monkeypatch):
-    """And TensorFlow is imported neither in the command nor in its workers: that would fail, and leave a mark."""
+    """Neither the command nor its workers import TensorFlow, which would fail and create a marker file."""
     (tmp_path / "path" / "tensorflow").mkdir(parents=True)
     (tmp_path / "path" / "tensorflow" / "__init__.py").write_text(
         f"open({str(tmp_path / 'mark')!r}, 'w').close()\nraise ImportError('no TensorFlow here')\n"
@@ -168,9 +169,7 @@ def test_an_input_is_read_once_however_it_is_written():
 
 
 def test_text_that_is_not_utf8():
-    with pytest.raises(
-        InputError, match=r"^tfds:fables:test:text: example 1 is not valid UTF-8 \(byte 0xe9\); .*--err"
-    ):
+    with pytest.raises(InputError, match=r"^tfds:fables:test:text: example 1\b.*\b0xe9\b.*--errors replace"):
         documents("tfds:fables:test")
     assert documents("tfds:fables:test", CorpusOptions(errors="replace")) == ["café", "caf\ufffd", "tea", "tea", "tea"]
 
@@ -180,21 +179,23 @@ def test_text_that_comes_decoded(value, expected):
     source = tfds_corpus._parse("tfds:fables")
     assert tfds_corpus._decode(value, source, 0, "replace") == expected
     if "\ufffd" in expected:
-        with pytest.raises(InputError, match="example 0 is not valid UTF-8"):
+        with pytest.raises(InputError, match=r"example 0\b.*0x[0-9a-f]{2}.*--errors replace"):
             tfds_corpus._decode(value, source, 0, "strict")
 
 
 def test_a_long_document_is_broken_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         documents("tfds:fables:train[20:22]", CorpusOptions(max_document_bytes=60))
-    assert caplog.messages == ["tfds:fables:train[20:22]:text: example 0: a document of more than 60 bytes is broken"]
+    (message,) = caplog.messages
+    assert message.startswith("tfds:fables:train[20:22]:text: example 0: ")
+    assert "60 bytes" in message
 
 
 # --- Refusals ---------------------------------------------------------------------------------------------------
 
 
 def refusal(capsys, tmp_path, name):
-    """What `bert-jax vocab` says of an input, in one line."""
+    """Returns the one-line error of `bert-jax vocab` for an input."""
     assert cli.main(["vocab", "--input", name, "--output", str(tmp_path / "vocab.txt"), "--size", "200"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("bert-jax vocab: ")
@@ -205,38 +206,42 @@ def refusal(capsys, tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tfds:mnist", "tfds:mnist: not prepared in {0}; set TFDS_DATA_DIR, or prepare it where TensorFlow is "
-         "installed: tfds build mnist --file_format=array_record --data_dir={0}"),
-        ("tfds:fables/other:train", "tfds:fables/other: not prepared in {0}, but tfds:fables/20230601.en:1.2.3 is; "),
-        ("tfds:fables:2.0.0", "tfds:fables:2.0.0: not prepared in {0}, but tfds:fables/20230601.en:1.2.3 is; "),
-        ("tfds:fables:dev", "tfds:fables:dev:text: Unknown split 'dev'. Should be one of ['t"),
-        ("tfds:fables:train[:x]", "tfds:fables:train[:x]:text: Error parsing split 'train[:x]'. See format at"),
-        ("tfds:fables:train[:999]", "tfds:fables:train[:999]:text: Requested slice [:999] incompatible with 300"),
-        ("tfds:fables:train[:0]", "tfds:fables:train[:0]:text: there is no example in 'train[:0]'; name another"),
-        ("tfds:fables::body", "tfds:fables:train:body: no text feature 'body'; there are: moral, text, title"),
-        ("tfds:fables::words", "tfds:fables:train:words: no text feature 'words'; there are: moral, text, title"),
-        ("tfds:fables::year", "tfds:fables:train:year: no text feature 'year'; there are: moral, text, title"),
-        ("tfds:fables::nested", "tfds:fables:train:nested: no text feature 'nested'; there are: moral, text, title"),
-        ("tfds:", "tfds:: write tfds:NAME, tfds:NAME:SPLIT or tfds:NAME:SPLIT:FEATURE, as in tfds:wikipedia/2023"),
-        ("tfds:fables:train:text:1", "tfds:fables:train:text:1: write tfds:NAME"),
-        ("tfds:fables:train[", "tfds:fables:train[: write tfds:NAME"),
+        ("tfds:mnist", "tfds:mnist: ... {0} ... TFDS_DATA_DIR ... "
+         "tfds build mnist --file_format=array_record --data_dir={0}"),
+        ("tfds:fables/other:train", "tfds:fables/other: ... {0} ... tfds:fables/20230601.en:1.2.3"),
+        ("tfds:fables:2.0.0", "tfds:fables:2.0.0: ... {0} ... tfds:fables/20230601.en:1.2.3"),
+        ("tfds:fables:dev", "tfds:fables:dev:text: ... 'dev' ... ['t"),
+        ("tfds:fables:train[:x]", "tfds:fables:train[:x]:text: ... 'train[:x]'"),
+        ("tfds:fables:train[:999]", "tfds:fables:train[:999]:text: ... [:999] ... 300"),
+        ("tfds:fables:train[:0]", "tfds:fables:train[:0]:text: ... 'train[:0]'"),
+        ("tfds:fables::body", "tfds:fables:train:body: ... 'body' ... moral, text, title"),
+        ("tfds:fables::words", "tfds:fables:train:words: ... 'words' ... moral, text, title"),
+        ("tfds:fables::year", "tfds:fables:train:year: ... 'year' ... moral, text, title"),
+        ("tfds:fables::nested", "tfds:fables:train:nested: ... 'nested' ... moral, text, title"),
+        ("tfds:", "tfds:: ... tfds:NAME ... tfds:NAME:SPLIT ... tfds:NAME:SPLIT:FEATURE ... tfds:wikipedia/2023"),
+        ("tfds:fables:train:text:1", "tfds:fables:train:text:1: ... tfds:NAME"),
+        ("tfds:fables:train[", "tfds:fables:train[: ... tfds:NAME"),
     ],
 )  # fmt: skip
 def test_inputs_that_name_nothing(capsys, tmp_path, data_dir, monkeypatch, name, message):
+    """Refuses the input; `message` holds the parts of the error in order, separated by " ... "."""
+
     def connect(self, address):
         raise AssertionError(f"went to the network: {address}")
 
     monkeypatch.setattr(socket.socket, "connect", connect)
-    assert refusal(capsys, tmp_path, name).startswith(message.format(data_dir))
+    parts = map(re.escape, message.format(data_dir).split(" ... "))
+    assert re.match(".*".join(parts), refusal(capsys, tmp_path, name))
     assert [path.name for path in data_dir.iterdir() if path.name != "downloads"] == ["fables"]
 
 
 def test_the_default_folder_is_that_of_tfds(capsys, tmp_path, monkeypatch):
     monkeypatch.delenv("TFDS_DATA_DIR")
-    assert refusal(capsys, tmp_path, "tfds:no_such_dataset") == (
-        "tfds:no_such_dataset: not prepared in ~/tensorflow_datasets; set TFDS_DATA_DIR, or prepare it where "
-        "TensorFlow is installed: tfds build no_such_dataset --file_format=array_record"
-    )
+    error = refusal(capsys, tmp_path, "tfds:no_such_dataset")
+    assert error.startswith("tfds:no_such_dataset: ")
+    assert "~/tensorflow_datasets" in error
+    assert "TFDS_DATA_DIR" in error
+    assert error.endswith(": tfds build no_such_dataset --file_format=array_record")
 
 
 def set_formats(copy, main, *others):
@@ -247,10 +252,10 @@ def set_formats(copy, main, *others):
 
 def test_tfrecord_is_refused_with_the_command_that_converts_it(copy, capsys, tmp_path):
     set_formats(copy, "tfrecord")
-    assert refusal(capsys, tmp_path, "tfds:fables") == (
-        "tfds:fables: prepared as tfrecord and not as array_record; convert it where TensorFlow is installed: "
-        f"tfds convert_format --dataset_version_dir={copy} --out_file_format=array_record"
-    )
+    error = refusal(capsys, tmp_path, "tfds:fables")
+    assert error.startswith("tfds:fables: ")
+    assert "tfrecord" in error
+    assert error.endswith(f": tfds convert_format --dataset_version_dir={copy} --out_file_format=array_record")
 
 
 def test_a_dataset_that_was_converted_in_place_is_read(copy):
@@ -263,14 +268,14 @@ def test_a_dataset_that_was_converted_in_place_is_read(copy):
 def test_files_that_are_damaged(copy):
     shard = copy / "fables-train.array_record-00002-of-00005"
     shard.write_bytes(random.Random(0).randbytes(shard.stat().st_size))
-    with pytest.raises(InputError, match=r"^tfds:fables:train:text: example 120 cannot be read \(.+\); prepare the da"):
+    with pytest.raises(InputError, match=r"^tfds:fables:train:text: example 120\b.*\(.+\)"):
         documents("tfds:fables")
     shard.unlink()
-    with pytest.raises(InputError, match=f"^{shard}: cannot be read "):
+    with pytest.raises(InputError, match=f"^{shard}: "):
         plan(["tfds:fables"], CorpusOptions())
     tfds_corpus._open.cache_clear()
     (copy / "features.json").write_text("{")
-    with pytest.raises(InputError, match=r"^tfds:fables: cannot be opened \(.+\); prepare it again"):
+    with pytest.raises(InputError, match=r"^tfds:fables: .*\(.+\)"):
         plan(["tfds:fables"], CorpusOptions())
 
 
