@@ -124,7 +124,7 @@ def test_resumed_run_logs_the_means_of_a_run_never_stopped():
     assert second.rows == whole.rows[-1:]
 
 
-def test_skipped_steps_are_left_out_of_the_means():
+def test_skipped_steps_are_not_in_the_means():
     means = RunningMeans()
     for loss, streak in [(1.0, 0), (float("nan"), 1), (3.0, 0)]:
         means.add({"loss": loss, "nonfinite_streak": streak})
