@@ -120,7 +120,7 @@ def run_steps(run: Run, steps: StepRange, state: TrainState) -> tuple[TrainState
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
                 state, metrics = steps.train_step(state, batch)
             if step == steps.start + 1:
-                log.info("Step %d: compiled and started after %.1f s", step, time.perf_counter() - began)
+                log.info("Step %d: compiled after %.1f s", step, time.perf_counter() - began)
             is_hopeless = read_pending() or is_hopeless
             pending = step, metrics
             is_last = step == steps.stop

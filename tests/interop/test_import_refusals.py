@@ -142,7 +142,7 @@ def test_a_next_sentence_head_needs_a_pooler(folder: Path):
         ({"quantization_config": {"bits": 8}}, "quantization_config is"),
         ({"model_type": "roberta"}, "model_type is 'roberta'"),
         ({"architectures": ["BertForQuestionAnswering"]}, "architectures has BertForQuestionAnswering"),
-        ({"hidden_act": "swish"}, "hidden_act is one of gelu, gelu_new, gelu_pytorch_tanh, relu, not 'swish'"),
+        ({"hidden_act": "swish"}, "hidden_act='swish': must be one of gelu, gelu_new, gelu_pytorch_tanh, relu"),
         ({"num_attention_heads": 5}, "hidden_size=48 is not divisible by num_attention_heads=5"),
         ({"hidden_size": "48"}, "hidden_size='48': "),
         ({"is_decoder": "no"}, "is_decoder='no': "),

@@ -116,7 +116,7 @@ def test_a_part_that_goes_while_it_is_read_is_found_in_what_took_its_place(few, 
             write(writer, 4)  # which merges
         return real(path)
 
-    monkeypatch.setattr(object_store_log.whole_files, "read_whole", reading)
+    monkeypatch.setattr(object_store_log.atomic, "read_whole", reading)
     assert steps() == [1, 2, 3, 4]
 
 

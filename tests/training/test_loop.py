@@ -57,13 +57,13 @@ class FakeRun:
             self.saved.append(step)
             self.unlogged.append(unlogged)
 
-        stretch = loop.Stretch(
+        steps = loop.StepRange(
             self.run.start, stop, self.train_step, lambda step: {"input_ids": np.zeros((2, 4), np.int32)}, 2, 1,
             SimpleNamespace(pause=lambda: None, finished=lambda *_: None, rates=lambda step: {}),
             log_every, save_every, evaluates_after, LIMIT, lambda step: {}, lambda step, state: {}, save,
         )  # fmt: skip
         with jax.transfer_guard("allow"):
-            return loop.run_steps(self.run, stretch, np.int32(self.run.start))
+            return loop.run_steps(self.run, steps, np.int32(self.run.start))
 
 
 @pytest.mark.parametrize("when", ["between", "evaluated", "traced"])

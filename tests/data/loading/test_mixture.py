@@ -118,7 +118,7 @@ def test_a_mixed_and_packed_run_resumes_to_the_bit(dataset_dir, other_dir, tmp_p
     runs.train_until(100, paths, stopped, signal.SIGKILL, **overrides)
     done = runs.train(paths, stopped, **overrides)
     assert done.returncode == 0, done.stderr
-    assert "gone through" in done.stderr
+    assert all(f"{path}: " in done.stderr for path in paths.split(", "))
     runs.assert_same_run(whole, stopped)
     rows = [row for row in read_metrics(epath.Path(whole)) if "split" not in row]
     assert "real_tokens_per_second" in rows[1]
@@ -148,9 +148,9 @@ def test_datasets_that_do_not_go_together(dataset_dir, vocabulary_file, corpus_f
     pieces = vocabulary_file.read_text().splitlines()
     (tmp_path / "vocab.txt").write_text("\n".join([*pieces, "zzz"]) + "\n")
     helpers.prepare_dataset(corpus_file, tmp_path / "vocab.txt", tmp_path / "words")
-    with pytest.raises(InputError, match="different vocabularies"):
+    with pytest.raises(InputError, match=f"{tmp_path / 'words'} .*{dataset_dir} "):
         pretrain(config([dataset_dir, tmp_path / "words"]), str(tmp_path / "run"))
-    with pytest.raises(InputError, match="each once"):
+    with pytest.raises(InputError, match=r"data\.path="):
         pretrain(config([dataset_dir, dataset_dir]), str(tmp_path / "run"))
 
 
