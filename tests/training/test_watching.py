@@ -60,7 +60,7 @@ def test_fast_input_has_little_wait_and_traces_are_in_the_workdir(dataset_dir: P
 @pytest.mark.parametrize("steps", ["3", "4:3", "0:3", "a:b", "3:", "-1:3"])
 def test_invalid_profile_steps_are_refused(steps: str, dataset_dir: Path, tmp_path: Path):
     with pytest.raises(InputError, match=rf"profile\.steps='{steps}': "):
-        pretrain(helpers.small_config(dataset_dir, profile__steps=f"'{steps}'"), str(tmp_path / "run"))
+        pretrain(helpers.small_config(dataset_dir, profile__steps=steps), str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
     assert parse_steps("") == range(0)
     assert list(parse_steps("10:12")) == [10, 11, 12]
