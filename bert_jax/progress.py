@@ -1,11 +1,11 @@
-"""How long work reports where it is: the library calls a `Progress`, the command line decides what it looks like."""
+"""Progress reporting: the library calls a `Progress`, and the command line chooses how to show it."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
 
 
 class Progress(Protocol):
-    """A bar; `tqdm.tqdm` is one."""
+    """Interface of a progress bar; `tqdm.tqdm` implements it."""
 
     def update(self, n: float = 1) -> Any: ...
     def set_postfix_str(self, s: str = "", refresh: bool = True) -> Any: ...
@@ -13,7 +13,7 @@ class Progress(Protocol):
 
 
 Bars = Callable[..., Progress]
-"""Makes a bar: `bars(total=, desc=, unit=, initial=)`, with any further keyword that `tqdm.tqdm` takes."""
+"""Makes a progress bar: `bars(total=, desc=, unit=, initial=)`, with any further keyword that `tqdm.tqdm` takes."""
 
 
 class _Silent:
@@ -23,5 +23,5 @@ class _Silent:
 
 
 def silent(**kwargs: Any) -> Progress:
-    """Bars that show nothing."""
+    """Makes a progress bar that shows nothing."""
     return _Silent()

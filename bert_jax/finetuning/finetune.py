@@ -43,10 +43,10 @@ from bert_jax.tracking.throughput import StepWork, Throughput
 from bert_jax.training.checkpointing.checkpoint_folders import newest_step
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, Checkpointer, newest_intact, open_checkpoint
 from bert_jax.training.checks import check_attention, compute_dtype
-from bert_jax.training.loop import Stretch, run_steps
+from bert_jax.training.loop import StepRange, run_steps
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer, warn_of_uncorrected_lamb
 from bert_jax.training.run import Run, open_run
-from bert_jax.training.state import StateSpec, TrainState, describe_state, without
+from bert_jax.training.state import StateSpec, TrainState, describe_state, drop_parts
 from bert_jax.training.train_step import TrainStep, make_train_step
 from bert_jax.training.warm_start import start_from
 from bert_jax.training.workdir import enter_workdir
@@ -171,7 +171,7 @@ def _finetune(
         return row
 
     rows_of_step = rows_here(mesh, config.global_batch_size * rows.group, config.gradient_accumulation)
-    stretch = Stretch(
+    steps = StepRange(
         start, order.total_steps, train_step,
         make_batch=lambda step: order.batch(step, rows_of_step, before.tokenizer),
         batch_size=config.global_batch_size * rows.group,
@@ -181,7 +181,7 @@ def _finetune(
         save_every=config.checkpoint.every_steps,
         evaluates_after=lambda step: step % order.steps_an_epoch == 0,
         max_nonfinite_steps=config.max_nonfinite_steps,
-        about=lambda step: {"epoch": step / order.steps_an_epoch},
+        extra_metrics=lambda step: {"epoch": step / order.steps_an_epoch},
         evaluate=evaluate if scored else None,
         save=lambda step, state, unlogged: checkpointer.save(
             step, state, bert_config=model, dataset_hashes=(order.hash,), unlogged=unlogged
@@ -189,7 +189,7 @@ def _finetune(
         warmup_key="optimizer.warmup_proportion",
     )  # fmt: skip
     if start < order.total_steps:
-        state, _ = run_steps(run, stretch, state)
+        state, _ = run_steps(run, steps, state)
     checkpointer.wait()
     return _finish(run, folder, task, splits, predictor, state, final)
 
@@ -203,7 +203,7 @@ def plan_step(
         "build": BertForTask, "head": head, "dtype": dtype, "attention": config.attention, "remat": config.remat,
         "scan_layers": config.scan_layers,
     }  # fmt: skip
-    optimizer = make_optimizer(config.optimizer, without(head.frozen, abstract_parameters(model, **settings)[2]))
+    optimizer = make_optimizer(config.optimizer, drop_parts(head.frozen, abstract_parameters(model, **settings)[2]))
     spec = describe_state(
         mesh, model, optimizer, config.seed, zero1=config.mesh.zero1, frozen=head.frozen, **settings
     )  # fmt: skip

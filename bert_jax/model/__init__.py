@@ -1,9 +1,10 @@
 """BERT as Flax NNX modules that hold parameters and nothing else.
 
-Keys, masks and determinism are arguments. Nothing here knows of meshes, files or training. Shapes use one alphabet:
+Keys, masks and determinism are arguments. Nothing here reads files or knows of training, and meshes and collectives
+appear only in `fused_attention.py` and in the checkpoint policy of `encoder.py`. Shapes use one alphabet:
 
     B rows    L positions    D hidden size    N heads    H head size    F feed-forward size
-    V vocabulary (padded)    P predictions a row    K sequences a row
+    V vocabulary (padded)    P predictions per row    K sequences per row
 """
 
 from bert_jax.model.bert import BertForPreTraining, abstract_parameters, initialize, parameter_count

@@ -8,17 +8,17 @@ from flax import nnx
 
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.fused_attention import cudnn_attention, splash_attention
-from bert_jax.model.layers import Key, dense, drop, dropout_mask, parameter, recomputed, truncated_normal
+from bert_jax.model.layers import Key, dense, drop, dropout_mask, parameter, rematerialized, truncated_normal
 
 ATTENTIONS = ("xla", "splash", "cudnn")
-"""How attention is computed: by products that the compiler fuses, or by a kernel of TPU or GPU, without dropout."""
+"""Implementations: matrix products that the compiler fuses, or a fused TPU or GPU kernel without dropout."""
 
 
 def attention_mask(sequence_ids: jax.Array, *, causal: bool = False) -> jax.Array:
-    """bool [B, L, L]: a position attends to the positions of its own sequence, or the `causal` part up to itself.
+    """Returns the attention mask, bool [B, L, L]: each position attends to the positions of its own sequence.
 
-    Several sequences in one row do not see each other, and no real token sees padding (sequence 0); padding sees
-    padding, which is never read and keeps every row of the softmax defined.
+    With `causal` it attends only up to itself. Sequences packed into one row do not see each other, and no real token
+    sees padding (sequence 0). Padding sees padding: it is never read, and every row of the softmax stays defined.
     """
     mask = sequence_ids[:, :, None] == sequence_ids[:, None, :]
     if causal:
@@ -28,22 +28,30 @@ def attention_mask(sequence_ids: jax.Array, *, causal: bool = False) -> jax.Arra
 
 
 class SelfAttention(nnx.Module):
-    """softmax(q k / sqrt(H)) v, dropout element by element on the probabilities, and the output projection."""
+    """Self-attention softmax(q k / sqrt(H)) v with elementwise dropout on the probabilities, and the projection."""
 
     def __init__(
         self, config: BertConfig, *, key: Key, stack: tuple[int, ...], attention: str = "xla", remat: bool = False
     ):
-        """`attention` is one of `ATTENTIONS`; ValueError where it has no dropout and the config wants some.
+        """Initializes the weights. Raises ValueError if the config asks for dropout and the kernel does not support it.
 
-        With `remat` the L x L arrays are made again in the backward pass, and nothing else is; the kernels always do.
+        Args:
+          config: the sizes.
+          key: of the initial values.
+          stack: leading axes of each parameter, (layers,) in an encoder.
+          attention: one of `ATTENTIONS`.
+          remat: recomputes the [L, L] arrays in the backward pass (selective recomputation). Fused kernels always do.
         """
         if attention != "xla" and config.attention_probs_dropout_prob:
-            raise ValueError(f"attention {attention!r} has no dropout: set attention_probs_dropout_prob to 0")
+            raise ValueError(
+                f"attention={attention}: does not support dropout, got attention_probs_dropout_prob="
+                f"{config.attention_probs_dropout_prob}; set it to 0"
+            )
         inputs, output = jax.random.split(key)
         size, heads, head, std = (
             config.hidden_size, config.num_attention_heads, config.head_size, config.initializer_range,
         )  # fmt: skip
-        # Axis "qkv" stacks three tensors of the paper in one: what is per tensor elsewhere is per slice of it here.
+        # Axis "qkv" stacks three tensors of the paper in one. Per-tensor operations work on its slices.
         self.qkv_kernel = parameter(
             truncated_normal(inputs, (*stack, size, 3, heads, head), std), "layers", "embed", "qkv", "heads", "head"
         )
@@ -58,11 +66,14 @@ class SelfAttention(nnx.Module):
         self.remat = remat
 
     def visibility(self, sequence_ids: jax.Array) -> jax.Array:
-        """What says which positions see each other, from [B, L]: `attention_mask`, or the ids as they are."""
+        """Returns the attention mask bool [B, L, L], or sequence ids int32 [B, L] for kernels that compare them.
+
+        Expects `sequence_ids` int32 [B, L].
+        """
         return sequence_ids if self.attention == "splash" else attention_mask(sequence_ids, causal=self.causal)
 
     def __call__(self, x: jax.Array, visibility: jax.Array, key: Key | None) -> jax.Array:
-        """x [B, L, D], and what `visibility` gives, to [B, L, D]."""
+        """Maps x [B, L, D] and the result of `visibility` to [B, L, D]."""
         qkv = dense("td,dcnh->tcnh", x, self.qkv_kernel, self.qkv_bias)
         q, k, v = (qkv[:, :, i] for i in range(3))
         if self.attention == "splash":
@@ -78,14 +89,14 @@ class SelfAttention(nnx.Module):
 def _attend(
     qkv: tuple[jax.Array, jax.Array, jax.Array], mask: jax.Array, key: Key | None, dropout_rate: float
 ) -> jax.Array:
-    """Three [B, L, N, H] and a mask bool [B, L, L] to the context [B, L, N, H]."""
+    """Maps q, k, v [B, L, N, H] and a mask bool [B, L, L] to the context [B, L, N, H]."""
     q, k, v = qkv
     q = q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype)
     scores = jnp.einsum("blnh,bmnh->bnlm", q, k, preferred_element_type=jnp.float32)
     probabilities = _softmax(jnp.where(mask[:, None], scores, jnp.finfo(jnp.float32).min), v.dtype)
     keep = dropout_mask(probabilities.shape, dropout_rate, key)
 
-    @recomputed
+    @rematerialized
     def weigh(probabilities: jax.Array, keep: jax.Array | None, v: jax.Array) -> jax.Array:
         return jnp.einsum("bnlm,bmnh->blnh", drop(probabilities, keep, dropout_rate), v)
 
@@ -94,7 +105,7 @@ def _attend(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _softmax(scores: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """The softmax of fp32 scores over their last axis, in `dtype`, which is all that is kept of it."""
+    """Computes the softmax of fp32 scores over the last axis, in `dtype`. Saves only the result for the gradient."""
     return jax.nn.softmax(scores, axis=-1).astype(dtype)
 
 

@@ -17,13 +17,13 @@ Parameters = dict[str, Any]
 """A nested dict of arrays: the model's parameters by attribute name."""
 
 HEADS = ("pooler", "mlm_head", "nsp_head")
-"""What a BERT may lack; `nsp_head` reads what `pooler` gives."""
+"""The optional parts of a BERT; `nsp_head` reads the output of `pooler`."""
 
 
 class BertForPreTraining(nnx.Module):
-    """Encoder, pooler, masked-LM head (its output matrix tied to the word embeddings) and next-sentence head.
+    """BERT: encoder, pooler, masked-LM head (output matrix tied to the word embeddings) and next-sentence head.
 
-    A head that is not among `heads` is None.
+    A head that is not in `heads` is None.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class BertForPreTraining(nnx.Module):
         scan_layers: bool = True,
         heads: Collection[str] = HEADS,
     ):
-        """`dtype` is what is computed in; parameters are fp32. The rest: see `Encoder`."""
+        """Initializes fp32 parameters; `dtype` is the type of the computation. For the rest see `Encoder`."""
         embeddings, encoder, pooler, mlm, nsp = jax.random.split(key, 5)
         self.embeddings = Embeddings(config, key=embeddings)
         self.encoder = Encoder(config, key=encoder, attention=attention, remat=remat, scan_layers=scan_layers)
@@ -50,9 +50,9 @@ class BertForPreTraining(nnx.Module):
     def encode(
         self, batch: Mapping[str, jax.Array], key: Key | None = None, *, all_hidden_states: bool = False
     ) -> tuple[jax.Array, jax.Array | None]:
-        """The encoder's output [B, L, D] for `input_ids, token_type_ids, positions, sequence_ids` int32 [B, L].
+        """Encodes `input_ids, token_type_ids, positions, sequence_ids`, int32 [B, L], to [B, L, D].
 
-        With a key, or with keys [B] of the rows, dropout is on. On request also every hidden state
+        A key, or one key per row [B], turns dropout on. With `all_hidden_states` it also returns every hidden state
         [layers + 1, B, L, D], the embeddings first.
         """
         if key is not None and not key.ndim:
@@ -67,9 +67,9 @@ class BertForPreTraining(nnx.Module):
     def __call__(
         self, batch: Mapping[str, jax.Array], key: Key | None = None
     ) -> tuple[jax.Array | None, jax.Array | None]:
-        """fp32 logits of both heads: masked-LM [B, P, V] at `masked_positions`, next-sentence [B, K, 2].
+        """Returns fp32 logits of both heads: masked-LM [B, P, V] at `masked_positions`, next-sentence [B, K, 2].
 
-        None for a head that is not there.
+        A missing head returns None.
         """
         x, _ = self.encode(batch, key)
         mlm_logits = nsp_logits = None
@@ -83,9 +83,9 @@ class BertForPreTraining(nnx.Module):
 def initialize(
     model_config: BertConfig, key: Key, *, build: Callable[..., nnx.Module] = BertForPreTraining, **settings: Any
 ) -> tuple[nnx.GraphDef, Parameters]:
-    """A freshly initialised model as (what it is, its parameters); `settings` go to `build`, the model's class.
+    """Initializes a model and returns (graph, parameters); `settings` go to `build`, the model's class.
 
-    `nnx.merge(graph, parameters)` is the model again. Works under `jax.jit` and `jax.eval_shape`.
+    `nnx.merge(graph, parameters)` returns the model. Works under `jax.jit` and `jax.eval_shape`.
     """
     graph, state = nnx.split(build(model_config, key=key, **settings))
     return graph, nnx.to_pure_dict(state)
@@ -94,9 +94,9 @@ def initialize(
 def abstract_parameters(
     model_config: BertConfig, *, build: Callable[..., nnx.Module] = BertForPreTraining, **settings: Any
 ) -> tuple[nnx.GraphDef, Parameters, Parameters]:
-    """(graph, shapes, logical axes): the parameters as `jax.ShapeDtypeStruct`s and, in the same tree, axis names.
+    """Returns (graph, shapes, logical axes): two trees, of `jax.ShapeDtypeStruct`s and of axis names.
 
-    The arguments are those of `initialize`.
+    Takes the arguments of `initialize`, without the key.
     """
     model = nnx.eval_shape(lambda: build(model_config, key=jax.random.key(0), **settings))
     graph, state = nnx.split(model)
@@ -107,7 +107,7 @@ def abstract_parameters(
 
 
 def parameter_count(model_config: BertConfig) -> int:
-    """How many parameters the model has, heads included and the vocabulary's padding not."""
+    """Counts the parameters of the model, heads included, vocabulary padding excluded."""
     _, shapes, _ = abstract_parameters(model_config)
     padded = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     padding = model_config.padded_vocab_size - model_config.vocab_size

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 VOCABULARY_MULTIPLE = 128
-"""The word embeddings are padded to this many rows, for the sake of sharding and of matrix units."""
+"""The word embeddings are padded to this many rows, for sharding and for matrix units."""
 
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
-_KINDS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a string"}
+_KINDS = {int: "an int", float: "a finite number", bool: "true or false", str: "a string"}
 
 
 def _is_of_kind(kind: type, value: Any) -> bool:
-    """Python takes True for 1; here a bool is no number. A whole number will do for a real one."""
+    """Checks the type of a field: a bool does not count as an int, and an int counts as a float."""
     if kind is float:
         return type(value) in (int, float) and abs(value) <= sys.float_info.max
     return type(value) is kind
@@ -24,11 +24,11 @@ def _is_of_kind(kind: type, value: Any) -> bool:
 
 @dataclass(frozen=True)
 class BertConfig:
-    """A BERT's sizes. The defaults are BERT-BASE, uncased (Devlin et al. 2019).
+    """Sizes of a BERT. The defaults are BERT-BASE, uncased (Devlin et al. 2019).
 
-    `hidden_act` "gelu" is the exact form with erf, as Hugging Face's models have it; "gelu_new" (or
-    "gelu_pytorch_tanh") is the tanh form of Google's code. `is_decoder` is a left-to-right model: no position sees what
-    is to its right. A ValueError names a field that is of another kind than its default, or that cannot be.
+    `hidden_act` "gelu" is the exact form with erf, as in Hugging Face's models; "gelu_new" (or
+    "gelu_pytorch_tanh") is the tanh form of Google's code. `is_decoder` makes a left-to-right model: no position sees
+    those to its right. Raises ValueError with the name of a field that has another type than its default or is invalid.
     """
 
     vocab_size: int = 30_522
@@ -49,26 +49,26 @@ class BertConfig:
         for field in dataclasses.fields(self):
             kind, value = type(field.default), getattr(self, field.name)
             if not _is_of_kind(kind, value):
-                raise ValueError(f"{field.name} has to be {_KINDS[kind]}, not {value!r:.60}")
+                raise ValueError(f"{field.name}={value!r:.60}: must be {_KINDS[kind]}")
         for name in (
             "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
             "max_position_embeddings", "type_vocab_size",
         ):  # fmt: skip
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} has to be at least 1, not {getattr(self, name)}")
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
-                f"hidden_size {self.hidden_size} does not divide by num_attention_heads {self.num_attention_heads}"
+                f"hidden_size={self.hidden_size} is not divisible by num_attention_heads={self.num_attention_heads}"
             )
         if self.hidden_act not in ACTIVATIONS:
-            raise ValueError(f"hidden_act is one of {', '.join(ACTIVATIONS)}, not {self.hidden_act!r}")
+            raise ValueError(f"hidden_act={self.hidden_act!r}: must be one of {', '.join(ACTIVATIONS)}")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is a probability below 1, not {getattr(self, name)}")
+                raise ValueError(f"{name}={getattr(self, name)}: must be a probability below 1")
         if self.layer_norm_eps <= 0:
-            raise ValueError(f"layer_norm_eps has to be above 0, not {self.layer_norm_eps}")
+            raise ValueError(f"layer_norm_eps={self.layer_norm_eps}: must be above 0")
         if self.initializer_range < 0:
-            raise ValueError(f"initializer_range has to be at least 0, not {self.initializer_range}")
+            raise ValueError(f"initializer_range={self.initializer_range}: must be at least 0")
 
     @property
     def head_size(self) -> int:
@@ -81,14 +81,14 @@ class BertConfig:
         return -(-self.vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, by name."""
+        """Returns the fields by name."""
         return dataclasses.asdict(self)
 
     def to_json(self) -> str:
-        """The text of `bert_config.json`."""
+        """Returns the text of `bert_config.json`."""
         return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "BertConfig":
-        """From a mapping of field names; a TypeError names a key that is not one."""
+        """Makes a config from a mapping of field names. Raises TypeError with the name of an unknown key."""
         return cls(**values)

@@ -33,7 +33,7 @@ class Embeddings(nnx.Module):
         dtype: jnp.dtype,
         key: Key | None,
     ) -> jax.Array:
-        """Three int32 [B, L] to [B, L, D] of `dtype`."""
+        """Maps three int32 [B, L] to [B, L, D] of `dtype`."""
         # A gather, not a one-hot product: its gradient is a scatter-add, 15 times cheaper on a CPU.
         x = self.word[...][input_ids] + self.position[...][positions] + self.token_type[...][token_type_ids]
         return dropout(self.norm(x).astype(dtype), self.dropout_rate, key)

@@ -18,20 +18,23 @@ from bert_jax.model.layers import (
     dropout,
     parameter,
     project,
-    recomputed,
+    rematerialized,
     truncated_normal,
 )
 
 REMAT_POLICIES = {
-    "none": None,  # keep every intermediate
-    "attention": None,  # keep all but attention's L x L arrays (Korthikanti et al. 2022, arXiv:2205.05198)
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # keep products with weights
-    "full": jax.checkpoint_policies.nothing_saveable,  # keep each layer's input alone
+    "none": None,  # save every intermediate
+    "attention": None,  # recompute only attention's L x L arrays (Korthikanti et al. 2022, arXiv:2205.05198)
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # save products with weights
+    "full": jax.checkpoint_policies.nothing_saveable,  # save only the input of each layer
 }
 
 
 def _save_all_but_gathered(primitive: Any, *_: Any, **details: Any) -> bool:
-    """What is gathered, and casts of it, are made again: kept for every layer they would be the whole model."""
+    """Checkpoint policy: saves everything except all-gathered weights and their casts.
+
+    Saved for every layer, these would be the whole model, and are recomputed instead.
+    """
     if primitive.name == "custom_vjp_call":
         return not _gathers(details["call_jaxpr"].jaxpr)
     return primitive.name not in ("all_gather", "convert_element_type")
@@ -45,7 +48,7 @@ def _gathers(jaxpr: Any) -> bool:
 
 
 def _jaxprs(value: Any) -> Iterator[Any]:
-    """What a primitive's parameters hold of programs."""
+    """Yields the sub-jaxprs in a primitive's params."""
     if isinstance(value, tuple):
         for item in value:
             yield from _jaxprs(item)
@@ -56,7 +59,7 @@ def _jaxprs(value: Any) -> Iterator[Any]:
 
 
 class FeedForward(nnx.Module):
-    """dense(F), activation, dense(D)."""
+    """Feed-forward block: dense(F), activation, dense(D)."""
 
     def __init__(self, config: BertConfig, *, key: Key, stack: tuple[int, ...]):
         up, down = jax.random.split(key)
@@ -68,10 +71,10 @@ class FeedForward(nnx.Module):
         self.hidden_act = config.hidden_act
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[B, L, D] to [B, L, D]."""
+        """Maps [B, L, D] to [B, L, D]."""
         inner = dense("td,df->tf", x, self.up_kernel, self.up_bias)
 
-        @recomputed
+        @rematerialized
         def activate_and_project(inner: jax.Array, kernel: jax.Array) -> jax.Array:
             return project("tf,fd->td", activation(self.hidden_act, inner), kernel)
 
@@ -79,11 +82,11 @@ class FeedForward(nnx.Module):
 
 
 LAYER_KEYS = 3
-"""Of dropout, that a layer takes."""
+"""Number of dropout keys of a layer."""
 
 
 class Layer(nnx.Module):
-    """One layer. Built with `stack` it holds the parameters of many; it runs on the slice of one."""
+    """One Transformer layer. With `stack` it holds the stacked parameters of many layers; it runs on one slice."""
 
     def __init__(
         self,
@@ -104,7 +107,7 @@ class Layer(nnx.Module):
         self.dropout_rate = config.hidden_dropout_prob
 
     def __call__(self, x: jax.Array, visibility: jax.Array, keys: Key | None) -> jax.Array:
-        """x [B, L, D], what `SelfAttention.visibility` gives, and keys [`LAYER_KEYS`, B], to [B, L, D]."""
+        """Maps x [B, L, D], the result of `SelfAttention.visibility` and keys [`LAYER_KEYS`, B] to [B, L, D]."""
         attention_key, after_attention, after_feed_forward = (None,) * LAYER_KEYS if keys is None else keys
         y = self.attention(x, visibility, attention_key)
         x = self.attention_norm(x + dropout(y, self.dropout_rate, after_attention))
@@ -116,14 +119,14 @@ class Encoder(nnx.Module):
     """`num_hidden_layers` layers, each parameter stacked over them on axis 0.
 
     Attributes:
-      fetch_layer: whoever cuts parameters into pieces sets it: it is called with a layer's parameters, a pytree, before
-        they are used, in the forward pass and again in the backward pass.
+      fetch_layer: optional hook of FSDP, which all-gathers a layer's parameters, a pytree, before they are used. It is
+        called in the forward pass and again in the backward pass.
     """
 
     def __init__(
         self, config: BertConfig, *, key: Key, attention: str = "xla", remat: str = "none", scan_layers: bool = True
     ):
-        """`attention` is one of `ATTENTIONS`, `remat` of `REMAT_POLICIES`; layers are scanned over or unrolled."""
+        """`attention` is one of `ATTENTIONS`, `remat` of `REMAT_POLICIES`; `scan_layers` scans or unrolls layers."""
         self.layers = Layer(
             config, key=key, stack=(config.num_hidden_layers,), attention=attention,
             remat_attention=remat == "attention",
@@ -136,15 +139,15 @@ class Encoder(nnx.Module):
     def __call__(
         self, x: jax.Array, sequence_ids: jax.Array, key: Key | None, *, all_hidden_states: bool = False
     ) -> tuple[jax.Array, jax.Array | None]:
-        """x [B, L, D] and sequence_ids [B, L] to the last layer's output [B, L, D].
+        """Maps x [B, L, D] and sequence_ids [B, L] to the last layer's output [B, L, D].
 
-        On request also every layer's [layers, B, L, D].
+        With `all_hidden_states` it also returns the outputs of all layers [layers, B, L, D].
         """
-        visibility = self.layers.attention.visibility(sequence_ids)  # once, and not in every layer
+        visibility = self.layers.attention.visibility(sequence_ids)  # once, not in every layer
         graph, stacked = nnx.split(self.layers)
         # Keys are scan inputs: a stateful generator would give every layer the same dropout mask.
-        of_layers = functools.partial(jax.random.split, num=(self.num_layers, LAYER_KEYS))
-        keys = None if key is None else jax.vmap(of_layers, out_axes=2)(key)
+        layer_keys_of = functools.partial(jax.random.split, num=(self.num_layers, LAYER_KEYS))
+        keys = None if key is None else jax.vmap(layer_keys_of, out_axes=2)(key)
 
         def run_layer(x: jax.Array, parameters_and_keys: tuple) -> tuple[jax.Array, jax.Array | None]:
             parameters, layer_keys = parameters_and_keys

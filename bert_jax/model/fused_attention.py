@@ -1,4 +1,4 @@
-"""Attention in one kernel, which keeps no L x L array of scores: one for TPU, one for GPU. Neither has dropout."""
+"""Fused attention kernels for TPU and GPU. Neither stores an L x L array of scores; neither supports dropout."""
 
 import functools
 from collections.abc import Callable
@@ -10,23 +10,23 @@ from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import PartitionSpec
 
 SPLASH_LENGTHS = 128
-"""The TPU kernel reads sequences of a multiple of so many tokens."""
+"""The TPU kernel needs sequence lengths that are a multiple of this."""
 
 CUDNN_HEADS = range(8, 129, 8)
-"""The sizes of heads that the GPU kernel reads, on every GPU that has it; the length of its sequences is even."""
+"""Head sizes that the GPU kernel supports on every GPU. It needs an even sequence length."""
 
 _LARGEST_BLOCK = 512
 
 QKV = tuple[jax.Array, jax.Array, jax.Array]
 Kernel = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
-"""q, k, v [B, N, L, H] and what says which positions see each other to the context [B, N, L, H]."""
+"""Maps q, k, v [B, N, L, H] and the result of `SelfAttention.visibility` to the context [B, N, L, H]."""
 
 
 def splash_attention(qkv: QKV, sequence_ids: jax.Array, *, causal: bool, interpret: bool = False) -> jax.Array:
-    """Three [B, L, N, H] and sequence_ids int32 [B, L] to the context [B, L, N, H], by Pallas' kernel for TPU.
+    """Maps q, k, v [B, L, N, H] and sequence_ids int32 [B, L] to the context [B, L, N, H], by the Pallas TPU kernel.
 
-    A position attends as `attention_mask` says, but `sequence_ids` are compared block by block. Any H will do; raises
-    ValueError where L is no multiple of `SPLASH_LENGTHS`. With `interpret` it runs on any platform, slowly.
+    Positions attend as in `attention_mask`, but `sequence_ids` are compared block by block. Any H is supported. Raises
+    ValueError if L is not a multiple of `SPLASH_LENGTHS`. With `interpret` it runs on any platform, slowly.
     """
     q, k, v = qkv
     q = q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype)
@@ -34,11 +34,11 @@ def splash_attention(qkv: QKV, sequence_ids: jax.Array, *, causal: bool, interpr
 
 
 def cudnn_attention(qkv: QKV, mask: jax.Array) -> jax.Array:
-    """Three [B, L, N, H] in bfloat16 and a mask bool [B, L, L] to the context [B, L, N, H], by cuDNN's kernel.
+    """Maps q, k, v [B, L, N, H] in bfloat16 and a mask bool [B, L, L] to the context [B, L, N, H], by cuDNN.
 
-    The mask is in memory, once for all heads. It is lowered for CUDA in the tests, inside the training step and with
-    its gradients; on a GPU it has not been run. Raises NotImplementedError for fp32 and for heads whose size is not in
-    `CUDNN_HEADS`, and RuntimeError where there is no cuDNN.
+    The mask is stored once for all heads. Tests lower the kernel for CUDA, inside the training step and with its
+    gradients; it has not been run on a GPU. Raises NotImplementedError for fp32 and for head sizes that are not in
+    `CUDNN_HEADS`, and RuntimeError without cuDNN.
     """
     return _run(qkv, mask, _cudnn_kernel)
 
@@ -48,21 +48,21 @@ def _splash_kernel(
 ) -> jax.Array:
     _, heads, length, _ = q.shape
     if length % SPLASH_LENGTHS:
-        raise ValueError(f"the kernel reads sequences of a multiple of {SPLASH_LENGTHS} tokens, not {length}")
-    # The fewer blocks the better; the fp32 scores of one of 512 x 512 are 1 MiB of a TPU core's fast memory.
+        raise ValueError(f"seq_len={length}: must be a multiple of {SPLASH_LENGTHS} for the splash attention kernel")
+    # Fewer blocks are faster. The fp32 scores of a block of 512 x 512 take 1 MiB of a TPU core's VMEM.
     block = max(size for size in range(SPLASH_LENGTHS, _LARGEST_BLOCK + 1, SPLASH_LENGTHS) if length % size == 0)
-    # Tokens along the lanes: heads of 64 there would be padded to 128, in what is kept for the backward pass as well
-    # (0.6 GiB of 13.2 GiB a device: BERT-LARGE, 8 rows of 512 tokens).
+    # Tokens lie along the lanes. Heads of 64 there would be padded to 128, also in the residuals of the backward pass
+    # (0.6 GiB of 13.2 GiB per device: BERT-LARGE, 8 rows of 512 tokens).
     layout = splash.QKVLayout.SEQ_MINOR
     sizes = splash.BlockSizes(
         block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block, use_fused_bwd_kernel=True,
         q_layout=layout, k_layout=layout, v_layout=layout,
     )  # fmt: skip
     mask = (splash.CausalMask if causal else splash.FullMask)((length, length))
-    of_row = splash.make_splash_mha_single_device(
+    attend_row = splash.make_splash_mha_single_device(
         splash.MultiHeadMask([mask] * heads), block_sizes=sizes, interpret=interpret
     )
-    return jax.vmap(lambda q, k, v, ids: of_row(q, k, v, splash.SegmentIds(ids, ids)))(q, k, v, sequence_ids)
+    return jax.vmap(lambda q, k, v, ids: attend_row(q, k, v, splash.SegmentIds(ids, ids)))(q, k, v, sequence_ids)
 
 
 def _cudnn_kernel(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
@@ -73,10 +73,10 @@ def _cudnn_kernel(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> 
 
 # --- Under a mesh ----------------------------------------------------------------------------------------------------
 #
-# Inside the `jax.shard_map` of a training step a kernel meets two demands that it does not meet by itself: that no axis
-# of the mesh is left to the compiler, and that it says along which axes its results vary. So it runs in a shard_map of
-# its own over what is left, which does not ask; so do its gradients. Afterwards the results are cast to what they are.
-# The axes that were left do not cut anything: the kernel is given the whole of what a device has.
+# Inside the `jax.shard_map` of a training step, a Pallas or cuDNN call needs all mesh axes to be manual and needs VMA
+# annotations on its outputs; it provides neither. So the kernel and its gradients run in a nested shard_map over the
+# remaining (auto) axes, with `check_vma=False`. The results are then cast to the varying axes of the inputs.
+# The auto axes shard nothing here: the kernel reads the full arrays of a device.
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -86,7 +86,7 @@ def _run(qkv: QKV, visibility: jax.Array, kernel: Kernel) -> jax.Array:
 
 def _forward(qkv: QKV, visibility: jax.Array, kernel: Kernel) -> tuple[jax.Array, Any]:
     def forward(qkv: QKV, visibility: jax.Array) -> tuple[jax.Array, Any]:
-        # Swapped out here: what is computed where nobody asks varies along nothing, as the gradient has to as well.
+        # Swap axes out here: values computed without the VMA check vary along no axis, as the gradient must, too.
         context, backward = jax.vjp(lambda q, k, v: kernel(q, k, v, visibility), *map(_swap_heads_and_length, qkv))
         return _swap_heads_and_length(context), backward
 
@@ -95,17 +95,17 @@ def _forward(qkv: QKV, visibility: jax.Array, kernel: Kernel) -> tuple[jax.Array
 
 
 def _backward(kernel: Kernel, backward: Any, gradient: jax.Array) -> tuple[QKV, None]:
-    def of_qkv(backward: Any, gradient: jax.Array) -> Any:
+    def qkv_gradients(backward: Any, gradient: jax.Array) -> Any:
         return tuple(map(_swap_heads_and_length, backward(_swap_heads_and_length(gradient))))
 
-    return _vary_like(gradient, _on_every_axis(of_qkv)(backward, gradient)), None
+    return _vary_like(gradient, _on_every_axis(qkv_gradients)(backward, gradient)), None
 
 
 _run.defvjp(_forward, _backward)
 
 
 def _swap_heads_and_length(x: jax.Array) -> jax.Array:
-    """[B, L, N, H] to [B, N, L, H] and back."""
+    """Swaps the axes of [B, L, N, H] to [B, N, L, H], and back."""
     return jnp.swapaxes(x, 1, 2)
 
 
@@ -119,7 +119,7 @@ def _on_every_axis(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _vary_like(other: jax.Array, tree: Any) -> Any:
-    """Leaves that vary along the mesh axes that `other` varies along; no value changes."""
+    """Casts leaves to vary along the mesh axes of `other`; values do not change."""
 
     def cast(x: jax.Array) -> jax.Array:
         axes = jax.typeof(other).manual_axis_type.varying - jax.typeof(x).manual_axis_type.varying

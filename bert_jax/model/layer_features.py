@@ -1,6 +1,6 @@
-"""What the feature-based approach takes of a frozen encoder's layers (Devlin et al. 2019, section 5.3 and table 7).
+"""Features of a frozen encoder's layers (feature-based approach: Devlin et al. 2019, section 5.3 and table 7).
 
-Hidden states are what LayerNorms give: a layer's second, and that of the embeddings, which are the three summed.
+Hidden states are outputs of LayerNorms: the second one of each layer, and the one of the summed embeddings.
 """
 
 import jax
@@ -25,34 +25,34 @@ FEATURES = tuple(_LAYERS)
 
 
 def layers_of(features: str, config: BertConfig) -> tuple[int, ...]:
-    """The layers whose hidden states are read, from 0 or, where negative, from the last; none of `embeddings`."""
+    """Returns the layers whose hidden states are read: from 0, or negative from the last; empty for `embeddings`."""
     layers = _LAYERS[features]
     return tuple(range(config.num_hidden_layers)) if layers is None else layers
 
 
 def layers_needed(features: str) -> int:
-    """The fewest layers that an encoder has to have."""
+    """Returns the least number of layers that an encoder needs."""
     return -min(_LAYERS[features] or (-1,))
 
 
 def is_mixed(features: str) -> bool:
-    """Whether several hidden states are summed, with weights that are learned."""
+    """Returns whether several hidden states are summed with learned weights."""
     return features.startswith("sum")
 
 
 def feature_size(features: str, config: BertConfig) -> int:
-    """Numbers of a token's features."""
+    """Returns the feature size of a token."""
     return config.hidden_size * (4 if features == "concat_last_four" else 1)
 
 
 class LayerMix(nnx.Module):
-    """scale * sum_k softmax(weights)_k h_k (Peters et al. 2018, arXiv:1802.05365, equation 1), at first their mean."""
+    """Mix scale * sum_k softmax(weights)_k h_k (Peters et al. 2018, arXiv:1802.05365, equation 1); starts as mean."""
 
     def __init__(self, layers: int):
         self.weights = parameter(jnp.zeros(layers, jnp.float32), None)
         self.scale = parameter(jnp.ones((), jnp.float32))
 
     def __call__(self, hidden: jax.Array) -> jax.Array:
-        """[layers, B, L, D] to [B, L, D], in the type of `hidden`; added up in fp32."""
+        """Maps [layers, B, L, D] to [B, L, D] in the type of `hidden`; sums in fp32."""
         shares = self.scale[...] * jax.nn.softmax(self.weights[...])
         return (shares[:, None, None, None] * hidden).sum(axis=0).astype(hidden.dtype)

@@ -1,4 +1,4 @@
-"""The small parts: parameters with named axes, LayerNorm, dropout, activations."""
+"""Building blocks: parameters with named axes, LayerNorm, dropout, activations."""
 
 import functools
 import math
@@ -14,36 +14,37 @@ _DROPOUT_LEVELS = 1 << 16
 
 
 def parameter(value: jax.Array, *axes: str | None) -> nnx.Param:
-    """A parameter whose dimensions carry logical names; what they map to on a mesh is not the model's business."""
+    """Makes a parameter whose dimensions carry logical axis names; `parallel.sharding` maps them to mesh axes."""
     assert len(axes) == value.ndim, (axes, value.shape)
     return nnx.Param(value, logical_axes=axes)
 
 
 def truncated_normal(key: Key, shape: tuple[int, ...], stddev: float) -> jax.Array:
-    """BERT's initializer: a normal of `stddev` with what falls beyond two of them drawn again. fp32."""
+    """Draws from BERT's initializer, fp32: a normal of `stddev`, truncated at two standard deviations."""
     return stddev * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
 
 
-recomputed: Any = functools.partial(jax.checkpoint, prevent_cse=False)
-"""Of what costs little: arguments are kept for the backward pass, and what is made of them is made again.
+rematerialized: Any = functools.partial(jax.checkpoint, prevent_cse=False)
+"""Rematerializes the wrapped function in the backward pass; only its inputs are saved.
 
-In a Transformer the elementwise work between products, whose results are many times the size of its arguments.
+For cheap work: in a Transformer the elementwise ops between products, whose results are many times their inputs.
 """
 
 
 def project(equation: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """`jnp.einsum(equation, x, kernel)` in the type of x, whose first axis in `equation` is B and L of x [B, L, ...].
+    """Computes `jnp.einsum(equation, x, kernel)` in the type of x [B, L, ...], with B and L merged to one axis.
 
-    With the two apart XLA for CPUs transposes what the kernel's gradient is a product of, and multiplies at half speed.
+    `equation` names the merged axis first. With two axes, XLA:CPU transposes the operands of the kernel's gradient and
+    multiplies at half speed.
     """
     product = jnp.einsum(equation, x.reshape(-1, *x.shape[2:]), kernel.astype(x.dtype))
     return product.reshape(*x.shape[:2], *product.shape[1:])
 
 
 def dense(equation: str, x: jax.Array, kernel: nnx.Param, bias: nnx.Param) -> jax.Array:
-    """`project` and the bias. Copies of the kernel in the type of x are not kept."""
+    """Computes `project` plus bias. Casts of the kernel to the type of x are not saved for the backward pass."""
 
-    @recomputed
+    @rematerialized
     def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
         return project(equation, x, kernel)
 
@@ -51,11 +52,10 @@ def dense(equation: str, x: jax.Array, kernel: nnx.Param, bias: nnx.Param) -> ja
 
 
 def dropout_mask(shape: tuple[int, ...], rate: float, keys: Key | None) -> jax.Array | None:
-    """bool [B, ...], False with probability `rate`; None where nothing is dropped: no keys, or a rate of 0.
+    """Draws a mask bool [B, ...], False with probability `rate`; None without keys or for a rate of 0.
 
-    Each row has a key of its own, [B]: what is dropped does not depend on which rows are computed together, and is the
-    same on every mesh. One 32-bit draw serves two neighbours on the last axis. A 16-bit threshold realises `rate` to
-    8e-6.
+    Each row has its own key, [B]: the mask does not depend on which rows are computed together, and is the same on
+    every mesh. One 32-bit draw serves two neighbours on the last axis. A 16-bit threshold realizes `rate` to 8e-6.
     """
     if keys is None or rate == 0.0:
         return None
@@ -66,10 +66,10 @@ def dropout_mask(shape: tuple[int, ...], rate: float, keys: Key | None) -> jax.A
 
 
 def _random_words(keys: Key, shape: tuple[int, ...]) -> jax.Array:
-    """uint32 [B, *shape] from keys [B]: a hash of each element's number under the two words of its row's key.
+    """Draws uint32 [B, *shape] from keys [B]: hashes each element's index with the two words of its row's key.
 
-    A third of the operations of `jax.random.bits`, whose Threefry has margins that dropout has no use for; it makes the
-    keys. Good for this alone: in a row no two words are equal.
+    Takes a third of the operations of `jax.random.bits`, whose Threefry is stronger than dropout needs and only makes
+    the keys. Not for other uses: no two words of a row are equal.
     """
     words = jax.random.key_data(keys)[:, -2:].reshape(-1, 2, *(1 for _ in shape))
     number = jnp.zeros((1, *shape), jnp.uint32)
@@ -80,7 +80,7 @@ def _random_words(keys: Key, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _scramble(x: jax.Array) -> jax.Array:
-    """A bijection of uint32 in which each bit depends on all: `lowbias32` of github.com/skeeto/hash-prospector."""
+    """Mixes uint32 bijectively, each bit depending on all: `lowbias32` of https://github.com/skeeto/hash-prospector."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)
@@ -91,9 +91,9 @@ def _keep_levels(rate: float) -> int:
 
 
 def drop(x: jax.Array, keep: jax.Array | None, rate: float) -> jax.Array:
-    """x with zeros where not `keep`, scaled up by what is realised of `rate`; x itself without a mask.
+    """Zeroes x where not `keep` and scales the rest by the realized rate; returns x without a mask.
 
-    Multiplies in fp32: rounded to bfloat16, the scale of a rate of 0.1 would be 0.16% too small.
+    Multiplies in fp32: rounded to bfloat16, the scale for a rate of 0.1 would be 0.16% too small.
     """
     if keep is None:
         return x
@@ -102,17 +102,17 @@ def drop(x: jax.Array, keep: jax.Array | None, rate: float) -> jax.Array:
 
 
 def dropout(x: jax.Array, rate: float, keys: Key | None) -> jax.Array:
-    """Zeroes elements of x [B, ...] with probability `rate` and scales up the others; no keys, no dropout."""
+    """Zeroes elements of x [B, ...] with probability `rate` and scales up the others; without keys returns x."""
     return drop(x, dropout_mask(x.shape, rate, keys), rate)
 
 
 def row_keys(key: Key, rows: jax.Array) -> Key:
-    """A key [B] for each of the rows int32 [B], whatever rows it is with."""
+    """Derives one key per row, [B], from the row numbers int32 [B] alone."""
     return jax.vmap(jax.random.fold_in, (None, 0))(key, rows)
 
 
 def split_keys(keys: Key | None, count: int) -> Key | tuple[None, ...]:
-    """Keys [B] to [count, B], or as many Nones from none."""
+    """Splits keys [B] to [count, B]; without keys returns `count` Nones."""
     return (None,) * count if keys is None else jax.vmap(lambda key: jax.random.split(key, count), out_axes=1)(keys)
 
 
@@ -136,7 +136,7 @@ def _erfc_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[ja
 
 
 def activation(name: str, x: jax.Array) -> jax.Array:
-    """The function that `hidden_act` names, of `x`."""
+    """Applies the activation that `hidden_act` names to x."""
     if name == "relu":
         return jax.nn.relu(x)
     if name == "gelu":
@@ -145,7 +145,7 @@ def activation(name: str, x: jax.Array) -> jax.Array:
 
 
 class LayerNorm(nnx.Module):
-    """LayerNorm over the last axis in fp32, by the two-pass variance that an eps of 1e-12 needs."""
+    """LayerNorm over the last axis in fp32, with the two-pass variance that an eps of 1e-12 needs."""
 
     def __init__(self, size: int, eps: float, *, stack: tuple[int, ...] = ()):
         names = ("layers",) * len(stack)
@@ -154,9 +154,9 @@ class LayerNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[..., D] to [..., D], in the type of `x`."""
+        """Maps [..., D] to [..., D] in the type of x."""
 
-        @recomputed
+        @rematerialized
         def normalize(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
             x32 = x.astype(jnp.float32)
             centered = x32 - x32.mean(axis=-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""BERT with one output of a task on top, fine-tuned with it (the paper's section 4 and figure 4) or frozen (5.3)."""
+"""BERT with a task output on top, fine-tuned with it (the paper's section 4 and figure 4) or frozen (5.3)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,17 +21,17 @@ KINDS = ("classify", "regress", "choose", "span", "tag")
 
 @dataclass(frozen=True)
 class TaskHead:
-    """What a task wants of the encoder.
+    """Output layers of a task on top of the encoder.
 
     Attributes:
-      kind: `classify` a sequence, `regress` a number of it, `choose` among several sequences, find a `span` of it, or
-        `tag` its tokens.
+      kind: `classify` a sequence, `regress` a number from it, `choose` among several sequences, find a `span` in it,
+        or `tag` its tokens.
       size: labels of `classify` and `tag`; choices of `choose`; 1 for `regress` and 2 for `span`, its start and end.
-      dropout: of what the output layer reads.
-      bilstm: units, in each direction, of a BiLSTM between the encoder and the output; 0 is none.
-      bilstm_layers: of that BiLSTM; there is `dropout` between them, too.
-      features: which of `FEATURES` a frozen encoder gives to what is on top of it; "" is its last hidden state, and the
-        encoder is fine-tuned.
+      dropout: rate at the input of the output layer.
+      bilstm: units per direction of a BiLSTM between the encoder and the output; 0 for none.
+      bilstm_layers: layers of that BiLSTM, with `dropout` between them.
+      features: the one of `FEATURES` that a frozen encoder returns; "" is the last hidden state of an encoder that is
+        fine-tuned.
     """
 
     kind: str
@@ -47,29 +47,29 @@ class TaskHead:
 
     @classmethod
     def of_checkpoint(cls, task: Mapping[str, Any]) -> "TaskHead":
-        """The head of a checkpoint's `task`, as `about` has it there; dropout is not known of it.
+        """Reads the head from a checkpoint's `task`, as written by `about`; dropout is not stored.
 
-        What older checkpoints do not say of themselves they do not have.
+        A key that an older checkpoint lacks has its default.
         """
         return cls(**{name: task[name] for name in _IN_CHECKPOINTS if name in task})
 
     def about(self) -> dict[str, Any]:
-        """What has to be known to build the model again, as JSON."""
+        """Returns the fields that rebuild the model, as JSON."""
         return {name: getattr(self, name) for name in _IN_CHECKPOINTS}
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """The parts of `BertForTask` that are not trained."""
+        """Parts of `BertForTask` that are not trained."""
         return ("embeddings", "encoder") if self.features else ()
 
     @property
     def outputs(self) -> int:
-        """Numbers that the output layer gives, for a sequence or for a token."""
+        """Size of the output layer, per sequence or per token."""
         return 1 if self.kind == "choose" else self.size
 
     @property
     def is_of_tokens(self) -> bool:
-        """Whether every token has outputs of its own."""
+        """True if every token has its own outputs."""
         return self.kind in ("span", "tag")
 
 
@@ -77,11 +77,11 @@ _IN_CHECKPOINTS = ("kind", "size", "bilstm", "bilstm_layers", "features")
 
 
 class BertForTask(nnx.Module):
-    """Encoder, and a dense layer on each token or on the pooled sequence.
+    """Encoder with a dense layer on each token or on the pooled sequence.
 
-    A sequence is pooled as in pre-training, from the position that `cls_positions` names; on top of a BiLSTM it is the
-    two final states, and of a frozen encoder without one the features at that position. A frozen encoder has no
-    dropout. `fetch_layer` and the like: see `BertForPreTraining`.
+    A sequence is pooled as in pre-training, from the position in `cls_positions`. With a BiLSTM it is pooled to the two
+    final states; with a frozen encoder and no BiLSTM, to the features at that position. A frozen encoder has no
+    dropout. For `encoder.fetch_layer` see `Encoder`.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class BertForTask(nnx.Module):
         remat: str = "none",
         scan_layers: bool = True,
     ):
-        """`dtype` is what is computed in; parameters are fp32. The rest: see `Encoder`."""
+        """Initializes fp32 parameters; `dtype` is the type of the computation. For the rest see `Encoder`."""
         embeddings, encoder, pooler, bilstm, output = jax.random.split(key, 5)
         self.embeddings = Embeddings(config, key=embeddings)
         self.encoder = Encoder(config, key=encoder, attention=attention, remat=remat, scan_layers=scan_layers)
@@ -113,9 +113,9 @@ class BertForTask(nnx.Module):
         self.dtype = dtype
 
     def encode(self, batch: Mapping[str, jax.Array], keys: Key | None = None) -> jax.Array:
-        """What the head reads of the encoder: [B, L, D], or [B, L, 4 D] of four layers, the last one first.
+        """Computes the features that the head reads: [B, L, D], or [B, L, 4 D] of four layers, the last one first.
 
-        With keys [B] of the rows, dropout is on.
+        One key per row [B] turns dropout on.
         """
         features = self.head.features
         embeddings_key, encoder_key = split_keys(None if features else keys, 2)
@@ -131,13 +131,13 @@ class BertForTask(nnx.Module):
         return jnp.concatenate(chosen, axis=-1) if self.mix is None else self.mix(jnp.stack(chosen))
 
     def __call__(self, batch: Mapping[str, jax.Array], key: Key | None = None) -> jax.Array:
-        """fp32 outputs [B, outputs], or [B, L, outputs] of tokens, for the arrays that `BertForPreTraining` reads.
+        """Returns fp32 outputs [B, outputs], or [B, L, outputs] per token, for the inputs of `BertForPreTraining`.
 
-        With a key, or with keys [B] of the rows, dropout is on.
+        A key, or one key per row [B], turns dropout on.
         """
         if key is not None and not key.ndim:
             key = row_keys(key, jnp.arange(batch["input_ids"].shape[0]))
-        _, _, head_keys, bilstm_keys = split_keys(key, 4)  # the first two are those that `encode` makes of the same
+        _, _, head_keys, bilstm_keys = split_keys(key, 4)  # `encode` splits the first two from the same key
         x = self.encode(batch, key)
         if self.bilstm is not None:
             tokens, sequence = self.bilstm(x, batch["sequence_ids"] > 0, bilstm_keys)
@@ -150,13 +150,13 @@ class BertForTask(nnx.Module):
 
 
 class Output(nnx.Module):
-    """A dense layer to fp32."""
+    """Dense output layer in fp32."""
 
     def __init__(self, size: int, outputs: int, initializer_range: float, *, key: Key):
         self.kernel = parameter(truncated_normal(key, (size, outputs), initializer_range), "embed", None)
         self.bias = parameter(jnp.zeros(outputs, jnp.float32), None)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[..., D] to fp32 [..., outputs]."""
+        """Maps [..., D] to fp32 [..., outputs]."""
         kernel = self.kernel[...].astype(x.dtype)
         return jnp.einsum("...d,do->...o", x, kernel, preferred_element_type=jnp.float32) + self.bias[...]

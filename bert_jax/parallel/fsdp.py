@@ -1,8 +1,8 @@
-"""What happens inside `jax.shard_map` over the axes that rows are cut along.
+"""Fully sharded data parallelism inside a `jax.shard_map` over the batch axes.
 
-Each device works on its rows with the whole of each parameter; what is cut along `fsdp` is gathered where it is used,
-and its gradient comes back summed and cut. `tensor` stays with the compiler, which has to be told where a gathered
-parameter is still cut along it.
+Each device computes its rows with full parameters: those sharded along `fsdp` are all-gathered where they are used, and
+their gradients are reduce-scattered. `tensor` stays an auto axis of the compiler, which is told where a gathered
+parameter is still sharded along it.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,46 +18,46 @@ from bert_jax.parallel.mesh import BATCH_AXES
 
 
 def row_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
-    """The axes that rows are cut along: of `BATCH_AXES` those with more than one device.
+    """Returns the mesh axes that shard rows: those of `BATCH_AXES` with more than one device.
 
-    XLA fails on a sum over an axis of one device beside a larger automatic axis.
+    XLA fails on a psum over an axis of one device next to a larger auto axis.
     """
     return tuple(axis for axis in BATCH_AXES if mesh.shape[axis] > 1)
 
 
 def manual_spec(sharding: NamedSharding) -> PartitionSpec:
-    """Of an array's mesh axes those that rows are cut along as well."""
+    """Returns the batch axes in an array's PartitionSpec, which are the manual ones in `shard_map`."""
     axes = row_axes(sharding.mesh)
     return PartitionSpec(*(axis if axis in axes else None for axis in sharding.spec))
 
 
 def over_rows(body: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-    """`body` as each device does it, on its rows; "rows" among the specs' axes stands for what they are cut along."""
+    """Maps `body` over the shards of rows; "rows" in a spec stands for the mesh axes that shard rows."""
     axes = row_axes(mesh)
 
-    def spelled_out(spec: PartitionSpec) -> PartitionSpec:
+    def expand(spec: PartitionSpec) -> PartitionSpec:
         return PartitionSpec(*((axes or None) if axis == "rows" else axis for axis in spec))
 
     if not axes:
         return body
     is_spec = lambda node: isinstance(node, PartitionSpec)  # noqa: E731
-    in_specs, out_specs = jax.tree.map(spelled_out, (in_specs, out_specs), is_leaf=is_spec)
+    in_specs, out_specs = jax.tree.map(expand, (in_specs, out_specs), is_leaf=is_spec)
     return jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(axes))
 
 
-def _uncut(sharding: NamedSharding) -> tuple[str, ...]:
+def _replicated_axes(sharding: NamedSharding) -> tuple[str, ...]:
     return tuple(axis for axis in row_axes(sharding.mesh) if axis not in manual_spec(sharding))
 
 
-def vary(parameters: Parameters, shardings: Parameters) -> Parameters:
-    """Each device's own copies: their gradients are its own as well, and are not summed where they are computed."""
+def cast_to_varying(parameters: Parameters, shardings: Parameters) -> Parameters:
+    """Casts parameters to device-varying, so that autodiff inserts no psum for their gradients."""
     return jax.tree.map(
-        lambda value, sharding: jax.lax.pcast(value, _uncut(sharding), to="varying"), parameters, shardings
+        lambda value, sharding: jax.lax.pcast(value, _replicated_axes(sharding), to="varying"), parameters, shardings
     )
 
 
 def varying_zeros(mesh: Mesh, like: Any) -> Any:
-    """Zeros that each device adds to on its own."""
+    """Returns device-varying zeros with the shapes of `like`."""
     return jax.tree.map(
         lambda value: jax.lax.pcast(jnp.zeros(value.shape, value.dtype), row_axes(mesh), to="varying"), like
     )
@@ -66,32 +66,32 @@ def varying_zeros(mesh: Mesh, like: Any) -> Any:
 def sum_over_devices(
     gradients: Parameters, shardings: Parameters, targets: Parameters, reduce_dtype: jnp.dtype
 ) -> Parameters:
-    """Gradients of the global batch from those of each device's rows, added up in `reduce_dtype`.
+    """Reduces the gradients of each device's rows to those of the global batch, in `reduce_dtype`.
 
-    They come cut as `shardings` says. They leave as `targets` says, which may cut along `data` as well: a device then
-    gets the sum of its piece alone.
+    Inputs are sharded as `shardings`, outputs as `targets`, which may be sharded along `data` as well: that axis is
+    then reduce-scattered.
     """
 
     def total(value: jax.Array, sharding: NamedSharding, target: NamedSharding) -> jax.Array:
         have = manual_spec(sharding)
-        cut = [(dimension, axis) for dimension, axis in enumerate(manual_spec(target)) if axis not in (None, *have)]
-        if not cut and not _uncut(target):
+        cuts = [(dimension, axis) for dimension, axis in enumerate(manual_spec(target)) if axis not in (None, *have)]
+        if not cuts and not _replicated_axes(target):
             return value
 
         def reduce(x: jax.Array) -> jax.Array:
-            return jax.lax.psum(_scatter(x, cut), _uncut(target))
+            return jax.lax.psum(_scatter(x, cuts), _replicated_axes(target))
 
-        return _on_pieces(reduce, sharding)(value.astype(reduce_dtype)).astype(value.dtype)
+        return _on_tensor_shards(reduce, sharding)(value.astype(reduce_dtype)).astype(value.dtype)
 
     return jax.tree.map(total, gradients, shardings, targets)
 
 
-def _on_pieces(
+def _on_tensor_shards(
     collective: Callable[[jax.Array], jax.Array], sharding: NamedSharding
 ) -> Callable[[jax.Array], jax.Array]:
-    """`collective` of an array's pieces along `tensor`: left to itself XLA makes it whole first.
+    """Applies `collective` to an array's shards along `tensor`; otherwise XLA all-gathers it along `tensor` first.
 
-    All axes are manual in it then, without which XLA for CPUs dies of a sum in bfloat16.
+    All axes are manual inside. This also works around a crash of XLA:CPU in a bfloat16 psum with auto axes.
     """
     mesh, axes = sharding.mesh, row_axes(sharding.mesh)
     if not axes:
@@ -101,7 +101,7 @@ def _on_pieces(
 
 
 Cuts = Sequence[tuple[int, str]]
-"""(dimension, the mesh axis that it is cut along)."""
+"""Pairs of (dimension, the mesh axis that shards it)."""
 
 
 def _scatter(x: jax.Array, cuts: Cuts) -> jax.Array:
@@ -111,22 +111,22 @@ def _scatter(x: jax.Array, cuts: Cuts) -> jax.Array:
 
 
 def _gather(value: jax.Array, sharding: NamedSharding, dtype: jnp.dtype, reduce_dtype: jnp.dtype) -> jax.Array:
-    """The whole of a parameter, as `dtype`; its gradient is added up in `reduce_dtype` and cut again."""
+    """All-gathers a parameter as `dtype`; its gradient is reduce-scattered in `reduce_dtype`."""
     cuts = [(dimension, axis) for dimension, axis in enumerate(manual_spec(sharding)) if axis is not None]
     if not cuts:
         return value
 
-    def whole(x: jax.Array) -> jax.Array:
+    def all_gather(x: jax.Array) -> jax.Array:
         for dimension, axis in cuts:
             x = jax.lax.all_gather(x, axis, axis=dimension, tiled=True)
         return x
 
     @jax.custom_vjp
     def gather(x: jax.Array) -> jax.Array:
-        return _on_pieces(whole, sharding)(x.astype(dtype))
+        return _on_tensor_shards(all_gather, sharding)(x.astype(dtype))
 
     def backward(_: None, gradient: jax.Array) -> tuple[jax.Array]:
-        scatter = _on_pieces(lambda x: _scatter(x, cuts), sharding)
+        scatter = _on_tensor_shards(lambda x: _scatter(x, cuts), sharding)
         return (scatter(gradient.astype(reduce_dtype)).astype(value.dtype),)
 
     gather.defvjp(lambda x: (gather(x), None), backward)
@@ -136,28 +136,30 @@ def _gather(value: jax.Array, sharding: NamedSharding, dtype: jnp.dtype, reduce_
 def whole_model(
     graph: nnx.GraphDef, parameters: Parameters, shardings: Parameters, reduce_dtype: jnp.dtype
 ) -> Callable[..., Any]:
-    """The model of parameters that may be cut along `fsdp`: embeddings and heads are gathered here, each layer where
-    it runs, its matrices in the type that they are used in."""
+    """Builds the model from parameters that may be sharded along `fsdp`.
 
-    def outside_of_layers(value: jax.Array, sharding: NamedSharding) -> jax.Array:
+    Embeddings and heads are all-gathered here, each layer where it runs, its matrices in the type of the computation.
+    """
+
+    def gather(value: jax.Array, sharding: NamedSharding) -> jax.Array:
         return _gather(value, sharding, value.dtype, reduce_dtype)
 
-    whole = {
-        part: value if part == "encoder" else jax.tree.map(outside_of_layers, value, shardings[part])
+    gathered = {
+        part: value if part == "encoder" else jax.tree.map(gather, value, shardings[part])
         for part, value in parameters.items()
     }
-    model = nnx.merge(graph, whole)
-    of_layers = jax.tree_util.tree_leaves_with_path(shardings["encoder"]["layers"])
-    if any(any(manual_spec(sharding)) for _, sharding in of_layers):
+    model = nnx.merge(graph, gathered)
+    layer_shardings = jax.tree_util.tree_leaves_with_path(shardings["encoder"]["layers"])
+    if any(any(manual_spec(sharding)) for _, sharding in layer_shardings):
 
         def fetch_layer(layer: Any) -> Any:
             leaves, structure = jax.tree.flatten(layer)
-            gathered = []
-            for leaf, (path, sharding) in zip(leaves, of_layers, strict=True):
-                of_one = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+            full = []
+            for leaf, (path, sharding) in zip(leaves, layer_shardings, strict=True):
+                one_layer = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
                 dtype = model.dtype if path[-1].key.endswith("kernel") else leaf.dtype
-                gathered.append(_gather(leaf, of_one, dtype, reduce_dtype))
-            return jax.tree.unflatten(structure, gathered)
+                full.append(_gather(leaf, one_layer, dtype, reduce_dtype))
+            return jax.tree.unflatten(structure, full)
 
         model.encoder.fetch_layer = fetch_layer
     return model

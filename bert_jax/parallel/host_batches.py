@@ -1,4 +1,4 @@
-"""Batches from the hosts that make them onto the devices that read them."""
+"""Placement of host batches on devices."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,14 +11,14 @@ from bert_jax.parallel.sharding import batch_sharding
 
 
 def _columns_here(mesh: Mesh, batch_size: int, microbatches: int) -> np.ndarray:
-    """Which rows of a microbatch this process's devices work on: int64, ascending."""
+    """Returns the rows of a microbatch that are on this process's devices: int64, ascending."""
     shape = microbatches, batch_size // microbatches
     indices = batch_sharding(mesh).addressable_devices_indices_map(shape).values()
     return np.unique(np.concatenate([np.arange(shape[1])[index[1]] for index in indices if index is not None]))
 
 
 def rows_here(mesh: Mesh, batch_size: int, microbatches: int = 1) -> np.ndarray:
-    """Which rows of a batch this process has to make: int64, ascending. All of them where it is the only one."""
+    """Returns the rows of a batch that this process has to make: int64, ascending. A single process makes all."""
     columns = _columns_here(mesh, batch_size, microbatches)
     return (np.arange(microbatches)[:, None] * (batch_size // microbatches) + columns).reshape(-1)
 
@@ -26,9 +26,9 @@ def rows_here(mesh: Mesh, batch_size: int, microbatches: int = 1) -> np.ndarray:
 def put_batch(
     mesh: Mesh, batch: Mapping[str, Any], microbatches: int = 1, *, batch_size: int | None = None
 ) -> dict[str, jax.Array]:
-    """The rows that `rows_here` names, [R, ...], as their part of a batch [A, B / A, ...] on the mesh.
+    """Puts the rows from `rows_here`, [R, ...], on the mesh as their part of a batch [A, B / A, ...].
 
-    It is cut into microbatches on the host, where that costs nothing. B is `batch_size`, by default R.
+    The host splits it into microbatches, which is free there. B is `batch_size`, by default R.
     """
     rows = next(iter(batch.values())).shape[0]
     batch_size = rows if batch_size is None else batch_size
@@ -38,22 +38,22 @@ def put_batch(
     def put(entry: np.ndarray) -> jax.Array:
         here = entry.reshape(microbatches, len(columns), *entry.shape[1:])
 
-        def piece(index: Any) -> np.ndarray:
+        def shard(index: Any) -> np.ndarray:
             first, stop, _ = index[1].indices(length)
             start = int(np.searchsorted(columns, first))
             return here[:, start : start + stop - first]
 
-        return jax.make_array_from_callback((microbatches, length, *entry.shape[1:]), sharding, piece)
+        return jax.make_array_from_callback((microbatches, length, *entry.shape[1:]), sharding, shard)
 
-    with jax.transfer_guard("allow"):  # these are meant
+    with jax.transfer_guard("allow"):  # intended transfers
         return {name: put(entry) for name, entry in batch.items()}
 
 
 def put_everywhere(mesh: Mesh, tree: Any) -> Any:
-    """numpy arrays that all processes have alike, whole on every device."""
-    everywhere = NamedSharding(mesh, PartitionSpec())
+    """Replicates numpy arrays, which must be equal in all processes, on every device."""
+    replicated = NamedSharding(mesh, PartitionSpec())
 
     def put(entry: np.ndarray) -> jax.Array:
-        return jax.make_array_from_callback(np.shape(entry), everywhere, lambda _: np.asarray(entry))
+        return jax.make_array_from_callback(np.shape(entry), replicated, lambda _: np.asarray(entry))
 
     return jax.tree.map(put, tree)

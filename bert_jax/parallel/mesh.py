@@ -1,4 +1,4 @@
-"""The mesh of devices that a run spreads over, and the sizes that go with it."""
+"""The device mesh of a run, and checks of the sizes that it shards."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,28 +14,28 @@ from bert_jax.model import BertConfig
 MESH_AXES = ("data", "fsdp", "tensor")
 
 BATCH_AXES = ("data", "fsdp")
-"""What the rows of a batch are cut along."""
+"""The mesh axes that shard the rows of a batch."""
 
 
 def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh of `devices`, by default all; `config` is the `mesh` section, in which one -1 is filled in.
+    """Makes the mesh of `devices`, by default all; `config` is the `mesh` section, in which one -1 is inferred.
 
-    Where devices lie in several slices (TPU slices, or GPU nodes) `data` goes over the slow network between them, then
-    `fsdp`, and `tensor` never does. InputError for sizes that the devices and slices do not divide into.
+    With several slices (TPU slices, or GPU nodes) `data` spans the slow network between them, then `fsdp`, and `tensor`
+    never does. Raises InputError for sizes that do not match the devices and slices.
     """
     devices = jax.devices() if devices is None else devices
     sizes = {axis: config[axis] for axis in MESH_AXES}
     wanted = " x ".join(f"mesh.{axis}={size}" for axis, size in sizes.items())
     free = [axis for axis, size in sizes.items() if size == -1]
     if len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
-        raise InputError(f"{wanted}: sizes are at least 1, and one at the most may be -1")
+        raise InputError(f"{wanted}: sizes must be at least 1; at most one may be -1")
     fixed = math.prod(size for size in sizes.values() if size != -1)
     if free:
         if len(devices) % fixed:
-            raise InputError(f"{wanted}: {len(devices)} devices do not divide by {fixed}")
+            raise InputError(f"{wanted}: {len(devices)} devices are not divisible by {fixed}")
         sizes[free[0]] = len(devices) // fixed
     elif fixed != len(devices):
-        raise InputError(f"{wanted} is {fixed} devices, but there are {len(devices)}: set one of them to -1 to fill in")
+        raise InputError(f"{wanted}: needs {fixed} devices, got {len(devices)}; set one size to -1 to infer it")
     types = (AxisType.Auto,) * len(MESH_AXES)
     slices = len({getattr(device, "slice_index", None) for device in devices})
     if slices == 1:
@@ -45,27 +45,27 @@ def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -
     try:
         grid = mesh_utils.create_hybrid_device_mesh(within, between, devices, allow_split_physical_axes=True)
     except ValueError as error:  # slices of different sizes
-        raise InputError(f"{wanted} cannot be laid over {slices} slices: {error}") from error
+        raise InputError(f"{wanted}: cannot be laid over {slices} slices ({error})") from error
     return Mesh(grid, MESH_AXES, axis_types=types)
 
 
 def between_slices(sizes: Mapping[str, int], slices: int) -> tuple[int, int, int]:
-    """How many slices each axis spans: as many as divide it go to `data`, the rest to `fsdp`. InputError if none do."""
+    """Returns the slices that each axis spans: `data` as many as divide it, `fsdp` the rest. Or raises InputError."""
     data = math.gcd(sizes["data"], slices)
     fsdp = slices // data
     if sizes["fsdp"] % fsdp:
         wanted = " x ".join(f"mesh.{axis}={size}" for axis, size in sizes.items())
         raise InputError(
-            f"{wanted} cannot be laid over {slices} slices: mesh.data has to be a multiple of {slices}, or mesh.fsdp "
-            "of what is left of it; mesh.tensor stays within a slice"
+            f"{wanted}: cannot be laid over {slices} slices; mesh.data must be a multiple of {slices}, or mesh.fsdp a "
+            f"multiple of the remaining {fsdp}; mesh.tensor stays within a slice"
         )
     return data, fsdp, 1
 
 
 def fill_in_accumulation(mesh: Mesh, config: ConfigDict) -> ConfigDict:
-    """The config with, for a `gradient_accumulation` of -1, the fewest microbatches that `max_rows_per_device` allows.
+    """Infers `gradient_accumulation` from -1: the fewest microbatches that `max_rows_per_device` allows.
 
-    How many devices there are is known only here. InputError where the batch does not divide by them.
+    Returns the config, which needs the number of devices. Raises InputError if the batch is not divisible by it.
     """
     if config.gradient_accumulation != -1:
         return config
@@ -73,7 +73,7 @@ def fill_in_accumulation(mesh: Mesh, config: ConfigDict) -> ConfigDict:
     rows, left = divmod(config.global_batch_size, copies)
     if left:
         raise InputError(
-            f"global_batch_size={config.global_batch_size} does not divide by {copies} devices (mesh.data x mesh.fsdp)"
+            f"global_batch_size={config.global_batch_size} is not divisible by {copies} devices (mesh.data x mesh.fsdp)"
         )
     filled = config.copy_and_resolve_references()
     with filled.unlocked():
@@ -84,12 +84,12 @@ def fill_in_accumulation(mesh: Mesh, config: ConfigDict) -> ConfigDict:
 
 
 def check_divisibility(mesh: Mesh, model: BertConfig, global_batch_size: int, gradient_accumulation: int) -> None:
-    """InputError for sizes that the mesh does not divide, each with the key that says so."""
+    """Raises InputError, with the key, for a size that is not divisible by its mesh axes."""
     rows = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
     if global_batch_size < 1 or gradient_accumulation < 1 or global_batch_size % (rows * gradient_accumulation):
         raise InputError(
-            f"global_batch_size={global_batch_size} does not divide by gradient_accumulation={gradient_accumulation} x "
-            f"{rows} devices (mesh.data x mesh.fsdp): it has to be a multiple of {rows * gradient_accumulation}"
+            f"global_batch_size={global_batch_size} is not divisible by gradient_accumulation={gradient_accumulation} "
+            f"x {rows} devices (mesh.data x mesh.fsdp); use a multiple of {rows * gradient_accumulation}"
         )
     for name, size, axis in (
         ("hidden_size", model.hidden_size, "fsdp"),
@@ -98,4 +98,4 @@ def check_divisibility(mesh: Mesh, model: BertConfig, global_batch_size: int, gr
         ("vocab_size (padded)", model.padded_vocab_size, "tensor"),
     ):
         if size % mesh.shape[axis]:
-            raise InputError(f"model.{name}={size} does not divide by mesh.{axis}={mesh.shape[axis]}")
+            raise InputError(f"model.{name}={size} is not divisible by mesh.{axis}={mesh.shape[axis]}")

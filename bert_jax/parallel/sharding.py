@@ -1,4 +1,4 @@
-"""Where parameters, optimizer state and batches lie: the one table from the model's logical axes to the mesh's."""
+"""Shardings of parameters, optimizer state and batches, by one table from logical axes to mesh axes."""
 
 from typing import Any
 
@@ -21,44 +21,46 @@ RULES: dict[str, str | None] = {
 
 
 def partition_spec(logical_axes: tuple[str | None, ...]) -> PartitionSpec:
-    """The mesh axes of a parameter; a mesh axis used twice is a mistake in the model or the table."""
+    """Maps a parameter's logical axes to mesh axes. Raises ValueError if a mesh axis is used twice."""
     axes = [RULES[name] if name is not None else None for name in logical_axes]
     used = [axis for axis in axes if axis is not None]
     if len(used) != len(set(used)):
-        raise ValueError(f"{logical_axes} map to {axes}: a mesh axis can cut one dimension only")
+        raise ValueError(
+            f"logical axes {logical_axes} map to mesh axes {axes}: a mesh axis can shard only one dimension"
+        )
     return PartitionSpec(*axes)
 
 
 def parameter_shardings(mesh: Mesh, logical_axes: Parameters) -> Parameters:
-    """A `NamedSharding` for every parameter; `logical_axes` is the tree that `abstract_parameters` gives."""
+    """Returns a `NamedSharding` for every parameter; `logical_axes` is the tree from `abstract_parameters`."""
     return jax.tree.map(
         lambda axes: NamedSharding(mesh, partition_spec(axes)), logical_axes, is_leaf=lambda x: isinstance(x, tuple)
     )
 
 
-def cut_along_data(parameters: Parameters, shardings: Parameters) -> Parameters:
-    """ZeRO stage 1 (Rajbhandari et al. 2020, arXiv:1910.02054): shardings of moments, each device along `data` its own.
+def shard_along_data(parameters: Parameters, shardings: Parameters) -> Parameters:
+    """Shards moments along `data` as well: ZeRO stage 1 (Rajbhandari et al. 2020, arXiv:1910.02054).
 
-    Each parameter's is that of the parameter, cut along `data` as well: in its longest dimension that is whole and
-    divides. What has none, small biases on large meshes, stays as it is.
+    `data` shards the longest dimension that is not sharded yet and is divisible by its size. A parameter without such a
+    dimension, like a small bias on a large mesh, keeps its sharding.
     """
 
-    def cut(parameter: jax.ShapeDtypeStruct, sharding: NamedSharding) -> NamedSharding:
+    def shard(parameter: jax.ShapeDtypeStruct, sharding: NamedSharding) -> NamedSharding:
         count = sharding.mesh.shape["data"]
         axes = list(sharding.spec) + [None] * (len(parameter.shape) - len(sharding.spec))
-        whole = [i for i, axis in enumerate(axes) if axis is None or sharding.mesh.shape[axis] == 1]
-        able = [i for i in whole if parameter.shape[i] % count == 0]
-        if count > 1 and able:
-            axes[max(able, key=lambda i: parameter.shape[i])] = "data"
+        unsharded = [i for i, axis in enumerate(axes) if axis is None or sharding.mesh.shape[axis] == 1]
+        divisible = [i for i in unsharded if parameter.shape[i] % count == 0]
+        if count > 1 and divisible:
+            axes[max(divisible, key=lambda i: parameter.shape[i])] = "data"
         return NamedSharding(sharding.mesh, PartitionSpec(*axes))
 
-    return jax.tree.map(cut, parameters, shardings)
+    return jax.tree.map(shard, parameters, shardings)
 
 
 def like_parameters(mesh: Mesh, tree: Any, parameters: Parameters, shardings: Parameters) -> Any:
-    """Shardings for `tree`: its parts that are trees like `parameters` get `shardings`, all else is replicated.
+    """Returns shardings for `tree`: subtrees with the structure of `parameters` get `shardings`, others are replicated.
 
-    This is how optimizer moments come to lie beside the parameters they belong to.
+    It puts optimizer moments on the devices of their parameters.
     """
     structure: Any = jax.tree.structure(parameters)
 
@@ -72,5 +74,5 @@ def like_parameters(mesh: Mesh, tree: Any, parameters: Parameters, shardings: Pa
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Of every batch entry [A, B / A, ...]: microbatches whole, rows over data and fsdp."""
+    """Returns the sharding of a batch entry [A, B / A, ...]: rows are sharded along data and fsdp, microbatches not."""
     return NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))

@@ -1,4 +1,4 @@
-"""Logs errors of background threads: our own, not those that are raised again where a result is wanted."""
+"""Logs errors of background threads, except those that a library re-raises in the caller."""
 
 import logging
 import sys
@@ -8,16 +8,16 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-_RAISED_AGAIN = {"orbax", "tensorstore"}
-"""Libraries whose threads fail with an error that is raised again where their result is wanted."""
+_RERAISING = {"orbax", "tensorstore"}
+"""Libraries that re-raise the errors of their threads in the caller that waits for the result."""
 
 
 def show_background_errors() -> None:
-    """Logs what ends a thread, with its traceback, but for an error of Orbax or TensorStore.
+    """Logs an error that ends a thread, with its traceback, except for errors of Orbax and TensorStore.
 
-    Printed from the thread as well, some hundred lines of traceback would bury the one line that says what to do.
+    Those are re-raised: a hundred lines of traceback from the thread would bury the one line with the fix.
     """
-    for name in ("absl", "asyncio"):  # asyncio's: of tasks beside the one whose error was raised
+    for name in ("absl", "asyncio"):  # asyncio logs errors of tasks other than the one that raised
         logging.getLogger(name).setLevel(logging.CRITICAL)
     threading.excepthook = _thread_ended
     sys.unraisablehook = lambda args: log.debug("%s", args.exc_value)
@@ -33,9 +33,9 @@ def _thread_ended(args: threading.ExceptHookArgs) -> None:
     if args.exc_type is SystemExit or args.exc_value is None:
         return
     modules = {frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(args.exc_traceback)}
-    is_raised_again = any(module.partition(".")[0] in _RAISED_AGAIN for module in modules)
+    is_reraised = any(module.partition(".")[0] in _RERAISING for module in modules)
     name = args.thread.name if args.thread else "unknown"
     log.log(
-        logging.DEBUG if is_raised_again else logging.ERROR, "thread %s has ended: %s: %s",
+        logging.DEBUG if is_reraised else logging.ERROR, "Thread %s has ended with %s: %s",
         name, args.exc_type.__name__, args.exc_value, exc_info=args.exc_value,
     )  # fmt: skip

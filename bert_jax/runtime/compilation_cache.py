@@ -1,4 +1,4 @@
-"""Compiled programs that the runs of a search share: they differ in seeds and learning rates, which are arguments."""
+"""Compilation cache that the runs of a search share: seeds and learning rates are arguments of the programs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,15 +12,15 @@ FOLDER = "programs"
 
 @contextmanager
 def shared_programs(folder: epath.Path) -> Iterator[None]:
-    """Keeps in `folder` what is compiled from here on, and takes from there what has been compiled before.
+    """Writes compiled programs to a cache in `folder` and reads them from it.
 
-    Nothing where JAX has such a folder already, as by JAX_COMPILATION_CACHE_DIR.
+    Does nothing if JAX has a cache folder already, such as from JAX_COMPILATION_CACHE_DIR.
     """
     if jax.config.values["jax_compilation_cache_dir"]:
         yield
         return
     jax.config.update("jax_compilation_cache_dir", str(folder / FOLDER))
-    compilation_cache.reset_cache()  # JAX looks for it once
+    compilation_cache.reset_cache()  # JAX reads the setting once
     try:
         yield
     finally:

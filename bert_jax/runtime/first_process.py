@@ -1,8 +1,7 @@
-"""Notices at once that process 0 is gone, by a connection to the coordination service that it serves.
+"""Watch over process 0: detects its end at once, by a connection to its coordination service.
 
-JAX's client notices it as well, prints a page of C++ and aborts the process, without asking Python. So that the abort
-does not come first, every abort is held up for some seconds. It is not changed otherwise: what aborts for another
-reason ends by SIGABRT, as always.
+JAX's client detects it as well, prints a page of C++ messages and aborts the process without returning to Python. To
+log first, every abort is delayed by some seconds. An abort for another reason still ends the process by SIGABRT.
 """
 
 import ctypes
@@ -27,52 +26,55 @@ _LIBC.signal.argtypes, _LIBC.signal.restype = (ctypes.c_int, ctypes.c_void_p), c
 
 
 def _set_abort_handler(handler: int | None) -> int | None:
-    """Sets the address of a C function that SIGABRT calls with its number, None for none. Returns the one before."""
+    """Sets the address of the C function that handles SIGABRT, None for the default. Returns the previous one."""
     return _LIBC.signal(int(signal.SIGABRT), handler)
 
 
 class FirstProcessWatch:
-    """Ends this process with status 1 and a line when process 0 is gone or silent, until it is closed."""
+    """Ends this process with a log line and status 1 when process 0 has ended or is silent, until closed."""
 
     def __init__(
         self, address: str, silence: Callable[[], float], *, patience: float, advice: str,
         leave: Callable[[int], Any] = os._exit,
     ):  # fmt: skip
-        """`address` is HOST:PORT of the service, `silence` how many seconds ago it has answered, `patience` the limit.
+        """Starts watching the service at `address`, HOST:PORT.
 
-        The line ends with `advice`. `leave` ends the process with a status, at once.
+        `silence` returns the seconds since its last answer, `patience` is the limit in seconds. The log line ends with
+        `advice`. `leave` ends the process with a status, at once.
         """
         host, _, port = address.rpartition(":")
         self._address = host.strip("[]"), int(port)
         self._silence, self._patience, self._advice, self._leave = silence, patience, advice, leave
         self._closed = threading.Event()
-        self._abort_handler = _set_abort_handler(ctypes.cast(_LIBC.sleep, ctypes.c_void_p).value)  # for SIGABRT, 6, s
+        self._abort_handler = _set_abort_handler(
+            ctypes.cast(_LIBC.sleep, ctypes.c_void_p).value
+        )  # sleeps for SIGABRT = 6 seconds
         self._thread = threading.Thread(target=self._watch, name="first-process", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Watches no longer."""
+        """Stops watching."""
         self._closed.set()
         _set_abort_handler(self._abort_handler)
 
     def _watch(self) -> None:
-        is_known = False
+        was_connected = False
         while not self._closed.is_set():
             try:
                 connection = socket.create_connection(self._address, timeout=_CONNECT_SECONDS)
             except OSError as error:
-                if is_known and isinstance(error, ConnectionRefusedError):  # its port is closed: nobody serves it
-                    self._end("is gone")
-                log.debug("process 0 cannot be watched: %s", error)
+                if was_connected and isinstance(error, ConnectionRefusedError):  # the port is closed: the process ended
+                    self._end("has ended")
+                log.debug("Cannot connect to process 0: %s", error)
                 self._end_if_silent()
                 self._closed.wait(_LOOK_SECONDS)
                 continue
-            is_known = True
+            was_connected = True
             with connection:
                 self._wait_for_end(connection)
 
     def _wait_for_end(self, connection: socket.socket) -> None:
-        """Returns when the other end closes the connection, as it does after minutes in which nothing is asked."""
+        """Returns when the service closes the connection, which it does after some idle minutes."""
         connection.settimeout(_LOOK_SECONDS)
         while not self._closed.is_set():
             try:
@@ -85,11 +87,11 @@ class FirstProcessWatch:
 
     def _end_if_silent(self) -> None:
         if self._silence() > self._patience:
-            self._end(f"has been silent for {self._silence():.0f} s and counts as lost")
+            self._end(f"has not answered for {self._silence():.0f} s and counts as lost")
 
-    def _end(self, what: str) -> None:
+    def _end(self, reason: str) -> None:
         if self._closed.is_set():
             return
         self._closed.set()
-        log.error("process 0 %s: %s", what, self._advice)
+        log.error("Process 0 %s: %s", reason, self._advice)
         self._leave(BertJaxError.exit_status)

@@ -1,8 +1,8 @@
-"""What the processes of a run tell each other apart from the work: that they are alive, and why one has failed.
+"""Heartbeats and failure propagation between the processes of a run.
 
-A collective waits for ever for a process that is gone. Each process therefore says every few seconds that it is alive,
-in the key-value store that JAX's coordination service keeps in process 0, and process 0 says in the same place which
-one has fallen silent. All of the others then end, each with a line that says why.
+A collective waits forever for a process that has ended. Each process therefore writes a heartbeat every few seconds to
+the key-value store of JAX's coordination service, which process 0 hosts. Process 0 writes a failure there for a process
+without heartbeats. All other processes then end, each with a log line that gives the reason.
 """
 
 import json
@@ -18,14 +18,14 @@ from bert_jax.runtime.ticker import Ticker
 
 log = logging.getLogger(__name__)
 
-AGAIN = "start the run again, it goes on from its newest checkpoint"
+RESTART_ADVICE = "rerun the same command; it resumes from the newest checkpoint"
 _EVERY_SECONDS = 5.0
-PATIENCE_SECONDS = 30.0  # of silence before a process counts as lost
-_LINGER_SECONDS = 15.0  # that process 0, which has the store, waits for the others to read why it ends
+PATIENCE_SECONDS = 30.0  # without a heartbeat before a process counts as lost
+_LINGER_SECONDS = 15.0  # that process 0, which hosts the store, waits for the others to read the reason
 
 
 class Store(Protocol):
-    """What is used of JAX's client of the coordination service."""
+    """The methods in use of JAX's client of the coordination service."""
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None: ...
     def key_value_try_get(self, key: str) -> str: ...
@@ -41,63 +41,63 @@ _LEFT = "bert_jax/left"
 
 
 class Peers:
-    """Watches the other processes until it is closed, and ends this one when one of them is lost or has failed."""
+    """Watches the other processes until closed, and ends this one when another is lost or has failed."""
 
     def __init__(
         self, store: Store, number: int, count: int, *,
         leave: Callable[[int], Any] = os._exit,
         every: float = _EVERY_SECONDS, patience: float = PATIENCE_SECONDS, linger: float = _LINGER_SECONDS,
     ):  # fmt: skip
-        """This is process `number` of `count`. `leave` ends the process with a status, at once."""
+        """Starts the heartbeats of process `number` of `count`. `leave` ends the process with a status, at once."""
         self._store, self._number, self._count = store, number, count
         self._leave, self._patience, self._linger = leave, patience, linger
-        self._me = {"host": socket.gethostname(), "pid": os.getpid()}
+        self._identity = {"host": socket.gethostname(), "pid": os.getpid()}
         self._beats = 0
         self._answered_at = time.monotonic()
-        self._heard: dict[int, tuple[str, float]] = {}  # what each process has said last, and since when
+        self._heard: dict[int, tuple[str, float]] = {}  # last heartbeat of each process, and when it was first seen
         self._beat()
         self._ticker = Ticker(self._watch, every, "peers")
 
     def silence(self) -> float:
-        """Returns how many seconds ago process 0 has answered last."""
+        """Returns the seconds since the last answer of process 0."""
         return time.monotonic() - self._answered_at
 
     def report(self, status: int, message: str) -> None:
-        """Tells the others that this process ends with `status`, and why. The first to say so is the one that counts.
+        """Reports to the others that this process ends with `status`, and why. Only the first report counts.
 
-        Process 0 waits a while for them to read it: the store goes with it.
+        Process 0 waits a while for them to read it, because the store ends with it.
         """
         self._ticker.close()
-        self._say({"status": status, "message": message, "number": self._number, **self._me})
+        self._report_failure({"status": status, "message": message, "number": self._number, **self._identity})
         self._wait_for_others()
 
     def close(self) -> None:
-        """This process is done, and will be silent."""
+        """Marks this process as done and ends its heartbeats."""
         self._ticker.close()
         self._beat(done=True)
 
     def _beat(self, *, done: bool = False) -> None:
         self._beats += 1
-        said = json.dumps({**self._me, "beats": self._beats, "done": done})
-        self._store.key_value_set(_alive(self._number), said, allow_overwrite=True)
+        heartbeat = json.dumps({**self._identity, "beats": self._beats, "done": done})
+        self._store.key_value_set(_alive(self._number), heartbeat, allow_overwrite=True)
 
     def _watch(self) -> None:
         try:
             self._beat()
             failure = self._failure() or (self._lost() if self._number == 0 else None)
-        except Exception as error:  # of the store, which process 0 has
-            log.debug("process 0 does not answer: %s", error)  # `FirstProcessWatch` sees to that
+        except Exception as error:  # of the store, which process 0 hosts
+            log.debug("Process 0 does not answer: %s", error)  # `FirstProcessWatch` handles that
             return
         self._answered_at = time.monotonic()
         if failure is None:
             return
-        who = f"process {failure['number']} ({failure['host']}, pid {failure['pid']})"
-        log.error("%s %s", who, failure["message"])
-        self._wait_for_others(but=1 if failure.get("lost") else 0)
+        sender = f"Process {failure['number']} ({failure['host']}, pid {failure['pid']})"
+        log.error("%s %s", sender, failure["message"])
+        self._wait_for_others(lost=1 if failure.get("lost") else 0)
         self._leave(failure["status"])
 
     def _failure(self) -> dict[str, Any] | None:
-        """What a process has said of its end; nothing where none has."""
+        """Reads the first reported failure, or None."""
         try:
             return json.loads(self._store.key_value_try_get(_FAILURE))
         except Exception as error:
@@ -105,38 +105,38 @@ class Peers:
                 return None
             raise
 
-    def _say(self, failure: dict[str, Any]) -> None:
+    def _report_failure(self, failure: dict[str, Any]) -> None:
         try:
             self._store.key_value_set(_FAILURE, json.dumps(failure))
         except Exception as error:
-            log.debug("the others are not told: %s", error)  # another was first, or process 0 is gone
+            log.debug("Failure was not reported: %s", error)  # another was first, or process 0 has ended
 
     def _lost(self) -> dict[str, Any] | None:
-        """The failure that a process's silence is, told to the others."""
+        """Finds a process without heartbeats, and reports it as a failure."""
         now = time.monotonic()
-        for key, said in self._store.key_value_dir_get("bert_jax/alive/"):
+        for key, heartbeat in self._store.key_value_dir_get("bert_jax/alive/"):
             number = int(key.rsplit("/", 1)[-1])
-            if said != self._heard.get(number, ("", now))[0]:
-                self._heard[number] = said, now
+            if heartbeat != self._heard.get(number, ("", now))[0]:
+                self._heard[number] = heartbeat, now
             silence = now - self._heard[number][1]
-            about = json.loads(said)
-            if number and not about["done"] and silence > self._patience:
-                message = f"has been silent for {silence:.0f} s and counts as lost: {AGAIN}"
+            sender = json.loads(heartbeat)
+            if number and not sender["done"] and silence > self._patience:
+                message = f"sent no heartbeat for {silence:.0f} s and counts as lost: {RESTART_ADVICE}"
                 failure = {
-                    **about, "number": number, "status": BertJaxError.exit_status, "message": message, "lost": True
+                    **sender, "number": number, "status": BertJaxError.exit_status, "message": message, "lost": True
                 }  # fmt: skip
-                self._say(failure)
+                self._report_failure(failure)
                 return failure
         return None
 
-    def _wait_for_others(self, but: int = 0) -> None:
-        """Says that this process goes; process 0 goes last, `but` for so many that will not be heard of again."""
+    def _wait_for_others(self, lost: int = 0) -> None:
+        """Announces the end of this process; process 0 waits for all but `lost` processes."""
         try:
             self._store.key_value_set(f"{_LEFT}/{self._number}", "", allow_overwrite=True)
             end = time.monotonic() + self._linger
             while self._number == 0 and time.monotonic() < end:
-                if len(self._store.key_value_dir_get(f"{_LEFT}/")) >= self._count - but:
+                if len(self._store.key_value_dir_get(f"{_LEFT}/")) >= self._count - lost:
                     return
                 time.sleep(0.1)
         except Exception as error:
-            log.debug("process 0 is gone: %s", error)
+            log.debug("Process 0 has ended: %s", error)

@@ -1,8 +1,8 @@
-"""A workdir is one run's at a time: the run that holds its lease says so every few seconds, in a file in it.
+"""Lease of a workdir: one run holds it at a time and renews it every few seconds, in a file in the workdir.
 
-A lease outlives a run that was killed. It is known to be nobody's at once where its process was of this machine and is
-gone, and otherwise when nobody has renewed it for a while: clocks of different machines are not compared. A run that
-could not renew it for as long, because it was frozen or the network was gone, writes nothing before it has.
+A lease outlives a killed run. It is taken over at once if its process was on this machine and has ended, and otherwise
+when it has not been renewed for a while; clocks of different machines are not compared. A run that could not renew its
+lease for as long, because it was frozen or the network was down, renews it before it writes anything.
 """
 
 import json
@@ -26,43 +26,43 @@ log = logging.getLogger(__name__)
 LEASE_FILE = "lease.json"
 RENEW_SECONDS = 10.0
 STALE_SECONDS = 30.0  # without a renewal
-_FILE_BYTES = 1024  # always as many, so that a renewal in place leaves nothing of the content before it
+_FILE_BYTES = 1024  # fixed size, so that a renewal in place overwrites the previous content
 _TYPES = {"host": str, "pid": int, "machine": str, "started": str, "token": str, "renewed": int}
-_TRIES = 5  # to take a lease that changes hands meanwhile
+_TRIES = 5  # to take a lease that changes hands in the meantime
 
 
 def _machine() -> str:
-    """What tells process ids apart: the machine since its start, and the container in it."""
+    """Identifies the scope of process ids: this boot of the machine, and the container."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return socket.gethostname()
 
 
 def _started(pid: int) -> str:
-    """When a process of this machine started, "" where there is none: process ids are used again."""
+    """Returns the start time of a process of this machine, "" if it does not exist: process ids are reused."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
-        return stat.rsplit(")", 1)[1].split()[19]  # in ticks since the machine's start
+        return stat.rsplit(")", 1)[1].split()[19]  # clock ticks since boot
     except OSError:
         pass
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return ""
-    except OSError:  # it is there, and another user's
+    except OSError:  # it exists and belongs to another user
         pass
     return "" if Path("/proc/self/stat").exists() else "unknown"
 
 
 def _now() -> float:
-    """Seconds that go on while the process or the whole machine is suspended."""
+    """Returns seconds of a clock that continues while the process or the machine is suspended."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Lease:
-    """The workdir is this process's until `close`; InputError where it is another's."""
+    """Holds the lease of a workdir until `close`. Raises InputError if another run holds it."""
 
     def __init__(self, folder: epath.Path, *, renew: float = RENEW_SECONDS, stale: float = STALE_SECONDS):
         self._path = folder / LEASE_FILE
@@ -73,44 +73,48 @@ class Lease:
             "host": socket.gethostname(), "pid": pid, "machine": _machine(), "started": _started(pid),
             "token": uuid.uuid4().hex, "renewed": 0,
         }  # fmt: skip
-        self._lost = ""  # why the workdir is no longer this process's
-        self._lock = threading.Lock()  # of renewals
+        self._lost = ""  # why this process no longer holds the lease
+        self._lock = threading.Lock()  # for renewals
         self._renewed_at = _now()
         self._take()
         self._ticker = Ticker(self._renew, renew, "lease")
 
     def check(self) -> None:
-        """Raises BertJaxError where another run has taken the workdir, as it may when this one was frozen for long.
+        """Raises BertJaxError if another run has taken over the lease, such as while this one was frozen.
 
-        Renews the lease first where that was not done for so long that another run may take it.
+        Renews the lease first if it is so old that another run may take it over.
         """
         if _now() - self._renewed_at > self._stale:
             self.confirm()
         if self._lost:
-            raise BertJaxError(f"{self._lost}: nothing more is written there from here")
+            raise BertJaxError(f"{self._lost}; this run ends and writes nothing more there")
 
     def confirm(self) -> None:
-        """Renews the lease now, before something large is written or deleted. Raises BertJaxError where it cannot."""
+        """Renews the lease now, before something large is written or deleted. Raises BertJaxError if it cannot."""
         try:
             self._renew()
         except Exception as error:
             silent = _now() - self._renewed_at
             raise BertJaxError(
                 f"{self._path} could not be renewed for {silent:.0f} s ({type(error).__name__}: {error}), and another "
-                "run may take the workdir: nothing more is written there from here; start the run again"
+                "run may take over the workdir; this run ends and writes nothing more there; rerun the command"
             ) from error
         if self._lost:
-            raise BertJaxError(f"{self._lost}: nothing more is written there from here")
+            raise BertJaxError(f"{self._lost}; this run ends and writes nothing more there")
 
     def close(self) -> None:
-        """Gives the workdir free."""
+        """Releases the lease."""
         self._ticker.close()
         if self._lost:
             return
         try:
             self._file.release(self._is_mine)
         except Exception as error:
-            log.warning("%s could not be deleted (%s): the next run here will wait for it", self._path, error)
+            log.warning(
+                "Lease %s could not be deleted (%s); the next run in this workdir will wait for it to expire",
+                self._path,
+                error,
+            )
 
     def _content(self) -> bytes:
         return json.dumps(self._mine, indent=2).encode().ljust(_FILE_BYTES - 1) + b"\n"
@@ -146,21 +150,26 @@ class Lease:
                 self._file.renew(self._is_mine, self._content())
             except FileExistsError:
                 by = _name(_holder(self._file.read()))
-                self._lost = f"{self._path.parent} was taken over by {by}, which heard nothing of this run for a while"
+                self._lost = (
+                    f"{self._path.parent} was taken over by {by}, because this run did not renew its lease for a while"
+                )
             except FileNotFoundError:
                 self._lost = f"{self._path.parent} was deleted"
             else:
                 self._renewed_at = began
 
     def _check_gone(self, found: Found) -> None:
-        """Returns once the holder is known to be gone; InputError while it is there."""
+        """Returns once the holder has ended or its lease has expired. Raises InputError if it is alive."""
         holder = _holder(found)
         if holder is not None and holder["machine"] == self._mine["machine"]:
             if holder["started"] == _started(holder["pid"]):
                 raise self._refusal(found)
-            log.info("the run that had %s, %s, is gone", self._path.parent, _name(holder))
+            log.info("Lease of %s was held by %s, which has ended; taking over", self._path.parent, _name(holder))
             return
-        log.info("%s has a lease of %s: %.0f s to see if it is renewed", self._path.parent, _name(holder), self._stale)
+        log.info(
+            "Workdir %s is locked by %s; waiting %.0f s for the lease to expire",
+            self._path.parent, _name(holder), self._stale,
+        )  # fmt: skip
         end = time.monotonic() + self._stale
         while time.monotonic() < end:
             time.sleep(min(1.0, self._stale / 10))
@@ -168,17 +177,17 @@ class Lease:
                 if now is None:
                     return
                 raise self._refusal(now)
-        log.info("it was not: %s is gone", _name(holder))
+        log.info("Lease of %s, held by %s, expired; taking over", self._path.parent, _name(holder))
 
     def _refusal(self, found: Found | None) -> InputError:
         return InputError(
-            f"--workdir: {self._path.parent} is in use by another run, {_name(_holder(found))}: wait for it or stop "
+            f"--workdir={self._path.parent}: is in use by another run, {_name(_holder(found))}; wait for it or stop "
             "it, or choose another folder"
         )
 
 
 def _holder(found: Found | None) -> dict[str, Any] | None:
-    """Returns what the file says of its holder, None where it cannot be read: it is damaged, or being written."""
+    """Parses the holder in the file; None if the file is damaged or being written."""
     try:
         holder = json.loads(found.content) if found else None
     except (ValueError, RecursionError):

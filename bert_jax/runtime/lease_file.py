@@ -1,14 +1,14 @@
-"""A small file that one of several contenders creates and takes over, on a disk or in Google Cloud Storage.
+"""Lock file that exactly one of several contenders creates or takes over, on a disk or in Google Cloud Storage.
 
-What holds, whoever else does what at the same time:
+Guarantees under concurrent access:
 
 - `create` succeeds for one contender: O_EXCL on a disk (NFS version 3 or later included), generation 0 in the store.
-- `take_over` succeeds for one contender, and only while the file is what that one has read.
-- `renew` and `release` never touch the file of another.
+- `take_over` succeeds for one contender, and only if the file has not changed since that one read it.
+- `renew` and `release` never change the file of another holder.
 
-The store checks generations itself. On a disk `take_over` renames the file first, looks whether it is the one that was
-read, and puts it back if not. In that moment, which takes a holder that was silent for long and renews right then, a
-third contender may create the file; the holder is told so by its next `renew`.
+The store checks generations itself. On a disk `take_over` renames the file first, compares it with the one that was
+read, and puts it back if it differs. This takes a holder that was silent for long and renews at that moment. A third
+contender may then create the file; the holder detects that in its next `renew`.
 """
 
 import os
@@ -26,33 +26,33 @@ from bert_jax.files import remote
 
 @dataclass(frozen=True)
 class Found:
-    """The content that was read, and in a store its generation."""
+    """Content that was read, and its generation in a store."""
 
     content: bytes
     generation: str = ""
 
 
 class LeaseFile(Protocol):
-    """Each method that writes raises FileExistsError where the file has become another's."""
+    """Interface of a lock file. Methods that write raise FileExistsError if another holder has the file."""
 
     def read(self) -> Found | None:
-        """Returns the file, None where there is none."""
+        """Reads the file; None if it does not exist."""
 
     def create(self, content: bytes) -> None:
-        """Makes the file where there is none."""
+        """Creates the file, which must not exist."""
 
     def take_over(self, found: Found, content: bytes) -> None:
-        """Replaces the file where it is what was `found`."""
+        """Replaces the file if it is unchanged since it was `found`."""
 
     def renew(self, is_mine: Callable[[Found], bool], content: bytes) -> None:
-        """Replaces the content where it is the caller's, or makes the file again where it is gone."""
+        """Replaces the content if the caller holds the file; recreates a deleted file."""
 
     def release(self, is_mine: Callable[[Found], bool]) -> None:
-        """Deletes the file where it is the caller's."""
+        """Deletes the file if the caller holds it."""
 
 
 def open_lease_file(path: epath.Path) -> LeaseFile:
-    """Returns the file at a path, which does not have to exist."""
+    """Returns the lock file at a path, which does not have to exist."""
     return _ObjectInStore(path) if remote.is_remote(path) else _FileOnDisk(Path(os.fspath(path)))
 
 
@@ -81,7 +81,7 @@ class _FileOnDisk:
         try:
             os.rename(self._path, aside)
         except FileNotFoundError:
-            raise FileExistsError(f"{self._path} has gone or changed hands") from None
+            raise FileExistsError(f"{self._path} was deleted or changed hands") from None
         if aside.read_bytes() != found.content:
             self._put_back(aside)
             raise FileExistsError(f"{self._path} has changed hands")
@@ -106,7 +106,7 @@ class _FileOnDisk:
         try:
             if not is_mine(Found(os.pread(file, 1 << 20, 0))):
                 raise FileExistsError(f"{self._path} has changed hands")
-            _write(file, content)  # in place: if this is no longer the file of that name, it is nobody's
+            _write(file, content)  # in place: if the path now names another file, nobody reads this one
             ours, there = os.fstat(file), os.stat(self._path)
             if (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino):
                 raise FileExistsError(f"{self._path} has changed hands")
@@ -125,7 +125,7 @@ def _write(file: int, content: bytes) -> None:
 
 
 class _ObjectInStore:
-    """Every write says which generation it replaces, 0 for none, and the store refuses it where that has changed."""
+    """Lock file in a store. Each write names the generation to replace, 0 for none; the store refuses a stale one."""
 
     def __init__(self, path: epath.Path):
         self._path = path
@@ -175,7 +175,7 @@ class _ObjectInStore:
                 )  # fmt: skip
             except FileExistsError:
                 found = self.read()
-                if found is None or found.content != content:  # else an answer was lost, and the request repeated
+                if found is None or found.content != content:  # otherwise the answer was lost and the request retried
                     raise
 
         remote.patiently(self._path, put)

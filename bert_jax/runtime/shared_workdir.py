@@ -1,4 +1,4 @@
-"""Whether the processes of a run see one workdir, or each a folder of its own that has the same name."""
+"""Check that all processes of a run see one workdir, not different folders with the same path."""
 
 import socket
 import time
@@ -13,16 +13,16 @@ from bert_jax.errors import InputError
 from bert_jax.files import remote
 
 WAIT_SECONDS = 5.0
-"""For a file of another host to be seen: a network's file system remembers for some seconds what was not there."""
+"""Time until another host's file must be visible: network file systems cache missing files for some seconds."""
 
 _TOKEN = ".shared-check-"
 _NAME_BYTES = 256
 
 
 def check_shared(folder: epath.Path) -> None:
-    """InputError, in all processes, where a local workdir is not the same folder for all; all have to call it.
+    """Raises InputError in all processes if a local workdir is not one shared folder; all have to call it.
 
-    Checkpoints would be in pieces, a host's in each folder, and a run could not go on from them.
+    Otherwise each folder would have only the checkpoint shards of its host, and the run could not resume.
     """
     if jax.process_count() == 1 or remote.is_remote(folder):
         return
@@ -32,12 +32,12 @@ def check_shared(folder: epath.Path) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             path.touch()
-        except OSError as error:  # said when the others know: they would wait
+        except OSError as error:  # raised once the others know it, which would wait
             problem = f"{error.strerror} ({error.filename})"
     try:
-        first, token, problem = (_of_first(text) for text in (socket.gethostname(), token, problem))
+        first, token, problem = (_broadcast_first(text) for text in (socket.gethostname(), token, problem))
         if problem:
-            raise InputError(f"--workdir: {folder} cannot be written to on {first}: {problem}")
+            raise InputError(f"--workdir={folder}: cannot be written to on {first} ({problem})")
         seen = _appears(folder / f"{_TOKEN}{token}")
         everyone = multihost_utils.process_allgather((np.array(seen), _bytes(socket.gethostname())))
     finally:
@@ -46,8 +46,8 @@ def check_shared(folder: epath.Path) -> None:
     blind = [_text(name) for saw, name in zip(*everyone, strict=True) if not saw]
     if blind:
         raise InputError(
-            f"--workdir: {folder} is not shared by the processes ({', '.join(dict.fromkeys(blind))} does not see what "
-            f"{first} wrote there): use a shared file system or gs://"
+            f"--workdir={folder}: is not shared by the processes ({', '.join(dict.fromkeys(blind))} does not see a "
+            f"file that {first} wrote there); use a shared file system or gs://"
         )
 
 
@@ -60,8 +60,8 @@ def _appears(path: epath.Path) -> bool:
     return True
 
 
-def _of_first(text: str) -> str:
-    """The text that the first process gives, cut to `_NAME_BYTES` bytes."""
+def _broadcast_first(text: str) -> str:
+    """Broadcasts the text of process 0, truncated to `_NAME_BYTES` bytes."""
     return _text(multihost_utils.broadcast_one_to_all(_bytes(text)))
 
 

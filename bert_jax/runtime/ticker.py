@@ -1,4 +1,4 @@
-"""Something done every few seconds beside the work."""
+"""Periodic action in a background thread."""
 
 import logging
 import threading
@@ -8,10 +8,10 @@ log = logging.getLogger(__name__)
 
 
 class Ticker:
-    """Calls `action` every `seconds` in a thread of its own, until it is closed; the first time after `seconds`.
+    """Calls `action` every `seconds` in a thread of its own until closed, first after `seconds`.
 
-    An error of `action` is logged, with a traceback the first time, and the thread continues: `action` is called again
-    after `seconds`. Where the run must not go on after it, `action` has to see to that.
+    An error of `action` is logged, with a traceback the first time, and `action` is called again after `seconds`. If an
+    error has to end the run, `action` must do that.
     """
 
     def __init__(self, action: Callable[[], None], seconds: float, name: str):
@@ -30,7 +30,8 @@ class Ticker:
             except Exception as error:
                 failures += 1
                 log.error(
-                    "thread %s: %s: %s; called again in %.0f s", self._name, type(error).__name__, error, self._seconds,
+                    "Thread %s failed with %s: %s; retrying in %.0f s",
+                    self._name, type(error).__name__, error, self._seconds,
                     exc_info=failures == 1,
                 )  # fmt: skip
 

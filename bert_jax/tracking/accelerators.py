@@ -1,6 +1,6 @@
-"""Rates of the accelerators that are known, by JAX's name of the device.
+"""Rates of known accelerators, by JAX's `device_kind`.
 
-Sources: the makers' data sheets. Google's page on each TPU (docs of Cloud TPU, "System architecture") for FLOP/s and
+Sources: the vendors' data sheets. Google's page on each TPU (docs of Cloud TPU, "System architecture") for FLOP/s and
 the bandwidth of its HBM, "How to Scale Your Model" (Austin et al. 2025, chapter 2) for the links between chips, and
 NVIDIA's data sheets without sparsity. The chips of TPU v2, v3 and TPU7x are two JAX devices each: half a chip's rates.
 """
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Bandwidths:
-    """Bytes/s in and out of a device.
+    """Bandwidths of a device, in bytes/s.
 
     Attributes:
-      hbm: of its memory, reads and writes together.
-      link: of one link to a neighbour, in one direction.
-      torus_axes: the axes of the torus, along each of which it has a link there and one back.
+      hbm: memory bandwidth, reads and writes together.
+      link: bandwidth of one link to a neighbour, in one direction.
+      torus_axes: number of axes of the torus; along each the device has a link in both directions.
     """
 
     hbm: float
@@ -25,7 +25,7 @@ class Bandwidths:
 
 @dataclass(frozen=True)
 class Accelerator:
-    """Dense bf16 FLOP/s of a JAX device, and its bandwidths where `bert-jax compile` uses them."""
+    """Dense bf16 FLOP/s of a JAX device, and its bandwidths if `bert-jax compile` supports it."""
 
     peak_flops: float
     bandwidths: Bandwidths | None = None
@@ -35,7 +35,7 @@ _V5E = Accelerator(197e12, Bandwidths(8.19e11, 4.5e10, 2))
 _V5P = Accelerator(459e12, Bandwidths(2.765e12, 9e10, 3))
 _V6E = Accelerator(918e12, Bandwidths(1.64e12, 9e10, 2))
 
-ACCELERATORS = {  # by `device_kind`; NVIDIA's may be followed by a form factor and a size of memory
+ACCELERATORS = {  # by `device_kind`; for NVIDIA a form factor and a memory size may follow
     "TPU v2": Accelerator(46e12 / 2),
     "TPU v3": Accelerator(123e12 / 2),
     "TPU v4": Accelerator(275e12, Bandwidths(1.228e12, 4.5e10, 3)),
@@ -58,7 +58,7 @@ ACCELERATORS = {  # by `device_kind`; NVIDIA's may be followed by a form factor 
 
 
 def find_accelerator(device_kind: str) -> Accelerator | None:
-    """Returns the rates of a device, by its name or by the longest name that its first words are; None if unknown."""
+    """Returns the rates of a device, by its name or by the longest known prefix of it; None if unknown."""
     if device_kind in ACCELERATORS:
         return ACCELERATORS[device_kind]
     families = [name for name in ACCELERATORS if name.startswith("NVIDIA ")]

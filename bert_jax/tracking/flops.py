@@ -1,7 +1,7 @@
-"""Model FLOPs, for the share of a device's arithmetic that training uses (MFU).
+"""Model FLOPs, for model FLOPs utilization (MFU).
 
-Convention: matrix products alone, over padded tokens, the masked-LM head at the gathered positions only, and three
-times the forward pass. BERT-LARGE is 240.6 GFLOP a sequence at 128 with 20 predictions, 1,019.7 at 512 with 76.
+Convention: only matrix products, over padded tokens, the masked-LM head at the gathered positions, and three times the
+forward pass. BERT-LARGE has 240.6 GFLOP per sequence at 128 tokens with 20 predictions, 1,019.7 at 512 with 76.
 """
 
 from bert_jax.model import BertConfig
@@ -10,12 +10,12 @@ from bert_jax.model.task_heads import TaskHead
 
 
 def training_flops(config: BertConfig, seq_len: int, predictions: int, sequences: int = 1) -> float:
-    """FLOPs of a row's forward and backward pass: of one sequence, or of several packed."""
+    """Counts FLOPs of the forward and backward pass of a row with one sequence, or several packed ones."""
     return 3.0 * _forward_flops(config, seq_len, predictions, sequences)
 
 
 def finetuning_flops(config: BertConfig, head: TaskHead, seq_len: int) -> float:
-    """FLOPs of a row in fine-tuning; a frozen encoder runs forward alone, and not at all for its embeddings."""
+    """Counts FLOPs of a row in fine-tuning. A frozen encoder runs only forward, and not at all for its embeddings."""
     encoder = 0.0 if head.features == "embeddings" else _forward_flops(config, seq_len, 0, 1)
     widths = [feature_size(head.features, config), *[2 * head.bilstm] * (head.bilstm_layers - 1)]
     bilstm = sum(2 * 2 * seq_len * 4 * head.bilstm * (width + head.bilstm) for width in widths)
@@ -32,13 +32,13 @@ def _forward_flops(config: BertConfig, seq_len: int, predictions: int, sequences
 
 
 def recomputed_flops(config: BertConfig, seq_len: int, remat: str) -> float:
-    """FLOPs of a row's matrix products that `remat` makes a second time; not model FLOPs, but the device does them."""
+    """Counts FLOPs of a row's matrix products that `remat` recomputes; they are not model FLOPs."""
     d, f = config.hidden_size, config.intermediate_size
     product = 2.0 * seq_len * seq_len * d  # queries by keys, or probabilities by values
-    a_layer = {
+    per_layer = {
         "none": 0.0,
         "attention": product,
         "dots": 2 * product,
         "full": 2 * product + 2 * seq_len * (4 * d * d + 2 * d * f),
     }
-    return config.num_hidden_layers * a_layer[remat]
+    return config.num_hidden_layers * per_layer[remat]

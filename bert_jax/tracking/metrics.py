@@ -1,6 +1,6 @@
-"""Where a run's numbers go: `metrics.jsonl`, one object a line, and TensorBoard events beside it.
+"""Metrics of a run: `metrics.jsonl`, one JSON object per line, and TensorBoard events.
 
-In a remote workdir, where nothing can be appended to, both are in parts: see `part_files.py`.
+In a remote workdir, which does not support append, both are in part files: see `object_store_log.py`.
 """
 
 import json
@@ -25,10 +25,10 @@ TENSORBOARD_FOLDER = "tensorboard"
 
 
 class MetricsWriter:
-    """Appends rows to `metrics.jsonl`, or to parts, and TensorBoard.
+    """Appends rows to `metrics.jsonl`, or to part files, and to TensorBoard.
 
-    Rows past `resume_step` are dropped first: a run that goes on from a checkpoint writes them again, and all end up as
-    those of a run never stopped. Lines that are no rows are kept in `metrics.jsonl.damaged`.
+    Drops rows after `resume_step` first: a resumed run writes them again, and the result is that of an uninterrupted
+    run. Damaged lines are kept in `metrics.jsonl.damaged`.
     """
 
     def __init__(self, workdir: epath.Path, resume_step: int):
@@ -45,28 +45,28 @@ class MetricsWriter:
             self._rows = _LocalRows(workdir / METRICS_FILE, kept)
             (workdir / TENSORBOARD_FOLDER).mkdir(exist_ok=True)
             self._events = EventFile(workdir / TENSORBOARD_FOLDER / event_file_name())
-        purge = SessionLog(status=SessionLog.START)  # the viewer drops what it has from this step on
+        purge = SessionLog(status=SessionLog.START)  # TensorBoard drops its events from this step on
         self._events.write_event(Event(wall_time=time.time(), step=resume_step + 1, session_log=purge))
 
     def write(self, step: int, values: Mapping[str, Any], split: str | None = None) -> None:
-        """One row. `split` is "eval" for evaluations; training rows carry none."""
+        """Writes one row. `split` is "eval" for evaluations and None for training."""
         row = {"step": step, **({"split": split} if split else {}), **values}
         self._rows.write(_line(row))
         for name, value in values.items():
             if value is None or not math.isfinite(value):
-                continue  # TensorBoard has no place for it
+                continue  # TensorBoard does not support it
             summary = scalar(f"{split or 'train'}/{name}", value)
             self._events.write_event(Event(wall_time=time.time(), step=step, summary=summary))
         if isinstance(self._events, EventFile):
             self._events.flush()
 
     def flush(self) -> None:
-        """Returns when every row is where a kill does not reach it."""
+        """Writes every row to where it survives a kill."""
         self._rows.flush()
         self._events.flush()
 
     def close(self) -> None:
-        """Flushes and closes both."""
+        """Flushes and closes rows and events."""
         try:
             self._rows.close()
         finally:
@@ -74,10 +74,10 @@ class MetricsWriter:
 
 
 class _LocalRows:
-    """Lines of JSON in a file, each on disk when `write` returns."""
+    """JSON lines in a file, flushed to the system by each `write`."""
 
     def __init__(self, path: epath.Path, kept: str):
-        """What there is at `path` is replaced by the lines `kept`."""
+        """Replaces the file at `path` by the lines `kept`, and opens it for append."""
         atomic.write_whole(path, kept.encode())
         self._file = path.open("a")
 
@@ -87,7 +87,7 @@ class _LocalRows:
         self.flush()
 
     def flush(self) -> None:
-        """Hands what is buffered to the system."""
+        """Flushes the buffer to the system."""
         self._file.flush()
 
     def close(self) -> None:
@@ -96,16 +96,16 @@ class _LocalRows:
 
 
 class NoWriter:
-    """In the place of a `MetricsWriter`, in processes that are not the first."""
+    """Writer that does nothing, for processes other than process 0."""
 
     def flush(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def write(self, step: int, values: Mapping[str, Any], split: str | None = None) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -113,7 +113,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def finite_json(value: Any, **options: Any) -> str:
-    """Returns JSON in which what is not finite is null: JSON has no NaN. `options` go to `json.dumps`."""
+    """Returns JSON with null for NaN and infinity, which JSON lacks. `options` go to `json.dumps`."""
 
     def finite(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -126,22 +126,24 @@ def finite_json(value: Any, **options: Any) -> str:
 
 
 def read_metrics(workdir: epath.Path) -> list[dict[str, Any]]:
-    """Returns all rows of a workdir. Lines that are no rows are skipped with a warning.
+    """Returns all rows of a workdir. Damaged lines are skipped with a warning.
 
-    A last line without its end is none: a kill has cut it off. Of a workdir that was copied from a disk to a store or
-    back, the rows are those that were written where it is now, if any.
+    An unterminated last line that is not a row is skipped silently: a kill has cut it off. For a workdir that was
+    copied from a disk to a store or back, the rows are those written at its current place, if any.
     """
     return _read(workdir)[0]
 
 
 def _read(workdir: epath.Path) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """Returns the rows, and the lines that are damaged, which it logs."""
+    """Returns the rows and the damaged lines, and logs the latter."""
     sources = (_parts, _file) if remote.is_remote(workdir) else (_file, _parts)
     for read in sources:
         path, content = read(workdir)
         rows, damaged = _parse(content)
         if damaged:
-            log.warning("%s: %d of %d lines are damaged and skipped", path, len(damaged), len(rows) + len(damaged))
+            log.warning(
+                "Metrics in %s: %d of %d lines are damaged and skipped", path, len(damaged), len(rows) + len(damaged)
+            )
         if rows or damaged:
             return rows, damaged
     return [], []
@@ -175,7 +177,7 @@ def _parse(content: bytes) -> tuple[list[dict[str, Any]], list[bytes]]:
 def _row(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError):  # the latter: nested by the thousand
+    except (ValueError, RecursionError):  # RecursionError: nested too deep
         return None
     return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
 
@@ -183,4 +185,4 @@ def _row(line: bytes) -> dict[str, Any] | None:
 def _keep_damaged(path: epath.Path, lines: list[bytes]) -> None:
     before = atomic.read_whole(path) if remote.exists(path) else b""
     atomic.write_whole(path, before + b"".join(line + b"\n" for line in lines))
-    log.warning("the damaged lines are kept in %s", path)
+    log.warning("Damaged lines of metrics are kept in %s", path)

@@ -1,8 +1,8 @@
-"""Logs where nothing can be appended to: what is written is held for some seconds, and then put as a file of its own.
+"""Buffered logging to object stores, which cannot append: writes rows and events periodically as part files.
 
-Rows go to WORKDIR/metrics/part-FIRST-LAST.jsonl, where FIRST and LAST count what was put. Every `MERGED` parts are put
-once more as one, which takes their place: a part whose range lies within another's is not read, so a kill between the
-two hides nothing and doubles nothing, a run of days has some hundred files, and a row is put twice at the most.
+Rows go to WORKDIR/metrics/part-FIRST-LAST.jsonl, where FIRST and LAST number the flushes. Every `MERGED` parts are
+merged into one part, which replaces them. A part whose range is contained in another is ignored, so a kill during a
+merge neither loses nor duplicates rows. A run of days has some hundred files, and a row is uploaded at most twice.
 """
 
 import os
@@ -20,27 +20,27 @@ from bert_jax.files import atomic, remote
 from bert_jax.tracking.tensorboard import Event, EventFile, event_file_name
 
 ROWS_SECONDS = 30.0
-"""How long a row is held at the most, as long as others follow: a kill loses no more, and none before a checkpoint."""
+"""Maximal buffering time of a row while others follow: a kill loses no more, and nothing before a checkpoint."""
 EVENTS_SECONDS = 300.0
-"""The same for TensorBoard's events, whose files are never merged."""
+"""Maximal buffering time of TensorBoard events, whose files are never merged."""
 MERGED = 64
 EVENTS = "events"
-"""The file that they are held in."""
+"""Name of the local file that buffers the events."""
 
 _PART = re.compile(r"part-(\d{8})-(\d{8})\.jsonl")
-_REQUESTS = 16  # at the same time
+_REQUESTS = 16  # concurrent requests
 
 
 def read_parts(folder: epath.Path) -> list[bytes]:
-    """The contents of a folder's parts, in order; nothing where there is no folder."""
+    """Reads the contents of a folder's parts, in order; empty without a folder."""
     for _ in range(5):
-        spans = _whole_spans(_spans(folder))
+        spans = _outermost_spans(_spans(folder))
         try:
             with ThreadPoolExecutor(_REQUESTS) as pool:
                 return list(pool.map(lambda span: atomic.read_whole(folder / _name(*span)), spans))
-        except (InputError, FileNotFoundError):  # a run that goes on has merged them since they were listed
+        except (InputError, FileNotFoundError):  # a running run has merged them since they were listed
             continue
-    raise InputError(f"{folder} changes while it is read: try again")
+    raise InputError(f"{folder} changed during each of 5 attempts to read it; rerun the command")
 
 
 def _name(first: int, last: int) -> str:
@@ -54,24 +54,24 @@ def _spans(folder: epath.Path) -> list[tuple[int, int]]:
     return sorted((int(found[1]), int(found[2])) for name in names if (found := _PART.fullmatch(name)))
 
 
-def _whole_spans(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Those that lie within no other, in order."""
-    whole: list[tuple[int, int]] = []
+def _outermost_spans(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Returns the spans that are not contained in another, in order."""
+    outermost: list[tuple[int, int]] = []
     for first, last in sorted(spans, key=lambda span: (span[0], -span[1])):
-        if not whole or last > whole[-1][1]:
-            whole.append((first, last))
-    return whole
+        if not outermost or last > outermost[-1][1]:
+            outermost.append((first, last))
+    return outermost
 
 
 class PartRows:
-    """Lines of JSON, in parts."""
+    """JSON lines in part files."""
 
     def __init__(self, folder: epath.Path, kept: str):
-        """What there is in `folder` is replaced by the lines `kept`."""
+        """Replaces the parts in `folder` by the lines `kept`."""
         self._folder = folder
         self._lines: list[str] = []
-        self._put_at = time.monotonic()
-        self._recent: list[str] = []  # parts that are not merged yet
+        self._flushed_at = time.monotonic()
+        self._recent: list[str] = []  # texts of parts that are not merged yet
         before = _spans(folder)
         self._next = max((last for _, last in before), default=-1) + 1
         if before or kept:
@@ -80,20 +80,20 @@ class PartRows:
             self._delete([span for span in before if span != (0, self._next - 1)])
 
     def write(self, line: str) -> None:
-        """Adds a line, and puts those that are held if it is time."""
+        """Buffers a line, and flushes every `ROWS_SECONDS`."""
         self._lines.append(line)
-        if time.monotonic() - self._put_at >= ROWS_SECONDS:
+        if time.monotonic() - self._flushed_at >= ROWS_SECONDS:
             self.flush()
 
     def flush(self) -> None:
-        """Puts all that is held."""
+        """Writes all buffered data to the store."""
         if not self._lines:
             return
         self._put(self._next, self._next, "".join(self._lines))
         self._recent.append("".join(self._lines))
         self._lines = []
         self._next += 1
-        self._put_at = time.monotonic()
+        self._flushed_at = time.monotonic()
         if len(self._recent) == MERGED:
             first = self._next - MERGED
             self._put(first, self._next - 1, "".join(self._recent))
@@ -101,7 +101,7 @@ class PartRows:
             self._recent = []
 
     def close(self) -> None:
-        """Puts all that is held."""
+        """Writes all buffered data to the store."""
         self.flush()
 
     def _put(self, first: int, last: int, text: str) -> None:
@@ -117,23 +117,23 @@ class PartRows:
 
 
 class PartEvents:
-    """TensorBoard's events, in files that it reads one after the other."""
+    """TensorBoard events in separate files, which TensorBoard reads in order."""
 
     def __init__(self, folder: epath.Path):
         self._folder = folder
         self._local = tempfile.TemporaryDirectory(prefix="bert-jax-")
         self._writer: EventFile | None = None
-        self._put_at = time.monotonic()
+        self._flushed_at = time.monotonic()
 
     def write_event(self, event: Event) -> None:
-        """Adds an event, and puts those that are held if it is time."""
+        """Buffers an event, and flushes every `EVENTS_SECONDS`."""
         self._writer = self._writer or EventFile(os.path.join(self._local.name, EVENTS))
         self._writer.write_event(event)
-        if time.monotonic() - self._put_at >= EVENTS_SECONDS:
+        if time.monotonic() - self._flushed_at >= EVENTS_SECONDS:
             self.flush()
 
     def flush(self) -> None:
-        """Puts all that is held."""
+        """Writes all buffered data to the store."""
         if self._writer is None:
             return
         self._writer.close()
@@ -143,10 +143,10 @@ class PartEvents:
             atomic.upload(written, self._folder / event_file_name())
         finally:
             written.unlink()
-        self._put_at = time.monotonic()
+        self._flushed_at = time.monotonic()
 
     def close(self) -> None:
-        """Puts all that is held."""
+        """Writes all buffered data to the store."""
         try:
             self.flush()
         finally:

@@ -1,4 +1,4 @@
-"""A trace of some steps, for TensorBoard's profiler or Perfetto."""
+"""Profiler traces of some steps, for TensorBoard or Perfetto."""
 
 import logging
 import shutil
@@ -17,45 +17,47 @@ FOLDER = "profile"
 
 
 def parse_steps(steps: str) -> range:
-    """`A:B` as the steps A to B, both included; no step for "". InputError for anything else."""
+    """Parses `A:B` to the steps A to B, both included, and "" to no steps. Raises InputError for other texts."""
     if not steps:
         return range(0)
     first, colon, last = steps.partition(":")
     if colon and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last):
         return range(int(first), int(last) + 1)
-    raise InputError(f"profile.steps has to be FIRST:LAST, such as 10:15, not {steps!r}")
+    raise InputError(f"profile.steps={steps!r}: expected FIRST:LAST, such as 10:15")
 
 
 class StepTracer:
-    """Traces steps into WORKDIR/profile. A run that begins or ends among them has a trace of those that it makes."""
+    """Traces steps into WORKDIR/profile. A run that starts or ends within them traces those that it runs."""
 
     def __init__(self, steps: str, workdir: epath.Path, *, records: bool = True):
-        """With `records` False nothing is traced, and `begins` and `ends` say the same: the loop has to read metrics
-        at the same steps in every process, while one of them records."""
+        """Parses `steps`. With `records` False nothing is traced, but `begins` and `ends` return the same.
+
+        The loop has to read metrics at the same steps in every process, while one of them records.
+        """
         self._steps = parse_steps(steps)
         self._records = records
         self._is_active = False
         self._target = workdir / FOLDER
-        self._folder: Path | None = None  # of what is being traced
+        self._folder: Path | None = None  # local folder of the current trace
 
     def begins(self, step: int) -> bool:
-        """Returns True if the trace has to be started before `step`."""
+        """Returns whether the trace has to be started before `step`."""
         return not self._is_active and step in self._steps
 
     def start(self) -> None:
-        """Traces from now on."""
+        """Starts the trace."""
         self._is_active = True
         if not self._records:
             return
-        self._folder = Path(tempfile.mkdtemp(prefix="bert_jax_profile_"))  # JAX writes to local disks alone
+        self._folder = Path(tempfile.mkdtemp(prefix="bert_jax_profile_"))  # JAX writes only to local disks
         jax.profiler.start_trace(str(self._folder))
 
     def ends(self, step: int) -> bool:
-        """Returns True if the trace has to be closed after `step`."""
+        """Returns whether the trace has to be closed after `step`."""
         return self._is_active and step == self._steps[-1]
 
     def close(self) -> None:
-        """Writes what has been traced."""
+        """Stops the trace and writes it to the workdir."""
         self._is_active = False
         if self._folder is None:
             return
@@ -69,4 +71,4 @@ class StepTracer:
                     atomic.place(path, target)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        log.info("traced: tensorboard --logdir %s, or ui.perfetto.dev", self._target)
+        log.info("Wrote profiler trace; view it with: tensorboard --logdir %s, or at ui.perfetto.dev", self._target)

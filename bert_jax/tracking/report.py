@@ -1,4 +1,4 @@
-"""A run's curves as one picture: of pre-training beside the unigram baseline, or of fine-tuning with its scores."""
+"""Plots the curves of a run: of pre-training with the unigram baseline, or of fine-tuning with its scores."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -24,9 +24,9 @@ SCORES = {
     "recall": "recall", "exact_match": "exact match (%)", "exact": "exact match (%)",
     "best_f1": "F1 at the best threshold (%)",
 }  # fmt: skip
-"""Titles of the panels, by the names of metrics; other scores are not drawn."""
-SMOOTHING_ROWS = 10  # logged training rows averaged into a point
-_LEVELS = 4  # of folders, from a study's down to those of its runs
+"""Panel titles by metric name; other scores are not drawn."""
+SMOOTHING_ROWS = 10  # logged training rows that are averaged for a point
+_LEVELS = 4  # folder levels from a study down to its runs
 
 Rows = list[dict[str, Any]]
 
@@ -34,9 +34,9 @@ Rows = list[dict[str, Any]]
 def plot_curves(workdirs: Sequence[str], output: str) -> None:
     """Draws the curves of one run, or of several side by side, into the image file `output` (.png, .svg, .pdf).
 
-    Faint lines are training steps, solid ones their running mean. Of pre-training, dots are evaluations, the dashed
-    line is the loss of predicting words by their frequency, and heads that nobody trained have no panel. Of fine-tuning
-    every score has a panel, with the splits as lines over steps.
+    Faint lines are training steps, solid lines their running mean. For pre-training, dots are evaluations, the dashed
+    line is the loss of the unigram baseline, and untrained heads have no panel. For fine-tuning, every score has a
+    panel with a line for each split.
 
     Raises:
       InputError: a workdir has no metrics, runs of pre-training and of fine-tuning are mixed, or the type of `output`
@@ -47,7 +47,7 @@ def plot_curves(workdirs: Sequence[str], output: str) -> None:
     labels = names if len(set(names.values())) == len(names) else {workdir: workdir for workdir in runs}
     suffix = epath.Path(output).suffix.lower()
     if suffix not in (".png", ".svg", ".pdf"):
-        raise InputError(f"--output: curves are drawn as .png, .svg or .pdf, not {suffix!r}")
+        raise InputError(f"--output={output}: must end with .png, .svg or .pdf, got {suffix!r}")
     panels = _panels(runs)
     across = 2 if len(panels) <= 4 else 3
     down = -(-len(panels) // across)
@@ -80,9 +80,10 @@ def _rows(workdir: str) -> Rows:
     runs = [] if remote.is_remote(folder) else [str(run) for run in _runs_below(folder, _LEVELS)]
     if runs:
         raise InputError(
-            f"{workdir} has no metrics of its own but {len(runs)} runs that have: name those to draw, such as {runs[0]}"
+            f"{workdir} has no metrics of its own, but {len(runs)} runs with metrics; pass those to draw, "
+            f"such as {runs[0]}"
         )
-    raise InputError(f"{workdir} has no metrics: give the --workdir of `bert-jax pretrain` or `bert-jax finetune`")
+    raise InputError(f"{workdir} has no metrics; pass the --workdir of `bert-jax pretrain` or `bert-jax finetune`")
 
 
 def _runs_below(folder: epath.Path, levels: int) -> Iterator[epath.Path]:
@@ -97,15 +98,15 @@ def _runs_below(folder: epath.Path, levels: int) -> Iterator[epath.Path]:
 
 
 def _panels(runs: Mapping[str, Rows]) -> dict[str, str]:
-    """Titles by metric, of those that at least one of the runs has. InputError where the runs are of both kinds."""
+    """Returns panel titles by metric, for metrics of at least one run. Raises InputError for runs of both kinds."""
     keys = {workdir: {key for row in rows for key in row} for workdir, rows in runs.items()}
     pretrained = [workdir for workdir in runs if keys[workdir] & {*PRETRAINING}]
     if pretrained and len(pretrained) < len(runs):
         other = next(workdir for workdir in runs if workdir not in pretrained)
-        raise InputError(f"{pretrained[0]} is a run of pre-training and {other} is not: draw one kind at a time")
-    found = {key.rpartition("/")[2] for of_run in keys.values() for key in of_run}
-    wanted = PRETRAINING if pretrained else {**FINETUNING, **SCORES}
-    return {name: title for name, title in wanted.items() if name in found}
+        raise InputError(f"{pretrained[0]} is a run of pre-training and {other} is not; draw one kind at a time")
+    found = {key.rpartition("/")[2] for run_keys in keys.values() for key in run_keys}
+    titles = PRETRAINING if pretrained else {**FINETUNING, **SCORES}
+    return {name: title for name, title in titles.items() if name in found}
 
 
 def _draw(panel: Any, rows: Rows, name: str, color: str, label: str) -> None:
@@ -124,11 +125,11 @@ def _draw(panel: Any, rows: Rows, name: str, color: str, label: str) -> None:
         ]
         panel.plot(steps, means, color=color, label=f"{label}, training")
     if name in PRETRAINING:
-        of_eval = points(name, evaluated=True)
-        panel.plot(*of_eval, color=color, marker="o", markersize=4, linestyle="", label=f"{label}, eval")
+        evaluations = points(name, evaluated=True)
+        panel.plot(*evaluations, color=color, marker="o", markersize=4, linestyle="", label=f"{label}, eval")
     if name == "mlm_loss":
-        of_words = points("unigram_loss", evaluated=True)
-        panel.plot(*of_words, color=color, linestyle="--", label=f"{label}, unigram baseline")
+        baseline = points("unigram_loss", evaluated=True)
+        panel.plot(*baseline, color=color, linestyle="--", label=f"{label}, unigram baseline")
     scores = dict.fromkeys(key for row in rows for key in row if key.endswith(f"/{name}"))
     for key, style in zip(scores, ("-", "--", ":", "-.") * len(scores), strict=False):
         split = key.removesuffix(f"/{name}")

@@ -3,19 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
-AT_THE_STEP = ("learning_rate", "nonfinite_steps", "nonfinite_streak")
-"""Metrics that a row gives as they are at its step; all others are means."""
+LAST_VALUE = ("learning_rate", "nonfinite_steps", "nonfinite_streak")
+"""Metrics that are logged as their last value; all others are logged as means."""
 
 
 class RunningMeans:
     """Accumulates the metrics of steps until a row is logged.
 
-    A skipped step, whose loss or gradient is not finite, is left out of the means. The accumulated sums are saved with
-    a checkpoint, so that the first row of a resumed run is that of a run never stopped.
+    The means skip a step whose loss or gradient is not finite. The accumulated sums are saved with a checkpoint, so
+    that the first row of a resumed run is that of an uninterrupted run.
     """
 
     def __init__(self, unlogged: Mapping[str, Any] | None = None):
-        """`unlogged` is what `to_dict` returned; None starts with no steps."""
+        """Restores the result of `to_dict` in `unlogged`; None starts with no steps."""
         saved = unlogged or {"steps": 0, "sums": {}}
         self._steps: int = saved["steps"]
         self._sums: dict[str, float] = dict(saved["sums"])
@@ -28,14 +28,14 @@ class RunningMeans:
             return
         self._steps += 1
         for name, value in values.items():
-            if name not in AT_THE_STEP:
+            if name not in LAST_VALUE:
                 self._sums[name] = self._sums.get(name, 0.0) + value
 
     def take(self) -> dict[str, float]:
-        """Returns the row's metrics and starts anew.
+        """Returns the metrics of a row and resets the sums.
 
-        `steps_averaged` is the number of steps that the means are over. Where all were skipped it is 0, and the values
-        are those of the last step.
+        `steps_averaged` is the number of steps in the means. If all were skipped it is 0, and the values are those of
+        the last step.
         """
         means = {name: total / self._steps for name, total in self._sums.items()}
         row = {**self._last, **means, "steps_averaged": self._steps}
@@ -43,5 +43,5 @@ class RunningMeans:
         return row
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the sums of the steps that no row has yet, as JSON."""
+        """Returns the sums of the steps that are not logged yet, as JSON."""
         return {"steps": self._steps, "sums": dict(self._sums)}

@@ -1,7 +1,7 @@
-"""TensorBoard's event files, by the messages and the record writer of the package that shows them.
+"""TensorBoard event files, written with the messages and the record writer of the `tensorboard` package.
 
-The usual writers (SummaryWriter) have a thread of their own, which waits for ever once it has died of a full disk, and
-import what else is installed, TensorFlow or torch: seconds of each start.
+The usual writers (SummaryWriter) have a background thread, and block forever after it has died of a full disk. They
+also import TensorFlow or torch if installed, which takes seconds at each start.
 """
 
 import os
@@ -16,12 +16,12 @@ __all__ = ["Event", "EventFile", "SessionLog", "event_file_name", "scalar"]
 
 
 def event_file_name() -> str:
-    """A name after those of earlier starts: the viewer wants `tfevents` in it, and reads a folder in names' order."""
+    """Makes a file name that sorts after earlier ones: TensorBoard needs `tfevents` in it and reads in name order."""
     return f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"
 
 
 class EventFile:
-    """A new file of events, which is written by no other thread."""
+    """Event file that is written without a background thread."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self._records = RecordWriter(open(path, "xb"))  # noqa: SIM115
@@ -32,7 +32,7 @@ class EventFile:
         self._records.write(event.SerializeToString())
 
     def flush(self) -> None:
-        """Hands what is buffered to the system."""
+        """Flushes the buffer to the system."""
         self._records.flush()
 
     def close(self) -> None:
@@ -41,5 +41,5 @@ class EventFile:
 
 
 def scalar(name: str, value: float) -> Summary:
-    """One number of a curve."""
+    """Makes a summary with one value of a curve."""
     return Summary(value=[Summary.Value(tag=name, simple_value=value)])

@@ -1,4 +1,4 @@
-"""A run's speed, and its numbers in one line for the eye."""
+"""Throughput of a run, and one-line summaries of its metrics."""
 
 import functools
 import logging
@@ -23,11 +23,11 @@ RATES = (
     "examples_per_second", "tokens_per_second", "real_tokens_per_second", "mfu",
     *(f"step_seconds_p{percent}" for percent in PERCENTILES), "input_wait_share",
 )  # fmt: skip
-"""What `Throughput.rates` may return: the only numbers of a run that differ from one time it is made to the next."""
+"""Names of the metrics of `Throughput.rates`, the only non-deterministic metrics of a run."""
 
 
 def summary(values: dict[str, float]) -> str:
-    """A row in one line."""
+    """Formats a row of metrics in one line."""
     text = f"loss {values['loss']:.3f}"
     for head in ("mlm", "nsp"):
         if f"{head}_loss" in values:
@@ -41,9 +41,9 @@ def summary(values: dict[str, float]) -> str:
 
 @dataclass(frozen=True)
 class StepWork:
-    """What one step comes to: examples, tokens (padding counted), of them those that are real, and model FLOPs.
+    """Work of one step: examples, tokens (with padding), real tokens (without padding) and model FLOPs.
 
-    `real_tokens` is None where it is not told apart.
+    `real_tokens` is None if it is not measured.
     """
 
     examples: float
@@ -53,25 +53,25 @@ class StepWork:
 
 
 class Throughput:
-    """Rates since the last row, compilation and evaluation left out."""
+    """Measures rates since the last row, without compilation and evaluation."""
 
     def __init__(self, work: Callable[[int], StepWork]):
-        """`work` is that of a step."""
+        """Starts measuring; `work` maps a step to its work."""
         self._work = work
         self._since: tuple[float, int, float] | None = None  # time, step, seconds waited for input until then
-        self._finished = 0.0  # when the last step was
+        self._finished = 0.0  # time of the end of the last step
         self._waited = 0.0
-        self._seconds: list[float] = []  # that each step has taken
+        self._seconds: list[float] = []  # duration of each step
         devices = jax.devices()
         peak = _peak_flops(devices[0].platform, devices[0].device_kind)
         self._peak = peak and peak * len(devices)
 
     def pause(self) -> None:
-        """What follows until the next finished step does not count."""
+        """Excludes the time until the next finished step."""
         self._since = None
 
     def finished(self, step: int, waited: float) -> None:
-        """Step `step` is done; `waited` are the seconds that its loop has waited for batches, in all."""
+        """Records the end of `step`; `waited` is the total number of seconds that the loop has waited for batches."""
         now = time.perf_counter()
         if self._since is None:
             self._since, self._seconds = (now, step, waited), []
@@ -80,11 +80,12 @@ class Throughput:
         self._finished, self._waited = now, waited
 
     def rates(self, step: int) -> dict[str, float]:
-        """`examples_per_second` (sequences, packed or not), `tokens_per_second` (padding counted, as in `mfu`).
+        """Returns the metrics in `RATES` since the last row, up to `step`.
 
-        With `mfu` where the device's peak is known, and with `real_tokens_per_second` where rows are packed; then
-        `step_seconds_p50` and the other percentiles of the time from one step's end to the next's, and
-        `input_wait_share`, the part of the time in which the loop had no batch to go on with.
+        `examples_per_second` counts sequences, packed or not. `tokens_per_second` counts padding, as `mfu` does, which
+        needs a device of known peak. `real_tokens_per_second` is for packed rows only. `step_seconds_p50` and the other
+        percentiles are of the time between the ends of two steps. `input_wait_share` is the share of time in which the
+        loop waited for a batch.
         """
         assert self._since is not None
         then, first, waited_then = self._since
@@ -93,15 +94,15 @@ class Throughput:
         seconds = self._finished - then
         work = [self._work(number) for number in range(first + 1, step + 1)]
         rates = {
-            "examples_per_second": sum(of.examples for of in work) / seconds,
-            "tokens_per_second": sum(of.tokens for of in work) / seconds,
+            "examples_per_second": sum(step_work.examples for step_work in work) / seconds,
+            "tokens_per_second": sum(step_work.tokens for step_work in work) / seconds,
         }
-        if all(of.real_tokens is not None for of in work):
-            rates["real_tokens_per_second"] = sum(of.real_tokens or 0.0 for of in work) / seconds
+        if all(step_work.real_tokens is not None for step_work in work):
+            rates["real_tokens_per_second"] = sum(step_work.real_tokens or 0.0 for step_work in work) / seconds
         if self._peak:
-            rates["mfu"] = sum(of.flops for of in work) / seconds / self._peak
+            rates["mfu"] = sum(step_work.flops for step_work in work) / seconds / self._peak
         times = np.percentile(self._seconds, PERCENTILES).tolist()
-        rates |= {f"step_seconds_p{percent}": at for percent, at in zip(PERCENTILES, times, strict=True)}
+        rates |= {f"step_seconds_p{percent}": value for percent, value in zip(PERCENTILES, times, strict=True)}
         rates["input_wait_share"] = (self._waited - waited_then) / seconds
         self._since, self._seconds = (self._finished, step, self._waited), []
         return rates
@@ -109,15 +110,15 @@ class Throughput:
 
 @functools.cache
 def _peak_flops(platform: str, device_kind: str) -> float | None:
-    """Returns the dense bf16 FLOP/s of a device; None, with a warning once a process, where they are not known."""
+    """Returns the dense bf16 FLOP/s of a device; None if unknown, with one warning per process."""
     accelerator = find_accelerator(device_kind)
     if accelerator is None and platform != "cpu":
-        log.warning("mfu is not reported: the peak FLOP/s of %s are not known", device_kind)
+        log.warning("No mfu is reported: the peak FLOP/s of device %s are not known", device_kind)
     return accelerator.peak_flops if accelerator else None
 
 
 def pretraining_work(config: ConfigDict, model: BertConfig, loader: TrainLoader) -> Callable[[int], StepWork]:
-    """What a step of pre-training comes to, which is the same for all of a phase."""
+    """Computes the work of a step of pre-training, which is the same for all steps of a phase."""
     first = loader.sources[0]
     seq_len, rows = first.dataset.info.seq_len, config.global_batch_size
     flops = training_flops(model, seq_len, first.predictions, first.max_sequences)

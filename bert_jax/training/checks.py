@@ -1,4 +1,4 @@
-"""What is checked before a run does any work: config, dataset and model have to fit each other."""
+"""Checks before a run does any work: config, dataset and model have to match."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -24,23 +24,23 @@ _SMALLEST_SHARE = 1e-6
 DTYPES = ("auto", "float32", "bfloat16")
 REDUCE_DTYPES = DTYPES[1:]
 MAX_BATCH_SIZE = 1 << 16
-"""Of what is not training: no device holds more rows."""
+"""Limit in rows outside of training: no device holds more."""
 MAX_GLOBAL_BATCH_SIZE = 1 << 20
-"""Of training: 16 times the 65,536 sequences of LAMB's recipe."""
+"""Limit in training: 16 times the 65,536 sequences of LAMB's recipe."""
 
 
 def bert_config(config: ConfigDict, vocab_size: int, seq_len: int, source: str) -> BertConfig:
-    """The model's sizes for rows of `seq_len` tokens of a vocabulary that `source` has; -1 for `vocab_size` is its.
+    """Makes the model's sizes for rows of `seq_len` tokens and the vocabulary of `source`, which -1 stands for.
 
-    InputError where they do not fit.
+    Raises InputError if they do not match.
     """
     sizes = dict(config.model.items())
     if sizes["vocab_size"] == -1:
         sizes["vocab_size"] = vocab_size
     if sizes["vocab_size"] != vocab_size:
         raise InputError(
-            f"model.vocab_size={sizes['vocab_size']}, but {source} was prepared with a vocabulary of {vocab_size}: "
-            "leave it at -1"
+            f"model.vocab_size={sizes['vocab_size']}: {source} was prepared with a vocabulary of {vocab_size}; set "
+            "model.vocab_size=-1 to infer it"
         )
     sizes["is_decoder"] = config.objective.lm == "ltr"
     try:
@@ -48,25 +48,25 @@ def bert_config(config: ConfigDict, vocab_size: int, seq_len: int, source: str) 
     except ValueError as error:
         raise InputError(f"model.{error}") from error
     if model.type_vocab_size < 2:
-        raise InputError(f"model.type_vocab_size={model.type_vocab_size}, but pairs have segments 0 and 1: set it to 2")
+        raise InputError(f"model.type_vocab_size={model.type_vocab_size}: pairs have segments 0 and 1; set it to 2")
     if seq_len > model.max_position_embeddings:
         raise InputError(
             f"{source} has sequences of {seq_len} tokens, but model.max_position_embeddings="
-            f"{model.max_position_embeddings}: raise it, or prepare with a smaller --seq_len"
+            f"{model.max_position_embeddings}; raise it, or prepare with a smaller --seq_len"
         )
     return model
 
 
 def check_values(values: Mapping[str, Any]) -> Callable[..., None]:
-    """`check(holds, wanted, *keys)`, which is an InputError where a key's value is not as `wanted` says.
+    """Checks the keys that every run has, and returns `check(holds, expected, *keys)` for further keys.
 
-    What every run has in its config is checked at once.
+    `check` raises InputError for a key whose value is not `expected`, a text that completes "must be".
     """
 
-    def check(holds: Callable[[Any], bool], wanted: str, *keys: str) -> None:
+    def check(holds: Callable[[Any], bool], expected: str, *keys: str) -> None:
         for key in keys:
             if not holds(values[key]):
-                raise InputError(f"{key} has to be {wanted}, not {values[key]}")
+                raise InputError(f"{key}={values[key]}: must be {expected}")
 
     check(
         lambda x: x >= 1, "at least 1", "global_batch_size", "log_every_steps", "max_nonfinite_steps",
@@ -91,13 +91,13 @@ def check_values(values: Mapping[str, Any]) -> Callable[..., None]:
 
 
 def check_config(config: ConfigDict, steps: int) -> None:
-    """InputError for values out of range, each with the key that holds it; the config is that of a phase of `steps`."""
+    """Raises InputError, with the key, for a value out of range. `config` is that of a phase of `steps` steps."""
     values = dict(flatten(config))
     check = check_values(values)
     check(lambda x: x >= 1, "at least 1", "total_steps", "data.max_sequences")
     check(lambda x: x >= 1 or x == -1, "at least 1, or -1", "gradient_accumulation")
     if values["gradient_accumulation"] == -1:
-        check(lambda x: x >= 1, "at least 1 where gradient_accumulation=-1", "max_rows_per_device")
+        check(lambda x: x >= 1, "at least 1 with gradient_accumulation=-1", "max_rows_per_device")
     check(lambda x: x >= 0, "at least 0", "max_rows_per_device", "eval_every_steps", "optimizer.warmup_steps")
     check(lambda x: x >= -1, "at least -1", "eval_batches")
     check(lambda x: x >= 1 or x == -1, "at least 1, or -1", "data.seq_len")
@@ -107,112 +107,114 @@ def check_config(config: ConfigDict, steps: int) -> None:
     check(lambda x: x >= 0, "at least 0", "objective.static_masks")
     if values["objective.lm"] == "ltr" and values["objective.nsp"]:
         raise InputError(
-            "objective.lm=ltr goes with objective.nsp=False: under a causal mask [CLS] sees itself alone, and cannot "
-            "tell what follows"
+            "objective.lm=ltr does not support objective.nsp=True: under a causal mask [CLS] sees only itself and "
+            "cannot predict the next sentence; set objective.nsp=False"
         )
     restarts, total = values["optimizer.restart_schedule"], values["total_steps"]
     if values["optimizer.warmup_steps"] >= (steps if restarts else total):
         raise InputError(
-            f"optimizer.warmup_steps={values['optimizer.warmup_steps']} has to be below "
-            f"{f'the steps of its phase, {steps}' if restarts else f'total_steps={total}'}: the learning rate would "
-            "never reach its peak"
+            f"optimizer.warmup_steps={values['optimizer.warmup_steps']}: must be below "
+            f"{f'the {steps} steps of its phase' if restarts else f'total_steps={total}'}; otherwise the learning rate "
+            "never reaches its peak"
         )
 
 
 def check_attention(config: ConfigDict, model: BertConfig, seq_len: int, mesh: Mesh) -> None:
-    """InputError where the kernel that `attention` names cannot do what the rest of the config wants."""
+    """Raises InputError if the kernel in `attention` does not support the rest of the config."""
     name, dropout, tensor = config.attention, config.model.attention_probs_dropout_prob, mesh.shape["tensor"]
 
     def check(holds: bool, problem: str) -> None:
         if not holds:
-            raise InputError(f"attention={name} {problem}, or attention=xla")
+            raise InputError(f"attention={name}: {problem}, or set attention=xla")
 
     if name == "xla":
         return
     check(
         dropout == 0,
-        f"has no dropout, but model.attention_probs_dropout_prob={dropout}: set model.attention_probs_dropout_prob=0.0",
+        f"does not support model.attention_probs_dropout_prob={dropout}; set model.attention_probs_dropout_prob=0.0",
     )
-    check(tensor == 1, f"does not cut a layer's heads, but mesh.tensor={tensor}: set mesh.tensor=1")
+    check(tensor == 1, f"does not support tensor parallelism, got mesh.tensor={tensor}; set mesh.tensor=1")
     kernel, here = {"splash": "tpu", "cudnn": "gpu"}[name], mesh.devices.flat[0].platform
-    check(here == kernel, f"is a kernel for {kernel.upper()}, and the devices here are {here.upper()}: run it on those")
+    check(here == kernel, f"needs {kernel.upper()} devices, got {here.upper()}; run on {kernel.upper()}")
     if name == "splash":
         check(
             seq_len % SPLASH_LENGTHS == 0,
-            f"reads sequences of multiples of {SPLASH_LENGTHS} tokens, not of {seq_len}: prepare with such a --seq_len",
+            f"does not support seq_len={seq_len}; prepare with a multiple of {SPLASH_LENGTHS} as --seq_len",
         )
     else:
         dtype = compute_dtype(config.dtype, here)
-        check(dtype == jnp.bfloat16, f"computes in bfloat16, but dtype={dtype}: set dtype=bfloat16")
-        check(seq_len % 2 == 0, f"reads sequences of even length, not of {seq_len}: prepare with such a --seq_len")
+        check(dtype == jnp.bfloat16, f"does not support dtype={dtype}; set dtype=bfloat16")
+        check(seq_len % 2 == 0, f"does not support odd seq_len={seq_len}; prepare with an even --seq_len")
         check(
             model.head_size in CUDNN_HEADS,
-            "reads heads of a multiple of 8 up to 128, not model.hidden_size / model.num_attention_heads="
-            f"{model.head_size}: choose other sizes",
+            f"does not support heads of model.hidden_size={model.hidden_size} / model.num_attention_heads="
+            f"{model.num_attention_heads} = {model.head_size} features; choose a multiple of 8 up to 128",
         )
 
 
 def data_paths(config: ConfigDict) -> list[str]:
-    """The folders in `data.path`. InputError where there is none, or an empty one between commas."""
+    """Returns the folders in `data.path`. Raises InputError for none, an empty one between commas, or a duplicate."""
     paths = [path.strip() for path in config.data.path.split(",")]
     if not config.data.path:
-        raise InputError("data.path is not set: give --config.data.path=DIR, the output of `bert-jax prepare`")
+        raise InputError("data.path is not set; pass --config.data.path=DIR, the output of `bert-jax prepare`")
     if "" in paths or len(set(paths)) < len(paths):
-        raise InputError(f"data.path={config.data.path}: folders separated by commas, each once")
+        raise InputError(
+            f"data.path={config.data.path}: expected folders separated by commas, without empty or duplicate ones"
+        )
     return paths
 
 
 def check_mixture(config: ConfigDict, datasets: Sequence[PreparedDataset]) -> None:
-    """InputError where the datasets of a run, its weights and its objective do not go together."""
+    """Raises InputError if the datasets of a run, its weights and its objective do not match."""
     weights = tuple(config.data.weights)
     if weights and len(weights) != len(datasets):
-        raise InputError(f"data.weights has {len(weights)} weights for {len(datasets)} datasets in data.path")
+        raise InputError(f"data.weights={weights}: expected {len(datasets)} weights, one for each dataset in data.path")
     if not all(isinstance(weight, (int, float)) and 0 < weight < math.inf for weight in weights):
-        raise InputError(f"data.weights: numbers above 0, not {weights}")
+        raise InputError(f"data.weights={weights}: must be numbers above 0")
     if weights and not min(weights) / max(weights) > _SMALLEST_SHARE:
-        raise InputError(f"data.weights={weights}: the smallest is nothing beside the largest")
+        raise InputError(f"data.weights={weights}: the smallest must be above {_SMALLEST_SHARE:g} times the largest")
     for dataset in datasets:
         if config.data.seq_len not in (-1, dataset.info.seq_len):
             raise InputError(
                 f"{dataset.folder} has sequences of {dataset.info.seq_len} tokens, but data.seq_len="
-                f"{config.data.seq_len}: prepare it with --seq_len {config.data.seq_len}"
+                f"{config.data.seq_len}; prepare it with --seq_len {config.data.seq_len}"
             )
         if dataset.info.seq_len != datasets[0].info.seq_len:
             raise InputError(
                 f"{dataset.folder} has sequences of {dataset.info.seq_len} tokens and {datasets[0].folder} of "
-                f"{datasets[0].info.seq_len}: prepare both with one --seq_len"
+                f"{datasets[0].info.seq_len}; prepare both with one --seq_len"
             )
         if dataset.info.options.get("pairs") == "none" and config.objective.nsp:
             raise InputError(
-                f"{dataset.folder} was prepared with --pairs none and has no next sentences: set objective.nsp=False"
+                f"{dataset.folder} was prepared with --pairs none and has no next sentences; set objective.nsp=False"
             )
 
 
 def compute_dtype(name: str, platform: str | None = None) -> jnp.dtype:
-    """The type that `dtype` names; "auto" is bfloat16 where there are matrix units for it: not on platform "cpu"."""
+    """Returns the type that `dtype` names; "auto" is float32 on platform "cpu" and bfloat16 elsewhere."""
     if name == "auto":
         name = "float32" if (platform or jax.default_backend()) == "cpu" else "bfloat16"
     return jnp.dtype(name)
 
 
 def check_batch_size(batch_size: int) -> None:
-    """InputError for a `--batch_size` that cannot be."""
+    """Raises InputError for an invalid `--batch_size`."""
     if not 1 <= batch_size <= MAX_BATCH_SIZE:
-        raise InputError(f"--batch_size is 1 to {MAX_BATCH_SIZE}, not {batch_size}")
+        raise InputError(f"--batch_size={batch_size}: must be in 1 to {MAX_BATCH_SIZE}")
 
 
 def check_tokenizer(checkpoint: Checkpoint, dataset: PreparedDataset) -> None:
-    """InputError where a dataset's token ids mean something else to a checkpoint."""
+    """Raises InputError if dataset and checkpoint have different vocabularies."""
     if checkpoint.tokenizer.sha256 != dataset.tokenizer.sha256:
         raise InputError(
-            f"{dataset.folder} was prepared with another vocabulary than {checkpoint.path} was trained with: prepare "
+            f"{dataset.folder} was prepared with another vocabulary than {checkpoint.path} was trained with; prepare "
             "the corpus with the checkpoint's vocabulary"
         )
 
 
 def check_same_tokenizer(dataset: PreparedDataset, other: PreparedDataset) -> None:
-    """InputError where two datasets of a run were prepared with different vocabularies."""
+    """Raises InputError if two datasets of a run were prepared with different vocabularies."""
     if dataset.tokenizer.sha256 != other.tokenizer.sha256:
         raise InputError(
-            f"{dataset.folder} and {other.folder} were prepared with different vocabularies: prepare both with one"
+            f"{dataset.folder} and {other.folder} were prepared with different vocabularies; prepare both with one"
         )

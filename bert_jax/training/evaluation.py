@@ -1,4 +1,4 @@
-"""Both pre-training losses on the eval split, beside the loss of a model that knows word frequencies alone."""
+"""Evaluation of pre-training losses on the eval split, with a unigram baseline."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -25,10 +25,10 @@ from bert_jax.training.train_step import make_eval_step
 
 
 def unigram_nats(datasets: Sequence[PreparedDataset], *, left_to_right: bool) -> np.ndarray:
-    """Returns what each token costs a model that knows only how often each is a target: float64 [V], in nats.
+    """Returns the loss of each token under the unigram baseline, from target frequencies alone: float64 [V], in nats.
 
     Masked targets are words of the training documents. A left-to-right model also predicts the [SEP]s, which are in no
-    document: they count as often as they stand among the targets of the training split's sequences.
+    document: they count as often as they are targets in the sequences of the training split.
     """
     counts = np.sum([dataset.token_counts() for dataset in datasets], axis=0).astype(np.float64)
     if left_to_right:
@@ -37,12 +37,12 @@ def unigram_nats(datasets: Sequence[PreparedDataset], *, left_to_right: bool) ->
         targets = tokens - sum(dataset.size("train") for dataset in datasets)  # all but [CLS]
         share = separators / max(1, targets)
         counts[datasets[0].tokenizer.sep_id] += counts.sum() * share / (1 - share)
-    counts += 1  # smoothing: a token that the training split lacks must not make the baseline infinite
+    counts += 1  # smoothing: without it, a token that is not in the training split would make the baseline infinite
     return -np.log(counts / counts.sum())
 
 
 class Evaluator:
-    """Evaluates parameters on fixed batches. `run` gives the means over all of them, sums over sums."""
+    """Evaluates parameters on fixed batches. `run` returns means over all of them, as sums divided by sums."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class Evaluator:
         *,
         nsp: bool,
     ):
-        """`loader` is gone through anew in each `run`.
+        """Prepares an evaluation. Each `run` reads all batches of `loader`.
 
-        `nsp` says whether the next-sentence loss is part of `loss`, as it is or is not in training.
+        With `nsp` the next-sentence loss is part of `loss`, which should be as in training.
         """
         self._nsp = nsp
         self._mesh = mesh
@@ -64,12 +64,11 @@ class Evaluator:
         self._unigram_nats = unigram_nats(loader.datasets, left_to_right=loader.masking is None)
 
     def run(self, parameters: Parameters, on_batch: Callable[[], Any] = lambda: None) -> dict[str, float]:
-        """`loss, mlm_loss, mlm_accuracy, nsp_loss, nsp_accuracy`, and `unigram_loss`: losses in nats.
+        """Returns `loss, mlm_loss, mlm_accuracy, nsp_loss, nsp_accuracy` and `unigram_loss`; losses in nats.
 
-        A next-sentence head that is not trained (`nsp` False) has no loss and no accuracy.
-
-        `unigram_loss` is what predicting every target from the training split's word frequencies would cost: a model
-        above it has learned nothing yet.
+        A next-sentence head that is not trained (`nsp` False) has no loss and no accuracy. `unigram_loss` is the loss
+        of predicting every target from the word frequencies of the training split: a model above it has learned
+        nothing yet. Calls `on_batch` after each batch.
         """
         numerators: dict[str, float] = {}
         denominators: dict[str, float] = {}
@@ -94,43 +93,43 @@ class Evaluator:
 
 
 def evaluate_checkpoint(checkpoint: str, data: str, *, batch_size: int = 64, bars: Bars = silent) -> dict[str, float]:
-    """A checkpoint on the whole eval split of a prepared dataset; see `Evaluator.run` for what it returns.
+    """Evaluates a checkpoint on the whole eval split of a prepared dataset; returns the scores of `Evaluator.run`.
 
-    A head that the checkpoint lacks has no loss and no accuracy there, nor have next sentences where there are none.
+    A head that the checkpoint lacks has no loss and no accuracy, and neither has next-sentence prediction on a dataset
+    without pairs.
 
-    Raises InputError where the checkpoint lacks both heads, or the dataset has no eval split, another vocabulary,
-    longer sequences than the model or pairs where the model has one segment, or where
-    the checkpoint is damaged or its parameters are not finite.
+    Raises InputError if the checkpoint lacks both heads, is damaged or has non-finite parameters; and if the dataset
+    has no eval split, another vocabulary, longer sequences than the model, or pairs for a model with one segment.
     """
     check_batch_size(batch_size)
-    found, dataset = open_checkpoint(checkpoint), PreparedDataset(data)
-    if "mlm_head" not in found.heads:
-        found.require_heads("pooler", "nsp_head", by="evaluate, without an mlm_head,")
-    check_tokenizer(found, dataset)
+    opened, dataset = open_checkpoint(checkpoint), PreparedDataset(data)
+    if "mlm_head" not in opened.heads:
+        opened.require_heads("pooler", "nsp_head", by="evaluate, without an mlm_head,")
+    check_tokenizer(opened, dataset)
     if not dataset.size("eval"):
-        raise InputError(f"{dataset.folder} has no eval split: prepare it with --eval_fraction above 0")
-    if dataset.info.seq_len > found.bert_config.max_position_embeddings:
+        raise InputError(f"{dataset.folder} has no eval split; prepare it with --eval_fraction above 0")
+    if dataset.info.seq_len > opened.bert_config.max_position_embeddings:
         raise InputError(
-            f"{dataset.folder} has sequences of {dataset.info.seq_len} tokens, the model reads "
-            f"{found.bert_config.max_position_embeddings} at the most: prepare with a smaller --seq_len"
+            f"{dataset.folder} has sequences of {dataset.info.seq_len} tokens, but the model supports at most "
+            f"{opened.bert_config.max_position_embeddings}; prepare with a smaller --seq_len"
         )
-    if found.bert_config.type_vocab_size < 2 and dataset.info.options.get("pairs") != "none":
+    if opened.bert_config.type_vocab_size < 2 and dataset.info.options.get("pairs") != "none":
         raise InputError(
-            f"{dataset.folder} has pairs of sentences, but the model has no second segment (type_vocab_size 1): "
+            f"{dataset.folder} has pairs of sentences, but the model has no second segment (type_vocab_size=1); "
             "prepare it with --pairs none"
         )
     mesh = make_mesh(ConfigDict({"data": -1, "fsdp": 1, "tensor": 1}))
     batch_size = min(batch_size, dataset.size("eval"))
     batch_size = -(-batch_size // mesh.size) * mesh.size
-    config = plan_at(ConfigDict(found.config), found.step).config if found.config else None
+    config = plan_at(ConfigDict(opened.config), opened.step).config if opened.config else None
     dtype = compute_dtype(config.dtype if config else "auto")
-    graph, _, logical_axes = abstract_parameters(found.bert_config, dtype=dtype, heads=found.heads)
+    graph, _, logical_axes = abstract_parameters(opened.bert_config, dtype=dtype, heads=opened.heads)
     shardings = parameter_shardings(mesh, logical_axes)
-    loader = EvalLoader([dataset], batch_size=batch_size, left_to_right=found.bert_config.is_decoder)
+    loader = EvalLoader([dataset], batch_size=batch_size, left_to_right=opened.bert_config.is_decoder)
     eval_step = make_eval_step(mesh, graph, shardings)
     nsp = config.objective.nsp if config else True
     evaluator = Evaluator(mesh, eval_step, loader, nsp=nsp)
-    parameters = found.load_parameters(shardings)
-    check_finite(found, parameters)
+    parameters = opened.load_parameters(shardings)
+    check_finite(opened, parameters)
     with closing(bars(total=loader.batches, desc="evaluate", unit="batch")) as bar:
         return evaluator.run(parameters, on_batch=lambda: bar.update(1))

@@ -1,15 +1,15 @@
-"""The optimizers and the schedule of BERT pre-training, as optax transformations.
+"""Optimizers and learning rate schedule of BERT pre-training, as optax transformations.
 
 AdamW is the reference's (google-research/bert, `optimization.py`):
 
     m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,  u = m / (sqrt(v) + eps) + weight_decay p,  p -= lr u
 
-There is no bias correction unless it is chosen (optax.adamw cannot leave it out), LayerNorms and biases do not decay,
-and gradients are clipped by their global norm first.
+Bias correction is optional and off by default (optax.adamw always applies it), LayerNorms and biases do not decay, and
+gradients are clipped by their global norm first.
 
-LAMB (You et al. 2020, arXiv:1904.00962) scales each tensor's step to the tensor's own size, p -= lr |p| / |u| u, as
-NVIDIA's recipe has it: what does not decay (LayerNorms, biases) is not scaled, and bias correction is to be on. A
-tensor is one of the paper's: of one layer, and query, key and value apart, however parameters are stacked here.
+LAMB (You et al. 2020, arXiv:1904.00962) scales the step of each tensor by the tensor's norm, p -= lr |p| / |u| u.
+As in NVIDIA's recipe, tensors without decay (LayerNorms, biases) are not scaled, and bias correction should be on. The
+tensors are those of the paper: one per layer, with query, key and value separate, although parameters are stacked here.
 """
 
 import logging
@@ -30,19 +30,18 @@ log = logging.getLogger(__name__)
 def learning_rate_schedule(
     peak: float, warmup_steps: int, total_steps: int, *, decay_power: float = 1.0, start: int = 0
 ) -> optax.Schedule:
-    """peak * step / W below W, then peak * (1 - step / T) ** power: the decay is measured from step 0, so at W it is
-    under the peak already (`optax.join_schedules` would start it there). The first update has a rate of 0.
+    """Makes the schedule: peak * step / W below W = `warmup_steps`, then peak * (1 - step / T) ** power.
 
-    The reference's power is 1, NVIDIA's for LAMB 0.5. Steps are counted from `start` on, which is not 0 where a phase
-    restarts the schedule. The result is a pytree whose one leaf is the peak: what is compiled with it as an argument
-    serves all peaks.
+    T is `total_steps`. The decay counts from step 0, so at W it is already below the peak (`optax.join_schedules` would
+    start it at W). The first update has a rate of 0. The reference's power is 1, NVIDIA's for LAMB is 0.5. Steps are
+    counted from `start`, which is above 0 if a phase restarts the schedule. The result is a pytree with one leaf, the
+    peak: a program that takes it as an argument serves all peaks.
     """
 
     def schedule(peak: jax.Array, step: jax.Array) -> jax.Array:
         step = jnp.asarray(step - start)
-        left = (
-            total_steps - jnp.minimum(step, total_steps)
-        ) / total_steps  # of integers: exact in fp32 to its last bit
+        remaining = total_steps - jnp.minimum(step, total_steps)
+        left = remaining / total_steps  # a ratio of integers: fp32 rounds it once
         decayed = peak * (left if decay_power == 1.0 else left**decay_power)
         return jnp.where(step < warmup_steps, peak * step / max(1, warmup_steps), decayed)
 
@@ -53,7 +52,7 @@ OPTIMIZERS = ("adamw", "lamb")
 
 
 class AdamState(NamedTuple):
-    """First and second moments, each like the parameters, and the updates made."""
+    """Number of updates, and first and second moments with the structure of the parameters."""
 
     updates: jax.Array
     mu: Parameters
@@ -63,9 +62,9 @@ class AdamState(NamedTuple):
 def scale_by_adam(
     b1: float, b2: float, eps: float, *, bias_correction: bool, untrained: Collection[str] = ()
 ) -> optax.GradientTransformation:
-    """Adam's direction with the reference's eps, outside the root, and bias correction as a choice.
+    """Computes Adam's direction with the reference's eps, outside the root, and optional bias correction.
 
-    The direction of the parts of the model in `untrained` is 0, and their moments stay as they are.
+    Parts of the model in `untrained` have a direction of 0, and their moments do not change.
     """
 
     def init(parameters: Parameters) -> AdamState:
@@ -89,9 +88,9 @@ def scale_by_adam(
 
 
 def decay_mask(parameters: Parameters, untrained: Collection[str] = ()) -> Parameters:
-    """True for what decays: by name, everything but biases and what belongs to a LayerNorm or a mix of layers.
+    """Marks the parameters that decay with True, by name: all but biases, LayerNorms and layer mixes.
 
-    The parts of the model in `untrained` do not decay.
+    Parts of the model in `untrained` do not decay.
     """
 
     def decays(path: tuple[Any, ...], _: Any) -> bool:
@@ -102,15 +101,15 @@ def decay_mask(parameters: Parameters, untrained: Collection[str] = ()) -> Param
     return jax.tree_util.tree_map_with_path(decays, parameters)
 
 
-_TENSOR_AXES = ("layers", "qkv")  # stack tensors that are the paper's own
+_TENSOR_AXES = ("layers", "qkv")  # axes that stack separate tensors of the paper
 
 
 def scale_by_trust_ratio(logical_axes: Parameters, untrained: Collection[str] = ()) -> optax.GradientTransformation:
-    """LAMB's |p| / |u| for each tensor that decays, 1 where either norm is 0; all others are left as they are.
+    """Scales updates by LAMB's |p| / |u| for each tensor that decays, by 1 if either norm is 0; others are unchanged.
 
     Args:
-      logical_axes: a tree like the parameters, of their axes' names.
-      untrained: as of `decay_mask`.
+      logical_axes: axis names of each parameter, in a tree like the parameters.
+      untrained: as in `decay_mask`.
     """
 
     def scaled(u: jax.Array, p: jax.Array, decays: bool, axes: tuple[str | None, ...]) -> jax.Array:
@@ -128,9 +127,9 @@ def scale_by_trust_ratio(logical_axes: Parameters, untrained: Collection[str] = 
 
 
 def warn_of_uncorrected_lamb(sections: Iterable[ConfigDict]) -> None:
-    """Logs one warning if an `optimizer` section is LAMB without bias correction, which the key's default leaves off.
+    """Logs one warning if an `optimizer` section is LAMB without bias correction, which is off by default.
 
-    The key does not follow the name: a run that began without bias correction continues without it.
+    The default does not depend on the name: a run that started without bias correction resumes without it.
     """
     if any(section.name == "lamb" and not section.bias_correction for section in sections):
         log.warning(
@@ -142,16 +141,16 @@ def warn_of_uncorrected_lamb(sections: Iterable[ConfigDict]) -> None:
 def make_optimizer(
     config: ConfigDict, logical_axes: Parameters, *, untrained: Collection[str] = ()
 ) -> optax.GradientTransformation:
-    """The transformation that turns gradients into a direction; the step scales it by minus the learning rate.
+    """Makes the transformation of gradients to a direction; the step scales it by minus the learning rate.
 
     Args:
       config: the `optimizer` section.
-      logical_axes: a tree like the parameters, of their axes' names; see `abstract_parameters`.
+      logical_axes: axis names of each parameter, in a tree like the parameters; see `abstract_parameters`.
       untrained: parts of the model that the loss does not depend on. They keep their values, as variables without a
-        gradient do in the reference: weight decay alone would shrink them, and LAMB's trust ratio by the whole learning
-        rate at every step. Their moments are in the state all the same, so that a phase may train them.
+        gradient do in the reference: weight decay alone would shrink them, with LAMB's trust ratio by the full learning
+        rate at every step. Their moments are in the state, so that a later phase may train them.
     """
-    # Always four links, so that the state has one structure and a run may go on with other settings.
+    # Always four links: the state has one structure, and a run may resume with other settings.
     return optax.chain(
         optax.clip_by_global_norm(config.grad_clip_norm) if config.grad_clip_norm else optax.identity(),
         scale_by_adam(config.b1, config.b2, config.eps, bias_correction=config.bias_correction, untrained=untrained),

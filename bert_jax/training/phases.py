@@ -1,14 +1,14 @@
-"""The phases of a run: stretches of steps that differ in some keys, such as sequences of 128 tokens and then of 512.
+"""Phases of a run: step ranges that differ in some keys, such as sequences of 128 tokens and then of 512.
 
     config.phases = (
         {"steps": 900_000, "data.path": "data128"},
         {"steps": -1, "data.path": "data512"},
     )
 
-All phases share one workdir, one state and one step counter. A run without phases is a run of one.
+All phases share one workdir, one state and one step counter. A run without phases has one phase.
 
-A dataset that an earlier phase has read is read on where that phase stopped, whatever it is mixed with: order and masks
-belong to the dataset and its epoch. Rows that are packed otherwise are other rows, so that the next whole epoch begins.
+A phase continues to read a dataset where the last phase that read it stopped, in any mixture: order and masks depend on
+the dataset and its epoch. Another packing makes other rows, so reading continues with the next full epoch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from bert_jax.model import BertConfig
 from bert_jax.training.checks import bert_config, check_config, check_mixture, check_same_tokenizer, data_paths
 from bert_jax.training.optimizer import learning_rate_schedule
 
-# What a phase may set: nothing that changes what the state is or where it lies.
+# Keys that a phase may set: none of them changes the structure or the shardings of the state.
 PHASE_KEYS = (
     "data.", "objective.", "global_batch_size", "gradient_accumulation", "max_rows_per_device", "attention", "remat",
     "scan_layers", "gradient_reduce_dtype", "log_every_steps", "eval_every_steps", "eval_batches",
@@ -38,32 +38,36 @@ PHASE_KEYS = (
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps `start` + 1 to `stop` of a run, and the config of them: the run's, with the overrides."""
+    """Steps `start` + 1 to `stop` of a run, and their config: that of the run, with the overrides."""
 
     start: int
     stop: int
     config: ConfigDict
 
     def schedule(self) -> optax.Schedule:
-        """Step of the run to learning rate: one schedule for the whole run unless each phase restarts it."""
-        of, start, stop = self.config.optimizer, 0, self.config.total_steps
-        if of.restart_schedule:
+        """Maps a step of the run to the learning rate: one schedule for the whole run unless each phase restarts it."""
+        optimizer, start, stop = self.config.optimizer, 0, self.config.total_steps
+        if optimizer.restart_schedule:
             start, stop = self.start, self.stop
         return learning_rate_schedule(
-            of.learning_rate, of.warmup_steps, stop - start, decay_power=of.decay_power, start=start
+            optimizer.learning_rate,
+            optimizer.warmup_steps,
+            stop - start,
+            decay_power=optimizer.decay_power,
+            start=start,
         )
 
 
 @dataclass(frozen=True)
 class Phase(Plan):
-    """A plan with its datasets open.
+    """Plan with its open datasets.
 
     Attributes:
-      datasets: what is read, in the order of `data.path`.
+      datasets: the datasets, in the order of `data.path`.
       model: the sizes of the model.
-      first_row: rows of the same mixture that earlier phases have read.
-      first_rows: the row of each dataset that the phase begins with, counted over all of its epochs.
-      read_before: the earlier phases' hashes of datasets.
+      first_row: number of rows of the same mixture that earlier phases have read.
+      first_rows: first row of the phase in each dataset, counted over all epochs.
+      read_before: `dataset_hash` of each earlier phase.
     """
 
     datasets: tuple[PreparedDataset, ...]
@@ -74,7 +78,7 @@ class Phase(Plan):
 
     @property
     def dataset_hash(self) -> str:
-        """Equal where the rows are."""
+        """Hash of the rows: equal for equal rows."""
         hashes = [dataset.info.hash for dataset in self.datasets]
         if len(hashes) == 1 and not self.config.data.packing:
             return hashes[0]
@@ -82,7 +86,7 @@ class Phase(Plan):
 
     @property
     def max_sequences(self) -> int:
-        """Sequences in a row at most, K."""
+        """Maximal number of sequences in a row, K."""
         return self.config.data.max_sequences if self.config.data.packing else 1
 
     def mixed(self, rows: int) -> list[int]:
@@ -106,24 +110,25 @@ class Phase(Plan):
 
 
 def plan_phases(config: ConfigDict) -> list[Plan]:
-    """The phases of a run's config, in order.
+    """Returns the phases of a run's config, in order.
 
-    Raises InputError for a phase that sets what it may not, and where their steps do not add up to `total_steps`; -1
-    steps, in one phase at the most, fill in.
+    Steps of -1, in at most one phase, are inferred. Raises InputError for a key that a phase may not set, and for steps
+    that do not sum to `total_steps`.
     """
     if not all(isinstance(phase, Mapping) for phase in config.phases):
-        raise InputError(f"phases: a tuple of dicts of overrides, each with its steps, not {config.phases!r}")
+        raise InputError(f"phases={config.phases!r}: expected a tuple of dicts of overrides, each with its steps")
     overrides: Sequence[Mapping[str, Any]] = list(config.phases) or [{"steps": -1}]
     for number, phase in enumerate(overrides):
-        if odd := [key for key in phase if not isinstance(key, str)]:
-            raise InputError(f"phases.{number}: {odd[0]!r:.60} is no key: keys are strings such as 'data.path'")
+        if invalid := [key for key in phase if not isinstance(key, str)]:
+            raise InputError(f"phases.{number}: keys must be strings such as 'data.path', got {invalid[0]!r:.60}")
         if type(steps := phase.get("steps")) is not int or (steps < 1 and steps != -1):
-            raise InputError(f"phases.{number}.steps has to be a number of steps, or -1 to fill in, not {steps!r}")
+            raise InputError(f"phases.{number}.steps={steps!r}: must be a number of steps, or -1 to infer it")
     given = [phase["steps"] for phase in overrides]
     fixed = sum(steps for steps in given if steps != -1)
     if given.count(-1) > 1 or not (fixed < config.total_steps if -1 in given else fixed == config.total_steps):
         raise InputError(
-            f"phases: steps {given} do not make total_steps={config.total_steps}; -1 in one of them fills in"
+            f"phases: steps {given} sum to {fixed}, not total_steps={config.total_steps}; use -1 in one phase "
+            "to infer it"
         )
     plans: list[Plan] = []
     for number, phase in enumerate(overrides):
@@ -139,7 +144,7 @@ def _apply(config: ConfigDict, number: int, phase: Mapping[str, Any]) -> ConfigD
         if key == "steps":
             continue
         if key in dict(flatten(config)) and not key.startswith(PHASE_KEYS):
-            raise InputError(f"phases.{number}.{key}: a phase may not set it, only the whole run")
+            raise InputError(f"phases.{number}.{key}: a phase may not set this key; set it for the whole run")
         try:
             set_key(result, key, str(value))
         except InputError as error:
@@ -148,20 +153,20 @@ def _apply(config: ConfigDict, number: int, phase: Mapping[str, Any]) -> ConfigD
 
 
 def plan_at(config: ConfigDict, step: int) -> Plan:
-    """The phase that made the state after `step` steps, which at a boundary is the one that ends there."""
+    """Returns the phase that made the state after `step` steps; at a boundary, the one that ends there."""
     return next(plan for plan in plan_phases(config) if step <= plan.stop)
 
 
 def open_phases(config: ConfigDict) -> list[Phase]:
-    """The phases with their datasets, each checked against the model.
+    """Opens the datasets of the phases and checks them against the model.
 
-    Raises InputError for whatever does not fit: values out of range, datasets of different vocabularies, sequences
-    longer than the model reads.
+    Raises InputError for values out of range, datasets of different vocabularies, and sequences longer than the model
+    supports.
     """
     check_config(config, config.total_steps)
     datasets: dict[str, PreparedDataset] = {}
     rows_read: dict[str, int] = {}
-    last_read: dict[str, tuple[Phase, int]] = {}  # by a dataset's hash: the last phase that reads it, its place in that
+    last_read: dict[str, tuple[Phase, int]] = {}  # by dataset hash: the last phase that reads it, its index there
     phases: list[Phase] = []
     for plan in plan_phases(config):
         check_config(plan.config, plan.stop - plan.start)
@@ -178,17 +183,17 @@ def open_phases(config: ConfigDict) -> list[Phase]:
         rows_read[phase.dataset_hash] = before + (plan.stop - plan.start) * plan.config.global_batch_size
         first_rows = tuple(_first_row(dataset, phase, last_read.get(dataset.info.hash)) for dataset in opened)
         phase = replace(phase, first_row=before, first_rows=first_rows)
-        last_read |= {dataset.info.hash: (phase, place) for place, dataset in enumerate(opened)}
+        last_read |= {dataset.info.hash: (phase, index) for index, dataset in enumerate(opened)}
         phases.append(phase)
     return phases
 
 
 def _first_row(dataset: PreparedDataset, phase: Phase, last_read: tuple[Phase, int] | None) -> int:
-    """The row of a dataset that `phase` begins with, after the phase that has read it last."""
+    """Returns the first row of `phase` in a dataset, given the phase that read it last."""
     if last_read is None:
         return 0
-    before, place = last_read
-    row = before.next_rows()[place]
+    before, index = last_read
+    row = before.next_rows()[index]
     if before.max_sequences == phase.max_sequences:
         return row
     epochs = -(-row // epoch_size(dataset, before.max_sequences))

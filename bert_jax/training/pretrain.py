@@ -1,4 +1,4 @@
-"""Pre-training, from a config to checkpoints and curves: checks, start, and the phases one after the other.
+"""Pre-training from a config to checkpoints and metrics: checks, state, and phases in order.
 
 bert-jax pretrain --config=bert_tiny --workdir=runs/tiny --config.data.path=DATASET
 """
@@ -34,76 +34,75 @@ log = logging.getLogger(__name__)
 def pretrain(
     config: ConfigDict, workdir: str, *, stop: StopSignal | None = None, bars: Bars = silent
 ) -> dict[str, float]:
-    """Trains as `config` says in `workdir`, going on from its newest checkpoint where there is one.
+    """Runs the pre-training of `config` in `workdir`, and resumes from its newest checkpoint if there is one.
 
-    Returns the last evaluation, or nothing where the dataset has no eval split or the run was finished before.
+    Returns the last evaluation; empty if the dataset has no eval split or the run was finished before.
 
     Args:
       config: the run; see `configs/default.py`.
-      workdir: where checkpoints and metrics go.
-      stop: a `StopSignal` that is active already; by default one is for as long as this runs.
-      bars: how progress is shown.
+      workdir: folder for checkpoints and metrics.
+      stop: a `StopSignal` that is already active; by default one is active during this call.
+      bars: shows progress.
 
     Raises:
-      InputError: the config, the dataset and the devices do not fit each other, or the workdir holds another run or is
-        in use.
-      Interrupted: SIGTERM or SIGINT came; the state is saved.
-      BertJaxError: too many steps in a row were not finite; the state is saved.
+      InputError: config, dataset and devices do not match, or the workdir holds another run or is in use.
+      Interrupted: SIGTERM or SIGINT was received; the state is saved.
+      BertJaxError: too many non-finite steps in a row; the state is saved.
     """
     with ExitStack() as stack:
         return _pretrain(config, workdir, stop or stack.enter_context(StopSignal()), bars, stack)
 
 
-def fit_phases(asked: Sequence[Phase], mesh: Mesh) -> list[Phase]:
-    """The phases with their microbatches filled in. InputError where one does not fit the mesh or its data."""
-    phases = [replace(phase, config=fill_in_accumulation(mesh, phase.config)) for phase in asked]
-    for phase in phases:
+def fit_phases(phases: Sequence[Phase], mesh: Mesh) -> list[Phase]:
+    """Infers the microbatches of each phase. Raises InputError for one that does not match the mesh or its data."""
+    fitted = [replace(phase, config=fill_in_accumulation(mesh, phase.config)) for phase in phases]
+    for phase in fitted:
         check_divisibility(mesh, phase.model, phase.config.global_batch_size, phase.config.gradient_accumulation)
         check_attention(phase.config, phase.model, phase.seq_len, mesh)
         make_loaders(phase)
-    return phases
+    return fitted
 
 
 def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, stack: ExitStack) -> dict[str, float]:
     # --- Checks, before any work ---------------------------------------------------------------------------------
     if not workdir:
-        raise InputError("--workdir is empty: name a folder")
+        raise InputError("--workdir is empty; expected a folder, such as --workdir=runs/tiny")
     folder = remote.absolute(workdir)
-    asked = open_phases(config)
-    warn_of_uncorrected_lamb(phase.config.optimizer for phase in asked)
-    for dataset in dict.fromkeys(dataset for phase in asked for dataset in phase.datasets):
+    requested = open_phases(config)
+    warn_of_uncorrected_lamb(phase.config.optimizer for phase in requested)
+    for dataset in dict.fromkeys(dataset for phase in requested for dataset in phase.datasets):
         share = unknown_share(dataset.token_counts(), dataset.tokenizer.unk_id)
         warn_of_share(share, dataset.tokenizer, above=MAX_SHARE, where=str(dataset.folder))
     mesh = make_mesh(config.mesh)
-    phases = fit_phases(asked, mesh)
-    for phase, as_asked in zip(phases, asked, strict=True):
-        if phase.config is not as_asked.config:
+    phases = fit_phases(requested, mesh)
+    for phase, before in zip(phases, requested, strict=True):
+        if phase.config is not before.config:
             microbatches = phase.config.gradient_accumulation
-            log.info("steps %d-%d: gradient_accumulation=%d", phase.start + 1, phase.stop, microbatches)
+            log.info("Steps %d-%d: inferred gradient_accumulation=%d", phase.start + 1, phase.stop, microbatches)
     watch = enter_workdir(folder, config, stack)
-    start = claim_workdir(folder, asked)
+    start = claim_workdir(folder, requested)
     if start == config.total_steps:
-        log.info("%s is finished: it is at step %d of %d", folder, config.total_steps, config.total_steps)
+        log.info("%s is finished: step %d of %d", folder, config.total_steps, config.total_steps)
         return {}
     init = None
     if config.init and not start:
         first = phases[0]
         init = open_init(config.init, first.model, first.datasets[0], missing_heads=config.init_missing_heads)
 
-    # --- Start: 1. from the newest checkpoint, 2. from another run's parameters, 3. or from scratch -------------------
+    # --- State: 1. from the newest checkpoint, 2. from another run's parameters, 3. from scratch ----------------------
     tokenizer = phases[0].datasets[0].tokenizer
     checkpointer = Checkpointer(folder, keep=config.checkpoint.keep, config=config, tokenizer=tokenizer)
     stack.callback(checkpointer.close)
     _, spec = plan_state(mesh, phases[0].config, phases[0].model)
     if start:
         start, state = checkpointer.restore(start, spec.abstract)
-        log.info("going on from step %d", start)
+        log.info("Resuming from step %d", start)
     elif init:
         state = start_from(init, spec)
     else:
         state = spec.make()
     log.info(
-        "%s parameters, %s of %d %s",
+        "Model has %s parameters; mesh is %s on %d %s",
         f"{parameter_count(phases[0].model):,}", dict(mesh.shape), jax.device_count(), jax.devices()[0].device_kind,
     )  # fmt: skip
     run = open_run(
@@ -111,7 +110,7 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
         start=start, total=config.total_steps, name="pretrain",
     )  # fmt: skip
 
-    # --- Phases, one after the other -----------------------------------------------------------------------------
+    # --- Phases, in order ----------------------------------------------------------------------------------------
     evaluation: dict[str, float] = {}
     for phase in phases:
         if start < phase.stop:

@@ -1,4 +1,4 @@
-"""One phase of pre-training: its data, its step, and what is done along the way."""
+"""One phase of pre-training: its data, training step, evaluations and checkpoints."""
 
 import logging
 from typing import Any
@@ -16,7 +16,7 @@ from bert_jax.parallel.host_batches import rows_here
 from bert_jax.tracking.throughput import Throughput, pretraining_work, summary
 from bert_jax.training.checks import compute_dtype
 from bert_jax.training.evaluation import Evaluator
-from bert_jax.training.loop import Run, Stretch, run_steps
+from bert_jax.training.loop import Run, StepRange, run_steps
 from bert_jax.training.objectives import NEXT_SENTENCE_PARTS, pretraining
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.phases import Phase, Plan
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def make_masking(config: ConfigDict) -> Masking | None:
-    """How masks are drawn; None for a left-to-right model. InputError for masks that cannot be."""
+    """Makes the masking of a config, None for a left-to-right model. Raises InputError for invalid masks."""
     objective = config.objective
     masking = Masking(
         config.data.max_predictions,
@@ -41,7 +41,7 @@ def make_masking(config: ConfigDict) -> Masking | None:
 
 
 def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:
-    """The loaders of both splits. InputError for masks that cannot be and an empty training split."""
+    """Makes the loaders of both splits. Raises InputError for invalid masks and an empty training split."""
     config = phase.config
     masking = make_masking(config)
     sources = [
@@ -73,15 +73,15 @@ def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:
 
 
 def log_data(phase: Phase, loader: TrainLoader, start: int) -> None:
-    """Logs what the steps of a phase after `start` read and predict, and what `data.max_predictions` cuts off."""
+    """Logs data and predictions of a phase after step `start`, and the targets that `data.max_predictions` drops."""
     log.info(
-        "steps %d-%d: %d rows of %d tokens a step, %.1f%% of them real, %.3g sequences and up to %d predictions a row",
+        "Steps %d-%d: %d rows of %d tokens per step (%.1f%% real), %.3g sequences and up to %d predictions per row",
         start + 1, phase.stop, phase.config.global_batch_size, phase.seq_len, 100 * loader.real_share,
         loader.sequences_a_row, loader.sources[0].predictions,
     )  # fmt: skip
     for source, row, epochs in zip(loader.sources, loader.next_rows(start), loader.epochs(phase.stop), strict=True):
         log.info(
-            "  %s: %s instances; step %d begins at row %s of %s in epoch %d; gone through %.3g times after step %d",
+            "Dataset %s: %s examples; step %d starts at row %s of %s in epoch %d; %.3g epochs are read after step %d",
             source.dataset.folder, f"{source.dataset.size('train'):,}", start + 1, f"{row % source.size + 1:,}",
             f"{source.size:,}", row // source.size + 1, epochs, phase.stop,
         )  # fmt: skip
@@ -91,7 +91,7 @@ def log_data(phase: Phase, loader: TrainLoader, start: int) -> None:
     lengths = np.arange(phase.seq_len + 1)
     counts = sum(np.bincount(dataset.lengths("train"), minlength=len(lengths)) for dataset in phase.datasets)
     log.warning(
-        "steps %d-%d: data.max_predictions=%d predicts %d of the %d targets of a full sequence "
+        "Steps %d-%d: data.max_predictions=%d predicts %d of the %d targets of a full sequence "
         "(objective.mask_rate=%g), and %.1f%% of all tokens; -1 predicts all targets",
         start + 1, phase.stop, masking.max_predictions, masking.predictions(phase.seq_len),
         prediction_counts(phase.seq_len, masking.mask_rate), masking.mask_rate,
@@ -100,13 +100,13 @@ def log_data(phase: Phase, loader: TrainLoader, start: int) -> None:
 
 
 def _epochs(loader: TrainLoader, step: int) -> dict[str, float]:
-    """How often each dataset has been gone through after `step` steps, by its place in `data.path`."""
+    """Returns the epochs of each dataset read after `step` steps, by its index in `data.path`."""
     seen = loader.epochs(step)
     return {"epoch": seen[0]} if len(seen) == 1 else {f"epoch_{place}": count for place, count in enumerate(seen)}
 
 
 def plan_state(mesh: Mesh, config: ConfigDict, model: BertConfig) -> tuple[optax.GradientTransformation, StateSpec]:
-    """The optimizer, and the plan of the state, which is the same in every phase but for how the model runs."""
+    """Makes the optimizer and the plan of the state. Phases differ only in how the model runs."""
     untrained = () if config.objective.nsp else NEXT_SENTENCE_PARTS
     optimizer = make_optimizer(config.optimizer, abstract_parameters(model)[2], untrained=untrained)
     spec = describe_state(
@@ -119,7 +119,7 @@ def plan_state(mesh: Mesh, config: ConfigDict, model: BertConfig) -> tuple[optax
 
 
 def plan_step(mesh: Mesh, plan: Plan, model: BertConfig) -> tuple[StateSpec, TrainStep]:
-    """The plan of the state, and the jitted training step."""
+    """Makes the plan of the state and the jitted training step."""
     config = plan.config
     optimizer, spec = plan_state(mesh, config, model)
     train_step = make_train_step(
@@ -130,9 +130,9 @@ def plan_step(mesh: Mesh, plan: Plan, model: BertConfig) -> tuple[StateSpec, Tra
 
 
 def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[TrainState, dict[str, float]]:
-    """Steps `start` + 1 to the end of the phase, which is evaluated and saved. Returns state and last evaluation.
+    """Trains from step `start` + 1 to the end of the phase, evaluates and saves. Returns state and last evaluation.
 
-    `state` is that after `start` steps; it is donated. Raises as `pretrain` does.
+    `state` is the state after `start` steps; it is donated. Raises the errors of `pretrain`.
     """
     config = phase.config
 
@@ -140,7 +140,7 @@ def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[
     train_loader, eval_loader = make_loaders(phase)
     log_data(phase, train_loader, start)
     if not eval_loader.batches:
-        log.warning("there is no eval split (or eval_batches=0): there will be no evaluation")
+        log.warning("No evaluation in this phase: the dataset has no eval split, or eval_batches=0")
 
     # --- Steps ---------------------------------------------------------------------------------------------------
     spec, train_step = plan_step(run.mesh, phase, phase.model)
@@ -160,7 +160,7 @@ def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[
         values = evaluator.run(state.parameters, on_batch)
         eval_bar.close()
         run.writer.write(at, values, split="eval")
-        log.info("step %d: eval %s; unigram baseline %.2f", at, summary(values), values["unigram_loss"])
+        log.info("Step %d: eval %s; unigram baseline %.2f", at, summary(values), values["unigram_loss"])
         return values
 
     def save(step: int, state: TrainState, unlogged: dict[str, Any]) -> None:
@@ -169,7 +169,7 @@ def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[
             step, state, bert_config=phase.model, dataset_hashes=hashes, first_rows=phase.first_rows, unlogged=unlogged
         )
 
-    stretch = Stretch(
+    steps = StepRange(
         start, phase.stop, train_step,
         make_batch=lambda step: train_loader.batch(step, rows),
         batch_size=config.global_batch_size,
@@ -179,8 +179,8 @@ def train_phase(run: Run, phase: Phase, state: TrainState, start: int) -> tuple[
         save_every=config.checkpoint.every_steps,
         evaluates_after=lambda step: bool(config.eval_every_steps) and step % config.eval_every_steps == 0,
         max_nonfinite_steps=config.max_nonfinite_steps,
-        about=lambda step: _epochs(train_loader, step),
+        extra_metrics=lambda step: _epochs(train_loader, step),
         evaluate=evaluate if eval_loader.batches else None,
         save=save,
     )  # fmt: skip
-    return run_steps(run, stretch, state)
+    return run_steps(run, steps, state)

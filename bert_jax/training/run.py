@@ -1,4 +1,4 @@
-"""What stands around the steps of a run: where it writes, who may stop it, and what watches it."""
+"""Resources of a run: checkpoints, metrics, stop signal, watchdog, lease and progress bar."""
 
 import json
 from contextlib import ExitStack
@@ -25,7 +25,7 @@ CONFIG_FILE = "config.json"
 
 @dataclass(frozen=True)
 class Run:
-    """What the phases of a run share."""
+    """Resources that all phases of a run share."""
 
     mesh: Mesh
     checkpointer: Checkpointer
@@ -33,20 +33,20 @@ class Run:
     stop: StopSignal
     stalls: StallWatch
     tracer: StepTracer
-    lease: Lease | None  # in the first process
+    lease: Lease | None  # in process 0, else None
     bars: Bars
-    bar: Any  # of the whole run
-    start: int  # the step that the run was at when it was opened
+    bar: Any  # progress of the whole run
+    start: int  # steps done when the run was opened
 
 
 def open_run(
     folder: epath.Path, config: ConfigDict, mesh: Mesh, checkpointer: Checkpointer, stop: StopSignal,
     watch: tuple[Lease | None, StallWatch], bars: Bars, stack: ExitStack, *, start: int, total: int, name: str,
 ) -> Run:  # fmt: skip
-    """A run of `total` steps that goes on after `start`: its config is written, its metrics, trace and bar are open.
+    """Opens metrics, trace and progress bar of a run of `total` steps that continues after `start`; writes its config.
 
-    They are closed when `stack` is left. `watch` is what `enter_workdir` returns, `name` what the bar is called.
-    Raises NotBegun where it has been asked to stop.
+    `stack` closes them. `watch` is the result of `enter_workdir`, `name` the label of the bar. Raises NotBegun after a
+    stop signal.
     """
     if is_first():
         text = json.dumps(json.loads(config.to_json_best_effort()), indent=2) + "\n"
@@ -58,7 +58,7 @@ def open_run(
         checkpointer.before_each_save(lease.confirm)
     checkpointer.before_each_save(writer.flush)
     if stop.received:
-        raise NotBegun(f"{stop.received.name}: before step {start + 1}; the same command goes on from there")
+        raise NotBegun(f"{stop.received.name}: stopped before step {start + 1}; rerun the same command to resume")
     bar = bars(total=total, initial=start, desc=name, unit="step")
     stack.callback(bar.close)
     tracer = StepTracer(config.profile.steps, folder, records=is_first())

@@ -1,4 +1,4 @@
-"""What a run is made of at a step: parameters, optimizer moments and counters, made sharded from the start."""
+"""Training state: parameters, optimizer moments and counters, initialized directly into their shardings."""
 
 import functools
 from collections.abc import Collection
@@ -14,16 +14,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.model import BertConfig, abstract_parameters, initialize
 from bert_jax.model.bert import Parameters
-from bert_jax.parallel.sharding import cut_along_data, like_parameters, parameter_shardings
+from bert_jax.parallel.sharding import like_parameters, parameter_shardings, shard_along_data
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """A pytree: of arrays, or of what stands for them (shapes, shardings). Counters are int32 scalars.
+    """Pytree of arrays, or of their shapes or shardings. Counters are int32 scalars.
 
-    `step` counts batches consumed, whether their update was taken or skipped; `nonfinite_steps` the skipped ones,
-    `nonfinite_streak` those in a row up to now.
+    `step` counts consumed batches, with applied or skipped updates. `nonfinite_steps` counts skipped updates,
+    `nonfinite_streak` the current number of them in a row.
     """
 
     step: Any
@@ -35,26 +35,26 @@ class TrainState:
 
 @dataclass(frozen=True)
 class StateSpec:
-    """The state before it exists: the model's graph, shapes and shardings, and the function that makes it.
+    """Plan of a state: the model's graph, shapes and shardings, and the function that makes it.
 
-    `moments` is where the optimizer's moments of each parameter lie, and so where its update is made. Frozen parts
-    of the model have none and are not in it.
+    `moments` has the shardings of each parameter's moments, in which its update is computed, too. Frozen parts of the
+    model have no moments and are not in it.
     """
 
     graph: nnx.GraphDef
     abstract: TrainState  # of jax.ShapeDtypeStruct with shardings
     shardings: TrainState
     moments: Parameters  # shardings
-    make: Any  # (parts of the parameters that there are, if any) -> TrainState, jitted, never materialised unsharded
+    make: Any  # (given parts of the parameters, if any) -> TrainState; jitted, never materialized unsharded
 
 
-def without(parts: Collection[str], parameters: Parameters) -> Parameters:
-    """`parameters`, or a tree like them, but for some parts of the model."""
+def drop_parts(parts: Collection[str], parameters: Parameters) -> Parameters:
+    """Drops some parts of the model from `parameters`, or from a tree like them."""
     return {part: value for part, value in parameters.items() if part not in parts}
 
 
 def key_data(seed: int) -> np.ndarray:
-    """The key of a seed as numbers, which a program may have as an argument on any number of hosts."""
+    """Returns the key of a seed as numbers, a program's argument on any number of hosts."""
     return np.asarray(jax.random.key_data(jax.random.key(seed)))
 
 
@@ -70,28 +70,27 @@ def describe_state(
 ) -> StateSpec:
     """Plans the state of a run; `settings` go to `initialize`.
 
-    With `zero1` moments are cut along `data`. The parts of the model that are `frozen` stay as they are: the optimizer
-    gets all others.
+    With `zero1` moments are sharded along `data`. The optimizer does not update the `frozen` parts of the model.
     """
     graph, shapes, logical_axes = abstract_parameters(model, **settings)
 
-    def make(seed_data: jax.Array, there: Parameters | None = None) -> TrainState:
-        of_seed = jax.random.wrap_key_data(seed_data)
-        _, parameters = initialize(model, jax.random.fold_in(of_seed, 0), **settings)
-        parameters |= there or {}  # what is replaced is not drawn, nor is drawing it compiled, which takes seconds
-        # Each counter is an array of its own: donated buffers must not be shared.
+    def make(seed_data: jax.Array, given: Parameters | None = None) -> TrainState:
+        seed_key = jax.random.wrap_key_data(seed_data)
+        _, parameters = initialize(model, jax.random.fold_in(seed_key, 0), **settings)
+        parameters |= given or {}  # XLA drops the random init of replaced parameters as dead code: seconds to compile
+        # Each counter is a separate array: donated buffers must not be shared.
         zero = [jnp.zeros((), jnp.int32) for _ in range(3)]
-        return TrainState(zero[0], parameters, optimizer.init(without(frozen, parameters)), zero[1], zero[2])
+        return TrainState(zero[0], parameters, optimizer.init(drop_parts(frozen, parameters)), zero[1], zero[2])
 
     abstract = jax.eval_shape(make, key_data(seed))
     replicated = NamedSharding(mesh, PartitionSpec())
-    of_parameters = parameter_shardings(mesh, logical_axes)
-    trained, moments = without(frozen, shapes), without(frozen, of_parameters)
+    sharded_parameters = parameter_shardings(mesh, logical_axes)
+    trained, moments = drop_parts(frozen, shapes), drop_parts(frozen, sharded_parameters)
     if zero1:
-        moments = cut_along_data(trained, moments)
+        moments = shard_along_data(trained, moments)
     shardings = TrainState(
         step=replicated,
-        parameters=of_parameters,
+        parameters=sharded_parameters,
         optimizer_state=like_parameters(mesh, abstract.optimizer_state, trained, moments),
         nonfinite_steps=replicated,
         nonfinite_streak=replicated,

@@ -14,21 +14,29 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.model.bert import Parameters
 from bert_jax.model.layers import row_keys
-from bert_jax.parallel.fsdp import manual_spec, over_rows, row_axes, sum_over_devices, vary, varying_zeros, whole_model
+from bert_jax.parallel.fsdp import (
+    cast_to_varying,
+    manual_spec,
+    over_rows,
+    row_axes,
+    sum_over_devices,
+    varying_zeros,
+    whole_model,
+)
 from bert_jax.parallel.host_batches import put_everywhere
 from bert_jax.parallel.sharding import batch_sharding
 from bert_jax.training import objectives
 from bert_jax.training.objectives import Objective
-from bert_jax.training.state import StateSpec, TrainState, key_data, without
+from bert_jax.training.state import StateSpec, TrainState, drop_parts, key_data
 
 Metrics = dict[str, jax.Array]
 
 
 class TrainStep:
-    """`(state, batch) -> (state, metrics)`, jitted; seed and schedule are the program's other two arguments."""
+    """Jitted `(state, batch) -> (state, metrics)`; seed and schedule are the program's other two arguments."""
 
     def __init__(self, jitted: Any, mesh: Mesh, seed_data: np.ndarray, schedule: jax.tree_util.Partial):
-        self._jitted, self._mesh, self._of_run = jitted, mesh, (seed_data, schedule)
+        self._jitted, self._mesh, self._run_arguments = jitted, mesh, (seed_data, schedule)
 
     def __call__(self, state: TrainState, batch: Mapping[str, Any]) -> tuple[TrainState, Metrics]:
         return self._jitted(state, batch, *self._placed)
@@ -36,20 +44,20 @@ class TrainStep:
     @functools.cached_property
     def _placed(self) -> Any:
         with jax.transfer_guard("allow"):  # once
-            return put_everywhere(self._mesh, self._of_run)
+            return put_everywhere(self._mesh, self._run_arguments)
 
     def trace(self, state: TrainState, batch: Mapping[str, Any]) -> jax.stages.Traced:
-        """The step as JAX sees it; state and batch may be `jax.ShapeDtypeStruct`s."""
-        return self._jitted.trace(state, batch, *self._of_run)
+        """Traces the step to a jaxpr; state and batch may be `jax.ShapeDtypeStruct`s."""
+        return self._jitted.trace(state, batch, *self._run_arguments)
 
     def lower(self, state: TrainState, batch: Mapping[str, Any]) -> jax.stages.Lowered:
-        """The step as the compiler gets it."""
+        """Lowers the step to the compiler's input."""
         return self.trace(state, batch).lower()
 
 
 STOP = "stop"
-"""A batch may have it beside its other entries, int32 [B]: 1 from a process that was asked to stop. As a metric it is
-the largest: so all processes learn of it with the same step."""
+"""Optional batch entry, int32 [B]: 1 from a process that received SIGTERM or SIGINT. The metric is its maximum over the
+batch, so that all processes stop at the same step."""
 
 
 def make_train_step(
@@ -62,68 +70,68 @@ def make_train_step(
     seed: int,
     gradient_reduce_dtype: jnp.dtype = jnp.float32,
 ) -> TrainStep:
-    """Compiles to `(state, batch) -> (state, metrics)`; the state it is given is donated.
+    """Makes the jitted training step `(state, batch) -> (state, metrics)`; its input state is donated.
 
     The batch has a leading axis of microbatches: [A, B / A, ...]. Losses are sums over the global batch divided by its
-    own counts, so that A changes memory and nothing else. A step whose loss, gradient or updated parameters
-    are not finite leaves parameters and optimizer as they were and is counted. Frozen parts of the model, which are not
+    own counts, so that A changes memory and nothing else. A step whose loss, gradient or updated parameters are not
+    finite is skipped: parameters and optimizer stay, and the step is counted. Frozen parts of the model, which are not
     in `spec.moments`, are not differentiated and count in no norm.
 
     Args:
       mesh: the devices.
-      spec: the state's plan.
-      optimizer: gradients to a direction.
-      schedule: step to learning rate. Where it is a pytree (`learning_rate_schedule`), its leaves are arguments of what
-        is compiled, as the seed is: runs that differ in these alone have one program, which JAX's cache has for them.
-      objective: what is made smaller, and what is counted beside.
-      seed: dropout's keys are functions of it, the step and the row of the global batch.
-      gradient_reduce_dtype: what gradients are added up in across devices; on a device it is float32.
+      spec: plan of the state.
+      optimizer: maps gradients to a direction.
+      schedule: maps a step to the learning rate. The leaves of a pytree (`learning_rate_schedule`) are arguments of the
+        program, as the seed is: runs that differ only in these share one program in JAX's cache.
+      objective: the loss and its auxiliary metrics.
+      seed: dropout keys are functions of it, the step and the row of the global batch.
+      gradient_reduce_dtype: type of the gradient sum across devices; within a device it is float32.
     """
     shardings = spec.shardings.parameters
     specs, moment_specs = (jax.tree.map(manual_spec, tree) for tree in (shardings, spec.moments))
     frozen = shardings.keys() - spec.moments.keys()
 
-    def loss_of(
+    def compute_loss(
         trained: Parameters, others: Parameters, microbatch: Mapping[str, jax.Array], keys: jax.Array,
         by: objectives.Sums,
     ) -> tuple[jax.Array, objectives.Sums]:  # fmt: skip
         model = whole_model(spec.graph, {**others, **trained}, shardings, gradient_reduce_dtype)
-        # Of the global batch: rows' shares of a mean add up to it.
+        # `by` counts the global batch: the shares of the rows sum to its means.
         means = objectives.divide(objective.sums(model, microbatch, keys), by)
         return functools.reduce(jnp.add, [means[name] for name in objective.losses]), means
 
-    def of_these_rows(
+    def local_gradients(
         parameters: Parameters, batch: Mapping[str, jax.Array], rows: jax.Array, key: jax.Array, by: objectives.Sums
     ) -> tuple[Parameters, Metrics]:
-        """What the rows of one device add to gradients and metrics, summed over the devices once, at the end."""
-        parameters = vary(parameters, shardings)
-        trained = without(frozen, parameters)
+        """Computes gradients and metrics of one device's rows, and sums them over devices once, at the end."""
+        parameters = cast_to_varying(parameters, shardings)
+        trained = drop_parts(frozen, parameters)
 
-        def of_microbatch(rows: jax.Array, microbatch: Mapping[str, jax.Array]) -> tuple[Parameters, Metrics]:
-            value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
+        def microbatch_gradients(rows: jax.Array, microbatch: Mapping[str, jax.Array]) -> tuple[Parameters, Metrics]:
+            value_and_grad = jax.value_and_grad(compute_loss, has_aux=True)
             (loss, means), gradients = value_and_grad(trained, parameters, microbatch, row_keys(key, rows), by)
             return gradients, {"loss": loss, **means}
 
         def add_microbatch(total: Any, rows_and_batch: Any) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, total, of_microbatch(*rows_and_batch)), None
+            return jax.tree.map(jnp.add, total, microbatch_gradients(*rows_and_batch)), None
 
-        if len(rows) == 1:  # of a loop that goes round once, XLA for TPUs makes two copies
-            gradients, metrics = of_microbatch(*jax.tree.map(lambda entry: entry[0], (rows, batch)))
+        if len(rows) == 1:  # XLA:TPU copies twice for a loop of one iteration
+            gradients, metrics = microbatch_gradients(*jax.tree.map(lambda entry: entry[0], (rows, batch)))
         else:
             zeros = varying_zeros(mesh, (trained, {"loss": jnp.float32(0), **by}))
             (gradients, metrics), _ = jax.lax.scan(add_microbatch, zeros, (rows, batch))
-        gradients = sum_over_devices(gradients, without(frozen, shardings), spec.moments, gradient_reduce_dtype)
+        gradients = sum_over_devices(gradients, drop_parts(frozen, shardings), spec.moments, gradient_reduce_dtype)
         return gradients, jax.lax.psum(metrics, row_axes(mesh))
 
-    def gradients_of(
-        state: TrainState, batch: Mapping[str, jax.Array], of_seed: jax.Array
+    def global_gradients(
+        state: TrainState, batch: Mapping[str, jax.Array], seed_key: jax.Array
     ) -> tuple[Parameters, Metrics]:
-        key = jax.random.fold_in(jax.random.fold_in(of_seed, 1), state.step)
+        key = jax.random.fold_in(jax.random.fold_in(seed_key, 1), state.step)
         shape = batch["input_ids"].shape[:2]
-        rows = jnp.arange(math.prod(shape)).reshape(shape)  # of the global batch, whatever the microbatches are
-        of_batch, everywhere = PartitionSpec(None, "rows"), PartitionSpec()
+        rows = jnp.arange(math.prod(shape)).reshape(shape)  # of the global batch, for any number of microbatches
+        sharded, replicated = PartitionSpec(None, "rows"), PartitionSpec()
         return over_rows(
-            of_these_rows, mesh, (specs, of_batch, of_batch, everywhere, everywhere), (moment_specs, everywhere)
+            local_gradients, mesh, (specs, sharded, sharded, replicated, replicated), (moment_specs, replicated)
         )(state.parameters, batch, rows, key, objective.denominators(batch))
 
     def train_step(
@@ -131,14 +139,14 @@ def make_train_step(
     ) -> tuple[TrainState, Metrics]:
         entries = dict(batch)
         asked_to_stop = entries.pop(STOP, None)
-        gradients, metrics = gradients_of(state, entries, jax.random.wrap_key_data(seed_data))
+        gradients, metrics = global_gradients(state, entries, jax.random.wrap_key_data(seed_data))
         grad_norm = optax.tree.norm(gradients)
         learning_rate = schedule(state.step)
-        trained = without(frozen, state.parameters)
+        trained = drop_parts(frozen, state.parameters)
         direction, optimizer_state = optimizer.update(gradients, state.optimizer_state, trained)
         updated = jax.tree.map(lambda p, d: p - learning_rate * d, trained, direction)
 
-        # The norm of what the update would make, too: a finite gradient times a wild rate is the end of a run as well.
+        # Checks the updated parameters, too: a finite gradient times a huge learning rate also ruins a run.
         norms = jnp.stack([metrics["loss"], grad_norm, optax.tree.norm(updated)])
         is_finite = jnp.isfinite(norms).all()
         keep = lambda new, old: jnp.where(is_finite, new, old)  # noqa: E731
@@ -172,12 +180,12 @@ def make_train_step(
 def make_eval_step(
     mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters
 ) -> Callable[[Parameters, Mapping[str, Any]], dict[str, objectives.Sums]]:
-    """Compiles to `(parameters, batch) -> sums` over a batch [1, B, ...]: numerators, and their `denominators`.
+    """Makes the jitted `(parameters, batch) -> sums` over a batch [1, B, ...]: `numerators` and `denominators`.
 
-    The batch has `unigram_nats` [1, B, P] beside the usual entries: what each target costs without a model.
+    The batch also has `unigram_nats` [1, B, P]: each target's loss under the unigram baseline, in nats.
     """
 
-    def of_these_rows(parameters: Parameters, rows: Mapping[str, jax.Array]) -> dict[str, objectives.Sums]:
+    def local_sums(parameters: Parameters, rows: Mapping[str, jax.Array]) -> dict[str, objectives.Sums]:
         mlm_logits, nsp_logits = whole_model(graph, parameters, shardings, jnp.float32)(rows)
         numerators = objectives.pretraining_sums(mlm_logits, nsp_logits, rows)
         denominators = objectives.denominators(rows)
@@ -189,7 +197,7 @@ def make_eval_step(
     def eval_step(parameters: Parameters, batch: Mapping[str, jax.Array]) -> dict[str, objectives.Sums]:
         specs = jax.tree.map(manual_spec, shardings), PartitionSpec("rows")
         rows = jax.tree.map(lambda entry: entry[0], batch)
-        return over_rows(of_these_rows, mesh, specs, PartitionSpec())(parameters, rows)
+        return over_rows(local_sums, mesh, specs, PartitionSpec())(parameters, rows)
 
     return jax.jit(
         eval_step,

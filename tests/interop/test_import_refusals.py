@@ -142,14 +142,14 @@ def test_a_next_sentence_head_needs_a_pooler(folder: Path):
         ({"quantization_config": {"bits": 8}}, "quantization_config is"),
         ({"model_type": "roberta"}, "model_type is 'roberta'"),
         ({"architectures": ["BertForQuestionAnswering"]}, "architectures has BertForQuestionAnswering"),
-        ({"hidden_act": "swish"}, "hidden_act is one of gelu, gelu_new, gelu_pytorch_tanh, relu, not 'swish'"),
-        ({"num_attention_heads": 5}, "hidden_size 48 does not divide by num_attention_heads 5"),
-        ({"hidden_size": "48"}, "hidden_size has to be a whole number, not '48'"),
-        ({"is_decoder": "no"}, "is_decoder has to be true or false, not 'no'"),
-        ({"layer_norm_eps": "1e-12"}, "layer_norm_eps has to be a finite number"),
-        ({"layer_norm_eps": float("nan")}, "layer_norm_eps has to be a finite number, not nan"),
-        ({"layer_norm_eps": -1}, "layer_norm_eps has to be above 0, not -1"),
-        ({"num_hidden_layers": 2.0}, "num_hidden_layers has to be a whole number"),
+        ({"hidden_act": "swish"}, "hidden_act='swish': must be one of gelu, gelu_new, gelu_pytorch_tanh, relu"),
+        ({"num_attention_heads": 5}, "hidden_size=48 is not divisible by num_attention_heads=5"),
+        ({"hidden_size": "48"}, "hidden_size='48': "),
+        ({"is_decoder": "no"}, "is_decoder='no': "),
+        ({"layer_norm_eps": "1e-12"}, "layer_norm_eps='1e-12': "),
+        ({"layer_norm_eps": float("nan")}, "layer_norm_eps=nan: "),
+        ({"layer_norm_eps": -1}, "layer_norm_eps=-1: "),
+        ({"num_hidden_layers": 2.0}, "num_hidden_layers=2.0: "),
         ({"architectures": [1]}, "architectures is [1]: a list of names"),
         ({"architectures": 5}, "architectures is 5: a list of names"),
         ({"architectures": "BertModel"}, "architectures is 'BertModel': a list of names"),
@@ -165,7 +165,7 @@ def test_configs_that_cannot_be_honoured(fields: dict, message: str, folder: Pat
 def test_null_is_no_value(field: str, folder: Path):
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), field: None}))
-    sources.refused(folder, f"config.json: {field} has to be", "not None")
+    sources.refused(folder, f"config.json: {field}=None: ")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000], ids=["open", "list", "deep"])

@@ -1,4 +1,4 @@
-"""The kernels of attention against attention as it is written down; TPU's is interpreted."""
+"""Attention kernels against the plain formula; the TPU kernel runs in interpret mode."""
 
 import dataclasses
 import functools
@@ -105,7 +105,7 @@ def test_a_model_with_splash_is_the_model(causal, settings):
 
 
 def shapes_in(jaxpr: core.Jaxpr) -> set[tuple[int, ...]]:
-    """Of whatever a program computes, but for what a kernel keeps to itself."""
+    """Returns the shapes of all arrays that a program computes, those inside of kernels excepted."""
     found = {variable.aval.shape for equation in jaxpr.eqns for variable in equation.outvars}
     for equation in jaxpr.eqns:
         if equation.primitive.name != "pallas_call":

@@ -73,8 +73,8 @@ def test_any_size_by_argument_has_the_papers_parameters(layers, size, heads):
 
 
 @pytest.mark.parametrize("size", ["4_256", "L4_H100", "L4H256"])
-def test_a_size_that_is_none_is_refused(size):
-    with pytest.raises(InputError, match=r"write L4_H256|heads named"):
+def test_invalid_size_argument_is_refused(size):
+    with pytest.raises(InputError, match=f"{size}\\b.*L4_H"):
         load_config(f"bert:{size}")
 
 
@@ -84,7 +84,7 @@ def test_the_lamb_recipe_of_bert_large():
     assert (first.start, first.stop, second.stop) == (0, 7_038, 8_601)
     assert (first.config.global_batch_size, second.config.global_batch_size) == (65_536, 32_768)
     assert (second.config.optimizer.learning_rate, second.config.data.path) == (4e-3, "b")
-    with pytest.raises(InputError, match="no recipe"):
+    with pytest.raises(InputError, match="lars"):
         load_config("bert_large:lars")
 
 
@@ -308,7 +308,7 @@ def test_dropout_in_fp32_is_one_product():
     np.testing.assert_array_equal(layers.drop(x, keep, 0.1), np.where(keep, np.asarray(x) * scale, np.float32(0)))
 
 
-def test_what_is_dropped_tells_nothing_of_what_else_is():
+def test_dropped_elements_are_uncorrelated():
     rows, length, size, rate = 64, 48, 100, 0.1
     keys = layers.row_keys(jax.random.key(0), jnp.arange(rows))
     kept = np.asarray(layers.dropout_mask((rows, length, size), rate, keys)).astype(np.float64)
@@ -416,22 +416,22 @@ def test_computation_in_bfloat16_stays_close_and_gives_fp32_logits():
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"num_attention_heads": 5}, "does not divide"),
-        ({"hidden_act": "swish"}, "hidden_act is one of"),
-        ({"num_hidden_layers": 0}, "at least 1"),
-        ({"hidden_dropout_prob": 1.0}, "probability below 1"),
-        ({"hidden_size": 32.0}, "hidden_size has to be a whole number, not 32.0"),
-        ({"num_hidden_layers": True}, "num_hidden_layers has to be a whole number, not True"),
-        ({"layer_norm_eps": "1e-12"}, "layer_norm_eps has to be a finite number, not '1e-12'"),
-        ({"layer_norm_eps": float("nan")}, "a finite number"),
-        ({"layer_norm_eps": 10**400}, "a finite number"),
-        ({"layer_norm_eps": 0.0}, "above 0"),
-        ({"initializer_range": -0.02}, "initializer_range has to be at least 0"),
-        ({"is_decoder": "no"}, "is_decoder has to be true or false, not 'no'"),
-        ({"is_decoder": 0}, "true or false"),
-        ({"hidden_act": None}, "hidden_act has to be a string"),
+        ({"num_attention_heads": 5}, r"hidden_size=32\b.*num_attention_heads=5"),
+        ({"hidden_act": "swish"}, "hidden_act='swish': .*gelu_new"),
+        ({"num_hidden_layers": 0}, r"num_hidden_layers=0: .*\b1\b"),
+        ({"hidden_dropout_prob": 1.0}, r"hidden_dropout_prob=1\.0: "),
+        ({"hidden_size": 32.0}, r"hidden_size=32\.0: .*\bint\b"),
+        ({"num_hidden_layers": True}, r"num_hidden_layers=True: .*\bint\b"),
+        ({"layer_norm_eps": "1e-12"}, "layer_norm_eps='1e-12': "),
+        ({"layer_norm_eps": float("nan")}, "layer_norm_eps=nan: "),
+        ({"layer_norm_eps": 10**400}, "layer_norm_eps=1000"),
+        ({"layer_norm_eps": 0.0}, r"layer_norm_eps=0\.0: .*\b0\b"),
+        ({"initializer_range": -0.02}, r"initializer_range=-0\.02: .*\b0\b"),
+        ({"is_decoder": "no"}, "is_decoder='no': .*true.*false"),
+        ({"is_decoder": 0}, "is_decoder=0: .*true.*false"),
+        ({"hidden_act": None}, "hidden_act=None: "),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(sizes, message):
+def test_invalid_sizes_are_refused(sizes, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(SMALL, **sizes)

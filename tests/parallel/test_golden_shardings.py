@@ -1,4 +1,4 @@
-"""Where every array of a run lies, on several meshes, held against files that are read before they are changed.
+"""Shardings of every array of a run on several meshes, compared with golden files that a person reviews.
 
 After a change that is meant: `pytest tests/training/test_golden_shardings.py --update_golden`, and read the diff.
 """
@@ -27,7 +27,7 @@ MESHES = {
 
 
 def describe(path: tuple, shape: tuple[int, ...], sharding: NamedSharding) -> str:
-    """A name, what it is cut along and what a device holds of it."""
+    """Formats an array's name, its partition spec and its shape on one device."""
     axes = ", ".join("+".join(axis) if isinstance(axis, tuple) else str(axis or "-") for axis in sharding.spec)
     name = jax.tree_util.keystr(path, simple=True, separator=".")
     return f"{name}  {list(shape)}  ({axes})  {list(sharding.shard_shape(shape))}"
@@ -35,7 +35,7 @@ def describe(path: tuple, shape: tuple[int, ...], sharding: NamedSharding) -> st
 
 @pytest.mark.parametrize("mesh_name", MESHES)
 @pytest.mark.parametrize("config_name", ["bert_base", "bert_large"])
-def test_every_array_lies_where_the_file_says(config_name, mesh_name, request: pytest.FixtureRequest):
+def test_shardings_match_the_golden_file(config_name, mesh_name, request: pytest.FixtureRequest):
     overrides = {f"mesh.{key}": value for key, value in MESHES[mesh_name].items()}
     config = load_config(config_name, [(key, str(value)) for key, value in overrides.items()])
     mesh = make_mesh(config.mesh)

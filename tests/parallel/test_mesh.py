@@ -24,8 +24,8 @@ def test_data_goes_between_slices_then_fsdp_and_tensor_never(sizes, slices, expe
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 16), (2, 1, 8), (3, 2, 4)])
-def test_meshes_that_would_have_to_cut_a_layer_between_slices_are_refused(sizes):
-    with pytest.raises(InputError, match=r"cannot be laid over 4 slices: mesh\.data has to be a multiple of 4"):
+def test_tensor_axis_across_slices_is_refused(sizes):
+    with pytest.raises(InputError, match=r"mesh\.tensor=\d+: .*\b4 .*mesh\.data .*\b4,"):
         between_slices(dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)), 4)
 
 
@@ -53,7 +53,7 @@ def test_a_mesh_has_whole_slices_along_its_tensor_axis(monkeypatch: pytest.Monke
 
 def test_slices_of_different_sizes_are_refused():
     devices = [SliceDevice(number, int(number > 2)) for number in range(8)]
-    with pytest.raises(InputError, match="cannot be laid over 2 slices"):
+    with pytest.raises(InputError, match=r"mesh\.tensor=\d+: .*\b2 "):
         make_mesh(load_config("bert_tiny").mesh, devices)
 
 
@@ -78,8 +78,8 @@ def test_a_number_of_microbatches_that_is_given_stays():
     assert fill_in_accumulation(make_mesh(config.mesh), config).gradient_accumulation == 2
 
 
-def test_batches_that_devices_do_not_divide_are_refused():
+def test_batch_not_divisible_by_devices_is_refused():
     overrides = [("gradient_accumulation", "-1"), ("max_rows_per_device", "4"), ("global_batch_size", "12")]
     config = load_config("bert_tiny", overrides)
-    with pytest.raises(InputError, match="global_batch_size=12 does not divide by 8 devices"):
+    with pytest.raises(InputError, match=r"global_batch_size=12\b.*\b8 "):
         fill_in_accumulation(make_mesh(config.mesh), config)

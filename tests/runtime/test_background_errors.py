@@ -29,11 +29,11 @@ def shown(fail: Callable[[], object], caplog: pytest.LogCaptureFixture) -> list[
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_what_ends_a_thread_is_logged(hooks: None, caplog: pytest.LogCaptureFixture):
+def test_error_that_ends_a_thread_is_logged(hooks: None, caplog: pytest.LogCaptureFixture):
     (line,) = shown(lambda: 1 // 0, caplog)
     assert "watched" in line
     assert "ZeroDivisionError" in line
 
 
-def test_what_orbax_raises_again_is_not_logged(hooks: None, caplog: pytest.LogCaptureFixture):
+def test_error_that_orbax_reraises_is_not_logged(hooks: None, caplog: pytest.LogCaptureFixture):
     assert shown(lambda: ocp.args.Composite(**{"a": 1})["b"], caplog) == []

@@ -41,7 +41,7 @@ def leave_behind(folder: Path, **changed: object) -> None:
 
 def test_a_workdir_in_use_is_refused_with_host_and_process_and_free_afterwards(tmp_path: Path):
     lease = take(tmp_path)
-    with pytest.raises(InputError, match=f"in use by another run, process {os.getpid()} on {os.uname().nodename}"):
+    with pytest.raises(InputError, match=f"{tmp_path}.*process {os.getpid()} on {os.uname().nodename}"):
         take(tmp_path)
     lease.check()
     lease.close()
@@ -58,7 +58,7 @@ def test_a_lease_of_a_dead_process_of_this_machine_is_taken_at_once(tmp_path: Pa
     assert time.monotonic() - began < 5
 
 
-def test_a_process_id_that_is_used_again_is_not_the_run(tmp_path: Path):
+def test_reused_process_id_is_not_the_holder(tmp_path: Path):
     leave_behind(tmp_path, started="1")
     take(tmp_path, stale=60.0).close()
 
@@ -105,12 +105,12 @@ def test_a_lease_that_cannot_be_read_counts_as_one_of_another_machine(content: b
     assert time.monotonic() - began >= 0.4
 
 
-def test_a_run_whose_workdir_was_taken_learns_of_it_and_leaves_it_alone(tmp_path: Path):
+def test_run_whose_lease_was_taken_over_stops_and_leaves_it_alone(tmp_path: Path):
     lease = take(tmp_path)
     other = {**holder(tmp_path), "token": "another", "host": "elsewhere", "pid": 7}
     (tmp_path / LEASE_FILE).write_text(json.dumps(other))
     time.sleep(0.3)
-    with pytest.raises(BertJaxError, match="taken over by process 7 on elsewhere"):
+    with pytest.raises(BertJaxError, match="process 7 on elsewhere"):
         lease.check()
     lease.close()
     assert holder(tmp_path) == other
@@ -185,7 +185,7 @@ def test_a_deleted_workdir_ends_the_run(tmp_path: Path):
     lease.confirm()
     assert holder(tmp_path)["pid"] == os.getpid()
     shutil.rmtree(tmp_path)
-    with pytest.raises(BertJaxError, match=f"{tmp_path} was deleted"):
+    with pytest.raises(BertJaxError, match=f"{tmp_path}"):
         lease.confirm()
     lease.close()
 
@@ -264,7 +264,7 @@ def test_two_runs_in_one_workdir_and_one_after_a_kill(dataset_dir: Path, tmp_pat
         )  # fmt: skip
         assert second.returncode == 2
         line = second.stderr.strip().split("\n")[-1]
-        assert f"in use by another run, process {first.pid} on " in line
+        assert f"process {first.pid} on " in line
         assert "Traceback" not in second.stderr
     finally:
         first.send_signal(signal.SIGKILL)
@@ -274,14 +274,14 @@ def test_two_runs_in_one_workdir_and_one_after_a_kill(dataset_dir: Path, tmp_pat
         train_command(dataset_dir, tmp_path, total_steps=2, optimizer__warmup_steps=1, checkpoint__every_steps=60),
         env=helpers.child_environment(), capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
-    assert "is gone" in third.stderr
+    assert f"process {first.pid} on " in third.stderr
     assert not (tmp_path / LEASE_FILE).exists()
 
 
 def test_a_lease_in_a_store(store: Emulator):
     folder = epath.Path("gs://bucket/run")
     lease = Lease(folder, renew=0.05, stale=0.4)
-    with pytest.raises(InputError, match=f"gs://bucket/run is in use by another run, process {os.getpid()} on "):
+    with pytest.raises(InputError, match=f"gs://bucket/run\\b.*process {os.getpid()} on "):
         Lease(folder, renew=0.05, stale=0.4)
     lease.check()
     lease.close()

@@ -15,7 +15,7 @@ from etils import epath
 from support.several import finish, start
 
 from bert_jax.runtime.first_process import FirstProcessWatch
-from bert_jax.runtime.heartbeats import Peers
+from bert_jax.runtime.heartbeats import RESTART_ADVICE, Peers
 from bert_jax.runtime.ticker import Ticker
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training.checkpointing.checkpoints import newest_step
@@ -37,7 +37,7 @@ def running(dataset: Path, workdir: Path, count: int = 2, **more: object) -> lis
 
 
 def ended(process: subprocess.Popen, status: int) -> str:
-    """What a process wrote that ends in time with `status`."""
+    """Returns the stderr of a process, which has to end in time with `status`."""
     began = time.monotonic()
     written = process.communicate(timeout=LIMIT + 60)[1]
     assert process.returncode == status, written
@@ -46,12 +46,12 @@ def ended(process: subprocess.Popen, status: int) -> str:
 
 
 @pytest.mark.long
-def test_a_process_that_is_killed_ends_the_others_and_the_run_goes_on_without_it(dataset_dir: Path, tmp_path: Path):
+def test_killed_process_ends_the_others_and_the_run_resumes_without_it(dataset_dir: Path, tmp_path: Path):
     first, second = running(dataset_dir, tmp_path)
     second.kill()
-    line = next(line for line in ended(first, 1).split("\n") if line.startswith("process 1 ("))
-    assert f"pid {second.pid}) has been silent for " in line
-    assert "start the run again" in line
+    line = next(line for line in ended(first, 1).split("\n") if line.startswith("Process 1 ("))
+    assert f"pid {second.pid})" in line
+    assert RESTART_ADVICE in line
     second.communicate()
     saved = int(newest_step(epath.Path(tmp_path)).name)
     finish(start(1, dataset_dir, tmp_path, **{**MANY, "total_steps": saved + 2}))
@@ -62,8 +62,8 @@ def test_a_process_that_is_killed_ends_the_others_and_the_run_goes_on_without_it
 def test_without_the_first_process_the_others_end(dataset_dir: Path, tmp_path: Path):
     first, second = running(dataset_dir, tmp_path)
     first.kill()
-    line = next(line for line in ended(second, 1).split("\n") if line.startswith("process 0 "))
-    assert "start the run again" in line
+    line = next(line for line in ended(second, 1).split("\n") if line.startswith("Process 0 "))
+    assert RESTART_ADVICE in line
     first.communicate()
 
 
@@ -80,7 +80,7 @@ def test_a_frozen_process_counts_as_lost_and_ends_once_it_thaws(frozen: int, dat
 
 
 @pytest.mark.long
-def test_a_stall_is_reported_by_every_process_and_the_run_goes_on(dataset_dir: Path, tmp_path: Path):
+def test_stall_is_reported_by_every_process_and_the_run_continues(dataset_dir: Path, tmp_path: Path):
     processes = running(dataset_dir, tmp_path, stall_minutes=4 / 60)
     shutil.rmtree(tmp_path / "stalls", ignore_errors=True)  # compiling may have taken as long
     processes[1].send_signal(signal.SIGSTOP)  # for less than it takes to count as lost
@@ -97,7 +97,7 @@ def test_a_stall_is_reported_by_every_process_and_the_run_goes_on(dataset_dir: P
     processes[0].send_signal(signal.SIGTERM)
     written = finish(processes, expect=75)
     assert {name.rsplit("-", 1)[-1] for name in reports} == {"0.txt", "1.txt"}
-    assert all("nothing has moved for" in text and "thread MainThread:" in text for text in written)
+    assert all("thread MainThread:" in text for text in written)
 
 
 @pytest.mark.parametrize("failing", [0, pytest.param(1, marks=pytest.mark.long)])
@@ -105,15 +105,14 @@ def test_a_failure_of_one_process_is_the_failure_of_all(failing: int, dataset_di
     paths = [dataset_dir, dataset_dir]
     paths[failing] = tmp_path / "nowhere"
     written = finish(start(2, paths, tmp_path / "run", **MANY), expect=2)
-    assert "nowhere is not a prepared dataset" in written[failing].strip().split("\n")[-1]
-    other = next(line for line in written[1 - failing].split("\n") if line.startswith(f"process {failing} ("))
-    assert "ended the run: " in other
-    assert "nowhere is not a prepared dataset" in other
+    assert str(paths[failing]) in written[failing].strip().split("\n")[-1]
+    other = next(line for line in written[1 - failing].split("\n") if line.startswith(f"Process {failing} ("))
+    assert str(paths[failing]) in other
     assert "Traceback" not in "".join(written)
 
 
 class MemoryStore:
-    """What JAX's coordination service keeps, for processes that are threads."""
+    """A stand-in for the store of JAX's coordination service, for processes that are threads."""
 
     def __init__(self) -> None:
         self.kept: dict[str, str] = {}
@@ -173,7 +172,7 @@ def test_a_silent_process_is_lost(caplog: pytest.LogCaptureFixture):
     peers[2]._ticker.close()
     wait_for(lambda: len(ends) == 2)
     assert ends == {0: 1, 1: 1}
-    assert "process 2 (" in caplog.text
+    assert "Process 2 (" in caplog.text
     for peer in peers:
         peer.close()
 
@@ -199,12 +198,12 @@ def test_a_closed_port_of_the_first_process_ends_the_others_at_once(caplog: pyte
     wait_for(lambda: ends)
     assert ends == [1]
     assert time.monotonic() - began < 2
-    assert "process 0 " in caplog.text
+    assert "Process 0 " in caplog.text
     watch.close()
 
 
 def test_an_abort_for_another_reason_ends_by_its_signal():
-    """And is held up, for a line about process 0 to come first where that is the reason."""
+    """The abort is delayed, so that a line about process 0 comes first if that is the reason."""
     script = """
 import os, socket
 from bert_jax.runtime.first_process import FirstProcessWatch

@@ -1,4 +1,4 @@
-"""What is freed stays with a process that computes on a CPU."""
+"""A process that computes on a CPU keeps the memory that it frees."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ print(faults)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs glibc")
-def test_what_is_allocated_again_costs_no_page_faults():
+def test_reallocation_costs_no_page_faults():
     def faults(how: str) -> int:
         command = [sys.executable, "-c", PROGRAM, how]
         environment = helpers.child_environment()

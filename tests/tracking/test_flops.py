@@ -43,7 +43,7 @@ def test_a_name_that_another_one_begins_with_is_not_that_device(device_kind: str
     assert find_accelerator(device_kind) is None
 
 
-def test_an_unknown_accelerator_is_said_once_and_a_cpu_is_not(monkeypatch: pytest.MonkeyPatch, caplog):
+def test_unknown_accelerator_is_warned_of_once_and_cpu_is_not(monkeypatch: pytest.MonkeyPatch, caplog):
     def rates(platform: str, device_kind: str) -> dict[str, float]:
         devices = [SimpleNamespace(platform=platform, device_kind=device_kind)] * 2
         monkeypatch.setattr(throughput.jax, "devices", lambda: devices)

@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from bert_jax.tracking.metrics import METRICS_FILE, MetricsWriter, finite_json, read_metrics
 
 
-def test_rows_past_the_step_that_a_resume_starts_from_are_dropped(tmp_path):
+def test_resume_drops_metrics_after_checkpoint(tmp_path):
     folder = epath.Path(tmp_path)
     writer = MetricsWriter(folder, resume_step=0)
     for step in range(1, 6):
@@ -28,7 +28,7 @@ def test_rows_past_the_step_that_a_resume_starts_from_are_dropped(tmp_path):
     assert rows[-1]["loss"] == 7.0
 
 
-def test_what_is_not_finite_is_null_and_every_line_is_json(tmp_path):
+def test_nonfinite_values_are_null_and_every_line_is_json(tmp_path):
     writer = MetricsWriter(epath.Path(tmp_path), resume_step=0)
     writer.write(1, {"loss": float("nan"), "grad_norm": float("inf"), "nonfinite_steps": 1})
     writer.close()

@@ -1,4 +1,4 @@
-"""Logs in a store, where nothing can be appended to."""
+"""Logs in an object store, which does not support append."""
 
 import json
 import time
@@ -82,7 +82,7 @@ def test_a_kill_between_a_merge_and_its_deletions_doubles_nothing(few, store, mo
     assert len(store.names("run/metrics/")) == 3
 
 
-def test_rows_past_the_step_that_is_gone_on_from_are_dropped(store):
+def test_resume_drops_metrics_after_checkpoint(store):
     writer = MetricsWriter(WORKDIR, resume_step=0)
     write(writer, 1, 2, 3, flush=False)
     writer.close()

@@ -75,10 +75,10 @@ def test_a_folder_of_runs_names_one_of_them(tmp_path: Path):
     for name in ("study/pretraining/base", "study/finetuning/base/topic/lr-2e-05-seed-1"):
         write_rows(tmp_path / name, trained(1))
     first = tmp_path / "study/finetuning/base/topic/lr-2e-05-seed-1"
-    with pytest.raises(InputError, match=rf"study has no metrics of its own but 2 runs .* {first}"):
+    with pytest.raises(InputError, match=rf"study\b.*\b2 .*{first}"):
         plot_curves([str(tmp_path / "study")], str(tmp_path / "curves.png"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="empty has no metrics"):
+    with pytest.raises(InputError, match=rf"{tmp_path / 'empty'}\b"):
         plot_curves([str(tmp_path / "empty")], str(tmp_path / "curves.png"))
 
 

@@ -135,9 +135,9 @@ def test_a_left_to_right_run_learns_and_is_evaluated_left_to_right(dataset_dir: 
         if key.startswith("nsp_")
     ]  # fmt: skip
     assert nsp_metrics == []
-    with pytest.raises(InputError, match="is_decoder True"):
+    with pytest.raises(InputError, match=r"is_decoder.*True"):
         pretrain(helpers.small_config(dataset_dir, init=tmp_path / "run"), str(tmp_path / "other"))
-    with pytest.raises(InputError, match="left-to-right"):
+    with pytest.raises(InputError, match=r"is_decoder|left-to-right"):
         fill_mask(load(str(tmp_path / "run")), "the [MASK] sees the owl .")
 
 
@@ -173,9 +173,9 @@ def test_without_nsp_the_pooler_and_its_head_keep_their_values(optimizer: str, d
 
 
 def test_left_to_right_with_nsp_is_refused(dataset_dir: Path, tmp_path: Path):
-    with pytest.raises(InputError, match=r"goes with objective\.nsp=False"):
+    with pytest.raises(InputError, match=r"objective\.lm=ltr\b.*objective\.nsp=False"):
         pretrain(helpers.small_config(dataset_dir, objective__lm="ltr"), str(tmp_path))
-    with pytest.raises(InputError, match="has to be one of mlm, ltr"):
+    with pytest.raises(InputError, match=r"objective\.lm=clm: .*mlm, ltr"):
         pretrain(helpers.small_config(dataset_dir, objective__lm="clm"), str(tmp_path))
 
 

@@ -57,13 +57,13 @@ class FakeRun:
             self.saved.append(step)
             self.unlogged.append(unlogged)
 
-        stretch = loop.Stretch(
+        steps = loop.StepRange(
             self.run.start, stop, self.train_step, lambda step: {"input_ids": np.zeros((2, 4), np.int32)}, 2, 1,
             SimpleNamespace(pause=lambda: None, finished=lambda *_: None, rates=lambda step: {}),
             log_every, save_every, evaluates_after, LIMIT, lambda step: {}, lambda step, state: {}, save,
         )  # fmt: skip
         with jax.transfer_guard("allow"):
-            return loop.run_steps(self.run, stretch, np.int32(self.run.start))
+            return loop.run_steps(self.run, steps, np.int32(self.run.start))
 
 
 @pytest.mark.parametrize("when", ["between", "evaluated", "traced"])
@@ -124,7 +124,7 @@ def test_resumed_run_logs_the_means_of_a_run_never_stopped():
     assert second.rows == whole.rows[-1:]
 
 
-def test_skipped_steps_are_left_out_of_the_means():
+def test_skipped_steps_are_not_in_the_means():
     means = RunningMeans()
     for loss, streak in [(1.0, 0), (float("nan"), 1), (3.0, 0)]:
         means.add({"loss": loss, "nonfinite_streak": streak})

@@ -154,7 +154,7 @@ def test_a_tensor_of_zeros_or_without_a_gradient_is_not_scaled():
     assert (direction["b"] == 0).all()
 
 
-def test_what_decays_is_decided_by_name():
+def test_weight_decay_is_chosen_by_parameter_name():
     _, shapes, _ = abstract_parameters(BertConfig())
     mask = decay_mask(shapes)
     decaying = {jax.tree_util.keystr(path) for path, decays in jax.tree_util.tree_leaves_with_path(mask) if decays}
@@ -169,12 +169,12 @@ def test_what_decays_is_decided_by_name():
 @pytest.mark.parametrize(
     ("name", "bias_correction", "warnings"), [("lamb", False, 1), ("lamb", True, 0), ("adamw", False, 0)]
 )
-def test_lamb_without_bias_correction_is_said_once(
+def test_lamb_without_bias_correction_is_warned_of_once(
     name: str, bias_correction: bool, warnings: int, dataset_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     (tmp_path / "file").touch()
     chosen = {"optimizer__name": name, "optimizer__bias_correction": bias_correction}
-    with pytest.raises(InputError, match="is a file"):
+    with pytest.raises(InputError, match=f"--workdir={tmp_path / 'file'}: "):
         pretrain(helpers.small_config(dataset_dir, **chosen), str(tmp_path / "file"))
     finetuning = [("optimizer.name", name), ("optimizer.bias_correction", str(bias_correction)), ("init", "nowhere")]
     with pytest.raises(InputError, match="nowhere"):
@@ -182,5 +182,5 @@ def test_lamb_without_bias_correction_is_said_once(
             load_config("finetune/text", [*finetuning, ("data.path", "nowhere")], keys_of="finetune/default"),
             str(tmp_path / "run"),
         )
-    said = [record for record in caplog.records if "optimizer.bias_correction=False" in record.getMessage()]
-    assert [record.levelname for record in said] == ["WARNING"] * 2 * warnings
+    warned = [record for record in caplog.records if "optimizer.bias_correction=False" in record.getMessage()]
+    assert [record.levelname for record in warned] == ["WARNING"] * 2 * warnings

@@ -57,7 +57,7 @@ def short_run(phased_run: tuple[Path, dict]) -> Path:
     return phased_run[0] / "first"
 
 
-def test_a_plan_covers_every_step_with_the_config_that_holds_in_it(short_dir: Path, dataset_dir: Path):
+def test_plan_covers_every_step_with_its_config(short_dir: Path, dataset_dir: Path):
     plans = plan_phases(phased(short_dir, dataset_dir))
     assert [(plan.start, plan.stop) for plan in plans] == [(0, 4), (4, 8)]
     assert [plan.config.global_batch_size for plan in plans] == [32, 16]
@@ -71,26 +71,26 @@ def test_a_plan_covers_every_step_with_the_config_that_holds_in_it(short_dir: Pa
 @pytest.mark.parametrize(
     ("phases", "message"),
     [
-        ("({'steps': 4},)", r"steps \[4\] do not make total_steps=8"),
-        ("({'steps': 8}, {'steps': -1})", "do not make total_steps"),
-        ("({'steps': -1}, {'steps': -1})", "do not make total_steps"),
-        ("({'steps': 0}, {'steps': 8})", "phases.0.steps has to be a number"),
-        ("({'steps': True}, {'steps': 7})", "phases.0.steps has to be a number"),
-        ("({'data.path': 'x'},)", "phases.0.steps has to be a number"),
-        ("({'steps': 8, 'model.hidden_size': 64},)", "phases.0.model.hidden_size: a phase may not set it"),
-        ("({'steps': 8, 'seed': 64},)", "a phase may not set it"),
-        ("({'steps': 8, 'data.pat': 'x'},)", "did you mean data.path"),
-        ("({'steps': 8, 'global_batch_size': 'x'},)", "phases.0: .*wants a value of type int"),
-        ("({'steps': 8, 'global_batch_size': 20},)", "global_batch_size=20 does not divide"),
+        ("({'steps': 4},)", r"phases: .*\[4\].*total_steps=8"),
+        ("({'steps': 8}, {'steps': -1})", r"\[8, -1\].*total_steps=8"),
+        ("({'steps': -1}, {'steps': -1})", r"\[-1, -1\].*total_steps=8"),
+        ("({'steps': 0}, {'steps': 8})", r"phases\.0\.steps=0: "),
+        ("({'steps': True}, {'steps': 7})", r"phases\.0\.steps=True: "),
+        ("({'data.path': 'x'},)", r"phases\.0\.steps=None: "),
+        ("({'steps': 8, 'model.hidden_size': 64},)", r"phases\.0\.model\.hidden_size: "),
+        ("({'steps': 8, 'seed': 64},)", r"phases\.0\.seed: "),
+        ("({'steps': 8, 'data.pat': 'x'},)", r"phases\.0: .*data\.pat\b.*data\.path"),
+        ("({'steps': 8, 'global_batch_size': 'x'},)", r"phases\.0: .*global_batch_size\b.*\bint\b"),
+        ("({'steps': 8, 'global_batch_size': 20},)", r"global_batch_size=20\b"),
         ("({'steps': 8, 'objective.mask_rate': 2.0},)", "mask_rate"),
-        ("({'steps': 8, 'data.path': '/nowhere'},)", r"/nowhere: .*dataset\.json"),
-        ("(8,)", "phases: .*dicts"),
-        ("({'steps': 8, 1: 2},)", "phases.0: 1 is no key"),
-        ("({'steps': 2, 'optimizer.warmup_steps': 2}, {'steps': -1})", "below the steps of its phase, 2"),
+        ("({'steps': 8, 'data.path': '/nowhere'},)", "/nowhere"),
+        ("(8,)", r"phases=\(8,\): "),
+        ("({'steps': 8, 1: 2},)", r"phases\.0: .*\b1$"),
+        ("({'steps': 2, 'optimizer.warmup_steps': 2}, {'steps': -1})", r"optimizer\.warmup_steps=2: .*\b2 "),
     ],
 )
-def test_phases_that_cannot_be_are_refused(phases: str, message: str, dataset_dir: Path, tmp_path: Path):
-    restart = "its phase" in message
+def test_invalid_phases_are_refused(phases: str, message: str, dataset_dir: Path, tmp_path: Path):
+    restart = "optimizer.warmup_steps" in phases
     config = helpers.small_config(dataset_dir, phases=phases, optimizer__restart_schedule=restart)
     with pytest.raises(InputError, match=message):
         pretrain(config, str(tmp_path / "run"))
@@ -102,7 +102,7 @@ def test_phases_of_different_vocabularies_are_refused(
 ):
     (tmp_path / "vocab.txt").write_text("\n".join([*vocabulary[:-2], vocabulary[-1], vocabulary[-2]]) + "\n")
     helpers.prepare_dataset(corpus_file, tmp_path / "vocab.txt", tmp_path / "other")
-    with pytest.raises(InputError, match="different vocabularies"):
+    with pytest.raises(InputError, match=f"{dataset_dir} .*{tmp_path / 'other'} "):
         open_phases(phased(tmp_path / "other", dataset_dir))
 
 
@@ -111,13 +111,13 @@ def test_one_key_of_one_phase_from_the_command_line(tmp_path: Path):
     config = load_config("bert_tiny", overrides)
     assert config.phases == ({"steps": 5}, {"steps": -1, "data.path": "b"})
     for key, message in (
-        ("phases.2.data.path", "has 2 phases"),
-        ("phases.0.data.pth", "did you mean data.path"),
-        (f"phases.{'9' * 5000}.data.path", "there is no such key"),
+        ("phases.2.data.path", r"phases\.2\.data\.path.*\b2 "),
+        ("phases.0.data.pth", r"phases\.0\.data\.pth\b.*data\.path"),
+        (f"phases.{'9' * 5000}.data.path", r"--config\.phases\.9{5000}\.data\.path"),
     ):
         with pytest.raises(InputError, match=message):
             load_config("bert_tiny", [*overrides, (key, "x")])
-    with pytest.raises(InputError, match=r"phases.0.steps: that phase is 8, and not a dict"):
+    with pytest.raises(InputError, match=r"phases\.0\.steps.*\b8\b"):
         load_config("bert_tiny", [("phases", "(8,)"), ("phases.0.steps", "5")])
 
 
@@ -134,7 +134,7 @@ def test_the_schedule_is_one_or_restarts(short_dir: Path, dataset_dir: Path, pha
     np.testing.assert_allclose(logged, [0, 5e-3, 5e-3, 2.5e-3, 0, 5e-3, 5e-3, 2.5e-3], rtol=1e-5)
 
 
-def test_phases_on_one_dataset_read_on_where_the_last_one_stopped(dataset_dir: Path, short_dir: Path):
+def test_phase_continues_reading_where_previous_phase_stopped(dataset_dir: Path, short_dir: Path):
     phases = ({"steps": 3}, {"steps": 2, "data.path": str(short_dir)}, {"steps": 3, "global_batch_size": 32})
     opened = open_phases(helpers.small_config(dataset_dir, phases=phases))
     assert [phase.first_row for phase in opened] == [0, 0, 48]
@@ -156,7 +156,7 @@ def test_both_phases_are_trained_and_evaluated_on_their_own_data(phased_run: tup
 
 @pytest.mark.long
 @pytest.mark.parametrize("restart", [False, True])
-def test_killed_on_the_boundary_and_resumed_is_never_stopped(
+def test_run_killed_at_phase_boundary_resumes_to_the_same_result(
     restart: bool, short_dir: Path, dataset_dir: Path, tmp_path: Path
 ):
     """The newest checkpoint is that of the boundary when the kill comes, so that the second phase starts anew."""
@@ -170,7 +170,7 @@ def test_killed_on_the_boundary_and_resumed_is_never_stopped(
     assert newest_step(epath.Path(tmp_path / "killed")).name == "100"
     resumed = train(dataset_dir, tmp_path / "killed", **settings)
     assert resumed.returncode == 0, resumed.stderr
-    assert "going on from step 100" in resumed.stderr
+    assert "from step 100" in resumed.stderr
     assert_same_run(tmp_path / "killed", tmp_path / "straight")
 
 
@@ -182,12 +182,12 @@ def test_a_phase_may_be_added_to_a_finished_run(short_dir: Path, dataset_dir: Pa
 @pytest.mark.parametrize(
     ("steps", "overrides", "message"),
     [
-        (3, {}, "begun"),
-        (5, {}, "begun"),
+        (3, {}, r"\b0-4\b.*\b0-3\b"),
+        (5, {}, r"\b0-4\b.*\b0-5\b"),
         (4, {"objective__mask_rate": 0.2}, r"mask_rate 0\.15 -> 0\.2"),
     ],
 )
-def test_a_phase_that_is_begun_stays_what_it_is(
+def test_started_phase_cannot_change(
     steps: int, overrides: dict, message: str, short_dir: Path, dataset_dir: Path, phased_run: tuple[Path, dict]
 ):
     config = phased(
@@ -198,12 +198,12 @@ def test_a_phase_that_is_begun_stays_what_it_is(
 
 
 @pytest.mark.parametrize("first_changes", [False, True])
-def test_a_phase_that_is_begun_keeps_its_dataset(
+def test_started_phase_cannot_change_its_dataset(
     first_changes: bool, short_dir: Path, dataset_dir: Path, phased_run: tuple[Path, dict]
 ):
     only = dataset_dir if first_changes else short_dir
     config = phased(only, only, total_steps=10, optimizer__restart_schedule=True, eval_every_steps=0)
-    with pytest.raises(InputError, match="steps 0-4" if first_changes else "steps 4-10"):
+    with pytest.raises(InputError, match=r"\b0-4\b" if first_changes else r"\b4-10\b"):
         pretrain(config, str(phased_run[0]))
 
 
@@ -234,9 +234,9 @@ def test_a_resumed_run_does_not_look_at_init(dataset_dir: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"model__hidden_size": 64}, r"hidden_size 32 .*model\.hidden_size=64"),
-        ({"model__hidden_act": "gelu_new"}, "hidden_act 'gelu'"),
-        ({"model__layer_norm_eps": 1e-6}, "layer_norm_eps 1e-12"),
+        ({"model__hidden_size": 64}, r"\b32\b.*model\.hidden_size=64"),
+        ({"model__hidden_act": "gelu_new"}, "hidden_act.*'gelu'"),
+        ({"model__layer_norm_eps": 1e-6}, "layer_norm_eps.*1e-12"),
         ({"init": "/nothing"}, "/nothing"),
     ],
 )
@@ -253,7 +253,7 @@ def test_init_of_another_vocabulary_is_refused(
 ):
     (tmp_path / "vocab.txt").write_text("\n".join([*vocabulary[:-2], vocabulary[-1], vocabulary[-2]]) + "\n")
     helpers.prepare_dataset(corpus_file, tmp_path / "vocab.txt", tmp_path / "other")
-    with pytest.raises(InputError, match=f"{short_run}.* vocabulary"):
+    with pytest.raises(InputError, match=f"{tmp_path / 'other'} .*{short_run}"):
         pretrain(helpers.small_config(tmp_path / "other", init=short_run), str(tmp_path / "run"))
 
 
@@ -266,7 +266,7 @@ def mixed(dataset_dir, other_dir, **overrides):
 
 
 def test_a_plan_survives_json(dataset_dir, other_dir):
-    """As a checkpoint keeps it: tuples come back as lists."""
+    """A checkpoint stores the config as JSON: tuples come back as lists."""
     config = mixed(dataset_dir, other_dir)
     again = ConfigDict(json.loads(config.to_json_best_effort()))
     assert [tuple(plan.config.data.weights) for plan in plan_phases(again)] == [(), (0.1, 0.9)]

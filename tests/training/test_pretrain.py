@@ -1,6 +1,7 @@
 """Runs of the whole loop; those that are killed are processes of their own."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -29,7 +30,7 @@ def straight(dataset_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return workdir
 
 
-def test_a_run_learns_and_leaves_what_it_should(straight: Path):
+def test_run_learns_and_writes_its_files(straight: Path):
     rows = read_metrics(epath.Path(straight))
     training = [row for row in rows if "split" not in row]
     evaluations = [row for row in rows if row.get("split") == "eval"]
@@ -51,7 +52,7 @@ def test_a_run_learns_and_leaves_what_it_should(straight: Path):
     assert open_checkpoint(str(straight / "checkpoints" / "96")).path.name == "96"
 
 
-def test_killed_stopped_and_resumed_is_never_stopped(straight: Path, dataset_dir: Path, tmp_path: Path):
+def test_run_killed_stopped_and_resumed_gives_the_same_result(straight: Path, dataset_dir: Path, tmp_path: Path):
     """SIGKILL, then SIGTERM, which saves and exits with 75, then the rest."""
     killed = train_until(40, dataset_dir, tmp_path, signal.SIGKILL)
     assert killed.returncode == -signal.SIGKILL
@@ -63,7 +64,7 @@ def test_killed_stopped_and_resumed_is_never_stopped(straight: Path, dataset_dir
     assert f"step {saved.name}" in stopped.stderr
     newer = newest_step(epath.Path(tmp_path))
     assert int(newer.name) > int(saved.name)
-    assert f"SIGTERM: saved step {newer.name}" in stopped.stderr
+    assert re.search(rf"SIGTERM: .*step {newer.name}\b", stopped.stderr)
     assert "Traceback" not in stopped.stderr
     result = train(dataset_dir, tmp_path)
     assert result.returncode == 0, result.stderr
@@ -79,11 +80,11 @@ def test_killed_before_the_first_checkpoint_starts_again(straight: Path, dataset
 
 
 @pytest.mark.long
-def test_interrupted_it_saves_and_exits_with_75(straight: Path, dataset_dir: Path, tmp_path: Path):
+def test_sigint_saves_and_exits_with_75(straight: Path, dataset_dir: Path, tmp_path: Path):
     stopped = train_until(40, dataset_dir, tmp_path, signal.SIGINT)
     assert stopped.returncode == 75, stopped.stderr
     saved = newest_step(epath.Path(tmp_path))
-    assert f"SIGINT: saved step {saved.name}" in stopped.stderr
+    assert re.search(rf"SIGINT: .*step {saved.name}\b", stopped.stderr)
     assert int(saved.name) >= 40
     assert "Traceback" not in stopped.stderr
     assert train(dataset_dir, tmp_path).returncode == 0
@@ -114,14 +115,14 @@ def test_a_full_disk_is_one_line(dataset_dir: Path, tmp_path: Path):
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
-    assert "the disk is full" in done.stderr.strip().split("\n")[-1]
+    assert "disk" in done.stderr.strip().split("\n")[-1]
 
 
 def test_without_an_eval_split_there_is_no_evaluation(corpus_file: Path, vocabulary_file: Path, tmp_path: Path, caplog):
     helpers.prepare_dataset(corpus_file, vocabulary_file, tmp_path / "data", eval_fraction=0.0)
     config = helpers.small_config(tmp_path / "data", total_steps=2, optimizer__warmup_steps=1)
     assert pretrain(config, str(tmp_path / "run")) == {}
-    assert "no eval split" in caplog.text
+    assert "eval_batches=0" in caplog.text
     assert all("split" not in row for row in read_metrics(epath.Path(tmp_path / "run")))
 
 
@@ -143,7 +144,7 @@ def test_a_damaged_checkpoint_is_one_line(damage: str, straight: Path, dataset_d
         else:
             path.write_text("{")
     overrides = {key.replace(".", "__"): value for key, value in {**SETTINGS, "total_steps": 200}.items()}
-    with pytest.raises(InputError, match=r"checkpoints/120.* damaged"):
+    with pytest.raises(InputError, match="checkpoints/120 "):
         pretrain(helpers.small_config(dataset_dir, **overrides), str(tmp_path / "run"))
 
 
@@ -162,7 +163,7 @@ def test_resume_falls_back_to_the_newest_intact_step(straight: Path, dataset_dir
 
 @pytest.mark.long
 @pytest.mark.usefixtures("all_devices")
-def test_another_mesh_goes_on_from_the_checkpoint(dataset_dir: Path, tmp_path: Path):
+def test_checkpoint_resumes_on_another_mesh(dataset_dir: Path, tmp_path: Path):
     def training_rows() -> dict[int, dict]:
         return {row["step"]: row for row in read_metrics(epath.Path(tmp_path)) if "split" not in row}
 
@@ -177,7 +178,7 @@ def test_another_mesh_goes_on_from_the_checkpoint(dataset_dir: Path, tmp_path: P
 
 
 @pytest.mark.long
-def test_microbatches_are_no_other_evaluation(dataset_dir: Path, tmp_path: Path):
+def test_microbatches_do_not_change_evaluation(dataset_dir: Path, tmp_path: Path):
     rows = []
     for microbatches in (1, 2):
         workdir = tmp_path / str(microbatches)
@@ -192,7 +193,7 @@ def test_microbatches_are_no_other_evaluation(dataset_dir: Path, tmp_path: Path)
 
 @pytest.mark.long
 @pytest.mark.usefixtures("all_devices")
-def test_microbatches_are_filled_in_and_a_run_goes_on_with_others(dataset_dir: Path, tmp_path: Path):
+def test_gradient_accumulation_is_inferred_and_may_change_on_resume(dataset_dir: Path, tmp_path: Path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     pretrain(helpers.small_config(dataset_dir), str(whole))
     settings = {"gradient_accumulation": -1, "max_rows_per_device": 1, "data__seq_len": 64}
@@ -210,7 +211,7 @@ def test_too_many_steps_that_are_not_finite_stop_the_run_with_a_checkpoint(datas
         dataset_dir, optimizer__learning_rate=1e30, total_steps=12, max_nonfinite_steps=3, checkpoint__every_steps=12,
         eval_every_steps=0,
     )  # fmt: skip
-    with pytest.raises(BertJaxError, match="not finite 3 times in a row") as raised:
+    with pytest.raises(BertJaxError, match=r"max_nonfinite_steps=3\b") as raised:
         pretrain(config, str(tmp_path))
     assert raised.value.exit_status == 1
     assert newest_step(epath.Path(tmp_path)) is not None
@@ -218,13 +219,13 @@ def test_too_many_steps_that_are_not_finite_stop_the_run_with_a_checkpoint(datas
     assert rows[-1]["step"] == int(newest_step(epath.Path(tmp_path)).name)
     assert rows[-1]["nonfinite_streak"] >= 3
     assert rows[-1]["nonfinite_steps"] == rows[-1]["nonfinite_streak"] == rows[-1]["step"] - 1
-    # The state stayed what it was, so that the run may go on from it with a lower rate.
+    # The state stayed what it was, so that the run may resume from it with a lower rate.
     better = helpers.small_config(dataset_dir, total_steps=12, max_nonfinite_steps=3, eval_every_steps=0)
     assert pretrain(better, str(tmp_path))["mlm_loss"] < 5
 
 
-def test_an_empty_workdir_is_no_folder(dataset_dir: Path):
-    with pytest.raises(InputError, match="--workdir is empty"):
+def test_empty_workdir_is_refused(dataset_dir: Path):
+    with pytest.raises(InputError, match="--workdir"):
         pretrain(helpers.small_config(dataset_dir), "")
 
 
@@ -232,7 +233,7 @@ def test_an_empty_workdir_is_no_folder(dataset_dir: Path):
     ("changes", "message"),
     [
         ({"objective__nsp": False}, "objective.nsp True -> False"),
-        ({"total_steps": 119}, "step 120, past total_steps=119"),
+        ({"total_steps": 119}, r"\b120\b.*total_steps=119"),
         ({"model__hidden_size": 64}, "model.hidden_size 32 -> 64"),
         ({"seed": 1}, "seed 0 -> 1"),
     ],
@@ -250,11 +251,11 @@ def test_another_dataset_or_vocabulary_is_refused(
     swapped = [*vocabulary[:-2], vocabulary[-1], vocabulary[-2]]
     (tmp_path / "vocab.txt").write_text("\n".join(swapped) + "\n")
     helpers.prepare_dataset(corpus_file, tmp_path / "vocab.txt", tmp_path / "other_vocabulary")
-    with pytest.raises(InputError, match="another vocabulary"):
+    with pytest.raises(InputError, match=f"{tmp_path / 'other_vocabulary'} .*{straight}"):
         pretrain(helpers.small_config(tmp_path / "other_vocabulary", **overrides), str(straight))
     (tmp_path / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
     helpers.prepare_dataset(corpus_file, tmp_path / "vocab.txt", tmp_path / "other_data", dupe_factor=2)
-    with pytest.raises(InputError, match="trained on another dataset"):
+    with pytest.raises(InputError, match=f"{straight}: .*{tmp_path / 'other_data'}"):
         pretrain(helpers.small_config(tmp_path / "other_data", **overrides), str(straight))
 
 
@@ -262,33 +263,33 @@ def test_another_dataset_or_vocabulary_is_refused(
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"data__path": "/nowhere"}, r"/nowhere: .*dataset\.json"),
-        ({"data__path": ""}, "data.path is not set"),
-        ({"model__max_position_embeddings": 32}, "sequences of 64 tokens"),
-        ({"model__vocab_size": 30522}, "leave it at -1"),
-        ({"model__num_attention_heads": 5}, "does not divide by num_attention_heads"),
-        ({"global_batch_size": 20}, "global_batch_size=20 does not divide"),
-        ({"gradient_accumulation": 3}, "a multiple of 24"),
-        ({"mesh__data": 3}, "is 3 devices, but there are 8"),
-        ({"dtype": "float16"}, "dtype has to be one of auto, float32, bfloat16"),
-        ({"remat": "some"}, "remat has to be one of none, attention, dots, full"),
-        ({"total_steps": 0}, "total_steps has to be at least 1"),
-        ({"objective__mask_token": 0.9}, "sum to 1"),
-        ({"seed": -1}, "seed has to be in"),
-        ({"gradient_accumulation": 0}, "gradient_accumulation has to be at least 1, or -1"),
-        ({"gradient_accumulation": -1}, "max_rows_per_device has to be at least 1 where gradient_accumulation=-1"),
-        ({"gradient_reduce_dtype": "float16"}, "gradient_reduce_dtype has to be one of float32, bfloat16"),
-        ({"data__seq_len": 128}, "sequences of 64 tokens, but data.seq_len=128: prepare it with --seq_len 128"),
-        ({"optimizer__learning_rate": "nan"}, "optimizer.learning_rate has to be a number"),
-        ({"optimizer__warmup_steps": 8}, "has to be below total_steps"),
-        ({"model__type_vocab_size": 1}, "segments 0 and 1"),
-        ({"global_batch_size": 10**12}, "global_batch_size .* 1048576, .* 1000000000000"),
+        ({"data__path": "/nowhere"}, "/nowhere"),
+        ({"data__path": ""}, r"--config\.data\.path="),
+        ({"model__max_position_embeddings": 32}, r"\b64\b.*model\.max_position_embeddings=32"),
+        ({"model__vocab_size": 30522}, r"model\.vocab_size=30522\b.*-1"),
+        ({"model__num_attention_heads": 5}, r"model\.hidden_size=32\b.*num_attention_heads=5"),
+        ({"global_batch_size": 20}, r"global_batch_size=20\b"),
+        ({"gradient_accumulation": 3}, r"gradient_accumulation=3\b.*\b24\b"),
+        ({"mesh__data": 3}, r"mesh\.data=3\b.*\b8\b"),
+        ({"dtype": "float16"}, "^dtype=float16: .*auto, float32, bfloat16"),
+        ({"remat": "some"}, "remat=some: .*none, attention, dots, full"),
+        ({"total_steps": 0}, r"total_steps=0: .*\b1\b"),
+        ({"objective__mask_token": 0.9}, r"objective\.mask_token.*0\.9"),
+        ({"seed": -1}, "seed=-1: "),
+        ({"gradient_accumulation": 0}, "gradient_accumulation=0: .*-1"),
+        ({"gradient_accumulation": -1}, r"max_rows_per_device=\d+: .*gradient_accumulation=-1"),
+        ({"gradient_reduce_dtype": "float16"}, "gradient_reduce_dtype=float16: .*float32, bfloat16"),
+        ({"data__seq_len": 128}, r"\b64\b.*data\.seq_len=128\b.*--seq_len 128"),
+        ({"optimizer__learning_rate": "nan"}, r"optimizer\.learning_rate=nan: "),
+        ({"optimizer__warmup_steps": 8}, r"optimizer\.warmup_steps=8: .*total_steps=8\b"),
+        ({"model__type_vocab_size": 1}, r"model\.type_vocab_size=1: "),
+        ({"global_batch_size": 10**12}, r"global_batch_size=1000000000000: .*\b1048576"),
         ({"data__max_predictions": 10**9}, r"data\.max_predictions=1000000000: .* 64 .* 10$"),
         ({"data__max_predictions": 65, "data__packing": True}, r"data\.max_predictions=65"),
         ({"data__max_predictions": 0}, r"data\.max_predictions=0"),
     ],
 )
-def test_what_cannot_be_is_refused_before_any_work(overrides, message, dataset_dir: Path, tmp_path: Path):
+def test_invalid_config_is_refused_before_any_work(overrides, message, dataset_dir: Path, tmp_path: Path):
     with pytest.raises(InputError, match=message):
         pretrain(helpers.small_config(dataset_dir, **overrides), str(tmp_path / "run"))
     assert not (tmp_path / "run" / "checkpoints").exists()

@@ -1,4 +1,4 @@
-"""A whole run in a store, through the command line: killed, gone on with, and read by every command."""
+"""A whole run in an object store, by the command line: killed, resumed, and read by every command."""
 
 import json
 import signal
@@ -36,7 +36,7 @@ def run(*arguments: object) -> None:
 
 
 def rows(workdir: object) -> list[dict]:
-    """What does not depend on how fast the machine was."""
+    """Reads the metrics that do not depend on the machine's speed."""
     found = read_metrics(epath.Path(workdir))
     return [{name: value for name, value in row.items() if name not in RATES} for row in found]
 
@@ -69,13 +69,13 @@ def test_a_run_that_is_killed_while_it_saves_ends_as_one_on_a_disk(store, datase
     assert any(name.startswith("run/checkpoints/8/") for name in store.names())
     assert newest_step(epath.Path(RUN)).name == "4"
     assert open_checkpoint(RUN).step == 4
-    with pytest.raises(InputError, match="no complete checkpoint"):
+    with pytest.raises(InputError, match=f"{RUN}/checkpoints/8"):
         open_checkpoint(f"{RUN}/checkpoints/8")
     assert rows(RUN) == rows(tmp_path / "run")
 
     capsys.readouterr()
     run(*pretrain(DATA, RUN))
-    assert "going on from step 4" in capsys.readouterr().err
+    assert "from step 4" in capsys.readouterr().err
     assert rows(RUN) == rows(tmp_path / "run")
     ends = [open_checkpoint(str(place)).load_parameters() for place in (RUN, tmp_path / "run")]
     for ours, theirs in zip(*map(helpers.leaves, ends), strict=True):
@@ -98,7 +98,7 @@ def test_a_run_that_is_killed_while_it_saves_ends_as_one_on_a_disk(store, datase
     run("report", RUN, "--output", "gs://bucket/curves.png")
     assert store.read("curves.png").startswith(b"\x89PNG")
     assert main(["export", "--checkpoint", RUN, "--output", "gs://bucket/hf"]) == 2
-    assert "--output=" in capsys.readouterr().err
+    assert "is taken" in capsys.readouterr().err
 
 
 @pytest.mark.long
@@ -125,8 +125,8 @@ def test_text_goes_in_and_features_come_out(store, dataset_dir, corpus_file, tmp
 
 
 @pytest.mark.long
-def test_an_outage_of_seconds_stops_no_run(store, dataset_dir):
-    """Each kind of request fails once: those of gcsfs, which tries again by itself, and those of TensorStore."""
+def test_run_survives_an_outage_of_seconds(store, dataset_dir):
+    """Each kind of request fails once: those of gcsfs, which retries by itself, and those of TensorStore."""
     put_folder(store, dataset_dir, "data")
     for parts in (("GET", "ocdbt"), ("POST", "ocdbt"), ("POST", "metrics"), ("GET", "array_record", "alt=media")):
         store.fail(*parts, status=503, times=1)
@@ -144,15 +144,16 @@ def test_a_store_that_checkpoints_cannot_be_written_to_is_refused(dataset_dir, t
         ["import", "--source", str(tmp_path), "--output", "s3://bucket/imported"],
     ):
         assert main(command) == 2
-        assert "workdirs and checkpoints are on a disk or on gs://" in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert "s3://bucket/" in error
+        assert "gs://" in error
 
 
-def test_a_workdir_that_may_not_be_written_to_is_said_before_anything_is_done(store, dataset_dir, capsys):
+def test_workdir_without_write_access_is_refused_before_any_work(store, dataset_dir, capsys):
     put_folder(store, dataset_dir, "data")
     store.fail("POST", "run/", status=403)
     assert main(pretrain(DATA, RUN)) == 2
     (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("bert-jax "))
-    assert "Forbidden" in line
     assert "run/.write-check" in line
     assert store.count("POST", "run/") == 1
     assert not store.names("run/")

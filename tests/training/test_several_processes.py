@@ -1,6 +1,7 @@
 """A run in several processes, which find each other as they would on several hosts, against the run in one."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -65,14 +66,14 @@ def test_several_processes_fall_back_to_one_step(dataset_dir, tmp_path: Path):
     files = [path for path in (tmp_path / "checkpoints" / "6" / "parameters").rglob("d/*") if path.is_file()]
     max(files, key=lambda path: path.stat().st_size).unlink()
     written = finish(start(2, dataset_dir, tmp_path, **mesh, total_steps=8))
-    assert "checkpoints/6 is damaged" in written[0]
+    assert "checkpoints/6 " in written[0]
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "6", "6.damaged", "8"]
     rows = [row["step"] for row in read_metrics(epath.Path(tmp_path)) if "split" not in row]
     assert rows == list(range(1, 9))
 
 
 @pytest.mark.long
-def test_one_process_that_is_asked_to_stop_stops_all_at_one_step_and_one_goes_on(dataset_dir, tmp_path: Path):
+def test_stop_signal_to_one_process_stops_all_at_one_step_and_one_process_resumes(dataset_dir, tmp_path: Path):
     many = {"total_steps": 2_000, "eval_every_steps": 0, "eval_batches": 0, "checkpoint__every_steps": 5_000}
     processes = start(2, dataset_dir, tmp_path, **many)
     deadline = time.monotonic() + 200
@@ -83,8 +84,9 @@ def test_one_process_that_is_asked_to_stop_stops_all_at_one_step_and_one_goes_on
     processes[1].send_signal(signal.SIGTERM)
     first, second = finish(processes, expect=75)
     step = int(newest_step(epath.Path(tmp_path)).name)
-    assert f"another process was asked to stop: saved step {step}" in first
-    assert f"SIGTERM: saved step {step}" in second
+    assert re.search(rf"\bstep {step}\b", first)
+    assert "SIGTERM: " not in first
+    assert re.search(rf"SIGTERM: .*\bstep {step}\b", second)
     finish(start(1, dataset_dir, tmp_path, **{**many, "total_steps": step + 2}))
     assert newest_step(epath.Path(tmp_path)).name == str(step + 2)
     assert [row["step"] for row in read_metrics(epath.Path(tmp_path))] == list(range(1, step + 3))
@@ -93,12 +95,18 @@ def test_one_process_that_is_asked_to_stop_stops_all_at_one_step_and_one_goes_on
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"JAX_NUM_PROCESSES": "2"}, "JAX_NUM_PROCESSES without JAX_COORDINATOR_ADDRESS, JAX_PROCESS_ID"),
-        ({"JAX_NUM_PROCESSES": "two", "JAX_PROCESS_ID": "0", "JAX_COORDINATOR_ADDRESS": "a:1"}, "whole numbers"),
-        ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2", "JAX_COORDINATOR_ADDRESS": "a:1"}, "in 0 to 1"),
+        ({"JAX_NUM_PROCESSES": "2"}, "JAX_NUM_PROCESSES.* JAX_COORDINATOR_ADDRESS, JAX_PROCESS_ID"),
+        (
+            {"JAX_NUM_PROCESSES": "two", "JAX_PROCESS_ID": "0", "JAX_COORDINATOR_ADDRESS": "a:1"},
+            "JAX_NUM_PROCESSES=two",
+        ),
+        (
+            {"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2", "JAX_COORDINATOR_ADDRESS": "a:1"},
+            r"JAX_PROCESS_ID=2\b.* 1\b.*JAX_NUM_PROCESSES=2",
+        ),
     ],
 )
-def test_variables_that_do_not_go_together_are_refused(environment, message):
+def test_inconsistent_environment_variables_are_refused(environment, message):
     with pytest.raises(InputError, match=message):
         enter(environment)
 
@@ -135,7 +143,7 @@ def test_a_host_of_tpus_asks_jax_for_others_and_may_be_alone(monkeypatch: pytest
     monkeypatch.setattr("bert_jax.runtime.processes._sees_tpus", lambda environment: True)
     enter({})
     assert len(asked) == 1
-    with pytest.raises(BertJaxError, match="did not find each other: coordinator_address"):
+    with pytest.raises(BertJaxError, match="coordinator_address"):
         enter({"SLURM_NTASKS": "2", "SLURM_PROCID": "0"})
 
 

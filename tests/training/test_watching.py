@@ -1,4 +1,4 @@
-"""What a run says of itself: step times, waiting for input, stalls, traces, and saves that fail."""
+"""Monitoring of a run: step times, input wait, stalls, traces, and failed saves."""
 
 import gzip
 import json
@@ -43,9 +43,7 @@ def test_rows_have_step_times_and_the_share_of_waiting(dataset_dir: Path, tmp_pa
     assert 16 / 1.0 < row["examples_per_second"] < 16 / 0.2
 
 
-def test_a_run_that_is_fed_hardly_waits_and_its_traced_steps_lie_in_the_workdir(
-    dataset_dir: Path, tmp_path: Path, caplog
-):
+def test_fast_input_has_little_wait_and_traces_are_in_the_workdir(dataset_dir: Path, tmp_path: Path, caplog):
     caplog.set_level(logging.INFO, "bert_jax")
     config = helpers.small_config(dataset_dir, total_steps=16, log_every_steps=16, profile__steps="3:4", **UNDISTURBED)
     pretrain(config, str(tmp_path))
@@ -60,9 +58,9 @@ def test_a_run_that_is_fed_hardly_waits_and_its_traced_steps_lie_in_the_workdir(
 
 
 @pytest.mark.parametrize("steps", ["3", "4:3", "0:3", "a:b", "3:", "-1:3"])
-def test_steps_to_trace_that_are_none_are_refused(steps: str, dataset_dir: Path, tmp_path: Path):
-    with pytest.raises(InputError, match=r"profile\.steps has to be FIRST:LAST"):
-        pretrain(helpers.small_config(dataset_dir, profile__steps=f"'{steps}'"), str(tmp_path / "run"))
+def test_invalid_profile_steps_are_refused(steps: str, dataset_dir: Path, tmp_path: Path):
+    with pytest.raises(InputError, match=rf"profile\.steps='{steps}': "):
+        pretrain(helpers.small_config(dataset_dir, profile__steps=steps), str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
     assert parse_steps("") == range(0)
     assert list(parse_steps("10:12")) == [10, 11, 12]
@@ -92,7 +90,7 @@ def test_a_stall_is_reported_once_with_every_thread(dataset_dir: Path, tmp_path:
     (report,) = [report for report in reports() if "holds_up_the_run" in report]
     assert "thread MainThread:" in report
     assert "thread prefetch:" in report
-    assert caplog.text.count("what it is doing") == len(reports())
+    assert caplog.text.count("thread MainThread:") == len(reports())
 
 
 def test_a_run_that_stalls_for_too_long_ends(tmp_path: Path):
@@ -114,7 +112,7 @@ def test_a_run_that_stalls_for_too_long_ends(tmp_path: Path):
 
 
 def test_a_save_that_fails_in_the_background_ends_the_run_at_once(dataset_dir: Path, tmp_path: Path, monkeypatch):
-    """As where the disk fills up while a save is written: the arrays are copied, the files are not."""
+    """Simulates a disk that fills up during a save: the arrays are copied, the files are not."""
     rename = checkpoints.epath.Path.rename
     failing = threading.Event()
 

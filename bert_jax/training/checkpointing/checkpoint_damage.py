@@ -1,4 +1,4 @@
-"""Damage of checkpoints: what of an error of Orbax is one, and what the digests say of arrays that were read."""
+"""Damaged checkpoints: classifies errors of Orbax, and verifies arrays against their digests."""
 
 import functools
 import logging
@@ -18,46 +18,51 @@ log = logging.getLogger(__name__)
 
 
 class DamagedError(InputError):
-    """A checkpoint that is there and cannot be read, or does not hold what was saved."""
+    """An existing checkpoint that cannot be read, or differs from what was saved."""
 
 
-# What TensorStore says, in an error without a type of its own, where the files may be intact.
+# Codes in TensorStore's untyped errors for which the files may be intact.
 _DENIED = re.compile("PERMISSION_DENIED|UNAUTHENTICATED")
 _TRANSIENT = re.compile("UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED")
 
 
 @contextmanager
-def damage_named(folder: epath.Path) -> Iterator[None]:
-    """Raises DamagedError, one line that names the folder, for what Orbax says of a checkpoint that it cannot read."""
+def convert_read_errors(folder: epath.Path) -> Iterator[None]:
+    """Re-raises errors of Orbax on reading a checkpoint as one-line errors that name the folder.
+
+    Missing permissions raise InputError, transient errors BertJaxError, all others DamagedError.
+    """
     try:
         yield
-    except (DamagedError, MemoryError, jax.errors.JaxRuntimeError):  # the last: no memory on a device
+    except (DamagedError, MemoryError, jax.errors.JaxRuntimeError):  # JaxRuntimeError: out of device memory
         raise
-    except Exception as error:  # TensorStore raises bare ones
+    except Exception as error:  # TensorStore raises untyped errors
         reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         if isinstance(error, PermissionError) or _DENIED.search(str(error)):
-            raise InputError(f"{folder} may not be read ({reason}): check your permissions") from error
+            raise InputError(f"{folder} may not be read ({reason}); check your permissions") from error
         if _TRANSIENT.search(str(error)) or (remote.is_remote(folder) and remote.is_transient(error)):
-            raise BertJaxError(f"{folder} could not be read ({reason})") from error
+            raise BertJaxError(
+                f"{folder} could not be read because of a transient error ({reason}); rerun the command"
+            ) from error
         raise DamagedError(
-            f"{folder} is damaged or of another model ({reason}): use an earlier step, or make it again"
+            f"{folder} is damaged or of another model ({reason}); use an earlier step, or recreate it"
         ) from error
 
 
 def changed_error(folder: epath.Path, names: Sequence[str]) -> DamagedError:
-    """Returns the error for arrays or items that are not what was saved."""
-    named = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return DamagedError(f"{folder} is damaged ({named}: not what was saved): use an earlier step, or make it again")
+    """Makes the error for arrays or items that differ from what was saved."""
+    listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return DamagedError(f"{folder} is damaged ({listed} changed since the save); use an earlier step, or recreate it")
 
 
-@functools.cache  # said once of each
-def _say_unverified(folder: epath.Path) -> None:
-    log.info("%s has no digests that this version knows: its arrays are not verified", folder)
+@functools.cache  # logs once per folder
+def _log_unverified(folder: epath.Path) -> None:
+    log.info("%s has no digests that this version knows; its arrays are not verified", folder)
 
 
 def check_arrays(folder: epath.Path, arrays: dict[str, Any], digests: dict[str, Any] | None) -> None:
-    """Raises DamagedError that names the arrays which are not what was saved; all processes have to call it."""
+    """Raises DamagedError with the names of arrays that changed since the save; all processes have to call it."""
     if digests is None or not is_known(digests):
-        _say_unverified(folder)
+        _log_unverified(folder)
     elif changed := changed_arrays(arrays, digests):
         raise changed_error(folder, changed)

@@ -1,13 +1,13 @@
-"""Digests of arrays and of JSON, by which a load notices any bit of a checkpoint that has changed since its save.
+"""Digests of arrays and JSON, by which a load detects changed bits of a checkpoint.
 
 The digest of an array is a 32-bit number: the sum, modulo 2**32, of its 32-bit words, each times an odd weight, a hash
-of the word's place in the array. The upper half of a word is folded into its lower half first.
+of the word's index in the array. The upper half of a word is folded into its lower half first.
 
 - A change within one word always changes the digest: folding is a bijection, and so is a product with an odd number
-  modulo 2**32. Other changes (zeroed blocks, swapped rows) go unnoticed once in 2**32, and the least noticeable pair of
-  bits, two signs, once in 2**15.
+  modulo 2**32. Other changes (zeroed blocks, swapped rows) are missed with probability 2**-32. The worst pair of bits,
+  two signs, is missed with probability 2**-15.
 - It is a sum of integers: its value depends neither on the mesh, nor on the number of processes, nor on the order.
-  Each device reads its own shards once; two numbers an array travel.
+  Each device reads its own shards once; two numbers per array are communicated.
 """
 
 import functools
@@ -24,33 +24,33 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 ALGORITHM = "weighted-words-1"
-"""Names what the numbers are. It is written beside them, and changes with them."""
+"""Name of the algorithm, stored with the digests; it has to change when the algorithm does."""
 
-_ROW = 512  # words that the loop over an array on a CPU reads at a time, at least: of hidden_size or more
+_ROW = 512  # least number of words per iteration of the loop on a CPU; the order of hidden_size
 _LARGE_BYTES = 1 << 20
 
 
 def describe(arrays: Any, items: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the digests of a pytree of arrays and of items of JSON, as JSON; all processes have to call it."""
+    """Returns the digests of a pytree of arrays and of JSON items, as JSON; all processes have to call it."""
     by_name = {name: json_digest(value) for name, value in items.items()}
     return {"algorithm": ALGORITHM, "arrays": array_digests(arrays), "items": by_name}
 
 
 def is_known(digests: Mapping[str, Any]) -> bool:
-    """Returns whether `digests` are what `describe` returns, and not of a later version."""
+    """Returns whether `digests` are from the algorithm of this version."""
     return digests["algorithm"] == ALGORITHM
 
 
 def changed_items(items: Mapping[str, Any], digests: Mapping[str, Any]) -> list[str]:
-    """Returns the names of those that `digests` describe, and that are missing in `items` or have changed."""
+    """Returns the names of items in `digests` that are missing in `items` or have changed."""
     saved = digests["items"] if is_known(digests) else {}
     return [name for name in saved if name not in items or json_digest(items[name]) != saved[name]]
 
 
 def changed_arrays(tree: Any, digests: Mapping[str, Any]) -> list[str]:
-    """Returns the names of the arrays whose digests are not those in `digests`; all processes have to call it.
+    """Returns the names of arrays whose digests differ from `digests`; all processes have to call it.
 
-    `tree` may be a part of what was described.
+    `tree` may be a part of the tree that was described.
     """
     saved = digests.get("arrays", {})
     return [name for name, digest in array_digests(tree).items() if saved.get(name) != digest]
@@ -59,7 +59,7 @@ def changed_arrays(tree: Any, digests: Mapping[str, Any]) -> list[str]:
 def array_digests(tree: Any) -> dict[str, str]:
     """Returns "dtype[shape] digest" of each array of a pytree, by its name; all processes have to call it.
 
-    A name is the path in the tree, as `encoder.layers.attention.qkv_kernel`. Elements have at most 32 bits.
+    A name is the path in the tree, such as `encoder.layers.attention.qkv_kernel`. Elements have at most 32 bits.
     """
     arrays = _named_leaves(tree)
     on_devices = {name: _on_devices(array) for name, array in arrays.items() if _is_large(array)}
@@ -74,9 +74,9 @@ def nonfinite_arrays(tree: Any) -> list[str]:
 
 
 def json_digest(value: Any) -> str:
-    """Returns the SHA-256 of a JSON value, which does not depend on the order of keys."""
-    as_read = json.loads(json.dumps(value))
-    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
+    """Returns the SHA-256 of a JSON value, independent of the order of keys."""
+    normalized = json.loads(json.dumps(value))
+    return hashlib.sha256(json.dumps(normalized, sort_keys=True).encode()).hexdigest()
 
 
 def _named_leaves(tree: Any) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _kind(array: Any) -> str:
 
 
 def _is_large(array: Any) -> bool:
-    """Returns whether it is worth a program of its own, each of which takes some 0.1 s to compile."""
+    """Returns whether an array is worth a separate program, which takes some 0.1 s to compile."""
     return isinstance(array, jax.Array) and array.nbytes > _LARGE_BYTES
 
 
@@ -97,31 +97,31 @@ def _is_large(array: Any) -> bool:
 
 
 def _on_hosts(arrays: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the digest of each array; one that is sharded over processes is a sum of theirs."""
-    of_all: dict[str, int] = {}
-    of_shards: dict[str, int] = {}
+    """Returns the digest of each array; for one sharded over processes it is the sum over processes."""
+    complete: dict[str, int] = {}
+    partial: dict[str, int] = {}
     for name, array in arrays.items():
         if not isinstance(array, jax.Array):
-            of_all[name] = _digest_on_host(array, (0,) * array.ndim)
+            complete[name] = _digest_on_host(array, (0,) * array.ndim)
         elif array.is_fully_replicated:
-            of_all[name] = _digest_on_host(jax.device_get(array.addressable_data(0)), (0,) * array.ndim)
+            complete[name] = _digest_on_host(jax.device_get(array.addressable_data(0)), (0,) * array.ndim)
         else:
             total = sum(
                 _digest_on_host(jax.device_get(shard.data), [place.start or 0 for place in shard.index])
                 for shard in array.addressable_shards
                 if shard.replica_id == 0
             )
-            (of_all if array.is_fully_addressable else of_shards)[name] = total % 2**32
-    if of_shards:
-        with jax.transfer_guard("allow"):  # of some bytes, which the run's own guard may not expect
-            mine = np.array(list(of_shards.values()), np.uint32)
-            totals = np.sum(multihost_utils.process_allgather(mine), axis=0, dtype=np.uint32)
-        of_all |= dict(zip(of_shards, np.atleast_1d(totals).tolist(), strict=True))
-    return of_all
+            (complete if array.is_fully_addressable else partial)[name] = total % 2**32
+    if partial:
+        with jax.transfer_guard("allow"):  # transfers a few bytes, which the run's transfer guard may disallow
+            local = np.array(list(partial.values()), np.uint32)
+            totals = np.sum(multihost_utils.process_allgather(local), axis=0, dtype=np.uint32)
+        complete |= dict(zip(partial, np.atleast_1d(totals).tolist(), strict=True))
+    return complete
 
 
 def _digest_on_host(shard: np.ndarray, starts: Sequence[int]) -> int:
-    """Returns the digest of a shard that begins at the indices `starts` of the array."""
+    """Returns the digest of a shard that starts at the indices `starts` of the array."""
     weights = [
         _weights(np, axis, start, size) for axis, (start, size) in enumerate(zip(starts, shard.shape, strict=True))
     ]
@@ -145,21 +145,21 @@ def _on_devices(array: jax.Array) -> jax.Array:
 
 @functools.cache
 def _program(mesh: Mesh | None, spec: PartitionSpec, ndim: int) -> Callable[[jax.Array], jax.Array]:
-    """Returns a compiled function of an array that is sharded so; without a mesh it is on one device."""
+    """Returns the jitted digest of an array with this sharding; without a mesh it is on one device."""
     digest = _digest_by_rows if (jax.devices() if mesh is None else mesh.devices.flat)[0].platform == "cpu" else _digest
     if mesh is None:
         return jax.jit(lambda array: digest(array, (0,) * ndim))
     axes = [*spec, *[None] * (ndim - len(spec))]
     names = tuple(name for axis in axes if axis is not None for name in ((axis,) if isinstance(axis, str) else axis))
 
-    def of_shard(shard: jax.Array) -> jax.Array:
+    def shard_digest(shard: jax.Array) -> jax.Array:
         starts = [
             0 if axis is None else jax.lax.axis_index(axis) * size for axis, size in zip(axes, shard.shape, strict=True)
         ]
         total = digest(shard, starts)
         return jax.lax.psum(total, names) if names else total
 
-    return jax.jit(jax.shard_map(of_shard, mesh=mesh, in_specs=spec, out_specs=PartitionSpec(), check_vma=False))
+    return jax.jit(jax.shard_map(shard_digest, mesh=mesh, in_specs=spec, out_specs=PartitionSpec(), check_vma=False))
 
 
 def _digest(shard: jax.Array, starts: Sequence[Any]) -> jax.Array:
@@ -172,7 +172,7 @@ def _digest(shard: jax.Array, starts: Sequence[Any]) -> jax.Array:
 
 
 def _digest_by_rows(shard: jax.Array, starts: Sequence[Any]) -> jax.Array:
-    """The same number, in a loop that XLA's CPU back end vectorizes. It vectorizes no sum of integers."""
+    """Computes `_digest` in a loop that XLA:CPU vectorizes; it does not vectorize integer sums."""
     weights = [
         _weights(jnp, axis, start, size) for axis, (start, size) in enumerate(zip(starts, shard.shape, strict=True))
     ]
@@ -199,7 +199,7 @@ def _folded(words: Any) -> Any:
 
 
 def _weights(numpy: Any, axis: int, start: Any, size: int) -> Any:
-    """Returns uint32 [size], odd: hashes (murmur3's finalizer) of the indices from `start` on along an axis."""
+    """Returns uint32 [size], odd: hashes (murmur3's finalizer) of the indices from `start` along an axis."""
     mixed = numpy.arange(size, dtype=numpy.uint32) + numpy.asarray(start, numpy.uint32)
     mixed += numpy.uint32(0x9E3779B1 * (axis + 1) % 2**32)
     mixed = (mixed ^ (mixed >> 16)) * numpy.uint32(0x85EBCA6B)
@@ -208,9 +208,9 @@ def _weights(numpy: Any, axis: int, start: Any, size: int) -> Any:
 
 
 def _rows_and_columns(numpy: Any, weights: list[Any]) -> tuple[Any, Any]:
-    """Returns the weights of the rows and of the columns of an array whose last axes are merged to columns.
+    """Returns the weights of rows and columns of an array whose last axes are merged to columns.
 
-    They are as few axes as make `_ROW` columns, or all.
+    Merges the fewest axes that make `_ROW` columns, or all.
     """
     sizes = [len(weight) for weight in weights]
     split = next((at for at in reversed(range(len(sizes))) if math.prod(sizes[at:]) >= _ROW), 0)

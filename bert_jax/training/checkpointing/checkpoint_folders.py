@@ -1,4 +1,4 @@
-"""The folders of a workdir's steps: which of them are complete, and where a damaged one is put."""
+"""Step folders of a workdir: finds complete ones and sets damaged ones aside."""
 
 import logging
 import os
@@ -14,11 +14,11 @@ log = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
 _ITEMS = ("parameters", "position", "bert_config", "tokenizer", "config")
-"""What every step of a run has. Without its `optimizer` it can be read, and a run falls back to the one before."""
+"""Items of every step of a run. Without `optimizer` a step can be read, but a resume falls back to an earlier one."""
 
 
 def step_folders(workdir: epath.Path) -> list[epath.Path]:
-    """Returns the folders named as steps are, newest first, whatever is in them."""
+    """Returns the folders with the name of a step, newest first, whatever they contain."""
     folder = workdir / FOLDER
     if not remote.exists(folder):
         return []
@@ -28,36 +28,36 @@ def step_folders(workdir: epath.Path) -> list[epath.Path]:
 
 
 def complete_steps(workdir: epath.Path) -> Iterator[epath.Path]:
-    """Yields the folders of complete steps, newest first. One that lacks an item is named in the log and skipped."""
+    """Yields the folders of complete steps, newest first. Logs and skips one that lacks an item."""
     for step in step_folders(workdir):
         if not is_saved(step):
-            continue  # killed while it was saved, which is no damage
+            continue  # killed during the save, which is not damage
         if missing := missing_items(step):
-            log.warning("%s has no %s: it is skipped; delete that folder", step, ", ".join(missing))
+            log.warning("%s has no %s and is skipped; delete that folder", step, ", ".join(missing))
         else:
             yield step
 
 
 def newest_step(workdir: epath.Path) -> epath.Path | None:
-    """Returns the folder of a workdir's newest complete step, None where there is none."""
+    """Returns the folder of a workdir's newest complete step, or None."""
     return next(complete_steps(workdir), None)
 
 
 def is_saved(folder: epath.Path) -> bool:
-    """Returns whether the save of a checkpoint has ended: a remote one cannot be renamed and has a file to say so."""
+    """Returns whether a checkpoint is committed: by a rename on a disk, by a marker file in a store."""
     return remote.patiently(folder, lambda: ocp.utils.is_checkpoint_finalized(folder))
 
 
 def missing_items(step: epath.Path) -> list[str]:
     """Returns the items that the folder of a step lacks."""
-    there = remote.patiently(step, lambda: {child.name for child in step.iterdir()} if step.is_dir() else set())
-    return [item for item in _ITEMS if item not in there]
+    present = remote.patiently(step, lambda: {child.name for child in step.iterdir()} if step.is_dir() else set())
+    return [item for item in _ITEMS if item not in present]
 
 
 def set_aside(step: epath.Path) -> epath.Path:
-    """Renames the folder of a step to STEP.damaged, which is no step's name, and returns where it is.
+    """Renames the folder of a step to STEP.damaged, which is not the name of a step, and returns the new path.
 
-    In a store its files are copied and then deleted. A kill between leaves both, and the next run does it again.
+    A store copies and then deletes its files. A kill between the two leaves both, and the next run repeats it.
     """
     taken = {child.name for child in remote.patiently(step.parent, lambda: list(step.parent.iterdir()))}
     names = (f"{step.name}.damaged{number}" for number in ["", *(f"-{count}" for count in range(2, len(taken) + 3))])

@@ -1,23 +1,22 @@
-"""Checkpoints: each step's folder is one atomic Orbax composite, complete by itself or not there.
+"""Checkpoints: each step's folder is one Orbax composite, committed atomically.
 
 WORKDIR/checkpoints/STEP/
-  parameters     the model's
+  parameters     parameters of the model
   optimizer      moments and counters
-  position       batches consumed, one integer, the hash of what each phase has read, up to the present one, and the
-                 row at which that began to read each of its datasets, and the sums of the metrics of steps that no
-                 logged row has yet
-  bert_config    as bert_config.json
+  position       number of consumed batches; the dataset hash of each phase up to the current one; the first row of
+                 the current phase in each of its datasets; the sums of metrics of steps that are not logged yet
+  bert_config    contents of bert_config.json
   tokenizer      the vocabulary and how it is applied
-  config         the run's
-  digests        of all arrays and of the other items, which every load holds what it has read against
+  config         config of the run
+  digests        digests of all arrays and other items, which every load verifies
 
-Parameters that no run here has made are a folder like a step's, without optimizer, position and config, and with
+Imported parameters have a folder like that of a step, without optimizer, position and config, and with
 
-  heads          which of `model.bert.HEADS` there are (a step of pre-training has them all)
+  heads          the present ones of `model.bert.HEADS` (a step of pre-training has them all)
 
-A fine-tuned model's steps have `heads` as well, and
+Steps of a fine-tuned model have `heads` as well, and
 
-  task           what its output is of, and what has to be known to predict with it
+  task           the output layers and the settings that prediction needs
 """
 
 import json
@@ -38,7 +37,12 @@ from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import HEADS, Parameters
 from bert_jax.runtime.processes import any_process, is_first, wait_for_first
 from bert_jax.text.tokenization import WordPieceTokenizer
-from bert_jax.training.checkpointing.checkpoint_damage import DamagedError, changed_error, check_arrays, damage_named
+from bert_jax.training.checkpointing.checkpoint_damage import (
+    DamagedError,
+    changed_error,
+    check_arrays,
+    convert_read_errors,
+)
 from bert_jax.training.checkpointing.checkpoint_digests import changed_items, describe, nonfinite_arrays
 from bert_jax.training.checkpointing.checkpoint_folders import (
     FOLDER,
@@ -63,19 +67,24 @@ def _optimizer_item(state: TrainState) -> dict[str, Any]:
 
 
 def check_place(folder: epath.Path) -> None:
-    """InputError for a store that Orbax writes no checkpoints to."""
+    """Raises InputError for a store that Orbax does not support."""
     if remote.is_remote(folder) and not os.fspath(folder).startswith("gs://"):
-        raise InputError(f"{folder}: workdirs and checkpoints are on a disk or on gs://, datasets anywhere: choose one")
+        raise InputError(
+            f"{folder}: workdirs and checkpoints must be on a disk or on gs://; datasets may be in any store"
+        )
 
 
 class Checkpointer:
-    """Saves and restores the states of one workdir, asynchronously, keeping the newest few."""
+    """Saves (asynchronously) and restores the states of one workdir, and keeps the newest ones."""
 
     def __init__(
         self, workdir: epath.Path, *, keep: int, config: ConfigDict, tokenizer: WordPieceTokenizer,
         task: dict[str, Any] | None = None, heads: Collection[str] = HEADS,
     ):  # fmt: skip
-        """`task` is of a fine-tuned model, `heads` what it has of those of pre-training; both are JSON."""
+        """Opens the workdir's checkpoints and keeps the `keep` newest ones.
+
+        A fine-tuned model has a `task`, and `heads` names its pre-training heads; both are JSON.
+        """
         self._workdir = workdir
         self._folder = workdir / FOLDER
         self._manager = ocp.CheckpointManager(
@@ -89,20 +98,20 @@ class Checkpointer:
         self._is_saving = False
         self._before_save: list[Callable[[], None]] = []
         self.unlogged: dict[str, Any] | None = None
-        """Of the step that was restored: metrics that no logged row has yet; see `RunningMeans`."""
-        self._about = {
+        """Sums of metrics of the restored step that are not logged yet; see `RunningMeans`."""
+        self._description = {
             "tokenizer": tokenizer.to_json(),
             "config": json.loads(config.to_json_best_effort()),
         }
         if task is not None:
-            self._about |= {"task": task, "heads": [head for head in HEADS if head in heads]}
+            self._description |= {"task": task, "heads": [head for head in HEADS if head in heads]}
 
     def latest_step(self) -> int | None:
-        """The newest complete step, None where there is none."""
+        """Returns the newest complete step, or None."""
         return self._manager.latest_step()
 
     def before_each_save(self, function: Callable[[], None]) -> None:
-        """Calls `function` at the beginning of every save, such as one that writes down what belongs to the step."""
+        """Registers `function` to be called at the start of every save, such as a flush of metrics."""
         self._before_save.append(function)
 
     def save(
@@ -111,8 +120,8 @@ class Checkpointer:
     ) -> None:  # fmt: skip
         """Starts saving `state`; the arrays are copied off the devices before this returns.
 
-        `dataset_hashes` are of what the phases have read that are begun, `first_rows` where the last of them began to
-        read each of its datasets; without phases there is none. `unlogged` is what `RunningMeans.to_dict` says.
+        `dataset_hashes` has one hash for each phase that has started. `first_rows` has the first row of the current
+        phase in each of its datasets, None without phases. `unlogged` is the result of `RunningMeans.to_dict`.
         """
         for function in self._before_save:
             function()
@@ -124,7 +133,7 @@ class Checkpointer:
         items = {
             "position": position,
             "bert_config": bert_config.to_dict(),
-            **self._about,
+            **self._description,
         }
         items["digests"] = describe(arrays, items)
         self._manager.save(
@@ -136,10 +145,10 @@ class Checkpointer:
         )
 
     def restore(self, newest: int, abstract: TrainState) -> tuple[int, TrainState]:
-        """Returns the newest intact step up to `newest`, and its state, laid out as `abstract` says.
+        """Returns the newest intact step up to `newest`, and its state with the shardings of `abstract`.
 
-        Any mesh may have saved it. All processes have to call it and get the same step. Newer ones are set aside as
-        STEP.damaged, for the run makes them again. Raises DamagedError where no step is intact.
+        Any mesh may have saved it. All processes have to call it and get the same step. Newer steps are renamed to
+        STEP.damaged, because the run repeats them. Raises DamagedError if no step is intact.
         """
         damage: list[str] = []
         for folder in complete_steps(self._workdir):
@@ -148,54 +157,54 @@ class Checkpointer:
             try:
                 state, position = _read_state(folder, abstract)
             except DamagedError as error:
-                damage.append(str(error))  # not the error itself, which holds arrays
+                damage.append(str(error))  # the error itself would keep arrays alive
                 continue
             self._set_aside_after(int(folder.name), damage)
             self.unlogged = position.get("unlogged")
             return int(folder.name), state
-        raise DamagedError(damage[0] if damage else f"{self._folder / str(newest)} is gone: start the run again")
+        raise DamagedError(damage[0] if damage else f"{self._folder / str(newest)} was deleted; rerun the command")
 
     def _set_aside_after(self, step: int, damage: Sequence[str]) -> None:
-        """Puts the folders of steps after `step` out of the way, in which Orbax would save nothing."""
+        """Sets aside the folders of steps after `step`, which Orbax would not overwrite."""
         for line in damage:
             log.warning("%s", line)
         newer = [folder for folder in step_folders(self._workdir) if int(folder.name) > step]
-        wait_for_first()  # all have seen the same ones
+        wait_for_first()  # until all processes have listed the same folders
         if not newer:
             return
         if is_first():
             for folder in newer:
-                log.warning("%s is set aside as %s", folder, set_aside(folder).name)
+                log.warning("Renamed damaged or newer checkpoint %s to %s", folder, set_aside(folder).name)
         wait_for_first()
         self._manager.reload()
 
     def check(self) -> None:
-        """Raises what went wrong in a save, once it has ended in the background."""
-        # Orbax has a method for it, but tells there nothing of what its thread of finishing touches has come upon.
+        """Raises the error of a failed background save, once it has ended."""
+        # Orbax's `check_for_errors` does not surface errors of its finalize thread.
         if self._is_saving and not self._manager.is_saving_in_progress():
             self.wait()
 
     def wait(self) -> None:
-        """Returns when every save is on disk, or raises what went wrong in one."""
+        """Waits until every save is on disk; raises the error of a failed one."""
         self._is_saving = False
         self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits and lets go of the folder."""
+        """Waits for saves and closes the folder."""
         self._manager.close()
 
 
 def _read_state(folder: epath.Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
-    """Returns the state in the folder of a step and its position, in all processes, or raises DamagedError in all.
+    """Reads the state and the position in the folder of a step, in all processes, or raises DamagedError in all.
 
-    The handler is called without a Checkpointer, at whose barrier the others would wait for one that cannot read.
+    Calls the handler without a Checkpointer, whose barrier would block the others if one process fails to read.
     """
     damage, arrays, items = "", {}, {}
     trees = {"parameters": abstract.parameters, "optimizer": _optimizer_item(abstract)}
     names = ["position", *["digests"] * remote.exists(folder / "digests")]
     handler = ocp.CompositeCheckpointHandler()
     try:
-        with damage_named(folder):
+        with convert_read_errors(folder):
             restored = handler.restore(
                 folder,
                 ocp.args.Composite(
@@ -206,7 +215,7 @@ def _read_state(folder: epath.Path, abstract: TrainState) -> tuple[TrainState, d
             arrays = {name: restored[name] for name in trees}
             items = {name: restored[name] for name in names}
             if items["position"]["next_batch"] != int(arrays["optimizer"]["step"]):
-                raise DamagedError(f"{folder} is damaged: data position and optimizer step differ")
+                raise DamagedError(f"{folder} is damaged: data position and optimizer step differ; use an earlier step")
     except DamagedError as error:
         damage = str(error)
     finally:
@@ -232,10 +241,10 @@ def _read_state(folder: epath.Path, abstract: TrainState) -> tuple[TrainState, d
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint says of itself, and where it is; the parameters are loaded on demand.
+    """Description and path of a checkpoint; parameters are loaded on demand.
 
-    Without a run that made it, `config` and `dataset_hashes` are empty and `step` is 0. `first_rows` are the rows at
-    which the phase began to read each of its datasets; None where the version that saved did not say.
+    For imported parameters, `config` and `dataset_hashes` are empty and `step` is 0. `first_rows` has the first row of
+    the current phase in each of its datasets; None if the version that saved it did not record it.
     """
 
     path: epath.Path
@@ -247,30 +256,30 @@ class Checkpoint:
     dataset_hashes: tuple[str, ...]
     first_rows: tuple[int, ...] | None
     task: dict[str, Any] | None = None  # of a fine-tuned model
-    digests: dict[str, Any] | None = None  # none in what older versions have saved
+    digests: dict[str, Any] | None = None  # None if an older version saved it
 
     @property
     def missing_heads(self) -> tuple[str, ...]:
-        """What of `HEADS` is not there."""
+        """Heads in `HEADS` that the checkpoint lacks."""
         return tuple(head for head in HEADS if head not in self.heads)
 
     def require_heads(self, *heads: str, by: str) -> None:
-        """InputError that names those of `heads` that are missing, and `by`, which needs them."""
+        """Raises InputError with the missing ones of `heads`, and with `by`, the user that needs them."""
         if missing := [head for head in heads if head not in self.heads]:
-            raise InputError(f"{self.path} has no {', '.join(missing)}: {by} needs {', '.join(heads)}")
+            raise InputError(f"{self.path} has no {', '.join(missing)}; {by} needs {', '.join(heads)}")
 
     def load_parameters(
         self, shardings: Parameters | None = None, *, parts: Collection[str] | None = None, **settings: Any
     ) -> Parameters:
-        """Parameters, fp32, laid out as `shardings` says or on the first device.
+        """Loads fp32 parameters with `shardings`, by default on the first device.
 
-        Raises DamagedError, an InputError, that names the arrays which are not what was saved.
+        Raises DamagedError, an InputError, with the names of arrays that changed since the save.
 
         Args:
-          shardings: of what is loaded, at the least.
-          parts: which attributes of the model to load; by default all, and then the checkpoint has to have no more,
-            but for what a task has on top.
-          settings: of the model, for `abstract_parameters`: by default that of pre-training with the heads there are.
+          shardings: a tree with at least the loaded parts.
+          parts: attributes of the model to load; by default all, and then the checkpoint may have no others except
+            those of a task.
+          settings: model settings for `abstract_parameters`; by default pre-training with the present heads.
         """
         _, shapes, _ = abstract_parameters(self.bert_config, **(settings or {"heads": self.heads}))
         shapes = {part: shape for part, shape in shapes.items() if parts is None or part in parts}
@@ -287,16 +296,16 @@ class Checkpoint:
             restore_args=ocp.checkpoint_utils.construct_restore_args(target),
             partial_restore=parts is not None or (self.task is not None and not settings),
         )
-        with damage_named(self.path), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        with convert_read_errors(self.path), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             parameters = checkpointer.restore(self.path / "parameters", args=arguments)
         check_arrays(self.path, {"parameters": parameters}, self.digests)
         return parameters
 
 
 def check_finite(checkpoint: Checkpoint, parameters: Parameters) -> None:
-    """Raises InputError that names the parameters of a checkpoint, none sharded over processes, that are not finite."""
+    """Raises InputError with the names of non-finite parameters. They must not be sharded over processes."""
     if names := nonfinite_arrays(parameters):
-        raise InputError(f"{checkpoint.path} has NaN or infinity in {', '.join(names[:3])}: use an earlier step")
+        raise InputError(f"{checkpoint.path} has NaN or infinity in {', '.join(names[:3])}; use an earlier step")
 
 
 def save_parameters(
@@ -308,10 +317,9 @@ def save_parameters(
     heads: Collection[str],
     task: dict[str, Any] | None = None,
 ) -> None:
-    """Writes a checkpoint of parameters alone, which `open_checkpoint` reads: whole or not at all.
+    """Writes a checkpoint of parameters alone, atomically; `open_checkpoint` reads it.
 
-    `folder` is replaced: that it may be is for the caller to know. `parameters` lack what is not in `heads`; `task` is
-    that of a fine-tuned model.
+    Replaces `folder` without asking. `parameters` have only the heads in `heads`; `task` is that of a fine-tuned model.
     """
     items = {
         "bert_config": bert_config.to_dict(),
@@ -332,9 +340,9 @@ def save_parameters(
 
 
 def newest_intact(workdir: epath.Path) -> Checkpoint | None:
-    """Returns what the newest complete step says of itself, None in a new workdir; damaged ones are named and skipped.
+    """Opens the newest complete step, None in a new workdir. Logs and skips damaged ones; does not read arrays.
 
-    Its arrays are not read. Raises InputError where there are steps, and none is complete.
+    Raises InputError if there are steps, but none is intact.
     """
     for folder in complete_steps(workdir):
         try:
@@ -342,34 +350,36 @@ def newest_intact(workdir: epath.Path) -> Checkpoint | None:
         except DamagedError as error:
             log.warning("%s", error)
     if left := [folder for folder in step_folders(workdir) if is_saved(folder)]:
-        raise InputError(f"--workdir: {left[0]} and the steps before it are damaged: delete them to start anew")
+        raise InputError(
+            f"--workdir={workdir}: {left[0]} and the steps before it are damaged; delete them to start anew"
+        )
     return None
 
 
 def _workdirs_in(folder: epath.Path) -> list[str]:
-    """The names of those with a complete step: a search has several. Of a remote folder none, which would take long."""
+    """Lists the workdirs in a folder, such as a search, that have a complete step; empty for a remote (slow) folder."""
     is_local = not remote.is_remote(folder) and folder.is_dir()
     return sorted(child.name for child in folder.iterdir() if newest_step(child)) if is_local else []
 
 
 def open_checkpoint(location: str) -> Checkpoint:
-    """The checkpoint at a CHECKPOINT: a workdir (its newest complete step), a step's folder, or imported parameters.
+    """Opens a CHECKPOINT: a workdir (its newest complete step), the folder of a step, or imported parameters.
 
-    Raises InputError where there is none.
+    Raises InputError if there is none.
     """
     given = remote.absolute(location)
     check_place(given)
-    what = "a workdir, one of its checkpoints/STEP, or what `bert-jax import` wrote"
+    kinds = "a workdir, one of its checkpoints/STEP, or the output of `bert-jax import`"
     if not remote.exists(given):
-        raise InputError(f"{location} does not exist: a checkpoint is {what}")
+        raise InputError(f"{location} does not exist; expected {kinds}")
     path = newest_step(given) or given
     if not all(remote.exists(path / item) for item in ("parameters", "bert_config")) or not is_saved(path):
         runs = "".join(f" ({name} in it does)" for name in _workdirs_in(given)[:1])
-        raise InputError(f"{location} holds no complete checkpoint{runs}: give {what}")
+        raise InputError(f"{location} holds no complete checkpoint{runs}; expected {kinds}")
     from_run = remote.exists(path / "position")
     optional = [name for name in ("heads", "task", "digests") if remote.exists(path / name)]
     names = ["bert_config", "tokenizer", *(("config", "position") if from_run else ()), *optional]
-    with damage_named(path), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+    with convert_read_errors(path), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         read = checkpointer.restore(path, args=ocp.args.Composite(**{name: ocp.args.JsonRestore() for name in names}))
         items = {name: read[name] for name in names}
         if "digests" in items and (changed := changed_items(items, items["digests"])):
