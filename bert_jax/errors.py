@@ -1,7 +1,7 @@
-"""The two ways a command can fail, and the one way it can stop half-way.
+"""Exceptions and their exit statuses.
 
-The command line turns these into exit statuses: 2 for input that the user can mend, 1 for a failure in
-a run, 75 (`EX_TEMPFAIL`) for a run that has saved its state and goes on when the same command is run again.
+The command line exits with 2 for input that the user can fix, 1 for a failure in a run, and 75 (`EX_TEMPFAIL`) for a
+run that was stopped and has saved its state: the same command resumes it.
 """
 
 
@@ -12,16 +12,16 @@ class BertJaxError(Exception):
 
 
 class InputError(BertJaxError):
-    """Something the user gave that the user can mend. The message says what, where, and what to do."""
+    """Invalid input that the user can fix. The message says what is wrong, where, and what to do."""
 
     exit_status = 2
 
 
 class Interrupted(BertJaxError):
-    """The run was asked to stop and has saved; the same command continues it."""
+    """The run was asked to stop and has saved its state; the same command resumes it."""
 
     exit_status = 75
 
 
 class NotBegun(Interrupted):
-    """The run was asked to stop before there was anything to save."""
+    """The run was asked to stop before it had any state to save."""

@@ -1,11 +1,11 @@
-"""How long work reports where it is: the library calls a `Progress`, the command line decides what it looks like."""
+"""Progress reporting for long-running work: the library updates a `Progress`, the command line displays it."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
 
 
 class Progress(Protocol):
-    """A bar; `tqdm.tqdm` is one."""
+    """A progress bar, such as `tqdm.tqdm`."""
 
     def update(self, n: float = 1) -> Any: ...
     def set_postfix_str(self, s: str = "", refresh: bool = True) -> Any: ...
@@ -13,7 +13,7 @@ class Progress(Protocol):
 
 
 Bars = Callable[..., Progress]
-"""Makes a bar: `bars(total=, desc=, unit=, initial=)`, with any further keyword that `tqdm.tqdm` takes."""
+"""Creates a progress bar: `bars(total=, desc=, unit=, initial=)`, with any further keyword of `tqdm.tqdm`."""
 
 
 class _Silent:
@@ -23,5 +23,5 @@ class _Silent:
 
 
 def silent(**kwargs: Any) -> Progress:
-    """Bars that show nothing."""
+    """Creates a progress bar that displays nothing."""
     return _Silent()

@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+import re
+
 import pytest
 
 from bert_jax.ahead_of_time import fit
@@ -75,7 +77,7 @@ def test_the_largest_batch_is_found_in_few_compilations(a_row, most, bent, compi
 
 def test_where_not_one_row_fits_it_says_what_to_do(compiler):
     compiler(lambda rows, config: (20 + rows) * GIB)
-    with pytest.raises(InputError, match=r"not even one row a device fits: 21\.00 of 16\.00 GiB: set remat=full"):
+    with pytest.raises(InputError, match=r"21\.00.*16\.00 GiB.*remat=full"):
         find_batch(TARGET, plan_of())
 
 
@@ -113,9 +115,7 @@ def test_advice_is_for_the_phase_that_does_not_fit(compiler, monkeypatch: pytest
     }.items():  # fmt: skip
         monkeypatch.setattr(f"bert_jax.ahead_of_time.command.{name}", value)
     described, (problem,) = compile_config(load_config("bert_large:lamb_v5e"), "made:2x4")
-    assert problem.startswith(
-        "steps 7039-8601 want 20.00 GiB of the 16.00 GiB of a device, 4.00 too much; 1.00 GiB with "
-    )
+    assert re.match(r"steps 7039-8601: .*20\.00 GiB.* 16\.00 GiB.* 4\.00 GiB.* 1\.00 GiB", problem)
     assert problem.endswith("--config.phases.1.remat=full")
     assert [about["peak_bytes"] for about in described["phases"]] == [GIB, 20 * GIB]
     assert described["would_fit"] == {"with": {"remat": "full"}, "peak_bytes": GIB}
@@ -154,10 +154,10 @@ def test_what_the_compiler_says_of_too_little_memory(text, expected):
 @pytest.mark.parametrize(
     ("topology", "slices", "message"),
     [
-        ("v5e:4x4x4", 1, "v5e chips stand in two directions"),
-        ("v5e", 1, "a chip and how many"),
-        ("v5e:4x", 1, "a chip and how many"),
-        ("v5e:4x4", 0, "at least 1"),
+        ("v5e:4x4x4", 1, "--topology=v5e:4x4x4.*v5e:4x4"),
+        ("v5e", 1, "--topology=v5e.*v5e:4x4"),
+        ("v5e:4x", 1, "--topology=v5e:4x.*v5e:4x4"),
+        ("v5e:4x4", 0, r"--num_slices=0.*\b1\b"),
     ],
 )
 def test_names_that_are_no_topologies_are_refused(topology, slices, message):
@@ -166,7 +166,7 @@ def test_names_that_are_no_topologies_are_refused(topology, slices, message):
 
 
 def test_phases_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(InputError, match="--phase=2: the config has 2, from 0"):
+    with pytest.raises(InputError, match=r"--phase=2.*0 to 1"):
         plans(load_config("bert_large:lamb"), 2)
     assert [plan.config.global_batch_size for plan in plans(load_config("bert_large:lamb"), None)] == [65_536, 32_768]
     assert [plan.config.global_batch_size for plan in plans(load_config("bert_large:lamb"), 1)] == [32_768]

@@ -80,7 +80,7 @@ def test_a_plan_covers_every_step_with_the_config_that_holds_in_it(short_dir: Pa
         ("({'steps': 8, 'model.hidden_size': 64},)", "phases.0.model.hidden_size: a phase may not set it"),
         ("({'steps': 8, 'seed': 64},)", "a phase may not set it"),
         ("({'steps': 8, 'data.pat': 'x'},)", "did you mean data.path"),
-        ("({'steps': 8, 'global_batch_size': 'x'},)", "phases.0: .*wants a value of type int"),
+        ("({'steps': 8, 'global_batch_size': 'x'},)", "phases.0: .*=x: .*int"),
         ("({'steps': 8, 'global_batch_size': 20},)", "global_batch_size=20 does not divide"),
         ("({'steps': 8, 'objective.mask_rate': 2.0},)", "mask_rate"),
         ("({'steps': 8, 'data.path': '/nowhere'},)", "not a prepared dataset"),
@@ -113,7 +113,7 @@ def test_one_key_of_one_phase_from_the_command_line(tmp_path: Path):
     for key, message in (
         ("phases.2.data.path", "has 2 phases"),
         ("phases.0.data.pth", "did you mean data.path"),
-        (f"phases.{'9' * 5000}.data.path", "there is no such key"),
+        (f"phases.{'9' * 5000}.data.path", r"phases\.9+\.data\.path"),
     ):
         with pytest.raises(InputError, match=message):
             load_config("bert_tiny", [*overrides, (key, "x")])

@@ -201,13 +201,13 @@ def test_random_files_of_version_2(seed: int):
 
 
 def test_what_is_refused():
-    with pytest.raises(InputError, match="no questions"):
+    with pytest.raises(InputError, match=r"\b1\b.*\b0\b"):
         score_v1([], {})
-    with pytest.raises(InputError, match="no questions"):
+    with pytest.raises(InputError, match=r"\b1\b.*\b0\b"):
         score_v2([], {})
-    with pytest.raises(InputError, match="question a has no answer to compare with"):
+    with pytest.raises(InputError, match=r"question a\b"):
         score_v1([question("a")], {"a": ""})
-    with pytest.raises(InputError, match="1 questions have no prediction; the first is b"):
+    with pytest.raises(InputError, match=r"\b1\b.*predictions.*\bb\b"):
         score_v2([question("a"), question("b")], {"a": ""})
-    with pytest.raises(InputError, match="1 questions have no null odds; the first is b"):
+    with pytest.raises(InputError, match=r"\b1\b.*null_odds.*\bb\b"):
         score_v2([question("a"), question("b")], {"a": "", "b": ""}, {"a": 1.0})
