@@ -34,7 +34,7 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.
             "--documents", choices=["blank_line", "file"], default="blank_line",
             help="document separator in plain text: a blank line, or the end of the file (for text with blank lines)",
         )  # fmt: skip
-        sub.add_argument("--errors", choices=["strict", "replace"], default="strict", help="handling of bytes that are not UTF-8")
+        sub.add_argument("--errors", choices=["strict", "replace"], default="strict", help="how to read invalid UTF-8")
 
     def add_checkpoint(sub: argparse.ArgumentParser) -> None:
         sub.add_argument(
@@ -73,7 +73,7 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.
         help="nsp: sentence pairs; none: one segment of complete sentences, for a corpus without documents",
     )  # fmt: skip
     sub.add_argument("--dupe_factor", type=int, default=1, help="passes over the corpus, each with new pairs")
-    sub.add_argument("--short_seq_prob", type=float, default=0.1, help="share of documents with a shorter target length")
+    sub.add_argument("--short_seq_prob", type=float, default=0.1, help="share of documents with a shorter target")
     sub.add_argument(
         "--random_next", choices=["paper", "reference"], default="paper",
         help="paper: half of all pairs are random; reference: a lone sentence always gets a random B (55-61%% random)",
@@ -90,14 +90,14 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.
     )  # fmt: skip
     sub.add_argument("--min_document_tokens", type=int, default=0, help="drop shorter documents")
     sub.add_argument("--max_document_tokens", type=int, default=0, help="drop longer documents; 0: off")
-    sub.add_argument("--bucket_tokens", type=int, default=16 << 20, help="tokens per shard; a worker holds one shard in memory")
+    sub.add_argument("--bucket_tokens", type=int, default=16 << 20, help="tokens per shard, the unit in a worker's memory")
     sub.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes of the local runner")
     sub.add_argument("--scratch", metavar="DIR", help="local folder for temporary files; default: inside --output")
     sub.add_argument("--seed", type=int, default=0, help="seed of pairs, lengths and labels")
     sub.add_argument(
         "--runner", default="local", metavar="RUNNER",
-        help="local, or an Apache Beam runner: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner, ...; its options "
-        "follow `--` at the end of the command",
+        help="local, or an Apache Beam runner: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner, ...; its "
+        "options follow `--` at the end of the command",
     )  # fmt: skip
 
     sub = command("inspect", "Show counts, lengths, padding and instances of a prepared dataset.")
@@ -127,7 +127,7 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.
         "--config", required=True, metavar="NAME|FILE.py[:ARG]",
         help="finetune/glue:sst2, finetune/text, or a file; --config.KEY=VALUE overrides its keys",
     )  # fmt: skip
-    sub.add_argument("--workdir", required=True, metavar="DIR", help="folder of checkpoints, metrics, scores and predictions")
+    sub.add_argument("--workdir", required=True, metavar="DIR", help="checkpoints, metrics, scores and predictions")
     add_strict(sub)
 
     sub = command("predict", "Write a fine-tuned model's predictions for a file, for any kind of task.")
@@ -149,8 +149,8 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.
     sub = command("study", "Pre-train and fine-tune every row of a table; run it again to resume.")
     sub.add_argument(
         "config", metavar="NAME|FILE.py[:ARG]",
-        help="studies/table5, or a file; --config.KEY=VALUE overrides its keys, --config.pretraining.KEY a key of every "
-        "row's pre-training, --config.finetuning.KEY a key of every task",
+        help="studies/table5, or a file; --config.KEY=VALUE overrides its keys, --config.pretraining.KEY a key of "
+        "every row's pre-training, --config.finetuning.KEY a key of every task",
     )  # fmt: skip
     sub.add_argument("--workdir", required=True, metavar="DIR", help="folder of all runs' workdirs and of the table")
 
@@ -197,8 +197,8 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.
     sub.add_argument(
         "--config", required=True, metavar="NAME|FILE.py[:ARG]", help="a config of pretrain; data.path may be empty"
     )
-    sub.add_argument("--topology", required=True, metavar="CHIP:AxB[xC]", help="the chips of a slice, such as v5e:4x4 or v5p:2x2x2")
-    sub.add_argument("--num_slices", type=int, default=1, help="number of slices, connected by the data center network")
+    sub.add_argument("--topology", required=True, metavar="CHIP:AxB[xC]", help="a slice, such as v5e:4x4 or v5p:2x2x2")
+    sub.add_argument("--num_slices", type=int, default=1, help="slices, connected by a slower network")
     sub.add_argument("--phase", type=int, default=None, help="compile one phase, numbered from 0; default: all")
     sub.add_argument("--find_batch", action="store_true", help="find the maximum number of rows per device that fits")
     sub.add_argument(

@@ -117,7 +117,7 @@ def test_one_key_of_one_phase_from_the_command_line(tmp_path: Path):
     ):
         with pytest.raises(InputError, match=message):
             load_config("bert_tiny", [*overrides, (key, "x")])
-    with pytest.raises(InputError, match=r"phases.0.steps: that phase is 8, and not a dict"):
+    with pytest.raises(InputError, match=r"phases\.0\.steps: .*\bdict\b.*\b8\b"):
         load_config("bert_tiny", [("phases", "(8,)"), ("phases.0.steps", "5")])
 
 
