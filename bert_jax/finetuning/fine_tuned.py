@@ -91,7 +91,7 @@ def _record(found: Checkpoint) -> Record:
 
 
 def _null_threshold(found: Checkpoint) -> float | None:
-    """Returns the null odds above which SQuAD 2.0 has no answer, tuned on dev at the end of the run; None if unknown."""
+    """Returns the null odds, tuned on dev by the run, above which SQuAD 2.0 has no answer; None if unknown."""
     path = found.path.parent.parent / RESULT_FILE
     if (found.task or {})["name"] != "squad/2.0":
         return None

@@ -16,9 +16,9 @@ def task_objective(head: TaskHead) -> Objective:
     """Returns the objective of a head: the loss in nats (`regress`: the squared error) and, but for it, the accuracy.
 
     Besides the model's inputs a batch has `weights` fp32 [B], 0 for padding rows, and `labels`. These are int32 [B] for
-    `classify`, fp32 [B] for `regress`, int32 [B, 2] for `span` (first and last token) and int32 [B, L] for `tag` (-1 for
-    tokens without a tag). For `choose` they are int32 [B]: 1 for the correct one of the `size` adjacent rows of an
-    example.
+    `classify`, fp32 [B] for `regress`, int32 [B, 2] for `span` (first and last token) and int32 [B, L] for `tag`, with
+    -1 for tokens without a tag. For `choose` they are int32 [B]: 1 for the correct one of the `size` adjacent rows of
+    an example.
     """
     sums = {"classify": _classify, "regress": _regress, "choose": _choose, "span": _span, "tag": _tag}[head.kind]
 

@@ -39,13 +39,13 @@ def check_config(config: ConfigDict) -> None:
             "task.kind=text; leave it empty"
         )
     if config.head.bilstm_layers > 1 and not config.head.bilstm:
-        raise InputError(f"head.bilstm_layers={config.head.bilstm_layers}: requires units, got head.bilstm=0; set it, e.g. to 768")
+        raise InputError(f"head.bilstm_layers={config.head.bilstm_layers}: requires a BiLSTM, got head.bilstm=0; set its units")
     if not config.init:
         raise InputError("init is empty; set the checkpoint to start from with --config.init=CHECKPOINT")
 
 
 def model_of(config: ConfigDict, encoder: BertConfig) -> BertConfig:
-    """Returns the encoder with the config's dropout. InputError if it has too few positions or layers for the config."""
+    """Returns the encoder with the config's dropout. InputError if it has too few positions or layers."""
     model = dataclasses.replace(encoder, **dict(config.model.items()))
     if config.task.max_seq_len > model.max_position_embeddings:
         raise InputError(
@@ -70,4 +70,6 @@ def check_head(head: TaskHead, mesh: Mesh) -> None:
             "depend on the text; set head.bilstm"
         )
     if 2 * head.bilstm % mesh.shape["fsdp"]:
-        raise InputError(f"head.bilstm={head.bilstm}: 2 * head.bilstm is not divisible by mesh.fsdp={mesh.shape['fsdp']}")
+        raise InputError(
+            f"head.bilstm={head.bilstm}: 2 * head.bilstm is not divisible by mesh.fsdp={mesh.shape['fsdp']}"
+        )
