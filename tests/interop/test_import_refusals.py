@@ -265,7 +265,7 @@ def test_shards_that_are_not_of_their_index(folder: Path):
     index = folder / "model.safetensors.index.json"
     placed = shard(folder)
     sources.edit_json(index, weight_map={name: file for name, file in placed.items() if name != QUERY})
-    sources.refused(folder, QUERY, "model.safetensors.index.json")
+    sources.refused(folder, f"{QUERY!r}", "model.safetensors.index.json")
     sources.edit_json(index, weight_map={**placed, "more": "model-1.safetensors"})
     sources.refused(folder, "'more'", "model.safetensors.index.json")
     sources.edit_json(index, weight_map={**placed, "more": "../model-1.safetensors"})
