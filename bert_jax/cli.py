@@ -366,7 +366,7 @@ def _compile(options: argparse.Namespace) -> None:
     described, problems = compile_config(
         load_config(options.config, options.overrides), options.topology,
         slices=options.num_slices, phase=options.phase, largest_batch=options.find_batch, advice=options.advice,
-        show=lambda about: None if options.json else print(render(about), end="\n\n", flush=True),
+        show=lambda description: None if options.json else print(render(description), end="\n\n", flush=True),
     )  # fmt: skip
     if options.json:
         print(json.dumps(described, indent=2))

@@ -9,7 +9,7 @@ import pytest
 from bert_jax.ahead_of_time import fit
 from bert_jax.ahead_of_time.command import compile_config
 from bert_jax.ahead_of_time.compiled_step import Rows, Step
-from bert_jax.ahead_of_time.fit import find_batch, mend, plans
+from bert_jax.ahead_of_time.fit import find_batch, find_fix, plans
 from bert_jax.ahead_of_time.target import open_target, out_of_memory
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
@@ -98,13 +98,13 @@ def test_where_not_one_row_fits_it_says_what_to_do(compiler):
         ),
     ],
 )
-def test_what_mends_a_step_is_what_costs_the_least(memory, settings, compiler):
+def test_fix_is_the_cheapest_setting_that_fits(memory, settings, compiler):
     compiler(lambda rows, config: memory(rows, config) * GIB)
     step = fit.compile_step(TARGET, plan_of())
     assert not step.fits
-    found, mended = mend(TARGET, step)
+    found, fixed = find_fix(TARGET, step)
     assert found == settings
-    assert mended.fits
+    assert fixed.fits
 
 
 def test_advice_is_for_the_phase_that_does_not_fit(compiler, monkeypatch: pytest.MonkeyPatch):
@@ -123,12 +123,12 @@ def test_advice_is_for_the_phase_that_does_not_fit(compiler, monkeypatch: pytest
 
 def test_a_state_that_is_too_large_is_cut_before_anything_is_made_twice(compiler):
     compiler(lambda rows, config: 10 * GIB if config.mesh.zero1 else 20 * GIB, state_bytes=12 * GIB)
-    assert mend(TARGET, fit.compile_step(TARGET, plan_of()))[0] == {"mesh.zero1": True}
+    assert find_fix(TARGET, fit.compile_step(TARGET, plan_of()))[0] == {"mesh.zero1": True}
 
 
-def test_nothing_may_mend_it(compiler):
+def test_no_setting_fits(compiler):
     compiler(lambda rows, config: 20 * GIB)
-    assert mend(TARGET, fit.compile_step(TARGET, plan_of())) is None
+    assert find_fix(TARGET, fit.compile_step(TARGET, plan_of())) is None
 
 
 @pytest.mark.parametrize(
