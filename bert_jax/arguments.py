@@ -90,7 +90,9 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.
     )  # fmt: skip
     sub.add_argument("--min_document_tokens", type=int, default=0, help="drop shorter documents")
     sub.add_argument("--max_document_tokens", type=int, default=0, help="drop longer documents; 0: off")
-    sub.add_argument("--bucket_tokens", type=int, default=16 << 20, help="tokens per shard, the unit in a worker's memory")
+    sub.add_argument(
+        "--bucket_tokens", type=int, default=16 << 20, help="tokens per shard, the unit in a worker's memory"
+    )
     sub.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes of the local runner")
     sub.add_argument("--scratch", metavar="DIR", help="local folder for temporary files; default: inside --output")
     sub.add_argument("--seed", type=int, default=0, help="seed of pairs, lengths and labels")

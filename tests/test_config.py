@@ -110,7 +110,7 @@ def test_recipes_for_tpus_are_the_papers_or_lambs_in_microbatches_that_are_fille
 
 
 def test_recipes_that_are_none_are_refused():
-    with pytest.raises(InputError, match="lamb_v9.*v5e"):
+    with pytest.raises(InputError, match=r"lamb_v9.*v5e"):
         load_config("bert_large:lamb_v9")
 
 
@@ -190,10 +190,13 @@ def test_files_that_are_no_configs(tmp_path: Path):
             "    config.total_stepz = 3\n    return config\n",
             r"total_stepz.*\btotal_steps\b",
         ),
-        ("import ml_collections\n\n\ndef get_config():\n    return ml_collections.ConfigDict()\n", "attention.*default"),
+        (
+            "import ml_collections\n\n\ndef get_config():\n    return ml_collections.ConfigDict()\n",
+            "attention.*default",
+        ),
     ):
         (tmp_path / "broken.py").write_text(text)
         with pytest.raises(InputError, match=message):
             load_config(str(tmp_path / "broken.py"))
-    with pytest.raises(InputError, match="ValueError.*'x'"):
+    with pytest.raises(InputError, match=r"ValueError.*'x'"):
         load_config(f"{tmp_path / 'with_argument.py'}:x")

@@ -99,7 +99,8 @@ def _null_threshold(found: Checkpoint) -> float | None:
     if result.get("step") != found.step or not result.get("scores"):
         log.warning(
             "%s: null threshold not found in %s; predictions use 0, scores the best threshold for the scored data",
-            found.path, RESULT_FILE,
+            found.path,
+            RESULT_FILE,
         )
         return None
     return float(next(iter(result["scores"].values()))["best_f1_thresh"])

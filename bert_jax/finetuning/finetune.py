@@ -117,7 +117,7 @@ def _finetune(
     for warning in scoring_warnings(splits):
         log.warning(warning)
     log.info(
-        "Task %s: %d training examples, %d steps; examples of other splits: %s", task.name, len(rows), order.total_steps,
+        "Task %s: %d training examples, %d steps; other splits: %s", task.name, len(rows), order.total_steps,
         ", ".join(f"{split.name} {len(split.rows)}" for split in splits) or "none",
     )  # fmt: skip
 
@@ -379,7 +379,8 @@ def describe_result(
     }  # fmt: skip
     positive = {} if task.positive_label is None else {"positive_label": task.positive_label}
     return {
-        "task": task.name, "main_metric": task.main_metric, **positive, "step": step, "scores": dict(scores), "rows": rows
+        "task": task.name, "main_metric": task.main_metric, **positive, "step": step, "scores": dict(scores),
+        "rows": rows,
     }  # fmt: skip
 
 

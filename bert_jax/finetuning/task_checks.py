@@ -39,7 +39,9 @@ def check_config(config: ConfigDict) -> None:
             "task.kind=text; leave it empty"
         )
     if config.head.bilstm_layers > 1 and not config.head.bilstm:
-        raise InputError(f"head.bilstm_layers={config.head.bilstm_layers}: requires a BiLSTM, got head.bilstm=0; set its units")
+        raise InputError(
+            f"head.bilstm_layers={config.head.bilstm_layers}: requires a BiLSTM, got head.bilstm=0; set its units"
+        )
     if not config.init:
         raise InputError("init is empty; set the checkpoint to start from with --config.init=CHECKPOINT")
 

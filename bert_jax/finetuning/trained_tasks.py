@@ -183,9 +183,7 @@ class TrainedNer:
             examples, _ = read_texts(path, bad_rows, fields=TextFields(tuple(columns)), labelled=False)
             return self.given([example.text_a for example in examples], [])
         if not labelled and not conll.is_conll(path):
-            log.info(
-                "%s: reading plain text, one sentence per line; rename it to .conll to read it as columns", path
-            )
+            log.info("%s: reading plain text, one sentence per line; rename it to .conll to read it as columns", path)
             return conll.read_plain(path, bad_rows)
         columns_of = {"word_column": self.record["word_column"], "tag_column": self.record["tag_column"]}
         sentences = conll.read_conll(path, bad_rows, labelled=labelled, **columns_of)

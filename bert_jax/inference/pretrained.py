@@ -1,4 +1,4 @@
-"""Loads a trained model in one line; predicts with a fine-tuned one and fills in masked words with a pre-trained one."""
+"""Loads a trained model in one line; predicts with a fine-tuned one, and fills in masks with a pre-trained one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -107,7 +107,9 @@ def _paired(text: str | Sequence[str], pair: Any, *, one_pair: bool) -> tuple[li
     texts = [text] if isinstance(text, str) else list(text)
     pairs = [None] * len(texts) if pair is None else [pair] if one_pair or isinstance(pair, str) else list(pair)
     if not texts or len(pairs) != len(texts):
-        raise InputError(f"got {len(texts)} texts with {len(pairs)} pairs; expected at least one text, and as many pairs or none")
+        raise InputError(
+            f"got {len(texts)} texts with {len(pairs)} pairs; expected at least one text, and as many pairs or none"
+        )
     for given in (*texts, *(second for second in pairs if isinstance(second, str))):
         check_text(given)
     return texts, pairs
@@ -173,7 +175,9 @@ def fill_mask(pretrained: PreTrained | FineTuned, text: str, top: int = 5) -> li
     tokenizer = pretrained.tokenizer
     check_mask(text)
     if isinstance(pretrained, FineTuned):
-        raise InputError("fill-mask requires an mlm_head, which a fine-tuned checkpoint lacks; use a pre-trained checkpoint")
+        raise InputError(
+            "fill-mask requires an mlm_head, which a fine-tuned checkpoint lacks; use a pre-trained checkpoint"
+        )
     if pretrained.config.is_decoder:
         raise InputError("fill-mask does not support a left-to-right model, which cannot use the text after a mask")
     batch = pretrained.batch(text)

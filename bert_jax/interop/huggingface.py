@@ -85,7 +85,9 @@ def export(checkpoint: Checkpoint, output: str) -> str:
         if dropped := [head for head in checkpoint.heads if head not in heads]:
             log.warning("%s does not support these heads, which are not exported: %s", architecture, ", ".join(dropped))
         if not heads:
-            log.warning("Exported without a pooler; load it with BertModel.from_pretrained(..., add_pooling_layer=False)")
+            log.warning(
+                "Exported without a pooler; load it with BertModel.from_pretrained(..., add_pooling_layer=False)"
+            )
         described = model_config(config, tokenizer, architecture)
         parameters = checkpoint.load_parameters()
         check_finite(checkpoint, parameters)
@@ -155,7 +157,9 @@ def _read_config(path: epath.Path) -> tuple[BertConfig, Collection[str]]:
             raise InputError(f"{path}: {field}={values[field]!r} is not supported; expected {supported[-1]!r}")
     named = named_architectures(path, values)
     if unknown := [name for name in named if name not in ARCHITECTURES]:
-        raise InputError(f"{path}: architectures={unknown} is not supported; expected one of {', '.join(ARCHITECTURES)}")
+        raise InputError(
+            f"{path}: architectures={unknown} is not supported; expected one of {', '.join(ARCHITECTURES)}"
+        )
     fields = {field.name for field in dataclasses.fields(BertConfig)}
     try:
         config = BertConfig.from_dict({name: value for name, value in values.items() if name in fields})

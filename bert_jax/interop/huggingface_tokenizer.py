@@ -125,7 +125,9 @@ def _pieces(path: epath.Path, described: dict[str, Any]) -> list[str]:
         raise InputError(f"{path}: added_tokens: expected a list of tokens, each with content and id")
     for token in added:
         if vocab.get(token["content"]) != token.get("id"):
-            raise InputError(f"{path}: added_tokens: {token['content']!r} is not in model.vocab, which is not supported")
+            raise InputError(
+                f"{path}: added_tokens: {token['content']!r} is not in model.vocab, which is not supported"
+            )
     return sorted(vocab, key=vocab.__getitem__)
 
 

@@ -69,7 +69,9 @@ def _check_source(folder: epath.Path) -> None:
     names = sorted(child.name for child in folder.iterdir())
     if {WHOLE, INDEX} & {*names}:
         if huggingface.CONFIG not in names:
-            raise InputError(f"--source={folder}: {huggingface.CONFIG} not found; copy it from the source of the weights")
+            raise InputError(
+                f"--source={folder}: {huggingface.CONFIG} not found; copy it from the source of the weights"
+            )
         return
     if tensorflow := [name for name in names if name.endswith((".index", ".meta"))]:
         raise InputError(f"--source={folder}: TensorFlow checkpoints ({tensorflow[0]}) are not supported")

@@ -76,7 +76,9 @@ def open_weights(folder: epath.Path) -> dict[str, StoredWeight]:
 
 def _open_file(path: epath.Path) -> dict[str, StoredWeight]:
     if not path.is_file():  # for example a copied link to a cache that was not copied
-        raise InputError(f"{path}: expected a file, got a {'folder' if path.is_dir() else 'broken link'}; copy the weights there")
+        raise InputError(
+            f"{path}: expected a file, got a {'folder' if path.is_dir() else 'broken link'}; copy the weights there"
+        )
     try:
         with safe_open(str(path), "numpy") as opened:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118

@@ -31,7 +31,9 @@ def task_model(checkpoint: Checkpoint) -> tuple[str, dict[str, Any], dict[str, n
     if head.bilstm:
         raise InputError(f"{checkpoint.path}: head.bilstm={head.bilstm}: transformers has no model with a BiLSTM")
     if head.features:
-        raise InputError(f"{checkpoint.path}: head.features={head.features}: transformers has no model with such features")
+        raise InputError(
+            f"{checkpoint.path}: head.features={head.features}: transformers has no model with such features"
+        )
     if checkpoint.bert_config.is_decoder:
         raise InputError(f"{checkpoint.path}: is_decoder=True: transformers has no fine-tuned left-to-right model")
     parameters = checkpoint.load_parameters(build=BertForTask, head=head)

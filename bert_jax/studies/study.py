@@ -115,7 +115,7 @@ class Study:
         return [task for task in self.tasks if task.name in row.tasks]
 
     def config_of(self, row: Row, task: Task, encoder: str) -> ConfigDict:
-        """Returns the config of fine-tuning `row` on `task`. Later sources override earlier: config, task, row, overrides.
+        """Returns the config of fine-tuning `row` on `task`. Precedence, lowest first: config, task, row, overrides.
 
         Raises InputError for an unknown key or an invalid value.
         """
@@ -129,7 +129,10 @@ class Study:
             set_key(config, "data.path", os.path.join(self.task_data, path))
         set_key(config, "init", encoder)
         if config.search.learning_rates and "optimizer.learning_rate" in dict(self.overrides):
-            raise InputError(f"{where}: optimizer.learning_rate has no effect in a search; set --config.finetuning.search.learning_rates=...")
+            raise InputError(
+                f"{where}: optimizer.learning_rate has no effect in a search; set "
+                "--config.finetuning.search.learning_rates=..."
+            )
         _with_context(where, planned_runs, config)
         return config
 
@@ -140,7 +143,9 @@ def load_study(spec: str, overrides: Sequence[tuple[str, str]] = ()) -> Study:
     Raises:
       InputError: unknown keys or names, invalid values, missing datasets: all that can be detected before any run.
     """
-    task_overrides = [(key.removeprefix(_FINETUNING_PREFIX), text) for key, text in overrides if key.startswith(_FINETUNING_PREFIX)]
+    task_overrides = [
+        (key.removeprefix(_FINETUNING_PREFIX), text) for key, text in overrides if key.startswith(_FINETUNING_PREFIX)
+    ]
     own = [(key, text) for key, text in overrides if not key.startswith(_FINETUNING_PREFIX)]
     config = load_config(spec, own, keys_of="studies/default")
     tasks = [_task(task) for task in _dicts("tasks", config.tasks)]
@@ -290,7 +295,9 @@ def _value(scores: Mapping[str, Mapping[str, float]], wanted: str, task: str) ->
         return float(scores[split or next(iter(scores))][metric])
     except KeyError:
         known = [f"{split}/{metric}" for split, split_scores in scores.items() for metric in split_scores]
-        raise InputError(f"task {task!r}: columns: unknown score {wanted!r}; expected one of {', '.join(known)}") from None
+        raise InputError(
+            f"task {task!r}: columns: unknown score {wanted!r}; expected one of {', '.join(known)}"
+        ) from None
 
 
 # --- Reading the config ------------------------------------------------------------------------------------------
@@ -329,7 +336,9 @@ def _rows(config: ConfigDict, tasks: Sequence[str]) -> list[Row]:
 
 def _task(given: Mapping[str, Any]) -> Task:
     if not given.get("config"):
-        raise InputError(f"task {given['name']!r}: config is missing; set a fine-tuning config, such as finetune/glue:sst2")
+        raise InputError(
+            f"task {given['name']!r}: config is missing; set a fine-tuning config, such as finetune/glue:sst2"
+        )
     columns = given.get("columns") or {given["name"]: ""}
     return Task(given["name"], given["config"], given.get("finetuning", {}), columns, given.get("scale", 100))
 

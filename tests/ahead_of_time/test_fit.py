@@ -1,8 +1,7 @@
 """The searches, with a compiler whose memory is known beforehand, and the refusals that need no compiler."""
 
-from types import SimpleNamespace
-
 import re
+from types import SimpleNamespace
 
 import pytest
 

@@ -132,7 +132,7 @@ def by_hand(way: str, hidden: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def extracted(encoder: Path, left_to_right: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Path, np.ndarray]:
-    """What `bert-jax features` says are the hidden states of TEXT."""
+    """Returns the hidden states of TEXT from `bert-jax features`."""
     folder = tmp_path_factory.mktemp("extracted")
     (folder / "lines.txt").write_text(TEXT + "\n")
     found = {}

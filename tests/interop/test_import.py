@@ -159,7 +159,7 @@ def test_a_tokenizer_as_transformers_saves_it(lowercase: bool, vocabulary: list[
 
 
 def test_a_masked_lm_folder_that_holds_all_heads(vocabulary: list[str], tmp_path: Path):
-    """As the first released models are: their config names BertForMaskedLM."""
+    """The first released models are like this: their config names BertForMaskedLM."""
     save_torch(tmp_path / "hf", vocabulary, "BertForPreTraining")
     sources.edit_json(tmp_path / "hf" / "config.json", architectures=["BertForMaskedLM"])
     assert imported(tmp_path / "hf").heads == HEADS

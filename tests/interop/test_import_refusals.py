@@ -1,4 +1,4 @@
-"""What import reads in several forms, and what it refuses: each in one message that names what is wrong."""
+"""Tests the variants of folders that import reads, and the errors for those it refuses."""
 
 import json
 import pickle
@@ -198,9 +198,7 @@ class Bomb:
 def test_nothing_is_unpickled(folder: Path, tmp_path: Path):
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(folder / "unpickled")))
-    sources.refused(
-        folder, "pytorch_model.bin", "from transformers import BertForPreTraining", str(folder)
-    )
+    sources.refused(folder, "pytorch_model.bin", "from transformers import BertForPreTraining", str(folder))
     assert not (folder / "unpickled").exists()
     sources.edit_json(folder / "config.json", architectures=5)
     sources.refused(folder, "config.json: architectures=5")

@@ -1,4 +1,4 @@
-"""Which tokenizers import reads, and which it refuses: those that would give other ids than ours."""
+"""Tests the tokenizers that import reads, and those it refuses, which would produce other ids than ours."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the commands make of an imported checkpoint, with all heads and with some."""
+"""Tests the commands on an imported checkpoint, with all heads and with some."""
 
 import json
 import logging

@@ -153,7 +153,10 @@ def test_the_command_runs_a_study(spec: str, overrides, tmp_path: Path, capfd):
         (("pretraining.phases.0.steps", "3"), r"pretraining\.phases\.0\.steps: .*\b0\b"),
         (("task_data", "nowhere"), "task 'topic': .*nowhere/topics.*--config.task_data"),
         (("finetuning.task.max_seq_len", "65"), r"row 'MLM & NSP', task 'topic': .*max_seq_len=65.*\b64\b"),
-        (("finetuning.head.features", "concat_last_four"), r"row 'MLM & NSP', task 'topic': .*concat_last_four.*\b4\b.*\b2\b"),
+        (
+            ("finetuning.head.features", "concat_last_four"),
+            r"row 'MLM & NSP', task 'topic': .*concat_last_four.*\b4\b.*\b2\b",
+        ),
         (("pretraining.mesh.data", "7"), r"row 'MLM & NSP': .*7"),
         (("pretraining.data.path", ""), r"row 'MLM & NSP': --config\.pretraining\.data\.path=DIR"),
         (("checkpoints.base", ""), r"row 'released': .*--config\.checkpoints\.base=CHECKPOINT"),
@@ -324,7 +327,7 @@ def test_a_figure_of_many_columns_has_several_lines(tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def deep_encoder(vocabulary: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As many layers and positions as the paper's tables read."""
+    """Writes an encoder with as many layers and positions as the paper's tables read."""
     folder = tmp_path_factory.mktemp("deep") / "encoder"
     tokenizer = WordPieceTokenizer(vocabulary, lowercase=True)
     model = BertConfig(
@@ -366,5 +369,5 @@ def test_ablations_are_configs(row: str, keys: dict):
     assert {key: config[key] for key in config if config[key] != base[key]} == {
         key: value for key, value in keys.items() if base[key] != value
     }  # fmt: skip
-    with pytest.raises(InputError, match="nothing.*bert_base, no_nsp"):
+    with pytest.raises(InputError, match=r"nothing.*bert_base, no_nsp"):
         load_config("ablations:nothing")

@@ -1,6 +1,6 @@
 """Encoded rows of a split, and batches padded to the length of their longest row.
 
-Fine-tuning's texts are short compared with the 512 tokens that a model reads. A batch is padded to the smallest of a few
+Fine-tuning's texts are short compared with the 512 tokens that a model reads. A batch is padded to the smallest of some
 fixed lengths that holds its longest row, so that one step is compiled per length. Sorting by length puts rows of
 similar length into one batch.
 """

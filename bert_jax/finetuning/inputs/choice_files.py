@@ -1,7 +1,7 @@
 """Multiple-choice files: SWAG, CODAH, and the user's own.
 
     .csv     SWAG: train.csv, val.csv and test.csv of https://github.com/rowanz/swagaf, with the columns `sent1`,
-             `sent2`, `ending0` to `ending3` and (except in test.csv) `label`, numbered from 0; other columns are ignored
+             `sent2`, `ending0` to `ending3` and (except in test.csv) `label`, numbered from 0; others are ignored
     .tsv     CODAH: category, prompt, four endings and the correct one's number, from 0; no header, no quoting
     .jsonl   the user's own: objects with `context`, `endings` (a list of at least two, as many in every object),
              `label` (a number from 0) and optionally `start` (the beginning of every ending) and `id`

@@ -95,7 +95,9 @@ def read_conll(
             bio = tuple(convert_tags(tags, "bio")) if labelled else None
             sentences.append(TaggedSentence(tuple(words), bio, document))
     if not sentences:
-        raise InputError(f"{path}: no usable sentence; expected a word and its tag per line, and an empty line after a sentence")
+        raise InputError(
+            f"{path}: no usable sentence; expected a word and its tag per line, and an empty line after a sentence"
+        )
     return sentences
 
 

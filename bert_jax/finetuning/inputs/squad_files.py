@@ -95,7 +95,9 @@ def read_questions(path: str | PathLike[str], bad_rows: BadRows, *, training: bo
         questions[question.id] = question
         moved += is_moved
     if moved:
-        log.warning("%s: %d questions have an answer not at its answer_start; using the nearest occurrence", path, moved)
+        log.warning(
+            "%s: %d questions have an answer not at its answer_start; using the nearest occurrence", path, moved
+        )
     if not questions:
         raise InputError(f"{path}: no usable question; expected the format of SQuAD 1.1 or 2.0")
     return list(questions.values())
@@ -212,9 +214,7 @@ def _check_characters(key: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         half = ord(text[error.start])
-        raise _Problem(
-            f'"{key}" has a lone surrogate (\\u{half:04x}), which is not a character; remove it'
-        ) from error
+        raise _Problem(f'"{key}" has a lone surrogate (\\u{half:04x}), which is not a character; remove it') from error
 
 
 def _given_answers(entry: dict[str, Any]) -> list[tuple[str, int]]:

@@ -82,10 +82,10 @@ def tsv_rows(path: str, bad_rows: BadRows, header: Sequence[str] | None = None) 
 
 
 def csv_rows(path: str, bad_rows: BadRows) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yields rows like `tsv_rows`, of comma-separated values quoted as in RFC 4180, with the number of their first line.
+    """Yields (number of the first line, value by column) of each row of comma-separated values (RFC 4180).
 
-    If a row is malformed, only its first line is a bad row and the next line begins a new row, so that an unclosed quote
-    costs one line. A row is also malformed if it has more columns than the header after `_CHECKED_LINES` lines, or more
+    If a row is malformed, only its first line is a bad row and the next line begins a new row, so that an unclosed
+    quote costs one line. A row is also malformed if it has more columns than the header after `_CHECKED_LINES` lines, or more
     than `_MAX_LINES` lines. Without these limits every line could be read to the end of the file.
     """
     source = text_lines(path, bad_rows)
@@ -132,11 +132,9 @@ def csv_rows(path: str, bad_rows: BadRows) -> Iterator[tuple[int, dict[str, str]
 
 
 def _header(path: str, number: int, names: list[str]) -> list[str]:
-    """Returns the column names. InputError if line 1 is not the header or a name is duplicate; "" columns are ignored."""
+    """Returns the column names. InputError if line 1 is not the header or a name is duplicate; "" is no name."""
     if number > 1:
-        raise InputError(
-            f"{path}:1: the header cannot be read; expected UTF-8 and valid CSV; {conversion(path)}"
-        )
+        raise InputError(f"{path}:1: the header cannot be read; expected UTF-8 and valid CSV; {conversion(path)}")
     if duplicate := next((name for name in names if name and names.count(name) > 1), None):
         raise InputError(f"{path}: duplicate column {duplicate!r}; rename one")
     return names
@@ -179,7 +177,7 @@ def columns_of(path: str, *, comma: bool = False) -> list[str]:
             return _header(path, number, next(csv.reader([line], strict=True)) if comma else line.split("\t"))
         except csv.Error as error:
             raise InputError(
-                f"{path}:{number}: the header cannot be read: {error}; expected names separated by commas, and lines that "
+                f"{path}:{number}: the header cannot be read: {error}; expected comma-separated names, and lines that "
                 'end in "\\n"'
             ) from error
     raise InputError(f"{path}: the file is empty; expected a header line with the column names")

@@ -140,7 +140,9 @@ def are_scores(labels: Iterable[str]) -> bool:
 def _rows_of(path: str | PathLike[str], bad_rows: BadRows) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields (line, row) of a file in one of the formats."""
     if (kind := format_of(path)) not in _FORMATS:
-        raise InputError(f"{path}: unknown format; expected a name that ends in {', '.join(_FORMATS)}, or that with .gz, .bz2 or .zst")
+        raise InputError(
+            f"{path}: unknown format; expected a name ending in {', '.join(_FORMATS)}, or that with .gz, .bz2 or .zst"
+        )
     return _FORMATS[kind](str(path), bad_rows)
 
 

@@ -71,7 +71,11 @@ class ChoiceTask:
 
         def predictions(outputs: Outputs) -> list[dict[str, Any]]:
             return [
-                {"id": example.id, "prediction": int(scores.argmax()), "probabilities": softmax(scores).round(6).tolist()}
+                {
+                    "id": example.id,
+                    "prediction": int(scores.argmax()),
+                    "probabilities": softmax(scores).round(6).tolist(),
+                }
                 for example, scores in zip(examples, outputs, strict=True)
             ]
 

@@ -289,7 +289,9 @@ def write_submission(
       InputError: the leaderboard does not accept this split.
     """
     if split not in task.submissions:
-        raise InputError(f"{task.name}: GLUE does not accept predictions for {split}; expected one of {', '.join(task.submissions)}")
+        raise InputError(
+            f"{task.name}: GLUE does not accept predictions for {split}; expected one of {', '.join(task.submissions)}"
+        )
     if [example.id for example in examples] != [str(number) for number in range(len(examples))]:
         log.warning("%s %s: ids are not 0, 1, 2, ...; the leaderboard expects every row of the file", task.name, split)
     lines = ["index\tprediction"]

@@ -121,7 +121,9 @@ def squad_task(config: ConfigDict, encoding: Encoding) -> SquadTask:
     """Reads the official JSON files in `data.path`. InputError if a file cannot be read."""
     task = config.task
     if task.test:
-        raise InputError(f"task.test={task.test}: SQuAD does not support a test file; set task.dev, which is predicted and scored")
+        raise InputError(
+            f"task.test={task.test}: SQuAD does not support a test file; set task.dev, which is predicted and scored"
+        )
     version = "v2.0" if task.version_2 else "v1.1"
     files = split_files(config, {"train": (f"train-{version}.json",), "dev": (f"dev-{version}.json",)})
     bad_rows = BadRows(strict=config.data.strict)

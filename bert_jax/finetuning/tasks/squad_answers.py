@@ -155,7 +155,9 @@ def _checked(window: Window, logits: np.ndarray, questions: Sequence[Question]) 
     length = len(window.sequence.input_ids)
     own = np.asarray(logits, np.float64)[:length]
     if own.shape != (length,):
-        raise ValueError(f"logits: got shape {np.shape(logits)}, expected at least ({length},) for a window of {length} tokens")
+        raise ValueError(
+            f"logits: got shape {np.shape(logits)}, expected at least ({length},) for a window of {length} tokens"
+        )
     if not np.isfinite(own).all():
         raise BertJaxError(f"question {questions[window.question].id}: logits are not finite")
     return own

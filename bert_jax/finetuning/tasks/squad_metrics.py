@@ -177,5 +177,5 @@ def _need(questions: Sequence[Question], given: Mapping[str, object], what: str)
     missing = [question.id for question in questions if question.id not in given]
     if missing:
         raise InputError(
-            f"{len(missing)} questions are missing from {what}; the first is {missing[0]}; score the predicted questions"
+            f"{len(missing)} questions are missing from {what}; the first is {missing[0]}; score predicted questions"
         )

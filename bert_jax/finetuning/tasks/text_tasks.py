@@ -179,7 +179,9 @@ def own_task(config: ConfigDict, encoding: Encoding) -> TextTask:
     if not task.regression and len(classes) < 2:
         raise InputError(f"task.train={task.train}: expected at least 2 different labels, all are {classes[0]!r}")
     if len(classes) > 2 and text_files.are_scores(classes):
-        log.warning("The %d labels are numbers but treated as classes; task.regression=True predicts them", len(classes))
+        log.warning(
+            "The %d labels are numbers but treated as classes; task.regression=True predicts them", len(classes)
+        )
     positive_label = choose_positive_label(task.positive_label, classes)
     examples, left_out = {"train": train}, {}
     bad_rows.take_reasons()
@@ -212,7 +214,7 @@ def own_text_task(
 
 
 def choose_positive_label(given: str, classes: tuple[str, ...]) -> str | None:
-    """Returns the positive class of f1: the given one, or the last of two; None if not binary. InputError if unknown."""
+    """Returns the positive class of f1: the given or the last of two; None if not binary. InputError if invalid."""
     if given and len(classes) != 2:
         what = f"{len(classes)} labels" if classes else "numbers as labels"
         raise InputError(f"task.positive_label={given}: requires 2 labels, the task has {what}; leave it empty")

@@ -218,7 +218,7 @@ def test_schemes_say_the_same(scheme: str):
         converted = convert_tags(tags, scheme)
         assert entity_spans(converted) == entity_spans(tags)
         assert convert_tags(converted, scheme) == converted
-    with pytest.raises(InputError, match="'bilou'.*iob1, bio, bioes"):
+    with pytest.raises(InputError, match=r"'bilou'.*iob1, bio, bioes"):
         convert_tags(tags, "bilou")
 
 

@@ -94,7 +94,7 @@ def test_splits(task: str, split: str, theirs: str, texts: tuple[str, ...]):
 def test_what_is_not_there_is_named():
     with pytest.raises(InputError, match="tfds:glue/rte: "):
         read_split("tfds:glue/rte", TASKS["rte"], "train", BadRows())
-    with pytest.raises(InputError, match="tfds:glue/mnli: .*question, sentence.*qnli"):
+    with pytest.raises(InputError, match=r"tfds:glue/mnli: .*question, sentence.*qnli"):
         read_split("tfds:glue/mnli", TASKS["qnli"], "train", BadRows())
     with pytest.raises(InputError, match=r"tfds:glue/mnli:test_mismatched: .*test_mismatched"):
         read_split("tfds:glue/mnli", TASKS["mnli"], "test_mismatched", BadRows())

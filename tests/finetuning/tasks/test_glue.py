@@ -158,7 +158,7 @@ def test_what_is_not_there_is_named(tmp_path: Path):
         read_split(tmp_path, TASKS["sst2"], "train", BadRows())
     with pytest.raises(InputError, match=r"dev\.tsv or msr_paraphrase_train\.txt"):
         read_split(tmp_path, TASKS["mrpc"], "dev", BadRows())
-    with pytest.raises(InputError, match="mnli.*'dev'.*train, dev_matched"):
+    with pytest.raises(InputError, match=r"mnli.*'dev'.*train, dev_matched"):
         read_split(tmp_path, TASKS["mnli"], "dev", BadRows())
     (tmp_path / "train.tsv").write_text("index\tsentence1\tsentence2\n0\ta\tb\n")
     with pytest.raises(InputError, match=r"train\.tsv:1: .*label.*index, sentence1, sentence2"):
@@ -169,7 +169,7 @@ def test_what_is_not_there_is_named(tmp_path: Path):
     (tmp_path / "train.tsv").write_text("")
     with pytest.raises(InputError, match=r"train\.tsv: "):
         read_split(tmp_path, TASKS["sst2"], "train", BadRows())
-    with pytest.raises(InputError, match="'snli'.*cola, sst2"):
+    with pytest.raises(InputError, match=r"'snli'.*cola, sst2"):
         get_task("snli")
 
 
@@ -217,7 +217,7 @@ def test_submissions(tmp_path: Path, caplog, task: str, split: str, name: str, p
 
 
 def test_submissions_that_the_leaderboard_does_not_take(tmp_path: Path, caplog):
-    with pytest.raises(InputError, match="mnli.*dev_matched.*test_matched, test_mismatched"):
+    with pytest.raises(InputError, match=r"mnli.*dev_matched.*test_matched, test_mismatched"):
         write_submission(tmp_path, TASKS["mnli"], "dev_matched", [], [])
     write_submission(tmp_path, TASKS["rte"], "test", [TextExample("1", "a", "b", None)], [0])
     assert "rte test: " in caplog.text

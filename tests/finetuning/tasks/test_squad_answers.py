@@ -285,7 +285,7 @@ LONG = pytest.mark.long
     ("vocab", "every"), [("uncased", 5), pytest.param("uncased", 1, marks=LONG), pytest.param("cased", 1, marks=LONG)]
 )
 def test_perfect_logits_of_real_answers(data_dir: Path, vocab: str, every: int):
-    """What is missing of 100% are answers that end inside a token, and answers that are longer than 30 tokens."""
+    """Scores gold spans; short of 100% are answers that end inside a token or are longer than 30 tokens."""
     questions, windows, answers = real(data_dir, "train-v1.1.partial-12articles", vocab, every)
     scores = score_v1(questions, answers.predictions())
     assert scores["exact_match"] > 99.2
