@@ -213,7 +213,7 @@ def _kept(a: int, b: int | None, length: int) -> tuple[int, int]:
 
 
 def _measure(path: str, tokenizer: WordPieceTokenizer, length: int, segments: int) -> tuple[list[int], int]:
-    """Returns the tokens of each `_read` line, and the number of truncated lines. InputError for a pair not supported."""
+    """Returns the tokens of each `_read` line, and the number of truncated lines. InputError for invalid pairs."""
     lengths, cut = [], 0
     for number, (a, b) in enumerate(_encoded(path, tokenizer), start=1):
         if b is not None and segments < 2:

@@ -85,8 +85,8 @@ def csv_rows(path: str, bad_rows: BadRows) -> Iterator[tuple[int, dict[str, str]
     """Yields (number of the first line, value by column) of each row of comma-separated values (RFC 4180).
 
     If a row is malformed, only its first line is a bad row and the next line begins a new row, so that an unclosed
-    quote costs one line. A row is also malformed if it has more columns than the header after `_CHECKED_LINES` lines, or more
-    than `_MAX_LINES` lines. Without these limits every line could be read to the end of the file.
+    quote costs one line. A row is also malformed if it has more columns than the header after `_CHECKED_LINES` lines,
+    or more than `_MAX_LINES` lines. Without these limits every line could be read to the end of the file.
     """
     source = text_lines(path, bad_rows)
     pending: deque[tuple[int, str]] = deque()  # lines to read a second time
