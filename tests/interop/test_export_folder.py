@@ -23,7 +23,7 @@ from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpo
 UNFINISHED = """
 import signal, sys
 from etils import epath
-from bert_jax.interop.output import whole_folder
+from bert_jax.files.output_folder import whole_folder
 with whole_folder(epath.Path(sys.argv[1]), last="config.json") as partial:
     (partial / "config.json").write_text("{}")
     print(partial, flush=True)
