@@ -148,7 +148,7 @@ def test_bad_vocabularies(corpus_file: Path, tmp_path: Path, capsys: pytest.Capt
     arguments = ["prepare", "--input", corpus_file, "--vocab", tmp_path / "vocab.txt", "--output", tmp_path / "data"]
     fails_with_one_line(arguments, capsys, "[MASK]", "vocab.txt")
     arguments = ["vocab", "--input", corpus_file, "--size", 10, "--output", tmp_path / "small.txt"]
-    fails_with_one_line(arguments, capsys, "--size", "10")
+    fails_with_one_line(arguments, capsys, "10")
 
 
 def test_bad_keys(dataset_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture):

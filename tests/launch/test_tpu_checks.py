@@ -139,7 +139,7 @@ def test_commands_that_would_start(command: list[str]):
     [
         (["bert-jax", "pretrian", "--config=nope"], "pretrian"),
         (["bert_jax", "pretrain"], "bert-jax"),
-        (["bert-jax", "pretrain", "--config=nope", "--workdir=/r"], "'nope'"),
+        (["bert-jax", "pretrain", "--config=nope", "--workdir=/r"], "=nope"),
         (["bert-jax", "pretrain", "--config=bert_tiny"], "--workdir"),
         ([*PRETRAIN], "data.path"),
         ([*PRETRAIN, DATA, "--config.total_stps=5"], "total_stps"),
