@@ -373,18 +373,18 @@ def run_one(folder: Path, setting: Setting, window: int, seed: int) -> dict:
         tokens.append(int(np.diff(train.starts)[examples].max()))
         cpu.append(time.process_time())
     model.eval()
-    said: list[Any] = [None] * len(work.dev.rows)
+    dev_outputs: list[Any] = [None] * len(work.dev.rows)
     with torch.no_grad():
         for examples in by_length(work.dev.rows):
             logits = outputs(model, setting.trained_layers, dev.batch(examples)).numpy()
-            for example, of_example in zip(examples, logits, strict=True):
+            for example, example_logits in zip(examples, logits, strict=True):
                 length = dev.starts[example + 1] - dev.starts[example]
-                said[example] = of_example[:length] if work.task.kind == "tag" else of_example
+                dev_outputs[example] = example_logits[:length] if work.task.kind == "tag" else example_logits
     an_epoch = total // EPOCHS
     return {
         "task": setting.task, "trained_layers": setting.trained_layers, "rate": setting.rate,
         "bias_correction": setting.bias_correction, "window": window, "seed": seed,
-        "score": round(score(work, said), 5),
+        "score": round(score(work, dev_outputs), 5),
         "losses": [round(statistics.mean(losses[i : i + an_epoch]), 4) for i in range(0, total, an_epoch)],
         "tokens_per_example": round(statistics.mean(tokens), 2),
         "cpu_ms_per_example": round(1000 * (cpu[-1] - cpu[an_epoch - 1]) / ((EPOCHS - 1) * len(work.train)), 3),
@@ -392,14 +392,14 @@ def run_one(folder: Path, setting: Setting, window: int, seed: int) -> dict:
     }  # fmt: skip
 
 
-def score(work: Work, said: list[np.ndarray]) -> float:
-    """Returns the metric that `TASKS` names, of what a model says of the dev set."""
+def score(work: Work, dev_outputs: list[np.ndarray]) -> float:
+    """Returns the metric in `TASKS` for a model's outputs on the dev set."""
     from bert_jax.finetuning import task_metrics
 
     name = TASKS[work.folder.name]
     if name != "matthews":
-        return work.dev.score(said)[name]
-    return task_metrics.matthews(np.asarray(work.dev.rows.labels), np.stack(said).argmax(axis=-1))
+        return work.dev.score(dev_outputs)[name]
+    return task_metrics.matthews(np.asarray(work.dev.rows.labels), np.stack(dev_outputs).argmax(axis=-1))
 
 
 def run(options: argparse.Namespace) -> None:

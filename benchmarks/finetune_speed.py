@@ -196,7 +196,7 @@ SIDES: dict[str, tuple[Callable[[Path, dict, int], dict], str]] = {
 
 
 def run_side(side: str, folder: Path, epochs: int, began: float) -> dict:
-    """What a run has measured; `began` is when its process was started."""
+    """Runs a side and returns its measurements; `began` is the start time of its process."""
     task = json.loads((folder / TASK).read_text())
     result = SIDES[side][0](folder, task, epochs)
     clock, losses = result.pop("clock"), result.pop("losses")

@@ -21,7 +21,7 @@ Pair = tuple[str, str]
 
 
 def neighbours(article: str) -> list[Pair]:
-    """Sentences of a paragraph that follow each other, each sentence in one pair at the most."""
+    """Sentences of a paragraph that follow each other, each sentence in at most one pair."""
     found = []
     for paragraph in article.split("\n"):
         kept = [one for one in sentences.split(paragraph, "ko") if SHORTEST <= len(one) <= LONGEST]

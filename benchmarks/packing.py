@@ -1,4 +1,4 @@
-"""What packing saves at 512 tokens: padding, and the time of a training step by sequences.
+"""Measures the effect of packing at 512 tokens: on padding, and on sequences per second in training.
 
     python benchmarks/packing.py --input 'wiki/*.jsonl.gz' --vocab vocab.txt [--rounds 6]
 

@@ -1,16 +1,16 @@
-"""What kills cost: a real run that is killed again and again, and a run of days that is simulated from its numbers.
+"""Measures the cost of preemption: a real run that is killed repeatedly, and a simulated run of days.
 
     benchmarks/restarts.py [--processes 2] [--kills 5] [--every 60]
 
 BERT-Mini trains on the English that Python carries, in as many processes as asked, under `launch/local_cluster.sh`. One
 of them is killed with SIGKILL, the others notice, all end, and the same command is run again. Measured are the seconds
-from the kill to the first step of the run that goes on, those of them in which the step is compiled (from the second
-time on it is found in JAX's compilation cache), and the share of useful time: the steps of the whole run at the pace of
-an undisturbed one, over the time it took.
+from the kill to the first step of the resumed run, the part of them spent on compiling the step (from the second time
+on, JAX's compilation cache has it), and the share of useful time: the time that an undisturbed run needs for all steps,
+over the time that was needed.
 
-The simulation then takes the seconds of a restart as measured, kills every 30 minutes on the average, at random, and
-checkpoints at several intervals: what is lost is the restart and the steps since the newest checkpoint. It first
-repeats the real run, as a check of itself.
+The simulation uses the measured seconds of a restart, random kills every 30 minutes on average, and several checkpoint
+intervals. A kill costs the restart and the steps since the newest checkpoint. As a check, it first reproduces the real
+run.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def prepare(folder: Path) -> Path:
 
 
 class Attempt:
-    """The run, once more from where it is."""
+    """One attempt of the run; it resumes from the newest checkpoint."""
 
     def __init__(self, data: Path, workdir: Path, processes: int, steps: int):
         self.compiling: float | None = None
@@ -74,7 +74,7 @@ class Attempt:
     def _read(self) -> None:
         for line in self.process.stderr:
             self._log.append(line)
-            if found := re.search(r"compiled after ([\d.]+) s", line):
+            if found := re.search(r"[Cc]ompil\w+ .*?([\d.]+) s\b", line):
                 self.compiling = float(found[1])
 
     def last_step(self) -> int:
@@ -84,7 +84,7 @@ class Attempt:
             return 0
 
     def wait_for_step(self, step: int) -> bool:
-        """False if the run has ended instead."""
+        """Waits for a step; returns False if the run ends first."""
         while self.last_step() < step:
             if self.process.poll() is not None:
                 return False
@@ -92,7 +92,7 @@ class Attempt:
         return True
 
     def kill_one(self) -> None:
-        """SIGKILL to the process that is last in the list, as when its machine goes."""
+        """Sends SIGKILL to the last process, like a lost machine."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         os.kill(int(children[-1]), signal.SIGKILL)
 
@@ -103,7 +103,7 @@ class Attempt:
 
 
 def undisturbed(data: Path, workdir: Path, processes: int) -> float:
-    """Seconds a step, with its saves."""
+    """Returns the seconds per step, including checkpoints."""
     attempt = Attempt(data, workdir, processes, 60)
     attempt.wait_for_step(20)
     began, first = time.monotonic(), attempt.last_step()
@@ -126,14 +126,17 @@ def disturbed(data: Path, workdir: Path, processes: int, kills: int, every: floa
         attempt.kill_one()
         attempt.end()
         attempt = Attempt(data, workdir, processes, steps)
-        # The rows past the checkpoint are dropped when a run goes on: the first new one is no proof before that.
+        # A resumed run drops the rows past its checkpoint; only after that the next row is a new step.
         while attempt.compiling is None and attempt.process.poll() is None:
             time.sleep(0.02)
         newest = attempt.last_step()
-        assert attempt.wait_for_step(newest + 1), "the run did not go on"
+        assert attempt.wait_for_step(newest + 1), "the run did not resume"
         restarts.append(time.monotonic() - killed)
         compiling.append(attempt.compiling or 0.0)
-        print(f"killed and going on: {restarts[-1]:.1f} s, {compiling[-1]:.1f} s of them compiling", flush=True)
+        print(
+            f"killed and resumed after {restarts[-1]:.1f} s, of which {compiling[-1]:.1f} s were compilation",
+            flush=True,
+        )
     attempt.wait_for_step(steps)
     wall = time.monotonic() - began
     status = attempt.end()
@@ -142,9 +145,9 @@ def disturbed(data: Path, workdir: Path, processes: int, kills: int, every: floa
 
 
 def simulate(useful: float, restart: float, between: float, save: float, *, jitter: bool, seed: int = 0) -> float:
-    """The useful share of the time of a run of `useful` seconds of steps, saved every `save` seconds of them.
+    """Simulates a run of `useful` seconds of steps with a checkpoint every `save` seconds; returns its useful share.
 
-    It is killed after `between` seconds of stepping: exactly, or after a random time of that mean.
+    It is killed after `between` seconds of steps: exactly, or with `jitter` after a random time with that mean.
     """
     rng = random.Random(seed)
     done = saved = wall = 0.0

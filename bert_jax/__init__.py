@@ -1,6 +1,6 @@
 """BERT pre-training in JAX and Flax, from raw text to a checkpoint that fine-tunes.
 
-`bert_jax.load(CHECKPOINT)` is a model with its tokenizer and its config; of a fine-tuned one also with its labels.
+`bert_jax.load(CHECKPOINT)` returns a model with its tokenizer and config; a fine-tuned model also has its labels.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ check_installed()
 
 
 def __getattr__(name: str) -> Any:
-    """`FineTuned`, `PreTrained` and `load` when they are first asked for: `import bert_jax` does not wait for JAX."""
+    """Imports `FineTuned`, `PreTrained` and `load` on first use: `import bert_jax` does not wait for JAX."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from bert_jax.inference import pretrained

@@ -1,9 +1,9 @@
-"""The `bert-jax` command: parses, calls one function per subcommand, and turns failures into exit statuses.
+"""The `bert-jax` command: parses options, calls one function per subcommand, maps failures to exit statuses.
 
-0   done
-1   a failure in the run
-2   input that the user can mend, in one line on stderr
-75  saved; the same command continues
+0   success
+1   the run failed
+2   invalid input that the user can fix; one line on stderr says how
+75  stopped and saved; the same command resumes the run
 """
 
 import argparse
@@ -16,23 +16,23 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from bert_jax.arguments import parser as arguments_of
+from bert_jax.arguments import parser as make_parser
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.progress import Bars, Progress, silent
 from bert_jax.runtime.background_errors import show_background_errors
 from bert_jax.runtime.malloc import keep_freed_memory
 
-_MENDABLE = {  # what is wrong with a path that was given
+_PATH_ERRORS = {  # errno of a bad path given by the user
     errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EROFS,
 }  # fmt: skip
 
 _COMPUTING = {"pretrain", "evaluate", "finetune", "predict", "study"}
 
-# Imports of a subcommand are its own: `bert-jax prepare` does not wait for JAX.
+# Each subcommand imports what it needs: `bert-jax prepare` does not wait for JAX.
 
 
 def entry_point() -> int:
-    """`main` in a process of its own."""
+    """Runs `main` as the program and returns its exit status."""
     show_background_errors()
     if sys.argv[1:2] and sys.argv[1] in _COMPUTING:
         keep_freed_memory()
@@ -62,25 +62,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if _is_disk_full(error):
             where = getattr(error, "filename", None)
             return _fail(
-                options.command, f"the disk is full{f' ({where})' if where else ''}: make room and run it again", 2
+                options.command, f"the disk is full{f' ({where})' if where else ''}; free space and run it again", 2
             )
-        if isinstance(error, BrokenPipeError):  # the reader, `head` say, has had enough
+        if isinstance(error, BrokenPipeError):  # the reader of the pipe, such as `head`, has exited
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
-        if isinstance(error, OSError) and error.errno in _MENDABLE:
+        if isinstance(error, OSError) and error.errno in _PATH_ERRORS:
             return _fail(options.command, f"{error.filename or error}: {error.strerror}", 2)
-        if (of_store := _of_store(error)) is not None:
-            return _fail(options.command, *of_store)
+        if (failure := _storage_failure(error)) is not None:
+            return _fail(options.command, *failure)
         traceback.print_exc()
         return 1
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Returns the options of a subcommand, with `command`, `beam_options` and, of a config, `overrides` (key, text).
+    """Returns the options of a subcommand, with `command`, `beam_options` and `overrides`.
 
-    Raises SystemExit, with the reason on stderr, for what the subcommand does not take.
+    `overrides` are (key, text) pairs of the config, `beam_options` the words after `--`.
+    Raises SystemExit, with the reason on stderr, for an argument that the subcommand does not accept.
     """
-    parser = arguments_of(_RUN)
+    parser = make_parser(_RUN)
     words, beam_options = _split(_joined(arguments))
     options, rest = parser.parse_known_args(words)
     overrides, unknown = _overrides(rest) if hasattr(options, "config") else ([], rest)
@@ -95,8 +96,8 @@ def _fail(command: str, message: str, status: int) -> int:
     return status
 
 
-def _of_store(error: Exception) -> tuple[str, int] | None:
-    """What a store said to a library that asked it for us, and the exit status; None for any other error."""
+def _storage_failure(error: Exception) -> tuple[str, int] | None:
+    """Maps a storage error raised inside a library to a message and an exit status; None for any other error."""
     from bert_jax.files import remote
 
     found: BaseException | None = error
@@ -105,7 +106,7 @@ def _of_store(error: Exception) -> tuple[str, int] | None:
             if (reason := remote.permanent_reason(found)) is not None:
                 return f"{reason} ({remote.said(found)})", 2
             if remote.is_transient(found):
-                return f"a store went on failing ({remote.said(found)}): run it again", 1
+                return f"the storage kept failing ({remote.said(found)}); run it again", 1
         found = found.__cause__ or found.__context__
     return None
 
@@ -121,7 +122,7 @@ def _is_disk_full(error: BaseException | None) -> bool:
 
 
 def _joined(arguments: Sequence[str]) -> list[str]:
-    """`--layers -1,-2` as `--layers=-1,-2`: argparse takes whatever begins with a hyphen for an option."""
+    """Rewrites `--layers -1,-2` as `--layers=-1,-2`: argparse takes a word that begins with a hyphen for an option."""
     joined: list[str] = []
     for word in arguments:
         if joined and joined[-1] == "--layers":
@@ -132,7 +133,7 @@ def _joined(arguments: Sequence[str]) -> list[str]:
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """What of `prepare`'s words is its own, and what stands after `--`, which is for Beam."""
+    """Splits the words of `prepare` into its own and those after `--`, which are Beam's options."""
     if words[:1] != ["prepare"] or "--" not in words:
         return words, []
     at = words.index("--")
@@ -140,7 +141,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _overrides(rest: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """`--config.KEY=VALUE` and `--config.KEY VALUE` out of what argparse did not know, and what is left."""
+    """Splits words unknown to argparse into (key, text) of `--config.KEY=VALUE` or `--config.KEY VALUE`, and others."""
     overrides, unknown = [], []
     words = iter(rest)
     for word in words:
@@ -151,13 +152,13 @@ def _overrides(rest: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
         if not equals:
             value = next(words, "")
             if not value or value.startswith("--"):
-                raise SystemExit(_fail("config", f"--config.{key} wants a value: --config.{key}=VALUE", 2))
+                raise SystemExit(_fail("config", f"--config.{key}: expected a value; use --config.{key}=VALUE", 2))
         overrides.append((key, value))
     return overrides, unknown
 
 
 def _set_up_logging() -> None:
-    handler = _AboveBars()
+    handler = _ProgressSafeHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     package = logging.getLogger("bert_jax")
     package.handlers = [handler]
@@ -169,8 +170,8 @@ def _set_up_logging() -> None:
     RetriesSaid.attach()
 
 
-class _AboveBars(logging.Handler):
-    """Writes lines to stderr without tearing the bars that are on it."""
+class _ProgressSafeHandler(logging.Handler):
+    """Writes log lines to stderr above the progress bars."""
 
     def emit(self, record: logging.LogRecord) -> None:
         from tqdm import tqdm
@@ -179,7 +180,7 @@ class _AboveBars(logging.Handler):
 
 
 def bars() -> Bars:
-    """Progress bars on stderr; into a file they write a line now and then."""
+    """Returns a factory of progress bars on stderr: updated every 0.2 s on a terminal, else every 10 s."""
     from tqdm import tqdm
 
     def make(**options: Any) -> Progress:
@@ -211,7 +212,7 @@ def _vocab(options: argparse.Namespace) -> None:
             yield from corpus.read(piece, reading)
             bar.update(piece.bytes)
         bar.close()
-        logging.getLogger(__name__).info("merging pieces ...")
+        logging.getLogger(__name__).info("Corpus read; merging word pieces ...")
 
     vocabulary = train_wordpiece(documents(), options.size, lowercase=not options.cased)
     save_vocabulary(options.output, WordPieceTokenizer(vocabulary, lowercase=not options.cased))
@@ -222,10 +223,10 @@ def _prepare(options: argparse.Namespace) -> None:
     from bert_jax.data.preparation.pipeline import PrepareOptions, describe, prepare
     from bert_jax.text.vocabulary_record import open_vocabulary
 
-    chosen = PrepareOptions(**{name: getattr(options, name) for name in PrepareOptions.__dataclass_fields__})
+    prepare_options = PrepareOptions(**{name: getattr(options, name) for name in PrepareOptions.__dataclass_fields__})
     tokenizer = open_vocabulary(options.vocab, cased=options.cased)
     info = prepare(
-        options.input, tokenizer, options.output, chosen,
+        options.input, tokenizer, options.output, prepare_options,
         seed=options.seed, workers=options.workers, scratch=options.scratch, runner=options.runner,
         beam_options=options.beam_options, allow_unk=options.allow_unk, bars=bars(),
     )  # fmt: skip
@@ -242,14 +243,14 @@ def _inspect(options: argparse.Namespace) -> None:
 def _pretrain(options: argparse.Namespace) -> None:
     from bert_jax.runtime.preemption import StopSignal
 
-    with StopSignal() as stop:  # before the imports, which take seconds: a signal in them is a signal to the run
+    with StopSignal() as stop:  # before the imports, which take seconds: a signal during them stops the run
         from bert_jax.config import load_config
         from bert_jax.runtime.processes import is_first, joined_processes
         from bert_jax.training.pretrain import pretrain
 
         with joined_processes():
-            shown = bars() if is_first() else silent
-            pretrain(load_config(options.config, options.overrides), options.workdir, stop=stop, bars=shown)
+            progress = bars() if is_first() else silent
+            pretrain(load_config(options.config, options.overrides), options.workdir, stop=stop, bars=progress)
 
 
 def _finetune(options: argparse.Namespace) -> None:
@@ -263,11 +264,11 @@ def _finetune(options: argparse.Namespace) -> None:
         from bert_jax.tracking.metrics import finite_json
 
         with joined_processes():
-            shown = bars() if is_first() else silent
+            progress = bars() if is_first() else silent
             strict = [("data.strict", "True")] if options.strict else []
             config = load_config(options.config, [*options.overrides, *strict], keys_of="finetune/default")
             run = search if is_search(config) else finetune
-            scores = run(config, options.workdir, stop=stop, bars=shown)
+            scores = run(config, options.workdir, stop=stop, bars=progress)
             if is_first():
                 print(finite_json(scores or unscored(options.workdir), indent=2))
 
@@ -281,8 +282,8 @@ def _study(options: argparse.Namespace) -> None:
         from bert_jax.studies.study_table import render
 
         with joined_processes():
-            shown = bars() if is_first() else silent
-            table = study(load_study(options.config, options.overrides), options.workdir, stop=stop, bars=shown)
+            progress = bars() if is_first() else silent
+            table = study(load_study(options.config, options.overrides), options.workdir, stop=stop, bars=progress)
             if is_first():
                 print(render(table), end="")
 
@@ -305,10 +306,10 @@ def _evaluate(options: argparse.Namespace) -> None:
     from bert_jax.training.evaluation import evaluate_checkpoint
 
     with joined_processes():
-        shown = bars() if is_first() else silent
+        progress = bars() if is_first() else silent
         is_finetuned = open_checkpoint(options.checkpoint).task is not None
         evaluate = evaluate_finetuned if is_finetuned else evaluate_checkpoint
-        values = evaluate(options.checkpoint, options.data, batch_size=options.batch_size, bars=shown)
+        values = evaluate(options.checkpoint, options.data, batch_size=options.batch_size, bars=progress)
         if is_first():
             print(finite_json(values, indent=2))
 
@@ -336,7 +337,7 @@ def _features(options: argparse.Namespace) -> None:
     lines = f"{extracted.cut:,} line{'' if extracted.cut == 1 else 's'}"
     print(
         f"{options.output}: {extracted.lines:,} lines, {extracted.tokens:,} tokens, layers {options.layers}"
-        + (f"; cut to {extracted.seq_len} tokens: {lines}" if extracted.cut else "")
+        + (f"; truncated to {extracted.seq_len} tokens: {lines}" if extracted.cut else "")
     )
 
 
@@ -346,7 +347,7 @@ def _export(options: argparse.Namespace) -> None:
 
     checkpoint = open_checkpoint(options.checkpoint)
     architecture = huggingface.export(checkpoint, options.output)
-    print(f"{options.output}: {checkpoint.path} in Hugging Face's layout, for {architecture}")
+    print(f"{options.output}: {checkpoint.path} in Hugging Face format, as {architecture}")
 
 
 def _import(options: argparse.Namespace) -> None:
@@ -365,7 +366,7 @@ def _compile(options: argparse.Namespace) -> None:
     described, problems = compile_config(
         load_config(options.config, options.overrides), options.topology,
         slices=options.num_slices, phase=options.phase, largest_batch=options.find_batch, advice=options.advice,
-        show=lambda about: None if options.json else print(render(about), end="\n\n", flush=True),
+        show=lambda description: None if options.json else print(render(description), end="\n\n", flush=True),
     )  # fmt: skip
     if options.json:
         print(json.dumps(described, indent=2))

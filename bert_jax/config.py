@@ -1,4 +1,4 @@
-"""Reading configs: a Python file with `get_config`, command-line overrides, and the model they describe."""
+"""Config loading: a Python file with `get_config`, and command-line overrides."""
 
 import ast
 import difflib
@@ -17,27 +17,26 @@ __all__ = ["ConfigDict", "flatten", "load_config", "set_key"]
 
 
 def load_config(spec: str, overrides: Sequence[tuple[str, str]] = (), *, keys_of: str = "default") -> ConfigDict:
-    """The config that `spec` names, with `overrides` applied.
+    """Loads the config named by `spec` and applies `overrides`.
 
     Args:
-      spec: `FILE.py`, or the name of a config that comes with the package (`bert_base`); `:ARG` at its end is handed
-        to its `get_config`.
-      overrides: (dotted key, text) pairs; the text is read as the type the key has.
-      keys_of: the packaged config whose keys this one has to have, no more and no fewer.
+      spec: `FILE.py`, or the name of a packaged config (`bert_base`); `:ARG` at its end is passed to its `get_config`.
+      overrides: (dotted key, text) pairs; the text is parsed as the key's type.
+      keys_of: the packaged config that defines the keys; the config must have exactly these.
 
-    Raises InputError for a file, an argument, a key or a value that cannot be.
+    Raises InputError for an invalid file, argument, key or value.
     """
     path, _, argument = spec.partition(":")
     file = Path(path) if path.endswith(".py") else _packaged(path)
     if not file.is_file():
-        raise InputError(f"--config: there is no file {file}")
+        raise InputError(f"--config={spec}: file {file} not found")
     config = _run_file(spec, file, argument)
     known = {key for key, _ in flatten(config if path == keys_of else load_config(keys_of, keys_of=keys_of))}
     have = {key for key, _ in flatten(config)}
     for key in sorted(have - known):
-        raise InputError(f"{file}: there is no key {key}{_nearest(key, sorted(known))}")
+        raise InputError(f"{file}: unknown key {key}{_nearest(key, sorted(known))}")
     for key in sorted(known - have):
-        raise InputError(f"{file}: the key {key} is missing: start from `default.get_config()`")
+        raise InputError(f"{file}: missing key {key}; start from `default.get_config()`")
     for key, text in overrides:
         set_key(config, key, text)
     return config.lock()
@@ -53,16 +52,16 @@ def _run_file(spec: str, file: Path, argument: str) -> ConfigDict:
     except Exception as error:
         raise InputError(f"{file}: {type(error).__name__}: {error}") from error
     if not hasattr(module, "get_config"):
-        raise InputError(f"{file}: a config file defines get_config(), this one does not")
+        raise InputError(f"{file}: get_config() not found; define it")
     takes_argument = bool(inspect.signature(module.get_config).parameters)
     if argument and not takes_argument:
-        raise InputError(f"--config: {file} takes no argument, but was given :{argument}")
+        raise InputError(f"--config={spec}: {file} takes no argument, got :{argument}; leave it out")
     try:
         config = module.get_config(argument) if argument else module.get_config()
     except Exception as error:
         raise InputError(f"--config={spec}: {type(error).__name__}: {error}") from error
     if not isinstance(config, ConfigDict):
-        raise InputError(f"{file}: get_config() returns a ConfigDict, not {type(config).__name__}")
+        raise InputError(f"{file}: get_config() must return a ConfigDict, got {type(config).__name__}")
     return config
 
 
@@ -74,18 +73,18 @@ def _packaged(name: str) -> Path:
             return folder / f"{name}.py"
     files = [file.relative_to(folder) for folder in folders for file in folder.glob("**/*.py")]
     known = sorted(file.with_suffix("").as_posix() for file in files if not file.stem.startswith("_"))
-    raise InputError(f"--config: no config named {name!r}{_nearest(name, known)}; there are {', '.join(known)}")
+    raise InputError(f"--config={name}: config not found{_nearest(name, known)}; expected one of {', '.join(known)}")
 
 
 def set_key(config: ConfigDict, key: str, text: str) -> None:
-    """Sets `config.key` (dotted) to `text`, read as the type that the key's present value has."""
+    """Sets `config.key` (dotted) to `text`, parsed as the type of the current value."""
     known = dict(flatten(config))
     phase = re.fullmatch(r"(.+\.)?phases\.([0-9]{1,9})\.(.+)", key)
     if phase and f"{phase[1] or ''}phases" in known:
         _set_phase_key(config, phase[1] or "", int(phase[2]), phase[3], text)
         return
     if key not in known:
-        raise InputError(f"--config.{key}: there is no such key{_nearest(key, list(known))}")
+        raise InputError(f"--config.{key}: unknown key{_nearest(key, list(known))}")
     *parents, last = key.split(".")
     node = config
     for parent in parents:
@@ -94,16 +93,16 @@ def set_key(config: ConfigDict, key: str, text: str) -> None:
 
 
 def _set_phase_key(config: ConfigDict, prefix: str, number: int, key: str, text: str) -> None:
-    """One override of one phase: `--config.phases.1.data.path=DIR`. `prefix` names the run's config in a study's."""
+    """Overrides a key of one phase: `--config.phases.1.data.path=DIR`. `prefix` is the run's part of a study config."""
     run = config[prefix.rstrip(".")] if prefix else config
     name = f"{prefix}phases.{number}"
     if number >= len(run.phases):
-        raise InputError(f"--config.{name}.{key}: the config has {len(run.phases)} phases, from 0")
+        raise InputError(f"--config.{name}.{key}: the config has {len(run.phases)} phases, numbered from 0")
     if not isinstance(run.phases[number], Mapping):
-        raise InputError(f"--config.{name}.{key}: that phase is {run.phases[number]!r:.60}, and not a dict")
+        raise InputError(f"--config.{name}.{key}: phase {number} must be a dict, got {run.phases[number]!r:.60}")
     known: dict[str, Any] = {"steps": 0, **dict(flatten(run))}
     if key not in known:
-        raise InputError(f"--config.{name}.{key}: there is no such key{_nearest(key, list(known))}")
+        raise InputError(f"--config.{name}.{key}: unknown key{_nearest(key, list(known))}")
     value = _parse(f"{name}.{key}", text, known[key])
     run.phases = tuple({**phase, key: value} if i == number else phase for i, phase in enumerate(run.phases))
 
@@ -120,14 +119,14 @@ def _parse(key: str, text: str, present: Any) -> Any:
             return int(value)
         if kind is float:
             return float(text)
-        if kind in (tuple, list):  # a list where the config is that of a checkpoint, which is JSON
+        if kind in (tuple, list):  # a config from a checkpoint is JSON and has lists
             value = ast.literal_eval(text)
             if not isinstance(value, (tuple, list)):
                 raise ValueError
             return kind(value)
         return text
     except (ValueError, KeyError, SyntaxError, TypeError, OverflowError, RecursionError, MemoryError) as error:
-        raise InputError(f"--config.{key}: wants a value of type {kind.__name__}, not {text!r}") from error
+        raise InputError(f"--config.{key}={text}: expected a value of type {kind.__name__}") from error
 
 
 SYNONYMS = {
@@ -163,16 +162,16 @@ SYNONYMS = {
     "model.attention_probs_dropout_prob": ("attention_dropout", "attn_dropout"),
     "init": ("init_checkpoint", "pretrained", "model_name_or_path"),
 }
-"""Keys of pre-training and of fine-tuning, and what other programs call them."""
+"""Keys of pre-training and fine-tuning, with their names in other programs."""
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
-    """The hint at the key that `name` may stand for: its name here, or else the one that is spelled most like it."""
+    """Returns a "did you mean" hint: the key that `name` is a synonym of, or else the most similar key; "" if none."""
     last = name.rpartition(".")[2]
     by_last = {other.rpartition(".")[2]: other for other in known}
-    named = [key for key, names in SYNONYMS.items() if last.lower().replace("-", "_") in names]
+    meant = [key for key, names in SYNONYMS.items() if last.lower().replace("-", "_") in names]
     close = (
-        [other for key in named for other in known if f".{other}".endswith(f".{key}")]
+        [other for key in meant for other in known if f".{other}".endswith(f".{key}")]
         or difflib.get_close_matches(name, known, 1, 0.6)
         or [by_last[match] for match in difflib.get_close_matches(last, list(by_last), 1, 0.6)]
     )
@@ -180,7 +179,7 @@ def _nearest(name: str, known: Sequence[str]) -> str:
 
 
 def flatten(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of every leaf."""
+    """Yields (dotted key, value) of every leaf."""
     for key, value in config.items():
         if isinstance(value, ConfigDict):
             yield from flatten(value, f"{prefix}{key}.")

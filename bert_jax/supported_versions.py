@@ -55,7 +55,7 @@ def check_installed(requirements: Iterable[str] = REQUIREMENTS) -> None:
 
 
 def _parse(requirement: str) -> tuple[str, str, str]:
-    """Splits "flax>=0.12.5,<0.13" into its name, the lowest version and the one that it has to be below."""
+    """Splits "flax>=0.12.5,<0.13" into its name, the lowest version and the exclusive upper bound."""
     match = re.fullmatch(r"([\w-]+)(?:\[\w+\])?(?:>=([\d.]+),<([\d.]+))?", requirement)
     assert match, requirement
     name, lowest, above = match.groups()

@@ -49,7 +49,7 @@ ROWS = {**TABLE_5, **TABLE_6, **TABLE_8}
 
 def get_config(row="bert_base"):
     if row not in ROWS:
-        raise ValueError(f"{row!r} is none of the rows: {', '.join(ROWS)}")
+        raise ValueError(f"{row!r}: unknown row; expected one of {', '.join(ROWS)}")
     config = bert.get_config()
     config.update_from_flattened_dict(ROWS[row])
     return config

@@ -15,10 +15,12 @@ from bert_jax.configs import default
 def get_config(size="L12_H768"):
     match = re.fullmatch(r"L(\d+)_H(\d+)(?:_A(\d+))?", size)
     if not match:
-        raise ValueError(f"{size!r} is no size: write L4_H256, or L4_H256_A4 with the number of heads")
+        raise ValueError(f"{size!r}: unknown size; expected L4_H256, or L4_H256_A4 with the number of heads")
     layers, hidden = int(match[1]), int(match[2])
     if not match[3] and hidden % 64:
-        raise ValueError(f"{size!r}: a hidden size that is no multiple of 64 wants its heads named, as in L4_H96_A4")
+        raise ValueError(
+            f"{size!r}: hidden size {hidden} is not a multiple of 64; add the number of heads, as in L4_H96_A4"
+        )
     config = default.get_config()
     config.model.num_hidden_layers = layers
     config.model.hidden_size = hidden

@@ -18,8 +18,8 @@ filled in.
 from bert_jax.configs import default
 
 # Rows of a microbatch on a device, at 128 tokens and at 512, with room to spare (benchmarks/tpu_topologies.py), data
-# parallel: the model is too small to gain from cutting it. All dropout stays, so at 512 attention's arrays are made
-# again rather than left to a kernel that has none.
+# parallel: the model is too small to gain from sharding it. Dropout is kept, so at 512 tokens attention is recomputed
+# instead of using a fused kernel, which has no dropout.
 CHIPS = {"v4": (128, 32), "v5e": (64, 16), "v5p": (256, 128), "v6e": (128, 32)}
 
 
@@ -28,8 +28,7 @@ def get_config(recipe=""):
     chip = recipe.removeprefix("lamb").removeprefix("_") if is_lamb else recipe
     if recipe not in ("", "lamb", *CHIPS, *(f"lamb_{name}" for name in CHIPS)):
         raise ValueError(
-            f"{recipe!r} is no recipe of it: there are lamb, {', '.join(CHIPS)}, lamb_v4 and so on, or none for the "
-            "paper's"
+            f"{recipe!r}: unknown recipe; expected lamb, {', '.join(CHIPS)}, lamb_v4 and so on, or none for the paper's"
         )
     config = default.get_config()
     config.model.num_hidden_layers = 24
@@ -78,5 +77,5 @@ def _on_tpu(config, rows_of_128, rows_of_512):
         {**first, "max_rows_per_device": rows_of_128},
         {**second, "max_rows_per_device": rows_of_512, "remat": "attention"},
     )
-    # The whole run's, which no phase goes by, has to be something that can be.
+    # Unused (every phase overrides it), but validation requires a positive value.
     config.max_rows_per_device = rows_of_128

@@ -12,8 +12,8 @@ def get_config():
     config.seed = 0  # of initialisation, data order, masks and dropout
     config.total_steps = 1_000_000  # optimizer steps
     config.global_batch_size = 256  # sequences a step, over all devices and microbatches
-    config.gradient_accumulation = 1  # microbatches a step; -1: as many as max_rows_per_device takes
-    config.max_rows_per_device = 0  # of a microbatch, at the most, where gradient_accumulation=-1
+    config.gradient_accumulation = 1  # microbatches per step; -1: as many as max_rows_per_device requires
+    config.max_rows_per_device = 0  # maximum rows of a microbatch per device, if gradient_accumulation=-1
     config.dtype = (
         "auto"  # of computation: float32, bfloat16, or auto (bfloat16 on TPU and GPU); parameters are float32
     )
@@ -22,8 +22,8 @@ def get_config():
     config.eval_batches = 64  # batches of global_batch_size sequences; -1: the whole eval split
     config.max_nonfinite_steps = 10  # updates skipped in a row for a non-finite loss or gradient before the run stops
 
-    config.stall_minutes = 10.0  # without a step, before what every thread does is reported; 0: never
-    config.stall_exit_minutes = 0.0  # without a step, before the run ends with status 1; 0: it waits
+    config.stall_minutes = 10.0  # without a step, before the watchdog dumps all thread stacks; 0: never
+    config.stall_exit_minutes = 0.0  # without a step, before the run ends with status 1; 0: never
 
     # BertConfig, by the names of bert_config.json.
     config.model = ml_collections.ConfigDict()
@@ -56,7 +56,7 @@ def get_config():
     config.data.seq_len = -1  # tokens a row; -1: as the dataset was prepared, and any other number has to be that
     config.data.max_predictions = -1  # of a sequence, at most; -1: round(objective.mask_rate * its length), at least 1
     config.data.packing = False  # True: several short sequences in one row, which see nothing of each other
-    config.data.max_sequences = 8  # in a row at the most, where packing
+    config.data.max_sequences = 8  # maximum per row, if packing
 
     config.optimizer = ml_collections.ConfigDict()
     config.optimizer.name = "adamw"  # or lamb, for batches of ten thousands
@@ -73,17 +73,17 @@ def get_config():
 
     config.mesh = ml_collections.ConfigDict()  # devices along each axis; -1 fills in
     config.mesh.data = -1  # copies of the parameters
-    config.mesh.fsdp = 1  # parameters and optimizer state cut along their hidden size
-    config.mesh.tensor = 1  # heads, feed-forward and vocabulary cut
-    config.mesh.zero1 = False  # True: optimizer state is cut along data as well, parameters are not (ZeRO stage 1)
+    config.mesh.fsdp = 1  # shards of parameters and optimizer state, along the hidden size
+    config.mesh.tensor = 1  # shards of heads, feed-forward and vocabulary
+    config.mesh.zero1 = False  # True: optimizer state is sharded along data as well, parameters are not (ZeRO stage 1)
 
     # How attention is computed: xla; or by a kernel that keeps no seq_len x seq_len array, and has no dropout
     # (model.attention_probs_dropout_prob=0.0): splash on TPU, cudnn on GPU.
     config.attention = "xla"
-    # Made again in the backward pass instead of kept: none, attention (its arrays of seq_len x seq_len), dots (all but
-    # products with weights), full (all but each layer's input).
+    # Rematerialization, recomputed in the backward pass: none, attention (its arrays of seq_len x seq_len), dots (all
+    # but products with weights), full (all but each layer's input).
     config.remat = "none"
-    config.gradient_reduce_dtype = "float32"  # in which devices add up their gradients; bfloat16 sends half
+    config.gradient_reduce_dtype = "float32"  # of the gradient all-reduce; bfloat16 halves the traffic
     config.scan_layers = True  # False unrolls the layers: slower to compile, sometimes faster to run
 
     config.init = ""  # a checkpoint to start from: parameters only, fresh optimizer

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def refuse(text: str) -> NoReturn:
-    """Ends with one line and status 2."""
+    """Prints one line on stderr and exits with status 2."""
     print(f"launch/tpu_pod.sh: {' '.join(text.split())} (--no-check asks for TPUs all the same)", file=sys.stderr)
     raise SystemExit(2)
 
@@ -70,7 +70,7 @@ def note(text: str) -> None:
 
 
 def check_accelerator(name: str) -> None:
-    """Refuses what is no type and size of TPU that a queued resource may have."""
+    """Refuses an unknown type or size of TPU queued resource."""
     kind, _, size = name.partition("-")
     if kind == "tpu7x":
         refuse(f"--accelerator-type={name}: TPU7x is served by GKE and Compute Engine; use launch/gke_jobset.sh")
@@ -181,12 +181,12 @@ def check_command(words: Sequence[str], accelerator: str | None, slices: int, co
             f"the command cannot be checked: {sys.executable} has no bert_jax ({error}); activate the environment that "
             "has it"
         )
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
             options = bert_jax.cli.parse(arguments)
     except SystemExit:
-        refuse(_last_line(said.getvalue()))
+        refuse(_last_line(output.getvalue()))
     from bert_jax.errors import InputError
 
     try:
@@ -241,7 +241,7 @@ def _check_config(options: argparse.Namespace) -> Iterator[str]:
 
 
 def _check_places(workdir: str | None, inputs: Sequence[str], *, writes: bool) -> None:
-    """Refuses gs:// names that are none, what cannot be read and, if `writes`, a workdir that cannot be written to."""
+    """Refuses invalid gs:// names, unreadable inputs and, if `writes`, a workdir that is not writable."""
     for place in dict.fromkeys([*inputs, *([workdir] if workdir else [])]):
         if re.match(r"gs:", place) and not _BUCKET.fullmatch(place):
             refuse(f"{place} is no name on Google Cloud Storage; expected gs://BUCKET/FOLDER")

@@ -1,4 +1,4 @@
-"""What tests share: eight simulated CPU devices, a small English corpus, and where real data is, if anywhere."""
+"""Shared fixtures: eight simulated CPU devices, a small English corpus, and the folder of real data, if any."""
 
 import os
 from collections.abc import Iterator

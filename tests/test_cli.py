@@ -108,7 +108,7 @@ def test_export_and_report(journey: Path, tmp_path: Path, capsys: pytest.Capture
         "config.json", "model.safetensors", "vocab.txt", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
     assert cli.main(arguments) == 2
-    assert "--output=" in capsys.readouterr().err
+    assert str(tmp_path / "hf") in capsys.readouterr().err
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text("mine")
     assert cli.main([*arguments[:-1], str(tmp_path / "mine")]) == 2
@@ -135,12 +135,12 @@ def test_bad_corpora(vocabulary_file: Path, tmp_path: Path, capsys: pytest.Captu
 
     fails_with_one_line(prepare(tmp_path / "missing.txt"), capsys, "missing.txt")
     (tmp_path / "empty.txt").write_text("\n \n")
-    fails_with_one_line(prepare(tmp_path / "empty.txt"), capsys, "no text", "empty.txt")
+    fails_with_one_line(prepare(tmp_path / "empty.txt"), capsys, "empty.txt")
     (tmp_path / "latin.txt").write_bytes("the ship .\nthe caf\u00e9 .\n".encode("latin-1"))
     fails_with_one_line(prepare(tmp_path / "latin.txt"), capsys, "latin.txt:2", "UTF-8", "--errors replace")
     assert not (tmp_path / "data" / "dataset.json").exists()
     assert cli.main([str(word) for word in prepare(tmp_path / "latin.txt", "--errors", "replace")]) == 0
-    fails_with_one_line(prepare(tmp_path / "latin.txt", "--errors", "replace"), capsys, "dataset.json")
+    fails_with_one_line(prepare(tmp_path / "latin.txt", "--errors", "replace"), capsys, str(tmp_path / "data"))
 
 
 def test_bad_vocabularies(corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
@@ -148,39 +148,39 @@ def test_bad_vocabularies(corpus_file: Path, tmp_path: Path, capsys: pytest.Capt
     arguments = ["prepare", "--input", corpus_file, "--vocab", tmp_path / "vocab.txt", "--output", tmp_path / "data"]
     fails_with_one_line(arguments, capsys, "[MASK]", "vocab.txt")
     arguments = ["vocab", "--input", corpus_file, "--size", 10, "--output", tmp_path / "small.txt"]
-    fails_with_one_line(arguments, capsys, "too small")
+    fails_with_one_line(arguments, capsys, "10")
 
 
 def test_bad_keys(dataset_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     pretrain = ["pretrain", "--config=bert_tiny", f"--workdir={tmp_path}", f"--config.data.path={dataset_dir}"]
-    fails_with_one_line([*pretrain, "--config.optimizer.warmup=3"], capsys, "did you mean optimizer.warmup_steps")
-    fails_with_one_line([*pretrain, "--config.total_steps=many"], capsys, "type int", "'many'")
-    fails_with_one_line(["pretrain", "--config=bert_tony", f"--workdir={tmp_path}"], capsys, "did you mean bert_tiny")
+    fails_with_one_line([*pretrain, "--config.optimizer.warmup=3"], capsys, "optimizer.warmup_steps")
+    fails_with_one_line([*pretrain, "--config.total_steps=many"], capsys, "total_steps=many", "int")
+    fails_with_one_line(["pretrain", "--config=bert_tony", f"--workdir={tmp_path}"], capsys, "bert_tiny")
 
 
 def test_bad_checkpoints(dataset_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     fails_with_one_line(
-        ["evaluate", "--checkpoint", tmp_path / "none", "--data", dataset_dir], capsys, "does not exist"
+        ["evaluate", "--checkpoint", tmp_path / "none", "--data", dataset_dir], capsys, str(tmp_path / "none")
     )
-    fails_with_one_line(["fill-mask", "--checkpoint", tmp_path, "the [MASK] ."], capsys, "no complete checkpoint")
+    fails_with_one_line(["fill-mask", "--checkpoint", tmp_path, "the [MASK] ."], capsys, str(tmp_path))
 
 
 def test_evaluate_wants_a_batch(journey: Path, capsys: pytest.CaptureFixture):
     arguments = ["evaluate", "--checkpoint", journey / "run", "--data", journey / "data", "--batch_size", 0]
-    fails_with_one_line(arguments, capsys, "--batch_size=0: ")
-    fails_with_one_line([*arguments[:-1], 10**12], capsys, "--batch_size=1000000000000: ")
+    fails_with_one_line(arguments, capsys, "--batch_size", "65536", "0")
+    fails_with_one_line([*arguments[:-1], 10**12], capsys, "--batch_size", "65536")
 
 
 def test_evaluate_refuses_another_vocabulary(journey: Path, dataset_dir: Path, capsys: pytest.CaptureFixture):
     arguments = ["evaluate", "--checkpoint", journey / "run", "--data", dataset_dir]
-    fails_with_one_line(arguments, capsys, "another vocabulary")
+    fails_with_one_line(arguments, capsys, str(dataset_dir))
 
 
 def test_fill_mask_wants_a_mask(journey: Path, capsys: pytest.CaptureFixture):
-    fails_with_one_line(["fill-mask", "--checkpoint", journey / "run", "the sea ."], capsys, "no [MASK]")
-    fails_with_one_line(["fill-mask", "--checkpoint", "none", "caf\udce9 [MASK]"], capsys, "not valid UTF-8")
+    fails_with_one_line(["fill-mask", "--checkpoint", journey / "run", "the sea ."], capsys, "[MASK]", "the sea .")
+    fails_with_one_line(["fill-mask", "--checkpoint", "none", "caf\udce9 [MASK]"], capsys, "UTF-8", "caf")
     long = "the ship " * 100 + "[MASK]"
-    fails_with_one_line(["fill-mask", "--checkpoint", journey / "run", long], capsys, "tokens long")
+    fails_with_one_line(["fill-mask", "--checkpoint", journey / "run", long], capsys, "203")
 
 
 @pytest.mark.parametrize("arguments", [["prepare", "--frobnicate"], ["nothing"], [], ["evaluate", "--config.x=1"]])

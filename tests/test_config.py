@@ -110,7 +110,7 @@ def test_recipes_for_tpus_are_the_papers_or_lambs_in_microbatches_that_are_fille
 
 
 def test_recipes_that_are_none_are_refused():
-    with pytest.raises(InputError, match="'lamb_v9' is no recipe of it"):
+    with pytest.raises(InputError, match=r"lamb_v9.*v5e"):
         load_config("bert_large:lamb_v9")
 
 
@@ -132,7 +132,7 @@ def test_overrides_take_the_type_of_the_key():
     [("total_steps", "1.5"), ("total_steps", "True"), ("scan_layers", "maybe"), ("optimizer.eps", "small")],
 )
 def test_values_of_another_type_are_refused(key: str, value: str):
-    with pytest.raises(InputError, match=f"--config.{key}: wants a value of type"):
+    with pytest.raises(InputError, match=rf"--config\.{key}={value}: .*(int|bool|float)"):
         load_config("default", [(key, value)])
 
 
@@ -142,7 +142,7 @@ def test_values_of_another_type_are_refused(key: str, value: str):
      ("warmup_steps", "optimizer.warmup_steps")],
 )  # fmt: skip
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(key: str, hint: str):
-    with pytest.raises(InputError, match=rf"no such key \(did you mean {hint}\?\)"):
+    with pytest.raises(InputError, match=rf"--config\.{key}: .*\b{hint}\b"):
         load_config("default", [(key, "1")])
 
 
@@ -156,24 +156,24 @@ def test_other_programs_names_for_a_key_are_known(key: str):
     for spec, known in configs.items():
         for name in SYNONYMS[key] if key in known else ():
             for written in (name, f"optimizer.{name}", name.upper()):
-                with pytest.raises(InputError, match=rf"\(did you mean {key}\?\)"):
+                with pytest.raises(InputError, match=rf"mean {key}\?"):
                     load_config(spec, [(written, "1")], keys_of=spec)
 
 
 def test_a_key_of_a_part_is_suggested_with_its_part():
-    with pytest.raises(InputError, match=r"\(did you mean pretraining\.optimizer\.learning_rate\?\)"):
+    with pytest.raises(InputError, match=r"pretraining\.optimizer\.lr: .*pretraining\.optimizer\.learning_rate"):
         load_config("studies/table5", [("pretraining.optimizer.lr", "1")], keys_of="studies/default")
-    with pytest.raises(InputError, match=r"phases\.0\.lr: .*\(did you mean optimizer\.learning_rate\?\)"):
+    with pytest.raises(InputError, match=r"phases\.0\.lr: .*\boptimizer\.learning_rate"):
         load_config("bert_large:v5e", [("phases.0.lr", "1")])
 
 
 def test_files_that_are_no_configs(tmp_path: Path):
-    with pytest.raises(InputError, match="there is no file"):
+    with pytest.raises(InputError, match=r"none\.py"):
         load_config(str(tmp_path / "none.py"))
     (tmp_path / "empty.py").write_text("x = 1\n")
-    with pytest.raises(InputError, match="defines get_config"):
+    with pytest.raises(InputError, match=r"empty\.py: .*get_config\(\)"):
         load_config(str(tmp_path / "empty.py"))
-    with pytest.raises(InputError, match="takes no argument"):
+    with pytest.raises(InputError, match=":large"):
         load_config("bert_base:large")
     (tmp_path / "with_argument.py").write_text(
         "from bert_jax.configs import default\n\n\ndef get_config(arg='4'):\n    config = default.get_config()\n"
@@ -184,16 +184,19 @@ def test_files_that_are_no_configs(tmp_path: Path):
         ("def get_config(:\n", "SyntaxError"),
         ("import nothing_of_that_name\n", "ModuleNotFoundError"),
         ("def get_config():\n    raise KeyError('x')\n", "KeyError"),
-        ("def get_config():\n    return None\n", "returns a ConfigDict, not NoneType"),
+        ("def get_config():\n    return None\n", "ConfigDict.*NoneType"),
         (
             "from bert_jax.configs import default\n\n\ndef get_config():\n    config = default.get_config()\n"
             "    config.total_stepz = 3\n    return config\n",
-            r"no key total_stepz \(did you mean total_steps\?\)",
+            r"total_stepz.*\btotal_steps\b",
         ),
-        ("import ml_collections\n\n\ndef get_config():\n    return ml_collections.ConfigDict()\n", "is missing"),
+        (
+            "import ml_collections\n\n\ndef get_config():\n    return ml_collections.ConfigDict()\n",
+            "attention.*default",
+        ),
     ):
         (tmp_path / "broken.py").write_text(text)
         with pytest.raises(InputError, match=message):
             load_config(str(tmp_path / "broken.py"))
-    with pytest.raises(InputError, match="invalid literal"):
+    with pytest.raises(InputError, match=r"ValueError.*'x'"):
         load_config(f"{tmp_path / 'with_argument.py'}:x")

@@ -7,19 +7,19 @@ from bert_jax.ahead_of_time.hlo import Collective
 from bert_jax.tracking.accelerators import Bandwidths
 
 ASSUMPTIONS = (
-    "compute: the matrix products, with those that remat makes again, at the chip's dense bf16 peak",
-    "memory, an estimate: state read and written once a step, temporaries written and read once a microbatch, at the "
-    "HBM's full rate",
-    "network: collectives in a ring over all links of a chip's torus at their full rate; what goes between slices is "
-    "left out",
-    "at least: the largest of the three, were they done at once; one after another: their sum",
+    "compute: matrix products, including those recomputed by remat, at the chip's dense bf16 peak",
+    "memory, an estimate: state read and written once per step, temporaries written and read once per microbatch, at "
+    "the HBM's full bandwidth",
+    "network: ring collectives over all links of a chip's torus at full bandwidth; traffic between slices is not "
+    "included",
+    "lower bound: the largest of the three, with full overlap; sequential: their sum",
 )
-"""Of `roofline`, for people."""
+"""Assumptions of `roofline`, as text."""
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """Seconds that a step takes at the least, part by part; see `ASSUMPTIONS`."""
+    """Lower bounds of a step's time, in seconds, for each part; see `ASSUMPTIONS`."""
 
     compute_seconds: float
     memory_seconds: float
@@ -27,17 +27,17 @@ class Roofline:
 
     @property
     def at_least(self) -> float:
-        """All three at once."""
+        """Seconds with full overlap of the three parts."""
         return max(self.compute_seconds, self.memory_seconds, self.network_seconds or 0.0)
 
     @property
     def one_after_another(self) -> float:
-        """Nothing at once."""
+        """Seconds without overlap."""
         return self.compute_seconds + self.memory_seconds + (self.network_seconds or 0.0)
 
     @property
     def bound(self) -> str:
-        """The part that is the largest."""
+        """The largest part: compute, memory or network."""
         parts = {"compute": self.compute_seconds, "memory": self.memory_seconds, "network": self.network_seconds or 0.0}
         return max(parts, key=lambda name: parts[name])
 
@@ -50,9 +50,9 @@ def roofline(
     memory_bytes: float,
     collectives: Sequence[Collective] | None,
 ) -> Roofline:
-    """The bounds of a step that does `flops` and moves `memory_bytes` on each device; see `ASSUMPTIONS`.
+    """Computes the bounds of a step with `flops` and `memory_bytes` on each device; see `ASSUMPTIONS`.
 
-    Without `collectives` (None: they are not known) there is no bound by the network.
+    With `collectives` None (unknown) there is no network bound.
     """
     wires = bandwidths.link * 2 * bandwidths.torus_axes
     network = None

@@ -1,4 +1,4 @@
-"""One compilation of the step of a phase, and all that there is to say of it."""
+"""Compiles the training step of a phase ahead of time, and describes it."""
 
 import importlib.metadata
 import math
@@ -25,12 +25,12 @@ from bert_jax.training.pretrain_phase import make_masking, plan_step
 
 VOCAB_SIZE = 30_522
 SEQ_LEN = 128
-"""Taken where neither the config nor a dataset says."""
+"""Defaults if neither the config nor a dataset sets them."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What the rows of a batch are like: L tokens, P predictions, K sequences, and the vocabulary's size."""
+    """Sizes of a batch's rows: L tokens, P predictions, K sequences; and the vocabulary's size."""
 
     seq_len: int
     predictions: int
@@ -39,31 +39,31 @@ class Rows:
 
 
 def _rows(config: ConfigDict) -> Rows:
-    """From `data.path` where it is set, else from `data.seq_len` and `model.vocab_size`, else the usual ones."""
+    """Reads the sizes from `data.path` if set, else from `data.seq_len` and `model.vocab_size`, else the defaults."""
     if config.data.path:
         dataset = PreparedDataset(data_paths(config)[0])
         seq_len, vocab_size = dataset.info.seq_len, dataset.tokenizer.vocab_size
         if config.data.seq_len not in (-1, seq_len):
-            raise InputError(f"{dataset.folder} has sequences of {seq_len} tokens, not {config.data.seq_len}")
+            raise InputError(f"data.seq_len={config.data.seq_len}: {dataset.folder} has sequences of {seq_len} tokens")
     else:
         seq_len = SEQ_LEN if config.data.seq_len == -1 else config.data.seq_len
         vocab_size = VOCAB_SIZE if config.model.vocab_size == -1 else config.model.vocab_size
     if seq_len < 1:
-        raise InputError(f"data.seq_len has to be at least 1, or -1, not {seq_len}")
+        raise InputError(f"data.seq_len={seq_len}: expected at least 1, or -1")
     sequences = config.data.max_sequences if config.data.packing else 1
     return Rows(seq_len, predictions_a_row(make_masking(config), seq_len, sequences), sequences, vocab_size)
 
 
 @dataclass(frozen=True)
 class Step:
-    """A compiled training step; `memory` and `program` are None where it does not fit.
+    """A compiled training step; `memory` and `program` are None if it does not fit.
 
     Attributes:
-      wanted_bytes: of a device's memory, at the step's worst moment.
-      state_bytes: of them, parameters, moments and counters.
+      wanted_bytes: peak memory of a device.
+      state_bytes: the part of parameters, moments and counters.
       memory: argument, output and temporary bytes.
-      program: its text; None where it cannot be had, for which `unread` has the reason.
-      compile_seconds: which it took.
+      program: the program's text; None if it cannot be read, for the reason in `unread`.
+      compile_seconds: compilation time.
     """
 
     plan: Plan
@@ -79,18 +79,18 @@ class Step:
 
     @property
     def fits(self) -> bool:
-        """Whether it does."""
+        """True if the step fits into a device's memory."""
         return self.memory is not None
 
     @property
     def rows_a_device(self) -> int:
-        """Of a microbatch."""
+        """Rows per device and microbatch."""
         config = self.plan.config
         return config.global_batch_size // config.gradient_accumulation // math.prod(self.mesh[a] for a in BATCH_AXES)
 
 
 def compile_step(target: Target, plan: Plan) -> Step:
-    """Compiles the step of a phase. InputError for a config that cannot be, or does not divide over the devices."""
+    """Compiles the step of a phase. InputError for a config that is invalid or not divisible over the devices."""
     config = plan.config
     check_config(config, plan.stop - plan.start)
     mesh = make_mesh(config.mesh, target.devices)
@@ -112,7 +112,7 @@ def compile_step(target: Target, plan: Plan) -> Step:
         for leaf in jax.tree.leaves(spec.abstract)
     )
 
-    def made(wanted: int, memory: dict[str, int] | None, program: str | None, unread: str = "") -> Step:
+    def result(wanted: int, memory: dict[str, int] | None, program: str | None, unread: str = "") -> Step:
         seconds = time.perf_counter() - start
         return Step(
             plan, model, rows, dict(mesh.shape), wanted, state_bytes, memory, program, unread, round(seconds, 1)
@@ -125,7 +125,7 @@ def compile_step(target: Target, plan: Plan) -> Step:
         compiled: Any = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if needs := out_of_memory(error):
-            return made(needs[0], None, None)
+            return result(needs[0], None, None)
         raise BertJaxError(f"the compiler failed: {_first_line(error)}") from error
     sizes = compiled.memory_analysis()
     memory = {
@@ -136,15 +136,14 @@ def compile_step(target: Target, plan: Plan) -> Step:
     try:
         program, unread = compiled.as_text(), ""
     except jax.errors.JaxRuntimeError as error:
-        # Gathers and scatters that v5p and v6e leave to their sparse cores are calls of a kind that an older jaxlib
-        # does not know.
+        # v5p and v6e run some gathers and scatters on sparse cores, as a kind of call unknown to an older jaxlib.
         program = None
         unread = (
             f"jaxlib {importlib.metadata.version('jaxlib')} cannot read programs of libtpu "
-            f"{importlib.metadata.version('libtpu')}: pip install 'bert-jax[tpu-aot]' has the one that goes with it "
+            f"{importlib.metadata.version('libtpu')}; install matching versions with: pip install 'bert-jax[tpu-aot]' "
             f"({_first_line(error)})"
         )
-    return made(sizes.peak_memory_in_bytes, memory, program, unread)
+    return result(sizes.peak_memory_in_bytes, memory, program, unread)
 
 
 def _first_line(error: Exception) -> str:
@@ -152,7 +151,7 @@ def _first_line(error: Exception) -> str:
 
 
 def describe(target: Target, step: Step) -> dict[str, Any]:
-    """All there is to say of a step, for JSON: bytes of one device, FLOPs of one step on all of them."""
+    """Describes a step for JSON: bytes of one device, FLOPs of one step on all devices."""
     config, rows = step.plan.config, step.rows
     collectives = None if step.program is None else read_collectives(step.program, step.mesh, target.slices)
     batch, devices = config.global_batch_size, len(target.devices)

@@ -1,4 +1,4 @@
-"""The largest batch that fits, and what makes fit what does not."""
+"""Searches for the largest batch that fits, and for a setting with which a step fits."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -17,16 +17,16 @@ Watch = Callable[[Step], Any]
 
 
 def plans(config: ConfigDict, phase: int | None) -> list[Plan]:
-    """The phases of a run to compile: all, or the one that was asked for. InputError if there is none."""
+    """Returns the phases of a run to compile: all, or the given one. InputError if there is no such phase."""
     check_config(config, config.total_steps)
     found = plan_phases(config)
     if phase is not None and not 0 <= phase < len(found):
-        raise InputError(f"--phase={phase}: the config has {len(found)}, from 0")
+        raise InputError(f"--phase={phase}: expected 0 to {len(found) - 1}")
     return found if phase is None else [found[phase]]
 
 
 def with_changes(plan: Plan, **changes: Any) -> Plan:
-    """The plan with other values of its config; dots are written as double underscores."""
+    """Returns the plan with changed config values; double underscores in `changes` stand for dots."""
     config = plan.config.copy_and_resolve_references()
     with config.unlocked():
         config.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
@@ -34,10 +34,10 @@ def with_changes(plan: Plan, **changes: Any) -> Plan:
 
 
 def find_batch(target: Target, plan: Plan, watch: Watch = lambda _: None) -> Step:
-    """The step with the most rows a device, in one microbatch, that fits.
+    """Finds the step with the maximum rows per device, in one microbatch, that fits.
 
-    Memory grows about linearly with the rows, so a few compilations are enough; each goes to `watch`. More than 16
-    rows are found to a multiple of 8. InputError where not even one fits.
+    Memory grows about linearly with the rows, so that a few compilations suffice; each is passed to `watch`. Above 16
+    rows the result is a multiple of 8. InputError if not even one row fits.
     """
     mesh = make_mesh(plan.config.mesh, target.devices).shape
     copies = math.prod(mesh[axis] for axis in BATCH_AXES)
@@ -55,14 +55,14 @@ def find_batch(target: Target, plan: Plan, watch: Watch = lambda _: None) -> Ste
     fitting = [rows for rows, step in tried.items() if step.fits]
     if not fitting:
         raise InputError(
-            f"{target.topology}: not even one row a device fits: {gib(tried[1].wanted_bytes)} of "
-            f"{gib(target.hbm_bytes)} GiB: set remat=full, or mesh.fsdp=-1 and mesh.data=1, or take more devices"
+            f"{target.topology}: one row per device needs {gib(tried[1].wanted_bytes)} GiB, expected at most "
+            f"{gib(target.hbm_bytes)} GiB; set remat=full, or mesh.fsdp=-1 and mesh.data=1, or use more devices"
         )
     return tried[max(fitting)]
 
 
 def _next_rows(tried: dict[int, Step], there_is: int) -> int | None:
-    """Where to look next: between what fits and what does not, where the memory would be just full."""
+    """Returns the rows to try next, by interpolating to a full memory; None if the search is done."""
     fits = max((rows for rows, step in tried.items() if step.fits), default=0)
     over = min((rows for rows, step in tried.items() if not step.fits), default=None)
     grain = 8 if fits >= 16 else 1
@@ -77,10 +77,10 @@ def _next_rows(tried: dict[int, Step], there_is: int) -> int | None:
     return min(max(guess // grain * grain, fits + grain), most)
 
 
-def mend(target: Target, step: Step, watch: Watch = lambda _: None) -> tuple[dict[str, Any], Step] | None:
-    """The first setting, of those that cost the least time, with which a step that does not fit does; None if none.
+def find_fix(target: Target, step: Step, watch: Watch = lambda _: None) -> tuple[dict[str, Any], Step] | None:
+    """Returns the first setting, in order of increasing cost in time, with which a step fits, and that step; or None.
 
-    Each is compiled, and what is returned is what was.
+    Each setting is compiled, and passed to `watch`.
     """
     present = dict(flatten(step.plan.config))
     seen: list[dict[str, Any]] = []
@@ -90,7 +90,7 @@ def mend(target: Target, step: Step, watch: Watch = lambda _: None) -> tuple[dic
         seen.append(changes)
         try:
             tried = compile_step(target, with_changes(step.plan, **changes))
-        except InputError:  # sizes that do not divide
+        except InputError:  # sizes that are not divisible
             continue
         watch(tried)
         if tried.fits:
@@ -100,11 +100,11 @@ def mend(target: Target, step: Step, watch: Watch = lambda _: None) -> tuple[dic
 
 def _remedies(target: Target, step: Step) -> Iterator[dict[str, Any]]:
     config, rows = step.plan.config, step.rows_a_device
-    cut = {"mesh__data": 1, "mesh__fsdp": -1}
+    fsdp = {"mesh__data": 1, "mesh__fsdp": -1}
     if step.state_bytes > target.hbm_bytes // 2:
         yield {"mesh__zero1": True}
-        yield cut
-        yield {**cut, "remat": "full"}
+        yield fsdp
+        yield {**fsdp, "remat": "full"}
     order = ("none", "attention", "dots", "full")
     stronger = order[order.index(config.remat) + 1 :]
     yield from ({"remat": remat} for remat in stronger if remat != "dots")
@@ -113,4 +113,4 @@ def _remedies(target: Target, step: Step) -> Iterator[dict[str, Any]]:
     yield from ({"gradient_accumulation": count} for count in more)
     if more and stronger:
         yield {"gradient_accumulation": more[-1], "remat": "full"}
-    yield {**cut, "remat": "full"}
+    yield {**fsdp, "remat": "full"}

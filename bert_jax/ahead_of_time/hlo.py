@@ -1,7 +1,7 @@
-"""What devices send each other in a compiled step, read from the text of its program.
+"""Parses the collectives and loops of a compiled step from the text of its program (HLO).
 
-A program is a set of computations; what stands in the body of a loop runs as often as the loop goes round. XLA writes
-the groups of devices that talk to each other in three ways, and each says which axes of the mesh the talk is along.
+A program is a set of computations; a loop's body runs once per iteration. XLA writes the groups of devices of a
+collective in three notations, from each of which follow the axes of the mesh that it runs along.
 """
 
 import itertools
@@ -35,14 +35,14 @@ class Collective:
 
     Attributes:
       kind: one of `KINDS`.
-      axes: the mesh axes whose devices take part, None where the groups are not those of any axes.
-      dtype: as XLA writes it: f32, bf16.
-      loops: in how many loops they stand, one inside the other.
-      instructions: how many there are in the program.
-      count: how often one of them runs in a step.
-      bytes: of the whole arrays that a device takes part in adding up, gathering or moving, in a step.
-      devices: how many take part in each.
-      between_slices: whether the arrays go over the network between slices; `bytes` are then those of a device's piece,
+      axes: the mesh axes that the collectives run along; None if the groups do not match any axes.
+      dtype: in XLA's notation: f32, bf16.
+      loops: depth of loop nesting.
+      instructions: number of instructions in the program.
+      count: number of executions per step, of all instructions.
+      bytes: per step, of the complete arrays that a device takes part in reducing, gathering or moving.
+      devices: number of devices in a group.
+      between_slices: True if the arrays cross the network between slices; `bytes` are then those of a device's shard,
         and `devices` are slices.
     """
 
@@ -58,16 +58,16 @@ class Collective:
 
     @property
     def bytes_sent(self) -> float:
-        """What a device sends in a step where the devices stand in a ring, as they do on a TPU's torus."""
+        """Bytes that a device sends per step in a ring of devices, as on a TPU's torus."""
         share = (self.devices - 1) / self.devices
         return self.bytes * {"all-reduce": 2 * share, "collective-permute": 1.0}.get(self.kind, share)
 
 
 def read_collectives(program: str, mesh: Mapping[str, int], slices: int = 1) -> list[Collective]:
-    """The collectives of a compiled, partitioned program, the largest first.
+    """Returns the collectives of a compiled, partitioned program, the largest first.
 
-    `mesh` has the sizes of the mesh's axes, in order, and is laid over `slices` as `make_mesh` does it. A collective
-    that is cut into a chain of pieces, which run beside other work, is counted once.
+    `mesh` has the sizes of the mesh's axes, in order, mapped to `slices` as in `make_mesh`. A collective that is split
+    into a chain of pieces, which overlap with other work, is counted once.
     """
     lines, entry = _computations(program)
     between = dict(zip(mesh, between_slices(mesh, slices), strict=True))
@@ -108,9 +108,9 @@ def read_collectives(program: str, mesh: Mapping[str, int], slices: int = 1) -> 
 
 
 def read_loops(program: str) -> list[dict[str, int]]:
-    """The loops of a compiled program: in how many others each stands (`depth`), and how often it goes round (`trips`).
+    """Returns the loops of a compiled program: nesting `depth` and number of iterations (`trips`) of each.
 
-    Twice as many as were written are a program that does its work twice.
+    Twice as many loops as in the source indicate a program that does its work twice.
     """
     lines, entry = _computations(program)
     found = []
@@ -122,7 +122,7 @@ def read_loops(program: str) -> list[dict[str, int]]:
 
 
 def _computations(program: str) -> tuple[dict[str, list[str]], str]:
-    """The lines of each computation, and the name of the one that the program begins with."""
+    """Returns the lines of each computation, and the name of the entry computation."""
     lines: dict[str, list[str]] = {}
     entry, current = "", None
     for line in program.split("\n"):
@@ -134,12 +134,12 @@ def _computations(program: str) -> tuple[dict[str, list[str]], str]:
         elif current is not None:
             current.append(re.sub(r"/\*index=\d+\*/", "", line))
     if not entry:
-        raise ValueError("this is no text of a compiled program: it has no ENTRY")
+        raise ValueError("ENTRY not found; expected the text of a compiled program")
     return lines, entry
 
 
 def _runs(lines: Mapping[str, list[str]], entry: str) -> dict[str, tuple[int, int]]:
-    """How often each computation runs in a step, and in how many loops it stands."""
+    """Returns for each computation the number of runs per step, and its loop depth."""
     runs: dict[str, tuple[int, int]] = {}
 
     def visit(name: str, times: int, loops: int) -> None:
@@ -152,7 +152,7 @@ def _runs(lines: Mapping[str, list[str]], entry: str) -> dict[str, tuple[int, in
                     continue
                 if loop and called == loop[2]:
                     visit(called, times * _trips(line, lines[loop[1]]), loops + 1)
-                elif _INSTRUCTION.match(line) is None:  # what a collective calls is an addition
+                elif _INSTRUCTION.match(line) is None:  # a collective calls an addition
                     visit(called, times, loops)
 
     visit(entry, 1, 0)
@@ -165,9 +165,9 @@ def _called(line: str) -> Iterator[str]:
 
 
 def _trips(loop: str, condition: list[str]) -> int:
-    """How often a loop goes round: as XLA says, or from the constant that its counter, from 0, is held against.
+    """Returns the iterations of a loop: XLA's trip count, or else the constant that its counter is compared with.
 
-    Once where neither can be told.
+    The counter starts at 0. Returns 1 if neither is known.
     """
     if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop):
         return int(known[1])
@@ -176,7 +176,7 @@ def _trips(loop: str, condition: list[str]) -> int:
 
 
 def _size(result: str, kind: str, *, started: bool, devices: int) -> tuple[str, int]:
-    """The type of a collective's arrays and the bytes of the whole ones, from the type of its result."""
+    """Returns dtype and bytes of a collective's complete arrays, from the type of its result."""
     arrays = []
     for dtype, shape in _ARRAY.findall(result):
         bits = re.search(r"\d+", dtype)
@@ -195,7 +195,7 @@ Groups = list[list[int]]
 
 
 def _groups(line: str) -> Groups | None:
-    """The groups of devices of a collective, by their places in the mesh: [] where all are in one, None if unknown."""
+    """Returns a collective's groups of devices, as indices in the mesh: [] if all are in one, None if unknown."""
     if pairs := re.search(r"source_target_pairs=\{(\{[^=]*\})\}", line):
         return _joined([[int(place) for place in pair.split(",")] for pair in re.findall(r"\{([\d,]+)\}", pairs[1])])
     if listed := re.search(r"replica_groups=\{(\{[\d,{} ]*\})\}", line):
@@ -213,7 +213,7 @@ def _groups(line: str) -> Groups | None:
 
 
 def _joined(pairs: Groups) -> Groups:
-    """The devices that pairs of source and target connect."""
+    """Returns the groups of devices connected by pairs of source and target."""
     groups: list[set[int]] = []
     for pair in pairs:
         touching = [group for group in groups if group & set(pair)]
@@ -226,13 +226,13 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _iota(sizes: str, order: str | None) -> np.ndarray:
-    """Devices counted over axes of these sizes, and then taken with the axes in another order."""
+    """Returns device indices over axes of these sizes, transposed to `order`."""
     places = np.arange(math.prod(_numbers(sizes))).reshape(_numbers(sizes))
     return places.transpose(_numbers(order)) if order else places
 
 
 def _groups_along(mesh: Mapping[str, int], axes: tuple[str, ...], places: np.ndarray | None = None) -> Groups:
-    """The groups of devices that differ in their places along `axes` alone."""
+    """Returns the groups of devices that differ only along `axes`."""
     places = np.arange(math.prod(mesh.values())) if places is None else places
     along = [i for i, axis in enumerate(mesh) if axis in axes]
     grid = np.moveaxis(places.reshape(tuple(mesh.values())), along, range(-len(along), 0))
@@ -240,7 +240,7 @@ def _groups_along(mesh: Mapping[str, int], axes: tuple[str, ...], places: np.nda
 
 
 def _axes(groups: Groups, mesh: Mapping[str, int]) -> tuple[str, ...] | None:
-    """The axes that groups of devices are along, of those with more than one device; None where there are none such."""
+    """Returns the axes (with more than one device) that the groups run along; None if there are none."""
 
     def canonical(groups: Groups) -> list[list[int]]:
         return sorted(map(sorted, groups))

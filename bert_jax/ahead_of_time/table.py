@@ -1,4 +1,4 @@
-"""What `describe` says of a step, as text for people."""
+"""Renders the description of a step as text."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,12 +7,12 @@ from bert_jax.ahead_of_time.chips import ASSUMPTIONS
 
 
 def gib(count: float) -> str:
-    """Bytes in GiB."""
+    """Formats bytes as GiB."""
     return f"{count / (1 << 30):.2f}"
 
 
 def _rows(table: Sequence[Sequence[str]]) -> list[str]:
-    """Columns under each other: the first two of words, the others of numbers."""
+    """Aligns columns: the first two, of words, to the left, the others, of numbers, to the right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
 
     def line(row: Sequence[str]) -> str:
@@ -23,33 +23,33 @@ def _rows(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def render(described: Mapping[str, Any]) -> str:
-    """Several lines: what was compiled, memory, collectives and the bound on its speed."""
+    """Renders a description: configuration, memory, collectives and lower bounds of the step's time."""
     d = described
     mesh = " x ".join(f"{axis}={size}" for axis, size in d["mesh"].items() if size > 1) or "one device"
     slices = f"{d['num_slices']} x " if d["num_slices"] > 1 else ""
     cut = f" in {d['gradient_accumulation']} microbatches" if d["gradient_accumulation"] > 1 else ""
     lines = [
         f"steps {d['steps'][0]:,}-{d['steps'][1]:,} on {slices}{d['topology']}: {d['devices']:,} devices, {mesh}",
-        f"  {d['global_batch_size']:,} rows of {d['seq_len']} tokens{cut}, {d['rows_a_device']} rows a device; "
+        f"  {d['global_batch_size']:,} rows of {d['seq_len']} tokens{cut}, {d['rows_a_device']} rows per device; "
         f"{d['dtype']}, remat {d['remat']}; compiled in {d['compile_seconds']:.0f} s",
         "",
-        "memory of a device, GiB",
-        f"  peak         {gib(d['peak_bytes']):>8}  {d['hbm_share']:.0%} of the {gib(d['hbm_bytes'])} that there are",
+        "memory per device, GiB",
+        f"  peak         {gib(d['peak_bytes']):>8}  {d['hbm_share']:.0%} of {gib(d['hbm_bytes'])}",
     ]
     if d["fits"]:
         lines += [f"  arguments    {gib(d['argument_bytes']):>8}", f"  temporaries  {gib(d['temp_bytes']):>8}", ""]
         lines += _collectives(d) + [""] + _speed(d)
     else:
-        lines.append(f"  DOES NOT FIT: {gib(d['peak_bytes'] - d['hbm_bytes'])} GiB too much")
+        lines.append(f"  DOES NOT FIT: {gib(d['peak_bytes'] - d['hbm_bytes'])} GiB over")
     return "\n".join(lines)
 
 
 def _collectives(d: Mapping[str, Any]) -> list[str]:
     if d["collectives"] is None:
-        return [f"collectives: not known: {d['collectives_unread']}"]
+        return [f"collectives: unknown: {d['collectives_unread']}"]
     if not d["collectives"]:
         return ["collectives: none"]
-    head = ["kind", "along", "type", "loops", "a step", "MiB a step"]
+    head = ["kind", "along", "type", "loops", "per step", "MiB per step"]
     table = [
         [
             one["kind"], _along(one), one["dtype"], str(one["loops"]),
@@ -66,15 +66,15 @@ def _along(one: Mapping[str, Any]) -> str:
 
 
 def _speed(d: Mapping[str, Any]) -> list[str]:
-    lines = [f"model FLOPs of a step: {d['model_flops']:.4g}, and {d['recomputed_flops']:.3g} that remat makes again"]
+    lines = [f"model FLOPs per step: {d['model_flops']:.4g}, and {d['recomputed_flops']:.3g} recomputed by remat"]
     if bounds := d["roofline"]:
         network = bounds["network_seconds"]
         lines += [
-            f"a step takes {1e3 * bounds['at_least_seconds']:.1f} ms at the least ({bounds['bound']}), "
-            f"{bounds['rows_per_second_at_most']:,.0f} rows a second; one after another "
+            f"a step takes at least {1e3 * bounds['at_least_seconds']:.1f} ms ({bounds['bound']}), "
+            f"at most {bounds['rows_per_second_at_most']:,.0f} rows per second; sequential "
             f"{1e3 * bounds['one_after_another_seconds']:.1f} ms:",
             f"  compute {1e3 * bounds['compute_seconds']:.1f} ms, memory {1e3 * bounds['memory_seconds']:.1f} ms, "
-            f"network {'not known' if network is None else f'{1e3 * network:.1f} ms'}",
+            f"network {'unknown' if network is None else f'{1e3 * network:.1f} ms'}",
             *(f"  ({line})" for line in ASSUMPTIONS),
         ]
     return lines

@@ -1,1 +1,1 @@
-"""Fine-tuning: tasks, what a model reads of them, their metrics, and the runs that train on them."""
+"""Fine-tuning: tasks, their model inputs and metrics, and training runs."""

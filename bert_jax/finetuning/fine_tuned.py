@@ -1,4 +1,4 @@
-"""Fine-tuned checkpoints as models that run: opened once for prediction, for scores and for use in Python."""
+"""Fine-tuned checkpoints loaded as runnable models, for prediction, scoring and use in Python."""
 
 import json
 import logging
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FineTunedModel:
-    """A fine-tuned checkpoint's parameters on devices, and what runs rows through them."""
+    """A fine-tuned checkpoint's parameters on devices, and a predictor."""
 
     mesh: Mesh
     graph: nnx.GraphDef
@@ -41,7 +41,7 @@ class FineTunedModel:
     batch_size: int
 
     def outputs(self, rows: Rows, on_batch: Callable[[], Any] = lambda: None) -> list[np.ndarray]:
-        """The outputs of each example, as `Predictor.run` gives them."""
+        """Returns the outputs of each example; see `Predictor.run`."""
         with jax.set_mesh(self.mesh):
             return self.predictor.run(self.parameters, rows, on_batch)
 
@@ -53,9 +53,9 @@ def open_model(
 
     Args:
       found: a checkpoint with a task.
-      batch_size: examples a batch, rounded up to what the devices divide.
-      dtype: of computation, as the config's.
-      devices: those to run on; all by default.
+      batch_size: examples per batch, rounded up to a multiple of the number of devices.
+      dtype: the computation dtype, as the config's `dtype`.
+      devices: the devices to run on; all by default.
     """
     check_batch_size(batch_size)
     assert found.task is not None
@@ -73,32 +73,34 @@ def open_model(
 
 
 def trained_task(found: Checkpoint) -> TrainedTask:
-    """Returns the task that a checkpoint was fine-tuned on. InputError where it is not fine-tuned, or not by this."""
+    """Returns the task of a fine-tuned checkpoint. InputError if it is not fine-tuned, or has an unknown task."""
     if found.task is None:
-        raise InputError(f"{found.path} is no fine-tuned model: give the --workdir of `bert-jax finetune`")
+        raise InputError(f"{found.path}: not a fine-tuned checkpoint; give the --workdir of `bert-jax finetune`")
     make = TRAINED.get(found.task["name"].partition("/")[0])
     if make is None:
-        raise InputError(f"{found.path} is a model of {found.task['name']}: expected one of {', '.join(TRAINED)}")
+        raise InputError(f"{found.path}: unknown task {found.task['name']!r}; expected one of {', '.join(TRAINED)}")
     last_position = found.bert_config.is_decoder
     return make(_record(found), Encoding(found.tokenizer, found.task["max_seq_len"], last_position))
 
 
 def _record(found: Checkpoint) -> Record:
-    """A checkpoint's record over its run's config, over the defaults: older ones lack what younger ones have."""
+    """Returns a checkpoint's record, completed from its run's config and then the defaults: old records lack keys."""
     defaults = load_config("finetune/default", keys_of="finetune/default").task.to_dict()
     threshold = _null_threshold(found)
     return {**defaults, **found.config.get("task", {}), "null_threshold": threshold, **(found.task or {})}
 
 
 def _null_threshold(found: Checkpoint) -> float | None:
-    """The null odds beyond which SQuAD 2.0 has no answer, as the end of the run has tuned them on dev."""
+    """Returns the null odds, tuned on dev by the run, above which SQuAD 2.0 has no answer; None if unknown."""
     path = found.path.parent.parent / RESULT_FILE
     if (found.task or {})["name"] != "squad/2.0":
         return None
     result = json.loads(remote.patiently(path, path.read_text)) if remote.exists(path) else {}
     if result.get("step") != found.step or not result.get("scores"):
         log.warning(
-            "%s: its run has no null threshold: predictions take 0, scores the best for what is scored", found.path
+            "%s: null threshold not found in %s; predictions use 0, scores the best threshold for the scored data",
+            found.path,
+            RESULT_FILE,
         )
         return None
     return float(next(iter(result["scores"].values()))["best_f1_thresh"])

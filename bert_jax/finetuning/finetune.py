@@ -56,37 +56,37 @@ log = logging.getLogger(__name__)
 RESULT_FILE = "result.json"
 PREDICTIONS = "predictions"
 
-# What a run may change when it goes on.
+# Keys that may change when a run resumes.
 CHANGEABLE = (
     "log_every_steps", "eval_batch_size", "max_nonfinite_steps", "gradient_accumulation", "mesh.", "attention",
     "remat", "gradient_reduce_dtype", "scan_layers", "checkpoint.", "profile.", "stall_", "data.path", "init",
 )  # fmt: skip
 NEW_KEYS = ("data.sort_window",)
-"""Keys that runs of earlier versions do not have: such a run resumes without them."""
+"""Keys that runs of earlier versions lack: such a run resumes without them."""
 
 
 def finetune(
     config: ConfigDict, workdir: str, *, needs_scores: bool = False, stop: StopSignal | None = None, bars: Bars = silent
 ) -> dict[str, dict[str, float]]:
-    """Trains as `config` says in `workdir`, going on from its newest checkpoint where there is one.
+    """Fine-tunes a checkpoint in `workdir`, resuming from the newest checkpoint there, if any.
 
-    At the end it scores the splits with labels, and writes what it predicts for all that are not trained on into
-    `WORKDIR/predictions`, and the scores into `WORKDIR/result.json`.
+    At the end it scores the labelled splits and writes `WORKDIR/result.json`. Predictions for every split but the
+    training split go to `WORKDIR/predictions`.
 
-    Returns the official metrics of each split with labels, by the split's name.
+    Returns the official metrics of each labelled split, by split name.
 
     Args:
       config: the run; see `configs/finetune/default.py`.
-      workdir: where checkpoints, metrics and predictions go.
-      needs_scores: whether a task without a split to score is an InputError: a search chooses by it.
-      stop: a `StopSignal` that is active already; by default one is for as long as this runs.
-      bars: how progress is shown.
+      workdir: folder of checkpoints, metrics and predictions.
+      needs_scores: raise InputError if no split can be scored; set by a search, which compares scores.
+      stop: an active `StopSignal`; by default one is active during this call.
+      bars: creates progress bars.
 
     Raises:
-      InputError: the config, the checkpoint, the task's files and the devices do not fit each other, or the workdir
-        holds another run or is in use.
-      Interrupted: SIGTERM or SIGINT came; the state is saved.
-      BertJaxError: too many steps in a row were not finite, and the state is saved.
+      InputError: the config, the checkpoint, the task's files and the devices are inconsistent, or the workdir holds
+        another run or is in use.
+      Interrupted: SIGTERM or SIGINT was received; the state is saved.
+      BertJaxError: too many consecutive steps were not finite; the state is saved.
     """
     with ExitStack() as stack:
         return _finetune(config, workdir, needs_scores, stop or stack.enter_context(StopSignal()), bars, stack)
@@ -97,7 +97,7 @@ def _finetune(
 ) -> dict[str, dict[str, float]]:
     # --- Checks, before any work ---------------------------------------------------------------------------------
     if not workdir:
-        raise InputError("--workdir is empty: name a folder")
+        raise InputError("--workdir is empty; give a folder")
     folder = remote.absolute(workdir)
     check_config(config)
     warn_of_uncorrected_lamb([config.optimizer])
@@ -112,13 +112,13 @@ def _finetune(
     task: Task = TASKS[config.task.kind](config, encoding)
     rows, splits = task.train(), task.splits()
     if needs_scores and not any(split.score for split in splits):
-        raise InputError("there is no split with labels to choose a run by: give the task a dev set")
+        raise InputError("task.dev: a search requires a labelled split to compare runs; set it to a labelled file")
     order = Order(rows, config)
     for warning in scoring_warnings(splits):
         log.warning(warning)
     log.info(
-        "%s: %d examples to train on, %d steps; %s", task.name, len(rows), order.total_steps,
-        ", ".join(f"{split.name} {len(split.rows)}" for split in splits),
+        "Task %s: %d training examples, %d steps; other splits: %s", task.name, len(rows), order.total_steps,
+        ", ".join(f"{split.name} {len(split.rows)}" for split in splits) or "none",
     )  # fmt: skip
 
     # --- Model and step ------------------------------------------------------------------------------------------
@@ -130,20 +130,20 @@ def _finetune(
         batch_size=-(-config.eval_batch_size // mesh.size) * mesh.size, max_seq_len=config.task.max_seq_len,
     )  # fmt: skip
 
-    # --- Start: 1. from the newest checkpoint, 2. from a pre-trained encoder, 3. or from scratch ---------------------
+    # --- State: 1. resume from the newest checkpoint, 2. start from a pre-trained encoder, 3. or from scratch --------
     watch = enter_workdir(folder, config, stack)
-    begun = claim(folder, config, order.hash)
-    start = begun.step if begun else 0
-    order.config = config = without_new_keys(config, begun.config if begun else None)
-    about = {**head.about(), "max_seq_len": config.task.max_seq_len}
+    latest = claim(folder, config, order.hash)
+    start = latest.step if latest else 0
+    order.config = config = without_new_keys(config, latest.config if latest else None)
+    record = {**head.about(), "max_seq_len": config.task.max_seq_len}
     checkpointer = Checkpointer(
         folder, keep=config.checkpoint.keep, config=config, tokenizer=before.tokenizer,
-        task={**about, **task.about()}, heads=("pooler",) if "pooler" in spec.abstract.parameters else (),
+        task={**record, **task.about()}, heads=("pooler",) if "pooler" in spec.abstract.parameters else (),
     )  # fmt: skip
     stack.callback(checkpointer.close)
     if start:
         start, state = checkpointer.restore(start, spec.abstract)
-        log.info("going on from step %d", start)
+        log.info("Resuming from step %d", start)
     elif config.from_scratch:
         state = spec.make()
     else:
@@ -158,16 +158,16 @@ def _finetune(
     final = Final({}, {})
 
     def evaluate(step: int, state: TrainState) -> dict[str, float]:
-        of_splits: dict[str, dict[str, float]] = {}
+        split_scores: dict[str, dict[str, float]] = {}
         for split in scored:
             assert split.score is not None
             outputs = _outputs(run, predictor, state, split, step)
-            of_splits[split.name] = split.score(outputs)
+            split_scores[split.name] = split.score(outputs)
             if step == order.total_steps:
-                final.outputs[split.name], final.scores[split.name] = outputs, of_splits[split.name]
-        row = {f"{name}/{metric}": value for name, scores in of_splits.items() for metric, value in scores.items()}
+                final.outputs[split.name], final.scores[split.name] = outputs, split_scores[split.name]
+        row = {f"{name}/{metric}": value for name, scores in split_scores.items() for metric, value in scores.items()}
         run.writer.write(step, row, split="eval")
-        log.info("step %d: %s", step, "  ".join(f"{name} {value:.4f}" for name, value in row.items()))
+        log.info("Step %d: %s", step, "  ".join(f"{name} {value:.4f}" for name, value in row.items()))
         return row
 
     rows_of_step = rows_here(mesh, config.global_batch_size * rows.group, config.gradient_accumulation)
@@ -197,7 +197,7 @@ def _finetune(
 def plan_step(
     mesh: Mesh, config: ConfigDict, model: BertConfig, head: TaskHead, total_steps: int
 ) -> tuple[StateSpec, TrainStep]:
-    """The plan of the state, and the jitted training step, which is compiled for each length of rows."""
+    """Returns the state's specification and the jitted training step, which compiles once per padded length."""
     dtype = compute_dtype(config.dtype, mesh.devices.flat[0].platform)
     settings = {
         "build": BertForTask, "head": head, "dtype": dtype, "attention": config.attention, "remat": config.remat,
@@ -207,9 +207,9 @@ def plan_step(
     spec = describe_state(
         mesh, model, optimizer, config.seed, zero1=config.mesh.zero1, frozen=head.frozen, **settings
     )  # fmt: skip
-    of = config.optimizer
+    recipe = config.optimizer
     schedule = learning_rate_schedule(
-        of.learning_rate, int(of.warmup_proportion * total_steps), total_steps, decay_power=of.decay_power
+        recipe.learning_rate, int(recipe.warmup_proportion * total_steps), total_steps, decay_power=recipe.decay_power
     )
     train_step = make_train_step(
         mesh, spec, optimizer, schedule, task_objective(head), seed=config.seed,
@@ -220,24 +220,24 @@ def plan_step(
 
 @dataclass
 class Order:
-    """Which examples are in the batch of a step: a pure function of (rows, config, step)."""
+    """Maps a step to the examples of its batch: a pure function of (rows, config, step)."""
 
     rows: Rows
     config: ConfigDict
 
     def __post_init__(self) -> None:
         if not len(self.rows):
-            raise InputError("there is nothing to train on")
+            raise InputError("task.train: expected at least 1 training example, got 0")
         self._lengths = self.rows.lengths()
         self.steps_an_epoch = -(-len(self.rows) // self.config.global_batch_size)
         self.total_steps = self.config.num_epochs * self.steps_an_epoch
         self._epochs: dict[int, list[np.ndarray]] = {}
         parts = [key_from(*sequence.input_ids, sequence.first_length) for sequence in self.rows.sequences]
         labels = [np.asarray(label).tolist() for label in self.rows.labels] if self.rows.labels is not None else []
-        self.hash = f"{key_from(*parts, *labels):016x}"  # equal where what is trained on is
+        self.hash = f"{key_from(*parts, *labels):016x}"  # equal for equal training data
 
     def examples(self, step: int) -> np.ndarray:
-        """int64: the examples of the step after `step` steps."""
+        """Returns the indices (int64) of the examples of the batch that follows `step` steps."""
         epoch, place = divmod(step, self.steps_an_epoch)
         if epoch not in self._epochs:
             batches = epoch_of_batches(
@@ -248,46 +248,49 @@ class Order:
         return self._epochs[epoch][place]
 
     def seq_len(self, step: int) -> int:
-        """Tokens that the rows of that step are padded to."""
+        """Returns the padded length, in tokens, of that batch."""
         return padded_length(int(self._lengths[self.examples(step)].max()), self.config.task.max_seq_len)
 
     def batch(self, step: int, rows: np.ndarray, tokenizer: WordPieceTokenizer) -> dict[str, np.ndarray]:
-        """`rows` of that step's batch."""
+        """Returns the rows `rows` of that batch: the part of one process."""
         batch = self.rows.lay_out(self.examples(step), self.seq_len(step), self.config.global_batch_size, tokenizer)
         return {name: entry[rows] for name, entry in batch.items()}
 
 
 def _work(model: BertConfig, head: TaskHead, order: Order) -> Callable[[int], StepWork]:
-    def of_step(step: int) -> StepWork:
+    def step_work(step: int) -> StepWork:
         examples, seq_len = order.examples(step - 1), order.seq_len(step - 1)
         rows = order.config.global_batch_size * order.rows.group
         flops = rows * finetuning_flops(model, head, seq_len)
         return StepWork(float(len(examples)), float(rows * seq_len), None, flops)
 
-    return of_step
+    return step_work
 
 
 def claim(folder: epath.Path, config: ConfigDict, dataset_hash: str) -> Checkpoint | None:
-    """Returns the newest checkpoint of a workdir, None for a new one; InputError where it holds another run."""
+    """Returns the newest checkpoint of a workdir, None for a new one. InputError if it holds another run."""
     before = newest_intact(folder)
     if before is None:
         return None
     if before.task is None:
-        raise InputError(f"--workdir: {folder} holds a run of pre-training: choose another folder")
+        raise InputError(f"--workdir={folder}: holds a pre-training run; choose another folder")
     check_same_run(folder, before.config, config, sources=("init",))
     if before.dataset_hashes != (dataset_hash,):
-        raise InputError(f"--workdir: {folder} was trained on other examples: choose another folder")
+        raise InputError(
+            f"--workdir={folder}: its run was trained on other examples than those of data.path={config.data.path}; "
+            "choose another folder"
+        )
     return before
 
 
 def without_new_keys(config: ConfigDict, before: Mapping[str, Any] | None) -> ConfigDict:
-    """Returns `config` without those of `NEW_KEYS` that the run which it resumes began without.
+    """Returns `config` without the `NEW_KEYS` that the resumed run lacks.
 
-    What the run writes lacks them, too: the next start finds the same.
+    The run's new checkpoints lack them, too, so that the next start resumes in the same way.
     """
     if before is None or not (lacking := set(NEW_KEYS) - dict(flatten(ConfigDict(before))).keys()):
         return config
-    log.info("resuming a run that began without %s: its order of batches stays as it was", ", ".join(lacking))
+    log.info("Resuming a run that started without %s: its batch order does not change", ", ".join(lacking))
     config = config.copy_and_resolve_references()
     with config.unlocked():
         for parent, name in (key.split(".") for key in lacking):
@@ -298,12 +301,12 @@ def without_new_keys(config: ConfigDict, before: Mapping[str, Any] | None) -> Co
 def check_same_run(
     folder: epath.Path, before: Mapping[str, Any], config: ConfigDict, *, sources: Sequence[str] = ()
 ) -> None:
-    """InputError where the config of the run in `folder` is another, but for what a run may change.
+    """Raises InputError if the config differs from that of the run in `folder`, except in `CHANGEABLE` keys.
 
-    `sources` are keys of paths that it may change only where what they named is no longer there, but has been moved.
+    `sources` are keys of paths that may change only if the old path no longer exists, because it was moved.
     """
-    # A key that the run did not have stands for its default, so that a run of an earlier version resumes. `NEW_KEYS`
-    # do not: without them a run is another than with their default.
+    # A key that the run lacks stands for its default, so that a run of an earlier version resumes. `NEW_KEYS` do not:
+    # a run without them differs from a run with their default.
     defaults = dict(flatten(load_config("finetune/default", keys_of="finetune/default")))
     old = {key: value for key, value in defaults.items() if key not in NEW_KEYS} | dict(flatten(ConfigDict(before)))
     new = dict(flatten(config))
@@ -317,12 +320,12 @@ def check_same_run(
     ]  # fmt: skip
     if changed:
         raise InputError(
-            f"--workdir: {folder} holds a run with another config ({'; '.join(changed)}): choose another folder"
+            f"--workdir={folder}: holds a run with another config ({'; '.join(changed)}); choose another folder"
         )
 
 
 def _is_elsewhere(before: str | None, now: str) -> bool:
-    """Whether there still is what was used before, and it is not what is used now."""
+    """Returns True if the old path still exists and is not the new path."""
     if not before or is_tfds(before):
         return bool(before)
     return remote.exists(remote.named(before)) and remote.absolute(before) != remote.absolute(now)
@@ -330,26 +333,26 @@ def _is_elsewhere(before: str | None, now: str) -> bool:
 
 @dataclass(frozen=True)
 class Final:
-    """Outputs and scores of the last step's evaluation, by split: they are not computed again when the run ends."""
+    """Outputs and scores of the last step's evaluation, by split, reused at the end of the run."""
 
     outputs: dict[str, list[np.ndarray]]
     scores: dict[str, dict[str, float]]
 
 
 def scoring_warnings(splits: Sequence[Split]) -> list[str]:
-    """Returns warnings for the start of a run: that nothing will be scored, or that rows will not be."""
+    """Returns warnings for the start of a run: no split can be scored, or some rows cannot."""
     scored = [split for split in splits if split.score is not None]
     if not scored:
-        return ["no split has labels: nothing will be scored; set task.dev to a file with labels"]
+        return ["No split has labels, so that nothing is scored; set task.dev to a labelled file"]
     return [
-        f"{split.name}: {sum(split.left_out.values())} rows are not scored ({_listed(split.left_out)}), "
-        f"{split.scorable} are"
+        f"Split {split.name}: {sum(split.left_out.values())} rows are not scored ({_listed(split.left_out)}), "
+        f"{split.scorable} are scored"
         for split in scored if split.left_out
     ]  # fmt: skip
 
 
 def unscored(workdir: str) -> dict[str, Any]:
-    """Returns the outcome of a finished run without a score as JSON: `checkpoint`, `step`, and `not_scored`, why."""
+    """Returns the outcome of a finished run without scores, as JSON: `checkpoint`, `step`, reason in `not_scored`."""
     newest = newest_step(remote.absolute(workdir))
     assert newest is not None
     return {
@@ -365,18 +368,19 @@ def _listed(counts: Mapping[str, int]) -> str:
 def describe_result(
     task: Task, splits: Sequence[Split], step: int, scores: Mapping[str, Mapping[str, float]]
 ) -> dict[str, Any]:
-    """Returns what `result.json` has: JSON.
+    """Returns the contents of `result.json`.
 
-    `task`, `main_metric`, `step`, `scores` by split, `rows` (of each scored split how many are `scored`, and how many
-    are `left_out` by reason) and, where `f1` is of one of two labels, `positive_label`.
+    Keys: `task`, `main_metric`, `step`, `scores` by split, and `rows`: for each scored split the number `scored` and
+    the numbers `left_out` (skipped) by reason. If `f1` is that of one of two labels, also `positive_label`.
     """
     rows = {
         split.name: {"scored": split.scorable, "left_out": dict(split.left_out)}
         for split in splits if split.name in scores
     }  # fmt: skip
-    of_f1 = {} if task.positive_label is None else {"positive_label": task.positive_label}
+    positive = {} if task.positive_label is None else {"positive_label": task.positive_label}
     return {
-        "task": task.name, "main_metric": task.main_metric, **of_f1, "step": step, "scores": dict(scores), "rows": rows
+        "task": task.name, "main_metric": task.main_metric, **positive, "step": step, "scores": dict(scores),
+        "rows": rows,
     }  # fmt: skip
 
 
@@ -395,7 +399,7 @@ def _finish(
     run: Run, folder: epath.Path, task: Task, splits: Sequence[Split], predictor: Predictor, state: TrainState,
     final: Final,
 ) -> dict[str, dict[str, float]]:  # fmt: skip
-    """Scores and predicts every split with the final state, and writes both down."""
+    """Scores and predicts every split with the final state, and writes scores and predictions."""
     result: dict[str, dict[str, float]] = {}
     target, step = folder / PREDICTIONS, int(state.step)
     if is_first():
@@ -408,6 +412,6 @@ def _finish(
         if is_first():
             split.write(outputs, target)
     if is_first():
-        said = describe_result(task, splits, step, result)
-        atomic.write_whole(folder / RESULT_FILE, (finite_json(said, indent=2) + "\n").encode())
+        described = describe_result(task, splits, step, result)
+        atomic.write_whole(folder / RESULT_FILE, (finite_json(described, indent=2) + "\n").encode())
     return result

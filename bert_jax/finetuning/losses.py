@@ -1,4 +1,4 @@
-"""What fine-tuning minimises, for each kind of head: the paper's losses, as sums over rows."""
+"""Fine-tuning losses of the paper for each kind of head, as sums over rows."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,15 +13,16 @@ Batch = Mapping[str, jax.Array]
 
 
 def task_objective(head: TaskHead) -> Objective:
-    """The loss of a head, in nats (of `regress`, the square of the error), and its accuracy where it has one.
+    """Returns the objective of a head: the loss in nats (`regress`: the squared error) and, but for it, the accuracy.
 
-    Beside what the model reads a batch has `weights` fp32 [B], 0 for rows that fill it up, and `labels`: int32 [B] of
-    `classify`; fp32 [B] of `regress`; of `choose` int32 [B], 1 for the row that is right of the `size` neighbours that
-    are an example; of `span` int32 [B, 2], first and last token; of `tag` int32 [B, L], -1 for tokens without one.
+    Besides the model's inputs a batch has `weights` fp32 [B], 0 for padding rows, and `labels`. These are int32 [B] for
+    `classify`, fp32 [B] for `regress`, int32 [B, 2] for `span` (first and last token) and int32 [B, L] for `tag`, with
+    -1 for tokens without a tag. For `choose` they are int32 [B]: 1 for the correct one of the `size` adjacent rows of
+    an example.
     """
     sums = {"classify": _classify, "regress": _regress, "choose": _choose, "span": _span, "tag": _tag}[head.kind]
 
-    def of_rows(model: Any, batch: Batch, keys: jax.Array | None) -> Sums:
+    def row_sums(model: Any, batch: Batch, keys: jax.Array | None) -> Sums:
         return sums(head, model(batch, keys), batch)
 
     def denominators(batch: Batch) -> Sums:
@@ -31,7 +32,7 @@ def task_objective(head: TaskHead) -> Objective:
             count = batch["weights"].sum() / (head.size if head.kind == "choose" else 1)
         return {"loss": count} if head.kind == "regress" else {"loss": count, "accuracy": count}
 
-    return Objective(of_rows, denominators, ("loss",))
+    return Objective(row_sums, denominators, ("loss",))
 
 
 def _classify(head: TaskHead, outputs: jax.Array, batch: Batch) -> Sums:
@@ -50,7 +51,7 @@ def _choose(head: TaskHead, outputs: jax.Array, batch: Batch) -> Sums:
 
 
 def _span(head: TaskHead, outputs: jax.Array, batch: Batch) -> Sums:
-    logits = jnp.where(batch["sequence_ids"][..., None] > 0, outputs, -jnp.inf)  # no answer lies in padding
+    logits = jnp.where(batch["sequence_ids"][..., None] > 0, outputs, -jnp.inf)  # padding holds no answer
     ends = [weighted_cross_entropy(logits[..., i], batch["labels"][:, i], batch["weights"])[0] for i in range(2)]
     is_right = (logits.argmax(axis=1) == batch["labels"]).all(axis=-1)
     return {"loss": (ends[0] + ends[1]) / 2, "accuracy": (batch["weights"] * is_right).sum()}
@@ -62,5 +63,5 @@ def _tag(head: TaskHead, outputs: jax.Array, batch: Batch) -> Sums:
 
 
 def _tag_weights(batch: Batch) -> jax.Array:
-    """fp32 [..., B, L]: 1 for tokens that are tagged in rows that count."""
+    """Returns fp32 [..., B, L]: 1 for tagged tokens of rows that are not padding."""
     return batch["weights"][..., None] * (batch["labels"] >= 0)

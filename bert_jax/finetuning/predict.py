@@ -1,4 +1,4 @@
-"""Predictions of a fine-tuned model for a file, as JSON lines."""
+"""Prediction of a fine-tuned model for a file, as JSON lines."""
 
 import json
 from collections.abc import Sequence
@@ -24,29 +24,29 @@ def predict(
     batch_size: int = 64,
     bars: Bars = silent,
 ) -> int:
-    """Writes a JSON line for each example of `source`, in its order, and returns how many there are.
+    """Writes a JSON line for each example of `source`, in its order, and returns the number of examples.
 
-    Each has `id` and `prediction`, and by kind of task:
+    Each line has `id` and `prediction`, and by kind of task:
 
-    text, glue: the class, and `probabilities` by class; of a regression the score.
+    text, glue: the class, and `probabilities` by class; for a regression the score.
     choice: the ending's number from 0, and `probabilities` in the order of the endings.
     ner: the tag of each of the `words`.
-    squad: the answer, its `probability` among the best and, of 2.0, `null_odds`; "" is no answer.
+    squad: the answer, its `probability` among the n best and, for 2.0, `null_odds`; "" is no answer.
 
-    Rows that cannot be used are left out, named and counted.
+    Bad rows are skipped, logged and counted.
 
     Args:
       checkpoint: a workdir of fine-tuning, or one of its checkpoints.
-      source: a file as those trained on; no label is looked at. Of a tagger also plain text, with a sentence a line.
-      output: the file to write; its folder is made where it is missing.
-      texts: columns of the text or the two texts; by default those of the file trained on.
-      strict: whether a row that cannot be used is an InputError.
-      batch_size: examples of a batch.
-      bars: how progress is shown.
+      source: a file in the training file's format, labels ignored. For a tagger also plain text, one sentence per line.
+      output: the file to write; its folder is created if missing.
+      texts: one or two text columns; by default those of the training file.
+      strict: raise InputError for a bad row.
+      batch_size: examples per batch.
+      bars: creates progress bars.
 
     Raises:
-      InputError: the checkpoint is not fine-tuned, the file cannot be read, or is not of the form of the one trained on
-        (one text or two a row, the number of endings).
+      InputError: the checkpoint is not fine-tuned, the file cannot be read, or it does not match the training file
+        (one or two texts per row, the number of endings).
     """
     check_batch_size(batch_size)
     found = open_checkpoint(checkpoint)
@@ -60,6 +60,6 @@ def predict(
     with closing(bars(total=-(-len(split.rows) // model.batch_size), desc="predict", unit="batch")) as bar:
         outputs = model.outputs(split.rows, on_batch=lambda: bar.update(1))
     with atomic.whole_file(output) as file:
-        for said in split.predictions(outputs):
-            file.write((json.dumps(said, ensure_ascii=False) + "\n").encode())
+        for prediction in split.predictions(outputs):
+            file.write((json.dumps(prediction, ensure_ascii=False) + "\n").encode())
     return len(examples)

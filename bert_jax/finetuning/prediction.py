@@ -1,4 +1,4 @@
-"""What a fine-tuned model says of rows, example by example."""
+"""Batched inference of a fine-tuned model: the outputs of each example."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,15 +19,15 @@ from bert_jax.text.tokenization import WordPieceTokenizer
 def make_predict_step(
     mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters
 ) -> Callable[[Parameters, Mapping[str, Any]], jax.Array]:
-    """Compiles to `(parameters, batch) -> outputs`, of a batch [1, B, ...], whole on every device."""
+    """Returns the jitted `(parameters, batch) -> outputs` of a batch [1, B, ...]; outputs are replicated."""
 
-    def of_these_rows(parameters: Parameters, rows: Mapping[str, jax.Array]) -> jax.Array:
+    def row_outputs(parameters: Parameters, rows: Mapping[str, jax.Array]) -> jax.Array:
         return whole_model(graph, parameters, shardings, jax.numpy.float32)(rows)
 
     def predict_step(parameters: Parameters, batch: Mapping[str, jax.Array]) -> jax.Array:
         specs = jax.tree.map(manual_spec, shardings), PartitionSpec("rows")
         rows = jax.tree.map(lambda entry: entry[0], batch)
-        return over_rows(of_these_rows, mesh, specs, PartitionSpec("rows"))(parameters, rows)
+        return over_rows(row_outputs, mesh, specs, PartitionSpec("rows"))(parameters, rows)
 
     return jax.jit(
         predict_step,
@@ -37,19 +37,19 @@ def make_predict_step(
 
 
 class Predictor:
-    """Goes through rows by length, and gives what the model says of each example in the order of the rows."""
+    """Runs the model on rows sorted by length, and returns the outputs of each example in the original order."""
 
     def __init__(
         self, mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters, tokenizer: WordPieceTokenizer, *,
         batch_size: int, max_seq_len: int,
     ):  # fmt: skip
-        """`batch_size` examples a batch, which the devices divide; rows have `max_seq_len` tokens at the most."""
+        """Builds the predict step. The devices divide `batch_size` examples; rows have at most `max_seq_len` tokens."""
         self._mesh, self._tokenizer = mesh, tokenizer
         self._step = make_predict_step(mesh, graph, shardings)
         self._batch_size, self._max_seq_len = batch_size, max_seq_len
 
     def run(self, parameters: Parameters, rows: Rows, on_batch: Callable[[], Any] = lambda: None) -> list[np.ndarray]:
-        """Of each example fp32 [outputs], of `group` rows [group], or of a row's tokens [T, outputs]."""
+        """Returns fp32 outputs by example: [outputs], [group] for `group` rows, or [T, outputs] for T tokens."""
         outputs: list[Any] = [None] * len(rows)
         lengths = rows.lengths()
         total = self._batch_size * rows.group
@@ -61,14 +61,14 @@ class Predictor:
             placed = put_batch(
                 self._mesh, {name: entry[here] for name, entry in batch.items()}, batch_size=total
             )  # fmt: skip
-            of_batch = jax.device_get(self._step(parameters, placed))
-            of_tokens = of_batch.ndim == 3
+            batch_outputs = jax.device_get(self._step(parameters, placed))
+            is_per_token = batch_outputs.ndim == 3
             for place, example in enumerate(examples.tolist()):
-                if of_tokens:
-                    outputs[example] = of_batch[place, : lengths[example]]
+                if is_per_token:
+                    outputs[example] = batch_outputs[place, : lengths[example]]
                 elif rows.group > 1:
-                    outputs[example] = of_batch[place * rows.group : (place + 1) * rows.group, 0]
+                    outputs[example] = batch_outputs[place * rows.group : (place + 1) * rows.group, 0]
                 else:
-                    outputs[example] = of_batch[place]
+                    outputs[example] = batch_outputs[place]
             on_batch()
         return outputs

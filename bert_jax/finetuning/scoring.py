@@ -1,4 +1,4 @@
-"""Scores of a fine-tuned model on labelled files."""
+"""Scoring of a fine-tuned model on labelled files."""
 
 import functools
 from contextlib import closing
@@ -17,19 +17,19 @@ from bert_jax.training.checks import check_batch_size
 
 
 def evaluate_finetuned(checkpoint: str, data: str, *, batch_size: int = 64, bars: Bars = silent) -> dict[str, Any]:
-    """Scores a fine-tuned model with its task's metrics, as the end of fine-tuning does.
+    """Scores a fine-tuned model with its task's metrics, as at the end of fine-tuning.
 
-    Returns what `describe_result` does; a file's split is called by the file's name.
+    Returns the dict of `describe_result`; the split of a file has the file's name.
 
     Args:
       checkpoint: a workdir of fine-tuning, or one of its checkpoints.
-      data: a labelled file as those trained on, or a folder that has them under their usual names.
-      batch_size: examples of a batch.
-      bars: how progress is shown.
+      data: a labelled file in the training file's format, or a folder of such files under their usual names.
+      batch_size: examples per batch.
+      bars: creates progress bars.
 
     Raises:
-      InputError: the checkpoint is not fine-tuned, a file cannot be read or does not have the task's form, or a label
-        is missing or is none that the model knows.
+      InputError: the checkpoint is not fine-tuned, a file cannot be read or does not have the task's format, or a label
+        is missing or unknown to the model.
     """
     check_batch_size(batch_size)
     found = open_checkpoint(checkpoint)
@@ -37,19 +37,19 @@ def evaluate_finetuned(checkpoint: str, data: str, *, batch_size: int = 64, bars
     is_folder = is_tfds(data) or remote.named(data).is_dir()
     files = task.files(data) if is_folder else {"": data}
     bad_rows = BadRows(strict_labels=True)
-    examples, left_out = {}, {}
-    for split, path in files.items():
-        name = split or Path(path).name
-        examples[name] = task.read(path, bad_rows, split=split, labelled=True)
-        left_out[name] = bad_rows.take_reasons()
+    examples, skipped = {}, {}
+    for split_name, path in files.items():
+        name = split_name or Path(path).name
+        examples[name] = task.read(path, bad_rows, split=split_name, labelled=True)
+        skipped[name] = bad_rows.take_reasons()
     bad_rows.report()
-    scored = task.task(examples, left_out)
+    scored = task.task(examples, skipped)
     model = open_model(found, batch_size=batch_size)
     scores: dict[str, dict[str, float]] = {}
     splits = scored.splits()
-    for one in splits:
-        if one.score is None:
-            raise InputError(f"{files[one.name]}: no labels to score by")
-        with closing(bars(total=-(-len(one.rows) // model.batch_size), desc=one.name, unit="batch")) as bar:
-            scores[one.name] = one.score(model.outputs(one.rows, functools.partial(bar.update, 1)))
+    for split in splits:
+        if split.score is None:
+            raise InputError(f"{files[split.name]}: labels not found; scoring requires them")
+        with closing(bars(total=-(-len(split.rows) // model.batch_size), desc=split.name, unit="batch")) as bar:
+            scores[split.name] = split.score(model.outputs(split.rows, functools.partial(bar.update, 1)))
     return describe_result(scored, splits, found.step, scores)

@@ -1,11 +1,11 @@
-"""The paper's search: every learning rate, with every seed, and the best on dev.
+"""Hyperparameter search: runs every learning rate with every seed and selects the best on dev, as in the paper.
 
     bert-jax finetune --config=finetune/glue:rte --workdir=runs/rte --config.init=runs/base \\
       --config.data.path=glue/RTE --config.search.learning_rates="(5e-5, 4e-5, 3e-5, 2e-5)" \\
       --config.search.seeds="(0, 1, 2, 3, 4)"
 
-Each run has a folder of its own in the workdir and is complete by itself: a search that was killed goes on with the run
-that it was at.
+Each trial is an independent run in its own folder of the workdir. A search that was killed resumes with the trial that
+was running.
 """
 
 import json
@@ -34,27 +34,27 @@ SEARCH_FILE = "search.json"
 
 
 def folder_of(rate: float, seed: int) -> str:
-    """The name of a run's folder."""
+    """Returns the name of a trial's folder."""
     return f"lr-{rate:g}-seed-{seed}"
 
 
 def is_search(config: ConfigDict) -> bool:
-    """Whether the config asks for several runs."""
+    """Returns True if the config sets learning rates or seeds to search."""
     return bool(config.search.learning_rates or config.search.seeds)
 
 
 def planned_runs(config: ConfigDict) -> dict[tuple[float, int], ConfigDict]:
-    """The config of each run of a search, by learning rate and seed.
+    """Returns the config of each trial of a search, by learning rate and seed.
 
-    InputError for a rate or a seed that is none or is given twice, and as `check_config` raises it.
+    Raises InputError for an invalid or duplicate rate or seed, and as `check_config` does.
     """
-    wanted = (("learning_rates", (int, float), "numbers"), ("seeds", (int,), "whole numbers"))
-    for name, kinds, words in wanted:
+    expected = (("learning_rates", (int, float), "float"), ("seeds", (int,), "int"))
+    for name, kinds, kind in expected:
         values = list(config.search[name])
         if not all(isinstance(value, kinds) and not isinstance(value, bool) for value in values):
-            raise InputError(f"search.{name}: {values} has to be of {words}")
+            raise InputError(f"search.{name}={values}: expected values of type {kind}")
         if len(set(values)) < len(values):
-            raise InputError(f"search.{name}: {values} has one twice")
+            raise InputError(f"search.{name}={values}: duplicate value; list each value once")
     rates = [float(rate) for rate in config.search.learning_rates] or [config.optimizer.learning_rate]
     runs = {at: _config_of_one(config, *at) for at in product(rates, list(config.search.seeds) or [config.seed])}
     for one in runs.values():
@@ -63,20 +63,20 @@ def planned_runs(config: ConfigDict) -> dict[tuple[float, int], ConfigDict]:
 
 
 def search(config: ConfigDict, workdir: str, *, stop: StopSignal | None = None, bars: Bars = silent) -> dict[str, Any]:
-    """Runs `finetune` for each learning rate and seed, and writes what comes of it into `WORKDIR/search.json`.
+    """Runs `finetune` for each learning rate and seed, and writes a summary to `WORKDIR/search.json`.
 
-    Returns `metric`, `by_learning_rate` (each with `median`, `best`, `worst` and the `scores` of its seeds), `best`
-    (learning rate, seed, score and the folder of that run), `learning_rate`, which is the one with the best median, and
-    of its seeds `median`, `spread` (best - worst) and `results`: all scores, by seed and split.
+    Returns the summary: `metric`; `by_learning_rate` (`median`, `best`, `worst`, and the `scores` of the seeds); `best`
+    (learning rate, seed, score and folder of the best trial); `learning_rate`, the one with the best median. For the
+    seeds of this rate it also has `median`, `spread` (best - worst) and `results`: all scores, by seed and split.
     Raises as `finetune` and `planned_runs` do.
     """
     runs = planned_runs(config)
     folder = remote.absolute(workdir)
     results: dict[float, dict[int, dict[str, Any]]] = {}
     with shared_programs(folder):
-        for (rate, seed), of_one in runs.items():
-            one = folder / folder_of(rate, seed)
-            results.setdefault(rate, {})[seed] = _result(of_one, one, stop, bars)
+        for (rate, seed), trial_config in runs.items():
+            trial = folder / folder_of(rate, seed)
+            results.setdefault(rate, {})[seed] = _result(trial_config, trial, stop, bars)
     found = summarize(results)
     if is_first():
         atomic.write_whole(folder / SEARCH_FILE, (json.dumps(found, indent=2) + "\n").encode())
@@ -92,14 +92,14 @@ def _config_of_one(config: ConfigDict, rate: float, seed: int) -> ConfigDict:
 
 
 def _result(config: ConfigDict, folder: epath.Path, stop: StopSignal | None, bars: Bars) -> dict[str, Any]:
-    """What the run in `folder` came to, which is run unless it is finished."""
+    """Runs the trial in `folder` unless it is finished, and returns its result."""
     path = folder / RESULT_FILE
     if remote.exists(path):
         check_same_run(folder, _read(folder / CONFIG_FILE), config, sources=("init", "data.path"))
     else:
-        log.info("learning rate %g, seed %d", config.optimizer.learning_rate, config.seed)
+        log.info("Starting the trial learning_rate=%g, seed=%d", config.optimizer.learning_rate, config.seed)
         finetune(config, str(folder), needs_scores=True, stop=stop, bars=bars)
-        wait_for_first()  # it writes what all of them read
+        wait_for_first()  # process 0 writes the result that all processes read
     return _read(path)
 
 
@@ -112,26 +112,27 @@ def _main_score(result: Mapping[str, Any]) -> float:
 
 
 def summarize(results: Mapping[float, Mapping[int, Mapping[str, Any]]]) -> dict[str, Any]:
-    """What `search` returns, of what is in `result.json`, by learning rate and seed."""
+    """Summarizes the contents of `result.json`, by learning rate and seed, as `search` returns them."""
     scores = {
-        rate: {seed: _main_score(result) for seed, result in of_seeds.items()} for rate, of_seeds in results.items()
+        rate: {seed: _main_score(result) for seed, result in by_seed.items()} for rate, by_seed in results.items()
     }
     by_rate = {
         f"{rate:g}": {
-            "median": statistics.median(of_seeds.values()), "best": max(of_seeds.values()),
-            "worst": min(of_seeds.values()), "scores": {str(seed): score for seed, score in of_seeds.items()},
+            "median": statistics.median(by_seed.values()), "best": max(by_seed.values()),
+            "worst": min(by_seed.values()), "scores": {str(seed): score for seed, score in by_seed.items()},
         }
-        for rate, of_seeds in scores.items()
+        for rate, by_seed in scores.items()
     }  # fmt: skip
     chosen = max(scores, key=lambda rate: statistics.median(scores[rate].values()))
-    of_chosen = scores[chosen].values()
+    chosen_scores = scores[chosen].values()
     rate, seed, score = max(
-        ((rate, seed, score) for rate, of_seeds in scores.items() for seed, score in of_seeds.items()),
-        key=lambda one: one[2],
+        ((rate, seed, score) for rate, by_seed in scores.items() for seed, score in by_seed.items()),
+        key=lambda trial: trial[2],
     )
     return {
         "metric": next(iter(results[chosen].values()))["main_metric"], "by_learning_rate": by_rate,
         "best": {"learning_rate": rate, "seed": seed, "score": score, "folder": folder_of(rate, seed)},
-        "learning_rate": chosen, "median": statistics.median(of_chosen), "spread": max(of_chosen) - min(of_chosen),
+        "learning_rate": chosen, "median": statistics.median(chosen_scores),
+        "spread": max(chosen_scores) - min(chosen_scores),
         "results": {str(seed): result["scores"] for seed, result in results[chosen].items()},
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a task is to the run that trains on it: rows to train on, and splits to be scored or predicted."""
+"""The interface of a task: rows to train on, and splits to score or predict."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,28 +10,29 @@ from etils import epath
 from bert_jax.finetuning.inputs.batching import Rows
 
 Outputs = Sequence[np.ndarray]
-"""Of each example what the model says: fp32 [labels] of a sequence, [choices], or of its tokens [T, outputs]."""
+"""The model's fp32 outputs by example: [labels] of a sequence, [choices], or [T, outputs] of T tokens."""
 
 
 def softmax(outputs: np.ndarray) -> np.ndarray:
-    """Returns fp64 [labels]: probabilities, of an example's outputs [labels]."""
+    """Returns the probabilities, fp64 [labels], of an example's outputs [labels]."""
     exponents = np.exp(outputs.astype(np.float64) - outputs.max())
     return exponents / exponents.sum()
 
 
 @dataclass(frozen=True)
 class Split:
-    """A split that is not trained on.
+    """An evaluation or test split.
 
     Attributes:
-      name: what it is called: dev, dev_mismatched, test ...
-      rows: what the model reads.
-      score: outputs to the official metrics; None where there are no labels.
-      write: outputs, as files in a folder.
-      predictions: outputs to a JSON object for each example, in the file's order: `id`, `prediction`, and what else
-        there is to say of it.
-      scorable: examples that `score` scores, each counted once whatever its rows.
-      left_out: how many more the file has that nothing scores, by reason (`bad_rows.MISSING_LABEL` and the like).
+      name: dev, dev_mismatched, test ...
+      rows: the model's input.
+      score: maps outputs to the official metrics; None without labels.
+      write: writes the predictions of outputs to files in a folder.
+      predictions: maps outputs to a JSON object for each example, in the file's order: `id`, `prediction` and further
+        keys of the task.
+      scorable: number of examples that `score` scores, each counted once regardless of its number of rows.
+      left_out: number of further examples in the file, by the reason for which they are skipped
+        (`bad_rows.MISSING_LABEL` and others).
     """
 
     name: str
@@ -48,29 +49,29 @@ class Task(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The task's name, such as `glue/sst2`."""
 
     @property
     def kind(self) -> str:
-        """As of `TaskHead`."""
+        """The kind of head; see `TaskHead`."""
 
     @property
     def size(self) -> int:
-        """As of `TaskHead`."""
+        """The head's number of outputs; see `TaskHead`."""
 
     @property
     def main_metric(self) -> str:
-        """What is reported, and selected by, of the first split with a score: more is better."""
+        """The metric that selects a run, taken from the first scored split; higher is better."""
 
     @property
     def positive_label(self) -> str | None:
-        """The label that `f1` is of, where it is of one of two; else None."""
+        """The positive label of a binary `f1`; None for any other task."""
 
     def about(self) -> dict[str, Any]:
-        """What has to be known to predict with the model: JSON."""
+        """Returns the task's record in checkpoints, as JSON: all that prediction needs."""
 
     def train(self) -> Rows:
-        """What is trained on."""
+        """Returns the training rows."""
 
     def splits(self) -> Sequence[Split]:
-        """What is scored or predicted."""
+        """Returns the splits to score or predict."""

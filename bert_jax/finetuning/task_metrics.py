@@ -1,6 +1,6 @@
-"""Metrics of classification and regression, with the values that scikit-learn and SciPy give.
+"""Classification and regression metrics, equal to those of scikit-learn and SciPy.
 
-Where those have no answer - no example, one class alone, constant scores - the metric is 0.0.
+Where those are undefined - no example, a single class, constant scores - the metric is 0.0.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -10,27 +10,27 @@ from numpy.typing import ArrayLike
 
 
 def accuracy(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """The share of predictions that are right. Both are [N]."""
+    """Returns the share of correct predictions. Both are [N]."""
     y, p = _both(labels, predictions)
     return float(np.mean(y == p)) if len(y) else 0.0
 
 
 def f1(labels: ArrayLike, predictions: ArrayLike, positive: int = 1) -> float:
-    """F1 of the positive class: 2 TP / (2 TP + FP + FN). Both are [N]."""
+    """Returns the F1 of the positive class: 2 TP / (2 TP + FP + FN). Both are [N]."""
     y, p = _both(labels, predictions)
     positives = int(np.sum(y == positive) + np.sum(p == positive))
     return 2 * int(np.sum((y == positive) & (p == positive))) / positives if positives else 0.0
 
 
 def f1_macro(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Mean of the F1 of each class that is a label or a prediction. Both are [N]."""
+    """Returns the mean F1 of the classes that occur as labels or predictions. Both are [N]."""
     y, p = _both(labels, predictions)
     classes = np.union1d(y, p)
     return sum(f1(y, p, one) for one in classes) / len(classes) if len(classes) else 0.0
 
 
 def matthews(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Matthews' correlation of any number of classes (Gorodkin's R_K); both are [N] whole numbers."""
+    """Returns Matthews' correlation for any number of classes (Gorodkin's R_K); both are [N] integers."""
     y, p = _both(labels, predictions)
     classes, numbers = np.unique(np.concatenate([y, p]), return_inverse=True)
     confusion = np.zeros((len(classes), len(classes)))
@@ -42,7 +42,7 @@ def matthews(labels: ArrayLike, predictions: ArrayLike) -> float:
 
 
 def pearson(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Pearson's correlation; both are [N] numbers."""
+    """Returns Pearson's correlation; both are [N] numbers."""
     y, p = _both(labels, predictions)
     if len(y) < 2 or np.all(y == y[0]) or np.all(p == p[0]):
         return 0.0
@@ -52,7 +52,7 @@ def pearson(labels: ArrayLike, predictions: ArrayLike) -> float:
 
 
 def spearman(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Spearman's correlation: Pearson's of ranks, of which equal values have their mean; both are [N] numbers."""
+    """Returns Spearman's correlation: Pearson's of the ranks, with ties averaged; both are [N] numbers."""
     y, p = _both(labels, predictions)
     return pearson(_ranks(y), _ranks(p))
 
@@ -61,19 +61,19 @@ METRICS: dict[str, Callable[[ArrayLike, ArrayLike], float]] = {
     "accuracy": accuracy, "f1": f1, "f1_macro": f1_macro, "matthews": matthews, "pearson": pearson,
     "spearman": spearman,
 }  # fmt: skip
-"""By the names that tasks have for them; each takes labels, then predictions."""
+"""Metrics by name; each takes labels, then predictions."""
 
 
 def compute(
     names: Iterable[str], labels: Sequence[float], predictions: ArrayLike, *, positive: int = 1
 ) -> dict[str, float]:
-    """The named metrics, each in [-1, 1] and not in percent.
+    """Computes the named metrics, each in [-1, 1] and not in percent.
 
     Args:
-      names: of METRICS.
-      labels: [N] numbers of classes, or scores.
+      names: keys of METRICS.
+      labels: [N] class numbers, or scores.
       predictions: [N], the same.
-      positive: the class that `f1` is of.
+      positive: the positive class of `f1`.
     """
     return {
         name: f1(labels, predictions, positive) if name == "f1" else METRICS[name](labels, predictions)
@@ -84,7 +84,7 @@ def compute(
 def _both(labels: ArrayLike, predictions: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     y, p = np.asarray(labels), np.asarray(predictions)
     if y.shape != p.shape or y.ndim != 1:
-        raise ValueError(f"labels are {y.shape} and predictions {p.shape}: both have to be [N]")
+        raise ValueError(f"labels {y.shape} and predictions {p.shape}: expected both of shape [N]")
     return y, p
 
 

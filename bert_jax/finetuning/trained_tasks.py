@@ -1,4 +1,4 @@
-"""Tasks as fine-tuned checkpoints record them: they read further files, and texts from memory, for their models."""
+"""Tasks recorded in fine-tuned checkpoints: they read new files, or texts in memory, for their models."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -24,46 +24,46 @@ from bert_jax.text.examples import TextExample
 log = logging.getLogger(__name__)
 
 Record = Mapping[str, Any]
-"""A checkpoint's `task`, with the keys of the config's `task` section that it does not have itself."""
+"""A checkpoint's `task`, completed with the keys of the config's `task` section that it lacks."""
 Examples = Mapping[str, Sequence[Any]]
 LeftOut = Mapping[str, Mapping[str, int]]
 
 
 class TrainedTask(Protocol):
-    """One kind of task, with its record and how texts become rows."""
+    """One kind of task, with its record and its encoding of texts as rows."""
 
     def files(self, folder: str) -> dict[str, str]:
-        """The labelled files of a folder by split, under their usual names. InputError where there are none."""
+        """Returns the labelled files of a folder by split, found by their usual names. InputError if there are none."""
 
     def read(
         self, path: str, bad_rows: BadRows, *, split: str = "", labelled: bool, columns: Sequence[str] = ()
     ) -> Sequence[Any]:
-        """The examples of a file. InputError where it cannot be read.
+        """Returns the examples of a file. InputError if it cannot be read.
 
-        `split` is that of `files`; where it is not `labelled` no label is looked at; `columns` name texts.
+        `split` is a key of `files`; labels are ignored unless `labelled`; `columns` name the text columns.
         """
 
     def given(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
-        """Examples of texts and of what goes with each, or None. InputError where they are not as the task wants."""
+        """Returns examples of texts, each with its pair or None. InputError if the task does not support them."""
 
     def task(self, examples: Examples, left_out: LeftOut) -> Task:
-        """The task of examples by split: it scores and predicts them."""
+        """Returns the task that scores and predicts the examples of each split."""
 
 
 @dataclass(frozen=True)
 class TrainedText:
-    """Texts of one's own: files are read as the training file was."""
+    """The user's own text files, read like the training file."""
 
     record: Record
     encoding: Encoding
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """By number; none for a regression."""
+        """The class names by number; empty for a regression."""
         return tuple(self.record["classes"])
 
     def files(self, folder: str) -> dict[str, str]:
-        raise InputError(f"--data: {folder} is a folder, in which texts have no usual names: name the file")
+        raise InputError(f"--data={folder}: expected a file, got a folder; text files have no usual names")
 
     def read(
         self, path: str, bad_rows: BadRows, *, split: str = "", labelled: bool, columns: Sequence[str] = ()
@@ -76,7 +76,7 @@ class TrainedText:
         return examples
 
     def given(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
-        self._check_pairs("the text", any(pair is not None for pair in pairs))
+        self._check_pairs("the given text", any(pair is not None for pair in pairs))
         both = zip(texts, pairs, strict=True)
         return [TextExample(str(number), text, pair, None) for number, (text, pair) in enumerate(both)]
 
@@ -89,17 +89,20 @@ class TrainedText:
 
     def _check_pairs(self, where: str, is_pair: bool) -> None:
         if is_pair != self.record.get("is_pair", is_pair):
-            trained, here = ("two texts", "one") if self.record["is_pair"] else ("one text", "two")
-            raise InputError(f"the model was trained on {trained} a row, and {where} has {here}: --text names columns")
+            expected, got = (2, 1) if self.record["is_pair"] else (1, 2)
+            raise InputError(
+                f"--text: the model was trained on {expected} text(s) per row, got {got} in {where}; "
+                "name the text columns"
+            )
 
 
 @dataclass(frozen=True)
 class TrainedGlue(TrainedText):
-    """A task of GLUE: labelled files are those of the benchmark; others are read as texts of one's own."""
+    """A GLUE task: labelled files have the benchmark's format; others are read as the user's own texts."""
 
     @property
     def glue_task(self) -> glue.GlueTask:
-        """The task's description."""
+        """The task's description in `glue.TASKS`."""
         return glue.get_task(self.record["name"].partition("/")[2])
 
     def files(self, folder: str) -> dict[str, str]:
@@ -114,7 +117,7 @@ class TrainedGlue(TrainedText):
         split = split or glue.split_named(path, self.glue_task)
         examples = glue.read_file(path, self.glue_task, split, bad_rows)
         if unlabelled := [example.id for example in examples if example.label is None]:
-            _add_missing(path, bad_rows, f"{len(unlabelled)} rows have no label")
+            _add_missing(path, bad_rows, f"{len(unlabelled)} rows without a label")
             examples = [example for example in examples if example.label is not None]
         return examples
 
@@ -128,7 +131,7 @@ class TrainedGlue(TrainedText):
 
 @dataclass(frozen=True)
 class TrainedChoice:
-    """A choice among as many endings as the model was trained on."""
+    """A choice among the number of endings that the model was trained on."""
 
     record: Record
     encoding: Encoding
@@ -147,7 +150,7 @@ class TrainedChoice:
     def given(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
         examples = []
         for number, (text, endings) in enumerate(zip(texts, pairs, strict=True)):
-            self._check_endings("the text", 0 if endings is None or isinstance(endings, str) else len(endings))
+            self._check_endings("the given pair", 0 if endings is None or isinstance(endings, str) else len(endings))
             examples.append(ChoiceExample(str(number), text, "", tuple(endings), None))
         return examples
 
@@ -156,12 +159,12 @@ class TrainedChoice:
 
     def _check_endings(self, where: str, count: int) -> None:
         if count != self.record["size"]:
-            raise InputError(f"{where}: expected {self.record['size']} endings, as trained on, got {count}")
+            raise InputError(f"{where}: expected {self.record['size']} endings, as in training, got {count}")
 
 
 @dataclass(frozen=True)
 class TrainedNer:
-    """A tagger: of CoNLL files, of rows with a text, and of plain text with a sentence a line."""
+    """A tagger of CoNLL files, of rows with a text, and of plain text with one sentence per line."""
 
     record: Record
     encoding: Encoding
@@ -176,25 +179,23 @@ class TrainedNer:
     ) -> Sequence[Any]:
         if not labelled and (columns or format_of(path) in (".csv", ".jsonl", ".json")):
             if len(columns) > 1:
-                raise InputError(f"--text {' '.join(columns)}: a tagger reads one column; name one")
+                raise InputError(f"--text {' '.join(columns)}: expected 1 column for a tagger, got {len(columns)}")
             examples, _ = read_texts(path, bad_rows, fields=TextFields(tuple(columns)), labelled=False)
             return self.given([example.text_a for example in examples], [])
         if not labelled and not conll.is_conll(path):
-            log.info(
-                "%s: read as plain text, a sentence a line; a name that ends in .conll has it read as columns", path
-            )
+            log.info("%s: reading plain text, one sentence per line; rename it to .conll to read it as columns", path)
             return conll.read_plain(path, bad_rows)
         columns_of = {"word_column": self.record["word_column"], "tag_column": self.record["tag_column"]}
         sentences = conll.read_conll(path, bad_rows, labelled=labelled, **columns_of)
         unknown = ner.unknown_types(sentences, self.record["tags"])
         if unknown:
-            problem = f"{sum(unknown.values())} entities are of types that the model does not know: "
+            problem = f"{sum(unknown.values())} entities of types unknown to the model: "
             bad_rows.add(path, None, BadLabel(problem + ", ".join(sorted(unknown)), UNKNOWN_LABEL))
         return sentences
 
     def given(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
         if any(pair is not None for pair in pairs):
-            raise InputError("a tagger reads one text, and got a pair: leave it out")
+            raise InputError("pair: a tagger does not support pairs of texts; omit the pair")
         return [conll.split_words(text, number) for number, text in enumerate(texts)]
 
     def task(self, examples: Examples, left_out: LeftOut) -> Task:
@@ -206,14 +207,14 @@ class TrainedNer:
 
 @dataclass(frozen=True)
 class TrainedSquad:
-    """Questions on paragraphs."""
+    """Questions about paragraphs."""
 
     record: Record
     encoding: Encoding
 
     @property
     def version_2(self) -> bool:
-        """True where a question may have no answer."""
+        """True if a question may have no answer (SQuAD 2.0)."""
         return self.record["name"].endswith("/2.0")
 
     def files(self, folder: str) -> dict[str, str]:
@@ -225,17 +226,17 @@ class TrainedSquad:
         _refuse_columns(columns)
         questions = read_questions(path, bad_rows, training=False)
         if labelled:
-            open_ones = [
+            unanswered = [
                 question.id for question in questions
                 if not question.answers and not (self.version_2 and question.is_impossible)
             ]  # fmt: skip
-            if open_ones:
-                _add_missing(path, bad_rows, f"{len(open_ones)} questions have no answer, such as {open_ones[0]}")
+            if unanswered:
+                _add_missing(path, bad_rows, f"{len(unanswered)} questions without an answer, such as {unanswered[0]}")
         return questions
 
     def given(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
         if not all(isinstance(pair, str) for pair in pairs):
-            raise InputError("a question wants a paragraph that answers it: give it as the pair")
+            raise InputError("pair: expected a paragraph as the pair of each question")
         both = zip(texts, pairs, strict=True)
         return [Question(str(number), "", text, pair, ()) for number, (text, pair) in enumerate(both)]
 
@@ -251,13 +252,13 @@ class TrainedSquad:
 TRAINED: dict[str, Callable[[Record, Encoding], TrainedTask]] = {
     "text": TrainedText, "glue": TrainedGlue, "choice": TrainedChoice, "ner": TrainedNer, "squad": TrainedSquad,
 }  # fmt: skip
-"""By the first part of a record's `name`."""
+"""Trained tasks by the first part of a record's `name`."""
 
 
 def _scored_files(folder: str, usual: Mapping[str, Sequence[str]]) -> dict[str, str]:
     found = usual_files(folder, {"dev": usual["dev"]})
     if not found:
-        raise InputError(f"--data: {folder} has none of {', '.join(usual['dev'])}: name the labelled file")
+        raise InputError(f"--data={folder}: found none of {', '.join(usual['dev'])}; give the labelled file")
     return found
 
 
@@ -267,4 +268,4 @@ def _add_missing(path: str | PathLike[str], bad_rows: BadRows, problem: str) -> 
 
 def _refuse_columns(columns: Sequence[str]) -> None:
     if columns:
-        raise InputError(f"--text {' '.join(columns)}: the files of this task have no columns to choose; leave it out")
+        raise InputError(f"--text {' '.join(columns)}: not supported for this task, whose columns are fixed; omit it")

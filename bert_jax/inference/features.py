@@ -1,9 +1,9 @@
 """The feature-based approach: hidden states of chosen layers, for each token of each line of a file.
 
-A line is a text, or two as `text ||| text`; it is cut to the length that is read, from the end of the longer text. A
-"[MASK]" in it is text. Two forms:
+A line is one text, or two as `text ||| text`; it is truncated to the maximum length at the end of the longer text. A
+"[MASK]" in it is plain text. Two output formats:
 
-FILE           JSON lines, one a line of the input, as google-research/bert's extract_features.py has them:
+FILE           JSON lines, one per input line, in the format of google-research/bert's extract_features.py:
                {"linex_index": 0, "features": [{"token": "[CLS]", "layers": [{"index": -1, "values": [...]}]}]}
 FILE.npz       `values` [tokens, layers, hidden_size] fp32, `tokens` and `input_ids` [tokens], `layers` [layers],
                and `offsets` [lines + 1]: the tokens of line i are those from offsets[i] to offsets[i + 1]
@@ -40,15 +40,15 @@ from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpo
 from bert_jax.training.checks import check_batch_size
 
 LAYER_NAMES = ("embeddings", "first", "second_to_last", "last", "last_four", "all")
-"""What `parse_layers` knows beside numbers. `embeddings` are the three summed, after LayerNorm."""
+"""Layer names for `parse_layers`. `embeddings` is the sum of the three embeddings, after LayerNorm."""
 
-_SORTED_BATCHES = 16  # whose lines are sorted by length together, so that short ones do not pay for long ones
+_SORTED_BATCHES = 16  # batches whose lines are sorted by length together, to save padding
 _SHORTEST_BUCKET = 32
 
 
 @dataclass(frozen=True)
 class Line:
-    """What one line of the input comes to: ids with special tokens, and the types of both segments."""
+    """An encoded line of the input: ids with special tokens, and token types of both segments."""
 
     input_ids: list[int]
     token_type_ids: list[int]
@@ -56,7 +56,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Extracted:
-    """How much was written, and how many lines were `cut` to `seq_len` tokens."""
+    """Numbers of lines and tokens written, and of lines `cut` (truncated) to `seq_len` tokens."""
 
     lines: int
     tokens: int
@@ -65,15 +65,15 @@ class Extracted:
 
 
 def parse_layers(given: str, num_hidden_layers: int) -> list[int | str]:
-    """The layers of a list such as "-1,-2" or "embeddings,last".
+    """Parses a list of layers such as "-1,-2" or "embeddings,last".
 
-    Layer 0 is the first above the embeddings and -1 the last, as in the reference; a name stands for its number or
-    numbers, but `embeddings` have none.
+    Layer 0 is the first above the embeddings and -1 the last, as in the reference. A name is replaced by its number or
+    numbers, except `embeddings`, which has none.
 
     Raises:
-      InputError: a layer that there is not, or that is named twice.
+      InputError: unknown or duplicate layer.
     """
-    named: dict[str, list[int | str]] = {
+    by_name: dict[str, list[int | str]] = {
         "embeddings": ["embeddings"],
         "first": [0],
         "second_to_last": [-2],
@@ -84,23 +84,23 @@ def parse_layers(given: str, num_hidden_layers: int) -> list[int | str]:
     layers: list[int | str] = []
     for word in given.split(","):
         word = word.strip()
-        layers += named[word] if word in named else [int(word)] if re.fullmatch(r"-?[0-9]{1,18}", word) else [word]
+        layers += by_name[word] if word in by_name else [int(word)] if re.fullmatch(r"-?[0-9]{1,18}", word) else [word]
     for layer in layers:
-        if isinstance(layer, str) and layer not in named:
-            raise InputError(f"--layers: there is no layer {layer!r:.60}: give numbers, or {', '.join(LAYER_NAMES)}")
+        if isinstance(layer, str) and layer not in by_name:
+            raise InputError(f"--layers: unknown layer {layer!r:.60}; use numbers, or {', '.join(LAYER_NAMES)}")
         if isinstance(layer, int) and not -num_hidden_layers <= layer < num_hidden_layers:
             raise InputError(
-                f"--layers: there is no layer {layer}: the model has {num_hidden_layers}, "
+                f"--layers: unknown layer {layer}; the model has {num_hidden_layers}, "
                 f"{-num_hidden_layers} to {num_hidden_layers - 1}"
             )
     positions = [_hidden_state(layer, num_hidden_layers) for layer in layers]
     if len(set(positions)) < len(positions):
-        raise InputError(f"--layers: {given} names a layer twice")
+        raise InputError(f"--layers={given}: duplicate layer; list each layer once")
     return layers
 
 
 def _hidden_state(layer: int | str, num_hidden_layers: int) -> int:
-    """Where the layer is among the hidden states [layers + 1, ...], the embeddings first."""
+    """Returns the layer's index in the hidden states [layers + 1, ...], of which the first are the embeddings."""
     return 0 if isinstance(layer, str) else layer % num_hidden_layers + 1
 
 
@@ -114,40 +114,40 @@ def extract(
     batch_size: int = 32,
     bars: Bars = silent,
 ) -> Extracted:
-    """Writes the features of every line of `input` to `output`, whole or not at all.
+    """Writes the features of every line of `input` to `output`, atomically.
 
     Args:
       checkpoint: any CHECKPOINT; no head is needed.
       input: a text file in UTF-8, compressed or not.
-      output: JSON lines, or arrays where the name ends in `.npz`. The file must not exist.
+      output: JSON lines, or arrays if the name ends in `.npz`. The file must not exist.
       layers: see `parse_layers`.
-      seq_len: tokens a line at the most, special ones included; by default what the model reads.
-      batch_size: lines a batch.
-      bars: makes progress bars.
+      seq_len: maximum tokens per line, special tokens included; by default the model's maximum.
+      batch_size: lines per batch.
+      bars: creates progress bars.
 
     Raises:
-      InputError: an argument, the checkpoint or the input is not what it has to be.
+      InputError: an argument, the checkpoint or the input is invalid.
     """
     target = remote.named(output)
     if remote.exists(target):
-        raise InputError(f"--output: {target} exists: choose another name or delete it")
+        raise InputError(f"--output={target}: already exists; choose another name or delete it")
     check_batch_size(batch_size)
     source = Path(input)  # epath takes a pipe for a file
     if not remote.is_remote(input) and source.exists() and not source.is_file():
-        raise InputError(f"--input: {input} is not a file: it is read twice, so write what it gives to one first")
+        raise InputError(f"--input={input}: expected a regular file, since it is read twice; save the input to a file")
     check_lines(input)
     found = open_checkpoint(checkpoint)
     config, tokenizer = found.bert_config, found.tokenizer
     chosen = parse_layers(layers, config.num_hidden_layers)
     length = config.max_position_embeddings if seq_len is None else seq_len
     if not 3 <= length <= config.max_position_embeddings:
-        raise InputError(f"--seq_len is 3 to {config.max_position_embeddings}, what the model reads, not {seq_len}")
+        raise InputError(f"--seq_len={seq_len}: expected 3 to {config.max_position_embeddings}, the model's maximum")
 
     atomic.make_folder(target.parent)
     with atomic.whole_file(target) as file:
         lengths, cut = _measure(input, tokenizer, length, segments=config.type_vocab_size)
         if not lengths:
-            raise InputError(f"--input: {input} has no line")
+            raise InputError(f"--input={input}: the file is empty: expected at least one line")
         encoder = _Encoder(found, chosen, min(batch_size, len(lengths)))
         with closing(bars(total=len(lengths), desc="features", unit="line")) as bar:
 
@@ -155,11 +155,11 @@ def extract(
                 measured = iter(lengths)
                 for line, hidden in encoder(_read(input, tokenizer, length)):
                     if len(line.input_ids) != next(measured, None):
-                        raise InputError(f"--input: {input} changed while it was read: run it again")
+                        raise InputError(f"--input={input}: the file changed while it was read; run it again")
                     yield line, hidden
                     bar.update(1)
                 if next(measured, None) is not None:
-                    raise InputError(f"--input: {input} changed while it was read: run it again")
+                    raise InputError(f"--input={input}: the file changed while it was read; run it again")
 
             if target.suffix == ".npz":
                 _write_arrays(file, values(), lengths, tokenizer, chosen, config.hidden_size)
@@ -182,7 +182,7 @@ def _texts(path: str) -> Iterator[tuple[str, str | None]]:
 
 
 def _encoded(path: str, tokenizer: WordPieceTokenizer) -> Iterator[tuple[list[int], list[int] | None]]:
-    """Ids of each line's text and pair, without special tokens and not cut."""
+    """Yields the ids of each line's text and pair, without special tokens and truncation."""
     texts = _texts(path)
     while some := list(itertools.islice(texts, 1024)):
         first = tokenizer.encode_batch([text for text, _ in some])
@@ -200,7 +200,7 @@ def _read(path: str, tokenizer: WordPieceTokenizer, length: int) -> Iterator[Lin
 
 
 def _kept(a: int, b: int | None, length: int) -> tuple[int, int]:
-    """Tokens of each text that are kept where `length` are read: the longer loses its last, the second in a tie."""
+    """Returns the tokens to keep of each text for `length` in total: truncates the longer, or the second in a tie."""
     if b is None:
         return min(a, length - 2), 0
     budget = length - 3
@@ -213,11 +213,11 @@ def _kept(a: int, b: int | None, length: int) -> tuple[int, int]:
 
 
 def _measure(path: str, tokenizer: WordPieceTokenizer, length: int, segments: int) -> tuple[list[int], int]:
-    """Tokens of each line as `_read` gives it, and how many lines it cuts. InputError for a pair of one segment."""
+    """Returns the tokens of each `_read` line, and the number of truncated lines. InputError for invalid pairs."""
     lengths, cut = [], 0
     for number, (a, b) in enumerate(_encoded(path, tokenizer), start=1):
         if b is not None and segments < 2:
-            raise InputError(f"{path}:{number}: a pair, but the model has no second segment (type_vocab_size 1)")
+            raise InputError(f"{path}:{number}: got a pair, but the model has no second segment (type_vocab_size=1)")
         whole = len(a) + 2 if b is None else len(a) + len(b) + 3
         cut += whole > length
         lengths.append(min(whole, length))
@@ -228,7 +228,7 @@ def _measure(path: str, tokenizer: WordPieceTokenizer, length: int, segments: in
 
 
 class _Encoder:
-    """The chosen hidden states of lines, on all devices; lines of like length share a batch."""
+    """Computes the chosen hidden states of lines on all devices; lines of similar length share a batch."""
 
     def __init__(self, checkpoint: Checkpoint, layers: Sequence[int | str], batch_size: int):
         config = checkpoint.bert_config
@@ -248,7 +248,7 @@ class _Encoder:
         self._run = jax.jit(hidden_states, in_shardings=(shardings, batch_sharding(self._mesh)))
 
     def __call__(self, lines: Iterator[Line]) -> Iterator[tuple[Line, np.ndarray]]:
-        """Each line with its hidden states [tokens, layers, D], in order."""
+        """Yields each line with its hidden states [tokens, layers, D], in order."""
         while some := list(itertools.islice(lines, self._rows * _SORTED_BATCHES)):
             results: dict[int, np.ndarray] = {}
             by_length = sorted(range(len(some)), key=lambda index: len(some[index].input_ids))
@@ -308,7 +308,7 @@ def _write_arrays(
     layers: Sequence[int | str],
     hidden_size: int,
 ) -> None:
-    """An uncompressed .npz, its large array written as it comes."""
+    """Writes an uncompressed .npz, and its large array incrementally."""
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     input_ids = np.empty(offsets[-1], np.int32)
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:

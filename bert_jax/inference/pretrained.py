@@ -1,4 +1,4 @@
-"""A trained model in one line, its predictions where it is fine-tuned, and the masked words it would fill in."""
+"""Loads a trained model in one line; predicts with a fine-tuned one, and fills in masks with a pre-trained one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class PreTrained:
     config: BertConfig
 
     def batch(self, text: str | Sequence[str], pair: str | Sequence[str] | None = None) -> dict[str, jax.Array]:
-        """What the model reads, for one text or several, each alone or followed by its `pair`: int32 arrays.
+        """Encodes one or several texts, each alone or followed by its `pair`, as the model's int32 input.
 
         Returns:
           `input_ids, token_type_ids, positions, sequence_ids` [B, L], padded to the longest, where sequence 0 is
@@ -36,8 +36,8 @@ class PreTrained:
           `cls_positions` [B, 1].
 
         Raises:
-          InputError: no text, not as many pairs as texts, pairs for a model of one segment, a text that is not UTF-8
-            or longer than the model reads.
+          InputError: no text, different numbers of texts and pairs, pairs for a model with one segment, or a text that
+            is not UTF-8 or too long.
         """
         batch = _encoded(self.tokenizer, self.config, text, pair, last_position=False)
         return {**batch, "masked_positions": batch["positions"]}
@@ -45,11 +45,11 @@ class PreTrained:
 
 @dataclass(frozen=True)
 class FineTuned:
-    """A fine-tuned model, its tokenizer, its config, and the record of its task as the checkpoint has it.
+    """A fine-tuned model, its tokenizer, its config, and the checkpoint's record of its task.
 
-    `model(batch)` gives the fp32 outputs: of `record["kind"]` classify [B, labels], regress [B, 1], choose [B, 1] for
-    each ending, span [B, L, 2], start and end, and tag [B, L, tags]. `record` names labels ("classes") and tags by
-    number.
+    `model(batch)` returns fp32 outputs by `record["kind"]`: classify [B, labels], regress [B, 1], choose [B, 1] with a
+    row per ending, span [B, L, 2] (start and end), tag [B, L, tags]. `record` lists the names of labels ("classes") and
+    tags by number.
     """
 
     model: BertForTask
@@ -68,31 +68,30 @@ class FineTuned:
         return _encoded(self.tokenizer, self.config, text, pair, last_position=self.config.is_decoder)
 
     def predict(self, text: str | Sequence[str], pair: Any = None) -> list[dict[str, Any]]:
-        """Predictions for one text or several, each alone or with its `pair`; longer ones are cut as in training.
+        """Predicts one or several texts, each alone or with its `pair`; long texts are truncated as in training.
 
-        Of a tagger a text is a sentence with spaces between its words; of SQuAD a question, and the pair its paragraph;
-        of a choice the context, and the pair a list of endings.
+        For a tagger a text is a sentence with spaces between words; for SQuAD a question, and the pair its paragraph;
+        for multiple choice the context, and the pair a list of endings.
 
         Returns:
-          A dict for each text, as `bert-jax predict` writes it: `prediction`, which is a label by its name, a score,
-          the number of an ending, an answer, or the tags of `words`; with it `probabilities`, `probability` and
-          `null_odds` where the task has them.
+          A dict for each text, as written by `bert-jax predict`. `prediction` is a label name, a score, the number of
+          an ending, an answer, or the tags of `words`; some tasks add `probabilities`, `probability` or `null_odds`.
 
         Raises:
-          InputError: no text, not as many pairs as texts, or not what the task reads.
+          InputError: no text, different numbers of texts and pairs, or unsupported by the task.
         """
         texts, pairs = _paired(text, pair, one_pair=isinstance(text, str))
         (split,) = self._task.task({"given": self._task.given(texts, pairs)}, {}).splits()
-        said = split.predictions(self._running.outputs(split.rows))
-        return [{key: value for key, value in one.items() if key != "id"} for one in said]
+        predictions = split.predictions(self._running.outputs(split.rows))
+        return [{key: value for key, value in prediction.items() if key != "id"} for prediction in predictions]
 
 
 def load(checkpoint: str) -> PreTrained | FineTuned:
-    """The model of a CHECKPOINT (a workdir, one of its checkpoints/STEP, or imported), in fp32 on the first device.
+    """Loads a CHECKPOINT (a workdir, one of its checkpoints/STEP, or imported) in fp32 on the first device.
 
-    Of pre-training `model.encode(batch)` gives hidden states, and `model(batch)` the logits of both heads, None for one
-    that the checkpoint lacks. A fine-tuned checkpoint is a `FineTuned`: `model(batch)` gives the outputs of its task,
-    and `predict(texts)` labels by name. Raises InputError where there is no checkpoint.
+    For pre-training, `model.encode(batch)` returns hidden states, and `model(batch)` the logits of both heads, None for
+    a head that the checkpoint lacks. A fine-tuned checkpoint is a `FineTuned`: `model(batch)` returns the outputs of
+    its task, and `predict(texts)` predictions with label names. Raises InputError if there is no checkpoint.
     """
     found = open_checkpoint(checkpoint)
     if found.task is not None:
@@ -104,11 +103,13 @@ def load(checkpoint: str) -> PreTrained | FineTuned:
 
 
 def _paired(text: str | Sequence[str], pair: Any, *, one_pair: bool) -> tuple[list[str], list[Any]]:
-    """Texts, and as many pairs or Nones. InputError where there is no text, or they are not as many."""
+    """Returns lists of texts and of pairs or Nones. InputError if there is no text, or the numbers differ."""
     texts = [text] if isinstance(text, str) else list(text)
     pairs = [None] * len(texts) if pair is None else [pair] if one_pair or isinstance(pair, str) else list(pair)
     if not texts or len(pairs) != len(texts):
-        raise InputError(f"{len(texts)} texts with {len(pairs)} pairs: give one text or more, each with its pair")
+        raise InputError(
+            f"got {len(texts)} texts with {len(pairs)} pairs; expected at least one text, and as many pairs or none"
+        )
     for given in (*texts, *(second for second in pairs if isinstance(second, str))):
         check_text(given)
     return texts, pairs
@@ -118,15 +119,15 @@ def _encoded(
     tokenizer: WordPieceTokenizer, config: BertConfig, text: str | Sequence[str], pair: str | Sequence[str] | None, *,
     last_position: bool,
 ) -> dict[str, jax.Array]:  # fmt: skip
-    """A batch, whose sequences are pooled from their last token or from their first."""
+    """Encodes a batch; `last_position` pools sequences from their last token instead of their first."""
     texts, pairs = _paired(text, pair, one_pair=isinstance(pair, str))
     if config.type_vocab_size < 2 and any(second is not None for second in pairs):
-        raise InputError("a pair of texts, but the model has no second segment (type_vocab_size 1): give one text")
+        raise InputError("pair: the model has no second segment (type_vocab_size=1); give single texts")
     encoded = [tokenizer.encode_with_special_tokens(*both) for both in zip(texts, pairs, strict=True)]
     length = max(len(ids) for ids, _ in encoded)
     if length > config.max_position_embeddings:
         raise InputError(
-            f"the text is {length} tokens long, the model reads {config.max_position_embeddings}: shorten it"
+            f"text too long: got {length} tokens, the model reads at most {config.max_position_embeddings}; shorten it"
         )
     input_ids = np.full((len(texts), length), tokenizer.pad_id, np.int32)
     token_type_ids, sequence_ids = np.zeros((2, *input_ids.shape), np.int32)
@@ -152,40 +153,41 @@ class Filling:
 
 
 def check_text(text: str) -> None:
-    """InputError where `text` is not UTF-8, as an argument of a command may be."""
+    """Raises InputError if `text` is not UTF-8, which is possible for a command's argument."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InputError(f"the text {text!r} is not valid UTF-8: convert it") from error
+        raise InputError(f"text {text!r}: expected valid UTF-8; convert it") from error
 
 
 def check_mask(text: str) -> None:
-    """InputError where `text` has no [MASK], or is not UTF-8."""
+    """Raises InputError if `text` has no [MASK], or is not UTF-8."""
     check_text(text)
     if "[MASK]" not in text:
-        raise InputError(f"there is no [MASK] in {text!r}: put one where a word is to be filled in")
+        raise InputError(f"[MASK] not found in {text!r}; write it in place of the word to predict")
 
 
 def fill_mask(pretrained: PreTrained | FineTuned, text: str, top: int = 5) -> list[list[Filling]]:
-    """The `top` most probable fillings of each [MASK] in `text`, masks in order, best first.
+    """Returns the `top` most probable fillings of each [MASK] in `text`: masks in order, best filling first.
 
-    Each mask is filled on its own, the others left as they are. InputError where there is no [MASK], or no head to
-    fill it in.
+    Each mask is filled independently, and the other masks are kept. InputError if there is no [MASK], or no mlm_head.
     """
     tokenizer = pretrained.tokenizer
     check_mask(text)
     if isinstance(pretrained, FineTuned):
-        raise InputError("the checkpoint is fine-tuned and has no mlm_head, which fills in masks")
+        raise InputError(
+            "fill-mask requires an mlm_head, which a fine-tuned checkpoint lacks; use a pre-trained checkpoint"
+        )
     if pretrained.config.is_decoder:
-        raise InputError("the checkpoint is a left-to-right model: it cannot fill in a mask from both sides")
+        raise InputError("fill-mask does not support a left-to-right model, which cannot use the text after a mask")
     batch = pretrained.batch(text)
     ids = batch["input_ids"][0].tolist()
     positions = [position for position, token in enumerate(ids) if token == tokenizer.mask_id]
     if not 1 <= top <= tokenizer.vocab_size:
-        raise InputError(f"--top is 1 to {tokenizer.vocab_size}, not {top}")
+        raise InputError(f"--top={top}: expected 1 to {tokenizer.vocab_size}")
     logits, _ = pretrained.model({**batch, "masked_positions": jnp.asarray(positions)[None]})
     if logits is None:
-        raise InputError("the checkpoint has no mlm_head, which fills in masks")
+        raise InputError("fill-mask requires an mlm_head, which the checkpoint lacks; use another checkpoint")
     probabilities, tokens = jax.lax.top_k(jax.nn.softmax(logits[0], axis=-1), top)
     fillings = []
     for position, row_probabilities, row_tokens in zip(

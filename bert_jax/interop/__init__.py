@@ -1,1 +1,1 @@
-"""Other formats: what bert_jax writes for, and reads from, other software."""
+"""Import and export of other software's formats."""

@@ -1,4 +1,4 @@
-"""Hugging Face folders, of `transformers`' BertForPreTraining and its kin, written and read."""
+"""Export and import of Hugging Face folders for `transformers`' BertForPreTraining and related classes."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 
-ARCHITECTURES: dict[str, tuple[str, ...]] = {  # and their heads; the first that a model has all of is its own
+ARCHITECTURES: dict[str, tuple[str, ...]] = {  # and their heads; a model is written as the first whose heads it has
     "BertForPreTraining": HEADS,
     "BertForMaskedLM": ("mlm_head",),
     "BertLMHeadModel": ("mlm_head",),
@@ -36,27 +36,27 @@ ARCHITECTURES: dict[str, tuple[str, ...]] = {  # and their heads; the first that
     "BertModel": ("pooler",),
 }
 
-_LEFT_TO_RIGHT = ("BertLMHeadModel", "BertModel")  # those that a left-to-right model is written as
+_LEFT_TO_RIGHT = ("BertLMHeadModel", "BertModel")  # architectures of a left-to-right model
 
-_TIED = {  # a weight that is another one under a second name
+_TIED = {  # duplicate name of a tied weight: its name
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
-_NOT_HONOURED: dict[str, tuple[Any, ...]] = {  # fields of config.json: values that mean what this model does
+_NOT_HONOURED: dict[str, tuple[Any, ...]] = {  # fields of config.json: the supported values
     "model_type": (None, "bert"),
     "position_embedding_type": (None, "absolute"),
     "add_cross_attention": (None, False),
     "pruned_heads": (None, {}),
     "quantization_config": (None,),
 }
-_NAMED = 4  # weights in one error
+_LISTED = 4  # maximum weights listed in an error
 
 
 # --- Writing ---------------------------------------------------------------------------------------------------------
 
 
 def model_config(config: BertConfig, tokenizer: WordPieceTokenizer, architecture: str) -> dict[str, Any]:
-    """The contents of `config.json`."""
+    """Returns the contents of `config.json`."""
     return {
         "architectures": [architecture],
         "model_type": "bert",
@@ -69,23 +69,25 @@ def model_config(config: BertConfig, tokenizer: WordPieceTokenizer, architecture
 def export(checkpoint: Checkpoint, output: str) -> str:
     """Writes `config.json`, `model.safetensors`, `vocab.txt` and the tokenizer's files to the folder `output`.
 
-    The architecture is the one that has the checkpoint's heads, BertLMHeadModel for a left-to-right model, or that of
-    the task it is fine-tuned on; its name is returned. The folder is there whole or not at all.
+    Returns the name of the architecture: the one with the checkpoint's heads, BertLMHeadModel for a left-to-right
+    model, or that of the fine-tuned task. The folder is written atomically.
 
-    Raises InputError where `output` is a file or a folder with something in it, and as `task_model` does.
+    Raises InputError if `output` is a file or a folder that is not empty, and as `task_model` does.
     """
     folder = new_folder(output)
     config, tokenizer = checkpoint.bert_config, checkpoint.tokenizer
     if checkpoint.task is not None:
-        architecture, of_task, weights = task_model(checkpoint)
-        described = {**model_config(config, tokenizer, architecture), **of_task}
+        architecture, task_config, weights = task_model(checkpoint)
+        described = {**model_config(config, tokenizer, architecture), **task_config}
     else:
         architecture = _architecture(checkpoint)
         heads = [head for head in ARCHITECTURES[architecture] if head in checkpoint.heads]
-        if left_out := [head for head in checkpoint.heads if head not in heads]:
-            log.warning("%s has no %s: it is left out", architecture, ", ".join(left_out))
+        if dropped := [head for head in checkpoint.heads if head not in heads]:
+            log.warning("%s does not support these heads, which are not exported: %s", architecture, ", ".join(dropped))
         if not heads:
-            log.warning("there is no pooler: load it with BertModel.from_pretrained(..., add_pooling_layer=False)")
+            log.warning(
+                "Exported without a pooler; load it with BertModel.from_pretrained(..., add_pooling_layer=False)"
+            )
         described = model_config(config, tokenizer, architecture)
         parameters = checkpoint.load_parameters()
         check_finite(checkpoint, parameters)
@@ -100,8 +102,8 @@ def export(checkpoint: Checkpoint, output: str) -> str:
 
 
 def _architecture(checkpoint: Checkpoint) -> str:
-    of_its_kind = _LEFT_TO_RIGHT if checkpoint.bert_config.is_decoder else ARCHITECTURES
-    return next((name for name in of_its_kind if {*ARCHITECTURES[name]} <= {*checkpoint.heads}), "BertModel")
+    candidates = _LEFT_TO_RIGHT if checkpoint.bert_config.is_decoder else ARCHITECTURES
+    return next((name for name in candidates if {*ARCHITECTURES[name]} <= {*checkpoint.heads}), "BertModel")
 
 
 # --- Reading ---------------------------------------------------------------------------------------------------------
@@ -109,7 +111,7 @@ def _architecture(checkpoint: Checkpoint) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """A model read from a folder; `parameters` are numpy, and lack what is not in `heads`."""
+    """A model read from a folder; `parameters` are numpy arrays, without those of heads not in `heads`."""
 
     bert_config: BertConfig
     tokenizer: WordPieceTokenizer
@@ -120,42 +122,44 @@ class Source:
 def read(folder: epath.Path, *, lowercase: bool | None = None) -> Source:
     """Reads a folder with `config.json`, `model.safetensors` or its shards, and the tokenizer's files.
 
-    Which heads there are is for the weights to say; those of the architecture that `config.json` names have to be there
-    (but BertModel's pooler). `lowercase` None is what the tokenizer's files say.
+    The weights determine the heads; the heads of the architecture in `config.json` are required (except BertModel's
+    pooler). `lowercase` None takes the setting of the tokenizer's files.
 
-    Raises InputError that names what is wrong: a field of the config that this model has not, a tokenizer that is not
-    BERT's or not of the config's size, and a weight that is missing, unexpected, of another shape or tied and unequal.
+    Raises InputError for an unsupported field of the config, a tokenizer that is not BERT's or not of the config's
+    size, and a weight that is missing, unexpected, of another shape, or tied but not equal.
     """
     config, required = _read_config(folder / CONFIG)
     tokenizer = read_tokenizer(folder, lowercase=lowercase)
     if tokenizer.vocab_size != config.vocab_size:
         raise InputError(
-            f"{folder}: the tokenizer has {tokenizer.vocab_size} pieces and {CONFIG} vocab_size={config.vocab_size}: "
-            "they have to be equal"
+            f"{folder}: {CONFIG} has vocab_size={config.vocab_size}, but the tokenizer has {tokenizer.vocab_size} "
+            "pieces; expected the same number"
         )
     weights = _by_canonical_name(folder, open_weights(folder))
-    if config.num_hidden_layers > len(weights):  # such as 10**12, which are too many to be named one by one
+    if config.num_hidden_layers > len(weights):  # such as 10**12, too many to list
         raise InputError(
-            f"{folder}: {CONFIG} has num_hidden_layers={config.num_hidden_layers}, and there are {len(weights)} weights"
+            f"{folder}: {CONFIG} has num_hidden_layers={config.num_hidden_layers}, but got only {len(weights)} weights"
         )
     heads = tuple(head for head in HEADS if head in required or _has(weights, head))
     if "nsp_head" in heads and "pooler" not in heads:
-        heads = ("pooler", *heads)  # whose weights are then missing
-    wanted = {_canonical(weight.name): weight for weight in layout(config, heads)}
-    _check_weights(folder, weights, wanted)
-    readers = {weight.name: weights[name].read for name, weight in wanted.items()}
+        heads = ("pooler", *heads)  # its weights are then reported as missing
+    expected = {_canonical(weight.name): weight for weight in layout(config, heads)}
+    _check_weights(folder, weights, expected)
+    readers = {weight.name: weights[name].read for name, weight in expected.items()}
     return Source(config, tokenizer, heads, parameters_of(readers, config, heads))
 
 
 def _read_config(path: epath.Path) -> tuple[BertConfig, Collection[str]]:
-    """The model's config, and the heads that the architecture has to have."""
+    """Returns the model's config, and the heads that the architecture requires."""
     values = read_json(path)
-    for field, fine in _NOT_HONOURED.items():
-        if values.get(field) not in fine:
-            raise InputError(f"{path}: {field} is {values[field]!r}: such a model cannot be read")
+    for field, supported in _NOT_HONOURED.items():
+        if values.get(field) not in supported:
+            raise InputError(f"{path}: {field}={values[field]!r} is not supported; expected {supported[-1]!r}")
     named = named_architectures(path, values)
     if unknown := [name for name in named if name not in ARCHITECTURES]:
-        raise InputError(f"{path}: architectures has {', '.join(unknown)}: {', '.join(ARCHITECTURES)} can be read")
+        raise InputError(
+            f"{path}: architectures={unknown} is not supported; expected one of {', '.join(ARCHITECTURES)}"
+        )
     fields = {field.name for field in dataclasses.fields(BertConfig)}
     try:
         config = BertConfig.from_dict({name: value for name, value in values.items() if name in fields})
@@ -165,29 +169,29 @@ def _read_config(path: epath.Path) -> tuple[BertConfig, Collection[str]]:
 
 
 def named_architectures(path: epath.Path, values: dict[str, Any]) -> list[str]:
-    """What `config.json` names as the model's classes, nothing where it does not say. InputError for no list."""
+    """Returns the model classes listed in `config.json`, [] if absent. InputError if it is not a list of names."""
     named = values.get("architectures")
     if named is None:
         return []
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
-        raise InputError(f"{path}: architectures is {named!r:.60}: a list of names is wanted")
+        raise InputError(f"{path}: architectures={named!r:.60}: expected a list of names")
     return named
 
 
 def _canonical(name: str) -> str:
-    """The name as BertForPreTraining has it today: with `bert.`, and weight and bias where it was gamma and beta."""
+    """Returns the current name in BertForPreTraining: with `bert.`, and weight and bias instead of gamma and beta."""
     if name.startswith(("embeddings.", "encoder.", "pooler.")):
         name = f"bert.{name}"
     return re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name))
 
 
 def _by_canonical_name(folder: epath.Path, weights: dict[str, StoredWeight]) -> dict[str, StoredWeight]:
-    """Without buffers, and with each tied weight once. InputError where two that are to be one are unequal."""
+    """Drops buffers and duplicates of tied weights. InputError if tied weights are not equal."""
     result: dict[str, StoredWeight] = {}
     for name, weight in weights.items():
         canonical = _canonical(name)
         if canonical in result:
-            raise InputError(f"{folder}: {result[canonical].name} and {name} are two names of one weight")
+            raise InputError(f"{folder}: {result[canonical].name} and {name} are two names of one weight; delete one")
         if not canonical.endswith(".position_ids"):
             result[canonical] = weight
     for tied, to in _TIED.items():
@@ -198,7 +202,7 @@ def _by_canonical_name(folder: epath.Path, weights: dict[str, StoredWeight]) -> 
         if duplicate.shape != other.shape or not np.array_equal(duplicate.read(), other.read()):
             raise InputError(
                 f"{folder}: {duplicate.name} {list(duplicate.shape)} is not equal to {other.name} "
-                f"{list(other.shape)}: a model whose output is not tied to its embeddings cannot be read"
+                f"{list(other.shape)}; a model whose output is not tied to its embeddings is not supported"
             )
     return result
 
@@ -208,18 +212,18 @@ def _has(weights: Collection[str], head: str) -> bool:
     return any(name.startswith(begins) for name in weights)
 
 
-def _check_weights(folder: epath.Path, weights: dict[str, StoredWeight], wanted: dict[str, Weight]) -> None:
-    missing = [f"{weight.name} {list(weight.shape)}" for name, weight in wanted.items() if name not in weights]
-    unexpected = [f"{weight.name} {list(weight.shape)}" for name, weight in weights.items() if name not in wanted]
+def _check_weights(folder: epath.Path, weights: dict[str, StoredWeight], expected: dict[str, Weight]) -> None:
+    missing = [f"{weight.name} {list(weight.shape)}" for name, weight in expected.items() if name not in weights]
+    unexpected = [f"{weight.name} {list(weight.shape)}" for name, weight in weights.items() if name not in expected]
     misshapen = [
-        f"{weights[name].name} {list(weights[name].shape)}, not {list(weight.shape)}"
-        for name, weight in wanted.items()
+        f"{weights[name].name} {list(weights[name].shape)}, expected {list(weight.shape)}"
+        for name, weight in expected.items()
         if name in weights and weights[name].shape != weight.shape
     ]
     problems = [
-        f"{what}: {'; '.join(names[:_NAMED])}{f' and {len(names) - _NAMED} more' if len(names) > _NAMED else ''}"
-        for what, names in (("missing", missing), ("unexpected", unexpected), ("of another shape", misshapen))
+        f"{what}: {'; '.join(names[:_LISTED])}{f' and {len(names) - _LISTED} more' if len(names) > _LISTED else ''}"
+        for what, names in (("missing", missing), ("unexpected", unexpected), ("wrong shape", misshapen))
         if names
     ]
     if problems:
-        raise InputError(f"{folder}: the weights do not fit {CONFIG}: {'. '.join(problems)}")
+        raise InputError(f"{folder}: the weights do not match {CONFIG}: {'. '.join(problems)}")

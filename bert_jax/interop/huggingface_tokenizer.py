@@ -1,7 +1,7 @@
-"""The WordPiece tokenizer of a Hugging Face folder: its vocabulary, whether it lower-cases, and its other rules.
+"""Import of the WordPiece tokenizer of a Hugging Face folder: its vocabulary, lowercasing and other rules.
 
 Most such tokenizers follow the `tokenizers` library: a word of more than 100 characters is [UNK], and a final sigma is
-lower-cased as any other. An imported tokenizer keeps these rules, and gives the ids that its source gives.
+lowercased like any other sigma. An imported tokenizer keeps these rules and produces the same ids as its source.
 """
 
 import tempfile
@@ -25,10 +25,10 @@ _SPECIAL = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS}  
 
 
 def read_tokenizer(folder: epath.Path, *, lowercase: bool | None = None) -> WordPieceTokenizer:
-    """Reads `vocab.txt`, or `tokenizer.json`, or both; the case is `lowercase`, or what they and their config say.
+    """Reads `vocab.txt`, `tokenizer.json`, or both. `lowercase` overrides the setting of the files.
 
-    Raises InputError where there is neither, where they contradict each other, where the case is not to be known, and
-    for a tokenizer that does anything but what BERT's does.
+    Raises InputError if both files are missing, if they contradict each other, if the case is unknown, and for a
+    tokenizer that differs from BERT's.
     """
     settings, special = (
         read_json(folder / name) if (folder / name).exists() else {} for name in (SETTINGS, SPECIAL_TOKENS_MAP)
@@ -37,7 +37,7 @@ def read_tokenizer(folder: epath.Path, *, lowercase: bool | None = None) -> Word
     _check_special_tokens(folder / SPECIAL_TOKENS_MAP, special)
     stated = {f"do_lower_case in {SETTINGS}": settings.get("do_lower_case")}
     pieces = None
-    rules = TokenizerRules(_LIBRARY_MAX_WORD_CHARACTERS, "library")  # what BertTokenizer makes of a vocab.txt
+    rules = TokenizerRules(_LIBRARY_MAX_WORD_CHARACTERS, "library")  # the rules of BertTokenizer for a vocab.txt
     if (folder / TOKENIZER).exists():
         described = read_json(folder / TOKENIZER)
         normalizer = _normalizer(folder / TOKENIZER, described)
@@ -47,10 +47,10 @@ def read_tokenizer(folder: epath.Path, *, lowercase: bool | None = None) -> Word
     else:
         normalizer = {}
         if not (folder / VOCABULARY).exists():
-            raise InputError(f"{folder} has no {VOCABULARY} and no {TOKENIZER}: add the tokenizer's files")
+            raise InputError(f"{folder}: found neither {VOCABULARY} nor {TOKENIZER}; add the tokenizer's files")
         if settings.get("tokenizer_class") not in (None, "BertTokenizer", "BertTokenizerFast"):
             raise InputError(
-                f"{folder / SETTINGS}: tokenizer_class {settings['tokenizer_class']!r}: only BertTokenizer is read"
+                f"{folder / SETTINGS}: tokenizer_class={settings['tokenizer_class']!r}: expected BertTokenizer"
             )
     _check_flags(folder / SETTINGS, settings)
     _check_flags(folder / TOKENIZER, normalizer)
@@ -65,7 +65,7 @@ def read_tokenizer(folder: epath.Path, *, lowercase: bool | None = None) -> Word
             raise InputError(f"{folder / TOKENIZER}: {error}") from error
     tokenizer = WordPieceTokenizer.from_file(str(folder / VOCABULARY), lowercase, rules)
     if pieces is not None and tuple(pieces) != tokenizer.vocab:
-        raise InputError(f"{folder}: {VOCABULARY} and {TOKENIZER} hold different vocabularies: delete the wrong one")
+        raise InputError(f"{folder}: the vocabularies in {VOCABULARY} and {TOKENIZER} differ; delete the wrong one")
     return tokenizer
 
 
@@ -74,15 +74,13 @@ def _case(folder: epath.Path, stated: dict[str, Any]) -> bool:
     if len(set(known.values())) == 1:
         return next(iter(known.values()))
     if known:
-        says = ", ".join(f"{where} is {value}" for where, value in known.items())
-        raise InputError(f"{folder}: {says}: give --cased or --uncased")
-    raise InputError(
-        f"{folder} does not say whether the model is cased ({' or '.join(stated)}): give --cased or --uncased"
-    )
+        conflict = ", ".join(f"{where} is {value}" for where, value in known.items())
+        raise InputError(f"{folder}: contradictory case: {conflict}; give --cased or --uncased")
+    raise InputError(f"{folder}: unknown case, found no {' or '.join(stated)}; give --cased or --uncased")
 
 
 def _normalizer(path: epath.Path, described: dict[str, Any]) -> dict[str, Any]:
-    """The options of its BertNormalizer, or those that come to the same as what `save_huggingface` writes."""
+    """Returns the options of its BertNormalizer, or the equivalent of a normalizer written by `save_huggingface`."""
     for lowercase in (True, False):
         with tempfile.TemporaryDirectory() as folder:
             WordPieceTokenizer(SPECIAL_TOKENS, lowercase).save_huggingface(folder, model_max_length=1)
@@ -96,43 +94,45 @@ def _normalizer(path: epath.Path, described: dict[str, Any]) -> dict[str, Any]:
 def _rules(path: epath.Path, described: dict[str, Any], text: str) -> TokenizerRules:
     limit = _part(path, described, "model", "WordPiece").get("max_input_chars_per_word", _LIBRARY_MAX_WORD_CHARACTERS)
     if type(limit) is not int or limit < 1:
-        raise InputError(f"{path}: model.max_input_chars_per_word is {limit!r:.60}: it has to be a number from 1 on")
+        raise InputError(f"{path}: model.max_input_chars_per_word={limit!r:.60}: expected an integer of at least 1")
     return TokenizerRules(limit, text)
 
 
 def _part(path: epath.Path, described: dict[str, Any], name: str, wanted: str) -> dict[str, Any]:
-    """An object of tokenizer.json. InputError where it is none, or not of the type that is wanted."""
+    """Returns an object of tokenizer.json. InputError if it is not an object, or of another type than `wanted`."""
     part = described.get(name)
     kind = part.get("type") if isinstance(part, dict) else part
     if not isinstance(part, dict) or kind != wanted:
-        raise InputError(f"{path}: {name} is of type {kind!r:.60}: only {wanted} is read")
+        raise InputError(f"{path}: {name}.type={kind!r:.60}: expected {wanted}")
     return part
 
 
 def _pieces(path: epath.Path, described: dict[str, Any]) -> list[str]:
-    """The vocabulary of its WordPiece model, in the order of the ids."""
+    """Returns the vocabulary of its WordPiece model, in the order of the ids."""
     model = _part(path, described, "model", "WordPiece")
     for option, value in (("continuing_subword_prefix", CONTINUATION), ("unk_token", "[UNK]")):
         if model.get(option, value) != value:
-            raise InputError(f"{path}: model.{option} is {model[option]!r}: only {value!r} is read")
+            raise InputError(f"{path}: model.{option}={model[option]!r}: expected {value!r}")
     vocab = model.get("vocab")
     if (
         not isinstance(vocab, dict)
         or not all(type(number) is int for number in vocab.values())
         or sorted(vocab.values()) != list(range(len(vocab)))
     ):
-        raise InputError(f"{path}: model.vocab does not number its pieces from 0 without a gap")
+        raise InputError(f"{path}: model.vocab: expected ids from 0 without gaps")
     added = described.get("added_tokens") or []
     if not isinstance(added, list) or not all(_text_of(token) is not None for token in added):
-        raise InputError(f"{path}: added_tokens is not a list of tokens, each with its content and id")
+        raise InputError(f"{path}: added_tokens: expected a list of tokens, each with content and id")
     for token in added:
         if vocab.get(token["content"]) != token.get("id"):
-            raise InputError(f"{path}: the added token {token['content']!r} is not in model.vocab: it cannot be read")
+            raise InputError(
+                f"{path}: added_tokens: {token['content']!r} is not in model.vocab, which is not supported"
+            )
     return sorted(vocab, key=vocab.__getitem__)
 
 
 def _text_of(token: Any) -> str | None:
-    """The content of a token that is described by an object; None for what is none."""
+    """Returns the content of a token object; None for anything else."""
     content = token.get("content") if isinstance(token, dict) else None
     return content if isinstance(content, str) else None
 
@@ -141,23 +141,23 @@ def _check_special_tokens(path: epath.Path, settings: dict[str, Any]) -> None:
     for name, wanted in _SPECIAL.items():
         token = settings.get(name)
         if token is not None and wanted not in (token, _text_of(token)):
-            raise InputError(f"{path}: {name} is {_text_of(token) or token!r:.60}: only {wanted} is read")
+            raise InputError(f"{path}: {name}={(_text_of(token) or token)!r:.60}: expected {wanted}")
 
 
 def _check_flags(path: epath.Path, options: dict[str, Any]) -> None:
     for name in _FLAGS:
         if not isinstance(options.get(name), (bool, type(None))):
-            raise InputError(f"{path}: {name} is {options[name]!r:.60}: it has to be true or false")
+            raise InputError(f"{path}: {name}={options[name]!r:.60}: expected true or false")
 
 
 def _check_options(path: epath.Path, options: dict[str, Any], lowercase: bool) -> None:
     if options.get("strip_accents") not in (None, lowercase):
         raise InputError(
-            f"{path}: strip_accents is {options['strip_accents']} for a model that is "
-            f"{'uncased' if lowercase else 'cased'}: accents go with case here"
+            f"{path}: strip_accents={options['strip_accents']}: expected {lowercase} for "
+            f"{'an uncased' if lowercase else 'a cased'} model"
         )
     for name in ("tokenize_chinese_chars", "handle_chinese_chars", "clean_text", "do_basic_tokenize"):
         if options.get(name) is False:
-            raise InputError(f"{path}: {name} is False: a tokenizer without it cannot be read")
+            raise InputError(f"{path}: {name}=False is not supported; expected True")
     if options.get("never_split"):
-        raise InputError(f"{path}: never_split is {options['never_split']!r:.60}: a tokenizer with it cannot be read")
+        raise InputError(f"{path}: never_split={options['never_split']!r:.60} is not supported; expected none")

@@ -1,7 +1,7 @@
-"""The weights of a BERT by the names and in the shapes of Hugging Face's `transformers`, and back.
+"""Converts BERT weights to and from the names and shapes of Hugging Face's `transformers`.
 
-One table says which slice of which parameter each weight is; writing and reading both follow it. Dense weights are
-[out, in] there; query, key and value are matrices of their own; layers are numbered; the vocabulary has no padding.
+One table maps each weight to a slice of a parameter, for export and import. In `transformers` dense weights are
+[out, in]; query, key and value are separate matrices; layers are numbered; the vocabulary has no padding.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -17,9 +17,9 @@ from bert_jax.model.bert import Parameters
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight of `shape` there, and here `parameters[path][index]`, a view.
+    """A weight of `shape` in `transformers`, stored here in the view `parameters[path][index]`.
 
-    A `transposed` weight is [out, in]; here it is [in..., out...], with heads as an axis of their own.
+    A `transposed` weight is [out, in] there and [in..., out...] here, with a separate axis for heads.
     """
 
     name: str
@@ -29,13 +29,13 @@ class Weight:
     transposed: bool = False
 
     def read(self, parameters: Parameters) -> np.ndarray:
-        """The weight of our parameters: fp32 of `shape`, contiguous."""
+        """Returns the weight from our parameters: fp32 of `shape`, contiguous."""
         view = np.asarray(self._parameter(parameters))[self.index]
         value = view.reshape(self.shape[::-1]).T if self.transposed else view.reshape(self.shape)
         return np.ascontiguousarray(value, np.float32)
 
     def write(self, parameters: Parameters, value: np.ndarray) -> None:
-        """Puts a weight [shape] into our parameters, which are numpy arrays."""
+        """Writes a weight [shape] into our parameters, which are numpy arrays."""
         view = self._parameter(parameters)[self.index]
         view[...] = (value.T if self.transposed else value).reshape(view.shape)
 
@@ -46,7 +46,7 @@ class Weight:
 
 
 def layout(config: BertConfig, heads: Collection[str]) -> list[Weight]:
-    """Every weight of a model with these heads. A bare encoder's names do not begin with `bert.`."""
+    """Lists every weight of a model with these heads. A bare encoder's names have no `bert.` prefix."""
     size, inner, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
     encoder = "" if "mlm_head" not in heads and "nsp_head" not in heads else "bert."
     result: list[Weight] = []
@@ -95,16 +95,16 @@ def layout(config: BertConfig, heads: Collection[str]) -> list[Weight]:
 
 
 def state_dict(parameters: Parameters, config: BertConfig, heads: Collection[str]) -> dict[str, np.ndarray]:
-    """All weights by name, fp32. Tied ones are listed once, as `transformers` saves them."""
+    """Returns all weights by name, fp32. Tied weights occur once, as `transformers` saves them."""
     return {weight.name: weight.read(parameters) for weight in layout(config, heads)}
 
 
 def parameters_of(
     weights: Mapping[str, Callable[[], np.ndarray]], config: BertConfig, heads: Collection[str]
 ) -> Parameters:
-    """The parameters, numpy fp32, of weights that are read one after the other; the vocabulary's padding is zero.
+    """Builds the parameters (numpy fp32) from weights read one by one; the vocabulary's padding is zero.
 
-    `weights` are those of `layout`, each a function that reads it.
+    `weights` maps the names of `layout` to functions that read the weight.
     """
     _, shapes, _ = abstract_parameters(config, heads=heads)
     parameters = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)

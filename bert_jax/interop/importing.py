@@ -1,4 +1,4 @@
-"""Checkpoints made of what other software wrote: finds out what a folder holds, and reads it."""
+"""Import of checkpoints from other software: detects a folder's format and reads it."""
 
 import tempfile
 from collections.abc import Iterator
@@ -19,15 +19,15 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def import_checkpoint(source: str, output: str, *, lowercase: bool | None = None) -> Checkpoint:
-    """Writes what the folder `source` holds as a checkpoint of parameters to `output`, whole or not at all.
+    """Converts the folder `source` to a checkpoint of parameters in `output`, written atomically.
 
     Args:
       source: a folder of `transformers`; see `huggingface.read`.
-      output: a new folder; see `training.checkpoints` for what is in it.
-      lowercase: whether text is lower-cased; None is what the source says.
+      output: a new folder; see `training.checkpointing.checkpoints` for its contents.
+      lowercase: whether text is lowercased; None takes the source's setting.
 
     Raises:
-      InputError: `output` is taken, or `source` holds nothing that can be read. Nothing is ever unpickled.
+      InputError: `output` already exists, or `source` holds no readable model. Nothing is ever unpickled.
     """
     folder = new_folder(output)
     check_place(folder)
@@ -42,20 +42,20 @@ def import_checkpoint(source: str, output: str, *, lowercase: bool | None = None
 
 @contextmanager
 def _on_this_machine(source: str) -> Iterator[epath.Path]:
-    """The folder, or a copy of it where it is remote, without what is not read; errors name it as it was given."""
+    """Yields the folder, or a local copy of a remote one with only the files to read; errors name the given path."""
     folder = remote.named(source)
     if not remote.is_remote(folder):
         yield folder
         return
     sizes = remote.sizes(folder)
     if not sizes:
-        raise InputError(f"--source: {folder} holds no file: name the folder of a model")
+        raise InputError(f"--source={folder}: no file found; give the folder of a model")
     with tempfile.TemporaryDirectory(prefix="bert-jax-") as copy:
         for name, size in sizes.items():
             if name.endswith(_READ):
                 atomic.download(folder / name, Path(copy) / name, size=size)
             else:
-                (Path(copy) / name).touch()  # there to be refused
+                (Path(copy) / name).touch()  # so that `_check_source` sees the name
         try:
             yield epath.Path(copy)
         except InputError as error:
@@ -63,23 +63,25 @@ def _on_this_machine(source: str) -> Iterator[epath.Path]:
 
 
 def _check_source(folder: epath.Path) -> None:
-    """InputError where the folder has not both config.json and safetensors; says what to do with what it has."""
+    """Raises InputError unless the folder has config.json and safetensors; the message says how to convert others."""
     if not folder.is_dir():
-        raise InputError(f"--source: {folder} is not a folder on this machine: download the model, and name its folder")
+        raise InputError(f"--source={folder}: local folder not found; download the model, and give its folder")
     names = sorted(child.name for child in folder.iterdir())
     if {WHOLE, INDEX} & {*names}:
         if huggingface.CONFIG not in names:
-            raise InputError(f"--source: {folder} has no {huggingface.CONFIG}: copy it from where the weights are from")
+            raise InputError(
+                f"--source={folder}: {huggingface.CONFIG} not found; copy it from the source of the weights"
+            )
         return
     if tensorflow := [name for name in names if name.endswith((".index", ".meta"))]:
-        raise InputError(f"--source: {folder} holds a TensorFlow checkpoint ({tensorflow[0]}): it cannot be read yet")
+        raise InputError(f"--source={folder}: TensorFlow checkpoints ({tensorflow[0]}) are not supported")
     if pickles := [name for name in names if name.endswith(_PICKLES)]:
         raise InputError(
-            f"--source: {folder} has no {WHOLE}, only {pickles[0]}, and pickles can run any code: not read. If you "
-            f"trust it, {_conversion(folder, pickles)}"
+            f"--source={folder}: found {pickles[0]} but no {WHOLE}; pickles are not read, since they can run any code. "
+            f"If you trust it, {_conversion(folder, pickles)}"
         )
     raise InputError(
-        f"--source: {folder} holds no model that can be read: {huggingface.CONFIG} and {WHOLE} (or {INDEX}) are wanted"
+        f"--source={folder}: no supported model found; expected {huggingface.CONFIG} and {WHOLE} (or {INDEX})"
     )
 
 

@@ -1,10 +1,10 @@
-"""Reading `model.safetensors`, whole or in shards: names and shapes at once, values one by one."""
+"""Reads `model.safetensors`, a single file or shards: names and shapes at once, values one by one."""
 
 import json
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes  # noqa: F401  (numpy knows bfloat16 by it)
+import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 from etils import epath
 from safetensors import SafetensorError, safe_open
@@ -17,7 +17,7 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A weight in a file, by its name there."""
+    """A weight in a file, with its name in the file."""
 
     file: epath.Path
     name: str
@@ -25,18 +25,18 @@ class StoredWeight:
     dtype: str
 
     def read(self) -> np.ndarray:
-        """The value in fp32. InputError where it is no float of 32 bits or less, and where it is not finite."""
+        """Reads the value as fp32. InputError if it is not a float of at most 32 bits, or not finite."""
         if self.dtype not in ("F32", "F16", "BF16"):
-            raise InputError(f"{self.file}: {self.name} is of type {self.dtype}: only F32, F16 and BF16 are read")
+            raise InputError(f"{self.file}: {self.name} has dtype {self.dtype}; expected F32, F16 or BF16")
         with safe_open(str(self.file), "numpy") as opened:
             value = opened.get_tensor(self.name).astype(np.float32)
         if not np.isfinite(value).all():
-            raise InputError(f"{self.file}: {self.name} has values that are not finite: the model is of no use")
+            raise InputError(f"{self.file}: {self.name} has values that are not finite; use another model")
         return value
 
 
 def read_json(path: epath.Path) -> dict[str, Any]:
-    """The object in a JSON file; InputError where it is none."""
+    """Returns the object in a JSON file. InputError if it is unreadable or not an object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -44,37 +44,41 @@ def read_json(path: epath.Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
     if not isinstance(value, dict):
-        raise InputError(f"{path}: an object is wanted, not a {type(value).__name__}")
+        raise InputError(f"{path}: expected a JSON object, got {type(value).__name__}")
     return value
 
 
 def open_weights(folder: epath.Path) -> dict[str, StoredWeight]:
-    """Every weight of the folder's `model.safetensors`, or of the shards that its index lists, by name.
+    """Returns every weight, by name, of the folder's `model.safetensors`, or of the shards listed in its index.
 
-    Raises InputError for a file that is damaged or missing, and for an index that does not fit its shards.
+    Raises InputError for a damaged or missing file, and for an index that does not match its shards.
     """
     if any(child.name == WHOLE for child in folder.iterdir()):
         return _open_file(folder / WHOLE)
     index = folder / INDEX
     placed = read_json(index).get("weight_map")
     if not isinstance(placed, dict) or not all(isinstance(file, str) for file in placed.values()):
-        raise InputError(f"{index}: there is no weight_map of names to files")
+        raise InputError(f"{index}: weight_map must map weight names to files")
     weights: dict[str, StoredWeight] = {}
     for file in sorted(set(placed.values())):
         if epath.Path(file).name != file or not (folder / file).is_file():
-            raise InputError(f"{index}: there is no {file!r} beside it: copy all shards")
+            raise InputError(f"{index}: shard {file!r} not found in its folder; copy all shards")
         inside = _open_file(folder / file)
         listed = {name for name, where in placed.items() if where == file}
         if wrong := sorted(inside.keys() ^ listed):
-            where = "not in the index" if wrong[0] in inside else "in the index alone"
-            raise InputError(f"{folder / file}: {wrong[0]} is {where}: shards and index are of different models")
+            where = "missing from" if wrong[0] in inside else "only in"
+            raise InputError(
+                f"{folder / file}: weight {wrong[0]!r} is {where} {INDEX}; use the shards and index of one model"
+            )
         weights |= inside
     return weights
 
 
 def _open_file(path: epath.Path) -> dict[str, StoredWeight]:
-    if not path.is_file():  # as where a link to a cache was copied, and the cache was not
-        raise InputError(f"{path} is {'a folder' if path.is_dir() else 'a link to nothing'}: copy the weights there")
+    if not path.is_file():  # for example a copied link to a cache that was not copied
+        raise InputError(
+            f"{path}: expected a file, got a {'folder' if path.is_dir() else 'broken link'}; copy the weights there"
+        )
     try:
         with safe_open(str(path), "numpy") as opened:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
@@ -83,4 +87,4 @@ def _open_file(path: epath.Path) -> dict[str, StoredWeight]:
                 for name, part in slices.items()
             }
     except SafetensorError as error:
-        raise InputError(f"{path} is damaged ({error}): get it again") from error
+        raise InputError(f"{path}: damaged ({error}); download it again") from error

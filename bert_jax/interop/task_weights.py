@@ -1,4 +1,4 @@
-"""A fine-tuned model as `transformers` has it: its architecture, its weights, and what its outputs are called."""
+"""Export of a fine-tuned model to `transformers`: its architecture, weights and label names."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from bert_jax.interop.huggingface_weights import state_dict
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_finite
 
-_ARCHITECTURES = {  # by kind of head: the class, and what its output layer is called
+_ARCHITECTURES = {  # by kind of head: the class, and the name of its output layer
     "classify": ("BertForSequenceClassification", "classifier"),
     "regress": ("BertForSequenceClassification", "classifier"),
     "choose": ("BertForMultipleChoice", "classifier"),
@@ -19,21 +19,23 @@ _ARCHITECTURES = {  # by kind of head: the class, and what its output layer is c
 
 
 def task_model(checkpoint: Checkpoint) -> tuple[str, dict[str, Any], dict[str, np.ndarray]]:
-    """The architecture, what `config.json` says beside the model's sizes, and the weights.
+    """Returns the architecture, the task's part of `config.json`, and the weights.
 
-    Raises InputError for what `transformers` has no class for: a BiLSTM, features of layers, and the last token of a
-    left-to-right model.
+    Raises InputError for models without a class in `transformers`: a BiLSTM head, features of layers, and a task of a
+    left-to-right model, which is pooled from the last token.
     """
     task = checkpoint.task
     assert task is not None
     architecture, output = _ARCHITECTURES[task["kind"]]
     head = TaskHead.of_checkpoint(task)
     if head.bilstm:
-        raise InputError(f"{checkpoint.path} has a BiLSTM under its output: transformers has no such model")
+        raise InputError(f"{checkpoint.path}: head.bilstm={head.bilstm}: transformers has no model with a BiLSTM")
     if head.features:
-        raise InputError(f"{checkpoint.path} has head.features={head.features}: transformers has no such model")
+        raise InputError(
+            f"{checkpoint.path}: head.features={head.features}: transformers has no model with such features"
+        )
     if checkpoint.bert_config.is_decoder:
-        raise InputError(f"{checkpoint.path} is a left-to-right model of a task: transformers has no such model")
+        raise InputError(f"{checkpoint.path}: is_decoder=True: transformers has no fine-tuned left-to-right model")
     parameters = checkpoint.load_parameters(build=BertForTask, head=head)
     check_finite(checkpoint, parameters)
     encoder = state_dict(parameters, checkpoint.bert_config, checkpoint.heads)
@@ -44,7 +46,7 @@ def task_model(checkpoint: Checkpoint) -> tuple[str, dict[str, Any], dict[str, n
 
 
 def _dropout(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The dropout before the output layer, which the run's config has: transformers has none before that of a span."""
+    """Returns the dropout before the output layer, from the run's config; a span model has none in transformers."""
     head = checkpoint.config.get("head")
     if head is None or (checkpoint.task or {})["kind"] == "span":
         return {}

@@ -3,15 +3,15 @@
     bert-jax study configs/studies/table5.py --workdir=runs/table5 \\
       --config.pretraining.data.path=DATASET --config.task_data=FOLDER --config.finetuning.num_epochs=3
 
-What rows and tasks are: `configs/studies/default.py`. `--config.pretraining.KEY` is of all rows,
-`--config.finetuning.KEY` of all tasks. Every run has a workdir of its own in that of the study and goes on from its
-checkpoint, so that the same command continues a study that was stopped:
+`configs/studies/default.py` documents rows and tasks. `--config.pretraining.KEY` applies to all rows,
+`--config.finetuning.KEY` to all tasks. Every run has its own workdir inside the study's and resumes from its
+checkpoint, so that the same command resumes a stopped study:
 
-WORKDIR/pretraining/ROW                    of the first row with these settings
-WORKDIR/finetuning/ROW/encoder.json        what these fine-tunings started from
-WORKDIR/finetuning/ROW/TASK/lr-R-seed-S    the search of one cell
-WORKDIR/programs                           what is compiled, for all of them
-WORKDIR/table.md, table.json, table.png    what there is so far, written after each pre-training and each cell
+WORKDIR/pretraining/ROW                    pre-training of the first row with these settings
+WORKDIR/finetuning/ROW/encoder.json        the encoder that these fine-tuning runs started from
+WORKDIR/finetuning/ROW/TASK/lr-R-seed-S    a trial of the search of one cell
+WORKDIR/programs                           compilation cache shared by all runs
+WORKDIR/table.md, table.json, table.png    results so far, written after each pre-training and each cell
 """
 
 import json
@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 ENCODER_FILE = "encoder.json"
 
 _NUMBER = (int, float)
-_KEYS: dict[str, dict[str, tuple[Any, Any]]] = {  # of a row and of a task: the type, and that of what is in it
+_KEYS: dict[str, dict[str, tuple[Any, Any]]] = {  # keys of a row and of a task: the type, and that of its items
     "rows": {
         "name": (str, str), "pretraining": (Mapping, object), "checkpoint": (str, str), "config": (str, str),
         "finetuning": (Mapping, object), "tasks": ((tuple, list), str), "paper": (Mapping, _NUMBER),
@@ -62,14 +62,14 @@ _KEYS: dict[str, dict[str, tuple[Any, Any]]] = {  # of a row and of a task: the 
         "scale": (_NUMBER, object),
     },
 }  # fmt: skip
-_OF_FINETUNING = "finetuning."
+_FINETUNING_PREFIX = "finetuning."
 
 
 @dataclass(frozen=True)
 class Row:
-    """An encoder: pre-trained as `pretraining` says, in the study's folder of that name, or there already.
+    """An encoder: pre-trained with the config `pretraining` in the study's folder `encoder`, or an existing checkpoint.
 
-    `config`, unless it is empty, is of fine-tuning in place of the tasks'. `tasks` are those that it has.
+    `config`, unless empty, replaces the tasks' fine-tuning configs. `tasks` are the names of its tasks.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Task:
-    """A task. `columns`: by the name that each has in the table, "SPLIT/METRIC", or "" for its main metric."""
+    """A task. `columns` maps column names of the table to "SPLIT/METRIC", or "" for the main metric."""
 
     name: str
     config: str
@@ -94,7 +94,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Study:
-    """What a study's config says, checked."""
+    """A validated study."""
 
     title: str
     note: str
@@ -106,86 +106,91 @@ class Study:
 
     @property
     def columns(self) -> list[str]:
-        """Of the table, from left to right."""
-        of_tasks = [column for task in self.tasks for column in task.columns]
-        return [PERPLEXITY, *of_tasks] if self.perplexity else of_tasks
+        """The table's columns, from left to right."""
+        task_columns = [column for task in self.tasks for column in task.columns]
+        return [PERPLEXITY, *task_columns] if self.perplexity else task_columns
 
     def tasks_of(self, row: Row) -> list[Task]:
-        """What the row is fine-tuned on."""
+        """Returns the tasks that the row is fine-tuned on."""
         return [task for task in self.tasks if task.name in row.tasks]
 
     def config_of(self, row: Row, task: Task, encoder: str) -> ConfigDict:
-        """The config of fine-tuning `row` on `task`, by the order of who is heard last: config, task, row, overrides.
+        """Returns the config of fine-tuning `row` on `task`. Precedence, lowest first: config, task, row, overrides.
 
-        InputError for a key that there is not and for a value that cannot be.
+        Raises InputError for an unknown key or an invalid value.
         """
-        said = [(key, str(value)) for of in (task.finetuning, row.finetuning) for key, value in of.items()]
+        keys = [(key, str(value)) for source in (task.finetuning, row.finetuning) for key, value in source.items()]
         where = f"row {row.name!r}, task {task.name!r}"
-        config = _naming(
-            where, load_config, row.config or task.config, [*said, *self.overrides], keys_of="finetune/default"
+        config = _with_context(
+            where, load_config, row.config or task.config, [*keys, *self.overrides], keys_of="finetune/default"
         )
         path = config.data.path
         if self.task_data and not is_tfds(path) and not remote.is_remote(path):
             set_key(config, "data.path", os.path.join(self.task_data, path))
         set_key(config, "init", encoder)
         if config.search.learning_rates and "optimizer.learning_rate" in dict(self.overrides):
-            raise InputError(f"{where} searches rates: --config.finetuning.search.learning_rates=... sets them")
-        _naming(where, planned_runs, config)
+            raise InputError(
+                f"{where}: optimizer.learning_rate has no effect in a search; set "
+                "--config.finetuning.search.learning_rates=..."
+            )
+        _with_context(where, planned_runs, config)
         return config
 
 
 def load_study(spec: str, overrides: Sequence[tuple[str, str]] = ()) -> Study:
-    """The study of a config, as `load_config` takes it; overrides of `finetuning.KEY` are those of every task.
+    """Loads a study from a config named as for `load_config`; overrides of `finetuning.KEY` apply to every task.
 
     Raises:
-      InputError: for whatever can be seen to be wrong before any run: keys, names, values, datasets that are not there.
+      InputError: unknown keys or names, invalid values, missing datasets: all that can be detected before any run.
     """
-    of_tasks = [(key.removeprefix(_OF_FINETUNING), text) for key, text in overrides if key.startswith(_OF_FINETUNING)]
-    own = [(key, text) for key, text in overrides if not key.startswith(_OF_FINETUNING)]
+    task_overrides = [
+        (key.removeprefix(_FINETUNING_PREFIX), text) for key, text in overrides if key.startswith(_FINETUNING_PREFIX)
+    ]
+    own = [(key, text) for key, text in overrides if not key.startswith(_FINETUNING_PREFIX)]
     config = load_config(spec, own, keys_of="studies/default")
     tasks = [_task(task) for task in _dicts("tasks", config.tasks)]
     rows = _rows(config, [task.name for task in tasks])
-    _refuse_twice("tasks", [_slug(task.name) for task in tasks])
+    _refuse_duplicates("tasks", [_slug(task.name) for task in tasks])
     plan = Study(
         config.title, config.note, _only("rows", rows, config.only_rows), _only("tasks", tasks, config.only_tasks),
-        config.perplexity, config.task_data, of_tasks,
+        config.perplexity, config.task_data, task_overrides,
     )  # fmt: skip
-    _refuse_twice("columns of tasks", plan.columns)
+    _refuse_duplicates("columns of tasks", plan.columns)
     for row in plan.rows:
         if unknown := set(row.paper) - {column for task in tasks for column in task.columns} - {PERPLEXITY}:
-            raise InputError(f"row {row.name!r}: paper: there is no column {min(unknown)!r}")
-        encoder = _naming(f"row {row.name!r}", _encoder_config, row)
+            raise InputError(f"row {row.name!r}: paper: unknown column {min(unknown)!r}")
+        encoder = _with_context(f"row {row.name!r}", _encoder_config, row)
         for task in plan.tasks_of(row):
-            of_cell = plan.config_of(row, task, row.encoder)
-            _naming(f"row {row.name!r}, task {task.name!r}", model_of, of_cell, encoder)
-            path = of_cell.data.path
+            cell_config = plan.config_of(row, task, row.encoder)
+            _with_context(f"row {row.name!r}, task {task.name!r}", model_of, cell_config, encoder)
+            path = cell_config.data.path
             if not is_tfds(path) and not remote.exists(remote.named(path)):
-                raise InputError(f"task {task.name!r}: there is no {path}: --config.task_data=FOLDER names its folder")
+                raise InputError(f"task {task.name!r}: {path} not found; set its folder with --config.task_data=FOLDER")
     return plan
 
 
 def _encoder_config(row: Row) -> BertConfig:
-    """What the row's encoder is, or will be; InputError for one that cannot be."""
+    """Returns the config of the row's present or future encoder. InputError if it is invalid."""
     if row.pretraining is None:
         return open_checkpoint(row.encoder).bert_config
     if not row.pretraining.data.path and not row.pretraining.phases:
-        raise InputError("--config.pretraining.data.path=DIR has to be the output of `bert-jax prepare`")
+        raise InputError("--config.pretraining.data.path=DIR: expected the output of `bert-jax prepare`, got nothing")
     return fit_phases(open_phases(row.pretraining), make_mesh(row.pretraining.mesh))[0].model
 
 
 def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Bars = silent) -> Table:
-    """Makes every run of `plan` that is not finished in `workdir`, and returns the table, which it writes there.
+    """Runs every unfinished run of `plan` in `workdir`, and writes and returns the table.
 
     Args:
-      plan: of `load_study`.
-      workdir: of the study.
-      stop: a `StopSignal` that is active already; by default one is for as long as this runs.
-      bars: how the progress of each run is shown.
+      plan: from `load_study`.
+      workdir: the study's workdir.
+      stop: an active `StopSignal`; by default one is active during this call.
+      bars: creates the progress bars of each run.
 
-    Raises as `pretrain` and `finetune` do; what is finished stays.
+    Raises as `pretrain` and `finetune` do; finished runs are kept.
     """
     if not workdir:
-        raise InputError("--workdir is empty: name a folder")
+        raise InputError("--workdir is empty; give a folder")
     folder = remote.absolute(workdir)
     table = Table(plan.title, plan.note, plan.columns, [row.name for row in plan.rows])
     if is_first():
@@ -201,7 +206,7 @@ def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Ba
             if row.pretraining is not None:
                 encoder = str(folder / "pretraining" / row.encoder)
                 pretrained = _pretrained(row, encoder, stop, bars)
-                if not row.finetuning.get("from_scratch"):  # that takes nothing but sizes and vocabulary from it
+                if not row.finetuning.get("from_scratch"):  # from_scratch uses only its sizes and vocabulary
                     table.pretraining[row.name] = pretrained
                     if plan.perplexity and PERPLEXITY in pretrained:
                         table.cells[row.name, PERPLEXITY] = Cell([pretrained[PERPLEXITY]])
@@ -212,7 +217,7 @@ def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Ba
                 atomic.write_whole(tuned / ENCODER_FILE, (json.dumps(_started_from(row)) + "\n").encode())
             for task in plan.tasks_of(row):
                 where = tuned / _slug(task.name)
-                log.info("%s, %s", row.name, task.name)
+                log.info("Fine-tuning row %r on task %r", row.name, task.name)
                 found = search(plan.config_of(row, task, encoder), str(where), stop=stop, bars=bars)
                 for column, wanted in task.columns.items():
                     values = {
@@ -226,12 +231,12 @@ def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Ba
 
 
 def _tuned(folder: epath.Path, row: Row) -> epath.Path:
-    """Where the searches of a row are."""
+    """Returns the folder of a row's searches."""
     return folder / "finetuning" / _slug(row.name)
 
 
 def _read_tasks(plan: Study, folder: epath.Path) -> None:
-    """InputError for a task whose files cannot be read, which is better known before days of pre-training."""
+    """Raises InputError for a task with unreadable files, before days of pre-training."""
     read = set()
     for row in plan.rows:
         tokenizer = None
@@ -243,7 +248,7 @@ def _read_tasks(plan: Study, folder: epath.Path) -> None:
             read.add(files)
             tokenizer = tokenizer or _tokenizer(row)
             encoding = Encoding(tokenizer, config.task.max_seq_len)
-            _naming(f"task {task.name!r}", TASKS[config.task.kind], config, encoding)
+            _with_context(f"task {task.name!r}", TASKS[config.task.kind], config, encoding)
 
 
 def _tokenizer(row: Row) -> WordPieceTokenizer:
@@ -253,26 +258,26 @@ def _tokenizer(row: Row) -> WordPieceTokenizer:
 
 
 def _pretrained(row: Row, encoder: str, stop: StopSignal, bars: Bars) -> dict[str, Any]:
-    """Pre-trains the row unless that is done; what it came to."""
+    """Pre-trains the row unless it is finished, and returns its steps and losses."""
     assert row.pretraining is not None
-    log.info("%s: pre-training", row.name)
+    log.info("Pre-training row %r", row.name)
     pretrain(row.pretraining, encoder, stop=stop, bars=bars)
     evaluations = [line for line in read_metrics(remote.named(encoder)) if line.get("split") == "eval"]
     return {"steps": row.pretraining.total_steps, **(_losses(evaluations[-1]) if evaluations else {})}
 
 
 def _started_from(row: Row) -> dict[str, Any]:
-    """What the fine-tunings of a row start from. Their configs do not tell: a folder may be trained further."""
+    """Identifies the encoder that a row is fine-tuned from. Its path alone does not: a run may be trained further."""
     return {"encoder": row.encoder, "steps": row.pretraining and row.pretraining.total_steps}
 
 
 def _refuse_another_encoder(row: Row, folder: epath.Path) -> None:
-    """InputError where the fine-tunings in the folder have started from another encoder, or from fewer steps of it."""
+    """Raises InputError if the folder was fine-tuned from another encoder, or from another number of its steps."""
     path, now = folder / ENCODER_FILE, _started_from(row)
     before = json.loads(remote.patiently(path, path.read_text)) if remote.exists(path) else now
     if changed := [f"{key} {before[key]!r} -> {now[key]!r}" for key in now if before[key] != now[key]]:
         raise InputError(
-            f"row {row.name!r}: {folder} was fine-tuned from another encoder ({'; '.join(changed)}): remove it to "
+            f"row {row.name!r}: {folder} was fine-tuned from another encoder ({'; '.join(changed)}); remove it to "
             "fine-tune again, or choose another --workdir"
         )
 
@@ -284,13 +289,15 @@ def _losses(evaluation: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _value(scores: Mapping[str, Mapping[str, float]], wanted: str, task: str) -> float:
-    """The score that `wanted` names as "SPLIT/METRIC"; without a split it is the first one."""
+    """Returns the score named by `wanted` as "SPLIT/METRIC"; without a split, that of the first split."""
     split, _, metric = wanted.partition("/")
     try:
         return float(scores[split or next(iter(scores))][metric])
     except KeyError:
-        known = [f"{split}/{metric}" for split, of_split in scores.items() for metric in of_split]
-        raise InputError(f"task {task!r}: columns: there is no {wanted!r}; there are {', '.join(known)}") from None
+        known = [f"{split}/{metric}" for split, split_scores in scores.items() for metric in split_scores]
+        raise InputError(
+            f"task {task!r}: columns: unknown score {wanted!r}; expected one of {', '.join(known)}"
+        ) from None
 
 
 # --- Reading the config ------------------------------------------------------------------------------------------
@@ -298,7 +305,7 @@ def _value(scores: Mapping[str, Mapping[str, float]], wanted: str, task: str) ->
 
 def _rows(config: ConfigDict, tasks: Sequence[str]) -> list[Row]:
     rows: list[Row] = []
-    shared: dict[str, str] = {}  # what is pre-trained, and the folder of the first row with it
+    shared: dict[str, str] = {}  # a pre-training config, and the folder of the first row with it
     for given in _dicts("rows", config.rows):
         name, differences = given["name"], given.get("pretraining", {})
         pretraining, encoder = None, given.get("checkpoint", "")
@@ -306,48 +313,51 @@ def _rows(config: ConfigDict, tasks: Sequence[str]) -> list[Row]:
             if "pretraining" in given or encoder not in config.checkpoints:
                 known = ", ".join(config.checkpoints)
                 raise InputError(
-                    f"row {name!r}: checkpoint is one of {known}, in place of pretraining, not {encoder!r}"
+                    f"row {name!r}: checkpoint={encoder!r}: expected one of {known}, and no pretraining in the row"
                 )
             if not config.checkpoints[encoder] and name in (config.only_rows or (name,)):
                 raise InputError(
-                    f"row {name!r} wants --config.checkpoints.{encoder}=CHECKPOINT; --config.only_rows leaves it out"
+                    f"row {name!r}: set --config.checkpoints.{encoder}=CHECKPOINT, or skip it with --config.only_rows"
                 )
             encoder = config.checkpoints[encoder]
         else:
             pretraining = config.pretraining.copy_and_resolve_references()
             for key, value in differences.items():
-                _naming(f"row {name!r}", set_key, pretraining, key, str(value))
+                _with_context(f"row {name!r}", set_key, pretraining, key, str(value))
             encoder = shared.setdefault(pretraining.to_json_best_effort(), _slug(name))
-        of_tasks = given.get("config", ""), given.get("finetuning", {}), given.get("tasks") or tasks
-        if unknown := [task for task in of_tasks[-1] if task not in tasks]:
-            raise InputError(f"row {name!r}: tasks: there is no {unknown[0]!r}; there are {', '.join(tasks)}")
-        rows.append(Row(name, pretraining, encoder, *of_tasks, given.get("paper", {})))
-    _refuse_twice("rows", [_slug(row.name) for row in rows])
+        row_tasks = given.get("tasks") or tasks
+        if unknown := [task for task in row_tasks if task not in tasks]:
+            raise InputError(f"row {name!r}: tasks: unknown task {unknown[0]!r}; expected {', '.join(tasks)}")
+        finetuning, paper = given.get("finetuning", {}), given.get("paper", {})
+        rows.append(Row(name, pretraining, encoder, given.get("config", ""), finetuning, row_tasks, paper))
+    _refuse_duplicates("rows", [_slug(row.name) for row in rows])
     return rows
 
 
 def _task(given: Mapping[str, Any]) -> Task:
     if not given.get("config"):
-        raise InputError(f"task {given['name']!r} has no config: name one of fine-tuning, such as finetune/glue:sst2")
+        raise InputError(
+            f"task {given['name']!r}: config is missing; set a fine-tuning config, such as finetune/glue:sst2"
+        )
     columns = given.get("columns") or {given["name"]: ""}
     return Task(given["name"], given["config"], given.get("finetuning", {}), columns, given.get("scale", 100))
 
 
 def _dicts(what: str, given: Any) -> Iterable[Mapping[str, Any]]:
-    """`rows` or `tasks`, each seen to have keys and values as `_KEYS` says."""
+    """Yields the rows or tasks after checking their keys and types against `_KEYS`."""
     is_given = isinstance(given, (tuple, list)) and given
     if not is_given or not all(isinstance(one, Mapping) and one.get("name") for one in given):
-        raise InputError(f"{what}: a tuple of dicts, each with its name, not {given!r:.80}")
+        raise InputError(f"{what}={given!r:.80}: expected a tuple of dicts, each with a name")
     keys = _KEYS[what]
     for one in given:
         where = f"{what}: {one['name']!r}"
         if unknown := sorted(set(one) - set(keys), key=str):
-            raise InputError(f"{where} has {unknown[0]!r}, which is none of {', '.join(sorted(keys))}")
+            raise InputError(f"{where}: unknown key {unknown[0]!r}; expected {', '.join(sorted(keys))}")
         for key, value in one.items():
             if not _is_of(value, *keys[key]):
-                raise InputError(f"{where}: {key} cannot be {value!r:.80}: see configs/studies/default.py")
+                raise InputError(f"{where}: {key}={value!r:.80}: invalid type; see configs/studies/default.py")
         if not _slug(one["name"]):
-            raise InputError(f"{where}: a name has a letter or a digit, for its folder")
+            raise InputError(f"{where}: name={one['name']!r}: must contain a letter or digit, since it names a folder")
         yield one
 
 
@@ -362,22 +372,22 @@ def _is_of(value: Any, kind: Any, of: Any) -> bool:
 def _only(what: str, given: Sequence[Any], names: Sequence[str]) -> list[Any]:
     known = [one.name for one in given]
     if unknown := [name for name in names if name not in known]:
-        raise InputError(f"only_{what}: there is no {unknown[0]!r}; there are {', '.join(known)}")
+        raise InputError(f"only_{what}: unknown name {unknown[0]!r}; expected {', '.join(known)}")
     return [one for one in given if one.name in names or not names]
 
 
-def _refuse_twice(what: str, names: Sequence[str]) -> None:
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise InputError(f"{what}: {twice[0]!r} stands there twice")
+def _refuse_duplicates(what: str, names: Sequence[str]) -> None:
+    if duplicates := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"{what}: duplicate name {duplicates[0]!r}")
 
 
 def _slug(name: str) -> str:
-    """The name as that of a folder."""
+    """Returns the folder name for `name`."""
     return re.sub(r"[\W_]+", "_", name.lower()).strip("_")
 
 
-def _naming(where: str, function: Any, *arguments: Any, **options: Any) -> Any:
-    """What `function` returns; an InputError of it says `where` first."""
+def _with_context(where: str, function: Any, *arguments: Any, **options: Any) -> Any:
+    """Calls `function`, and prefixes its InputErrors with `where`."""
     try:
         return function(*arguments, **options)
     except InputError as error:

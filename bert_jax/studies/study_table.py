@@ -1,4 +1,4 @@
-"""The table of a study, as Markdown, JSON and a figure, with the paper's numbers beside ours."""
+"""The table of a study, as Markdown, JSON and a figure, with the paper's numbers next to ours."""
 
 import json
 import math
@@ -17,16 +17,16 @@ from matplotlib import pyplot
 from bert_jax.files import atomic
 
 PERPLEXITY = "perplexity"
-"""The name of its column."""
+"""The name of the perplexity column."""
 LOWER_IS_BETTER = {PERPLEXITY}
-_DIGITS = {PERPLEXITY: 2}  # that are shown behind the point; 1 of all other columns
+_DIGITS = {PERPLEXITY: 2}  # decimals shown; 1 for all other columns
 _PANELS_ACROSS = 5
-_LETTERS_AN_INCH = 10  # of a figure's title
+_LETTERS_AN_INCH = 10  # of the figure's title
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The scores of the restarts of one row in one column, whose seeds are `seeds`."""
+    """The scores of one row in one column: one value per restart (seed)."""
 
     values: Sequence[float]
     seeds: Sequence[str] = ()
@@ -38,11 +38,11 @@ class Cell:
 
     @property
     def deviation(self) -> float | None:
-        """The standard deviation of a restart; None where there is but one."""
+        """The standard deviation over restarts; None for a single restart."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
     def as_json(self) -> dict[str, Any]:
-        """Mean, median, best, spread and every score."""
+        """Returns mean, median, best, spread and every score."""
         return {
             "mean": self.mean, "deviation": self.deviation, "median": statistics.median(self.values),
             "best": max(self.values), "spread": max(self.values) - min(self.values), "values": list(self.values),
@@ -52,7 +52,7 @@ class Cell:
 
 @dataclass
 class Table:
-    """What a study has come to so far; `cells` and `paper` are by row and column."""
+    """The results of a study so far; `cells` and `paper` are by row and column."""
 
     title: str
     note: str
@@ -63,9 +63,9 @@ class Table:
     pretraining: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def difference(self, row: str, column: str) -> tuple[float, float | None] | None:
-        """How much more the row has than the first one, on the average, and the standard error of that.
+        """Returns the difference of the row's mean to the first row's, and its standard error.
 
-        None where one of them is not there yet; the error is None where one of them has a single restart.
+        None if either is missing; the error is None if either has a single restart.
         """
         ours, first = self.cells.get((row, column)), self.cells.get((self.rows[0], column))
         if ours is None or first is None:
@@ -76,16 +76,16 @@ class Table:
         return ours.mean - first.mean, error
 
     def paper_number(self, row: str, column: str) -> float | None:
-        """The paper's; None where it has none."""
+        """Returns the paper's number; None if it has none."""
         return self.paper.get(row, {}).get(column)
 
     def paper_difference(self, row: str, column: str) -> float | None:
-        """The same of the paper's numbers; None where one of them is not there."""
+        """Returns the difference of the paper's number to that of the first row; None if either is missing."""
         theirs, first = self.paper_number(row, column), self.paper_number(self.rows[0], column)
         return None if theirs is None or first is None else theirs - first
 
     def as_json(self) -> dict[str, Any]:
-        """`rows`, each with its `columns`, and in each of these our scores, the paper's number and differences."""
+        """Returns title, note, columns and `rows`; each cell has our scores, the paper's number and the differences."""
         rows = []
         for row in self.rows:
             columns = {}
@@ -111,7 +111,7 @@ def write_table(table: Table, folder: epath.Path) -> None:
 
 
 def render(table: Table) -> str:
-    """The table in Markdown: means and standard deviations, and how rows differ from the first one."""
+    """Renders the table as Markdown: means, standard deviations, and differences to the first row."""
     parts = [f"# {table.title}" if table.title else "# Study"]
     counts = sorted({len(cell.values) for cell in table.cells.values() if cell.seeds})
     if counts:
@@ -138,7 +138,7 @@ def render(table: Table) -> str:
 def _scores(
     table: Table, rows: Sequence[str], ours: Callable[[str, str], str], paper: Callable[[str, str], float | None]
 ) -> str:
-    """Rows by columns, with a column of the paper behind each of which it has numbers."""
+    """Renders rows by columns; a column with numbers in the paper is followed by a column of these."""
     has_paper = {column for column in table.columns if any(table.paper_number(row, column) for row in table.rows)}
     signs = "+" if rows is not table.rows else ""
     heads, lines = [""], [[row] for row in rows]
@@ -188,12 +188,12 @@ def _difference(table: Table, row: str, column: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """The text for a figure, where a pair of dollar signs would stand for mathematics."""
+    """Escapes dollar signs, which would start a formula in a figure."""
     return text.replace("$", r"\$")
 
 
 def _draw(table: Table, file: Any) -> None:
-    """A panel a column: every restart, the mean, and the paper, each as the difference to the first row."""
+    """Draws one panel per column: restarts, mean and the paper's number, as differences to the first row."""
     down = -(-len(table.columns) // _PANELS_ACROSS)
     across = -(-len(table.columns) // down)
     width, height = 2.6 * across + 2.2, (0.42 * len(table.rows) + 0.8) * down + 1.1

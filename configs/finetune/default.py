@@ -20,12 +20,12 @@ def get_config():
     config.log_every_steps = 50
     config.eval_batch_size = 64  # examples, over all devices
     config.max_nonfinite_steps = 10  # updates skipped in a row for a non-finite loss or gradient before the run stops
-    config.stall_minutes = 10.0  # without a step, before what every thread does is reported; 0: never
-    config.stall_exit_minutes = 0.0  # without a step, before the run ends with status 1; 0: it waits
+    config.stall_minutes = 10.0  # without a step, before the watchdog dumps all thread stacks; 0: never
+    config.stall_exit_minutes = 0.0  # without a step, before the run ends with status 1; 0: never
 
     config.data = ml_collections.ConfigDict()
     config.data.path = ""  # the task's folder
-    config.data.strict = False  # True: refuse a file with a row that cannot be used; False: count it and leave it out
+    config.data.strict = False  # True: fail on a bad row; False: skip and count it
     # Batches among which examples are sorted by length, which saves padding; 1: shuffled batches. Examples of a length
     # share sources and labels: 8 and 64 cost up to 0.03 of STS-B's Spearman correlation (benchmarks/batch_order).
     config.data.sort_window = 1

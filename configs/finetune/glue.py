@@ -14,7 +14,7 @@ TASKS = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
 
 def get_config(task=""):
     if task not in TASKS:
-        raise ValueError(f"{task!r} is none of its tasks: {', '.join(TASKS)}")
+        raise ValueError(f"{task!r}: unknown GLUE task; expected one of {', '.join(TASKS)}")
     config = default.get_config()
     config.task.kind = "glue"
     config.task.name = task

@@ -10,7 +10,7 @@ from bert_jax.configs.finetune import default
 
 def get_config(version="1.1"):
     if version not in ("1.1", "2.0"):
-        raise ValueError(f"{version!r} is no version of SQuAD: 1.1 or 2.0")
+        raise ValueError(f"{version!r}: unknown SQuAD version; expected 1.1 or 2.0")
     config = default.get_config()
     config.task.kind = "squad"
     config.task.version_2 = version == "2.0"

@@ -7,7 +7,7 @@ SEEDS = (0, 1, 2, 3, 4)
 
 
 def glue(task, folder, **more):
-    """A task of GLUE: the best of the paper's learning rates, five restarts."""
+    """Returns a GLUE task that searches the paper's learning rates with five restarts."""
     finetuning = {
         "data.path": f"glue/{folder}", "search.learning_rates": (5e-5, 4e-5, 3e-5, 2e-5), "search.seeds": SEEDS
     }  # fmt: skip

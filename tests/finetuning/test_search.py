@@ -51,18 +51,18 @@ def test_each_pair_is_run_once_whatever_happens_between(checkpoint: Path, folder
         search(config, str(folder / "runs"))
     with caplog.at_level("INFO"):
         found = search(config, str(folder / "runs"))
-    assert "learning rate 0.001, seed 4" in caplog.text
+    assert "learning_rate=0.001, seed=4" in caplog.text
     assert [run[:2] for run in runs] == [(1e-2, 3), (1e-2, 4), (1e-2, 4), (1e-3, 3), (1e-3, 4)]
     assert runs[0][2] == "lr-0.01-seed-3"
     assert json.loads((folder / "runs" / "search.json").read_text()) == found
     assert open_checkpoint(str(folder / "runs" / found["best"]["folder"])).task is not None
-    with pytest.raises(InputError, match=r"runs holds no complete checkpoint \(lr-0\.001-seed-3 in it does\)"):
+    with pytest.raises(InputError, match=r"runs .*lr-0\.001-seed-3"):
         open_checkpoint(str(folder / "runs"))
     caplog.clear()
     with caplog.at_level("INFO"):
         assert search(config, str(folder / "runs")) == found
     assert len(runs) == 5
-    assert "learning rate" not in caplog.text  # what is finished is not named
+    assert "seed=" not in caplog.text  # what is finished is not named
     assert found["metric"] == "accuracy"
     assert set(found["by_learning_rate"]) == {"0.01", "0.001"}
 
@@ -104,11 +104,11 @@ def test_what_is_reported():
 
 def test_what_cannot_be_searched_is_refused(checkpoint: Path, folder: Path):
     assert not is_search(config_of(checkpoint, folder))
-    with pytest.raises(InputError, match=r"search\.seeds: \[1, 1\] has one twice"):
+    with pytest.raises(InputError, match=r"search\.seeds=\[1, 1\]"):
         search(config_of(checkpoint, folder, seeds="(1, 1)"), str(folder / "runs"))
     without = config_of(checkpoint, folder, seeds="(1, 2)").copy_and_resolve_references()
     without.task.dev = ""
-    with pytest.raises(InputError, match="no split with labels to choose a run by"):
+    with pytest.raises(InputError, match=r"task\.dev"):
         search(without, str(folder / "runs"))
     assert not list((folder / "runs").glob("*/checkpoints"))  # which is known before any of the runs
 
@@ -122,7 +122,7 @@ def test_finished_search_is_of_its_config_data_and_encoder_wherever_they_are(
         (folder / name).rename(tmp_path / "data" / name)
     config = config_of(tmp_path / "encoder", tmp_path / "data", seeds="(1,)")
     found = search(config, str(tmp_path / "runs"))
-    for change, said in (
+    for change, changed in (
         ({"num_epochs": 2}, r"num_epochs 1 -> 2"),
         ({"data.path": str(tmp_path / "other")}, r"data\.path '.*' -> '.*other'"),
         ({"init": str(tmp_path / "another")}, r"init '.*' -> '.*another'"),
@@ -130,7 +130,7 @@ def test_finished_search_is_of_its_config_data_and_encoder_wherever_they_are(
         another = config.copy_and_resolve_references()
         for key, value in change.items():
             set_key(another, key, str(value))
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=changed):
             search(another, str(tmp_path / "runs"))
     assert search(config, str(tmp_path / "runs")) == found
     for name in ("encoder", "data"):

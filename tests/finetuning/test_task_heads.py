@@ -1,4 +1,4 @@
-"""What stands on the encoder in fine-tuning, and what it is trained on."""
+"""Tests task heads and their losses."""
 
 import jax
 import jax.numpy as jnp

@@ -69,7 +69,7 @@ def test_what_has_no_answer_is_zero(name: str):
 
 
 def test_one_prediction_a_label():
-    with pytest.raises(ValueError, match=r"\(2,\) and predictions \(1,\)"):
+    with pytest.raises(ValueError, match=r"\(2,\).*\(1,\)"):
         task_metrics.accuracy([1, 2], [1])
-    with pytest.raises(ValueError, match=r"both have to be \[N\]"):
+    with pytest.raises(ValueError, match=r"\[N\]"):
         task_metrics.accuracy([[1], [2]], [[1], [2]])

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 from pathlib import Path
 
 import jax
@@ -115,11 +116,11 @@ def test_long_lines_are_cut_and_counted(folder: Path, tmp_path: Path, capsys: py
     assert (
         extract(folder, tmp_path / "out.npz", "--input", tmp_path / "long.txt.gz", "--seq_len", 8, "--layers=-1") == 0
     )
-    assert "cut to 8 tokens: 1 line\n" in capsys.readouterr().out
+    assert "8 tokens: 1 line\n" in capsys.readouterr().out
     assert (
         extract(folder, tmp_path / "cut.npz", "--input", tmp_path / "long.txt.gz", "--seq_len", 7, "--layers=-1") == 0
     )
-    assert "cut to 7 tokens: 2 lines\n" in capsys.readouterr().out
+    assert "7 tokens: 2 lines\n" in capsys.readouterr().out
     with np.load(tmp_path / "cut.npz") as arrays:
         first, last = arrays["tokens"][: arrays["offsets"][1]], arrays["tokens"][arrays["offsets"][2] :]
     assert first.tolist() == ["[CLS]", "the", "ship", "[SEP]", "the", "moon", "[SEP]"]
@@ -157,17 +158,17 @@ def test_names_of_layers():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--layers", "-4"], "there is no layer -4: the model has 3, -3 to 2"),
-        (["--layers", "3"], "there is no layer 3"),
-        (["--layers=middle"], "there is no layer 'middle': give numbers, or embeddings"),
-        (["--layers", "-1,2"], "names a layer twice"),
-        (["--layers", "-1,"], "there is no layer ''"),
-        (["--layers="], "there is no layer ''"),
-        (["--layers", "9" * 5000], "there is no layer '9999"),
-        (["--seq_len", "65"], "--seq_len is 3 to 64"),
-        (["--seq_len", "2"], "--seq_len is 3 to 64"),
-        (["--batch_size", "0"], "--batch_size=0: "),
-        (["--batch_size", "9" * 30], "--batch_size=9"),
+        (["--layers", "-4"], r"layer -4.*\b3\b.*-3 to 2"),
+        (["--layers", "3"], r"layer 3\b"),
+        (["--layers=middle"], "layer 'middle'.*embeddings"),
+        (["--layers", "-1,2"], "--layers=-1,2"),
+        (["--layers", "-1,"], "layer ''"),
+        (["--layers="], "layer ''"),
+        (["--layers", "9" * 5000], "layer '9999"),
+        (["--seq_len", "65"], r"--seq_len=65\b.*3 to 64"),
+        (["--seq_len", "2"], r"--seq_len=2\b.*3 to 64"),
+        (["--batch_size", "0"], r"--batch_size.*\b65,?536\b"),
+        (["--batch_size", "9" * 30], r"--batch_size.*\b65,?536\b"),
         (["--input", "missing.txt"], "missing.txt"),
     ],
 )
@@ -176,7 +177,7 @@ def test_refusals(options: list[str], message: str, folder: Path, tmp_path: Path
         options = ["--layers", "-1", *options]
     assert extract(folder, tmp_path / "out.npz", *options) == 2
     error = capsys.readouterr().err
-    assert message in error
+    assert re.search(message, error)
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
@@ -185,7 +186,7 @@ def test_an_input_that_can_be_read_once_is_refused(folder: Path, tmp_path: Path,
     os.mkfifo(tmp_path / "fifo")
     for given in (tmp_path / "fifo", tmp_path):
         assert extract(folder, tmp_path / "out.npz", "--layers=-1", "--input", given) == 2
-        assert f"{given} is not a file: it is read twice" in capsys.readouterr().err
+        assert str(given) in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["fifo"]
 
 
@@ -211,7 +212,7 @@ def test_an_input_that_changes_on_the_way_is_noticed(
         return measured
 
     monkeypatch.setattr(features, "_measure", measure_and_change)
-    with pytest.raises(InputError, match=r"lines.txt changed while it was read"):
+    with pytest.raises(InputError, match=r"--input=\S+lines\.txt"):
         features.extract(str(folder / "checkpoint"), str(lines), str(tmp_path / output), layers="-1")
     assert [path.name for path in tmp_path.iterdir()] == ["lines.txt"]
 
@@ -240,16 +241,16 @@ def test_a_pair_needs_a_second_segment(vocabulary: list[str], tmp_path: Path, ca
     sources.write_checkpoint(tmp_path / "checkpoint", vocabulary, type_vocab_size=1)
     (tmp_path / "lines.txt").write_text("the ship\nthe owl ||| star\n")
     assert extract(tmp_path, tmp_path / "out.npz", "--layers=-1") == 2
-    assert "lines.txt:2: a pair, but the model has no second segment" in capsys.readouterr().err
+    assert re.search(r"lines\.txt:2: .*type_vocab_size=1", capsys.readouterr().err)
     (tmp_path / "lines.txt").write_text("the ship\n")
     assert extract(tmp_path, tmp_path / "out.npz", "--layers=-1") == 0
 
 
 def test_input_that_is_not_text(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
-    for name, content, message in (("bad", b"the ship\n\xff\n", "bad:2: not valid UTF-8"), ("empty", b"", "no line")):
+    for name, content, message in (("bad", b"the ship\n\xff\n", r"bad:2: .*UTF-8"), ("empty", b"", "empty: ")):
         (tmp_path / name).write_bytes(content)
         assert extract(folder, tmp_path / "out.npz", "--layers=-1", "--input", tmp_path / name) == 2
-        assert message in capsys.readouterr().err
+        assert re.search(message, capsys.readouterr().err)
     for name, content, found in (
         ("a.csv", b"text\nthe ship\n", "CSV"), ("a.jsonl", b'{"text": "the ship"}\n', "JSON lines"),
         ("a.txt", b"PAR1\x15\x04", "Parquet"), ("b.txt", b"<html>the ship</html>\n", "HTML"),
@@ -263,7 +264,7 @@ def test_input_that_is_not_text(folder: Path, tmp_path: Path, capsys: pytest.Cap
     assert not (tmp_path / "out.npz").exists()
     (tmp_path / "mine.npz").write_text("mine")
     assert extract(folder, tmp_path / "mine.npz", "--layers=-1") == 2
-    assert "exists" in capsys.readouterr().err
+    assert f"--output={tmp_path / 'mine.npz'}" in capsys.readouterr().err
     assert (tmp_path / "mine.npz").read_text() == "mine"
 
 

@@ -63,12 +63,12 @@ def test_texts_without_pairs(bert: bert_jax.PreTrained):
 @pytest.mark.parametrize(
     ("text", "pair", "message"),
     [
-        ([], None, "0 texts"),
-        (["a", "b"], ["c"], "2 texts with 1 pairs"),
-        (["a", "b"], "c", "2 texts with 1 pairs"),
-        ("the ship " * 40, None, "82 tokens long, the model reads 64"),
-        ("the caf\udce9 .", None, r"'the caf\\udce9 .' is not valid UTF-8"),
-        ("the ship .", "the caf\udce9 .", "is not valid UTF-8"),
+        ([], None, r"\b0 texts"),
+        (["a", "b"], ["c"], r"\b2 texts.*\b1 pair"),
+        (["a", "b"], "c", r"\b2 texts.*\b1 pair"),
+        ("the ship " * 40, None, r"\b82\b.*\b64\b"),
+        ("the caf\udce9 .", None, r"'the caf\\udce9 .'.*UTF-8"),
+        ("the ship .", "the caf\udce9 .", r"caf\\udce9.*UTF-8"),
     ],
 )
 def test_texts_that_cannot_be_read(text, pair, message: str, bert: bert_jax.PreTrained):
@@ -79,7 +79,7 @@ def test_texts_that_cannot_be_read(text, pair, message: str, bert: bert_jax.PreT
 def test_a_pair_needs_a_second_segment(vocabulary: list[str], tmp_path: Path):
     sources.write_checkpoint(tmp_path, vocabulary, type_vocab_size=1)
     one_segment = bert_jax.load(str(tmp_path))
-    with pytest.raises(InputError, match="no second segment"):
+    with pytest.raises(InputError, match="type_vocab_size=1"):
         one_segment.batch(["the ship", "the owl"], [None, "star"])
     assert not np.any(one_segment.batch("the ship")["token_type_ids"])
 

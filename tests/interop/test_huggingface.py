@@ -38,7 +38,7 @@ def load_torch(folder: Path):
 
 
 def assert_comes_back(folder: Path, checkpoint: Checkpoint) -> None:
-    """What is imported is the checkpoint that was exported, without the heads that no objective trained."""
+    """An imported checkpoint equals the exported one, without the heads that no objective trained."""
     back = import_checkpoint(str(folder), str(folder.with_name("back")))
     assert back.bert_config == checkpoint.bert_config
     assert back.tokenizer.sha256 == checkpoint.tokenizer.sha256

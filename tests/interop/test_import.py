@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from pathlib import Path
 
 import jax
@@ -158,7 +159,7 @@ def test_a_tokenizer_as_transformers_saves_it(lowercase: bool, vocabulary: list[
 
 
 def test_a_masked_lm_folder_that_holds_all_heads(vocabulary: list[str], tmp_path: Path):
-    """As the first released models are: their config names BertForMaskedLM."""
+    """The first released models are like this: their config names BertForMaskedLM."""
     save_torch(tmp_path / "hf", vocabulary, "BertForPreTraining")
     sources.edit_json(tmp_path / "hf" / "config.json", architectures=["BertForMaskedLM"])
     assert imported(tmp_path / "hf").heads == HEADS
@@ -168,7 +169,7 @@ def test_the_conversion_that_the_refusal_of_a_pickle_prints(vocabulary: list[str
     model = save_torch(tmp_path / "hf", vocabulary, "BertForMaskedLM")
     (tmp_path / "hf" / "model.safetensors").unlink()
     torch.save(model.state_dict(), tmp_path / "hf" / "pytorch_model.bin")
-    with pytest.raises(InputError, match="pickles can run any code") as refusal:
+    with pytest.raises(InputError, match=r"pytorch_model\.bin") as refusal:
         imported(tmp_path / "hf")
     code = str(refusal.value).split('python -c "')[1].removesuffix('"')
     assert "BertForMaskedLM" in code
@@ -182,6 +183,6 @@ def test_without_a_head_pooler_and_masked_lm_go_out_as_masked_lm(
     monkeypatch.setattr(logging.getLogger("bert_jax"), "propagate", True)  # whatever a command has set
     checkpoint = sources.write_checkpoint(tmp_path / "checkpoint", vocabulary, ("pooler", "mlm_head"))
     huggingface.export(checkpoint, str(tmp_path / "hf"))
-    assert "BertForMaskedLM has no pooler" in caplog.text
+    assert re.search(r"BertForMaskedLM\b.*\bpooler", caplog.text)
     _, info = transformers.BertForMaskedLM.from_pretrained(tmp_path / "hf", output_loading_info=True)
     assert not any(info.values()), info

@@ -1,4 +1,4 @@
-"""Which tokenizers import reads, and which it refuses: those that would give other ids than ours."""
+"""Tests the tokenizers that import reads, and those it refuses, which would produce other ids than ours."""
 
 import json
 from pathlib import Path
@@ -48,34 +48,34 @@ def test_a_tokenizer_of_our_own(lowercase: bool, folder: Path, vocabulary: list[
 def test_a_case_that_nobody_knows(folder: Path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
-    sources.refused(folder, "does not say whether", "give --cased or --uncased")
+    sources.refused(folder, "tokenizer_config.json", "--cased or --uncased")
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda f: sources.edit_json(f / "tokenizer_config.json", do_lower_case=False), "do_lower_case in"),
-        (lambda f: sources.edit_json(f / "tokenizer_config.json", strip_accents=False), "strip_accents is False"),
+        (lambda f: sources.edit_json(f / "tokenizer_config.json", do_lower_case=False), "do_lower_case"),
+        (lambda f: sources.edit_json(f / "tokenizer_config.json", strip_accents=False), "strip_accents=False"),
         (lambda f: sources.edit_json(f / "tokenizer_config.json", tokenize_chinese_chars=False), "tokenize_chinese"),
-        (lambda f: edit_tokenizer(f, "normalizer", clean_text=False), "clean_text is False"),
-        (lambda f: edit_tokenizer(f, "normalizer", handle_chinese_chars=False), "handle_chinese_chars is False"),
-        (lambda f: edit_tokenizer(f, "normalizer", type="NFC"), "normalizer is of type 'NFC'"),
-        (lambda f: sources.edit_json(f / "tokenizer.json", pre_tokenizer=None), "pre_tokenizer is of type None"),
-        (lambda f: edit_tokenizer(f, "model", type="BPE"), "model is of type 'BPE'"),
-        (lambda f: edit_tokenizer(f, "model", unk_token="<unk>"), "unk_token is '<unk>'"),
-        (lambda f: edit_tokenizer(f, "model", continuing_subword_prefix="@@"), "continuing_subword_prefix is '@@'"),
-        (lambda f: edit_tokenizer(f, "model", vocab={"[PAD]": 0, "a": 2}), "without a gap"),
+        (lambda f: edit_tokenizer(f, "normalizer", clean_text=False), "clean_text=False"),
+        (lambda f: edit_tokenizer(f, "normalizer", handle_chinese_chars=False), "handle_chinese_chars=False"),
+        (lambda f: edit_tokenizer(f, "normalizer", type="NFC"), "normalizer.type='NFC'"),
+        (lambda f: sources.edit_json(f / "tokenizer.json", pre_tokenizer=None), "pre_tokenizer.type=None"),
+        (lambda f: edit_tokenizer(f, "model", type="BPE"), "model.type='BPE'"),
+        (lambda f: edit_tokenizer(f, "model", unk_token="<unk>"), "unk_token='<unk>'"),
+        (lambda f: edit_tokenizer(f, "model", continuing_subword_prefix="@@"), "continuing_subword_prefix='@@'"),
+        (lambda f: edit_tokenizer(f, "model", vocab={"[PAD]": 0, "a": 2}), "model.vocab"),
         (lambda f: sources.edit_json(f / "tokenizer.json", added_tokens=[{"id": 103, "content": "<x>"}]), "'<x>'"),
-        (lambda f: edit_tokenizer(f, "model", vocab={"[PAD]": 0}), "added token '[UNK]'"),
-        (lambda f: (f / "vocab.txt").write_text((f / "vocab.txt").read_text() + "more\n"), "different vocabularies"),
-        (lambda f: [(f / name).unlink() for name in ("vocab.txt", "tokenizer.json")], "no vocab.txt and no"),
-        (lambda f: (f / "vocab.txt").write_text("[PAD]\n"), "vocab.txt: the vocabulary has no [UNK]"),
-        (lambda f: edit_tokenizer(f, "model", vocab={"[PAD]": 0, "a": True}), "without a gap"),
-        (lambda f: edit_tokenizer(f, "model", vocab={"[PAD]": "0"}), "without a gap"),
-        (lambda f: edit_tokenizer(f, "model", vocab=None), "without a gap"),
-        (lambda f: edit_tokenizer(f, "normalizer", lowercase="yes"), "tokenizer.json: lowercase is 'yes'"),
-        (lambda f: edit_tokenizer(f, "normalizer", strip_accents=1), "tokenizer.json: strip_accents is 1"),
-        (lambda f: edit_tokenizer(f, "normalizer", clean_text=0), "tokenizer.json: clean_text is 0"),
+        (lambda f: edit_tokenizer(f, "model", vocab={"[PAD]": 0}), "'[UNK]'"),
+        (lambda f: (f / "vocab.txt").write_text((f / "vocab.txt").read_text() + "more\n"), "vocab.txt"),
+        (lambda f: [(f / name).unlink() for name in ("vocab.txt", "tokenizer.json")], "vocab.txt"),
+        (lambda f: (f / "vocab.txt").write_text("[PAD]\n"), "[UNK]"),
+        (lambda f: edit_tokenizer(f, "model", vocab={"[PAD]": 0, "a": True}), "model.vocab"),
+        (lambda f: edit_tokenizer(f, "model", vocab={"[PAD]": "0"}), "model.vocab"),
+        (lambda f: edit_tokenizer(f, "model", vocab=None), "model.vocab"),
+        (lambda f: edit_tokenizer(f, "normalizer", lowercase="yes"), "tokenizer.json: lowercase='yes'"),
+        (lambda f: edit_tokenizer(f, "normalizer", strip_accents=1), "tokenizer.json: strip_accents=1"),
+        (lambda f: edit_tokenizer(f, "normalizer", clean_text=0), "tokenizer.json: clean_text=0"),
     ],
 )
 def test_tokenizers_that_are_not_berts(spoil, message: str, folder: Path):
@@ -87,25 +87,25 @@ def test_tokenizers_that_are_not_berts(spoil, message: str, folder: Path):
 @pytest.mark.parametrize("part", ["model", "normalizer", "pre_tokenizer", "added_tokens"])
 def test_parts_of_a_tokenizer_that_are_no_objects(part: str, value: object, folder: Path):
     sources.edit_json(folder / "tokenizer.json", **{part: value})
-    sources.refused(folder, f"tokenizer.json: {part} is ")
+    sources.refused(folder, f"tokenizer.json: {part}")
 
 
 @pytest.mark.parametrize("token", [{"id": 3}, {"content": ["[SEP]"], "id": 3}, {"content": "[SEP]"}])
 def test_added_tokens_that_are_none(token: dict, folder: Path):
     sources.edit_json(folder / "tokenizer.json", added_tokens=[token])
-    sources.refused(folder, "tokenizer.json: ", "added")
+    sources.refused(folder, "tokenizer.json: ", "added_tokens")
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"do_basic_tokenize": False}, "do_basic_tokenize is False"),
-        ({"never_split": ["ship"]}, "never_split is ['ship']"),
-        ({"mask_token": "<mask>"}, "mask_token is '<mask>': only [MASK] is read"),
-        ({"mask_token": {"content": "<mask>", "lstrip": True}}, "mask_token is '<mask>'"),
-        ({"pad_token": 0}, "pad_token is 0"),
-        ({"do_lower_case": "no"}, "do_lower_case is 'no': it has to be true or false"),
-        ({"strip_accents": 1}, "strip_accents is 1: it has to be true or false"),
+        ({"do_basic_tokenize": False}, "do_basic_tokenize=False"),
+        ({"never_split": ["ship"]}, "never_split=['ship']"),
+        ({"mask_token": "<mask>"}, "mask_token='<mask>'"),
+        ({"mask_token": {"content": "<mask>", "lstrip": True}}, "mask_token='<mask>'"),
+        ({"pad_token": 0}, "pad_token=0"),
+        ({"do_lower_case": "no"}, "do_lower_case='no'"),
+        ({"strip_accents": 1}, "strip_accents=1"),
     ],
 )
 @pytest.mark.parametrize("with_json", [True, False])
@@ -122,11 +122,11 @@ def test_special_tokens_that_are_berts(folder: Path, source: Path):
         sources.edit_json(folder / name, mask_token=described, cls_token="[CLS]", never_split=[])
     sources.assert_reads_as(folder, source)
     sources.edit_json(folder / "special_tokens_map.json", unk_token="<unk>")
-    with pytest.raises(InputError, match=r"special_tokens_map.json: unk_token is '<unk>': only \[UNK\] is read"):
+    with pytest.raises(InputError, match=r"special_tokens_map\.json: unk_token='<unk>'.*\[UNK\]"):
         import_checkpoint(str(folder), str(folder.with_name("output")))
 
 
 def test_a_tokenizer_of_its_own_class(folder: Path):
     (folder / "tokenizer.json").unlink()
     sources.edit_json(folder / "tokenizer_config.json", tokenizer_class="BertJapaneseTokenizer")
-    sources.refused(folder, "tokenizer_class 'BertJapaneseTokenizer'")
+    sources.refused(folder, "tokenizer_class='BertJapaneseTokenizer'")

@@ -1,4 +1,4 @@
-"""What the commands make of an imported checkpoint, with all heads and with some."""
+"""Tests the commands on an imported checkpoint, with all heads and with some."""
 
 import json
 import logging
@@ -74,7 +74,7 @@ def test_from_a_folder_through_every_command(vocabulary: list[str], dataset_dir:
     assert open_checkpoint(str(run)).step == 2
     taken = helpers.run_cli("import", "--source", source, "--output", imported)
     assert (taken.returncode, taken.stderr.count("\n")) == (2, 1), taken.stderr
-    assert "--output=" in taken.stderr
+    assert str(imported) in taken.stderr
 
 
 def test_case_on_the_command_line(vocabulary: list[str], tmp_path: Path, capsys: pytest.CaptureFixture):
@@ -83,7 +83,7 @@ def test_case_on_the_command_line(vocabulary: list[str], tmp_path: Path, capsys:
         (source / name).unlink()
     command = ("import", "--source", source, "--output")
     status, _, error = run(capsys, *command, tmp_path / "unknown")
-    assert (status, "give --cased or --uncased" in error, error.count("\n")) == (2, True, 1)
+    assert (status, "--cased or --uncased" in error, error.count("\n")) == (2, True, 1)
     for flag, lowercase in (("--cased", False), ("--uncased", True)):
         assert run(capsys, *command, tmp_path / flag[2:], flag)[0] == 0
         assert open_checkpoint(str(tmp_path / flag[2:])).tokenizer.lowercase is lowercase
@@ -120,7 +120,7 @@ def test_a_command_names_the_heads_that_it_misses(
         assert "mlm_head" in error
     else:
         assert (status, len(out.strip().split("\n"))) == (0, 5)
-    with pytest.raises(InputError, match=f"init: .* has no {missing}: set init_missing_heads=True"):
+    with pytest.raises(InputError, match=f"init.*{missing}.*init_missing_heads=True"):
         pretrain(small_config(dataset_dir, init=checkpoint), str(tmp_path / "run"))
     assert not list(tmp_path.glob("run/checkpoints/*"))
 
@@ -143,15 +143,15 @@ def test_evaluate_takes_the_heads_there_are(checkpoints: Path, dataset_dir: Path
 def test_evaluate_wants_one_head(name: str, checkpoints: Path, dataset_dir: Path, capsys: pytest.CaptureFixture):
     status, _, error = run(capsys, "evaluate", "--checkpoint", checkpoints / name, "--data", dataset_dir)
     assert (status, error.count("\n")) == (2, 1)
-    assert f"{checkpoints / name} has no " in error
-    assert "evaluate, without an mlm_head, needs pooler, nsp_head" in error
+    assert str(checkpoints / name) in error
+    assert "pooler, nsp_head" in error
 
 
 def test_pairs_are_not_evaluated_by_a_model_of_one_segment(
     vocabulary: list[str], dataset_dir: Path, corpus_file: Path, vocabulary_file: Path, tmp_path: Path
 ):
     sources.write_checkpoint(tmp_path / "one", vocabulary, ("mlm_head",), type_vocab_size=1)
-    with pytest.raises(InputError, match="no second segment"):
+    with pytest.raises(InputError, match="type_vocab_size"):
         evaluate_checkpoint(str(tmp_path / "one"), str(dataset_dir))
     helpers.prepare_dataset(corpus_file, vocabulary_file, tmp_path / "singles", pairs="none")
     assert evaluate_checkpoint(str(tmp_path / "one"), str(tmp_path / "singles"))["mlm_loss"] > 0
@@ -174,7 +174,7 @@ def test_missing_heads_are_new_and_of_the_seed(
         for path in (checkpoints / name, tmp_path / "run", tmp_path / "new")
     )
     missing = [head for head in HEADS if head not in HEADLESS[name]]
-    assert f": {', '.join(missing)}\n" in caplog.text
+    assert ", ".join(missing) in caplog.text
     assert after.keys() == new.keys()
     sources.assert_same_parameters(after, {**new, **before})
     assert not set(missing) & before.keys()
@@ -196,7 +196,7 @@ def test_an_export_that_fails_leaves_nothing(vocabulary: list[str], tmp_path: Pa
     checkpoint = sources.write_checkpoint(tmp_path / "checkpoint", vocabulary)
     parameters = tmp_path / "checkpoint" / "parameters"
     parameters.rename(tmp_path / "away")
-    with pytest.raises(InputError, match="damaged"):
+    with pytest.raises(InputError, match=str(tmp_path / "checkpoint")):
         huggingface.export(checkpoint, str(tmp_path / "new" / "hf"))
     assert not (tmp_path / "new" / "hf").exists()
     (tmp_path / "away").rename(parameters)
@@ -212,19 +212,19 @@ def test_an_export_to_a_full_disk_leaves_nothing(vocabulary: list[str], tmp_path
         tmp_path, 100, "export", "--checkpoint", tmp_path / "checkpoint", "--output", tmp_path / "disk" / "hf"
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert "the disk is full" in done.stderr.strip().split("\n")[-1]
+    assert "disk" in done.stderr.strip().split("\n")[-1]
 
 
 def test_a_damaged_checkpoint_says_so(vocabulary: list[str], tmp_path: Path):
     checkpoint = sources.write_checkpoint(tmp_path / "checkpoint", vocabulary)
     (tmp_path / "checkpoint" / "heads" / "metadata").write_text(json.dumps(["pooler"]))
-    with pytest.raises(InputError, match=r"checkpoint is damaged .*heads"):
+    with pytest.raises(InputError, match=r"checkpoint\b.*heads"):
         open_checkpoint(str(tmp_path / "checkpoint")).load_parameters()
     assert np.asarray(checkpoint.load_parameters()["pooler"]["bias"]).shape == (48,)
     described = checkpoint.tokenizer.to_json()
     for damaged in ([], {**described, "vocab": ["[PAD]"]}, {**described, "vocab": 5}, {**described, "lowercase": "no"}):
         (tmp_path / "checkpoint" / "tokenizer" / "metadata").write_text(json.dumps(damaged))
-        with pytest.raises(InputError, match=f"{tmp_path / 'checkpoint'} is damaged"):
+        with pytest.raises(InputError, match=str(tmp_path / "checkpoint")):
             open_checkpoint(str(tmp_path / "checkpoint"))
 
 

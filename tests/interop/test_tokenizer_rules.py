@@ -95,7 +95,7 @@ def test_a_limit_of_its_own(imported, tmp_path):
     for limit in (0, -1, "100", True, 1.5):
         described["model"]["max_input_chars_per_word"] = limit
         (tmp_path / "tokenizer.json").write_text(json.dumps(described))
-        with pytest.raises(InputError, match=r"tokenizer\.json: model\.max_input_chars_per_word is "):
+        with pytest.raises(InputError, match=r"tokenizer\.json: model\.max_input_chars_per_word="):
             read_tokenizer(epath.Path(tmp_path))
 
 

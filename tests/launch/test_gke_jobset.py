@@ -95,7 +95,7 @@ def test_the_command_arrives_as_it_was_typed():
 
 
 def outcome(manifest: dict[str, Any], exit_status: int = 0, condition: str = "") -> str:
-    """What becomes of the JobSet when a pod ends so: the Job's controller and JobSet's, in what matters."""
+    """Simulates the Job and JobSet controllers: returns the action on the JobSet when a pod ends so."""
     job = job_of(manifest)
     assert job["backoffLimit"] == 0
     assert job["template"]["spec"]["restartPolicy"] == "Never"

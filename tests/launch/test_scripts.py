@@ -1,4 +1,4 @@
-"""What all scripts have in common, and launch/slurm.sbatch with programs that stand in for Slurm's."""
+"""Tests common properties of all scripts, and launch/slurm.sbatch with fakes of Slurm's programs."""
 
 import os
 import re

@@ -73,7 +73,7 @@ def test_two_processes_that_are_told_to_stop_save_and_go_on_to_the_end(cluster, 
     assert state["ExitCode"] == "0:0"
     assert state["Restarts"] == "1"
     assert re.search(r"process 0 of 2", job.log)
-    assert re.search(r"going on from step \d+", job.log)
+    assert re.search(r"(resum\w+|going on) from step \d+", job.log, re.I)
     assert logged_steps(workdir) == list(range(10, 151, 10))
     assert not list(tmp_path.glob("*.failures"))
 

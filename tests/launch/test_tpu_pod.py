@@ -69,7 +69,7 @@ class Cloud:
         )  # fmt: skip
 
     def verbs(self) -> list[str]:
-        """What was asked of queued resources, but for questions about their state and for ssh."""
+        """Returns the calls on queued resources, without queries of their state and ssh."""
         path = self.folder / "calls"
         calls = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         return [call[3] for call in calls if call[2:3] == ["queued-resources"] and call[3] not in ("describe", "ssh")]

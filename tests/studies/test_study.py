@@ -142,64 +142,67 @@ def test_the_command_runs_a_study(spec: str, overrides, tmp_path: Path, capfd):
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
-        (("only_rows", "('BERT',)"), r"only_rows: there is no 'BERT'; there are MLM & NSP, LTR, \+ BiLSTM, released"),
-        (("only_tasks", "('mnli',)"), "only_tasks: there is no 'mnli'; there are topic"),
-        (("finetuning.optimizer.rate", "1"), r"row 'MLM & NSP', task 'topic': .*no such key"),
+        (("only_rows", "('BERT',)"), r"only_rows.*'BERT'.*MLM & NSP, LTR, \+ BiLSTM, released"),
+        (("only_tasks", "('mnli',)"), "only_tasks.*'mnli'.*topic"),
+        (("finetuning.optimizer.rate", "1"), r"row 'MLM & NSP', task 'topic': .*optimizer\.rate"),
         (("finetuning.num_epochs", "0"), r"row 'MLM & NSP', task 'topic': num_epochs"),
-        (("pretraining.total_step", "1"), r"pretraining\.total_step: .*did you mean pretraining\.total_steps"),
+        (("pretraining.total_step", "1"), r"pretraining\.total_step: .*pretraining\.total_steps"),
         (("pretraining.data.path", "nowhere"), "row 'MLM & NSP': .*nowhere"),
-        (("pretraining.phases.0.steps", "3"), r"pretraining\.phases\.0\.steps: the config has 0 phases"),
-        (("task_data", "nowhere"), "task 'topic': there is no nowhere/topics"),
-        (("finetuning.task.max_seq_len", "65"), r"row 'MLM & NSP', task 'topic': .*the encoder reads 64 tokens"),
-        (("finetuning.head.features", "concat_last_four"), r"row 'MLM & NSP', task 'topic': .*the encoder has 2"),
+        (("pretraining.phases.0.steps", "3"), r"pretraining\.phases\.0\.steps: .*\b0\b"),
+        (("task_data", "nowhere"), "task 'topic': .*nowhere/topics.*--config.task_data"),
+        (("finetuning.task.max_seq_len", "65"), r"row 'MLM & NSP', task 'topic': .*max_seq_len=65.*\b64\b"),
+        (
+            ("finetuning.head.features", "concat_last_four"),
+            r"row 'MLM & NSP', task 'topic': .*concat_last_four.*\b4\b.*\b2\b",
+        ),
         (("pretraining.mesh.data", "7"), r"row 'MLM & NSP': .*7"),
         (("pretraining.data.path", ""), r"row 'MLM & NSP': --config\.pretraining\.data\.path=DIR"),
-        (("checkpoints.base", ""), r"row 'released' wants --config\.checkpoints\.base=CHECKPOINT"),
+        (("checkpoints.base", ""), r"row 'released': .*--config\.checkpoints\.base=CHECKPOINT"),
         (("checkpoints.base", "nowhere"), "row 'released': .*nowhere"),
-        (("rows", "(3,)"), "rows: a tuple of dicts"),
-        (("finetuning.search.seeds", "(1, 1)"), r"search\.seeds: \[1, 1\] has one twice"),
-        (("finetuning.search.seeds", "('a',)"), r"search\.seeds: \['a'\] has to be of whole numbers"),
-        (("finetuning.search.seeds", "(-1,)"), r"task 'topic': seed=-1: "),
-        (("finetuning.search.learning_rates", "(None,)"), r"search\.learning_rates: \[None\] has to be of numbers"),
+        (("rows", "(3,)"), r"rows=\(3,\): "),
+        (("finetuning.search.seeds", "(1, 1)"), r"search\.seeds=\[1, 1\]"),
+        (("finetuning.search.seeds", "('a',)"), r"search\.seeds=\['a'\].*int"),
+        (("finetuning.search.seeds", "(-1,)"), r"task 'topic': seed\b.*-1"),
+        (("finetuning.search.learning_rates", "(None,)"), r"search\.learning_rates=\[None\].*float"),
     ],
 )
-def test_what_cannot_be_is_said_before_any_run(override: tuple[str, str], said: str, spec: str, overrides):
-    with pytest.raises(InputError, match=said):
+def test_what_cannot_be_is_said_before_any_run(override: tuple[str, str], message: str, spec: str, overrides):
+    with pytest.raises(InputError, match=message):
         load_study(spec, [*overrides, override])
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
-        ('"name": "LTR"', '"name": "MLM  nsp"', "rows: 'mlm_nsp' stands there twice"),
-        ('"paper": {"topic": 77.5}', '"paper": {"topics": 77.5}', "row 'LTR': paper: there is no column 'topics'"),
-        ('"pretraining": LTR, "paper"', '"pretrain": LTR, "paper"', "rows: 'LTR' has 'pretrain', which is none of"),
-        ('{"objective.lm"', '{"objective.lim"', "row 'LTR': .*did you mean objective.lm"),
-        ('"checkpoint": "base"', '"tasks": ["QNLI"]', "row 'released': tasks: there is no 'QNLI'; there are topic"),
-        ('"checkpoint": "base"', '"checkpoint": "tiny"', "row 'released': checkpoint is one of base, large"),
-        ('"name": "LTR"', '"name": 5', "rows: 5: name cannot be 5"),
-        ('"name": "LTR"', '"name": "+"', r"rows: '\+': a name has a letter or a digit"),
-        ('"paper": {"topic": 77.5}', '"paper": {"topic": None}', r"rows: 'LTR': paper cannot be \{'topic': None\}"),
-        ('"paper": {"topic": 77.5}', '"paper": None', "rows: 'LTR': paper cannot be None"),
-        ('{"name": "LTR", "pretraining": LTR', '{"name": "LTR", "pretraining": "LTR"', "'LTR': pretraining cannot be"),
-        ('{"head.bilstm": 8, "num_epochs": 2}', '["head.bilstm"]', r"rows: '\+ BiLSTM': finetuning cannot be"),
-        ('"name": "topic",', '"name": "topic", "columns": ("dev/f1",),', "tasks: 'topic': columns cannot be"),
-        ('"name": "topic",', '"name": "topic", "scale": "100",', "tasks: 'topic': scale cannot be '100'"),
-        ('"config": "finetune/text",', '"columns": {"topic": "x"},', "task 'topic' has no config"),
+        ('"name": "LTR"', '"name": "MLM  nsp"', "rows: .*'mlm_nsp'"),
+        ('"paper": {"topic": 77.5}', '"paper": {"topics": 77.5}', "row 'LTR': paper.*'topics'"),
+        ('"pretraining": LTR, "paper"', '"pretrain": LTR, "paper"', "rows: 'LTR'.*'pretrain'.*pretraining"),
+        ('{"objective.lm"', '{"objective.lim"', "row 'LTR': .*objective.lim.*objective.lm"),
+        ('"checkpoint": "base"', '"tasks": ["QNLI"]', "row 'released': tasks.*'QNLI'.*topic"),
+        ('"checkpoint": "base"', '"checkpoint": "tiny"', "row 'released': checkpoint='tiny'.*base, large"),
+        ('"name": "LTR"', '"name": 5', "rows: 5: name=5"),
+        ('"name": "LTR"', '"name": "+"', r"rows: '\+': name="),
+        ('"paper": {"topic": 77.5}', '"paper": {"topic": None}', r"rows: 'LTR': paper=\{'topic': None\}"),
+        ('"paper": {"topic": 77.5}', '"paper": None', "rows: 'LTR': paper=None"),
+        ('{"name": "LTR", "pretraining": LTR', '{"name": "LTR", "pretraining": "LTR"', "'LTR': pretraining='LTR'"),
+        ('{"head.bilstm": 8, "num_epochs": 2}', '["head.bilstm"]', r"rows: '\+ BiLSTM': finetuning=\["),
+        ('"name": "topic",', '"name": "topic", "columns": ("dev/f1",),', r"tasks: 'topic': columns=\("),
+        ('"name": "topic",', '"name": "topic", "scale": "100",', "tasks: 'topic': scale='100'"),
+        ('"config": "finetune/text",', '"columns": {"topic": "x"},', "task 'topic': config"),
     ],
 )  # fmt: skip
-def test_a_wrong_study_is_named(old: str, new: str, said: str, spec: str, overrides):
+def test_a_wrong_study_is_named(old: str, new: str, message: str, spec: str, overrides):
     assert old in CONFIG
     Path(spec).write_text(CONFIG.replace(old, new))
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         load_study(spec, overrides)
 
 
 @pytest.mark.parametrize("name", ["studies/table9", "studies/_tasks"])
 def test_a_study_that_there_is_not_is_named_with_those_there_are(name: str):
-    with pytest.raises(InputError, match=f"no config named '{name}'.*studies/default, studies/table1, studies/table2"):
+    with pytest.raises(InputError, match=f"'?{name}'?.*studies/default, studies/table1, studies/table2"):
         load_study(name)
 
 
@@ -222,9 +225,9 @@ def test_scores_of_another_encoder_are_not_taken_for_those_of_this_one(
     for row in ("LTR", "released"):
         run(row)
         run(row)
-    with pytest.raises(InputError, match=r"row 'LTR': .*/ltr was fine-tuned from another encoder .steps 4 -> 8"):
+    with pytest.raises(InputError, match=r"row 'LTR': .*/ltr\b.*steps 4 -> 8"):
         run("LTR", ("pretraining.total_steps", "8"))
-    with pytest.raises(InputError, match=r"row 'released': .*another encoder .encoder .*/link'"):
+    with pytest.raises(InputError, match=r"row 'released': .*encoder \S+ -> \S+/link'"):
         run("released", ("checkpoints.base", str(tmp_path / "link")))
 
 
@@ -324,7 +327,7 @@ def test_a_figure_of_many_columns_has_several_lines(tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def deep_encoder(vocabulary: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As many layers and positions as the paper's tables read."""
+    """Writes an encoder with as many layers and positions as the paper's tables read."""
     folder = tmp_path_factory.mktemp("deep") / "encoder"
     tokenizer = WordPieceTokenizer(vocabulary, lowercase=True)
     model = BertConfig(
@@ -366,5 +369,5 @@ def test_ablations_are_configs(row: str, keys: dict):
     assert {key: config[key] for key in config if config[key] != base[key]} == {
         key: value for key, value in keys.items() if base[key] != value
     }  # fmt: skip
-    with pytest.raises(InputError, match="'nothing' is none of the rows: bert_base, no_nsp"):
+    with pytest.raises(InputError, match=r"nothing.*bert_base, no_nsp"):
         load_config("ablations:nothing")

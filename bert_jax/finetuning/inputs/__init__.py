@@ -1,1 +1,1 @@
-"""The files of tasks: rows, bad rows, splits, and padded batches of encoded rows."""
+"""Task input: files, rows, bad rows, splits, and padded batches of encoded rows."""

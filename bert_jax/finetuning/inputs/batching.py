@@ -1,8 +1,8 @@
-"""The encoded rows of a split, and batches of them whose length is that of what is in them.
+"""Encoded rows of a split, and batches padded to the length of their longest row.
 
-Fine-tuning's texts are short beside the 512 tokens that a model reads. A batch is as long as the next of a few lengths
-that holds its longest row: a step is compiled for each of these, and for no other. Where rows are sorted by length,
-neighbours of a like length share a batch.
+Fine-tuning's texts are short compared with the 512 tokens that a model reads. A batch is padded to the smallest of some
+fixed lengths that holds its longest row, so that one step is compiled per length. Sorting by length puts rows of
+similar length into one batch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,17 +15,17 @@ from bert_jax.text.sequences import EncodedSequence
 from bert_jax.text.tokenization import WordPieceTokenizer
 
 LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""What rows are padded to; beyond, multiples of the last."""
+"""Padded lengths in tokens; beyond the last, its multiples."""
 
 _WINDOW_BEFORE = 64
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How texts become rows: by which tokenizer, of how many tokens at the most.
+    """The tokenizer and the maximum tokens of rows.
 
-    `last_position`: whether a sequence is pooled from its last token, as of a left-to-right model, whose first token
-    sees nothing but itself.
+    `last_position`: pool a sequence from its last token, for a left-to-right model, whose first token attends only to
+    itself.
     """
 
     tokenizer: WordPieceTokenizer
@@ -35,14 +35,14 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a split, `group` neighbours of which are one example.
+    """Rows of a split; every `group` adjacent rows are one example.
 
     Attributes:
-      sequences: what the encoder reads, a row each.
-      labels: an array whose first axis is the rows', or None where there are none. [N, ...], or for labels of tokens a
-        list of int32 [T], one for each of a row's tokens.
-      group: rows of an example.
-      last_position: whether a sequence is pooled from its last token and not from its first.
+      sequences: the encoder's inputs, one per row.
+      labels: an array [N, ...] of N rows; for token labels a list of int32 [T], one label per token of a row; None if
+        unlabelled.
+      group: rows per example.
+      last_position: pool a sequence from its last token instead of its first.
     """
 
     sequences: Sequence[EncodedSequence]
@@ -51,21 +51,21 @@ class Rows:
     last_position: bool = False
 
     def __len__(self) -> int:
-        """Examples."""
+        """Returns the number of examples."""
         return len(self.sequences) // self.group
 
     def lengths(self) -> np.ndarray:
-        """int64 [examples]: tokens of the longest row of each."""
+        """Returns the tokens of each example's longest row, int64 [examples]."""
         tokens = np.array([len(sequence.input_ids) for sequence in self.sequences], np.int64)
         return tokens.reshape(-1, self.group).max(axis=1)
 
     def lay_out(
         self, examples: np.ndarray, seq_len: int, count: int, tokenizer: WordPieceTokenizer
     ) -> dict[str, np.ndarray]:
-        """The rows of `examples`, filled up to those of `count` examples, as the model and its objective read them.
+        """Builds the batch of `examples`, padded to the rows of `count` examples, for the model and its objective.
 
         Returns `input_ids, token_type_ids, positions, sequence_ids` int32 [B, L], `cls_positions` int32 [B, 1],
-        `weights` fp32 [B], 0 where it is filled up, and `labels` where there are any; B is count * group.
+        `weights` fp32 [B], 0 for padding rows, and `labels` if labelled; B is count * group.
         """
         total = count * self.group
         input_ids = np.full((total, seq_len), tokenizer.pad_id, np.int32)
@@ -79,7 +79,7 @@ class Rows:
             token_type_ids[row, sequence.first_length : length] = 1
             sequence_ids[row, :length] = 1
             cls_positions[row] = length - 1 if self.last_position else 0
-        sequence_ids[len(chosen) :, 0] = 1  # a row of nothing but padding has nothing to attend to
+        sequence_ids[len(chosen) :, 0] = 1  # a padding row needs a token to attend to
         weights[: len(chosen)] = 1
         positions = np.broadcast_to(np.arange(seq_len, dtype=np.int32), input_ids.shape)
         batch = {
@@ -96,20 +96,20 @@ class Rows:
             labels[: len(chosen)] = self.labels[chosen]
             return labels
         assert self.labels is not None
-        of_tokens = np.full((total, seq_len), -1, np.int32)
+        token_labels = np.full((total, seq_len), -1, np.int32)
         for row, index in enumerate(chosen.tolist()):
-            of_tokens[row, : len(self.labels[index])] = self.labels[index]
-        return of_tokens
+            token_labels[row, : len(self.labels[index])] = self.labels[index]
+        return token_labels
 
 
 def padded_length(length: int, max_seq_len: int) -> int:
-    """The shortest of `LENGTHS` that holds `length` tokens; `max_seq_len` where they are beyond it."""
+    """Returns the smallest of `LENGTHS` that holds `length` tokens, at most `max_seq_len`."""
     fitting = next((known for known in LENGTHS if known >= length), -(-length // LENGTHS[-1]) * LENGTHS[-1])
     return min(fitting, max_seq_len)
 
 
 def in_order(rows: Rows, batch_size: int) -> Iterator[np.ndarray]:
-    """All examples once, by length: int64 [n] of `batch_size` examples or, the last, fewer."""
+    """Yields all examples once, sorted by length: int64 [n], n = `batch_size` or, in the last batch, fewer."""
     order = np.argsort(rows.lengths(), kind="stable")
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
@@ -118,28 +118,28 @@ def in_order(rows: Rows, batch_size: int) -> Iterator[np.ndarray]:
 def epoch_of_batches(rows: Rows, batch_size: int, seed: int, epoch: int, *, window: int | None) -> list[np.ndarray]:
     """Returns the examples of each batch of an epoch, int64 [batch_size]: a pure function of its arguments.
 
-    Each example is in one batch. The last batch may be smaller. Shuffled examples are cut into windows of `window`
-    batches, and each window is sorted by length. Batches of a window follow one another in a random order: each window
-    is a random sample, though a batch is none. So few steps see all lengths, and the labels that go with them.
+    Each example is in one batch. The last batch may be smaller. Shuffled examples are split into windows of `window`
+    batches, and each window is sorted by length. The batches of a window follow in random order. A window is a random
+    sample, though a batch is not, so that a few steps see all lengths and the labels that correlate with them.
 
     Args:
       rows: the examples.
-      batch_size: examples.
-      seed: of the run.
-      epoch: from 0.
-      window: batches; 1 sorts nothing. None is the order of runs that began before `data.sort_window`: windows of 64
-        batches, whose batches are shuffled over the whole epoch.
+      batch_size: examples per batch.
+      seed: the run's seed.
+      epoch: numbered from 0.
+      window: in batches; 1 sorts nothing. None is the order of runs that started before `data.sort_window`: windows of
+        64 batches, whose batches are shuffled over the complete epoch.
     """
     rng = np.random.Generator(np.random.Philox(key=key_from(seed, epoch)))
     order, lengths = rng.permutation(len(rows)), rows.lengths()
     batches: list[np.ndarray] = []
-    rest = len(rows) % batch_size  # not sorted, so that the small batch is of no odd length
+    rest = len(rows) % batch_size  # not sorted, so that the lengths of the small last batch are not biased
     size = (window or _WINDOW_BEFORE) * batch_size
     for start in range(0, len(rows) - rest, size):
         examples = order[start : min(start + size, len(rows) - rest)]
         examples = examples[np.argsort(lengths[examples], kind="stable")]
-        of_window = np.split(examples, len(examples) // batch_size)
-        batches += of_window if window is None else _shuffled(of_window, rng)
+        window_batches = np.split(examples, len(examples) // batch_size)
+        batches += window_batches if window is None else _shuffled(window_batches, rng)
     if window is None:
         batches = _shuffled(batches, rng)
     return batches + ([order[len(rows) - rest :]] if rest else [])

@@ -1,12 +1,13 @@
-"""The right ending among several: SWAG, CODAH, and files of one's own.
+"""Multiple-choice files: SWAG, CODAH, and the user's own.
 
     .csv     SWAG: train.csv, val.csv and test.csv of https://github.com/rowanz/swagaf, with the columns `sent1`,
-             `sent2`, `ending0` to `ending3` and (but in test.csv) `label`, counted from 0; others are not needed
-    .tsv     CODAH: category, prompt, four endings and the right one's number, counted from 0; no header, no quoting
-    .jsonl   one's own: objects with `context`, `endings` (a list of two or more, as many in every object), `label` (a
-             number from 0) and, if need be, `start` (the begin of every ending) and `id`
+             `sent2`, `ending0` to `ending3` and (except in test.csv) `label`, numbered from 0; others are ignored
+    .tsv     CODAH: category, prompt, four endings and the correct one's number, from 0; no header, no quoting
+    .jsonl   the user's own: objects with `context`, `endings` (a list of at least two, as many in every object),
+             `label` (a number from 0) and optionally `start` (the beginning of every ending) and `id`
 
-each also as .gz, .bz2 or .zst. The encoder reads one sequence an ending: the context, then the start and the ending.
+Each may be compressed (.gz, .bz2, .zst). The encoder reads one sequence per ending: the context, then the start and the
+ending.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ _CODAH = ("category", "context", *_ENDINGS, "label")
 
 @dataclass(frozen=True)
 class ChoiceExample:
-    """`endings` go on from `start`, which follows `context`; `label` is the right one's number, from 0, if known."""
+    """`endings` continue `start`, which follows `context`; `label` is the correct one's number, from 0, or None."""
 
     id: str
     context: str
@@ -42,23 +43,23 @@ Labels = Literal["required", "optional", "ignored"]
 
 
 def read_choices(path: str | PathLike[str], bad_rows: BadRows, *, labels: Labels = "required") -> list[ChoiceExample]:
-    """The examples of a file in one of the formats above, in its order.
+    """Reads the examples of a file in one of the formats above, in its order.
 
     Args:
-      path: the file; its ending says which format it is.
-      bad_rows: gets rows with a wrong number of columns or endings, an empty context or ending, or a label that is
+      path: the file; its name's extension determines the format.
+      bad_rows: collects rows with a wrong number of columns or endings, an empty context or ending, or a label that is
         not the number of an ending.
-      labels: "optional" where they may be missing, as in SWAG's test.csv; "ignored" where no label is looked at.
+      labels: "optional" if they may be missing, as in SWAG's test.csv; "ignored" if labels are not read.
 
     Raises:
-      InputError: an unknown format, a file that cannot be read, no such columns in it, or no usable row.
+      InputError: unknown format, unreadable file, missing columns, or no usable row.
     """
     examples: list[ChoiceExample] = []
     for line, identity, row in _rows(str(path), bad_rows, labels):
         try:
             example = _example(identity, row, labels)
             if examples and len(example.endings) != len(examples[0].endings):
-                raise ValueError(f"{len(example.endings)} endings instead of {len(examples[0].endings)}")
+                raise ValueError(f"expected {len(examples[0].endings)} endings, got {len(example.endings)}")
         except ValueError as error:
             bad_rows.add(path, line, error)
         else:
@@ -71,7 +72,7 @@ def read_choices(path: str | PathLike[str], bad_rows: BadRows, *, labels: Labels
 def encode_choices(
     tokenizer: WordPieceTokenizer, examples: Sequence[ChoiceExample], max_seq_len: int
 ) -> list[tuple[EncodedSequence, ...]]:
-    """For each example one sequence an ending: [CLS] context [SEP] start ending [SEP], cut to `max_seq_len`."""
+    """Encodes one sequence per ending: [CLS] context [SEP] start ending [SEP], truncated to `max_seq_len`."""
     pairs = [
         (example.context, f"{example.start} {ending}".strip()) for example in examples for ending in example.endings
     ]
@@ -80,22 +81,22 @@ def encode_choices(
 
 
 def write_choices(path: str | PathLike[str], examples: Sequence[ChoiceExample], predictions: Sequence[int]) -> None:
-    """Writes the numbers of the chosen endings as SWAG's leaderboard takes them (`csv_predict.py` of rowanz/swagaf)."""
+    """Writes the numbers of the chosen endings in the format of SWAG's leaderboard (rowanz/swagaf `csv_predict.py`)."""
     rows = (f"{example.id},{int(choice)}" for example, choice in zip(examples, predictions, strict=True))
     write_lines(path, [",pred", *rows])
 
 
 def _rows(path: str, bad_rows: BadRows, labels: Labels) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
-    """(line, id, row) with `context`, `start`, `endings` and, where the file has one, `label`."""
+    """Yields (line, id, row); a row has `context`, `start`, `endings` and, if the file has one, `label`."""
     kind = format_of(path)
     if kind == ".csv":
         columns = columns_of(path, comma=True)
         if missing := [name for name in (*_SWAG, *(("label",) if labels == "required" else ())) if name not in columns]:
-            raise InputError(f"{path}:1: no column {', '.join(missing)}; is this a file of SWAG's?")
+            raise InputError(f"{path}:1: missing column {', '.join(missing)}; expected a SWAG file")
         for number, (line, row) in enumerate(csv_rows(path, bad_rows)):
             endings = [row[name] for name in _ENDINGS]
             label = {"label": row["label"]} if row.get("label") else {}
-            # The first column has no name: it is the row's number.
+            # The first column, which has no name, is the row's number.
             yield line, row.get("") or str(number), {
                 "context": row["sent1"], "start": row["sent2"], "endings": endings, **label,
             }  # fmt: skip
@@ -108,25 +109,25 @@ def _rows(path: str, bad_rows: BadRows, labels: Labels) -> Iterator[tuple[int, s
         for line, value in json_rows(path, bad_rows):
             yield line, str(value.get("id", line - 1)), value
     else:
-        raise InputError(f"{path}: the name has to end in .csv (SWAG), .tsv (CODAH) or .jsonl")
+        raise InputError(f"{path}: unknown format; expected a name that ends in .csv (SWAG), .tsv (CODAH) or .jsonl")
 
 
 def _example(identity: str, row: Mapping[str, Any], labels: Labels) -> ChoiceExample:
-    """Raises ValueError that says what is wrong."""
+    """Converts a row to an example. Raises ValueError for a bad row."""
     context, start, endings = row.get("context"), row.get("start") or "", row.get("endings")
     if not isinstance(context, str) or not isinstance(start, str):
-        raise ValueError("context and start have to be texts")
+        raise ValueError("context and start must be strings")
     if not isinstance(endings, list) or len(endings) < 2 or not all(isinstance(ending, str) for ending in endings):
-        raise ValueError("endings have to be a list of two texts or more")
+        raise ValueError("endings must be a list of at least 2 strings")
     if not context.strip():
-        raise ValueError("the context is empty")
+        raise ValueError("context is empty")
     if empty := [number for number, ending in enumerate(endings) if not ending.strip()]:
-        raise ValueError(f"ending {empty[0]} is empty")
+        raise ValueError(f"endings[{empty[0]}] is empty")
     label = row.get("label") if labels != "ignored" else None
     if label is None:
         if labels == "required":
-            raise BadLabel("no label", MISSING_LABEL)
+            raise BadLabel("label is missing", MISSING_LABEL)
         return ChoiceExample(identity, context, start, tuple(endings), None)
     if str(label) not in map(str, range(len(endings))):
-        raise BadLabel(f"the label {label!r:.60} is not one of 0 to {len(endings) - 1}", UNKNOWN_LABEL)
+        raise BadLabel(f"label {label!r:.60}: expected 0 to {len(endings) - 1}", UNKNOWN_LABEL)
     return ChoiceExample(identity, context, start, tuple(endings), int(label))

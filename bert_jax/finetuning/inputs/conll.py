@@ -1,10 +1,10 @@
-"""Named entities: CoNLL files, the schemes of their tags, and the scores that conlleval gives.
+"""Named entities: CoNLL files, tagging schemes, and the scores of conlleval.
 
-A file has one word a line, with columns between tabs (where the line has one) or spaces; an empty line ends a sentence,
-and a line that begins with -DOCSTART- begins a document. CoNLL-2003 has the word first and the tag last; so has
-WNUT-17. In a file without -DOCSTART- every sentence is a document of its own.
+A file has one word per line, with columns separated by tabs (if the line has one) or spaces. An empty line ends a
+sentence, and a line that starts with -DOCSTART- begins a document. CoNLL-2003 and WNUT-17 have the word first and the
+tag last. In a file without -DOCSTART- every sentence is its own document.
 
-Within the program tags are BIO (IOB2): B-TYPE begins an entity, I-TYPE goes on with it, O is outside.
+Internally tags are BIO (IOB2): B-TYPE begins an entity, I-TYPE continues it, O is outside.
 """
 
 import re
@@ -26,7 +26,7 @@ _SPACES = re.compile(r"[ \t]+")  # no other: a no-break space may be part of a w
 
 @dataclass(frozen=True)
 class TaggedSentence:
-    """Words and their tags, BIO, or None where the file has none; `document` numbers a file's documents from 0."""
+    """Words and their BIO tags, or None for an untagged file; `document` numbers a file's documents from 0."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...] | None
@@ -35,7 +35,7 @@ class TaggedSentence:
 
 @dataclass(frozen=True)
 class EntityScore:
-    """Counts of entities: in the file, predicted, and predicted with the right type and both ends."""
+    """Counts of entities: in the file, predicted, and predicted with correct type and boundaries."""
 
     gold: int
     predicted: int
@@ -62,45 +62,47 @@ def read_conll(
     tag_column: int = -1,
     labelled: bool = True,
 ) -> list[TaggedSentence]:
-    """The sentences of a file; tags of any of SCHEMES become BIO.
+    """Reads the sentences of a file; tags of any of SCHEMES are converted to BIO.
 
     Args:
-      path: the file, compressed or not.
-      bad_rows: gets lines without such columns or with a tag that is none; the sentence is left out, and named once.
-      word_column: counted from 0, or from the end with -1.
+      path: the file, optionally compressed.
+      bad_rows: collects lines with a missing column or an invalid tag; their sentence is skipped and logged once.
+      word_column: numbered from 0, or from the end with -1.
       tag_column: the same.
-      labelled: False for words to be tagged: no tag is looked at, and there may be but one column.
+      labelled: False for words to predict: tags are ignored, and a single column is allowed.
 
     Raises:
       InputError: the file cannot be read, or has no usable sentence.
     """
     sentences: list[TaggedSentence] = []
-    document, named = -1, False
+    document, has_documents = -1, False
     for rows in _blocks(str(path), bad_rows):
         if rows[0][1][0].startswith(_DOCUMENT):
-            document, named = document + 1, True
+            document, has_documents = document + 1, True
             continue
         words, tags = [], []
         for line, columns in rows:
             try:
-                words.append(_column(columns, word_column, "word"))
+                words.append(_column(columns, word_column, "word_column"))
                 if labelled:
                     tags.append(_tag(columns, tag_column))
             except ValueError as error:
-                problem = f"{error}; its sentence is left out"
+                problem = f"{error}; skipping its sentence"
                 bad_rows.add(path, line, BadLabel(problem, error.reason) if isinstance(error, BadLabel) else problem)
                 break
         else:
-            document += not named
+            document += not has_documents
             bio = tuple(convert_tags(tags, "bio")) if labelled else None
             sentences.append(TaggedSentence(tuple(words), bio, document))
     if not sentences:
-        raise InputError(f"{path}: no usable sentence; a line is a word and its tag, an empty line ends a sentence")
+        raise InputError(
+            f"{path}: no usable sentence; expected a word and its tag per line, and an empty line after a sentence"
+        )
     return sentences
 
 
 def has_tags(path: str | PathLike[str]) -> bool:
-    """Returns True if a file's words have anything beside them. InputError where it cannot be read."""
+    """Returns True if any word of a file has a second column. InputError if it cannot be read."""
     rows = (
         row for rows in _blocks(str(path), BadRows(quiet=True)) for row in rows if not row[1][0].startswith(_DOCUMENT)
     )
@@ -108,9 +110,10 @@ def has_tags(path: str | PathLike[str]) -> bool:
 
 
 def is_conll(path: str | PathLike[str]) -> bool:
-    """Tells CoNLL's columns, a word a line, from plain text. InputError where the file cannot be read.
+    """Distinguishes CoNLL columns, one word per line, from plain text. InputError if the file cannot be read.
 
-    True where the name ends in .conll, no line has a second column, or every line's last column is a tag.
+    True if the name ends in .conll, a line starts with -DOCSTART-, no line has a second column, or every line's last
+    column is a tag.
     """
     if re.search(r"\.conll(\.\w+)?$", str(path).lower()):
         return True
@@ -121,23 +124,23 @@ def is_conll(path: str | PathLike[str]) -> bool:
 
 
 def read_plain(path: str | PathLike[str], bad_rows: BadRows) -> list[TaggedSentence]:
-    """Returns the sentences of plain text, one a line; words stand between spaces.
+    """Returns the sentences of plain text, one per line; words are separated by spaces.
 
-    InputError where the file cannot be read, or has no sentence.
+    Raises InputError if the file cannot be read, or has no sentence.
     """
     lines = [line for _, line in text_lines(str(path), bad_rows) if line.strip()]
     if not lines:
-        raise InputError(f"{path}: no sentence; a line of plain text is one, with spaces between its words")
+        raise InputError(f"{path}: no sentence; expected one sentence per line, with spaces between words")
     return [split_words(line, number) for number, line in enumerate(lines)]
 
 
 def split_words(text: str, document: int) -> TaggedSentence:
-    """Returns the words between the spaces of a text, without tags."""
+    """Splits a text at whitespace into words without tags."""
     return TaggedSentence(tuple(word for word in re.split(r"[ \t\r\n]+", text) if word), None, document)
 
 
 def _blocks(path: str, bad_rows: BadRows) -> Iterator[list[tuple[int, list[str]]]]:
-    """(line number, columns) of the lines of each sentence; a -DOCSTART- line by itself."""
+    """Yields (line number, columns) of the lines of each sentence; a -DOCSTART- line is a block by itself."""
     rows: list[tuple[int, list[str]]] = []
     for number, line in text_lines(path, bad_rows):
         content = line.strip(" \t")
@@ -156,24 +159,24 @@ def _blocks(path: str, bad_rows: BadRows) -> Iterator[list[tuple[int, list[str]]
 
 def _column(columns: list[str], index: int, name: str) -> str:
     if not -len(columns) <= index < len(columns) or not columns[index].strip():
-        raise ValueError(f"no {name} in column {index} of {len(columns)}")
+        raise ValueError(f"{name}={index}: missing or empty, the line has {len(columns)} columns")
     return columns[index].strip(" ")
 
 
 def _tag(columns: list[str], index: int) -> str:
     if len(columns) < 2:
-        raise BadLabel("a word without a tag", MISSING_LABEL)
-    tag = _column(columns, index, "tag")
+        raise BadLabel("the word has no tag", MISSING_LABEL)
+    tag = _column(columns, index, "tag_column")
     if not _TAG.fullmatch(tag):
-        raise BadLabel(f"{tag!r:.60} is no tag: tags are O, B-TYPE, I-TYPE, E-TYPE and S-TYPE", UNKNOWN_LABEL)
+        raise BadLabel(f"invalid tag {tag!r:.60}; expected O, B-TYPE, I-TYPE, E-TYPE or S-TYPE", UNKNOWN_LABEL)
     return tag
 
 
 def entity_spans(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """(type, start, end) of the entities of a sentence; `end` is the word behind the last.
+    """Returns (type, start, end) of the entities of a sentence; `end` is exclusive.
 
-    As conlleval (https://www.cnts.ua.ac.be/conll2000/chunking/conlleval.txt) takes IOB1, BIO and BIOES, also where
-    they are ill-formed: B and S begin an entity; I and E do so behind O, E, S, or another type.
+    Reads IOB1, BIO and BIOES like conlleval (https://www.cnts.ua.ac.be/conll2000/chunking/conlleval.txt), including
+    ill-formed tags: B and S begin an entity; I and E do so after O, E, S, or another type.
     """
     spans: list[tuple[str, int, int]] = []
     start, before, kind = 0, OUTSIDE, ""
@@ -189,12 +192,12 @@ def entity_spans(tags: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def detect_scheme(tags_of_sentences: Iterable[Sequence[str]]) -> str:
-    """Which of SCHEMES tags are written in.
+    """Detects which of SCHEMES the tags use.
 
-    "bioes" where there is an E or S; else "iob1" where I is used, and B only to part an entity from one of the same
-    type before it; else "bio".
+    "bioes" if there is an E or S; else "iob1" if I is used, and B only to separate an entity from a preceding one of
+    the same type; else "bio".
     """
-    inside, parting_only = False, True
+    inside, separates_only = False, True
     for tags in tags_of_sentences:
         before = OUTSIDE
         for tag in tags:
@@ -203,15 +206,15 @@ def detect_scheme(tags_of_sentences: Iterable[Sequence[str]]) -> str:
                 return "bioes"
             inside = inside or prefix == "I"
             if prefix == "B" and (before == OUTSIDE or before.partition("-")[2] != kind):
-                parting_only = False
+                separates_only = False
             before = tag
-    return "iob1" if inside and parting_only else "bio"
+    return "iob1" if inside and separates_only else "bio"
 
 
 def convert_tags(tags: Sequence[str], scheme: str) -> list[str]:
-    """The tags of a sentence, in any of SCHEMES and ill-formed or not, in `scheme`: the same `entity_spans`."""
+    """Converts the tags of a sentence, in any of SCHEMES, to `scheme`; `entity_spans` are unchanged."""
     if scheme not in SCHEMES:
-        raise InputError(f"there is no tagging scheme {scheme!r}; there are: {', '.join(SCHEMES)}")
+        raise InputError(f"unknown tagging scheme {scheme!r}; expected one of {', '.join(SCHEMES)}")
     converted = [OUTSIDE] * len(tags)
     previous: tuple[str, int] = ("", -1)
     for kind, start, end in entity_spans(tags):
@@ -225,7 +228,7 @@ def convert_tags(tags: Sequence[str], scheme: str) -> list[str]:
 
 
 def tag_names(sentences: Iterable[TaggedSentence]) -> tuple[str, ...]:
-    """What a model chooses from: O, then B and I of every type that there is an entity of, by name."""
+    """Returns the tag set: O, then B and I of every entity type in the sentences, sorted by type."""
     kinds = {tag[2:] for sentence in sentences for tag in sentence.tags or () if tag != OUTSIDE}
     return (OUTSIDE, *(f"{prefix}-{kind}" for kind in sorted(kinds) for prefix in "BI"))
 
@@ -233,18 +236,18 @@ def tag_names(sentences: Iterable[TaggedSentence]) -> tuple[str, ...]:
 def entity_scores(
     gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
 ) -> tuple[EntityScore, dict[str, EntityScore]]:
-    """The score over all entities, which is the task's, and that of each type, by name; shares, not percent.
+    """Returns the score over all entities, which is the task's, and the score of each type; fractions, not percent.
 
     Args:
       gold: the tags of each sentence, in any of SCHEMES.
-      predicted: as many tags for as many sentences.
+      predicted: the same number of tags and sentences.
     """
     counts: dict[str, list[int]] = {}
-    for right, guess in zip(gold, predicted, strict=True):
-        if len(right) != len(guess):
-            raise ValueError(f"{len(guess)} tags for {len(right)} words")
-        is_right, is_guessed = set(entity_spans(right)), set(entity_spans(guess))
-        for index, spans in enumerate((is_right, is_guessed, is_right & is_guessed)):
+    for gold_tags, predicted_tags in zip(gold, predicted, strict=True):
+        if len(gold_tags) != len(predicted_tags):
+            raise ValueError(f"expected {len(gold_tags)} tags, one per word, got {len(predicted_tags)}")
+        gold_spans, predicted_spans = set(entity_spans(gold_tags)), set(entity_spans(predicted_tags))
+        for index, spans in enumerate((gold_spans, predicted_spans, gold_spans & predicted_spans)):
             for kind, _, _ in spans:
                 counts.setdefault(kind, [0, 0, 0])[index] += 1
     totals = [sum(column) for column in zip(*counts.values(), strict=True)] or [0, 0, 0]
@@ -254,9 +257,9 @@ def entity_scores(
 def write_conll(
     path: str | PathLike[str], sentences: Sequence[TaggedSentence], predicted: Sequence[Sequence[str]]
 ) -> None:
-    """Writes word, gold tag (where there is one) and predicted tag a line, an empty line behind each sentence.
+    """Writes one line per word: word, gold tag (if any), predicted tag; and an empty line after each sentence.
 
-    conlleval reads this. Columns are parted by spaces, or by tabs where a word holds a space.
+    conlleval reads this. Columns are separated by spaces, or by tabs if any word contains a space.
     """
     between = "\t" if any(" " in word for sentence in sentences for word in sentence.words) else " "
     lines: list[str] = []

@@ -1,13 +1,13 @@
-"""SQuAD 1.1 and 2.0 as their files have them: questions on paragraphs, with the answers that people gave.
+"""SQuAD 1.1 and 2.0 files: questions about paragraphs, with reference answers.
 
 The format is that of rajpurkar.github.io/SQuAD-explorer: {"data": [{"title", "paragraphs": [{"context", "qas": [{"id",
-"question", "answers": [{"text", "answer_start"}], "is_impossible"}]}]}]}, where `is_impossible` is of 2.0 alone and
-`answer_start` is counted in characters.
+"question", "answers": [{"text", "answer_start"}], "is_impossible"}]}]}]}. `is_impossible` is only in 2.0;
+`answer_start` is in characters.
 
-For training, a question whose answer its paragraph does not contain is left out, as by `read_squad_examples` of
-google-research/bert. Two things are different. The reference also leaves out a question whose answer stands in the
-paragraph but not at its `answer_start`; here the nearest place where it does stand is taken. And the reference stops at
-a question with several answers, as those of the dev files are; here the first of them is the one to learn.
+For training, a question whose answer does not occur in its paragraph is skipped, as in `read_squad_examples` of
+google-research/bert. There are two differences. The reference also skips a question whose answer occurs in the
+paragraph but not at its `answer_start`; here the nearest occurrence is used. The reference fails at a question with
+several answers, as in the dev files; here the first one is the training target.
 """
 
 import json
@@ -25,16 +25,17 @@ from bert_jax.finetuning.inputs.tables import conversion
 
 log = logging.getLogger(__name__)
 
-_EXCERPT = 60  # characters of a text that a message shows
+_EXCERPT = 60  # maximum characters of a text in a message
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer that someone gave.
+    """A reference answer.
 
     Attributes:
-      text: `context[start : start + len(text)]`, or what the file says where the context has no such text.
-      start: in characters of the context; None where the context has no such text (never in training).
+      text: `context[start : start + len(text)]`, or the file's text if it does not occur in the context.
+      start: in characters of the context; None if the text does not occur in it. Never None for the first answer in
+        training.
     """
 
     text: str
@@ -43,15 +44,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Question:
-    """A question on a paragraph.
+    """A question about a paragraph.
 
     Attributes:
       id: unique in its file.
-      title: of the article; empty if the file has none.
+      title: the article's title; empty if the file has none.
       question: the question's text.
-      context: the paragraph, as in the file. Questions on one paragraph share the string.
-      answers: the right ones; none where there is no answer, or where the file does not tell.
-      is_impossible: the file says that the paragraph does not answer the question (2.0).
+      context: the paragraph, as in the file. Questions about one paragraph share the string.
+      answers: reference answers; empty if there is no answer, or the file has none.
+      is_impossible: True if the file marks the question as unanswerable (2.0).
     """
 
     id: str
@@ -63,23 +64,22 @@ class Question:
 
 
 class _Problem(Exception):
-    """What is wrong with a question."""
+    """A problem of a question."""
 
 
 def read_questions(path: str | PathLike[str], bad_rows: BadRows, *, training: bool) -> list[Question]:
-    """The questions of a file, in its order.
+    """Reads the questions of a file, in its order.
 
     Args:
       path: JSON in the format of SQuAD 1.1 or 2.0.
-      bad_rows: is told what is left out: what has no id, question or context, or an id that was there before; and,
-        in training, a question without an answer that is not said to be impossible, one that is said to be and has
-        one, or one whose first answer is not in the context. Whether white space is a space or a line's end, one or
-        several, does not matter.
-      training: for evaluation nothing is left out because of its answers: the score would be that of other questions.
+      bad_rows: collects skipped entries: without id, question or context, or with a duplicate id. In training also a
+        question without an answer that is not marked impossible, one with an answer that is, and one whose first
+        answer does not occur in the context. Kind and amount of whitespace are ignored.
+      training: False skips no question because of its answers, so that the score covers all questions.
 
     Raises:
-      InputError: no such file, not JSON, not SQuAD's, or no question that can be used; or, where `bad_rows` is
-        strict, something has to be left out.
+      InputError: file not found, not JSON, not in SQuAD's format, or no usable question; with a strict `bad_rows` also
+        for a skipped entry.
     """
     data = _load(path)
     questions: dict[str, Question] = {}
@@ -88,23 +88,25 @@ def read_questions(path: str | PathLike[str], bad_rows: BadRows, *, training: bo
         try:
             question, is_moved = _question(article, paragraph, entry, training)
             if question.id in questions:
-                raise _Problem("the id was there before")
+                raise _Problem("duplicate id")
         except _Problem as problem:
             bad_rows.add(path, None, f"{where}: {problem}")
             continue
         questions[question.id] = question
         moved += is_moved
     if moved:
-        log.warning("%s: of %d questions an answer is not at its answer_start; the nearest place is taken", path, moved)
+        log.warning(
+            "%s: %d questions have an answer not at its answer_start; using the nearest occurrence", path, moved
+        )
     if not questions:
-        raise InputError(f"{path}: not one question that can be used; give a file in the format of SQuAD 1.1 or 2.0")
+        raise InputError(f"{path}: no usable question; expected the format of SQuAD 1.1 or 2.0")
     return list(questions.values())
 
 
 def locate(text: str, start: int, context: str) -> Answer | None:
-    """Where an answer stands in its context: at `start`, or at the place nearest to it, or None if nowhere.
+    """Finds an answer in its context: at `start`, or else its nearest occurrence; None if it does not occur.
 
-    White space is white space: the answer that is returned has the context's own.
+    Any whitespace matches any other; the returned answer has the whitespace of the context.
     """
     start += len(text) - len(text.lstrip())
     text = text.strip()
@@ -112,7 +114,7 @@ def locate(text: str, start: int, context: str) -> Answer | None:
         return None
     if start >= 0 and context.startswith(text, start):
         return Answer(text, start)
-    # Inside a lookahead: occurrences may overlap, and the nearest may be one that begins inside another.
+    # A lookahead finds overlapping occurrences: the nearest may begin inside another.
     places = re.finditer(r"(?=(" + r"\s+".join(map(re.escape, text.split())) + r"))", context)
     nearest = min(places, key=lambda place: abs(place.start() - start), default=None)
     return Answer(nearest[1], nearest.start()) if nearest else None
@@ -122,12 +124,12 @@ def _load(path: str | PathLike[str]) -> list[Any]:
     try:
         file = _parse(path, atomic.read_whole(remote.named(path)))
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error}); name a file of SQuAD") from error
+        raise InputError(f"{path}: cannot be read ({error.strerror or error}); expected a SQuAD file") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON that can be read ({error}); name a file of SQuAD") from error
+        raise InputError(f"{path}: invalid JSON ({error}); expected a SQuAD file") from error
     data = file.get("data") if isinstance(file, dict) else None
     if not isinstance(data, list):
-        raise InputError(f'{path}: has no list of articles under "data"; name a file of SQuAD 1.1 or 2.0')
+        raise InputError(f'{path}: "data" must be a list of articles; expected a file of SQuAD 1.1 or 2.0')
     return data
 
 
@@ -142,22 +144,22 @@ def _parse(path: str | PathLike[str], content: bytes) -> Any:
 def _entries(
     path: str | PathLike[str], data: list[Any], bad_rows: BadRows
 ) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], Any]]:
-    """Where it is, article, paragraph and entry of all questions; articles and paragraphs are counted from 1."""
+    """Yields position, article, paragraph and entry of all questions; positions are numbered from 1."""
     for article_number, article in enumerate(data, start=1):
         where = f"article {article_number}"
         if not isinstance(article, dict) or not isinstance(article.get("paragraphs"), list):
-            bad_rows.add(path, None, f'{where}: has no list of "paragraphs"')
+            bad_rows.add(path, None, f'{where}: "paragraphs" must be a list')
             continue
         if article.get("title"):
             where += f" ({article['title']!s:.{_EXCERPT}})"
         for paragraph_number, paragraph in enumerate(article["paragraphs"], start=1):
             in_article = f"{where}, paragraph {paragraph_number}"
             if not isinstance(paragraph, dict) or not isinstance(paragraph.get("qas"), list):
-                bad_rows.add(path, None, f'{in_article}: has no list of questions, "qas"')
+                bad_rows.add(path, None, f'{in_article}: "qas" must be a list of questions')
                 continue
             if not isinstance(paragraph.get("context"), str):
                 lost = len(paragraph["qas"])
-                bad_rows.add(path, None, f'{in_article}: has no text as "context"; it has {lost} questions')
+                bad_rows.add(path, None, f'{in_article}: "context" must be a string; skipping its {lost} questions')
                 continue
             for number, entry in enumerate(paragraph["qas"], start=1):
                 name = f" ({entry['id']})" if isinstance(entry, dict) and entry.get("id") else ""
@@ -165,30 +167,30 @@ def _entries(
 
 
 def _question(article: dict[str, Any], paragraph: dict[str, Any], entry: Any, training: bool) -> tuple[Question, bool]:
-    """The question, and whether one of its answers was not where the file says."""
+    """Returns the question, and True if one of its answers is not at its `answer_start`."""
     if not isinstance(entry, dict):
-        raise _Problem("is no JSON object")
+        raise _Problem("expected a JSON object")
     for key in ("id", "question"):
         if not isinstance(entry.get(key), str) or not entry[key]:
-            raise _Problem(f'has no text as "{key}"')
+            raise _Problem(f'"{key}" must be a non-empty string')
     is_impossible = entry.get("is_impossible", False)
     if not isinstance(is_impossible, bool):
-        raise _Problem('"is_impossible" is neither true nor false')
+        raise _Problem('"is_impossible" must be true or false')
     context = paragraph["context"]
     for key, text in (("id", entry["id"]), ("question", entry["question"]), ("context", context)):
         _check_characters(key, text)
     given = _given_answers(entry)
     if training:
         if is_impossible and given:
-            raise _Problem("is said to be impossible, and has an answer")
+            raise _Problem("is_impossible=true, but it has an answer")
         if not is_impossible and not given:
-            raise _Problem("has no answer, and is not said to be impossible")
+            raise _Problem("is_impossible=false, but it has no answer")
     answers = []
     moved = False
     for index, (text, start) in enumerate(given):
         answer = locate(text, start, context)
         if answer is None and training and index == 0:
-            raise _Problem(f"the answer {text!r:.{_EXCERPT}} is not in the context")
+            raise _Problem(f"answer {text!r:.{_EXCERPT}} not found in the context")
         if answer is not None:
             moved |= answer.start != start + len(text) - len(text.lstrip())
         answers.append(answer or Answer(text, None))
@@ -207,25 +209,23 @@ def _question(article: dict[str, Any], paragraph: dict[str, Any], entry: Any, tr
 
 
 def _check_characters(key: str, text: str) -> None:
-    """_Problem for half of a surrogate pair, which JSON can escape and no UTF-8 can hold."""
+    """Raises _Problem for a lone surrogate, which JSON can escape but UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         half = ord(text[error.start])
-        raise _Problem(
-            f'"{key}" has half of a surrogate pair (\\u{half:04x}), which is no character: remove it'
-        ) from error
+        raise _Problem(f'"{key}" has a lone surrogate (\\u{half:04x}), which is not a character; remove it') from error
 
 
 def _given_answers(entry: dict[str, Any]) -> list[tuple[str, int]]:
     answers = entry.get("answers", [])
     if not isinstance(answers, list):
-        raise _Problem('"answers" is no list')
+        raise _Problem('"answers" must be a list')
     for answer in answers:
         if not isinstance(answer, dict) or not isinstance(answer.get("text"), str):
-            raise _Problem('an answer has no "text"')
+            raise _Problem('"text" of an answer must be a string')
         _check_characters("text", answer["text"])
         start = answer.get("answer_start")
         if not isinstance(start, int) or isinstance(start, bool):
-            raise _Problem('an answer has no whole number as "answer_start"')
+            raise _Problem('"answer_start" of an answer must be an integer')
     return [(answer["text"], answer["answer_start"]) for answer in answers]

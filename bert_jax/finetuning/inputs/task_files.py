@@ -1,5 +1,4 @@
-"""Which files a task's splits are in: those that the config names, or else those that go by the names they have in
-downloads."""
+"""Finds the files of a task's splits: those named in the config, or else those with their names in downloads."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -10,14 +9,14 @@ from bert_jax.files import remote
 
 
 def split_files(config: ConfigDict, usual: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """The path of each split there is, `train` among them.
+    """Returns the path of each split found; `train` is required.
 
     Args:
-      config: of a run; `task.train`, `task.dev` and `task.test` name files, in `data.path` if they are relative.
-      usual: the names of each split in downloads, the first that is there is taken.
+      config: a run's config; `task.train`, `task.dev` and `task.test` name files, in `data.path` if relative.
+      usual: file names of each split in downloads; the first that exists is used.
 
     Raises:
-      InputError: there is no file to train on.
+      InputError: training file not found.
     """
     found: dict[str, str] = {}
     for split, names in usual.items():
@@ -27,14 +26,14 @@ def split_files(config: ConfigDict, usual: Mapping[str, Sequence[str]]) -> dict[
             found |= usual_files(config.data.path, {split: names})
     if "train" not in found:
         raise InputError(
-            f"{config.data.path or 'data.path is empty, and here'} has none of {', '.join(usual['train'])}: name the "
-            "file to train on, --config.task.train=FILE"
+            f"data.path={config.data.path}: found none of {', '.join(usual['train'])}; set the training file with "
+            "--config.task.train=FILE"
         )
     return found
 
 
 def usual_files(folder: str, usual: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Returns the paths of the splits that a folder has under one of their usual names, of several the first."""
+    """Returns the paths of a folder's splits, found by their usual names; the first name that exists is used."""
     found: dict[str, str] = {}
     for split, names in usual.items():
         paths = [os.path.join(folder, name) for name in names]

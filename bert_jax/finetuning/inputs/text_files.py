@@ -1,10 +1,10 @@
-"""Classification or regression of one's own texts: CSV, TSV or JSON lines with a text or two, and a label.
+"""The user's own text files for classification or regression: CSV, TSV or JSON lines with one or two texts and a label.
 
     .csv            a header line; quoted as in RFC 4180
-    .tsv            a header line; a quote is a character like others
-    .jsonl, .json   one object a line
+    .tsv            a header line; no quoting
+    .jsonl, .json   one object per line
 
-each also as .gz, .bz2 or .zst.
+Each may be compressed (.gz, .bz2, .zst).
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ TEXT_FIELDS = (
     ("text",), ("text_a", "text_b"), ("sentence1", "sentence2"), ("premise", "hypothesis"),
     ("question1", "question2"), ("question", "sentence"), ("sentence",),
 )  # fmt: skip
-"""What texts are called where nobody says: the first of these that a file has."""
+"""Default names of the text columns: the first of these that a file has."""
 
-_LISTED = 20  # names in a message
+_LISTED = 20  # maximum names in a message
 
 _FORMATS = {".csv": csv_rows, ".tsv": tsv_rows, ".jsonl": json_rows, ".json": json_rows}
 
@@ -36,8 +36,8 @@ _FORMATS = {".csv": csv_rows, ".tsv": tsv_rows, ".jsonl": json_rows, ".json": js
 class TextFields:
     """The names of columns or keys.
 
-    `texts` are one or two; where there is none, the first of TEXT_FIELDS that is found. `id` need not be there: the
-    number of the line, from 1, stands in for it.
+    `texts` are one or two; if empty, the first of TEXT_FIELDS that is found. `id` is optional: it defaults to the line
+    number, from 1.
     """
 
     texts: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class TextFields:
 
 
 def format_of(path: str | PathLike[str]) -> str:
-    """The ending of a file's name, in lower case, without that of its compression."""
+    """Returns the extension of a file's name in lower case, ignoring that of its compression."""
     name = str(path).lower()
     for ending in COMPRESSED:
         name = name.removesuffix(ending)
@@ -54,9 +54,9 @@ def format_of(path: str | PathLike[str]) -> str:
 
 
 def find_fields(path: str | PathLike[str], fields: TextFields) -> TextFields:
-    """`fields` with the texts that a file has where they name none, for other files of the same kind.
+    """Returns `fields` with empty `texts` replaced by the file's text columns, to read other files in the same way.
 
-    Raises InputError as `read_texts` does; of a file without a row it tells nothing.
+    A file without a row leaves `fields` unchanged. Raises InputError as `read_texts` does.
     """
     for line, row in _rows_of(path, BadRows(quiet=True)):
         texts = _choose_fields(f"{path}:{line}", row, fields, columns=False, labelled=False)
@@ -73,26 +73,26 @@ def read_texts(
     regression: bool = False,
     labelled: bool = True,
 ) -> tuple[list[TextExample], tuple[str, ...]]:
-    """The examples of a file in its order, and the names of the classes.
+    """Reads the examples of a file in its order, and the names of the classes.
 
     Args:
       path: a file in one of the formats above.
-      bad_rows: gets rows that are not of the format, lack a field, have an empty text, an unknown label, or, for a
+      bad_rows: collects rows that are malformed, lack a field, have an empty text, an unknown label, or, for a
         regression, a label that is not a finite number.
-      fields: what the columns are called.
-      labels: the classes, in the order of their numbers; where None, those of the file, sorted (as numbers where all
-        of them are).
-      regression: whether labels are scores.
-      labelled: False for texts to be predicted: a label is not looked at.
+      fields: the names of the columns.
+      labels: the classes in the order of their numbers; None takes those of the file, sorted (numerically if all are
+        integers).
+      regression: labels are scores.
+      labelled: False for texts to predict: labels are ignored.
 
     Returns:
-      The examples, and the classes: `labels` where given, and none for a regression or where `labelled` is False.
+      The examples, and the classes: `labels` if given; empty for a regression or if `labelled` is False.
 
     Raises:
-      InputError: an unknown format, a file that cannot be read, no such columns in it, or no usable row.
+      InputError: unknown format, unreadable file, missing columns, or no usable row.
     """
     kind = format_of(path)
-    found: list[tuple[int, str, list[str], Any]] = []  # line, id, texts, label as it is written
+    found: list[tuple[int, str, list[str], Any]] = []  # line, id, texts, raw label
     names: tuple[str, ...] = ()
     for line, row in _rows_of(path, bad_rows):
         if not names:
@@ -111,25 +111,25 @@ def read_texts(
     examples = []
     for line, identity, texts, label in found:
         if classified and label not in numbers:
-            problem = f"unknown label {label!r:.60}; there are: {_listed(classes)}"
+            problem = f"unknown label {label!r:.60}; expected one of {_listed(classes)}"
             bad_rows.add(path, line, BadLabel(problem, UNKNOWN_LABEL))
             continue
         value = numbers[label] if classified else label
         examples.append(TextExample(identity, texts[0], texts[1] if len(texts) > 1 else None, value))
     if not examples:
-        wanted = [*(names or ("a text",)), *(["a label"] if labelled else [])]
-        raise InputError(f"{path}: no usable row; rows need {' and '.join(wanted)}")
+        required = [*(names or ("a text",)), *(["a label"] if labelled else [])]
+        raise InputError(f"{path}: no usable row; a row requires {' and '.join(required)}")
     return examples, classes
 
 
 def write_predictions(path: str | PathLike[str], ids: Iterable[str], predictions: Iterable[object]) -> None:
-    """Writes `id TAB prediction` lines under a header; predictions are names of classes, or scores."""
+    """Writes `id TAB prediction` lines below a header; predictions are class names or scores."""
     rows = (f"{identity}\t{prediction}" for identity, prediction in zip(ids, predictions, strict=True))
     write_lines(path, ["id\tprediction", *rows])
 
 
 def are_scores(labels: Iterable[str]) -> bool:
-    """Whether labels are numbers that are not all whole."""
+    """Returns True if labels are numbers and not all are integers."""
     try:
         numbers = [float(label) for label in labels]
     except ValueError:
@@ -138,41 +138,43 @@ def are_scores(labels: Iterable[str]) -> bool:
 
 
 def _rows_of(path: str | PathLike[str], bad_rows: BadRows) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line, row) of a file in one of the formats."""
+    """Yields (line, row) of a file in one of the formats."""
     if (kind := format_of(path)) not in _FORMATS:
-        raise InputError(f"{path}: the name has to end in {', '.join(_FORMATS)}, or in that and .gz, .bz2 or .zst")
+        raise InputError(
+            f"{path}: unknown format; expected a name ending in {', '.join(_FORMATS)}, or that with .gz, .bz2 or .zst"
+        )
     return _FORMATS[kind](str(path), bad_rows)
 
 
 def _listed(names: Iterable[str]) -> str:
-    """In quotes, which show spaces, and not all of many."""
+    """Joins names, quoted to show spaces, and truncates a long list."""
     shown = [repr(name) for name in names]
-    return ", ".join(shown if len(shown) <= _LISTED else [*shown[:_LISTED], f"... {len(shown)} in all"])
+    return ", ".join(shown if len(shown) <= _LISTED else [*shown[:_LISTED], f"... {len(shown)} in total"])
 
 
 def _choose_fields(
     where: str, row: dict[str, Any], fields: TextFields, *, columns: bool, labelled: bool
 ) -> tuple[str, ...]:
-    """The names of the texts; where all rows have the same columns, what is missing is an error at once."""
-    there = _listed(row)
+    """Returns the names of the texts. In a file with columns, a missing one is an InputError."""
+    available = _listed(row)
     if len(fields.texts) > 2:
-        raise InputError(f"{', '.join(fields.texts)}: the model reads one text or two, not {len(fields.texts)}")
+        raise InputError(f"{', '.join(fields.texts)}: expected 1 or 2 text columns, got {len(fields.texts)}")
     names = fields.texts or next((names for names in TEXT_FIELDS if all(name in row for name in names)), ())
     if not names:
-        raise InputError(f"{where}: which of {there} are texts? Name the one or the two that are")
+        raise InputError(f"{where}: text columns not found among {available}; name one or two")
     if columns:
         for name in (*names, *((fields.label,) if labelled else ())):
             if name not in row:
-                raise InputError(f"{where}: no column {name!r}; there are: {there}")
+                raise InputError(f"{where}: missing column {name!r}; expected one of {available}")
     return names
 
 
 def _text(row: dict[str, Any], name: str) -> str:
     value = row.get(name)
     if value is None:
-        raise ValueError(f"no field {name!r}")
+        raise ValueError(f"missing field {name!r}")
     if not isinstance(value, str):
-        raise ValueError(f"{name!r} is a {type(value).__name__} instead of a text")
+        raise ValueError(f"{name!r} must be a string, got {type(value).__name__}")
     if not value.strip():
         raise ValueError(f"{name!r} is empty")
     return value
@@ -181,9 +183,9 @@ def _text(row: dict[str, Any], name: str) -> str:
 def _label(row: dict[str, Any], name: str, *, regression: bool) -> str | float:
     value = row.get(name)
     if value is None or value == "":
-        raise BadLabel(f"no label in {name!r}", MISSING_LABEL)
+        raise BadLabel(f"missing label in {name!r}", MISSING_LABEL)
     if not isinstance(value, str | int | float):
-        raise BadLabel(f"the label is a {type(value).__name__} instead of a text or a number", UNKNOWN_LABEL)
+        raise BadLabel(f"label must be a string or a number, got {type(value).__name__}", UNKNOWN_LABEL)
     if not regression:
         return value if isinstance(value, str) else json.dumps(value)
     try:
@@ -191,7 +193,7 @@ def _label(row: dict[str, Any], name: str, *, regression: bool) -> str | float:
     except (ValueError, OverflowError):  # a JSON number may have hundreds of digits
         score = math.nan
     if not math.isfinite(score):
-        raise BadLabel(f"the label {value!r:.60} is no finite number", UNKNOWN_LABEL)
+        raise BadLabel(f"label {value!r:.60}: expected a finite number", UNKNOWN_LABEL)
     return score
 
 

@@ -1,1 +1,1 @@
-"""The tasks of fine-tuning, one or two modules each."""
+"""Fine-tuning tasks, one or two modules each."""

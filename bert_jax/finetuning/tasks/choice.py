@@ -1,4 +1,4 @@
-"""SWAG, and any choice among endings, as a task to train on: a sequence an ending, and a softmax over their scores."""
+"""Multiple choice (SWAG and others): one sequence per ending, and a softmax over their scores."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ FILES = {
 
 @dataclass(frozen=True)
 class ChoiceTask:
-    """One of several endings is right."""
+    """A choice of the correct one of several endings."""
 
     examples: Mapping[str, Sequence[ChoiceExample]]
     encoding: Encoding
@@ -54,8 +54,8 @@ class ChoiceTask:
         groups = encode_choices(self.encoding.tokenizer, examples, self.encoding.max_seq_len)
         labels = None
         if all(example.label is not None for example in examples):
-            right = np.array([example.label for example in examples])
-            labels = (np.arange(self.size) == right[:, None]).astype(np.int32).reshape(-1)
+            correct = np.array([example.label for example in examples])
+            labels = (np.arange(self.size) == correct[:, None]).astype(np.int32).reshape(-1)
         sequences = [sequence for group in groups for sequence in group]
         return Rows(sequences, labels, group=self.size, last_position=self.encoding.last_position)
 
@@ -71,8 +71,12 @@ class ChoiceTask:
 
         def predictions(outputs: Outputs) -> list[dict[str, Any]]:
             return [
-                {"id": example.id, "prediction": int(one.argmax()), "probabilities": softmax(one).round(6).tolist()}
-                for example, one in zip(examples, outputs, strict=True)
+                {
+                    "id": example.id,
+                    "prediction": int(scores.argmax()),
+                    "probabilities": softmax(scores).round(6).tolist(),
+                }
+                for example, scores in zip(examples, outputs, strict=True)
             ]
 
         return Split(
@@ -82,9 +86,9 @@ class ChoiceTask:
 
 
 def choice_task(config: ConfigDict, encoding: Encoding) -> ChoiceTask:
-    """The files in `data.path`, in SWAG's, CODAH's or the generic form.
+    """Reads the files in `data.path`, in SWAG's, CODAH's or the generic format.
 
-    InputError where one cannot be read, or has another number of endings.
+    Raises InputError if a file cannot be read or has another number of endings.
     """
     bad_rows = BadRows(strict=config.data.strict)
     examples, left_out = {}, {}
@@ -92,7 +96,7 @@ def choice_task(config: ConfigDict, encoding: Encoding) -> ChoiceTask:
         examples[split] = read_choices(path, bad_rows, labels="optional" if split == "test" else "required")
         left_out[split] = bad_rows.take_reasons()
     bad_rows.report()
-    counts = {split: len(of_split[0].endings) for split, of_split in examples.items()}
+    counts = {split: len(split_examples[0].endings) for split, split_examples in examples.items()}
     if len(set(counts.values())) > 1:
-        raise InputError(f"the splits have different numbers of endings: {counts}")
+        raise InputError(f"data.path={config.data.path}: expected as many endings in every split, got {counts}")
     return ChoiceTask(examples, encoding, left_out)

@@ -1,11 +1,11 @@
-r"""The nine tasks of GLUE: their files as they are distributed, what they are measured by, and the leaderboard's files.
+r"""The nine GLUE tasks: their distributed files, their metrics, and the leaderboard's submission files.
 
-The layouts are those of the benchmark's own download (https://gluebenchmark.com/tasks): tab-separated, UTF-8, a quote
-is a character like others, a header line except in CoLA's train and dev. A test file has the columns of the others
-without the label, and an `index` before them (QQP: an `id`). Columns are found by their names.
+The formats are those of the benchmark's own download (https://gluebenchmark.com/tasks): tab-separated, UTF-8, without
+quoting, with a header line except in CoLA's train and dev. A test file has the columns of the others without the label,
+and an `index` before them (QQP: an `id`). Columns are found by name.
 
 MRPC is read from train.tsv, dev.tsv and test.tsv, or from Microsoft's msr_paraphrase_train.txt and
-msr_paraphrase_test.txt; of the former the pairs listed in dev_ids.tsv are GLUE's dev set.
+msr_paraphrase_test.txt; the pairs of the training file listed in dev_ids.tsv are GLUE's dev set.
 
 `tfds:glue/sst2` in place of a folder reads TensorFlow Datasets (see `bert_jax.data.preparation.tfds_corpus`).
 """
@@ -28,7 +28,7 @@ from bert_jax.text.examples import TextExample
 log = logging.getLogger(__name__)
 
 SCORE_RANGE = (0.0, 5.0)
-"""Of STS-B."""
+"""The range of STS-B's scores."""
 
 _COLA = ("source", "label", "author_label", "sentence")  # train and dev have no header
 _MSR_FILES = {"train": "msr_paraphrase_train.txt", "dev": "msr_paraphrase_train.txt", "test": "msr_paraphrase_test.txt"}
@@ -38,17 +38,17 @@ _NOT_AGREED = "-"  # in SNLI and MultiNLI, where annotators did not agree
 
 @dataclass(frozen=True)
 class GlueTask:
-    """One task.
+    """A GLUE task.
 
     Attributes:
-      name: as in `--task`, and in TFDS.
-      folders: the names that its folder has in downloads.
-      texts: the columns of one text or two.
-      label_column: the label's.
-      labels: as files and the leaderboard write them; the index is the number of the class. Empty for a regression.
-      metrics: names of `metrics.METRICS`; the leaderboard's score is their mean.
-      main_metric: the one that BERT's paper reports.
-      splits: the files of each split, by preference.
+      name: the name in `task.name` and in TFDS.
+      folders: names of its folder in downloads.
+      texts: one or two text columns.
+      label_column: the column of the label.
+      labels: label names in the files and on the leaderboard, by class number; empty for a regression.
+      metrics: keys of `task_metrics.METRICS`; the leaderboard's score is their mean.
+      main_metric: the metric in BERT's paper.
+      splits: file names of each split, in order of preference.
       submissions: the leaderboard's file for each split without labels.
     """
 
@@ -104,56 +104,56 @@ TASKS = {
                  {"test": "WNLI.tsv"}),
     )
 }  # fmt: skip
-"""Classes are numbered as in TFDS and in `datasets`. (The reference's MNLI has contradiction first.)"""
+"""The tasks by name. Classes are numbered as in TFDS and `datasets`. (The reference's MNLI has contradiction first.)"""
 
 
 def get_task(name: str) -> GlueTask:
-    """The task of a name, in any case, with or without hyphens.
+    """Returns the task with this name, in any case, with or without hyphens.
 
     Raises:
-      InputError: there is none.
+      InputError: unknown task.
     """
     task = TASKS.get(name.lower().replace("-", "").replace("_", ""))
     if task is None:
-        raise InputError(f"GLUE has no task {name!r}; its tasks are {', '.join(TASKS)}")
+        raise InputError(f"task.name={name!r}: unknown GLUE task; expected one of {', '.join(TASKS)}")
     return task
 
 
 def read_split(folder: str | PathLike[str], task: GlueTask, split: str, bad_rows: BadRows) -> list[TextExample]:
-    """The examples of a split, in the file's order.
+    """Reads the examples of a split, in the file's order.
 
-    Labels are those that the file has: None in the test files, except in Microsoft's of MRPC.
+    Labels are None in the test files, except in Microsoft's of MRPC.
 
     Args:
-      folder: the task's, or the one that all tasks' folders are in; or `tfds:glue/NAME`.
-      task: of TASKS.
-      split: of `task.splits`.
-      bad_rows: gets rows with a wrong number of columns, an unknown label, a score out of range, or (where there are
-        labels) an empty text.
+      folder: the task's folder, or the parent of all tasks' folders; or `tfds:glue/NAME`.
+      task: a value of TASKS.
+      split: a key of `task.splits`.
+      bad_rows: collects rows with a wrong number of columns, an unknown label, a score out of range, or (in labelled
+        files) an empty text.
 
     Raises:
-      InputError: no such split or file, a file without the columns of its split, or no usable row in it.
+      InputError: unknown split, file not found, missing columns, or no usable row.
     """
     if split not in task.splits:
-        raise InputError(f"{task.name} has no split {split!r}; there are: {', '.join(task.splits)}")
+        raise InputError(f"{task.name}: unknown split {split!r}; expected one of {', '.join(task.splits)}")
     return read_file(find_split(folder, task, split), task, split, bad_rows)
 
 
 def find_split(folder: str | PathLike[str], task: GlueTask, split: str) -> str:
-    """Returns the path of a split's file, or `folder` where it is a dataset of TFDS. InputError where there is none."""
+    """Returns the path of a split's file, or `folder` for a TFDS dataset. InputError if not found."""
     return str(folder) if is_tfds(str(folder)) else _find(folder, task, split)[0]
 
 
 def split_named(path: str | PathLike[str], task: GlueTask) -> str:
-    """Returns the split that a labelled file is read as: the one it is called after, or the first that is scored."""
+    """Returns the split of a labelled file: by its name, preferring dev splits, or else the first dev split."""
     name = epath.Path(path).name
-    named = [split for split in task.splits if name in (*task.splits[split], _MSR_FILES.get(split))]
+    matching = [split for split in task.splits if name in (*task.splits[split], _MSR_FILES.get(split))]
     scored = [split for split in task.splits if split.startswith("dev")]
-    return next((split for split in (*scored, *named) if split in named), scored[0])
+    return next((split for split in (*scored, *matching) if split in matching), scored[0])
 
 
 def read_file(path: str, task: GlueTask, split: str, bad_rows: BadRows) -> list[TextExample]:
-    """Returns the examples of a file wherever it is, as `read_split` does; `split` says which columns it has."""
+    """Returns the examples of a file at any path, as `read_split` does; `split` determines its columns."""
     if is_tfds(path):
         return read_tfds(path, task.name, split, task.texts)
     name = epath.Path(path).name
@@ -167,18 +167,18 @@ def read_file(path: str, task: GlueTask, split: str, bad_rows: BadRows) -> list[
     )
     examples = []
     for line, row in rows:
-        number = line - 1 if headless else line - 2  # from 0, bad rows counted: the leaderboard counts them too
+        number = line - 1 if headless else line - 2  # from 0, including bad rows, as the leaderboard counts
         try:
             examples.append(_example(row, number, task, required=split not in task.submissions))
         except ValueError as error:
             bad_rows.add(path, line, error)
     if not examples:
-        raise InputError(f"{path}: no usable row; this is to be the {split} split of {task.name}")
+        raise InputError(f"{path}: no usable row; expected the {split} split of {task.name}")
     return examples
 
 
 def has_split(folder: str | PathLike[str], task: GlueTask, split: str) -> bool:
-    """Whether `folder` has a split's file; a TFDS dataset has all."""
+    """Returns True if `folder` has a split's file; a TFDS dataset has all."""
     if is_tfds(str(folder)):
         return True
     try:
@@ -189,7 +189,7 @@ def has_split(folder: str | PathLike[str], task: GlueTask, split: str) -> bool:
 
 
 def _find(folder: str | PathLike[str], task: GlueTask, split: str) -> tuple[str, str]:
-    """The path and the name of a split's file."""
+    """Returns the path and the name of a split's file."""
     root = epath.Path(folder)
     folders = [root, *(root / name for name in task.folders)]
     if split == "diagnostic":  # beside the task's folder, in one of its own
@@ -202,29 +202,29 @@ def _find(folder: str | PathLike[str], task: GlueTask, split: str) -> tuple[str,
             if (place / name).exists():
                 return str(place / name), name
     raise InputError(
-        f"{root}: no file of the {split} split of {task.name}; looked for {' or '.join(names)} there and in "
+        f"{root}: {split} split of {task.name} not found; looked for {' or '.join(names)} in it and in its folders "
         f"{', '.join(str(place.name) for place in folders[1:])}"
     )
 
 
 def _check_columns(path: str, columns: list[str], task: GlueTask, split: str) -> None:
-    wanted = [*task.texts, *(() if split in task.submissions else (task.label_column,))]
-    if missing := [name for name in wanted if name not in columns]:
+    required = [*task.texts, *(() if split in task.submissions else (task.label_column,))]
+    if missing := [name for name in required if name not in columns]:
         raise InputError(
-            f"{path}:1: no column {', '.join(missing)} among {', '.join(columns)}; "
-            f"is this the {split} split of {task.name}?"
+            f"{path}:1: missing column {', '.join(missing)}, got {', '.join(columns)}; "
+            f"expected the {split} split of {task.name}"
         )
 
 
 def _msr_rows(path: str, split: str, bad_rows: BadRows) -> Iterator[tuple[int, dict[str, str]]]:
-    """Of Microsoft's files, those of a split. (Its train file is train and dev in one.)"""
+    """Yields the rows of a split from Microsoft's files. (Its train file holds both train and dev.)"""
     rows = tsv_rows(path, bad_rows)
     if split == "test":
         yield from rows
         return
     ids = epath.Path(path).parent / _DEV_IDS
     if not ids.exists():
-        raise InputError(f"{path}: {_DEV_IDS} is missing beside it, which lists the pairs of GLUE's dev split")
+        raise InputError(f"{ids}: file not found; it lists the pairs of {path} that are GLUE's dev split")
     dev = {tuple(line.split("\t")[:2]) for _, line in text_lines(str(ids), bad_rows)}
     for number, row in rows:
         if ((row.get("#1 ID"), row.get("#2 ID")) in dev) == (split == "dev"):
@@ -232,7 +232,7 @@ def _msr_rows(path: str, split: str, bad_rows: BadRows) -> Iterator[tuple[int, d
 
 
 def _example(row: Mapping[str, str], number: int, task: GlueTask, *, required: bool) -> TextExample:
-    """Raises ValueError that says what is wrong. Where labels are not required, empty texts are taken as they come."""
+    """Converts a row to an example. Raises ValueError for a bad row; empty texts are allowed if labels are optional."""
     texts = [row[name] for name in task.texts]
     if required and (empty := [name for name, text in zip(task.texts, texts, strict=True) if not text.strip()]):
         raise ValueError(f"{empty[0]} is empty")
@@ -244,27 +244,27 @@ def _example(row: Mapping[str, str], number: int, task: GlueTask, *, required: b
 
 
 def parse_label(text: str, task: GlueTask) -> int | float:
-    """The number of the class that a file's label names, or the score. Raises ValueError that says what is wrong."""
+    """Returns the class number, or the score, of a label in a file. Raises ValueError for an invalid label."""
     if not text:
-        raise BadLabel("unknown label '': it is empty", MISSING_LABEL)
+        raise BadLabel("label '' is empty", MISSING_LABEL)
     if not task.regression:
         if text in task.labels:
             return task.labels.index(text)
         if text == _NOT_AGREED:
-            raise BadLabel("no gold label: it is '-'", NO_GOLD_LABEL)
-        raise BadLabel(f"unknown label {text!r:.60}; there are: {', '.join(task.labels)}", UNKNOWN_LABEL)
+            raise BadLabel("label '-': annotators did not agree on a gold label", NO_GOLD_LABEL)
+        raise BadLabel(f"unknown label {text!r:.60}; expected one of {', '.join(task.labels)}", UNKNOWN_LABEL)
     try:
         score = float(text)
     except ValueError:
-        raise BadLabel(f"{text!r:.60} is no score", UNKNOWN_LABEL) from None
+        raise BadLabel(f"label {text!r:.60}: expected a number", UNKNOWN_LABEL) from None
     low, high = SCORE_RANGE
     if not low <= score <= high:
-        raise BadLabel(f"the score {text:.60} is not between {low:g} and {high:g}", UNKNOWN_LABEL)
+        raise BadLabel(f"label {text:.60}: expected a score from {low:g} to {high:g}", UNKNOWN_LABEL)
     return score
 
 
 def task_score(values: Iterable[float]) -> float:
-    """What the leaderboard reports of a task: the mean of its metrics (or, of MNLI, of both parts' accuracies)."""
+    """Returns the leaderboard's score of a task: the mean of its metrics (for MNLI, of both parts' accuracies)."""
     values = list(values)
     return math.fsum(values) / len(values)
 
@@ -276,22 +276,24 @@ def write_submission(
     examples: Sequence[TextExample],
     predictions: Sequence[int] | Sequence[float],
 ) -> str:
-    """Writes the leaderboard's file of a test split into `folder`, and returns its path.
+    """Writes the leaderboard's submission file of a test split into `folder`, and returns its path.
 
     Args:
-      folder: made where it is missing.
-      task: of TASKS.
-      split: one of `task.submissions`.
-      examples: [N], as `read_split` gives them.
-      predictions: [N] numbers of classes; of a regression, scores, which are cut to the range of STS-B.
+      folder: created if missing.
+      task: a value of TASKS.
+      split: a key of `task.submissions`.
+      examples: [N], from `read_split`.
+      predictions: [N] class numbers; for a regression scores, which are clipped to the range of STS-B.
 
     Raises:
-      InputError: the leaderboard takes nothing for this split.
+      InputError: the leaderboard does not accept this split.
     """
     if split not in task.submissions:
-        raise InputError(f"GLUE takes no predictions for {task.name}'s {split}, only {', '.join(task.submissions)}")
+        raise InputError(
+            f"{task.name}: GLUE does not accept predictions for {split}; expected one of {', '.join(task.submissions)}"
+        )
     if [example.id for example in examples] != [str(number) for number in range(len(examples))]:
-        log.warning("%s %s: ids are not 0, 1, 2, ...: the leaderboard wants all rows of the file", task.name, split)
+        log.warning("%s %s: ids are not 0, 1, 2, ...; the leaderboard expects every row of the file", task.name, split)
     lines = ["index\tprediction"]
     for example, prediction in zip(examples, predictions, strict=True):
         if task.regression:

@@ -1,4 +1,4 @@
-"""Named entities as a task to train on: a softmax over tags at the first piece of each word, and no CRF."""
+"""Named entity recognition: a softmax over tags at the first piece of each word, without a CRF."""
 
 import logging
 from collections import Counter
@@ -38,7 +38,7 @@ FILES = {
 
 @dataclass(frozen=True)
 class NerTask:
-    """Words of sentences are tagged; what counts is whole entities."""
+    """Tagging of the words of sentences, scored by complete entities."""
 
     sentences: Mapping[str, Sequence[TaggedSentence]]
     tags: tuple[str, ...]
@@ -63,12 +63,12 @@ class NerTask:
         numbers = {name: number for number, name in enumerate(self.tags)}
         labels = []
         for window in windows:
-            of_tokens = np.full(len(window.sequence.input_ids), -1, np.int32)
+            token_labels = np.full(len(window.sequence.input_ids), -1, np.int32)
             for sentence, word, position in window.words:
                 tags = self.sentences["train"][sentence].tags
                 assert tags is not None
-                of_tokens[position] = numbers[tags[word]]
-            labels.append(of_tokens)
+                token_labels[position] = numbers[tags[word]]
+            labels.append(token_labels)
         return Rows([window.sequence for window in windows], labels)
 
     def splits(self) -> list[Split]:
@@ -84,17 +84,17 @@ class NerTask:
         sentences, windows = self.sentences[name], self._windows(name)
 
         def predicted(outputs: Outputs) -> list[list[str]]:
-            of_windows = [
-                [self.tags[int(of_tokens[position].argmax())] for _, _, position in window.words]
-                for window, of_tokens in zip(windows, outputs, strict=True)
+            window_tags = [
+                [self.tags[int(token_outputs[position].argmax())] for _, _, position in window.words]
+                for window, token_outputs in zip(windows, outputs, strict=True)
             ]
-            return collect_tags(sentences, windows, of_windows)
+            return collect_tags(sentences, windows, window_tags)
 
         def score(outputs: Outputs) -> dict[str, float]:
             gold = [list(sentence.tags or ()) for sentence in sentences]
             overall, by_type = entity_scores(gold, predicted(outputs))
-            of_types = {f"f1_{kind}": one.f1 for kind, one in by_type.items()}
-            return {"f1": overall.f1, "precision": overall.precision, "recall": overall.recall, **of_types}
+            type_scores = {f"f1_{kind}": type_score.f1 for kind, type_score in by_type.items()}
+            return {"f1": overall.f1, "precision": overall.precision, "recall": overall.recall, **type_scores}
 
         def write(outputs: Outputs, folder: epath.Path) -> None:
             write_conll(folder / f"{name}.conll", sentences, predicted(outputs))
@@ -113,7 +113,7 @@ class NerTask:
 
 
 def ner_task(config: ConfigDict, encoding: Encoding) -> NerTask:
-    """CoNLL files in `data.path`; the tags are those of the training file. InputError where one cannot be read."""
+    """Reads CoNLL files in `data.path`; the training file defines the tags. InputError if a file cannot be read."""
     task = config.task
     bad_rows = BadRows(strict=config.data.strict)
     files = split_files(config, FILES)
@@ -127,18 +127,18 @@ def ner_task(config: ConfigDict, encoding: Encoding) -> NerTask:
     bad_rows.report()
     tags = tag_names(sentences["train"])
     if tags == (OUTSIDE,):
-        raise InputError(f"{files['train']}: no sentence that can be used has an entity: there is nothing to learn")
+        raise InputError(f"{files['train']}: no usable sentence has an entity; expected tags such as B-PER and I-PER")
     for split in sentences:
         if counts := unknown_types(sentences[split], tags):
             log.warning(
-                "%s: %d entities are of types that %s has none of (%s): each counts as missed", files[split],
+                "%s: %d entities have types that do not occur in %s (%s); each counts as missed", files[split],
                 sum(counts.values()), files["train"], ", ".join(sorted(counts)),
             )  # fmt: skip
     return NerTask(sentences, tags, encoding, task.document_context, left_out)
 
 
 def unknown_types(sentences: Sequence[TaggedSentence], tags: Sequence[str]) -> dict[str, int]:
-    """Returns how many entities of the sentences are of each type that `tags` lack."""
+    """Counts the entities whose type is not among `tags`, by type."""
     known = {tag[2:] for tag in tags if tag != OUTSIDE}
     kinds = [kind for sentence in sentences for kind, _, _ in entity_spans(sentence.tags or ())]
     return dict(Counter(kind for kind in kinds if kind not in known))

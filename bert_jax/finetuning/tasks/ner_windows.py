@@ -1,9 +1,9 @@
-"""What the encoder reads of sentences whose words are to be tagged: windows, in which each word is predicted once.
+"""Sliding windows over the sentences of a tagger, such that each word is predicted once.
 
-A word is cut into pieces by itself; its first piece carries its tag. A sentence is read whole, between [CLS] and [SEP];
-one that is too long is read in overlapping windows, and each of its words is predicted in that window in which it has
-the most context on its poorer side. With document context, as in BERT's paper, what room there is beside a sentence is
-filled with the words of the same document before and behind it, as many on either side as far as there are.
+Words are tokenized one by one; a word's first piece carries its tag. A sentence is one sequence between [CLS] and
+[SEP]. A longer one is split into overlapping windows, and each of its words is predicted in the window where the
+smaller of its two contexts (left and right) is largest. With document context, as in BERT's paper, the remaining space
+is filled with words of the same document before and after the sentence, as many on either side as available.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ _BATCH = 65_536  # words tokenized at once
 
 @dataclass(frozen=True)
 class TagWindow:
-    """A sequence, and (sentence, word, position) of each word that is predicted in it.
+    """A sequence, and (sentence, word, position) of each word predicted in it.
 
-    Sentences and words are counted from 0; `position` is that of the word's first piece in `sequence.input_ids`.
+    Sentences and words are numbered from 0; `position` is the index of the word's first piece in `sequence.input_ids`.
     """
 
     sequence: EncodedSequence
@@ -38,16 +38,16 @@ def encode_windows(
     *,
     document_context: bool = False,
 ) -> list[TagWindow]:
-    """The windows of all sentences, in their order.
+    """Returns the windows of all sentences, in their order.
 
-    Every word that has a piece is predicted in exactly one window. (A word of control characters alone has none.)
+    Every word that has a piece is predicted in exactly one window. (A word of control characters only has none.)
 
     Args:
-      tokenizer: words are given to it one by one.
-      sentences: as `ner.read_conll` gives them: those of a document one after the other.
-      max_seq_len: the most tokens of a window, with [CLS] and [SEP]; 3 or more. A word of more pieces than a window
-        takes loses its last ones.
-      document_context: whether windows are filled with other sentences of the document.
+      tokenizer: tokenizes the words one by one.
+      sentences: from `conll.read_conll`; the sentences of a document are adjacent.
+      max_seq_len: maximum tokens of a window, with [CLS] and [SEP]; at least 3. A word with more pieces than fit into a
+        window is truncated.
+      document_context: fill the windows with other sentences of the document.
     """
     room = max_seq_len - _SPECIAL_TOKENS
     pieces = _pieces(tokenizer, sentences, room)
@@ -71,11 +71,11 @@ def encode_windows(
 def collect_tags(
     sentences: Sequence[TaggedSentence], windows: Sequence[TagWindow], predicted: Sequence[Sequence[str]]
 ) -> list[list[str]]:
-    """A tag for every word of every sentence: the predicted one, and O for a word that has no piece.
+    """Returns a tag for every word of every sentence: the predicted one, or O for a word without a piece.
 
     Args:
-      sentences: those that were encoded.
-      windows: of `encode_windows`.
+      sentences: the encoded sentences.
+      windows: from `encode_windows`.
       predicted: for each window the tags of its `words`, in their order.
     """
     tags = [[OUTSIDE] * len(sentence.words) for sentence in sentences]
@@ -98,10 +98,10 @@ def _pieces(
 
 
 def _parts(ends: np.ndarray, first: int, last: int, room: int) -> list[tuple[int, int]]:
-    """Words [first, last) in parts that are predicted in a window each.
+    """Splits words [first, last) into parts, each predicted in its own window.
 
-    As few windows as overlap by half or more, at even distances. Two of them part their words in the middle of what
-    both hold: there a word has as much context in the one as in the other.
+    Uses the fewest evenly spaced windows that overlap by at least half. Adjacent windows split their words in the
+    middle of the overlap, where a word has equal context in both.
     """
     total = int(ends[last] - ends[first])
     if total <= room:
@@ -111,7 +111,7 @@ def _parts(ends: np.ndarray, first: int, last: int, room: int) -> list[tuple[int
     cuts = [ends[first] + (room + stride) / 2 + stride * index for index in range(count - 1)]
     parts, start = [], first
     for word in range(first, last):
-        full = ends[word + 1] - ends[start] > room  # as long words can have it
+        full = ends[word + 1] - ends[start] > room  # possible with long words
         if word > start and (full or (cuts and ends[word] >= cuts[0])):
             parts.append((start, word))
             start = word
@@ -121,11 +121,11 @@ def _parts(ends: np.ndarray, first: int, last: int, room: int) -> list[tuple[int
 
 
 def _widen(ends: np.ndarray, start: int, end: int, room: int) -> tuple[int, int]:
-    """The words of the window around words [start, end): as much before as behind them, where there is as much."""
+    """Returns the words of the window around words [start, end): equal context on both sides, where available."""
     spare = room - (ends[end] - ends[start])
-    low = np.searchsorted(ends, ends[start] - spare // 2)  # whole words: the first that begins in there
+    low = np.searchsorted(ends, ends[start] - spare // 2)  # complete words: the first one that begins inside
     high = np.searchsorted(ends, ends[low] + room, side="right") - 1
-    low = np.searchsorted(ends, ends[high] - room)  # what is left over behind goes before
+    low = np.searchsorted(ends, ends[high] - room)  # space left after the words goes before them
     return int(low), int(high)
 
 

@@ -1,4 +1,4 @@
-"""All kinds of tasks by name."""
+"""Registry of the kinds of tasks."""
 
 from collections.abc import Callable
 
@@ -13,4 +13,4 @@ from bert_jax.finetuning.tasks.text_tasks import glue_task, own_task
 TASKS: dict[str, Callable[[ConfigDict, Encoding], Task]] = {
     "glue": glue_task, "text": own_task, "squad": squad_task, "choice": choice_task, "ner": ner_task,
 }  # fmt: skip
-"""By `task.kind`: what reads it, from a config and how texts are encoded."""
+"""Reads a task, from a config and an encoding, by `task.kind`."""

@@ -1,4 +1,4 @@
-"""SQuAD as a task to train on: the start and the end of the answer, in windows of its paragraph."""
+"""SQuAD as a task: predicts the start and the end of the answer, in windows of its paragraph."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,17 +21,17 @@ from bert_jax.finetuning.tasks.squad_windows import Window, build_windows
 
 @dataclass(frozen=True)
 class SquadTask:
-    """Questions whose answers are spans of a paragraph; in version 2.0 some have none.
+    """Questions whose answers are spans of a paragraph; in version 2.0 some have no answer.
 
     Attributes:
-      training: what is trained on.
-      evaluated: of each split that is scored or predicted.
-      encoding: how texts become rows.
-      version_2: whether a question may have no answer.
-      doc_stride, max_query_length: of `build_windows`.
-      n_best, max_answer_length: of `answer_questions`.
-      null_threshold: null odds beyond which there is no answer; None tunes them on what is scored, for the best F1.
-      left_out: entries of each split that cannot be used, by reason.
+      training: the training questions.
+      evaluated: the questions of each split to score or predict.
+      encoding: tokenizer and length of the rows.
+      version_2: True if a question may have no answer (SQuAD 2.0).
+      doc_stride, max_query_length: see `build_windows`.
+      n_best, max_answer_length: see `answer_questions`.
+      null_threshold: null odds above which the prediction is "no answer"; None tunes it on the scored data for F1.
+      left_out: numbers of skipped entries of each split, by reason.
     """
 
     training: Sequence[Question]
@@ -73,7 +73,7 @@ class SquadTask:
         windows = self._windows(questions)
 
         def answers(outputs: Outputs) -> Answers:
-            starts, ends = ([of_window[:, side] for of_window in outputs] for side in range(2))
+            starts, ends = ([window_outputs[:, side] for window_outputs in outputs] for side in range(2))
             return answer_questions(
                 questions, windows, starts, ends,
                 n_best=self.n_best, max_answer_length=self.max_answer_length, version_2=self.version_2,
@@ -92,7 +92,7 @@ class SquadTask:
         def predictions(outputs: Outputs) -> list[dict[str, Any]]:
             found = answers(outputs)
             texts = found.predictions(self.null_threshold or 0.0)
-            return [_said(question.id, texts[question.id], found) for question in questions]
+            return [_prediction(question.id, texts[question.id], found) for question in questions]
 
         rows = Rows([window.sequence for window in windows], None)
         return Split(name, rows, score, write, predictions, len(questions), self.left_out.get(name, {}))
@@ -104,24 +104,26 @@ class SquadTask:
         )  # fmt: skip
 
     def _threshold(self, questions: Sequence[Question], found: Answers) -> float:
-        """Returns the null odds beyond which there is no answer: those given, or the best for F1, as in the paper."""
+        """Returns the null odds above which there is no answer: the given ones, or the best for F1, as in the paper."""
         if not self.version_2 or self.null_threshold is not None:
             return self.null_threshold or 0.0
         return best_thresholds(questions, found.best, found.null_odds)["f1"].threshold
 
 
-def _said(identity: str, text: str, found: Answers) -> dict[str, Any]:
-    """`prediction` ("" is no answer), its `probability` among the n best and, of 2.0, `null_odds`."""
-    chances = {candidate.text: candidate.probability for candidate in found.nbest[identity]}
+def _prediction(identity: str, text: str, found: Answers) -> dict[str, Any]:
+    """Returns `prediction` ("" is no answer), its `probability` among the n best and, for 2.0, `null_odds`."""
+    probabilities = {candidate.text: candidate.probability for candidate in found.nbest[identity]}
     odds = {"null_odds": found.null_odds[identity]} if identity in found.null_odds else {}
-    return {"id": identity, "prediction": text, "probability": chances.get(text), **odds}
+    return {"id": identity, "prediction": text, "probability": probabilities.get(text), **odds}
 
 
 def squad_task(config: ConfigDict, encoding: Encoding) -> SquadTask:
-    """The official JSON in `data.path`. InputError where a file cannot be read."""
+    """Reads the official JSON files in `data.path`. InputError if a file cannot be read."""
     task = config.task
     if task.test:
-        raise InputError(f"task.test={task.test}: answers of SQuAD are predicted, and scored, for task.dev")
+        raise InputError(
+            f"task.test={task.test}: SQuAD does not support a test file; set task.dev, which is predicted and scored"
+        )
     version = "v2.0" if task.version_2 else "v1.1"
     files = split_files(config, {"train": (f"train-{version}.json",), "dev": (f"dev-{version}.json",)})
     bad_rows = BadRows(strict=config.data.strict)
@@ -134,11 +136,11 @@ def squad_task(config: ConfigDict, encoding: Encoding) -> SquadTask:
         evaluated["dev"] = read_questions(files["dev"], bad_rows, training=False)
         left_out["dev"] = bad_rows.take_reasons()
     bad_rows.report()
-    open_ones = [question for question in evaluated.get("dev", ()) if not question.answers]
-    if not task.version_2 and open_ones:
+    unanswered = [question for question in evaluated.get("dev", ()) if not question.answers]
+    if not task.version_2 and unanswered:
         raise InputError(
-            f"{files['dev']}: question {open_ones[0].id} and {len(open_ones) - 1} others have no answer to compare "
-            "with; SQuAD 2.0, where some have none, is --config=finetune/squad:2.0"
+            f"{files['dev']}: question {unanswered[0].id} and {len(unanswered) - 1} others have no answer; for "
+            "SQuAD 2.0 use --config=finetune/squad:2.0"
         )
     return SquadTask(
         training, evaluated, encoding, version_2=task.version_2, doc_stride=task.doc_stride,

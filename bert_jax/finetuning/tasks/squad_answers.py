@@ -1,17 +1,17 @@
-"""From the logits of all windows to answers, n-best lists and the odds that there is no answer.
+"""Converts the logits of all windows to answers, n-best lists and the odds of "no answer".
 
-As `write_predictions` of google-research/bert's `run_squad.py`: the best starts are combined with the best ends of a
-window, and the best of all windows of a question are listed. What is different, for the better:
+Like `write_predictions` of google-research/bert's `run_squad.py`, this combines the best starts with the best ends of a
+window and lists the best spans of all windows of a question. Intended differences:
 
-  text       An answer is the paragraph's own characters, from those of its first token to those of its last. The
-             reference goes back from tokens to words by comparing letters, and gives whole words, with whatever
-             punctuation is on them, where the lengths differ: wherever lower-casing or dropping changed their number.
-  selection  The n_best starts and ends are the best of the paragraph's tokens. Those of the reference are the best of
-             all positions, and the question's, special tokens' and padding's are then thrown away: how far a batch
-             was padded could change an answer. Each of its candidates is one here.
-  no answer  Where no start goes with any end, all tokens of the paragraph are tried, so that there is an answer
-             wherever the paragraph has a token. The reference says "empty" (1.1) or crashes (2.0). A paragraph without
-             a token has the answer "", with null odds of 0: the threshold makes no difference to it.
+  text       An answer is a substring of the paragraph, from the first character of its first token to the last of its
+             last. The reference maps tokens back to words by comparing letters. If lengths differ, because lowercasing
+             or removed characters changed them, it returns complete words with their punctuation.
+  selection  The n_best starts and ends are the best of the paragraph's tokens. The reference takes the best of all
+             positions and then drops those in the question, special tokens and padding, so that the amount of padding
+             could change an answer. Every candidate of the reference is a candidate here.
+  no answer  If no start matches any end, all tokens of the paragraph are tried, so that any paragraph with a token has
+             an answer. The reference returns "empty" (1.1) or crashes (2.0). A paragraph without a token has the answer
+             "" and null odds of 0, for any threshold.
 """
 
 import json
@@ -33,12 +33,12 @@ from bert_jax.finetuning.tasks.squad_windows import Window
 
 @dataclass(frozen=True)
 class Candidate:
-    """An answer of an n-best list. The text "" says that there is no answer.
+    """An answer of an n-best list. The text "" stands for "no answer".
 
     Attributes:
-      text: characters of the paragraph, as they are.
+      text: a substring of the paragraph.
       probability: the softmax, over the list, of start_logit + end_logit.
-      start_logit, end_logit: of its first and its last token; of [CLS] where there is no answer.
+      start_logit, end_logit: logits of its first and last token; of [CLS] for "no answer".
     """
 
     text: str
@@ -49,12 +49,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Answers:
-    """What a model answers.
+    """A model's answers.
 
     Attributes:
-      best: by question id, the best answer that is one; "" only where the paragraph has no token.
+      best: by question id, the best non-empty answer; "" only if the paragraph has no token.
       null_odds: by question id, the score of "no answer" minus that of the best answer, in logits; empty for SQuAD 1.1.
-      nbest: by question id, the best answers, the best one first; for 2.0 "" is always among them.
+      nbest: by question id, the best answers in descending order; for 2.0 "" is always among them.
     """
 
     best: dict[str, str]
@@ -62,9 +62,9 @@ class Answers:
     nbest: dict[str, list[Candidate]]
 
     def predictions(self, null_threshold: float = 0.0) -> dict[str, str]:
-        """By question id, the text that is scored: "" where the null odds are greater than `null_threshold`.
+        """Returns the predicted text by question id: "" if the null odds are greater than `null_threshold`.
 
-        A threshold is tuned on `best` and `null_odds` (`squad_metrics.best_thresholds`), not on these.
+        Tune a threshold on `best` and `null_odds` (`squad_metrics.best_thresholds`), not on these predictions.
         """
         return {
             key: "" if self.null_odds.get(key, -np.inf) > null_threshold else text for key, text in self.best.items()
@@ -72,10 +72,10 @@ class Answers:
 
 
 class _Spans(NamedTuple):
-    """Candidates of one window or several: K of each."""
+    """K candidates of one or several windows; every array is [K]."""
 
-    begin: np.ndarray  # the first character
-    end: np.ndarray  # the one behind the last
+    begin: np.ndarray  # first character
+    end: np.ndarray  # one past the last character
     start_logit: np.ndarray
     end_logit: np.ndarray
 
@@ -90,33 +90,34 @@ def answer_questions(
     max_answer_length: int = 30,
     version_2: bool = False,
 ) -> Answers:
-    """The answers to all questions.
+    """Returns the answers to all questions.
 
     Args:
-      questions: what `windows` were built from.
-      windows: in any order; each question has one at the least.
-      start_logits, end_logits: of each window [T], T at least its length; what is behind that (padding) is not read.
-      n_best: starts and ends of a window that are combined, and answers of a list.
+      questions: the questions that `windows` were built from.
+      windows: in any order; at least one per question.
+      start_logits, end_logits: for each window [T], T at least its length; logits past that (padding) are ignored.
+      n_best: number of starts and ends combined per window, and of answers in a list.
       max_answer_length: in tokens.
-      version_2: "no answer" is an answer. Its score is the least start[0] + end[0] of the question's windows.
+      version_2: allow "no answer". Its score is the minimum of start[0] + end[0] over the question's windows.
 
     Raises:
-      ValueError: not as many logits as windows, too few for a window's tokens, or a question without a window.
+      ValueError: the numbers of logits and windows differ, logits are shorter than a window, or a question has no
+        window.
       InputError: `n_best` or `max_answer_length` is not positive.
       BertJaxError: logits that are not finite.
     """
     if n_best < 1 or max_answer_length < 1:
-        raise InputError(f"n_best={n_best} and max_answer_length={max_answer_length} have to be 1 or more")
-    of_question: dict[int, list[int]] = defaultdict(list)
+        raise InputError(f"n_best={n_best}, max_answer_length={max_answer_length}: expected at least 1")
+    windows_of: dict[int, list[int]] = defaultdict(list)
     for number, window in enumerate(windows):
-        of_question[window.question].append(number)
+        windows_of[window.question].append(number)
     starts = [_checked(*pair, questions) for pair in zip(windows, start_logits, strict=True)]
     ends = [_checked(*pair, questions) for pair in zip(windows, end_logits, strict=True)]
     result = Answers({}, {}, {})
     for index, question in enumerate(questions):
-        if index not in of_question:
+        if index not in windows_of:
             raise ValueError(f"question {question.id} has no window")
-        own = [(windows[number], starts[number], ends[number]) for number in of_question[index]]
+        own = [(windows[number], starts[number], ends[number]) for number in windows_of[index]]
         spans = _ranked(own, n_best, max_answer_length)
         null = min((_null(s, e) for _, s, e in own), key=sum) if version_2 else None
         listed = _listed(question.context, spans, null, n_best)
@@ -135,9 +136,9 @@ def write_answers(folder: str | PathLike[str], answers: Answers, null_threshold:
     For SQuAD 2.0 also `null_odds.json` ({id: odds}). Names and formats are the reference's.
 
     Args:
-      folder: made if missing.
-      answers: what to write.
-      null_threshold: null odds beyond which the prediction is "".
+      folder: created if missing.
+      answers: the answers to write.
+      null_threshold: null odds above which the prediction is "".
     """
     path = epath.Path(os.fspath(folder))
     path.mkdir(parents=True, exist_ok=True)
@@ -150,13 +151,15 @@ def write_answers(folder: str | PathLike[str], answers: Answers, null_threshold:
 
 
 def _checked(window: Window, logits: np.ndarray, questions: Sequence[Question]) -> np.ndarray:
-    """A window's own logits, without padding, as the doubles that the reference adds."""
+    """Returns a window's logits without padding, in float64 like the sums of the reference."""
     length = len(window.sequence.input_ids)
     own = np.asarray(logits, np.float64)[:length]
     if own.shape != (length,):
-        raise ValueError(f"logits of shape {np.shape(logits)} for a window of {length} tokens")
+        raise ValueError(
+            f"logits: got shape {np.shape(logits)}, expected at least ({length},) for a window of {length} tokens"
+        )
     if not np.isfinite(own).all():
-        raise BertJaxError(f"the logits of question {questions[window.question].id} are not all finite numbers")
+        raise BertJaxError(f"question {questions[window.question].id}: logits are not finite")
     return own
 
 
@@ -165,13 +168,13 @@ def _null(start_logits: np.ndarray, end_logits: np.ndarray) -> tuple[float, floa
 
 
 def _ranked(own: Sequence[tuple[Window, np.ndarray, np.ndarray]], n_best: int, max_answer_length: int) -> _Spans:
-    """The candidates of a question's windows, the best first; of equal ones that of the first window.
+    """Returns the candidates of a question's windows in descending order; ties go to the first window.
 
-    There are none only where the paragraph has no token: any token is an answer in the window that has most around it.
+    Empty only if the paragraph has no token: any token is an answer in the window with its maximum context.
     """
     for count in (n_best, max(len(window.offsets) for window, _, _ in own)):
-        of_windows = [_candidates(*one, count, max_answer_length) for one in own]
-        spans = _Spans(*map(np.concatenate, zip(*of_windows, strict=True)))
+        candidates = [_candidates(*window, count, max_answer_length) for window in own]
+        spans = _Spans(*map(np.concatenate, zip(*candidates, strict=True)))
         if len(spans.begin):
             break
     order = np.argsort(-(spans.start_logit + spans.end_logit), kind="stable")
@@ -181,20 +184,20 @@ def _ranked(own: Sequence[tuple[Window, np.ndarray, np.ndarray]], n_best: int, m
 def _candidates(
     window: Window, start_logits: np.ndarray, end_logits: np.ndarray, count: int, max_answer_length: int
 ) -> _Spans:
-    """Those of the `count` best starts with the `count` best ends that are spans; by rank of start, then of end."""
+    """Returns the valid spans of the `count` best starts and ends, ordered by rank of start, then of end."""
     context = slice(window.sequence.first_length, window.sequence.first_length + len(window.offsets))
     start_logits, end_logits = start_logits[context], end_logits[context]
     starts = np.argsort(-start_logits, kind="stable")[:count]
     starts = starts[window.max_context[starts]]
     ends = np.argsort(-end_logits, kind="stable")[:count]
-    more = ends - starts[:, None]  # tokens behind the first one
-    row, column = np.nonzero((more >= 0) & (more < max_answer_length))
+    extra = ends - starts[:, None]  # tokens after the first one
+    row, column = np.nonzero((extra >= 0) & (extra < max_answer_length))
     first, last = starts[row], ends[column]
     return _Spans(window.offsets[first, 0], window.offsets[last, 1], start_logits[first], end_logits[last])
 
 
 def _listed(context: str, spans: _Spans, null: tuple[float, float] | None, n_best: int) -> list[Candidate]:
-    """The `n_best` best texts, each once; and "", by its score among them or behind them."""
+    """Returns the `n_best` best distinct texts; with `null` also "", by its score among them or at the end."""
     texts: dict[str, tuple[float, float]] = {}
     for begin, end, *logits in zip(*map(np.ndarray.tolist, spans), strict=True):
         if null is not None and "" not in texts and sum(null) > sum(logits):

@@ -1,7 +1,7 @@
-"""Exact match and F1 of SQuAD 1.1 and 2.0, as the official scripts have them: evaluate-v1.1.py and evaluate-v2.0.py.
+"""Exact match and F1 of SQuAD 1.1 and 2.0, as in the official scripts evaluate-v1.1.py and evaluate-v2.0.py.
 
-Both are percentages. Texts are compared lower-cased, without ASCII punctuation and the words a, an and the, words apart
-by one space; the best of the answers that people gave counts. F1 is that of the words of the two texts as multisets.
+Both are percentages. Texts are normalized first: lowercased, without ASCII punctuation and the words a, an and the,
+with single spaces. The best score over the reference answers counts. F1 compares the words of two texts as multisets.
 """
 
 import logging
@@ -21,28 +21,28 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 class Threshold(NamedTuple):
-    """The best score that a threshold on the null odds gives, in percent, and that threshold."""
+    """The best score over thresholds on the null odds, in percent, and its threshold."""
 
     score: float
     threshold: float
 
 
 def normalize_answer(text: str) -> str:
-    """The text as it is compared."""
+    """Returns the normalized text."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, answer: str) -> float:
-    """1.0 where the two are the same, as they are compared, else 0.0."""
+    """Returns 1.0 if the normalized texts are equal, else 0.0."""
     return float(normalize_answer(prediction) == normalize_answer(answer))
 
 
 def f1(prediction: str, answer: str, *, empty_is_equal: bool = True) -> float:
-    """The F1, 0.0 to 1.0, of the prediction's words against the answer's.
+    """Returns the F1, 0.0 to 1.0, of the prediction's words against the answer's.
 
     Args:
       prediction, answer: any texts.
-      empty_is_equal: two texts without a word have 1.0, as in the script of 2.0; in that of 1.1 they have 0.0.
+      empty_is_equal: two texts without a word score 1.0, as in the script of 2.0; in that of 1.1 they score 0.0.
     """
     predicted, given = normalize_answer(prediction).split(), normalize_answer(answer).split()
     if empty_is_equal and not (predicted and given):
@@ -55,22 +55,22 @@ def f1(prediction: str, answer: str, *, empty_is_equal: bool = True) -> float:
 
 
 def score_v1(questions: Sequence[Question], predictions: Mapping[str, str]) -> dict[str, float]:
-    """`exact_match` and `f1` of SQuAD 1.1, in percent of all questions.
+    """Returns `exact_match` and `f1` of SQuAD 1.1, in percent, averaged over all questions.
 
     Args:
-      questions: all that are scored; each has an answer.
-      predictions: by question id. A question without one counts as wrong.
+      questions: the questions to score; each has an answer.
+      predictions: by question id. A question without a prediction counts as wrong.
 
     Raises:
-      InputError: no questions, or a question that has no answer to compare with.
+      InputError: no questions, or a question without a reference answer.
     """
     if not questions:
-        raise InputError("no questions to score")
+        raise InputError("questions: expected at least 1 to score, got 0")
     exact = total_f1 = 0.0
     missing = []
     for question in questions:
         if not question.answers:
-            raise InputError(f"question {question.id} has no answer to compare with, as SQuAD 1.1 wants it")
+            raise InputError(f"question {question.id}: SQuAD 1.1 requires a reference answer, got none")
         if question.id not in predictions:
             missing.append(question.id)
             continue
@@ -78,7 +78,7 @@ def score_v1(questions: Sequence[Question], predictions: Mapping[str, str]) -> d
         exact += max(exact_match(prediction, answer.text) for answer in question.answers)
         total_f1 += max(f1(prediction, answer.text, empty_is_equal=False) for answer in question.answers)
     if missing:
-        log.warning("%d questions have no prediction and count as wrong; the first is %s", len(missing), missing[0])
+        log.warning("%d questions without a prediction count as wrong; the first is %s", len(missing), missing[0])
     return {"exact_match": 100.0 * exact / len(questions), "f1": 100.0 * total_f1 / len(questions)}
 
 
@@ -88,25 +88,25 @@ def score_v2(
     null_odds: Mapping[str, float] | None = None,
     null_threshold: float = 1.0,
 ) -> dict[str, float]:
-    """The official figures of SQuAD 2.0 by their official names: percentages, and numbers of questions.
+    """Returns the official metrics of SQuAD 2.0 by their official names: percentages, and numbers of questions.
 
-    `exact`, `f1` and `total`; the same with `HasAns_` and `NoAns_` before them, of the questions with an answer and
-    those without, where there are any; with `null_odds` also `best_exact`, `best_exact_thresh`, `best_f1` and
-    `best_f1_thresh`. A question has an answer where its file gives one, whatever it says in `is_impossible`.
+    Keys: `exact`, `f1` and `total`; the same with the prefixes `HasAns_` and `NoAns_` for questions with and without an
+    answer, if any; with `null_odds` also `best_exact`, `best_exact_thresh`, `best_f1` and `best_f1_thresh`. A question
+    has an answer if its file gives one, regardless of `is_impossible`.
 
     Args:
-      questions: all that are scored.
-      predictions: by question id; "" says that there is no answer.
-      null_odds: by question id, the higher the less likely is an answer; the script's `--na-prob-file`.
-      null_threshold: where the null odds are greater, the prediction counts as "", whatever it is; the script's
-        `--na-prob-thresh`, and its default.
+      questions: the questions to score.
+      predictions: by question id; "" is "no answer".
+      null_odds: by question id, higher if an answer is less likely; the script's `--na-prob-file`.
+      null_threshold: null odds above which any prediction counts as ""; the script's `--na-prob-thresh`, with its
+        default.
 
     Raises:
-      InputError: no questions, or one without a prediction or, where there are null odds, without those.
+      InputError: no questions, or a question without a prediction or (if given) null odds.
     """
     exact, f1s = _scores(questions, predictions)
     if null_odds is not None:
-        _need(questions, null_odds, "null odds")
+        _need(questions, null_odds, "null_odds")
         for question in questions:
             if null_odds[question.id] > null_threshold:
                 exact[question.id] = f1s[question.id] = float(not question.answers)
@@ -130,24 +130,24 @@ def score_v2(
 def best_thresholds(
     questions: Sequence[Question], predictions: Mapping[str, str], null_odds: Mapping[str, float]
 ) -> dict[str, Threshold]:
-    """The thresholds on the null odds that give the best `exact` and the best `f1`: the script's search.
+    """Returns the thresholds on the null odds with the best `exact` and the best `f1`: the script's search.
 
     Args:
-      questions: those to tune on.
-      predictions: by question id, the best answer that is one (`Answers.best`). Given "" already, as predictions with
-        a threshold have it, the search cannot see what a higher threshold would have said.
-      null_odds: by question id; a question is taken for one without answer where they are greater than the threshold.
+      questions: the questions to tune on.
+      predictions: by question id, the best non-empty answer (`Answers.best`). Predictions that a threshold has already
+        set to "" hide the effect of a higher threshold.
+      null_odds: by question id; null odds greater than the threshold mean "no answer".
 
     Raises:
-      InputError: no questions, or one without a prediction or null odds.
+      InputError: no questions, or a question without a prediction or null odds.
     """
     exact, f1s = _scores(questions, predictions)
-    _need(questions, null_odds, "null odds")
+    _need(questions, null_odds, "null_odds")
     has_answer = {question.id: bool(question.answers) for question in questions}
     order = sorted((key for key in null_odds if key in has_answer), key=null_odds.__getitem__)
     result = {}
     for name, scores in (("exact", exact), ("f1", f1s)):
-        # From a threshold below all odds, where every question is taken for one without an answer, upwards.
+        # Start below all null odds, where every prediction is "no answer", and raise the threshold.
         score = best = float(len(has_answer) - sum(has_answer.values()))
         threshold = 0.0
         for key in order:
@@ -159,13 +159,13 @@ def best_thresholds(
 
 
 def _scores(questions: Sequence[Question], predictions: Mapping[str, str]) -> tuple[dict[str, float], dict[str, float]]:
-    """Exact match and F1 of each question, by id, 0.0 to 1.0."""
+    """Returns exact match and F1 of each question, by id, 0.0 to 1.0."""
     if not questions:
-        raise InputError("no questions to score")
-    _need(questions, predictions, "prediction")
+        raise InputError("questions: expected at least 1 to score, got 0")
+    _need(questions, predictions, "predictions")
     exact, f1s = {}, {}
     for question in questions:
-        # An answer such as "the" is nothing once it is normalized, and then no answer is right.
+        # An answer such as "the" is empty after normalization; then "no answer" is correct.
         answers = [answer.text for answer in question.answers if normalize_answer(answer.text)] or [""]
         prediction = predictions[question.id]
         exact[question.id] = max(exact_match(prediction, answer) for answer in answers)
@@ -177,5 +177,5 @@ def _need(questions: Sequence[Question], given: Mapping[str, object], what: str)
     missing = [question.id for question in questions if question.id not in given]
     if missing:
         raise InputError(
-            f"{len(missing)} questions have no {what}; the first is {missing[0]}. Score what was predicted"
+            f"{len(missing)} questions are missing from {what}; the first is {missing[0]}; score predicted questions"
         )

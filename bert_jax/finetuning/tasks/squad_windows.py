@@ -1,13 +1,13 @@
-"""SQuAD's questions as the encoder reads them: [CLS] question [SEP] a window of the paragraph [SEP].
+"""Sliding windows of SQuAD: [CLS] question [SEP] a window of the paragraph [SEP].
 
-A paragraph that is too long for one sequence is read in several windows, each `doc_stride` tokens after the one before,
-as by `convert_examples_to_features` of google-research/bert's `run_squad.py`. Two things are different:
+A paragraph that is too long for one sequence is split into windows with a stride of `doc_stride` tokens, as in
+`convert_examples_to_features` of google-research/bert's `run_squad.py`. There are two differences:
 
-  labels  The reference takes the words, parted by white space, that the answer touches, and looks among their tokens
-          for those that the answer alone is cut into; where there are none, it takes the words whole. Here every token
-          knows its characters, and the label is the tokens that the answer touches: the same wherever the reference
-          finds them at the answer's own place, and never longer.
-  empty   A paragraph without a token has one window here, and none there.
+  labels  The reference takes the whitespace-separated words that overlap the answer, and searches their tokens for
+          those of the answer tokenized alone; if not found, it labels the complete words. Here every token has its
+          character offsets, and the label is the tokens that overlap the answer: the same tokens wherever the reference
+          finds them at the answer's own position, and never more.
+  empty   A paragraph without a token has one window here, and none in the reference.
 """
 
 from collections.abc import Sequence
@@ -21,20 +21,20 @@ from bert_jax.finetuning.inputs.squad_files import Question
 from bert_jax.text.sequences import EncodedSequence
 from bert_jax.text.tokenization import WordPieceTokenizer
 
-_TEXTS_AT_ONCE = 1024  # The tokenizer's own account of a text is many times as large as what is kept of it.
+_TEXTS_AT_ONCE = 1024  # bounds memory: the tokenizer's encoding of a text is many times larger than what is kept
 
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """A question and C tokens of its paragraph. They are tokens `sequence.first_length` to that + C - 1.
+    """A question and C tokens of its paragraph: tokens `first_length` to `first_length` + C - 1 of the sequence.
 
     Attributes:
       question: the index of the question.
-      sequence: what the encoder reads.
-      offsets: [C, 2] int32; token i stands for `context[offsets[i, 0] : offsets[i, 1]]`, in characters.
-      max_context: [C] bool; of all windows of the question that hold the token, this one has most around it.
-      start, end: positions in the sequence of the first and the last token of the question's first answer, counted from
-        0 at [CLS]; both 0 where the answer is not wholly in the window, or there is none.
+      sequence: the encoder's input.
+      offsets: [C, 2] int32; token i is `context[offsets[i, 0] : offsets[i, 1]]`, in characters.
+      max_context: [C] bool; True if this window has the maximum context for the token among the question's windows.
+      start, end: positions in the sequence of the first and the last token of the question's first answer, from 0 at
+        [CLS]; both 0 if there is no answer or it is not completely in the window.
     """
 
     question: int
@@ -53,29 +53,29 @@ def build_windows(
     doc_stride: int = 128,
     max_query_length: int = 64,
 ) -> list[Window]:
-    """The windows of all questions: in the order of the questions, from the paragraph's start to its end.
+    """Builds the windows of all questions: in the order of the questions, from the paragraph's start to its end.
 
     Args:
-      questions: each has one window at the least.
-      tokenizer: cuts questions and paragraphs; each paragraph once.
-      max_seq_len: tokens of a sequence, special tokens counted; sequences are not padded.
-      doc_stride: tokens from the start of a window to that of the next.
-      max_query_length: tokens of a question; what is longer loses its end.
+      questions: each has at least one window.
+      tokenizer: tokenizes questions and paragraphs; each distinct paragraph once.
+      max_seq_len: maximum tokens of a sequence, special tokens included; sequences are not padded.
+      doc_stride: tokens from the start of a window to the start of the next.
+      max_query_length: maximum tokens of a question; longer ones are truncated at the end.
 
     Raises:
-      InputError: a length that leaves no place for a paragraph, or is not positive.
+      InputError: a length is not positive, or leaves no space for the paragraph.
     """
     if doc_stride < 1 or max_query_length < 1:
-        raise InputError(f"doc_stride={doc_stride} and max_query_length={max_query_length} have to be 1 or more")
+        raise InputError(f"doc_stride={doc_stride}, max_query_length={max_query_length}: expected at least 1")
     if max_seq_len < max_query_length + 4:
         raise InputError(
-            f"max_seq_len={max_seq_len} has no place for a question of max_query_length={max_query_length} tokens, "
-            f"three special tokens and one of the paragraph; it has to be {max_query_length + 4} or more"
+            f"max_seq_len={max_seq_len}: too short for a question of max_query_length={max_query_length} tokens, three "
+            f"special tokens and one paragraph token; expected at least {max_query_length + 4}"
         )
     contexts = _encode_once(tokenizer, [question.context for question in questions])
-    asked = _encode_questions(tokenizer, [question.question for question in questions], max_query_length)
+    queries = _encode_questions(tokenizer, [question.question for question in questions], max_query_length)
     windows: list[Window] = []
-    for index, (question, query) in enumerate(zip(questions, asked, strict=True)):
+    for index, (question, query) in enumerate(zip(questions, queries, strict=True)):
         ids, offsets = contexts[question.context]
         head = (tokenizer.cls_id, *query, tokenizer.sep_id)
         spans = window_spans(len(ids), max_seq_len - len(head) - 1, doc_stride)
@@ -98,7 +98,7 @@ def build_windows(
 
 
 def window_spans(length: int, capacity: int, stride: int) -> list[tuple[int, int]]:
-    """[begin, end) of the windows over `length` tokens: at most `capacity` each, until the last token is in one."""
+    """Returns [begin, end) of the windows over `length` tokens, of at most `capacity` tokens each."""
     spans = [(0, min(length, capacity))]
     while spans[-1][1] < length:
         begin = spans[-1][0] + min(capacity, stride)
@@ -107,10 +107,10 @@ def window_spans(length: int, capacity: int, stride: int) -> list[tuple[int, int
 
 
 def max_context_masks(spans: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-    """Of each window, [C] bool: its tokens that no other window holds with a higher score.
+    """Returns for each window [C] bool: True for the tokens that have their maximum context in it.
 
-    The score is min(tokens of the window to the left, to the right) + 0.01 * tokens of the window, the first of several
-    equal ones wins: `_check_is_max_context` of the reference.
+    The score is min(tokens of the window to the left, to the right) + 0.01 * tokens of the window; the first window
+    wins a tie. This is `_check_is_max_context` of the reference.
     """
     if len(spans) == 1:
         return [np.ones(spans[0][1], bool)]
@@ -123,10 +123,10 @@ def max_context_masks(spans: Sequence[tuple[int, int]]) -> list[np.ndarray]:
 
 
 def answer_tokens(offsets: np.ndarray, begin: int, end: int) -> tuple[int, int] | None:
-    """First and last of the tokens that have a character in [begin, end); None if there are none.
+    """Returns the first and last token that overlap the characters [begin, end); None if there are none.
 
     Args:
-      offsets: [n, 2] of the whole paragraph, of which neither column decreases.
+      offsets: [n, 2] of the complete paragraph; both columns are non-decreasing.
       begin, end: in characters of the paragraph.
     """
     first = int(np.searchsorted(offsets[:, 1], begin, side="right"))

@@ -1,4 +1,4 @@
-"""GLUE's tasks and one's own texts, as tasks to train on: both are examples of one text or two with a label."""
+"""Text classification and regression: GLUE tasks and the user's own files of one or two texts with a label."""
 
 import logging
 import os
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def classes_or_scores(outputs: Outputs, *, regression: bool) -> np.ndarray:
-    """What each example's outputs come to: int64 [N] the most probable class, or fp32 [N] scores."""
+    """Converts the outputs of N examples to the most probable classes, int64 [N], or to scores, fp32 [N]."""
     stacked = np.stack(outputs)
     return stacked[:, 0] if regression else stacked.argmax(axis=-1)
 
@@ -35,12 +35,12 @@ class TextTask:
 
     Attributes:
       name: `glue/sst2`, or `text`.
-      classes: their names by number; none for a regression.
-      metric_names: of `metrics.METRICS`.
-      examples: of each split, the first of which is trained on.
-      fields: what the columns of one's own files are called, found or given.
-      positive_label: the class that `f1` is of; None where `f1` is no metric of the task, or is GLUE's.
-      left_out: rows of each split that cannot be used, by reason.
+      classes: class names by number; empty for a regression.
+      metric_names: keys of `task_metrics.METRICS`.
+      examples: the examples of each split; the first split is the training split.
+      fields: column names of the user's own files, found or given.
+      positive_label: the positive class of `f1`; None if the task has no `f1`, or for GLUE.
+      left_out: numbers of skipped rows of each split, by reason.
     """
 
     name: str
@@ -56,7 +56,7 @@ class TextTask:
 
     @property
     def regression(self) -> bool:
-        """Whether labels are scores."""
+        """True if labels are scores."""
         return not self.classes
 
     @property
@@ -70,10 +70,10 @@ class TextTask:
     def about(self) -> dict[str, Any]:
         fields = self.fields or text_files.TextFields()
         is_pair = any(example.text_b is not None for example in self.examples["train"])
-        of_f1 = {} if self.positive_label is None else {"positive_label": self.positive_label}
+        positive = {} if self.positive_label is None else {"positive_label": self.positive_label}
         return {
             "name": self.name, "classes": list(self.classes), "texts": list(fields.texts), "id": fields.id,
-            "is_pair": is_pair, **of_f1,
+            "is_pair": is_pair, **positive,
         }  # fmt: skip
 
     def train(self) -> Rows:
@@ -83,7 +83,7 @@ class TextTask:
         return [self._split(name) for name in self.examples if name != "train"]
 
     def _rows(self, name: str) -> Rows:
-        """Labels are those of the examples, or none where one has none."""
+        """Encodes a split. Its labels are None if any example has no label."""
         examples, labels = self.examples[name], None
         if all(example.label is not None for example in examples):
             kind = np.float32 if self.regression else np.int32
@@ -95,29 +95,37 @@ class TextTask:
         examples, rows = self.examples[name], self._rows(name)
 
         def score(outputs: Outputs) -> dict[str, float]:
-            said = classes_or_scores(outputs, regression=self.regression)
+            predicted = classes_or_scores(outputs, regression=self.regression)
             positive = 1 if self.positive_label is None else self.classes.index(self.positive_label)
-            return task_metrics.compute(self.metric_names, np.asarray(rows.labels).tolist(), said, positive=positive)
+            labels = np.asarray(rows.labels).tolist()
+            return task_metrics.compute(self.metric_names, labels, predicted, positive=positive)
 
         def write(outputs: Outputs, folder: epath.Path) -> None:
-            said = classes_or_scores(outputs, regression=self.regression)
+            predicted = classes_or_scores(outputs, regression=self.regression)
             if self.glue_task is not None and name in self.glue_task.submissions:
-                glue.write_submission(folder, self.glue_task, name, examples, said.tolist())
+                glue.write_submission(folder, self.glue_task, name, examples, predicted.tolist())
                 return
-            shown = [f"{score:.4f}" for score in said] if self.regression else [self.classes[label] for label in said]
+            shown = (
+                [f"{score:.4f}" for score in predicted]
+                if self.regression
+                else [self.classes[label] for label in predicted]
+            )
             lines = [f"{example.id}\t{label}" for example, label in zip(examples, shown, strict=True)]
             write_lines(folder / f"{name}.tsv", ["id\tprediction", *lines])
 
         def predictions(outputs: Outputs) -> list[dict[str, Any]]:
-            return [{"id": example.id, **self._said(one)} for example, one in zip(examples, outputs, strict=True)]
+            return [
+                {"id": example.id, **self._prediction(example_outputs)}
+                for example, example_outputs in zip(examples, outputs, strict=True)
+            ]
 
         return Split(
             name, rows, None if rows.labels is None else score, write, predictions, len(examples),
             self.left_out.get(name, {}),
         )  # fmt: skip
 
-    def _said(self, outputs: np.ndarray) -> dict[str, Any]:
-        """`prediction`, a class by name or a score, and of classes their `probabilities`, of outputs [labels]."""
+    def _prediction(self, outputs: np.ndarray) -> dict[str, Any]:
+        """Returns `prediction` (a class name or a score) and `probabilities` by class, from outputs [labels]."""
         if self.regression:
             return {"prediction": round(float(outputs[0]), 6)}
         by_class = dict(zip(self.classes, softmax(outputs).round(6).tolist(), strict=True))
@@ -125,16 +133,16 @@ class TextTask:
 
 
 def glue_task(config: ConfigDict, encoding: Encoding) -> TextTask:
-    """A task of GLUE in `data.path`. InputError where there is none of that name, or a file is missing."""
+    """Reads a GLUE task from `data.path`. InputError for an unknown task or a missing file."""
     task = glue.get_task(config.task.name)
     bad_rows = BadRows(strict=config.data.strict)
-    # A test set, which has no labels, may be left where it was downloaded.
-    wanted = [
+    # Test sets are optional.
+    chosen = [
         split for split in task.splits
         if split.startswith(("train", "dev")) or glue.has_split(config.data.path, task, split)
     ]  # fmt: skip
     examples, left_out = {}, {}
-    for split in wanted:
+    for split in chosen:
         examples[split] = glue.read_split(config.data.path, task, split, bad_rows)
         left_out[split] = bad_rows.take_reasons()
     bad_rows.report()
@@ -145,12 +153,12 @@ def glue_task(config: ConfigDict, encoding: Encoding) -> TextTask:
 
 
 def own_task(config: ConfigDict, encoding: Encoding) -> TextTask:
-    """A task of one's own files: `task.train`, `task.dev` and `task.test`. InputError where one cannot be read."""
+    """Reads the user's own files `task.train`, `task.dev` and `task.test`. InputError if one cannot be read."""
     task = config.task
     if not task.train:
-        raise InputError("task.train is empty: name the file to train on, --config.task.train=FILE")
+        raise InputError("task.train is empty; set the training file with --config.task.train=FILE")
     if task.text_pair and not task.text:
-        raise InputError(f"task.text_pair={task.text_pair} is the second text: task.text names the first")
+        raise InputError(f"task.text_pair={task.text_pair}: the second text requires the first; set task.text")
     texts = tuple(name for name in (task.text, task.text_pair) if name)
     fields = text_files.find_fields(
         os.path.join(config.data.path, task.train), text_files.TextFields(texts, task.label)
@@ -169,9 +177,11 @@ def own_task(config: ConfigDict, encoding: Encoding) -> TextTask:
 
     train, classes = read(task.train, None)
     if not task.regression and len(classes) < 2:
-        raise InputError(f"{task.train}: all labels are {classes[0]!r}: there is nothing to tell apart")
+        raise InputError(f"task.train={task.train}: expected at least 2 different labels, all are {classes[0]!r}")
     if len(classes) > 2 and text_files.are_scores(classes):
-        log.warning("the %d labels are numbers, which are told apart: task.regression=True predicts them", len(classes))
+        log.warning(
+            "The %d labels are numbers but treated as classes; task.regression=True predicts them", len(classes)
+        )
     positive_label = choose_positive_label(task.positive_label, classes)
     examples, left_out = {"train": train}, {}
     bad_rows.take_reasons()
@@ -195,7 +205,7 @@ def own_text_task(
     positive_label: str | None,
     left_out: Mapping[str, Mapping[str, int]],
 ) -> TextTask:
-    """Returns the task of one's own examples: a regression where there are no classes."""
+    """Returns the task of the user's own examples: a regression if there are no classes."""
     names = ("accuracy", *(("f1",) if positive_label is not None else ()), "f1_macro")
     return TextTask(
         "text", classes, names if classes else ("pearson", "spearman"), "accuracy" if classes else "spearman",
@@ -204,10 +214,10 @@ def own_text_task(
 
 
 def choose_positive_label(given: str, classes: tuple[str, ...]) -> str | None:
-    """Returns the class that f1 is of: the one given, or the last of two. InputError for one that there is not."""
+    """Returns the positive class of f1: the given or the last of two; None if not binary. InputError if invalid."""
     if given and len(classes) != 2:
-        what = f"{len(classes)} labels" if classes else "numbers"
-        raise InputError(f"task.positive_label={given}: the task has {what}, and f1 is of one of two; leave it empty")
+        what = f"{len(classes)} labels" if classes else "numbers as labels"
+        raise InputError(f"task.positive_label={given}: requires 2 labels, the task has {what}; leave it empty")
     if given and given not in classes:
         raise InputError(f"task.positive_label={given}: expected {' or '.join(classes)}, the labels of task.train")
     return given or (classes[-1] if len(classes) == 2 else None)

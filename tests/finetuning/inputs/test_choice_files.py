@@ -32,7 +32,7 @@ def test_swag(tmp_path: Path):
     assert read_choices(path, BadRows(strict=True), labels="optional") == [
         ChoiceExample("0", "He rides.", "He", endings, None)
     ]
-    with pytest.raises(InputError, match=r"test\.csv:1: no column label"):
+    with pytest.raises(InputError, match=r"test\.csv:1: .*label"):
         read_choices(path, BadRows())
 
 
@@ -65,19 +65,19 @@ def test_own_files(tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"context": " "}, "the context is empty"),
-        ({"context": None}, "context and start have to be texts"),
-        ({"start": 5}, "context and start have to be texts"),
-        ({"endings": ["a"]}, "a list of two texts or more"),
-        ({"endings": "ab"}, "a list of two texts or more"),
-        ({"endings": ["a", 5]}, "a list of two texts or more"),
-        ({"endings": ["a", ""]}, "ending 1 is empty"),
-        ({"endings": ["a", "b", "c"]}, "3 endings instead of 2"),
-        ({"label": None}, "no label"),
-        ({"label": 2}, "the label 2 is not one of 0 to 1"),
-        ({"label": -1}, "the label -1 is not one of 0 to 1"),
-        ({"label": True}, "the label True is not one of 0 to 1"),
-        ({"label": "b"}, "the label 'b' is not one of 0 to 1"),
+        ({"context": " "}, "context"),
+        ({"context": None}, "context"),
+        ({"start": 5}, "start"),
+        ({"endings": ["a"]}, "endings"),
+        ({"endings": "ab"}, "endings"),
+        ({"endings": ["a", 5]}, "endings"),
+        ({"endings": ["a", ""]}, "endings[1]"),
+        ({"endings": ["a", "b", "c"]}, "2 endings, got 3"),
+        ({"label": None}, "label"),
+        ({"label": 2}, "label 2: "),
+        ({"label": -1}, "label -1: "),
+        ({"label": True}, "label True: "),
+        ({"label": "b"}, "label 'b': "),
     ],
 )
 def test_bad_rows_are_named_and_left_out(tmp_path: Path, change: dict, problem: str):
@@ -105,11 +105,11 @@ def test_bad_rows_of_swag_and_codah(tmp_path: Path, name: str, bad: str):
 
 
 def test_files_that_cannot_be_read(tmp_path: Path):
-    with pytest.raises(InputError, match=r"has to end in \.csv \(SWAG\), \.tsv \(CODAH\) or \.jsonl"):
+    with pytest.raises(InputError, match=r"a\.txt: .*\.csv.*\.tsv.*\.jsonl"):
         read_choices(tmp_path / "a.txt", BadRows())
-    with pytest.raises(InputError, match="no column sent1, sent2, ending0"):
+    with pytest.raises(InputError, match="sent1, sent2, ending0"):
         read_choices(write(tmp_path / "a.csv", "text,label", "a,1"), BadRows())
-    with pytest.raises(InputError, match="no usable row"):
+    with pytest.raises(InputError, match=r"a\.jsonl: "):
         read_choices(write(tmp_path / "a.jsonl", "{}"), BadRows())
 
 

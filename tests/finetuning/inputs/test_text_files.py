@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def test_a_quoted_field_may_hold_lines(tmp_path: Path):
     bad_rows = BadRows()
     examples, _ = read_texts(path, bad_rows)
     assert [(example.id, example.text_a) for example in examples] == [("2", "one\ntwo,\n\nthree"), ("8", "end")]
-    with pytest.raises(InputError, match=r"a\.csv:6: 1 columns instead of 2"):
+    with pytest.raises(InputError, match=r"a\.csv:6: .*\b2\b.*\b1\b"):
         read_texts(path, BadRows(strict=True))
 
 
@@ -69,14 +70,14 @@ def test_names_that_are_said(tmp_path: Path):
     path = write(tmp_path / "a.csv", "key,text,query,stars\n7,no,yes,4.5\n")
     fields = TextFields(texts=("query", "text"), label="stars", id="key")
     assert read_texts(path, BadRows(), fields=fields, regression=True) == ([TextExample("7", "yes", "no", 4.5)], ())
-    with pytest.raises(InputError, match=r"a\.csv:2: no column 'label'; there are: 'key', 'text', 'query', 'stars'"):
+    with pytest.raises(InputError, match=r"a\.csv:2: .*'label'.*'key', 'text', 'query', 'stars'"):
         read_texts(path, BadRows())
-    with pytest.raises(InputError, match="no column 'body'"):
+    with pytest.raises(InputError, match="'body'"):
         read_texts(path, BadRows(), fields=TextFields(texts=("body",)))
-    with pytest.raises(InputError, match="one text or two, not 3"):
+    with pytest.raises(InputError, match=r"\b3\b"):
         read_texts(path, BadRows(), fields=TextFields(texts=("key", "text", "query")))
     path = write(tmp_path / "b.csv", "key,stars\n7,4\n")
-    with pytest.raises(InputError, match="which of 'key', 'stars' are texts"):
+    with pytest.raises(InputError, match="'key', 'stars'"):
         read_texts(path, BadRows())
 
 
@@ -101,12 +102,12 @@ def test_classes_that_are_given(tmp_path: Path):
     examples, labels = read_texts(path, bad_rows, labels=("good", "bad"))
     assert ([example.label for example in examples], labels) == ([0, 1], ("good", "bad"))
     assert bad_rows.counts == {str(path): 1}
-    with pytest.raises(InputError, match=r"dev\.csv:3: unknown label 'ugly'; there are: 'good', 'bad'"):
+    with pytest.raises(InputError, match=r"dev\.csv:3: .*'ugly'.*'good', 'bad'"):
         read_texts(path, BadRows(strict=True), labels=("good", "bad"))
 
 
 def test_no_class_is_no_example(tmp_path: Path):
-    with pytest.raises(InputError, match="no usable row"):
+    with pytest.raises(InputError, match=r"a\.csv: "):
         read_texts(write(tmp_path / "a.csv", "text,label\na,good\n"), BadRows(), labels=())
 
 
@@ -125,20 +126,20 @@ def test_texts_to_be_predicted(tmp_path: Path):
 @pytest.mark.parametrize(
     ("kind", "row", "problem"),
     [
-        (".csv", "a,b,c", "3 columns instead of 2"),
-        (".csv", "", "an empty line"),
-        (".csv", '"a"b,c', "not as RFC 4180 has it"),
-        (".csv", " ,1", "'text' is empty"),
-        (".csv", "a,", "no label in 'label'"),
-        (".tsv", "a", "1 columns instead of 2"),
-        (".tsv", "\udcff\t1", "not valid UTF-8"),
-        (".jsonl", "[1]", "a JSON list instead of an object"),
-        (".jsonl", "{", "not JSON"),
-        (".jsonl", '{"label": "1"}', "no field 'text'"),
-        (".jsonl", '{"text": null, "label": "1"}', "no field 'text'"),
-        (".jsonl", '{"text": 5, "label": "1"}', "'text' is a int instead of a text"),
-        (".jsonl", '{"text": "a"}', "no label in 'label'"),
-        (".jsonl", '{"text": "a", "label": ["1"]}', "the label is a list"),
+        (".csv", "a,b,c", r"\b2\b.*\b3\b"),
+        (".csv", "", r":3: .*\b2\b"),
+        (".csv", '"a"b,c', "RFC 4180"),
+        (".csv", " ,1", "'text'"),
+        (".csv", "a,", "'label'"),
+        (".tsv", "a", r"\b2\b.*\b1\b"),
+        (".tsv", "\udcff\t1", "UTF-8.*0xff"),
+        (".jsonl", "[1]", "object.*list"),
+        (".jsonl", "{", "JSON"),
+        (".jsonl", '{"label": "1"}', "'text'"),
+        (".jsonl", '{"text": null, "label": "1"}', "'text'"),
+        (".jsonl", '{"text": 5, "label": "1"}', r"'text'.*\bint\b"),
+        (".jsonl", '{"text": "a"}', "'label'"),
+        (".jsonl", '{"text": "a", "label": ["1"]}', r"label.*\blist\b"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("regression", [True, False])
@@ -153,7 +154,7 @@ def test_bad_rows_are_named_and_left_out(tmp_path: Path, kind: str, row: str, pr
     with pytest.raises(InputError) as error:
         read_texts(path, BadRows(strict=True), regression=regression)
     assert str(error.value).startswith(f"{path}:3: ")
-    assert problem in str(error.value)
+    assert re.search(problem, str(error.value))
 
 
 @pytest.mark.parametrize("label", ["high", "nan", "inf", True, ""])
@@ -185,7 +186,7 @@ def test_rows_without_their_first_quotes_are_read_in_linear_time(tmp_path: Path)
     examples, _ = read_texts(path, bad_rows)
     assert examples[-1].text_a == "end\nof it"
     assert bad_rows.counts[str(path)] >= 12_000
-    with pytest.raises(InputError, match=r"a\.csv:2: .*columns instead of 2 after 100 lines.*quote"):
+    with pytest.raises(InputError, match=r"a\.csv:2: .*\b2\b.*\b100\b.*quote"):
         read_texts(path, BadRows(strict=True))
 
 
@@ -194,14 +195,14 @@ def test_a_field_may_hold_many_lines_but_not_all(tmp_path: Path):
     path = write(tmp_path / "a.csv", f'text,label\n"{long}",1\n"{longest}",1\nend,0\n')
     assert [example.text_a for example in read_texts(path, BadRows(strict=True))[0]] == [long, longest, "end"]
     path = write(tmp_path / "b.csv", f'text,label\n"{too_long}",1\nend,0\n')
-    with pytest.raises(InputError, match=r"b\.csv:2: .*more than 1000 lines"):
+    with pytest.raises(InputError, match=r"b\.csv:2: .*\b1000\b"):
         read_texts(path, BadRows(strict=True))
 
 
 @pytest.mark.parametrize("kind", [".csv", ".tsv"])
 def test_two_columns_of_one_name_are_refused(tmp_path: Path, kind: str):
     path = write(tmp_path / f"a{kind}", "text,text,label\na,b,1\n".replace(",", "," if kind == ".csv" else "\t"))
-    with pytest.raises(InputError, match="two columns are called 'text'"):
+    with pytest.raises(InputError, match=r"a\.\wsv: .*'text'"):
         read_texts(path, BadRows())
 
 
@@ -222,10 +223,10 @@ def test_labels_that_look_like_scores(labels: tuple[str, ...], expected: bool):
 
 
 def test_files_that_cannot_be_read(tmp_path: Path):
-    with pytest.raises(InputError, match=r"has to end in \.csv, \.tsv, \.jsonl"):
+    with pytest.raises(InputError, match=r"a\.xlsx\.gz: .*\.csv, \.tsv, \.jsonl"):
         read_texts(tmp_path / "a.xlsx.gz", BadRows())
-    with pytest.raises(InputError, match=r"a\.csv: cannot be opened"):
+    with pytest.raises(InputError, match=r"a\.csv: "):
         read_texts(tmp_path / "a.csv", BadRows())
     for content in ("", "text,label\n", "text,label\n,1\n"):
-        with pytest.raises(InputError, match=r"b\.csv: no usable row"):
+        with pytest.raises(InputError, match=r"b\.csv: "):
             read_texts(write(tmp_path / "b.csv", content), BadRows())

@@ -212,18 +212,18 @@ def test_what_is_refused(tokenizer: WordPieceTokenizer):
     questions, windows, starts, ends = one_window(tokenizer, "old fox")
     with pytest.raises(ValueError, match="zip"):
         answer_questions(questions, windows, [], ends)
-    with pytest.raises(ValueError, match="shape"):
+    with pytest.raises(ValueError, match=r"\(\d+,\)"):
         answer_questions(questions, windows, starts, [ends[0][:-1]])
-    with pytest.raises(ValueError, match="question q has no window"):
+    with pytest.raises(ValueError, match=r"\bq\b"):
         answer_questions(questions, [], [], [])
     for value in (math.nan, math.inf):
         broken = starts[0].copy()
         broken[2] = value
-        with pytest.raises(BertJaxError, match="question q are not all finite"):
+        with pytest.raises(BertJaxError, match=r"\bq\b"):
             answer_questions(questions, windows, [broken], ends)
-    for option in ({"n_best": 0}, {"max_answer_length": 0}):
-        with pytest.raises(InputError, match="1 or more"):
-            answer_questions(questions, windows, starts, ends, **option)
+    for option in ("n_best", "max_answer_length"):
+        with pytest.raises(InputError, match=f"{option}=0"):
+            answer_questions(questions, windows, starts, ends, **{option: 0})
 
 
 def test_files(tokenizer: WordPieceTokenizer, tmp_path: Path):
@@ -285,7 +285,7 @@ LONG = pytest.mark.long
     ("vocab", "every"), [("uncased", 5), pytest.param("uncased", 1, marks=LONG), pytest.param("cased", 1, marks=LONG)]
 )
 def test_perfect_logits_of_real_answers(data_dir: Path, vocab: str, every: int):
-    """What is missing of 100% are answers that end inside a token, and answers that are longer than 30 tokens."""
+    """Scores gold spans; short of 100% are answers that end inside a token or are longer than 30 tokens."""
     questions, windows, answers = real(data_dir, "train-v1.1.partial-12articles", vocab, every)
     scores = score_v1(questions, answers.predictions())
     assert scores["exact_match"] > 99.2

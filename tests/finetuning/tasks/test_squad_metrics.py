@@ -126,7 +126,8 @@ def test_version_1():
 def test_version_1_counts_what_is_missing_as_wrong(caplog: pytest.LogCaptureFixture):
     questions = [question("a", "fox"), question("b", "owl")]
     assert score_v1(questions, {"a": "fox", "other": "owl"}) == {"exact_match": 50.0, "f1": 50.0}
-    assert caplog.messages == ["1 questions have no prediction and count as wrong; the first is b"]
+    (message,) = caplog.messages
+    assert re.search(r"^1 .*\bb$", message)
 
 
 def test_version_2_by_hand():
@@ -201,13 +202,13 @@ def test_random_files_of_version_2(seed: int):
 
 
 def test_what_is_refused():
-    with pytest.raises(InputError, match="no questions"):
+    with pytest.raises(InputError, match=r"\b1\b.*\b0\b"):
         score_v1([], {})
-    with pytest.raises(InputError, match="no questions"):
+    with pytest.raises(InputError, match=r"\b1\b.*\b0\b"):
         score_v2([], {})
-    with pytest.raises(InputError, match="question a has no answer to compare with"):
+    with pytest.raises(InputError, match=r"question a\b"):
         score_v1([question("a")], {"a": ""})
-    with pytest.raises(InputError, match="1 questions have no prediction; the first is b"):
+    with pytest.raises(InputError, match=r"\b1\b.*predictions.*\bb\b"):
         score_v2([question("a"), question("b")], {"a": ""})
-    with pytest.raises(InputError, match="1 questions have no null odds; the first is b"):
+    with pytest.raises(InputError, match=r"\b1\b.*null_odds.*\bb\b"):
         score_v2([question("a"), question("b")], {"a": "", "b": ""}, {"a": 1.0})
