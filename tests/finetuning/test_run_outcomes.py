@@ -1,6 +1,7 @@
 """Reports of a fine-tuning run on itself: scores, the label they are of, rows without a score, and how it ended."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -114,7 +115,7 @@ def test_a_run_without_labels_to_score_by_says_so_first_and_last(checkpoint: Pat
     assert (said["step"], said["scores"]) == (2, {})
     assert open_checkpoint(said["checkpoint"]).step == 2
     assert "task.dev" in said["not_scored"]
-    assert err.index("task.dev") < err.index("step 1")
+    assert err.index("task.dev") < re.search(r"[Ss]tep \d", err).start()
 
 
 def test_a_run_that_is_not_finite_names_the_keys_of_fine_tuning(checkpoint: Path, folder: Path):
