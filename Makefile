@@ -12,10 +12,10 @@ quickstart: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/quickstart.sh quickstart
 
 test: $(VENV)/.installed-dev
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorder
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n auto --dist loadscope
 
 test-long: $(VENV)/.installed-dev
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorder -m long --timeout=1800
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n auto --dist loadscope -m long --timeout=1800
 
 test-slurm: $(VENV)/.installed-dev
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m slurm tests/launch/test_slurm.py

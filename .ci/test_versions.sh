@@ -52,7 +52,7 @@ PYTHON
   fi
   "$environment/bin/python" -m pip install --quiet --prefer-binary "${constraints[@]}" --editable ".[dev$extras]"
   PATH="$PWD/$environment/bin:$PATH" JAX_PLATFORMS=cpu \
-    "$environment/bin/python" -m pytest -n auto --dist loadscope --no-loadscope-reorder \
+    "$environment/bin/python" -m pytest -n auto --dist loadscope \
     --deselect tests/test_supported_versions.py::test_what_the_tests_ran_with_is_in_range "$@"
   [ "$part" -eq 0 ] || return 0
   mkdir -p constraints

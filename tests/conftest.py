@@ -25,22 +25,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update_golden", action="store_true", help="write golden files anew from what the code does now")
 
 
-HEAVY = ("training", "model", "finetuning", "studies", "interop", "runtime", "launch", "inference")
-"""Folders whose modules take longest, the heaviest first."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs heavy modules first, so that the last ones, which keep one of several workers waiting, are short."""
-    folders = [*HEAVY, *sorted({_folder(item) for item in items} - set(HEAVY))]
-    items.sort(key=lambda item: folders.index(_folder(item)))
-
-
-def _folder(item: pytest.Item) -> str:
-    """Returns the folder of tests/ that holds the item's module, "" for tests/ itself."""
-    parts = item.path.relative_to(Path(__file__).parent).parts
-    return parts[0] if len(parts) > 1 else ""
-
-
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder of real text and task data; tests that need it skip where there is none."""
