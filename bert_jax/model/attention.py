@@ -1,4 +1,4 @@
-"""Multi-head self-attention, with the three input projections in one product."""
+"""Self-attention: matrix products that the compiler fuses, or a fused TPU or GPU kernel without dropout."""
 
 import functools
 
