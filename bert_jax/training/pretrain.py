@@ -1,6 +1,6 @@
 """Pre-training from a config to checkpoints and metrics: checks, state, and phases in order.
 
-    bert-jax pretrain --config=bert_tiny --workdir=runs/tiny --config.data.path=DATASET
+`bert-jax pretrain --config=bert_tiny --workdir=runs/tiny --config.data.path=DATASET` calls `pretrain` here.
 """
 
 import logging
