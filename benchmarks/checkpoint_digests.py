@@ -24,7 +24,7 @@ from bert_jax.config import load_config
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.training.checkpointing.checkpoint_digests import array_digests
 from bert_jax.training.checks import bert_config
-from bert_jax.training.pretrain_phase import plan_state
+from bert_jax.training.pretrain import plan_state
 
 
 def make_state(config_name: str, share: float) -> dict[str, Any]:

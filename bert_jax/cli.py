@@ -159,7 +159,8 @@ def _overrides(rest: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
 
 def _set_up_logging() -> None:
     handler = _ProgressSafeHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.addFilter(_add_process)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(at)s%(message)s", "%Y-%m-%d %H:%M:%S"))
     package = logging.getLogger("bert_jax")
     package.handlers = [handler]
     package.setLevel(logging.INFO)
@@ -168,6 +169,14 @@ def _set_up_logging() -> None:
     from bert_jax.files.remote import RetriesSaid
 
     RetriesSaid.attach()
+
+
+def _add_process(record: logging.LogRecord) -> bool:
+    """Adds `at` to a record: "[INDEX/COUNT] " in one of several processes, else empty."""
+    processes = sys.modules.get("bert_jax.runtime.processes")  # importing it takes seconds
+    joined = processes.joined() if processes else None
+    record.at = f"[{joined[0]}/{joined[1]}] " if joined else ""
+    return True
 
 
 class _ProgressSafeHandler(logging.Handler):

@@ -8,8 +8,8 @@ from bert_jax.data.loading.loader import predictions_a_row
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, parameter_count
 from bert_jax.training.checks import check_config
+from bert_jax.training.phase_data import make_masking
 from bert_jax.training.phases import plan_phases
-from bert_jax.training.pretrain_phase import make_masking
 
 REPOSITORY = helpers.REPOSITORY
 CONFIGS = sorted(path.stem for path in (REPOSITORY / "configs").glob("*.py") if path.stem != "__init__")

@@ -20,8 +20,9 @@ from bert_jax.parallel.mesh import BATCH_AXES, check_divisibility, fill_in_accum
 from bert_jax.parallel.sharding import batch_sharding
 from bert_jax.tracking.flops import recomputed_flops, training_flops
 from bert_jax.training.checks import bert_config, check_attention, check_config, compute_dtype, data_paths
+from bert_jax.training.phase_data import make_masking
 from bert_jax.training.phases import Plan
-from bert_jax.training.pretrain_phase import make_masking, plan_step
+from bert_jax.training.pretrain import plan_step
 
 VOCAB_SIZE = 30_522
 SEQ_LEN = 128

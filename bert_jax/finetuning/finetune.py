@@ -8,7 +8,7 @@ The step, its sharding, checkpoints, resuming and metrics are those of pre-train
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,7 @@ from bert_jax.tracking.throughput import StepWork, Throughput
 from bert_jax.training.checkpointing.checkpoint_folders import newest_step
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, Checkpointer, newest_intact, open_checkpoint
 from bert_jax.training.checks import check_attention, compute_dtype
-from bert_jax.training.loop import StepRange, run_steps
+from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer, warn_of_uncorrected_lamb
 from bert_jax.training.run import Run, open_run
 from bert_jax.training.state import StateSpec, TrainState, describe_state, drop_parts
@@ -170,26 +170,34 @@ def _finetune(
         log.info("Step %d: %s", step, "  ".join(f"{name} {value:.4f}" for name, value in row.items()))
         return row
 
-    rows_of_step = rows_here(mesh, config.global_batch_size * rows.group, config.gradient_accumulation)
+    def save(step: int, state: TrainState) -> None:
+        checkpointer.save(step, state, bert_config=model, dataset_hashes=(order.hash,), unlogged=log_metrics.unlogged())
+
+    batch_size = config.global_batch_size * rows.group
+    rows_of_step = rows_here(mesh, batch_size, config.gradient_accumulation)
+    throughput = Throughput(_work(model, head, order))
     steps = StepRange(
         start, order.total_steps, train_step,
         make_batch=lambda step: order.batch(step, rows_of_step, before.tokenizer),
-        batch_size=config.global_batch_size * rows.group,
+        batch_size=batch_size,
         microbatches=config.gradient_accumulation,
-        throughput=Throughput(_work(model, head, order)),
-        log_every=config.log_every_steps,
-        save_every=config.checkpoint.every_steps,
-        evaluates_after=lambda step: step % order.steps_an_epoch == 0,
+        throughput=throughput,
         max_nonfinite_steps=config.max_nonfinite_steps,
-        extra_metrics=lambda step: {"epoch": step / order.steps_an_epoch},
-        evaluate=evaluate if scored else None,
-        save=lambda step, state, unlogged: checkpointer.save(
-            step, state, bert_config=model, dataset_hashes=(order.hash,), unlogged=unlogged
-        ),
         warmup_key="optimizer.warmup_proportion",
     )  # fmt: skip
+    log_metrics = LogMetrics(
+        run, throughput, every=config.log_every_steps, start=start, last=order.total_steps,
+        extra=lambda step: {"epoch": step / order.steps_an_epoch},
+    )  # fmt: skip
+    hooks = [
+        Heartbeat(run.stalls),
+        log_metrics,
+        Trace(run.tracer),
+        *([Evaluate(evaluate, every=order.steps_an_epoch)] if scored else []),
+        Save(save, every=config.checkpoint.every_steps),
+    ]
     if start < order.total_steps:
-        state, _ = run_steps(run, steps, state)
+        state = run_steps(run, steps, state, hooks)
     checkpointer.wait()
     return _finish(run, folder, task, splits, predictor, state, final)
 
@@ -385,14 +393,8 @@ def describe_result(
 
 
 def _outputs(run: Run, predictor: Predictor, state: TrainState, split: Split, step: int) -> list[np.ndarray]:
-    with closing(run.bars(total=None, desc=split.name, unit="batch", leave=False)) as bar:
-
-        def on_batch() -> None:
-            bar.update(1)
-            run.stalls.beat(step)
-
-        with jax.set_mesh(run.mesh):
-            return predictor.run(state.parameters, split.rows, on_batch)
+    with run.progress(step, split.name, None) as on_batch, jax.set_mesh(run.mesh):
+        return predictor.run(state.parameters, split.rows, on_batch)
 
 
 def _finish(

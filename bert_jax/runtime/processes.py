@@ -19,6 +19,7 @@ from bert_jax.runtime.heartbeats import PATIENCE_SECONDS, RESTART_ADVICE, Peers,
 log = logging.getLogger(__name__)
 
 _is_reported = False
+_joined: tuple[int, int] | None = None
 _PLAIN = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _HEARTBEAT_SECONDS = 60  # without an answer of process 0 before JAX aborts the others; see `Peers` for ours
 _SHUTDOWN_SECONDS = 60  # that a finished process waits for the others
@@ -53,12 +54,12 @@ def joined_processes(environment: Mapping[str, str] = os.environ) -> Iterator[No
     Raises InputError if only some of the three variables are set or are not numbers, and BertJaxError if the other
     processes do not connect.
     """
-    global _is_reported
+    global _is_reported, _joined
     client = _join(environment)
     if client is None:
         yield
         return
-    number, count = jax.process_index(), jax.process_count()
+    _joined = number, count = jax.process_index(), jax.process_count()
     if not is_first():
         logging.getLogger("bert_jax").setLevel(logging.WARNING)
     log.info("This is process %d of %d", number, count)
@@ -134,6 +135,11 @@ def _join(environment: Mapping[str, str]) -> Store | None:
         reason = str(error).strip().split("\n")[0]
         raise BertJaxError(f"the processes of the run could not connect: {reason}") from error
     return distributed.global_state.client if jax.process_count() > 1 else None
+
+
+def joined() -> tuple[int, int] | None:
+    """Returns index and count of the processes of the run, None for a single one. Does not initialize JAX."""
+    return _joined
 
 
 def is_first() -> bool:

@@ -44,8 +44,9 @@ from bert_jax.studies.study_table import PERPLEXITY, Cell, Table, write_table
 from bert_jax.text.tokenization import WordPieceTokenizer
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.training.phase_data import load_phase
 from bert_jax.training.phases import open_phases
-from bert_jax.training.pretrain import fit_phases, pretrain
+from bert_jax.training.pretrain import pretrain
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +176,9 @@ def _encoder_config(row: Row) -> BertConfig:
         return open_checkpoint(row.encoder).bert_config
     if not row.pretraining.data.path and not row.pretraining.phases:
         raise InputError("--config.pretraining.data.path=DIR: expected the output of `bert-jax prepare`, got nothing")
-    return fit_phases(open_phases(row.pretraining), make_mesh(row.pretraining.mesh))[0].model
+    mesh = make_mesh(row.pretraining.mesh)
+    models = [load_phase(phase, mesh).phase.model for phase in open_phases(row.pretraining)]
+    return models[0]
 
 
 def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Bars = silent) -> Table:

@@ -1,10 +1,14 @@
-"""Training loop of pre-training and fine-tuning: takes batches, writes metrics, evaluations and checkpoints."""
+"""Training loop of pre-training and fine-tuning: takes batches, runs steps, and calls hooks between them.
+
+Hooks log metrics, evaluate, save, trace and send heartbeats. They are called in the order of their list.
+"""
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import jax
@@ -13,6 +17,8 @@ import numpy as np
 from bert_jax.data.loading.prefetch import Prefetch
 from bert_jax.errors import BertJaxError, Interrupted
 from bert_jax.parallel.host_batches import put_batch, rows_here
+from bert_jax.runtime.watchdog import StallWatch
+from bert_jax.tracking.profiling import StepTracer
 from bert_jax.tracking.running_means import RunningMeans
 from bert_jax.tracking.throughput import Throughput, summary
 from bert_jax.training.run import Run
@@ -22,9 +28,133 @@ from bert_jax.training.train_step import STOP, Metrics
 log = logging.getLogger(__name__)
 
 
+class End(Enum):
+    """Reason why a loop ends after the current step."""
+
+    LAST_STEP = "last step"
+    STOPPED = "stopped"  # some process received SIGTERM or SIGINT
+    NONFINITE = "nonfinite"  # too many non-finite steps in a row
+
+
+Ends = set[End]
+
+
+# --- Hooks -------------------------------------------------------------------------------------------------------
+
+
+class Hook:
+    """Work beside the training step. A subclass overrides what it needs; `step` is always the number of steps done."""
+
+    is_timed = True
+    """Whether the time of `after` counts in the rates of steps."""
+
+    def start(self, step: int) -> None:
+        """Called once, before the first step of the range."""
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Called for every step once its metrics are read, which is while the device runs the next step."""
+
+    def is_due(self, step: int, ends: Ends) -> bool:
+        """Returns whether `after` is called after `step`. Has to be the same in all processes."""
+        return False
+
+    def after(self, step: int, state: TrainState) -> None:
+        """Called with the state after `step`. The metrics of that step are read and logged, the device is idle."""
+
+
+class Heartbeat(Hook):
+    """Tells the watchdog of each finished step."""
+
+    def __init__(self, stalls: StallWatch):
+        self._stalls = stalls
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self._stalls.beat(step)
+
+
+class LogMetrics(Hook):
+    """Writes a row of metrics at each multiple of `every` and at the `last` step: means since the last row, and rates.
+
+    `extra` maps a step to additional values of its row.
+    """
+
+    def __init__(
+        self, run: Run, throughput: Throughput, *, every: int, start: int, last: int,
+        extra: Callable[[int], dict[str, float]],
+    ):  # fmt: skip
+        self._run, self._throughput, self._every, self._last, self._extra = run, throughput, every, last, extra
+        self._means = RunningMeans(run.checkpointer.unlogged if start == run.start else None)
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self._means.add(values)
+        if step % self._every == 0 or step == self._last:
+            row = self._means.take() | self._throughput.rates(step) | self._extra(step)
+            self._run.writer.write(step, row)
+            self._run.bar.set_postfix_str(summary(row))
+        self._run.bar.update(1)
+
+    def unlogged(self) -> dict[str, Any]:
+        """Returns the sums of the metrics that no row has yet, as JSON; a checkpoint keeps them."""
+        return self._means.to_dict()
+
+
+class Trace(Hook):
+    """Records the steps of a profiler trace."""
+
+    is_timed = False
+
+    def __init__(self, tracer: StepTracer):
+        self._tracer = tracer
+
+    def start(self, step: int) -> None:
+        if self._tracer.begins(step + 1):
+            self._tracer.start()
+
+    def is_due(self, step: int, ends: Ends) -> bool:
+        return self._tracer.ends(step) or (not ends and self._tracer.begins(step + 1))
+
+    def after(self, step: int, state: TrainState) -> None:
+        if self._tracer.ends(step):
+            self._tracer.close()
+        else:
+            self._tracer.start()
+
+
+class Evaluate(Hook):
+    """Evaluates at each multiple of `every`, 0 for none, and after the last step. `scores` are those of the latest."""
+
+    is_timed = False
+
+    def __init__(self, evaluate: Callable[[int, TrainState], dict[str, float]], *, every: int):
+        self._evaluate, self._every = evaluate, every
+        self.scores: dict[str, float] = {}
+
+    def is_due(self, step: int, ends: Ends) -> bool:
+        return End.LAST_STEP in ends or (self._every > 0 and step % self._every == 0)
+
+    def after(self, step: int, state: TrainState) -> None:
+        self.scores = self._evaluate(step, state)
+
+
+class Save(Hook):
+    """Saves a checkpoint at each multiple of `every` and at every end of the loop, whatever the reason."""
+
+    def __init__(self, save: Callable[[int, TrainState], None], *, every: int):
+        self._save, self._every = save, every
+
+    def is_due(self, step: int, ends: Ends) -> bool:
+        return bool(ends) or step % self._every == 0
+
+    def after(self, step: int, state: TrainState) -> None:
+        self._save(step, state)
+
+
+# --- Loop --------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class StepRange:
-    """Steps `start` + 1 to `stop`, evaluated and saved at the end.
+    """Steps `start` + 1 to `stop`.
 
     Attributes:
       train_step: the step from `make_train_step`.
@@ -32,12 +162,7 @@ class StepRange:
       batch_size: rows of the global batch.
       microbatches: number of microbatches in a step.
       throughput: measures the rates of steps.
-      log_every, save_every: intervals in steps.
-      evaluates_after: maps a step to whether an evaluation follows it.
       max_nonfinite_steps: non-finite steps in a row that end the run.
-      extra_metrics: maps a step to additional values to log.
-      evaluate: maps a step and its state to scores; None for no evaluation.
-      save: starts saving the state of a step, with the sums of metrics that are not logged yet.
       warmup_key: config key of the warm-up, for the error about non-finite steps.
     """
 
@@ -48,24 +173,17 @@ class StepRange:
     batch_size: int
     microbatches: int
     throughput: Throughput
-    log_every: int
-    save_every: int
-    evaluates_after: Callable[[int], bool]
     max_nonfinite_steps: int
-    extra_metrics: Callable[[int], dict[str, float]]
-    evaluate: Callable[[int, TrainState], dict[str, float]] | None
-    save: Callable[[int, TrainState, dict[str, Any]], None]
     warmup_key: str = "optimizer.warmup_steps"
 
 
-def run_steps(run: Run, steps: StepRange, state: TrainState) -> tuple[TrainState, dict[str, float]]:
-    """Runs a step range from the state after `start` steps, which is donated. Returns state and last evaluation.
+def run_steps(run: Run, steps: StepRange, state: TrainState, hooks: Sequence[Hook]) -> TrainState:
+    """Runs a step range from the state after `start` steps, which is donated. Returns the state after the last step.
 
     Raises Interrupted after a stop signal to any process, and BertJaxError after too many non-finite steps in a row,
-    both with the state saved.
+    both after the hooks that are due at an end.
     """
     are_several = jax.process_count() > 1
-
     rows = len(rows_here(run.mesh, steps.batch_size, steps.microbatches))
 
     def put(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
@@ -75,79 +193,63 @@ def run_steps(run: Run, steps: StepRange, state: TrainState) -> tuple[TrainState
     # would carry a SIGTERM several steps later.
     stop_flags = [put({STOP: np.full(rows, is_asked, np.int32)}) for is_asked in (0, 1)] if are_several else []
 
-    def make_batch(step: int) -> dict[str, jax.Array]:
-        return put(steps.make_batch(step))
+    batches = Prefetch(lambda step: put(steps.make_batch(step)), steps.start, steps.stop)
+    ends: Ends = set()
+    pending: Any = None  # the previous step and its metrics, read while the device runs the current one
 
-    batches = Prefetch(make_batch, steps.start, steps.stop)
+    def read_pending() -> None:
+        nonlocal pending
+        if pending is None:
+            return
+        (step, device_values), pending = pending, None
+        values = {name: value.item() for name, value in jax.device_get(device_values).items()}
+        if values.pop(STOP, 0):
+            ends.add(End.STOPPED)
+        if values["nonfinite_streak"] >= steps.max_nonfinite_steps:
+            ends.add(End.NONFINITE)
+        steps.throughput.finished(step, batches.waited)
+        for hook in hooks:
+            hook.metrics(step, values)
+
     run.bar.set_postfix_str("compiling")
     began = time.perf_counter()
-    throughput = steps.throughput
-    evaluation: dict[str, float] = {}
-    means = RunningMeans(run.checkpointer.unlogged if steps.start == run.start else None)
-    pending: Any = None  # metrics of the previous step, read while the device runs the current one
-    stops_together = False  # some process received a stop signal; all know it since the same step
-
-    def read_pending() -> bool:
-        """Reads and logs the metrics of the pending step. Returns True after too many non-finite steps in a row."""
-        nonlocal pending, stops_together
-        if pending is None:
-            return False
-        (at, device_values), pending = pending, None
-        values = jax.device_get(device_values)
-        stops_together = bool(values.pop(STOP, 0))
-        throughput.finished(at, batches.waited)
-        run.stalls.beat(at)
-        means.add({name: value.item() for name, value in values.items()})
-        if at % steps.log_every == 0 or at == steps.stop:
-            row = means.take() | throughput.rates(at) | steps.extra_metrics(at)
-            run.writer.write(at, row)
-            run.bar.set_postfix_str(summary(row))
-        run.bar.update(1)
-        return bool(values["nonfinite_streak"] >= steps.max_nonfinite_steps)
-
+    for hook in hooks:
+        hook.start(steps.start)
     with closing(batches), jax.set_mesh(run.mesh), jax.transfer_guard("disallow"):
         for step, batch in enumerate(batches, steps.start + 1):
-            run.checkpointer.check()
-            if run.lease:
-                run.lease.check()
-            is_hopeless = False
-            if run.tracer.begins(step):
-                is_hopeless = read_pending()
-                throughput.pause()
-                run.tracer.start()
+            run.check()
             if are_several:
                 batch = batch | stop_flags[run.stop.received is not None]
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
                 state, metrics = steps.train_step(state, batch)
             if step == steps.start + 1:
                 log.info("Step %d: compiled after %.1f s", step, time.perf_counter() - began)
-            is_hopeless = read_pending() or is_hopeless
+            read_pending()
             pending = step, metrics
-            is_last = step == steps.stop
-            is_stop = stops_together if are_several else run.stop.received is not None
-            is_eval = steps.evaluate is not None and (is_last or steps.evaluates_after(step))
-            is_save = is_last or is_hopeless or is_stop or step % steps.save_every == 0
-            is_traced = run.tracer.ends(step)
-            if is_eval or is_save or is_traced:  # log a step before saving it: a kill could lose the row
-                is_hopeless = read_pending() or is_hopeless
-                is_save = is_save or is_hopeless
-            if is_traced:
-                run.tracer.close()
-                throughput.pause()
-            if is_eval and steps.evaluate is not None:
-                evaluation = steps.evaluate(step, state)
-                throughput.pause()
-            if is_save:
-                steps.save(step, state, means.to_dict())
-            if is_hopeless or is_stop:
+            if step == steps.stop:
+                ends.add(End.LAST_STEP)
+            if run.stop.received and not are_several:
+                ends.add(End.STOPPED)
+            if any(hook.is_due(step, ends) for hook in hooks):
+                read_pending()  # logs a step before it is saved: a kill could lose its row. It may add an end
+                for hook in hooks:
+                    if hook.is_due(step, ends):
+                        hook.after(step, state)
+                        if not hook.is_timed:
+                            steps.throughput.pause()
+            if ends - {End.LAST_STEP}:
                 run.checkpointer.wait()
-            if is_hopeless:
-                raise BertJaxError(
-                    f"max_nonfinite_steps={steps.max_nonfinite_steps}: loss, gradient or update were not finite in so "
-                    f"many steps in a row up to step {step}, which is saved; lower optimizer.learning_rate or raise "
-                    f"{steps.warmup_key}"
-                )
-            if is_stop:
-                why = run.stop.received.name if run.stop.received else "another process was asked to stop"
-                raise Interrupted(f"{why}: saved step {step}; rerun the same command to resume")
-    return state, evaluation
+                raise _error(run, steps, step, ends)
+    return state
+
+
+def _error(run: Run, steps: StepRange, step: int, ends: Ends) -> BertJaxError:
+    """Returns the error of a loop that ended early, at a step that is saved."""
+    if End.NONFINITE in ends:
+        return BertJaxError(
+            f"max_nonfinite_steps={steps.max_nonfinite_steps}: loss, gradient or update were not finite in so many "
+            f"steps in a row up to step {step}, which is saved; lower optimizer.learning_rate or raise "
+            f"{steps.warmup_key}"
+        )
+    reason = run.stop.received.name if run.stop.received else "another process was asked to stop"
+    return Interrupted(f"{reason}: saved step {step}; rerun the same command to resume")

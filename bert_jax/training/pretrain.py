@@ -1,30 +1,41 @@
-"""Pre-training from a config to checkpoints and metrics: checks, state, and phases in order.
+"""Pre-training from a config to checkpoints and metrics: checks, state, then the steps of each phase.
 
 `bert-jax pretrain --config=bert_tiny --workdir=runs/tiny --config.data.path=DATASET` calls `pretrain` here.
 """
 
 import logging
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
+import optax
+from etils import epath
 from jax.sharding import Mesh
 
 from bert_jax.config import ConfigDict
 from bert_jax.data.unknown_tokens import MAX_SHARE, unknown_share, warn_of_share
 from bert_jax.errors import InputError
 from bert_jax.files import remote
-from bert_jax.model import parameter_count
-from bert_jax.parallel.mesh import check_divisibility, fill_in_accumulation, make_mesh
+from bert_jax.model import BertConfig, abstract_parameters, parameter_count
+from bert_jax.parallel.host_batches import rows_here
+from bert_jax.parallel.mesh import make_mesh
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.preemption import StopSignal
+from bert_jax.tracking.throughput import Throughput, pretraining_work, summary
+from bert_jax.training.checkpointing.checkpoint_folders import newest_step
 from bert_jax.training.checkpointing.checkpoints import Checkpointer
-from bert_jax.training.checks import check_attention
-from bert_jax.training.optimizer import warn_of_uncorrected_lamb
-from bert_jax.training.phases import Phase, open_phases
-from bert_jax.training.pretrain_phase import make_loaders, plan_state, train_phase
-from bert_jax.training.run import open_run
+from bert_jax.training.checks import compute_dtype
+from bert_jax.training.evaluation import Evaluator
+from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRange, Trace, run_steps
+from bert_jax.training.objectives import NEXT_SENTENCE_PARTS, pretraining
+from bert_jax.training.optimizer import make_optimizer, warn_of_uncorrected_lamb
+from bert_jax.training.phase_data import LoadedPhase, count_epochs, load_phase, log_data
+from bert_jax.training.phases import Phase, Plan, open_phases
+from bert_jax.training.run import Run, open_run
+from bert_jax.training.state import StateSpec, TrainState, describe_state
+from bert_jax.training.train_step import TrainStep, make_eval_step, make_train_step
 from bert_jax.training.warm_start import open_init, start_from
 from bert_jax.training.workdir import claim_workdir, enter_workdir
 
@@ -53,18 +64,8 @@ def pretrain(
         return _pretrain(config, workdir, stop or stack.enter_context(StopSignal()), bars, stack)
 
 
-def fit_phases(phases: Sequence[Phase], mesh: Mesh) -> list[Phase]:
-    """Infers the microbatches of each phase. Raises InputError for one that does not match the mesh or its data."""
-    fitted = [replace(phase, config=fill_in_accumulation(mesh, phase.config)) for phase in phases]
-    for phase in fitted:
-        check_divisibility(mesh, phase.model, phase.config.global_batch_size, phase.config.gradient_accumulation)
-        check_attention(phase.config, phase.model, phase.seq_len, mesh)
-        make_loaders(phase)
-    return fitted
-
-
 def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, stack: ExitStack) -> dict[str, float]:
-    # --- Checks, before any work ---------------------------------------------------------------------------------
+    # --- Checks, before any work. The run uses what they build --------------------------------------------------------
     if not workdir:
         raise InputError("--workdir is empty; expected a folder, such as --workdir=runs/tiny")
     folder = remote.absolute(workdir)
@@ -74,11 +75,8 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
         share = unknown_share(dataset.token_counts(), dataset.tokenizer.unk_id)
         warn_of_share(share, dataset.tokenizer, above=MAX_SHARE, where=str(dataset.folder))
     mesh = make_mesh(config.mesh)
-    phases = fit_phases(requested, mesh)
-    for phase, before in zip(phases, requested, strict=True):
-        if phase.config is not before.config:
-            microbatches = phase.config.gradient_accumulation
-            log.info("Steps %d-%d: inferred gradient_accumulation=%d", phase.start + 1, phase.stop, microbatches)
+    loaded = [load_phase(phase, mesh) for phase in requested]
+    phases = [ready.phase for ready in loaded]
     watch = enter_workdir(folder, config, stack)
     start = claim_workdir(folder, requested)
     if start == config.total_steps:
@@ -93,27 +91,133 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
     tokenizer = phases[0].datasets[0].tokenizer
     checkpointer = Checkpointer(folder, keep=config.checkpoint.keep, config=config, tokenizer=tokenizer)
     stack.callback(checkpointer.close)
-    _, spec = plan_state(mesh, phases[0].config, phases[0].model)
+    current = next(phase for phase in phases if phase.stop > start)
+    planned = spec, _ = plan_step(mesh, current, current.model)
     if start:
-        start, state = checkpointer.restore(start, spec.abstract)
+        start, state = checkpointer.restore(start, spec.abstract)  # an earlier step if the newest is damaged
         log.info("Resuming from step %d", start)
     elif init:
         state = start_from(init, spec)
     else:
         state = spec.make()
-    log.info(
-        "Model has %s parameters; mesh is %s on %d %s",
-        f"{parameter_count(phases[0].model):,}", dict(mesh.shape), jax.device_count(), jax.devices()[0].device_kind,
-    )  # fmt: skip
     run = open_run(
         folder, config, mesh, checkpointer, stop, watch, bars, stack,
         start=start, total=config.total_steps, name="pretrain",
     )  # fmt: skip
+    log.info(
+        "%s parameters on %d %s devices, mesh %s; steps %d to %d of %d; checkpoints and metrics go to %s",
+        f"{parameter_count(phases[0].model):,}", jax.device_count(), jax.devices()[0].device_kind,
+        ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items()), start + 1, config.total_steps,
+        config.total_steps, folder,
+    )  # fmt: skip
 
     # --- Phases, in order ----------------------------------------------------------------------------------------
     evaluation: dict[str, float] = {}
-    for phase in phases:
+    for phase, ready in zip(phases, loaded, strict=True):
         if start < phase.stop:
-            state, evaluation = train_phase(run, phase, state, max(start, phase.start))
+            spec, train_step = planned if phase is current else plan_step(mesh, phase, phase.model)
+            state, evaluation = _train_phase(run, ready, spec, train_step, state, max(start, phase.start))
     checkpointer.wait()
+    _log_result(folder, phases[-1], evaluation)
     return evaluation
+
+
+# --- The programs ------------------------------------------------------------------------------------------------
+
+
+def plan_state(mesh: Mesh, config: ConfigDict, model: BertConfig) -> tuple[optax.GradientTransformation, StateSpec]:
+    """Makes the optimizer and the plan of the state. Phases differ only in how the model runs."""
+    untrained = () if config.objective.nsp else NEXT_SENTENCE_PARTS
+    optimizer = make_optimizer(config.optimizer, abstract_parameters(model)[2], untrained=untrained)
+    spec = describe_state(
+        mesh, model, optimizer, config.seed, zero1=config.mesh.zero1,
+        dtype=compute_dtype(config.dtype, mesh.devices.flat[0].platform), attention=config.attention,
+        remat=config.remat,
+        scan_layers=config.scan_layers,
+    )  # fmt: skip
+    return optimizer, spec
+
+
+def plan_step(mesh: Mesh, plan: Plan, model: BertConfig) -> tuple[StateSpec, TrainStep]:
+    """Makes the plan of the state and the jitted training step of a phase."""
+    config = plan.config
+    optimizer, spec = plan_state(mesh, config, model)
+    train_step = make_train_step(
+        mesh, spec, optimizer, plan.schedule(), pretraining(nsp=config.objective.nsp), seed=config.seed,
+        gradient_reduce_dtype=jnp.dtype(config.gradient_reduce_dtype),
+    )  # fmt: skip
+    return spec, train_step
+
+
+# --- One phase ---------------------------------------------------------------------------------------------------
+
+
+def _train_phase(
+    run: Run, loaded: LoadedPhase, spec: StateSpec, train_step: TrainStep, state: TrainState, start: int
+) -> tuple[TrainState, dict[str, float]]:
+    """Trains from step `start` + 1 to the end of the phase, evaluates and saves. Returns state and last evaluation.
+
+    `state` is the state after `start` steps; it is donated. Raises the errors of `pretrain`.
+    """
+    phase, config, train_loader, eval_loader = (
+        loaded.phase,
+        loaded.phase.config,
+        loaded.train_loader,
+        loaded.eval_loader,
+    )
+    log_data(loaded, start)
+    eval_step = make_eval_step(run.mesh, spec.graph, spec.shardings.parameters)
+    evaluator = Evaluator(run.mesh, eval_step, eval_loader, nsp=config.objective.nsp)
+
+    def evaluate(step: int, state: TrainState) -> dict[str, float]:
+        with run.progress(step, "evaluate", eval_loader.batches) as on_batch:
+            values = evaluator.run(state.parameters, on_batch)
+        run.writer.write(step, values, split="eval")
+        log.info("Step %d: eval %s; unigram baseline %.2f", step, summary(values), values["unigram_loss"])
+        return values
+
+    def save(step: int, state: TrainState) -> None:
+        hashes = (*phase.read_before, phase.dataset_hash)
+        run.checkpointer.save(
+            step, state, bert_config=phase.model, dataset_hashes=hashes, first_rows=phase.first_rows,
+            unlogged=log_metrics.unlogged(),
+        )  # fmt: skip
+
+    rows = rows_here(run.mesh, config.global_batch_size, config.gradient_accumulation)
+    throughput = Throughput(pretraining_work(config, phase.model, train_loader))
+    steps = StepRange(
+        start, phase.stop, train_step,
+        make_batch=lambda step: train_loader.batch(step, rows),
+        batch_size=config.global_batch_size,
+        microbatches=config.gradient_accumulation,
+        throughput=throughput,
+        max_nonfinite_steps=config.max_nonfinite_steps,
+    )  # fmt: skip
+    log_metrics = LogMetrics(
+        run, throughput, every=config.log_every_steps, start=start, last=phase.stop,
+        extra=lambda step: count_epochs(train_loader, step),
+    )  # fmt: skip
+    evaluation = Evaluate(evaluate, every=config.eval_every_steps)
+    hooks = [
+        Heartbeat(run.stalls),
+        log_metrics,
+        Trace(run.tracer),
+        *([evaluation] if eval_loader.batches else []),
+        Save(save, every=config.checkpoint.every_steps),
+    ]
+    return run_steps(run, steps, state, hooks), evaluation.scores
+
+
+def _log_result(folder: epath.Path, phase: Phase, evaluation: Mapping[str, float]) -> None:
+    """Logs the result of a finished run, its checkpoint, and the commands that use it."""
+    checkpoint = newest_step(folder)
+    scores = f"eval {summary(dict(evaluation))}" if evaluation else "no evaluation"
+    log.info("Finished step %d: %s; checkpoint %s", phase.stop, scores, checkpoint)
+    place, data = shlex.quote(str(folder)), shlex.quote(str(phase.datasets[0].folder))
+    for command in (
+        f"evaluate --checkpoint={place} --data={data}",
+        f"finetune --config=finetune/glue:TASK --config.init={place} --config.data.path=FOLDER --workdir=WORKDIR",
+        f"export --checkpoint={place} --output=FOLDER",
+        f"report {place} --output=curves.png",
+    ):
+        log.info("Next: bert-jax %s", command)

@@ -1,7 +1,8 @@
 """Resources of a run: checkpoints, metrics, stop signal, watchdog, lease and progress bar."""
 
 import json
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,26 @@ class Run:
     bars: Bars
     bar: Any  # progress of the whole run
     start: int  # steps done when the run was opened
+
+    def check(self) -> None:
+        """Raises the error of a save that failed in the background, and of a lost lease."""
+        self.checkpointer.check()
+        if self.lease:
+            self.lease.check()
+
+    @contextmanager
+    def progress(self, step: int, name: str, batches: int | None) -> Iterator[Callable[[], None]]:
+        """Shows the progress of an evaluation after `step`; yields a function to be called after each batch.
+
+        Each batch is a heartbeat as well.
+        """
+        with closing(self.bars(total=batches, desc=name, unit="batch", leave=False)) as bar:
+
+            def on_batch() -> None:
+                bar.update(1)
+                self.stalls.beat(step)
+
+            yield on_batch
 
 
 def open_run(

@@ -122,7 +122,7 @@ import jax
 from bert_jax.ahead_of_time.target import open_target
 from bert_jax.config import load_config
 from bert_jax.model import BertConfig
-from bert_jax.training.pretrain_phase import plan_state
+from bert_jax.training.pretrain import plan_state
 from bert_jax.parallel.mesh import make_mesh
 target = open_target("v5e:4x4")
 config = load_config("bert_large", [("mesh.data", "1"), ("mesh.fsdp", "-1")])

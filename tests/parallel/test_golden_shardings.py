@@ -14,7 +14,7 @@ from bert_jax.data.loading.loader import batch_shapes
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.sharding import batch_sharding
-from bert_jax.training.pretrain_phase import plan_state
+from bert_jax.training.pretrain import plan_state
 
 GOLDEN = Path(__file__).parent / "golden"
 MESHES = {

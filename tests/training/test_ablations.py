@@ -181,14 +181,14 @@ def test_left_to_right_with_nsp_is_refused(dataset_dir: Path, tmp_path: Path):
 
 def test_other_mask_mixes_rates_and_whole_words_reach_the_batches(dataset_dir: Path, tmp_path: Path, monkeypatch):
     seen = []
-    from bert_jax.training import pretrain_phase
+    from bert_jax.training import phase_data
 
     def spy(dataset, **settings):
         seen.append(settings)
         return real(dataset, **settings)
 
-    real = pretrain_phase.TrainRows
-    monkeypatch.setattr(pretrain_phase, "TrainRows", spy)
+    real = phase_data.TrainRows
+    monkeypatch.setattr(phase_data, "TrainRows", spy)
     config = helpers.small_config(
         dataset_dir, objective__mask_rate=0.3, objective__mask_token=0.0, objective__keep_token=0.2,
         objective__random_token=0.8, objective__whole_word=True, objective__static_masks=2, total_steps=3,

@@ -20,7 +20,7 @@ from bert_jax.text.tokenization import WordPieceTokenizer
 from bert_jax.training.checkpointing.checkpoint_damage import DamagedError
 from bert_jax.training.checkpointing.checkpoint_folders import newest_step, set_aside, step_folders
 from bert_jax.training.checkpointing.checkpoints import Checkpointer, newest_intact, open_checkpoint
-from bert_jax.training.pretrain_phase import plan_state
+from bert_jax.training.pretrain import plan_state
 from bert_jax.training.state import StateSpec, TrainState
 
 MODEL = BertConfig(

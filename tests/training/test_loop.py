@@ -32,18 +32,18 @@ class FakeRun:
             mesh=make_mesh(ConfigDict({"data": 1, "fsdp": 1, "tensor": 1}), jax.devices()[:1]),
             stop=SimpleNamespace(received=None),
             bar=SimpleNamespace(set_postfix_str=lambda text: None, update=lambda count: None),
-            checkpointer=SimpleNamespace(check=lambda: None, wait=lambda: None, unlogged=unlogged),
-            lease=None,
-            stalls=SimpleNamespace(beat=lambda step: None),
+            checkpointer=SimpleNamespace(wait=lambda: None, unlogged=unlogged),
+            check=lambda: None,
             writer=SimpleNamespace(write=lambda step, row: self.rows.append({"step": step, **row})),
-            tracer=tracer or SimpleNamespace(begins=lambda step: False, ends=lambda step: False),
             start=start,
         )
+        self.tracer = tracer or SimpleNamespace(begins=lambda step: False, ends=lambda step: False)
+        self.evaluated: list[int] = []
+        self.hooks: list[loop.Hook] = []
 
     def train_step(self, state, batch):
         done = int(state) + 1
-        if STOP in batch:
-            self.flags.append(int(np.max(batch[STOP])))
+        self.flags.append(int(np.max(batch[STOP])) if STOP in batch else 0)
         if done == 10 and self.received:
             self.run.stop.received = self.received  # the signal comes while step 10 runs
         metrics = {
@@ -52,18 +52,22 @@ class FakeRun:
         }  # fmt: skip
         return np.int32(done), metrics | ({STOP: batch[STOP].max()} if STOP in batch else {})
 
-    def go(self, stop: int = 100, evaluates_after=lambda step: False, log_every: int = 1_000, save_every: int = 1_000):
-        def save(step, state, unlogged):
+    def go(self, stop: int = 100, eval_every: int = 0, log_every: int = 1_000, save_every: int = 1_000):
+        def save(step: int, state: Any) -> None:
             self.saved.append(step)
-            self.unlogged.append(unlogged)
+            self.unlogged.append(log_metrics.unlogged())
 
+        start, run = self.run.start, self.run
+        throughput = SimpleNamespace(pause=lambda: None, finished=lambda *_: None, rates=lambda step: {})
         steps = loop.StepRange(
-            self.run.start, stop, self.train_step, lambda step: {"input_ids": np.zeros((2, 4), np.int32)}, 2, 1,
-            SimpleNamespace(pause=lambda: None, finished=lambda *_: None, rates=lambda step: {}),
-            log_every, save_every, evaluates_after, LIMIT, lambda step: {}, lambda step, state: {}, save,
+            start, stop, self.train_step, lambda step: {"input_ids": np.zeros((2, 4), np.int32)}, 2, 1, throughput,
+            LIMIT,
         )  # fmt: skip
+        log_metrics = loop.LogMetrics(run, throughput, every=log_every, start=start, last=stop, extra=lambda step: {})
+        evaluate = loop.Evaluate(lambda step, state: self.evaluated.append(step) or {}, every=eval_every)
+        hooks = [log_metrics, loop.Trace(self.tracer), evaluate, loop.Save(save, every=save_every), *self.hooks]
         with jax.transfer_guard("allow"):
-            return loop.run_steps(self.run, steps, np.int32(self.run.start))
+            return loop.run_steps(run, steps, np.int32(start), hooks)
 
 
 @pytest.mark.parametrize("when", ["between", "evaluated", "traced"])
@@ -71,7 +75,7 @@ def test_run_that_gives_up_on_nonfinite_steps_has_saved_the_step_that_it_names(w
     tracer = StepTracer(f"{LIMIT - 1}:{LIMIT}", tmp_path, records=False) if when == "traced" else None
     fake = FakeRun(tracer, is_finite=False)
     with pytest.raises(BertJaxError) as raised:
-        fake.go(evaluates_after=lambda step: when == "evaluated" and step == LIMIT)
+        fake.go(eval_every=LIMIT if when == "evaluated" else 0)
     (saved,) = fake.saved
     assert f"step {saved}," in str(raised.value)
     assert saved in (LIMIT, LIMIT + 1)
@@ -93,6 +97,57 @@ def test_processes_that_record_no_trace_read_metrics_at_the_same_steps(tmp_path,
                 tracer.close()
         seen.append(moments)
     assert seen[0] == seen[1] == [("begins", 3), ("ends", 4)]
+
+
+class Recorder(loop.Hook):
+    """Records its calls. It is due after multiples of 3."""
+
+    def __init__(self, fake: FakeRun):
+        self.calls: list[tuple[Any, ...]] = []
+        self._fake = fake
+
+    def start(self, step):
+        self.calls.append(("start", step))
+
+    def metrics(self, step, values):
+        self.calls.append(("metrics", step, values["loss"]))
+
+    def is_due(self, step, ends):
+        return step % 3 == 0
+
+    def after(self, step, state):
+        self.calls.append(("after", step, int(state), len(self._fake.saved), len(self._fake.evaluated)))
+
+
+def test_hook_sees_each_step_once_and_its_metrics_before_it_is_due():
+    fake = FakeRun()
+    fake.hooks = [recorder := Recorder(fake)]
+    fake.go(stop=5, eval_every=3, save_every=3)
+    assert recorder.calls == [
+        ("start", 0), ("metrics", 1, 1.0), ("metrics", 2, 2.0), ("metrics", 3, 3.0), ("after", 3, 3, 1, 1),
+        ("metrics", 4, 4.0), ("metrics", 5, 5.0),
+    ]  # fmt: skip
+    assert (fake.evaluated, fake.saved) == ([3, 5], [3, 5])
+
+
+def test_stopped_run_is_saved_and_not_evaluated():
+    fake = FakeRun()
+    fake.received = SimpleNamespace(name="SIGTERM")
+    with pytest.raises(Interrupted, match=r"SIGTERM.* 10\b"):
+        fake.go(eval_every=50)
+    assert (fake.evaluated, fake.saved) == ([], [10])
+
+
+@pytest.mark.parametrize(("steps", "stop", "spans"), [("3:4", 6, ["3-4"]), ("1:2", 6, ["1-2"]), ("5:9", 6, ["5-"])])
+def test_trace_covers_its_steps(steps: str, stop: int, spans: list[str], tmp_path, monkeypatch):
+    fake = FakeRun(StepTracer(steps, tmp_path, records=False))
+    done = lambda: len(fake.flags)  # noqa: E731
+    traced: list[str] = []
+    start, close = fake.tracer.start, fake.tracer.close
+    monkeypatch.setattr(fake.tracer, "start", lambda: (traced.append(f"{done() + 1}-"), start()))
+    monkeypatch.setattr(fake.tracer, "close", lambda: (traced.append(f"{traced.pop()}{done()}"), close()))
+    fake.go(stop=stop)
+    assert traced == spans
 
 
 def test_stop_signal_in_several_processes_is_saved_two_steps_later(monkeypatch):

@@ -13,7 +13,7 @@ from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.text.tokenization import WordPieceTokenizer
 from bert_jax.training.checkpointing.checkpoints import Checkpointer, open_checkpoint
-from bert_jax.training.pretrain_phase import plan_state
+from bert_jax.training.pretrain import plan_state
 
 MODEL = BertConfig(
     vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,

@@ -16,7 +16,7 @@ from bert_jax.errors import InputError
 from bert_jax.runtime.watchdog import StallWatch
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.profiling import parse_steps
-from bert_jax.training import pretrain_phase
+from bert_jax.training import phase_data
 from bert_jax.training.checkpointing import checkpoints
 from bert_jax.training.pretrain import pretrain
 
@@ -24,13 +24,13 @@ UNDISTURBED = {"eval_every_steps": 0, "eval_batches": 0, "checkpoint__every_step
 
 
 def slow_batches(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    make = pretrain_phase.TrainLoader.batch
+    make = phase_data.TrainLoader.batch
 
     def batch(loader, step, rows):
         time.sleep(seconds)
         return make(loader, step, rows)
 
-    monkeypatch.setattr(pretrain_phase.TrainLoader, "batch", batch)
+    monkeypatch.setattr(phase_data.TrainLoader, "batch", batch)
 
 
 def test_rows_have_step_times_and_the_share_of_waiting(dataset_dir: Path, tmp_path: Path, monkeypatch):
@@ -67,7 +67,7 @@ def test_invalid_profile_steps_are_refused(steps: str, dataset_dir: Path, tmp_pa
 
 
 def test_a_stall_is_reported_once_with_every_thread(dataset_dir: Path, tmp_path: Path, monkeypatch, caplog):
-    make = pretrain_phase.TrainLoader.batch
+    make = phase_data.TrainLoader.batch
 
     def reports() -> list[str]:
         return [path.read_text() for path in (tmp_path / "stalls").glob("*")]
@@ -83,7 +83,7 @@ def test_a_stall_is_reported_once_with_every_thread(dataset_dir: Path, tmp_path:
             holds_up_the_run()
         return make(loader, step, rows)
 
-    monkeypatch.setattr(pretrain_phase.TrainLoader, "batch", batch)
+    monkeypatch.setattr(phase_data.TrainLoader, "batch", batch)
     # Compilation takes longer than the limit on a busy machine, and is a stall as well then.
     config = helpers.small_config(dataset_dir, stall_minutes=2 / 60)
     pretrain(config, str(tmp_path))

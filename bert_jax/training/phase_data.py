@@ -1,0 +1,127 @@
+"""Data of a phase of pre-training: its masking, the loaders of both splits, and what the log says of them."""
+
+import logging
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.config import ConfigDict
+from bert_jax.data.loading.loader import EvalLoader, TrainLoader, TrainRows
+from bert_jax.data.loading.masking import Masking, prediction_counts
+from bert_jax.parallel.mesh import check_divisibility, fill_in_accumulation
+from bert_jax.training.checks import check_attention
+from bert_jax.training.phases import Phase
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoadedPhase:
+    """A phase with its loaders."""
+
+    phase: Phase
+    train_loader: TrainLoader
+    eval_loader: EvalLoader
+
+
+def make_masking(config: ConfigDict) -> Masking | None:
+    """Makes the masking of a config, None for a left-to-right model. Raises InputError for invalid masks."""
+    objective = config.objective
+    masking = Masking(
+        config.data.max_predictions,
+        mask_rate=objective.mask_rate,
+        mask_token=objective.mask_token,
+        keep_token=objective.keep_token,
+        random_token=objective.random_token,
+        whole_word=objective.whole_word,
+    )
+    return None if objective.lm == "ltr" else masking
+
+
+def load_phase(phase: Phase, mesh: Mesh) -> LoadedPhase:
+    """Makes the loaders of a phase, and infers its microbatches if they are not given.
+
+    Raises InputError if batch, model or attention do not match the mesh, for invalid masks, and for an empty training
+    split.
+    """
+    config = fill_in_accumulation(mesh, phase.config)
+    if config is not phase.config:
+        microbatches = config.gradient_accumulation
+        log.info("Steps %d-%d: inferred gradient_accumulation=%d", phase.start + 1, phase.stop, microbatches)
+        phase = replace(phase, config=config)
+    check_divisibility(mesh, phase.model, config.global_batch_size, config.gradient_accumulation)
+    check_attention(config, phase.model, phase.seq_len, mesh)
+    return LoadedPhase(phase, *make_loaders(phase))
+
+
+def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:
+    """Makes the loaders of both splits. Raises InputError for invalid masks and an empty training split."""
+    config = phase.config
+    masking = make_masking(config)
+    sources = [
+        TrainRows(
+            dataset,
+            seed=config.seed,
+            masking=masking,
+            static_masks=config.objective.static_masks,
+            max_sequences=phase.max_sequences,
+        )
+        for dataset in phase.datasets
+    ]
+    train_loader = TrainLoader(
+        sources,
+        seed=config.seed,
+        global_batch_size=config.global_batch_size,
+        weights=tuple(config.data.weights),
+        first_step=phase.start,
+        first_row=phase.first_row,
+        first_rows=phase.first_rows,
+    )
+    eval_loader = EvalLoader(
+        phase.datasets,
+        batch_size=config.global_batch_size // config.gradient_accumulation,
+        batches=config.eval_batches * config.gradient_accumulation,
+        left_to_right=masking is None,
+    )
+    return train_loader, eval_loader
+
+
+def count_epochs(loader: TrainLoader, step: int) -> dict[str, float]:
+    """Returns the epochs of each dataset read after `step` steps, by its index in `data.path`."""
+    seen = loader.epochs(step)
+    return {"epoch": seen[0]} if len(seen) == 1 else {f"epoch_{place}": count for place, count in enumerate(seen)}
+
+
+def log_data(loaded: LoadedPhase, start: int) -> None:
+    """Logs data and predictions of a phase after step `start`, and the targets that `data.max_predictions` drops."""
+    phase, loader = loaded.phase, loaded.train_loader
+    rows = phase.config.global_batch_size
+    log.info(
+        "Steps %d-%d: %s tokens per step, in %d rows of %d (%.1f%% real), %.3g sequences and up to %d predictions per "
+        "row",
+        start + 1, phase.stop, f"{rows * phase.seq_len:,}", rows, phase.seq_len, 100 * loader.real_share,
+        loader.sequences_a_row, loader.sources[0].predictions,
+    )  # fmt: skip
+    for source, row, epochs in zip(loader.sources, loader.next_rows(start), loader.epochs(phase.stop), strict=True):
+        log.info(
+            "Dataset %s: %s examples; step %d starts at row %s of %s in epoch %d; %.3g epochs are read after step %d",
+            source.dataset.folder, f"{source.dataset.size('train'):,}", start + 1, f"{row % source.size + 1:,}",
+            f"{source.size:,}", row // source.size + 1, epochs, phase.stop,
+        )  # fmt: skip
+    if not loaded.eval_loader.batches:
+        log.warning(
+            "Steps %d-%d: no evaluation, because the dataset has no eval split or eval_batches=0", start + 1, phase.stop
+        )
+    masking = make_masking(phase.config)
+    if masking is None or masking.predictions(phase.seq_len) == prediction_counts(phase.seq_len, masking.mask_rate):
+        return
+    lengths = np.arange(phase.seq_len + 1)
+    counts = sum(np.bincount(dataset.lengths("train"), minlength=len(lengths)) for dataset in phase.datasets)
+    log.warning(
+        "Steps %d-%d: data.max_predictions=%d predicts %d of the %d targets of a full sequence "
+        "(objective.mask_rate=%g), and %.1f%% of all tokens; -1 predicts all targets",
+        start + 1, phase.stop, masking.max_predictions, masking.predictions(phase.seq_len),
+        prediction_counts(phase.seq_len, masking.mask_rate), masking.mask_rate,
+        100 * (counts @ masking.predictions(lengths)) / (counts @ lengths),
+    )  # fmt: skip
