@@ -17,8 +17,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from bert_jax.arguments import parser as make_parser
+from bert_jax.console import bars, set_up_logging
 from bert_jax.errors import BertJaxError, InputError
-from bert_jax.progress import Bars, Progress, silent
+from bert_jax.files.remote import RetriesSaid
+from bert_jax.progress import silent
 from bert_jax.runtime.background_errors import show_background_errors
 from bert_jax.runtime.malloc import keep_freed_memory
 
@@ -50,7 +52,8 @@ def entry_point() -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand and returns its exit status."""
     options = parse(sys.argv[1:] if arguments is None else arguments)
-    _set_up_logging()
+    set_up_logging()
+    RetriesSaid.attach()
     try:
         options.run(options)
         return 0
@@ -155,48 +158,6 @@ def _overrides(rest: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
                 raise SystemExit(_fail("config", f"--config.{key}: expected a value; use --config.{key}=VALUE", 2))
         overrides.append((key, value))
     return overrides, unknown
-
-
-def _set_up_logging() -> None:
-    handler = _ProgressSafeHandler()
-    handler.addFilter(_add_process)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(at)s%(message)s", "%Y-%m-%d %H:%M:%S"))
-    package = logging.getLogger("bert_jax")
-    package.handlers = [handler]
-    package.setLevel(logging.INFO)
-    package.propagate = False
-
-    from bert_jax.files.remote import RetriesSaid
-
-    RetriesSaid.attach()
-
-
-def _add_process(record: logging.LogRecord) -> bool:
-    """Adds `at` to a record: "[INDEX/COUNT] " in one of several processes, else empty."""
-    processes = sys.modules.get("bert_jax.runtime.processes")  # importing it takes seconds
-    joined = processes.joined() if processes else None
-    record.at = f"[{joined[0]}/{joined[1]}] " if joined else ""
-    return True
-
-
-class _ProgressSafeHandler(logging.Handler):
-    """Writes log lines to stderr above the progress bars."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        from tqdm import tqdm
-
-        tqdm.write(self.format(record), file=sys.stderr)
-
-
-def bars() -> Bars:
-    """Returns a factory of progress bars on stderr: updated every 0.2 s on a terminal, else every 10 s."""
-    from tqdm import tqdm
-
-    def make(**options: Any) -> Progress:
-        interval = 0.2 if sys.stderr.isatty() else 10.0
-        return tqdm(file=sys.stderr, dynamic_ncols=True, mininterval=interval, **options)
-
-    return make
 
 
 # --- Subcommands -------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ The step, its sharding, checkpoints, resuming and metrics are those of pre-train
 """
 
 import logging
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ from bert_jax.training.checkpointing.checkpoints import Checkpoint, Checkpointer
 from bert_jax.training.checks import check_attention, compute_dtype
 from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer, warn_of_uncorrected_lamb
-from bert_jax.training.run import Run, open_run
+from bert_jax.training.run import Run, log_result, open_run
 from bert_jax.training.state import StateSpec, TrainState, describe_state, drop_parts
 from bert_jax.training.train_step import TrainStep, make_train_step
 from bert_jax.training.warm_start import start_from
@@ -199,7 +200,19 @@ def _finetune(
     if start < order.total_steps:
         state = run_steps(run, steps, state, hooks)
     checkpointer.wait()
-    return _finish(run, folder, task, splits, predictor, state, final)
+    scores = _finish(run, folder, task, splits, predictor, state, final)
+    place = shlex.quote(str(folder))
+    log_result(
+        folder, order.total_steps,
+        "  ".join(f"{split}/{name} {value:.4f}" for split, values in scores.items() for name, value in values.items()),
+        [
+            f"evaluate --checkpoint={place} --data=FILE",
+            f"predict --checkpoint={place} --input=FILE --output=predictions.jsonl",
+            f"export --checkpoint={place} --output=FOLDER",
+            f"report {place} --output=curves.png",
+        ],
+    )  # fmt: skip
+    return scores
 
 
 def plan_step(

@@ -5,13 +5,11 @@
 
 import logging
 import shlex
-from collections.abc import Mapping
 from contextlib import ExitStack
 
 import jax
 import jax.numpy as jnp
 import optax
-from etils import epath
 from jax.sharding import Mesh
 
 from bert_jax.config import ConfigDict
@@ -24,7 +22,6 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.tracking.throughput import Throughput, pretraining_work, summary
-from bert_jax.training.checkpointing.checkpoint_folders import newest_step
 from bert_jax.training.checkpointing.checkpoints import Checkpointer
 from bert_jax.training.checks import compute_dtype
 from bert_jax.training.evaluation import Evaluator
@@ -32,8 +29,8 @@ from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRa
 from bert_jax.training.objectives import NEXT_SENTENCE_PARTS, pretraining
 from bert_jax.training.optimizer import make_optimizer, warn_of_uncorrected_lamb
 from bert_jax.training.phase_data import LoadedPhase, count_epochs, load_phase, log_data
-from bert_jax.training.phases import Phase, Plan, open_phases
-from bert_jax.training.run import Run, open_run
+from bert_jax.training.phases import Plan, open_phases
+from bert_jax.training.run import Run, log_result, open_run
 from bert_jax.training.state import StateSpec, TrainState, describe_state
 from bert_jax.training.train_step import TrainStep, make_eval_step, make_train_step
 from bert_jax.training.warm_start import open_init, start_from
@@ -118,7 +115,16 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
             spec, train_step = planned if phase is current else plan_step(mesh, phase, phase.model)
             state, evaluation = _train_phase(run, ready, spec, train_step, state, max(start, phase.start))
     checkpointer.wait()
-    _log_result(folder, phases[-1], evaluation)
+    place, data = shlex.quote(str(folder)), shlex.quote(str(phases[-1].datasets[0].folder))
+    log_result(
+        folder, config.total_steps, f"eval {summary(evaluation)}" if evaluation else "",
+        [
+            f"evaluate --checkpoint={place} --data={data}",
+            f"finetune --config=finetune/glue:TASK --config.init={place} --config.data.path=FOLDER --workdir=WORKDIR",
+            f"export --checkpoint={place} --output=FOLDER",
+            f"report {place} --output=curves.png",
+        ],
+    )  # fmt: skip
     return evaluation
 
 
@@ -206,18 +212,3 @@ def _train_phase(
         Save(save, every=config.checkpoint.every_steps),
     ]
     return run_steps(run, steps, state, hooks), evaluation.scores
-
-
-def _log_result(folder: epath.Path, phase: Phase, evaluation: Mapping[str, float]) -> None:
-    """Logs the result of a finished run, its checkpoint, and the commands that use it."""
-    checkpoint = newest_step(folder)
-    scores = f"eval {summary(dict(evaluation))}" if evaluation else "no evaluation"
-    log.info("Finished step %d: %s; checkpoint %s", phase.stop, scores, checkpoint)
-    place, data = shlex.quote(str(folder)), shlex.quote(str(phase.datasets[0].folder))
-    for command in (
-        f"evaluate --checkpoint={place} --data={data}",
-        f"finetune --config=finetune/glue:TASK --config.init={place} --config.data.path=FOLDER --workdir=WORKDIR",
-        f"export --checkpoint={place} --output=FOLDER",
-        f"report {place} --output=curves.png",
-    ):
-        log.info("Next: bert-jax %s", command)

@@ -1,7 +1,8 @@
 """Resources of a run: checkpoints, metrics, stop signal, watchdog, lease and progress bar."""
 
 import json
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,10 @@ from bert_jax.runtime.processes import is_first
 from bert_jax.runtime.watchdog import StallWatch
 from bert_jax.tracking.metrics import MetricsWriter, NoWriter
 from bert_jax.tracking.profiling import StepTracer
+from bert_jax.training.checkpointing.checkpoint_folders import newest_step
 from bert_jax.training.checkpointing.checkpoints import Checkpointer
+
+log = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.json"
 
@@ -58,6 +62,13 @@ class Run:
                 self.stalls.beat(step)
 
             yield on_batch
+
+
+def log_result(folder: epath.Path, step: int, scores: str, commands: Sequence[str]) -> None:
+    """Logs the result of a finished run, its newest checkpoint, and the commands of `bert-jax` that use it."""
+    log.info("Finished step %d: %s; checkpoint %s", step, scores or "nothing is scored", newest_step(folder))
+    for command in commands:
+        log.info("Next: bert-jax %s", command)
 
 
 def open_run(

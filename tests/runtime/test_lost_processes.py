@@ -49,7 +49,7 @@ def ended(process: subprocess.Popen, status: int) -> str:
 def test_killed_process_ends_the_others_and_the_run_resumes_without_it(dataset_dir: Path, tmp_path: Path):
     first, second = running(dataset_dir, tmp_path)
     second.kill()
-    line = next(line for line in ended(first, 1).split("\n") if line.startswith("Process 1 ("))
+    line = next(line for line in ended(first, 1).split("\n") if "Process 1 (" in line)
     assert f"pid {second.pid})" in line
     assert RESTART_ADVICE in line
     second.communicate()
@@ -62,7 +62,7 @@ def test_killed_process_ends_the_others_and_the_run_resumes_without_it(dataset_d
 def test_without_the_first_process_the_others_end(dataset_dir: Path, tmp_path: Path):
     first, second = running(dataset_dir, tmp_path)
     first.kill()
-    line = next(line for line in ended(second, 1).split("\n") if line.startswith("Process 0 "))
+    line = next(line for line in ended(second, 1).split("\n") if "Process 0 " in line)
     assert RESTART_ADVICE in line
     first.communicate()
 
@@ -106,7 +106,7 @@ def test_a_failure_of_one_process_is_the_failure_of_all(failing: int, dataset_di
     paths[failing] = tmp_path / "nowhere"
     written = finish(start(2, paths, tmp_path / "run", **MANY), expect=2)
     assert str(paths[failing]) in written[failing].strip().split("\n")[-1]
-    other = next(line for line in written[1 - failing].split("\n") if line.startswith(f"Process {failing} ("))
+    other = next(line for line in written[1 - failing].split("\n") if f"Process {failing} (" in line)
     assert str(paths[failing]) in other
     assert "Traceback" not in "".join(written)
 

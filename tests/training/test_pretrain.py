@@ -121,8 +121,11 @@ def test_a_full_disk_is_one_line(dataset_dir: Path, tmp_path: Path):
 def test_without_an_eval_split_there_is_no_evaluation(corpus_file: Path, vocabulary_file: Path, tmp_path: Path, caplog):
     helpers.prepare_dataset(corpus_file, vocabulary_file, tmp_path / "data", eval_fraction=0.0)
     config = helpers.small_config(tmp_path / "data", total_steps=2, optimizer__warmup_steps=1)
-    assert pretrain(config, str(tmp_path / "run")) == {}
+    with caplog.at_level("INFO"):
+        assert pretrain(config, str(tmp_path / "run")) == {}
     assert "eval_batches=0" in caplog.text
+    assert f"{tmp_path / 'run' / 'checkpoints' / '2'}" in caplog.text
+    assert helpers.next_commands(caplog.messages) == ["evaluate", "finetune", "export", "report"]
     assert all("split" not in row for row in read_metrics(epath.Path(tmp_path / "run")))
 
 
