@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,14 @@ def _now() -> float:
 class Lease:
     """Holds the lease of a workdir until `close`. Raises InputError if another run holds it."""
 
-    def __init__(self, folder: epath.Path, *, renew: float = RENEW_SECONDS, stale: float = STALE_SECONDS):
+    def __init__(
+        self, folder: epath.Path, *, renew: float = RENEW_SECONDS, stale: float = STALE_SECONDS,
+        now: Callable[[], float] = _now,
+    ):  # fmt: skip
+        """Takes the lease, and renews it every `renew` seconds of the clock `now`; others count it as expired after
+        `stale` seconds.
+        """
+        self._now = now
         self._path = folder / LEASE_FILE
         self._file = open_lease_file(self._path)
         self._stale = stale
@@ -75,7 +83,7 @@ class Lease:
         }  # fmt: skip
         self._lost = ""  # why this process no longer holds the lease
         self._lock = threading.Lock()  # for renewals
-        self._renewed_at = _now()
+        self._renewed_at = self._now()
         self._take()
         self._ticker = Ticker(self._renew, renew, "lease")
 
@@ -84,7 +92,7 @@ class Lease:
 
         Renews the lease first if it is so old that another run may take it over.
         """
-        if _now() - self._renewed_at > self._stale:
+        if self._now() - self._renewed_at > self._stale:
             self.confirm()
         if self._lost:
             raise BertJaxError(f"{self._lost}; this run ends and writes nothing more there")
@@ -94,7 +102,7 @@ class Lease:
         try:
             self._renew()
         except Exception as error:
-            silent = _now() - self._renewed_at
+            silent = self._now() - self._renewed_at
             raise BertJaxError(
                 f"{self._path} could not be renewed for {silent:.0f} s ({type(error).__name__}: {error}), and another "
                 "run may take over the workdir; this run ends and writes nothing more there; rerun the command"
@@ -126,14 +134,14 @@ class Lease:
     def _take(self) -> None:
         """Creates the file or takes it over. InputError while another run holds it."""
         for _ in range(_TRIES):
-            self._renewed_at = _now()
+            self._renewed_at = self._now()
             found = self._file.read()
             try:
                 if found is None:
                     self._file.create(self._content())
                 else:
                     self._check_gone(found)
-                    self._renewed_at = _now()
+                    self._renewed_at = self._now()
                     self._file.take_over(found, self._content())
             except FileExistsError:  # another run was faster
                 continue
@@ -144,7 +152,7 @@ class Lease:
         with self._lock:
             if self._lost:
                 return
-            began = _now()
+            began = self._now()
             self._mine["renewed"] += 1
             try:
                 self._file.renew(self._is_mine, self._content())

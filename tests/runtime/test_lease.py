@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from etils import epath
@@ -23,8 +24,17 @@ from bert_jax.runtime.lease import LEASE_FILE, Lease
 from bert_jax.runtime.lease_file import Found, open_lease_file
 
 
-def take(folder: Path, **times: float) -> Lease:
-    return Lease(epath.Path(folder), **{"renew": 0.05, "stale": 0.4, **times})
+def take(folder: Path, **settings: Any) -> Lease:
+    return Lease(epath.Path(folder), **{"renew": 0.05, "stale": 0.4, **settings})
+
+
+class Clock:
+    """A clock that a test sets, in seconds."""
+
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
 
 
 def holder(folder: Path) -> dict[str, object]:
@@ -106,10 +116,11 @@ def test_a_lease_that_cannot_be_read_counts_as_one_of_another_machine(content: b
 
 
 def test_run_whose_lease_was_taken_over_stops_and_leaves_it_alone(tmp_path: Path):
-    lease = take(tmp_path)
+    clock = Clock()
+    lease = take(tmp_path, renew=60.0, now=clock)
     other = {**holder(tmp_path), "token": "another", "host": "elsewhere", "pid": 7}
     (tmp_path / LEASE_FILE).write_text(json.dumps(other))
-    time.sleep(0.3)
+    clock.seconds = 0.5
     with pytest.raises(BertJaxError, match="process 7 on elsewhere"):
         lease.check()
     lease.close()
@@ -136,7 +147,6 @@ def fails(monkeypatch: pytest.MonkeyPatch, lease: Lease, times: int = 1 << 30) -
 def test_a_lease_is_renewed_after_an_error_of_any_type(tmp_path: Path, monkeypatch, caplog):
     lease = take(tmp_path)
     fails(monkeypatch, lease, times=2)
-    time.sleep(0.1)
     before = holder(tmp_path)["renewed"]
     deadline = time.monotonic() + 10
     while holder(tmp_path)["renewed"] < before + 2:
@@ -148,21 +158,25 @@ def test_a_lease_is_renewed_after_an_error_of_any_type(tmp_path: Path, monkeypat
 
 
 def test_a_run_that_cannot_renew_its_lease_stops_before_another_takes_the_workdir(tmp_path: Path, monkeypatch):
-    lease = take(tmp_path)
+    clock = Clock()
+    lease = take(tmp_path, now=clock)
     fails(monkeypatch, lease)
     lease.check()
-    time.sleep(0.5)
+    clock.seconds = 0.5
     with pytest.raises(BertJaxError, match=rf"{LEASE_FILE} .*RefreshError"):
         lease.check()
     lease.close()
 
 
 def test_after_a_freeze_the_lease_is_renewed_before_anything_is_written(tmp_path: Path):
-    lease = take(tmp_path, renew=60.0)
-    time.sleep(0.5)
+    clock = Clock()
+    lease = take(tmp_path, renew=60.0, now=clock)
+    lease.check()
+    assert holder(tmp_path)["renewed"] == 0
+    clock.seconds = 0.5
     lease.check()
     assert holder(tmp_path)["renewed"] == 1
-    time.sleep(0.5)
+    clock.seconds = 1.0
     (tmp_path / LEASE_FILE).write_text(json.dumps({**holder(tmp_path), "token": "another", "pid": 7}))
     with pytest.raises(BertJaxError, match="process 7 on"):
         lease.check()

@@ -111,11 +111,15 @@ def test_a_failure_of_one_process_is_the_failure_of_all(failing: int, dataset_di
     assert "Traceback" not in "".join(written)
 
 
+PATIENCE = 0.4  # seconds of a stand-in without heartbeats before it counts as lost
+
+
 class MemoryStore:
     """A stand-in for the store of JAX's coordination service, for processes that are threads."""
 
     def __init__(self) -> None:
         self.kept: dict[str, str] = {}
+        self.looks = 0
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
         if key in self.kept and not allow_overwrite:
@@ -128,6 +132,7 @@ class MemoryStore:
         return self.kept[key]
 
     def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
+        self.looks += 1
         return [(name, value) for name, value in list(self.kept.items()) if name.startswith(key)]
 
 
@@ -135,7 +140,7 @@ def watching(store: MemoryStore, count: int, ends: dict[int, int]) -> list[Peers
     def leave(number: int) -> object:
         return lambda status: ends.setdefault(number, status)
 
-    times = {"every": 0.02, "patience": 0.4, "linger": 1.0}
+    times = {"every": 0.02, "patience": PATIENCE, "linger": 1.0}
     return [Peers(store, number, count, leave=leave(number), **times) for number in range(count)]
 
 
@@ -159,9 +164,11 @@ def test_the_first_failure_is_the_one_that_counts_and_all_end_with_its_status():
 
 def test_a_process_that_is_done_is_not_lost():
     ends: dict[int, int] = {}
-    peers = watching(MemoryStore(), 2, ends)
+    store = MemoryStore()
+    peers = watching(store, 2, ends)
     peers[1].close()
-    time.sleep(0.8)
+    closed, end = store.looks, time.monotonic() + 2 * PATIENCE
+    wait_for(lambda: time.monotonic() > end and store.looks > closed + 2)
     assert not ends
     peers[0].close()
 
