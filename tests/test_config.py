@@ -94,7 +94,7 @@ def test_the_lamb_recipe_is_nvidias():
 
 @pytest.mark.parametrize("chip", ["v4", "v5e", "v5p", "v6e"])
 @pytest.mark.parametrize("batches", [(256, 256), (65_536, 32_768)])
-def test_recipes_for_tpus_are_the_papers_or_lambs_in_microbatches_that_are_filled_in(chip, batches):
+def test_tpu_recipes_have_published_batches_and_inferred_microbatches(chip, batches):
     paths = [("phases.0.data.path", "a"), ("phases.1.data.path", "b")]
     config = load_config(f"bert_large:{'lamb_' if batches[0] > 256 else ''}{chip}", paths)
     check_config(config, config.total_steps)
@@ -109,7 +109,7 @@ def test_recipes_for_tpus_are_the_papers_or_lambs_in_microbatches_that_are_fille
         assert phase.model.attention_probs_dropout_prob == 0.1
 
 
-def test_recipes_that_are_none_are_refused():
+def test_unknown_recipes_are_refused():
     with pytest.raises(InputError, match=r"lamb_v9.*v5e"):
         load_config("bert_large:lamb_v9")
 
@@ -147,7 +147,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(key: str, hint: st
 
 
 @pytest.mark.parametrize("key", SYNONYMS)
-def test_other_programs_names_for_a_key_are_known(key: str):
+def test_synonyms_of_keys_are_suggested(key: str):
     configs = {
         "default": dict(flatten(load_config("default"))),
         "finetune/default": dict(flatten(load_config("finetune/default", keys_of="finetune/default"))),
@@ -167,7 +167,7 @@ def test_a_key_of_a_part_is_suggested_with_its_part():
         load_config("bert_large:v5e", [("phases.0.lr", "1")])
 
 
-def test_files_that_are_no_configs(tmp_path: Path):
+def test_files_that_are_not_configs_are_refused(tmp_path: Path):
     with pytest.raises(InputError, match=r"none\.py"):
         load_config(str(tmp_path / "none.py"))
     (tmp_path / "empty.py").write_text("x = 1\n")

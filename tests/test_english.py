@@ -62,7 +62,7 @@ def test_docstrings_open_with_a_verb_or_a_noun(source: Path):
 
 
 @pytest.mark.parametrize("source", [path for path in SOURCES if path.parts[0] != "tests"], ids=str)
-def test_a_thing_has_the_name_that_the_field_uses(source: Path):
+def test_terms_are_those_of_the_field(source: Path):
     found = [
         f"{source}:{line}: {match[0]!r}: write {term}"
         for line, text in prose(helpers.REPOSITORY / source)

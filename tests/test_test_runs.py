@@ -75,14 +75,14 @@ def test_what_a_test_starts_ends_with_it(tmp_path: Path):
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_command_that_hangs_ends_with_what_holds_its_output():
+def test_hanging_command_is_killed_with_its_children():
     began = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired):
         child_processes.run(["bash", "-c", "setsid sleep 300 & wait"], timeout=0.5)
     assert time.monotonic() - began < 10
 
 
-def test_every_process_of_a_test_is_started_where_it_is_ended():
+def test_tests_start_processes_through_the_support_module():
     allowed = {"child_processes.py", "slurm_cluster.py"}  # the latter ends its own
     found = [path for path in HERE.rglob("*.py") if re.search(r"\bPopen\((?!\))", path.read_text())]
     assert {path.name for path in found} == allowed
@@ -122,14 +122,14 @@ NOT_RUN = {
 
 
 @pytest.mark.parametrize("options", [[], ["-p", "xdist", "-n", "1"]], ids=["alone", "xdist"])
-def test_the_end_of_a_run_says_what_it_skipped_and_the_command_that_runs_it(options: list[str], tmp_path: Path):
+def test_summary_lists_skipped_tests_and_the_commands_that_run_them(options: list[str], tmp_path: Path):
     done = run_pytest(tmp_path, SKIPS, "-m", "not long and not slurm", *options)
     assert done.returncode == 0, done.stdout
     lines = {line.strip() for line in done.stdout.splitlines()}
     assert lines >= NOT_RUN, done.stdout
 
 
-def test_a_module_that_every_worker_skips_is_one_skip():
+def test_module_skipped_by_every_worker_counts_once():
     report = SimpleNamespace(nodeid="tests/test_x.py", longrepr=("test_x.py", 3, "Skipped: needs the tpu-aot extra"))
     other = SimpleNamespace(nodeid="tests/test_y.py::test_a", longrepr=["test_y.py", 3, "Skipped: needs libtpu"])
     assert summarize([report, report, other]) == [f"    2  needs libtpu; needs the tpu-aot extra: {PIP} '.[tpu-aot]'"]
@@ -139,7 +139,7 @@ def test_a_run_that_skips_nothing_says_nothing(tmp_path: Path):
     assert "not run" not in run_pytest(tmp_path, "def test_passes(): pass\n").stdout
 
 
-def test_every_reason_to_skip_in_these_tests_is_about_the_machine_or_has_a_command():
+def test_every_skip_reason_names_the_machine_or_a_command():
     machine = {"a small disk cannot be mounted here", "needs /proc", "needs glibc"}
     reasons = set()
     for path in HERE.rglob("test_*.py"):

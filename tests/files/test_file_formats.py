@@ -87,7 +87,7 @@ CONTENTS = {
 
 @pytest.mark.parametrize("errors", ["strict", "replace"])
 @pytest.mark.parametrize("found", list(CONTENTS))
-def test_content_that_is_not_text_is_named_whatever_the_file_is_called(found, errors, tmp_path):
+def test_content_of_other_formats_is_refused_under_any_name(found, errors, tmp_path):
     content = CONTENTS[found](tmp_path)
     for name, suffix in (("corpus.txt", ""), ("corpus", ""), ("wiki.jsonl", ""), ("corpus.txt", ".zst")):
         path = tmp_path / f"{name}{suffix}"
@@ -99,7 +99,7 @@ def test_content_that_is_not_text_is_named_whatever_the_file_is_called(found, er
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2"])
-def test_content_of_other_compressed_files_is_looked_at(suffix, tmp_path):
+def test_content_of_compressed_files_is_checked(suffix, tmp_path):
     path = tmp_path / f"page.txt{suffix}"
     path.write_bytes(COMPRESS[suffix](b"<html>the ship</html>"))
     with pytest.raises(InputError, match=r"page\.txt\.\w+: HTML"):
@@ -123,7 +123,7 @@ def test_every_slice_of_a_binary_file_is_refused(tmp_path):
         ("a.tar.gz", "tar"), ("a.pdf", "PDF"), ("a.docx", "Microsoft Office"), ("a.tfrecord", "TFRecord"),
     ],
 )  # fmt: skip
-def test_names_that_are_not_of_text_are_refused_before_anything_is_read(name, found, tmp_path):
+def test_extensions_of_other_formats_are_refused_before_reading(name, found, tmp_path):
     (tmp_path / "a.txt").write_text(TEXT)
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(InputError, match=rf"{name}: {found}"):
@@ -145,7 +145,7 @@ def test_names_that_are_not_of_text_are_refused_before_anything_is_read(name, fo
         "漢字 かな\n",
     ],
 )
-def test_text_with_marks_of_other_formats_in_it_passes(text, suffix, tmp_path):
+def test_text_that_contains_markup_is_accepted(text, suffix, tmp_path):
     if text.startswith("PAR1"):
         text = f"the {text}"
     path = tmp_path / f"corpus.txt{suffix}"

@@ -260,7 +260,7 @@ def test_a_transient_error_is_retried(error: Exception, slept, monkeypatch):
     assert len(slept) == 2
 
 
-def test_a_host_that_has_answered_before_is_asked_again(slept, monkeypatch):
+def test_host_that_answered_before_is_retried(slept, monkeypatch):
     monkeypatch.setattr(remote, "_answered", set())
     assert remote.patiently(FOLDER, lambda: "done") == "done"
     failures = [unknown_host(socket.EAI_NONAME)]
@@ -323,7 +323,7 @@ def test_large_files_are_uploaded_in_chunks(store, tmp_path):
 
 
 @pytest.mark.parametrize("honest", [True, False])
-def test_a_download_that_ends_early_is_fetched_again(honest, store, tmp_path, slept):
+def test_truncated_download_is_retried(honest, store, tmp_path, slept):
     store.put("folder/a", b"0123456789")
     store.cut("GET", "alt=media", name="folder/a", times=1, honest=honest)
     atomic.download(FOLDER / "a", tmp_path / "a", size=10)

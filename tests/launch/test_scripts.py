@@ -88,7 +88,7 @@ def test_a_cancelled_job_is_not_queued_again(slurm: Slurm):
     assert "the job is COMPLETING" in written
 
 
-def test_failures_are_counted_over_starts_and_saving_is_none(slurm: Slurm):
+def test_failures_are_counted_across_starts_and_a_save_is_none(slurm: Slurm):
     for failed in ("1", "75", "137", "127"):
         assert slurm.run("sh", "-c", f"exit {failed}", MAX_FAILURES="2")[0] == int(failed)
     assert slurm.calls.read_text().splitlines() == ["scontrol requeue 7"] * 3
@@ -97,7 +97,7 @@ def test_failures_are_counted_over_starts_and_saving_is_none(slurm: Slurm):
     assert not (slurm.folder / "bert-jax-7.failures").exists()
 
 
-def test_a_signal_goes_on_and_the_job_waits_for_what_is_saved(slurm: Slurm):
+def test_signal_is_forwarded_and_the_job_waits_for_the_save(slurm: Slurm):
     saving = f"""echo $$ > {slurm.folder}/pid
         trap 'sleep 0.3; exit 75' TERM; touch {slurm.folder}/up; while :; do sleep 0.05; done"""
     process = slurm.start("bash", "-c", saving)
@@ -109,7 +109,7 @@ def test_a_signal_goes_on_and_the_job_waits_for_what_is_saved(slurm: Slurm):
     assert (status, calls) == (75, ["scancel --signal=TERM 7", "scontrol requeue 7"])
 
 
-def test_a_dry_run_of_a_job_prints_what_it_would_do(slurm: Slurm):
+def test_dry_run_of_a_job_prints_its_commands(slurm: Slurm):
     status, written, calls = slurm.run("bert-jax", "pretrain", "--workdir=a run", DRY_RUN="1", XLA_FLAGS="--mine=1")
     assert (status, calls) == (0, [])
     lines = written.splitlines()
@@ -148,7 +148,7 @@ def test_usage_errors_of_a_job_are_one_line_and_status_2(slurm: Slurm, arguments
     assert len(written.splitlines()) == 1
 
 
-def test_the_signal_comes_to_the_script_and_in_time():
+def test_signal_reaches_the_script_in_time():
     lines = re.findall(r"^#SBATCH (\S+)$", SBATCH.read_text(), flags=re.MULTILINE)
     options = dict(line.removeprefix("--").partition("=")[::2] for line in lines)
     assert "requeue" in options

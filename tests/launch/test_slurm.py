@@ -60,7 +60,7 @@ def logged_steps(workdir: Path) -> list[int]:
     return [row["step"] for row in read_metrics(epath.Path(workdir)) if row.get("split") != "eval"]
 
 
-def test_two_processes_that_are_told_to_stop_save_and_go_on_to_the_end(cluster, dataset_dir, tmp_path: Path):
+def test_two_stopped_processes_save_and_resume_to_the_end(cluster, dataset_dir, tmp_path: Path):
     workdir = tmp_path / "run"
     job = Job(cluster, tmp_path, *pretrain(dataset_dir, workdir, total_steps=150, eval_every_steps=150))
     cluster.wait(lambda: workdir.exists() and logged_steps(workdir), 150, lambda: job.log)
@@ -123,7 +123,7 @@ def test_input_to_be_mended_fails_once(cluster, tmp_path: Path):
     assert "not queued again" in job.log
 
 
-def test_a_failure_is_tried_again_as_often_as_said(cluster, tmp_path: Path):
+def test_failure_is_retried_max_failures_times(cluster, tmp_path: Path):
     job = Job(cluster, tmp_path, "sh", "-c", "exit 1")  # MAX_FAILURES=1
     state = job.wait_for_state("FAILED")
     assert state["ExitCode"] == "1:0"

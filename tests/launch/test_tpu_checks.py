@@ -45,7 +45,7 @@ def refusal(capsys: pytest.CaptureFixture):
 @pytest.mark.parametrize(
     "name", ["v2-8", "v3-2048", "v4-8", "v4-4096", "v5litepod-1", "v5litepod-256", "v5p-8", "v5p-12288", "v6e-256"]
 )
-def test_types_and_sizes_of_accelerators_that_there_are(name: str):
+def test_known_accelerator_types_and_sizes(name: str):
     tpu_checks.main([f"--accelerator-type={name}"])
 
 
@@ -105,7 +105,7 @@ def test_the_commit_of_a_branch_a_tag_or_a_hash_that_is_pushed(clones: tuple[Pat
         assert capsys.readouterr().out == f"{commit}\n"
 
 
-def test_what_is_not_pushed_is_refused_and_changes_are_said(clones: tuple[Path, Path], refusal, capsys):
+def test_unpushed_commit_is_refused_and_changes_are_listed(clones: tuple[Path, Path], refusal, capsys):
     origin, clone = clones
     (clone / "new.py").touch()
     tpu_checks.main([f"--repo={origin}", "--ref="])
@@ -156,11 +156,11 @@ def test_commands_that_would_start(command: list[str]):
         (["bert-jax", "finetune", "--config=finetune/text", "--workdir=/r", "--config.num_epochs=0"], "num_epochs"),
     ],
 )
-def test_commands_that_would_fail_at_once_are_one_line(command: list[str], says: str, refusal):
+def test_commands_that_would_fail_at_once_are_refused_in_one_line(command: list[str], says: str, refusal):
     assert says in refusal("--", *command)
 
 
-def test_a_workdir_that_goes_with_the_tpus_is_said(capsys):
+def test_workdir_on_the_tpus_disk_is_warned_of(capsys):
     tpu_checks.main(["--", *PRETRAIN[:-1], "--workdir=runs/tiny", DATA])
     assert "--workdir=runs/tiny" in capsys.readouterr().err
 
@@ -187,7 +187,7 @@ def on_buckets(workdir: str, data: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("options", "wrote"), [([], True), (["--dry-run"], False)])
-def test_buckets_are_read_and_written_to_and_left_as_they_were(options: list[str], wrote: bool, buckets: Path):
+def test_buckets_are_read_written_and_cleaned_up(options: list[str], wrote: bool, buckets: Path):
     tpu_checks.main([*options, *on_buckets("gs://runs/large", "gs://data/wiki")])
     assert not [path for path in (buckets / "runs").rglob("*") if path.is_file()]
     calls = (buckets.parent / "calls").read_text()

@@ -93,7 +93,7 @@ def test_a_run_from_nothing_to_its_end_gives_the_tpus_back(cloud: Cloud):
     assert "WAITING_FOR_RESOURCES" in done.stderr
 
 
-def test_a_preemption_asks_anew_sets_up_and_starts_again(cloud: Cloud):
+def test_preempted_tpus_are_requested_and_set_up_again(cloud: Cloud):
     first = 'if [ "$count" = 1 ]; then echo SUSPENDED > "$FAKE_CLOUD/state"; exit 75; fi'
     done = cloud.watch(first)
     assert done.returncode == 0, done.stderr
@@ -102,13 +102,13 @@ def test_a_preemption_asks_anew_sets_up_and_starts_again(cloud: Cloud):
     assert done.stderr.count("setting up") == 2
 
 
-def test_a_preempted_node_is_one_before_the_resource_says_so(cloud: Cloud):
+def test_preempted_node_is_found_before_its_resource_reports_it(cloud: Cloud):
     done = cloud.watch('if [ "$count" = 1 ]; then echo PREEMPTED > "$FAKE_CLOUD/node_state"; exec sleep 60; fi')
     assert done.returncode == 0, done.stderr
     assert cloud.verbs() == ["create", "delete", "create", "delete"]
 
 
-def test_saved_is_started_again_on_the_same_tpus_however_often(cloud: Cloud):
+def test_saved_run_restarts_on_the_same_tpus_without_limit(cloud: Cloud):
     done = cloud.watch('[ "$count" = 3 ] || exit 75', "--max-failures=1")
     assert done.returncode == 0, done.stderr
     assert cloud.verbs() == ["create", "delete"]
@@ -124,7 +124,7 @@ def test_input_to_be_mended_ends_at_once(cloud: Cloud):
     assert cloud.verbs() == ["create", "delete"]
 
 
-def test_kept_tpus_are_used_again_and_their_old_status_is_not_believed(cloud: Cloud):
+def test_kept_tpus_are_reused_and_their_stale_status_is_ignored(cloud: Cloud):
     assert cloud.watch("exit 2", "--keep").returncode == 2
     assert cloud.verbs() == ["create"]
     assert cloud.watch("exit 0").returncode == 0
@@ -146,7 +146,7 @@ def test_a_killed_process_is_a_failure(cloud: Cloud):
     assert "exited 137" in done.stderr
 
 
-def test_an_installation_that_fails_is_not_tried_for_ever(cloud: Cloud):
+def test_failing_installation_is_retried_a_limited_number_of_times(cloud: Cloud):
     (cloud.folder / "broken").touch()
     done = cloud.watch("exit 0", "--max-failures=1")
     assert done.returncode == 1
@@ -155,7 +155,7 @@ def test_an_installation_that_fails_is_not_tried_for_ever(cloud: Cloud):
     assert cloud.verbs() == ["create", "delete"]
 
 
-def test_stop_lets_the_command_save_and_watch_ends_without_starting_it_again(cloud: Cloud):
+def test_stop_lets_the_command_save_and_ends_watch(cloud: Cloud):
     saving = """trap 'echo saving; exit 75' TERM; touch "$FAKE_CLOUD/up-${HOME##*/}"; while :; do sleep 0.05; done"""
     command = ["watch", *TPUS, f"--repo={cloud.origin}", "--ref=main", "--", "bash", "-c", saving]
     watching = child_processes.start(
@@ -176,7 +176,7 @@ def test_stop_lets_the_command_save_and_watch_ends_without_starting_it_again(clo
     assert cloud.run("stop", *BASE).stdout.count("not running") == 2
 
 
-def test_a_process_id_that_is_used_again_is_not_the_command(cloud: Cloud):
+def test_reused_process_id_is_not_the_command(cloud: Cloud):
     assert cloud.run("create", *TPUS).returncode == 0
     bystander = child_processes.start(["sleep", "60"])
     for host in range(2):
@@ -190,7 +190,7 @@ def test_a_process_id_that_is_used_again_is_not_the_command(cloud: Cloud):
     assert bystander.poll() is None
 
 
-def test_max_hours_lets_the_command_save_and_gives_the_tpus_back(cloud: Cloud):
+def test_max_hours_saves_and_releases_the_tpus(cloud: Cloud):
     cloud.fake_clock('cat "$FAKE_CLOUD/now" 2>/dev/null || echo 0')
     saving = """trap 'echo saving; exit 75' TERM; echo 1000 > "$FAKE_CLOUD/now"; while :; do sleep 0.05; done"""
     done = cloud.watch(saving, "--max-hours=0.25")
@@ -209,7 +209,7 @@ def test_max_hours_ends_a_watch_that_waits_for_tpus(cloud: Cloud):
     assert cloud.verbs() == ["create", "delete"]
 
 
-def test_a_gcloud_that_fails_is_asked_ever_more_slowly(cloud: Cloud):
+def test_failing_gcloud_is_polled_with_backoff(cloud: Cloud):
     (cloud.folder / "broken_gcloud").touch()
     sleeps = cloud.folder / "sleeps"
     cloud.program("sleep", 'echo "$1" >> "$FAKE_CLOUD/sleeps"')
@@ -241,7 +241,7 @@ def test_the_verbs_one_by_one(cloud: Cloud):
     assert not (cloud.folder / "state").exists()
 
 
-def test_a_dry_run_prints_what_a_shell_can_read_and_calls_nothing(cloud: Cloud):
+def test_dry_run_prints_shell_commands_and_calls_nothing(cloud: Cloud):
     options = [*TPUS, "--node-count=4", "--project=p", f"--repo={cloud.origin}", "--ref=main", "--dry-run"]
     command = ["bert-jax", "inspect", "/mnt/a run"]
     done = cloud.run("watch", *options, "--", *command)
@@ -266,7 +266,7 @@ def git_output(folder: Path, *words: str) -> str:
 
 
 @pytest.mark.parametrize("verb", ["watch", "create", "setup", "start"])
-def test_what_cannot_work_is_refused_before_anything_is_asked_for(cloud: Cloud, verb: str):
+def test_invalid_settings_are_refused_before_tpus_are_requested(cloud: Cloud, verb: str):
     options = {
         "create": ["--accelerator-type=v6e-999"], "setup": [f"--repo={cloud.origin}", "--ref=nowhere"],
         "start": ["--", "bert-jax", "pretrian"],

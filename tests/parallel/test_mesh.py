@@ -19,7 +19,7 @@ from bert_jax.parallel.mesh import between_slices, fill_in_accumulation, make_me
         ((6, 4, 1), 4, (2, 2, 1)),
     ],
 )
-def test_data_goes_between_slices_then_fsdp_and_tensor_never(sizes, slices, expected):
+def test_only_data_and_fsdp_axes_span_slices(sizes, slices, expected):
     assert between_slices(dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)), slices) == expected
 
 
@@ -61,7 +61,7 @@ def test_slices_of_different_sizes_are_refused():
     ("batch", "most", "devices", "expected"),
     [(64, 8, 8, 1), (64, 4, 8, 2), (64, 3, 8, 4), (48, 4, 8, 2), (56, 6, 8, 7), (8, 100, 8, 1), (64, 1, 1, 64)],
 )
-def test_microbatches_are_as_few_as_the_rows_of_a_device_allow(batch, most, devices, expected):
+def test_fewest_microbatches_that_fit_max_rows_per_device(batch, most, devices, expected):
     config = load_config(
         "bert_tiny",
         [("gradient_accumulation", "-1"), ("max_rows_per_device", str(most)), ("global_batch_size", str(batch))],

@@ -49,7 +49,7 @@ def leave_behind(folder: Path, **changed: object) -> None:
     (folder / LEASE_FILE).write_text(json.dumps(left))
 
 
-def test_a_workdir_in_use_is_refused_with_host_and_process_and_free_afterwards(tmp_path: Path):
+def test_workdir_in_use_is_refused_with_host_and_process(tmp_path: Path):
     lease = take(tmp_path)
     with pytest.raises(InputError, match=f"{tmp_path}.*process {os.getpid()} on {os.uname().nodename}"):
         take(tmp_path)
@@ -59,7 +59,7 @@ def test_a_workdir_in_use_is_refused_with_host_and_process_and_free_afterwards(t
     take(tmp_path).close()
 
 
-def test_a_lease_of_a_dead_process_of_this_machine_is_taken_at_once(tmp_path: Path):
+def test_lease_of_a_dead_local_process_is_taken_over_at_once(tmp_path: Path):
     dead = child_processes.start([sys.executable, "-c", ""])
     dead.wait()
     leave_behind(tmp_path, pid=dead.pid)
@@ -73,7 +73,7 @@ def test_reused_process_id_is_not_the_holder(tmp_path: Path):
     take(tmp_path, stale=60.0).close()
 
 
-def test_a_lease_of_another_machine_is_taken_if_nobody_renews_it(tmp_path: Path):
+def test_expired_lease_of_another_machine_is_taken_over(tmp_path: Path):
     leave_behind(tmp_path, host="elsewhere", machine="another")
     began = time.monotonic()
     lease = take(tmp_path)
@@ -82,7 +82,7 @@ def test_a_lease_of_another_machine_is_taken_if_nobody_renews_it(tmp_path: Path)
     lease.close()
 
 
-def test_a_lease_of_another_machine_is_refused_if_it_is_renewed(tmp_path: Path):
+def test_renewed_lease_of_another_machine_is_refused(tmp_path: Path):
     script = f"""
 import json, pathlib, time
 path = pathlib.Path({str(tmp_path / LEASE_FILE)!r})
@@ -108,14 +108,14 @@ for number in range(200):
      json.dumps({"host": "a", "pid": "7", "machine": "", "started": "", "token": "", "renewed": 0}).encode()],
     ids=["empty", "object", "list", "text", "utf8", "nested", "types"],
 )  # fmt: skip
-def test_a_lease_that_cannot_be_read_counts_as_one_of_another_machine(content: bytes, tmp_path: Path):
+def test_unreadable_lease_counts_as_held_by_another_machine(content: bytes, tmp_path: Path):
     (tmp_path / LEASE_FILE).write_bytes(content)
     began = time.monotonic()
     take(tmp_path).close()
     assert time.monotonic() - began >= 0.4
 
 
-def test_run_whose_lease_was_taken_over_stops_and_leaves_it_alone(tmp_path: Path):
+def test_run_whose_lease_was_taken_over_stops_and_keeps_the_file(tmp_path: Path):
     clock = Clock()
     lease = take(tmp_path, renew=60.0, now=clock)
     other = {**holder(tmp_path), "token": "another", "host": "elsewhere", "pid": 7}
@@ -157,7 +157,7 @@ def test_a_lease_is_renewed_after_an_error_of_any_type(tmp_path: Path, monkeypat
     lease.close()
 
 
-def test_a_run_that_cannot_renew_its_lease_stops_before_another_takes_the_workdir(tmp_path: Path, monkeypatch):
+def test_run_stops_before_an_unrenewed_lease_expires(tmp_path: Path, monkeypatch):
     clock = Clock()
     lease = take(tmp_path, now=clock)
     fails(monkeypatch, lease)
@@ -212,7 +212,7 @@ def lease_path(request: pytest.FixtureRequest, tmp_path: Path) -> epath.Path:
     return epath.Path(tmp_path / "lease.json")
 
 
-def test_one_of_many_contenders_creates_and_one_takes_over(lease_path: epath.Path):
+def test_one_of_many_contenders_creates_and_one_takes_over_a_lease(lease_path: epath.Path):
     contents = [f"contender {number}".encode() for number in range(8)]
 
     def winners(step: Callable[[bytes], None]) -> list[bytes]:
@@ -237,7 +237,7 @@ def test_one_of_many_contenders_creates_and_one_takes_over(lease_path: epath.Pat
     assert open_lease_file(lease_path).read().content == second + b", again"
 
 
-def test_what_has_changed_is_neither_taken_over_nor_renewed_nor_deleted(lease_path: epath.Path):
+def test_changed_lease_file_is_not_taken_over_renewed_or_deleted(lease_path: epath.Path):
     file = open_lease_file(lease_path)
     file.create(b"mine")
     found = file.read()
@@ -252,7 +252,7 @@ def test_what_has_changed_is_neither_taken_over_nor_renewed_nor_deleted(lease_pa
     assert file.read() is None
 
 
-def test_a_repeated_request_whose_first_answer_was_lost_counts(store: Emulator):
+def test_create_repeated_after_a_lost_response_succeeds(store: Emulator):
     file = open_lease_file(epath.Path("gs://bucket/run/lease.json"))
     file.create(b"mine")
     file.create(b"mine")

@@ -46,7 +46,7 @@ def ended(process: subprocess.Popen, status: int) -> str:
 
 
 @pytest.mark.long
-def test_killed_process_ends_the_others_and_the_run_resumes_without_it(dataset_dir: Path, tmp_path: Path):
+def test_killed_process_ends_the_others_and_the_run_resumes_with_fewer(dataset_dir: Path, tmp_path: Path):
     first, second = running(dataset_dir, tmp_path)
     second.kill()
     line = next(line for line in ended(first, 1).split("\n") if "Process 1 (" in line)
@@ -69,7 +69,7 @@ def test_without_the_first_process_the_others_end(dataset_dir: Path, tmp_path: P
 
 @pytest.mark.long
 @pytest.mark.parametrize("frozen", [0, 1])
-def test_a_frozen_process_counts_as_lost_and_ends_once_it_thaws(frozen: int, dataset_dir: Path, tmp_path: Path):
+def test_frozen_process_counts_as_lost_and_ends_when_resumed(frozen: int, dataset_dir: Path, tmp_path: Path):
     processes = running(dataset_dir, tmp_path)
     processes[frozen].send_signal(signal.SIGSTOP)
     try:
@@ -101,7 +101,7 @@ def test_stall_is_reported_by_every_process_and_the_run_continues(dataset_dir: P
 
 
 @pytest.mark.parametrize("failing", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_a_failure_of_one_process_is_the_failure_of_all(failing: int, dataset_dir: Path, tmp_path: Path):
+def test_failure_of_one_process_ends_all_with_its_status(failing: int, dataset_dir: Path, tmp_path: Path):
     paths = [dataset_dir, dataset_dir]
     paths[failing] = tmp_path / "nowhere"
     written = finish(start(2, paths, tmp_path / "run", **MANY), expect=2)
@@ -151,7 +151,7 @@ def wait_for(condition: object) -> None:
         time.sleep(0.01)
 
 
-def test_the_first_failure_is_the_one_that_counts_and_all_end_with_its_status():
+def test_all_processes_exit_with_the_status_of_the_first_failure():
     store, ends = MemoryStore(), {}
     peers = watching(store, 3, ends)
     peers[1].report(2, "ended the run: no such file")
@@ -162,7 +162,7 @@ def test_the_first_failure_is_the_one_that_counts_and_all_end_with_its_status():
     peers[0].close()
 
 
-def test_a_process_that_is_done_is_not_lost():
+def test_finished_process_is_not_lost():
     ends: dict[int, int] = {}
     store = MemoryStore()
     peers = watching(store, 2, ends)
@@ -192,7 +192,7 @@ def watch_first(address: tuple[str, int], silence: float = 0.0) -> tuple[FirstPr
     return watch, ends
 
 
-def test_a_closed_port_of_the_first_process_ends_the_others_at_once(caplog: pytest.LogCaptureFixture):
+def test_closed_port_of_process_0_ends_the_others_at_once(caplog: pytest.LogCaptureFixture):
     server = socket.create_server(("127.0.0.1", 0))
     watch, ends = watch_first(server.getsockname())
     first, _ = server.accept()
@@ -209,7 +209,7 @@ def test_a_closed_port_of_the_first_process_ends_the_others_at_once(caplog: pyte
     watch.close()
 
 
-def test_an_abort_for_another_reason_ends_by_its_signal():
+def test_abort_for_another_reason_ends_with_sigabrt():
     """The abort is delayed, so that a line about process 0 comes first if that is the reason."""
     script = """
 import os, socket
@@ -233,7 +233,7 @@ def test_a_silent_first_process_ends_the_others():
     watch.close()
 
 
-def test_an_action_that_fails_is_logged_and_called_again(caplog: pytest.LogCaptureFixture):
+def test_failed_periodic_action_is_logged_and_called_again(caplog: pytest.LogCaptureFixture):
     calls: list[int] = []
 
     def fail() -> None:

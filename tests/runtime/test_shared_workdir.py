@@ -22,7 +22,7 @@ def start(dataset: Path, folders: list[Path]) -> list[subprocess.Popen]:
 
 
 @pytest.mark.long
-def test_a_folder_of_its_own_for_each_process_is_refused_by_all(dataset_dir, tmp_path: Path):
+def test_workdir_that_is_not_shared_is_refused_by_all_processes(dataset_dir, tmp_path: Path):
     """Simulates two hosts that get the same path, each on a disk of its own."""
     hosts = [tmp_path / "a", tmp_path / "b"]
     for host in hosts:

@@ -82,7 +82,7 @@ def test_special_tokens_are_special_where_a_mask_is_filled(bert, text, tokens):
     assert [bert.tokenizer.id_to_token(index) for index in ids] == ["[CLS]", *tokens.split(), "[SEP]"]
 
 
-def test_a_filling_takes_the_place_of_its_mask_alone(bert):
+def test_filling_replaces_only_its_mask(bert):
     fillings = fill_mask(bert, "the[SEP]ship [mask] [MASK]. [[MASK]]", top=1)
     assert [best.text for (best,) in fillings] == [
         f"the [SEP] ship [ mask ] {fillings[0][0].token} . [ [MASK] ]".replace(" ##", ""),

@@ -17,7 +17,7 @@ def test_abbreviations_do_not_end_a_sentence_and_line_ends_do():
     ]
 
 
-def test_a_quotation_that_is_never_closed_does_not_swallow_the_next_line():
+def test_unclosed_quotation_ends_with_its_line():
     assert sentences.split('She said "go.\nHe went. He came.') == ['She said "go.', "He went.", "He came."]
 
 

@@ -16,7 +16,7 @@ def truncate_one_by_one(a: list[int], b: list[int], limit: int) -> tuple[list[in
     return a, b
 
 
-def test_pairs_are_cut_as_the_reference_cuts_them():
+def test_pairs_are_truncated_like_the_reference():
     rng = random.Random(0)
     for _ in range(2_000):
         a, b = ([rng.randrange(100) for _ in range(rng.randrange(30))] for _ in range(2))

@@ -46,7 +46,7 @@ def test_every_word_of_the_text_can_be_written():
     assert tokenizer.unk_id not in [index for ids in tokenizer.encode_batch(TEXT) for index in ids]
 
 
-def test_the_vocabulary_has_the_size_asked_for_unless_the_text_is_too_small(caplog):
+def test_vocabulary_size_is_reached_unless_the_text_is_too_small(caplog):
     letters = random.Random(1)
     documents = [" ".join("".join(letters.choices("abcdé€§", k=6)) for _ in range(50)) for _ in range(100)]
     assert len(train_wordpiece(documents, 600, lowercase=False)) == 600
@@ -71,7 +71,7 @@ def test_rare_pairs_are_not_merged():
     assert "bb" in train_wordpiece(documents, 50, True, min_frequency=2, character_coverage=1.0)
 
 
-def test_the_same_text_gives_the_same_vocabulary_in_any_process_with_any_threads():
+def test_vocabulary_is_deterministic_across_processes_and_threads():
     hashes = {
         subprocess.run(
             [sys.executable, "-c", HASH_OF_A_VOCABULARY],

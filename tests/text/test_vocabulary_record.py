@@ -65,7 +65,7 @@ def test_a_contrary_option_is_refused(folder, capsys):
 
 
 @pytest.mark.parametrize("case", ["capital", "continuation", "none"])
-def test_a_vocabulary_without_a_record_is_cased_where_a_piece_is_a_capital(case, folder, caplog):
+def test_vocabulary_without_record_is_cased_if_a_piece_has_a_capital(case, folder, caplog):
     assert vocab(folder) == 0
     (folder / "vocab.txt.json").unlink()
     more = {"capital": "T\n", "continuation": "##Ж\n", "none": "[A]\nΩ\u0301\n第\n"}[case]

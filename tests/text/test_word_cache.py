@@ -65,7 +65,7 @@ def test_real_text(every, lowercase, data_dir):
     assert read > 5_000
 
 
-def test_words_are_forgotten_and_long_ones_not_kept(tokenizer, monkeypatch):
+def test_cache_evicts_words_and_skips_long_ones(tokenizer, monkeypatch):
     monkeypatch.setattr(module, "CAPACITY", 50)
     cache = WordCache(tokenizer)
     words = [f"the{number}" for number in range(300)]

@@ -39,7 +39,7 @@ def test_peaks_are_known_by_device_kind(device_kind: str, tera: float):
 
 
 @pytest.mark.parametrize("device_kind", ["cpu", "TPU v4 lite", "TPU v5 next", "TPU v55", "NVIDIA H1000", "NVIDIA"])
-def test_a_name_that_another_one_begins_with_is_not_that_device(device_kind: str):
+def test_device_name_that_is_a_prefix_of_another_is_distinct(device_kind: str):
     assert find_accelerator(device_kind) is None
 
 

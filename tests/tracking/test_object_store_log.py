@@ -32,7 +32,7 @@ def few(monkeypatch) -> None:
     monkeypatch.setattr(object_store_log, "MERGED", 4)
 
 
-def test_rows_are_put_when_it_is_time_and_when_they_have_to_be(store, monkeypatch):
+def test_rows_are_written_periodically_and_on_flush(store, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(object_store_log, "time", SimpleNamespace(monotonic=lambda: now[0], time_ns=time.time_ns))
     writer = MetricsWriter(WORKDIR, resume_step=0)
@@ -59,7 +59,7 @@ def test_parts_are_merged_and_no_row_is_put_more_than_twice(few, store):
     assert store.count("POST", "metrics") == 18 + 4
 
 
-def test_a_kill_between_a_merge_and_its_deletions_doubles_nothing(few, store, monkeypatch):
+def test_kill_between_merge_and_deletion_duplicates_no_row(few, store, monkeypatch):
     writer = MetricsWriter(WORKDIR, resume_step=0)
 
     def killed(*_):
@@ -105,7 +105,7 @@ def test_resume_keeps_the_rows_after_a_damaged_line_in_a_part(store):
     assert store.read("run/metrics.jsonl.damaged").startswith(b"\x00")
 
 
-def test_a_part_that_goes_while_it_is_read_is_found_in_what_took_its_place(few, store, monkeypatch):
+def test_part_deleted_during_a_read_is_found_in_its_merged_part(few, store, monkeypatch):
     writer = MetricsWriter(WORKDIR, resume_step=0)
     write(writer, 1, 2, 3)
     real, calls = atomic.read_whole, []
@@ -120,7 +120,7 @@ def test_a_part_that_goes_while_it_is_read_is_found_in_what_took_its_place(few, 
     assert steps() == [1, 2, 3, 4]
 
 
-def test_a_workdir_that_was_copied_keeps_its_rows(store, tmp_path: Path):
+def test_copied_workdir_keeps_its_rows(store, tmp_path: Path):
     local = epath.Path(tmp_path)
     writer = MetricsWriter(local, resume_step=0)
     write(writer, 1, 2)

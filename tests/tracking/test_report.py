@@ -44,7 +44,7 @@ def evaluated(step: int, **values: float) -> dict:
     return {"step": step, "split": "eval", **{key.replace("__", "/"): value for key, value in values.items()}}
 
 
-def test_fine_tuning_is_drawn_with_the_scores_of_each_split(drawn: Curves, tmp_path: Path):
+def test_report_of_fine_tuning_plots_the_scores_of_each_split(drawn: Curves, tmp_path: Path):
     run = write_rows(
         tmp_path / "mnli", trained(5, accuracy=0.2), evaluated(5, dev__accuracy=0.5, test__accuracy=0.4),
         trained(10, accuracy=0.6), evaluated(10, dev__accuracy=0.75, dev__f1=0.7, test__accuracy=0.5),

@@ -65,7 +65,7 @@ def gradients_of(batch: dict[str, jax.Array], *, nsp: bool) -> dict:
 
 
 @pytest.mark.parametrize("is_decoder", [False, True])
-def test_a_token_to_the_right_moves_no_output_of_a_left_to_right_model(is_decoder: bool):
+def test_left_to_right_outputs_ignore_later_tokens(is_decoder: bool):
     graph, parameters = initialize(BertConfig(**SIZES, is_decoder=is_decoder), jax.random.key(0))
     model = jax.jit(lambda batch: nnx.merge(graph, parameters)(batch))
     batch = make_batch()
@@ -179,7 +179,7 @@ def test_left_to_right_with_nsp_is_refused(dataset_dir: Path, tmp_path: Path):
         pretrain(helpers.small_config(dataset_dir, objective__lm="clm"), str(tmp_path))
 
 
-def test_other_mask_mixes_rates_and_whole_words_reach_the_batches(dataset_dir: Path, tmp_path: Path, monkeypatch):
+def test_masking_settings_reach_the_batches(dataset_dir: Path, tmp_path: Path, monkeypatch):
     seen = []
     from bert_jax.training import phase_data
 

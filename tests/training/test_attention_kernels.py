@@ -82,7 +82,7 @@ def make_step(chosen: str, sizes: dict[str, int], dtype=jnp.float32):
 
 
 @pytest.mark.long
-def test_a_step_with_splash_is_the_step_on_a_mesh(monkeypatch: pytest.MonkeyPatch):
+def test_splash_step_equals_the_step_on_a_mesh(monkeypatch: pytest.MonkeyPatch):
     shapes, results = interpret_splash(monkeypatch), []
     for chosen, sizes in (("xla", {"data": 1}), ("splash", {"data": 2, "fsdp": 2})):
         mesh, spec, step = make_step(chosen, sizes)

@@ -48,7 +48,7 @@ def test_digest_does_not_depend_on_the_mesh(spec: PartitionSpec, large: bool, mo
     assert array_digests({"kernel": jnp.asarray(array)}) == expected
 
 
-def test_hosts_cpus_and_accelerators_compute_one_digest():
+def test_digest_is_equal_in_numpy_and_on_devices():
     array = np.random.default_rng(0).normal(size=(3, 5, 16, 300)).astype(np.float32)
     starts = (3, 0, 16, 300)
     on_host = checkpoint_digests._digest_on_host(array, starts)
@@ -57,7 +57,7 @@ def test_hosts_cpus_and_accelerators_compute_one_digest():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, ml_dtypes.bfloat16, np.float16, np.int8, np.bool])
-def test_words_of_all_types_are_the_same_on_devices(dtype: np.dtype):
+def test_digest_words_of_all_dtypes_are_equal_on_devices(dtype: np.dtype):
     array = np.random.default_rng(0).normal(size=(7, 9)).astype(dtype)
     assert int(checkpoint_digests._digest(jnp.asarray(array), (0, 0))) == checkpoint_digests._digest_on_host(
         array, (0, 0)
@@ -76,7 +76,7 @@ def test_any_flipped_bit_changes_the_digest(dtype: np.dtype):
             assert changed_arrays({"a": flipped}, before) == ["a"], (bit, index)
 
 
-def test_swapped_rows_zeroed_blocks_and_pairs_of_signs_change_the_digest():
+def test_digest_detects_swapped_rows_zeroed_blocks_and_sign_pairs():
     array = np.random.default_rng(1).normal(size=(16, 32)).astype(np.float32)
     before = describe({"a": array}, {})
     zeroed, signs = array.copy(), array.copy()

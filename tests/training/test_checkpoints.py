@@ -102,7 +102,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
-def test_a_flipped_bit_in_parameters_is_noticed_unless_it_changes_nothing(workdir: Path):
+def test_flipped_bit_in_parameters_is_detected(workdir: Path):
     """Damages a part of a file that nothing refers to."""
     path = array_files(workdir / "checkpoints" / "30", "parameters")[0]
     found, content = open_checkpoint(str(workdir)), path.read_bytes()
@@ -221,7 +221,7 @@ def test_a_step_that_lacks_an_item_is_named_and_skipped(
     assert (workdir / "checkpoints" / "99.damaged").exists()
 
 
-def test_workdir_whose_only_step_is_incomplete_is_not_started_anew(tmp_path: Path):
+def test_workdir_with_only_an_incomplete_step_is_refused(tmp_path: Path):
     (tmp_path / "checkpoints" / "7").mkdir(parents=True)
     with pytest.raises(InputError, match="checkpoints/7"):
         newest_intact(epath.Path(tmp_path))
@@ -255,7 +255,7 @@ def test_unreadable_file_is_not_reported_as_damage(
     checkpointer.close()
 
 
-def test_a_step_in_a_store_is_set_aside_with_all_of_its_files(store: Emulator):
+def test_damaged_step_in_a_store_is_set_aside_whole(store: Emulator):
     for name in ("position/metadata", "parameters/d/1", "commit_success.txt"):
         store.put(f"run/checkpoints/30/{name}", name.encode())
     store.put("run/checkpoints/20/position/metadata", b"{}")

@@ -71,7 +71,7 @@ class FakeRun:
 
 
 @pytest.mark.parametrize("when", ["between", "evaluated", "traced"])
-def test_run_that_gives_up_on_nonfinite_steps_has_saved_the_step_that_it_names(when: str, tmp_path, monkeypatch):
+def test_run_ended_by_nonfinite_steps_is_saved_at_the_reported_step(when: str, tmp_path, monkeypatch):
     tracer = StepTracer(f"{LIMIT - 1}:{LIMIT}", tmp_path, records=False) if when == "traced" else None
     fake = FakeRun(tracer, is_finite=False)
     with pytest.raises(BertJaxError) as raised:
@@ -81,7 +81,7 @@ def test_run_that_gives_up_on_nonfinite_steps_has_saved_the_step_that_it_names(w
     assert saved in (LIMIT, LIMIT + 1)
 
 
-def test_processes_that_record_no_trace_read_metrics_at_the_same_steps(tmp_path, monkeypatch):
+def test_tracer_that_does_not_record_is_due_at_the_same_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: None)
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: None)
     seen = []

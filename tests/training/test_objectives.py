@@ -28,7 +28,7 @@ def test_the_first_of_equal_logits_is_what_is_predicted():
     assert correct == (logits.argmax(-1) == labels).sum()
 
 
-def test_a_weightless_target_counts_for_nothing_whatever_it_is():
+def test_target_of_weight_0_does_not_count():
     logits = np.array([[1.0, 2.0, -np.inf], [0.0, 0.0, -np.inf]], np.float32)
     loss, correct = weighted_cross_entropy(logits, np.array([1, 2]), np.array([1, 0], np.float32))
     np.testing.assert_allclose(loss, np.log(1 + np.exp(-1.0)), rtol=1e-6)

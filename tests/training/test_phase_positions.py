@@ -63,7 +63,7 @@ def changes_of(dataset: Path, other: Path) -> dict[str, tuple[dict, ...]]:
 
 
 @pytest.mark.parametrize("change", changes_of(Path(), Path()))
-def test_phases_read_no_instance_twice_until_an_epoch_is_through(change: str, dataset_dir: Path, other_dir: Path):
+def test_phases_read_each_instance_once_per_epoch(change: str, dataset_dir: Path, other_dir: Path):
     phases = open_phases(config_of(dataset_dir, *changes_of(dataset_dir, other_dir)[change]))
     instances = [unmasked for phase in phases for unmasked, _ in sequences_of(phase)]
     assert len(set(instances)) == len(instances)
@@ -156,7 +156,7 @@ def position(begun: Path, tmp_path: Path) -> Path:
     return tmp_path / "run" / "checkpoints" / "2" / "position" / "metadata"
 
 
-def test_a_phase_begun_by_a_version_that_counted_by_mixture_resumes_and_is_logged(
+def test_phase_started_by_an_earlier_version_resumes_with_a_warning(
     position: Path, dataset_dir: Path, other_dir: Path, caplog: pytest.LogCaptureFixture
 ):
     def logged(total_steps: int) -> list[str]:
@@ -175,7 +175,7 @@ def test_a_phase_begun_by_a_version_that_counted_by_mixture_resumes_and_is_logge
     assert not logged(total_steps=2)  # none of the phase is left to read
 
 
-def test_a_run_resumes_under_another_limit_that_cuts_off_nothing(
+def test_run_resumes_with_another_limit_that_drops_nothing(
     begun: Path, dataset_dir: Path, other_dir: Path, caplog: pytest.LogCaptureFixture
 ):
     """It was saved with data.max_predictions=10, which is what the mask rate asks for of 64 tokens."""

@@ -279,7 +279,7 @@ def test_a_phase_with_weights_resumes_and_is_evaluated(dataset_dir, other_dir, t
     assert evaluate_checkpoint(str(tmp_path / "run"), str(dataset_dir))["mlm_loss"] > 0
 
 
-def test_a_mixture_is_the_same_rows_only_with_the_same_weights_and_packing(dataset_dir, other_dir):
+def test_mixture_hash_depends_on_weights_and_packing(dataset_dir, other_dir):
     both = f"{dataset_dir},{other_dir}"
     phases = (
         {"steps": 1, "data.path": both},

@@ -73,7 +73,7 @@ def test_run_killed_stopped_and_resumed_gives_the_same_result(straight: Path, da
 
 
 @pytest.mark.long
-def test_killed_before_the_first_checkpoint_starts_again(straight: Path, dataset_dir: Path, tmp_path: Path):
+def test_run_killed_before_its_first_checkpoint_restarts(straight: Path, dataset_dir: Path, tmp_path: Path):
     train_until(10, dataset_dir, tmp_path, signal.SIGKILL)
     assert train(dataset_dir, tmp_path).returncode == 0
     assert_same_run(tmp_path, straight)
@@ -209,7 +209,7 @@ def test_gradient_accumulation_is_inferred_and_may_change_on_resume(dataset_dir:
     assert '"gradient_accumulation": -1' in (cut / "config.json").read_text()
 
 
-def test_too_many_steps_that_are_not_finite_stop_the_run_with_a_checkpoint(dataset_dir: Path, tmp_path: Path):
+def test_too_many_nonfinite_steps_end_the_run_with_a_checkpoint(dataset_dir: Path, tmp_path: Path):
     config = helpers.small_config(
         dataset_dir, optimizer__learning_rate=1e30, total_steps=12, max_nonfinite_steps=3, checkpoint__every_steps=12,
         eval_every_steps=0,

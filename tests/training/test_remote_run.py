@@ -47,7 +47,7 @@ def put_folder(store: gcs.Emulator, folder: Path, name: str) -> None:
 
 
 @pytest.mark.long
-def test_a_run_that_is_killed_while_it_saves_ends_as_one_on_a_disk(store, dataset_dir, tmp_path, capsys):
+def test_run_killed_during_a_save_to_a_store_resumes(store, dataset_dir, tmp_path, capsys):
     put_folder(store, dataset_dir, "data")
     run(*pretrain(dataset_dir, tmp_path / "run"))
 
@@ -135,7 +135,7 @@ def test_run_survives_an_outage_of_seconds(store, dataset_dir):
     assert [row["step"] for row in read_metrics(epath.Path(RUN))] == [1, 2, 3, 4]
 
 
-def test_a_store_that_checkpoints_cannot_be_written_to_is_refused(dataset_dir, tmp_path, monkeypatch, capsys):
+def test_store_without_checkpoint_support_is_refused(dataset_dir, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(remote._PACKAGES, "s3", "json")  # which is installed
     monkeypatch.setattr(remote, "is_taken", lambda _: False)
     for command in (

@@ -51,7 +51,7 @@ def alone(dataset_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param(4, {"mesh__data": 2, "mesh__tensor": 2}, marks=pytest.mark.long),
     ],
 )
-def test_several_processes_see_the_same_examples_and_learn_the_same(count, mesh, alone, dataset_dir, tmp_path: Path):
+def test_several_processes_train_like_one(count, mesh, alone, dataset_dir, tmp_path: Path):
     written = finish(start(count, dataset_dir, tmp_path, **mesh))
     assert_same_rows(tmp_path, alone)
     assert newest_step(epath.Path(tmp_path)).name == "6"
@@ -132,7 +132,7 @@ def test_launchers_that_jax_knows_are_left_to_it(environment, monkeypatch: pytes
     assert [set(options) for options in joined] == [{"heartbeat_timeout_seconds", "shutdown_timeout_seconds"}]
 
 
-def test_a_host_of_tpus_asks_jax_for_others_and_may_be_alone(monkeypatch: pytest.MonkeyPatch):
+def test_tpu_host_joins_others_or_runs_alone(monkeypatch: pytest.MonkeyPatch):
     asked = []
 
     def initialize(**options):
@@ -165,7 +165,7 @@ def test_the_local_cluster_ends_as_its_processes_do(script, status):
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
-def test_the_local_cluster_tells_its_processes_apart_and_passes_signals_on(sent: signal.Signals):
+def test_local_cluster_numbers_its_processes_and_forwards_signals(sent: signal.Signals):
     script = (
         'trap "exit 75" TERM; echo "$JAX_PROCESS_ID of $JAX_NUM_PROCESSES at $JAX_COORDINATOR_ADDRESS"; sleep 60 & wait'
     )

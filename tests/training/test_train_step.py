@@ -134,7 +134,7 @@ def test_step_with_dropout_is_the_same_on_every_mesh(sizes, one_device):
     assert_close(run.parameters(), parameters, rtol=1e-5, atol=2e-5)
 
 
-def test_runs_that_differ_in_seed_and_learning_rate_alone_have_one_program():
+def test_seed_and_learning_rate_do_not_recompile():
     def program(seed: int, rate: float, warmup: int = 2) -> str:
         mesh = make_mesh(ConfigDict({"data": 1, "fsdp": 1, "tensor": 1}), jax.devices()[:1])
         optimizer = make_optimizer(load_config("default").optimizer, abstract_parameters(CONFIG)[2])
@@ -159,7 +159,7 @@ def test_runs_that_differ_in_seed_alone_initialize_by_one_program():
 
 
 @pytest.mark.long
-def test_lamb_is_the_same_on_a_mesh_and_with_layers_scanned_or_not():
+def test_lamb_is_invariant_to_mesh_and_layer_scan():
     def trained(scan_layers, **sizes):
         run = Run(WITHOUT_DROPOUT, name="lamb", bias_correction=True, scan_layers=scan_layers, **sizes)
         for step in range(3):
@@ -171,7 +171,7 @@ def test_lamb_is_the_same_on_a_mesh_and_with_layers_scanned_or_not():
     assert_close(trained(True, data=2, fsdp=2, tensor=2), expected, rtol=1e-5, atol=2e-5)
 
 
-def test_state_is_made_sharded_and_moments_lie_beside_their_parameters():
+def test_state_is_initialized_sharded_with_moments_like_parameters():
     run = Run(data=2, fsdp=2, tensor=2)
     parameters, moments = run.state.parameters, run.state.optimizer_state[1]
     kernel = parameters["encoder"]["layers"]["feed_forward"]["up_kernel"]
@@ -243,7 +243,7 @@ def test_accumulation_drops_what_the_large_batch_drops(sizes, one_device):
 
 
 @pytest.mark.parametrize("nsp", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_accumulation_gives_what_the_large_batch_gives_for_very_unequal_mask_counts(nsp):
+def test_accumulation_equals_the_large_batch_with_unequal_mask_counts(nsp):
     counts = np.array([PREDICTIONS] * 4 + [0] * 4 + [1] * 4 + [0] * 3 + [2])
     whole, cut = Run(WITHOUT_DROPOUT, nsp=nsp), Run(WITHOUT_DROPOUT, microbatches=4, nsp=nsp)
     for step in range(3):
@@ -278,7 +278,7 @@ def test_first_update_has_a_learning_rate_of_zero():
     assert run(make_batch(1))["learning_rate"] == pytest.approx(5e-3)
 
 
-def test_a_step_that_is_not_finite_leaves_the_state_and_is_counted():
+def test_nonfinite_step_is_skipped_and_counted():
     run = Run()
     run(make_batch(0))
     run(make_batch(1))
@@ -334,7 +334,7 @@ def test_gradients_are_reduced_once_and_outside_of_both_loops():
     assert parameters <= sum(elements for _, _, elements in found) <= parameters + 20
 
 
-def test_fsdp_gathers_each_layer_where_it_is_used_and_never_what_it_computes():
+def test_fsdp_gathers_each_layers_weights_and_no_activations():
     run = Run(CONFIG, data=2, fsdp=4, microbatches=2)
     found = collectives(run)
     assert {kind for kind, depth, _ in found if depth} == {"all-gather", "reduce-scatter"}
@@ -353,7 +353,7 @@ def test_fsdp_gathers_each_layer_where_it_is_used_and_never_what_it_computes():
     assert held <= sum(elements for kind, _, elements in found if kind == "all-reduce") <= held + 100  # and scalars
 
 
-def test_dropout_differs_between_steps_and_rows_and_repeats_itself():
+def test_dropout_differs_between_steps_and_rows_and_is_deterministic():
     losses = [[run(make_batch(0))["loss"] for _ in range(2)] for run in (Run(CONFIG), Run(CONFIG))]
     assert losses[0] == losses[1]
     # The first update has a rate of 0, so both steps see the same parameters and batch: only the key differs.
