@@ -30,7 +30,7 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "studies": {
         "config", "data", "files", "finetuning", "model", "parallel", "runtime", "text", "tracking", "training",
     },
-    "arguments": {"__init__"},
+    "arguments": {"data", "__init__"},
     "cli": {
         "ahead_of_time", "arguments", "config", "data", "files", "finetuning", "inference", "interop", "runtime",
         "studies", "text", "tracking", "training", "__init__",
