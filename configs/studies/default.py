@@ -24,14 +24,14 @@ scale         what scores are multiplied with: 100 by default, and 1 where they 
 
 import ml_collections
 
-from bert_jax.configs import bert_base
+from bert_jax.configs import bert
 
 
 def get_config():
     config = ml_collections.ConfigDict()
     config.title = ""  # of the table
     config.note = ""  # what the reader has to know about the paper's numbers
-    config.pretraining = bert_base.get_config()
+    config.pretraining = bert.get_config()
     config.checkpoints = ml_collections.ConfigDict({"base": "", "large": ""})  # encoders that are there already
     config.task_data = ""  # the folder that tasks' data lie in
     config.rows = ()  # of dicts
