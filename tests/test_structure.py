@@ -14,6 +14,7 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "errors": set(),
     "progress": set(),
     "config": set(),
+    "configs": set(),
     "supported_versions": set(),
     "files": set(),
     "model": set(),
@@ -28,7 +29,8 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "inference": {"config", "files", "finetuning", "model", "parallel", "text", "training"},
     "ahead_of_time": {"config", "data", "model", "parallel", "tracking", "training"},
     "studies": {
-        "config", "data", "files", "finetuning", "model", "parallel", "runtime", "text", "tracking", "training",
+        "config", "configs", "data", "files", "finetuning", "model", "parallel", "runtime", "text", "tracking",
+        "training",
     },
     "arguments": {"data", "__init__"},
     "cli": {
