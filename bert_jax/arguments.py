@@ -1,98 +1,149 @@
-"""Subcommands and options of the `bert-jax` command."""
+"""Subcommands and options of the `bert-jax` command.
+
+An option that is a field of a dataclass is declared there. All others are declared here.
+"""
 
 import argparse
+import dataclasses
+import difflib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
 
 from bert_jax import __version__
+from bert_jax.data.preparation.options import MAX_SHARE, CorpusOptions, PrepareOptions
+
+Run = Callable[[argparse.Namespace], None]
+Options = TypeVar("Options")
 
 
-def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.ArgumentParser:
-    """Returns the parser. Parsed options hold the subcommand's function as `run`, taken from `run` by its name."""
-    result = argparse.ArgumentParser(prog="bert-jax", description="BERT pre-training in JAX and Flax.")
+def parse(arguments: Sequence[str], run: Mapping[str, Run]) -> argparse.Namespace:
+    """Returns the options of a subcommand, with its function from `run` as `run`, and `overrides` and `beam_options`.
+
+    `overrides` are (key, text) pairs of the config, from `--config.KEY=VALUE` or `--config.KEY VALUE`. `beam_options`
+    are the words after `--` of `prepare`.
+
+    Raises SystemExit, with the reason in one line on stderr, for an argument that the subcommand does not accept.
+    """
+    parser, commands = _parsers(run)
+    command = commands.get(arguments[0]) if arguments else None
+    if command is None:
+        return parser.parse_args(arguments)
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    accepted, overrides, after = list(arguments[:1]), [], list(arguments[end:])
+    words = iter(arguments[1:end])
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name.startswith("--config.") and command.get_default("overridable"):
+            if not equals:
+                value = next(words, "")
+                if not value or value.startswith("--"):
+                    command.error(f"{name}: expected a value; use {name}=VALUE")
+            overrides.append((name.removeprefix("--config."), value))
+        elif accepted[-1] in command.options and word[:1] == "-" and word[1:2].isdigit():
+            accepted[-1] += f"={word}"  # argparse takes `-1,-2` for an option, and not for a value
+        else:
+            command.check_option(word)
+            accepted.append(word)
+    beam_options = after[1:] if arguments[0] == "prepare" else []
+    options = parser.parse_args(accepted if beam_options else accepted + after)
+    options.overrides, options.beam_options = overrides, beam_options
+    return options
+
+
+def made_from(fields: type[Options], options: argparse.Namespace) -> Options:
+    """Creates the dataclass `fields` from parsed options. Raises InputError as its constructor does."""
+    names = [field.name for field in dataclasses.fields(fields) if "help" in field.metadata]  # type: ignore[arg-type]
+    return fields(**{name: getattr(options, name) for name in names})
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line on stderr, without the usage."""
+
+    @property
+    def options(self) -> list[str]:
+        """The options that the parser knows. argparse lists them in no public attribute."""
+        return list(self._option_string_actions)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+    def check_option(self, word: str) -> None:
+        """Exits for a word that is a misspelt option. argparse would first report the options that it is missing."""
+        name = word.partition("=")[0]
+        if name.startswith("--") and " " not in word and name not in self.options:
+            close = difflib.get_close_matches(name, self.options, 1)
+            self.error(f"{word}: unknown option{f'; did you mean {close[0]}?' if close else ''}")
+
+    def add_fields(self, fields: type) -> None:
+        """Adds an option for each field that has a help text: `--NAME`, with its type, default and choices."""
+        for field in dataclasses.fields(fields):
+            if "help" not in field.metadata:
+                continue
+            kind: dict[str, Any] = {"action": "store_true"}
+            if field.type is not bool:
+                kind = {"type": field.type, "default": field.default}
+                kind |= {key: field.metadata[key] for key in ("choices", "metavar") if key in field.metadata}
+            self.add_argument(f"--{field.name}", help=field.metadata["help"].replace("%", "%%"), **kind)
+
+
+def _parsers(run: Mapping[str, Run]) -> tuple[_Parser, dict[str, _Parser]]:
+    """Returns the parser of the whole command line, and those of the subcommands by name."""
+    result = _Parser(prog="bert-jax", description="BERT pre-training in JAX and Flax.")
     result.add_argument("--version", action="version", version=__version__)
     commands = result.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(name: str, text: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(
-            name,
-            help=text,
-            description=text,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    def command(name: str, text: str) -> _Parser:
+        sub: _Parser = commands.add_parser(
+            name, help=text, description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter,
             allow_abbrev=False,
-        )
+        )  # fmt: skip
         sub.set_defaults(run=run[name])
         return sub
 
-    def add_corpus(sub: argparse.ArgumentParser) -> None:
+    def add_input(sub: _Parser) -> None:
         sub.add_argument(
             "--input", nargs="+", required=True, metavar="GLOB",
             help="text (a blank line between documents) or JSON lines with a `text` field, also .gz, .bz2, .zst; "
             "`tfds:NAME[:SPLIT[:FEATURE]]` is a TFDS dataset; `pydoc` is Python's own documentation, in English",
         )  # fmt: skip
-        sub.add_argument(
-            "--documents", choices=["blank_line", "file"], default="blank_line",
-            help="document separator in plain text: a blank line, or the end of the file (for text with blank lines)",
-        )  # fmt: skip
-        sub.add_argument("--errors", choices=["strict", "replace"], default="strict", help="how to read invalid UTF-8")
 
-    def add_checkpoint(sub: argparse.ArgumentParser) -> None:
+    def add_config(sub: _Parser, name: str, metavar: str, text: str, **options: Any) -> None:
+        sub.add_argument(name, metavar=metavar, help=text, **options)
+        sub.set_defaults(overridable=True)
+
+    def add_checkpoint(sub: _Parser) -> None:
         sub.add_argument(
             "--checkpoint", required=True, metavar="CHECKPOINT",
             help="a workdir, a checkpoints/STEP folder, or the output of import",
         )  # fmt: skip
 
-    def add_strict(sub: argparse.ArgumentParser) -> None:
+    def add_strict(sub: _Parser) -> None:
         sub.add_argument("--strict", action="store_true", help="fail on a bad row instead of skipping it")
 
     sub = command("vocab", "Train a WordPiece vocabulary.")
-    add_corpus(sub)
+    add_input(sub)
+    sub.add_fields(CorpusOptions)
     sub.add_argument("--cased", action="store_true", help="keep case and accents")
     sub.add_argument(
-        "--output",
-        required=True,
-        metavar="FILE",
+        "--output", required=True, metavar="FILE",
         help="the vocabulary, one piece per line; FILE.json records how it was trained",
-    )
+    )  # fmt: skip
     sub.add_argument("--size", type=int, default=30522, help="maximum number of pieces, special tokens included")
 
     sub = command("prepare", "Prepare a dataset from raw text.")
-    add_corpus(sub)
+    add_input(sub)
     sub.add_argument(
         "--vocab", required=True, metavar="FILE",
         help="the vocabulary; FILE.json, or an uppercase letter in the vocabulary, determines whether it is cased",
     )  # fmt: skip
     sub.add_argument("--cased", action="store_true", help="keep case and accents, if not known from the vocabulary")
     sub.add_argument(
-        "--allow_unk", type=float, default=0.2, metavar="SHARE", help="maximum share of [UNK] tokens before failing"
-    )
+        "--allow_unk", type=float, default=MAX_SHARE, metavar="SHARE",
+        help="maximum share of [UNK] tokens before failing",
+    )  # fmt: skip
     sub.add_argument("--output", required=True, metavar="DIR", help="the dataset's folder")
-    sub.add_argument("--seq_len", type=int, default=128, help="tokens per sequence, special tokens included")
-    sub.add_argument(
-        "--pairs", choices=["nsp", "none"], default="nsp",
-        help="nsp: sentence pairs; none: one segment of complete sentences, for a corpus without documents",
-    )  # fmt: skip
-    sub.add_argument("--dupe_factor", type=int, default=1, help="passes over the corpus, each with new pairs")
-    sub.add_argument("--short_seq_prob", type=float, default=0.1, help="share of documents with a shorter target")
-    sub.add_argument(
-        "--random_next", choices=["paper", "reference"], default="paper",
-        help="paper: half of all pairs are random; reference: a lone sentence always gets a random B (55-61%% random)",
-    )  # fmt: skip
-    sub.add_argument("--eval_fraction", type=float, default=0.01, help="share of documents held out for evaluation")
-    sub.add_argument(
-        "--sentences", choices=["split", "lines"], default="split", help="split lines into sentences, or one a line"
-    )
-    sub.add_argument("--language", default="en", help="ISO 639-1 code (en, de, ko, ...), for splitting sentences")
-    sub.add_argument("--drop_duplicates", action="store_true", help="drop duplicate documents (same text)")
-    sub.add_argument(
-        "--max_line_repeats", type=int, default=0, metavar="N",
-        help="drop lines that occur more than N times in the corpus; 0: off",
-    )  # fmt: skip
-    sub.add_argument("--min_document_tokens", type=int, default=0, help="drop shorter documents")
-    sub.add_argument("--max_document_tokens", type=int, default=0, help="drop longer documents; 0: off")
-    sub.add_argument(
-        "--bucket_tokens", type=int, default=16 << 20, help="tokens per shard, the unit in a worker's memory"
-    )
+    sub.add_fields(PrepareOptions)
     sub.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes of the local runner")
     sub.add_argument("--scratch", metavar="DIR", help="local folder for temporary files; default: inside --output")
     sub.add_argument("--seed", type=int, default=0, help="seed of pairs, lengths and labels")
@@ -109,9 +160,8 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.
     sub.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
     sub = command("pretrain", "Pre-train with MLM and NSP; run it again to resume.")
-    sub.add_argument(
-        "--config", required=True, metavar="NAME|FILE.py[:ARG]", help="a config; --config.KEY=VALUE overrides its keys"
-    )
+    spec = "NAME|FILE.py[:ARG]"
+    add_config(sub, "--config", spec, "a config; --config.KEY=VALUE overrides its keys", required=True)
     sub.add_argument("--workdir", required=True, metavar="DIR", help="folder of checkpoints, metrics and curves")
 
     sub = command(
@@ -125,10 +175,8 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.
     sub.add_argument("--batch_size", type=int, default=64, help="sequences per batch")
 
     sub = command("finetune", "Fine-tune a checkpoint on a task and score it; run it again to resume.")
-    sub.add_argument(
-        "--config", required=True, metavar="NAME|FILE.py[:ARG]",
-        help="finetune/glue:sst2, finetune/text, or a file; --config.KEY=VALUE overrides its keys",
-    )  # fmt: skip
+    text = "finetune/glue:sst2, finetune/text, or a file; --config.KEY=VALUE overrides its keys"
+    add_config(sub, "--config", spec, text, required=True)
     sub.add_argument("--workdir", required=True, metavar="DIR", help="checkpoints, metrics, scores and predictions")
     add_strict(sub)
 
@@ -149,9 +197,9 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.
     sub.add_argument("--batch_size", type=int, default=64, help="texts per batch")
 
     sub = command("study", "Pre-train and fine-tune every row of a table; run it again to resume.")
-    sub.add_argument(
-        "config", metavar="NAME|FILE.py[:ARG]",
-        help="studies/table5, or a file; --config.KEY=VALUE overrides its keys, --config.pretraining.KEY a key of "
+    add_config(
+        sub, "config", spec,
+        "studies/table5, or a file; --config.KEY=VALUE overrides its keys, --config.pretraining.KEY a key of "
         "every row's pre-training, --config.finetuning.KEY a key of every task",
     )  # fmt: skip
     sub.add_argument("--workdir", required=True, metavar="DIR", help="folder of all runs' workdirs and of the table")
@@ -174,10 +222,10 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.
     sub.add_argument("--seq_len", type=int, help="maximum tokens per line; default: the model's maximum")
     sub.add_argument("--batch_size", type=int, default=32, help="lines per batch")
 
-    sub = command("export", "Write a checkpoint in another library's format.")
+    sub = command("export", "Write a checkpoint in the format of Hugging Face transformers.")
     add_checkpoint(sub)
     sub.add_argument("--output", required=True, metavar="DIR", help="a new folder")
-    sub.add_argument("--format", choices=["hf"], default="hf", help="hf: Hugging Face transformers")
+    sub.add_argument("--format", choices=["hf"], help=argparse.SUPPRESS)  # accepted for old scripts; there is one
 
     sub = command("import", "Import a checkpoint from another library's format, to evaluate, train or export it.")
     sub.add_argument(
@@ -196,9 +244,7 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.
     )  # fmt: skip
 
     sub = command("compile", "Compile a config's training step ahead of time for TPUs: memory, collectives, cost.")
-    sub.add_argument(
-        "--config", required=True, metavar="NAME|FILE.py[:ARG]", help="a config of pretrain; data.path may be empty"
-    )
+    add_config(sub, "--config", spec, "a config of pretrain; data.path may be empty", required=True)
     sub.add_argument("--topology", required=True, metavar="CHIP:AxB[xC]", help="a slice, such as v5e:4x4 or v5p:2x2x2")
     sub.add_argument("--num_slices", type=int, default=1, help="slices, connected by a slower network")
     sub.add_argument("--phase", type=int, default=None, help="compile one phase, numbered from 0; default: all")
@@ -212,4 +258,4 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]]) -> argparse.
     sub = command("report", "Draw the curves of one run, or of several side by side.")
     sub.add_argument("workdir", nargs="+", metavar="WORKDIR", help="a workdir of pretrain or finetune")
     sub.add_argument("--output", required=True, metavar="FILE", help="a .png, .svg or .pdf")
-    return result
+    return result, commands.choices

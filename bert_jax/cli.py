@@ -16,8 +16,10 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from bert_jax.arguments import parser as make_parser
+from bert_jax.arguments import made_from
+from bert_jax.arguments import parse as parse_arguments
 from bert_jax.console import bars, set_up_logging
+from bert_jax.data.preparation.options import CorpusOptions, PrepareOptions
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files.remote import RetriesSaid
 from bert_jax.progress import silent
@@ -79,19 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Returns the options of a subcommand, with `command`, `beam_options` and `overrides`.
-
-    `overrides` are (key, text) pairs of the config, `beam_options` the words after `--`.
-    Raises SystemExit, with the reason on stderr, for an argument that the subcommand does not accept.
-    """
-    parser = make_parser(_RUN)
-    words, beam_options = _split(_joined(arguments))
-    options, rest = parser.parse_known_args(words)
-    overrides, unknown = _overrides(rest) if hasattr(options, "config") else ([], rest)
-    if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    options.overrides, options.beam_options = overrides, beam_options
-    return options
+    """Returns the options of a subcommand, as `arguments.parse` does."""
+    return parse_arguments(arguments, _RUN)
 
 
 def _fail(command: str, message: str, status: int) -> int:
@@ -124,42 +115,6 @@ def _is_disk_full(error: BaseException | None) -> bool:
     return False
 
 
-def _joined(arguments: Sequence[str]) -> list[str]:
-    """Rewrites `--layers -1,-2` as `--layers=-1,-2`: argparse takes a word that begins with a hyphen for an option."""
-    joined: list[str] = []
-    for word in arguments:
-        if joined and joined[-1] == "--layers":
-            joined[-1] += f"={word}"
-        else:
-            joined.append(word)
-    return joined
-
-
-def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Splits the words of `prepare` into its own and those after `--`, which are Beam's options."""
-    if words[:1] != ["prepare"] or "--" not in words:
-        return words, []
-    at = words.index("--")
-    return words[:at], words[at + 1 :]
-
-
-def _overrides(rest: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Splits words unknown to argparse into (key, text) of `--config.KEY=VALUE` or `--config.KEY VALUE`, and others."""
-    overrides, unknown = [], []
-    words = iter(rest)
-    for word in words:
-        if not word.startswith("--config."):
-            unknown.append(word)
-            continue
-        key, equals, value = word.removeprefix("--config.").partition("=")
-        if not equals:
-            value = next(words, "")
-            if not value or value.startswith("--"):
-                raise SystemExit(_fail("config", f"--config.{key}: expected a value; use --config.{key}=VALUE", 2))
-        overrides.append((key, value))
-    return overrides, unknown
-
-
 # --- Subcommands -------------------------------------------------------------------------------------------------
 
 
@@ -173,7 +128,7 @@ def _vocab(options: argparse.Namespace) -> None:
     output = remote.named(options.output)
     check_free(options.output)
     atomic.make_folder(output.parent)
-    reading = corpus.CorpusOptions(documents=options.documents, errors=options.errors)
+    reading = made_from(CorpusOptions, options)
     slices = corpus.plan(options.input, reading)
     bar = bars()(total=sum(piece.bytes for piece in slices), desc="read", unit="B", unit_scale=True)
 
@@ -190,13 +145,12 @@ def _vocab(options: argparse.Namespace) -> None:
 
 
 def _prepare(options: argparse.Namespace) -> None:
-    from bert_jax.data.preparation.pipeline import PrepareOptions, describe, prepare
+    from bert_jax.data.preparation.pipeline import describe, prepare
     from bert_jax.text.vocabulary_record import open_vocabulary
 
-    prepare_options = PrepareOptions(**{name: getattr(options, name) for name in PrepareOptions.__dataclass_fields__})
     tokenizer = open_vocabulary(options.vocab, cased=options.cased)
     info = prepare(
-        options.input, tokenizer, options.output, prepare_options,
+        options.input, tokenizer, options.output, made_from(PrepareOptions, options),
         seed=options.seed, workers=options.workers, scratch=options.scratch, runner=options.runner,
         beam_options=options.beam_options, allow_unk=options.allow_unk, bars=bars(),
     )  # fmt: skip

@@ -27,6 +27,10 @@ def load_config(spec: str, overrides: Sequence[tuple[str, str]] = (), *, keys_of
     Raises InputError for an invalid file, argument, key or value.
     """
     path, _, argument = spec.partition(":")
+    if path in (aliases := _aliases()):
+        if argument:
+            raise InputError(f"--config={spec}: {path} takes no argument, got :{argument}; leave it out")
+        path, _, argument = aliases[path].partition(":")
     file = Path(path) if path.endswith(".py") else _packaged(path)
     if not file.is_file():
         raise InputError(f"--config={spec}: file {file} not found")
@@ -65,6 +69,11 @@ def _run_file(spec: str, file: Path, argument: str) -> ConfigDict:
     return config
 
 
+def _aliases() -> dict[str, str]:
+    """Returns the names of packaged configs that are another config with an argument: {"bert_base": "bert:base"}."""
+    return importlib.import_module("bert_jax.configs").ALIASES
+
+
 def _packaged(name: str) -> Path:
     spec = importlib.util.find_spec("bert_jax.configs")
     folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
@@ -72,7 +81,7 @@ def _packaged(name: str) -> Path:
         if not Path(name).stem.startswith("_") and (folder / f"{name}.py").is_file():
             return folder / f"{name}.py"
     files = [file.relative_to(folder) for folder in folders for file in folder.glob("**/*.py")]
-    known = sorted(file.with_suffix("").as_posix() for file in files if not file.stem.startswith("_"))
+    known = sorted([*_aliases(), *(str(file.with_suffix("")) for file in files if not file.stem.startswith("_"))])
     raise InputError(f"--config={name}: config not found{_nearest(name, known)}; expected one of {', '.join(known)}")
 
 

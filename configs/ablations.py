@@ -5,11 +5,22 @@
 The rows, all else as in BERT-BASE:
 
 table 5, tasks    bert_base, no_nsp, ltr_no_nsp; ltr_no_nsp_bilstm, which differs from ltr_no_nsp in fine-tuning alone
-table 6, sizes    L3_H768_A12, L6_H768_A3, L6_H768_A12, L12_H768_A12, L12_H1024_A16, L24_H1024_A16
 table 8, masks    mask_80_10_10, mask_100_0_0, mask_80_0_20, mask_80_20_0, mask_0_20_80, mask_0_0_100: the shares of
-                  tokens to predict that become [MASK], stay as they are, and become a random token
+                  predicted tokens that become [MASK], stay as they are, and become a random token
+table 6, sizes    with 30,522 pieces and all heads
 
-The studies `studies/table5`, `studies/table6` and `studies/table8` pre-train and fine-tune all rows of a table.
+    size            parameters
+    L3_H768_A12     46,315,580
+    L6_H768_A3      67,579,196
+    L6_H768_A12     67,579,196
+    L12_H768_A12   110,106,428
+    L12_H1024_A16  185,071,420
+    L24_H1024_A16  336,226,108
+
+Tokens: 32,768,000,000 (1,000,000 steps x 256 sequences x 128), each row.
+Hardware, time: not yet run. `benchmarks/small_study.sh` has run table 5 with BERT-Tiny.
+Score to expect: the paper's, which `studies/table5`, `studies/table6` and `studies/table8` list. These studies
+pre-train and fine-tune all rows of a table.
 """
 
 from bert_jax.configs import bert

@@ -2,20 +2,31 @@
 
     bert-jax pretrain --config=bert_large --workdir=runs/bert_large --config.data.path=DATASET
 
-With LAMB, as in NVIDIA's recipe (You et al. 2020): 7,038 steps of 65,536 sequences of 128, then 1,563 of 32,768 of 512.
+With LAMB, as in NVIDIA's recipe (You et al. 2020):
 
     bert-jax pretrain --config=bert_large:lamb --workdir=runs/bert_large_lamb --config.gradient_accumulation=64 \\
       --config.phases.0.data.path=DATASET128 --config.phases.1.data.path=DATASET512
 
-On TPUs, for which `v4`, `v5e`, `v5p` and `v6e` know what fits: the paper's million steps of 256, 90% of them at 128
-tokens, or LAMB's as `lamb_v5p`. The same on any number of chips that divides the batch: microbatches are
-filled in.
+On TPUs, for which `v4`, `v5e`, `v5p` and `v6e` know what fits: the paper's million steps, 90% of them at 128 tokens, or
+LAMB's as `lamb_v5p`. The recipe is the same on any number of chips that divides the batch: microbatches are inferred.
 
     bert-jax pretrain --config=bert_large:v5p --workdir=runs/bert_large \\
       --config.phases.0.data.path=DATASET128 --config.phases.1.data.path=DATASET512
+
+Parameters: 336,226,108 with 30,522 pieces.
+
+    recipe            tokens  steps x sequences x sequence length
+    (none)    32,768,000,000  1,000,000 x 256 x 128
+    v5p       42,598,400,000  900,000 x 256 x 128, then 100,000 x 256 x 512; the same for v4, v5e and v6e
+    lamb      85,261,811,712  7,038 x 65,536 x 128, then 1,563 x 32,768 x 512; the same for lamb_v4 and so on
+
+Hardware, time: not yet run. The README has what `bert-jax compile` computes ahead of time: the memory of 8, 256 and
+1,024 TPU chips, and a lower bound of the time of a step.
+Score to expect: an MLM loss of 1.17 (perplexity 3.23, the paper's table 6); with LAMB, 1.265 +- 0.023 in NVIDIA's
+DeepLearningExamples, probably with NSP's loss.
 """
 
-from bert_jax.configs import default
+from bert_jax.configs import bert
 
 # Rows of a microbatch on a device, at 128 tokens and at 512, with room to spare (benchmarks/tpu_topologies.py), data
 # parallel: the model is too small to gain from sharding it. Dropout is kept, so at 512 tokens attention is recomputed
@@ -30,11 +41,7 @@ def get_config(recipe=""):
         raise ValueError(
             f"{recipe!r}: unknown recipe; expected lamb, {', '.join(CHIPS)}, lamb_v4 and so on, or none for the paper's"
         )
-    config = default.get_config()
-    config.model.num_hidden_layers = 24
-    config.model.hidden_size = 1024
-    config.model.num_attention_heads = 16
-    config.model.intermediate_size = 4096
+    config = bert.get_config("large")
     if is_lamb:
         _lamb(config)
     elif chip:
@@ -55,7 +62,7 @@ def _lamb(config):
     config.total_steps = 7_038 + 1_563
     config.global_batch_size = 65_536
     config.optimizer.learning_rate = 6e-3
-    config.optimizer.warmup_steps = 2_001  # 28.43% of the first phase
+    config.optimizer.warmup_steps = 2_001  # 28.43% of the first phase.
     config.log_every_steps = 10
     config.eval_every_steps = 500
     config.eval_batches = 1
@@ -65,7 +72,7 @@ def _lamb(config):
         {
             "steps": 1_563, "data.path": "", "data.seq_len": 512, "data.max_predictions": 76,
             "global_batch_size": 32_768, "optimizer.learning_rate": 4e-3,
-            "optimizer.warmup_steps": 200,  # 12.8%
+            "optimizer.warmup_steps": 200,  # 12.8% of the phase.
         },
     )  # fmt: skip
 

@@ -12,6 +12,8 @@ from support import helpers
 import bert_jax
 import bert_jax.inference.pretrained
 from bert_jax import cli
+from bert_jax.arguments import made_from
+from bert_jax.data.preparation.options import PrepareOptions
 from bert_jax.text.tokenization import SPECIAL_TOKENS
 from bert_jax.tracking.metrics import read_metrics
 
@@ -188,6 +190,44 @@ def test_wrong_flags_exit_with_2(arguments: list[str]):
     with pytest.raises(SystemExit) as stopped:
         cli.main(arguments)
     assert stopped.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["prepare", "--inptu", "x"], ("--inptu", "--input")),
+        (["prepare", "--seq_lne=5", "--input", "x"], ("--seq_lne=5", "--seq_len")),
+        (["pretrain", "--worxdir", "x"], ("--worxdir", "--workdir")),
+        (["evaluate", "--config.seed=1"], ("--config.seed=1", "evaluate")),
+        (["pretrain", "--config=bert_tiny", "--config.seed"], ("--config.seed", "--config.seed=")),
+    ],
+)
+def test_a_misspelt_option_is_named_with_the_nearest_one(words, expected, capsys: pytest.CaptureFixture):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(words)
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"bert-jax {words[0]}: {expected[0]}:")
+    assert expected[1] in line
+
+
+def test_options_have_the_defaults_of_their_dataclass():
+    required = ["prepare", "--input", "a", "--vocab", "b", "--output", "c"]
+    assert made_from(PrepareOptions, cli.parse(required)) == PrepareOptions()
+    chosen = cli.parse([*required, "--drop_duplicates", "--seq_len=64", "--pairs", "none", "--short_seq_prob", "0"])
+    expected = PrepareOptions(drop_duplicates=True, seq_len=64, pairs="none", short_seq_prob=0.0)
+    assert made_from(PrepareOptions, chosen) == expected
+    assert "max_document_bytes" not in chosen
+
+
+def test_words_that_are_not_options_of_the_command():
+    chosen = cli.parse(["prepare", "--input", "a", "--vocab", "b", "--output", "c", "--", "--temp_location=d", "-e"])
+    assert chosen.beam_options == ["--temp_location=d", "-e"]
+    overrides = cli.parse(["pretrain", "--config.seed", "-1", "--config=a", "--workdir=b", "--config.data.path=c=d"])
+    assert overrides.overrides == [("seed", "-1"), ("data.path", "c=d")]
+    assert cli.parse(["features", "--checkpoint=a", "--input=b", "--output=c", "--layers", "-1,-2"]).layers == "-1,-2"
+    assert cli.parse(["export", "--checkpoint=a", "--output=b", "--format=hf"]).output == "b"
+    assert cli.parse(["fill-mask", "--checkpoint=a", "--top", "2", "-- [MASK]"]).text == ["-- [MASK]"]
 
 
 def test_commands_that_do_not_train_do_not_wait_for_jax():

@@ -1,9 +1,13 @@
+import ast
+import re
 from pathlib import Path
 
 import pytest
 from support import helpers
 
+from bert_jax import configs
 from bert_jax.config import SYNONYMS, flatten, load_config
+from bert_jax.configs import ALIASES, ablations, bert
 from bert_jax.data.loading.loader import predictions_a_row
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, parameter_count
@@ -12,7 +16,7 @@ from bert_jax.training.phase_data import make_masking
 from bert_jax.training.phases import plan_phases
 
 REPOSITORY = helpers.REPOSITORY
-CONFIGS = sorted(path.stem for path in (REPOSITORY / "configs").glob("*.py") if path.stem != "__init__")
+CONFIGS = sorted(path.stem for path in (REPOSITORY / "configs").glob("*.py") if not path.stem.startswith("_"))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -43,6 +47,85 @@ def test_sizes(name: str, layers: int, size: int):
     config = load_config(name)
     sizes = {**config.model.to_dict(), "vocab_size": 30_522}
     assert parameter_count(BertConfig.from_dict(sizes)) == parameters_by_hand(layers, size)
+
+
+def spelled_out(spec: str) -> str:
+    """Returns the docstring of a config's file."""
+    docstring = ast.get_docstring(ast.parse((REPOSITORY / "configs" / f"{spec}.py").read_text()))
+    assert docstring
+    return docstring
+
+
+def number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def parameters(spec: str, vocabulary: int = 30_522) -> int:
+    return parameter_count(BertConfig.from_dict({**load_config(spec).model.to_dict(), "vocab_size": vocabulary}))
+
+
+def tokens(spec: str) -> int:
+    """Returns steps x batch x length; a config without a length of its own is recorded at 128 tokens."""
+    plans = [(plan.stop - plan.start, plan.config) for plan in plan_phases(load_config(spec))]
+    return sum(steps * config.global_batch_size * max(128, config.data.seq_len) for steps, config in plans)
+
+
+def test_a_config_records_its_parameters():
+    sizes = re.findall(r"^ +(\w+) +(\d+) +(\d+) +(\d+) +([\d,]+)$", spelled_out("bert"), re.M)
+    assert [name for name, *_ in sizes] == list(bert.SIZES)
+    for name, layers, hidden, heads, count in sizes:
+        model = load_config(f"bert:{name}").model
+        found = model.num_hidden_layers, model.hidden_size, model.num_attention_heads
+        assert found == (int(layers), int(hidden), int(heads))
+        assert parameters(f"bert:{name}") == number(count)
+    rows = re.findall(r"^ +(L\w+) +([\d,]+)$", spelled_out("ablations"), re.M)
+    assert [row for row, _ in rows] == list(ablations.TABLE_6)
+    for row, count in rows:
+        assert parameters(f"ablations:{row}") == number(count)
+    for name in ("bert_tiny", "bert_large"):
+        recorded = re.findall(r"([\d,]+) with ([\d,]+)\b", re.search(r"Parameters: (.*)", spelled_out(name))[1])
+        assert recorded
+        assert all(parameters(name, number(size)) == number(count) for count, size in recorded)
+
+
+def test_a_config_records_its_tokens():
+    for name in ("bert", "bert_tiny", "ablations"):
+        (recorded,) = re.findall(r"^Tokens: ([\d,]+) ", spelled_out(name), re.M)
+        assert tokens(name) == number(recorded)
+    recipes = re.findall(r"^    (\S+) +([\d,]{14,})  ", spelled_out("bert_large"), re.M)
+    assert [recipe for recipe, _ in recipes] == ["(none)", "v5p", "lamb"]
+    for recipe, recorded in recipes:
+        assert tokens("bert_large" if recipe == "(none)" else f"bert_large:{recipe}") == number(recorded)
+    for other in ("v4", "v5e", "v6e"):
+        assert tokens(f"bert_large:{other}") == tokens("bert_large:v5p")
+        assert tokens(f"bert_large:lamb_{other}") == tokens("bert_large:lamb")
+
+
+RUNS = sorted(
+    str(path.relative_to(REPOSITORY / "configs").with_suffix(""))
+    for path in (REPOSITORY / "configs").rglob("*.py")
+    if not path.stem.startswith("_") and path.stem != "default"
+)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_config_is_the_record_of_a_run(name: str):
+    docstring = spelled_out(name)
+    assert "    bert-jax " in docstring
+    if not name.startswith("studies/"):
+        assert re.search(r"^Hardware, time: ", docstring, re.M)
+        assert re.search(r"^Score to expect: ", docstring, re.M)
+
+
+def test_a_size_is_a_config_by_its_name():
+    for name, spec in ALIASES.items():
+        assert load_config(name).to_dict() == load_config(spec).to_dict()
+        assert getattr(configs, name).get_config().to_dict() == load_config(spec).to_dict()
+    assert load_config("bert_base").to_dict() == load_config("default").to_dict()
+    with pytest.raises(InputError, match=r"--config=bert_smal: .*\bbert_small\?"):
+        load_config("bert_smal")
+    with pytest.raises(ImportError, match="bert_huge"):
+        from bert_jax.configs import bert_huge  # noqa: F401
 
 
 def test_the_defaults_are_the_papers():

@@ -14,6 +14,7 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "errors": set(),
     "progress": set(),
     "config": set(),
+    "configs": set(),
     "supported_versions": set(),
     "files": set(),
     "model": set(),
@@ -28,9 +29,10 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "inference": {"config", "files", "finetuning", "model", "parallel", "text", "training"},
     "ahead_of_time": {"config", "data", "model", "parallel", "tracking", "training"},
     "studies": {
-        "config", "data", "files", "finetuning", "model", "parallel", "runtime", "text", "tracking", "training",
+        "config", "configs", "data", "files", "finetuning", "model", "parallel", "runtime", "text", "tracking",
+        "training",
     },
-    "arguments": {"__init__"},
+    "arguments": {"data", "__init__"},
     "cli": {
         "ahead_of_time", "arguments", "config", "data", "files", "finetuning", "inference", "interop", "runtime",
         "studies", "text", "tracking", "training", "__init__",

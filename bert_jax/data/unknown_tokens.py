@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bert_jax.data.preparation.options import MAX_SHARE
 from bert_jax.data.preparation.sorted_runs import Run
 from bert_jax.errors import InputError
 from bert_jax.text.tokenization import WordPieceTokenizer
@@ -12,8 +13,6 @@ from bert_jax.text.tokenization import WordPieceTokenizer
 log = logging.getLogger(__name__)
 
 WARN_SHARE = 0.02
-MAX_SHARE = 0.2
-"""Default of `--allow_unk`. Released vocabularies have shares below 0.005 on text that they were trained for."""
 
 _SAMPLED_RUNS = 64
 _SAMPLED_TOKENS = 1 << 20  # per run

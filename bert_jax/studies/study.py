@@ -3,7 +3,7 @@
     bert-jax study configs/studies/table5.py --workdir=runs/table5 \\
       --config.pretraining.data.path=DATASET --config.task_data=FOLDER --config.finetuning.num_epochs=3
 
-`configs/studies/default.py` documents rows and tasks. `--config.pretraining.KEY` applies to all rows,
+`configs/studies/default.py` has the types of rows and tasks. `--config.pretraining.KEY` applies to all rows,
 `--config.finetuning.KEY` to all tasks. Every run has its own workdir inside the study's and resumes from its
 checkpoint, so that the same command resumes a stopped study:
 
@@ -19,14 +19,15 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 from etils import epath
 
 from bert_jax.config import ConfigDict, load_config, set_key
+from bert_jax.configs.studies.default import StudyRow, StudyTask
 from bert_jax.data.preparation.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
@@ -51,26 +52,16 @@ from bert_jax.training.pretrain import pretrain
 log = logging.getLogger(__name__)
 
 ENCODER_FILE = "encoder.json"
-
-_NUMBER = (int, float)
-_KEYS: dict[str, dict[str, tuple[Any, Any]]] = {  # keys of a row and of a task: the type, and that of its items
-    "rows": {
-        "name": (str, str), "pretraining": (Mapping, object), "checkpoint": (str, str), "config": (str, str),
-        "finetuning": (Mapping, object), "tasks": ((tuple, list), str), "paper": (Mapping, _NUMBER),
-    },
-    "tasks": {
-        "name": (str, str), "config": (str, str), "finetuning": (Mapping, object), "columns": (Mapping, str),
-        "scale": (_NUMBER, object),
-    },
-}  # fmt: skip
 _FINETUNING_PREFIX = "finetuning."
+Entry = TypeVar("Entry", StudyRow, StudyTask)
 
 
 @dataclass(frozen=True)
-class Row:
-    """An encoder: pre-trained with the config `pretraining` in the study's folder `encoder`, or an existing checkpoint.
+class PlannedRow:
+    """A `StudyRow` with its encoder and the names of all its tasks.
 
-    `config`, unless empty, replaces the tasks' fine-tuning configs. `tasks` are the names of its tasks.
+    The encoder is pre-trained with the config `pretraining` in the study's folder `encoder`, or is the checkpoint
+    `encoder`. `config`, unless empty, replaces the tasks' fine-tuning configs.
     """
 
     name: str
@@ -83,24 +74,13 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Task:
-    """A task. `columns` maps column names of the table to "SPLIT/METRIC", or "" for the main metric."""
-
-    name: str
-    config: str
-    finetuning: Mapping[str, Any]
-    columns: Mapping[str, str]
-    scale: float
-
-
-@dataclass(frozen=True)
 class Study:
     """A validated study."""
 
     title: str
     note: str
-    rows: Sequence[Row]
-    tasks: Sequence[Task]
+    rows: Sequence[PlannedRow]
+    tasks: Sequence[StudyTask]
     perplexity: bool
     task_data: str
     overrides: Sequence[tuple[str, str]]  # of every fine-tuning
@@ -111,11 +91,11 @@ class Study:
         task_columns = [column for task in self.tasks for column in task.columns]
         return [PERPLEXITY, *task_columns] if self.perplexity else task_columns
 
-    def tasks_of(self, row: Row) -> list[Task]:
+    def tasks_of(self, row: PlannedRow) -> list[StudyTask]:
         """Returns the tasks that the row is fine-tuned on."""
         return [task for task in self.tasks if task.name in row.tasks]
 
-    def config_of(self, row: Row, task: Task, encoder: str) -> ConfigDict:
+    def config_of(self, row: PlannedRow, task: StudyTask, encoder: str) -> ConfigDict:
         """Returns the config of fine-tuning `row` on `task`. Precedence, lowest first: config, task, row, overrides.
 
         Raises InputError for an unknown key or an invalid value.
@@ -149,7 +129,7 @@ def load_study(spec: str, overrides: Sequence[tuple[str, str]] = ()) -> Study:
     ]
     own = [(key, text) for key, text in overrides if not key.startswith(_FINETUNING_PREFIX)]
     config = load_config(spec, own, keys_of="studies/default")
-    tasks = [_task(task) for task in _dicts("tasks", config.tasks)]
+    tasks = _entries(StudyTask, config.tasks)
     rows = _rows(config, [task.name for task in tasks])
     _refuse_duplicates("tasks", [_slug(task.name) for task in tasks])
     plan = Study(
@@ -170,7 +150,7 @@ def load_study(spec: str, overrides: Sequence[tuple[str, str]] = ()) -> Study:
     return plan
 
 
-def _encoder_config(row: Row) -> BertConfig:
+def _encoder_config(row: PlannedRow) -> BertConfig:
     """Returns the config of the row's present or future encoder. InputError if it is invalid."""
     if row.pretraining is None:
         return open_checkpoint(row.encoder).bert_config
@@ -233,7 +213,7 @@ def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Ba
     return table
 
 
-def _tuned(folder: epath.Path, row: Row) -> epath.Path:
+def _tuned(folder: epath.Path, row: PlannedRow) -> epath.Path:
     """Returns the folder of a row's searches."""
     return folder / "finetuning" / _slug(row.name)
 
@@ -254,13 +234,13 @@ def _read_tasks(plan: Study, folder: epath.Path) -> None:
             _with_context(f"task {task.name!r}", TASKS[config.task.kind], config, encoding)
 
 
-def _tokenizer(row: Row) -> WordPieceTokenizer:
+def _tokenizer(row: PlannedRow) -> WordPieceTokenizer:
     if row.pretraining is None:
         return open_checkpoint(row.encoder).tokenizer
     return open_phases(row.pretraining)[0].datasets[0].tokenizer
 
 
-def _pretrained(row: Row, encoder: str, stop: StopSignal, bars: Bars) -> dict[str, Any]:
+def _pretrained(row: PlannedRow, encoder: str, stop: StopSignal, bars: Bars) -> dict[str, Any]:
     """Pre-trains the row unless it is finished, and returns its steps and losses."""
     assert row.pretraining is not None
     log.info("Pre-training row %r", row.name)
@@ -269,12 +249,12 @@ def _pretrained(row: Row, encoder: str, stop: StopSignal, bars: Bars) -> dict[st
     return {"steps": row.pretraining.total_steps, **(_losses(evaluations[-1]) if evaluations else {})}
 
 
-def _started_from(row: Row) -> dict[str, Any]:
+def _started_from(row: PlannedRow) -> dict[str, Any]:
     """Identifies the encoder that a row is fine-tuned from. Its path alone does not: a run may be trained further."""
     return {"encoder": row.encoder, "steps": row.pretraining and row.pretraining.total_steps}
 
 
-def _refuse_another_encoder(row: Row, folder: epath.Path) -> None:
+def _refuse_another_encoder(row: PlannedRow, folder: epath.Path) -> None:
     """Raises InputError if the folder was fine-tuned from another encoder, or from another number of its steps."""
     path, now = folder / ENCODER_FILE, _started_from(row)
     before = json.loads(remote.patiently(path, path.read_text)) if remote.exists(path) else now
@@ -306,14 +286,13 @@ def _value(scores: Mapping[str, Mapping[str, float]], wanted: str, task: str) ->
 # --- Reading the config ------------------------------------------------------------------------------------------
 
 
-def _rows(config: ConfigDict, tasks: Sequence[str]) -> list[Row]:
-    rows: list[Row] = []
+def _rows(config: ConfigDict, tasks: Sequence[str]) -> list[PlannedRow]:
+    rows: list[PlannedRow] = []
     shared: dict[str, str] = {}  # a pre-training config, and the folder of the first row with it
-    for given in _dicts("rows", config.rows):
-        name, differences = given["name"], given.get("pretraining", {})
-        pretraining, encoder = None, given.get("checkpoint", "")
+    for row in _entries(StudyRow, config.rows):
+        name, pretraining, encoder = row.name, None, row.checkpoint
         if encoder:
-            if "pretraining" in given or encoder not in config.checkpoints:
+            if row.pretraining is not None or encoder not in config.checkpoints:
                 known = ", ".join(config.checkpoints)
                 raise InputError(
                     f"row {name!r}: checkpoint={encoder!r}: expected one of {known}, and no pretraining in the row"
@@ -325,51 +304,37 @@ def _rows(config: ConfigDict, tasks: Sequence[str]) -> list[Row]:
             encoder = config.checkpoints[encoder]
         else:
             pretraining = config.pretraining.copy_and_resolve_references()
-            for key, value in differences.items():
+            for key, value in (row.pretraining or {}).items():
                 _with_context(f"row {name!r}", set_key, pretraining, key, str(value))
             encoder = shared.setdefault(pretraining.to_json_best_effort(), _slug(name))
-        row_tasks = given.get("tasks") or tasks
+        row_tasks = row.tasks or tasks
         if unknown := [task for task in row_tasks if task not in tasks]:
             raise InputError(f"row {name!r}: tasks: unknown task {unknown[0]!r}; expected {', '.join(tasks)}")
-        finetuning, paper = given.get("finetuning", {}), given.get("paper", {})
-        rows.append(Row(name, pretraining, encoder, given.get("config", ""), finetuning, row_tasks, paper))
+        rows.append(PlannedRow(name, pretraining, encoder, row.config, row.finetuning, row_tasks, row.paper))
     _refuse_duplicates("rows", [_slug(row.name) for row in rows])
     return rows
 
 
-def _task(given: Mapping[str, Any]) -> Task:
-    if not given.get("config"):
+def _entries(kind: type[Entry], given: Any) -> list[Entry]:
+    """Returns the rows or tasks of a config, which may be dicts. Raises InputError for an unknown or invalid key."""
+    if not isinstance(given, (tuple, list)) or not given or not all(isinstance(e, (kind, Mapping)) for e in given):
         raise InputError(
-            f"task {given['name']!r}: config is missing; set a fine-tuning config, such as finetune/glue:sst2"
+            f"{kind.KEY}={given!r:.80}: expected a tuple of {kind.__name__}, or of dicts, each with a name"
         )
-    columns = given.get("columns") or {given["name"]: ""}
-    return Task(given["name"], given["config"], given.get("finetuning", {}), columns, given.get("scale", 100))
-
-
-def _dicts(what: str, given: Any) -> Iterable[Mapping[str, Any]]:
-    """Yields the rows or tasks after checking their keys and types against `_KEYS`."""
-    is_given = isinstance(given, (tuple, list)) and given
-    if not is_given or not all(isinstance(one, Mapping) and one.get("name") for one in given):
-        raise InputError(f"{what}={given!r:.80}: expected a tuple of dicts, each with a name")
-    keys = _KEYS[what]
-    for one in given:
-        where = f"{what}: {one['name']!r}"
-        if unknown := sorted(set(one) - set(keys), key=str):
-            raise InputError(f"{where}: unknown key {unknown[0]!r}; expected {', '.join(sorted(keys))}")
-        for key, value in one.items():
-            if not _is_of(value, *keys[key]):
-                raise InputError(f"{where}: {key}={value!r:.80}: invalid type; see configs/studies/default.py")
-        if not _slug(one["name"]):
-            raise InputError(f"{where}: name={one['name']!r}: must contain a letter or digit, since it names a folder")
-        yield one
-
-
-def _is_of(value: Any, kind: Any, of: Any) -> bool:
-    if not isinstance(value, kind):
-        return False
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) and isinstance(one, of) for key, one in value.items())
-    return not isinstance(value, (tuple, list)) or all(isinstance(one, of) for one in value)
+    known = {field.name for field in fields(kind)}
+    entries = []
+    for entry in given:
+        if isinstance(entry, kind):
+            entries.append(entry)
+            continue
+        if unknown := sorted(set(entry) - known, key=str):
+            where = f"{kind.KEY}: {entry.get('name')!r}"
+            raise InputError(f"{where}: unknown key {unknown[0]!r}; expected {', '.join(sorted(known))}")
+        try:
+            entries.append(kind(**entry))
+        except ValueError as error:
+            raise InputError(str(error)) from error
+    return entries
 
 
 def _only(what: str, given: Sequence[Any], names: Sequence[str]) -> list[Any]:

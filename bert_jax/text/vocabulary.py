@@ -20,15 +20,16 @@ from bert_jax.text.tokenization import CONTINUATION, MAX_WORD_CHARACTERS, SPECIA
 log = logging.getLogger(__name__)
 
 _CHUNK_CHARACTERS = 1 << 14
+_MIN_PAIR_COUNT = 2
+_CHARACTER_COVERAGE = 0.99995
+"""The share of the text's characters that the alphabet covers, from the most frequent down.
+
+A word with any other character is [UNK]. Without the limit, rare characters fill the vocabulary: with 1.0, half of
+8,192 pieces trained on English Wikipedia are characters like U+10CC0.
+"""
 
 
-def train_wordpiece(
-    documents: Iterable[str],
-    size: int,
-    lowercase: bool,
-    min_frequency: int = 2,
-    character_coverage: float = 0.99995,
-) -> list[str]:
+def train_wordpiece(documents: Iterable[str], size: int, lowercase: bool) -> list[str]:
     """Trains a WordPiece vocabulary on documents, which are streamed once.
 
     The order of pieces is SPECIAL_TOKENS (ids 0 to 4), the alphabet, its continuations (`##a`), then the merges, most
@@ -38,22 +39,16 @@ def train_wordpiece(
       documents: texts of any length.
       size: the number of pieces. A small corpus may give fewer, which is logged.
       lowercase: lower-case and strip accents, as in the tokenizer that will use the vocabulary.
-      min_frequency: minimum number of occurrences of a pair that is merged.
-      character_coverage: the share of the text's characters that the alphabet covers, from the most frequent down.
-        A word with any other character is [UNK]. Without the limit, rare characters fill the vocabulary: with 1.0, half
-        of 8,192 pieces trained on English Wikipedia are characters like U+10CC0.
 
     Raises:
       InputError: the documents have no words, or `size` is below the number of special tokens and characters.
     """
-    if not 0 < character_coverage <= 1:
-        raise InputError(f"character_coverage={character_coverage}: must be above 0 and at most 1")
     words = count_words(documents, lowercase)
     if not words:
         raise InputError(
             "--input: the corpus has no words to train a vocabulary on; check that its files are not empty"
         )
-    alphabet = _alphabet(words, character_coverage)
+    alphabet = _alphabet(words)
     words = {word: count for word, count in words.items() if alphabet.issuperset(word)}
     first = sorted({c for word in words for c in word})
     continuations = [CONTINUATION + character for character in sorted({c for word in words for c in word[1:]})]
@@ -65,7 +60,7 @@ def train_wordpiece(
         )
     vocabulary = [*SPECIAL_TOKENS, *first, *continuations]
     known = set(vocabulary)
-    vocabulary += [piece for piece in _train(words, size, continuations, min_frequency) if piece not in known]
+    vocabulary += [piece for piece in _train(words, size, continuations) if piece not in known]
     if len(vocabulary) < size:
         log.warning(
             "The vocabulary has %d pieces, fewer than --size=%d: the text has no more frequent pairs",
@@ -100,12 +95,12 @@ def _chunks(documents: Iterable[str]) -> Iterator[str]:
         yield document[start:]
 
 
-def _alphabet(words: dict[str, int], coverage: float) -> set[str]:
+def _alphabet(words: dict[str, int]) -> set[str]:
     counts: Counter[str] = Counter()
     for word, count in words.items():
         for character in word:
             counts[character] += count
-    minimum = coverage * counts.total()
+    minimum = _CHARACTER_COVERAGE * counts.total()
     alphabet: set[str] = set()
     covered = 0
     for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
@@ -116,12 +111,12 @@ def _alphabet(words: dict[str, int], coverage: float) -> set[str]:
     return alphabet
 
 
-def _train(words: dict[str, int], size: int, continuations: list[str], min_frequency: int) -> list[str]:
+def _train(words: dict[str, int], size: int, continuations: list[str]) -> list[str]:
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
-        min_frequency=min_frequency,
+        min_frequency=_MIN_PAIR_COUNT,
         show_progress=False,
         special_tokens=[*SPECIAL_TOKENS, *continuations],  # Numbered in this order, before any word.
     )

@@ -3,7 +3,8 @@
     bert-jax finetune --config=finetune/ner --workdir=runs/ner --config.init=runs/base_cased \\
       --config.data.path=conll2003 --config.task.document_context=True
 
-The paper's BERT-BASE is at an F1 of 96.4 on the dev set of CoNLL-2003 and 92.4 on its test set (its table 7).
+Hardware, time: not yet run with BERT-BASE. `benchmarks/small_study.sh` has run WNUT-17 with BERT-Tiny.
+Score to expect: an F1 of 96.4 on the dev set of CoNLL-2003 and 92.4 on its test set (BERT-BASE, the paper's table 7).
 """
 
 from bert_jax.configs.finetune import default

@@ -4,7 +4,10 @@
       --config.task.train=train.csv --config.task.dev=dev.csv --config.task.text=review --config.task.label=stars
     bert-jax predict --checkpoint runs/mine --input new.csv --output predictions.jsonl
 
-Labels are whatever the training file has; with `task.regression=True` they are numbers.
+Labels are those of the training file; with `task.regression=True` they are numbers.
+
+Hardware, time: not yet run with BERT-BASE. `benchmarks/small_study.sh` has run Korean sentence pairs with BERT-Tiny.
+Score to expect: it depends on your data.
 """
 
 from bert_jax.configs.finetune import default

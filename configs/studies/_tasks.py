@@ -3,15 +3,17 @@
 `--config.task_data=FOLDER` holds them as glue/CoLA, glue/MNLI, ..., squad, swag, conll2003.
 """
 
+from bert_jax.configs.studies.default import StudyTask
+
 SEEDS = (0, 1, 2, 3, 4)
 
 
-def glue(task, folder, **more):
+def glue(task, folder, columns=None):
     """Returns a GLUE task that searches the paper's learning rates with five restarts."""
     finetuning = {
         "data.path": f"glue/{folder}", "search.learning_rates": (5e-5, 4e-5, 3e-5, 2e-5), "search.seeds": SEEDS
     }  # fmt: skip
-    return {"name": folder, "config": f"finetune/glue:{task}", "finetuning": finetuning, **more}
+    return StudyTask(folder, f"finetune/glue:{task}", finetuning, columns or {})
 
 
 MNLI_M = glue("mnli", "MNLI", columns={"MNLI-m": "dev_matched/accuracy"})
@@ -24,21 +26,10 @@ STS_B = glue("stsb", "STS-B")
 MRPC = glue("mrpc", "MRPC", columns={"MRPC": "dev/f1"})
 MRPC_ACCURACY = glue("mrpc", "MRPC", columns={"MRPC": "dev/accuracy"})
 RTE = glue("rte", "RTE")
-SQUAD = {
-    "name": "SQuAD", "config": "finetune/squad", "scale": 1, "columns": {"SQuAD": "dev/f1"},
-    "finetuning": {"data.path": "squad", "search.seeds": SEEDS},
-}  # fmt: skip
-SWAG = {
-    "name": "SWAG", "config": "finetune/swag", "finetuning": {"data.path": "swag", "search.seeds": SEEDS}
-}  # fmt: skip
-NER = {
-    "name": "NER", "config": "finetune/ner", "columns": {"NER": "dev/f1"},
-    "finetuning": {
-        "data.path": "conll2003", "task.document_context": True,
-        "search.learning_rates": (5e-5, 4e-5, 3e-5, 2e-5), "search.seeds": SEEDS,
-    },
-}  # fmt: skip
-NER_FEATURES = {
-    "name": "NER, features", "config": "finetune/ner_features", "columns": {"NER, features": "dev/f1"},
-    "finetuning": {"data.path": "conll2003", "task.document_context": True, "search.seeds": SEEDS},
-}  # fmt: skip
+SQUAD = StudyTask(
+    "SQuAD", "finetune/squad", {"data.path": "squad", "search.seeds": SEEDS}, {"SQuAD": "dev/f1"}, scale=1
+)
+SWAG = StudyTask("SWAG", "finetune/swag", {"data.path": "swag", "search.seeds": SEEDS})
+_CONLL = {"data.path": "conll2003", "task.document_context": True, "search.seeds": SEEDS}
+NER = StudyTask("NER", "finetune/ner", {**_CONLL, "search.learning_rates": (5e-5, 4e-5, 3e-5, 2e-5)}, {"NER": "dev/f1"})
+NER_FEATURES = StudyTask("NER, features", "finetune/ner_features", _CONLL, {"NER, features": "dev/f1"})

@@ -5,9 +5,13 @@
 
 BASE and LARGE are pre-trained checkpoints, FOLDER holds glue/MNLI and the others as they are distributed. The table
 shows dev; what is predicted for the test sets lies in each run's `predictions`, as GLUE's server takes it.
+
+Runs: 320 of fine-tuning. Hardware, time: not yet run.
+Scores to expect: the paper's, which each row lists as `paper`.
 """
 
 from bert_jax.configs.studies import _tasks, default
+from bert_jax.configs.studies.default import StudyRow
 
 COLUMNS = ("MNLI-m", "MNLI-mm", "QQP", "QNLI", "SST-2", "CoLA", "STS-B", "MRPC", "RTE")
 BASE = (84.6, 83.4, 71.2, 90.5, 93.5, 52.1, 85.8, 88.9, 66.4)
@@ -19,8 +23,8 @@ def get_config():
     config.title = "Table 1: GLUE"
     config.note = "The paper's numbers are of the test sets, by GLUE's server; ours are of the dev sets."
     config.rows = (
-        {"name": "BERT-BASE", "checkpoint": "base", "paper": dict(zip(COLUMNS, BASE, strict=True))},
-        {"name": "BERT-LARGE", "checkpoint": "large", "paper": dict(zip(COLUMNS, LARGE, strict=True))},
+        StudyRow("BERT-BASE", checkpoint="base", paper=dict(zip(COLUMNS, BASE, strict=True))),
+        StudyRow("BERT-LARGE", checkpoint="large", paper=dict(zip(COLUMNS, LARGE, strict=True))),
     )
     config.tasks = (
         _tasks.MNLI, _tasks.QQP, _tasks.QNLI, _tasks.SST_2, _tasks.COLA, _tasks.STS_B, _tasks.MRPC, _tasks.RTE

@@ -4,10 +4,14 @@
 
 FOLDER holds glue/MNLI, glue/QNLI, glue/MRPC, glue/SST-2 and squad; `--config.only_tasks="('MRPC', 'SST-2')"` leaves out
 what is not there.
+
+Runs: 3 of pre-training (98,304,000,000 tokens), 340 of fine-tuning. Hardware, time: not yet run.
+Scores to expect: the paper's, which each row lists as `paper`.
 """
 
 from bert_jax.configs import ablations
 from bert_jax.configs.studies import _tasks, default
+from bert_jax.configs.studies.default import StudyRow
 
 ROWS = (
     # row, the table's name, MNLI-m, QNLI, MRPC, SST-2, SQuAD
@@ -26,12 +30,12 @@ def get_config():
         "MRPC's learning rate is the one with the best F1, as its leaderboard has it; the table shows accuracy."
     )
     config.rows = tuple(
-        {
-            "name": name,
-            "pretraining": ablations.TABLE_5[row],
-            "finetuning": {"head.bilstm": 768} if row.endswith("bilstm") else {},
-            "paper": dict(zip(COLUMNS, paper, strict=True)),
-        }
+        StudyRow(
+            name,
+            pretraining=ablations.TABLE_5[row],
+            finetuning={"head.bilstm": 768} if row.endswith("bilstm") else {},
+            paper=dict(zip(COLUMNS, paper, strict=True)),
+        )
         for row, name, *paper in ROWS
     )
     config.tasks = (_tasks.MNLI_M, _tasks.QNLI, _tasks.MRPC_ACCURACY, _tasks.SST_2, _tasks.SQUAD)

@@ -3,10 +3,14 @@
     bert-jax study studies/table6 --workdir=runs/table6 --config.pretraining.data.path=DATASET --config.task_data=FOLDER
 
 FOLDER holds glue/MNLI, glue/MRPC and glue/SST-2.
+
+Runs: 6 of pre-training (196,608,000,000 tokens), 360 of fine-tuning. Hardware, time: not yet run.
+Scores to expect: the paper's, which each row lists as `paper`.
 """
 
 from bert_jax.configs import ablations
 from bert_jax.configs.studies import _tasks, default
+from bert_jax.configs.studies.default import StudyRow
 
 ROWS = (
     # row, perplexity, MNLI-m, MRPC, SST-2
@@ -28,7 +32,7 @@ def get_config():
         "MRPC's learning rate is the one with the best F1, as its leaderboard has it; the table shows accuracy."
     )
     config.rows = tuple(
-        {"name": row, "pretraining": ablations.TABLE_6[row], "paper": dict(zip(COLUMNS, paper, strict=True))}
+        StudyRow(row, pretraining=ablations.TABLE_6[row], paper=dict(zip(COLUMNS, paper, strict=True)))
         for row, *paper in ROWS
     )
     config.tasks = (_tasks.MNLI_M, _tasks.MRPC_ACCURACY, _tasks.SST_2)

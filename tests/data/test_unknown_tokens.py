@@ -10,7 +10,7 @@ from support.preparing import run, unhidden
 from bert_jax import cli
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.preparation import pipeline as preparing_module
-from bert_jax.data.preparation.filters import Hygiene
+from bert_jax.data.preparation.options import PrepareOptions
 from bert_jax.errors import InputError
 
 KNOWN = "the ship sees the old sailor near a wave ."  # 10 tokens
@@ -82,7 +82,8 @@ def test_unknown_words_that_are_dropped_do_not_count(tokenizer, tmp_path):
     known, unknown = f"{KNOWN}\n" * 4, "漢 字\n"
     (tmp_path / "a.txt").write_text("\n".join([known, unknown * 3] * 40))
     path = str(tmp_path / "a.txt")
-    assert Hygiene() == Hygiene(min_document_tokens=0)
+    assert PrepareOptions(min_document_tokens=20).drops_text
+    assert not PrepareOptions().drops_text
     data = run(path, tokenizer, tmp_path / "data", min_document_tokens=20)
     assert not data.token_counts()[tokenizer.unk_id]
     (tmp_path / "a.txt").write_text("\n".join([known, unknown * 30] * 40))

@@ -1,5 +1,6 @@
 """Studies: rows that are pre-trained and fine-tuned, and the table that comes of them."""
 
+import ast
 import json
 import struct
 from pathlib import Path
@@ -11,7 +12,9 @@ from support import helpers
 
 from bert_jax.cli import main
 from bert_jax.config import ConfigDict, flatten, load_config
+from bert_jax.configs.studies.default import StudyRow, StudyTask
 from bert_jax.errors import InputError, Interrupted
+from bert_jax.finetuning.search import planned_runs
 from bert_jax.model import BertConfig, initialize
 from bert_jax.model.bert import HEADS
 from bert_jax.studies import study as module
@@ -183,20 +186,51 @@ def test_what_cannot_be_is_said_before_any_run(override: tuple[str, str], messag
         ('"checkpoint": "base"', '"tasks": ["QNLI"]', "row 'released': tasks.*'QNLI'.*topic"),
         ('"checkpoint": "base"', '"checkpoint": "tiny"', "row 'released': checkpoint='tiny'.*base, large"),
         ('"name": "LTR"', '"name": 5', "rows: 5: name=5"),
-        ('"name": "LTR"', '"name": "+"', r"rows: '\+': name="),
+        ('"name": "LTR"', '"name": "+"', r"rows: name='\+'"),
         ('"paper": {"topic": 77.5}', '"paper": {"topic": None}', r"rows: 'LTR': paper=\{'topic': None\}"),
         ('"paper": {"topic": 77.5}', '"paper": None', "rows: 'LTR': paper=None"),
         ('{"name": "LTR", "pretraining": LTR', '{"name": "LTR", "pretraining": "LTR"', "'LTR': pretraining='LTR'"),
         ('{"head.bilstm": 8, "num_epochs": 2}', '["head.bilstm"]', r"rows: '\+ BiLSTM': finetuning=\["),
         ('"name": "topic",', '"name": "topic", "columns": ("dev/f1",),', r"tasks: 'topic': columns=\("),
         ('"name": "topic",', '"name": "topic", "scale": "100",', "tasks: 'topic': scale='100'"),
-        ('"config": "finetune/text",', '"columns": {"topic": "x"},', "task 'topic': config"),
+        ('"config": "finetune/text",', '"columns": {"topic": "x"},', "tasks: 'topic': config"),
     ],
 )  # fmt: skip
 def test_a_wrong_study_is_named(old: str, new: str, message: str, spec: str, overrides):
     assert old in CONFIG
     Path(spec).write_text(CONFIG.replace(old, new))
     with pytest.raises(InputError, match=message):
+        load_study(spec, overrides)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: StudyRow("LTR", paper={"topic": None}), r"rows: 'LTR': paper=\{'topic': None\}: .*float"),
+        (lambda: StudyRow("LTR", tasks="QNLI"), "rows: 'LTR': tasks='QNLI'"),
+        (lambda: StudyRow("_"), "rows: name='_'"),
+        (lambda: StudyTask("topic"), "tasks: 'topic': config"),
+        (lambda: StudyTask("topic", "finetune/text", scale="1"), "tasks: 'topic': scale='1'"),
+    ],
+)
+def test_rows_and_tasks_check_their_fields(make, message: str):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_rows_and_tasks_may_be_dicts(spec: str, overrides):
+    plan = load_study(spec, overrides)
+    (task,) = plan.tasks
+    assert isinstance(task, StudyTask)
+    assert task.columns == {"topic": ""}
+    typed = CONFIG.replace(
+        '{"name": "released", "checkpoint": "base"}', 'default.StudyRow("released", checkpoint="base")'
+    )
+    assert typed != CONFIG
+    Path(spec).write_text(typed)
+    assert load_study(spec, overrides).rows[-1] == plan.rows[-1]
+    Path(spec).write_text(typed.replace("checkpoint=", "paper="))
+    with pytest.raises(InputError, match="rows: 'released': paper='base'"):
         load_study(spec, overrides)
 
 
@@ -353,6 +387,14 @@ def test_each_table_of_the_paper_is_a_study(name: str, tmp_path: Path, dataset_d
     assert any(row.paper for row in plan.rows)
     of_papers = {column for row in plan.rows for column in row.paper}
     assert of_papers == set(plan.columns)
+    pretrained = {row.encoder: row.pretraining for row in plan.rows if row.pretraining is not None}
+    tokens = sum(config.total_steps * config.global_batch_size * 128 for config in pretrained.values())
+    tuned = sum(
+        len(planned_runs(plan.config_of(row, task, row.encoder))) for row in plan.rows for task in plan.tasks_of(row)
+    )
+    docstring = ast.get_docstring(ast.parse((REPOSITORY / "configs" / "studies" / f"{name}.py").read_text())) or ""
+    recorded = f"{len(pretrained)} of pre-training ({tokens:,} tokens), " if pretrained else ""
+    assert f"Runs: {recorded}{tuned} of fine-tuning. Hardware, time: not yet run." in docstring
 
 
 @pytest.mark.parametrize(

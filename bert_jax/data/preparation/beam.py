@@ -33,12 +33,14 @@ from etils import epath
 
 from bert_jax.data.hashing import key_from
 from bert_jax.data.preparation import corpus
-from bert_jax.data.preparation.filters import Hygiene, counted_lines, frequent
-from bert_jax.data.preparation.shards import BuildTask, Built, Pairing, build, lowest_hashes
-from bert_jax.data.preparation.sorted_runs import HeldRun, Run, Tokenizing, part_of, tokenized
+from bert_jax.data.preparation.filters import counted_lines, frequent
+from bert_jax.data.preparation.options import CorpusOptions, PrepareOptions
+from bert_jax.data.preparation.shards import BuildTask, Built, build, lowest_hashes, shard_ranges
+from bert_jax.data.preparation.sorted_runs import HeldRun, part_of, tokenized
 from bert_jax.data.preparation.worker_pool import one_thread
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic
+from bert_jax.text.tokenization import WordPieceTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +50,11 @@ _COUNT = "shards"  # the file with the number of shards
 
 @dataclass(frozen=True)
 class Job:
-    """Settings of a pipeline: `cut` computes the ranges of the shards, which are written to the folder `staged`."""
+    """Settings of a pipeline, which writes the shards to the folder `staged`."""
 
-    how: Tokenizing
-    pairing: Pairing
-    hygiene: Hygiene
-    cut: Callable[[Sequence[Run]], list[Range]]
+    tokenizer: WordPieceTokenizer
+    options: PrepareOptions
+    seed: int
     staged: epath.Path
 
 
@@ -142,21 +143,22 @@ def _run(pipeline: beam.Pipeline, runner: str) -> None:
 
 
 def _connect(pipeline: beam.Pipeline, groups: Sequence[tuple[str, ...]], job: Job) -> None:
-    planned = pipeline | "Files" >> beam.Create(groups) | "Plan" >> _trying(partial(_slices, reading=job.how.reading))
-    read = planned.done | "Spread" >> beam.Reshuffle() | "Tokenize" >> _trying(partial(tokenized, how=job.how))
+    planned = pipeline | "Files" >> beam.Create(groups) | "Plan" >> _trying(partial(_slices, options=job.options))
+    tokenize = partial(tokenized, tokenizer=job.tokenizer, options=job.options)
+    read = planned.done | "Spread" >> beam.Reshuffle() | "Tokenize" >> _trying(tokenize)
     runs = read.done
     failures = (planned.failed, read.failed) | "Failures" >> beam.Flatten()
     _ = failures | "Write failures" >> beam.Map(_write_failure, job.staged)
 
     total = runs | "Sum each" >> beam.Map(lambda run: _sum([run])) | "Sum" >> beam.CombineGlobally(_sum)
-    ranges = total | "Ranges" >> beam.Map(_ranges, AsList(failures), job.cut)
+    ranges = total | "Ranges" >> beam.Map(_ranges, AsList(failures), job.options)
     _ = ranges | "Count" >> beam.Map(_write_count, job.staged)
     repeated: Any = []
-    if limit := job.hygiene.max_line_repeats:
+    if limit := job.options.max_line_repeats:
         lines = runs | "Lines" >> beam.FlatMap(_lines) | "By hash" >> beam.GroupByKey()
         repeated = AsList(lines | "Repeated" >> beam.Map(_repeated, limit))
 
-    parts = runs | "Parts" >> beam.FlatMap(_parts, AsSingleton(ranges), job.how.lines)
+    parts = runs | "Parts" >> beam.FlatMap(_parts, AsSingleton(ranges), bool(job.options.max_line_repeats))
     empty = ranges | "Empty" >> beam.FlatMap(lambda found: [(number, None) for number in range(len(found))])
     _ = (
         (parts, empty)
@@ -189,8 +191,8 @@ def _trying(function: Callable[[Any], Iterable[Any]]) -> Any:
     return beam.ParDo(_Try(function)).with_outputs("failed", main="done")
 
 
-def _slices(paths: Sequence[str], reading: corpus.CorpusOptions) -> list[tuple[corpus.Slice, ...]]:
-    return corpus.batches(corpus.plan(paths, reading))
+def _slices(paths: Sequence[str], options: CorpusOptions) -> list[tuple[corpus.Slice, ...]]:
+    return corpus.batches(corpus.plan(paths, options))
 
 
 def _write_failure(failure: str, staged: epath.Path) -> None:
@@ -208,9 +210,9 @@ def _sum(runs: Iterable[HeldRun]) -> HeldRun:
     return HeldRun({"hashes": lowest_hashes(all_runs)}, documents, tokens)
 
 
-def _ranges(total: HeldRun, failures: list[str], cut: Callable[[Sequence[Run]], list[Range]]) -> Any:
+def _ranges(total: HeldRun, failures: list[str], options: PrepareOptions) -> Any:
     """Returns a list of Range. Annotated as Any: Beam's integer coder would refuse values of 2**63 and more."""
-    return [] if failures or not total.documents else cut([total])
+    return [] if failures or not total.documents else shard_ranges([total], options)
 
 
 def _lines(run: HeldRun) -> Iterator[tuple[int, tuple[np.ndarray, np.ndarray]]]:
@@ -237,8 +239,8 @@ def _build(
     runs = [part for part in parts if part]
     drop = np.sort(np.concatenate([np.zeros(0, np.uint64), *repeated]))
     with tempfile.TemporaryDirectory() as scratch:
-        size = job.how.tokenizer.vocab_size
-        task = BuildTask(file, split, low, high, runs, size, job.pairing, job.hygiene, drop, Path(scratch))
+        size = job.tokenizer.vocab_size
+        task = BuildTask(file, split, low, high, runs, size, job.options, job.seed, drop, Path(scratch))
         built = build(task)
         atomic.place(task.path, job.staged / file)
         atomic.write_whole(job.staged / f"{file}.built", pickle.dumps((number, split, built)))

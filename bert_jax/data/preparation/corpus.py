@@ -36,9 +36,10 @@ from glob import has_magic
 from itertools import pairwise
 from pathlib import Path
 
-from bert_jax.data.preparation import corpus_folders, pydoc_corpus, tfds_corpus
+from bert_jax.data.preparation import pydoc_corpus, tfds_corpus
+from bert_jax.data.preparation.options import CorpusOptions
 from bert_jax.errors import InputError
-from bert_jax.files import remote
+from bert_jax.files import local_listing, remote
 from bert_jax.files.file_formats import check_name, not_utf8, text_format
 from bert_jax.files.line_reader import file_bytes, first_line_start, is_compressed, line_number, lines_from
 
@@ -53,31 +54,6 @@ _BATCH_FILES = 1024  # maximum, since opening a remote file takes a request
 _WIKI_DOC = b"<doc "
 _WIKI_TITLE = re.compile(rb'\btitle="(.*)"\s*>\s*$')
 _JSON_TYPES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
-
-
-@dataclass(frozen=True)
-class CorpusOptions:
-    """Options for splitting files into documents.
-
-    Attributes:
-      documents: document boundaries in plain text: "blank_line" (one or more blank lines end a document) or "file" (a
-        file is a document; for books, where blank lines separate paragraphs). JSON lines and WikiExtractor files mark
-        their documents themselves.
-      errors: handling of invalid UTF-8: "strict" raises InputError, "replace" inserts U+FFFD.
-      max_document_bytes: longer documents are split at line ends.
-    """
-
-    documents: str = "blank_line"
-    errors: str = "strict"
-    max_document_bytes: int = 16 << 20
-
-    def __post_init__(self) -> None:
-        if self.documents not in ("blank_line", "file"):
-            raise InputError(f"--documents={self.documents!r}: expected 'blank_line' or 'file'")
-        if self.errors not in ("strict", "replace"):
-            raise InputError(f"--errors={self.errors!r}: expected 'strict' or 'replace'")
-        if self.max_document_bytes < 1:
-            raise InputError(f"max_document_bytes={self.max_document_bytes}: must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -127,12 +103,12 @@ def _expand_one(name: str) -> list[str]:
     if path.is_file():  # First, because a file name may contain pattern characters.
         return [name]
     if path.is_dir():
-        if files := corpus_folders.files_below(path):
+        if files := local_listing.files_below(path):
             return files
         raise InputError(f"--input={name}: the folder contains no files; expected a folder or pattern with text files")
     if not has_magic(name):
         raise InputError(f"--input={name}: not found: no such file or folder; check the path")
-    if found := corpus_folders.matches(name):
+    if found := local_listing.matches(name):
         return found
     raise InputError(
         f"--input={name}: the pattern matches no file; check it, and quote it to protect it from the shell"

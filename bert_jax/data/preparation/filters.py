@@ -1,47 +1,18 @@
-"""Optional corpus filters: duplicate documents, repeated lines, and length limits of documents."""
+"""Counts the lines of a corpus to find those that occur too often: the filter `max_line_repeats`."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from bert_jax.data.preparation.sorted_runs import Run
-from bert_jax.errors import InputError
 
 LINE_PARTS = 256
 """Number of parts in which lines are counted, by the first byte of their hash, so that a part fits in memory."""
 
 _COUNTED = np.dtype([("hash", "<u8"), ("count", "<u8")])
-
-
-@dataclass(frozen=True)
-class Hygiene:
-    """Filter rules.
-
-    Attributes:
-      drop_duplicates: keep only one of the documents with equal text.
-      max_line_repeats: drop all occurrences of lines that occur more often in the corpus; 0: keep all lines.
-      min_document_tokens, max_document_tokens: drop shorter and longer documents; 0: no limit. Counted after lines are
-        dropped, without special tokens.
-    """
-
-    drop_duplicates: bool = False
-    max_line_repeats: int = 0
-    min_document_tokens: int = 0
-    max_document_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("max_line_repeats", "min_document_tokens", "max_document_tokens"):
-            if getattr(self, name) < 0:
-                raise InputError(f"--{name}={getattr(self, name)}: must be at least 0")
-        if self.max_document_tokens and self.max_document_tokens < self.min_document_tokens:
-            raise InputError(
-                f"--min_document_tokens={self.min_document_tokens}: must be at most --max_document_tokens="
-                f"{self.max_document_tokens}, or all documents are dropped"
-            )
 
 
 def repeated_lines(runs: Sequence[Run], limit: int, scratch: Path) -> np.ndarray:

@@ -23,8 +23,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,22 +33,13 @@ from bert_jax.data.dataset import INFO_FILE, TOKEN_COUNTS_FILE, VOCABULARY_FILE,
 from bert_jax.data.file_digests import array_digest
 from bert_jax.data.preparation import corpus
 from bert_jax.data.preparation.corpus_hints import warn_of_random_pairs, warn_of_short_documents
-from bert_jax.data.preparation.filters import Hygiene, repeated_lines
-from bert_jax.data.preparation.instances import RANDOM_NEXT_RULES
+from bert_jax.data.preparation.filters import repeated_lines
+from bert_jax.data.preparation.options import MAX_SHARE, PrepareOptions
 from bert_jax.data.preparation.scratch_folder import TEMPORARY, locked, scratch_folder
-from bert_jax.data.preparation.shards import (
-    BuildTask,
-    Built,
-    Pairing,
-    build,
-    eval_threshold,
-    finished_shard,
-    hash_ranges,
-)
-from bert_jax.data.preparation.sorted_runs import Run, TokenizeTask, Tokenizing, finished_runs, save_array, tokenize
+from bert_jax.data.preparation.shards import BuildTask, Built, build, finished_shard, shard_ranges
+from bert_jax.data.preparation.sorted_runs import Run, TokenizeTask, finished_runs, save_array, tokenize
 from bert_jax.data.preparation.worker_pool import Result, Task, map_tasks
 from bert_jax.data.unknown_tokens import (
-    MAX_SHARE,
     WARN_SHARE,
     check_limit,
     check_share,
@@ -61,53 +50,13 @@ from bert_jax.data.unknown_tokens import (
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.progress import Bars, silent
-from bert_jax.text.languages import check_language, log_fallback
+from bert_jax.text.languages import log_fallback
 from bert_jax.text.tokenization import WordPieceTokenizer
 
 log = logging.getLogger(__name__)
 
 LOCAL = "local"
-LONGEST_SEQ_LEN = 1 << 15
 _PUBLISHED = "published.json"
-
-
-@dataclass(frozen=True)
-class PrepareOptions:
-    """Options that, with corpus, vocabulary and seed, determine the bytes of a dataset."""
-
-    seq_len: int = 128
-    pairs: str = "nsp"  # or "none": instances of one segment, for a corpus without documents
-    dupe_factor: int = 1
-    short_seq_prob: float = 0.1
-    random_next: str = "paper"
-    eval_fraction: float = 0.01
-    sentences: str = "split"  # or "lines": the corpus has one sentence a line
-    language: str = "en"
-    documents: str = "blank_line"
-    errors: str = "strict"
-    drop_duplicates: bool = False
-    max_line_repeats: int = 0
-    min_document_tokens: int = 0
-    max_document_tokens: int = 0
-    bucket_tokens: int = 16 << 20
-
-    def __post_init__(self) -> None:
-        def check(holds: bool, message: str) -> None:
-            if not holds:
-                raise InputError(message)
-
-        check(8 <= self.seq_len <= LONGEST_SEQ_LEN, f"--seq_len={self.seq_len}: must be in [8, {LONGEST_SEQ_LEN}]")
-        check(self.dupe_factor >= 1, f"--dupe_factor={self.dupe_factor}: must be at least 1")
-        check(0 <= self.short_seq_prob <= 1, f"--short_seq_prob={self.short_seq_prob}: must be in [0, 1]")
-        check(0 <= self.eval_fraction < 1, f"--eval_fraction={self.eval_fraction}: must be in [0, 1)")
-        check(self.bucket_tokens >= 1024, f"--bucket_tokens={self.bucket_tokens}: must be at least 1024")
-        check(
-            self.random_next in RANDOM_NEXT_RULES,
-            f"--random_next={self.random_next!r}: expected one of {', '.join(RANDOM_NEXT_RULES)}",
-        )
-        check(self.pairs in ("nsp", "none"), f"--pairs={self.pairs!r}: expected nsp or none")
-        check(self.sentences in ("split", "lines"), f"--sentences={self.sentences!r}: expected split or lines")
-        check_language(self.language)
 
 
 def prepare(
@@ -154,11 +103,7 @@ def prepare(
     beam = _beam_runner(runner, scratch, beam_options)
     if options.sentences == "split":
         log_fallback(options.language)
-    hygiene = _hygiene(options)
-    reading = corpus.CorpusOptions(documents=options.documents, errors=options.errors)
-    slices = corpus.plan(inputs, reading)
-    how = Tokenizing(reading, tokenizer, options.sentences, options.language, bool(hygiene.max_line_repeats))
-    pairing = Pairing(seed=seed, **{n: getattr(options, n) for n in Pairing.__dataclass_fields__.keys() - {"seed"}})
+    slices = corpus.plan(inputs, options)
     atomic.make_folder(folder)
     work = scratch_folder(folder, scratch)
     files = list(dict.fromkeys(piece.path for piece in slices))
@@ -168,10 +113,10 @@ def prepare(
         _check_free(folder)
         _check_shards(folder, work)
         if beam is None:
-            splits, shards = _build(slices, how, pairing, hygiene, options, allow_unk, work, workers, bars)
+            splits, shards = _build(slices, tokenizer, options, seed, allow_unk, work, workers, bars)
         else:
             staged = stack.enter_context(beam.staging(folder / TEMPORARY))
-            job = beam.Job(how, pairing, hygiene, partial(_buckets, options=options), staged)
+            job = beam.Job(tokenizer, options, seed, staged)
             groups = dict.fromkeys(
                 tuple(dict.fromkeys(piece.path for piece in pieces)) for pieces in corpus.batches(slices)
             )
@@ -244,16 +189,11 @@ def _beam_runner(runner: str, scratch: str | None, beam_options: Sequence[str]) 
     return beam
 
 
-def _hygiene(options: PrepareOptions) -> Hygiene:
-    return Hygiene(**{name: getattr(options, name) for name in Hygiene.__dataclass_fields__})
-
-
 def _build(
     slices: Sequence[corpus.Slice],
-    how: Tokenizing,
-    pairing: Pairing,
-    hygiene: Hygiene,
+    tokenizer: WordPieceTokenizer,
     options: PrepareOptions,
+    seed: int,
     allow_unk: float,
     work: Path,
     workers: int,
@@ -263,7 +203,7 @@ def _build(
     # Pass 1: slices to runs.
     before = _fingerprints(slices)
     tokenizing = [
-        TokenizeTask(pieces, tuple(before[piece.path] for piece in pieces), how, work)
+        TokenizeTask(pieces, tuple(before[piece.path] for piece in pieces), tokenizer, options, work)
         for pieces in corpus.batches(slices)
     ]
     task_runs: dict[str, Sequence[Run]] = {}
@@ -281,16 +221,16 @@ def _build(
     if not all_runs:
         return {}, {}
 
-    if hygiene == Hygiene():  # Else filters might still drop the [UNK].
-        check_share(sampled_share(all_runs, how.tokenizer.unk_id), allow_unk, how.tokenizer)
+    if not options.drops_text:  # Else filters might still drop the [UNK].
+        check_share(sampled_share(all_runs, tokenizer.unk_id), allow_unk, tokenizer)
 
     # Pass 2: buckets to shards.
     repeated = np.zeros(0, np.uint64)
-    if hygiene.max_line_repeats:
-        repeated = repeated_lines(all_runs, hygiene.max_line_repeats, work)
+    if options.max_line_repeats:
+        repeated = repeated_lines(all_runs, options.max_line_repeats, work)
     building = [
-        BuildTask(file, split, low, high, all_runs, how.tokenizer.vocab_size, pairing, hygiene, repeated, work)
-        for split, file, low, high in _buckets(all_runs, options)
+        BuildTask(file, split, low, high, all_runs, tokenizer.vocab_size, options, seed, repeated, work)
+        for split, file, low, high in shard_ranges(all_runs, options)
     ]
     built: dict[str, Built] = {}
     with closing(bars(total=documents, desc="pair and write", unit=" documents", unit_scale=True)) as bar:
@@ -322,22 +262,6 @@ def _map_unfinished(
     yield from map_tasks(function, [task for index, task in enumerate(tasks) if index not in before], workers)
 
 
-def _buckets(runs: Sequence[Run], options: PrepareOptions) -> list[tuple[str, str, int, int]]:
-    """Returns (split, file, low, high) of each shard, which holds the documents with hashes in [low, high)."""
-    tokens = sum(run.tokens for run in runs)
-    eval_below = eval_threshold(runs, options.eval_fraction)
-    eval_tokens = int(tokens * eval_below / 2**64)
-    ranges = {
-        "eval": hash_ranges(0, eval_below, eval_tokens, options.bucket_tokens),
-        "train": hash_ranges(eval_below, 2**64, tokens - eval_tokens, options.bucket_tokens),
-    }
-    return [
-        (split, f"{split}-{number:05d}-of-{len(found):05d}.array_record", low, high)
-        for split, found in ranges.items()
-        for number, (low, high) in enumerate(found)
-    ]
-
-
 def _describe(
     splits: dict[str, list[Built]], tokenizer: WordPieceTokenizer, options: PrepareOptions, seed: int
 ) -> DatasetInfo:
@@ -351,7 +275,7 @@ def _describe(
         },
         seq_len=options.seq_len,
         seed=seed,
-        options=asdict(options),
+        options=options.as_recorded(),
         splits={split: _split_info(buckets) for split, buckets in splits.items()},
         dropped=_dropped(splits),
         files={

@@ -13,8 +13,8 @@ from etils import epath
 from bert_jax.data.dataset import Shard, ShardWriter
 from bert_jax.data.file_digests import file_digest
 from bert_jax.data.hashing import key_from, random_bits
-from bert_jax.data.preparation.filters import Hygiene
 from bert_jax.data.preparation.instances import make_pairs, make_rng, make_singles
+from bert_jax.data.preparation.options import FilterOptions, PrepareOptions
 from bert_jax.data.preparation.sorted_runs import Run, load_array, part_of, read_finished, save_array, write_finished
 from bert_jax.data.records import BLOCK, RANDOM_NEXT, SINGLE, encode_block, make_headers, sequence_lengths
 from bert_jax.text.tokenization import token_dtype
@@ -39,25 +39,29 @@ def lowest_hashes(runs: Sequence[Run]) -> np.ndarray:
     return np.unique(np.concatenate([np.zeros(0, np.uint64), *run_hashes]))[:4]
 
 
-def hash_ranges(low: int, high: int, tokens: int, bucket_tokens: int) -> list[tuple[int, int]]:
+def shard_ranges(runs: Sequence[Run], options: PrepareOptions) -> list[tuple[str, str, int, int]]:
+    """Returns (split, file, low, high) of each shard, which holds the documents with hashes in [low, high)."""
+    tokens = sum(run.tokens for run in runs)
+    eval_below = eval_threshold(runs, options.eval_fraction)
+    eval_tokens = int(tokens * eval_below / 2**64)
+    ranges = {
+        "eval": _hash_ranges(0, eval_below, eval_tokens, options.bucket_tokens),
+        "train": _hash_ranges(eval_below, 2**64, tokens - eval_tokens, options.bucket_tokens),
+    }
+    return [
+        (split, f"{split}-{number:05d}-of-{len(found):05d}.array_record", low, high)
+        for split, found in ranges.items()
+        for number, (low, high) in enumerate(found)
+    ]
+
+
+def _hash_ranges(low: int, high: int, tokens: int, bucket_tokens: int) -> list[tuple[int, int]]:
     """Splits [low, high) into equal ranges of about `bucket_tokens` tokens each, as hashes are uniform."""
     if high <= low:
         return []
     parts = max(1, -(-tokens // bucket_tokens))
     bounds = [low + (high - low) * i // parts for i in range(parts + 1)]
     return list(itertools.pairwise(bounds))
-
-
-@dataclass(frozen=True)
-class Pairing:
-    """Options for creating instances from documents; see `instances.py`."""
-
-    seq_len: int
-    pairs: str  # nsp; none for instances of one segment
-    dupe_factor: int
-    short_seq_prob: float
-    random_next: str
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,8 @@ class BuildTask:
     high: int
     runs: Sequence[Run]
     vocab_size: int
-    pairing: Pairing
-    hygiene: Hygiene
+    options: PrepareOptions
+    seed: int
     repeated: np.ndarray
     scratch: Path
 
@@ -83,7 +87,7 @@ class BuildTask:
     def name(self) -> str:
         runs = [Path(run.path).name for run in self.runs]
         inputs = (self.file, self.low, self.high, *runs, self.repeated.tobytes().hex(), self.vocab_size)
-        return f"{key_from(_VERSION, self.pairing, self.hygiene, *inputs):016x}"
+        return f"{key_from(_VERSION, self.options, self.seed, *inputs):016x}"
 
     @property
     def path(self) -> Path:
@@ -174,21 +178,21 @@ def _gather(task: BuildTask) -> _Bucket:
     ends = np.cumsum(np.concatenate(counts)).tolist()
     boundaries = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).tolist()
     documents = [boundaries[start : end + 1] for start, end in zip([0, *ends], ends, strict=False)]
-    order = _filtered(np.argsort(all_hashes, kind="stable"), all_hashes, documents, task.hygiene, dropped)
+    order = _filtered(np.argsort(all_hashes, kind="stable"), all_hashes, documents, task.options, dropped)
     return _Bucket(all_hashes[order], [documents[i] for i in order.tolist()], np.concatenate(tokens), dropped)
 
 
 def _filtered(
-    order: np.ndarray, hashes: np.ndarray, documents: list[list[int]], hygiene: Hygiene, dropped: dict[str, int]
+    order: np.ndarray, hashes: np.ndarray, documents: list[list[int]], options: FilterOptions, dropped: dict[str, int]
 ) -> np.ndarray:
     """Filters the documents in `order` and adds the counts of dropped ones to `dropped`."""
-    if hygiene.drop_duplicates:
+    if options.drop_duplicates:
         is_first = np.concatenate([[True], np.diff(hashes[order]) > 0])[: len(order)]
         dropped["duplicate_documents"] = int((~is_first).sum())
         order = order[is_first]
     sizes = np.array([documents[i][-1] - documents[i][0] for i in order.tolist()], np.int64)
-    too_short = sizes < max(1, hygiene.min_document_tokens)  # also documents without any line left
-    too_long = sizes > (hygiene.max_document_tokens or np.inf)
+    too_short = sizes < max(1, options.min_document_tokens)  # also documents without any line left
+    too_long = sizes > (options.max_document_tokens or np.inf)
     dropped["short_documents"], dropped["long_documents"] = int(too_short.sum()), int(too_long.sum())
     return order[~(too_short | too_long)]
 
@@ -196,21 +200,21 @@ def _filtered(
 def build(task: BuildTask) -> Built:
     """Gathers a bucket from the runs, creates its instances `dupe_factor` times and writes them sorted by id."""
     bucket = _gather(task)
-    pairing = task.pairing
+    options = task.options
     repeats = _occurrence(bucket.hashes)
     ids, spans = [np.zeros(0, np.uint64)], [np.zeros((0, 5), np.int64)]
-    for number in range(pairing.dupe_factor):
-        rng = make_rng(pairing.seed, task.split, task.low, number)
-        if pairing.pairs == "none":
+    for number in range(options.dupe_factor):
+        rng = make_rng(task.seed, task.split, task.low, number)
+        if options.pairs == "none":
             instances = make_singles(
-                bucket.documents, seq_len=pairing.seq_len, short_seq_prob=pairing.short_seq_prob, rng=rng
+                bucket.documents, seq_len=options.seq_len, short_seq_prob=options.short_seq_prob, rng=rng
             )
         else:
             instances = make_pairs(
                 bucket.documents,
-                seq_len=pairing.seq_len,
-                short_seq_prob=pairing.short_seq_prob,
-                random_next=pairing.random_next,
+                seq_len=options.seq_len,
+                short_seq_prob=options.short_seq_prob,
+                random_next=options.random_next,
                 rng=rng,
             )
         counts = np.array([len(created) for created in instances], np.int64)
@@ -258,7 +262,7 @@ def _write_shard(task: BuildTask, tokens: np.ndarray, ids: np.ndarray, spans: np
     order = np.argsort(ids, kind="stable")
     spans = spans[order]
     len_a, len_b = spans[:, 1] - spans[:, 0], spans[:, 3] - spans[:, 2]
-    flags = np.full(len(spans), SINGLE) if task.pairing.pairs == "none" else spans[:, 4] * RANDOM_NEXT
+    flags = np.full(len(spans), SINGLE) if task.options.pairs == "none" else spans[:, 4] * RANDOM_NEXT
     headers = make_headers(ids[order], len_a, len_b, flags)
     data = np.ascontiguousarray(tokens).data.cast("B")
     writer = ShardWriter(epath.Path(task.path))

@@ -12,6 +12,7 @@ import numpy as np
 
 from bert_jax.data.hashing import content_hash, key_from
 from bert_jax.data.preparation import corpus
+from bert_jax.data.preparation.options import PrepareOptions
 from bert_jax.errors import BertJaxError
 from bert_jax.files.atomic import sync, write_whole
 from bert_jax.text import sentences
@@ -24,17 +25,6 @@ TOKENS_A_RUN = 8 << 20  # held in memory before a run is written
 
 
 @dataclass(frozen=True)
-class Tokenizing:
-    """Options for splitting and tokenizing slices. With `lines`, runs store the hash of each sentence's line."""
-
-    reading: corpus.CorpusOptions
-    tokenizer: WordPieceTokenizer
-    sentences: str
-    language: str
-    lines: bool
-
-
-@dataclass(frozen=True)
 class TokenizeTask:
     """Task that tokenizes slices of the input and writes their runs to the folder `scratch`.
 
@@ -44,15 +34,18 @@ class TokenizeTask:
 
     pieces: tuple[corpus.Slice, ...]
     fingerprints: tuple[str, ...]
-    how: Tokenizing
+    tokenizer: WordPieceTokenizer
+    options: PrepareOptions
     scratch: Path
 
     @cached_property
     def name(self) -> str:
-        how = self.how
-        settings = (_VERSION, how.reading, how.tokenizer.sha256, how.sentences, how.language, how.lines)
-        rules = sorted(how.tokenizer.rules.to_json().items())
-        return f"{key_from(self.pieces, self.fingerprints, *settings, *rules):016x}"
+        options = self.options
+        reading = (options.documents, options.errors, options.max_document_bytes)
+        splitting = (options.sentences, options.language, bool(options.max_line_repeats))
+        rules = sorted(self.tokenizer.rules.to_json().items())
+        parts = (self.pieces, self.fingerprints, _VERSION, self.tokenizer.sha256, *reading, *splitting, *rules)
+        return f"{key_from(*parts):016x}"
 
 
 class Run(Protocol):
@@ -165,7 +158,7 @@ def tokenize(task: TokenizeTask) -> list[StoredRun]:
     files: list[Path] = []
     runs = [
         _store(task, number, run, files)  # one at a time in memory
-        for number, run in enumerate(tokenized(task.pieces, task.how))
+        for number, run in enumerate(tokenized(task.pieces, task.tokenizer, task.options))
     ]
     described = [(Path(run.path).name, run.documents, run.tokens) for run in runs]
     write_finished(_finished(task), {"runs": described}, files)
@@ -196,16 +189,20 @@ def read_finished(marker: Path) -> dict[str, Any] | None:
     return content if sizes == content["files"] else None
 
 
-def tokenized(pieces: Sequence[corpus.Slice], how: Tokenizing) -> Iterator[HeldRun]:
+def tokenized(
+    pieces: Sequence[corpus.Slice], tokenizer: WordPieceTokenizer, options: PrepareOptions
+) -> Iterator[HeldRun]:
     """Reads, splits and tokenizes slices; yields a run for every `TOKENS_A_RUN` tokens.
+
+    With `max_line_repeats`, a run has the hash of each sentence's line.
 
     Raises:
       InputError: as `corpus.read`.
     """
-    words = word_cache(how.tokenizer)
+    words = word_cache(tokenizer)
     documents: list[_Document] = []
     held = 0
-    for batch in _batches(pieces, how):
+    for batch in _batches(pieces, options):
         encoded = iter(words.encode([sentence for _, lines in batch for _, line in lines for sentence in line]))
         for text_hash, lines in batch:
             document = _Document(text_hash, [], [], [])
@@ -221,10 +218,10 @@ def tokenized(pieces: Sequence[corpus.Slice], how: Tokenizing) -> Iterator[HeldR
                 documents.append(document)
                 held += sum(map(len, document.sentences))
         if held >= TOKENS_A_RUN * words.dtype.itemsize:
-            yield _run(documents, words.dtype, how.lines)
+            yield _run(documents, words.dtype, options)
             documents, held = [], 0
     if documents:
-        yield _run(documents, words.dtype, how.lines)
+        yield _run(documents, words.dtype, options)
 
 
 def _finished(task: TokenizeTask) -> Path:
@@ -242,19 +239,19 @@ class _Document(NamedTuple):
 
 
 def _batches(
-    pieces: Sequence[corpus.Slice], how: Tokenizing
+    pieces: Sequence[corpus.Slice], options: PrepareOptions
 ) -> Iterator[list[tuple[int, list[tuple[int, list[str]]]]]]:
     """Yields lists of documents (hash, lines) with about `SENTENCES_A_BATCH` sentences; a line is (hash, sentences).
 
-    Without `how.lines`, a document is one line.
+    Without `max_line_repeats`, a document is one line.
     """
     split: Callable[[str], list[str]] = sentences.lines
-    if how.sentences == "split":
-        split = lambda text: sentences.split(text, how.language)  # noqa: E731
+    if options.sentences == "split":
+        split = lambda text: sentences.split(text, options.language)  # noqa: E731
     batch: list[tuple[int, list[tuple[int, list[str]]]]] = []
     size = 0
-    for document in itertools.chain.from_iterable(corpus.read(piece, how.reading) for piece in pieces):
-        if how.lines:
+    for document in itertools.chain.from_iterable(corpus.read(piece, options) for piece in pieces):
+        if options.max_line_repeats:
             lines = [(content_hash(line), split(line)) for line in document.split("\n")]
         else:
             lines = [(0, split(document))]
@@ -267,7 +264,7 @@ def _batches(
         yield batch
 
 
-def _run(documents: list[_Document], dtype: np.dtype, lines: bool) -> HeldRun:
+def _run(documents: list[_Document], dtype: np.dtype, options: PrepareOptions) -> HeldRun:
     keys = np.array([document.text_hash for document in documents], np.uint64)
     order = np.argsort(keys, kind="stable")
     ordered = [documents[i] for i in order.tolist()]
@@ -281,7 +278,7 @@ def _run(documents: list[_Document], dtype: np.dtype, lines: bool) -> HeldRun:
         "lengths": lengths,
         "tokens": np.frombuffer(b"".join(found), dtype),
     }
-    if lines:
+    if options.max_line_repeats:
         arrays["lines"] = np.array([line for document in ordered for line in document.lines], np.uint64)
         arrays["begins_line"] = np.array([begins for document in ordered for begins in document.begins_line], bool)
     return HeldRun(arrays, len(documents), int(lengths.sum()))

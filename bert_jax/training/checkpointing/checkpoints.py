@@ -106,10 +106,6 @@ class Checkpointer:
         if task is not None:
             self._description |= {"task": task, "heads": [head for head in HEADS if head in heads]}
 
-    def latest_step(self) -> int | None:
-        """Returns the newest complete step, or None."""
-        return self._manager.latest_step()
-
     def before_each_save(self, function: Callable[[], None]) -> None:
         """Registers `function` to be called at the start of every save, such as a flush of metrics."""
         self._before_save.append(function)

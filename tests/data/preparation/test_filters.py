@@ -7,8 +7,9 @@ import pytest
 from support import helpers
 
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.preparation.filters import Hygiene, repeated_lines
-from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
+from bert_jax.data.preparation.filters import repeated_lines
+from bert_jax.data.preparation.options import PrepareOptions
+from bert_jax.data.preparation.pipeline import prepare
 from bert_jax.data.preparation.sorted_runs import HeldRun
 from bert_jax.errors import InputError
 
@@ -123,7 +124,7 @@ def test_a_document_of_repeated_lines_alone_is_none(tokenizer, tmp_path):
 )  # fmt: skip
 def test_invalid_limits_are_refused(options):
     with pytest.raises(InputError, match=f"--{next(iter(options))}="):
-        Hygiene(**options)
+        PrepareOptions(**options)
 
 
 def test_a_document_at_a_limit_stays(tokenizer, tmp_path):

@@ -1,0 +1,118 @@
+"""Options of `prepare` and of reading a corpus, each declared once: name, type, default, help, choices and range.
+
+`arguments.py` makes the command line from the fields with a help text. `dataset.json` records the same fields.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from bert_jax.data.preparation.instances import RANDOM_NEXT_RULES
+from bert_jax.errors import InputError
+from bert_jax.text.languages import check_language
+
+LONGEST_SEQ_LEN = 1 << 15
+MAX_SHARE = 0.2
+"""Default of `--allow_unk`. Released vocabularies have shares below 0.005 on text that they were trained for."""
+
+
+def option(default: Any, help: str, **limits: Any) -> Any:
+    """Declares a field as an option of the command line. `limits` are `choices`, `low`, `high` and a `metavar`."""
+    return dataclasses.field(default=default, metadata={"help": help, **limits})
+
+
+class _Checked:
+    def __post_init__(self) -> None:
+        """Raises InputError for a field that is not among its choices or not in its range."""
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value, limits = getattr(self, field.name), field.metadata
+            low, high = limits.get("low"), limits.get("high")
+            if "choices" in limits and value not in limits["choices"]:
+                raise InputError(f"--{field.name}={value!r}: expected one of {', '.join(limits['choices'])}")
+            if low is not None and high is None and not value >= low:
+                raise InputError(f"--{field.name}={value}: must be at least {low}")
+            if high is not None and not low <= value <= high:
+                raise InputError(f"--{field.name}={value}: must be in [{low}, {high}]")
+
+
+@dataclass(frozen=True)
+class CorpusOptions(_Checked):
+    """Options for reading documents from files.
+
+    JSON lines and WikiExtractor files mark their documents themselves. Documents of more than `max_document_bytes` are
+    split at line ends.
+    """
+
+    documents: str = option(
+        "blank_line",
+        "document separator in plain text: a blank line, or the end of the file (for text with blank lines)",
+        choices=("blank_line", "file"),
+    )
+    errors: str = option(
+        "strict", "how to read invalid UTF-8: fail, or replace it by U+FFFD", choices=("strict", "replace")
+    )
+    max_document_bytes: int = dataclasses.field(default=16 << 20, metadata={"low": 1})
+
+
+@dataclass(frozen=True)
+class FilterOptions(_Checked):
+    """Rules that drop text. Repeated lines are dropped first; lengths count no special tokens."""
+
+    drop_duplicates: bool = option(False, "drop duplicate documents (same text)")
+    max_line_repeats: int = option(
+        0, "drop lines that occur more than N times in the corpus; 0: off", low=0, metavar="N"
+    )
+    min_document_tokens: int = option(0, "drop shorter documents", low=0)
+    max_document_tokens: int = option(0, "drop longer documents; 0: off", low=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_document_tokens and self.max_document_tokens < self.min_document_tokens:
+            raise InputError(
+                f"--min_document_tokens={self.min_document_tokens}: must be at most --max_document_tokens="
+                f"{self.max_document_tokens}, or all documents are dropped"
+            )
+
+    @property
+    def drops_text(self) -> bool:
+        """True if any rule is on."""
+        return any(getattr(self, field.name) for field in dataclasses.fields(FilterOptions))
+
+
+@dataclass(frozen=True)
+class InstanceOptions(_Checked):
+    """Options for splitting documents into sentences and creating instances from them; see `instances.py`."""
+
+    seq_len: int = option(128, "tokens per sequence, special tokens included", low=8, high=LONGEST_SEQ_LEN)
+    pairs: str = option(
+        "nsp",
+        "nsp: sentence pairs; none: one segment of complete sentences, for a corpus without documents",
+        choices=("nsp", "none"),
+    )
+    dupe_factor: int = option(1, "passes over the corpus, each with new pairs", low=1)
+    short_seq_prob: float = option(0.1, "share of documents with a shorter target", low=0, high=1)
+    random_next: str = option(
+        "paper",
+        "paper: half of all pairs are random; reference: a lone sentence always gets a random B (55-61% random)",
+        choices=tuple(RANDOM_NEXT_RULES),
+    )
+    eval_fraction: float = option(0.01, "share of documents held out for evaluation")
+    sentences: str = option("split", "split lines into sentences, or one a line", choices=("split", "lines"))
+    language: str = option("en", "ISO 639-1 code (en, de, ko, ...), for splitting sentences")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.eval_fraction < 1:
+            raise InputError(f"--eval_fraction={self.eval_fraction}: must be in [0, 1)")
+        check_language(self.language)
+
+
+@dataclass(frozen=True)
+class PrepareOptions(FilterOptions, CorpusOptions, InstanceOptions):
+    """Options that, with corpus, vocabulary and seed, determine the bytes of a dataset."""
+
+    bucket_tokens: int = option(16 << 20, "tokens per shard, the unit in a worker's memory", low=1024)
+
+    def as_recorded(self) -> dict[str, Any]:
+        """Returns the options of the command line, as `dataset.json` records them."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if "help" in field.metadata}

@@ -1,0 +1,51 @@
+"""Keys that pre-training and fine-tuning share, each once, with its unit. `default.py` of either adds its own."""
+
+import ml_collections
+
+
+def get_config():
+    config = ml_collections.ConfigDict()
+
+    config.seed = 0  # Seeds new parameters, data order, masks and dropout.
+    # Computes in float32, bfloat16, or auto: bfloat16 on TPU and GPU. Parameters are always float32.
+    config.dtype = "auto"
+    config.max_nonfinite_steps = 10  # Stops a run after so many skipped updates (non-finite loss or gradient) in a row.
+    config.stall_minutes = 10.0  # Minutes without a step before the watchdog dumps all thread stacks; 0: never.
+    config.stall_exit_minutes = 0.0  # Minutes without a step before the run ends with status 1; 0: never.
+
+    config.model = ml_collections.ConfigDict()
+    config.model.hidden_dropout_prob = 0.1
+    config.model.attention_probs_dropout_prob = 0.1
+
+    config.optimizer = ml_collections.ConfigDict()
+    config.optimizer.name = "adamw"  # adamw, or lamb for batches of ten thousands.
+    config.optimizer.decay_power = 1.0  # After the warm-up, the rate is peak * (1 - step / total_steps) ** decay_power.
+    config.optimizer.weight_decay = 0.01  # Biases and LayerNorms have none.
+    config.optimizer.b1 = 0.9
+    config.optimizer.b2 = 0.999
+    config.optimizer.eps = 1e-6
+    config.optimizer.grad_clip_norm = 1.0  # Global norm; 0: no clipping.
+    # The reference's AdamW has no bias correction: its updates are up to 6.5 times those of torch's, 3 times after 100
+    # steps and 1.3 times after 1,000. In a short run 2e-5 without it scores as 1e-4 with it: True needs higher rates.
+    # LAMB's recipes have it.
+    config.optimizer.bias_correction = False
+
+    config.mesh = ml_collections.ConfigDict()  # Devices along each axis; -1 infers one of them.
+    config.mesh.data = -1  # Copies of the parameters.
+    config.mesh.fsdp = 1  # Shards of parameters and optimizer state, along the hidden size.
+    config.mesh.tensor = 1  # Shards of heads, feed-forward and vocabulary.
+    config.mesh.zero1 = False  # True: optimizer state, but not parameters, is sharded along data too (ZeRO stage 1).
+
+    # Attention is xla, or a kernel that keeps no seq_len x seq_len array: splash on TPU, cudnn on GPU. A kernel has no
+    # dropout; set model.attention_probs_dropout_prob=0.0.
+    config.attention = "xla"
+    # The backward pass recomputes none, attention (its arrays of seq_len x seq_len), dots (all but products with
+    # weights), or full (all but each layer's input).
+    config.remat = "none"
+    config.gradient_reduce_dtype = "float32"  # Type of the gradient all-reduce; bfloat16 halves the traffic.
+    config.scan_layers = True  # False unrolls the layers: slower to compile, sometimes faster to run.
+
+    config.checkpoint = ml_collections.ConfigDict()
+    config.profile = ml_collections.ConfigDict()
+    config.profile.steps = ""  # A:B traces steps A to B into WORKDIR/profile.
+    return config
