@@ -1,4 +1,4 @@
-"""BERT with its two pre-training heads, and the functions that make and count its parameters."""
+"""BERT on one page: embeddings, encoder, pooler, masked-LM and next-sentence heads (Devlin et al. 2019, section 3)."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -8,16 +8,108 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.heads import MaskedLanguageModelHead, NextSentenceHead, Pooler
-from bert_jax.model.layers import Key, row_keys, split_keys
+from bert_jax.model.layers import (
+    Key,
+    LayerNorm,
+    activation,
+    dropout,
+    parameter,
+    row_keys,
+    split_keys,
+    truncated_normal,
+)
 
 Parameters = dict[str, Any]
 """A nested dict of arrays: the model's parameters by attribute name."""
 
 HEADS = ("pooler", "mlm_head", "nsp_head")
 """The optional parts of a BERT; `nsp_head` reads the output of `pooler`."""
+
+
+class Embeddings(nnx.Module):
+    """The sum of three embeddings. The word table is [V, D] with V padded; the rows beyond `vocab_size` are zero."""
+
+    def __init__(self, config: BertConfig, *, key: Key):
+        words, positions, types = jax.random.split(key, 3)
+        size, std = config.hidden_size, config.initializer_range
+        table = truncated_normal(words, (config.vocab_size, size), std)
+        padding = config.padded_vocab_size - config.vocab_size
+        self.word = parameter(jnp.pad(table, ((0, padding), (0, 0))), "vocab", "embed")
+        self.position = parameter(
+            truncated_normal(positions, (config.max_position_embeddings, size), std), None, "embed"
+        )
+        self.token_type = parameter(truncated_normal(types, (config.type_vocab_size, size), std), None, "embed")
+        self.norm = LayerNorm(size, config.layer_norm_eps)
+        self.dropout_rate = config.hidden_dropout_prob
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        token_type_ids: jax.Array,
+        positions: jax.Array,
+        *,
+        dtype: jnp.dtype,
+        key: Key | None,
+    ) -> jax.Array:
+        """Maps three int32 [B, L] to [B, L, D] of `dtype`."""
+        # A gather, not a one-hot product: its gradient is a scatter-add, 15 times cheaper on a CPU.
+        x = self.word[...][input_ids] + self.position[...][positions] + self.token_type[...][token_type_ids]
+        return dropout(self.norm(x).astype(dtype), self.dropout_rate, key)
+
+
+class Pooler(nnx.Module):
+    """Pooler: tanh(dense([CLS]))."""
+
+    def __init__(self, config: BertConfig, *, key: Key):
+        size = config.hidden_size
+        self.kernel = parameter(truncated_normal(key, (size, size), config.initializer_range), "embed", "pooled")
+        self.bias = parameter(jnp.zeros(size, jnp.float32), "pooled")
+
+    def __call__(self, x: jax.Array, cls_positions: jax.Array) -> jax.Array:
+        """Maps x [B, L, D] at cls_positions [B, K] to [B, K, D]."""
+        cls = jnp.take_along_axis(x, cls_positions[:, :, None], axis=1)
+        return jnp.tanh(
+            jnp.einsum("bkd,de->bke", cls, self.kernel[...].astype(x.dtype)) + self.bias[...].astype(x.dtype)
+        )
+
+
+class MaskedLanguageModelHead(nnx.Module):
+    """Masked-LM head at masked positions: dense(D), activation, LayerNorm, transposed word embeddings, bias."""
+
+    def __init__(self, config: BertConfig, *, key: Key):
+        size = config.hidden_size
+        self.kernel = parameter(truncated_normal(key, (size, size), config.initializer_range), "embed", "pooled")
+        self.bias = parameter(jnp.zeros(size, jnp.float32), "pooled")
+        self.norm = LayerNorm(size, config.layer_norm_eps)
+        self.output_bias = parameter(jnp.zeros(config.padded_vocab_size, jnp.float32), "vocab")
+        self.hidden_act = config.hidden_act
+        self.vocab_size = config.vocab_size
+
+    def __call__(self, x: jax.Array, masked_positions: jax.Array, word_embeddings: jax.Array) -> jax.Array:
+        """Maps x [B, L, D] at masked_positions [B, P] to fp32 logits [B, P, V]; those of padding are -inf."""
+        dtype = x.dtype
+        x = jnp.take_along_axis(x, masked_positions[:, :, None], axis=1)
+        x = x.reshape(-1, x.shape[-1])  # all predictions on one axis, for the reason given in `project`
+        x = jnp.einsum("nd,de->ne", x, self.kernel[...].astype(dtype)) + self.bias[...].astype(dtype)
+        x = self.norm(activation(self.hidden_act, x))
+        logits = jnp.einsum("nd,vd->nv", x, word_embeddings.astype(dtype), preferred_element_type=jnp.float32)
+        is_word = jnp.arange(logits.shape[-1]) < self.vocab_size
+        logits = jnp.where(is_word, logits + self.output_bias[...], -jnp.inf)
+        return logits.reshape(*masked_positions.shape, -1)
+
+
+class NextSentenceHead(nnx.Module):
+    """Next-sentence head: dense(2) on the pooled vector; class 0 is the next sentence, 1 a random one."""
+
+    def __init__(self, config: BertConfig, *, key: Key):
+        self.kernel = parameter(truncated_normal(key, (config.hidden_size, 2), config.initializer_range), "embed", None)
+        self.bias = parameter(jnp.zeros(2, jnp.float32), None)
+
+    def __call__(self, pooled: jax.Array) -> jax.Array:
+        """Maps [B, K, D] to fp32 logits [B, K, 2]."""
+        kernel = self.kernel[...].astype(pooled.dtype)
+        return jnp.einsum("bkd,dc->bkc", pooled, kernel, preferred_element_type=jnp.float32) + self.bias[...]
 
 
 class BertForPreTraining(nnx.Module):

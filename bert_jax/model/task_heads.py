@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from bert_jax.model.bert import Embeddings, Pooler
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.bilstm import BiLstm
-from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.encoder import Encoder
-from bert_jax.model.heads import Pooler
 from bert_jax.model.layer_features import FEATURES, LayerMix, feature_size, is_mixed, layers_of
 from bert_jax.model.layers import Key, dropout, parameter, row_keys, split_keys, truncated_normal
 
