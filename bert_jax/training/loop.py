@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bert_jax.batch import Batch, HostBatch
 from bert_jax.data.loading.prefetch import Prefetch
 from bert_jax.errors import BertJaxError, Interrupted
 from bert_jax.parallel.host_batches import put_batch, rows_here
@@ -17,7 +18,7 @@ from bert_jax.tracking.running_means import RunningMeans
 from bert_jax.tracking.throughput import Throughput, summary
 from bert_jax.training.run import Run
 from bert_jax.training.state import TrainState
-from bert_jax.training.train_step import STOP, Metrics
+from bert_jax.training.train_step import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +44,8 @@ class StepRange:
 
     start: int
     stop: int
-    train_step: Callable[[TrainState, Mapping[str, Any]], tuple[TrainState, Metrics]]
-    make_batch: Callable[[int], dict[str, np.ndarray]]
+    train_step: Callable[[TrainState, Batch[Any]], tuple[TrainState, Metrics]]
+    make_batch: Callable[[int], HostBatch]
     batch_size: int
     microbatches: int
     throughput: Throughput
@@ -68,14 +69,14 @@ def run_steps(run: Run, steps: StepRange, state: TrainState) -> tuple[TrainState
 
     rows = len(rows_here(run.mesh, steps.batch_size, steps.microbatches))
 
-    def put(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+    def put(batch: HostBatch) -> Batch[jax.Array]:
         return put_batch(run.mesh, batch, steps.microbatches, batch_size=steps.batch_size)
 
     # Tells the other processes of a stop signal with each batch. It is added just before the step: a prefetched batch
     # would carry a SIGTERM several steps later.
-    stop_flags = [put({STOP: np.full(rows, is_asked, np.int32)}) for is_asked in (0, 1)] if are_several else []
+    stop_flags = [put({"stop": np.full(rows, is_asked, np.int32)}) for is_asked in (0, 1)] if are_several else []
 
-    def make_batch(step: int) -> dict[str, jax.Array]:
+    def make_batch(step: int) -> Batch[jax.Array]:
         return put(steps.make_batch(step))
 
     batches = Prefetch(make_batch, steps.start, steps.stop)
@@ -94,7 +95,7 @@ def run_steps(run: Run, steps: StepRange, state: TrainState) -> tuple[TrainState
             return False
         (at, device_values), pending = pending, None
         values = jax.device_get(device_values)
-        stops_together = bool(values.pop(STOP, 0))
+        stops_together = bool(values.pop("stop", 0))
         throughput.finished(at, batches.waited)
         run.stalls.beat(at)
         means.add({name: value.item() for name, value in values.items()})

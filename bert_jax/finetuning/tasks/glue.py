@@ -22,7 +22,7 @@ from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs.bad_rows import MISSING_LABEL, NO_GOLD_LABEL, UNKNOWN_LABEL, BadLabel, BadRows
 from bert_jax.finetuning.inputs.glue_tfds import read_tfds
 from bert_jax.finetuning.inputs.tables import columns_of, text_lines, tsv_rows, write_lines
-from bert_jax.text.examples import TextExample
+from bert_jax.text.sequences import TextExample
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import zstandard
 from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs.bad_rows import BadRows
 from bert_jax.finetuning.inputs.text_files import TextFields, are_scores, find_fields, read_texts
-from bert_jax.text.examples import TextExample
+from bert_jax.text.sequences import TextExample
 
 
 def write(path: Path, content: str) -> Path:
