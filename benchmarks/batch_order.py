@@ -111,7 +111,7 @@ def write_encoder(encoder: Path, folder: Path) -> None:
     pieces = (encoder / "vocab.txt").read_text().split("\n")
     special = {pieces.index(piece) for piece in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")}
     task = read_task(folder, encoder / "vocab.txt")
-    rows = [task.train(), *(split.rows for split in task.splits())]
+    rows = [task.train(), *(split.examples for split in task.splits())]
     kept = sorted(special.union(*(sequence.input_ids for one in rows for sequence in one.sequences)))
     weights, words = load_file(encoder / "model.safetensors"), "embeddings.word_embeddings.weight"
     weights[words] = np.ascontiguousarray(weights[words][kept])
@@ -146,7 +146,8 @@ def read_task(folder: Path, vocabulary: Path) -> Any:
 # --- Orders ----------------------------------------------------------------------------------------------------------
 def orders(options: argparse.Namespace) -> None:
     """Prints what each order does to padding and to labels, of all examples in the folder."""
-    from bert_jax.finetuning.inputs.batching import epoch_of_batches, padded_length
+    from bert_jax.finetuning.inputs.batching import epoch_of_batches
+    from bert_jax.text.sequences import padded_length
 
     print(
         "| task | examples | window | tokens an example, padded | variance of a batch's mean label | of its moving "

@@ -213,7 +213,7 @@ def _study(options: argparse.Namespace) -> None:
 
 
 def _predict(options: argparse.Namespace) -> None:
-    from bert_jax.finetuning.predict import predict
+    from bert_jax.finetuning.fine_tuned import predict
 
     count = predict(
         options.checkpoint, options.input, options.output,
@@ -223,7 +223,7 @@ def _predict(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    from bert_jax.finetuning.scoring import evaluate_finetuned
+    from bert_jax.finetuning.fine_tuned import evaluate_finetuned
     from bert_jax.runtime.processes import is_first, joined_processes
     from bert_jax.tracking.metrics import finite_json
     from bert_jax.training.checkpointing.checkpoints import open_checkpoint

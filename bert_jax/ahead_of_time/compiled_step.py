@@ -11,9 +11,10 @@ import jax
 from bert_jax.ahead_of_time.chips import roofline
 from bert_jax.ahead_of_time.hlo import read_collectives, read_loops
 from bert_jax.ahead_of_time.target import Target, out_of_memory
+from bert_jax.batch import map_arrays, pretraining_shapes
 from bert_jax.config import ConfigDict
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.loading.loader import batch_shapes, predictions_a_row
+from bert_jax.data.loading.loader import predictions_a_row
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import BATCH_AXES, check_divisibility, fill_in_accumulation, make_mesh
@@ -103,11 +104,11 @@ def compile_step(target: Target, plan: Plan) -> Step:
     check_attention(config, model, rows.seq_len, mesh)
     spec, train_step = plan_step(mesh, plan, model)
     microbatches, sharding = config.gradient_accumulation, batch_sharding(mesh)
-    shapes = batch_shapes(config.global_batch_size // microbatches, rows.seq_len, rows.predictions, rows.sequences)
-    batch = {
-        name: jax.ShapeDtypeStruct((microbatches, *shape), dtype, sharding=sharding)
-        for name, (shape, dtype) in shapes.items()
-    }
+    microbatch_size = config.global_batch_size // microbatches
+    shapes = pretraining_shapes(microbatch_size, rows.seq_len, rows.predictions, rows.sequences)
+    batch = map_arrays(
+        lambda entry: jax.ShapeDtypeStruct((microbatches, *entry[0]), entry[1], sharding=sharding), shapes
+    )
     state_bytes = sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(spec.abstract)

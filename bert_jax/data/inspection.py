@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.batch import HostBatch, map_arrays
 from bert_jax.data.dataset import PreparedDataset, SplitInfo
 from bert_jax.data.loading.loader import TrainRows
 from bert_jax.data.loading.masking import Masking
@@ -83,7 +84,7 @@ def _samples(dataset: PreparedDataset, count: int, seed: int) -> list[dict[str, 
     labels = ["next" if not label else "random" for label in batch["next_sentence_labels"][:, 0]]
     return [
         {
-            "text": _text(dataset, {name: entry[row] for name, entry in batch.items()}),
+            "text": _text(dataset, map_arrays(lambda entry, row=row: entry[row], batch)),
             "tokens": int(batch["sequence_ids"][row].sum()),
             "predictions": int(batch["masked_weights"][row].sum()),
             "b_is": None if is_single else labels[row],
@@ -92,7 +93,7 @@ def _samples(dataset: PreparedDataset, count: int, seed: int) -> list[dict[str, 
     ]
 
 
-def _text(dataset: PreparedDataset, row: dict[str, np.ndarray]) -> str:
+def _text(dataset: PreparedDataset, row: HostBatch) -> str:
     """Decodes a row; a masked position is shown as {original>input}."""
     originals = dict(zip(row["masked_positions"].tolist(), row["masked_ids"].tolist(), strict=True))
     predicted = {

@@ -13,6 +13,7 @@ A record is a block of instances, not one instance, because each read costs some
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 
@@ -86,15 +87,25 @@ def join(parts: Sequence[Instances]) -> Instances:
     return Instances(headers, tokens, np.cumsum(sizes) - sizes)
 
 
-def lay_out(
-    instances: Instances, which: np.ndarray, seq_len: int, tokenizer: WordPieceTokenizer
-) -> dict[str, np.ndarray]:
-    """Lays out the instances `which` [B] as [CLS] A [SEP] B [SEP] and padding, vectorized over instances.
+class Unmasked(TypedDict):
+    """B instances as rows of L tokens: [CLS] A [SEP] B [SEP] and padding. For the first fields see `Batch`."""
 
-    Returns:
-      `instance_ids` uint64 [B]; `input_ids`, `token_type_ids`, `positions`, `sequence_ids` int32 [B, L] (sequence 0 is
-      padding); `maskable` bool [B, L], the tokens that are not special; `is_random_next` and `is_single` bool [B].
-    """
+    input_ids: np.ndarray
+    token_type_ids: np.ndarray
+    positions: np.ndarray
+    sequence_ids: np.ndarray
+    instance_ids: np.ndarray
+    """uint64 [B]."""
+    maskable: np.ndarray
+    """bool [B, L]: the tokens that are not special."""
+    is_random_next: np.ndarray
+    """bool [B]: the second segment is random."""
+    is_single: np.ndarray
+    """bool [B]: there is no second segment."""
+
+
+def lay_out(instances: Instances, which: np.ndarray, seq_len: int, tokenizer: WordPieceTokenizer) -> Unmasked:
+    """Lays out the instances `which` [B], vectorized over instances."""
     headers = instances.headers[which]
     column = np.arange(seq_len, dtype=np.int32)
     len_a = headers["len_a"].astype(np.int32)[:, None]

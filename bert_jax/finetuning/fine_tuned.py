@@ -1,75 +1,44 @@
-"""Fine-tuned checkpoints loaded as runnable models, for prediction, scoring and use in Python."""
+"""Fine-tuned checkpoints: loading, prediction for a file as JSON lines, and scoring on labelled files."""
 
 import json
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
-from jax.sharding import Mesh
+from etils import epath
 
-from bert_jax.config import ConfigDict, load_config
+from bert_jax.config import load_config
+from bert_jax.data.preparation.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
-from bert_jax.files import remote
-from bert_jax.finetuning.finetune import RESULT_FILE
-from bert_jax.finetuning.inputs.batching import Encoding, Rows
-from bert_jax.finetuning.prediction import Predictor
+from bert_jax.files import atomic, remote
+from bert_jax.finetuning.finetune import RESULT_FILE, describe_result
+from bert_jax.finetuning.forward import LoadedModel, load_model
+from bert_jax.finetuning.inputs.bad_rows import BadRows
+from bert_jax.finetuning.inputs.batching import Encoding
+from bert_jax.finetuning.task import Split
 from bert_jax.finetuning.trained_tasks import TRAINED, Record, TrainedTask
-from bert_jax.model import abstract_parameters
-from bert_jax.model.bert import Parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.parallel.mesh import make_mesh
-from bert_jax.parallel.sharding import parameter_shardings
-from bert_jax.training.checkpointing.checkpoints import Checkpoint
+from bert_jax.progress import Bars, silent
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
 from bert_jax.training.checks import check_batch_size, compute_dtype
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class FineTunedModel:
-    """A fine-tuned checkpoint's parameters on devices, and a predictor."""
-
-    mesh: Mesh
-    graph: nnx.GraphDef
-    parameters: Parameters
-    predictor: Predictor
-    batch_size: int
-
-    def outputs(self, rows: Rows, on_batch: Callable[[], Any] = lambda: None) -> list[np.ndarray]:
-        """Returns the outputs of each example; see `Predictor.run`."""
-        with jax.set_mesh(self.mesh):
-            return self.predictor.run(self.parameters, rows, on_batch)
-
-
 def open_model(
     found: Checkpoint, *, batch_size: int = 64, dtype: str = "auto", devices: Sequence[jax.Device] | None = None
-) -> FineTunedModel:
-    """Loads the parameters of a fine-tuned checkpoint.
-
-    Args:
-      found: a checkpoint with a task.
-      batch_size: examples per batch, rounded up to a multiple of the number of devices.
-      dtype: the computation dtype, as the config's `dtype`.
-      devices: the devices to run on; all by default.
-    """
+) -> LoadedModel:
+    """Loads the parameters of a fine-tuned checkpoint; `dtype` is the config's. For the rest see `load_model`."""
     check_batch_size(batch_size)
     assert found.task is not None
-    head = TaskHead.of_checkpoint(found.task)
-    mesh = make_mesh(ConfigDict({"data": -1, "fsdp": 1, "tensor": 1}), devices)
-    computed: jnp.dtype = compute_dtype(dtype)
-    graph, _, axes = abstract_parameters(found.bert_config, build=BertForTask, head=head, dtype=computed)
-    shardings = parameter_shardings(mesh, axes)
-    parameters = found.load_parameters(shardings, build=BertForTask, head=head)
-    batch_size = -(-batch_size // mesh.size) * mesh.size
-    predictor = Predictor(
-        mesh, graph, shardings, found.tokenizer, batch_size=batch_size, max_seq_len=found.task["max_seq_len"]
-    )
-    return FineTunedModel(mesh, graph, parameters, predictor, batch_size)
+    return load_model(
+        found, batch_size=batch_size, max_seq_len=found.task["max_seq_len"], dtype=compute_dtype(dtype),
+        devices=devices, build=BertForTask, head=TaskHead.of_checkpoint(found.task),
+    )  # fmt: skip
 
 
 def trained_task(found: Checkpoint) -> TrainedTask:
@@ -104,3 +73,96 @@ def _null_threshold(found: Checkpoint) -> float | None:
         )
         return None
     return float(next(iter(result["scores"].values()))["best_f1_thresh"])
+
+
+def predict(
+    checkpoint: str,
+    source: str,
+    output: str,
+    *,
+    texts: Sequence[str] = (),
+    strict: bool = False,
+    batch_size: int = 64,
+    bars: Bars = silent,
+) -> int:
+    """Writes a JSON line for each example of `source`, in its order, and returns the number of examples.
+
+    Each line has `id` and `prediction`, and by kind of task:
+
+    text, glue: the class, and `probabilities` by class; for a regression the score.
+    choice: the ending's number from 0, and `probabilities` in the order of the endings.
+    ner: the tag of each of the `words`.
+    squad: the answer, its `probability` among the n best and, for 2.0, `null_odds`; "" is no answer.
+
+    Bad rows are skipped, logged and counted.
+
+    Args:
+      checkpoint: a workdir of fine-tuning, or one of its checkpoints.
+      source: a file in the training file's format, labels ignored. For a tagger also plain text, one sentence per line.
+      output: the file to write; its folder is created if missing.
+      texts: one or two text columns; by default those of the training file.
+      strict: raise InputError for a bad row.
+      batch_size: examples per batch.
+      bars: creates progress bars.
+
+    Raises:
+      InputError: the checkpoint is not fine-tuned, the file cannot be read, or it does not match the training file
+        (one or two texts per row, the number of endings).
+    """
+    check_batch_size(batch_size)
+    found = open_checkpoint(checkpoint)
+    task = trained_task(found)
+    bad_rows = BadRows(strict=strict)
+    examples = task.read(source, bad_rows, labelled=False, columns=texts)
+    bad_rows.report()
+    atomic.make_folder(epath.Path(output).parent)
+    model = open_model(found, batch_size=batch_size)
+    (split,) = task.task({"input": examples}, {}).splits()
+    outputs = _outputs(model, split, bars, "predict")
+    with atomic.whole_file(output) as file:
+        for prediction in split.predictions(outputs):
+            file.write((json.dumps(prediction, ensure_ascii=False) + "\n").encode())
+    return len(examples)
+
+
+def evaluate_finetuned(checkpoint: str, data: str, *, batch_size: int = 64, bars: Bars = silent) -> dict[str, Any]:
+    """Scores a fine-tuned model with its task's metrics, as at the end of fine-tuning.
+
+    Returns the dict of `describe_result`; the split of a file has the file's name.
+
+    Args:
+      checkpoint: a workdir of fine-tuning, or one of its checkpoints.
+      data: a labelled file in the training file's format, or a folder of such files under their usual names.
+      batch_size: examples per batch.
+      bars: creates progress bars.
+
+    Raises:
+      InputError: the checkpoint is not fine-tuned, a file cannot be read or does not have the task's format, or a label
+        is missing or unknown to the model.
+    """
+    check_batch_size(batch_size)
+    found = open_checkpoint(checkpoint)
+    task = trained_task(found)
+    is_folder = is_tfds(data) or remote.named(data).is_dir()
+    files = task.files(data) if is_folder else {"": data}
+    bad_rows = BadRows(strict_labels=True)
+    examples, skipped = {}, {}
+    for split_name, path in files.items():
+        name = split_name or Path(path).name
+        examples[name] = task.read(path, bad_rows, split=split_name, labelled=True)
+        skipped[name] = bad_rows.take_reasons()
+    bad_rows.report()
+    scored = task.task(examples, skipped)
+    model = open_model(found, batch_size=batch_size)
+    scores: dict[str, dict[str, float]] = {}
+    splits = scored.splits()
+    for split in splits:
+        if split.score is None:
+            raise InputError(f"{files[split.name]}: labels not found; scoring requires them")
+        scores[split.name] = split.score(_outputs(model, split, bars, split.name))
+    return describe_result(scored, splits, found.step, scores)
+
+
+def _outputs(model: LoadedModel, split: Split, bars: Bars, title: str) -> list[np.ndarray]:
+    with closing(bars(total=-(-len(split.examples) // model.batch_size), desc=title, unit="batch")) as bar:
+        return model.outputs(split.examples, lambda: bar.update(1))

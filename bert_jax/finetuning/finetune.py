@@ -13,20 +13,20 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
+from bert_jax.batch import HostBatch, map_arrays
 from bert_jax.config import ConfigDict, flatten, load_config
 from bert_jax.data.hashing import key_from
 from bert_jax.data.preparation.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.finetuning.inputs.batching import Encoding, Rows, epoch_of_batches, padded_length
+from bert_jax.finetuning.forward import Predictor
+from bert_jax.finetuning.inputs.batching import EncodedExamples, Encoding, epoch_of_batches
 from bert_jax.finetuning.losses import task_objective
-from bert_jax.finetuning.prediction import Predictor
 from bert_jax.finetuning.task import Split, Task
 from bert_jax.finetuning.task_checks import check_config, check_head, model_of
 from bert_jax.finetuning.tasks.registry import TASKS
@@ -37,6 +37,7 @@ from bert_jax.parallel.mesh import check_divisibility, make_mesh
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.processes import is_first
+from bert_jax.text.sequences import padded_length
 from bert_jax.text.tokenization import WordPieceTokenizer
 from bert_jax.tracking.flops import finetuning_flops
 from bert_jax.tracking.metrics import finite_json
@@ -119,7 +120,7 @@ def _finetune(
         log.warning(warning)
     log.info(
         "Task %s: %d training examples, %d steps; other splits: %s", task.name, len(rows), order.total_steps,
-        ", ".join(f"{split.name} {len(split.rows)}" for split in splits) or "none",
+        ", ".join(f"{split.name} {len(split.examples)}" for split in splits) or "none",
     )  # fmt: skip
 
     # --- Model and step ------------------------------------------------------------------------------------------
@@ -139,7 +140,7 @@ def _finetune(
     record = {**head.about(), "max_seq_len": config.task.max_seq_len}
     checkpointer = Checkpointer(
         folder, keep=config.checkpoint.keep, config=config, tokenizer=before.tokenizer,
-        task={**record, **task.about()}, heads=("pooler",) if "pooler" in spec.abstract.parameters else (),
+        task={**record, **task.record()}, heads=("pooler",) if "pooler" in spec.abstract.parameters else (),
     )  # fmt: skip
     stack.callback(checkpointer.close)
     if start:
@@ -243,7 +244,7 @@ def plan_step(
 class Order:
     """Maps a step to the examples of its batch: a pure function of (rows, config, step)."""
 
-    rows: Rows
+    rows: EncodedExamples
     config: ConfigDict
 
     def __post_init__(self) -> None:
@@ -272,10 +273,10 @@ class Order:
         """Returns the padded length, in tokens, of that batch."""
         return padded_length(int(self._lengths[self.examples(step)].max()), self.config.task.max_seq_len)
 
-    def batch(self, step: int, rows: np.ndarray, tokenizer: WordPieceTokenizer) -> dict[str, np.ndarray]:
+    def batch(self, step: int, rows: np.ndarray, tokenizer: WordPieceTokenizer) -> HostBatch:
         """Returns the rows `rows` of that batch: the part of one process."""
-        batch = self.rows.lay_out(self.examples(step), self.seq_len(step), self.config.global_batch_size, tokenizer)
-        return {name: entry[rows] for name, entry in batch.items()}
+        batch = self.rows.batch(self.examples(step), self.seq_len(step), self.config.global_batch_size, tokenizer)
+        return map_arrays(lambda entry: entry[rows], batch)
 
 
 def _work(model: BertConfig, head: TaskHead, order: Order) -> Callable[[int], StepWork]:
@@ -406,8 +407,8 @@ def describe_result(
 
 
 def _outputs(run: Run, predictor: Predictor, state: TrainState, split: Split, step: int) -> list[np.ndarray]:
-    with run.progress(step, split.name, None) as on_batch, jax.set_mesh(run.mesh):
-        return predictor.run(state.parameters, split.rows, on_batch)
+    with run.progress(step, split.name, None) as on_batch:
+        return predictor.outputs(state.parameters, split.examples, on_batch)
 
 
 def _finish(

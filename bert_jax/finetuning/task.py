@@ -1,4 +1,4 @@
-"""The interface of a task: rows to train on, and splits to score or predict."""
+"""The interface of a task: examples to train on, and splits to score or predict."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from etils import epath
 
-from bert_jax.finetuning.inputs.batching import Rows
+from bert_jax.finetuning.inputs.batching import EncodedExamples
 
 Outputs = Sequence[np.ndarray]
 """The model's fp32 outputs by example: [labels] of a sequence, [choices], or [T, outputs] of T tokens."""
@@ -25,18 +25,18 @@ class Split:
 
     Attributes:
       name: dev, dev_mismatched, test ...
-      rows: the model's input.
+      examples: the model's input.
       score: maps outputs to the official metrics; None without labels.
       write: writes the predictions of outputs to files in a folder.
       predictions: maps outputs to a JSON object for each example, in the file's order: `id`, `prediction` and further
         keys of the task.
-      scorable: number of examples that `score` scores, each counted once regardless of its number of rows.
+      scorable: number of examples that `score` scores, each counted once regardless of its number of sequences.
       left_out: number of further examples in the file, by the reason for which they are skipped
         (`bad_rows.MISSING_LABEL` and others).
     """
 
     name: str
-    rows: Rows
+    examples: EncodedExamples
     score: Callable[[Outputs], dict[str, float]] | None
     write: Callable[[Outputs, epath.Path], None]
     predictions: Callable[[Outputs], list[dict[str, Any]]]
@@ -67,11 +67,11 @@ class Task(Protocol):
     def positive_label(self) -> str | None:
         """The positive label of a binary `f1`; None for any other task."""
 
-    def about(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """Returns the task's record in checkpoints, as JSON: all that prediction needs."""
 
-    def train(self) -> Rows:
-        """Returns the training rows."""
+    def train(self) -> EncodedExamples:
+        """Returns the training examples."""
 
     def splits(self) -> Sequence[Split]:
         """Returns the splits to score or predict."""

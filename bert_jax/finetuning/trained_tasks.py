@@ -19,7 +19,7 @@ from bert_jax.finetuning.task import Task
 from bert_jax.finetuning.tasks import choice, glue, ner
 from bert_jax.finetuning.tasks.squad import SquadTask
 from bert_jax.finetuning.tasks.text_tasks import TextTask, choose_positive_label, own_text_task
-from bert_jax.text.examples import TextExample
+from bert_jax.text.sequences import TextExample
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,9 @@ FILE.npz       `values` [tokens, layers, hidden_size] fp32, `tokens` and `input_
 import itertools
 import json
 import re
+import sys
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,19 +23,17 @@ from typing import IO, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
-from bert_jax.config import ConfigDict
+from bert_jax.batch import Batch
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.files.file_formats import check_lines, not_utf8
 from bert_jax.files.line_reader import lines_from
-from bert_jax.model import abstract_parameters
-from bert_jax.model.bert import Parameters
-from bert_jax.parallel.host_batches import put_batch
-from bert_jax.parallel.mesh import make_mesh
-from bert_jax.parallel.sharding import batch_sharding, parameter_shardings
+from bert_jax.finetuning.forward import LoadedModel, load_model
+from bert_jax.finetuning.inputs.batching import EncodedExamples
+from bert_jax.model import BertForPreTraining
 from bert_jax.progress import Bars, silent
+from bert_jax.text.sequences import EncodedSequence, encode_pairs
 from bert_jax.text.tokenization import WordPieceTokenizer
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
 from bert_jax.training.checks import check_batch_size
@@ -43,15 +42,7 @@ LAYER_NAMES = ("embeddings", "first", "second_to_last", "last", "last_four", "al
 """Layer names for `parse_layers`. `embeddings` is the sum of the three embeddings, after LayerNorm."""
 
 _SORTED_BATCHES = 16  # batches whose lines are sorted by length together, to save padding
-_SHORTEST_BUCKET = 32
-
-
-@dataclass(frozen=True)
-class Line:
-    """An encoded line of the input: ids with special tokens, and token types of both segments."""
-
-    input_ids: list[int]
-    token_type_ids: list[int]
+_LINES_AT_ONCE = 1024  # per call of the tokenizer
 
 
 @dataclass(frozen=True)
@@ -148,12 +139,12 @@ def extract(
         lengths, cut = _measure(input, tokenizer, length, segments=config.type_vocab_size)
         if not lengths:
             raise InputError(f"--input={input}: the file is empty: expected at least one line")
-        encoder = _Encoder(found, chosen, min(batch_size, len(lengths)))
+        model = _load(found, chosen, min(batch_size, len(lengths)), length)
         with closing(bars(total=len(lengths), desc="features", unit="line")) as bar:
 
-            def values() -> Iterator[tuple[Line, np.ndarray]]:
+            def values() -> Iterator[tuple[EncodedSequence, np.ndarray]]:
                 measured = iter(lengths)
-                for line, hidden in encoder(_read(input, tokenizer, length)):
+                for line, hidden in _hidden_of(model, _read(input, tokenizer, length)):
                     if len(line.input_ids) != next(measured, None):
                         raise InputError(f"--input={input}: the file changed while it was read; run it again")
                     yield line, hidden
@@ -181,100 +172,43 @@ def _texts(path: str) -> Iterator[tuple[str, str | None]]:
         yield (pair[1], pair[2]) if pair else (text, None)
 
 
-def _encoded(path: str, tokenizer: WordPieceTokenizer) -> Iterator[tuple[list[int], list[int] | None]]:
-    """Yields the ids of each line's text and pair, without special tokens and truncation."""
+def _read(path: str, tokenizer: WordPieceTokenizer, length: int) -> Iterator[EncodedSequence]:
     texts = _texts(path)
-    while some := list(itertools.islice(texts, 1024)):
-        first = tokenizer.encode_batch([text for text, _ in some])
-        second = tokenizer.encode_batch([pair or "" for _, pair in some])
-        for (_, pair), a, b in zip(some, first, second, strict=True):
-            yield a, None if pair is None else b
-
-
-def _read(path: str, tokenizer: WordPieceTokenizer, length: int) -> Iterator[Line]:
-    for a, b in _encoded(path, tokenizer):
-        keep_a, keep_b = _kept(len(a), None if b is None else len(b), length)
-        first = [tokenizer.cls_id, *a[:keep_a], tokenizer.sep_id]
-        second = [] if b is None else [*b[:keep_b], tokenizer.sep_id]
-        yield Line(first + second, [0] * len(first) + [1] * len(second))
-
-
-def _kept(a: int, b: int | None, length: int) -> tuple[int, int]:
-    """Returns the tokens to keep of each text for `length` in total: truncates the longer, or the second in a tie."""
-    if b is None:
-        return min(a, length - 2), 0
-    budget = length - 3
-    over = a + b - budget
-    if over <= 0:
-        return a, b
-    if abs(a - b) >= over:  # the longer alone
-        return (a - over, b) if a > b else (a, b - over)
-    return budget - budget // 2, budget // 2
+    while some := list(itertools.islice(texts, _LINES_AT_ONCE)):
+        yield from encode_pairs(tokenizer, some, length)
 
 
 def _measure(path: str, tokenizer: WordPieceTokenizer, length: int, segments: int) -> tuple[list[int], int]:
     """Returns the tokens of each `_read` line, and the number of truncated lines. InputError for invalid pairs."""
     lengths, cut = [], 0
-    for number, (a, b) in enumerate(_encoded(path, tokenizer), start=1):
-        if b is not None and segments < 2:
+    for number, line in enumerate(_read(path, tokenizer, sys.maxsize), start=1):
+        tokens = len(line.input_ids)
+        if line.first_length < tokens and segments < 2:
             raise InputError(f"{path}:{number}: got a pair, but the model has no second segment (type_vocab_size=1)")
-        whole = len(a) + 2 if b is None else len(a) + len(b) + 3
-        cut += whole > length
-        lengths.append(min(whole, length))
+        cut += tokens > length
+        lengths.append(min(tokens, length))
     return lengths, cut
 
 
 # --- Running ---------------------------------------------------------------------------------------------------------
 
 
-class _Encoder:
-    """Computes the chosen hidden states of lines on all devices; lines of similar length share a batch."""
+def _load(checkpoint: Checkpoint, layers: Sequence[int | str], batch_size: int, length: int) -> LoadedModel:
+    """Loads the model that computes the chosen hidden states of lines, [tokens, layers, D], on all devices."""
+    states = np.array([_hidden_state(layer, checkpoint.bert_config.num_hidden_layers) for layer in layers])
 
-    def __init__(self, checkpoint: Checkpoint, layers: Sequence[int | str], batch_size: int):
-        config = checkpoint.bert_config
-        self._mesh = make_mesh(ConfigDict({"data": -1, "fsdp": 1, "tensor": 1}))
-        self._rows = -(-batch_size // self._mesh.size) * self._mesh.size
-        self._longest = config.max_position_embeddings
-        graph, _, logical_axes = abstract_parameters(config, heads=checkpoint.heads)
-        shardings = parameter_shardings(self._mesh, logical_axes)
-        self._parameters = checkpoint.load_parameters(shardings)
-        states = np.array([_hidden_state(layer, config.num_hidden_layers) for layer in layers])
+    def hidden_states(model: BertForPreTraining, batch: Batch[jax.Array]) -> jax.Array:
+        _, hidden = model.encode(batch, all_hidden_states=True)
+        assert hidden is not None
+        return jnp.moveaxis(hidden[states], 0, 2)  # [B, L, layers, D]
 
-        def hidden_states(parameters: Parameters, batch: Mapping[str, jax.Array]) -> jax.Array:
-            rows = jax.tree.map(lambda entry: entry[0], batch)
-            _, hidden = nnx.merge(graph, parameters).encode(rows, all_hidden_states=True)
-            return jnp.moveaxis(hidden[states], 0, 2)  # [B, L, layers, D]
+    return load_model(checkpoint, batch_size=batch_size, max_seq_len=length, forward=hidden_states)
 
-        self._run = jax.jit(hidden_states, in_shardings=(shardings, batch_sharding(self._mesh)))
 
-    def __call__(self, lines: Iterator[Line]) -> Iterator[tuple[Line, np.ndarray]]:
-        """Yields each line with its hidden states [tokens, layers, D], in order."""
-        while some := list(itertools.islice(lines, self._rows * _SORTED_BATCHES)):
-            results: dict[int, np.ndarray] = {}
-            by_length = sorted(range(len(some)), key=lambda index: len(some[index].input_ids))
-            for start in range(0, len(some), self._rows):
-                indices = by_length[start : start + self._rows]
-                hidden = jax.device_get(self._run(self._parameters, self._batch([some[index] for index in indices])))
-                for row, index in enumerate(indices):
-                    results[index] = hidden[row, : len(some[index].input_ids)]
-            for index, line in enumerate(some):
-                yield line, results.pop(index)
-
-    def _batch(self, lines: Sequence[Line]) -> dict[str, jax.Array]:
-        longest = max(len(line.input_ids) for line in lines)
-        length = _SHORTEST_BUCKET
-        while length < longest:  # few lengths, so that few programs are compiled
-            length *= 2
-        length = min(length, self._longest)
-        shape = (self._rows, length)
-        batch = {name: np.zeros(shape, np.int32) for name in ("input_ids", "token_type_ids", "sequence_ids")}
-        for row, line in enumerate(lines):
-            count = len(line.input_ids)
-            batch["input_ids"][row, :count] = line.input_ids
-            batch["token_type_ids"][row, :count] = line.token_type_ids
-            batch["sequence_ids"][row, :count] = 1
-        batch["positions"] = np.broadcast_to(np.arange(length, dtype=np.int32), shape)
-        return put_batch(self._mesh, batch)
+def _hidden_of(model: LoadedModel, lines: Iterator[EncodedSequence]) -> Iterator[tuple[EncodedSequence, np.ndarray]]:
+    """Yields each line with its hidden states [tokens, layers, D], in order; lines of similar length share a batch."""
+    while some := list(itertools.islice(lines, model.batch_size * _SORTED_BATCHES)):
+        yield from zip(some, model.outputs(EncodedExamples(some, None)), strict=True)
 
 
 # --- Writing ---------------------------------------------------------------------------------------------------------
@@ -282,7 +216,7 @@ class _Encoder:
 
 def _write_json_lines(
     file: IO[bytes],
-    values: Iterable[tuple[Line, np.ndarray]],
+    values: Iterable[tuple[EncodedSequence, np.ndarray]],
     tokenizer: WordPieceTokenizer,
     layers: Sequence[int | str],
 ) -> None:
@@ -302,7 +236,7 @@ def _write_json_lines(
 
 def _write_arrays(
     file: IO[bytes],
-    values: Iterable[tuple[Line, np.ndarray]],
+    values: Iterable[tuple[EncodedSequence, np.ndarray]],
     lengths: Sequence[int],
     tokenizer: WordPieceTokenizer,
     layers: Sequence[int | str],

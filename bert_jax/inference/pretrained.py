@@ -10,11 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from bert_jax.batch import Batch, map_arrays
 from bert_jax.errors import InputError
-from bert_jax.finetuning.fine_tuned import FineTunedModel, open_model, trained_task
+from bert_jax.finetuning.fine_tuned import open_model, trained_task
+from bert_jax.finetuning.forward import LoadedModel, load_model
+from bert_jax.finetuning.inputs.batching import EncodedExamples
 from bert_jax.finetuning.trained_tasks import TrainedTask
-from bert_jax.model import BertConfig, BertForPreTraining, abstract_parameters
+from bert_jax.model import BertConfig, BertForPreTraining
 from bert_jax.model.task_heads import BertForTask
+from bert_jax.text.sequences import EncodedSequence, pad_sequences
 from bert_jax.text.tokenization import WordPieceTokenizer
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
 
@@ -26,8 +30,9 @@ class PreTrained:
     model: BertForPreTraining
     tokenizer: WordPieceTokenizer
     config: BertConfig
+    _encoder: LoadedModel = field(repr=False)
 
-    def batch(self, text: str | Sequence[str], pair: str | Sequence[str] | None = None) -> dict[str, jax.Array]:
+    def batch(self, text: str | Sequence[str], pair: str | Sequence[str] | None = None) -> Batch[jax.Array]:
         """Encodes one or several texts, each alone or followed by its `pair`, as the model's int32 input.
 
         Returns:
@@ -39,7 +44,7 @@ class PreTrained:
           InputError: no text, different numbers of texts and pairs, pairs for a model with one segment, or a text that
             is not UTF-8 or too long.
         """
-        batch = _encoded(self.tokenizer, self.config, text, pair, last_position=False)
+        batch = _padded(self.tokenizer, _encode(self.tokenizer, self.config, text, pair), last_position=False)
         return {**batch, "masked_positions": batch["positions"]}
 
 
@@ -57,15 +62,16 @@ class FineTuned:
     config: BertConfig
     record: Mapping[str, Any]
     _checkpoint: Checkpoint = field(repr=False)
-    _running: FineTunedModel = field(repr=False)
+    _running: LoadedModel = field(repr=False)
 
     @cached_property
     def _task(self) -> TrainedTask:
         return trained_task(self._checkpoint)
 
-    def batch(self, text: str | Sequence[str], pair: str | Sequence[str] | None = None) -> dict[str, jax.Array]:
+    def batch(self, text: str | Sequence[str], pair: str | Sequence[str] | None = None) -> Batch[jax.Array]:
         """Returns the arrays of `PreTrained.batch` without `masked_positions`."""
-        return _encoded(self.tokenizer, self.config, text, pair, last_position=self.config.is_decoder)
+        sequences = _encode(self.tokenizer, self.config, text, pair)
+        return _padded(self.tokenizer, sequences, last_position=self.config.is_decoder)
 
     def predict(self, text: str | Sequence[str], pair: Any = None) -> list[dict[str, Any]]:
         """Predicts one or several texts, each alone or with its `pair`; long texts are truncated as in training.
@@ -82,7 +88,7 @@ class FineTuned:
         """
         texts, pairs = _paired(text, pair, one_pair=isinstance(text, str))
         (split,) = self._task.task({"given": self._task.given(texts, pairs)}, {}).splits()
-        predictions = split.predictions(self._running.outputs(split.rows))
+        predictions = split.predictions(self._running.outputs(split.examples))
         return [{key: value for key, value in prediction.items() if key != "id"} for prediction in predictions]
 
 
@@ -98,8 +104,12 @@ def load(checkpoint: str) -> PreTrained | FineTuned:
         running = open_model(found, dtype="float32", devices=jax.local_devices()[:1])
         model = nnx.merge(running.graph, running.parameters)
         return FineTuned(model, found.tokenizer, found.bert_config, found.task, found, running)
-    graph, _, _ = abstract_parameters(found.bert_config, heads=found.heads)
-    return PreTrained(nnx.merge(graph, found.load_parameters()), found.tokenizer, found.bert_config)
+    config = found.bert_config
+    encoder = load_model(
+        found, batch_size=1, max_seq_len=config.max_position_embeddings, devices=jax.local_devices()[:1],
+        forward=lambda model, batch: model.encode(batch)[0],
+    )  # fmt: skip
+    return PreTrained(nnx.merge(encoder.graph, encoder.parameters), found.tokenizer, config, encoder)
 
 
 def _paired(text: str | Sequence[str], pair: Any, *, one_pair: bool) -> tuple[list[str], list[Any]]:
@@ -115,11 +125,9 @@ def _paired(text: str | Sequence[str], pair: Any, *, one_pair: bool) -> tuple[li
     return texts, pairs
 
 
-def _encoded(
-    tokenizer: WordPieceTokenizer, config: BertConfig, text: str | Sequence[str], pair: str | Sequence[str] | None, *,
-    last_position: bool,
-) -> dict[str, jax.Array]:  # fmt: skip
-    """Encodes a batch; `last_position` pools sequences from their last token instead of their first."""
+def _encode(
+    tokenizer: WordPieceTokenizer, config: BertConfig, text: str | Sequence[str], pair: str | Sequence[str] | None
+) -> list[EncodedSequence]:
     texts, pairs = _paired(text, pair, one_pair=isinstance(pair, str))
     if config.type_vocab_size < 2 and any(second is not None for second in pairs):
         raise InputError("pair: the model has no second segment (type_vocab_size=1); give single texts")
@@ -129,18 +137,15 @@ def _encoded(
         raise InputError(
             f"text too long: got {length} tokens, the model reads at most {config.max_position_embeddings}; shorten it"
         )
-    input_ids = np.full((len(texts), length), tokenizer.pad_id, np.int32)
-    token_type_ids, sequence_ids = np.zeros((2, *input_ids.shape), np.int32)
-    for row, (ids, types) in enumerate(encoded):
-        input_ids[row, : len(ids)], token_type_ids[row, : len(ids)], sequence_ids[row, : len(ids)] = ids, types, 1
-    pooled = [[len(ids) - 1 if last_position else 0] for ids, _ in encoded]
-    return {
-        "input_ids": jnp.asarray(input_ids),
-        "token_type_ids": jnp.asarray(token_type_ids),
-        "positions": jnp.asarray(np.tile(np.arange(length, dtype=np.int32), (len(texts), 1))),
-        "sequence_ids": jnp.asarray(sequence_ids),
-        "cls_positions": jnp.asarray(pooled, jnp.int32),
-    }
+    return [EncodedSequence(tuple(ids), types.count(0)) for ids, types in encoded]
+
+
+def _padded(
+    tokenizer: WordPieceTokenizer, sequences: Sequence[EncodedSequence], *, last_position: bool
+) -> Batch[jax.Array]:
+    longest = max(len(sequence.input_ids) for sequence in sequences)
+    batch = pad_sequences(sequences, len(sequences), longest, tokenizer.pad_id, last_position=last_position)
+    return map_arrays(jnp.asarray, batch)
 
 
 @dataclass(frozen=True)
@@ -180,14 +185,16 @@ def fill_mask(pretrained: PreTrained | FineTuned, text: str, top: int = 5) -> li
         )
     if pretrained.config.is_decoder:
         raise InputError("fill-mask does not support a left-to-right model, which cannot use the text after a mask")
-    batch = pretrained.batch(text)
-    ids = batch["input_ids"][0].tolist()
+    (sequence,) = _encode(tokenizer, pretrained.config, text, None)
+    ids = sequence.input_ids
     positions = [position for position, token in enumerate(ids) if token == tokenizer.mask_id]
     if not 1 <= top <= tokenizer.vocab_size:
         raise InputError(f"--top={top}: expected 1 to {tokenizer.vocab_size}")
-    logits, _ = pretrained.model({**batch, "masked_positions": jnp.asarray(positions)[None]})
-    if logits is None:
+    model = pretrained.model
+    if model.mlm_head is None:
         raise InputError("fill-mask requires an mlm_head, which the checkpoint lacks; use another checkpoint")
+    (hidden,) = pretrained._encoder.outputs(EncodedExamples([sequence], None))
+    logits = model.mlm_head(jnp.asarray(hidden)[None], jnp.asarray(positions)[None], model.embeddings.word[...])
     probabilities, tokens = jax.lax.top_k(jax.nn.softmax(logits[0], axis=-1), top)
     fillings = []
     for position, row_probabilities, row_tokens in zip(

@@ -1,12 +1,13 @@
 """BERT on one page: embeddings, encoder, pooler, masked-LM and next-sentence heads (Devlin et al. 2019, section 3)."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from bert_jax.batch import Batch
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.layers import (
@@ -140,7 +141,7 @@ class BertForPreTraining(nnx.Module):
         self.dtype = dtype
 
     def encode(
-        self, batch: Mapping[str, jax.Array], key: Key | None = None, *, all_hidden_states: bool = False
+        self, batch: Batch[jax.Array], key: Key | None = None, *, all_hidden_states: bool = False
     ) -> tuple[jax.Array, jax.Array | None]:
         """Encodes `input_ids, token_type_ids, positions, sequence_ids`, int32 [B, L], to [B, L, D].
 
@@ -156,9 +157,7 @@ class BertForPreTraining(nnx.Module):
         last, hidden = self.encoder(x, batch["sequence_ids"], encoder_key, all_hidden_states=all_hidden_states)
         return last, None if hidden is None else jnp.concatenate([x[None], hidden])
 
-    def __call__(
-        self, batch: Mapping[str, jax.Array], key: Key | None = None
-    ) -> tuple[jax.Array | None, jax.Array | None]:
+    def __call__(self, batch: Batch[jax.Array], key: Key | None = None) -> tuple[jax.Array | None, jax.Array | None]:
         """Returns fp32 logits of both heads: masked-LM [B, P, V] at `masked_positions`, next-sentence [B, K, 2].
 
         A missing head returns None.

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from bert_jax.batch import Batch
 from bert_jax.model.bert import Embeddings, Pooler
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.bilstm import BiLstm
@@ -111,7 +112,7 @@ class BertForTask(nnx.Module):
         self.config = config
         self.dtype = dtype
 
-    def encode(self, batch: Mapping[str, jax.Array], keys: Key | None = None) -> jax.Array:
+    def encode(self, batch: Batch[jax.Array], keys: Key | None = None) -> jax.Array:
         """Computes the features that the head reads: [B, L, D], or [B, L, 4 D] of four layers, the last one first.
 
         One key per row [B] turns dropout on.
@@ -129,7 +130,7 @@ class BertForTask(nnx.Module):
         chosen = [hidden[layer] for layer in layers_of(features, self.config)]
         return jnp.concatenate(chosen, axis=-1) if self.mix is None else self.mix(jnp.stack(chosen))
 
-    def __call__(self, batch: Mapping[str, jax.Array], key: Key | None = None) -> jax.Array:
+    def __call__(self, batch: Batch[jax.Array], key: Key | None = None) -> jax.Array:
         """Returns fp32 outputs [B, outputs], or [B, L, outputs] per token, for the inputs of `BertForPreTraining`.
 
         A key, or one key per row [B], turns dropout on.

@@ -1,12 +1,12 @@
 """Placement of host batches on devices."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bert_jax.batch import Batch, HostBatch, map_arrays
 from bert_jax.parallel.sharding import batch_sharding
 
 
@@ -24,13 +24,13 @@ def rows_here(mesh: Mesh, batch_size: int, microbatches: int = 1) -> np.ndarray:
 
 
 def put_batch(
-    mesh: Mesh, batch: Mapping[str, Any], microbatches: int = 1, *, batch_size: int | None = None
-) -> dict[str, jax.Array]:
+    mesh: Mesh, batch: HostBatch, microbatches: int = 1, *, batch_size: int | None = None
+) -> Batch[jax.Array]:
     """Puts the rows from `rows_here`, [R, ...], on the mesh as their part of a batch [A, B / A, ...].
 
     The host splits it into microbatches, which is free there. B is `batch_size`, by default R.
     """
-    rows = next(iter(batch.values())).shape[0]
+    rows = jax.tree.leaves(batch)[0].shape[0]
     batch_size = rows if batch_size is None else batch_size
     length = batch_size // microbatches
     columns, sharding = _columns_here(mesh, batch_size, microbatches), batch_sharding(mesh)
@@ -46,7 +46,7 @@ def put_batch(
         return jax.make_array_from_callback((microbatches, length, *entry.shape[1:]), sharding, shard)
 
     with jax.transfer_guard("allow"):  # intended transfers
-        return {name: put(entry) for name, entry in batch.items()}
+        return map_arrays(put, batch)
 
 
 def put_everywhere(mesh: Mesh, tree: Any) -> Any:

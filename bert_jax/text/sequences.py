@@ -1,9 +1,17 @@
-"""Encoder input of one or two texts: special tokens added, truncated to a maximum length."""
+"""Encoder input of one or two texts: encoding, truncation, and padding to few lengths."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from bert_jax.batch import HostBatch
 from bert_jax.text.tokenization import WordPieceTokenizer
+
+LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Padded lengths in tokens; beyond the last, its multiples. One program is compiled per length."""
+
+_TEXTS_AT_ONCE = 4_096  # per call of the tokenizer
 
 
 @dataclass(frozen=True)
@@ -12,6 +20,16 @@ class EncodedSequence:
 
     input_ids: tuple[int, ...]
     first_length: int
+
+
+@dataclass(frozen=True)
+class TextExample:
+    """An example of one or two texts. `label` is a class index or a score; None if the file has no labels."""
+
+    id: str
+    text_a: str
+    text_b: str | None
+    label: int | float | None
 
 
 def truncate_pair(a: Sequence[int], b: Sequence[int], limit: int) -> tuple[Sequence[int], Sequence[int]]:
@@ -33,10 +51,65 @@ def truncate_pair(a: Sequence[int], b: Sequence[int], limit: int) -> tuple[Seque
 def encode_sequence(
     tokenizer: WordPieceTokenizer, a: Sequence[int], b: Sequence[int] | None, max_seq_len: int
 ) -> EncodedSequence:
-    """Adds special tokens to one or two texts, truncated to at most `max_seq_len` tokens (at least 4)."""
+    """Adds special tokens to one or two texts, truncated to at most `max_seq_len` tokens (at least 3)."""
     if b is None:
         ids = (tokenizer.cls_id, *a[: max_seq_len - 2], tokenizer.sep_id)
         return EncodedSequence(ids, len(ids))
     a, b = truncate_pair(a, b, max_seq_len - 3)
     first = (tokenizer.cls_id, *a, tokenizer.sep_id)
     return EncodedSequence((*first, *b, tokenizer.sep_id), len(first))
+
+
+def encode_pairs(
+    tokenizer: WordPieceTokenizer, pairs: Sequence[tuple[str, str | None]], max_seq_len: int
+) -> list[EncodedSequence]:
+    """Encodes (A, B) texts as [CLS] A [SEP] or [CLS] A [SEP] B [SEP], truncated to `max_seq_len` tokens (at least 3).
+
+    A literal "[SEP]" in a text is tokenized as ordinary text.
+    """
+    encoded = []
+    for start in range(0, len(pairs), _TEXTS_AT_ONCE):
+        some = pairs[start : start + _TEXTS_AT_ONCE]
+        first = tokenizer.encode_batch([a for a, _ in some])
+        second = iter(tokenizer.encode_batch([b for _, b in some if b is not None]))
+        for ids, (_, b) in zip(first, some, strict=True):
+            encoded.append(encode_sequence(tokenizer, ids, None if b is None else next(second), max_seq_len))
+    return encoded
+
+
+def encode_examples(
+    tokenizer: WordPieceTokenizer, examples: Sequence[TextExample], max_seq_len: int
+) -> list[EncodedSequence]:
+    """Encodes each example as `encode_pairs` does."""
+    return encode_pairs(tokenizer, [(example.text_a, example.text_b) for example in examples], max_seq_len)
+
+
+def padded_length(length: int, max_seq_len: int) -> int:
+    """Returns the smallest of `LENGTHS` that holds `length` tokens, at most `max_seq_len`."""
+    fitting = next((known for known in LENGTHS if known >= length), -(-length // LENGTHS[-1]) * LENGTHS[-1])
+    return min(fitting, max_seq_len)
+
+
+def pad_sequences(
+    sequences: Sequence[EncodedSequence], rows: int, seq_len: int, pad_id: int, *, last_position: bool = False
+) -> HostBatch:
+    """Returns the inputs of the model without `masked_positions`: `sequences`, then padding up to `rows` [B].
+
+    With `last_position` sequences are pooled from their last token. A padding row has one token: it needs a token to
+    attend to.
+    """
+    input_ids = np.full((rows, seq_len), pad_id, np.int32)
+    token_type_ids, sequence_ids = np.zeros((2, rows, seq_len), np.int32)
+    cls_positions = np.zeros((rows, 1), np.int32)
+    for row, sequence in enumerate(sequences):
+        length = len(sequence.input_ids)
+        input_ids[row, :length] = sequence.input_ids
+        token_type_ids[row, sequence.first_length : length] = 1
+        sequence_ids[row, :length] = 1
+        cls_positions[row] = length - 1 if last_position else 0
+    sequence_ids[len(sequences) :, 0] = 1
+    return {
+        "input_ids": input_ids, "token_type_ids": token_type_ids,
+        "positions": np.broadcast_to(np.arange(seq_len, dtype=np.int32), input_ids.shape),
+        "sequence_ids": sequence_ids, "cls_positions": cls_positions,
+    }  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bert_jax.batch import Batch, HostBatch
 from bert_jax.data.loading.prefetch import Prefetch
 from bert_jax.errors import BertJaxError, Interrupted
 from bert_jax.parallel.host_batches import put_batch, rows_here
@@ -23,7 +24,7 @@ from bert_jax.tracking.running_means import RunningMeans
 from bert_jax.tracking.throughput import Throughput, summary
 from bert_jax.training.run import Run
 from bert_jax.training.state import TrainState
-from bert_jax.training.train_step import STOP, Metrics
+from bert_jax.training.train_step import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -168,8 +169,8 @@ class StepRange:
 
     start: int
     stop: int
-    train_step: Callable[[TrainState, Mapping[str, Any]], tuple[TrainState, Metrics]]
-    make_batch: Callable[[int], dict[str, np.ndarray]]
+    train_step: Callable[[TrainState, Batch[Any]], tuple[TrainState, Metrics]]
+    make_batch: Callable[[int], HostBatch]
     batch_size: int
     microbatches: int
     throughput: Throughput
@@ -186,12 +187,12 @@ def run_steps(run: Run, steps: StepRange, state: TrainState, hooks: Sequence[Hoo
     are_several = jax.process_count() > 1
     rows = len(rows_here(run.mesh, steps.batch_size, steps.microbatches))
 
-    def put(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+    def put(batch: HostBatch) -> Batch[jax.Array]:
         return put_batch(run.mesh, batch, steps.microbatches, batch_size=steps.batch_size)
 
     # Tells the other processes of a stop signal with each batch. It is added just before the step: a prefetched batch
     # would carry a SIGTERM several steps later.
-    stop_flags = [put({STOP: np.full(rows, is_asked, np.int32)}) for is_asked in (0, 1)] if are_several else []
+    stop_flags = [put({"stop": np.full(rows, is_asked, np.int32)}) for is_asked in (0, 1)] if are_several else []
 
     batches = Prefetch(lambda step: put(steps.make_batch(step)), steps.start, steps.stop)
     ends: Ends = set()
@@ -203,7 +204,7 @@ def run_steps(run: Run, steps: StepRange, state: TrainState, hooks: Sequence[Hoo
             return
         (step, device_values), pending = pending, None
         values = {name: value.item() for name, value in jax.device_get(device_values).items()}
-        if values.pop(STOP, 0):
+        if values.pop("stop", 0):
             ends.add(End.STOPPED)
         if values["nonfinite_streak"] >= steps.max_nonfinite_steps:
             ends.add(End.NONFINITE)

@@ -4,12 +4,14 @@ The result does not depend on how devices and microbatches split a batch: numera
 are sums of weights, are known before the forward pass.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from bert_jax.batch import Batch
 
 Sums = dict[str, jax.Array]
 
@@ -24,8 +26,8 @@ class Objective:
       losses: names of the means that add up to the loss.
     """
 
-    sums: Callable[[Any, Mapping[str, jax.Array], jax.Array | None], Sums]
-    denominators: Callable[[Mapping[str, jax.Array]], Sums]
+    sums: Callable[[Any, Batch[jax.Array], jax.Array | None], Sums]
+    denominators: Callable[[Batch[jax.Array]], Sums]
     losses: tuple[str, ...]
 
 
@@ -49,9 +51,7 @@ def _is_argmax(logits: jax.Array, labels: jax.Array, label_logits: jax.Array) ->
     return (label_logits == largest) & ~jnp.any((logits == largest[..., None]) & comes_before, axis=-1)
 
 
-def pretraining_sums(
-    mlm_logits: jax.Array | None, nsp_logits: jax.Array | None, batch: Mapping[str, jax.Array]
-) -> Sums:
+def pretraining_sums(mlm_logits: jax.Array | None, nsp_logits: jax.Array | None, batch: Batch[jax.Array]) -> Sums:
     """Sums the numerators of both losses and accuracies over a (micro)batch; skips a missing head."""
     sums: Sums = {}
     if mlm_logits is not None:
@@ -65,7 +65,7 @@ def pretraining_sums(
     return sums
 
 
-def denominators(batch: Mapping[str, jax.Array]) -> Sums:
+def denominators(batch: Batch[jax.Array]) -> Sums:
     """Computes the denominators of a global batch: its weights of predictions and of pairs."""
     predictions, pairs = batch["masked_weights"].sum(), batch["next_sentence_weights"].sum()
     return {"mlm_loss": predictions, "mlm_accuracy": predictions, "nsp_loss": pairs, "nsp_accuracy": pairs}
@@ -89,11 +89,11 @@ def pretraining(*, nsp: bool) -> Objective:
     Without `nsp` the next-sentence head is not trained and has no loss and no accuracy.
     """
 
-    def sums(model: Any, batch: Mapping[str, jax.Array], keys: jax.Array | None) -> Sums:
+    def sums(model: Any, batch: Batch[jax.Array], keys: jax.Array | None) -> Sums:
         mlm_logits, nsp_logits = model(batch, keys)
         return pretraining_sums(mlm_logits, nsp_logits if nsp else None, batch)
 
-    def counts(batch: Mapping[str, jax.Array]) -> Sums:
+    def counts(batch: Batch[jax.Array]) -> Sums:
         return {name: count for name, count in denominators(batch).items() if nsp or not name.startswith("nsp_")}
 
     return Objective(sums, counts, ("mlm_loss", "nsp_loss") if nsp else ("mlm_loss",))

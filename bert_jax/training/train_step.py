@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bert_jax.batch import Batch
 from bert_jax.model.bert import Parameters
 from bert_jax.model.layers import row_keys
 from bert_jax.parallel.fsdp import (
@@ -38,7 +39,7 @@ class TrainStep:
     def __init__(self, jitted: Any, mesh: Mesh, seed_data: np.ndarray, schedule: jax.tree_util.Partial):
         self._jitted, self._mesh, self._run_arguments = jitted, mesh, (seed_data, schedule)
 
-    def __call__(self, state: TrainState, batch: Mapping[str, Any]) -> tuple[TrainState, Metrics]:
+    def __call__(self, state: TrainState, batch: Batch[Any]) -> tuple[TrainState, Metrics]:
         return self._jitted(state, batch, *self._placed)
 
     @functools.cached_property
@@ -46,18 +47,13 @@ class TrainStep:
         with jax.transfer_guard("allow"):  # once
             return put_everywhere(self._mesh, self._run_arguments)
 
-    def trace(self, state: TrainState, batch: Mapping[str, Any]) -> jax.stages.Traced:
+    def trace(self, state: TrainState, batch: Batch[Any]) -> jax.stages.Traced:
         """Traces the step to a jaxpr; state and batch may be `jax.ShapeDtypeStruct`s."""
         return self._jitted.trace(state, batch, *self._run_arguments)
 
-    def lower(self, state: TrainState, batch: Mapping[str, Any]) -> jax.stages.Lowered:
+    def lower(self, state: TrainState, batch: Batch[Any]) -> jax.stages.Lowered:
         """Lowers the step to the compiler's input."""
         return self.trace(state, batch).lower()
-
-
-STOP = "stop"
-"""Optional batch entry, int32 [B]: 1 from a process that received SIGTERM or SIGINT. The metric is its maximum over the
-batch, so that all processes stop at the same step."""
 
 
 def make_train_step(
@@ -92,7 +88,7 @@ def make_train_step(
     frozen = shardings.keys() - spec.moments.keys()
 
     def compute_loss(
-        trained: Parameters, others: Parameters, microbatch: Mapping[str, jax.Array], keys: jax.Array,
+        trained: Parameters, others: Parameters, microbatch: Batch[jax.Array], keys: jax.Array,
         by: objectives.Sums,
     ) -> tuple[jax.Array, objectives.Sums]:  # fmt: skip
         model = whole_model(spec.graph, {**others, **trained}, shardings, gradient_reduce_dtype)
@@ -101,13 +97,13 @@ def make_train_step(
         return functools.reduce(jnp.add, [means[name] for name in objective.losses]), means
 
     def local_gradients(
-        parameters: Parameters, batch: Mapping[str, jax.Array], rows: jax.Array, key: jax.Array, by: objectives.Sums
+        parameters: Parameters, batch: Batch[jax.Array], rows: jax.Array, key: jax.Array, by: objectives.Sums
     ) -> tuple[Parameters, Metrics]:
         """Computes gradients and metrics of one device's rows, and sums them over devices once, at the end."""
         parameters = cast_to_varying(parameters, shardings)
         trained = drop_parts(frozen, parameters)
 
-        def microbatch_gradients(rows: jax.Array, microbatch: Mapping[str, jax.Array]) -> tuple[Parameters, Metrics]:
+        def microbatch_gradients(rows: jax.Array, microbatch: Batch[jax.Array]) -> tuple[Parameters, Metrics]:
             value_and_grad = jax.value_and_grad(compute_loss, has_aux=True)
             (loss, means), gradients = value_and_grad(trained, parameters, microbatch, row_keys(key, rows), by)
             return gradients, {"loss": loss, **means}
@@ -123,9 +119,7 @@ def make_train_step(
         gradients = sum_over_devices(gradients, drop_parts(frozen, shardings), spec.moments, gradient_reduce_dtype)
         return gradients, jax.lax.psum(metrics, row_axes(mesh))
 
-    def global_gradients(
-        state: TrainState, batch: Mapping[str, jax.Array], seed_key: jax.Array
-    ) -> tuple[Parameters, Metrics]:
+    def global_gradients(state: TrainState, batch: Batch[jax.Array], seed_key: jax.Array) -> tuple[Parameters, Metrics]:
         key = jax.random.fold_in(jax.random.fold_in(seed_key, 1), state.step)
         shape = batch["input_ids"].shape[:2]
         rows = jnp.arange(math.prod(shape)).reshape(shape)  # of the global batch, for any number of microbatches
@@ -135,10 +129,10 @@ def make_train_step(
         )(state.parameters, batch, rows, key, objective.denominators(batch))
 
     def train_step(
-        state: TrainState, batch: Mapping[str, jax.Array], seed_data: jax.Array, schedule: optax.Schedule
+        state: TrainState, batch: Batch[jax.Array], seed_data: jax.Array, schedule: optax.Schedule
     ) -> tuple[TrainState, Metrics]:
-        entries = dict(batch)
-        asked_to_stop = entries.pop(STOP, None)
+        entries = batch.copy()
+        asked_to_stop = entries.pop("stop", None)
         gradients, metrics = global_gradients(state, entries, jax.random.wrap_key_data(seed_data))
         grad_norm = optax.tree.norm(gradients)
         learning_rate = schedule(state.step)
@@ -164,7 +158,7 @@ def make_train_step(
             "nonfinite_steps": state.nonfinite_steps,
             "nonfinite_streak": state.nonfinite_streak,
         }
-        return state, metrics if asked_to_stop is None else {**metrics, STOP: asked_to_stop.max()}
+        return state, metrics if asked_to_stop is None else {**metrics, "stop": asked_to_stop.max()}
 
     replicated = NamedSharding(mesh, PartitionSpec())
     jitted = jax.jit(
@@ -179,13 +173,13 @@ def make_train_step(
 
 def make_eval_step(
     mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters
-) -> Callable[[Parameters, Mapping[str, Any]], dict[str, objectives.Sums]]:
+) -> Callable[[Parameters, Batch[Any]], dict[str, objectives.Sums]]:
     """Makes the jitted `(parameters, batch) -> sums` over a batch [1, B, ...]: `numerators` and `denominators`.
 
-    The batch also has `unigram_nats` [1, B, P]: each target's loss under the unigram baseline, in nats.
+    The batch also has `unigram_nats`.
     """
 
-    def local_sums(parameters: Parameters, rows: Mapping[str, jax.Array]) -> dict[str, objectives.Sums]:
+    def local_sums(parameters: Parameters, rows: Batch[jax.Array]) -> dict[str, objectives.Sums]:
         mlm_logits, nsp_logits = whole_model(graph, parameters, shardings, jnp.float32)(rows)
         numerators = objectives.pretraining_sums(mlm_logits, nsp_logits, rows)
         denominators = objectives.denominators(rows)
@@ -194,7 +188,7 @@ def make_eval_step(
         sums = {"numerators": numerators, "denominators": denominators}
         return jax.lax.psum(sums, row_axes(mesh))
 
-    def eval_step(parameters: Parameters, batch: Mapping[str, jax.Array]) -> dict[str, objectives.Sums]:
+    def eval_step(parameters: Parameters, batch: Batch[jax.Array]) -> dict[str, objectives.Sums]:
         specs = jax.tree.map(manual_spec, shardings), PartitionSpec("rows")
         rows = jax.tree.map(lambda entry: entry[0], batch)
         return over_rows(local_sums, mesh, specs, PartitionSpec())(parameters, rows)

@@ -22,9 +22,9 @@ import bert_jax
 from bert_jax.cli import main
 from bert_jax.config import load_config
 from bert_jax.errors import InputError, Interrupted
+from bert_jax.finetuning.fine_tuned import evaluate_finetuned
 from bert_jax.finetuning.finetune import check_same_run, finetune
 from bert_jax.finetuning.inputs.batching import epoch_of_batches
-from bert_jax.finetuning.scoring import evaluate_finetuned
 from bert_jax.inference.pretrained import fill_mask
 from bert_jax.model import initialize
 from bert_jax.model.task_heads import BertForTask, TaskHead

@@ -9,10 +9,9 @@ from support import helpers
 
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
+from bert_jax.finetuning.fine_tuned import evaluate_finetuned, predict
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.inputs.batching import Encoding
-from bert_jax.finetuning.predict import predict
-from bert_jax.finetuning.scoring import evaluate_finetuned
 from bert_jax.finetuning.tasks.registry import TASKS
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 
@@ -186,7 +185,7 @@ def test_real_files_become_rows(checkpoint: Path, data_dir: Path):
     encoding = Encoding(tokenizer, 64)
     choice = TASKS["choice"](config_of("swag", checkpoint, data_dir / "codah"), encoding)
     assert choice.size == 4
-    assert sum(map(len, (choice.train(), *(split.rows for split in choice.splits())))) == 2_776
+    assert sum(map(len, (choice.train(), *(split.examples for split in choice.splits())))) == 2_776
     ner = TASKS["ner"](config_of("ner", checkpoint, data_dir / "wnut17"), encoding)
     assert ner.size == 13
     assert [split.name for split in ner.splits()] == ["dev", "test"]

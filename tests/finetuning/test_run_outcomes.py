@@ -10,10 +10,10 @@ from etils import epath
 from bert_jax.cli import main
 from bert_jax.config import ConfigDict, load_config
 from bert_jax.errors import BertJaxError, InputError
+from bert_jax.finetuning.fine_tuned import evaluate_finetuned
 from bert_jax.finetuning.finetune import check_same_run, finetune
+from bert_jax.finetuning.forward import Predictor
 from bert_jax.finetuning.inputs.batching import Encoding
-from bert_jax.finetuning.prediction import Predictor
-from bert_jax.finetuning.scoring import evaluate_finetuned
 from bert_jax.finetuning.tasks.registry import TASKS
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 
@@ -48,13 +48,13 @@ def test_a_run_says_which_label_f1_is_of_which_rows_have_no_score_and_predicts_e
     checkpoint: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     predicted: list[int] = []
-    real = Predictor.run
+    real = Predictor.outputs
 
     def counting(self, parameters, rows, *more):
         predicted.append(len(rows))
         return real(self, parameters, rows, *more)
 
-    monkeypatch.setattr(Predictor, "run", counting)
+    monkeypatch.setattr(Predictor, "outputs", counting)
     caplog.set_level("INFO")
     config = config_of(checkpoint, folder, task__positive_label="night", task__test="test.csv")
     scores = finetune(config, str(folder / "run"))["dev"]
@@ -81,7 +81,7 @@ def test_a_run_says_which_label_f1_is_of_which_rows_have_no_score_and_predicts_e
 def test_f1_is_of_the_label_chosen_or_the_last(given: str, said: str, checkpoint: Path, folder: Path):
     config = config_of(checkpoint, folder, task__positive_label=given)
     task = TASKS["text"](config, Encoding(open_checkpoint(str(checkpoint)).tokenizer, 16))
-    assert task.positive_label == task.about()["positive_label"] == said
+    assert task.positive_label == task.record()["positive_label"] == said
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_three_labels_have_a_macro_f1_and_no_other(checkpoint: Path, folder: Pat
     (folder / "train.csv").write_text(TRAIN + "the fox .,wood\n")
     task = TASKS["text"](config_of(checkpoint, folder), Encoding(open_checkpoint(str(checkpoint)).tokenizer, 16))
     assert task.metric_names == ("accuracy", "f1_macro")
-    assert "positive_label" not in task.about()
+    assert "positive_label" not in task.record()
 
 
 def test_a_run_without_labels_to_score_by_says_so_first_and_last(checkpoint: Path, folder: Path, capfd):

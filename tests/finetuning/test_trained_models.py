@@ -12,8 +12,7 @@ from etils import epath
 import bert_jax
 from bert_jax.cli import main
 from bert_jax.errors import InputError
-from bert_jax.finetuning.predict import predict
-from bert_jax.finetuning.scoring import evaluate_finetuned
+from bert_jax.finetuning.fine_tuned import evaluate_finetuned, predict
 from bert_jax.model import initialize
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint, save_parameters

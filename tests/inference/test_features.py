@@ -15,7 +15,7 @@ import bert_jax
 from bert_jax import cli
 from bert_jax.errors import InputError
 from bert_jax.inference import features
-from bert_jax.inference.features import LAYER_NAMES, _kept, parse_layers
+from bert_jax.inference.features import LAYER_NAMES, parse_layers
 
 LINES = [
     "the ship sees the moon .",
@@ -127,18 +127,6 @@ def test_long_lines_are_cut_and_counted(folder: Path, tmp_path: Path, capsys: py
     assert last.tolist() == ["[CLS]", "the", "ship", "sees", "the", "moon", "[SEP]"]
 
 
-def test_what_is_kept_of_a_pair():
-    """Against the reference's loop: the longer loses its last token, the second in a tie."""
-    for length in range(3, 14):
-        for a in range(12):
-            for b in range(12):
-                left, right = a, b
-                while left + right > length - 3:
-                    left, right = (left - 1, right) if left > right else (left, right - 1)
-                assert _kept(a, b, length) == (left, right), (a, b, length)
-            assert _kept(a, None, length) == (min(a, length - 2), 0)
-
-
 def test_a_pair_is_parted_at_the_last_bars(folder: Path, tmp_path: Path):
     (tmp_path / "bars.txt").write_text("the ship ||| the owl ||| star .\nthe ship |||  \n")
     assert extract(folder, tmp_path / "out.npz", "--layers=-1", "--input", tmp_path / "bars.txt") == 0
@@ -232,7 +220,7 @@ def test_an_error_after_the_bar_is_on_a_line_of_its_own(
     def fail(*arguments):
         raise InputError("the reason")
 
-    monkeypatch.setattr(features, "_read", fail)
+    monkeypatch.setattr(features, "_hidden_of", fail)
     assert extract(folder, tmp_path / "out.npz", "--layers=-1") == 2
     assert capsys.readouterr().err.endswith("\nbert-jax features: the reason\n")
 

@@ -9,8 +9,8 @@ import jax
 import pytest
 from jax.sharding import NamedSharding
 
+from bert_jax.batch import pretraining_shapes
 from bert_jax.config import load_config
-from bert_jax.data.loading.loader import batch_shapes
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.sharding import batch_sharding
@@ -45,7 +45,7 @@ def test_shardings_match_the_golden_file(config_name, mesh_name, request: pytest
         describe(path, leaf.shape, leaf.sharding) for path, leaf in jax.tree_util.tree_leaves_with_path(spec.abstract)
     ]
     rows = batch_sharding(mesh)
-    for name, (shape, _) in batch_shapes(config.global_batch_size, 128, 20, 1).items():
+    for name, (shape, _) in pretraining_shapes(config.global_batch_size, 128, 20, 1).items():
         lines.append(describe((jax.tree_util.DictKey("batch"), jax.tree_util.DictKey(name)), (1, *shape), rows))
     file = GOLDEN / f"{config_name}-{mesh_name}.txt"
     text = "\n".join(lines) + "\n"

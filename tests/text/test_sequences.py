@@ -20,7 +20,7 @@ def test_pairs_are_truncated_like_the_reference():
     rng = random.Random(0)
     for _ in range(2_000):
         a, b = ([rng.randrange(100) for _ in range(rng.randrange(30))] for _ in range(2))
-        limit = rng.randrange(1, 40)
+        limit = rng.randrange(40)
         assert truncate_pair(a, b, limit) == truncate_one_by_one(a, b, limit)
 
 
@@ -37,4 +37,5 @@ def test_special_tokens_and_segments(tokenizer: WordPieceTokenizer):
     assert (two.input_ids, two.first_length) == ((cls, 7, 8, 9, sep, 10, 11, sep), 5)
     assert encode_sequence(tokenizer, [7, 8, 9], None, 4).input_ids == (cls, 7, 8, sep)
     assert encode_sequence(tokenizer, [7, 8, 9], [10, 11], 7).input_ids == (cls, 7, 8, sep, 10, 11, sep)
+    assert encode_sequence(tokenizer, [7, 8, 9], [10, 11], 3).input_ids == (cls, sep, sep)
     assert encode_sequence(tokenizer, [], [], 7).input_ids == (cls, sep, sep)

@@ -13,7 +13,6 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.tracking.profiling import StepTracer
 from bert_jax.tracking.running_means import RunningMeans
 from bert_jax.training import loop
-from bert_jax.training.train_step import STOP
 
 LIMIT = 10
 
@@ -43,14 +42,14 @@ class FakeRun:
 
     def train_step(self, state, batch):
         done = int(state) + 1
-        self.flags.append(int(np.max(batch[STOP])) if STOP in batch else 0)
+        self.flags.append(int(np.max(batch["stop"])) if "stop" in batch else 0)
         if done == 10 and self.received:
             self.run.stop.received = self.received  # the signal comes while step 10 runs
         metrics = {
             "loss": np.float32(done), "learning_rate": np.float32(done / 10),
             "nonfinite_streak": np.int32(0 if self.is_finite else done),
         }  # fmt: skip
-        return np.int32(done), metrics | ({STOP: batch[STOP].max()} if STOP in batch else {})
+        return np.int32(done), metrics | ({"stop": batch["stop"].max()} if "stop" in batch else {})
 
     def go(self, stop: int = 100, eval_every: int = 0, log_every: int = 1_000, save_every: int = 1_000):
         def save(step: int, state: Any) -> None:

@@ -4,29 +4,28 @@ The loaders are stateless: a run resumes from one integer, and any process can c
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from bert_jax.batch import HostBatch, map_arrays
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.hashing import key_from
 from bert_jax.data.loading.masking import Masking, mask_batch, mask_keys, prediction_counts
 from bert_jax.data.loading.mixture import Mixture, row_shares
 from bert_jax.data.loading.order import EpochOrder
 from bert_jax.data.loading.packing import most_predictions, pack, pack_batch, pack_lengths
-from bert_jax.data.records import Instances, lay_out, sequence_lengths
+from bert_jax.data.records import Instances, Unmasked, lay_out, sequence_lengths
 from bert_jax.errors import InputError
-
-Batch = dict[str, np.ndarray]
 
 _PACKED_BLOCKS = 16  # blocks packed together: a few thousand instances, enough for a dense packing
 
 
 def _make_batch(
-    dataset: PreparedDataset, instances: Batch, masking: Masking | None, mask_key: int, mask_round: int
-) -> Batch:
+    dataset: PreparedDataset, instances: Unmasked, masking: Masking | None, mask_key: int, mask_round: int
+) -> HostBatch:
     """Returns the batch layout of the model; an unpacked row is a pack of one sequence (K = 1)."""
     input_ids, sequence_ids, tokenizer = instances["input_ids"], instances["sequence_ids"], dataset.tokenizer
     if masking is None:
@@ -46,7 +45,10 @@ def _make_batch(
         "token_type_ids": instances["token_type_ids"],
         "positions": instances["positions"],
         "sequence_ids": sequence_ids,
-        **targets,  # input_ids, masked_positions, masked_ids, masked_weights
+        "input_ids": targets["input_ids"],
+        "masked_positions": targets["masked_positions"],
+        "masked_ids": targets["masked_ids"],
+        "masked_weights": targets["masked_weights"],
         "cls_positions": np.zeros((len(input_ids), 1), np.int32),
         "next_sentence_labels": instances["is_random_next"][:, None].astype(np.int32),
         "next_sentence_weights": (~instances["is_single"][:, None]).astype(np.float32),
@@ -70,22 +72,11 @@ def predictions_a_row(masking: Masking | None, seq_len: int, max_sequences: int)
     )
 
 
-def batch_shapes(rows: int, seq_len: int, predictions: int, sequences: int) -> dict[str, tuple[tuple[int, int], type]]:
-    """Returns shape and dtype of each array of a batch [B, ...]; see `TrainRows` for P and K."""
-    return {
-        **dict.fromkeys(("input_ids", "token_type_ids", "positions", "sequence_ids"), ((rows, seq_len), np.int32)),
-        **dict.fromkeys(("masked_positions", "masked_ids"), ((rows, predictions), np.int32)),
-        "masked_weights": ((rows, predictions), np.float32),
-        **dict.fromkeys(("cls_positions", "next_sentence_labels"), ((rows, sequences), np.int32)),
-        "next_sentence_weights": ((rows, sequences), np.float32),
-    }
-
-
-def next_token_targets(input_ids: np.ndarray, sequence_ids: np.ndarray) -> Batch:
+def next_token_targets(input_ids: np.ndarray, sequence_ids: np.ndarray) -> HostBatch:
     """Returns the targets of a left-to-right model: at each position the next token of its sequence, without masking.
 
     From `input_ids`, `sequence_ids` [B, L] it computes `input_ids`, `masked_positions`, `masked_ids` and
-    `masked_weights` of a batch with P = L. The last token of a sequence and the padding have weight 0.
+    `masked_weights` of a `Batch` with P = L. The last token of a sequence and the padding have weight 0.
     """
     rows, length = input_ids.shape
     follows = np.zeros((rows, length), bool)
@@ -187,13 +178,8 @@ class TrainRows:
         self.real_share = float(dataset.lengths("train").sum(dtype=np.int64)) / (self.size * self._seq_len)
         self._windows: dict[tuple[int, int], _Window] = {}
 
-    def rows(self, numbers: np.ndarray) -> Batch:
-        """Returns the rows `numbers` int64 [n] in the layout of the model.
-
-        `input_ids, token_type_ids, positions, sequence_ids` int32 [n, L]; `masked_positions, masked_ids` int32 and
-        `masked_weights` float32 [n, P]; `cls_positions, next_sentence_labels` int32 and `next_sentence_weights`
-        float32 [n, K].
-        """
+    def rows(self, numbers: np.ndarray) -> HostBatch:
+        """Returns the rows `numbers` int64 [n]: the inputs of the model and the targets of pre-training."""
         epochs, windows, places = self._order.locate(numbers)
         parts = []
         for group in _runs(epochs, windows):
@@ -207,9 +193,7 @@ class TrainRows:
             slots = np.where(is_used, np.cumsum(is_used).reshape(packs.shape) - 1, -1)
             sequences = self._sequences(window, packs[is_used], epoch)
             parts.append(pack_batch(sequences, slots, self._seq_len, self.predictions, self.dataset.tokenizer.pad_id))
-        return (
-            parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        )
+        return parts[0] if len(parts) == 1 else map_arrays(lambda *arrays: np.concatenate(arrays), *parts)
 
     def instances(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the instances in rows `numbers` [n], int64 [n, K] with -1 for empty slots, and the epochs [n]."""
@@ -223,7 +207,7 @@ class TrainRows:
             parts.append(np.where(packs >= 0, index[packs], -1))
         return np.concatenate(parts), epochs
 
-    def _sequences(self, window: _Window, which: np.ndarray, epoch: int) -> Batch:
+    def _sequences(self, window: _Window, which: np.ndarray, epoch: int) -> HostBatch:
         instances = lay_out(window.instances, which, self._seq_len, self.dataset.tokenizer)
         mask_round = epoch % self._static_masks if self._static_masks else epoch
         return _make_batch(self.dataset, instances, self._masking, self._keys["mask"], mask_round)
@@ -259,6 +243,19 @@ def _runs(epochs: np.ndarray, windows: np.ndarray) -> list[slice]:
     changes = np.nonzero((np.diff(epochs) != 0) | (np.diff(windows) != 0))[0] + 1
     bounds = [0, *changes.tolist(), len(epochs)]
     return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
+
+
+def _from_sources(source_of: np.ndarray, source_rows: Callable[[int, np.ndarray], HostBatch]) -> HostBatch:
+    """Makes a batch whose row i is from source `source_of[i]`; `source_rows` makes those of a source where True [B]."""
+    sources = [(index, source_of == index) for index in np.unique(source_of).tolist()]
+
+    def interleave(*arrays: np.ndarray) -> np.ndarray:
+        rows = np.empty((len(source_of), *arrays[0].shape[1:]), arrays[0].dtype)
+        for (_, chosen), array in zip(sources, arrays, strict=True):
+            rows[chosen] = array
+        return rows
+
+    return map_arrays(interleave, *(source_rows(*source) for source in sources))
 
 
 def make_mixture(datasets: Sequence[PreparedDataset], shares: Sequence[float], seed: int) -> Mixture:
@@ -310,19 +307,17 @@ class TrainLoader:
         mixed = self._mixture.counts(first_row)
         self._source_offsets = [first - before for first, before in zip(first_rows or mixed, mixed, strict=True)]
 
-    def batch(self, step: int, rows: slice | np.ndarray = slice(None)) -> Batch:
+    def batch(self, step: int, rows: slice | np.ndarray = slice(None)) -> HostBatch:
         """Returns rows `rows` of batch `step` in the layout of `TrainRows.rows`."""
         numbers = (self._offset + step * self.global_batch_size + np.arange(self.global_batch_size))[rows]
         if len(self.sources) == 1:
             return self.sources[0].rows(numbers + self._source_offsets[0])
         source_of, numbers = self._mixture.locate(numbers)
-        batch: Batch = {}
-        for index in np.unique(source_of).tolist():
-            chosen = source_of == index
-            part = self.sources[index].rows(numbers[chosen] + self._source_offsets[index])
-            for name, entry in part.items():
-                batch.setdefault(name, np.empty((len(numbers), *entry.shape[1:]), entry.dtype))[chosen] = entry
-        return batch
+
+        def source_rows(index: int, chosen: np.ndarray) -> HostBatch:
+            return self.sources[index].rows(numbers[chosen] + self._source_offsets[index])
+
+        return _from_sources(source_of, source_rows)
 
     def next_rows(self, step: int) -> list[int]:
         """Returns the index of each source's first row in batch `step` or later."""
@@ -364,22 +359,21 @@ class EvalLoader:
         available = -(-len(order) // batch_size)
         self.batches = available if batches < 0 else min(batches, available)
 
-    def batch(self, number: int, rows: slice | np.ndarray = slice(None)) -> Batch:
+    def batch(self, number: int, rows: slice | np.ndarray = slice(None)) -> HostBatch:
         """Returns rows of eval batch `number` as `TrainRows.rows` does; rows after the split's end have weight 0."""
         positions = (number * self.batch_size + np.arange(self.batch_size))[rows]
         real = positions < len(self._source)
         positions = np.minimum(positions, len(self._source) - 1)
-        batch: Batch = {}
-        for source in np.unique(self._source[positions]).tolist():
-            chosen = self._source[positions] == source
-            dataset = self.datasets[source]
+
+        def source_rows(index: int, chosen: np.ndarray) -> HostBatch:
+            dataset = self.datasets[index]
             instances = dataset.instances("eval", self._index[positions[chosen]])
-            part = _make_batch(dataset, instances, self.masking, key_from(dataset.info.seed, "eval mask"), 0)
-            for name, entry in part.items():
-                batch.setdefault(name, np.empty((len(positions), *entry.shape[1:]), entry.dtype))[chosen] = entry
-        for weights in ("masked_weights", "next_sentence_weights"):
-            batch[weights] = batch[weights] * real[:, None].astype(np.float32)
+            return _make_batch(dataset, instances, self.masking, key_from(dataset.info.seed, "eval mask"), 0)
+
+        batch = _from_sources(self._source[positions], source_rows)
+        batch["masked_weights"] *= real[:, None]
+        batch["next_sentence_weights"] *= real[:, None]
         return batch
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[HostBatch]:
         return (self.batch(number) for number in range(self.batches))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bert_jax.batch import HostBatch
 from bert_jax.data.hashing import key_from, mix, random_bits
 from bert_jax.errors import InputError
 
@@ -73,7 +74,7 @@ def mask_batch(
     mask_id: int,
     vocab_size: int,
     continuation: np.ndarray | None = None,
-) -> dict[str, np.ndarray]:
+) -> HostBatch:
     """Draws the masks of a batch.
 
     Args:
@@ -87,8 +88,8 @@ def mask_batch(
       continuation: bool [V], the pieces that begin with `##`; required for whole-word masking.
 
     Returns:
-      `input_ids` int32 [B, L] masked; `masked_positions` int32 [B, P] ascending, `masked_ids` int32 [B, P] the original
-      tokens, `masked_weights` float32 [B, P] 1 for a prediction and 0 for an unused slot. P is `masking.slots(L)`.
+      `input_ids` masked; `masked_positions` ascending; `masked_ids`, the original tokens; `masked_weights`. P is
+      `masking.slots(L)`.
     """
     length = input_ids.shape[1]
     predictions = masking.slots(length)

@@ -13,9 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from bert_jax.batch import HostBatch, map_arrays, pretraining_shapes
 from bert_jax.data.hashing import random_bits
-
-Batch = dict[str, np.ndarray]
 
 
 def pack_lengths(lengths: np.ndarray, seq_len: int, max_sequences: int) -> list[tuple[int, tuple[int, ...]]]:
@@ -87,7 +86,7 @@ def most_predictions(predictions: Callable[[np.ndarray], np.ndarray], seq_len: i
     return int(most[-1])
 
 
-def pack_batch(sequences: Batch, rows: np.ndarray, seq_len: int, predictions: int, pad_id: int) -> Batch:
+def pack_batch(sequences: HostBatch, rows: np.ndarray, seq_len: int, predictions: int, pad_id: int) -> HostBatch:
     """Converts a batch with one sequence a row, [N, ...], to a packed batch, [R, ...].
 
     Args:
@@ -108,13 +107,12 @@ def pack_batch(sequences: Batch, rows: np.ndarray, seq_len: int, predictions: in
     # Position of each token: start of its sequence in the row plus its column in the sequence.
     sequence, column = np.nonzero(sequences["sequence_ids"][which])
     target = row_index[sequence], starts[sequence] + column
-    packed: Batch = {}
-    for name in ("input_ids", "token_type_ids"):
-        packed[name] = np.full((count, seq_len), pad_id if name == "input_ids" else 0, np.int32)
-        packed[name][target] = sequences[name][which][sequence, column]
-    packed["positions"] = np.zeros((count, seq_len), np.int32)
+    shapes = pretraining_shapes(count, seq_len, predictions, per_row)
+    packed: HostBatch = map_arrays(lambda shape_and_dtype: np.zeros(*shape_and_dtype), shapes)
+    packed["input_ids"].fill(pad_id)
+    packed["input_ids"][target] = sequences["input_ids"][which][sequence, column]
+    packed["token_type_ids"][target] = sequences["token_type_ids"][which][sequence, column]
     packed["positions"][target] = column
-    packed["sequence_ids"] = np.zeros((count, seq_len), np.int32)
     packed["sequence_ids"][target] = slot[sequence] + 1
 
     weights = sequences["masked_weights"][which]
@@ -124,15 +122,11 @@ def pack_batch(sequences: Batch, rows: np.ndarray, seq_len: int, predictions: in
     before = (np.cumsum(counts, axis=1) - counts)[row_index, slot]
     ordinal = np.arange(len(chosen)) - np.searchsorted(chosen, chosen)
     target = row_index[chosen], before[chosen] + ordinal
-    for name, dtype in (("masked_positions", np.int32), ("masked_ids", np.int32), ("masked_weights", np.float32)):
-        packed[name] = np.zeros((count, predictions), dtype)
-        packed[name][target] = sequences[name][which][chosen, at]
-    packed["masked_positions"][target] += starts[chosen].astype(np.int32)
+    packed["masked_positions"][target] = sequences["masked_positions"][which][chosen, at] + starts[chosen]
+    packed["masked_ids"][target] = sequences["masked_ids"][which][chosen, at]
+    packed["masked_weights"][target] = weights[chosen, at]
 
-    for name, dtype in (("cls_positions", np.int32), ("next_sentence_labels", np.int32)):
-        packed[name] = np.zeros((count, per_row), dtype)
     packed["cls_positions"][row_index, slot] = starts
     packed["next_sentence_labels"][row_index, slot] = sequences["next_sentence_labels"][which, 0]
-    packed["next_sentence_weights"] = np.zeros((count, per_row), np.float32)
     packed["next_sentence_weights"][row_index, slot] = sequences["next_sentence_weights"][which, 0]
     return packed

@@ -19,8 +19,7 @@ from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs.bad_rows import MISSING_LABEL, UNKNOWN_LABEL, BadLabel, BadRows
 from bert_jax.finetuning.inputs.tables import columns_of, csv_rows, json_rows, tsv_rows, write_lines
 from bert_jax.finetuning.inputs.text_files import format_of
-from bert_jax.text.examples import encode_pairs
-from bert_jax.text.sequences import EncodedSequence
+from bert_jax.text.sequences import EncodedSequence, encode_pairs
 from bert_jax.text.tokenization import WordPieceTokenizer
 
 _ENDINGS = ("ending0", "ending1", "ending2", "ending3")

@@ -17,7 +17,6 @@ from bert_jax.finetuning.inputs.bad_rows import MISSING_LABEL, UNKNOWN_LABEL, Ba
 from bert_jax.finetuning.inputs.tables import text_lines, write_lines
 
 OUTSIDE = "O"
-SCHEMES = ("iob1", "bio", "bioes")
 
 _DOCUMENT = "-DOCSTART-"
 _TAG = re.compile(r"O|[BIES]-\S.*")
@@ -62,7 +61,7 @@ def read_conll(
     tag_column: int = -1,
     labelled: bool = True,
 ) -> list[TaggedSentence]:
-    """Reads the sentences of a file; tags of any of SCHEMES are converted to BIO.
+    """Reads the sentences of a file; tags in IOB1, BIO or BIOES are converted to BIO.
 
     Args:
       path: the file, optionally compressed.
@@ -92,7 +91,7 @@ def read_conll(
                 break
         else:
             document += not has_documents
-            bio = tuple(convert_tags(tags, "bio")) if labelled else None
+            bio = tuple(to_bio(tags)) if labelled else None
             sentences.append(TaggedSentence(tuple(words), bio, document))
     if not sentences:
         raise InputError(
@@ -191,39 +190,11 @@ def entity_spans(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     return spans
 
 
-def detect_scheme(tags_of_sentences: Iterable[Sequence[str]]) -> str:
-    """Detects which of SCHEMES the tags use.
-
-    "bioes" if there is an E or S; else "iob1" if I is used, and B only to separate an entity from a preceding one of
-    the same type; else "bio".
-    """
-    inside, separates_only = False, True
-    for tags in tags_of_sentences:
-        before = OUTSIDE
-        for tag in tags:
-            prefix, _, kind = tag.partition("-")
-            if prefix in "ES":
-                return "bioes"
-            inside = inside or prefix == "I"
-            if prefix == "B" and (before == OUTSIDE or before.partition("-")[2] != kind):
-                separates_only = False
-            before = tag
-    return "iob1" if inside and separates_only else "bio"
-
-
-def convert_tags(tags: Sequence[str], scheme: str) -> list[str]:
-    """Converts the tags of a sentence, in any of SCHEMES, to `scheme`; `entity_spans` are unchanged."""
-    if scheme not in SCHEMES:
-        raise InputError(f"unknown tagging scheme {scheme!r}; expected one of {', '.join(SCHEMES)}")
+def to_bio(tags: Sequence[str]) -> list[str]:
+    """Converts the tags of a sentence, in IOB1, BIO or BIOES, to BIO; `entity_spans` are unchanged."""
     converted = [OUTSIDE] * len(tags)
-    previous: tuple[str, int] = ("", -1)
     for kind, start, end in entity_spans(tags):
-        converted[start:end] = [f"I-{kind}"] * (end - start)
-        if scheme == "bio" or (scheme == "iob1" and previous == (kind, start)) or scheme == "bioes":
-            converted[start] = f"B-{kind}"
-        if scheme == "bioes":
-            converted[end - 1] = f"S-{kind}" if end == start + 1 else f"E-{kind}"
-        previous = (kind, end)
+        converted[start:end] = [f"B-{kind}"] + [f"I-{kind}"] * (end - start - 1)
     return converted
 
 
@@ -239,7 +210,7 @@ def entity_scores(
     """Returns the score over all entities, which is the task's, and the score of each type; fractions, not percent.
 
     Args:
-      gold: the tags of each sentence, in any of SCHEMES.
+      gold: the tags of each sentence, in IOB1, BIO or BIOES.
       predicted: the same number of tags and sentences.
     """
     counts: dict[str, list[int]] = {}

@@ -6,7 +6,7 @@ import numpy as np
 
 from bert_jax.data.preparation import tfds_corpus
 from bert_jax.errors import InputError
-from bert_jax.text.examples import TextExample
+from bert_jax.text.sequences import TextExample
 
 _TEXTS = {"mrpc": ("sentence1", "sentence2"), "mnli": ("premise", "hypothesis")}  # not the names of the files' columns
 _NO_LABEL = -1

@@ -18,8 +18,8 @@ from typing import Any
 from bert_jax.errors import InputError
 from bert_jax.files.line_reader import COMPRESSED
 from bert_jax.finetuning.inputs.bad_rows import MISSING_LABEL, UNKNOWN_LABEL, BadLabel, BadRows
-from bert_jax.finetuning.inputs.tables import csv_rows, json_rows, tsv_rows, write_lines
-from bert_jax.text.examples import TextExample
+from bert_jax.finetuning.inputs.tables import csv_rows, json_rows, tsv_rows
+from bert_jax.text.sequences import TextExample
 
 TEXT_FIELDS = (
     ("text",), ("text_a", "text_b"), ("sentence1", "sentence2"), ("premise", "hypothesis"),
@@ -120,12 +120,6 @@ def read_texts(
         required = [*(names or ("a text",)), *(["a label"] if labelled else [])]
         raise InputError(f"{path}: no usable row; a row requires {' and '.join(required)}")
     return examples, classes
-
-
-def write_predictions(path: str | PathLike[str], ids: Iterable[str], predictions: Iterable[object]) -> None:
-    """Writes `id TAB prediction` lines below a header; predictions are class names or scores."""
-    rows = (f"{identity}\t{prediction}" for identity, prediction in zip(ids, predictions, strict=True))
-    write_lines(path, ["id\tprediction", *rows])
 
 
 def are_scores(labels: Iterable[str]) -> bool:

@@ -11,7 +11,7 @@ from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
 from bert_jax.finetuning import task_metrics
 from bert_jax.finetuning.inputs.bad_rows import BadRows
-from bert_jax.finetuning.inputs.batching import Encoding, Rows
+from bert_jax.finetuning.inputs.batching import EncodedExamples, Encoding
 from bert_jax.finetuning.inputs.choice_files import ChoiceExample, encode_choices, read_choices, write_choices
 from bert_jax.finetuning.inputs.task_files import split_files
 from bert_jax.finetuning.task import Outputs, Split, softmax
@@ -40,16 +40,16 @@ class ChoiceTask:
     def size(self) -> int:
         return len(next(iter(self.examples.values()))[0].endings)
 
-    def about(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         return {"name": self.name}
 
-    def train(self) -> Rows:
-        return self._rows("train")
+    def train(self) -> EncodedExamples:
+        return self._encoded("train")
 
     def splits(self) -> list[Split]:
         return [self._split(name) for name in self.examples if name != "train"]
 
-    def _rows(self, name: str) -> Rows:
+    def _encoded(self, name: str) -> EncodedExamples:
         examples = self.examples[name]
         groups = encode_choices(self.encoding.tokenizer, examples, self.encoding.max_seq_len)
         labels = None
@@ -57,10 +57,10 @@ class ChoiceTask:
             correct = np.array([example.label for example in examples])
             labels = (np.arange(self.size) == correct[:, None]).astype(np.int32).reshape(-1)
         sequences = [sequence for group in groups for sequence in group]
-        return Rows(sequences, labels, group=self.size, last_position=self.encoding.last_position)
+        return EncodedExamples(sequences, labels, group=self.size, last_position=self.encoding.last_position)
 
     def _split(self, name: str) -> Split:
-        examples, rows = self.examples[name], self._rows(name)
+        examples, encoded = self.examples[name], self._encoded(name)
 
         def score(outputs: Outputs) -> dict[str, float]:
             labels = [example.label or 0 for example in examples]
@@ -80,7 +80,7 @@ class ChoiceTask:
             ]
 
         return Split(
-            name, rows, None if rows.labels is None else score, write, predictions, len(examples),
+            name, encoded, None if encoded.labels is None else score, write, predictions, len(examples),
             self.left_out.get(name, {}),
         )  # fmt: skip
 

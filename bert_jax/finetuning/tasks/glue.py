@@ -11,8 +11,7 @@ msr_paraphrase_test.txt; the pairs of the training file listed in dev_ids.tsv ar
 """
 
 import logging
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 
@@ -23,7 +22,7 @@ from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs.bad_rows import MISSING_LABEL, NO_GOLD_LABEL, UNKNOWN_LABEL, BadLabel, BadRows
 from bert_jax.finetuning.inputs.glue_tfds import read_tfds
 from bert_jax.finetuning.inputs.tables import columns_of, text_lines, tsv_rows, write_lines
-from bert_jax.text.examples import TextExample
+from bert_jax.text.sequences import TextExample
 
 log = logging.getLogger(__name__)
 
@@ -261,12 +260,6 @@ def parse_label(text: str, task: GlueTask) -> int | float:
     if not low <= score <= high:
         raise BadLabel(f"label {text:.60}: expected a score from {low:g} to {high:g}", UNKNOWN_LABEL)
     return score
-
-
-def task_score(values: Iterable[float]) -> float:
-    """Returns the leaderboard's score of a task: the mean of its metrics (for MNLI, of both parts' accuracies)."""
-    values = list(values)
-    return math.fsum(values) / len(values)
 
 
 def write_submission(

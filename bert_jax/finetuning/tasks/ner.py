@@ -12,7 +12,7 @@ from etils import epath
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs.bad_rows import BadRows
-from bert_jax.finetuning.inputs.batching import Encoding, Rows
+from bert_jax.finetuning.inputs.batching import EncodedExamples, Encoding
 from bert_jax.finetuning.inputs.conll import (
     OUTSIDE,
     TaggedSentence,
@@ -55,10 +55,10 @@ class NerTask:
     def size(self) -> int:
         return len(self.tags)
 
-    def about(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         return {"name": self.name, "tags": list(self.tags), "document_context": self.document_context}
 
-    def train(self) -> Rows:
+    def train(self) -> EncodedExamples:
         windows = self._windows("train")
         numbers = {name: number for number, name in enumerate(self.tags)}
         labels = []
@@ -69,7 +69,7 @@ class NerTask:
                 assert tags is not None
                 token_labels[position] = numbers[tags[word]]
             labels.append(token_labels)
-        return Rows([window.sequence for window in windows], labels)
+        return EncodedExamples([window.sequence for window in windows], labels)
 
     def splits(self) -> list[Split]:
         return [self._split(name) for name in self.sentences if name != "train"]
@@ -105,10 +105,10 @@ class NerTask:
                 for number, (sentence, tags) in enumerate(zip(sentences, predicted(outputs), strict=True), start=1)
             ]
 
-        rows = Rows([window.sequence for window in windows], None)
+        encoded = EncodedExamples([window.sequence for window in windows], None)
         has_tags = all(sentence.tags is not None for sentence in sentences)
         return Split(
-            name, rows, score if has_tags else None, write, predictions, len(sentences), self.left_out.get(name, {})
+            name, encoded, score if has_tags else None, write, predictions, len(sentences), self.left_out.get(name, {})
         )
 
 

@@ -10,7 +10,7 @@ from etils import epath
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs.bad_rows import BadRows
-from bert_jax.finetuning.inputs.batching import Encoding, Rows
+from bert_jax.finetuning.inputs.batching import EncodedExamples, Encoding
 from bert_jax.finetuning.inputs.squad_files import Question, read_questions
 from bert_jax.finetuning.inputs.task_files import split_files
 from bert_jax.finetuning.task import Outputs, Split
@@ -26,7 +26,7 @@ class SquadTask:
     Attributes:
       training: the training questions.
       evaluated: the questions of each split to score or predict.
-      encoding: tokenizer and length of the rows.
+      encoding: tokenizer and maximum length of sequences.
       version_2: True if a question may have no answer (SQuAD 2.0).
       doc_stride, max_query_length: see `build_windows`.
       n_best, max_answer_length: see `answer_questions`.
@@ -57,13 +57,13 @@ class SquadTask:
     def main_metric(self) -> str:
         return "best_f1" if self.version_2 else "f1"
 
-    def about(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         return {"name": self.name, "doc_stride": self.doc_stride, "max_query_length": self.max_query_length}
 
-    def train(self) -> Rows:
+    def train(self) -> EncodedExamples:
         windows = self._windows(self.training)
         labels = np.array([(window.start, window.end) for window in windows], np.int32).reshape(-1, 2)
-        return Rows([window.sequence for window in windows], labels)
+        return EncodedExamples([window.sequence for window in windows], labels)
 
     def splits(self) -> list[Split]:
         return [self._split(name) for name in self.evaluated]
@@ -94,8 +94,8 @@ class SquadTask:
             texts = found.predictions(self.null_threshold or 0.0)
             return [_prediction(question.id, texts[question.id], found) for question in questions]
 
-        rows = Rows([window.sequence for window in windows], None)
-        return Split(name, rows, score, write, predictions, len(questions), self.left_out.get(name, {}))
+        encoded = EncodedExamples([window.sequence for window in windows], None)
+        return Split(name, encoded, score, write, predictions, len(questions), self.left_out.get(name, {}))
 
     def _windows(self, questions: Sequence[Question]) -> list[Window]:
         return build_windows(

@@ -14,11 +14,11 @@ from bert_jax.errors import InputError
 from bert_jax.finetuning import task_metrics
 from bert_jax.finetuning.inputs import text_files
 from bert_jax.finetuning.inputs.bad_rows import BadRows
-from bert_jax.finetuning.inputs.batching import Encoding, Rows
+from bert_jax.finetuning.inputs.batching import EncodedExamples, Encoding
 from bert_jax.finetuning.inputs.tables import write_lines
 from bert_jax.finetuning.task import Outputs, Split, softmax
 from bert_jax.finetuning.tasks import glue
-from bert_jax.text.examples import TextExample, encode_examples
+from bert_jax.text.sequences import TextExample, encode_examples
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class TextTask:
     def size(self) -> int:
         return 1 if self.regression else len(self.classes)
 
-    def about(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         fields = self.fields or text_files.TextFields()
         is_pair = any(example.text_b is not None for example in self.examples["train"])
         positive = {} if self.positive_label is None else {"positive_label": self.positive_label}
@@ -76,28 +76,28 @@ class TextTask:
             "is_pair": is_pair, **positive,
         }  # fmt: skip
 
-    def train(self) -> Rows:
-        return self._rows("train")
+    def train(self) -> EncodedExamples:
+        return self._encoded("train")
 
     def splits(self) -> list[Split]:
         return [self._split(name) for name in self.examples if name != "train"]
 
-    def _rows(self, name: str) -> Rows:
+    def _encoded(self, name: str) -> EncodedExamples:
         """Encodes a split. Its labels are None if any example has no label."""
         examples, labels = self.examples[name], None
         if all(example.label is not None for example in examples):
             kind = np.float32 if self.regression else np.int32
             labels = np.array([example.label for example in examples], kind)
         sequences = encode_examples(self.encoding.tokenizer, examples, self.encoding.max_seq_len)
-        return Rows(sequences, labels, last_position=self.encoding.last_position)
+        return EncodedExamples(sequences, labels, last_position=self.encoding.last_position)
 
     def _split(self, name: str) -> Split:
-        examples, rows = self.examples[name], self._rows(name)
+        examples, encoded = self.examples[name], self._encoded(name)
 
         def score(outputs: Outputs) -> dict[str, float]:
             predicted = classes_or_scores(outputs, regression=self.regression)
             positive = 1 if self.positive_label is None else self.classes.index(self.positive_label)
-            labels = np.asarray(rows.labels).tolist()
+            labels = np.asarray(encoded.labels).tolist()
             return task_metrics.compute(self.metric_names, labels, predicted, positive=positive)
 
         def write(outputs: Outputs, folder: epath.Path) -> None:
@@ -120,7 +120,7 @@ class TextTask:
             ]
 
         return Split(
-            name, rows, None if rows.labels is None else score, write, predictions, len(examples),
+            name, encoded, None if encoded.labels is None else score, write, predictions, len(examples),
             self.left_out.get(name, {}),
         )  # fmt: skip
 

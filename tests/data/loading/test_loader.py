@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from support import helpers
 
+from bert_jax.batch import pretraining_shapes
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import (
     EvalLoader,
     TrainLoader,
     TrainRows,
-    batch_shapes,
     next_token_targets,
     predictions_a_row,
 )
@@ -98,7 +98,7 @@ def test_layout(dataset):
 def test_what_a_batch_is_like_is_known_without_it(dataset, max_sequences, left_to_right):
     loader = Loader(dataset, max_sequences=max_sequences, left_to_right=left_to_right)
     predictions = predictions_a_row(None if left_to_right else Masking(10), dataset.info.seq_len, max_sequences)
-    shapes = batch_shapes(16, dataset.info.seq_len, predictions, max_sequences)
+    shapes = pretraining_shapes(16, dataset.info.seq_len, predictions, max_sequences)
     assert {name: (entry.shape, entry.dtype) for name, entry in loader.batch(0).items()} == shapes
 
 

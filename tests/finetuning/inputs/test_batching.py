@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from bert_jax.data.hashing import key_from
-from bert_jax.finetuning.inputs.batching import LENGTHS, Rows, epoch_of_batches, in_order, padded_length
-from bert_jax.text.sequences import EncodedSequence
+from bert_jax.finetuning.inputs.batching import EncodedExamples, epoch_of_batches, in_order
+from bert_jax.text.sequences import LENGTHS, EncodedSequence, padded_length
 from bert_jax.text.tokenization import WordPieceTokenizer
 
 
-def make_rows(count: int, group: int = 1, **options: object) -> Rows:
+def make_rows(count: int, group: int = 1, **options: object) -> EncodedExamples:
     rng = np.random.default_rng(0)
     lengths = rng.integers(3, 90, count * group)
     sequences = [EncodedSequence(tuple(range(10, 10 + length)), int(length) // 2) for length in lengths]
-    return Rows(sequences, np.arange(count * group, dtype=np.int32), group, **options)
+    return EncodedExamples(sequences, np.arange(count * group, dtype=np.int32), group, **options)
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def tokenizer(vocabulary_file: Path) -> WordPieceTokenizer:
 
 
 def test_rows_are_laid_out_and_filled_up(tokenizer: WordPieceTokenizer):
-    rows = Rows([EncodedSequence((5, 6, 7), 2), EncodedSequence((8, 9), 2)], np.array([3, 4], np.int32))
-    batch = rows.lay_out(np.array([1, 0]), 4, 3, tokenizer)
+    rows = EncodedExamples([EncodedSequence((5, 6, 7), 2), EncodedSequence((8, 9), 2)], np.array([3, 4], np.int32))
+    batch = rows.batch(np.array([1, 0]), 4, 3, tokenizer)
     pad = tokenizer.pad_id
     np.testing.assert_array_equal(batch["input_ids"], [[8, 9, pad, pad], [5, 6, 7, pad], [pad] * 4])
     np.testing.assert_array_equal(batch["token_type_ids"], [[0] * 4, [0, 0, 1, 0], [0] * 4])
@@ -38,22 +38,24 @@ def test_rows_are_laid_out_and_filled_up(tokenizer: WordPieceTokenizer):
 
 
 def test_a_left_to_right_model_pools_the_last_token(tokenizer: WordPieceTokenizer):
-    rows = Rows([EncodedSequence((5, 6, 7), 2), EncodedSequence((8, 9), 2)], None, last_position=True)
-    batch = rows.lay_out(np.array([0, 1]), 4, 2, tokenizer)
+    rows = EncodedExamples([EncodedSequence((5, 6, 7), 2), EncodedSequence((8, 9), 2)], None, last_position=True)
+    batch = rows.batch(np.array([0, 1]), 4, 2, tokenizer)
     np.testing.assert_array_equal(batch["cls_positions"], [[2], [1]])
     assert "labels" not in batch
 
 
 def test_labels_of_tokens_are_padded_with_none(tokenizer: WordPieceTokenizer):
-    rows = Rows([EncodedSequence((5, 6, 7), 3), EncodedSequence((8, 9), 2)], [np.array([-1, 2, -1]), np.array([-1, 0])])
-    batch = rows.lay_out(np.array([0, 1]), 4, 3, tokenizer)
+    rows = EncodedExamples(
+        [EncodedSequence((5, 6, 7), 3), EncodedSequence((8, 9), 2)], [np.array([-1, 2, -1]), np.array([-1, 0])]
+    )
+    batch = rows.batch(np.array([0, 1]), 4, 3, tokenizer)
     np.testing.assert_array_equal(batch["labels"], [[-1, 2, -1, -1], [-1, 0, -1, -1], [-1] * 4])
 
 
 def test_the_rows_of_an_example_stay_together(tokenizer: WordPieceTokenizer):
     rows = make_rows(5, group=4)
     assert len(rows) == 5
-    batch = rows.lay_out(np.array([3, 1]), 96, 3, tokenizer)
+    batch = rows.batch(np.array([3, 1]), 96, 3, tokenizer)
     np.testing.assert_array_equal(batch["labels"], [12, 13, 14, 15, 4, 5, 6, 7, 0, 0, 0, 0])
     np.testing.assert_array_equal(batch["weights"], [1] * 8 + [0] * 4)
     np.testing.assert_array_equal(

@@ -11,15 +11,13 @@ import pytest
 from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs.bad_rows import BadRows
 from bert_jax.finetuning.inputs.conll import (
-    SCHEMES,
     EntityScore,
     TaggedSentence,
-    convert_tags,
-    detect_scheme,
     entity_scores,
     entity_spans,
     read_conll,
     tag_names,
+    to_bio,
     write_conll,
 )
 
@@ -210,39 +208,19 @@ def test_scores_by_hand():
         entity_scores([["O", "O"]], [["O"]])
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_schemes_say_the_same(scheme: str):
-    rng = random.Random(scheme)
+def test_bio_has_the_same_entities():
+    rng = random.Random(0)
     for _ in range(500):
         tags = random_tags(rng, "BIES")
-        converted = convert_tags(tags, scheme)
+        converted = to_bio(tags)
         assert entity_spans(converted) == entity_spans(tags)
-        assert convert_tags(converted, scheme) == converted
-    with pytest.raises(InputError, match=r"'bilou'.*iob1, bio, bioes"):
-        convert_tags(tags, "bilou")
+        assert to_bio(converted) == converted
 
 
-def test_schemes_by_hand():
-    tags = ["B-A", "I-A", "B-A", "O", "B-B", "I-B", "I-B", "B-A"]
-    assert convert_tags(tags, "iob1") == ["I-A", "I-A", "B-A", "O", "I-B", "I-B", "I-B", "I-A"]
-    assert convert_tags(tags, "bioes") == ["B-A", "E-A", "S-A", "O", "B-B", "I-B", "E-B", "S-A"]
-    assert convert_tags(convert_tags(tags, "bioes"), "bio") == tags
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_schemes_are_recognized(scheme: str):
-    rng = random.Random(0)
-    sentences = [convert_tags(random_tags(rng, "BI"), scheme) for _ in range(50)]
-    assert detect_scheme(sentences) == scheme
-
-
-def test_schemes_of_few_tags():
-    assert detect_scheme([["B-A", "O", "I-B"]]) == "bio"  # ill-formed
-    assert detect_scheme([["I-A", "B-A"], ["B-A"]]) == "bio"
-    assert detect_scheme([["I-A", "B-B"]]) == "bio"
-    assert detect_scheme([["O"]]) == "bio"
-    assert detect_scheme([["I-A", "B-A"]]) == "iob1"
-    assert detect_scheme([["O"], ["S-A"]]) == "bioes"
+def test_bio_by_hand():
+    bio = ["B-A", "I-A", "B-A", "O", "B-B", "I-B", "I-B", "B-A"]
+    assert to_bio(["I-A", "I-A", "B-A", "O", "I-B", "I-B", "I-B", "I-A"]) == bio  # IOB1
+    assert to_bio(["B-A", "E-A", "S-A", "O", "B-B", "I-B", "E-B", "S-A"]) == bio  # BIOES
 
 
 def test_tag_names():
@@ -269,4 +247,3 @@ def test_real_files(data_dir: Path):
         overall, by_type = entity_scores(tags, tags)
         assert (len(read), overall.gold, overall.f1) == (sentences, entities, 1.0)
         assert list(by_type) == ["corporation", "creative-work", "group", "location", "person", "product"]
-        assert detect_scheme(tags) == "bio"

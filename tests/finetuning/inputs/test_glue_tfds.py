@@ -9,7 +9,7 @@ import tensorflow_datasets as tfds
 from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs.bad_rows import BadRows
 from bert_jax.finetuning.tasks.glue import TASKS, read_split
-from bert_jax.text.examples import TextExample
+from bert_jax.text.sequences import TextExample
 
 PREMISE = ("premise", "hypothesis")
 SPLITS = ("train", "validation", "test")

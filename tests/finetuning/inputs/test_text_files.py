@@ -11,8 +11,8 @@ import zstandard
 
 from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs.bad_rows import BadRows
-from bert_jax.finetuning.inputs.text_files import TextFields, are_scores, find_fields, read_texts, write_predictions
-from bert_jax.text.examples import TextExample
+from bert_jax.finetuning.inputs.text_files import TextFields, are_scores, find_fields, read_texts
+from bert_jax.text.sequences import TextExample
 
 
 def write(path: Path, content: str) -> Path:
@@ -119,8 +119,6 @@ def test_texts_to_be_predicted(tmp_path: Path):
     )
     path = write(tmp_path / "b.tsv", "text\tlabel\na\t?\n")
     assert read_texts(path, BadRows(strict=True), labelled=False)[0] == [TextExample("2", "a", None, None)]
-    write_predictions(tmp_path / "out.tsv", ["2", "3"], ["good", 0.5])
-    assert (tmp_path / "out.tsv").read_text() == "id\tprediction\n2\tgood\n3\t0.5\n"
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 
 from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs.bad_rows import BadRows
-from bert_jax.finetuning.tasks.glue import TASKS, get_task, read_split, task_score, write_submission
-from bert_jax.text.examples import TextExample, encode_examples
+from bert_jax.finetuning.tasks.glue import TASKS, get_task, read_split, write_submission
+from bert_jax.text.sequences import TextExample, encode_examples
 from bert_jax.text.tokenization import WordPieceTokenizer
 
 MNLI = (
@@ -224,10 +224,6 @@ def test_submissions_that_the_leaderboard_does_not_take(tmp_path: Path, caplog):
     with pytest.raises(ValueError, match="zip"):
         write_submission(tmp_path, TASKS["rte"], "test", [TextExample("0", "a", "b", None)], [0, 1])
     assert (tmp_path / "RTE.tsv").read_text() == "index\tprediction\n1\tentailment\n"
-
-
-def test_the_score_of_a_task_is_the_mean_of_its_metrics():
-    assert task_score([0.8, 0.9]) == pytest.approx(0.85)
 
 
 def test_encoding(vocabulary_file: Path):

@@ -1,0 +1,128 @@
+"""Batched forward passes of a model over encoded examples, with one program per padded length.
+
+Fine-tuning's scores, `predict`, `features`, `fill-mask` and `bert_jax.load` run their models here.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bert_jax.batch import Batch, map_arrays
+from bert_jax.config import ConfigDict
+from bert_jax.finetuning.inputs.batching import EncodedExamples, in_order
+from bert_jax.model import abstract_parameters
+from bert_jax.model.bert import Parameters
+from bert_jax.parallel.fsdp import manual_spec, over_rows, whole_model
+from bert_jax.parallel.host_batches import put_batch, rows_here
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.sharding import batch_sharding, parameter_shardings
+from bert_jax.text.sequences import padded_length
+from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.training.checkpointing.checkpoints import Checkpoint
+
+Forward = Callable[[Any, Batch[jax.Array]], jax.Array]
+"""Maps a model and a batch to outputs [B, ...], or [B, L, ...] per token."""
+
+
+def make_forward_step(
+    mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters, forward: Forward
+) -> Callable[[Parameters, Batch[Any]], jax.Array]:
+    """Returns the jitted `(parameters, batch) -> outputs` of a batch [1, B, ...]; outputs are replicated."""
+
+    def row_outputs(parameters: Parameters, rows: Batch[jax.Array]) -> jax.Array:
+        return forward(whole_model(graph, parameters, shardings, jnp.float32), rows)
+
+    def forward_step(parameters: Parameters, batch: Batch[jax.Array]) -> jax.Array:
+        specs = jax.tree.map(manual_spec, shardings), PartitionSpec("rows")
+        rows = jax.tree.map(lambda entry: entry[0], batch)
+        return over_rows(row_outputs, mesh, specs, PartitionSpec("rows"))(parameters, rows)
+
+    return jax.jit(
+        forward_step,
+        in_shardings=(shardings, batch_sharding(mesh)),
+        out_shardings=NamedSharding(mesh, PartitionSpec()),
+    )
+
+
+class Predictor:
+    """Runs a model on examples sorted by length, and returns the outputs of each example in the original order."""
+
+    def __init__(
+        self, mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters, tokenizer: WordPieceTokenizer, *,
+        batch_size: int, max_seq_len: int, forward: Forward = lambda model, batch: model(batch),
+    ):  # fmt: skip
+        """Builds the step. The devices divide `batch_size` examples; sequences have at most `max_seq_len` tokens."""
+        self._mesh, self._tokenizer = mesh, tokenizer
+        self._step = make_forward_step(mesh, graph, shardings, forward)
+        self._batch_size, self._max_seq_len = batch_size, max_seq_len
+
+    def outputs(
+        self, parameters: Parameters, examples: EncodedExamples, on_batch: Callable[[], Any] = lambda: None
+    ) -> list[np.ndarray]:
+        """Returns the outputs [...] of each example, [group] for `group` sequences, or [T, ...] for T tokens."""
+        outputs: list[Any] = [None] * len(examples)
+        lengths, group = examples.lengths(), examples.group
+        rows = self._batch_size * group
+        here = rows_here(self._mesh, rows)
+        for chosen in in_order(examples, self._batch_size):
+            seq_len = padded_length(int(lengths[chosen].max()), self._max_seq_len)
+            batch = examples.batch(chosen, seq_len, self._batch_size, self._tokenizer)
+            batch.pop("labels", None)
+            placed = put_batch(self._mesh, map_arrays(lambda entry: entry[here], batch), batch_size=rows)
+            with jax.set_mesh(self._mesh):
+                batch_outputs = jax.device_get(self._step(parameters, placed))
+            for place, example in enumerate(chosen.tolist()):
+                if batch_outputs.ndim > 2:
+                    outputs[example] = batch_outputs[place, : lengths[example]]
+                elif group > 1:
+                    outputs[example] = batch_outputs[place * group : (place + 1) * group, 0]
+                else:
+                    outputs[example] = batch_outputs[place]
+            on_batch()
+        return outputs
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A checkpoint's parameters on devices, and what runs its model on batches of `batch_size` examples."""
+
+    graph: nnx.GraphDef
+    parameters: Parameters
+    predictor: Predictor
+    batch_size: int
+
+    def outputs(self, examples: EncodedExamples, on_batch: Callable[[], Any] = lambda: None) -> list[np.ndarray]:
+        """Returns the outputs of each example; see `Predictor.outputs`."""
+        return self.predictor.outputs(self.parameters, examples, on_batch)
+
+
+def load_model(
+    found: Checkpoint, *, batch_size: int, max_seq_len: int, dtype: jnp.dtype | type = jnp.float32,
+    devices: Sequence[jax.Device] | None = None, forward: Forward = lambda model, batch: model(batch), **settings: Any,
+) -> LoadedModel:  # fmt: skip
+    """Loads the parameters of a checkpoint and replicates them on devices.
+
+    Args:
+      found: the checkpoint.
+      batch_size: examples per batch, rounded up to a multiple of the number of devices.
+      max_seq_len: maximum tokens of a sequence.
+      dtype: the computation dtype.
+      devices: the devices to run on; all by default.
+      forward: computes the outputs.
+      settings: model settings for `abstract_parameters`; by default pre-training with the present heads.
+    """
+    mesh = make_mesh(ConfigDict({"data": -1, "fsdp": 1, "tensor": 1}), devices)
+    graph, _, axes = abstract_parameters(found.bert_config, dtype=dtype, **(settings or {"heads": found.heads}))
+    shardings = parameter_shardings(mesh, axes)
+    parameters = found.load_parameters(shardings, **settings)
+    batch_size = -(-batch_size // mesh.size) * mesh.size
+    predictor = Predictor(
+        mesh, graph, shardings, found.tokenizer, batch_size=batch_size, max_seq_len=max_seq_len, forward=forward
+    )
+    return LoadedModel(graph, parameters, predictor, batch_size)
