@@ -14,6 +14,7 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "batch": set(),
     "errors": set(),
     "progress": set(),
+    "console": set(),
     "config": set(),
     "configs": set(),
     "supported_versions": set(),
@@ -35,7 +36,8 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     },
     "arguments": {"data", "__init__"},
     "cli": {
-        "ahead_of_time", "arguments", "config", "data", "files", "finetuning", "inference", "interop", "runtime",
+        "ahead_of_time", "arguments", "config", "console", "data", "files", "finetuning", "inference", "interop",
+        "runtime",
         "studies", "text", "tracking", "training", "__init__",
     },
     "__init__": {"inference", "supported_versions"},

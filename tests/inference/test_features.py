@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import jax
@@ -221,6 +222,7 @@ def test_an_error_after_the_bar_is_on_a_line_of_its_own(
         raise InputError("the reason")
 
     monkeypatch.setattr(features, "_hidden_of", fail)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert extract(folder, tmp_path / "out.npz", "--layers=-1") == 2
     assert capsys.readouterr().err.endswith("\nbert-jax features: the reason\n")
 
