@@ -4,7 +4,7 @@ Object stores support neither appending nor atomic renames, and a folder is only
 atomic; `atomic.py` gives that guarantee for local files, too.
 
 Transient errors are retried. The store's own library retries each request, for half a minute (gcsfs: six times) or
-many times (TensorStore, which reads and writes the arrays of checkpoints: 32 times). `patiently` retries for some
+many times (TensorStore, which reads and writes the arrays of checkpoints: 32 times). `retry_transient` retries for some
 minutes the errors that the library gives up on or does not detect, such as a download that ends early. A permanent
 error is raised at once, as an InputError.
 """
@@ -126,7 +126,7 @@ _answered: set[str] = set()
 """Buckets whose host has answered: a later unknown host is a network failure, not a wrong name."""
 
 
-def patiently(path: str | os.PathLike[str], function: Callable[[], T]) -> T:
+def retry_transient(path: str | os.PathLike[str], function: Callable[[], T]) -> T:
     """Calls `function`, retrying transient errors with exponential backoff for up to `PATIENCE_SECONDS`.
 
     Args:
@@ -270,31 +270,31 @@ def sizes(folder: epath.Path) -> dict[str, int]:
         except FileNotFoundError:
             return []
 
-    entries = patiently(folder, list_folder)
+    entries = retry_transient(folder, list_folder)
     return {entry["name"].rpartition("/")[2]: int(entry["size"]) for entry in entries if entry["type"] == "file"}
 
 
 def is_taken(folder: epath.Path) -> bool:
-    """Returns True for an existing file or a folder that is not empty. Raises as `patiently` does."""
-    return patiently(folder, lambda: folder.exists() and (not folder.is_dir() or any(folder.iterdir())))
+    """Returns True for an existing file or a folder that is not empty. Raises as `retry_transient` does."""
+    return retry_transient(folder, lambda: folder.exists() and (not folder.is_dir() or any(folder.iterdir())))
 
 
 def size(path: str | os.PathLike[str]) -> int:
-    """Returns the size of a remote file in bytes. Raises as `patiently` does."""
+    """Returns the size of a remote file in bytes. Raises as `retry_transient` does."""
     store, name = store_of(path)
-    return patiently(path, lambda: int(store.info(name)["size"]))
+    return retry_transient(path, lambda: int(store.info(name)["size"]))
 
 
 def exists(path: epath.Path) -> bool:
-    """Returns True if the file or folder exists. Raises as `patiently` does."""
-    return patiently(path, path.exists)
+    """Returns True if the file or folder exists. Raises as `retry_transient` does."""
+    return retry_transient(path, path.exists)
 
 
 def files(path: str) -> list[str]:
     """Returns the remote files that a path, a folder or a pattern matches, sorted; for a folder all files below it.
 
     Files and folders below a folder are skipped if their names begin with a dot, as in shell patterns. Raises as
-    `patiently` does.
+    `retry_transient` does.
     """
     store, name = store_of(path)
 
@@ -309,17 +309,17 @@ def files(path: str) -> list[str]:
         below = {folder: store.find(folder) for folder in store.glob(name)}
         return [file for folder, files in below.items() for file in files if file == folder or is_shown(file, folder)]
 
-    return sorted({store.unstrip_protocol(file) for file in patiently(path, find)})
+    return sorted({store.unstrip_protocol(file) for file in retry_transient(path, find)})
 
 
 def version(path: str) -> str:
-    """Returns a version string of a remote file, which changes with every write. Raises as `patiently` does."""
+    """Returns a version string of a remote file, which changes with every write. Raises as `retry_transient` does."""
     store, name = store_of(path)
-    return patiently(path, lambda: str(store.ukey(name)))
+    return retry_transient(path, lambda: str(store.ukey(name)))
 
 
 def open_to_read(path: str) -> BinaryIO:
-    """Opens a remote file, seekable, for reading; resumes after lost connections. Raises as `patiently` does."""
+    """Opens a remote file, seekable, for reading; resumes after lost connections. Raises as `retry_transient` does."""
     return io.BufferedReader(_PatientFile(path), 1 << 20)
 
 
@@ -327,7 +327,7 @@ class _PatientFile(io.RawIOBase):
     def __init__(self, path: str):
         store, name = store_of(path)
         self._path = path
-        self._file: Any = patiently(path, lambda: store.open(name, "rb"))
+        self._file: Any = retry_transient(path, lambda: store.open(name, "rb"))
 
     def readable(self) -> bool:
         return True
@@ -348,7 +348,7 @@ class _PatientFile(io.RawIOBase):
             self._file.seek(at)
             return self._file.read(len(buffer))
 
-        block = patiently(self._path, read)
+        block = retry_transient(self._path, read)
         buffer[: len(block)] = block
         return len(block)
 

@@ -95,7 +95,7 @@ def _null_threshold(found: Checkpoint) -> float | None:
     path = found.path.parent.parent / RESULT_FILE
     if (found.task or {})["name"] != "squad/2.0":
         return None
-    result = json.loads(remote.patiently(path, path.read_text)) if remote.exists(path) else {}
+    result = json.loads(remote.retry_transient(path, path.read_text)) if remote.exists(path) else {}
     if result.get("step") != found.step or not result.get("scores"):
         log.warning(
             "%s: null threshold not found in %s; predictions use 0, scores the best threshold for the scored data",

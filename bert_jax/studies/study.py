@@ -254,7 +254,7 @@ def _started_from(row: PlannedRow) -> dict[str, Any]:
 def _refuse_another_encoder(row: PlannedRow, folder: epath.Path) -> None:
     """Raises InputError if the folder was fine-tuned from another encoder, or from another number of its steps."""
     path, now = folder / ENCODER_FILE, _started_from(row)
-    before = json.loads(remote.patiently(path, path.read_text)) if remote.exists(path) else now
+    before = json.loads(remote.retry_transient(path, path.read_text)) if remote.exists(path) else now
     if changed := [f"{key} {before[key]!r} -> {now[key]!r}" for key in now if before[key] != now[key]]:
         raise InputError(
             f"row {row.name!r}: {folder} was fine-tuned from another encoder ({'; '.join(changed)}); remove it to "

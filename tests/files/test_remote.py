@@ -242,7 +242,7 @@ def test_a_permanent_error_is_not_retried(error: Exception, slept, monkeypatch):
         raise error
 
     with pytest.raises(InputError, match=rf"^gs://bucket/folder: .*{type(error).__name__}"):
-        remote.patiently(FOLDER, fail)
+        remote.retry_transient(FOLDER, fail)
     assert slept == []
 
 
@@ -256,17 +256,16 @@ def test_a_transient_error_is_retried(error: Exception, slept, monkeypatch):
             raise failures.pop()
         return "done"
 
-    assert remote.patiently(FOLDER, sometimes) == "done"
+    assert remote.retry_transient(FOLDER, sometimes) == "done"
     assert len(slept) == 2
 
 
 def test_a_host_that_has_answered_before_is_asked_again(slept, monkeypatch):
     monkeypatch.setattr(remote, "_answered", set())
-    assert remote.patiently(FOLDER, lambda: "done") == "done"
+    assert remote.retry_transient(FOLDER, lambda: "done") == "done"
     failures = [unknown_host(socket.EAI_NONAME)]
-    assert (
-        remote.patiently(FOLDER / "a", lambda: (_ for _ in ()).throw(failures.pop()) if failures else "done") == "done"
-    )
+    found = remote.retry_transient(FOLDER / "a", lambda: (_ for _ in ()).throw(failures.pop()) if failures else "done")
+    assert found == "done"
     assert len(slept) == 1
 
 
@@ -281,7 +280,7 @@ def test_transient_errors_are_retried_for_minutes(monkeypatch, caplog):
             raise failures.pop()
         return "done"
 
-    assert remote.patiently(FOLDER, sometimes) == "done"
+    assert remote.retry_transient(FOLDER, sometimes) == "done"
     assert len(caplog.records) == 3
     assert now[0] < 10
 
@@ -291,14 +290,14 @@ def test_transient_errors_are_retried_for_minutes(monkeypatch, caplog):
     with pytest.raises(
         BertJaxError, match=r"^gs://bucket/folder: .*\d+.* \d{3} s \(ConnectionResetError: by peer\)"
     ) as failed:
-        remote.patiently(FOLDER, never)
+        remote.retry_transient(FOLDER, never)
     assert failed.value.exit_status == 1
     assert remote.PATIENCE_SECONDS - remote.LONGEST_WAIT_SECONDS < now[0] < remote.PATIENCE_SECONDS + 10
 
 
 def test_programming_errors_are_not_retried(slept):
     with pytest.raises(ZeroDivisionError):
-        remote.patiently(FOLDER, lambda: 1 // 0)
+        remote.retry_transient(FOLDER, lambda: 1 // 0)
     assert slept == []
 
 
