@@ -95,9 +95,9 @@ def _storage_failure(error: Exception) -> tuple[str, int] | None:
     while found is not None:
         if not getattr(found, "errno", None):
             if (reason := remote.permanent_reason(found)) is not None:
-                return f"{reason} ({remote.said(found)})", 2
+                return f"{reason} ({remote.describe_error(found)})", 2
             if remote.is_transient(found):
-                return f"the storage kept failing ({remote.said(found)}); run it again", 1
+                return f"the storage kept failing ({remote.describe_error(found)}); run it again", 1
         found = found.__cause__ or found.__context__
     return None
 

@@ -154,7 +154,7 @@ def retry_transient(path: str | os.PathLike[str], function: Callable[[], T]) -> 
             if reason is None and bucket not in _answered and _is_unknown_host(error):
                 reason = "unknown host; check region, account and endpoint"
             if reason is not None:
-                raise InputError(f"{os.fspath(path)}: {reason} ({said(error)})") from error
+                raise InputError(f"{os.fspath(path)}: {reason} ({describe_error(error)})") from error
             if not is_transient(error):
                 raise
             wait = min(2.0**attempt, LONGEST_WAIT_SECONDS) * random.uniform(0.5, 1.0)
@@ -162,16 +162,16 @@ def retry_transient(path: str | os.PathLike[str], function: Callable[[], T]) -> 
             is_damaged = isinstance(error, IncompleteError) and attempt + 1 >= DAMAGED_TRIES
             if is_damaged or (spent + wait > PATIENCE_SECONDS and attempt + 1 >= LEAST_TRIES):
                 raise BertJaxError(
-                    f"{os.fspath(path)}: failed {attempt + 1} attempts in {spent:.0f} s ({said(error)})"
+                    f"{os.fspath(path)}: failed {attempt + 1} attempts in {spent:.0f} s ({describe_error(error)})"
                 ) from error
-            log.warning("Transient error of %s: %s; retrying in %.1f s", os.fspath(path), said(error), wait)
+            log.warning("Transient error of %s: %s; retrying in %.1f s", os.fspath(path), describe_error(error), wait)
             time.sleep(wait)
     raise AssertionError("unreachable")
 
 
 def permanent_reason(error: BaseException) -> str | None:
     """Describes a permanent error, such as a missing file or denied access (404, 401, 403); None for other errors."""
-    words = said(error)
+    words = describe_error(error)
     status = _status(error)
     if isinstance(error, FileNotFoundError) or status == 404:
         return "not found: no such file, folder or bucket"
@@ -225,7 +225,7 @@ def _status(error: BaseException) -> int | None:
     return None
 
 
-def said(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Formats an error as one line."""
     words = unquote(" ".join(str(error).split()))[:300].strip(" ,")
     return words if isinstance(error, IncompleteError) else f"{type(error).__name__}: {words}" if words else repr(error)
