@@ -155,7 +155,7 @@ def _vocab(options: argparse.Namespace) -> None:
     from bert_jax.text.vocabulary import train_wordpiece
     from bert_jax.text.vocabulary_record import check_free, save_vocabulary
 
-    output = remote.named(options.output)
+    output = remote.parse_path(options.output)
     check_free(options.output)
     atomic.make_folder(output.parent)
     reading = made_from(CorpusOptions, options)

@@ -210,7 +210,7 @@ class PreparedDataset:
     """
 
     def __init__(self, path: str):
-        self.folder = remote.named(path)
+        self.folder = remote.parse_path(path)
         self.info = DatasetInfo.read(self.folder)
         self._files = LocalFiles(self.folder, self.info.hash)
         self.tokenizer = WordPieceTokenizer.from_file(

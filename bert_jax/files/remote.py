@@ -93,7 +93,7 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     return "://" in os.fspath(path)
 
 
-def named(path: str | os.PathLike[str]) -> epath.Path:
+def parse_path(path: str | os.PathLike[str]) -> epath.Path:
     """Returns the path that a user has given; a local path is returned unchanged, relative or not.
 
     Raises InputError for an unknown scheme, a missing package that opens the scheme, or a missing bucket name.
@@ -115,8 +115,8 @@ def named(path: str | os.PathLike[str]) -> epath.Path:
 
 
 def absolute(path: str | os.PathLike[str]) -> epath.Path:
-    """Returns the path of `named`, absolute if local. (`resolve` takes a remote path for a local folder.)"""
-    return named(path) if is_remote(path) else epath.Path(path).resolve()
+    """Returns the path of `parse_path`, absolute if local. (`resolve` takes a remote path for a local folder.)"""
+    return parse_path(path) if is_remote(path) else epath.Path(path).resolve()
 
 
 # --- Retries ---------------------------------------------------------------------------------------------------------

@@ -328,7 +328,7 @@ def _is_elsewhere(before: str | None, now: str) -> bool:
     """Returns True if the old path still exists and is not the new path."""
     if not before or is_tfds(before):
         return bool(before)
-    return remote.exists(remote.named(before)) and remote.absolute(before) != remote.absolute(now)
+    return remote.exists(remote.parse_path(before)) and remote.absolute(before) != remote.absolute(now)
 
 
 @dataclass(frozen=True)

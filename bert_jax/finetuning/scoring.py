@@ -34,7 +34,7 @@ def evaluate_finetuned(checkpoint: str, data: str, *, batch_size: int = 64, bars
     check_batch_size(batch_size)
     found = open_checkpoint(checkpoint)
     task = trained_task(found)
-    is_folder = is_tfds(data) or remote.named(data).is_dir()
+    is_folder = is_tfds(data) or remote.parse_path(data).is_dir()
     files = task.files(data) if is_folder else {"": data}
     bad_rows = BadRows(strict_labels=True)
     examples, skipped = {}, {}

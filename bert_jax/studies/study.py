@@ -144,7 +144,7 @@ def load_study(spec: str, overrides: Sequence[tuple[str, str]] = ()) -> Study:
             cell_config = plan.config_of(row, task, row.encoder)
             _with_context(f"row {row.name!r}, task {task.name!r}", model_of, cell_config, encoder)
             path = cell_config.data.path
-            if not is_tfds(path) and not remote.exists(remote.named(path)):
+            if not is_tfds(path) and not remote.exists(remote.parse_path(path)):
                 raise InputError(f"task {task.name!r}: {path} not found; set its folder with --config.task_data=FOLDER")
     return plan
 
@@ -242,7 +242,7 @@ def _pretrained(row: PlannedRow, encoder: str, stop: StopSignal, bars: Bars) -> 
     assert row.pretraining is not None
     log.info("Pre-training row %r", row.name)
     pretrain(row.pretraining, encoder, stop=stop, bars=bars)
-    evaluations = [line for line in read_metrics(remote.named(encoder)) if line.get("split") == "eval"]
+    evaluations = [line for line in read_metrics(remote.parse_path(encoder)) if line.get("split") == "eval"]
     return {"steps": row.pretraining.total_steps, **(_losses(evaluations[-1]) if evaluations else {})}
 
 

@@ -52,7 +52,7 @@ def test_a_remote_path_is_not_made_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert str(remote.absolute("gs://bucket/a")) == "gs://bucket/a"
     assert str(remote.absolute("a")) == str(tmp_path / "a")
-    assert str(remote.named("a")) == "a"
+    assert str(remote.parse_path("a")) == "a"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_paths_that_cannot_be_opened_are_refused(path, message, monkeypatch):
     if "pip install" in message:
         monkeypatch.setattr(remote.importlib.util, "find_spec", lambda *_: None)
     with pytest.raises(InputError, match=message):
-        remote.named(path)
+        remote.parse_path(path)
 
 
 def test_a_bucket_with_a_typo_is_refused_and_not_made(store):
@@ -306,7 +306,7 @@ def test_silent_connection_times_out(store, monkeypatch):
     monkeypatch.setattr(remote, "SILENCE_SECONDS", 0.3)
     store.put("folder/a", b"text")
     store.stall("GET", "folder/a", seconds=1.0, times=1)
-    assert atomic.read_whole(remote.named(f"{FOLDER}/a")) == b"text"
+    assert atomic.read_whole(remote.parse_path(f"{FOLDER}/a")) == b"text"
     assert store.count("GET", "folder/a") == 2
 
 

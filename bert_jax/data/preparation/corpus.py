@@ -116,7 +116,7 @@ def _expand_one(name: str) -> list[str]:
 
 
 def _expand_remote(name: str) -> list[str]:
-    remote.named(name)
+    remote.parse_path(name)
     if files := remote.files(name):
         return files
     raise InputError(f"--input={name}: not found: no such file or folder, or it is empty; check the path or pattern")

@@ -93,7 +93,7 @@ def prepare(
     """
     if not output:
         raise InputError("--output=: expected the path of a folder")
-    folder = remote.named(output)
+    folder = remote.parse_path(output)
     _check_free(folder)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--output={folder}: got a file, expected a new or empty folder")
