@@ -120,9 +120,9 @@ def _set_up_logging() -> None:
     package.setLevel(logging.INFO)
     package.propagate = False
 
-    from bert_jax.files.remote import RetriesSaid
+    from bert_jax.files.remote import RetryWarnings
 
-    RetriesSaid.attach()
+    RetryWarnings.attach()
 
 
 class _ProgressSafeHandler(logging.Handler):

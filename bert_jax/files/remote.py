@@ -231,7 +231,7 @@ def describe_error(error: BaseException) -> str:
     return words if isinstance(error, IncompleteError) else f"{type(error).__name__}: {words}" if words else repr(error)
 
 
-class RetriesSaid(logging.Handler):
+class RetryWarnings(logging.Handler):
     """Logging handler of gcsfs: turns its retry messages into warnings and drops all others.
 
     gcsfs logs retries below INFO, and an error that it gives up on with a traceback. That error is raised, too, and

@@ -171,7 +171,7 @@ def test_retries_of_gcsfs_are_logged(status, store, caplog):
     library = logging.getLogger("gcsfs")
     before = library.handlers, library.level, library.propagate
     try:
-        remote.RetriesSaid.attach()
+        remote.RetryWarnings.attach()
         assert remote.size(FOLDER / "a") == 4
     finally:
         library.handlers, library.propagate = before[0], before[2]
