@@ -48,7 +48,7 @@ from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer, 
 from bert_jax.training.run import Run, open_run
 from bert_jax.training.state import StateSpec, TrainState, describe_state, drop_parts
 from bert_jax.training.train_step import TrainStep, make_train_step
-from bert_jax.training.warm_start import start_from
+from bert_jax.training.warm_start import initialize_from
 from bert_jax.training.workdir import enter_workdir
 
 log = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ def _finetune(
     elif config.from_scratch:
         state = spec.make()
     else:
-        state = start_from(before, spec)
+        state = initialize_from(before, spec)
     run = open_run(
         folder, config, mesh, checkpointer, stop, watch, bars, stack,
         start=start, total=order.total_steps, name="finetune",

@@ -25,7 +25,7 @@ from bert_jax.training.optimizer import warn_of_uncorrected_lamb
 from bert_jax.training.phases import Phase, open_phases
 from bert_jax.training.pretrain_phase import make_loaders, plan_state, train_phase
 from bert_jax.training.run import open_run
-from bert_jax.training.warm_start import open_init, start_from
+from bert_jax.training.warm_start import initialize_from, open_init
 from bert_jax.training.workdir import claim_workdir, enter_workdir
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
         start, state = checkpointer.restore(start, spec.abstract)
         log.info("Resuming from step %d", start)
     elif init:
-        state = start_from(init, spec)
+        state = initialize_from(init, spec)
     else:
         state = spec.make()
     log.info(
