@@ -22,7 +22,7 @@ from bert_jax.data.preparation.options import CorpusOptions, PrepareOptions
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.progress import Bars, Progress, silent
 from bert_jax.runtime.background_errors import show_background_errors
-from bert_jax.runtime.malloc import keep_freed_memory
+from bert_jax.runtime.malloc import tune_malloc
 
 _PATH_ERRORS = {  # errno of a bad path given by the user
     errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EROFS,
@@ -37,7 +37,7 @@ def entry_point() -> int:
     """Runs `main` as the program and returns its exit status."""
     show_background_errors()
     if sys.argv[1:2] and sys.argv[1] in _COMPUTING:
-        keep_freed_memory()
+        tune_malloc()
     status = main()
     if status and "bert_jax.runtime.processes" in sys.modules:
         from bert_jax.runtime.processes import ends_alone
