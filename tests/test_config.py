@@ -8,7 +8,7 @@ from support import helpers
 from bert_jax import configs
 from bert_jax.config import SYNONYMS, flatten, load_config
 from bert_jax.configs import ALIASES, ablations, bert
-from bert_jax.data.loading.loader import predictions_a_row
+from bert_jax.data.loading.loader import predictions_per_row
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, parameter_count
 from bert_jax.training.checks import check_config
@@ -157,7 +157,7 @@ def test_every_target_of_a_full_row_is_predicted_by_default(name: str, rate: flo
     assert {plan.config.data.max_predictions for plan in plan_phases(config)} == {-1}
     masking = make_masking(config)
     assert masking is not None
-    assert predictions_a_row(masking, seq_len, 1) == masking.predictions(seq_len) == most
+    assert predictions_per_row(masking, seq_len, 1) == masking.predictions(seq_len) == most
 
 
 def test_the_lamb_recipe_is_nvidias():

@@ -53,7 +53,7 @@ def _make_batch(
     }
 
 
-def predictions_a_row(masking: Masking | None, seq_len: int, max_sequences: int) -> int:
+def predictions_per_row(masking: Masking | None, seq_len: int, max_sequences: int) -> int:
     """Returns P, the maximum number of predictions in a row of at most `max_sequences` sequences.
 
     Without masking every token is predicted. Raises InputError if `data.max_predictions` exceeds the sequence length.
@@ -181,7 +181,7 @@ class TrainRows:
         self._keys = {name: key_from(dataset.info.hash, seed, name) for name in ("order", "mask", "pack")}
         self._starts = np.cumsum(sizes) - sizes
         self._blocks_a_unit = 1 if max_sequences == 1 else _PACKED_BLOCKS
-        self.predictions = predictions_a_row(masking, self._seq_len, max_sequences)
+        self.predictions = predictions_per_row(masking, self._seq_len, max_sequences)
         self._order = EpochOrder(unit_sizes(dataset, max_sequences), self._keys["order"])
         self.size = self._order.size
         self.real_share = float(dataset.lengths("train").sum(dtype=np.int64)) / (self.size * self._seq_len)
