@@ -32,7 +32,7 @@ from bert_jax.data.dataset_cache import LocalFiles, cache_folder
 from bert_jax.data.dataset_fields import check_fields
 from bert_jax.data.file_digests import Expected, new_digest, records_digest
 from bert_jax.data.hashing import key_from
-from bert_jax.data.records import BLOCK, Instances, decode_block, join, lay_out
+from bert_jax.data.records import BLOCK, Instances, decode_block, join, pad_batch
 from bert_jax.data.shard_readers import READERS
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic, remote
@@ -344,13 +344,13 @@ class PreparedDataset:
         self._paths.update(zip((shard.file for shard in new), paths, strict=True))
 
     def instances(self, split: str, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the unmasked instances at `indices` [B] of a split, in the layout of `records.lay_out`."""
+        """Returns the unmasked instances at `indices` [B] of a split, in the layout of `records.pad_batch`."""
         sizes = self.block_sizes(split)
         starts = np.cumsum(sizes) - sizes
         block_of = np.searchsorted(starts, indices, side="right") - 1
         blocks, which = np.unique(block_of, return_inverse=True)
         read = np.cumsum(sizes[blocks]) - sizes[blocks]
-        return lay_out(
+        return pad_batch(
             self.read_blocks(split, blocks),
             read[which] + indices - starts[block_of],
             self.info.seq_len,

@@ -86,7 +86,7 @@ def join(parts: Sequence[Instances]) -> Instances:
     return Instances(headers, tokens, np.cumsum(sizes) - sizes)
 
 
-def lay_out(
+def pad_batch(
     instances: Instances, which: np.ndarray, seq_len: int, tokenizer: WordPieceTokenizer
 ) -> dict[str, np.ndarray]:
     """Lays out the instances `which` [B] as [CLS] A [SEP] B [SEP] and padding, vectorized over instances.

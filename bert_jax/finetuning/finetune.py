@@ -253,7 +253,7 @@ class Order:
 
     def batch(self, step: int, rows: np.ndarray, tokenizer: WordPieceTokenizer) -> dict[str, np.ndarray]:
         """Returns the rows `rows` of that batch: the part of one process."""
-        batch = self.rows.lay_out(self.examples(step), self.seq_len(step), self.config.global_batch_size, tokenizer)
+        batch = self.rows.pad_batch(self.examples(step), self.seq_len(step), self.config.global_batch_size, tokenizer)
         return {name: entry[rows] for name, entry in batch.items()}
 
 

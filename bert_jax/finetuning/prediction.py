@@ -56,7 +56,7 @@ class Predictor:
         here = rows_here(self._mesh, total)
         for examples in in_order(rows, self._batch_size):
             seq_len = padded_length(int(lengths[examples].max()), self._max_seq_len)
-            batch = rows.lay_out(examples, seq_len, self._batch_size, self._tokenizer)
+            batch = rows.pad_batch(examples, seq_len, self._batch_size, self._tokenizer)
             batch.pop("labels", None)
             placed = put_batch(
                 self._mesh, {name: entry[here] for name, entry in batch.items()}, batch_size=total

@@ -16,7 +16,7 @@ from bert_jax.data.loading.masking import Masking, mask_batch, mask_keys, predic
 from bert_jax.data.loading.mixture import Mixture, row_shares
 from bert_jax.data.loading.order import EpochOrder
 from bert_jax.data.loading.packing import most_predictions, pack, pack_batch, pack_lengths
-from bert_jax.data.records import Instances, lay_out, sequence_lengths
+from bert_jax.data.records import Instances, pad_batch, sequence_lengths
 from bert_jax.errors import InputError
 
 Batch = dict[str, np.ndarray]
@@ -224,7 +224,7 @@ class TrainRows:
         return np.concatenate(parts), epochs
 
     def _sequences(self, window: _Window, which: np.ndarray, epoch: int) -> Batch:
-        instances = lay_out(window.instances, which, self._seq_len, self.dataset.tokenizer)
+        instances = pad_batch(window.instances, which, self._seq_len, self.dataset.tokenizer)
         mask_round = epoch % self._static_masks if self._static_masks else epoch
         return _make_batch(self.dataset, instances, self._masking, self._keys["mask"], mask_round)
 

@@ -59,7 +59,7 @@ class Rows:
         tokens = np.array([len(sequence.input_ids) for sequence in self.sequences], np.int64)
         return tokens.reshape(-1, self.group).max(axis=1)
 
-    def lay_out(
+    def pad_batch(
         self, examples: np.ndarray, seq_len: int, count: int, tokenizer: WordPieceTokenizer
     ) -> dict[str, np.ndarray]:
         """Builds the batch of `examples`, padded to the rows of `count` examples, for the model and its objective.

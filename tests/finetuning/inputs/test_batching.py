@@ -26,7 +26,7 @@ def tokenizer(vocabulary_file: Path) -> WordPieceTokenizer:
 
 def test_rows_are_laid_out_and_filled_up(tokenizer: WordPieceTokenizer):
     rows = Rows([EncodedSequence((5, 6, 7), 2), EncodedSequence((8, 9), 2)], np.array([3, 4], np.int32))
-    batch = rows.lay_out(np.array([1, 0]), 4, 3, tokenizer)
+    batch = rows.pad_batch(np.array([1, 0]), 4, 3, tokenizer)
     pad = tokenizer.pad_id
     np.testing.assert_array_equal(batch["input_ids"], [[8, 9, pad, pad], [5, 6, 7, pad], [pad] * 4])
     np.testing.assert_array_equal(batch["token_type_ids"], [[0] * 4, [0, 0, 1, 0], [0] * 4])
@@ -39,21 +39,21 @@ def test_rows_are_laid_out_and_filled_up(tokenizer: WordPieceTokenizer):
 
 def test_a_left_to_right_model_pools_the_last_token(tokenizer: WordPieceTokenizer):
     rows = Rows([EncodedSequence((5, 6, 7), 2), EncodedSequence((8, 9), 2)], None, last_position=True)
-    batch = rows.lay_out(np.array([0, 1]), 4, 2, tokenizer)
+    batch = rows.pad_batch(np.array([0, 1]), 4, 2, tokenizer)
     np.testing.assert_array_equal(batch["cls_positions"], [[2], [1]])
     assert "labels" not in batch
 
 
 def test_labels_of_tokens_are_padded_with_none(tokenizer: WordPieceTokenizer):
     rows = Rows([EncodedSequence((5, 6, 7), 3), EncodedSequence((8, 9), 2)], [np.array([-1, 2, -1]), np.array([-1, 0])])
-    batch = rows.lay_out(np.array([0, 1]), 4, 3, tokenizer)
+    batch = rows.pad_batch(np.array([0, 1]), 4, 3, tokenizer)
     np.testing.assert_array_equal(batch["labels"], [[-1, 2, -1, -1], [-1, 0, -1, -1], [-1] * 4])
 
 
 def test_the_rows_of_an_example_stay_together(tokenizer: WordPieceTokenizer):
     rows = make_rows(5, group=4)
     assert len(rows) == 5
-    batch = rows.lay_out(np.array([3, 1]), 96, 3, tokenizer)
+    batch = rows.pad_batch(np.array([3, 1]), 96, 3, tokenizer)
     np.testing.assert_array_equal(batch["labels"], [12, 13, 14, 15, 4, 5, 6, 7, 0, 0, 0, 0])
     np.testing.assert_array_equal(batch["weights"], [1] * 8 + [0] * 4)
     np.testing.assert_array_equal(
