@@ -17,9 +17,9 @@ from bert_jax.text import sentences
 from bert_jax.text.tokenization import WordPieceTokenizer
 from bert_jax.text.word_cache import word_cache
 
-SENTENCES_A_BATCH = 2048  # per call of the tokenizer
+SENTENCES_PER_BATCH = 2048  # per call of the tokenizer
 _VERSION = 2  # of the format of a run and its .runs.json
-TOKENS_A_RUN = 8 << 20  # held in memory before a run is written
+TOKENS_PER_RUN = 8 << 20  # held in memory before a run is written
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def tokenize(task: TokenizeTask) -> list[RunOnDisk]:
 def tokenized_runs(
     pieces: Sequence[corpus.Slice], tokenizer: WordPieceTokenizer, options: PrepareOptions
 ) -> Iterator[RunInMemory]:
-    """Reads, splits and tokenizes slices; yields a run for every `TOKENS_A_RUN` tokens.
+    """Reads, splits and tokenizes slices; yields a run for every `TOKENS_PER_RUN` tokens.
 
     With `max_line_repeats`, a run has the hash of each sentence's line.
 
@@ -177,7 +177,7 @@ def tokenized_runs(
             if document.sentences:
                 documents.append(document)
                 held += sum(map(len, document.sentences))
-        if held >= TOKENS_A_RUN * words.dtype.itemsize:
+        if held >= TOKENS_PER_RUN * words.dtype.itemsize:
             yield _run(documents, words.dtype, options)
             documents, held = [], 0
     if documents:
@@ -201,7 +201,7 @@ class _Document(NamedTuple):
 def _batches(
     pieces: Sequence[corpus.Slice], options: PrepareOptions
 ) -> Iterator[list[tuple[int, list[tuple[int, list[str]]]]]]:
-    """Yields lists of documents (hash, lines) with about `SENTENCES_A_BATCH` sentences; a line is (hash, sentences).
+    """Yields lists of documents (hash, lines) with about `SENTENCES_PER_BATCH` sentences; a line is (hash, sentences).
 
     Without `max_line_repeats`, a document is one line.
     """
@@ -217,7 +217,7 @@ def _batches(
             lines = [(0, split(document))]
         batch.append((content_hash(document), lines))
         size += sum(len(found) for _, found in lines)
-        if size >= SENTENCES_A_BATCH:
+        if size >= SENTENCES_PER_BATCH:
             yield batch
             batch, size = [], 0
     if batch:
