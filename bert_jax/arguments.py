@@ -51,7 +51,7 @@ def parse(arguments: Sequence[str], run: Mapping[str, Subcommand]) -> argparse.N
     return options
 
 
-def made_from(fields: type[Options], options: argparse.Namespace) -> Options:
+def make_options(fields: type[Options], options: argparse.Namespace) -> Options:
     """Creates the dataclass `fields` from parsed options. Raises InputError as its constructor does."""
     names = [field.name for field in dataclasses.fields(fields) if "help" in field.metadata]  # type: ignore[arg-type]
     return fields(**{name: getattr(options, name) for name in names})

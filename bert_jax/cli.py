@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from bert_jax.arguments import made_from
+from bert_jax.arguments import make_options
 from bert_jax.arguments import parse as parse_arguments
 from bert_jax.data.preparation.options import CorpusOptions, PrepareOptions
 from bert_jax.errors import BertJaxError, InputError
@@ -158,7 +158,7 @@ def _vocab(options: argparse.Namespace) -> None:
     output = remote.parse_path(options.output)
     check_free(options.output)
     atomic.make_folder(output.parent)
-    reading = made_from(CorpusOptions, options)
+    reading = make_options(CorpusOptions, options)
     slices = corpus.plan(options.input, reading)
     bar = bars()(total=sum(piece.bytes for piece in slices), desc="read", unit="B", unit_scale=True)
 
@@ -178,9 +178,10 @@ def _prepare(options: argparse.Namespace) -> None:
     from bert_jax.data.preparation.pipeline import describe, prepare
     from bert_jax.text.vocabulary_record import open_vocabulary
 
+    prepare_options = make_options(PrepareOptions, options)
     tokenizer = open_vocabulary(options.vocab, cased=options.cased)
     info = prepare(
-        options.input, tokenizer, options.output, made_from(PrepareOptions, options),
+        options.input, tokenizer, options.output, prepare_options,
         seed=options.seed, workers=options.workers, scratch=options.scratch, runner=options.runner,
         beam_options=options.beam_options, allow_unk=options.allow_unk, bars=bars(),
     )  # fmt: skip

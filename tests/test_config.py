@@ -27,28 +27,6 @@ def test_every_config_loads_by_name_and_by_path(name: str):
     assert {key for key, _ in flatten(by_name)} == {key for key, _ in flatten(load_config("default"))}
 
 
-def parameters_by_hand(layers: int, size: int, vocabulary: int = 30_522) -> int:
-    """The sum over the paper's tensors, written down without the model: embeddings, layers, pooler, two heads."""
-    embeddings = (vocabulary + 512 + 2 + 2) * size
-    attention = 4 * (size * size + size)
-    feed_forward = size * 4 * size + 4 * size + 4 * size * size + size
-    layer_norms = 2 * 2 * size
-    dense = size * size + size
-    heads = dense + 2 * size + vocabulary + 2 * size + 2
-    return embeddings + layers * (attention + feed_forward + layer_norms) + dense + heads
-
-
-@pytest.mark.parametrize(
-    ("name", "layers", "size"),
-    [("bert_tiny", 2, 128), ("bert_mini", 4, 256), ("bert_small", 4, 512), ("bert_medium", 8, 512),
-     ("bert_base", 12, 768), ("bert_large", 24, 1024)],
-)  # fmt: skip
-def test_sizes(name: str, layers: int, size: int):
-    config = load_config(name)
-    sizes = {**config.model.to_dict(), "vocab_size": 30_522}
-    assert parameter_count(BertConfig.from_dict(sizes)) == parameters_by_hand(layers, size)
-
-
 def spelled_out(spec: str) -> str:
     """Returns the docstring of a config's file."""
     docstring = ast.get_docstring(ast.parse((REPOSITORY / "configs" / f"{spec}.py").read_text()))
