@@ -86,9 +86,9 @@ class Clock:
 
 
 def finetune_bert_jax(folder: Path, task: dict, epochs: int) -> dict:
-    from bert_jax.runtime.malloc import keep_freed_memory
+    from bert_jax.runtime.malloc import tune_malloc
 
-    keep_freed_memory()  # as the command does, before JAX has threads
+    tune_malloc()  # as the command does, before JAX has threads
     import jax
 
     from bert_jax.config import load_config

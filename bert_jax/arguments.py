@@ -13,11 +13,11 @@ from typing import Any, NoReturn, TypeVar
 from bert_jax import __version__
 from bert_jax.data.preparation.options import MAX_SHARE, CorpusOptions, PrepareOptions
 
-Run = Callable[[argparse.Namespace], None]
+Subcommand = Callable[[argparse.Namespace], None]
 Options = TypeVar("Options")
 
 
-def parse(arguments: Sequence[str], run: Mapping[str, Run]) -> argparse.Namespace:
+def parse(arguments: Sequence[str], run: Mapping[str, Subcommand]) -> argparse.Namespace:
     """Returns the options of a subcommand, with its function from `run` as `run`, and `overrides` and `beam_options`.
 
     `overrides` are (key, text) pairs of the config, from `--config.KEY=VALUE` or `--config.KEY VALUE`. `beam_options`
@@ -51,7 +51,7 @@ def parse(arguments: Sequence[str], run: Mapping[str, Run]) -> argparse.Namespac
     return options
 
 
-def made_from(fields: type[Options], options: argparse.Namespace) -> Options:
+def make_options(fields: type[Options], options: argparse.Namespace) -> Options:
     """Creates the dataclass `fields` from parsed options. Raises InputError as its constructor does."""
     names = [field.name for field in dataclasses.fields(fields) if "help" in field.metadata]  # type: ignore[arg-type]
     return fields(**{name: getattr(options, name) for name in names})
@@ -87,7 +87,7 @@ class _Parser(argparse.ArgumentParser):
             self.add_argument(f"--{field.name}", help=field.metadata["help"].replace("%", "%%"), **kind)
 
 
-def _parsers(run: Mapping[str, Run]) -> tuple[_Parser, dict[str, _Parser]]:
+def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]]:
     """Returns the parser of the whole command line, and those of the subcommands by name."""
     result = _Parser(prog="bert-jax", description="BERT pre-training in JAX and Flax.")
     result.add_argument("--version", action="version", version=__version__)

@@ -16,15 +16,15 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from bert_jax.arguments import made_from
+from bert_jax.arguments import make_options
 from bert_jax.arguments import parse as parse_arguments
 from bert_jax.console import bars, set_up_logging
 from bert_jax.data.preparation.options import CorpusOptions, PrepareOptions
 from bert_jax.errors import BertJaxError, InputError
-from bert_jax.files.remote import RetriesSaid
+from bert_jax.files.remote import RetryWarnings
 from bert_jax.progress import silent
 from bert_jax.runtime.background_errors import show_background_errors
-from bert_jax.runtime.malloc import keep_freed_memory
+from bert_jax.runtime.malloc import tune_malloc
 
 _PATH_ERRORS = {  # errno of a bad path given by the user
     errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EROFS,
@@ -39,7 +39,7 @@ def entry_point() -> int:
     """Runs `main` as the program and returns its exit status."""
     show_background_errors()
     if sys.argv[1:2] and sys.argv[1] in _COMPUTING:
-        keep_freed_memory()
+        tune_malloc()
     status = main()
     if status and "bert_jax.runtime.processes" in sys.modules:
         from bert_jax.runtime.processes import ends_alone
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand and returns its exit status."""
     options = parse(sys.argv[1:] if arguments is None else arguments)
     set_up_logging()
-    RetriesSaid.attach()
+    RetryWarnings.attach()
     try:
         options.run(options)
         return 0
@@ -98,9 +98,9 @@ def _storage_failure(error: Exception) -> tuple[str, int] | None:
     while found is not None:
         if not getattr(found, "errno", None):
             if (reason := remote.permanent_reason(found)) is not None:
-                return f"{reason} ({remote.said(found)})", 2
+                return f"{reason} ({remote.describe_error(found)})", 2
             if remote.is_transient(found):
-                return f"the storage kept failing ({remote.said(found)}); run it again", 1
+                return f"the storage kept failing ({remote.describe_error(found)}); run it again", 1
         found = found.__cause__ or found.__context__
     return None
 
@@ -125,10 +125,10 @@ def _vocab(options: argparse.Namespace) -> None:
     from bert_jax.text.vocabulary import train_wordpiece
     from bert_jax.text.vocabulary_record import check_free, save_vocabulary
 
-    output = remote.named(options.output)
+    output = remote.parse_path(options.output)
     check_free(options.output)
     atomic.make_folder(output.parent)
-    reading = made_from(CorpusOptions, options)
+    reading = make_options(CorpusOptions, options)
     slices = corpus.plan(options.input, reading)
     bar = bars()(total=sum(piece.bytes for piece in slices), desc="read", unit="B", unit_scale=True)
 
@@ -148,9 +148,10 @@ def _prepare(options: argparse.Namespace) -> None:
     from bert_jax.data.preparation.pipeline import describe, prepare
     from bert_jax.text.vocabulary_record import open_vocabulary
 
+    prepare_options = make_options(PrepareOptions, options)
     tokenizer = open_vocabulary(options.vocab, cased=options.cased)
     info = prepare(
-        options.input, tokenizer, options.output, made_from(PrepareOptions, options),
+        options.input, tokenizer, options.output, prepare_options,
         seed=options.seed, workers=options.workers, scratch=options.scratch, runner=options.runner,
         beam_options=options.beam_options, allow_unk=options.allow_unk, bars=bars(),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from support import helpers
 import bert_jax
 import bert_jax.inference.pretrained
 from bert_jax import cli
-from bert_jax.arguments import made_from
+from bert_jax.arguments import make_options
 from bert_jax.data.preparation.options import PrepareOptions
 from bert_jax.text.tokenization import SPECIAL_TOKENS
 from bert_jax.tracking.metrics import read_metrics
@@ -153,6 +153,13 @@ def test_bad_vocabularies(corpus_file: Path, tmp_path: Path, capsys: pytest.Capt
     fails_with_one_line(arguments, capsys, "10")
 
 
+def test_bad_options_are_refused_before_files_are_read(tmp_path: Path, capsys: pytest.CaptureFixture):
+    arguments = ["prepare", "--input", tmp_path / "none", "--vocab", tmp_path / "none", "--output", tmp_path / "data"]
+    fails_with_one_line([*arguments, "--seq_len=7"], capsys, "--seq_len=7", "8")
+    fails_with_one_line([*arguments, "--language=enn"], capsys, "--language='enn'")
+    fails_with_one_line([*arguments, "--max_line_repeats=-1"], capsys, "--max_line_repeats=-1")
+
+
 def test_bad_keys(dataset_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     pretrain = ["pretrain", "--config=bert_tiny", f"--workdir={tmp_path}", f"--config.data.path={dataset_dir}"]
     fails_with_one_line([*pretrain, "--config.optimizer.warmup=3"], capsys, "optimizer.warmup_steps")
@@ -213,10 +220,10 @@ def test_a_misspelt_option_is_named_with_the_nearest_one(words, expected, capsys
 
 def test_options_have_the_defaults_of_their_dataclass():
     required = ["prepare", "--input", "a", "--vocab", "b", "--output", "c"]
-    assert made_from(PrepareOptions, cli.parse(required)) == PrepareOptions()
+    assert make_options(PrepareOptions, cli.parse(required)) == PrepareOptions()
     chosen = cli.parse([*required, "--drop_duplicates", "--seq_len=64", "--pairs", "none", "--short_seq_prob", "0"])
     expected = PrepareOptions(drop_duplicates=True, seq_len=64, pairs="none", short_seq_prob=0.0)
-    assert made_from(PrepareOptions, chosen) == expected
+    assert make_options(PrepareOptions, chosen) == expected
     assert "max_document_bytes" not in chosen
 
 

@@ -8,7 +8,7 @@ from support import helpers
 from bert_jax import configs
 from bert_jax.config import SYNONYMS, flatten, load_config
 from bert_jax.configs import ALIASES, ablations, bert
-from bert_jax.data.loading.loader import predictions_a_row
+from bert_jax.data.loading.loader import predictions_per_row
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, parameter_count
 from bert_jax.training.checks import check_config
@@ -25,28 +25,6 @@ def test_every_config_loads_by_name_and_by_path(name: str):
     by_path = load_config(str(REPOSITORY / "configs" / f"{name}.py"))
     assert by_name.to_dict() == by_path.to_dict()
     assert {key for key, _ in flatten(by_name)} == {key for key, _ in flatten(load_config("default"))}
-
-
-def parameters_by_hand(layers: int, size: int, vocabulary: int = 30_522) -> int:
-    """The sum over the paper's tensors, written down without the model: embeddings, layers, pooler, two heads."""
-    embeddings = (vocabulary + 512 + 2 + 2) * size
-    attention = 4 * (size * size + size)
-    feed_forward = size * 4 * size + 4 * size + 4 * size * size + size
-    layer_norms = 2 * 2 * size
-    dense = size * size + size
-    heads = dense + 2 * size + vocabulary + 2 * size + 2
-    return embeddings + layers * (attention + feed_forward + layer_norms) + dense + heads
-
-
-@pytest.mark.parametrize(
-    ("name", "layers", "size"),
-    [("bert_tiny", 2, 128), ("bert_mini", 4, 256), ("bert_small", 4, 512), ("bert_medium", 8, 512),
-     ("bert_base", 12, 768), ("bert_large", 24, 1024)],
-)  # fmt: skip
-def test_sizes(name: str, layers: int, size: int):
-    config = load_config(name)
-    sizes = {**config.model.to_dict(), "vocab_size": 30_522}
-    assert parameter_count(BertConfig.from_dict(sizes)) == parameters_by_hand(layers, size)
 
 
 def spelled_out(spec: str) -> str:
@@ -157,7 +135,7 @@ def test_every_target_of_a_full_row_is_predicted_by_default(name: str, rate: flo
     assert {plan.config.data.max_predictions for plan in plan_phases(config)} == {-1}
     masking = make_masking(config)
     assert masking is not None
-    assert predictions_a_row(masking, seq_len, 1) == masking.predictions(seq_len) == most
+    assert predictions_per_row(masking, seq_len, 1) == masking.predictions(seq_len) == most
 
 
 def test_the_lamb_recipe_is_nvidias():

@@ -14,7 +14,7 @@ from bert_jax.ahead_of_time.target import Target, out_of_memory
 from bert_jax.batch import map_arrays, pretraining_shapes
 from bert_jax.config import ConfigDict
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.loading.loader import predictions_a_row
+from bert_jax.data.loading.loader import predictions_per_row
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import BATCH_AXES, check_divisibility, fill_in_accumulation, make_mesh
@@ -53,7 +53,7 @@ def _rows(config: ConfigDict) -> Rows:
     if seq_len < 1:
         raise InputError(f"data.seq_len={seq_len}: expected at least 1, or -1")
     sequences = config.data.max_sequences if config.data.packing else 1
-    return Rows(seq_len, predictions_a_row(make_masking(config), seq_len, sequences), sequences, vocab_size)
+    return Rows(seq_len, predictions_per_row(make_masking(config), seq_len, sequences), sequences, vocab_size)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from bert_jax.data.dataset_cache import LocalFiles, cache_folder
 from bert_jax.data.dataset_fields import check_fields
 from bert_jax.data.file_digests import Expected, new_digest, records_digest
 from bert_jax.data.hashing import key_from
-from bert_jax.data.records import BLOCK, Instances, Unmasked, decode_block, join, lay_out
+from bert_jax.data.records import BLOCK, Instances, Unmasked, decode_block, join, pad_batch
 from bert_jax.data.shard_readers import READERS
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic, remote
@@ -210,7 +210,7 @@ class PreparedDataset:
     """
 
     def __init__(self, path: str):
-        self.folder = remote.named(path)
+        self.folder = remote.parse_path(path)
         self.info = DatasetInfo.read(self.folder)
         self._files = LocalFiles(self.folder, self.info.hash)
         self.tokenizer = WordPieceTokenizer.from_file(
@@ -350,7 +350,7 @@ class PreparedDataset:
         block_of = np.searchsorted(starts, indices, side="right") - 1
         blocks, which = np.unique(block_of, return_inverse=True)
         read = np.cumsum(sizes[blocks]) - sizes[blocks]
-        return lay_out(
+        return pad_batch(
             self.read_blocks(split, blocks),
             read[which] + indices - starts[block_of],
             self.info.seq_len,

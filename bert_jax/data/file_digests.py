@@ -56,7 +56,7 @@ def records_digest(path: Path) -> str:
 
 
 def array_digest(array: np.ndarray) -> str:
-    """Returns the digest, in hex, of the .npy file that `sorted_runs.save_array` writes for an array."""
+    """Returns the digest, in hex, of the .npy file that `scratch_folder.save_array` writes for an array."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
     found = new_digest()

@@ -104,7 +104,7 @@ class Unmasked(TypedDict):
     """bool [B]: there is no second segment."""
 
 
-def lay_out(instances: Instances, which: np.ndarray, seq_len: int, tokenizer: WordPieceTokenizer) -> Unmasked:
+def pad_batch(instances: Instances, which: np.ndarray, seq_len: int, tokenizer: WordPieceTokenizer) -> Unmasked:
     """Lays out the instances `which` [B], vectorized over instances."""
     headers = instances.headers[which]
     column = np.arange(seq_len, dtype=np.int32)

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from etils import epath
 
-from bert_jax.files.remote import IncompleteError, is_remote, patiently, store_of
+from bert_jax.files.remote import IncompleteError, is_remote, retry_transient, store_of
 
 
 def make_folder(folder: epath.Path) -> None:
@@ -24,7 +24,7 @@ def make_folder(folder: epath.Path) -> None:
         return
     probe = folder / f".write-check-{uuid.uuid4().hex[:8]}"
     write_whole(probe, b"")
-    patiently(probe, lambda: probe.unlink(missing_ok=True))
+    retry_transient(probe, lambda: probe.unlink(missing_ok=True))
 
 
 @contextmanager
@@ -65,13 +65,13 @@ def _whole_path(target: epath.Path) -> Iterator[Path]:
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Writes a file atomically. Raises as `patiently` does, and OSError for a local file."""
+    """Writes a file atomically. Raises as `retry_transient` does, and OSError for a local file."""
     if not is_remote(path):
         with whole_file(path) as file:
             file.write(content)
         return
     store, name = store_of(path)
-    patiently(path, lambda: store.pipe_file(name, content))
+    retry_transient(path, lambda: store.pipe_file(name, content))
 
 
 def place(source: str | os.PathLike[str], target: epath.Path) -> None:
@@ -94,13 +94,13 @@ def sync(path: Path) -> None:
 
 
 def copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Copies a remote file within its store. Raises as `patiently` does."""
+    """Copies a remote file within its store. Raises as `retry_transient` does."""
     store, name = store_of(source)
-    patiently(target, lambda: store.copy(name, os.fspath(target)))
+    retry_transient(target, lambda: store.copy(name, os.fspath(target)))
 
 
 def upload(source: Path, target: epath.Path) -> None:
-    """Uploads a local file as one object and checks the size of the object. Raises as `patiently` does."""
+    """Uploads a local file as one object and checks the size of the object. Raises as `retry_transient` does."""
     store, name = store_of(target)
 
     def put() -> None:
@@ -109,7 +109,7 @@ def upload(source: Path, target: epath.Path) -> None:
         if found != expected:
             raise IncompleteError(f"incomplete upload: got {found:,} bytes, expected {expected:,} bytes")
 
-    patiently(target, put)
+    retry_transient(target, put)
 
 
 def download(source: epath.Path, target: Path, *, size: int, check: Callable[[Path], None] | None = None) -> None:
@@ -136,21 +136,21 @@ def download(source: epath.Path, target: Path, *, size: int, check: Callable[[Pa
             if check is not None:
                 check(partial)
 
-    patiently(source, get)
+    retry_transient(source, get)
 
 
 def read_whole(path: epath.Path) -> bytes:
-    """Reads a small file. Raises as `patiently` does, and OSError for a local file."""
+    """Reads a small file. Raises as `retry_transient` does, and OSError for a local file."""
     if not is_remote(path):
         return path.read_bytes()
     store, name = store_of(path)
-    return patiently(path, lambda: store.cat_file(name))
+    return retry_transient(path, lambda: store.cat_file(name))
 
 
 def upload_folder(source: Path, target: epath.Path, last: str) -> None:
     """Uploads the files of a flat folder, `last` at the end: if `last` exists, the upload is complete.
 
-    If an upload fails, the files uploaded so far are deleted. Raises as `patiently` does.
+    If an upload fails, the files uploaded so far are deleted. Raises as `retry_transient` does.
     """
     names = sorted((path.name for path in source.iterdir()), key=lambda name: (name == last, name))
     done: list[epath.Path] = []

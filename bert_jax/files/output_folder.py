@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 def new_folder(output: str) -> epath.Path:
     """Returns the path of an output folder. Raises InputError unless it does not exist or is empty."""
-    folder = remote.named(output)
+    folder = remote.parse_path(output)
     if not output or remote.is_taken(folder):
         raise InputError(f"--output={output!r}: already exists and is not empty; expected a new or empty folder")
     return folder

@@ -4,7 +4,7 @@ Object stores support neither appending nor atomic renames, and a folder is only
 atomic; `atomic.py` gives that guarantee for local files, too.
 
 Transient errors are retried. The store's own library retries each request, for half a minute (gcsfs: six times) or
-many times (TensorStore, which reads and writes the arrays of checkpoints: 32 times). `patiently` retries for some
+many times (TensorStore, which reads and writes the arrays of checkpoints: 32 times). `retry_transient` retries for some
 minutes the errors that the library gives up on or does not detect, such as a download that ends early. A permanent
 error is raised at once, as an InputError.
 """
@@ -93,7 +93,7 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     return "://" in os.fspath(path)
 
 
-def named(path: str | os.PathLike[str]) -> epath.Path:
+def parse_path(path: str | os.PathLike[str]) -> epath.Path:
     """Returns the path that a user has given; a local path is returned unchanged, relative or not.
 
     Raises InputError for an unknown scheme, a missing package that opens the scheme, or a missing bucket name.
@@ -115,8 +115,8 @@ def named(path: str | os.PathLike[str]) -> epath.Path:
 
 
 def absolute(path: str | os.PathLike[str]) -> epath.Path:
-    """Returns the path of `named`, absolute if local. (`resolve` takes a remote path for a local folder.)"""
-    return named(path) if is_remote(path) else epath.Path(path).resolve()
+    """Returns the path of `parse_path`, absolute if local. (`resolve` takes a remote path for a local folder.)"""
+    return parse_path(path) if is_remote(path) else epath.Path(path).resolve()
 
 
 # --- Retries ---------------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ _answered: set[str] = set()
 """Buckets whose host has answered: a later unknown host is a network failure, not a wrong name."""
 
 
-def patiently(path: str | os.PathLike[str], function: Callable[[], T]) -> T:
+def retry_transient(path: str | os.PathLike[str], function: Callable[[], T]) -> T:
     """Calls `function`, retrying transient errors with exponential backoff for up to `PATIENCE_SECONDS`.
 
     Args:
@@ -154,7 +154,7 @@ def patiently(path: str | os.PathLike[str], function: Callable[[], T]) -> T:
             if reason is None and bucket not in _answered and _is_unknown_host(error):
                 reason = "unknown host; check region, account and endpoint"
             if reason is not None:
-                raise InputError(f"{os.fspath(path)}: {reason} ({said(error)})") from error
+                raise InputError(f"{os.fspath(path)}: {reason} ({describe_error(error)})") from error
             if not is_transient(error):
                 raise
             wait = min(2.0**attempt, LONGEST_WAIT_SECONDS) * random.uniform(0.5, 1.0)
@@ -162,16 +162,16 @@ def patiently(path: str | os.PathLike[str], function: Callable[[], T]) -> T:
             is_damaged = isinstance(error, IncompleteError) and attempt + 1 >= DAMAGED_TRIES
             if is_damaged or (spent + wait > PATIENCE_SECONDS and attempt + 1 >= LEAST_TRIES):
                 raise BertJaxError(
-                    f"{os.fspath(path)}: failed {attempt + 1} attempts in {spent:.0f} s ({said(error)})"
+                    f"{os.fspath(path)}: failed {attempt + 1} attempts in {spent:.0f} s ({describe_error(error)})"
                 ) from error
-            log.warning("Transient error of %s: %s; retrying in %.1f s", os.fspath(path), said(error), wait)
+            log.warning("Transient error of %s: %s; retrying in %.1f s", os.fspath(path), describe_error(error), wait)
             time.sleep(wait)
     raise AssertionError("unreachable")
 
 
 def permanent_reason(error: BaseException) -> str | None:
     """Describes a permanent error, such as a missing file or denied access (404, 401, 403); None for other errors."""
-    words = said(error)
+    words = describe_error(error)
     status = _status(error)
     if isinstance(error, FileNotFoundError) or status == 404:
         return "not found: no such file, folder or bucket"
@@ -225,13 +225,13 @@ def _status(error: BaseException) -> int | None:
     return None
 
 
-def said(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Formats an error as one line."""
     words = unquote(" ".join(str(error).split()))[:300].strip(" ,")
     return words if isinstance(error, IncompleteError) else f"{type(error).__name__}: {words}" if words else repr(error)
 
 
-class RetriesSaid(logging.Handler):
+class RetryWarnings(logging.Handler):
     """Logging handler of gcsfs: turns its retry messages into warnings and drops all others.
 
     gcsfs logs retries below INFO, and an error that it gives up on with a traceback. That error is raised, too, and
@@ -270,31 +270,31 @@ def sizes(folder: epath.Path) -> dict[str, int]:
         except FileNotFoundError:
             return []
 
-    entries = patiently(folder, list_folder)
+    entries = retry_transient(folder, list_folder)
     return {entry["name"].rpartition("/")[2]: int(entry["size"]) for entry in entries if entry["type"] == "file"}
 
 
 def is_taken(folder: epath.Path) -> bool:
-    """Returns True for an existing file or a folder that is not empty. Raises as `patiently` does."""
-    return patiently(folder, lambda: folder.exists() and (not folder.is_dir() or any(folder.iterdir())))
+    """Returns True for an existing file or a folder that is not empty. Raises as `retry_transient` does."""
+    return retry_transient(folder, lambda: folder.exists() and (not folder.is_dir() or any(folder.iterdir())))
 
 
 def size(path: str | os.PathLike[str]) -> int:
-    """Returns the size of a remote file in bytes. Raises as `patiently` does."""
+    """Returns the size of a remote file in bytes. Raises as `retry_transient` does."""
     store, name = store_of(path)
-    return patiently(path, lambda: int(store.info(name)["size"]))
+    return retry_transient(path, lambda: int(store.info(name)["size"]))
 
 
 def exists(path: epath.Path) -> bool:
-    """Returns True if the file or folder exists. Raises as `patiently` does."""
-    return patiently(path, path.exists)
+    """Returns True if the file or folder exists. Raises as `retry_transient` does."""
+    return retry_transient(path, path.exists)
 
 
 def files(path: str) -> list[str]:
     """Returns the remote files that a path, a folder or a pattern matches, sorted; for a folder all files below it.
 
     Files and folders below a folder are skipped if their names begin with a dot, as in shell patterns. Raises as
-    `patiently` does.
+    `retry_transient` does.
     """
     store, name = store_of(path)
 
@@ -309,17 +309,17 @@ def files(path: str) -> list[str]:
         below = {folder: store.find(folder) for folder in store.glob(name)}
         return [file for folder, files in below.items() for file in files if file == folder or is_shown(file, folder)]
 
-    return sorted({store.unstrip_protocol(file) for file in patiently(path, find)})
+    return sorted({store.unstrip_protocol(file) for file in retry_transient(path, find)})
 
 
 def version(path: str) -> str:
-    """Returns a version string of a remote file, which changes with every write. Raises as `patiently` does."""
+    """Returns a version string of a remote file, which changes with every write. Raises as `retry_transient` does."""
     store, name = store_of(path)
-    return patiently(path, lambda: str(store.ukey(name)))
+    return retry_transient(path, lambda: str(store.ukey(name)))
 
 
 def open_to_read(path: str) -> BinaryIO:
-    """Opens a remote file, seekable, for reading; resumes after lost connections. Raises as `patiently` does."""
+    """Opens a remote file, seekable, for reading; resumes after lost connections. Raises as `retry_transient` does."""
     return io.BufferedReader(_PatientFile(path), 1 << 20)
 
 
@@ -327,7 +327,7 @@ class _PatientFile(io.RawIOBase):
     def __init__(self, path: str):
         store, name = store_of(path)
         self._path = path
-        self._file: Any = patiently(path, lambda: store.open(name, "rb"))
+        self._file: Any = retry_transient(path, lambda: store.open(name, "rb"))
 
     def readable(self) -> bool:
         return True
@@ -348,7 +348,7 @@ class _PatientFile(io.RawIOBase):
             self._file.seek(at)
             return self._file.read(len(buffer))
 
-        block = patiently(self._path, read)
+        block = retry_transient(self._path, read)
         buffer[: len(block)] = block
         return len(block)
 

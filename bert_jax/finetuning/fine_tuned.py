@@ -64,7 +64,7 @@ def _null_threshold(found: Checkpoint) -> float | None:
     path = found.path.parent.parent / RESULT_FILE
     if (found.task or {})["name"] != "squad/2.0":
         return None
-    result = json.loads(remote.patiently(path, path.read_text)) if remote.exists(path) else {}
+    result = json.loads(remote.retry_transient(path, path.read_text)) if remote.exists(path) else {}
     if result.get("step") != found.step or not result.get("scores"):
         log.warning(
             "%s: null threshold not found in %s; predictions use 0, scores the best threshold for the scored data",
@@ -143,7 +143,7 @@ def evaluate_finetuned(checkpoint: str, data: str, *, batch_size: int = 64, bars
     check_batch_size(batch_size)
     found = open_checkpoint(checkpoint)
     task = trained_task(found)
-    is_folder = is_tfds(data) or remote.named(data).is_dir()
+    is_folder = is_tfds(data) or remote.parse_path(data).is_dir()
     files = task.files(data) if is_folder else {"": data}
     bad_rows = BadRows(strict_labels=True)
     examples, skipped = {}, {}

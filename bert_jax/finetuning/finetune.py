@@ -50,7 +50,7 @@ from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer, 
 from bert_jax.training.run import Run, log_result, open_run
 from bert_jax.training.state import StateSpec, TrainState, describe_state, drop_parts
 from bert_jax.training.train_step import TrainStep, make_train_step
-from bert_jax.training.warm_start import start_from
+from bert_jax.training.warm_start import initialize_from
 from bert_jax.training.workdir import enter_workdir
 
 log = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ def _finetune(
     elif config.from_scratch:
         state = spec.make()
     else:
-        state = start_from(before, spec)
+        state = initialize_from(before, spec)
     run = open_run(
         folder, config, mesh, checkpointer, stop, watch, bars, stack,
         start=start, total=order.total_steps, name="finetune",
@@ -350,7 +350,7 @@ def _is_elsewhere(before: str | None, now: str) -> bool:
     """Returns True if the old path still exists and is not the new path."""
     if not before or is_tfds(before):
         return bool(before)
-    return remote.exists(remote.named(before)) and remote.absolute(before) != remote.absolute(now)
+    return remote.exists(remote.parse_path(before)) and remote.absolute(before) != remote.absolute(now)
 
 
 @dataclass(frozen=True)

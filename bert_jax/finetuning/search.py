@@ -104,7 +104,7 @@ def _result(config: ConfigDict, folder: epath.Path, stop: StopSignal | None, bar
 
 
 def _read(path: epath.Path) -> dict[str, Any]:
-    return json.loads(remote.patiently(path, path.read_text))
+    return json.loads(remote.retry_transient(path, path.read_text))
 
 
 def _main_score(result: Mapping[str, Any]) -> float:

@@ -119,7 +119,7 @@ def extract(
     Raises:
       InputError: an argument, the checkpoint or the input is invalid.
     """
-    target = remote.named(output)
+    target = remote.parse_path(output)
     if remote.exists(target):
         raise InputError(f"--output={target}: already exists; choose another name or delete it")
     check_batch_size(batch_size)

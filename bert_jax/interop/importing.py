@@ -43,7 +43,7 @@ def import_checkpoint(source: str, output: str, *, lowercase: bool | None = None
 @contextmanager
 def _on_this_machine(source: str) -> Iterator[epath.Path]:
     """Yields the folder, or a local copy of a remote one with only the files to read; errors name the given path."""
-    folder = remote.named(source)
+    folder = remote.parse_path(source)
     if not remote.is_remote(folder):
         yield folder
         return

@@ -140,7 +140,7 @@ class _ObjectInStore:
                 return None
             return Found(content, headers["X-Goog-Generation"])
 
-        return remote.patiently(self._path, read)
+        return remote.retry_transient(self._path, read)
 
     def create(self, content: bytes) -> None:
         self._put(content, "0")
@@ -162,7 +162,7 @@ class _ObjectInStore:
             with suppress(FileNotFoundError, FileExistsError):
                 self._call("DELETE", "b/{}/o/{}", self._bucket, self._key, ifGenerationMatch=found.generation)
 
-        remote.patiently(self._path, delete)
+        remote.retry_transient(self._path, delete)
 
     def _put(self, content: bytes, generation: str) -> None:
         url = self._store.base.replace("/storage/v1/", "/upload/storage/v1/") + "b/{}/o"
@@ -178,7 +178,7 @@ class _ObjectInStore:
                 if found is None or found.content != content:  # otherwise the answer was lost and the request retried
                     raise
 
-        remote.patiently(self._path, put)
+        remote.retry_transient(self._path, put)
 
     def _call(self, *arguments: Any, **options: Any) -> Any:
         return self._store.call(*arguments, **options)

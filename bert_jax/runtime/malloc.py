@@ -9,7 +9,7 @@ _DEVICES = ("nvidia0", "nvidiactl", "accel0", "accel", "vfio", "kfd")  # GPUs an
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8  # parameters of mallopt in glibc
 
 
-def keep_freed_memory() -> None:
+def tune_malloc() -> None:
     """Tunes glibc malloc to keep freed memory on CPU runs; does nothing elsewhere.
 
     XLA:CPU allocates the temporaries of each step anew. By default glibc returns them to the kernel in between, which

@@ -145,7 +145,7 @@ def load_study(spec: str, overrides: Sequence[tuple[str, str]] = ()) -> Study:
             cell_config = plan.config_of(row, task, row.encoder)
             _with_context(f"row {row.name!r}, task {task.name!r}", model_of, cell_config, encoder)
             path = cell_config.data.path
-            if not is_tfds(path) and not remote.exists(remote.named(path)):
+            if not is_tfds(path) and not remote.exists(remote.parse_path(path)):
                 raise InputError(f"task {task.name!r}: {path} not found; set its folder with --config.task_data=FOLDER")
     return plan
 
@@ -245,7 +245,7 @@ def _pretrained(row: PlannedRow, encoder: str, stop: StopSignal, bars: Bars) -> 
     assert row.pretraining is not None
     log.info("Pre-training row %r", row.name)
     pretrain(row.pretraining, encoder, stop=stop, bars=bars)
-    evaluations = [line for line in read_metrics(remote.named(encoder)) if line.get("split") == "eval"]
+    evaluations = [line for line in read_metrics(remote.parse_path(encoder)) if line.get("split") == "eval"]
     return {"steps": row.pretraining.total_steps, **(_losses(evaluations[-1]) if evaluations else {})}
 
 
@@ -257,7 +257,7 @@ def _started_from(row: PlannedRow) -> dict[str, Any]:
 def _refuse_another_encoder(row: PlannedRow, folder: epath.Path) -> None:
     """Raises InputError if the folder was fine-tuned from another encoder, or from another number of its steps."""
     path, now = folder / ENCODER_FILE, _started_from(row)
-    before = json.loads(remote.patiently(path, path.read_text)) if remote.exists(path) else now
+    before = json.loads(remote.retry_transient(path, path.read_text)) if remote.exists(path) else now
     if changed := [f"{key} {before[key]!r} -> {now[key]!r}" for key in now if before[key] != now[key]]:
         raise InputError(
             f"row {row.name!r}: {folder} was fine-tuned from another encoder ({'; '.join(changed)}); remove it to "

@@ -159,7 +159,7 @@ class WordPieceTokenizer:
           InputError: missing file, invalid UTF-8, an empty or duplicate line, or a missing special token.
         """
         try:
-            text = atomic.read_whole(remote.named(path)).decode("utf-8")
+            text = atomic.read_whole(remote.parse_path(path)).decode("utf-8")
         except OSError as error:
             raise InputError(
                 f"{path}: cannot be read ({error.strerror or error}); expected a vocabulary file"

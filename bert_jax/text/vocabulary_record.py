@@ -29,7 +29,7 @@ _KIND = "wordpiece"
 
 def record_path(vocabulary: str) -> epath.Path:
     """Returns the path of a vocabulary's record."""
-    return remote.named(f"{vocabulary}.json")
+    return remote.parse_path(f"{vocabulary}.json")
 
 
 def save_vocabulary(path: str, tokenizer: WordPieceTokenizer) -> None:
@@ -51,7 +51,7 @@ def check_free(path: str) -> None:
     Raises:
       InputError: the vocabulary already exists, or the path of its record holds another file.
     """
-    output, record = remote.named(path), record_path(path)
+    output, record = remote.parse_path(path), record_path(path)
     if remote.exists(output):
         raise InputError(f"--output={output}: already exists; choose another path or delete it")
     if remote.exists(record):
@@ -92,7 +92,7 @@ def open_vocabulary(path: str, *, cased: bool) -> WordPieceTokenizer:
 
 def _lowercase(record: epath.Path, path: str) -> bool:
     value = _read(record)
-    if value["sha256"] != hashlib.sha256(atomic.read_whole(remote.named(path))).hexdigest():
+    if value["sha256"] != hashlib.sha256(atomic.read_whole(remote.parse_path(path))).hexdigest():
         raise InputError(f"{record}: sha256 is that of another vocabulary; restore {path} or delete {record}")
     for key, expected in (
         ("format_version", FORMAT_VERSION), ("kind", _KIND), ("strip_accents", value["lowercase"]),

@@ -50,7 +50,7 @@ def _name(first: int, last: int) -> str:
 def _spans(folder: epath.Path) -> list[tuple[int, int]]:
     if not remote.exists(folder):
         return []
-    names = remote.patiently(folder, lambda: [child.name for child in folder.iterdir()])
+    names = remote.retry_transient(folder, lambda: [child.name for child in folder.iterdir()])
     return sorted((int(found[1]), int(found[2])) for name in names if (found := _PART.fullmatch(name)))
 
 
@@ -110,7 +110,7 @@ class PartRows:
     def _delete(self, spans: list[tuple[int, int]]) -> None:
         def delete(span: tuple[int, int]) -> None:
             path = self._folder / _name(*span)
-            remote.patiently(path, lambda: path.unlink(missing_ok=True))
+            remote.retry_transient(path, lambda: path.unlink(missing_ok=True))
 
         with ThreadPoolExecutor(_REQUESTS) as pool:
             list(pool.map(delete, spans))

@@ -68,13 +68,13 @@ def plot_curves(workdirs: Sequence[str], output: str) -> None:
         panel.grid(alpha=0.3)
         if panel.get_legend_handles_labels()[0]:
             panel.legend(fontsize="small")
-    with atomic.whole_file(remote.named(output)) as file:
+    with atomic.whole_file(remote.parse_path(output)) as file:
         figure.savefig(file, format=suffix[1:], dpi=110)
     pyplot.close(figure)
 
 
 def _rows(workdir: str) -> Rows:
-    folder = remote.named(workdir)
+    folder = remote.parse_path(workdir)
     if rows := read_metrics(folder):
         return rows
     runs = [] if remote.is_remote(folder) else [str(run) for run in _runs_below(folder, _LEVELS)]

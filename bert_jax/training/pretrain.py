@@ -33,7 +33,7 @@ from bert_jax.training.phases import Plan, open_phases
 from bert_jax.training.run import Run, log_result, open_run
 from bert_jax.training.state import StateSpec, TrainState, describe_state
 from bert_jax.training.train_step import TrainStep, make_eval_step, make_train_step
-from bert_jax.training.warm_start import open_init, start_from
+from bert_jax.training.warm_start import initialize_from, open_init
 from bert_jax.training.workdir import claim_workdir, enter_workdir
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
         start, state = checkpointer.restore(start, spec.abstract)  # an earlier step if the newest is damaged
         log.info("Resuming from step %d", start)
     elif init:
-        state = start_from(init, spec)
+        state = initialize_from(init, spec)
     else:
         state = spec.make()
     run = open_run(

@@ -38,7 +38,7 @@ def open_init(location: str, model: BertConfig, dataset: PreparedDataset, *, mis
     return checkpoint
 
 
-def start_from(checkpoint: Checkpoint, spec: StateSpec) -> TrainState:
+def initialize_from(checkpoint: Checkpoint, spec: StateSpec) -> TrainState:
     """Makes a new state with the checkpoint's parameters, at step 0 with zero moments.
 
     Parts that the checkpoint lacks, a head or a task's output, are initialized randomly.

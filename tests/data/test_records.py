@@ -9,8 +9,8 @@ from bert_jax.data.records import (
     decode_block,
     encode_block,
     join,
-    lay_out,
     make_headers,
+    pad_batch,
     sequence_lengths,
 )
 from bert_jax.text.tokenization import SPECIAL_TOKENS, WordPieceTokenizer, token_dtype
@@ -36,7 +36,7 @@ def encode(pairs, ids, dtype):
 
 def laid_out(record, seq_len, tokenizer):
     instances = decode_block(record, tokenizer.vocab_size)
-    return lay_out(instances, np.arange(len(instances)), seq_len, tokenizer)
+    return pad_batch(instances, np.arange(len(instances)), seq_len, tokenizer)
 
 
 @pytest.mark.parametrize("vocab_size", [300, 1 << 16, (1 << 16) + 1, 70_000])
@@ -116,7 +116,7 @@ def test_blocks_joined():
     parts = [decode_block(encode(pairs[:1], [1], dtype), 300), decode_block(encode(pairs[1:], [2, 3], dtype), 300)]
     joined = join(parts)
     assert sequence_lengths(joined.headers).tolist() == [6, 6, 5]
-    other = lay_out(joined, np.array([2, 0, 1]), 8, tokenizer)
+    other = pad_batch(joined, np.array([2, 0, 1]), 8, tokenizer)
     for name in one:
         np.testing.assert_array_equal(other[name], one[name][[2, 0, 1]])
 

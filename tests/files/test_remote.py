@@ -52,7 +52,7 @@ def test_a_remote_path_is_not_made_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert str(remote.absolute("gs://bucket/a")) == "gs://bucket/a"
     assert str(remote.absolute("a")) == str(tmp_path / "a")
-    assert str(remote.named("a")) == "a"
+    assert str(remote.parse_path("a")) == "a"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_paths_that_cannot_be_opened_are_refused(path, message, monkeypatch):
     if "pip install" in message:
         monkeypatch.setattr(remote.importlib.util, "find_spec", lambda *_: None)
     with pytest.raises(InputError, match=message):
-        remote.named(path)
+        remote.parse_path(path)
 
 
 def test_a_bucket_with_a_typo_is_refused_and_not_made(store):
@@ -171,7 +171,7 @@ def test_retries_of_gcsfs_are_logged(status, store, caplog):
     library = logging.getLogger("gcsfs")
     before = library.handlers, library.level, library.propagate
     try:
-        remote.RetriesSaid.attach()
+        remote.RetryWarnings.attach()
         assert remote.size(FOLDER / "a") == 4
     finally:
         library.handlers, library.propagate = before[0], before[2]
@@ -242,7 +242,7 @@ def test_a_permanent_error_is_not_retried(error: Exception, slept, monkeypatch):
         raise error
 
     with pytest.raises(InputError, match=rf"^gs://bucket/folder: .*{type(error).__name__}"):
-        remote.patiently(FOLDER, fail)
+        remote.retry_transient(FOLDER, fail)
     assert slept == []
 
 
@@ -256,17 +256,16 @@ def test_a_transient_error_is_retried(error: Exception, slept, monkeypatch):
             raise failures.pop()
         return "done"
 
-    assert remote.patiently(FOLDER, sometimes) == "done"
+    assert remote.retry_transient(FOLDER, sometimes) == "done"
     assert len(slept) == 2
 
 
 def test_host_that_answered_before_is_retried(slept, monkeypatch):
     monkeypatch.setattr(remote, "_answered", set())
-    assert remote.patiently(FOLDER, lambda: "done") == "done"
+    assert remote.retry_transient(FOLDER, lambda: "done") == "done"
     failures = [unknown_host(socket.EAI_NONAME)]
-    assert (
-        remote.patiently(FOLDER / "a", lambda: (_ for _ in ()).throw(failures.pop()) if failures else "done") == "done"
-    )
+    found = remote.retry_transient(FOLDER / "a", lambda: (_ for _ in ()).throw(failures.pop()) if failures else "done")
+    assert found == "done"
     assert len(slept) == 1
 
 
@@ -281,7 +280,7 @@ def test_transient_errors_are_retried_for_minutes(monkeypatch, caplog):
             raise failures.pop()
         return "done"
 
-    assert remote.patiently(FOLDER, sometimes) == "done"
+    assert remote.retry_transient(FOLDER, sometimes) == "done"
     assert len(caplog.records) == 3
     assert now[0] < 10
 
@@ -291,14 +290,14 @@ def test_transient_errors_are_retried_for_minutes(monkeypatch, caplog):
     with pytest.raises(
         BertJaxError, match=r"^gs://bucket/folder: .*\d+.* \d{3} s \(ConnectionResetError: by peer\)"
     ) as failed:
-        remote.patiently(FOLDER, never)
+        remote.retry_transient(FOLDER, never)
     assert failed.value.exit_status == 1
     assert remote.PATIENCE_SECONDS - remote.LONGEST_WAIT_SECONDS < now[0] < remote.PATIENCE_SECONDS + 10
 
 
 def test_programming_errors_are_not_retried(slept):
     with pytest.raises(ZeroDivisionError):
-        remote.patiently(FOLDER, lambda: 1 // 0)
+        remote.retry_transient(FOLDER, lambda: 1 // 0)
     assert slept == []
 
 
@@ -307,7 +306,7 @@ def test_silent_connection_times_out(store, monkeypatch):
     monkeypatch.setattr(remote, "SILENCE_SECONDS", 0.3)
     store.put("folder/a", b"text")
     store.stall("GET", "folder/a", seconds=1.0, times=1)
-    assert atomic.read_whole(remote.named(f"{FOLDER}/a")) == b"text"
+    assert atomic.read_whole(remote.parse_path(f"{FOLDER}/a")) == b"text"
     assert store.count("GET", "folder/a") == 2
 
 

@@ -21,7 +21,7 @@ from bert_jax.training.objectives import denominators, divide, pretraining, pret
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.training.state import describe_state
 from bert_jax.training.train_step import make_train_step
-from bert_jax.training.warm_start import start_from
+from bert_jax.training.warm_start import initialize_from
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch and transformers")
 transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")
@@ -199,7 +199,7 @@ def test_two_hundred_steps_side_by_side(vocabulary: list[str], tmp_path: Path):
     spec = describe_state(mesh, checkpoint.bert_config, optimizer, seed=0)
     schedule = learning_rate_schedule(peak, warmup, steps)
     train_step = make_train_step(mesh, spec, optimizer, schedule, pretraining(nsp=True), seed=0)
-    state = start_from(checkpoint, spec)
+    state = initialize_from(checkpoint, spec)
     losses = []
     for step in range(steps):
         batch = make_batch(step, checkpoint.bert_config.vocab_size, 8, 24, 6)

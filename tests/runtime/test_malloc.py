@@ -8,10 +8,10 @@ from support import helpers
 
 PROGRAM = """
 import resource, sys
-from bert_jax.runtime.malloc import keep_freed_memory
+from bert_jax.runtime.malloc import tune_malloc
 
 if sys.argv[1] == "keep":
-    keep_freed_memory()
+    tune_malloc()
 for _ in range(2):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     b"x" * (64 << 20)  # freed at once

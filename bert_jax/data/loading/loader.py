@@ -17,7 +17,7 @@ from bert_jax.data.loading.masking import Masking, mask_batch, mask_keys, predic
 from bert_jax.data.loading.mixture import Mixture, row_shares
 from bert_jax.data.loading.order import EpochOrder
 from bert_jax.data.loading.packing import most_predictions, pack, pack_batch, pack_lengths
-from bert_jax.data.records import Instances, Unmasked, lay_out, sequence_lengths
+from bert_jax.data.records import Instances, Unmasked, pad_batch, sequence_lengths
 from bert_jax.errors import InputError
 
 _PACKED_BLOCKS = 16  # blocks packed together: a few thousand instances, enough for a dense packing
@@ -55,7 +55,7 @@ def _make_batch(
     }
 
 
-def predictions_a_row(masking: Masking | None, seq_len: int, max_sequences: int) -> int:
+def predictions_per_row(masking: Masking | None, seq_len: int, max_sequences: int) -> int:
     """Returns P, the maximum number of predictions in a row of at most `max_sequences` sequences.
 
     Without masking every token is predicted. Raises InputError if `data.max_predictions` exceeds the sequence length.
@@ -172,7 +172,7 @@ class TrainRows:
         self._keys = {name: key_from(dataset.info.hash, seed, name) for name in ("order", "mask", "pack")}
         self._starts = np.cumsum(sizes) - sizes
         self._blocks_a_unit = 1 if max_sequences == 1 else _PACKED_BLOCKS
-        self.predictions = predictions_a_row(masking, self._seq_len, max_sequences)
+        self.predictions = predictions_per_row(masking, self._seq_len, max_sequences)
         self._order = EpochOrder(unit_sizes(dataset, max_sequences), self._keys["order"])
         self.size = self._order.size
         self.real_share = float(dataset.lengths("train").sum(dtype=np.int64)) / (self.size * self._seq_len)
@@ -208,7 +208,7 @@ class TrainRows:
         return np.concatenate(parts), epochs
 
     def _sequences(self, window: _Window, which: np.ndarray, epoch: int) -> HostBatch:
-        instances = lay_out(window.instances, which, self._seq_len, self.dataset.tokenizer)
+        instances = pad_batch(window.instances, which, self._seq_len, self.dataset.tokenizer)
         mask_round = epoch % self._static_masks if self._static_masks else epoch
         return _make_batch(self.dataset, instances, self._masking, self._keys["mask"], mask_round)
 

@@ -36,7 +36,7 @@ from bert_jax.data.preparation import corpus
 from bert_jax.data.preparation.filters import counted_lines, frequent
 from bert_jax.data.preparation.options import CorpusOptions, PrepareOptions
 from bert_jax.data.preparation.shards import BuildTask, Built, build, lowest_hashes, shard_ranges
-from bert_jax.data.preparation.sorted_runs import HeldRun, part_of, tokenized
+from bert_jax.data.preparation.sorted_runs import RunInMemory, hash_range_of, tokenized_runs
 from bert_jax.data.preparation.worker_pool import one_thread
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic
@@ -144,7 +144,7 @@ def _run(pipeline: beam.Pipeline, runner: str) -> None:
 
 def _connect(pipeline: beam.Pipeline, groups: Sequence[tuple[str, ...]], job: Job) -> None:
     planned = pipeline | "Files" >> beam.Create(groups) | "Plan" >> _trying(partial(_slices, options=job.options))
-    tokenize = partial(tokenized, tokenizer=job.tokenizer, options=job.options)
+    tokenize = partial(tokenized_runs, tokenizer=job.tokenizer, options=job.options)
     read = planned.done | "Spread" >> beam.Reshuffle() | "Tokenize" >> _trying(tokenize)
     runs = read.done
     failures = (planned.failed, read.failed) | "Failures" >> beam.Flatten()
@@ -192,7 +192,7 @@ def _trying(function: Callable[[Any], Iterable[Any]]) -> Any:
 
 
 def _slices(paths: Sequence[str], options: CorpusOptions) -> list[tuple[corpus.Slice, ...]]:
-    return corpus.batches(corpus.plan(paths, options))
+    return corpus.group_slices(corpus.plan(paths, options))
 
 
 def _write_failure(failure: str, staged: epath.Path) -> None:
@@ -203,19 +203,19 @@ def _write_count(ranges: list[Any], staged: epath.Path) -> None:
     atomic.write_whole(staged / _COUNT, str(len(ranges)).encode())
 
 
-def _sum(runs: Iterable[HeldRun]) -> HeldRun:
+def _sum(runs: Iterable[RunInMemory]) -> RunInMemory:
     """Combines the data of runs that determine the ranges of the shards: counts and lowest hashes."""
     all_runs = list(runs)
     documents, tokens = sum(run.documents for run in all_runs), sum(run.tokens for run in all_runs)
-    return HeldRun({"hashes": lowest_hashes(all_runs)}, documents, tokens)
+    return RunInMemory({"hashes": lowest_hashes(all_runs)}, documents, tokens)
 
 
-def _ranges(total: HeldRun, failures: list[str], options: PrepareOptions) -> Any:
+def _ranges(total: RunInMemory, failures: list[str], options: PrepareOptions) -> Any:
     """Returns a list of Range. Annotated as Any: Beam's integer coder would refuse values of 2**63 and more."""
     return [] if failures or not total.documents else shard_ranges([total], options)
 
 
-def _lines(run: HeldRun) -> Iterator[tuple[int, tuple[np.ndarray, np.ndarray]]]:
+def _lines(run: RunInMemory) -> Iterator[tuple[int, tuple[np.ndarray, np.ndarray]]]:
     for part, hashes, counts in counted_lines(run):
         yield part, (hashes, counts)
 
@@ -225,14 +225,14 @@ def _repeated(part: tuple[int, Iterable[tuple[np.ndarray, np.ndarray]]], limit: 
     return frequent(hashes, counts, limit)
 
 
-def _parts(run: HeldRun, ranges: list[Range], lines: bool) -> Iterator[tuple[int, HeldRun]]:
+def _parts(run: RunInMemory, ranges: list[Range], lines: bool) -> Iterator[tuple[int, RunInMemory]]:
     for number, (_, _, low, high) in enumerate(ranges):
-        if part := part_of(run, low, high, lines):
+        if part := hash_range_of(run, low, high, lines):
             yield number, part
 
 
 def _build(
-    bucket: tuple[int, Iterable[HeldRun | None]], ranges: list[Range], repeated: list[np.ndarray], job: Job
+    bucket: tuple[int, Iterable[RunInMemory | None]], ranges: list[Range], repeated: list[np.ndarray], job: Job
 ) -> None:
     number, parts = bucket
     split, file, low, high = ranges[number]

@@ -50,7 +50,7 @@ PYDOC = "pydoc"
 
 SLICE_BYTES = 8 << 20
 """Bytes on disk that one task reads."""
-_BATCH_FILES = 1024  # maximum, since opening a remote file takes a request
+_GROUP_FILES = 1024  # maximum, since opening a remote file takes a request
 _WIKI_DOC = b"<doc "
 _WIKI_TITLE = re.compile(rb'\btitle="(.*)"\s*>\s*$')
 _JSON_TYPES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
@@ -116,7 +116,7 @@ def _expand_one(name: str) -> list[str]:
 
 
 def _expand_remote(name: str) -> list[str]:
-    remote.named(name)
+    remote.parse_path(name)
     if files := remote.files(name):
         return files
     raise InputError(f"--input={name}: not found: no such file or folder, or it is empty; check the path or pattern")
@@ -151,8 +151,8 @@ def plan(inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = SLICE
     return slices
 
 
-def batches(slices: Sequence[Slice]) -> list[tuple[Slice, ...]]:
-    """Groups consecutive small files of a `plan` into batches of up to SLICE_BYTES, one batch a task.
+def group_slices(slices: Sequence[Slice]) -> list[tuple[Slice, ...]]:
+    """Groups consecutive small files of a `plan` into groups of up to SLICE_BYTES, one group a task.
 
     Otherwise, work and temporary files of `prepare` would grow with the number of files times the number of shards.
     """
@@ -160,13 +160,13 @@ def batches(slices: Sequence[Slice]) -> list[tuple[Slice, ...]]:
     size = 0
     for piece in slices:
         is_whole = piece.start == 0 and piece.end is None
-        if joined and is_whole and size + piece.bytes <= SLICE_BYTES and len(joined[-1]) < _BATCH_FILES:
+        if joined and is_whole and size + piece.bytes <= SLICE_BYTES and len(joined[-1]) < _GROUP_FILES:
             joined[-1].append(piece)
             size += piece.bytes
         else:
             joined.append([piece])
             size = piece.bytes if is_whole else SLICE_BYTES + 1
-    return [tuple(batch) for batch in joined]
+    return [tuple(group) for group in joined]
 
 
 def fingerprint(path: str) -> str:

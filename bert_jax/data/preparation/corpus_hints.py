@@ -12,7 +12,7 @@ from bert_jax.files.file_formats import text_format
 log = logging.getLogger(__name__)
 
 _SHORT_DOCUMENT = 6  # sentences; paragraphs of prose have 1 to 6, 3.0 on average, articles of Wikipedia 15 to 21
-_DOCUMENTS_A_FILE = 50
+_DOCUMENTS_PER_FILE = 50
 _SAMPLED_FILES = 8
 _FEWEST_PAIRS = 200
 _RANDOM_SHARE = {"paper": 0.65, "reference": 0.75}  # expected: 0.5, and 0.55 to 0.61
@@ -27,7 +27,7 @@ def warn_of_short_documents(files: Sequence[str], splits: Sequence[SplitInfo]) -
     """
     documents = sum(split.documents for split in splits)
     mean = sum(split.sentences for split in splits) / max(1, documents)
-    if documents < _DOCUMENTS_A_FILE * len(files) or mean >= _SHORT_DOCUMENT or not _are_plain_text(files):
+    if documents < _DOCUMENTS_PER_FILE * len(files) or mean >= _SHORT_DOCUMENT or not _are_plain_text(files):
         return
     log.warning(
         "%s documents in %s file(s) have %.1f sentences on average: blank lines seem to separate paragraphs, and no "

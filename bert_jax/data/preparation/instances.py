@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 Document = Sequence[int]
 """Sentence boundaries as token offsets: sentence i is tokens [document[i], document[i + 1])."""
 
-SPECIAL_TOKENS_A_PAIR = 3  # [CLS] A [SEP] B [SEP]
-SPECIAL_TOKENS_A_SINGLE = 2  # [CLS] A [SEP]
+SPECIAL_TOKENS_PER_PAIR = 3  # [CLS] A [SEP] B [SEP]
+SPECIAL_TOKENS_PER_SINGLE = 2  # [CLS] A [SEP]
 
 
 class Random(Protocol):
@@ -58,7 +58,7 @@ class _NextLabels:
 
 def target_length(seq_len: int, short_seq_prob: float, rng: Random) -> int:
     """Draws the target length of pairs in tokens: seq_len - 3, or with `short_seq_prob` uniform in [2, seq_len - 3]."""
-    longest = seq_len - SPECIAL_TOKENS_A_PAIR
+    longest = seq_len - SPECIAL_TOKENS_PER_PAIR
     if rng.random() < short_seq_prob:
         return rng.randint(2, longest)
     return longest
@@ -152,7 +152,7 @@ def make_singles(
     """
     result = []
     for document in documents:
-        target = target_length(seq_len - SPECIAL_TOKENS_A_SINGLE + SPECIAL_TOKENS_A_PAIR, short_seq_prob, rng)
+        target = target_length(seq_len - SPECIAL_TOKENS_PER_SINGLE + SPECIAL_TOKENS_PER_PAIR, short_seq_prob, rng)
         instances: list[Instance] = []
         first = document[0]
         for start, stop in itertools.pairwise(document):
@@ -193,7 +193,7 @@ def make_pairs(
     """
     pairs = RANDOM_NEXT_RULES[random_next]
     labels = _NextLabels(rng)
-    longest = seq_len - SPECIAL_TOKENS_A_PAIR
+    longest = seq_len - SPECIAL_TOKENS_PER_PAIR
     result = []
     for index in range(len(documents)):
         target = target_length(seq_len, short_seq_prob, rng)

@@ -35,9 +35,9 @@ from bert_jax.data.preparation import corpus
 from bert_jax.data.preparation.corpus_hints import warn_of_random_pairs, warn_of_short_documents
 from bert_jax.data.preparation.filters import repeated_lines
 from bert_jax.data.preparation.options import MAX_SHARE, PrepareOptions
-from bert_jax.data.preparation.scratch_folder import TEMPORARY, locked, scratch_folder
+from bert_jax.data.preparation.scratch_folder import TEMPORARY, locked, save_array, scratch_folder
 from bert_jax.data.preparation.shards import BuildTask, Built, build, finished_shard, shard_ranges
-from bert_jax.data.preparation.sorted_runs import Run, TokenizeTask, finished_runs, save_array, tokenize
+from bert_jax.data.preparation.sorted_runs import SortedRun, TokenizeTask, finished_runs, tokenize
 from bert_jax.data.preparation.worker_pool import Result, Task, map_tasks
 from bert_jax.data.unknown_tokens import (
     WARN_SHARE,
@@ -93,7 +93,7 @@ def prepare(
     """
     if not output:
         raise InputError("--output=: expected the path of a folder")
-    folder = remote.named(output)
+    folder = remote.parse_path(output)
     _check_free(folder)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--output={folder}: got a file, expected a new or empty folder")
@@ -118,7 +118,7 @@ def prepare(
             staged = stack.enter_context(beam.staging(folder / TEMPORARY))
             job = beam.Job(tokenizer, options, seed, staged)
             groups = dict.fromkeys(
-                tuple(dict.fromkeys(piece.path for piece in pieces)) for pieces in corpus.batches(slices)
+                tuple(dict.fromkeys(piece.path for piece in pieces)) for pieces in corpus.group_slices(slices)
             )
             splits, shards = beam.build_splits(list(groups), job, runner, beam_options)
         if not shards:
@@ -204,9 +204,9 @@ def _build(
     before = _fingerprints(slices)
     tokenizing = [
         TokenizeTask(pieces, tuple(before[piece.path] for piece in pieces), tokenizer, options, work)
-        for pieces in corpus.batches(slices)
+        for pieces in corpus.group_slices(slices)
     ]
-    task_runs: dict[str, Sequence[Run]] = {}
+    task_runs: dict[str, Sequence[SortedRun]] = {}
     documents = 0
     with closing(bars(total=sum(piece.bytes for piece in slices), desc="tokenize", unit="B", unit_scale=True)) as bar:
         for task, runs in _map_unfinished(tokenize, finished_runs, tokenizing, workers, "corpus slices"):

@@ -1,19 +1,23 @@
-"""Scratch folder for the unfinished work of `prepare`, and the lock that gives one process access to an output."""
+"""Scratch folder of `prepare`: files of unfinished work, and the lock that gives one process access to an output."""
 
 import errno
 import fcntl
+import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO
 
+import numpy as np
 from etils import epath
 
 from bert_jax.data.hashing import key_from
-from bert_jax.errors import InputError
+from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import remote
+from bert_jax.files.atomic import sync, write_whole
 
 TEMPORARY = ".prepare"
 _LOCK = ".prepare.lock"
@@ -82,3 +86,48 @@ def locked(folder: epath.Path, work: Path) -> Iterator[None]:
             path.unlink(missing_ok=True)  # the next process to lock it checks for a finished dataset
     finally:
         os.close(descriptor)
+
+
+def write_finished(marker: Path, content: dict[str, Any], files: Sequence[Path]) -> None:
+    """Commits `files`, all in the folder of `marker`: syncs them, then writes `content` and their sizes to `marker`.
+
+    Without the sync, a power loss might keep the marker and lose the content of the files.
+    """
+    for path in files:
+        sync(path)
+    sync(marker.parent)
+    sizes = {path.name: path.stat().st_size for path in files}
+    write_whole(marker, json.dumps({**content, "files": sizes}).encode())
+
+
+def read_finished(marker: Path) -> dict[str, Any] | None:
+    """Reads a marker of `write_finished`; None if it is missing or invalid, or a file is missing or of another size."""
+    if not marker.exists():
+        return None
+    try:
+        content = json.loads(marker.read_text())
+        sizes = {name: (marker.parent / name).stat().st_size for name in content["files"]}
+    except (ValueError, TypeError, KeyError, FileNotFoundError):
+        return None
+    return content if sizes == content["files"] else None
+
+
+def save_array(file: BinaryIO, array: np.ndarray) -> None:
+    """Writes a .npy file as `np.save` does, but keeps the errno of a full disk, which `ndarray.tofile` drops."""
+    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+    file.write(np.ascontiguousarray(array).data)
+
+
+def load_array(path: Path) -> np.ndarray:
+    """Reads a .npy file of unfinished work. Raises BertJaxError for a damaged file."""
+    try:
+        return np.load(path)
+    except OSError:
+        raise
+    except Exception as error:  # a damaged header raises any class, such as tokenize.TokenError
+        raise damaged(path, error) from error
+
+
+def damaged(path: Path, problem: object) -> BertJaxError:
+    """Returns the error of a damaged scratch file, with its remedy."""
+    return BertJaxError(f"{path}: damaged scratch file ({problem}); delete the folder {path.parent} and run again")

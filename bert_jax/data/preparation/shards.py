@@ -13,16 +13,18 @@ from etils import epath
 from bert_jax.data.dataset import Shard, ShardWriter
 from bert_jax.data.file_digests import file_digest
 from bert_jax.data.hashing import key_from, random_bits
+from bert_jax.data.preparation.filters import filter_documents
 from bert_jax.data.preparation.instances import make_pairs, make_rng, make_singles
-from bert_jax.data.preparation.options import FilterOptions, PrepareOptions
-from bert_jax.data.preparation.sorted_runs import Run, load_array, part_of, read_finished, save_array, write_finished
+from bert_jax.data.preparation.options import PrepareOptions
+from bert_jax.data.preparation.scratch_folder import load_array, read_finished, save_array, write_finished
+from bert_jax.data.preparation.sorted_runs import SortedRun, hash_range_of
 from bert_jax.data.records import BLOCK, RANDOM_NEXT, SINGLE, encode_block, make_headers, sequence_lengths
 from bert_jax.text.tokenization import token_dtype
 
 _VERSION = 2  # of the format of a shard and its .shard.json
 
 
-def eval_threshold(runs: Sequence[Run], fraction: float) -> int:
+def eval_threshold(runs: Sequence[SortedRun], fraction: float) -> int:
     """Returns the hash below which documents are held out: the share `fraction`, at least two of four or more."""
     if not fraction:
         return 0
@@ -33,13 +35,13 @@ def eval_threshold(runs: Sequence[Run], fraction: float) -> int:
     return threshold
 
 
-def lowest_hashes(runs: Sequence[Run]) -> np.ndarray:
+def lowest_hashes(runs: Sequence[SortedRun]) -> np.ndarray:
     """Returns the four lowest distinct hashes, uint64 [4] or fewer, which determine `eval_threshold`."""
     run_hashes = [np.unique(run.array("hashes"))[:4] for run in runs]
     return np.unique(np.concatenate([np.zeros(0, np.uint64), *run_hashes]))[:4]
 
 
-def shard_ranges(runs: Sequence[Run], options: PrepareOptions) -> list[tuple[str, str, int, int]]:
+def shard_ranges(runs: Sequence[SortedRun], options: PrepareOptions) -> list[tuple[str, str, int, int]]:
     """Returns (split, file, low, high) of each shard, which holds the documents with hashes in [low, high)."""
     tokens = sum(run.tokens for run in runs)
     eval_below = eval_threshold(runs, options.eval_fraction)
@@ -76,7 +78,7 @@ class BuildTask:
     split: str
     low: int
     high: int
-    runs: Sequence[Run]
+    runs: Sequence[SortedRun]
     vocab_size: int
     options: PrepareOptions
     seed: int
@@ -158,7 +160,7 @@ def _gather(task: BuildTask) -> _Bucket:
     hashes, counts, lengths, tokens = [], [], [], []
     dropped = {"repeated_lines": 0}
     for run in task.runs:
-        part = part_of(run, task.low, task.high, lines=len(task.repeated) > 0)
+        part = hash_range_of(run, task.low, task.high, lines=len(task.repeated) > 0)
         if part is None:
             continue
         run_counts, run_lengths = np.diff(part.array("sentence_at")), part.array("lengths")
@@ -178,23 +180,8 @@ def _gather(task: BuildTask) -> _Bucket:
     ends = np.cumsum(np.concatenate(counts)).tolist()
     boundaries = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).tolist()
     documents = [boundaries[start : end + 1] for start, end in zip([0, *ends], ends, strict=False)]
-    order = _filtered(np.argsort(all_hashes, kind="stable"), all_hashes, documents, task.options, dropped)
+    order = filter_documents(np.argsort(all_hashes, kind="stable"), all_hashes, documents, task.options, dropped)
     return _Bucket(all_hashes[order], [documents[i] for i in order.tolist()], np.concatenate(tokens), dropped)
-
-
-def _filtered(
-    order: np.ndarray, hashes: np.ndarray, documents: list[list[int]], options: FilterOptions, dropped: dict[str, int]
-) -> np.ndarray:
-    """Filters the documents in `order` and adds the counts of dropped ones to `dropped`."""
-    if options.drop_duplicates:
-        is_first = np.concatenate([[True], np.diff(hashes[order]) > 0])[: len(order)]
-        dropped["duplicate_documents"] = int((~is_first).sum())
-        order = order[is_first]
-    sizes = np.array([documents[i][-1] - documents[i][0] for i in order.tolist()], np.int64)
-    too_short = sizes < max(1, options.min_document_tokens)  # also documents without any line left
-    too_long = sizes > (options.max_document_tokens or np.inf)
-    dropped["short_documents"], dropped["long_documents"] = int(too_short.sum()), int(too_long.sum())
-    return order[~(too_short | too_long)]
 
 
 def build(task: BuildTask) -> Built:

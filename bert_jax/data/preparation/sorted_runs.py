@@ -1,27 +1,25 @@
 """First pass of preparation: converts slices of the input to *runs*, tokenized documents sorted by hash."""
 
 import itertools
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from bert_jax.data.hashing import content_hash, key_from
 from bert_jax.data.preparation import corpus
 from bert_jax.data.preparation.options import PrepareOptions
-from bert_jax.errors import BertJaxError
-from bert_jax.files.atomic import sync, write_whole
+from bert_jax.data.preparation.scratch_folder import damaged, load_array, read_finished, save_array, write_finished
 from bert_jax.text import sentences
 from bert_jax.text.tokenization import WordPieceTokenizer
 from bert_jax.text.word_cache import word_cache
 
-SENTENCES_A_BATCH = 2048  # per call of the tokenizer
+SENTENCES_PER_BATCH = 2048  # per call of the tokenizer
 _VERSION = 2  # of the format of a run and its .runs.json
-TOKENS_A_RUN = 8 << 20  # held in memory before a run is written
+TOKENS_PER_RUN = 8 << 20  # held in memory before a run is written
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class TokenizeTask:
         return f"{key_from(*parts):016x}"
 
 
-class Run(Protocol):
+class SortedRun(Protocol):
     """Tokenized documents sorted by hash, as arrays.
 
     `hashes` [n] are those of the documents. `sentence_at` and `token_at` [n + 1] are the offsets of each document in
@@ -67,7 +65,7 @@ class Run(Protocol):
 
 
 @dataclass(frozen=True)
-class StoredRun:
+class RunOnDisk:
     """A run on disk, as .npy files."""
 
     path: str
@@ -85,15 +83,15 @@ class StoredRun:
                 np.lib.format.read_magic(file)
                 _, _, dtype = np.lib.format.read_array_header_1_0(file)
             except Exception as error:
-                raise _damaged(path, error) from error
+                raise damaged(path, error) from error
             items = np.fromfile(file, dtype, stop - start, offset=start * dtype.itemsize)
         if len(items) != stop - start:
-            raise _damaged(path, f"got {start + len(items):,} items, expected at least {stop:,}")
+            raise damaged(path, f"got {start + len(items):,} items, expected at least {stop:,}")
         return items
 
 
 @dataclass(frozen=True)
-class HeldRun:
+class RunInMemory:
     """A run in memory."""
 
     arrays: dict[str, np.ndarray]
@@ -109,21 +107,7 @@ class HeldRun:
         return self.arrays[name][start:stop]
 
 
-def load_array(path: Path) -> np.ndarray:
-    """Reads a .npy file of unfinished work. Raises BertJaxError for a damaged file."""
-    try:
-        return np.load(path)
-    except OSError:
-        raise
-    except Exception as error:  # a damaged header raises any class, such as tokenize.TokenError
-        raise _damaged(path, error) from error
-
-
-def _damaged(path: Path, problem: object) -> BertJaxError:
-    return BertJaxError(f"{path}: damaged scratch file ({problem}); delete the folder {path.parent} and run again")
-
-
-def part_of(run: Run, low: int, high: int, lines: bool) -> HeldRun | None:
+def hash_range_of(run: SortedRun, low: int, high: int, lines: bool) -> RunInMemory | None:
     """Returns the documents of a run with hashes in [low, high), with the arrays of `lines` if set; None if empty."""
     hashes = run.array("hashes")
     first, last = (_position(hashes, bound) for bound in (low, high))
@@ -138,61 +122,37 @@ def part_of(run: Run, low: int, high: int, lines: bool) -> HeldRun | None:
         "tokens": run.part("tokens", int(token_at[0]), int(token_at[-1])),
         **{name: run.part(name, int(sentence_at[0]), int(sentence_at[-1])) for name in sentence_arrays},
     }
-    return HeldRun(arrays, int(last - first), int(token_at[-1] - token_at[0]))
+    return RunInMemory(arrays, int(last - first), int(token_at[-1] - token_at[0]))
 
 
 def _position(hashes: np.ndarray, bound: int) -> int:
     return len(hashes) if bound >= 2**64 else int(np.searchsorted(hashes, np.uint64(bound)))
 
 
-def finished_runs(task: TokenizeTask) -> list[StoredRun] | None:
+def finished_runs(task: TokenizeTask) -> list[RunOnDisk] | None:
     """Returns the saved result of an earlier `tokenize` of the task; None if it is incomplete or damaged."""
     described = read_finished(_finished(task))
     if described is None:
         return None
-    return [StoredRun(str(task.scratch / file), *counts) for file, *counts in described["runs"]]
+    return [RunOnDisk(str(task.scratch / file), *counts) for file, *counts in described["runs"]]
 
 
-def tokenize(task: TokenizeTask) -> list[StoredRun]:
+def tokenize(task: TokenizeTask) -> list[RunOnDisk]:
     """Writes the runs of a task to its scratch folder and returns them."""
     files: list[Path] = []
     runs = [
         _store(task, number, run, files)  # one at a time in memory
-        for number, run in enumerate(tokenized(task.pieces, task.tokenizer, task.options))
+        for number, run in enumerate(tokenized_runs(task.pieces, task.tokenizer, task.options))
     ]
     described = [(Path(run.path).name, run.documents, run.tokens) for run in runs]
     write_finished(_finished(task), {"runs": described}, files)
     return runs
 
 
-def write_finished(marker: Path, content: dict[str, Any], files: Sequence[Path]) -> None:
-    """Commits `files`, all in the folder of `marker`: syncs them, then writes `content` and their sizes to `marker`.
-
-    Without the sync, a power loss might keep the marker and lose the content of the files.
-    """
-    for path in files:
-        sync(path)
-    sync(marker.parent)
-    sizes = {path.name: path.stat().st_size for path in files}
-    write_whole(marker, json.dumps({**content, "files": sizes}).encode())
-
-
-def read_finished(marker: Path) -> dict[str, Any] | None:
-    """Reads a marker of `write_finished`; None if it is missing or invalid, or a file is missing or of another size."""
-    if not marker.exists():
-        return None
-    try:
-        content = json.loads(marker.read_text())
-        sizes = {name: (marker.parent / name).stat().st_size for name in content["files"]}
-    except (ValueError, TypeError, KeyError, FileNotFoundError):
-        return None
-    return content if sizes == content["files"] else None
-
-
-def tokenized(
+def tokenized_runs(
     pieces: Sequence[corpus.Slice], tokenizer: WordPieceTokenizer, options: PrepareOptions
-) -> Iterator[HeldRun]:
-    """Reads, splits and tokenizes slices; yields a run for every `TOKENS_A_RUN` tokens.
+) -> Iterator[RunInMemory]:
+    """Reads, splits and tokenizes slices; yields a run for every `TOKENS_PER_RUN` tokens.
 
     With `max_line_repeats`, a run has the hash of each sentence's line.
 
@@ -217,7 +177,7 @@ def tokenized(
             if document.sentences:
                 documents.append(document)
                 held += sum(map(len, document.sentences))
-        if held >= TOKENS_A_RUN * words.dtype.itemsize:
+        if held >= TOKENS_PER_RUN * words.dtype.itemsize:
             yield _run(documents, words.dtype, options)
             documents, held = [], 0
     if documents:
@@ -241,7 +201,7 @@ class _Document(NamedTuple):
 def _batches(
     pieces: Sequence[corpus.Slice], options: PrepareOptions
 ) -> Iterator[list[tuple[int, list[tuple[int, list[str]]]]]]:
-    """Yields lists of documents (hash, lines) with about `SENTENCES_A_BATCH` sentences; a line is (hash, sentences).
+    """Yields lists of documents (hash, lines) with about `SENTENCES_PER_BATCH` sentences; a line is (hash, sentences).
 
     Without `max_line_repeats`, a document is one line.
     """
@@ -257,14 +217,14 @@ def _batches(
             lines = [(0, split(document))]
         batch.append((content_hash(document), lines))
         size += sum(len(found) for _, found in lines)
-        if size >= SENTENCES_A_BATCH:
+        if size >= SENTENCES_PER_BATCH:
             yield batch
             batch, size = [], 0
     if batch:
         yield batch
 
 
-def _run(documents: list[_Document], dtype: np.dtype, options: PrepareOptions) -> HeldRun:
+def _run(documents: list[_Document], dtype: np.dtype, options: PrepareOptions) -> RunInMemory:
     keys = np.array([document.text_hash for document in documents], np.uint64)
     order = np.argsort(keys, kind="stable")
     ordered = [documents[i] for i in order.tolist()]
@@ -281,20 +241,14 @@ def _run(documents: list[_Document], dtype: np.dtype, options: PrepareOptions) -
     if options.max_line_repeats:
         arrays["lines"] = np.array([line for document in ordered for line in document.lines], np.uint64)
         arrays["begins_line"] = np.array([begins for document in ordered for begins in document.begins_line], bool)
-    return HeldRun(arrays, len(documents), int(lengths.sum()))
+    return RunInMemory(arrays, len(documents), int(lengths.sum()))
 
 
-def _store(task: TokenizeTask, number: int, run: HeldRun, files: list[Path]) -> StoredRun:
+def _store(task: TokenizeTask, number: int, run: RunInMemory, files: list[Path]) -> RunOnDisk:
     """Writes a run, and appends the paths of its files to `files`."""
     path = str(task.scratch / f"{task.name}-{number:04d}")
     for name, array in run.arrays.items():
         files.append(Path(f"{path}.{name}.npy"))
         with open(files[-1], "wb") as file:
             save_array(file, array)
-    return StoredRun(path, run.documents, run.tokens)
-
-
-def save_array(file: BinaryIO, array: np.ndarray) -> None:
-    """Writes a .npy file as `np.save` does, but keeps the errno of a full disk, which `ndarray.tofile` drops."""
-    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
-    file.write(np.ascontiguousarray(array).data)
+    return RunOnDisk(path, run.documents, run.tokens)

@@ -122,7 +122,7 @@ def locate(text: str, start: int, context: str) -> Answer | None:
 
 def _load(path: str | PathLike[str]) -> list[Any]:
     try:
-        file = _parse(path, atomic.read_whole(remote.named(path)))
+        file = _parse(path, atomic.read_whole(remote.parse_path(path)))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}); expected a SQuAD file") from error
     except (ValueError, RecursionError) as error:

@@ -37,6 +37,6 @@ def usual_files(folder: str, usual: Mapping[str, Sequence[str]]) -> dict[str, st
     found: dict[str, str] = {}
     for split, names in usual.items():
         paths = [os.path.join(folder, name) for name in names]
-        if path := next((path for path in paths if remote.exists(remote.named(path))), None):
+        if path := next((path for path in paths if remote.exists(remote.parse_path(path))), None):
             found[split] = path
     return found

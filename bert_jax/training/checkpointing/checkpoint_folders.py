@@ -22,7 +22,7 @@ def step_folders(workdir: epath.Path) -> list[epath.Path]:
     folder = workdir / FOLDER
     if not remote.exists(folder):
         return []
-    children = remote.patiently(folder, lambda: list(folder.iterdir()))
+    children = remote.retry_transient(folder, lambda: list(folder.iterdir()))
     steps = [child for child in children if re.fullmatch("0|[1-9][0-9]*", child.name)]
     return sorted(steps, key=lambda child: int(child.name), reverse=True)
 
@@ -45,12 +45,12 @@ def newest_step(workdir: epath.Path) -> epath.Path | None:
 
 def is_saved(folder: epath.Path) -> bool:
     """Returns whether a checkpoint is committed: by a rename on a disk, by a marker file in a store."""
-    return remote.patiently(folder, lambda: ocp.utils.is_checkpoint_finalized(folder))
+    return remote.retry_transient(folder, lambda: ocp.utils.is_checkpoint_finalized(folder))
 
 
 def missing_items(step: epath.Path) -> list[str]:
     """Returns the items that the folder of a step lacks."""
-    present = remote.patiently(step, lambda: {child.name for child in step.iterdir()} if step.is_dir() else set())
+    present = remote.retry_transient(step, lambda: {child.name for child in step.iterdir()} if step.is_dir() else set())
     return [item for item in _ITEMS if item not in present]
 
 
@@ -59,13 +59,13 @@ def set_aside(step: epath.Path) -> epath.Path:
 
     A store copies and then deletes its files. A kill between the two leaves both, and the next run repeats it.
     """
-    taken = {child.name for child in remote.patiently(step.parent, lambda: list(step.parent.iterdir()))}
+    taken = {child.name for child in remote.retry_transient(step.parent, lambda: list(step.parent.iterdir()))}
     names = (f"{step.name}.damaged{number}" for number in ["", *(f"-{count}" for count in range(2, len(taken) + 3))])
     target = step.parent / next(name for name in names if name not in taken)
     if remote.is_remote(step):
         store, name = remote.store_of(step)
-        remote.patiently(step, lambda: store.copy(name, os.fspath(target), recursive=True))
-        remote.patiently(step, lambda: store.rm(name, recursive=True))
+        remote.retry_transient(step, lambda: store.copy(name, os.fspath(target), recursive=True))
+        remote.retry_transient(step, lambda: store.rm(name, recursive=True))
     else:
         os.rename(step, target)
     return target

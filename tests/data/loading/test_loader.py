@@ -14,7 +14,7 @@ from bert_jax.data.loading.loader import (
     TrainLoader,
     TrainRows,
     next_token_targets,
-    predictions_a_row,
+    predictions_per_row,
 )
 from bert_jax.data.loading.masking import Masking
 from bert_jax.data.loading.prefetch import Prefetch
@@ -97,7 +97,7 @@ def test_layout(dataset):
 @pytest.mark.parametrize("left_to_right", [False, True])
 def test_what_a_batch_is_like_is_known_without_it(dataset, max_sequences, left_to_right):
     loader = Loader(dataset, max_sequences=max_sequences, left_to_right=left_to_right)
-    predictions = predictions_a_row(None if left_to_right else Masking(10), dataset.info.seq_len, max_sequences)
+    predictions = predictions_per_row(None if left_to_right else Masking(10), dataset.info.seq_len, max_sequences)
     shapes = pretraining_shapes(16, dataset.info.seq_len, predictions, max_sequences)
     assert {name: (entry.shape, entry.dtype) for name, entry in loader.batch(0).items()} == shapes
 

@@ -81,7 +81,7 @@ def fails(capsys, arguments, status, *words):
 )
 def test_same_bytes(inputs, tokenizer, tmp_path, options, monkeypatch):
     local = run(inputs, tokenizer, tmp_path / "local", **options)
-    monkeypatch.setattr(sorted_runs, "TOKENS_A_RUN", 1000)  # several runs of a slice, several parts of a bucket
+    monkeypatch.setattr(sorted_runs, "TOKENS_PER_RUN", 1000)  # several runs of a slice, several parts of a bucket
     info = run(inputs, tokenizer, tmp_path / "beam", **options, **DIRECT)
     assert files(tmp_path / "beam") == files(tmp_path / "local")
     assert info == local

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.data.preparation import corpus, pydoc_corpus
-from bert_jax.data.preparation.corpus import CorpusOptions, Slice, batches, expand, plan, read
+from bert_jax.data.preparation.corpus import CorpusOptions, Slice, expand, group_slices, plan, read
 from bert_jax.errors import InputError
 from bert_jax.files import file_formats, line_reader
 
@@ -404,13 +404,13 @@ def test_small_files_share_a_batch(monkeypatch):
     monkeypatch.setattr(corpus, "SLICE_BYTES", 10)
     whole = [Slice(f"{number}", 0, None, size) for number, size in enumerate([4, 6, 1, 30, 2, 3])]
     parts = [Slice("large", 0, 8, 8), Slice("large", 8, None, 1), Slice("tfds:x:train:text", 0, 1, 1)]
-    found = batches([*whole, *parts, Slice("last", 0, None, 1)])
+    found = group_slices([*whole, *parts, Slice("last", 0, None, 1)])
     assert [[piece.path for piece in batch] for batch in found] == [
         ["0", "1"], ["2"], ["3"], ["4", "5"], ["large"], ["large"], ["tfds:x:train:text"], ["last"],
     ]  # fmt: skip
     assert [piece for batch in found for piece in batch] == [*whole, *parts, Slice("last", 0, None, 1)]
-    assert max(map(len, batches([Slice(f"{number}", 0, None, 0) for number in range(5000)]))) <= 1024
-    assert batches([]) == []
+    assert max(map(len, group_slices([Slice(f"{number}", 0, None, 0) for number in range(5000)]))) <= 1024
+    assert group_slices([]) == []
 
 
 @pytest.mark.parametrize(

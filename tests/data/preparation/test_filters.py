@@ -10,7 +10,7 @@ from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.preparation.filters import repeated_lines
 from bert_jax.data.preparation.options import PrepareOptions
 from bert_jax.data.preparation.pipeline import prepare
-from bert_jax.data.preparation.sorted_runs import HeldRun
+from bert_jax.data.preparation.sorted_runs import RunInMemory
 from bert_jax.errors import InputError
 
 
@@ -84,7 +84,7 @@ def test_lines_are_counted_in_little_memory(tmp_path):
     for number in range(20):
         lines = np.concatenate([rng.integers(0, 2**64, 100_000, np.uint64), often[number % 2 :: 2], often[:2]])
         arrays = {"lines": lines, "begins_line": np.ones(len(lines), bool)}
-        held.append(HeldRun(arrays, 1, len(lines)))
+        held.append(RunInMemory(arrays, 1, len(lines)))
     tracemalloc.start()
     found = repeated_lines(held, 9, tmp_path)
     _, peak = tracemalloc.get_traced_memory()

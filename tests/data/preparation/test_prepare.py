@@ -80,8 +80,8 @@ def test_slices_do_not_matter(whole, corpus_file, tokenizer, tmp_path, slice_byt
 
 
 def test_runs_and_batches_do_not_matter(whole, corpus_file, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(sorted_runs, "TOKENS_A_RUN", 1000)
-    monkeypatch.setattr(sorted_runs, "SENTENCES_A_BATCH", 7)
+    monkeypatch.setattr(sorted_runs, "TOKENS_PER_RUN", 1000)
+    monkeypatch.setattr(sorted_runs, "SENTENCES_PER_BATCH", 7)
     run(corpus_file, tokenizer, tmp_path / "data", bucket_tokens=4096, dupe_factor=2)
     assert files(tmp_path / "data") == files(whole)
 

@@ -44,7 +44,7 @@ import resource, sys
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
 from bert_jax.text.tokenization import WordPieceTokenizer
 import bert_jax.data.preparation.sorted_runs as module
-module.TOKENS_A_RUN = 1 << 15
+module.TOKENS_PER_RUN = 1 << 15
 text, vocabulary, output = sys.argv[1:]
 prepare([text], WordPieceTokenizer.from_file(vocabulary), output,
         PrepareOptions(seq_len=64, sentences="lines", bucket_tokens=1 << 15))
