@@ -62,8 +62,8 @@ def open_model(
     head = TaskHead.of_checkpoint(found.task)
     mesh = make_mesh(ConfigDict({"data": -1, "fsdp": 1, "tensor": 1}), devices)
     computed: jnp.dtype = compute_dtype(dtype)
-    graph, _, axes = abstract_parameters(found.bert_config, build=BertForTask, head=head, dtype=computed)
-    shardings = parameter_shardings(mesh, axes)
+    graph, _, info = abstract_parameters(found.bert_config, build=BertForTask, head=head, dtype=computed)
+    shardings = parameter_shardings(mesh, info)
     parameters = found.load_parameters(shardings, build=BertForTask, head=head)
     batch_size = -(-batch_size // mesh.size) * mesh.size
     predictor = Predictor(

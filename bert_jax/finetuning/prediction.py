@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.finetuning.inputs.batching import Rows, in_order, padded_length
 from bert_jax.model.bert import Parameters
-from bert_jax.parallel.fsdp import manual_spec, over_rows, whole_model
+from bert_jax.parallel.fsdp import gather_model, manual_spec, shard_map_over_batch
 from bert_jax.parallel.host_batches import put_batch, rows_here
 from bert_jax.parallel.sharding import batch_sharding
 from bert_jax.text.tokenization import WordPieceTokenizer
@@ -22,12 +22,12 @@ def make_predict_step(
     """Returns the jitted `(parameters, batch) -> outputs` of a batch [1, B, ...]; outputs are replicated."""
 
     def row_outputs(parameters: Parameters, rows: Mapping[str, jax.Array]) -> jax.Array:
-        return whole_model(graph, parameters, shardings, jax.numpy.float32)(rows)
+        return gather_model(graph, parameters, shardings, jax.numpy.float32)(rows)
 
     def predict_step(parameters: Parameters, batch: Mapping[str, jax.Array]) -> jax.Array:
-        specs = jax.tree.map(manual_spec, shardings), PartitionSpec("rows")
+        specs = jax.tree.map(manual_spec, shardings), PartitionSpec("batch")
         rows = jax.tree.map(lambda entry: entry[0], batch)
-        return over_rows(row_outputs, mesh, specs, PartitionSpec("rows"))(parameters, rows)
+        return shard_map_over_batch(row_outputs, mesh, specs, PartitionSpec("batch"))(parameters, rows)
 
     return jax.jit(
         predict_step,

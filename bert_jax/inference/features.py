@@ -235,8 +235,8 @@ class _Encoder:
         self._mesh = make_mesh(ConfigDict({"data": -1, "fsdp": 1, "tensor": 1}))
         self._rows = -(-batch_size // self._mesh.size) * self._mesh.size
         self._longest = config.max_position_embeddings
-        graph, _, logical_axes = abstract_parameters(config, heads=checkpoint.heads)
-        shardings = parameter_shardings(self._mesh, logical_axes)
+        graph, _, info = abstract_parameters(config, heads=checkpoint.heads)
+        shardings = parameter_shardings(self._mesh, info)
         self._parameters = checkpoint.load_parameters(shardings)
         states = np.array([_hidden_state(layer, config.num_hidden_layers) for layer in layers])
 

@@ -8,7 +8,7 @@ from flax import nnx
 
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.fused_attention import cudnn_attention, splash_attention
-from bert_jax.model.layers import Key, dense, drop, dropout_mask, parameter, rematerialized, truncated_normal
+from bert_jax.model.layers import Key, bias, dense, drop, dropout_mask, parameter, rematerialized, truncated_normal
 
 ATTENTIONS = ("xla", "splash", "cudnn")
 """Implementations: matrix products that the compiler fuses, or a fused TPU or GPU kernel without dropout."""
@@ -53,13 +53,15 @@ class SelfAttention(nnx.Module):
         )  # fmt: skip
         # Axis "qkv" stacks three tensors of the paper in one. Per-tensor operations work on its slices.
         self.qkv_kernel = parameter(
-            truncated_normal(inputs, (*stack, size, 3, heads, head), std), "layers", "embed", "qkv", "heads", "head"
-        )
-        self.qkv_bias = parameter(jnp.zeros((*stack, 3, heads, head), jnp.float32), "layers", "qkv", "heads", "head")
+            truncated_normal(inputs, (*stack, size, 3, heads, head), std), "layers", "embed", "qkv", "heads", "head",
+            compute_cast=True,
+        )  # fmt: skip
+        self.qkv_bias = bias((*stack, 3, heads, head), "layers", "qkv", "heads", "head")
         self.output_kernel = parameter(
-            truncated_normal(output, (*stack, heads, head, size), std), "layers", "heads", "head", "embed"
-        )
-        self.output_bias = parameter(jnp.zeros((*stack, size), jnp.float32), "layers", "embed")
+            truncated_normal(output, (*stack, heads, head, size), std), "layers", "heads", "head", "embed",
+            compute_cast=True,
+        )  # fmt: skip
+        self.output_bias = bias((*stack, size), "layers", "embed")
         self.dropout_rate = config.attention_probs_dropout_prob
         self.causal = config.is_decoder
         self.attention = attention

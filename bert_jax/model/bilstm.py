@@ -27,7 +27,8 @@ class Lstm(nnx.Module):
 
         self.input_kernel = parameter(gates(_initial_input_kernel, input_key, inputs), "embed", None, None)
         self.state_kernel = parameter(gates(_initial_state_kernel, state_key, units), None, None, None)
-        self.bias = parameter(jnp.zeros((_GATES, units), jnp.float32).at[_FORGET].set(1.0), None, None)
+        ones_to_forget = jnp.zeros((_GATES, units), jnp.float32).at[_FORGET].set(1.0)
+        self.bias = parameter(ones_to_forget, None, None, weight_decay=False)
 
     def input_gates(self, x: jax.Array) -> jax.Array:
         """Computes the contribution of x [B, L, D] to the gates: [L, B, 4, H]."""

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.model.attention import SelfAttention
@@ -14,6 +13,7 @@ from bert_jax.model.layers import (
     Key,
     LayerNorm,
     activation,
+    bias,
     dense,
     dropout,
     parameter,
@@ -64,10 +64,14 @@ class FeedForward(nnx.Module):
     def __init__(self, config: BertConfig, *, key: Key, stack: tuple[int, ...]):
         up, down = jax.random.split(key)
         size, inner, std = config.hidden_size, config.intermediate_size, config.initializer_range
-        self.up_kernel = parameter(truncated_normal(up, (*stack, size, inner), std), "layers", "embed", "mlp")
-        self.up_bias = parameter(jnp.zeros((*stack, inner), jnp.float32), "layers", "mlp")
-        self.down_kernel = parameter(truncated_normal(down, (*stack, inner, size), std), "layers", "mlp", "embed")
-        self.down_bias = parameter(jnp.zeros((*stack, size), jnp.float32), "layers", "embed")
+        self.up_kernel = parameter(
+            truncated_normal(up, (*stack, size, inner), std), "layers", "embed", "mlp", compute_cast=True
+        )
+        self.up_bias = bias((*stack, inner), "layers", "mlp")
+        self.down_kernel = parameter(
+            truncated_normal(down, (*stack, inner, size), std), "layers", "mlp", "embed", compute_cast=True
+        )
+        self.down_bias = bias((*stack, size), "layers", "embed")
         self.hidden_act = config.hidden_act
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -83,6 +87,9 @@ class FeedForward(nnx.Module):
 
 LAYER_KEYS = 3
 """Number of dropout keys of a layer."""
+
+GatherLayer = Callable[[dict[str, Any]], dict[str, Any]]
+"""All-gathers the parameters of one layer, a nested dict, as FSDP does."""
 
 
 class Layer(nnx.Module):
@@ -116,12 +123,7 @@ class Layer(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """`num_hidden_layers` layers, each parameter stacked over them on axis 0.
-
-    Attributes:
-      fetch_layer: optional hook of FSDP, which all-gathers a layer's parameters, a pytree, before they are used. It is
-        called in the forward pass and again in the backward pass.
-    """
+    """`num_hidden_layers` layers, each parameter stacked over them on axis 0."""
 
     def __init__(
         self, config: BertConfig, *, key: Key, attention: str = "xla", remat: str = "none", scan_layers: bool = True
@@ -134,30 +136,37 @@ class Encoder(nnx.Module):
         self.num_layers = config.num_hidden_layers
         self.remat = remat
         self.scan_layers = scan_layers
-        self.fetch_layer: Callable[[Any], Any] | None = None
 
     def __call__(
-        self, x: jax.Array, sequence_ids: jax.Array, key: Key | None, *, all_hidden_states: bool = False
+        self,
+        x: jax.Array,
+        sequence_ids: jax.Array,
+        key: Key | None,
+        *,
+        all_hidden_states: bool = False,
+        gather_layer: GatherLayer | None = None,
     ) -> tuple[jax.Array, jax.Array | None]:
         """Maps x [B, L, D] and sequence_ids [B, L] to the last layer's output [B, L, D].
 
-        With `all_hidden_states` it also returns the outputs of all layers [layers, B, L, D].
+        With `all_hidden_states` it also returns the outputs of all layers [layers, B, L, D]. `gather_layer` is applied
+        to a layer's parameters before they are used, in the forward pass and again in the backward pass.
         """
         visibility = self.layers.attention.visibility(sequence_ids)  # once, not in every layer
-        graph, stacked = nnx.split(self.layers)
+        graph, state = nnx.split(self.layers)
+        stacked = nnx.to_pure_dict(state)
         # Keys are scan inputs: a stateful generator would give every layer the same dropout mask.
         layer_keys_of = functools.partial(jax.random.split, num=(self.num_layers, LAYER_KEYS))
         keys = None if key is None else jax.vmap(layer_keys_of, out_axes=2)(key)
 
         def run_layer(x: jax.Array, parameters_and_keys: tuple) -> tuple[jax.Array, jax.Array | None]:
             parameters, layer_keys = parameters_and_keys
-            if self.fetch_layer is not None:
-                parameters = self.fetch_layer(parameters)
+            if gather_layer is not None:
+                parameters = gather_layer(parameters)
             x = nnx.merge(graph, parameters)(x, visibility, layer_keys)
             return x, x if all_hidden_states else None
 
         policy = REMAT_POLICIES[self.remat]
-        if policy is not None or self.fetch_layer is not None:
+        if policy is not None or gather_layer is not None:
             policy = policy or _save_all_but_gathered
             run_layer = jax.checkpoint(run_layer, policy=policy, prevent_cse=not self.scan_layers)
         unroll = 1 if self.scan_layers else self.num_layers

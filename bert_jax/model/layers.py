@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,10 +14,30 @@ Key = jax.Array
 _DROPOUT_LEVELS = 1 << 16
 
 
-def parameter(value: jax.Array, *axes: str | None) -> nnx.Param:
-    """Makes a parameter whose dimensions carry logical axis names; `parallel.sharding` maps them to mesh axes."""
+@dataclass(frozen=True)
+class ParameterInfo:
+    """Rules of a parameter, decided where it is made and read by the optimizer and by FSDP.
+
+    Attributes:
+      logical_axes: a name for each dimension, or None; `parallel.sharding` maps names to mesh axes.
+      weight_decay: False for biases, LayerNorms and layer mixes. LAMB scales the step of the others alone.
+      compute_cast: True if FSDP casts it to the type of the computation before the all-gather.
+    """
+
+    logical_axes: tuple[str | None, ...]
+    weight_decay: bool = True
+    compute_cast: bool = False
+
+
+def parameter(value: jax.Array, *axes: str | None, weight_decay: bool = True, compute_cast: bool = False) -> nnx.Param:
+    """Makes a parameter with its `ParameterInfo`; `axes` names each dimension."""
     assert len(axes) == value.ndim, (axes, value.shape)
-    return nnx.Param(value, logical_axes=axes)
+    return nnx.Param(value, info=ParameterInfo(axes, weight_decay, compute_cast))
+
+
+def bias(shape: tuple[int, ...], *axes: str | None) -> nnx.Param:
+    """Makes a parameter of zeros, fp32, without weight decay."""
+    return parameter(jnp.zeros(shape, jnp.float32), *axes, weight_decay=False)
 
 
 def truncated_normal(key: Key, shape: tuple[int, ...], stddev: float) -> jax.Array:
@@ -149,8 +170,8 @@ class LayerNorm(nnx.Module):
 
     def __init__(self, size: int, eps: float, *, stack: tuple[int, ...] = ()):
         names = ("layers",) * len(stack)
-        self.scale = parameter(jnp.ones((*stack, size), jnp.float32), *names, "embed")
-        self.bias = parameter(jnp.zeros((*stack, size), jnp.float32), *names, "embed")
+        self.scale = parameter(jnp.ones((*stack, size), jnp.float32), *names, "embed", weight_decay=False)
+        self.bias = bias((*stack, size), *names, "embed")
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
