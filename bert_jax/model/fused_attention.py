@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import PartitionSpec
 
@@ -91,7 +92,7 @@ def _forward(qkv: QKV, visibility: jax.Array, kernel: Kernel) -> tuple[jax.Array
         return _swap_heads_and_length(context), backward
 
     context, backward = _on_every_axis(forward)(qkv, visibility)
-    return _vary_like(qkv[0], context), backward
+    return _vary_like(qkv[0], context), checkpoint_name(backward, "fused_attention")
 
 
 def _backward(kernel: Kernel, backward: Any, gradient: jax.Array) -> tuple[QKV, None]:

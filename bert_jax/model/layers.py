@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 Key = jax.Array
 
@@ -124,7 +125,7 @@ def drop(x: jax.Array, keep: jax.Array | None, rate: float) -> jax.Array:
 
 def dropout(x: jax.Array, rate: float, keys: Key | None) -> jax.Array:
     """Zeroes elements of x [B, ...] with probability `rate` and scales up the others; without keys returns x."""
-    return drop(x, dropout_mask(x.shape, rate, keys), rate)
+    return drop(x, checkpoint_name(dropout_mask(x.shape, rate, keys), "dropout_mask"), rate)
 
 
 def row_keys(key: Key, rows: jax.Array) -> Key:
@@ -178,10 +179,10 @@ class LayerNorm(nnx.Module):
         """Maps [..., D] to [..., D] in the type of x."""
 
         @rematerialized
-        def normalize(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+        def normalize(x: jax.Array, scale: jax.Array) -> jax.Array:
             x32 = x.astype(jnp.float32)
             centered = x32 - x32.mean(axis=-1, keepdims=True)
             variance = jnp.square(centered).mean(axis=-1, keepdims=True)
-            return (centered * jax.lax.rsqrt(variance + self.eps) * scale + bias).astype(x.dtype)
+            return centered * jax.lax.rsqrt(variance + self.eps) * scale
 
-        return normalize(x, self.scale[...], self.bias[...])
+        return (normalize(x, self.scale[...]) + self.bias[...]).astype(x.dtype)
