@@ -1,15 +1,15 @@
 """Self-attention: matrix products that the compiler fuses, or a fused TPU or GPU kernel without dropout."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.model.bert_config import BertConfig
+from bert_jax.model.dropout import drop, dropout_mask
 from bert_jax.model.fused_attention import cudnn_attention, splash_attention
-from bert_jax.model.layers import Key, bias, dense, drop, dropout_mask, parameter, rematerialized, truncated_normal
+from bert_jax.model.layers import Key, bias, dense, parameter, rematerialized, truncated_normal
+from bert_jax.model.workarounds import softmax
 
 ATTENTIONS = ("xla", "splash", "cudnn")
 """Implementations: matrix products that the compiler fuses, or a fused TPU or GPU kernel without dropout."""
@@ -92,7 +92,7 @@ def _attend(
     q, k, v = qkv
     q = q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype)
     scores = jnp.einsum("blnh,bmnh->bnlm", q, k, preferred_element_type=jnp.float32)
-    probabilities = _softmax(jnp.where(mask[:, None], scores, jnp.finfo(jnp.float32).min), v.dtype)
+    probabilities = softmax(jnp.where(mask[:, None], scores, jnp.finfo(jnp.float32).min), v.dtype)
     keep = checkpoint_name(dropout_mask(probabilities.shape, dropout_rate, key), "attention_dropout_mask")
 
     @rematerialized
@@ -100,22 +100,3 @@ def _attend(
         return jnp.einsum("bnlm,bmnh->blnh", drop(probabilities, keep, dropout_rate), v)
 
     return weigh(probabilities, keep, v)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _softmax(scores: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Computes the softmax of fp32 scores over the last axis, in `dtype`. Saves only the result for the gradient."""
-    return jax.nn.softmax(scores, axis=-1).astype(dtype)
-
-
-def _softmax_forward(scores: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
-    probabilities = checkpoint_name(_softmax(scores, dtype), "attention_probabilities")
-    return probabilities, probabilities
-
-
-def _softmax_backward(dtype: jnp.dtype, probabilities: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
-    p, g = probabilities.astype(jnp.float32), gradient.astype(jnp.float32)
-    return (p * (g - jnp.sum(p * g, axis=-1, keepdims=True)),)
-
-
-_softmax.defvjp(_softmax_forward, _softmax_backward)

@@ -8,16 +8,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.model.bert_config import BertConfig
+from bert_jax.model.dropout import dropout, row_keys, split_keys
 from bert_jax.model.encoder import Encoder, GatherLayer
 from bert_jax.model.layers import (
     Key,
     LayerNorm,
     activation,
     bias,
-    dropout,
     parameter,
-    row_keys,
-    split_keys,
     truncated_normal,
 )
 
@@ -91,7 +89,7 @@ class MaskedLanguageModelHead(nnx.Module):
         """Maps x [B, L, D] at masked_positions [B, P] to fp32 logits [B, P, V]; those of padding are -inf."""
         dtype = x.dtype
         x = jnp.take_along_axis(x, masked_positions[:, :, None], axis=1)
-        x = x.reshape(-1, x.shape[-1])  # all predictions on one axis, for the reason given in `project`
+        x = x.reshape(-1, x.shape[-1])  # all predictions on one axis, for the reason given in `weight_einsum`
         x = jnp.einsum("nd,de->ne", x, self.kernel[...].astype(dtype)) + self.bias[...].astype(dtype)
         x = self.norm(activation(self.hidden_act, x))
         logits = jnp.einsum("nd,vd->nv", x, word_embeddings.astype(dtype), preferred_element_type=jnp.float32)

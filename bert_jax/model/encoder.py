@@ -10,18 +10,18 @@ from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.model.attention import SelfAttention
 from bert_jax.model.bert_config import BertConfig
+from bert_jax.model.dropout import dropout
 from bert_jax.model.layers import (
     Key,
     LayerNorm,
     activation,
     bias,
     dense,
-    dropout,
     parameter,
-    project,
     rematerialized,
     truncated_normal,
 )
+from bert_jax.model.workarounds import weight_einsum
 
 _NAMES = ("qkv", "attention_context", "fused_attention", "dropout_mask", "norm_input", "norm_output", "feed_forward")
 _NAMES_OF_LENGTH_BY_LENGTH = ("attention_probabilities", "attention_dropout_mask")
@@ -59,7 +59,7 @@ class FeedForward(nnx.Module):
 
         @rematerialized
         def activate_and_project(inner: jax.Array, kernel: jax.Array) -> jax.Array:
-            return project("tf,fd->td", activation(self.hidden_act, inner), kernel)
+            return weight_einsum("tf,fd->td", activation(self.hidden_act, inner), kernel)
 
         return activate_and_project(inner, self.down_kernel[...]) + self.down_bias[...].astype(x.dtype)
 

@@ -11,9 +11,10 @@ from flax import nnx
 from bert_jax.model.bert import Embeddings, Pooler
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.bilstm import BiLstm
+from bert_jax.model.dropout import dropout, row_keys, split_keys
 from bert_jax.model.encoder import Encoder, GatherLayer
 from bert_jax.model.layer_features import FEATURES, LayerMix, feature_size, is_mixed, layers_of
-from bert_jax.model.layers import Key, bias, dropout, parameter, row_keys, split_keys, truncated_normal
+from bert_jax.model.layers import Key, bias, parameter, truncated_normal
 
 KINDS = ("classify", "regress", "choose", "span", "tag")
 

@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.model.bert import Parameters
-from bert_jax.model.layers import row_keys
+from bert_jax.model.dropout import row_keys
 from bert_jax.parallel.fsdp import (
     batch_mesh_axes,
     gather_model,
@@ -144,7 +144,8 @@ def make_train_step(
         direction, optimizer_state = optimizer.update(gradients, state.optimizer_state, trained)
         updated = jax.tree.map(lambda p, d: p - learning_rate * d, trained, direction)
 
-        # --- Skipped if not finite: a finite gradient times a huge learning rate also ruins a run -----------------
+        # --- Skipped if not finite --------------------------------------------------------------------------------
+        # Checks the updated parameters, too: a finite gradient times a huge learning rate also ruins a run.
         norms = jnp.stack([metrics["loss"], grad_norm, optax.tree.norm(updated)])
         is_finite = jnp.isfinite(norms).all()
         keep = lambda new, old: jnp.where(is_finite, new, old)  # noqa: E731
