@@ -23,7 +23,10 @@ from bert_jax.model.layers import (
 )
 from bert_jax.model.workarounds import weight_einsum
 
-_NAMES = ("qkv", "attention_context", "fused_attention", "dropout_mask", "norm_input", "norm_output", "feed_forward")
+_NAMES = (
+    "qkv", "attention_context", "fused_attention", "dropout_mask", "norm_input", "norm_scale", "norm_output",
+    "feed_forward",
+)  # fmt: skip
 _NAMES_OF_LENGTH_BY_LENGTH = ("attention_probabilities", "attention_dropout_mask")
 
 REMAT_POLICIES = {

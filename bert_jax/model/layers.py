@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.model.workarounds import erfc, weight_einsum
 
@@ -84,10 +85,10 @@ class LayerNorm(nnx.Module):
         """Maps [..., D] to [..., D] in the type of x."""
 
         @rematerialized
-        def normalize(x: jax.Array, scale: jax.Array) -> jax.Array:
+        def normalize(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
             x32 = x.astype(jnp.float32)
             centered = x32 - x32.mean(axis=-1, keepdims=True)
             variance = jnp.square(centered).mean(axis=-1, keepdims=True)
-            return centered * jax.lax.rsqrt(variance + self.eps) * scale
+            return (centered * jax.lax.rsqrt(variance + self.eps) * scale + bias).astype(x.dtype)
 
-        return (normalize(x, self.scale[...]) + self.bias[...]).astype(x.dtype)
+        return normalize(x, checkpoint_name(self.scale[...], "norm_scale"), self.bias[...])
