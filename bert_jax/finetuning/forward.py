@@ -18,7 +18,7 @@ from bert_jax.config import ConfigDict
 from bert_jax.finetuning.inputs.batching import EncodedExamples, in_order
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import Parameters
-from bert_jax.parallel.fsdp import manual_spec, over_rows, whole_model
+from bert_jax.parallel.fsdp import gather_model, manual_spec, shard_map_over_batch
 from bert_jax.parallel.host_batches import put_batch, rows_here
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.sharding import batch_sharding, parameter_shardings
@@ -36,12 +36,12 @@ def make_forward_step(
     """Returns the jitted `(parameters, batch) -> outputs` of a batch [1, B, ...]; outputs are replicated."""
 
     def row_outputs(parameters: Parameters, rows: Batch[jax.Array]) -> jax.Array:
-        return forward(whole_model(graph, parameters, shardings, jnp.float32), rows)
+        return forward(gather_model(graph, parameters, shardings, jnp.float32), rows)
 
     def forward_step(parameters: Parameters, batch: Batch[jax.Array]) -> jax.Array:
-        specs = jax.tree.map(manual_spec, shardings), PartitionSpec("rows")
+        specs = jax.tree.map(manual_spec, shardings), PartitionSpec("batch")
         rows = jax.tree.map(lambda entry: entry[0], batch)
-        return over_rows(row_outputs, mesh, specs, PartitionSpec("rows"))(parameters, rows)
+        return shard_map_over_batch(row_outputs, mesh, specs, PartitionSpec("batch"))(parameters, rows)
 
     return jax.jit(
         forward_step,

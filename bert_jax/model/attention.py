@@ -1,14 +1,15 @@
 """Self-attention: matrix products that the compiler fuses, or a fused TPU or GPU kernel without dropout."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.model.bert_config import BertConfig
+from bert_jax.model.dropout import drop, dropout_mask
 from bert_jax.model.fused_attention import cudnn_attention, splash_attention
-from bert_jax.model.layers import Key, dense, drop, dropout_mask, parameter, rematerialized, truncated_normal
+from bert_jax.model.layers import Key, bias, dense, parameter, rematerialized, truncated_normal
+from bert_jax.model.workarounds import softmax
 
 ATTENTIONS = ("xla", "splash", "cudnn")
 """Implementations: matrix products that the compiler fuses, or a fused TPU or GPU kernel without dropout."""
@@ -30,17 +31,14 @@ def attention_mask(sequence_ids: jax.Array, *, causal: bool = False) -> jax.Arra
 class SelfAttention(nnx.Module):
     """Self-attention softmax(q k / sqrt(H)) v with elementwise dropout on the probabilities, and the projection."""
 
-    def __init__(
-        self, config: BertConfig, *, key: Key, stack: tuple[int, ...], attention: str = "xla", remat: bool = False
-    ):
+    def __init__(self, config: BertConfig, *, key: Key, stack: tuple[int, ...], attention: str = "xla"):
         """Initializes the weights. Raises ValueError if the config asks for dropout and the kernel does not support it.
 
         Args:
           config: the sizes.
           key: of the initial values.
           stack: leading axes of each parameter, (layers,) in an encoder.
-          attention: one of `ATTENTIONS`.
-          remat: recomputes the [L, L] arrays in the backward pass (selective recomputation). Fused kernels always do.
+          attention: one of `ATTENTIONS`; fused kernels recompute [L, L] arrays in the backward pass.
         """
         if attention != "xla" and config.attention_probs_dropout_prob:
             raise ValueError(
@@ -53,17 +51,18 @@ class SelfAttention(nnx.Module):
         )  # fmt: skip
         # Axis "qkv" stacks three tensors of the paper in one. Per-tensor operations work on its slices.
         self.qkv_kernel = parameter(
-            truncated_normal(inputs, (*stack, size, 3, heads, head), std), "layers", "embed", "qkv", "heads", "head"
-        )
-        self.qkv_bias = parameter(jnp.zeros((*stack, 3, heads, head), jnp.float32), "layers", "qkv", "heads", "head")
+            truncated_normal(inputs, (*stack, size, 3, heads, head), std), "layers", "embed", "qkv", "heads", "head",
+            compute_cast=True,
+        )  # fmt: skip
+        self.qkv_bias = bias((*stack, 3, heads, head), "layers", "qkv", "heads", "head")
         self.output_kernel = parameter(
-            truncated_normal(output, (*stack, heads, head, size), std), "layers", "heads", "head", "embed"
-        )
-        self.output_bias = parameter(jnp.zeros((*stack, size), jnp.float32), "layers", "embed")
+            truncated_normal(output, (*stack, heads, head, size), std), "layers", "heads", "head", "embed",
+            compute_cast=True,
+        )  # fmt: skip
+        self.output_bias = bias((*stack, size), "layers", "embed")
         self.dropout_rate = config.attention_probs_dropout_prob
         self.causal = config.is_decoder
         self.attention = attention
-        self.remat = remat
 
     def visibility(self, sequence_ids: jax.Array) -> jax.Array:
         """Returns the attention mask bool [B, L, L], or sequence ids int32 [B, L] for kernels that compare them.
@@ -74,15 +73,15 @@ class SelfAttention(nnx.Module):
 
     def __call__(self, x: jax.Array, visibility: jax.Array, key: Key | None) -> jax.Array:
         """Maps x [B, L, D] and the result of `visibility` to [B, L, D]."""
-        qkv = dense("td,dcnh->tcnh", x, self.qkv_kernel, self.qkv_bias)
+        qkv = checkpoint_name(dense("td,dcnh->tcnh", x, self.qkv_kernel, self.qkv_bias), "qkv")
         q, k, v = (qkv[:, :, i] for i in range(3))
         if self.attention == "splash":
             context = splash_attention((q, k, v), visibility, causal=self.causal)
         elif self.attention == "cudnn":
             context = cudnn_attention((q, k, v), visibility)
         else:
-            attend = jax.checkpoint(_attend, static_argnums=3) if self.remat else _attend
-            context = attend((q, k, v), visibility, key, self.dropout_rate)
+            context = _attend((q, k, v), visibility, key, self.dropout_rate)
+        context = checkpoint_name(context, "attention_context")
         return dense("tnh,nhd->td", context, self.output_kernel, self.output_bias)
 
 
@@ -93,30 +92,11 @@ def _attend(
     q, k, v = qkv
     q = q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype)
     scores = jnp.einsum("blnh,bmnh->bnlm", q, k, preferred_element_type=jnp.float32)
-    probabilities = _softmax(jnp.where(mask[:, None], scores, jnp.finfo(jnp.float32).min), v.dtype)
-    keep = dropout_mask(probabilities.shape, dropout_rate, key)
+    probabilities = softmax(jnp.where(mask[:, None], scores, jnp.finfo(jnp.float32).min), v.dtype)
+    keep = checkpoint_name(dropout_mask(probabilities.shape, dropout_rate, key), "attention_dropout_mask")
 
     @rematerialized
     def weigh(probabilities: jax.Array, keep: jax.Array | None, v: jax.Array) -> jax.Array:
         return jnp.einsum("bnlm,bmnh->blnh", drop(probabilities, keep, dropout_rate), v)
 
     return weigh(probabilities, keep, v)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _softmax(scores: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Computes the softmax of fp32 scores over the last axis, in `dtype`. Saves only the result for the gradient."""
-    return jax.nn.softmax(scores, axis=-1).astype(dtype)
-
-
-def _softmax_forward(scores: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
-    probabilities = _softmax(scores, dtype)
-    return probabilities, probabilities
-
-
-def _softmax_backward(dtype: jnp.dtype, probabilities: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
-    p, g = probabilities.astype(jnp.float32), gradient.astype(jnp.float32)
-    return (p * (g - jnp.sum(p * g, axis=-1, keepdims=True)),)
-
-
-_softmax.defvjp(_softmax_forward, _softmax_backward)

@@ -9,15 +9,14 @@ from flax import nnx
 
 from bert_jax.batch import Batch
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.encoder import Encoder
+from bert_jax.model.dropout import dropout, row_keys, split_keys
+from bert_jax.model.encoder import Encoder, GatherLayer
 from bert_jax.model.layers import (
     Key,
     LayerNorm,
     activation,
-    dropout,
+    bias,
     parameter,
-    row_keys,
-    split_keys,
     truncated_normal,
 )
 
@@ -65,7 +64,7 @@ class Pooler(nnx.Module):
     def __init__(self, config: BertConfig, *, key: Key):
         size = config.hidden_size
         self.kernel = parameter(truncated_normal(key, (size, size), config.initializer_range), "embed", "pooled")
-        self.bias = parameter(jnp.zeros(size, jnp.float32), "pooled")
+        self.bias = bias((size,), "pooled")
 
     def __call__(self, x: jax.Array, cls_positions: jax.Array) -> jax.Array:
         """Maps x [B, L, D] at cls_positions [B, K] to [B, K, D]."""
@@ -81,9 +80,9 @@ class MaskedLanguageModelHead(nnx.Module):
     def __init__(self, config: BertConfig, *, key: Key):
         size = config.hidden_size
         self.kernel = parameter(truncated_normal(key, (size, size), config.initializer_range), "embed", "pooled")
-        self.bias = parameter(jnp.zeros(size, jnp.float32), "pooled")
+        self.bias = bias((size,), "pooled")
         self.norm = LayerNorm(size, config.layer_norm_eps)
-        self.output_bias = parameter(jnp.zeros(config.padded_vocab_size, jnp.float32), "vocab")
+        self.output_bias = bias((config.padded_vocab_size,), "vocab")
         self.hidden_act = config.hidden_act
         self.vocab_size = config.vocab_size
 
@@ -91,7 +90,7 @@ class MaskedLanguageModelHead(nnx.Module):
         """Maps x [B, L, D] at masked_positions [B, P] to fp32 logits [B, P, V]; those of padding are -inf."""
         dtype = x.dtype
         x = jnp.take_along_axis(x, masked_positions[:, :, None], axis=1)
-        x = x.reshape(-1, x.shape[-1])  # all predictions on one axis, for the reason given in `project`
+        x = x.reshape(-1, x.shape[-1])  # all predictions on one axis, for the reason given in `weight_einsum`
         x = jnp.einsum("nd,de->ne", x, self.kernel[...].astype(dtype)) + self.bias[...].astype(dtype)
         x = self.norm(activation(self.hidden_act, x))
         logits = jnp.einsum("nd,vd->nv", x, word_embeddings.astype(dtype), preferred_element_type=jnp.float32)
@@ -105,7 +104,7 @@ class NextSentenceHead(nnx.Module):
 
     def __init__(self, config: BertConfig, *, key: Key):
         self.kernel = parameter(truncated_normal(key, (config.hidden_size, 2), config.initializer_range), "embed", None)
-        self.bias = parameter(jnp.zeros(2, jnp.float32), None)
+        self.bias = bias((2,), None)
 
     def __call__(self, pooled: jax.Array) -> jax.Array:
         """Maps [B, K, D] to fp32 logits [B, K, 2]."""
@@ -141,12 +140,17 @@ class BertForPreTraining(nnx.Module):
         self.dtype = dtype
 
     def encode(
-        self, batch: Batch[jax.Array], key: Key | None = None, *, all_hidden_states: bool = False
+        self,
+        batch: Batch[jax.Array],
+        key: Key | None = None,
+        *,
+        all_hidden_states: bool = False,
+        gather_layer: GatherLayer | None = None,
     ) -> tuple[jax.Array, jax.Array | None]:
         """Encodes `input_ids, token_type_ids, positions, sequence_ids`, int32 [B, L], to [B, L, D].
 
         A key, or one key per row [B], turns dropout on. With `all_hidden_states` it also returns every hidden state
-        [layers + 1, B, L, D], the embeddings first.
+        [layers + 1, B, L, D], the embeddings first. For `gather_layer` see `Encoder`.
         """
         if key is not None and not key.ndim:
             key = row_keys(key, jnp.arange(batch["input_ids"].shape[0]))
@@ -154,15 +158,19 @@ class BertForPreTraining(nnx.Module):
         x = self.embeddings(
             batch["input_ids"], batch["token_type_ids"], batch["positions"], dtype=self.dtype, key=embeddings_key
         )
-        last, hidden = self.encoder(x, batch["sequence_ids"], encoder_key, all_hidden_states=all_hidden_states)
+        last, hidden = self.encoder(
+            x, batch["sequence_ids"], encoder_key, all_hidden_states=all_hidden_states, gather_layer=gather_layer
+        )
         return last, None if hidden is None else jnp.concatenate([x[None], hidden])
 
-    def __call__(self, batch: Batch[jax.Array], key: Key | None = None) -> tuple[jax.Array | None, jax.Array | None]:
+    def __call__(
+        self, batch: Batch[jax.Array], key: Key | None = None, *, gather_layer: GatherLayer | None = None
+    ) -> tuple[jax.Array | None, jax.Array | None]:
         """Returns fp32 logits of both heads: masked-LM [B, P, V] at `masked_positions`, next-sentence [B, K, 2].
 
-        A missing head returns None.
+        A missing head returns None. For the arguments see `encode`.
         """
-        x, _ = self.encode(batch, key)
+        x, _ = self.encode(batch, key, gather_layer=gather_layer)
         mlm_logits = nsp_logits = None
         if self.mlm_head is not None:
             mlm_logits = self.mlm_head(x, batch["masked_positions"], self.embeddings.word[...])
@@ -185,16 +193,20 @@ def initialize(
 def abstract_parameters(
     model_config: BertConfig, *, build: Callable[..., nnx.Module] = BertForPreTraining, **settings: Any
 ) -> tuple[nnx.GraphDef, Parameters, Parameters]:
-    """Returns (graph, shapes, logical axes): two trees, of `jax.ShapeDtypeStruct`s and of axis names.
+    """Returns (graph, shapes, info): two trees, of `jax.ShapeDtypeStruct`s and of `ParameterInfo`s.
 
     Takes the arguments of `initialize`, without the key.
     """
     model = nnx.eval_shape(lambda: build(model_config, key=jax.random.key(0), **settings))
     graph, state = nnx.split(model)
-    axes = jax.tree.map(
-        lambda variable: variable.get_metadata("logical_axes"), state, is_leaf=lambda x: isinstance(x, nnx.Variable)
-    )
-    return graph, nnx.to_pure_dict(state), nnx.to_pure_dict(axes)
+    return graph, nnx.to_pure_dict(state), parameter_info(model)
+
+
+def parameter_info(model: nnx.Module) -> Parameters:
+    """Returns the `ParameterInfo` of each parameter, in a tree like the parameters."""
+    is_variable = lambda node: isinstance(node, nnx.Variable)  # noqa: E731
+    info = jax.tree.map(lambda variable: variable.get_metadata("info"), nnx.state(model), is_leaf=is_variable)
+    return nnx.to_pure_dict(info)
 
 
 def parameter_count(model_config: BertConfig) -> int:

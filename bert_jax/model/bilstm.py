@@ -4,15 +4,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.model.layers import Key, dropout, parameter, rematerialized, split_keys
+from bert_jax.model.dropout import dropout, split_keys
+from bert_jax.model.layers import Key, parameter, rematerialized
+from bert_jax.model.workarounds import recurrent_initializer
 
 _GATES = 4  # input, forget, cell, output
 _FORGET = 1
 
 _initial_input_kernel = jax.nn.initializers.glorot_uniform()
-# Up to 1 / sqrt(units), as in torch. Not orthogonal: two QR decompositions at once may wait for each other forever in
-# jaxlib 0.10 on CPU hosts with few cores.
-_initial_state_kernel = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 class Lstm(nnx.Module):
@@ -26,8 +25,9 @@ class Lstm(nnx.Module):
             return jax.vmap(lambda key: initial(key, (inputs, units)), out_axes=1)(jax.random.split(key, _GATES))
 
         self.input_kernel = parameter(gates(_initial_input_kernel, input_key, inputs), "embed", None, None)
-        self.state_kernel = parameter(gates(_initial_state_kernel, state_key, units), None, None, None)
-        self.bias = parameter(jnp.zeros((_GATES, units), jnp.float32).at[_FORGET].set(1.0), None, None)
+        self.state_kernel = parameter(gates(recurrent_initializer, state_key, units), None, None, None)
+        ones_to_forget = jnp.zeros((_GATES, units), jnp.float32).at[_FORGET].set(1.0)
+        self.bias = parameter(ones_to_forget, None, None, weight_decay=False)
 
     def input_gates(self, x: jax.Array) -> jax.Array:
         """Computes the contribution of x [B, L, D] to the gates: [L, B, 4, H]."""

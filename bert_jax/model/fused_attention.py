@@ -6,8 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import PartitionSpec
+
+from bert_jax.model.workarounds import vary_like
 
 SPLASH_LENGTHS = 128
 """The TPU kernel needs sequence lengths that are a multiple of this."""
@@ -91,14 +94,14 @@ def _forward(qkv: QKV, visibility: jax.Array, kernel: Kernel) -> tuple[jax.Array
         return _swap_heads_and_length(context), backward
 
     context, backward = _on_every_axis(forward)(qkv, visibility)
-    return _vary_like(qkv[0], context), backward
+    return vary_like(qkv[0], context), checkpoint_name(backward, "fused_attention")
 
 
 def _backward(kernel: Kernel, backward: Any, gradient: jax.Array) -> tuple[QKV, None]:
     def qkv_gradients(backward: Any, gradient: jax.Array) -> Any:
         return tuple(map(_swap_heads_and_length, backward(_swap_heads_and_length(gradient))))
 
-    return _vary_like(gradient, _on_every_axis(qkv_gradients)(backward, gradient)), None
+    return vary_like(gradient, _on_every_axis(qkv_gradients)(backward, gradient)), None
 
 
 _run.defvjp(_forward, _backward)
@@ -116,13 +119,3 @@ def _on_every_axis(function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.shard_map(
         function, axis_names=set(mesh.auto_axes), in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False
     )
-
-
-def _vary_like(other: jax.Array, tree: Any) -> Any:
-    """Casts leaves to vary along the mesh axes of `other`; values do not change."""
-
-    def cast(x: jax.Array) -> jax.Array:
-        axes = jax.typeof(other).manual_axis_type.varying - jax.typeof(x).manual_axis_type.varying
-        return jax.lax.pcast(x, tuple(axes), to="varying")
-
-    return jax.tree.map(cast, tree)

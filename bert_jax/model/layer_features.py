@@ -49,8 +49,8 @@ class LayerMix(nnx.Module):
     """Mix scale * sum_k softmax(weights)_k h_k (Peters et al. 2018, arXiv:1802.05365, equation 1); starts as mean."""
 
     def __init__(self, layers: int):
-        self.weights = parameter(jnp.zeros(layers, jnp.float32), None)
-        self.scale = parameter(jnp.ones((), jnp.float32))
+        self.weights = parameter(jnp.zeros(layers, jnp.float32), None, weight_decay=False)
+        self.scale = parameter(jnp.ones((), jnp.float32), weight_decay=False)
 
     def __call__(self, hidden: jax.Array) -> jax.Array:
         """Maps [layers, B, L, D] to [B, L, D] in the type of `hidden`; sums in fp32."""

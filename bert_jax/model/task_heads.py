@@ -12,9 +12,10 @@ from bert_jax.batch import Batch
 from bert_jax.model.bert import Embeddings, Pooler
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.bilstm import BiLstm
-from bert_jax.model.encoder import Encoder
+from bert_jax.model.dropout import dropout, row_keys, split_keys
+from bert_jax.model.encoder import Encoder, GatherLayer
 from bert_jax.model.layer_features import FEATURES, LayerMix, feature_size, is_mixed, layers_of
-from bert_jax.model.layers import Key, dropout, parameter, row_keys, split_keys, truncated_normal
+from bert_jax.model.layers import Key, bias, parameter, truncated_normal
 
 KINDS = ("classify", "regress", "choose", "span", "tag")
 
@@ -81,7 +82,7 @@ class BertForTask(nnx.Module):
 
     A sequence is pooled as in pre-training, from the position in `cls_positions`. With a BiLSTM it is pooled to the two
     final states; with a frozen encoder and no BiLSTM, to the features at that position. A frozen encoder has no
-    dropout. For `encoder.fetch_layer` see `Encoder`.
+    dropout.
     """
 
     def __init__(
@@ -112,10 +113,12 @@ class BertForTask(nnx.Module):
         self.config = config
         self.dtype = dtype
 
-    def encode(self, batch: Batch[jax.Array], keys: Key | None = None) -> jax.Array:
+    def encode(
+        self, batch: Batch[jax.Array], keys: Key | None = None, *, gather_layer: GatherLayer | None = None
+    ) -> jax.Array:
         """Computes the features that the head reads: [B, L, D], or [B, L, 4 D] of four layers, the last one first.
 
-        One key per row [B] turns dropout on.
+        One key per row [B] turns dropout on. For `gather_layer` see `Encoder`.
         """
         features = self.head.features
         embeddings_key, encoder_key = split_keys(None if features else keys, 2)
@@ -124,21 +127,25 @@ class BertForTask(nnx.Module):
         )
         if features == "embeddings":
             return x
-        last, hidden = self.encoder(x, batch["sequence_ids"], encoder_key, all_hidden_states=bool(features))
+        last, hidden = self.encoder(
+            x, batch["sequence_ids"], encoder_key, all_hidden_states=bool(features), gather_layer=gather_layer
+        )
         if hidden is None:
             return last
         chosen = [hidden[layer] for layer in layers_of(features, self.config)]
         return jnp.concatenate(chosen, axis=-1) if self.mix is None else self.mix(jnp.stack(chosen))
 
-    def __call__(self, batch: Batch[jax.Array], key: Key | None = None) -> jax.Array:
+    def __call__(
+        self, batch: Batch[jax.Array], key: Key | None = None, *, gather_layer: GatherLayer | None = None
+    ) -> jax.Array:
         """Returns fp32 outputs [B, outputs], or [B, L, outputs] per token, for the inputs of `BertForPreTraining`.
 
-        A key, or one key per row [B], turns dropout on.
+        A key, or one key per row [B], turns dropout on. For `gather_layer` see `Encoder`.
         """
         if key is not None and not key.ndim:
             key = row_keys(key, jnp.arange(batch["input_ids"].shape[0]))
         _, _, head_keys, bilstm_keys = split_keys(key, 4)  # `encode` splits the first two from the same key
-        x = self.encode(batch, key)
+        x = self.encode(batch, key, gather_layer=gather_layer)
         if self.bilstm is not None:
             tokens, sequence = self.bilstm(x, batch["sequence_ids"] > 0, bilstm_keys)
             x = tokens if self.head.is_of_tokens else sequence
@@ -154,7 +161,7 @@ class Output(nnx.Module):
 
     def __init__(self, size: int, outputs: int, initializer_range: float, *, key: Key):
         self.kernel = parameter(truncated_normal(key, (size, outputs), initializer_range), "embed", None)
-        self.bias = parameter(jnp.zeros(outputs, jnp.float32), None)
+        self.bias = bias((outputs,), None)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [..., D] to fp32 [..., outputs]."""

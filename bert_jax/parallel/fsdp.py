@@ -5,6 +5,7 @@ their gradients are reduce-scattered. `tensor` stays an auto axis of the compile
 parameter is still sharded along it.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,11 +14,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.model.bert import Parameters
+from bert_jax.model.bert import Parameters, parameter_info
+from bert_jax.model.layers import ParameterInfo
 from bert_jax.parallel.mesh import BATCH_AXES
 
 
-def row_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
+def batch_mesh_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     """Returns the mesh axes that shard rows: those of `BATCH_AXES` with more than one device.
 
     XLA fails on a psum over an axis of one device next to a larger auto axis.
@@ -27,16 +29,16 @@ def row_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
 
 def manual_spec(sharding: NamedSharding) -> PartitionSpec:
     """Returns the batch axes in an array's PartitionSpec, which are the manual ones in `shard_map`."""
-    axes = row_axes(sharding.mesh)
+    axes = batch_mesh_axes(sharding.mesh)
     return PartitionSpec(*(axis if axis in axes else None for axis in sharding.spec))
 
 
-def over_rows(body: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-    """Maps `body` over the shards of rows; "rows" in a spec stands for the mesh axes that shard rows."""
-    axes = row_axes(mesh)
+def shard_map_over_batch(body: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """Maps `body` over the shards of a batch; "batch" in a spec stands for `batch_mesh_axes`."""
+    axes = batch_mesh_axes(mesh)
 
     def expand(spec: PartitionSpec) -> PartitionSpec:
-        return PartitionSpec(*((axes or None) if axis == "rows" else axis for axis in spec))
+        return PartitionSpec(*((axes or None) if axis == "batch" else axis for axis in spec))
 
     if not axes:
         return body
@@ -46,10 +48,10 @@ def over_rows(body: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: An
 
 
 def _replicated_axes(sharding: NamedSharding) -> tuple[str, ...]:
-    return tuple(axis for axis in row_axes(sharding.mesh) if axis not in manual_spec(sharding))
+    return tuple(axis for axis in batch_mesh_axes(sharding.mesh) if axis not in manual_spec(sharding))
 
 
-def cast_to_varying(parameters: Parameters, shardings: Parameters) -> Parameters:
+def mark_varying(parameters: Parameters, shardings: Parameters) -> Parameters:
     """Casts parameters to device-varying, so that autodiff inserts no psum for their gradients."""
     return jax.tree.map(
         lambda value, sharding: jax.lax.pcast(value, _replicated_axes(sharding), to="varying"), parameters, shardings
@@ -59,11 +61,11 @@ def cast_to_varying(parameters: Parameters, shardings: Parameters) -> Parameters
 def varying_zeros(mesh: Mesh, like: Any) -> Any:
     """Returns device-varying zeros with the shapes of `like`."""
     return jax.tree.map(
-        lambda value: jax.lax.pcast(jnp.zeros(value.shape, value.dtype), row_axes(mesh), to="varying"), like
+        lambda value: jax.lax.pcast(jnp.zeros(value.shape, value.dtype), batch_mesh_axes(mesh), to="varying"), like
     )
 
 
-def sum_over_devices(
+def reduce_gradients(
     gradients: Parameters, shardings: Parameters, targets: Parameters, reduce_dtype: jnp.dtype
 ) -> Parameters:
     """Reduces the gradients of each device's rows to those of the global batch, in `reduce_dtype`.
@@ -93,7 +95,7 @@ def _on_tensor_shards(
 
     All axes are manual inside. This also works around a crash of XLA:CPU in a bfloat16 psum with auto axes.
     """
-    mesh, axes = sharding.mesh, row_axes(sharding.mesh)
+    mesh, axes = sharding.mesh, batch_mesh_axes(sharding.mesh)
     if not axes:
         return collective
     spec = PartitionSpec(*(axis if axis == "tensor" else None for axis in sharding.spec))
@@ -133,33 +135,29 @@ def _gather(value: jax.Array, sharding: NamedSharding, dtype: jnp.dtype, reduce_
     return gather(value)
 
 
-def whole_model(
+def gather_model(
     graph: nnx.GraphDef, parameters: Parameters, shardings: Parameters, reduce_dtype: jnp.dtype
 ) -> Callable[..., Any]:
-    """Builds the model from parameters that may be sharded along `fsdp`.
+    """Builds the model from parameters that may be sharded along `fsdp`, and returns it as a function.
 
-    Embeddings and heads are all-gathered here, each layer where it runs, its matrices in the type of the computation.
+    Embeddings and heads are all-gathered here, each layer where it runs. A parameter is cast to the type of the
+    computation before its all-gather if its `ParameterInfo` says so; its gradient is reduce-scattered in
+    `reduce_dtype`.
     """
+    model = nnx.merge(graph, parameters)
+    info = parameter_info(model)
 
-    def gather(value: jax.Array, sharding: NamedSharding) -> jax.Array:
-        return _gather(value, sharding, value.dtype, reduce_dtype)
+    def gather(value: jax.Array, sharding: NamedSharding, info: ParameterInfo) -> jax.Array:
+        return _gather(value, sharding, model.dtype if info.compute_cast else value.dtype, reduce_dtype)
 
-    gathered = {
-        part: value if part == "encoder" else jax.tree.map(gather, value, shardings[part])
-        for part, value in parameters.items()
-    }
-    model = nnx.merge(graph, gathered)
-    layer_shardings = jax.tree_util.tree_leaves_with_path(shardings["encoder"]["layers"])
-    if any(any(manual_spec(sharding)) for _, sharding in layer_shardings):
+    def gather_layer(layer: Parameters) -> Parameters:
+        return jax.tree.map(gather, layer, layer_shardings, info["encoder"]["layers"])
 
-        def fetch_layer(layer: Any) -> Any:
-            leaves, structure = jax.tree.flatten(layer)
-            full = []
-            for leaf, (path, sharding) in zip(leaves, layer_shardings, strict=True):
-                one_layer = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
-                dtype = model.dtype if path[-1].key.endswith("kernel") else leaf.dtype
-                full.append(_gather(leaf, one_layer, dtype, reduce_dtype))
-            return jax.tree.unflatten(structure, full)
-
-        model.encoder.fetch_layer = fetch_layer
-    return model
+    outside = {part: jax.tree.map(gather, parameters[part], shardings[part], info[part]) for part in parameters
+               if part != "encoder"}  # fmt: skip
+    model = nnx.merge(graph, {**parameters, **outside})
+    stacked = shardings["encoder"]["layers"]
+    if not any(any(manual_spec(sharding)) for sharding in jax.tree.leaves(stacked)):
+        return model
+    layer_shardings = jax.tree.map(lambda s: NamedSharding(s.mesh, PartitionSpec(*s.spec[1:])), stacked)
+    return functools.partial(model, gather_layer=gather_layer)

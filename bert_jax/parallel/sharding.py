@@ -31,11 +31,9 @@ def partition_spec(logical_axes: tuple[str | None, ...]) -> PartitionSpec:
     return PartitionSpec(*axes)
 
 
-def parameter_shardings(mesh: Mesh, logical_axes: Parameters) -> Parameters:
-    """Returns a `NamedSharding` for every parameter; `logical_axes` is the tree from `abstract_parameters`."""
-    return jax.tree.map(
-        lambda axes: NamedSharding(mesh, partition_spec(axes)), logical_axes, is_leaf=lambda x: isinstance(x, tuple)
-    )
+def parameter_shardings(mesh: Mesh, info: Parameters) -> Parameters:
+    """Returns a `NamedSharding` for every parameter; `info` has its `ParameterInfo`, see `abstract_parameters`."""
+    return jax.tree.map(lambda one: NamedSharding(mesh, partition_spec(one.logical_axes)), info)
 
 
 def shard_along_data(parameters: Parameters, shardings: Parameters) -> Parameters:

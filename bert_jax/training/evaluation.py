@@ -123,8 +123,8 @@ def evaluate_checkpoint(checkpoint: str, data: str, *, batch_size: int = 64, bar
     batch_size = -(-batch_size // mesh.size) * mesh.size
     config = plan_at(ConfigDict(opened.config), opened.step).config if opened.config else None
     dtype = compute_dtype(config.dtype if config else "auto")
-    graph, _, logical_axes = abstract_parameters(opened.bert_config, dtype=dtype, heads=opened.heads)
-    shardings = parameter_shardings(mesh, logical_axes)
+    graph, _, info = abstract_parameters(opened.bert_config, dtype=dtype, heads=opened.heads)
+    shardings = parameter_shardings(mesh, info)
     loader = EvalLoader([dataset], batch_size=batch_size, left_to_right=opened.bert_config.is_decoder)
     eval_step = make_eval_step(mesh, graph, shardings)
     nsp = config.objective.nsp if config else True

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.batch import Batch
+from bert_jax.model.workarounds import is_argmax
 
 Sums = dict[str, jax.Array]
 
@@ -41,14 +42,7 @@ def weighted_cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Ar
     cross_entropy = jax.nn.logsumexp(logits, axis=-1) - label_logits
     # A padding slot may hold any label, with an infinite cross entropy: a weight of zero must give zero.
     losses = jnp.where(weights == 0, 0.0, weights * cross_entropy)
-    return losses.sum(), (weights * _is_argmax(*jax.lax.stop_gradient((logits, labels, label_logits)))).sum()
-
-
-def _is_argmax(logits: jax.Array, labels: jax.Array, label_logits: jax.Array) -> jax.Array:
-    """Computes `jnp.argmax(logits, axis=-1) == labels` with reductions that XLA:CPU vectorizes as well."""
-    largest = logits.max(axis=-1)
-    comes_before = jnp.arange(logits.shape[-1]) < labels[..., None]
-    return (label_logits == largest) & ~jnp.any((logits == largest[..., None]) & comes_before, axis=-1)
+    return losses.sum(), (weights * is_argmax(*jax.lax.stop_gradient((logits, labels, label_logits)))).sum()
 
 
 def pretraining_sums(mlm_logits: jax.Array | None, nsp_logits: jax.Array | None, batch: Batch[jax.Array]) -> Sums:

@@ -23,6 +23,7 @@ import optax
 
 from bert_jax.config import ConfigDict
 from bert_jax.model.bert import Parameters
+from bert_jax.model.layers import ParameterInfo
 
 log = logging.getLogger(__name__)
 
@@ -87,41 +88,33 @@ def scale_by_adam(
     return optax.GradientTransformation(init, update)
 
 
-def decay_mask(parameters: Parameters, untrained: Collection[str] = ()) -> Parameters:
-    """Marks the parameters that decay with True, by name: all but biases, LayerNorms and layer mixes.
-
-    Parts of the model in `untrained` do not decay.
-    """
-
-    def decays(path: tuple[Any, ...], _: Any) -> bool:
-        names = [entry.key for entry in path]
-        is_kept = names[-1].endswith("bias") or any(name.endswith(("norm", "mix")) for name in names)
-        return not is_kept and names[0] not in untrained
-
-    return jax.tree_util.tree_map_with_path(decays, parameters)
+def decay_mask(info: Parameters, untrained: Collection[str] = ()) -> Parameters:
+    """Marks the parameters that decay with True, by their `ParameterInfo`; parts in `untrained` do not decay."""
+    return {
+        part: jax.tree.map(lambda one, trained=part not in untrained: trained and one.weight_decay, tree)
+        for part, tree in info.items()
+    }
 
 
 _TENSOR_AXES = ("layers", "qkv")  # axes that stack separate tensors of the paper
 
 
-def scale_by_trust_ratio(logical_axes: Parameters, untrained: Collection[str] = ()) -> optax.GradientTransformation:
+def scale_by_trust_ratio(info: Parameters, untrained: Collection[str] = ()) -> optax.GradientTransformation:
     """Scales updates by LAMB's |p| / |u| for each tensor that decays, by 1 if either norm is 0; others are unchanged.
 
-    Args:
-      logical_axes: axis names of each parameter, in a tree like the parameters.
-      untrained: as in `decay_mask`.
+    Takes the arguments of `decay_mask`.
     """
 
-    def scaled(u: jax.Array, p: jax.Array, decays: bool, axes: tuple[str | None, ...]) -> jax.Array:
+    def scaled(u: jax.Array, p: jax.Array, decays: bool, info: ParameterInfo) -> jax.Array:
         if not decays:
             return u
-        within = tuple(i for i, name in enumerate(axes) if name not in _TENSOR_AXES)
+        within = tuple(i for i, name in enumerate(info.logical_axes) if name not in _TENSOR_AXES)
         norm_p, norm_u = (jnp.sqrt(jnp.sum(jnp.square(x), axis=within, keepdims=True)) for x in (p, u))
         is_defined = (norm_p > 0) & (norm_u > 0)
         return u * jnp.where(is_defined, norm_p / jnp.where(is_defined, norm_u, 1.0), 1.0)
 
     def update(updates: Parameters, state: Any, parameters: Any = None) -> tuple[Parameters, Any]:
-        return jax.tree.map(scaled, updates, parameters, decay_mask(parameters, untrained), logical_axes), state
+        return jax.tree.map(scaled, updates, parameters, decay_mask(info, untrained), info), state
 
     return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
 
@@ -139,13 +132,13 @@ def warn_of_uncorrected_lamb(sections: Iterable[ConfigDict]) -> None:
 
 
 def make_optimizer(
-    config: ConfigDict, logical_axes: Parameters, *, untrained: Collection[str] = ()
+    config: ConfigDict, info: Parameters, *, untrained: Collection[str] = ()
 ) -> optax.GradientTransformation:
     """Makes the transformation of gradients to a direction; the step scales it by minus the learning rate.
 
     Args:
       config: the `optimizer` section.
-      logical_axes: axis names of each parameter, in a tree like the parameters; see `abstract_parameters`.
+      info: the `ParameterInfo` of each parameter, in a tree like the parameters; see `abstract_parameters`.
       untrained: parts of the model that the loss does not depend on. They keep their values, as variables without a
         gradient do in the reference: weight decay alone would shrink them, with LAMB's trust ratio by the full learning
         rate at every step. Their moments are in the state, so that a later phase may train them.
@@ -154,6 +147,6 @@ def make_optimizer(
     return optax.chain(
         optax.clip_by_global_norm(config.grad_clip_norm) if config.grad_clip_norm else optax.identity(),
         scale_by_adam(config.b1, config.b2, config.eps, bias_correction=config.bias_correction, untrained=untrained),
-        optax.add_decayed_weights(config.weight_decay, mask=lambda tree: decay_mask(tree, untrained)),
-        scale_by_trust_ratio(logical_axes, untrained) if config.name == "lamb" else optax.identity(),
+        optax.add_decayed_weights(config.weight_decay, mask=decay_mask(info, untrained)),
+        scale_by_trust_ratio(info, untrained) if config.name == "lamb" else optax.identity(),
     )

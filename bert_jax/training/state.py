@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bert_jax.model import BertConfig, abstract_parameters, initialize
 from bert_jax.model.bert import Parameters
 from bert_jax.parallel.sharding import like_parameters, parameter_shardings, shard_along_data
+from bert_jax.training.optimizer import AdamState
 
 
 @jax.tree_util.register_dataclass
@@ -32,6 +33,11 @@ class TrainState:
     nonfinite_steps: Any
     nonfinite_streak: Any
 
+    @property
+    def moments(self) -> AdamState:
+        """First and second moments, `mu` and `nu`, in the optimizer's state."""
+        return next(link for link in self.optimizer_state if isinstance(link, AdamState))
+
 
 @dataclass(frozen=True)
 class StateSpec:
@@ -46,6 +52,10 @@ class StateSpec:
     shardings: TrainState
     moments: Parameters  # shardings
     make: Any  # (given parts of the parameters, if any) -> TrainState; jitted, never materialized unsharded
+
+    def trained(self, tree: Parameters) -> Parameters:
+        """Drops the frozen parts of the model from a tree like the parameters."""
+        return {part: value for part, value in tree.items() if part in self.moments}
 
 
 def drop_parts(parts: Collection[str], parameters: Parameters) -> Parameters:
@@ -72,7 +82,7 @@ def describe_state(
 
     With `zero1` moments are sharded along `data`. The optimizer does not update the `frozen` parts of the model.
     """
-    graph, shapes, logical_axes = abstract_parameters(model, **settings)
+    graph, shapes, info = abstract_parameters(model, **settings)
 
     def make(seed_data: jax.Array, given: Parameters | None = None) -> TrainState:
         seed_key = jax.random.wrap_key_data(seed_data)
@@ -84,7 +94,7 @@ def describe_state(
 
     abstract = jax.eval_shape(make, key_data(seed))
     replicated = NamedSharding(mesh, PartitionSpec())
-    sharded_parameters = parameter_shardings(mesh, logical_axes)
+    sharded_parameters = parameter_shardings(mesh, info)
     trained, moments = drop_parts(frozen, shapes), drop_parts(frozen, sharded_parameters)
     if zero1:
         moments = shard_along_data(trained, moments)

@@ -14,21 +14,21 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.batch import Batch
 from bert_jax.model.bert import Parameters
-from bert_jax.model.layers import row_keys
+from bert_jax.model.dropout import row_keys
 from bert_jax.parallel.fsdp import (
-    cast_to_varying,
+    batch_mesh_axes,
+    gather_model,
     manual_spec,
-    over_rows,
-    row_axes,
-    sum_over_devices,
+    mark_varying,
+    reduce_gradients,
+    shard_map_over_batch,
     varying_zeros,
-    whole_model,
 )
 from bert_jax.parallel.host_batches import put_everywhere
 from bert_jax.parallel.sharding import batch_sharding
 from bert_jax.training import objectives
 from bert_jax.training.objectives import Objective
-from bert_jax.training.state import StateSpec, TrainState, drop_parts, key_data
+from bert_jax.training.state import StateSpec, TrainState, key_data
 
 Metrics = dict[str, jax.Array]
 
@@ -84,62 +84,63 @@ def make_train_step(
       gradient_reduce_dtype: type of the gradient sum across devices; within a device it is float32.
     """
     shardings = spec.shardings.parameters
-    specs, moment_specs = (jax.tree.map(manual_spec, tree) for tree in (shardings, spec.moments))
-    frozen = shardings.keys() - spec.moments.keys()
 
     def compute_loss(
-        trained: Parameters, others: Parameters, microbatch: Batch[jax.Array], keys: jax.Array,
-        by: objectives.Sums,
+        trained: Parameters, parameters: Parameters, microbatch: Batch[jax.Array], keys: jax.Array,
+        counts: objectives.Sums,
     ) -> tuple[jax.Array, objectives.Sums]:  # fmt: skip
-        model = whole_model(spec.graph, {**others, **trained}, shardings, gradient_reduce_dtype)
-        # `by` counts the global batch: the shares of the rows sum to its means.
-        means = objectives.divide(objective.sums(model, microbatch, keys), by)
+        model = gather_model(spec.graph, {**parameters, **trained}, shardings, gradient_reduce_dtype)
+        # `counts` are those of the global batch: the shares of the rows add up to its means.
+        means = objectives.divide(objective.sums(model, microbatch, keys), counts)
         return functools.reduce(jnp.add, [means[name] for name in objective.losses]), means
 
     def local_gradients(
-        parameters: Parameters, batch: Batch[jax.Array], rows: jax.Array, key: jax.Array, by: objectives.Sums
+        parameters: Parameters, batch: Batch[jax.Array], rows: jax.Array, key: jax.Array, counts: objectives.Sums
     ) -> tuple[Parameters, Metrics]:
-        """Computes gradients and metrics of one device's rows, and sums them over devices once, at the end."""
-        parameters = cast_to_varying(parameters, shardings)
-        trained = drop_parts(frozen, parameters)
+        """Computes gradients and metrics of one device's rows, and reduces them over devices once, at the end."""
+        parameters = mark_varying(parameters, shardings)
+        trained = spec.trained(parameters)
 
         def microbatch_gradients(rows: jax.Array, microbatch: Batch[jax.Array]) -> tuple[Parameters, Metrics]:
             value_and_grad = jax.value_and_grad(compute_loss, has_aux=True)
-            (loss, means), gradients = value_and_grad(trained, parameters, microbatch, row_keys(key, rows), by)
+            (loss, means), gradients = value_and_grad(trained, parameters, microbatch, row_keys(key, rows), counts)
             return gradients, {"loss": loss, **means}
 
-        def add_microbatch(total: Any, rows_and_batch: Any) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, total, microbatch_gradients(*rows_and_batch)), None
+        def accumulate(total: Any, rows_and_microbatch: Any) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, microbatch_gradients(*rows_and_microbatch)), None
 
         if len(rows) == 1:  # XLA:TPU copies twice for a loop of one iteration
             gradients, metrics = microbatch_gradients(*jax.tree.map(lambda entry: entry[0], (rows, batch)))
         else:
-            zeros = varying_zeros(mesh, (trained, {"loss": jnp.float32(0), **by}))
-            (gradients, metrics), _ = jax.lax.scan(add_microbatch, zeros, (rows, batch))
-        gradients = sum_over_devices(gradients, drop_parts(frozen, shardings), spec.moments, gradient_reduce_dtype)
-        return gradients, jax.lax.psum(metrics, row_axes(mesh))
-
-    def global_gradients(state: TrainState, batch: Batch[jax.Array], seed_key: jax.Array) -> tuple[Parameters, Metrics]:
-        key = jax.random.fold_in(jax.random.fold_in(seed_key, 1), state.step)
-        shape = batch["input_ids"].shape[:2]
-        rows = jnp.arange(math.prod(shape)).reshape(shape)  # of the global batch, for any number of microbatches
-        sharded, replicated = PartitionSpec(None, "rows"), PartitionSpec()
-        return over_rows(
-            local_gradients, mesh, (specs, sharded, sharded, replicated, replicated), (moment_specs, replicated)
-        )(state.parameters, batch, rows, key, objective.denominators(batch))
+            zeros = varying_zeros(mesh, (trained, {"loss": jnp.float32(0), **counts}))
+            (gradients, metrics), _ = jax.lax.scan(accumulate, zeros, (rows, batch))
+        gradients = reduce_gradients(gradients, spec.trained(shardings), spec.moments, gradient_reduce_dtype)
+        return gradients, jax.lax.psum(metrics, batch_mesh_axes(mesh))
 
     def train_step(
         state: TrainState, batch: Batch[jax.Array], seed_data: jax.Array, schedule: optax.Schedule
     ) -> tuple[TrainState, Metrics]:
         entries = batch.copy()
         asked_to_stop = entries.pop("stop", None)
-        gradients, metrics = global_gradients(state, entries, jax.random.wrap_key_data(seed_data))
+
+        # --- Gradients of the global batch ------------------------------------------------------------------------
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.wrap_key_data(seed_data), 1), state.step)
+        shape = entries["input_ids"].shape[:2]
+        rows = jnp.arange(math.prod(shape)).reshape(shape)  # of the global batch, for any number of microbatches
+        specs, moment_specs = (jax.tree.map(manual_spec, tree) for tree in (shardings, spec.moments))
+        sharded, replicated = PartitionSpec(None, "batch"), PartitionSpec()
+        gradients, metrics = shard_map_over_batch(
+            local_gradients, mesh, (specs, sharded, sharded, replicated, replicated), (moment_specs, replicated)
+        )(state.parameters, entries, rows, key, objective.denominators(entries))
+
+        # --- Update -----------------------------------------------------------------------------------------------
         grad_norm = optax.tree.norm(gradients)
         learning_rate = schedule(state.step)
-        trained = drop_parts(frozen, state.parameters)
+        trained = spec.trained(state.parameters)
         direction, optimizer_state = optimizer.update(gradients, state.optimizer_state, trained)
         updated = jax.tree.map(lambda p, d: p - learning_rate * d, trained, direction)
 
+        # --- Skipped if not finite --------------------------------------------------------------------------------
         # Checks the updated parameters, too: a finite gradient times a huge learning rate also ruins a run.
         norms = jnp.stack([metrics["loss"], grad_norm, optax.tree.norm(updated)])
         is_finite = jnp.isfinite(norms).all()
@@ -180,18 +181,18 @@ def make_eval_step(
     """
 
     def local_sums(parameters: Parameters, rows: Batch[jax.Array]) -> dict[str, objectives.Sums]:
-        mlm_logits, nsp_logits = whole_model(graph, parameters, shardings, jnp.float32)(rows)
+        mlm_logits, nsp_logits = gather_model(graph, parameters, shardings, jnp.float32)(rows)
         numerators = objectives.pretraining_sums(mlm_logits, nsp_logits, rows)
         denominators = objectives.denominators(rows)
         numerators["unigram_loss"] = (rows["unigram_nats"] * rows["masked_weights"]).sum()
         denominators["unigram_loss"] = denominators["mlm_loss"]
         sums = {"numerators": numerators, "denominators": denominators}
-        return jax.lax.psum(sums, row_axes(mesh))
+        return jax.lax.psum(sums, batch_mesh_axes(mesh))
 
     def eval_step(parameters: Parameters, batch: Batch[jax.Array]) -> dict[str, objectives.Sums]:
-        specs = jax.tree.map(manual_spec, shardings), PartitionSpec("rows")
+        specs = jax.tree.map(manual_spec, shardings), PartitionSpec("batch")
         rows = jax.tree.map(lambda entry: entry[0], batch)
-        return over_rows(local_sums, mesh, specs, PartitionSpec())(parameters, rows)
+        return shard_map_over_batch(local_sums, mesh, specs, PartitionSpec())(parameters, rows)
 
     return jax.jit(
         eval_step,

@@ -8,13 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.extend import core
 from jax.sharding import AxisType, PartitionSpec
 
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
-from bert_jax.model import BertConfig, abstract_parameters, attention, initialize, layers, parameter_count
+from bert_jax.model import BertConfig, abstract_parameters, initialize, parameter_count
 from bert_jax.model.bert_config import ACTIVATIONS
-from bert_jax.model.layers import LayerNorm, dropout
+from bert_jax.model.dropout import drop, dropout, dropout_mask, row_keys
+from bert_jax.model.layers import LayerNorm, activation
 from bert_jax.training.phases import plan_phases
 
 SMALL = BertConfig(
@@ -231,6 +233,35 @@ def test_remat_keeps_no_more_than_it_says(remat, kept):
     assert (batch["input_ids"].shape[0], length, SMALL.hidden_size) in of_layers  # each layer's input, always
 
 
+def products(jaxpr: core.Jaxpr) -> int:
+    """Number of matrix products in a program, loops counted once."""
+    found = sum(equation.primitive.name == "dot_general" for equation in jaxpr.eqns)
+    for equation in jaxpr.eqns:
+        leaves = jax.tree.leaves(equation.params, is_leaf=lambda x: isinstance(x, core.Jaxpr | core.ClosedJaxpr))
+        found += sum(products(getattr(x, "jaxpr", x)) for x in leaves if isinstance(x, core.Jaxpr | core.ClosedJaxpr))
+    return found
+
+
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_gathered_layers_are_gathered_again_and_recompute_no_product(scan_layers):
+    """Without a name an activation would be recomputed, by products if it comes from one; see `REMAT_POLICIES`."""
+    batch = make_batch(rows=2, length=24)
+    graph, parameters = initialize(SMALL, jax.random.key(0), scan_layers=scan_layers)
+
+    def gather_layer(layer: dict) -> dict:  # to arrays that no parameter has
+        return jax.tree.map(lambda x: jnp.tile(x, 2)[..., : x.shape[-1]], layer)
+
+    def loss(parameters: dict, **settings: object) -> jax.Array:
+        return nnx.merge(graph, parameters)(batch, jax.random.key(3), **settings)[0][..., 7].sum()
+
+    gathered = functools.partial(loss, gather_layer=gather_layer)
+    counts = [products(jax.make_jaxpr(jax.grad(one))(parameters).jaxpr) for one in (loss, gathered)]
+    assert counts[0] == counts[1] > 0
+    kept = [leaf.shape for leaf in jax.tree.leaves(jax.eval_shape(lambda: jax.vjp(gathered, parameters)[1]))]
+    kernel = parameters["encoder"]["layers"]["feed_forward"]["up_kernel"].shape
+    assert kept.count(kernel) == 1  # as the step holds it, not as it is gathered
+
+
 def test_layers_draw_different_dropout_masks():
     config = dataclasses.replace(SMALL, hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.0)
     model = model_of(config)
@@ -252,9 +283,9 @@ def test_dropout_is_in_four_places_each_with_its_rate_and_a_key_of_its_own(monke
         drawn.append((shape, rate, jax.random.key_data(key).tobytes()))
         return jnp.zeros(shape, bool) if silent == len(drawn) else real(shape, rate, key)
 
-    real, silent = layers.dropout_mask, 0
-    for module in (layers, attention):
-        monkeypatch.setattr(module, "dropout_mask", spy)
+    real, silent = dropout_mask, 0
+    for module in ("dropout", "attention"):
+        monkeypatch.setattr(f"bert_jax.model.{module}.dropout_mask", spy)
     config = dataclasses.replace(SMALL, num_hidden_layers=2, hidden_dropout_prob=0.25, attention_probs_dropout_prob=0.5)
     model = nnx.merge(*initialize(config, jax.random.key(0)))
     ones = jnp.ones((2, 8), jnp.int32)
@@ -293,7 +324,7 @@ def test_dropout_realises_its_rate_and_keeps_the_mean(rate, size):
 
 def test_dropout_in_bfloat16_keeps_the_mean_and_nothing_for_the_backward_pass():
     x = jax.random.normal(jax.random.key(0), (64, 512), jnp.bfloat16)
-    y, backward = jax.vjp(lambda x: layers.drop(x, jnp.ones(x.shape, bool), 0.1), x)
+    y, backward = jax.vjp(lambda x: drop(x, jnp.ones(x.shape, bool), 0.1), x)
     assert y.dtype == jnp.bfloat16
     ratio = np.abs(np.asarray(y, np.float64)).sum() / np.abs(np.asarray(x, np.float64)).sum()
     assert ratio == pytest.approx(1 / 0.9, rel=1e-4)
@@ -303,15 +334,15 @@ def test_dropout_in_bfloat16_keeps_the_mean_and_nothing_for_the_backward_pass():
 
 def test_dropout_in_fp32_is_one_product():
     x = jax.random.normal(jax.random.key(0), (8, 64))
-    keep = layers.dropout_mask(x.shape, 0.1, jax.random.split(jax.random.key(1), 8))
+    keep = dropout_mask(x.shape, 0.1, jax.random.split(jax.random.key(1), 8))
     scale = np.float32(65536 / (65536 - round(0.1 * 65536)))
-    np.testing.assert_array_equal(layers.drop(x, keep, 0.1), np.where(keep, np.asarray(x) * scale, np.float32(0)))
+    np.testing.assert_array_equal(drop(x, keep, 0.1), np.where(keep, np.asarray(x) * scale, np.float32(0)))
 
 
 def test_dropped_elements_are_uncorrelated():
     rows, length, size, rate = 64, 48, 100, 0.1
-    keys = layers.row_keys(jax.random.key(0), jnp.arange(rows))
-    kept = np.asarray(layers.dropout_mask((rows, length, size), rate, keys)).astype(np.float64)
+    keys = row_keys(jax.random.key(0), jnp.arange(rows))
+    kept = np.asarray(dropout_mask((rows, length, size), rate, keys)).astype(np.float64)
     centred = kept - kept.mean()
 
     def deviations_from_independence(one: np.ndarray, other: np.ndarray) -> float:
@@ -320,7 +351,7 @@ def test_dropped_elements_are_uncorrelated():
     flat = centred.reshape(rows, -1)
     lags = [1, 2, 3, 4, 7, 8, 16, 31, 32, size - 1, size, size + 1, 2 * size, 8 * size, 16 * size]
     pairs = [(flat[:, lag:], flat[:, :-lag]) for lag in lags] + [(flat[lag:], flat[:-lag]) for lag in range(1, 33)]
-    later = layers.dropout_mask(kept.shape, rate, layers.row_keys(jax.random.key(1), jnp.arange(rows)))
+    later = dropout_mask(kept.shape, rate, row_keys(jax.random.key(1), jnp.arange(rows)))
     pairs.append((centred, np.asarray(later) - kept.mean()))
     assert max(deviations_from_independence(*pair) for pair in pairs) < 4.5
     for axis in range(3):  # no row, position or unit is dropped more often than others
@@ -342,14 +373,14 @@ def test_dropped_elements_are_uncorrelated():
 )
 def test_activations(name, expected):
     x = np.linspace(-4, 4, 81, dtype=np.float32)
-    np.testing.assert_allclose(layers.activation(name, jnp.asarray(x)), [expected(v) for v in x.tolist()], atol=1e-6)
+    np.testing.assert_allclose(activation(name, jnp.asarray(x)), [expected(v) for v in x.tolist()], atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_have_gradients_in_shard_map(name: str):
     x = jnp.linspace(-6, 6, 1024, dtype=jnp.float32)
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    gradient = jax.grad(lambda x: layers.activation(name, x).sum())
+    gradient = jax.grad(lambda x: activation(name, x).sum())
     sharded = jax.jit(
         jax.shard_map(gradient, mesh=mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec("data"))
     )
@@ -358,7 +389,7 @@ def test_activations_have_gradients_in_shard_map(name: str):
 
 def test_gelu_has_the_exact_derivative():
     x = np.linspace(-6, 6, 241, dtype=np.float32)
-    gradient = jax.grad(lambda x: layers.activation("gelu", x).sum())(jnp.asarray(x))
+    gradient = jax.grad(lambda x: activation("gelu", x).sum())(jnp.asarray(x))
     cdf = [(1 + math.erf(v / math.sqrt(2))) / 2 for v in x.tolist()]
     pdf = np.exp(-(x.astype(np.float64) ** 2) / 2) / math.sqrt(2 * math.pi)
     np.testing.assert_allclose(gradient, cdf + x * pdf, atol=5e-7)
@@ -371,7 +402,7 @@ def test_gelu_costs_no_more_than_in_jax(dtype: jnp.dtype):
         backward = jax.jit(lambda x, gradient: jax.vjp(gelu, x)[1](gradient))
         return backward.lower(x, x).compile().cost_analysis()
 
-    ours = cost(functools.partial(layers.activation, "gelu"))
+    ours = cost(functools.partial(activation, "gelu"))
     upstream = cost(functools.partial(jax.nn.gelu, approximate=False))
     assert ours["flops"] <= upstream["flops"]
     assert ours["transcendentals"] <= upstream["transcendentals"]

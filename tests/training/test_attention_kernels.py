@@ -88,7 +88,7 @@ def test_splash_step_equals_the_step_on_a_mesh(monkeypatch: pytest.MonkeyPatch):
         mesh, spec, step = make_step(chosen, sizes)
         with jax.set_mesh(mesh):
             state, metrics = step(spec.make(), put_batch(mesh, make_batch(), 2))
-            results.append(jax.device_get((metrics, state.optimizer_state[1].mu)))
+            results.append(jax.device_get((metrics, state.moments.mu)))
     assert set(shapes) == {(ROWS // 2 // 4, LENGTH, 4, 8)}  # of a microbatch a device's rows
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(results[0]), jax.tree.leaves(results[1]), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=jax.tree_util.keystr(path))

@@ -10,6 +10,8 @@ from bert_jax.config import load_config
 from bert_jax.errors import InputError
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.model import BertConfig, abstract_parameters, initialize
+from bert_jax.model.layers import ParameterInfo
+from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.training.optimizer import decay_mask, learning_rate_schedule, make_optimizer
 from bert_jax.training.pretrain import pretrain
 
@@ -105,8 +107,8 @@ def test_a_hundred_updates_against_plain_numpy(name, bias_correction, clip):
     overrides = {"name": name, "bias_correction": bias_correction, "grad_clip_norm": clip}
     config = load_config("default", [(f"optimizer.{key}", str(value)) for key, value in overrides.items()]).optimizer
     _, parameters = initialize(SMALL, jax.random.key(0))
-    _, _, axes = abstract_parameters(SMALL)
-    optimizer = make_optimizer(config, axes)
+    _, _, info = abstract_parameters(SMALL)
+    optimizer = make_optimizer(config, info)
     state = optimizer.init(parameters)
     update = jax.jit(optimizer.update)
     reference = NumpyOptimizer(papers_tensors(parameters), name, bias_correction, clip)
@@ -146,7 +148,7 @@ def test_trust_ratio_is_per_tensor_and_layer():
 
 def test_zero_tensors_and_zero_gradients_have_trust_ratio_1():
     config = load_config("default", [("optimizer.name", "lamb"), ("optimizer.weight_decay", "0")]).optimizer
-    optimizer = make_optimizer(config, {"a": (None,), "b": (None,)})
+    optimizer = make_optimizer(config, {"a": ParameterInfo((None,)), "b": ParameterInfo((None,))})
     parameters = {"a": jnp.zeros(3), "b": jnp.ones(3)}
     direction, _ = optimizer.update({"a": jnp.ones(3), "b": jnp.zeros(3)}, optimizer.init(parameters), parameters)
     assert np.isfinite(direction["a"]).all()
@@ -154,16 +156,49 @@ def test_zero_tensors_and_zero_gradients_have_trust_ratio_1():
     assert (direction["b"] == 0).all()
 
 
-def test_weight_decay_is_chosen_by_parameter_name():
-    _, shapes, _ = abstract_parameters(BertConfig())
-    mask = decay_mask(shapes)
-    decaying = {jax.tree_util.keystr(path) for path, decays in jax.tree_util.tree_leaves_with_path(mask) if decays}
-    assert decaying == {
-        "['embeddings']['word']", "['embeddings']['position']", "['embeddings']['token_type']",
-        "['encoder']['layers']['attention']['qkv_kernel']", "['encoder']['layers']['attention']['output_kernel']",
-        "['encoder']['layers']['feed_forward']['up_kernel']", "['encoder']['layers']['feed_forward']['down_kernel']",
-        "['pooler']['kernel']", "['mlm_head']['kernel']", "['nsp_head']['kernel']",
-    }  # fmt: skip
+CAST_AND_DECAYED = {
+    "encoder/layers/attention/output_kernel", "encoder/layers/attention/qkv_kernel",
+    "encoder/layers/feed_forward/down_kernel", "encoder/layers/feed_forward/up_kernel",
+}  # fmt: skip
+DECAYED = {
+    "bilstm/above/backward/input_kernel", "bilstm/above/backward/state_kernel", "bilstm/above/forward/input_kernel",
+    "bilstm/above/forward/state_kernel", "bilstm/backward/input_kernel", "bilstm/backward/state_kernel",
+    "bilstm/forward/input_kernel", "bilstm/forward/state_kernel", "embeddings/position", "embeddings/token_type",
+    "embeddings/word", "mlm_head/kernel", "nsp_head/kernel", "output/kernel", "pooler/kernel",
+}  # fmt: skip
+NOT_DECAYED = {
+    "bilstm/above/backward/bias", "bilstm/above/forward/bias", "bilstm/backward/bias", "bilstm/forward/bias",
+    "embeddings/norm/bias", "embeddings/norm/scale", "encoder/layers/attention/output_bias",
+    "encoder/layers/attention/qkv_bias", "encoder/layers/attention_norm/bias", "encoder/layers/attention_norm/scale",
+    "encoder/layers/feed_forward/down_bias", "encoder/layers/feed_forward/up_bias",
+    "encoder/layers/feed_forward_norm/bias", "encoder/layers/feed_forward_norm/scale", "mix/scale", "mix/weights",
+    "mlm_head/bias", "mlm_head/norm/bias", "mlm_head/norm/scale", "mlm_head/output_bias", "nsp_head/bias",
+    "output/bias", "pooler/bias",
+}  # fmt: skip
+HEADS = [
+    TaskHead("classify", 3), TaskHead("regress", 1), TaskHead("choose", 4), TaskHead("span", 2), TaskHead("tag", 5),
+    TaskHead("tag", 5, bilstm=8, bilstm_layers=2, features="sum_all"), TaskHead("tag", 5, features="concat_last_four"),
+]  # fmt: skip
+
+
+def test_weight_decay_and_cast_of_every_parameter_of_bert_and_of_the_task_heads():
+    found = {}
+    for settings in [{}, *({"build": BertForTask, "head": head} for head in HEADS)]:
+        _, _, tree = abstract_parameters(SMALL, **settings)
+        for path, decays in jax.tree_util.tree_leaves_with_path(decay_mask(tree)):
+            name, info = jax.tree_util.keystr(path, simple=True, separator="/"), tree
+            for entry in path:
+                info = info[entry.key]
+            assert found.setdefault(name, (decays, info.compute_cast)) == (decays, info.compute_cast), name
+    assert {name for name, rules in found.items() if rules == (True, True)} == CAST_AND_DECAYED
+    assert {name for name, rules in found.items() if rules == (True, False)} == DECAYED
+    assert {name for name, rules in found.items() if rules == (False, False)} == NOT_DECAYED
+
+
+def test_parts_that_are_not_trained_do_not_decay():
+    _, _, info = abstract_parameters(SMALL)
+    mask = decay_mask(info, ("pooler",))
+    assert mask == {**decay_mask(info), "pooler": {"kernel": False, "bias": False}}
 
 
 @pytest.mark.parametrize(

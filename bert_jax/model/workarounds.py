@@ -1,0 +1,97 @@
+"""Standard operations in a form that avoids a defect or a slow path of XLA or JAX, each with its reason.
+
+Where no upstream issue is named, none is known; the plain form is then named. To check whether a workaround can go, put
+the plain form in its place and compare the named symptom. The slow paths of XLA:CPU were measured with jaxlib 0.10.
+Workarounds of collectives are in `parallel.fsdp`.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+
+def weight_einsum(equation: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Computes `jnp.einsum(equation, x, kernel)` in the type of x [B, L, ...], with B and L merged to one axis.
+
+    `equation` names the merged axis first. With two axes, XLA:CPU transposes the operands of the kernel's gradient and
+    multiplies at half speed: compare the time of a training step on a CPU.
+    """
+    product = jnp.einsum(equation, x.reshape(-1, *x.shape[2:]), kernel.astype(x.dtype))
+    return product.reshape(*x.shape[:2], *product.shape[1:])
+
+
+def is_argmax(logits: jax.Array, labels: jax.Array, label_logits: jax.Array) -> jax.Array:
+    """Computes `jnp.argmax(logits, axis=-1) == labels`, where `label_logits` are the logits of the labels.
+
+    XLA:CPU does not vectorize the two-operand reduction of argmax: compare the time of a training step on a CPU.
+    """
+    largest = logits.max(axis=-1)
+    comes_before = jnp.arange(logits.shape[-1]) < labels[..., None]
+    return (label_logits == largest) & ~jnp.any((logits == largest[..., None]) & comes_before, axis=-1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def softmax(scores: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Computes `jax.nn.softmax(scores).astype(dtype)` of fp32 scores; saves only the result for the gradient.
+
+    JAX saves the fp32 probabilities besides the result: compare the temporary bytes of a step in bfloat16.
+    """
+    return jax.nn.softmax(scores, axis=-1).astype(dtype)
+
+
+def _softmax_forward(scores: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
+    probabilities = checkpoint_name(softmax(scores, dtype), "attention_probabilities")
+    return probabilities, probabilities
+
+
+def _softmax_backward(dtype: jnp.dtype, probabilities: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
+    p, g = probabilities.astype(jnp.float32), gradient.astype(jnp.float32)
+    return (p * (g - jnp.sum(p * g, axis=-1, keepdims=True)),)
+
+
+softmax.defvjp(_softmax_forward, _softmax_backward)
+
+
+@jax.custom_jvp
+def erfc(x: jax.Array) -> jax.Array:
+    """Returns `jax.lax.erfc(x)`, whose derivative works inside of `jax.shard_map` and costs one exponential.
+
+    The derivative in jax 0.12.0 is a `polynomial` primitive of x and of constant coefficients. `lax.polynomial` binds
+    them without a cast to the varying manual axes of x, so the trace ends in "Primitive polynomial requires varying
+    manual axes to match". `jnp.argmax` once had the same defect: https://github.com/jax-ml/jax/issues/28334. The
+    derivative below is that of jax 0.10 and 0.11. It can go once `lax.polynomial` casts its coefficients, which jax
+    0.12.0 and 0.12.0.1 do not.
+    """
+    return jax.lax.erfc(x)
+
+
+@erfc.defjvp
+def _erfc_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    (x,), (tangent,) = primals, tangents
+    return erfc(x), -2.0 / math.sqrt(math.pi) * (tangent * jnp.exp(-jnp.square(x)))
+
+
+recurrent_initializer = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+"""Initializes an LSTM's recurrent kernel up to 1 / sqrt(units), as torch does.
+
+`jax.nn.initializers.orthogonal` is the usual one. Two QR decompositions at once may wait for each other forever in
+jaxlib 0.10 on CPU hosts with few cores: build a `BertForTask` with a BiLSTM under `taskset -c 0,1`.
+"""
+
+
+def vary_like(other: jax.Array, tree: Any) -> Any:
+    """Casts leaves to vary along the manual mesh axes of `other`; values do not change.
+
+    `manual_axis_type` is not documented; it replaced `jax.typeof(x).vma` and has no public equivalent in jax 0.10.2. It
+    can go with the nested `shard_map` of `fused_attention`.
+    """
+
+    def cast(x: jax.Array) -> jax.Array:
+        axes = jax.typeof(other).manual_axis_type.varying - jax.typeof(x).manual_axis_type.varying
+        return jax.lax.pcast(x, tuple(axes), to="varying")
+
+    return jax.tree.map(cast, tree)
