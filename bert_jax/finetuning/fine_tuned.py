@@ -17,10 +17,10 @@ from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.finetuning.finetune import RESULT_FILE, describe_result
 from bert_jax.finetuning.forward import LoadedModel, load_model
-from bert_jax.finetuning.inputs.bad_rows import BadRows
 from bert_jax.finetuning.inputs.batching import Encoding
+from bert_jax.finetuning.inputs.task_files import BadRows
 from bert_jax.finetuning.task import Split
-from bert_jax.finetuning.trained_tasks import TRAINED, Record, TrainedTask
+from bert_jax.finetuning.task_kinds import TRAINED, Record, TrainedTask
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.progress import Bars, silent
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint

@@ -1,4 +1,7 @@
-"""Tasks recorded in fine-tuned checkpoints: they read new files, or texts in memory, for their models."""
+"""Kinds of tasks: read from a config for training, and rebuilt from the record of a fine-tuned checkpoint.
+
+A rebuilt task reads new files, or texts in memory, for its model.
+"""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -6,22 +9,27 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Protocol
 
+from bert_jax.config import ConfigDict
 from bert_jax.data.preparation.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs import conll
-from bert_jax.finetuning.inputs.bad_rows import MISSING_LABEL, UNKNOWN_LABEL, BadLabel, BadRows
 from bert_jax.finetuning.inputs.batching import Encoding
 from bert_jax.finetuning.inputs.choice_files import ChoiceExample, read_choices
 from bert_jax.finetuning.inputs.squad_files import Question, read_questions
-from bert_jax.finetuning.inputs.task_files import usual_files
+from bert_jax.finetuning.inputs.task_files import MISSING_LABEL, UNKNOWN_LABEL, BadLabel, BadRows, usual_files
 from bert_jax.finetuning.inputs.text_files import TextFields, format_of, read_texts
 from bert_jax.finetuning.task import Task
 from bert_jax.finetuning.tasks import choice, glue, ner
-from bert_jax.finetuning.tasks.squad import SquadTask
-from bert_jax.finetuning.tasks.text_tasks import TextTask, choose_positive_label, own_text_task
+from bert_jax.finetuning.tasks.squad import SquadTask, squad_task
+from bert_jax.finetuning.tasks.text_tasks import TextTask, choose_positive_label, glue_task, own_task, own_text_task
 from bert_jax.text.sequences import TextExample
 
 log = logging.getLogger(__name__)
+
+TASKS: dict[str, Callable[[ConfigDict, Encoding], Task]] = {
+    "glue": glue_task, "text": own_task, "squad": squad_task, "choice": choice.choice_task, "ner": ner.ner_task,
+}  # fmt: skip
+"""Reads a task, from a config and an encoding, by `task.kind`."""
 
 Record = Mapping[str, Any]
 """A checkpoint's `task`, completed with the keys of the config's `task` section that it lacks."""
@@ -30,7 +38,7 @@ LeftOut = Mapping[str, Mapping[str, int]]
 
 
 class TrainedTask(Protocol):
-    """One kind of task, with its record and its encoding of texts as rows."""
+    """One kind of task, with its record and its encoding of texts."""
 
     def files(self, folder: str) -> dict[str, str]:
         """Returns the labelled files of a folder by split, found by their usual names. InputError if there are none."""

@@ -15,7 +15,7 @@ from bert_jax.errors import InputError
 from bert_jax.finetuning.fine_tuned import open_model, trained_task
 from bert_jax.finetuning.forward import LoadedModel, load_model
 from bert_jax.finetuning.inputs.batching import EncodedExamples
-from bert_jax.finetuning.trained_tasks import TrainedTask
+from bert_jax.finetuning.task_kinds import TrainedTask
 from bert_jax.model import BertConfig, BertForPreTraining
 from bert_jax.model.task_heads import BertForTask
 from bert_jax.text.sequences import EncodedSequence, pad_sequences
