@@ -51,10 +51,10 @@ class TrainedTask(Protocol):
         `split` is a key of `files`; labels are ignored unless `labelled`; `columns` name the text columns.
         """
 
-    def given(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
+    def from_texts(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
         """Returns examples of texts, each with its pair or None. InputError if the task does not support them."""
 
-    def task(self, examples: Examples, left_out: LeftOut) -> Task:
+    def make_task(self, examples: Examples, left_out: LeftOut) -> Task:
         """Returns the task that scores and predicts the examples of each split."""
 
 
@@ -83,12 +83,12 @@ class TrainedText:
         self._check_pairs(path, examples[0].text_b is not None)
         return examples
 
-    def given(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
+    def from_texts(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
         self._check_pairs("the given text", any(pair is not None for pair in pairs))
         both = zip(texts, pairs, strict=True)
         return [TextExample(str(number), text, pair, None) for number, (text, pair) in enumerate(both)]
 
-    def task(self, examples: Examples, left_out: LeftOut) -> Task:
+    def make_task(self, examples: Examples, left_out: LeftOut) -> Task:
         positive = choose_positive_label(self.record["positive_label"], self.classes)
         return own_text_task(self.classes, examples, self.encoding, self._fields(), positive, left_out)
 
@@ -129,7 +129,7 @@ class TrainedGlue(TrainedText):
             examples = [example for example in examples if example.label is not None]
         return examples
 
-    def task(self, examples: Examples, left_out: LeftOut) -> Task:
+    def make_task(self, examples: Examples, left_out: LeftOut) -> Task:
         task = self.glue_task
         return TextTask(
             self.record["name"], task.labels, task.metrics, task.main_metric, examples, self.encoding, glue_task=task,
@@ -155,14 +155,14 @@ class TrainedChoice:
         self._check_endings(path, len(examples[0].endings))
         return examples
 
-    def given(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
+    def from_texts(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
         examples = []
         for number, (text, endings) in enumerate(zip(texts, pairs, strict=True)):
             self._check_endings("the given pair", 0 if endings is None or isinstance(endings, str) else len(endings))
             examples.append(ChoiceExample(str(number), text, "", tuple(endings), None))
         return examples
 
-    def task(self, examples: Examples, left_out: LeftOut) -> Task:
+    def make_task(self, examples: Examples, left_out: LeftOut) -> Task:
         return choice.ChoiceTask(examples, self.encoding, left_out)
 
     def _check_endings(self, where: str, count: int) -> None:
@@ -189,7 +189,7 @@ class TrainedNer:
             if len(columns) > 1:
                 raise InputError(f"--text {' '.join(columns)}: expected 1 column for a tagger, got {len(columns)}")
             examples, _ = read_texts(path, bad_rows, fields=TextFields(tuple(columns)), labelled=False)
-            return self.given([example.text_a for example in examples], [])
+            return self.from_texts([example.text_a for example in examples], [])
         if not labelled and not conll.is_conll(path):
             log.info("%s: reading plain text, one sentence per line; rename it to .conll to read it as columns", path)
             return conll.read_plain(path, bad_rows)
@@ -201,12 +201,12 @@ class TrainedNer:
             bad_rows.add(path, None, BadLabel(problem + ", ".join(sorted(unknown)), UNKNOWN_LABEL))
         return sentences
 
-    def given(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
+    def from_texts(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
         if any(pair is not None for pair in pairs):
             raise InputError("pair: a tagger does not support pairs of texts; omit the pair")
         return [conll.split_words(text, number) for number, text in enumerate(texts)]
 
-    def task(self, examples: Examples, left_out: LeftOut) -> Task:
+    def make_task(self, examples: Examples, left_out: LeftOut) -> Task:
         record = self.record
         return ner.NerTask(
             examples, tuple(record["tags"]), self.encoding, record["document_context"], left_out
@@ -242,13 +242,13 @@ class TrainedSquad:
                 _add_missing(path, bad_rows, f"{len(unanswered)} questions without an answer, such as {unanswered[0]}")
         return questions
 
-    def given(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
+    def from_texts(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
         if not all(isinstance(pair, str) for pair in pairs):
             raise InputError("pair: expected a paragraph as the pair of each question")
         both = zip(texts, pairs, strict=True)
         return [Question(str(number), "", text, pair, ()) for number, (text, pair) in enumerate(both)]
 
-    def task(self, examples: Examples, left_out: LeftOut) -> Task:
+    def make_task(self, examples: Examples, left_out: LeftOut) -> Task:
         record = self.record
         return SquadTask(
             (), examples, self.encoding, version_2=self.version_2, doc_stride=record["doc_stride"],

@@ -87,7 +87,7 @@ class FineTuned:
           InputError: no text, different numbers of texts and pairs, or unsupported by the task.
         """
         texts, pairs = _paired(text, pair, one_pair=isinstance(text, str))
-        (split,) = self._task.task({"given": self._task.given(texts, pairs)}, {}).splits()
+        (split,) = self._task.make_task({"given": self._task.from_texts(texts, pairs)}, {}).splits()
         predictions = split.predictions(self._running.outputs(split.examples))
         return [{key: value for key, value in prediction.items() if key != "id"} for prediction in predictions]
 
