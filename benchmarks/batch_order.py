@@ -48,7 +48,7 @@ def sample(rows: list, count: int) -> list:
 
 
 def glue_rows(data: Path, name: str, split: str) -> list[dict]:
-    from bert_jax.finetuning.inputs.bad_rows import BadRows
+    from bert_jax.finetuning.inputs.task_files import BadRows
     from bert_jax.finetuning.tasks import glue
 
     return [
@@ -127,7 +127,7 @@ def write_encoder(encoder: Path, folder: Path) -> None:
 def read_task(folder: Path, vocabulary: Path) -> Any:
     from bert_jax.config import load_config
     from bert_jax.finetuning.inputs.batching import Encoding
-    from bert_jax.finetuning.tasks.registry import TASKS as KINDS
+    from bert_jax.finetuning.task_kinds import TASKS as KINDS
     from bert_jax.text.tokenization import WordPieceTokenizer
 
     settings: dict[str, object] = {"data.path": folder}

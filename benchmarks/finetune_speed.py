@@ -42,7 +42,7 @@ def prepare(folder: Path, data: Path, task_name: str, model: str, examples: int 
     from etils import epath
 
     from bert_jax.config import load_config
-    from bert_jax.finetuning.inputs.bad_rows import BadRows
+    from bert_jax.finetuning.inputs.task_files import BadRows
     from bert_jax.finetuning.tasks import glue
     from bert_jax.interop import huggingface
     from bert_jax.model import BertConfig, initialize, parameter_count

@@ -31,7 +31,7 @@ SEQ_LEN = 128
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowSizes:
     """Sizes of a batch's rows: L tokens, P predictions, K sequences; and the vocabulary's size."""
 
     seq_len: int
@@ -40,7 +40,7 @@ class Rows:
     vocab_size: int
 
 
-def _rows(config: ConfigDict) -> Rows:
+def _rows(config: ConfigDict) -> RowSizes:
     """Reads the sizes from `data.path` if set, else from `data.seq_len` and `model.vocab_size`, else the defaults."""
     if config.data.path:
         dataset = PreparedDataset(data_paths(config)[0])
@@ -53,7 +53,7 @@ def _rows(config: ConfigDict) -> Rows:
     if seq_len < 1:
         raise InputError(f"data.seq_len={seq_len}: expected at least 1, or -1")
     sequences = config.data.max_sequences if config.data.packing else 1
-    return Rows(seq_len, predictions_per_row(make_masking(config), seq_len, sequences), sequences, vocab_size)
+    return RowSizes(seq_len, predictions_per_row(make_masking(config), seq_len, sequences), sequences, vocab_size)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Step:
 
     plan: Plan
     model: BertConfig
-    rows: Rows
+    rows: RowSizes
     mesh: dict[str, int]
     wanted_bytes: int
     state_bytes: int

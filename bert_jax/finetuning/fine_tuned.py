@@ -17,10 +17,10 @@ from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.finetuning.finetune import RESULT_FILE, describe_result
 from bert_jax.finetuning.forward import LoadedModel, load_model
-from bert_jax.finetuning.inputs.bad_rows import BadRows
 from bert_jax.finetuning.inputs.batching import Encoding
+from bert_jax.finetuning.inputs.task_files import BadRows
 from bert_jax.finetuning.task import Split
-from bert_jax.finetuning.trained_tasks import TRAINED, Record, TrainedTask
+from bert_jax.finetuning.task_kinds import TRAINED, Record, TrainedTask
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.progress import Bars, silent
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
@@ -117,7 +117,7 @@ def predict(
     bad_rows.report()
     atomic.make_folder(epath.Path(output).parent)
     model = open_model(found, batch_size=batch_size)
-    (split,) = task.task({"input": examples}, {}).splits()
+    (split,) = task.make_task({"input": examples}, {}).splits()
     outputs = _outputs(model, split, bars, "predict")
     with atomic.whole_file(output) as file:
         for prediction in split.predictions(outputs):
@@ -152,7 +152,7 @@ def evaluate_finetuned(checkpoint: str, data: str, *, batch_size: int = 64, bars
         examples[name] = task.read(path, bad_rows, split=split_name, labelled=True)
         skipped[name] = bad_rows.take_reasons()
     bad_rows.report()
-    scored = task.task(examples, skipped)
+    scored = task.make_task(examples, skipped)
     model = open_model(found, batch_size=batch_size)
     scores: dict[str, dict[str, float]] = {}
     splits = scored.splits()

@@ -29,7 +29,7 @@ from bert_jax.finetuning.inputs.batching import EncodedExamples, Encoding, epoch
 from bert_jax.finetuning.losses import task_objective
 from bert_jax.finetuning.task import Split, Task
 from bert_jax.finetuning.task_checks import check_config, check_head, model_of
-from bert_jax.finetuning.tasks.registry import TASKS
+from bert_jax.finetuning.task_kinds import TASKS
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.parallel.host_batches import rows_here

@@ -32,7 +32,7 @@ class Split:
         keys of the task.
       scorable: number of examples that `score` scores, each counted once regardless of its number of sequences.
       left_out: number of further examples in the file, by the reason for which they are skipped
-        (`bad_rows.MISSING_LABEL` and others).
+        (`task_files.MISSING_LABEL` and others).
     """
 
     name: str

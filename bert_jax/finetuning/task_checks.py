@@ -6,7 +6,7 @@ from jax.sharding import Mesh
 
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.errors import InputError
-from bert_jax.finetuning.tasks.registry import TASKS
+from bert_jax.finetuning.task_kinds import TASKS
 from bert_jax.model import BertConfig
 from bert_jax.model.layer_features import FEATURES, layers_needed
 from bert_jax.model.task_heads import TaskHead

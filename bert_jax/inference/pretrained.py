@@ -15,7 +15,7 @@ from bert_jax.errors import InputError
 from bert_jax.finetuning.fine_tuned import open_model, trained_task
 from bert_jax.finetuning.forward import LoadedModel, load_model
 from bert_jax.finetuning.inputs.batching import EncodedExamples
-from bert_jax.finetuning.trained_tasks import TrainedTask
+from bert_jax.finetuning.task_kinds import TrainedTask
 from bert_jax.model import BertConfig, BertForPreTraining
 from bert_jax.model.task_heads import BertForTask
 from bert_jax.text.sequences import EncodedSequence, pad_sequences
@@ -87,7 +87,7 @@ class FineTuned:
           InputError: no text, different numbers of texts and pairs, or unsupported by the task.
         """
         texts, pairs = _paired(text, pair, one_pair=isinstance(text, str))
-        (split,) = self._task.task({"given": self._task.given(texts, pairs)}, {}).splits()
+        (split,) = self._task.make_task({"given": self._task.from_texts(texts, pairs)}, {}).splits()
         predictions = split.predictions(self._running.outputs(split.examples))
         return [{key: value for key, value in prediction.items() if key != "id"} for prediction in predictions]
 

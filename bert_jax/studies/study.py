@@ -34,7 +34,7 @@ from bert_jax.files import atomic, remote
 from bert_jax.finetuning.inputs.batching import Encoding
 from bert_jax.finetuning.search import SEARCH_FILE, planned_runs, search
 from bert_jax.finetuning.task_checks import model_of
-from bert_jax.finetuning.tasks.registry import TASKS
+from bert_jax.finetuning.task_kinds import TASKS
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.progress import Bars, silent

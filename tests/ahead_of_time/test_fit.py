@@ -7,7 +7,7 @@ import pytest
 
 from bert_jax.ahead_of_time import fit
 from bert_jax.ahead_of_time.command import compile_config
-from bert_jax.ahead_of_time.compiled_step import Rows, Step
+from bert_jax.ahead_of_time.compiled_step import RowSizes, Step
 from bert_jax.ahead_of_time.fit import find_batch, find_fix, plans
 from bert_jax.ahead_of_time.target import open_target, out_of_memory
 from bert_jax.config import load_config
@@ -32,7 +32,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch):
             step = Step(
                 plan,
                 None,
-                Rows(128, 20, 1, 30_522),
+                RowSizes(128, 20, 1, 30_522),
                 {"data": 8, "fsdp": 1, "tensor": 1},
                 0,
                 state_bytes,

@@ -12,7 +12,7 @@ from bert_jax.errors import InputError
 from bert_jax.finetuning.fine_tuned import evaluate_finetuned, predict
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.inputs.batching import Encoding
-from bert_jax.finetuning.tasks.registry import TASKS
+from bert_jax.finetuning.task_kinds import TASKS
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 
 SETTINGS = {

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from support.batches import make_device_batch
 
+from bert_jax.batch import Batch, map_arrays
 from bert_jax.finetuning.losses import task_objective
 from bert_jax.model import BertConfig, initialize
 from bert_jax.model.bilstm import BiLstm
@@ -19,19 +21,14 @@ MODEL = BertConfig(
 LENGTHS = [9, 5, 7, 9]
 
 
-def make_batch(**more: object) -> dict[str, jax.Array]:
-    rng = np.random.default_rng(0)
+def make_batch(**targets: np.ndarray) -> Batch[jax.Array]:
     real = np.arange(9) < np.array(LENGTHS)[:, None]
-    batch = {
-        "input_ids": np.where(real, rng.integers(5, 50, (4, 9)), 0),
-        "token_type_ids": np.zeros((4, 9), np.int32),
-        "positions": np.tile(np.arange(9), (4, 1)),
-        "sequence_ids": real.astype(np.int32),
-        "cls_positions": np.zeros((4, 1), np.int32),
-        "weights": np.array([1, 1, 1, 0], np.float32),
-        **more,
+    weights = jnp.array([1, 1, 1, 0], jnp.float32)
+    return {
+        **make_device_batch(vocab_size=50, sequence_ids=real),
+        "weights": weights,
+        **map_arrays(jnp.asarray, targets),
     }
-    return {name: jnp.asarray(entry) for name, entry in batch.items()}
 
 
 def build(head: TaskHead) -> BertForTask:

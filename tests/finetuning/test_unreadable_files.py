@@ -9,10 +9,10 @@ from support import squad_examples
 
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
-from bert_jax.finetuning.inputs.bad_rows import BadRows
 from bert_jax.finetuning.inputs.batching import Encoding
 from bert_jax.finetuning.inputs.choice_files import read_choices
 from bert_jax.finetuning.inputs.squad_files import read_questions
+from bert_jax.finetuning.inputs.task_files import BadRows
 from bert_jax.finetuning.inputs.text_files import read_texts
 from bert_jax.finetuning.tasks.glue import get_task, read_split
 from bert_jax.finetuning.tasks.text_tasks import own_task

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from etils import epath
 from flax import nnx
-from support import sources
+from support import batches, sources
 
+from bert_jax.batch import HostBatch
 from bert_jax.config import ConfigDict, load_config
 from bert_jax.interop.huggingface_weights import state_dict
 from bert_jax.model import abstract_parameters
@@ -50,26 +51,18 @@ def both_models(folder: Path, vocabulary: list[str], **sizes: object):
     return open_checkpoint(str(folder / "hf-checkpoint")), model
 
 
-def make_batch(seed: int, vocab_size: int, rows: int, length: int, predictions: int) -> dict[str, np.ndarray]:
-    """Rows of every length from 3 on, and slots without weight."""
-    rng = np.random.default_rng(seed)
-    lengths = rng.integers(3, length + 1, rows)
+def make_batch(seed: int, vocab_size: int, rows: int, length: int, predictions: int) -> HostBatch:
+    """Rows of every length from 3 on, and slots without weight.
+
+    No [PAD], to whose embedding torch passes no gradient (`padding_idx`), which the original BERT does.
+    """
+    lengths = np.random.default_rng(seed).integers(3, length + 1, (rows, 1))
     lengths[0] = length
-    counts = rng.integers(1, predictions + 1, rows)
-    return {
-        # No [PAD], to whose embedding torch passes no gradient (`padding_idx`), which the original BERT does.
-        "input_ids": rng.integers(1, vocab_size, (rows, length)).astype(np.int32),
-        "token_type_ids": rng.integers(0, 2, (rows, length)).astype(np.int32),
-        "positions": np.tile(np.arange(length, dtype=np.int32), (rows, 1)),
-        "sequence_ids": (np.arange(length) < lengths[:, None]).astype(np.int32),
-        "masked_positions": np.stack([rng.integers(0, size, predictions) for size in lengths]).astype(np.int32),
-        "masked_ids": rng.integers(0, vocab_size, (rows, predictions)).astype(np.int32),
-        "masked_weights": (np.arange(predictions) < counts[:, None]).astype(np.float32),
-        "cls_positions": np.zeros((rows, 1), np.int32),
-        # Mostly 1: with as many of each the gradient of that head's bias is a difference of equal numbers.
-        "next_sentence_labels": (np.arange(rows) >= rows // 3)[:, None].astype(np.int32),
-        "next_sentence_weights": np.ones((rows, 1), np.float32),
-    }
+    batch = batches.make_batch(
+        seed, rows=rows, predictions=predictions, vocab_size=vocab_size, sequence_ids=np.arange(length) < lengths
+    )
+    # Mostly 1: with as many of each the gradient of that head's bias is a difference of equal numbers.
+    return {**batch, "next_sentence_labels": (np.arange(rows) >= rows // 3)[:, None].astype(np.int32)}
 
 
 def torch_loss(model, batch: dict[str, np.ndarray]):

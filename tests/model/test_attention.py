@@ -4,11 +4,11 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 from jax.extend import core
+from support.batches import make_device_batch
 
 from bert_jax.model import BertConfig, abstract_parameters, attention, initialize
 from bert_jax.model.attention import attention_mask
@@ -61,19 +61,6 @@ def test_splash_is_attention(rows, length, heads, head, causal):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-def make_batch(rows: np.ndarray) -> dict[str, jax.Array]:
-    rng = np.random.default_rng(0)
-    batch = {
-        "input_ids": rng.integers(5, SMALL.vocab_size, rows.shape),
-        "token_type_ids": rng.integers(0, 2, rows.shape),
-        "positions": np.tile(np.arange(rows.shape[1]), (len(rows), 1)),
-        "sequence_ids": rows,
-        "masked_positions": np.sort(rng.integers(1, rows.shape[1], (len(rows), 5))),
-        "cls_positions": np.zeros((len(rows), 1), np.int32),
-    }
-    return {name: jnp.asarray(value, jnp.int32) for name, value in batch.items()}
-
-
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
     ("causal", "settings"),
@@ -86,7 +73,7 @@ def make_batch(rows: np.ndarray) -> dict[str, jax.Array]:
 )
 def test_a_model_with_splash_is_the_model(causal, settings):
     config = dataclasses.replace(SMALL, is_decoder=causal)
-    batch, (_, parameters) = make_batch(packed()), initialize(config, jax.random.key(0))
+    batch, (_, parameters) = make_device_batch(sequence_ids=packed()), initialize(config, jax.random.key(0))
 
     def value_and_gradient(**settings):
         graph, _, _ = abstract_parameters(config, **settings)
@@ -122,7 +109,7 @@ def shapes_in(jaxpr: core.Jaxpr) -> set[tuple[int, ...]]:
 def test_splash_has_no_array_of_length_by_length(chosen, is_square):
     config = dataclasses.replace(SMALL, hidden_size=64, max_position_embeddings=384)
     graph, parameters, _ = abstract_parameters(config, attention=chosen)
-    batch = make_batch(packed(384))
+    batch = make_device_batch(sequence_ids=packed(384))
 
     def loss(parameters):
         return nnx.merge(graph, parameters)(batch)[0][..., 7].sum()

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 from jax.extend import core
 from jax.sharding import AxisType, PartitionSpec
+from support.batches import make_device_batch
 
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
@@ -27,19 +28,6 @@ SMALL = BertConfig(
     intermediate_size=64,
     max_position_embeddings=32,
 )
-
-
-def make_batch(rows: int = 3, length: int = 16, predictions: int = 4, seed: int = 0) -> dict[str, jax.Array]:
-    rng = np.random.default_rng(seed)
-    lengths = rng.integers(length // 2, length + 1, rows)
-    return {
-        "input_ids": jnp.asarray(rng.integers(5, SMALL.vocab_size, (rows, length))),
-        "token_type_ids": jnp.asarray(rng.integers(0, 2, (rows, length))),
-        "positions": jnp.tile(jnp.arange(length), (rows, 1)),
-        "sequence_ids": jnp.asarray((np.arange(length) < lengths[:, None]).astype(np.int32)),
-        "masked_positions": jnp.asarray(np.sort(rng.integers(1, length // 2, (rows, predictions)))),
-        "cls_positions": jnp.zeros((rows, 1), jnp.int32),
-    }
 
 
 def model_of(config: BertConfig, seed: int = 0, **settings: object):
@@ -94,7 +82,7 @@ def test_vocabulary_padding_is_zero_and_never_predicted():
     model = model_of(SMALL)
     assert model.embeddings.word[...].shape == (128, 32)
     assert not np.any(model.embeddings.word[...][100:])
-    logits, _ = model(make_batch())
+    logits, _ = model(make_device_batch())
     assert logits.shape == (3, 4, 128)
     assert np.all(np.isneginf(logits[..., 100:]))
     np.testing.assert_allclose(jax.nn.softmax(logits)[..., :100].sum(-1), 1.0, rtol=1e-6)
@@ -102,7 +90,7 @@ def test_vocabulary_padding_is_zero_and_never_predicted():
 
 def test_vocabulary_padding_gets_no_gradient():
     graph, parameters = initialize(SMALL, jax.random.key(0))
-    batch = make_batch()
+    batch = make_device_batch()
 
     def loss(parameters):
         logits, _ = nnx.merge(graph, parameters)(batch)
@@ -147,7 +135,7 @@ def test_padding_does_not_reach_real_tokens():
     model = model_of(SMALL)
     kernel = model.encoder.layers.attention.qkv_kernel
     kernel[...] = 50 * kernel[...]  # scores so large that a mask of, say, -10 would not hide them
-    batch = make_batch()
+    batch = make_device_batch()
     padding = batch["sequence_ids"] == 0
     assert padding.any()
     changed = {**batch, "input_ids": jnp.where(padding, 42, batch["input_ids"])}
@@ -158,7 +146,7 @@ def test_padding_does_not_reach_real_tokens():
 
 def test_every_real_token_reaches_every_other():
     model = model_of(SMALL)
-    batch = make_batch(rows=1)
+    batch = make_device_batch(rows=1)
     batch["sequence_ids"] = jnp.ones_like(batch["sequence_ids"])
     before, _ = model.encode(batch)
     for position in (0, 7, 15):
@@ -169,7 +157,7 @@ def test_every_real_token_reaches_every_other():
 
 def test_sequences_packed_into_a_row_do_not_see_each_other():
     model = model_of(SMALL)
-    single = make_batch(rows=2, length=8)
+    single = make_device_batch(rows=2, length=8)
     single["sequence_ids"] = jnp.ones_like(single["sequence_ids"])
     packed = {name: single[name].reshape(1, 16) for name in ("input_ids", "token_type_ids", "positions")}
     packed["sequence_ids"] = jnp.repeat(jnp.array([[1, 2]]), 8, axis=1)
@@ -183,7 +171,7 @@ def test_sequences_packed_into_a_row_do_not_see_each_other():
 
 @functools.cache
 def value_and_gradient(remat: str = "none", scan_layers: bool = True) -> tuple[jax.Array, dict]:
-    batch, key = make_batch(), jax.random.key(3)
+    batch, key = make_device_batch(), jax.random.key(3)
     _, parameters = initialize(SMALL, jax.random.key(0))
     graph, _, _ = abstract_parameters(SMALL, remat=remat, scan_layers=scan_layers)
 
@@ -216,7 +204,7 @@ def test_remat_and_scan_change_nothing_but_the_program(remat, scan_layers):
     ("remat", "kept"), [("none", {"square", "inner"}), ("attention", {"inner"}), ("dots", {"inner"}), ("full", set())]
 )
 def test_remat_keeps_no_more_than_it_says(remat, kept):
-    batch, rows, length = make_batch(rows=2, length=24), 2, 24
+    batch, rows, length = make_device_batch(rows=2, length=24), 2, 24
     graph, parameters = initialize(SMALL, jax.random.key(0), remat=remat)
 
     def backward():
@@ -271,7 +259,7 @@ def test_layers_draw_different_dropout_masks():
             if hasattr(part, name):
                 getattr(part, name)[...] = jnp.zeros_like(getattr(part, name)[...])
     layers.feed_forward.down_bias[...] = jnp.ones_like(layers.feed_forward.down_bias[...])
-    _, hidden = model.encode(make_batch(), jax.random.key(0), all_hidden_states=True)
+    _, hidden = model.encode(make_device_batch(), jax.random.key(0), all_hidden_states=True)
     steps = np.sign(np.asarray(hidden[2] - hidden[1])), np.sign(np.asarray(hidden[3] - hidden[2]))
     assert np.mean(steps[0] == steps[1]) < 0.9
 
@@ -302,7 +290,7 @@ def test_dropout_is_in_four_places_each_with_its_rate_and_a_key_of_its_own(monke
 
 
 def test_no_key_is_deterministic_and_a_key_is_not_the_same_as_another():
-    model, batch = model_of(SMALL), make_batch()
+    model, batch = model_of(SMALL), make_device_batch()
     np.testing.assert_array_equal(model(batch)[0], model(batch)[0])
     one, same, other = (model(batch, jax.random.key(seed))[0] for seed in (1, 1, 2))
     np.testing.assert_array_equal(one, same)
@@ -426,13 +414,13 @@ def test_layer_norm_of_bfloat16_is_computed_in_fp32():
 def test_the_softmax_of_attention_is_of_fp32_scores(monkeypatch: pytest.MonkeyPatch):
     seen, real = [], jax.nn.softmax
     monkeypatch.setattr(jax.nn, "softmax", lambda x, axis=-1: seen.append(x.dtype) or real(x, axis=axis))
-    hidden, _ = model_of(SMALL, dtype=jnp.bfloat16).encode(make_batch())
+    hidden, _ = model_of(SMALL, dtype=jnp.bfloat16).encode(make_device_batch())
     assert hidden.dtype == jnp.bfloat16
     assert set(seen) == {jnp.dtype("float32")}
 
 
 def test_computation_in_bfloat16_stays_close_and_gives_fp32_logits():
-    batch = make_batch()
+    batch = make_device_batch()
     _, parameters = initialize(SMALL, jax.random.key(0))
     outputs = {}
     for dtype in (jnp.float32, jnp.bfloat16):

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from etils import epath
 from flax import nnx
-from support import helpers
+from support import batches, helpers
 from support.devices import all_devices, one_device  # noqa: F401
 
+from bert_jax.batch import Batch, map_arrays
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import TrainRows, next_token_targets
 from bert_jax.errors import InputError
@@ -31,20 +32,10 @@ SIZES = {
 ROWS, LENGTH = 4, 16
 
 
-def make_batch(seed: int = 0) -> dict[str, jax.Array]:
-    rng = np.random.default_rng(seed)
-    input_ids = rng.integers(5, 200, (ROWS, LENGTH)).astype(np.int32)
+def make_batch() -> Batch[jax.Array]:
     sequence_ids = (np.arange(LENGTH) < np.array([16, 12, 9, 16])[:, None]).astype(np.int32)
-    batch = {
-        "token_type_ids": rng.integers(0, 2, (ROWS, LENGTH)).astype(np.int32),
-        "positions": np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1)),
-        "sequence_ids": sequence_ids,
-        **next_token_targets(input_ids, sequence_ids),
-        "cls_positions": np.zeros((ROWS, 1), np.int32),
-        "next_sentence_labels": rng.integers(0, 2, (ROWS, 1)).astype(np.int32),
-        "next_sentence_weights": np.ones((ROWS, 1), np.float32),
-    }
-    return {name: jnp.asarray(entry) for name, entry in batch.items()}
+    batch = batches.make_batch(vocab_size=200, sequence_ids=sequence_ids)
+    return map_arrays(jnp.asarray, {**batch, **next_token_targets(batch["input_ids"], sequence_ids)})
 
 
 @functools.cache
@@ -79,9 +70,9 @@ def test_left_to_right_outputs_ignore_later_tokens(is_decoder: bool):
         assert not np.array_equal(after[0, position:], before[0, position:])
         np.testing.assert_array_equal(after[1:], before[1:])
     if is_decoder:  # [CLS] sees itself alone: what follows moves neither its hidden state nor the next-sentence logits
-        one, other = (model(make_batch(seed) | {"input_ids": ids}) for seed, ids in (
-            (0, batch["input_ids"]), (0, batch["input_ids"].at[:, 1:].add(1)),
-        ))  # fmt: skip
+        one, other = (
+            model({**batch, "input_ids": ids}) for ids in (batch["input_ids"], batch["input_ids"].at[:, 1:].add(1))
+        )
         np.testing.assert_array_equal(one[1], other[1])
 
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from etils import epath
 from jax._src.cudnn import fused_attention_stablehlo
-from support import helpers
+from support import batches, helpers
 
+from bert_jax.batch import HostBatch
 from bert_jax.config import ConfigDict, load_config
 from bert_jax.errors import InputError
 from bert_jax.inference import pretrained
@@ -39,21 +40,9 @@ MODEL = BertConfig(
 )  # fmt: skip
 
 
-def make_batch() -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(LENGTH // 2, LENGTH + 1, (ROWS, 1))
-    return {
-        "input_ids": rng.integers(5, 100, (ROWS, LENGTH)).astype(np.int32),
-        "token_type_ids": rng.integers(0, 2, (ROWS, LENGTH)).astype(np.int32),
-        "positions": np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1)),
-        "sequence_ids": (np.arange(LENGTH) < lengths).astype(np.int32) * (1 + (np.arange(LENGTH) > 20)),
-        "masked_positions": np.sort(rng.integers(1, LENGTH // 2, (ROWS, 4))).astype(np.int32),
-        "masked_ids": rng.integers(5, 100, (ROWS, 4)).astype(np.int32),
-        "masked_weights": np.ones((ROWS, 4), np.float32),
-        "cls_positions": np.zeros((ROWS, 1), np.int32),
-        "next_sentence_labels": rng.integers(0, 2, (ROWS, 1)).astype(np.int32),
-        "next_sentence_weights": np.ones((ROWS, 1), np.float32),
-    }
+def make_batch() -> HostBatch:
+    batch = batches.make_batch(rows=ROWS, length=LENGTH, vocab_size=100, counts=np.full(ROWS, 4))
+    return {**batch, "sequence_ids": batch["sequence_ids"] * (1 + (np.arange(LENGTH, dtype=np.int32) > 20))}
 
 
 def interpret_splash(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:

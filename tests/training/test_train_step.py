@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
+from support import batches
 
 from bert_jax.ahead_of_time.hlo import read_collectives
 from bert_jax.config import ConfigDict, load_config
@@ -30,22 +31,7 @@ WITHOUT_DROPOUT = BertConfig(**{**CONFIG.to_dict(), "hidden_dropout_prob": 0.0, 
 ROWS, LENGTH, PREDICTIONS = 16, 16, 4
 
 
-def make_batch(step: int, counts: np.ndarray | None = None) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(step)
-    counts = rng.integers(1, PREDICTIONS + 1, ROWS) if counts is None else counts
-    lengths = rng.integers(LENGTH // 2, LENGTH + 1, ROWS)
-    return {
-        "input_ids": rng.integers(5, 200, (ROWS, LENGTH)).astype(np.int32),
-        "token_type_ids": rng.integers(0, 2, (ROWS, LENGTH)).astype(np.int32),
-        "positions": np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1)),
-        "sequence_ids": (np.arange(LENGTH) < lengths[:, None]).astype(np.int32),
-        "masked_positions": np.sort(rng.integers(1, 8, (ROWS, PREDICTIONS))).astype(np.int32),
-        "masked_ids": rng.integers(5, 200, (ROWS, PREDICTIONS)).astype(np.int32),
-        "masked_weights": (np.arange(PREDICTIONS) < counts[:, None]).astype(np.float32),
-        "cls_positions": np.zeros((ROWS, 1), np.int32),
-        "next_sentence_labels": rng.integers(0, 2, (ROWS, 1)).astype(np.int32),
-        "next_sentence_weights": np.ones((ROWS, 1), np.float32),
-    }
+make_batch = functools.partial(batches.make_batch, rows=ROWS, length=LENGTH, predictions=PREDICTIONS, vocab_size=200)
 
 
 @functools.cache
@@ -247,7 +233,7 @@ def test_accumulation_equals_the_large_batch_with_unequal_mask_counts(nsp):
     counts = np.array([PREDICTIONS] * 4 + [0] * 4 + [1] * 4 + [0] * 3 + [2])
     whole, cut = Run(WITHOUT_DROPOUT, nsp=nsp), Run(WITHOUT_DROPOUT, microbatches=4, nsp=nsp)
     for step in range(3):
-        a, b = whole(make_batch(step, counts)), cut(make_batch(step, counts))
+        a, b = whole(make_batch(step, counts=counts)), cut(make_batch(step, counts=counts))
         for name in a:
             np.testing.assert_allclose(a[name], b[name], rtol=1e-5, err_msg=name)
     assert_close(whole.parameters(), cut.parameters(), rtol=1e-5, atol=1e-5)

@@ -182,7 +182,7 @@ class TrainRows:
         """Returns the rows `numbers` int64 [n]: the inputs of the model and the targets of pre-training."""
         epochs, windows, places = self._order.locate(numbers)
         parts = []
-        for group in _runs(epochs, windows):
+        for group in _window_groups(epochs, windows):
             epoch, window = int(epochs[group.start]), self._window(int(epochs[group.start]), int(windows[group.start]))
             picked = places[group]
             if window.packs is None:
@@ -199,7 +199,7 @@ class TrainRows:
         """Returns the instances in rows `numbers` [n], int64 [n, K] with -1 for empty slots, and the epochs [n]."""
         epochs, windows, places = self._order.locate(numbers)
         parts = []
-        for group in _runs(epochs, windows):
+        for group in _window_groups(epochs, windows):
             window = self._window(int(epochs[group.start]), int(windows[group.start]))
             sizes = self.dataset.block_sizes("train")[window.blocks]
             index = np.repeat(self._starts[window.blocks] - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
@@ -238,7 +238,7 @@ class TrainRows:
         return _Window(np.concatenate(blocks), instances, np.concatenate(packs))
 
 
-def _runs(epochs: np.ndarray, windows: np.ndarray) -> list[slice]:
+def _window_groups(epochs: np.ndarray, windows: np.ndarray) -> list[slice]:
     """Returns the ranges of consecutive rows that are in one window."""
     changes = np.nonzero((np.diff(epochs) != 0) | (np.diff(windows) != 0))[0] + 1
     bounds = [0, *changes.tolist(), len(epochs)]

@@ -16,8 +16,17 @@ from os import PathLike
 from typing import Any, Literal
 
 from bert_jax.errors import InputError
-from bert_jax.finetuning.inputs.bad_rows import MISSING_LABEL, UNKNOWN_LABEL, BadLabel, BadRows
-from bert_jax.finetuning.inputs.tables import columns_of, csv_rows, json_rows, tsv_rows, write_lines
+from bert_jax.finetuning.inputs.task_files import (
+    MISSING_LABEL,
+    UNKNOWN_LABEL,
+    BadLabel,
+    BadRows,
+    columns_of,
+    csv_rows,
+    json_rows,
+    tsv_rows,
+    write_lines,
+)
 from bert_jax.finetuning.inputs.text_files import format_of
 from bert_jax.text.sequences import EncodedSequence, encode_pairs
 from bert_jax.text.tokenization import WordPieceTokenizer

@@ -13,8 +13,14 @@ from dataclasses import dataclass
 from os import PathLike
 
 from bert_jax.errors import InputError
-from bert_jax.finetuning.inputs.bad_rows import MISSING_LABEL, UNKNOWN_LABEL, BadLabel, BadRows
-from bert_jax.finetuning.inputs.tables import text_lines, write_lines
+from bert_jax.finetuning.inputs.task_files import (
+    MISSING_LABEL,
+    UNKNOWN_LABEL,
+    BadLabel,
+    BadRows,
+    text_lines,
+    write_lines,
+)
 
 OUTSIDE = "O"
 

@@ -20,8 +20,7 @@ from typing import Any
 
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.finetuning.inputs.bad_rows import BadRows
-from bert_jax.finetuning.inputs.tables import conversion
+from bert_jax.finetuning.inputs.task_files import BadRows, conversion
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,15 @@ from typing import Any
 
 from bert_jax.errors import InputError
 from bert_jax.files.line_reader import COMPRESSED
-from bert_jax.finetuning.inputs.bad_rows import MISSING_LABEL, UNKNOWN_LABEL, BadLabel, BadRows
-from bert_jax.finetuning.inputs.tables import csv_rows, json_rows, tsv_rows
+from bert_jax.finetuning.inputs.task_files import (
+    MISSING_LABEL,
+    UNKNOWN_LABEL,
+    BadLabel,
+    BadRows,
+    csv_rows,
+    json_rows,
+    tsv_rows,
+)
 from bert_jax.text.sequences import TextExample
 
 TEXT_FIELDS = (

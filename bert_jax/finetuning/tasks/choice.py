@@ -10,10 +10,9 @@ from etils import epath
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
 from bert_jax.finetuning import task_metrics
-from bert_jax.finetuning.inputs.bad_rows import BadRows
 from bert_jax.finetuning.inputs.batching import EncodedExamples, Encoding
 from bert_jax.finetuning.inputs.choice_files import ChoiceExample, encode_choices, read_choices, write_choices
-from bert_jax.finetuning.inputs.task_files import split_files
+from bert_jax.finetuning.inputs.task_files import BadRows, split_files
 from bert_jax.finetuning.task import Outputs, Split, softmax
 
 FILES = {

@@ -15,13 +15,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 
+import numpy as np
 from etils import epath
 
-from bert_jax.data.preparation.tfds_corpus import is_tfds
+from bert_jax.data.preparation import tfds_corpus
 from bert_jax.errors import InputError
-from bert_jax.finetuning.inputs.bad_rows import MISSING_LABEL, NO_GOLD_LABEL, UNKNOWN_LABEL, BadLabel, BadRows
-from bert_jax.finetuning.inputs.glue_tfds import read_tfds
-from bert_jax.finetuning.inputs.tables import columns_of, text_lines, tsv_rows, write_lines
+from bert_jax.finetuning.inputs.task_files import (
+    MISSING_LABEL,
+    NO_GOLD_LABEL,
+    UNKNOWN_LABEL,
+    BadLabel,
+    BadRows,
+    columns_of,
+    text_lines,
+    tsv_rows,
+    write_lines,
+)
 from bert_jax.text.sequences import TextExample
 
 log = logging.getLogger(__name__)
@@ -32,6 +41,9 @@ SCORE_RANGE = (0.0, 5.0)
 _COLA = ("source", "label", "author_label", "sentence")  # train and dev have no header
 _MSR_FILES = {"train": "msr_paraphrase_train.txt", "dev": "msr_paraphrase_train.txt", "test": "msr_paraphrase_test.txt"}
 _DEV_IDS = "dev_ids.tsv"
+# The text features of TFDS, where they are not the columns of the files.
+_TFDS_TEXTS = {"mrpc": ("sentence1", "sentence2"), "mnli": ("premise", "hypothesis")}
+_TFDS_NO_LABEL = -1
 _NOT_AGREED = "-"  # in SNLI and MultiNLI, where annotators did not agree
 
 
@@ -140,7 +152,7 @@ def read_split(folder: str | PathLike[str], task: GlueTask, split: str, bad_rows
 
 def find_split(folder: str | PathLike[str], task: GlueTask, split: str) -> str:
     """Returns the path of a split's file, or `folder` for a TFDS dataset. InputError if not found."""
-    return str(folder) if is_tfds(str(folder)) else _find(folder, task, split)[0]
+    return str(folder) if tfds_corpus.is_tfds(str(folder)) else _find(folder, task, split)[0]
 
 
 def split_named(path: str | PathLike[str], task: GlueTask) -> str:
@@ -153,8 +165,8 @@ def split_named(path: str | PathLike[str], task: GlueTask) -> str:
 
 def read_file(path: str, task: GlueTask, split: str, bad_rows: BadRows) -> list[TextExample]:
     """Returns the examples of a file at any path, as `read_split` does; `split` determines its columns."""
-    if is_tfds(path):
-        return read_tfds(path, task.name, split, task.texts)
+    if tfds_corpus.is_tfds(path):
+        return _read_tfds(path, task.name, split, task.texts)
     name = epath.Path(path).name
     headless = task.name == "cola" and split != "test"
     if not headless:
@@ -176,9 +188,41 @@ def read_file(path: str, task: GlueTask, split: str, bad_rows: BadRows) -> list[
     return examples
 
 
+def _read_tfds(dataset: str, task: str, split: str, texts: Sequence[str]) -> list[TextExample]:
+    """Reads the examples of a split in the order of GLUE's file (TFDS shuffles them).
+
+    Args:
+      dataset: `tfds:glue/NAME`, with or without a version.
+      task: a key of TASKS.
+      split: a key of the task's `splits`; the diagnostic set is TFDS's `glue/ax`.
+      texts: the text columns of GLUE's own files.
+
+    Raises:
+      InputError: the dataset is not prepared as ArrayRecord, or is another task's.
+    """
+    name = split.replace("dev", "validation")
+    if split == "diagnostic":
+        dataset, name = dataset.replace("/mnli", "/ax"), "test"
+    examples = []
+    for number, row in tfds_corpus.examples(dataset, name):
+        features = _TFDS_TEXTS.get(task, tuple(texts))
+        if missing := {*features, "idx", "label"} - set(row):
+            raise InputError(f"{dataset}: missing feature {', '.join(sorted(missing))}; expected GLUE's {task}")
+        try:
+            a, *rest = (row[key].decode("utf-8") for key in features)
+        except UnicodeDecodeError as error:
+            raise InputError(f"{dataset}:{name}: example {number} is not valid UTF-8; prepare it again") from error
+        value = np.asarray(row["label"]).item()
+        label = None if value == _TFDS_NO_LABEL else value
+        examples.append((int(row["idx"]), TextExample(str(int(row["idx"])), a, rest[0] if rest else None, label)))
+    if not examples:
+        raise InputError(f"{dataset}:{name}: expected at least 1 example, got 0")
+    return [example for _, example in sorted(examples, key=lambda pair: pair[0])]
+
+
 def has_split(folder: str | PathLike[str], task: GlueTask, split: str) -> bool:
     """Returns True if `folder` has a split's file; a TFDS dataset has all."""
-    if is_tfds(str(folder)):
+    if tfds_corpus.is_tfds(str(folder)):
         return True
     try:
         _find(folder, task, split)

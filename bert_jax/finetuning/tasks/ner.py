@@ -11,7 +11,6 @@ from etils import epath
 
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
-from bert_jax.finetuning.inputs.bad_rows import BadRows
 from bert_jax.finetuning.inputs.batching import EncodedExamples, Encoding
 from bert_jax.finetuning.inputs.conll import (
     OUTSIDE,
@@ -23,7 +22,7 @@ from bert_jax.finetuning.inputs.conll import (
     tag_names,
     write_conll,
 )
-from bert_jax.finetuning.inputs.task_files import split_files
+from bert_jax.finetuning.inputs.task_files import BadRows, split_files
 from bert_jax.finetuning.task import Outputs, Split
 from bert_jax.finetuning.tasks.ner_windows import TagWindow, collect_tags, encode_windows
 

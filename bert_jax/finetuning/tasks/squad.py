@@ -9,10 +9,9 @@ from etils import epath
 
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
-from bert_jax.finetuning.inputs.bad_rows import BadRows
 from bert_jax.finetuning.inputs.batching import EncodedExamples, Encoding
 from bert_jax.finetuning.inputs.squad_files import Question, read_questions
-from bert_jax.finetuning.inputs.task_files import split_files
+from bert_jax.finetuning.inputs.task_files import BadRows, split_files
 from bert_jax.finetuning.task import Outputs, Split
 from bert_jax.finetuning.tasks.squad_answers import Answers, answer_questions, write_answers
 from bert_jax.finetuning.tasks.squad_metrics import best_thresholds, score_v1, score_v2

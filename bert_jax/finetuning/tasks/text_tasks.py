@@ -13,9 +13,8 @@ from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
 from bert_jax.finetuning import task_metrics
 from bert_jax.finetuning.inputs import text_files
-from bert_jax.finetuning.inputs.bad_rows import BadRows
 from bert_jax.finetuning.inputs.batching import EncodedExamples, Encoding
-from bert_jax.finetuning.inputs.tables import write_lines
+from bert_jax.finetuning.inputs.task_files import BadRows, write_lines
 from bert_jax.finetuning.task import Outputs, Split, softmax
 from bert_jax.finetuning.tasks import glue
 from bert_jax.text.sequences import TextExample, encode_examples

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bert_jax.errors import InputError
-from bert_jax.finetuning.inputs.bad_rows import BadRows
 from bert_jax.finetuning.inputs.choice_files import ChoiceExample, encode_choices, read_choices, write_choices
+from bert_jax.finetuning.inputs.task_files import BadRows
 from bert_jax.text.tokenization import WordPieceTokenizer
 
 SWAG = "video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3"

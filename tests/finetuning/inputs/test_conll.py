@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from bert_jax.errors import InputError
-from bert_jax.finetuning.inputs.bad_rows import BadRows
 from bert_jax.finetuning.inputs.conll import (
     EntityScore,
     TaggedSentence,
@@ -20,6 +19,7 @@ from bert_jax.finetuning.inputs.conll import (
     to_bio,
     write_conll,
 )
+from bert_jax.finetuning.inputs.task_files import BadRows
 
 CONLL = """-DOCSTART- -X- -X- O
 

@@ -12,8 +12,8 @@ from support.squad_examples import entry, write
 
 from bert_jax.errors import InputError
 from bert_jax.files import remote
-from bert_jax.finetuning.inputs.bad_rows import BadRows
 from bert_jax.finetuning.inputs.squad_files import Answer, Question, locate, read_questions
+from bert_jax.finetuning.inputs.task_files import BadRows
 
 CONTEXT = "The old fox sees  the\nlittle fox (1895-1943)."
 

@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from bert_jax.errors import InputError
-from bert_jax.finetuning.inputs.bad_rows import BadRows
+from bert_jax.finetuning.inputs.task_files import BadRows
 from bert_jax.finetuning.inputs.text_files import TextFields, are_scores, find_fields, read_texts
 from bert_jax.text.sequences import TextExample
 

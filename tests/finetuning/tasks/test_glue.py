@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.errors import InputError
-from bert_jax.finetuning.inputs.bad_rows import BadRows
+from bert_jax.finetuning.inputs.task_files import BadRows
 from bert_jax.finetuning.tasks.glue import TASKS, get_task, read_split, write_submission
 from bert_jax.text.sequences import TextExample, encode_examples
 from bert_jax.text.tokenization import WordPieceTokenizer

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.finetuning.inputs.bad_rows import BadRows
 from bert_jax.finetuning.inputs.conll import TaggedSentence, read_conll
+from bert_jax.finetuning.inputs.task_files import BadRows
 from bert_jax.finetuning.tasks.ner_windows import TagWindow, collect_tags, encode_windows
 from bert_jax.text.tokenization import WordPieceTokenizer
 

@@ -13,8 +13,8 @@ import pytest
 from support import squad_examples
 
 from bert_jax.errors import BertJaxError, InputError
-from bert_jax.finetuning.inputs.bad_rows import BadRows
 from bert_jax.finetuning.inputs.squad_files import Question, read_questions
+from bert_jax.finetuning.inputs.task_files import BadRows
 from bert_jax.finetuning.tasks.squad_answers import Answers, answer_questions, write_answers
 from bert_jax.finetuning.tasks.squad_metrics import exact_match, score_v1, score_v2
 from bert_jax.finetuning.tasks.squad_windows import Window, build_windows

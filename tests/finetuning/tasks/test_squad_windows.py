@@ -12,8 +12,8 @@ from support import reference_tokenizer as reference
 from support import squad_examples
 
 from bert_jax.errors import InputError
-from bert_jax.finetuning.inputs.bad_rows import BadRows
 from bert_jax.finetuning.inputs.squad_files import Answer, Question, read_questions
+from bert_jax.finetuning.inputs.task_files import BadRows
 from bert_jax.finetuning.tasks.squad_windows import (
     Window,
     answer_tokens,

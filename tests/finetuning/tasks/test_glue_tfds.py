@@ -7,7 +7,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from bert_jax.errors import InputError
-from bert_jax.finetuning.inputs.bad_rows import BadRows
+from bert_jax.finetuning.inputs.task_files import BadRows
 from bert_jax.finetuning.tasks.glue import TASKS, read_split
 from bert_jax.text.sequences import TextExample
 

@@ -1,4 +1,7 @@
-"""Tasks recorded in fine-tuned checkpoints: they read new files, or texts in memory, for their models."""
+"""Kinds of tasks: read from a config for training, and rebuilt from the record of a fine-tuned checkpoint.
+
+A rebuilt task reads new files, or texts in memory, for its model.
+"""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -6,22 +9,27 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Protocol
 
+from bert_jax.config import ConfigDict
 from bert_jax.data.preparation.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs import conll
-from bert_jax.finetuning.inputs.bad_rows import MISSING_LABEL, UNKNOWN_LABEL, BadLabel, BadRows
 from bert_jax.finetuning.inputs.batching import Encoding
 from bert_jax.finetuning.inputs.choice_files import ChoiceExample, read_choices
 from bert_jax.finetuning.inputs.squad_files import Question, read_questions
-from bert_jax.finetuning.inputs.task_files import usual_files
+from bert_jax.finetuning.inputs.task_files import MISSING_LABEL, UNKNOWN_LABEL, BadLabel, BadRows, usual_files
 from bert_jax.finetuning.inputs.text_files import TextFields, format_of, read_texts
 from bert_jax.finetuning.task import Task
 from bert_jax.finetuning.tasks import choice, glue, ner
-from bert_jax.finetuning.tasks.squad import SquadTask
-from bert_jax.finetuning.tasks.text_tasks import TextTask, choose_positive_label, own_text_task
+from bert_jax.finetuning.tasks.squad import SquadTask, squad_task
+from bert_jax.finetuning.tasks.text_tasks import TextTask, choose_positive_label, glue_task, own_task, own_text_task
 from bert_jax.text.sequences import TextExample
 
 log = logging.getLogger(__name__)
+
+TASKS: dict[str, Callable[[ConfigDict, Encoding], Task]] = {
+    "glue": glue_task, "text": own_task, "squad": squad_task, "choice": choice.choice_task, "ner": ner.ner_task,
+}  # fmt: skip
+"""Reads a task, from a config and an encoding, by `task.kind`."""
 
 Record = Mapping[str, Any]
 """A checkpoint's `task`, completed with the keys of the config's `task` section that it lacks."""
@@ -30,7 +38,7 @@ LeftOut = Mapping[str, Mapping[str, int]]
 
 
 class TrainedTask(Protocol):
-    """One kind of task, with its record and its encoding of texts as rows."""
+    """One kind of task, with its record and its encoding of texts."""
 
     def files(self, folder: str) -> dict[str, str]:
         """Returns the labelled files of a folder by split, found by their usual names. InputError if there are none."""
@@ -43,10 +51,10 @@ class TrainedTask(Protocol):
         `split` is a key of `files`; labels are ignored unless `labelled`; `columns` name the text columns.
         """
 
-    def given(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
+    def from_texts(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
         """Returns examples of texts, each with its pair or None. InputError if the task does not support them."""
 
-    def task(self, examples: Examples, left_out: LeftOut) -> Task:
+    def make_task(self, examples: Examples, left_out: LeftOut) -> Task:
         """Returns the task that scores and predicts the examples of each split."""
 
 
@@ -75,12 +83,12 @@ class TrainedText:
         self._check_pairs(path, examples[0].text_b is not None)
         return examples
 
-    def given(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
+    def from_texts(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
         self._check_pairs("the given text", any(pair is not None for pair in pairs))
         both = zip(texts, pairs, strict=True)
         return [TextExample(str(number), text, pair, None) for number, (text, pair) in enumerate(both)]
 
-    def task(self, examples: Examples, left_out: LeftOut) -> Task:
+    def make_task(self, examples: Examples, left_out: LeftOut) -> Task:
         positive = choose_positive_label(self.record["positive_label"], self.classes)
         return own_text_task(self.classes, examples, self.encoding, self._fields(), positive, left_out)
 
@@ -121,7 +129,7 @@ class TrainedGlue(TrainedText):
             examples = [example for example in examples if example.label is not None]
         return examples
 
-    def task(self, examples: Examples, left_out: LeftOut) -> Task:
+    def make_task(self, examples: Examples, left_out: LeftOut) -> Task:
         task = self.glue_task
         return TextTask(
             self.record["name"], task.labels, task.metrics, task.main_metric, examples, self.encoding, glue_task=task,
@@ -147,14 +155,14 @@ class TrainedChoice:
         self._check_endings(path, len(examples[0].endings))
         return examples
 
-    def given(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
+    def from_texts(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
         examples = []
         for number, (text, endings) in enumerate(zip(texts, pairs, strict=True)):
             self._check_endings("the given pair", 0 if endings is None or isinstance(endings, str) else len(endings))
             examples.append(ChoiceExample(str(number), text, "", tuple(endings), None))
         return examples
 
-    def task(self, examples: Examples, left_out: LeftOut) -> Task:
+    def make_task(self, examples: Examples, left_out: LeftOut) -> Task:
         return choice.ChoiceTask(examples, self.encoding, left_out)
 
     def _check_endings(self, where: str, count: int) -> None:
@@ -181,7 +189,7 @@ class TrainedNer:
             if len(columns) > 1:
                 raise InputError(f"--text {' '.join(columns)}: expected 1 column for a tagger, got {len(columns)}")
             examples, _ = read_texts(path, bad_rows, fields=TextFields(tuple(columns)), labelled=False)
-            return self.given([example.text_a for example in examples], [])
+            return self.from_texts([example.text_a for example in examples], [])
         if not labelled and not conll.is_conll(path):
             log.info("%s: reading plain text, one sentence per line; rename it to .conll to read it as columns", path)
             return conll.read_plain(path, bad_rows)
@@ -193,12 +201,12 @@ class TrainedNer:
             bad_rows.add(path, None, BadLabel(problem + ", ".join(sorted(unknown)), UNKNOWN_LABEL))
         return sentences
 
-    def given(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
+    def from_texts(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
         if any(pair is not None for pair in pairs):
             raise InputError("pair: a tagger does not support pairs of texts; omit the pair")
         return [conll.split_words(text, number) for number, text in enumerate(texts)]
 
-    def task(self, examples: Examples, left_out: LeftOut) -> Task:
+    def make_task(self, examples: Examples, left_out: LeftOut) -> Task:
         record = self.record
         return ner.NerTask(
             examples, tuple(record["tags"]), self.encoding, record["document_context"], left_out
@@ -234,13 +242,13 @@ class TrainedSquad:
                 _add_missing(path, bad_rows, f"{len(unanswered)} questions without an answer, such as {unanswered[0]}")
         return questions
 
-    def given(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
+    def from_texts(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
         if not all(isinstance(pair, str) for pair in pairs):
             raise InputError("pair: expected a paragraph as the pair of each question")
         both = zip(texts, pairs, strict=True)
         return [Question(str(number), "", text, pair, ()) for number, (text, pair) in enumerate(both)]
 
-    def task(self, examples: Examples, left_out: LeftOut) -> Task:
+    def make_task(self, examples: Examples, left_out: LeftOut) -> Task:
         record = self.record
         return SquadTask(
             (), examples, self.encoding, version_2=self.version_2, doc_stride=record["doc_stride"],
