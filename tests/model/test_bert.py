@@ -233,7 +233,7 @@ def products(jaxpr: core.Jaxpr) -> int:
 @pytest.mark.parametrize("scan_layers", [True, False])
 def test_gathered_layers_are_gathered_again_and_recompute_no_product(scan_layers):
     """Without a name an activation would be recomputed, by products if it comes from one; see `REMAT_POLICIES`."""
-    batch = make_batch(rows=2, length=24)
+    batch = make_device_batch(rows=2, length=24)
     graph, parameters = initialize(SMALL, jax.random.key(0), scan_layers=scan_layers)
 
     def gather_layer(layer: dict) -> dict:  # to arrays that no parameter has
