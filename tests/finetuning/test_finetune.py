@@ -220,20 +220,23 @@ def test_a_resumed_run_ends_as_if_never_stopped(run: Path, checkpoint: Path, tas
 
 
 @pytest.mark.long
-def test_a_killed_and_resumed_process_ends_as_if_never_stopped(run: Path, checkpoint: Path, task: Path, tmp_path: Path):
-    command = helpers.command("finetune", "--config=finetune/text", f"--workdir={tmp_path}", *flags(checkpoint, task))
-    process = child_processes.start(command, env=helpers.child_environment(), stderr=subprocess.PIPE, text=True)
+def test_a_killed_and_resumed_process_ends_as_if_never_stopped(checkpoint: Path, task: Path, tmp_path: Path):
+    killed, straight = (
+        helpers.command("finetune", "--config=finetune/text", f"--workdir={tmp_path / name}", *flags(checkpoint, task))
+        for name in ("killed", "straight")
+    )
+    process = child_processes.start(killed, env=helpers.child_environment(), stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
-    while not (tmp_path / "checkpoints" / "20").exists():
+    while not (tmp_path / "killed" / "checkpoints" / "20").exists():
         assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    done = child_processes.run(command, env=helpers.child_environment(), timeout=200)
+    done, _ = (child_processes.run(line, env=helpers.child_environment(), timeout=200) for line in (killed, straight))
     assert done.returncode == 0, done.stderr
     assert re.search(r"Resum\w+ from step \d+", done.stderr)
-    assert_same_outcome(tmp_path, run)
+    assert_same_outcome(tmp_path / "killed", tmp_path / "straight")
     assert json.loads(done.stdout)["dev"]["accuracy"] > 0.9
 
 
