@@ -4,7 +4,7 @@
 
 Parameters: 4,433,468 with 30,522 pieces, 1,552,898 with 8,192.
 Tokens: 40,960,000 (20,000 steps x 16 sequences x 128).
-Hardware, time: made for three quarters of an hour on two CPU cores.
+Hardware, time: not yet run in one phase; made for three quarters of an hour on two CPU cores.
 Score to expect: `benchmarks/reference_cpu.py`, which sees as many tokens, two fifths of them in sequences of 32, ended
 at an MLM loss of 4.09 (unigram baseline 6.96) and an NSP accuracy of 91.0% on English Wikipedia and books, with 8,192
 pieces. The README has its curve. This schedule, in one phase, stays on the first plateau for longer.
