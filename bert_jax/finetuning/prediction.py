@@ -6,13 +6,12 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from bert_jax.finetuning.inputs.batching import Rows, in_order, padded_length
 from bert_jax.model.bert import Parameters
-from bert_jax.parallel.fsdp import gather_model, manual_spec, shard_map_over_batch
 from bert_jax.parallel.host_batches import put_batch, rows_here
-from bert_jax.parallel.sharding import batch_sharding
+from bert_jax.parallel.sharding import batch_mesh_axes, make_forward_step
 from bert_jax.text.tokenization import WordPieceTokenizer
 
 
@@ -20,20 +19,8 @@ def make_predict_step(
     mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters
 ) -> Callable[[Parameters, Mapping[str, Any]], jax.Array]:
     """Returns the jitted `(parameters, batch) -> outputs` of a batch [1, B, ...]; outputs are replicated."""
-
-    def row_outputs(parameters: Parameters, rows: Mapping[str, jax.Array]) -> jax.Array:
-        return gather_model(graph, parameters, shardings, jax.numpy.float32)(rows)
-
-    def predict_step(parameters: Parameters, batch: Mapping[str, jax.Array]) -> jax.Array:
-        specs = jax.tree.map(manual_spec, shardings), PartitionSpec("batch")
-        rows = jax.tree.map(lambda entry: entry[0], batch)
-        return shard_map_over_batch(row_outputs, mesh, specs, PartitionSpec("batch"))(parameters, rows)
-
-    return jax.jit(
-        predict_step,
-        in_shardings=(shardings, batch_sharding(mesh)),
-        out_shardings=NamedSharding(mesh, PartitionSpec()),
-    )
+    sharded = PartitionSpec(batch_mesh_axes(mesh))
+    return make_forward_step(mesh, graph, shardings, lambda model, rows: model(rows), sharded)
 
 
 class Predictor:
