@@ -11,43 +11,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from bert_jax.batch import Batch, map_arrays
 from bert_jax.config import ConfigDict
 from bert_jax.finetuning.inputs.batching import EncodedExamples, in_order
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import Parameters
-from bert_jax.parallel.fsdp import gather_model, manual_spec, shard_map_over_batch
 from bert_jax.parallel.host_batches import put_batch, rows_here
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.parallel.sharding import batch_sharding, parameter_shardings
+from bert_jax.parallel.sharding import batch_mesh_axes, make_forward_step, parameter_shardings
 from bert_jax.text.sequences import padded_length
 from bert_jax.text.tokenization import WordPieceTokenizer
 from bert_jax.training.checkpointing.checkpoints import Checkpoint
 
 Forward = Callable[[Any, Batch[jax.Array]], jax.Array]
 """Maps a model and a batch to outputs [B, ...], or [B, L, ...] per token."""
-
-
-def make_forward_step(
-    mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters, forward: Forward
-) -> Callable[[Parameters, Batch[Any]], jax.Array]:
-    """Returns the jitted `(parameters, batch) -> outputs` of a batch [1, B, ...]; outputs are replicated."""
-
-    def row_outputs(parameters: Parameters, rows: Batch[jax.Array]) -> jax.Array:
-        return forward(gather_model(graph, parameters, shardings, jnp.float32), rows)
-
-    def forward_step(parameters: Parameters, batch: Batch[jax.Array]) -> jax.Array:
-        specs = jax.tree.map(manual_spec, shardings), PartitionSpec("batch")
-        rows = jax.tree.map(lambda entry: entry[0], batch)
-        return shard_map_over_batch(row_outputs, mesh, specs, PartitionSpec("batch"))(parameters, rows)
-
-    return jax.jit(
-        forward_step,
-        in_shardings=(shardings, batch_sharding(mesh)),
-        out_shardings=NamedSharding(mesh, PartitionSpec()),
-    )
 
 
 class Predictor:
@@ -59,7 +38,8 @@ class Predictor:
     ):  # fmt: skip
         """Builds the step. The devices divide `batch_size` examples; sequences have at most `max_seq_len` tokens."""
         self._mesh, self._tokenizer = mesh, tokenizer
-        self._step = make_forward_step(mesh, graph, shardings, forward)
+        outputs = PartitionSpec(batch_mesh_axes(mesh))
+        self._step = make_forward_step(mesh, graph, shardings, forward, outputs)
         self._batch_size, self._max_seq_len = batch_size, max_seq_len
 
     def outputs(

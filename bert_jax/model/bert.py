@@ -11,14 +11,7 @@ from bert_jax.batch import Batch
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.dropout import dropout, row_keys, split_keys
 from bert_jax.model.encoder import Encoder, GatherLayer
-from bert_jax.model.layers import (
-    Key,
-    LayerNorm,
-    activation,
-    bias,
-    parameter,
-    truncated_normal,
-)
+from bert_jax.model.layers import Key, LayerNorm, activation, bias, parameter, truncated_normal
 
 Parameters = dict[str, Any]
 """A nested dict of arrays: the model's parameters by attribute name."""
@@ -44,14 +37,9 @@ class Embeddings(nnx.Module):
         self.dropout_rate = config.hidden_dropout_prob
 
     def __call__(
-        self,
-        input_ids: jax.Array,
-        token_type_ids: jax.Array,
-        positions: jax.Array,
-        *,
-        dtype: jnp.dtype,
+        self, input_ids: jax.Array, token_type_ids: jax.Array, positions: jax.Array, *, dtype: jnp.dtype,
         key: Key | None,
-    ) -> jax.Array:
+    ) -> jax.Array:  # fmt: skip
         """Maps three int32 [B, L] to [B, L, D] of `dtype`."""
         # A gather, not a one-hot product: its gradient is a scatter-add, 15 times cheaper on a CPU.
         x = self.word[...][input_ids] + self.position[...][positions] + self.token_type[...][token_type_ids]
@@ -140,13 +128,9 @@ class BertForPreTraining(nnx.Module):
         self.dtype = dtype
 
     def encode(
-        self,
-        batch: Batch[jax.Array],
-        key: Key | None = None,
-        *,
-        all_hidden_states: bool = False,
+        self, batch: Batch[jax.Array], key: Key | None = None, *, all_hidden_states: bool = False,
         gather_layer: GatherLayer | None = None,
-    ) -> tuple[jax.Array, jax.Array | None]:
+    ) -> tuple[jax.Array, jax.Array | None]:  # fmt: skip
         """Encodes `input_ids, token_type_ids, positions, sequence_ids`, int32 [B, L], to [B, L, D].
 
         A key, or one key per row [B], turns dropout on. With `all_hidden_states` it also returns every hidden state

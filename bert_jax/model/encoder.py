@@ -1,27 +1,19 @@
-"""The encoder: post-LN Transformer layers, their parameters stacked on a leading axis and scanned over."""
+"""The encoder: self-attention, feed-forward and post-LN layers, their parameters stacked and scanned over."""
 
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from bert_jax.model.attention import SelfAttention
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.dropout import dropout
-from bert_jax.model.layers import (
-    Key,
-    LayerNorm,
-    activation,
-    bias,
-    dense,
-    parameter,
-    rematerialized,
-    truncated_normal,
-)
-from bert_jax.model.workarounds import weight_einsum
+from bert_jax.model.dropout import drop, dropout, dropout_mask
+from bert_jax.model.fused_attention import cudnn_attention, splash_attention
+from bert_jax.model.layers import Key, LayerNorm, activation, bias, dense, parameter, rematerialized, truncated_normal
+from bert_jax.model.workarounds import softmax, weight_einsum
 
 _NAMES = (
     "qkv", "attention_context", "fused_attention", "dropout_mask", "norm_input", "norm_scale", "norm_output",
@@ -38,6 +30,96 @@ REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # save products with weights
     "full": jax.checkpoint_policies.nothing_saveable,  # save only the input of each layer
 }
+
+ATTENTIONS = ("xla", "splash", "cudnn")
+"""Implementations of attention: products that the compiler fuses, or a fused TPU or GPU kernel without dropout."""
+
+
+def attention_mask(sequence_ids: jax.Array, *, causal: bool = False) -> jax.Array:
+    """Returns the attention mask, bool [B, L, L]: each position attends to the positions of its own sequence.
+
+    With `causal` it attends only up to itself. Sequences packed into one row do not see each other, and no real token
+    sees padding (sequence 0). Padding sees padding: it is never read, and every row of the softmax stays defined.
+    """
+    mask = sequence_ids[:, :, None] == sequence_ids[:, None, :]
+    if causal:
+        column = jnp.arange(sequence_ids.shape[1])
+        mask &= column[:, None] >= column
+    return mask
+
+
+class SelfAttention(nnx.Module):
+    """Self-attention softmax(q k / sqrt(H)) v with elementwise dropout on the probabilities, and the projection."""
+
+    def __init__(self, config: BertConfig, *, key: Key, stack: tuple[int, ...], attention: str = "xla"):
+        """Initializes the weights. Raises ValueError if the config asks for dropout and the kernel does not support it.
+
+        Args:
+          config: the sizes.
+          key: of the initial values.
+          stack: leading axes of each parameter, (layers,) in an encoder.
+          attention: one of `ATTENTIONS`; fused kernels recompute [L, L] arrays in the backward pass.
+        """
+        if attention != "xla" and config.attention_probs_dropout_prob:
+            raise ValueError(
+                f"attention={attention}: does not support dropout, got attention_probs_dropout_prob="
+                f"{config.attention_probs_dropout_prob}; set it to 0"
+            )
+        inputs, output = jax.random.split(key)
+        size, heads, head, std = (
+            config.hidden_size, config.num_attention_heads, config.head_size, config.initializer_range,
+        )  # fmt: skip
+        # Axis "qkv" stacks three tensors of the paper in one. Per-tensor operations work on its slices.
+        self.qkv_kernel = parameter(
+            truncated_normal(inputs, (*stack, size, 3, heads, head), std), "layers", "embed", "qkv", "heads", "head",
+            compute_cast=True,
+        )  # fmt: skip
+        self.qkv_bias = bias((*stack, 3, heads, head), "layers", "qkv", "heads", "head")
+        self.output_kernel = parameter(
+            truncated_normal(output, (*stack, heads, head, size), std), "layers", "heads", "head", "embed",
+            compute_cast=True,
+        )  # fmt: skip
+        self.output_bias = bias((*stack, size), "layers", "embed")
+        self.dropout_rate = config.attention_probs_dropout_prob
+        self.causal = config.is_decoder
+        self.attention = attention
+
+    def visibility(self, sequence_ids: jax.Array) -> jax.Array:
+        """Returns the attention mask bool [B, L, L], or sequence ids int32 [B, L] for kernels that compare them.
+
+        Expects `sequence_ids` int32 [B, L].
+        """
+        return sequence_ids if self.attention == "splash" else attention_mask(sequence_ids, causal=self.causal)
+
+    def __call__(self, x: jax.Array, visibility: jax.Array, key: Key | None) -> jax.Array:
+        """Maps x [B, L, D] and the result of `visibility` to [B, L, D]."""
+        qkv = checkpoint_name(dense("td,dcnh->tcnh", x, self.qkv_kernel, self.qkv_bias), "qkv")
+        q, k, v = (qkv[:, :, i] for i in range(3))
+        if self.attention == "splash":
+            context = splash_attention((q, k, v), visibility, causal=self.causal)
+        elif self.attention == "cudnn":
+            context = cudnn_attention((q, k, v), visibility)
+        else:
+            context = _attend((q, k, v), visibility, key, self.dropout_rate)
+        context = checkpoint_name(context, "attention_context")
+        return dense("tnh,nhd->td", context, self.output_kernel, self.output_bias)
+
+
+def _attend(
+    qkv: tuple[jax.Array, jax.Array, jax.Array], mask: jax.Array, key: Key | None, dropout_rate: float
+) -> jax.Array:
+    """Maps q, k, v [B, L, N, H] and a mask bool [B, L, L] to the context [B, L, N, H]."""
+    q, k, v = qkv
+    q = q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype)
+    scores = jnp.einsum("blnh,bmnh->bnlm", q, k, preferred_element_type=jnp.float32)
+    probabilities = softmax(jnp.where(mask[:, None], scores, jnp.finfo(jnp.float32).min), v.dtype)
+    keep = checkpoint_name(dropout_mask(probabilities.shape, dropout_rate, key), "attention_dropout_mask")
+
+    @rematerialized
+    def weigh(probabilities: jax.Array, keep: jax.Array | None, v: jax.Array) -> jax.Array:
+        return jnp.einsum("bnlm,bmnh->blnh", drop(probabilities, keep, dropout_rate), v)
+
+    return weigh(probabilities, keep, v)
 
 
 class FeedForward(nnx.Module):
@@ -77,14 +159,7 @@ GatherLayer = Callable[[dict[str, Any]], dict[str, Any]]
 class Layer(nnx.Module):
     """One Transformer layer. With `stack` it holds the stacked parameters of many layers; it runs on one slice."""
 
-    def __init__(
-        self,
-        config: BertConfig,
-        *,
-        key: Key,
-        stack: tuple[int, ...],
-        attention: str = "xla",
-    ):
+    def __init__(self, config: BertConfig, *, key: Key, stack: tuple[int, ...], attention: str = "xla"):
         attention_key, feed_forward = jax.random.split(key)
         self.attention = SelfAttention(config, key=attention_key, stack=stack, attention=attention)
         self.attention_norm = LayerNorm(config.hidden_size, config.layer_norm_eps, stack=stack)
@@ -117,14 +192,9 @@ class Encoder(nnx.Module):
         self.scan_layers = scan_layers
 
     def __call__(
-        self,
-        x: jax.Array,
-        sequence_ids: jax.Array,
-        key: Key | None,
-        *,
-        all_hidden_states: bool = False,
+        self, x: jax.Array, sequence_ids: jax.Array, key: Key | None, *, all_hidden_states: bool = False,
         gather_layer: GatherLayer | None = None,
-    ) -> tuple[jax.Array, jax.Array | None]:
+    ) -> tuple[jax.Array, jax.Array | None]:  # fmt: skip
         """Maps x [B, L, D] and sequence_ids [B, L] to the last layer's output [B, L, D].
 
         With `all_hidden_states` it also returns the outputs of all layers [layers, B, L, D]. `gather_layer` is applied

@@ -12,8 +12,7 @@ from bert_jax.config import ConfigDict, flatten
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
-from bert_jax.model.attention import ATTENTIONS
-from bert_jax.model.encoder import REMAT_POLICIES
+from bert_jax.model.encoder import ATTENTIONS, REMAT_POLICIES
 from bert_jax.model.fused_attention import CUDNN_HEADS, SPLASH_LENGTHS
 from bert_jax.tracking.profiling import parse_steps
 from bert_jax.training.checkpointing.checkpoints import Checkpoint

@@ -95,9 +95,8 @@ def describe_state(
     abstract = jax.eval_shape(make, key_data(seed))
     replicated = NamedSharding(mesh, PartitionSpec())
     sharded_parameters = parameter_shardings(mesh, info)
-    trained, moments = drop_parts(frozen, shapes), drop_parts(frozen, sharded_parameters)
-    if zero1:
-        moments = shard_along_data(trained, moments)
+    trained, moments = (drop_parts(frozen, tree) for tree in (shapes, sharded_parameters))
+    moments = shard_along_data(trained, moments) if zero1 else moments
     shardings = TrainState(
         step=replicated,
         parameters=sharded_parameters,

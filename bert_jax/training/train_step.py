@@ -15,17 +15,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bert_jax.batch import Batch
 from bert_jax.model.bert import Parameters
 from bert_jax.model.dropout import row_keys
-from bert_jax.parallel.fsdp import (
+from bert_jax.parallel.host_batches import put_everywhere
+from bert_jax.parallel.sharding import (
     batch_mesh_axes,
+    batch_sharding,
     gather_model,
+    make_forward_step,
     manual_spec,
     mark_varying,
     reduce_gradients,
     shard_map_over_batch,
     varying_zeros,
 )
-from bert_jax.parallel.host_batches import put_everywhere
-from bert_jax.parallel.sharding import batch_sharding
 from bert_jax.training import objectives
 from bert_jax.training.objectives import Objective
 from bert_jax.training.state import StateSpec, TrainState, key_data
@@ -128,7 +129,7 @@ def make_train_step(
         shape = entries["input_ids"].shape[:2]
         rows = jnp.arange(math.prod(shape)).reshape(shape)  # of the global batch, for any number of microbatches
         specs, moment_specs = (jax.tree.map(manual_spec, tree) for tree in (shardings, spec.moments))
-        sharded, replicated = PartitionSpec(None, "batch"), PartitionSpec()
+        sharded, replicated = PartitionSpec(None, batch_mesh_axes(mesh)), PartitionSpec()
         gradients, metrics = shard_map_over_batch(
             local_gradients, mesh, (specs, sharded, sharded, replicated, replicated), (moment_specs, replicated)
         )(state.parameters, entries, rows, key, objective.denominators(entries))
@@ -180,22 +181,12 @@ def make_eval_step(
     The batch also has `unigram_nats`.
     """
 
-    def local_sums(parameters: Parameters, rows: Batch[jax.Array]) -> dict[str, objectives.Sums]:
-        mlm_logits, nsp_logits = gather_model(graph, parameters, shardings, jnp.float32)(rows)
+    def sums(model: Any, rows: Batch[jax.Array]) -> dict[str, objectives.Sums]:
+        mlm_logits, nsp_logits = model(rows)
         numerators = objectives.pretraining_sums(mlm_logits, nsp_logits, rows)
         denominators = objectives.denominators(rows)
         numerators["unigram_loss"] = (rows["unigram_nats"] * rows["masked_weights"]).sum()
         denominators["unigram_loss"] = denominators["mlm_loss"]
-        sums = {"numerators": numerators, "denominators": denominators}
-        return jax.lax.psum(sums, batch_mesh_axes(mesh))
+        return jax.lax.psum({"numerators": numerators, "denominators": denominators}, batch_mesh_axes(mesh))
 
-    def eval_step(parameters: Parameters, batch: Batch[jax.Array]) -> dict[str, objectives.Sums]:
-        specs = jax.tree.map(manual_spec, shardings), PartitionSpec("batch")
-        rows = jax.tree.map(lambda entry: entry[0], batch)
-        return shard_map_over_batch(local_sums, mesh, specs, PartitionSpec())(parameters, rows)
-
-    return jax.jit(
-        eval_step,
-        in_shardings=(shardings, batch_sharding(mesh)),
-        out_shardings=NamedSharding(mesh, PartitionSpec()),
-    )
+    return make_forward_step(mesh, graph, shardings, sums, PartitionSpec())

@@ -10,8 +10,8 @@ from flax import nnx
 from jax.extend import core
 from support.batches import make_device_batch
 
-from bert_jax.model import BertConfig, abstract_parameters, attention, initialize
-from bert_jax.model.attention import attention_mask
+from bert_jax.model import BertConfig, abstract_parameters, encoder, initialize
+from bert_jax.model.encoder import attention_mask
 from bert_jax.model.fused_attention import splash_attention
 
 LENGTH = 128
@@ -34,11 +34,11 @@ def packed(length: int = LENGTH) -> np.ndarray:
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(attention, "splash_attention", functools.partial(splash_attention, interpret=True))
+    monkeypatch.setattr(encoder, "splash_attention", functools.partial(splash_attention, interpret=True))
 
 
 def xla_attention(qkv, sequence_ids, causal):
-    return attention._attend(qkv, attention_mask(sequence_ids, causal=causal), None, 0.0)
+    return encoder._attend(qkv, attention_mask(sequence_ids, causal=causal), None, 0.0)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["both_ways", "causal"])

@@ -17,7 +17,7 @@ from bert_jax.config import ConfigDict, load_config
 from bert_jax.errors import InputError
 from bert_jax.inference import pretrained
 from bert_jax.inference.features import extract
-from bert_jax.model import BertConfig, abstract_parameters, attention
+from bert_jax.model import BertConfig, abstract_parameters, encoder
 from bert_jax.model.fused_attention import cudnn_attention, splash_attention
 from bert_jax.parallel.host_batches import put_batch
 from bert_jax.parallel.mesh import make_mesh
@@ -53,7 +53,7 @@ def interpret_splash(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         shapes.append(qkv[0].shape)
         return splash_attention(qkv, sequence_ids, causal=causal, interpret=True)
 
-    monkeypatch.setattr(attention, "splash_attention", interpreted)
+    monkeypatch.setattr(encoder, "splash_attention", interpreted)
     return shapes
 
 
