@@ -1,4 +1,6 @@
-"""A BERT of any size, named, or by layers, hidden size and, if it is not a head for each 64, heads.
+"""BERT of any size: a name such as `base`, or layers and hidden size such as `L4_H256`.
+
+`_A3` adds the number of attention heads, by default one for every 64 of the hidden size.
 
     bert-jax pretrain --config=bert_base --workdir=runs/bert_base --config.data.path=DATASET
     bert-jax pretrain --config=bert:L4_H256 ...
