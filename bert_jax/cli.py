@@ -183,7 +183,8 @@ def _finetune(options: argparse.Namespace) -> None:
 
     with StopSignal() as stop:
         from bert_jax.config import load_config
-        from bert_jax.finetuning.finetune import finetune, unscored
+        from bert_jax.finetuning.finetune import finetune
+        from bert_jax.finetuning.results import unscored
         from bert_jax.finetuning.search import is_search, search
         from bert_jax.runtime.processes import is_first, joined_processes
         from bert_jax.tracking.metrics import finite_json

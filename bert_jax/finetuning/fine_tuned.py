@@ -15,10 +15,10 @@ from bert_jax.config import load_config
 from bert_jax.data.preparation.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.finetuning.finetune import RESULT_FILE, describe_result
 from bert_jax.finetuning.forward import LoadedModel, load_model
 from bert_jax.finetuning.inputs.batching import Encoding
 from bert_jax.finetuning.inputs.task_files import BadRows
+from bert_jax.finetuning.results import RESULT_FILE, describe_result
 from bert_jax.finetuning.task import Split
 from bert_jax.finetuning.task_kinds import TRAINED, Record, TrainedTask
 from bert_jax.model.task_heads import BertForTask, TaskHead

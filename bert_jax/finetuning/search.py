@@ -20,7 +20,9 @@ from etils import epath
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.finetuning.finetune import RESULT_FILE, check_same_run, finetune
+from bert_jax.finetuning.finetune import finetune
+from bert_jax.finetuning.results import RESULT_FILE
+from bert_jax.finetuning.resuming import check_same_run
 from bert_jax.finetuning.task_checks import check_config
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import shared_programs

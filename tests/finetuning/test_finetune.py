@@ -23,8 +23,9 @@ from bert_jax.cli import main
 from bert_jax.config import load_config
 from bert_jax.errors import InputError, Interrupted
 from bert_jax.finetuning.fine_tuned import evaluate_finetuned
-from bert_jax.finetuning.finetune import check_same_run, finetune
+from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.inputs.batching import epoch_of_batches
+from bert_jax.finetuning.resuming import check_same_run
 from bert_jax.inference.pretrained import fill_mask
 from bert_jax.model import initialize
 from bert_jax.model.task_heads import BertForTask, TaskHead
@@ -284,7 +285,7 @@ def test_a_run_from_before_sort_window_keeps_its_order(checkpoint: Path, tmp_pat
         return silent()
 
     monkeypatch.setattr(
-        "bert_jax.finetuning.finetune.epoch_of_batches",
+        "bert_jax.finetuning.batch_order.epoch_of_batches",
         lambda *of, window: windows.append(window) or epoch_of_batches(*of, window=window),
     )
     with pytest.raises(Interrupted):

@@ -11,9 +11,10 @@ from bert_jax.cli import main
 from bert_jax.config import ConfigDict, load_config
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.finetuning.fine_tuned import evaluate_finetuned
-from bert_jax.finetuning.finetune import check_same_run, finetune
+from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.forward import Predictor
 from bert_jax.finetuning.inputs.batching import Encoding
+from bert_jax.finetuning.resuming import check_same_run
 from bert_jax.finetuning.task_kinds import TASKS
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 

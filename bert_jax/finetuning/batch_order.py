@@ -1,0 +1,71 @@
+"""Order of batches in fine-tuning: which examples a step trains on, and how long its rows are."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from bert_jax.batch import HostBatch, map_arrays
+from bert_jax.config import ConfigDict
+from bert_jax.data.hashing import key_from
+from bert_jax.errors import InputError
+from bert_jax.finetuning.inputs.batching import EncodedExamples, epoch_of_batches
+from bert_jax.model import BertConfig
+from bert_jax.model.task_heads import TaskHead
+from bert_jax.text.sequences import padded_length
+from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.tracking.flops import finetuning_flops
+from bert_jax.tracking.throughput import StepWork
+
+
+@dataclass
+class BatchOrder:
+    """Maps a step to the examples of its batch: a pure function of (encoded examples, config, step)."""
+
+    encoded: EncodedExamples
+    config: ConfigDict
+
+    def __post_init__(self) -> None:
+        if not len(self.encoded):
+            raise InputError("task.train: expected at least 1 training example, got 0")
+        self._lengths = self.encoded.lengths()
+        self.steps_an_epoch = -(-len(self.encoded) // self.config.global_batch_size)
+        self.total_steps = self.config.num_epochs * self.steps_an_epoch
+        self._epochs: dict[int, list[np.ndarray]] = {}
+        parts = [key_from(*sequence.input_ids, sequence.first_length) for sequence in self.encoded.sequences]
+        labels = (
+            [np.asarray(label).tolist() for label in self.encoded.labels] if self.encoded.labels is not None else []
+        )
+        self.hash = f"{key_from(*parts, *labels):016x}"  # equal for equal training data
+
+    def examples(self, step: int) -> np.ndarray:
+        """Returns the indices (int64) of the examples of the batch that follows `step` steps."""
+        epoch, place = divmod(step, self.steps_an_epoch)
+        if epoch not in self._epochs:
+            batches = epoch_of_batches(
+                self.encoded, self.config.global_batch_size, self.config.seed, epoch,
+                window=self.config.data.get("sort_window"),
+            )  # fmt: skip
+            self._epochs = {**dict(list(self._epochs.items())[-1:]), epoch: batches}
+        return self._epochs[epoch][place]
+
+    def seq_len(self, step: int) -> int:
+        """Returns the padded length, in tokens, of that batch."""
+        return padded_length(int(self._lengths[self.examples(step)].max()), self.config.task.max_seq_len)
+
+    def batch(self, step: int, rows: np.ndarray, tokenizer: WordPieceTokenizer) -> HostBatch:
+        """Returns the rows `rows` of that batch: the part of one process."""
+        batch = self.encoded.batch(self.examples(step), self.seq_len(step), self.config.global_batch_size, tokenizer)
+        return map_arrays(lambda entry: entry[rows], batch)
+
+
+def work_of_steps(model: BertConfig, head: TaskHead, order: BatchOrder) -> Callable[[int], StepWork]:
+    """Maps a step to its work, which depends on the padded length of its batch."""
+
+    def step_work(step: int) -> StepWork:
+        examples, seq_len = order.examples(step - 1), order.seq_len(step - 1)
+        rows = order.config.global_batch_size * order.encoded.group
+        flops = rows * finetuning_flops(model, head, seq_len)
+        return StepWork(float(len(examples)), float(rows * seq_len), None, flops)
+
+    return step_work

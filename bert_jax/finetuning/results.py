@@ -1,0 +1,67 @@
+"""Results of a fine-tuning run: `result.json`, and what is not scored."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bert_jax.files import remote
+from bert_jax.finetuning.task import Split, Task
+from bert_jax.training.checkpointing.checkpoint_folders import newest_step
+
+RESULT_FILE = "result.json"
+PREDICTIONS = "predictions"
+
+
+@dataclass(frozen=True)
+class Final:
+    """Outputs and scores of the last step's evaluation, by split, reused at the end of the run."""
+
+    outputs: dict[str, list[np.ndarray]]
+    scores: dict[str, dict[str, float]]
+
+
+def scoring_warnings(splits: Sequence[Split]) -> list[str]:
+    """Returns warnings for the start of a run: no split can be scored, or some rows cannot."""
+    scored = [split for split in splits if split.score is not None]
+    if not scored:
+        return ["No split has labels, so that nothing is scored; set task.dev to a labelled file"]
+    return [
+        f"Split {split.name}: {sum(split.left_out.values())} rows are not scored ({_listed(split.left_out)}), "
+        f"{split.scorable} are scored"
+        for split in scored if split.left_out
+    ]  # fmt: skip
+
+
+def unscored(workdir: str) -> dict[str, Any]:
+    """Returns the outcome of a finished run without scores, as JSON: `checkpoint`, `step`, reason in `not_scored`."""
+    newest = newest_step(remote.absolute(workdir))
+    assert newest is not None
+    return {
+        "checkpoint": str(newest), "step": int(newest.name), "scores": {},
+        "not_scored": "no split has labels; task.dev names a file with labels",
+    }  # fmt: skip
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
+
+
+def describe_result(
+    task: Task, splits: Sequence[Split], step: int, scores: Mapping[str, Mapping[str, float]]
+) -> dict[str, Any]:
+    """Returns the contents of `result.json`.
+
+    Keys: `task`, `main_metric`, `step`, `scores` by split, and `rows`: for each scored split the number `scored` and
+    the numbers `left_out` (skipped) by reason. If `f1` is that of one of two labels, also `positive_label`.
+    """
+    rows = {
+        split.name: {"scored": split.scorable, "left_out": dict(split.left_out)}
+        for split in splits if split.name in scores
+    }  # fmt: skip
+    positive = {} if task.positive_label is None else {"positive_label": task.positive_label}
+    return {
+        "task": task.name, "main_metric": task.main_metric, **positive, "step": step, "scores": dict(scores),
+        "rows": rows,
+    }  # fmt: skip

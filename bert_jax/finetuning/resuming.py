@@ -1,0 +1,87 @@
+"""Resuming of a fine-tuning run: a workdir belongs to one run, whose config may change only in some keys."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etils import epath
+
+from bert_jax.config import ConfigDict, flatten, load_config
+from bert_jax.data.preparation.tfds_corpus import is_tfds
+from bert_jax.errors import InputError
+from bert_jax.files import remote
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, newest_intact
+
+log = logging.getLogger(__name__)
+
+# Keys that may change when a run resumes.
+CHANGEABLE = (
+    "log_every_steps", "eval_batch_size", "max_nonfinite_steps", "gradient_accumulation", "mesh.", "attention",
+    "remat", "gradient_reduce_dtype", "scan_layers", "checkpoint.", "profile.", "stall_", "data.path", "init",
+)  # fmt: skip
+NEW_KEYS = ("data.sort_window",)
+"""Keys that runs of earlier versions lack: such a run resumes without them."""
+
+
+def claim(folder: epath.Path, config: ConfigDict, dataset_hash: str) -> Checkpoint | None:
+    """Returns the newest checkpoint of a workdir, None for a new one. InputError if it holds another run."""
+    before = newest_intact(folder)
+    if before is None:
+        return None
+    if before.task is None:
+        raise InputError(f"--workdir={folder}: holds a pre-training run; choose another folder")
+    check_same_run(folder, before.config, config, sources=("init",))
+    if before.dataset_hashes != (dataset_hash,):
+        raise InputError(
+            f"--workdir={folder}: its run was trained on other examples than those of data.path={config.data.path}; "
+            "choose another folder"
+        )
+    return before
+
+
+def without_new_keys(config: ConfigDict, before: Mapping[str, Any] | None) -> ConfigDict:
+    """Returns `config` without the `NEW_KEYS` that the resumed run lacks.
+
+    The run's new checkpoints lack them, too, so that the next start resumes in the same way.
+    """
+    if before is None or not (lacking := set(NEW_KEYS) - dict(flatten(ConfigDict(before))).keys()):
+        return config
+    log.info("Resuming a run that started without %s: its batch order does not change", ", ".join(lacking))
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+        for parent, name in (key.split(".") for key in lacking):
+            del config[parent][name]
+    return config
+
+
+def check_same_run(
+    folder: epath.Path, before: Mapping[str, Any], config: ConfigDict, *, sources: Sequence[str] = ()
+) -> None:
+    """Raises InputError if the config differs from that of the run in `folder`, except in `CHANGEABLE` keys.
+
+    `sources` are keys of paths that may change only if the old path no longer exists, because it was moved.
+    """
+    # A key that the run lacks stands for its default, so that a run of an earlier version resumes. `NEW_KEYS` do not:
+    # a run without them differs from a run with their default.
+    defaults = dict(flatten(load_config("finetune/default", keys_of="finetune/default")))
+    old = {key: value for key, value in defaults.items() if key not in NEW_KEYS} | dict(flatten(ConfigDict(before)))
+    new = dict(flatten(config))
+    old = {key: list(value) if isinstance(value, tuple) else value for key, value in old.items()}
+    new = {key: list(value) if isinstance(value, tuple) else value for key, value in new.items()}  # as JSON has it
+    changed = [
+        f"{key} {old.get(key)!r} -> {new[key]!r}" for key in new
+        if old.get(key) != new[key]
+        and (key in old or key not in NEW_KEYS)
+        and (_is_elsewhere(old.get(key), new[key]) if key in sources else not key.startswith(CHANGEABLE))
+    ]  # fmt: skip
+    if changed:
+        raise InputError(
+            f"--workdir={folder}: holds a run with another config ({'; '.join(changed)}); choose another folder"
+        )
+
+
+def _is_elsewhere(before: str | None, now: str) -> bool:
+    """Returns True if the old path still exists and is not the new path."""
+    if not before or is_tfds(before):
+        return bool(before)
+    return remote.exists(remote.parse_path(before)) and remote.absolute(before) != remote.absolute(now)
