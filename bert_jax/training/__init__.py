@@ -1,1 +1,1 @@
-"""Training: optimizer, sharding, the step, checkpoints, metrics, evaluation and the loop that ties them."""
+"""Pre-training: objectives, optimizer, state, step, loop, phases, evaluation and checkpoints."""
