@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from bert_jax.config import ConfigDict, flatten
+from bert_jax.config import ConfigDict, flatten, load_config
 from bert_jax.data.loading.masking import Masking
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
@@ -118,7 +118,11 @@ def _as_saved(value: Any) -> Any:
 
 
 def _differences(folder: epath.Path, old: Plan, new: Phase) -> dict[str, str]:
-    before, now = ({key: _as_saved(value) for key, value in flatten(plan.config)} for plan in (old, new))
+    defaults, saved, now = (
+        {key: _as_saved(value) for key, value in flatten(config)}
+        for config in (load_config("default"), old.config, new.config)
+    )
+    before = defaults | saved  # a key that a run of an earlier version lacks had the effect of its default
     keys = sorted(({*before} & {*now}) - {"phases"})
     changed = {key: f"{key} {before[key]!r} -> {now[key]!r}" for key in keys if before[key] != now[key]}
     refused = [key for key in changed if not key.startswith(CHANGEABLE)]

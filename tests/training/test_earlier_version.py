@@ -13,6 +13,7 @@ from etils import epath
 from support import helpers
 
 from bert_jax.data.dataset import PreparedDataset
+from bert_jax.errors import InputError
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training.evaluation import evaluate_checkpoint
 from bert_jax.training.pretrain import pretrain
@@ -29,6 +30,15 @@ def expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
 def test_dataset_and_checkpoint_of_an_earlier_version_give_its_evaluation(expected: dict):
     assert PreparedDataset("dataset").size("train") == 78
     assert evaluate_checkpoint("run", "dataset") == pytest.approx(expected["evaluation_of_step_3"], rel=1e-5)
+
+
+def test_key_that_an_earlier_version_lacks_counts_as_its_default(expected: dict):
+    saved = Path("run/checkpoints/3/config/metadata")
+    config = json.loads(saved.read_text())
+    del config["objective"]["static_masks"]
+    saved.write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"objective\.static_masks 0 -> 2"):
+        pretrain(helpers.small_config(Path("dataset"), **expected["config"], objective__static_masks=2), "run")
 
 
 def test_run_of_an_earlier_version_resumes_to_its_result(expected: dict):
