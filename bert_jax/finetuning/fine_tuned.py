@@ -20,7 +20,7 @@ from bert_jax.finetuning.inputs.batching import Encoding
 from bert_jax.finetuning.inputs.task_files import BadRows
 from bert_jax.finetuning.results import RESULT_FILE, describe_result
 from bert_jax.finetuning.task import Split
-from bert_jax.finetuning.task_kinds import TRAINED, Record, TrainedTask
+from bert_jax.finetuning.task_kinds import TASK_KINDS, Record, TrainedTask
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.progress import Bars, silent
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
@@ -45,11 +45,11 @@ def trained_task(found: Checkpoint) -> TrainedTask:
     """Returns the task of a fine-tuned checkpoint. InputError if it is not fine-tuned, or has an unknown task."""
     if found.task is None:
         raise InputError(f"{found.path}: not a fine-tuned checkpoint; give the --workdir of `bert-jax finetune`")
-    make = TRAINED.get(found.task["name"].partition("/")[0])
-    if make is None:
-        raise InputError(f"{found.path}: unknown task {found.task['name']!r}; expected one of {', '.join(TRAINED)}")
+    kind = TASK_KINDS.get(found.task["name"].partition("/")[0])
+    if kind is None:
+        raise InputError(f"{found.path}: unknown task {found.task['name']!r}; expected one of {', '.join(TASK_KINDS)}")
     last_position = found.bert_config.is_decoder
-    return make(_record(found), Encoding(found.tokenizer, found.task["max_seq_len"], last_position))
+    return kind.from_record(_record(found), Encoding(found.tokenizer, found.task["max_seq_len"], last_position))
 
 
 def _record(found: Checkpoint) -> Record:

@@ -27,7 +27,7 @@ from bert_jax.finetuning.results import PREDICTIONS, RESULT_FILE, Final, describ
 from bert_jax.finetuning.resuming import claim, without_new_keys
 from bert_jax.finetuning.task import Split, Task
 from bert_jax.finetuning.task_checks import check_config, check_head, model_of
-from bert_jax.finetuning.task_kinds import TASKS
+from bert_jax.finetuning.task_kinds import TASK_KINDS
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.parallel.host_batches import rows_here
@@ -94,7 +94,7 @@ def _finetune(
 
     # --- Data ----------------------------------------------------------------------------------------------------
     encoding = Encoding(before.tokenizer, config.task.max_seq_len, last_position=model.is_decoder)
-    task: Task = TASKS[config.task.kind](config, encoding)
+    task: Task = TASK_KINDS[config.task.kind].from_config(config, encoding)
     rows, splits = task.train(), task.splits()
     if needs_scores and not any(split.score for split in splits):
         raise InputError("task.dev: a search requires a labelled split to compare runs; set it to a labelled file")

@@ -6,7 +6,7 @@ from jax.sharding import Mesh
 
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.errors import InputError
-from bert_jax.finetuning.task_kinds import TASKS
+from bert_jax.finetuning.task_kinds import TASK_KINDS
 from bert_jax.model import BertConfig
 from bert_jax.model.layer_features import FEATURES, layers_needed
 from bert_jax.model.task_heads import TaskHead
@@ -32,7 +32,7 @@ def check_config(config: ConfigDict) -> None:
         lambda x: 0 <= x < 1, "in [0, 1)", "head.dropout", "optimizer.warmup_proportion",
         "model.hidden_dropout_prob", "model.attention_probs_dropout_prob",
     )  # fmt: skip
-    check(lambda x: x in TASKS, f"one of {', '.join(TASKS)}", "task.kind")
+    check(lambda x: x in TASK_KINDS, f"one of {', '.join(TASK_KINDS)}", "task.kind")
     if config.task.positive_label and config.task.kind != "text":
         raise InputError(
             f"task.positive_label={config.task.positive_label}: task.kind={config.task.kind} does not support it, only "

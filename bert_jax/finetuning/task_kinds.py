@@ -26,11 +26,6 @@ from bert_jax.text.sequences import TextExample
 
 log = logging.getLogger(__name__)
 
-TASKS: dict[str, Callable[[ConfigDict, Encoding], Task]] = {
-    "glue": glue_task, "text": own_task, "squad": squad_task, "choice": choice.choice_task, "ner": ner.ner_task,
-}  # fmt: skip
-"""Reads a task, from a config and an encoding, by `task.kind`."""
-
 Record = Mapping[str, Any]
 """A checkpoint's `task`, completed with the keys of the config's `task` section that it lacks."""
 Examples = Mapping[str, Sequence[Any]]
@@ -257,12 +252,6 @@ class TrainedSquad:
         )  # fmt: skip
 
 
-TRAINED: dict[str, Callable[[Record, Encoding], TrainedTask]] = {
-    "text": TrainedText, "glue": TrainedGlue, "choice": TrainedChoice, "ner": TrainedNer, "squad": TrainedSquad,
-}  # fmt: skip
-"""Trained tasks by the first part of a record's `name`."""
-
-
 def _scored_files(folder: str, usual: Mapping[str, Sequence[str]]) -> dict[str, str]:
     found = usual_files(folder, {"dev": usual["dev"]})
     if not found:
@@ -277,3 +266,26 @@ def _add_missing(path: str | PathLike[str], bad_rows: BadRows, problem: str) -> 
 def _refuse_columns(columns: Sequence[str]) -> None:
     if columns:
         raise InputError(f"--text {' '.join(columns)}: not supported for this task, whose columns are fixed; omit it")
+
+
+@dataclass(frozen=True)
+class TaskKind:
+    """A kind of task.
+
+    Attributes:
+      from_config: reads the files of a config, for training.
+      from_record: makes the task of a fine-tuned checkpoint from its record.
+    """
+
+    from_config: Callable[[ConfigDict, Encoding], Task]
+    from_record: Callable[[Record, Encoding], TrainedTask]
+
+
+TASK_KINDS = {
+    "glue": TaskKind(glue_task, TrainedGlue),
+    "text": TaskKind(own_task, TrainedText),
+    "squad": TaskKind(squad_task, TrainedSquad),
+    "choice": TaskKind(choice.choice_task, TrainedChoice),
+    "ner": TaskKind(ner.ner_task, TrainedNer),
+}
+"""By `task.kind`, which is the first part of a record's `name` as well."""

@@ -15,6 +15,7 @@ from bert_jax.model.fused_attention import cudnn_attention, splash_attention
 from bert_jax.model.layers import Key, LayerNorm, activation, bias, dense, parameter, rematerialized, truncated_normal
 from bert_jax.model.workarounds import softmax, weight_einsum
 
+# Names by `checkpoint_name` of the intermediates that the backward pass reads.
 _NAMES = (
     "qkv", "attention_context", "fused_attention", "dropout_mask", "norm_input", "norm_scale", "norm_output",
     "feed_forward",
@@ -92,7 +93,10 @@ class SelfAttention(nnx.Module):
         return sequence_ids if self.attention == "splash" else attention_mask(sequence_ids, causal=self.causal)
 
     def __call__(self, x: jax.Array, visibility: jax.Array, key: Key | None) -> jax.Array:
-        """Maps x [B, L, D] and the result of `visibility` to [B, L, D]."""
+        """Maps x [B, L, D] and the result of `visibility` to [B, L, D].
+
+        In the equations t is a token of the batch, c one of q, k, v, n a head, h an element of it, d one of D.
+        """
         qkv = checkpoint_name(dense("td,dcnh->tcnh", x, self.qkv_kernel, self.qkv_bias), "qkv")
         q, k, v = (qkv[:, :, i] for i in range(3))
         if self.attention == "splash":
@@ -200,12 +204,12 @@ class Encoder(nnx.Module):
         With `all_hidden_states` it also returns the outputs of all layers [layers, B, L, D]. `gather_layer` is applied
         to a layer's parameters before they are used, in the forward pass and again in the backward pass.
         """
-        visibility = self.layers.attention.visibility(sequence_ids)  # once, not in every layer
+        visibility = self.layers.attention.visibility(sequence_ids)  # mask or ids, by kernel; once for all layers
         graph, state = nnx.split(self.layers)
         stacked = nnx.to_pure_dict(state)
         # Keys are scan inputs: a stateful generator would give every layer the same dropout mask.
         layer_keys_of = functools.partial(jax.random.split, num=(self.num_layers, LAYER_KEYS))
-        keys = None if key is None else jax.vmap(layer_keys_of, out_axes=2)(key)
+        keys = None if key is None else jax.vmap(layer_keys_of, out_axes=2)(key)  # [layers, LAYER_KEYS, B]
 
         def run_layer(x: jax.Array, parameters_and_keys: tuple) -> tuple[jax.Array, jax.Array | None]:
             parameters, layer_keys = parameters_and_keys
@@ -215,6 +219,7 @@ class Encoder(nnx.Module):
             return x, x if all_hidden_states else None
 
         if self.remat != "none" or gather_layer is not None:
+            # A scan itself keeps XLA from merging the recomputation with the forward pass (prevent_cse).
             run_layer = jax.checkpoint(run_layer, policy=REMAT_POLICIES[self.remat], prevent_cse=not self.scan_layers)
         unroll = 1 if self.scan_layers else self.num_layers
         return jax.lax.scan(run_layer, x, (stacked, keys), unroll=unroll)

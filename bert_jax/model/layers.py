@@ -21,7 +21,7 @@ class ParameterInfo:
 
     Attributes:
       logical_axes: a name for each dimension, or None; `parallel.sharding` maps names to mesh axes.
-      weight_decay: False for biases, LayerNorms and layer mixes. LAMB scales the step of the others alone.
+      weight_decay: False for biases, LayerNorms and layer mixes. LAMB scales only steps of parameters that decay.
       compute_cast: True if FSDP casts it to the type of the computation before the all-gather.
     """
 

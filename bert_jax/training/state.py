@@ -87,7 +87,8 @@ def describe_state(
     def make(seed_data: jax.Array, given: Parameters | None = None) -> TrainState:
         seed_key = jax.random.wrap_key_data(seed_data)
         _, parameters = initialize(model, jax.random.fold_in(seed_key, 0), **settings)
-        parameters |= given or {}  # XLA drops the random init of replaced parameters as dead code: seconds to compile
+        # XLA drops the random init of replaced parameters as dead code, which saves seconds of compilation.
+        parameters |= given or {}
         # Each counter is a separate array: donated buffers must not be shared.
         zero = [jnp.zeros((), jnp.int32) for _ in range(3)]
         return TrainState(zero[0], parameters, optimizer.init(drop_parts(frozen, parameters)), zero[1], zero[2])

@@ -35,7 +35,10 @@ Metrics = dict[str, jax.Array]
 
 
 class TrainStep:
-    """Jitted `(state, batch) -> (state, metrics)`; seed and schedule are the program's other two arguments."""
+    """Jitted `(state, batch) -> (state, metrics)`.
+
+    Seed and schedule are arguments of the compiled program as well, so that runs that differ in them alone share it.
+    """
 
     def __init__(self, jitted: Any, mesh: Mesh, seed_data: np.ndarray, schedule: jax.tree_util.Partial):
         self._jitted, self._mesh, self._run_arguments = jitted, mesh, (seed_data, schedule)
@@ -45,7 +48,7 @@ class TrainStep:
 
     @functools.cached_property
     def _placed(self) -> Any:
-        with jax.transfer_guard("allow"):  # once
+        with jax.transfer_guard("allow"):  # the loop disallows transfers; these two are placed at the first step
             return put_everywhere(self._mesh, self._run_arguments)
 
     def trace(self, state: TrainState, batch: Batch[Any]) -> jax.stages.Traced:
@@ -91,7 +94,7 @@ def make_train_step(
         counts: objectives.Sums,
     ) -> tuple[jax.Array, objectives.Sums]:  # fmt: skip
         model = gather_model(spec.graph, {**parameters, **trained}, shardings, gradient_reduce_dtype)
-        # `counts` are those of the global batch: the shares of the rows add up to its means.
+        # `counts` are the denominators of the global batch, so that the sum of all devices' results is its mean.
         means = objectives.divide(objective.sums(model, microbatch, keys), counts)
         return functools.reduce(jnp.add, [means[name] for name in objective.losses]), means
 
@@ -99,7 +102,7 @@ def make_train_step(
         parameters: Parameters, batch: Batch[jax.Array], rows: jax.Array, key: jax.Array, counts: objectives.Sums
     ) -> tuple[Parameters, Metrics]:
         """Computes gradients and metrics of one device's rows, and reduces them over devices once, at the end."""
-        parameters = mark_varying(parameters, shardings)
+        parameters = mark_varying(parameters, shardings)  # or autodiff would sum gradients in every microbatch
         trained = spec.trained(parameters)
 
         def microbatch_gradients(rows: jax.Array, microbatch: Batch[jax.Array]) -> tuple[Parameters, Metrics]:
@@ -128,6 +131,7 @@ def make_train_step(
         key = jax.random.fold_in(jax.random.fold_in(jax.random.wrap_key_data(seed_data), 1), state.step)
         shape = entries["input_ids"].shape[:2]
         rows = jnp.arange(math.prod(shape)).reshape(shape)  # of the global batch, for any number of microbatches
+        # Gradients come out with the shardings of the moments, which update them.
         specs, moment_specs = (jax.tree.map(manual_spec, tree) for tree in (shardings, spec.moments))
         sharded, replicated = PartitionSpec(None, batch_mesh_axes(mesh)), PartitionSpec()
         gradients, metrics = shard_map_over_batch(
@@ -178,7 +182,7 @@ def make_eval_step(
 ) -> Callable[[Parameters, Batch[Any]], dict[str, objectives.Sums]]:
     """Makes the jitted `(parameters, batch) -> sums` over a batch [1, B, ...]: `numerators` and `denominators`.
 
-    The batch also has `unigram_nats`.
+    The batch also has `unigram_nats`, the loss of each target under the unigram baseline; see `Batch`.
     """
 
     def sums(model: Any, rows: Batch[jax.Array]) -> dict[str, objectives.Sums]:

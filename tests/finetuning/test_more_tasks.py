@@ -12,7 +12,7 @@ from bert_jax.errors import InputError
 from bert_jax.finetuning.fine_tuned import evaluate_finetuned, predict
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.inputs.batching import Encoding
-from bert_jax.finetuning.task_kinds import TASKS
+from bert_jax.finetuning.task_kinds import TASK_KINDS
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 
 SETTINGS = {
@@ -183,10 +183,10 @@ def test_files_that_are_not_there_are_named(name, checkpoint: Path, tmp_path: Pa
 def test_real_files_become_rows(checkpoint: Path, data_dir: Path):
     tokenizer = open_checkpoint(str(checkpoint)).tokenizer
     encoding = Encoding(tokenizer, 64)
-    choice = TASKS["choice"](config_of("swag", checkpoint, data_dir / "codah"), encoding)
+    choice = TASK_KINDS["choice"].from_config(config_of("swag", checkpoint, data_dir / "codah"), encoding)
     assert choice.size == 4
     assert sum(map(len, (choice.train(), *(split.examples for split in choice.splits())))) == 2_776
-    ner = TASKS["ner"](config_of("ner", checkpoint, data_dir / "wnut17"), encoding)
+    ner = TASK_KINDS["ner"].from_config(config_of("ner", checkpoint, data_dir / "wnut17"), encoding)
     assert ner.size == 13
     assert [split.name for split in ner.splits()] == ["dev", "test"]
     assert len(ner.train()) >= 3_394

@@ -15,7 +15,7 @@ from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.forward import Predictor
 from bert_jax.finetuning.inputs.batching import Encoding
 from bert_jax.finetuning.resuming import check_same_run
-from bert_jax.finetuning.task_kinds import TASKS
+from bert_jax.finetuning.task_kinds import TASK_KINDS
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 
 TRAIN = "text,label\n" + "the ship .,sea\nthe owl .,night\n" * 8
@@ -81,7 +81,7 @@ def test_a_run_says_which_label_f1_is_of_which_rows_have_no_score_and_predicts_e
 @pytest.mark.parametrize(("given", "said"), [("", "sea"), ("night", "night")])
 def test_f1_is_of_the_label_chosen_or_the_last(given: str, said: str, checkpoint: Path, folder: Path):
     config = config_of(checkpoint, folder, task__positive_label=given)
-    task = TASKS["text"](config, Encoding(open_checkpoint(str(checkpoint)).tokenizer, 16))
+    task = TASK_KINDS["text"].from_config(config, Encoding(open_checkpoint(str(checkpoint)).tokenizer, 16))
     assert task.positive_label == task.record()["positive_label"] == said
 
 
@@ -102,7 +102,8 @@ def test_a_positive_label_that_there_is_not_is_refused(overrides: dict, checkpoi
 
 def test_three_labels_have_a_macro_f1_and_no_other(checkpoint: Path, folder: Path):
     (folder / "train.csv").write_text(TRAIN + "the fox .,wood\n")
-    task = TASKS["text"](config_of(checkpoint, folder), Encoding(open_checkpoint(str(checkpoint)).tokenizer, 16))
+    encoding = Encoding(open_checkpoint(str(checkpoint)).tokenizer, 16)
+    task = TASK_KINDS["text"].from_config(config_of(checkpoint, folder), encoding)
     assert task.metric_names == ("accuracy", "f1_macro")
     assert "positive_label" not in task.record()
 
@@ -142,7 +143,7 @@ def test_entities_of_types_that_training_lacks_are_counted(checkpoint: Path, tmp
     (tmp_path / "dev.conll").write_text("the B-WOOD\nfox I-WOOD\n\nship B-SEA\n\nfox B-WOOD\nowl X\n")
     pairs = [("init", str(checkpoint)), ("data.path", str(tmp_path))]
     config = load_config("finetune/ner", pairs, keys_of="finetune/default")
-    task = TASKS["ner"](config, Encoding(open_checkpoint(str(checkpoint)).tokenizer, 16))
+    task = TASK_KINDS["ner"].from_config(config, Encoding(open_checkpoint(str(checkpoint)).tokenizer, 16))
     (dev,) = task.splits()
     assert (dev.scorable, dev.left_out) == (2, {"unknown_label": 1})
     assert f"{tmp_path / 'dev.conll'}: 1 " in caplog.text
