@@ -85,7 +85,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 # --- Inside a `jax.shard_map` over the batch axes --------------------------------------------------------------------
 #
 # Each device computes its rows with full parameters: those sharded along `fsdp` are all-gathered where they are used,
-# and their gradients are reduce-scattered. In terms of JAX, the batch axes are manual: the body sees one shard and calls
+# and their gradients are reduce-scattered. In JAX's terms the batch axes are manual: the body sees one shard and calls
 # collectives itself. `tensor` stays auto: the compiler partitions the body along it, and is told where a gathered
 # parameter is still sharded along it.
 
