@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import struct
 from pathlib import Path
 
@@ -131,6 +132,14 @@ def test_a_study_goes_on_where_it_was_stopped(spec: str, overrides, tmp_path: Pa
     assert (tmp_path / "run" / "table.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_command_refuses_an_unknown_row(spec: str, overrides, tmp_path: Path, capfd):
+    flags = [f"--config.{key}={value}" for key, value in [*overrides, ("only_rows", "('BERT',)")]]
+    assert main(["study", spec, "--workdir", str(tmp_path / "run"), *flags]) == 2
+    assert re.search(r"bert-jax study: .*only_rows.*'BERT'", capfd.readouterr().err)
+    assert not (tmp_path / "run" / "table.md").exists()
+
+
+@pytest.mark.long
 def test_the_command_runs_a_study(spec: str, overrides, tmp_path: Path, capfd):
     chosen = [*overrides, ("only_rows", "('LTR', '+ BiLSTM')"), ("finetuning.search.seeds", "(3,)")]
     flags = [f"--config.{key}={value}" for key, value in chosen]

@@ -189,7 +189,7 @@ def test_zero1_shards_moments_along_data_and_replicates_parameters():
 
 
 def test_fsdp_beside_tensor_gathers_a_layer_s_pieces_alone():
-    run = Run(CONFIG, data=2, fsdp=2, tensor=2, microbatches=2)
+    run = Run(CONFIG, data=2, fsdp=2, tensor=2, microbatches=4)  # the program of a test above
     layers = run.spec.abstract.parameters["encoder"]["layers"]
     held = sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) // 2
