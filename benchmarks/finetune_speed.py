@@ -5,8 +5,8 @@
 FOLDER holds glue/ as distributed, and vocab/bert-base-uncased-vocab.txt. A model of random parameters is exported to
 Hugging Face's format, and all sides train it on the same rows: `bert_jax`'s finetune; the Trainer with batches of
 random rows (its default); and the Trainer with batches of rows of similar length. The Trainer pads a batch to its
-longest row. `bert_jax` sorts by length within 64 batches. Optimizer, schedule, dropout and batch size are the paper's on
-every side; each side has its own output layer. Sides run in turn, each in its own process. None evaluates, and none
+longest row. `bert_jax` sorts by length within 64 batches. Optimizer, schedule, dropout and batch size are the paper's
+on every side; each side has its own output layer. Sides run in turn, each in its own process. None evaluates, and none
 saves before its last step.
 
 Examples per second exclude the first epoch, in which bert_jax compiles a step for each length of rows and torch warms
