@@ -1,7 +1,10 @@
-# make quickstart   from raw text to a trained, exported BERT, in ./quickstart
-# make test         the tests; make lint, linters and type checker; make test-long, checks that take longer
-# make test-slurm   launch/slurm.sbatch under a real Slurm of one node: root, and Debian's slurm-wlm and munge
-# make test-versions   the tests with the lowest and the newest supported packages, on Python 3.11 and 3.13
+# make quickstart      makes a trained, exported BERT from raw text, in ./quickstart
+# make test            runs the quick tests
+# make test-long       runs the tests marked long
+# make test-slurm      runs launch/slurm.sbatch under a real Slurm of one node; requires root, slurm-wlm and munge
+# make test-versions   runs the tests with the lowest and the newest supported packages, on Python 3.11 and 3.13
+# make lint            runs ruff, mypy and shellcheck
+# make clean           deletes ./quickstart and build outputs
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -31,7 +34,7 @@ lint: $(VENV)/.installed-dev
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "Python 3.11 or later is needed: make PYTHON=python3.12 ..."; exit 2; }
+	  { echo "PYTHON=$(PYTHON): expected Python 3.11 or later; use make PYTHON=python3.12 ..."; exit 2; }
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 $(VENV)/.installed: $(BIN)/python setup.py bert_jax/supported_versions.py

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Runs the tests at each end of the supported versions and writes down what they ran with.
+# Runs the tests at each end of the supported versions and records the versions of the packages.
 #
 #   .ci/test_versions.sh [END...] [-- PYTEST ARGUMENTS]     (or `make test-versions`)
 #
-#   lowest   Python 3.11, the lowest supported version of each package: the tests of model and training step alone
+#   lowest   Python 3.11, the lowest supported version of each package: only the tests of model and training step
 #   py311    Python 3.11, the newest supported versions
 #   py313    Python 3.13, the newest supported versions
 #
-# By default all three, one after the other. Each END writes constraints/END.txt once its tests pass, for
-# `pip install -c constraints/END.txt bert-jax`; with PYTEST ARGUMENTS, which may choose a part, it writes nothing.
-# Without pythonX.Y on the PATH an END runs in a chroot of the Debian release that has it (3.11: bookworm, 3.13: trixie),
-# which takes root and debootstrap.
-# VERSIONS_DIR keeps environments and chroots, EXTRAS chooses what is installed beside `dev` (such as `,parity`).
+# The default is all three, one after the other. Each END writes constraints/END.txt once its tests pass, for
+# `pip install -c constraints/END.txt bert-jax`. With PYTEST ARGUMENTS, which may select some tests, it writes nothing.
+# Without pythonX.Y on the PATH an END runs in a chroot of the Debian release that has it (3.11: bookworm, 3.13: trixie);
+# this requires root and debootstrap.
+# VERSIONS_DIR is the folder of environments and chroots; EXTRAS adds extras to `dev` (such as `,parity`).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -32,7 +32,7 @@ debian_with() {
   esac
 }
 
-# Runs in the copy of the repository: installs, tests, and leaves what it ran with in constraints/END.txt.
+# Runs in the copy of the repository: installs, tests, and writes the versions to constraints/END.txt.
 inside() {
   set -euo pipefail
   local end=$1 python=$2 extras=$3
@@ -59,7 +59,7 @@ PYTHON
   "$environment/bin/python" -m pip freeze --exclude-editable | sed 's/+cpu$//' > "constraints/$end.txt"
 }
 
-# Replaces what an earlier run has left in the folder, but for its environments and its compile cache.
+# Copies the repository to the folder, and keeps only environments and the compile cache of an earlier run there.
 copy_to() {
   mkdir -p "$1"
   find "$1" -mindepth 1 -maxdepth 1 ! -name '.venv-*' ! -name .pytest_cache -exec rm -rf {} +
@@ -76,10 +76,10 @@ in_chroot() {
   for file in /etc/resolv.conf /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do
     [ ! -e "$file" ] || install -D --mode=644 "$file" "$root$file"
   done
-  echo "127.0.0.1 localhost $(hostname)" > "$root/etc/hosts"  # a process binds to the address of its host's name
+  echo "127.0.0.1 localhost $(hostname)" > "$root/etc/hosts"  # a process binds to the address of its hostname
   copy_to "$root/root/bert_jax"
-  # A mount namespace of its own: the mounts go with the process.
-  # shellcheck disable=SC2016  # expanded by the shell inside of it
+  # In its own mount namespace, so that the mounts end with the process.
+  # shellcheck disable=SC2016  # the inner shell expands it
   unshare --mount --fork bash -euc '
     mount -t proc proc "$0/proc"
     mount --rbind /dev "$0/dev"
@@ -92,10 +92,10 @@ for end in "${ends[@]}"; do
   case $end in
     lowest | py311) version=3.11 ;;
     py313) version=3.13 ;;
-    *) echo "$end is unknown: expected lowest, py311 or py313" >&2 && exit 2 ;;
+    *) echo ".ci/test_versions.sh: END=$end: unknown; expected lowest, py311 or py313" >&2 && exit 2 ;;
   esac
   echo "== $end: Python $version"
-  if "python$version" -c "" 2> /dev/null; then  # a shim of pyenv may be there without its Python
+  if "python$version" -c "" 2> /dev/null; then  # a shim of pyenv may exist without its Python
     copy_to "$folder/$end"
     (cd "$folder/$end" && inside "$end" "python$version" "${EXTRAS:-}" "$@")
     cp "$folder/$end/constraints/$end.txt" "$repository/constraints/$end.txt"

@@ -1,4 +1,4 @@
-"""Batches sorted by length beside shuffled ones: what the order costs in score, and what it saves in padding.
+"""Compares batches sorted by length with shuffled ones: the cost in score, and the savings in padding.
 
     python benchmarks/batch_order.py prepare --encoder=FOLDER --data=FOLDER --output=WORK
     python benchmarks/batch_order.py orders --folder=WORK
@@ -7,18 +7,18 @@
 
 `prepare` takes an encoder in Hugging Face's layout (model.safetensors, config.json, vocab.txt) and writes small tasks:
 samples of STS-B, CoLA, SST-2 and WNUT-17, and pairs made from SQuAD in the way of QNLI. --data has glue/, squad/ and
-wnut17/. An encoder keeps the word pieces of its task alone, which changes no score.
+wnut17/. An encoder keeps only the word pieces of its task, which changes no score.
 
-`orders` trains nothing. For each order of batches it prints the tokens of an example with padding, and how much labels
-differ between batches: the variance of a batch's mean label, and that of its moving average (0.9, as Adam's), as a
-multiple of what random batches have.
+`orders` trains nothing. For each order of batches it prints the tokens per example with padding, and the variation of
+labels between batches: the variance of a batch's mean label, and that of its moving average (0.9, as in Adam), as
+multiples of those of random batches.
 
-`run` fine-tunes the top layers, the pooler and the task's output in torch, on hidden states that the layers below have
-given once, without dropout: a run takes seconds of one core. The batches are those of `bert_jax` with
-`data.sort_window`; 1 is shuffled batches. Optimizer, schedule, dropout and batch size are those of
-`configs/finetune/default.py`. It goes seed by seed, so that it may be stopped at any time. Each run is a line of the
-results at once, and is not repeated. Several processes may work on one folder. --trained_layers=all trains the whole
-encoder.
+`run` fine-tunes the top layers, the pooler and the task's output in torch. Their inputs are hidden states that the
+layers below have computed once, without dropout, so a run takes seconds of one core. The batches are those of
+`bert_jax` with `data.sort_window`; 1 is shuffled batches. Optimizer, schedule, dropout and batch size are those of
+`configs/finetune/default.py`. The runs are in the order of their seeds, and may be stopped at any time. Each finished
+run is appended to the results as a line, and is not repeated. Several processes may work on one folder.
+--trained_layers=all trains the whole encoder.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def glue_rows(data: Path, name: str, split: str) -> list[dict]:
 
 
 def qnli_rows(file: Path) -> list[dict]:
-    """Returns a pair for each question: the sentence with its answer (label 1), or another of its paragraph (0)."""
+    """Returns a pair per question: the sentence with its answer (label 1), or another one of the paragraph (0)."""
     from sentencex import segment
 
     rng, rows = random.Random(0), []
@@ -105,7 +105,7 @@ def prepare(options: argparse.Namespace) -> None:
 
 
 def write_encoder(encoder: Path, folder: Path) -> None:
-    """Writes the encoder with the pieces that a task's texts have."""
+    """Writes the encoder with only the word pieces that occur in a task's texts."""
     from safetensors.numpy import load_file, save_file
 
     pieces = (encoder / "vocab.txt").read_text().split("\n")
@@ -145,18 +145,18 @@ def read_task(folder: Path, vocabulary: Path) -> Any:
 
 # --- Orders ----------------------------------------------------------------------------------------------------------
 def orders(options: argparse.Namespace) -> None:
-    """Prints what each order does to padding and to labels, of all examples in the folder."""
+    """Prints the padding and the variation of labels in each order, over all examples in the folder."""
     from bert_jax.finetuning.inputs.batching import epoch_of_batches
     from bert_jax.text.sequences import padded_length
 
     print(
-        "| task | examples | window | tokens an example, padded | variance of a batch's mean label | of its moving "
+        "| task | examples | window | tokens per example, padded | variance of a batch's mean label | of its moving "
         f"average |\n|{' --- |' * 6}"
     )
     for name in options.tasks.split(","):
         task = read_task(options.folder / name, options.folder / name / "encoder" / "vocab.txt")
         rows, lengths = task.train(), task.train().lengths()
-        # Of a sentence with tags: its words that are not outside.
+        # The label of a tagged sentence is the number of its words with a tag other than O.
         labels = np.array([np.sum(np.asarray(label) > 0) if task.kind == "tag" else label for label in rows.labels])
         labels = (labels - labels.mean()) / labels.std()
         found: dict[int | None, list[float]] = {}
@@ -182,7 +182,7 @@ def orders(options: argparse.Namespace) -> None:
 # --- Runs ------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Setting:
-    """A run without its order of batches and its seed."""
+    """Settings of a run, except for its order of batches and its seed."""
 
     task: str
     trained_layers: int | None  # None: the whole encoder
@@ -192,7 +192,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Work:
-    """A task with what is kept of its examples."""
+    """A task with its selected examples."""
 
     folder: Path
     task: Any
@@ -200,7 +200,7 @@ class Work:
     dev: Any
 
     def build(self) -> Any:
-        """Returns `transformers`' model with the encoder's weights, and a new output from torch's seed."""
+        """Returns `transformers`' model with the encoder's weights, and an output initialized from torch's seed."""
         from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
         kind = AutoModelForTokenClassification if self.task.kind == "tag" else AutoModelForSequenceClassification
@@ -216,7 +216,7 @@ def work_of(folder: Path) -> Work:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of the trained part, by example: hidden states of the layers below, or the tokens."""
+    """Inputs of the trained layers, per example: hidden states of the layers below, or tokens if all are trained."""
 
     rows: Any
     starts: np.ndarray
@@ -285,9 +285,9 @@ def outputs(model: Any, trained_layers: int | None, batch: dict[str, Any]) -> An
 
 
 def apply_layer(layer: Any, states: Any, mask: Any, queries: Any) -> Any:
-    """Returns what a layer of `transformers` makes of `queries`, some of its `states`, [B, Q, hidden_size].
+    """Returns the outputs of a layer of `transformers` at `queries` only, [B, Q, hidden_size], a subset of `states`.
 
-    A pooler reads one token: for all others the last layer need not be computed.
+    The pooler reads one token, so that the last layer computes no other.
     """
     attention = layer.attention.self
     heads, size = attention.num_attention_heads, attention.attention_head_size
@@ -301,7 +301,7 @@ def apply_layer(layer: Any, states: Any, mask: Any, queries: Any) -> Any:
 
 
 class AdamW:
-    """`bert_jax`'s, which is torch's where `bias_correction` is True."""
+    """The AdamW of `bert_jax`, which equals torch's if `bias_correction` is True."""
 
     def __init__(self, model: Any, setting: Setting) -> None:
         import torch
@@ -347,7 +347,7 @@ def loss_of(kind: str, logits: Any, rows: Any, examples: np.ndarray) -> Any:
 
 
 def run_one(folder: Path, setting: Setting, window: int, seed: int) -> dict:
-    """Returns a line of the results: what was run, the score on dev, losses of epochs, and the time of an example."""
+    """Returns a line of the results: the settings, the score on dev, losses of epochs, and the time per example."""
     import torch
 
     from bert_jax.finetuning.inputs.batching import epoch_of_batches
@@ -404,7 +404,7 @@ def score(work: Work, dev_outputs: list[np.ndarray]) -> float:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Runs each seed of each setting in each order, but for those that are done or that another process is at."""
+    """Runs each seed of each setting in each order, unless it is done or another process is running it."""
     import torch
     from transformers.utils import logging
 
@@ -431,7 +431,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def take(claim: Path) -> bool:
-    """Returns whether this process may do a run: no process that lives has claimed it."""
+    """Claims a run for this process. Returns False if another live process has claimed it."""
     try:
         with claim.open("x") as file:
             file.write(str(os.getpid()))
@@ -454,7 +454,7 @@ def read_results(path: Path) -> list[dict]:
 
 # --- Table -----------------------------------------------------------------------------------------------------------
 def table(options: argparse.Namespace) -> None:
-    """Prints means of scores, and differences of seeds that both have."""
+    """Prints means of scores, and differences over the seeds that both sides have."""
     rows = read_results(options.results)
     print("Scores of the last state, on dev: mean (standard deviation). Differences are paired by seed.\n")
     compare(rows, "window", lambda row: row["window"], 1)
@@ -464,8 +464,8 @@ def table(options: argparse.Namespace) -> None:
 
 
 def compare(rows: list[dict], name: str, side_of: Callable[[dict], Any], base: Any) -> None:
-    """Prints a line for each setting and side of it, beside the side `base` with the same seeds."""
-    print(f"| task | layers | rate | {name} | runs | score | beside {base} (95% interval) | CPU ms an example |")
+    """Prints a line per setting and side, with the difference to the side `base` on the same seeds."""
+    print(f"| task | layers | rate | {name} | runs | score | beside {base} (95% interval) | CPU ms per example |")
     print("|" + " --- |" * 8)
     groups: dict[tuple, dict[Any, dict[int, dict]]] = {}
     for row in rows:
@@ -503,18 +503,18 @@ def main() -> None:
     one.add_argument("--data", type=Path, default=os.environ.get("BERT_JAX_DATA"), help="default: $BERT_JAX_DATA")
     one.add_argument("--output", type=Path, required=True)
     one.add_argument("--tasks", default=",".join(TASKS))
-    one.add_argument("--examples", type=int, default=1_000, help="to train on, at most")
-    one.add_argument("--dev_examples", type=int, default=500, help="at most")
+    one.add_argument("--examples", type=int, default=1_000, help="training examples per task, at most")
+    one.add_argument("--dev_examples", type=int, default=500, help="dev examples per task, at most")
     one.set_defaults(run=prepare)
     one = commands.add_parser("orders")
-    one.add_argument("--folder", type=Path, required=True, help="what prepare wrote")
+    one.add_argument("--folder", type=Path, required=True, help="output folder of prepare")
     one.add_argument("--tasks", default=",".join(TASKS))
     one.set_defaults(run=orders)
     one = commands.add_parser("run")
-    one.add_argument("--folder", type=Path, required=True, help="what prepare wrote")
+    one.add_argument("--folder", type=Path, required=True, help="output folder of prepare")
     one.add_argument("--results", type=Path, required=True)
-    one.add_argument("--settings", default=SETTINGS, help="TASK:RATE:BIAS_CORRECTION:WINDOW:WINDOW..., commas between")
-    one.add_argument("--trained_layers", default="1", help="from the top, or all")
+    one.add_argument("--settings", default=SETTINGS, help="TASK:RATE:BIAS_CORRECTION:WINDOW:WINDOW..., comma-separated")
+    one.add_argument("--trained_layers", default="1", help="number of trained layers, from the top, or all")
     one.add_argument("--seeds", type=int, default=20)
     one.add_argument("--first_seed", type=int, default=0)
     one.set_defaults(run=run)

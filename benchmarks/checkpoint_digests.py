@@ -1,12 +1,11 @@
-"""Measures what the digests of a checkpoint cost beside its save and its load.
+"""Measures the cost of a checkpoint's digests, relative to its save and its load.
 
     python benchmarks/checkpoint_digests.py --config=bert_large --folder=/tmp/digests
 
-It prints, per round and as medians, the seconds and the seconds of CPU time of a save without digests, of a load
-without them, and of the digests that each of the two computes. "read" sums every array, the least that a digest of all
-bits can cost. The state is random numbers, of which little compresses.
-Programs are compiled before the clock starts. An arbitrary config of pre-training may be named; `--share 0.25` keeps a
-quarter of its layers.
+Prints, per round and as medians, the seconds and the seconds of CPU time of a save without digests, of a load without
+digests, and of the digests that each of the two computes. "read" sums every array, which is a lower bound for a digest
+of all bits. The state is random numbers, which hardly compress. Programs are compiled before the clock starts. Any
+config of pre-training is accepted; `--share 0.25` keeps a quarter of its layers.
 """
 
 import argparse
@@ -45,7 +44,7 @@ def make_state(config_name: str, share: float) -> dict[str, Any]:
 
 
 def measured(work: Callable[[], Any]) -> tuple[float, float]:
-    """Returns the seconds that `work` takes, and the seconds of CPU time of this process."""
+    """Returns the seconds of `work`, and its seconds of CPU time in this process."""
     began, began_cpu = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - began, time.process_time() - began_cpu
@@ -55,8 +54,8 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="bert_large")
-    parser.add_argument("--folder", required=True, help="where checkpoints are written; each is deleted")
-    parser.add_argument("--share", type=float, default=1.0, help="of the model's layers")
+    parser.add_argument("--folder", required=True, help="folder for checkpoints; each is deleted")
+    parser.add_argument("--share", type=float, default=1.0, help="share of the model's layers")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     state = make_state(options.config, options.share)

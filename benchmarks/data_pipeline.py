@@ -1,10 +1,10 @@
-"""Preparing and loading on one core, beside what one would write with `datasets`, `tokenizers` and `transformers`.
+"""Measures preparation and loading on one core, beside a pipeline of `datasets`, `tokenizers` and `transformers`.
 
     python benchmarks/data_pipeline.py --input 'wiki/*.jsonl.gz' --vocab vocab.txt [--rounds 6]
 
-Five sides, each in a process of its own, one after the other in every round; figures are medians over the rounds, of
-CPU time. The peer's preparation is that of the `run_mlm` example: tokenize documents, join them, cut rows of 128; it
-makes no sentences and no pairs. Its loading is random batches of rows through DataCollatorForLanguageModeling.
+The five sides run in turn in every round, each in its own process; figures are medians of CPU time over the rounds. The
+peer's preparation is that of the `run_mlm` example: tokenize documents, join them, cut rows of 128; it makes no
+sentences and no pairs. Its loading passes random batches of rows through DataCollatorForLanguageModeling.
 """
 
 import argparse
@@ -31,7 +31,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def tokenizer_alone(files: list[str], vocab: str, folder: Path) -> dict[str, float]:
-    """`tokenizers`' BertNormalizer and WordPiece on sentences that are split already."""
+    """Runs `tokenizers`' BertNormalizer and WordPiece on sentences that are already split."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
     from bert_jax.data.preparation import corpus
@@ -122,11 +122,11 @@ def peer_load(files: list[str], vocab: str, folder: Path) -> dict[str, float]:
 
 
 SIDES: dict[str, tuple[Callable, str]] = {
-    "tokenizer_alone": (tokenizer_alone, "tokens a second: Rust tokenizer alone, on split sentences"),
-    "prepare": (prepare, "tokens a second: bert-jax prepare, raw text to a finished dataset"),
-    "peer_prepare": (peer_prepare, "tokens a second: datasets + tokenizers, raw text to rows"),
-    "load": (load, "examples a second: bert-jax, masked batches"),
-    "peer_load": (peer_load, "examples a second: DataLoader + DataCollatorForLanguageModeling"),
+    "tokenizer_alone": (tokenizer_alone, "tokens per second: Rust tokenizer alone, on split sentences"),
+    "prepare": (prepare, "tokens per second: bert-jax prepare, raw text to a finished dataset"),
+    "peer_prepare": (peer_prepare, "tokens per second: datasets + tokenizers, raw text to rows"),
+    "load": (load, "examples per second: bert-jax, masked batches"),
+    "peer_load": (peer_load, "examples per second: DataLoader + DataCollatorForLanguageModeling"),
 }
 
 
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--input", required=True)
     parser.add_argument("--vocab", required=True)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--folder", help="for what is made; by default a temporary one")
+    parser.add_argument("--folder", help="output folder; default: a temporary one")
     parser.add_argument("--side", choices=SIDES)
     options = parser.parse_args()
     files = sorted(glob(options.input))
@@ -158,7 +158,7 @@ def main() -> None:
                 rates[side].append(result["count"] / result["seconds"])
                 peaks[side] = max(peaks[side], result["peak_mb"])
                 print(f"round {number + 1}: {side} {rates[side][-1]:,.0f}", file=sys.stderr, flush=True)
-    print("| what | a second, on one core | least and most | peak memory |\n| --- | --- | --- | --- |")
+    print("| quantity | per second, on one core | minimum and maximum | peak memory |\n| --- | --- | --- | --- |")
     for side, (_, text) in SIDES.items():
         found, peak = rates[side], peaks[side]
         print(f"| {text} | {statistics.median(found):,.0f} | {min(found):,.0f}-{max(found):,.0f} | {peak:,.0f} MB |")

@@ -1,18 +1,19 @@
-"""Fine-tuning beside `transformers`' Trainer in torch: the same task, model and settings on the same CPU.
+"""Compares fine-tuning with `transformers`' Trainer in torch: the same task, model and settings on the same CPU.
 
     BERT_JAX_DATA=FOLDER python benchmarks/finetune_speed.py [--task mrpc] [--model bert_mini] [--repeats 6]
 
-FOLDER holds glue/ as it is distributed, and vocab/bert-base-uncased-vocab.txt. A model of random parameters is exported
-to Hugging Face, and all sides train it on the same rows: `bert_jax`'s finetune, and the Trainer, which pads a batch to
-its longest row, with batches of random rows (its default) and with rows of a like length in a batch. `bert_jax` sorts
-by length among 64 batches. Optimizer, schedule, dropout and batch size are the paper's on every side; the output layer
-is each one's own. Sides take turns, each in a process of its own. None evaluates, and none saves before its last step.
+FOLDER holds glue/ as distributed, and vocab/bert-base-uncased-vocab.txt. A model of random parameters is exported to
+Hugging Face's format, and all sides train it on the same rows: `bert_jax`'s finetune; the Trainer with batches of
+random rows (its default); and the Trainer with batches of rows of similar length. The Trainer pads a batch to its
+longest row. `bert_jax` sorts by length within 64 batches. Optimizer, schedule, dropout and batch size are the paper's
+on every side; each side has its own output layer. Sides run in turn, each in its own process. None evaluates, and none
+saves before its last step.
 
-Examples a second are those of the epochs after the first: before, bert_jax compiles a step for each length of rows, and
-torch warms up. What that costs is in the whole time, from the start of the process to the end of the last step. CPU
-time holds beside other work where wall time does not: under `taskset -c 0`, as torch's threads spend it on waiting for
-each other. Ratios are medians of those of the rounds. Every run is a line of JSON on stderr. The losses are means over
-the first and the last epoch: where sides differ in them, they have not done the same.
+Examples per second exclude the first epoch, in which bert_jax compiles a step for each length of rows and torch warms
+up. The total time includes it: from the start of the process to the end of the last step. CPU time is comparable beside
+other work, unlike wall time, but only under `taskset -c 0`, because torch's threads spend CPU time waiting for each
+other. Ratios are medians of the ratios of the rounds. Every run is a line of JSON on stderr. The losses are means over
+the first and the last epoch: if they differ between sides, the sides have not trained the same way.
 """
 
 import argparse
@@ -37,7 +38,7 @@ ROWS, CHECKPOINT, EXPORTED, TASK = "rows.jsonl", "checkpoint", "huggingface", "t
 
 
 def prepare(folder: Path, data: Path, task_name: str, model: str, examples: int | None) -> dict:
-    """Writes the rows and the model, as a checkpoint and as a folder of `transformers`; returns what is to be done."""
+    """Writes the rows and the model, as a checkpoint and as a folder of `transformers`; returns the task's settings."""
     import jax
     from etils import epath
 
@@ -70,7 +71,7 @@ def prepare(folder: Path, data: Path, task_name: str, model: str, examples: int 
 
 
 class Clock:
-    """The moments at which steps end, and the CPU time that the process has had until then."""
+    """Records the time at the end of each step, and the CPU time of the process until then."""
 
     def __init__(self) -> None:
         self.steps: list[float] = []
@@ -212,10 +213,10 @@ def run_side(side: str, folder: Path, epochs: int, began: float) -> dict:
 
 
 def start_side(side: str, folder: Path, epochs: int) -> dict:
-    """Runs a side in a process of its own, in which nothing is compiled yet."""
+    """Runs a side in its own process, in which nothing is compiled yet."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
-    began = time.monotonic()  # of the machine, and the same in all processes
+    began = time.monotonic()  # the machine's clock, shared by all processes
     command = [sys.executable, __file__, "--side", side, "--folder", str(folder), "--epochs", str(epochs)]
     done = subprocess.run(
         [*command, "--began", str(began)], capture_output=True, text=True, check=False, env=environment
@@ -231,17 +232,17 @@ def spread(values: list[float], form: str = ",.1f") -> str:
 
 def report(runs: dict[str, list[dict]]) -> None:
     columns = {
-        "examples_per_second": "examples a second", "cpu_ms_an_example": "CPU ms an example",
-        "first_step_after": "first step after, s", "whole": "whole, s", "whole_cpu": "CPU time, s",
+        "examples_per_second": "examples per second", "cpu_ms_an_example": "CPU ms per example",
+        "first_step_after": "first step after, s", "whole": "total, s", "whole_cpu": "CPU time, s",
     }  # fmt: skip
-    print(f"| side | {' | '.join(columns.values())} | tokens a row | loss |\n|{' --- |' * (3 + len(columns))}")
+    print(f"| side | {' | '.join(columns.values())} | tokens per row | loss |\n|{' --- |' * (3 + len(columns))}")
     for side, (_, text) in SIDES.items():
         of = {name: [run[name] for run in runs[side]] for name in runs[side][0] if name != "side"}
         loss = " to ".join(f"{statistics.median(of[name]):.3f}" for name in ("first_loss", "last_loss"))
         figures = " | ".join(spread(of[name]) for name in columns)
         print(f"| {text} | {figures} | {statistics.median(of['tokens_a_row']):.1f} | {loss} |")
     ours, peer = runs["bert_jax"], runs["trainer"]
-    print(f"\nTokens a row count padding; without it they are {peer[0]['real_tokens_a_row']:.1f}.")
+    print(f"\nTokens per row include padding; without it they are {peer[0]['real_tokens_a_row']:.1f}.")
     programs = statistics.median(run["compiled"] for run in ours)
     print(f"bert-jax compiled {programs:.0f} programs in {spread([run['compile_seconds'] for run in ours])} s.\n")
     for side, (_, text) in list(SIDES.items())[1:]:
@@ -251,18 +252,18 @@ def report(runs: dict[str, list[dict]]) -> None:
             [other[name] / one[name] for one, other in pairs] for name in ("cpu_ms_an_example", "whole", "whole_cpu")
         )
         print(
-            f"bert-jax: {spread(steady, '.2f')} times {text}, by CPU time {spread(cpu, '.2f')}; "
-            f"by the whole time {spread(whole, '.2f')}, by its CPU time {spread(whole_cpu, '.2f')}"
+            f"bert-jax: {spread(steady, '.2f')} times the speed of {text}, by CPU time {spread(cpu, '.2f')}; "
+            f"by total time {spread(whole, '.2f')}, by total CPU time {spread(whole_cpu, '.2f')}"
         )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=os.environ.get("BERT_JAX_DATA"), help="default: $BERT_JAX_DATA")
-    parser.add_argument("--task", default="mrpc", help="of GLUE: mrpc, stsb, sst2, ...")
-    parser.add_argument("--model", default="bert_mini", help="a config of pre-training, whose sizes are taken")
-    parser.add_argument("--examples", type=int, help="the first so many of the training file; by default all")
-    parser.add_argument("--epochs", type=int, default=3, help="at least 2, as the first is not timed")
+    parser.add_argument("--task", default="mrpc", help="GLUE task: mrpc, stsb, sst2, ...")
+    parser.add_argument("--model", default="bert_mini", help="config of pre-training with the model's sizes")
+    parser.add_argument("--examples", type=int, help="number of examples, from the start of the file; default: all")
+    parser.add_argument("--epochs", type=int, default=3, help="at least 2, because the first is not timed")
     parser.add_argument("--repeats", type=int, default=6)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -272,9 +273,9 @@ def main() -> None:
         print(json.dumps(run_side(options.side, options.folder, options.epochs, options.began)))
         return
     if options.data is None:
-        parser.error("--data: set it, or BERT_JAX_DATA, to the folder of glue/ and vocab/")
+        parser.error("--data is missing; set it, or BERT_JAX_DATA, to the folder of glue/ and vocab/")
     if options.epochs < 2:
-        parser.error("--epochs: at least 2, as the first is not timed")
+        parser.error(f"--epochs={options.epochs}: expected at least 2, because the first is not timed")
     runs: dict[str, list[dict]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -288,7 +289,7 @@ def main() -> None:
     print(
         f"{options.task}, {task['examples']:,} examples, {options.epochs} epochs; {options.model} of "
         f"{task['parameters'] / 1e6:.1f} M parameters, batches of {BATCH}, fp32, {CORES} cores; {versions}; "
-        f"medians of {options.repeats} runs (least and most)\n"
+        f"medians of {options.repeats} runs (minimum and maximum)\n"
     )
     report(runs)
 

@@ -1,9 +1,9 @@
-"""A Korean task for an English encoder: does the second sentence follow the first, or is it from another article?
+"""Makes a Korean task for an English encoder: does the second sentence follow the first, or is it from elsewhere?
 
     python benchmarks/korean_pairs.py KOWIKI.jsonl.gz OUTPUT
 
-Writes OUTPUT/train.jsonl and OUTPUT/dev.jsonl of different articles, half of the pairs of each kind. A next
-sentence stands in the same paragraph, right behind the first one; a random one is of another article of the same file.
+Writes OUTPUT/train.jsonl and OUTPUT/dev.jsonl from different articles, with half of the pairs of each kind. A next
+sentence directly follows the first one in the same paragraph; a random one is from another article of the same file.
 """
 
 import argparse
@@ -21,7 +21,7 @@ Pair = tuple[str, str]
 
 
 def neighbours(article: str) -> list[Pair]:
-    """Sentences of a paragraph that follow each other, each sentence in at most one pair."""
+    """Returns pairs of consecutive sentences of a paragraph, each sentence in at most one pair."""
     found = []
     for paragraph in article.split("\n"):
         kept = [one for one in sentences.split(paragraph, "ko") if SHORTEST <= len(one) <= LONGEST]
@@ -30,7 +30,7 @@ def neighbours(article: str) -> list[Pair]:
 
 
 def task(articles: Sequence[str], count: int, rng: random.Random) -> list[dict[str, str]]:
-    """`count` pairs, half of which are of two articles."""
+    """Returns `count` pairs, half of them from two articles. Exits with an error if there are fewer."""
     pairs = [(number, *pair) for number, article in enumerate(articles) for pair in neighbours(article)]
     rng.shuffle(pairs)
     rows = []
@@ -42,7 +42,7 @@ def task(articles: Sequence[str], count: int, rng: random.Random) -> list[dict[s
                 break
         rows.append({"first": first, "second": second, "label": label})
     if len(rows) < count:
-        raise SystemExit(f"there are {len(rows)} pairs, {count} are wanted")
+        raise SystemExit(f"expected at least {count} pairs, got {len(rows)}; use a larger file")
     return rows
 
 

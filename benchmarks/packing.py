@@ -26,7 +26,7 @@ from bert_jax.training.phase_data import make_loaders
 from bert_jax.training.phases import open_phases
 from bert_jax.training.pretrain import plan_step
 
-STEPS = 3  # a round
+STEPS = 3  # per round
 
 
 def main() -> None:
@@ -52,7 +52,8 @@ def main() -> None:
             for packing, side in sides.items():
                 rates[packing].append(side.round())
     print(
-        "| rows | real tokens | rows an epoch | sequences a row | sequences a second |\n| --- | --- | --- | --- | --- |"
+        "| rows | real tokens | rows per epoch | sequences per row | sequences per second |\n"
+        "| --- | --- | --- | --- | --- |"
     )
     for packing, side in sides.items():
         loader = side.loader
@@ -61,11 +62,13 @@ def main() -> None:
             f"{loader.sequences_a_row:.2f} | {statistics.median(rates[packing]):.2f} |"
         )
     ratio = statistics.median(one / other for one, other in zip(rates[True], rates[False], strict=True))
-    print(f"\npacked: {ratio:.2f} times as many sequences a second ({options.config}, {jax.devices()[0].device_kind})")
+    print(
+        f"\npacked: {ratio:.2f} times as many sequences per second ({options.config}, {jax.devices()[0].device_kind})"
+    )
 
 
 class Side:
-    """Training on packed or on unpacked rows."""
+    """Trains on packed or on unpacked rows."""
 
     def __init__(self, options: argparse.Namespace, data: str, packing: bool):
         overrides = {
@@ -82,7 +85,7 @@ class Side:
         self.round()
 
     def round(self) -> float:
-        """Sequences a second over some steps."""
+        """Trains `STEPS` steps, and returns the sequences per second."""
         batches = [put_batch(self.mesh, self.loader.batch(self.step + i)) for i in range(STEPS)]
         start = time.perf_counter()
         for batch in batches:

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The vocabulary and the datasets of reference_cpu.sh and small_study.sh, unless they are there already.
+# Makes the vocabulary and the datasets of reference_cpu.sh and small_study.sh, unless they already exist.
 #
 #   benchmarks/prepare_english.sh DATA OUTPUT
 #
 # DATA holds corpus/enwiki/*.jsonl.gz and corpus/books/*.txt.gz: 36 M tokens of English. Writes OUTPUT/vocab.txt (8,192
-# pieces), OUTPUT/data32 and OUTPUT/data128, by their sequences' length.
+# pieces), and OUTPUT/data32 and OUTPUT/data128 with sequences of 32 and 128 tokens.
 set -euo pipefail
 
 data=$1

@@ -1,9 +1,9 @@
-"""The memory of `bert-jax prepare` on a corpus many times larger than its bound.
+"""Measures the memory of `bert-jax prepare` on a corpus many times larger than its bound.
 
     python benchmarks/prepare_memory.py --input 'wiki/*.jsonl.gz' --vocab vocab.txt --gigabytes 8
 
-The corpus is the input over and over, each document with a number of its own in its text, as JSON lines. Prints the
-peak resident memory of each process, from /proc.
+The corpus is the input repeated as JSON lines; the text of each document starts with a unique number. Prints the peak
+resident memory of each process, from /proc.
 """
 
 import argparse
@@ -20,7 +20,7 @@ FILE_BYTES = 256 << 20
 
 
 def make_corpus(files: list[str], folder: Path, size: int) -> int:
-    """Writes at least `size` bytes of documents, and returns how many bytes there are."""
+    """Writes at least `size` bytes of documents, and returns the number of bytes."""
     written, number, repeat = 0, 0, 0
     out = None
     while written < size:
@@ -43,7 +43,7 @@ def make_corpus(files: list[str], folder: Path, size: int) -> int:
 
 
 def peaks_below(parent: int) -> dict[int, int]:
-    """Peak resident memory in bytes of a process and of all below it."""
+    """Returns the peak resident memory in bytes of a process and its descendants, by process id."""
     found, seen = {}, [parent]
     while seen:
         process = seen.pop()

@@ -1,10 +1,10 @@
-"""The reference run on a CPU: BERT-Tiny on 41 M tokens, of 32 and then of 128 a row, within 40 minutes on two cores.
+"""Config of the reference run: BERT-Tiny on 41 M tokens, in rows of 32 and then 128, within 40 minutes on two cores.
 
     benchmarks/reference_cpu.sh
 
-The short sequences come first because so small a model starts on 128 by averaging over all of them: each neighbour has
-1/128 of the attention, the positions hardly matter, and the MLM loss stays for long on a plateau some 0.7 nats under
-the unigram baseline. At 32 there is no such plateau, and what was learned carries over.
+The short sequences come first because on sequences of 128 so small a model starts by averaging over all tokens: each
+neighbour has 1/128 of the attention, the positions hardly matter, and the MLM loss stays for long on a plateau some 0.7
+nats under the unigram baseline. At 32 there is no such plateau, and the learned parameters carry over.
 """
 
 from bert_jax.configs import bert_tiny

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# The reference run: BERT-Tiny on English Wikipedia and books, on a CPU, killed once with -9 and resumed.
+# Runs the reference run: BERT-Tiny on English Wikipedia and books, on a CPU, killed once with -9 and resumed.
 #
 #   BERT_JAX_DATA=FOLDER benchmarks/reference_cpu.sh [OUTPUT]
 #
 # FOLDER holds corpus/enwiki/*.jsonl.gz and corpus/books/*.txt.gz: 36 M tokens of English. Writes the curves, the final
-# evaluation and metrics.jsonl to OUTPUT (runs/reference_cpu by default). A thousand steps are two minutes at the most on two cores.
+# evaluation and metrics.jsonl to OUTPUT (runs/reference_cpu by default). A thousand steps take at most two minutes on
+# two cores.
 set -euo pipefail
 
-data=${BERT_JAX_DATA:?set it to the folder of the corpora}
+data=${BERT_JAX_DATA:?is not set; set it to the folder of the corpora}
 out=${1:-runs/reference_cpu}
 kill_at=7000
 export JAX_PLATFORMS=cpu

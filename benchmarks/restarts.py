@@ -2,11 +2,11 @@
 
     benchmarks/restarts.py [--processes 2] [--kills 5] [--every 60]
 
-BERT-Mini trains on the English that Python carries, in as many processes as asked, under `launch/local_cluster.sh`. One
-of them is killed with SIGKILL, the others notice, all end, and the same command is run again. Measured are the seconds
-from the kill to the first step of the resumed run, the part of them spent on compiling the step (from the second time
-on, JAX's compilation cache has it), and the share of useful time: the time that an undisturbed run needs for all steps,
-over the time that was needed.
+BERT-Mini trains on the English that Python carries, in `--processes` processes under `launch/local_cluster.sh`. One of
+them is killed with SIGKILL, the others detect it, all end, and the same command is rerun. The benchmark measures the
+seconds from the kill to the first step of the resumed run, and the part of them spent on compiling the step (from the
+second time on, it is in JAX's compilation cache). It also measures the share of useful time: the time that an
+undisturbed run needs for all steps, over the time of this run.
 
 The simulation uses the measured seconds of a restart, random kills every 30 minutes on average, and several checkpoint
 intervals. A kill costs the restart and the steps since the newest checkpoint. As a check, it first reproduces the real
@@ -36,7 +36,7 @@ SAVE_EVERY = 10  # steps
 @dataclass(frozen=True)
 class Measured:
     restarts: list[float]  # seconds from a kill to the next step
-    compiling: list[float]  # of those
+    compiling: list[float]  # seconds of `restarts` spent on compilation
     step: float  # seconds, undisturbed
     wall: float  # seconds of the whole run
     steps: int
@@ -147,7 +147,7 @@ def disturbed(data: Path, workdir: Path, processes: int, kills: int, every: floa
 def simulate(useful: float, restart: float, between: float, save: float, *, jitter: bool, seed: int = 0) -> float:
     """Simulates a run of `useful` seconds of steps with a checkpoint every `save` seconds; returns its useful share.
 
-    It is killed after `between` seconds of steps: exactly, or with `jitter` after a random time with that mean.
+    The run is killed after `between` seconds of steps: exactly, or with `jitter` after a random time with that mean.
     """
     rng = random.Random(seed)
     done = saved = wall = 0.0
@@ -172,7 +172,7 @@ def main() -> None:
         folder = Path(temporary)
         data = prepare(folder)
         step = undisturbed(data, folder / "undisturbed", options.processes)
-        print(f"undisturbed: {step:.3f} s a step", flush=True)
+        print(f"undisturbed: {step:.3f} s per step", flush=True)
         measured = disturbed(data, folder / "run", options.processes, options.kills, options.every, step)
     restart = statistics.median(measured.restarts)
     compiling = statistics.median(measured.compiling)
@@ -184,7 +184,7 @@ def main() -> None:
     print(f"from the kill to the next step, median: {restart:.1f} s, {restart - compiling:.1f} s without compilation")
     print(f"longest: {max(measured.restarts):.1f} s")
     print(f"useful share of {measured.wall:.0f} s: {share:.1%}; simulated with the same numbers: {again:.1%}\n")
-    print("A kill every 30 minutes on the average, 30 days of steps, simulated:\n")
+    print("Simulated, 30 days of steps with a kill every 30 minutes on average:\n")
     print("| checkpoint every | restart as measured | restart 60 s | restart 180 s |\n| --- | --- | --- | --- |")
     month = 30 * 24 * 3600.0
     for save in (30, 60, 120, 300, 600):

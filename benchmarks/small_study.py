@@ -1,9 +1,9 @@
-"""A study at the size of a laptop: what pre-training is worth, and what its tasks are.
+"""Config of a study that runs on a laptop: the value of pre-training and of its two tasks, measured downstream.
 
     benchmarks/small_study.sh [OUTPUT]
 
-BERT-Tiny, whose pre-training is that of `reference_cpu.py`, beside the same encoder untrained, without NSP, and
-left-to-right. All are fine-tuned with the same search. Nothing here is comparable with the paper's numbers.
+Compares BERT-Tiny, with the pre-training of `reference_cpu.py`, with the same encoder untrained, without NSP, and
+left-to-right. All are fine-tuned with the same search. The scores are not comparable with the paper's.
 """
 
 import importlib.util
@@ -16,8 +16,8 @@ SEARCH = {
     "search.learning_rates": (1e-3, 3e-4), "search.seeds": (0, 1, 2, 3, 4), "optimizer.bias_correction": True,
     "task.max_seq_len": 128, "checkpoint.every_steps": 100_000,
 }  # fmt: skip
-MORE_RATES = {"search.learning_rates": (3e-3, 1e-3, 3e-4)}  # where 1e-3 is the best of two
-FEWER_SEEDS = {"search.seeds": (0, 1, 2)}  # where a run takes minutes
+MORE_RATES = {"search.learning_rates": (3e-3, 1e-3, 3e-4)}  # for tasks whose best of the two is 1e-3
+FEWER_SEEDS = {"search.seeds": (0, 1, 2)}  # for tasks whose runs take minutes
 
 
 def task(name, config, path, columns=None, **finetuning):

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# A study at the size of a laptop: BERT-Tiny pre-trained in three ways and not at all, on tasks that are real.
+# Runs a study that fits on a laptop: BERT-Tiny pre-trained in three ways and untrained, on real tasks.
 #
 #   BERT_JAX_DATA=FOLDER benchmarks/small_study.sh [OUTPUT] [--config.KEY=VALUE ...]
 #
 # FOLDER holds corpus/enwiki/*.jsonl.gz, corpus/books/*.txt.gz and corpus/kowiki/kowiki.jsonl.gz, glue/, squad/, wnut17/
-# and codah/. Vocabulary and datasets are those of reference_cpu.sh. Hours on two cores; it may be stopped, and goes on.
-# The tables and their figure are OUTPUT/study/table.* (runs/small_study by default).
+# and codah/. Vocabulary and datasets are those of reference_cpu.sh. It takes hours on two cores. It may be stopped; the
+# same command resumes it. The tables and their figure are OUTPUT/study/table.* (OUTPUT is runs/small_study by default).
 set -euo pipefail
 
-data=$(realpath "${BERT_JAX_DATA:?set it to the folder of the corpora and tasks}")
+data=$(realpath "${BERT_JAX_DATA:?is not set; set it to the folder of the corpora and tasks}")
 out=runs/small_study
 if [[ "${1:-}" && "$1" != --* ]]; then
   out=$1

@@ -1,8 +1,8 @@
-"""BERT-LARGE compiled for TPU slices of many sizes, with LAMB's batches: does it fit, what is sent, and what bounds it.
+"""Compiles BERT-LARGE with LAMB's batches for TPU slices of many sizes; prints memory, collectives and lower bounds.
 
     python benchmarks/tpu_topologies.py                # some 25 minutes on two cores; --only v5e for one chip's rows
 
-Needs the tpu-aot extra and no TPU. Each row is of the command that stands in it.
+Requires the tpu-aot extra and no TPU. Each row names the command that printed it.
 """
 
 import argparse
@@ -25,13 +25,13 @@ COMMANDS = [
 ] + ["bert-jax compile --config=bert_large:lamb --phase=0 --topology=v4:8x8x16"]
 
 HEAD = (
-    "| chips | tokens | rows a chip x microbatches | peak / HBM, GiB | arguments, temporaries, GiB | all-reduce, MiB | "
-    "in loops | at least, ms: compute, memory, network | rows/s at most | command |"
+    "| chips | tokens | rows per chip x microbatches | peak / HBM, GiB | arguments, temporaries, GiB | "
+    "all-reduce, MiB | in loops | at least, ms: compute, memory, network | rows/s at most | command |"
 )
 
 
 def row(found: dict, command: str) -> str:
-    """One phase, in the columns of `HEAD`."""
+    """Returns the row of a phase, in the columns of `HEAD`."""
     memory = f"{found['peak_bytes'] / GIB:.2f} / {found['hbm_bytes'] / GIB:.2f}"
     rows = f"{found['devices']:,} | {found['seq_len']} | {found['rows_a_device']} x {found['gradient_accumulation']}"
     if not found["fits"]:
@@ -52,7 +52,7 @@ def row(found: dict, command: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", metavar="CHIP", help="v4, v5e, v5p or v6e, or a whole topology")
+    parser.add_argument("--only", default="", metavar="CHIP", help="v4, v5e, v5p or v6e, or a topology such as v5e:2x4")
     options = parser.parse_args()
     print(HEAD)
     print("|" + " --- |" * HEAD.count(" |"))
@@ -64,7 +64,7 @@ def main() -> None:
             [sys.executable, "-m", "bert_jax.cli", *arguments, "--json", "--no-advice"],
             stdout=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
-        if done.returncode not in (0, 2):  # 2: a phase does not fit, which is a row as well
+        if done.returncode not in (0, 2):  # 2: a phase does not fit; its row says so
             raise SystemExit(done.returncode)
         for found in json.loads(done.stdout)["phases"]:
             print(row(found, command), flush=True)

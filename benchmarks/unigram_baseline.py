@@ -1,9 +1,9 @@
-"""The unigram baseline of a prepared dataset's eval split, masked and left-to-right, without any model.
+"""Prints the unigram baseline of a prepared dataset's eval split, masked and left-to-right, without any model.
 
     python benchmarks/unigram_baseline.py DATA [--batch_size 16] [--batches 160]
 
 Every evaluation of pre-training prints one of the two. For the dataset of small_study.sh (OUTPUT/data128) with the
-batches of `bert_tiny` these are the figures in the study's tables.
+batches of `bert_tiny` it prints the figures in the study's tables.
 """
 
 import argparse
@@ -17,9 +17,9 @@ from bert_jax.training.evaluation import unigram_nats
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", help="a prepared dataset")
-    parser.add_argument("--batch_size", type=int, default=16, help="rows (default 16)")
-    parser.add_argument("--batches", type=int, default=160, help="-1 for the whole split (default 160)")
+    parser.add_argument("data", help="folder of a prepared dataset")
+    parser.add_argument("--batch_size", type=int, default=16, help="rows per batch (default 16)")
+    parser.add_argument("--batches", type=int, default=160, help="number of batches; -1: the whole split (default 160)")
     arguments = parser.parse_args()
     dataset = PreparedDataset(arguments.data)
     for left_to_right in (False, True):

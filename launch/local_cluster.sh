@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Runs a command in N processes of this machine that find each other, as they would on N hosts:
+# Runs a command in N processes of this machine that join one run, as N hosts would:
 #
 #     launch/local_cluster.sh 2 bert-jax pretrain --config=bert_tiny --workdir=runs/two --config.data.path=data
 #
-# Each line of output is led by the number of its process. SIGTERM and SIGINT go on to all of them, and SIGHUP, which
-# comes as its terminal closes, as SIGTERM. Once a process has failed, the others are stopped. The exit status is that of
-# the first that failed, else 75 (saved, run it again) if a process ended so, else 0.
+# Each line of output starts with the index of its process. SIGTERM and SIGINT are forwarded to all processes; SIGHUP,
+# which a closing terminal sends, is forwarded as SIGTERM. When a process fails, the others receive SIGTERM. The exit
+# status is that of the first process that failed; otherwise 75 (saved, rerun the command) if any process exited with
+# it; otherwise 0.
 exec python3 - "$@" <<'PYTHON'
 import os
 import signal
@@ -18,7 +19,7 @@ import time
 SAVED = 75
 
 if len(sys.argv) < 3 or not sys.argv[1].isdigit() or sys.argv[1] == "0":
-    print("usage: launch/local_cluster.sh N COMMAND...", file=sys.stderr)
+    print("usage: launch/local_cluster.sh N COMMAND...   (N: number of processes, at least 1)", file=sys.stderr)
     sys.exit(2)
 count, command = int(sys.argv[1]), sys.argv[2:]
 with socket.socket() as free:
@@ -36,7 +37,7 @@ def send(number, _frame=None):
     asked.append(number)
     for process in processes:
         try:
-            os.killpg(process.pid, number)  # each leads a group of its own
+            os.killpg(process.pid, number)  # each process leads its own group
         except ProcessLookupError:
             pass
 
@@ -44,7 +45,7 @@ def send(number, _frame=None):
 processes, copies, asked = [], [], []
 signal.signal(signal.SIGTERM, send)
 signal.signal(signal.SIGINT, send)
-if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
     signal.signal(signal.SIGHUP, lambda *_: send(signal.SIGTERM))
 for number in range(count):
     together = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count), "JAX_PROCESS_ID": str(number)}
@@ -57,7 +58,7 @@ for number in range(count):
     for pipe, target in ((processes[-1].stdout, sys.stdout), (processes[-1].stderr, sys.stderr)):
         copies.append(threading.Thread(target=copy, args=(number, pipe, target), daemon=True))
         copies[-1].start()
-for number in list(asked):  # while some were not there yet
+for number in list(asked):  # signals that arrived while processes were being started
     send(number)
 
 failed = 0
@@ -66,7 +67,7 @@ while None in (statuses := [process.poll() for process in processes]):
         send(signal.SIGTERM)
     time.sleep(0.05)
 for thread in copies:
-    thread.join(timeout=2)  # what a process has left running may hold its output open
+    thread.join(timeout=2)  # a child that outlives its process may keep the output open
 failed = failed or next((status for status in statuses if status not in (0, SAVED)), 0)
 sys.exit((failed if failed > 0 else 128 - failed) if failed else SAVED if SAVED in statuses else 0)
 PYTHON

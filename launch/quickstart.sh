@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# From raw text to a trained, exported BERT: vocabulary, dataset, pre-training, evaluation, export, filled masks.
+# Makes a trained, exported BERT from raw text: vocabulary, dataset, pre-training, evaluation, export, filled masks.
 #
 #   launch/quickstart.sh [FOLDER]      (or `make quickstart`, which installs first)
 #
-# The text is the English that Python itself carries, so nothing is downloaded. Some minutes on two CPU cores; a second
-# call reuses what is there and goes on where the first one stopped.
+# The text is the English that Python itself carries, so nothing is downloaded. It takes some minutes on two CPU cores.
+# A second call reuses existing results and resumes where the first call stopped.
 set -euo pipefail
 
 out=${1:-quickstart}
@@ -15,14 +15,14 @@ step() { printf '\n== %s\n' "$*"; }
 
 step "1/7  vocabulary: WordPiece, 8,192 pieces"
 if [ -e "$out/vocab.txt" ]; then
-  echo "$out/vocab.txt is there"
+  echo "$out/vocab.txt already exists"
 else
   bert-jax vocab --input pydoc --size 8192 --output "$out/vocab.txt"
 fi
 
 step "2/7  dataset: sentence pairs of 128 tokens"
 if [ -e "$out/data/dataset.json" ]; then
-  echo "$out/data is there"
+  echo "$out/data already exists"
 else
   bert-jax prepare --input pydoc --vocab "$out/vocab.txt" --output "$out/data" --eval_fraction 0.03
 fi
@@ -40,12 +40,12 @@ with open(sys.argv[1]) as file:
     values = json.load(file)
 gain = values["unigram_loss"] - values["mlm_loss"]
 print(f"MLM loss {values['mlm_loss']:.2f}, {gain:.2f} nats under the unigram baseline of {values['unigram_loss']:.2f}")
-sys.exit("the model is no better than word frequencies: something is wrong" if gain <= 0 else 0)
+sys.exit("mlm_loss: expected less than unigram_loss; the model learned only word frequencies" if gain <= 0 else 0)
 PY
 
 step "5/7  export to Hugging Face's layout"
 if [ -e "$out/hf/model.safetensors" ]; then
-  echo "$out/hf is there"
+  echo "$out/hf already exists"
 else
   bert-jax export --checkpoint "$out/run" --output "$out/hf"
 fi
@@ -65,7 +65,7 @@ Done. In $out:
   vocab.txt         the vocabulary
   data/             the prepared dataset
   run/              checkpoints, metrics.jsonl, TensorBoard events
-  evaluation.json   MLM and NSP on held-out documents, beside the unigram baseline
+  evaluation.json   MLM and NSP metrics on held-out documents, with the unigram baseline
   hf/               the model for transformers: BertForPreTraining.from_pretrained("$out/hf")
-  curves.png        the curves
+  curves.png        loss and accuracy curves
 EOF

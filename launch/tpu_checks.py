@@ -1,6 +1,6 @@
-"""Checks of launch/tpu_pod.sh before it asks for TPUs: their name, the commit, the command, its config, its buckets.
+"""Checks what launch/tpu_pod.sh needs before it requests TPUs: their name, the commit, the command, config and buckets.
 
-It prints the commit that the hosts are to install. A refusal is one line on stderr, with exit status 2.
+Prints the commit that the hosts install. An error is one line on stderr, with exit status 2.
 
     python launch/tpu_checks.py --accelerator-type=v6e-8 --repo=URL --ref=main -- bert-jax pretrain --config=...
 """
@@ -21,12 +21,12 @@ from typing import NoReturn
 
 CLONE = Path(__file__).resolve().parents[1]
 _SMALL = (1, 4, 8, 16, 32, 64, 128, 256)
-SIZES = {  # by the type of accelerator; docs of Cloud TPU. Chips of v5litepod and v6e, cores of the others: two a chip
+SIZES = {  # by accelerator type, from the Cloud TPU docs: chips for v5litepod and v6e, else cores (two per chip)
     "v2": (8, 32, 128, 256, 512),
     "v3": (8, 32, 64, 128, 256, 512, 1024, 2048),
     "v4": (8, 16, 32, 64, 128, 256, 384, 512, 1024, 1536, 2048, 4096),
     "v5litepod": _SMALL,
-    "v5p": (8, 16, 32, 64, *range(128, 12_288 + 1, 128)),  # from 128 on cubes of 4x4x4 chips, 96 at most
+    "v5p": (8, 16, 32, 64, *range(128, 12_288 + 1, 128)),  # from 128 cores: at most 96 cubes of 4x4x4 chips
     "v6e": _SMALL,
 }
 _ALIASES = {"v5e": "v5litepod", "v5lite": "v5litepod", "v6": "v6e", "v5": "v5p", "v6lite": "v6e"}
@@ -36,7 +36,7 @@ _GIT = {"GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": "ssh -oBatchMode=yes -oCo
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Checks what the options name, and prints the commit."""
+    """Checks what the options name, and prints the commit to install (empty without --repo)."""
     words = list(arguments)
     at = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
@@ -57,12 +57,12 @@ def main(arguments: Sequence[str]) -> None:
 
 def refuse(text: str) -> NoReturn:
     """Prints one line on stderr and exits with status 2."""
-    print(f"launch/tpu_pod.sh: {' '.join(text.split())} (--no-check asks for TPUs all the same)", file=sys.stderr)
+    print(f"launch/tpu_pod.sh: {' '.join(text.split())} (--no-check skips all checks)", file=sys.stderr)
     raise SystemExit(2)
 
 
 def note(text: str) -> None:
-    """Writes one line on stderr."""
+    """Prints one line on stderr."""
     print(f"tpu_pod: {text}", file=sys.stderr)
 
 
@@ -70,19 +70,19 @@ def note(text: str) -> None:
 
 
 def check_accelerator(name: str) -> None:
-    """Refuses an unknown type or size of TPU queued resource."""
+    """Refuses an unknown type or size of accelerator, and names the nearest known ones."""
     kind, _, size = name.partition("-")
     if kind == "tpu7x":
-        refuse(f"--accelerator-type={name}: TPU7x is served by GKE and Compute Engine; use launch/gke_jobset.sh")
+        refuse(f"--accelerator-type={name}: only GKE and Compute Engine serve TPU7x; use launch/gke_jobset.sh")
     if kind not in SIZES:
         meant = _ALIASES.get(kind) or (difflib.get_close_matches(kind, SIZES, 1, 0.5) or [""])[0]
         near = f"{meant}-{size}" if size.isdigit() and int(size) in SIZES.get(meant, ()) else ""
         kinds = ", ".join(f"{kind}-{sizes[min(3, len(sizes) - 1)]}" for kind, sizes in SIZES.items())
-        refuse(f"--accelerator-type={name} is unknown; use {near or f'a type and a size, such as {kinds}'}")
+        refuse(f"--accelerator-type={name}: unknown type; use {near or f'a type and a size, such as {kinds}'}")
     if not size.isdigit() or int(size) not in SIZES[kind]:
         wanted = int(size) if size.isdigit() else 0
         near = sorted(sorted(SIZES[kind], key=lambda known: abs(known - wanted))[:_NEAR])
-        refuse(f"--accelerator-type={name}: no such size; near it are {', '.join(f'{kind}-{known}' for known in near)}")
+        refuse(f"--accelerator-type={name}: unknown size; use {', '.join(f'{kind}-{known}' for known in near)}")
 
 
 def topology(name: str) -> str:
@@ -104,19 +104,19 @@ def topology(name: str) -> str:
 
 
 def check_commit(repo: str, ref: str) -> str:
-    """Returns the commit that `ref` is at `repo`; refuses what cannot be cloned from there.
+    """Returns the commit of `ref` in `repo`, where "" means the commit of this clone.
 
-    An empty `ref` is the commit of this clone.
+    Refuses a repository that cannot be read and a ref that is not pushed there.
     """
     if not ref:
         ref = _git("rev-parse", "HEAD").strip()
         if changed := len(_git("status", "--porcelain").splitlines()):
-            note(f"the hosts install commit {ref[:12]}, without {changed} changed or new files here: commit and push")
+            note(f"the hosts install commit {ref[:12]} without {changed} changed or new files; commit and push them")
     listed = _run_git("ls-remote", repo)
     if listed.returncode:
         refuse(f"--repo={repo} cannot be read ({_last_line(listed.stderr)}); give a URL that the hosts can clone")
     if repo.startswith(("git@", "ssh://", "/", "file://")):
-        note(f"--repo={repo}: the hosts have no key of yours, nor your disk; an https:// URL is safe")
+        note(f"--repo={repo}: the hosts have neither your keys nor your disk; an https:// URL works")
     tips = {name: commit for commit, name in (line.split("\t") for line in listed.stdout.splitlines())}
     for name in (f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", f"refs/heads/{ref.removeprefix('origin/')}"):
         if name in tips:
@@ -124,11 +124,11 @@ def check_commit(repo: str, ref: str) -> str:
     if not re.fullmatch("[0-9a-f]{7,40}", ref):
         close = difflib.get_close_matches(ref, [name.split("/", 2)[-1] for name in tips], 1, 0.6)
         meant = f"; did you mean {close[0]}?" if close else "; push it, or give a branch, a tag or a commit"
-        refuse(f"--ref={ref} is no branch or tag of {repo}{meant}")
+        refuse(f"--ref={ref}: no such branch or tag in {repo}{meant}")
     commit = _run_git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}").stdout.strip() or ref
     if commit in tips.values() or any(_is_ancestor(commit, tip) for tip in tips.values()) or _fetches(repo, commit):
         return commit
-    refuse(f"--ref={ref}: the commit is not at {repo}; git push, or give another --ref")
+    refuse(f"--ref={ref}: commit not found in {repo}; git push, or give another --ref")
 
 
 def _is_ancestor(commit: str, tip: str) -> bool:
@@ -144,7 +144,7 @@ def _fetches(repo: str, commit: str) -> bool:
 def _git(*words: str) -> str:
     done = _run_git(*words)
     if done.returncode:
-        refuse(f"no commit here ({_last_line(done.stderr)}): give --repo and --ref")
+        refuse(f"--ref: this clone has no commit ({_last_line(done.stderr)}); give --repo and --ref")
     return done.stdout
 
 
@@ -154,7 +154,7 @@ def _run_git(*words: str) -> subprocess.CompletedProcess:
     try:
         return subprocess.run(command, env={**os.environ, **_GIT}, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        refuse("git is not installed: install it, or use another machine")
+        refuse("git not found; install it, or use another machine")
 
 
 def _last_line(text: str) -> str:
@@ -165,21 +165,21 @@ def _last_line(text: str) -> str:
 
 
 def check_command(words: Sequence[str], accelerator: str | None, slices: int, compiles: bool, is_dry: bool) -> None:
-    """Refuses a `bert-jax` command that would fail at once: a typo, a config that does not load, a bucket not there."""
+    """Refuses a `bert-jax` command that would fail at once: a typo, an invalid config, a missing bucket."""
     arguments = _bert_jax_arguments(words)
     if arguments is None:
         close = difflib.get_close_matches(Path(words[0]).name, ["bert-jax"], 1, 0.7)
         if close:
-            refuse(f"the command {words[0]} is unknown; did you mean bert-jax?")
-        note(f"{words[0]} is not bert-jax: the command is not checked")
+            refuse(f"{words[0]}: unknown command; did you mean bert-jax?")
+        note(f"{words[0]}: the command is not checked, because it is not bert-jax")
         return
-    os.chdir(CLONE)  # as on the hosts
+    os.chdir(CLONE)  # the hosts run the command in their clone
     try:
         import bert_jax.cli
     except ImportError as error:
         refuse(
-            f"the command cannot be checked: {sys.executable} has no bert_jax ({error}); activate the environment that "
-            "has it"
+            f"bert-jax: the command cannot be checked, because {sys.executable} has no bert_jax ({error}); activate "
+            "the environment that has it"
         )
     output = io.StringIO()
     try:
@@ -199,7 +199,7 @@ def check_command(words: Sequence[str], accelerator: str | None, slices: int, co
 
 
 def _bert_jax_arguments(words: Sequence[str]) -> list[str] | None:
-    """Returns what follows `bert-jax` in a command, `env NAME=VALUE ...` before it or not; None for another command."""
+    """Returns the arguments of `bert-jax`, with or without `env NAME=VALUE ...` before it; None for another command."""
     rest = list(words)
     if rest[0] == "env":
         rest.pop(0)
@@ -213,11 +213,11 @@ def _bert_jax_arguments(words: Sequence[str]) -> list[str] | None:
 
 
 def _check_config(options: argparse.Namespace) -> Iterator[str]:
-    """Yields what a run reads, each a file or folder that has to be there. InputError for a config that cannot be."""
+    """Yields the files and folders that a run reads. Raises InputError for an invalid config."""
     if options.command not in ("pretrain", "finetune"):
         return
     if not options.workdir:
-        refuse("--workdir is empty; give --workdir=gs://BUCKET/FOLDER")
+        refuse("--workdir: expected a folder, got ''; give --workdir=gs://BUCKET/FOLDER")
     from bert_jax.config import load_config
 
     if options.command == "finetune":
@@ -244,11 +244,11 @@ def _check_places(workdir: str | None, inputs: Sequence[str], *, writes: bool) -
     """Refuses invalid gs:// names, unreadable inputs and, if `writes`, a workdir that is not writable."""
     for place in dict.fromkeys([*inputs, *([workdir] if workdir else [])]):
         if re.match(r"gs:", place) and not _BUCKET.fullmatch(place):
-            refuse(f"{place} is no name on Google Cloud Storage; expected gs://BUCKET/FOLDER")
+            refuse(f"{place}: invalid name on Google Cloud Storage; expected gs://BUCKET/FOLDER")
     if workdir and "://" in workdir and not workdir.startswith("gs://"):
-        refuse(f"--workdir={workdir}: checkpoints are on a shared disk or on gs://; use gs://BUCKET/FOLDER")
+        refuse(f"--workdir={workdir}: expected a path on a shared disk or on gs://; use gs://BUCKET/FOLDER")
     if workdir and not workdir.startswith(("gs://", "/")):
-        note(f"--workdir={workdir} is on the hosts' own disks, and is deleted with the TPUs: use gs://BUCKET/FOLDER")
+        note(f"--workdir={workdir}: on the hosts' own disks, it is deleted with the TPUs; use gs://BUCKET/FOLDER")
     remote = [place for place in dict.fromkeys(inputs) if place.startswith("gs://")]
     if not shutil.which("gcloud"):
         return
@@ -273,11 +273,11 @@ def _storage(problem: str, fix: str, *words: str) -> None:
 
 
 def _check_fit(options: argparse.Namespace, accelerator: str | None, slices: int) -> None:
-    """Refuses a run whose step does not fit the accelerator, or does not compile for it."""
+    """Refuses a run whose step does not fit into the accelerator's memory or does not compile for it."""
     if options.command != "pretrain" or not accelerator:
-        refuse("--compile: only `bert-jax pretrain` on a given --accelerator-type is compiled; leave it out")
+        refuse("--compile supports only `bert-jax pretrain` with an --accelerator-type; omit --compile")
     chips = topology(accelerator)
-    note(f"compiling the step for {slices} x {chips}, which takes a minute or more")
+    note(f"compiling the step for {slices} x {chips}; this takes a minute or more")
     done = subprocess.run(
         [
             sys.executable, "-m", "bert_jax.cli", "compile", f"--config={options.config}", f"--topology={chips}",

@@ -1,57 +1,58 @@
 #!/usr/bin/env bash
-# Runs one command on all hosts of a Cloud TPU slice, or of several, for as long as it takes: see usage() below.
+# Runs one command on all hosts of one or several Cloud TPU slices until it is done: see usage() below.
 set -euo pipefail
 
 usage() {
   cat <<'USAGE'
 usage: launch/tpu_pod.sh VERB --name=NAME --zone=ZONE [OPTIONS] [-- COMMAND...]
 
-  create   asks for the TPUs, as a queued resource
+  create   requests the TPUs as a queued resource
   setup    installs a git ref, with its `tpu` and `gcs` extras, on every host
   start    starts COMMAND on every host; it outlives the connection
-  status   the queued resource, its nodes, and what every host is doing
-  logs     the end of what the first host has written; --follow goes on
-  stop     SIGTERM to the command on every host, which saves; `start` or `watch` goes on from there
-  delete   gives the TPUs back
-  watch    all of it, unattended: creates, sets up, starts, and starts again after a preemption (the TPUs are deleted
-           and asked for anew) or exit status 75. Its own exit status: 0 done, 2 input to be mended, 75 stopped by
-           `stop` or --max-hours, 1 failed more than --max-failures times. It deletes the TPUs when it ends, except
-           after `stop`. It can be interrupted, and called again.
+  status   prints the state of the queued resource, of its nodes and of every host
+  logs     prints the last 100 lines of the first host's log; with --follow, prints new lines as they arrive
+  stop     sends SIGTERM to the command on every host, which saves; `start` or `watch` resumes it
+  delete   deletes the TPUs
+  watch    does all of it unattended: creates, sets up, starts, and restarts after a preemption (it deletes the TPUs and
+           requests new ones) or exit status 75. Its own exit status: 0 done; 2 invalid input; 75 stopped by `stop` or
+           --max-hours; 1 failed more than --max-failures times. It deletes the TPUs when it ends, except after `stop`.
+           It can be interrupted and called again.
 
   --accelerator-type=TYPE   v6e-256, v5p-64, v5litepod-16, v4-32 ...
-  --runtime-version=V       by default what goes with the type
+  --runtime-version=V       default: the version for the type
   --node-count=N            slices (1)
-  --spot                    may be preempted, and costs less
-  --project=P               by default gcloud's own
-  --repo=URL --ref=REF      what `setup` installs: by default this clone's origin and its commit, which has to be pushed
-  --before='SHELL LINE'     on every host, before the installation: mounting what all hosts share, say
-  --max-failures=N          how often `watch` tries again after another exit status than 0, 2 and 75 (3)
-  --max-hours=H             after H hours `watch` stops the command, which saves, deletes the TPUs and ends with 75;
-                            2.5 is two and a half; by default there is no limit. A second `watch` begins from 0
-  --poll=SECONDS            how often `watch` looks (60); calls that fail are repeated ever more slowly
-  --keep                    `watch` deletes nothing when it ends
-  --compile                 compiles the step for the TPUs first, to see that it fits; needs libtpu here
-  --no-check                asks for TPUs whatever the checks would say
-  --follow                  for `logs`
-  --dry-run                 prints each gcloud command instead, quoted for a shell
+  --spot                    requests spot TPUs, which cost less and can be preempted
+  --project=P               default: gcloud's own
+  --repo=URL --ref=REF      repository and ref that `setup` installs; default: this clone's origin and its commit, which
+                            must be pushed
+  --before='SHELL LINE'     runs on every host before the installation, for example to mount a shared file system
+  --max-failures=N          retries of `watch` after an exit status other than 0, 2 and 75 (3)
+  --max-hours=H             after H hours `watch` stops the command, which saves, deletes the TPUs and exits with 75;
+                            H can be a fraction, such as 2.5; default: no limit. A second `watch` counts from 0
+  --poll=SECONDS            interval between checks of `watch` (60); failing calls are retried with backoff
+  --keep                    makes `watch` keep the TPUs when it ends
+  --compile                 first compiles the step for the TPUs, to check that it fits; requires libtpu here
+  --no-check                requests TPUs without any checks
+  --follow                  makes `logs` print new lines as they arrive
+  --dry-run                 prints each gcloud command, quoted for a shell, and runs none
 
-Before `create` and `watch` ask for TPUs, and before `setup` and `start`, launch/tpu_checks.py checks what they use: the
-accelerator's name, that the commit can be cloned, the bert-jax command with its config, and its buckets. What is wrong
-is one line, with exit status 2.
+Before `create`, `watch`, `setup` and `start` act, launch/tpu_checks.py checks what they use: the name of the
+accelerator, that the commit can be cloned, the bert-jax command with its config, and its buckets. It reports an error
+in one line, with exit status 2.
 
-COMMAND runs in the clone, with its environment active: bert-jax pretrain --config=... --workdir=... The workdir and the
-dataset have to be on what all hosts share. Variables go before it: -- env NAME=VALUE bert-jax pretrain ...
+COMMAND runs in the clone with its environment active: bert-jax pretrain --config=... --workdir=... The workdir and the
+dataset must be on storage that all hosts share. Variables go before it: -- env NAME=VALUE bert-jax pretrain ...
 USAGE
 }
 
 refuse() {
-  printf 'launch/tpu_pod.sh: %s (--help says more)\n' "$*" >&2
+  printf 'launch/tpu_pod.sh: %s; see --help\n' "$*" >&2
   exit 2
 }
 
 say() { printf '%s tpu_pod: %s\n' "$(date +%H:%M:%S)" "$*" >&2; }
 
-quoted() { # words as a shell would want them typed
+quoted() { # prints words quoted for a shell
   local word words=''
   for word in "$@"; do
     [[ $word =~ ^[A-Za-z0-9_./:=,@%+-]+$ ]] || word=${word@Q}
@@ -60,13 +61,13 @@ quoted() { # words as a shell would want them typed
   printf '%s' "${words# }"
 }
 
-# --- What was asked for ----------------------------------------------------------------------------------------------
+# --- Arguments -------------------------------------------------------------------------------------------------------
 verb=${1:-}
 case $verb in
   create | setup | start | status | logs | stop | delete | watch) shift ;;
   -h | --help) usage && exit 0 ;;
-  "") refuse "no verb: create, setup, start, status, logs, stop, delete or watch" ;;
-  *) refuse "unknown verb $verb: create, setup, start, status, logs, stop, delete or watch" ;;
+  "") refuse "no verb given; expected create, setup, start, status, logs, stop, delete or watch" ;;
+  *) refuse "$verb: unknown verb; expected create, setup, start, status, logs, stop, delete or watch" ;;
 esac
 
 name='' zone='' project='' accelerator='' runtime='' repo='' ref='' before=''
@@ -83,12 +84,12 @@ while [ $# -gt 0 ]; do
     --no-check) no_check=yes && shift && continue ;;
     --*=*) option=${1%%=*} value=${1#*=} && shift ;;
     --*)
-      [ $# -ge 2 ] || refuse "$1 wants a value"
+      [ $# -ge 2 ] || refuse "$1: expected a value, as in $1=VALUE"
       option=$1 value=$2 && shift 2
       ;;
-    *) refuse "$1 is no option; the command comes after --" ;;
+    *) refuse "$1: unknown option; put the command after --" ;;
   esac
-  [ -n "$value" ] || refuse "$option wants a value"
+  [ -n "$value" ] || refuse "$option: expected a value, as in $option=VALUE"
   case $option in
     --name) name=$value ;;
     --zone) zone=$value ;;
@@ -102,29 +103,31 @@ while [ $# -gt 0 ]; do
     --max-failures) max_failures=$value ;;
     --max-hours) max_hours=$value ;;
     --poll) poll=$value ;;
-    *) refuse "unknown option $option" ;;
+    *) refuse "$option: unknown option" ;;
   esac
 done
 command=("$@")
 
-[ -n "$name" ] || refuse "--name is missing"
-[ -n "$zone" ] || refuse "--zone is missing"
-[[ $name =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]] || refuse "--name=$name: lower-case letters, digits and hyphens"
-for number in "$nodes" "$max_failures" "$poll"; do
-  [[ $number =~ ^[0-9]+$ ]] || refuse "$number has to be a whole number"
+[ -n "$name" ] || refuse "--name is missing; it is required"
+[ -n "$zone" ] || refuse "--zone is missing; it is required, as in --zone=us-east5-b"
+[[ $name =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]] ||
+  refuse "--name=$name: invalid name; expected lower-case letters, digits and hyphens, as in bert-1"
+for setting in "--node-count=$nodes" "--max-failures=$max_failures" "--poll=$poll"; do
+  [[ ${setting#*=} =~ ^[0-9]+$ ]] || refuse "$setting: expected a whole number"
 done
-[ "$nodes" -ge 1 ] || refuse "--node-count=$nodes: one slice at the least"
-[ "$poll" -ge 1 ] || refuse "--poll=$poll: one second at the least"
+[ "$nodes" -ge 1 ] || refuse "--node-count=$nodes: expected at least 1 slice"
+[ "$poll" -ge 1 ] || refuse "--poll=$poll: expected at least 1 second"
 limit='' # seconds
 if [ -n "$max_hours" ]; then
-  [[ $max_hours =~ ^([0-9]{1,6})(\.([0-9]{1,4}))?$ ]] || refuse "--max-hours=$max_hours: a number of hours, as in 2.5"
+  [[ $max_hours =~ ^([0-9]{1,6})(\.([0-9]{1,4}))?$ ]] ||
+    refuse "--max-hours=$max_hours: expected a number of hours, as in 2.5"
   fraction=${BASH_REMATCH[3]:-}0000
   limit=$((10#${BASH_REMATCH[1]} * 3600 + 10#${fraction:0:4} * 3600 / 10000))
-  [ "$limit" -ge 1 ] || refuse "--max-hours=$max_hours: above 0"
-  [ -z "$keep" ] || refuse "--max-hours deletes the TPUs, and --keep keeps them: choose one"
+  [ "$limit" -ge 1 ] || refuse "--max-hours=$max_hours: expected at least one second, as in 0.5 for half an hour"
+  [ -z "$keep" ] || refuse "--max-hours=$max_hours does not support --keep, because it deletes the TPUs; omit one"
 fi
-case $verb in create | watch) [ -n "$accelerator" ] || refuse "--accelerator-type is missing" ;; esac
-case $verb in start | watch) [ ${#command[@]} -gt 0 ] || refuse "no command: put it after --" ;; esac
+case $verb in create | watch) [ -n "$accelerator" ] || refuse "--accelerator-type is missing; it is required" ;; esac
+case $verb in start | watch) [ ${#command[@]} -gt 0 ] || refuse "no command given; put it after --" ;; esac
 if [ -n "$accelerator" ] && [ -z "$runtime" ]; then
   case $accelerator in # cloud.google.com/tpu/docs/runtimes
     v6e-*) runtime=v2-alpha-tpuv6e ;;
@@ -139,19 +142,21 @@ checks=()
 [ -z "$accelerator" ] || checks+=("--accelerator-type=$accelerator" "--node-count=$nodes")
 case $verb in
   setup | watch)
-    [ -n "$repo" ] || repo=$(git -C "$here" remote get-url origin 2>/dev/null) || refuse "no origin here: give --repo"
+    [ -n "$repo" ] || repo=$(git -C "$here" remote get-url origin 2>/dev/null) ||
+      refuse "--repo: this clone has no remote origin; give --repo=URL"
     checks+=("--repo=$repo" "--ref=$ref")
-    [ -n "$ref" ] || ref=$(git -C "$here" rev-parse HEAD 2>/dev/null) || refuse "no commit here: give --ref"
+    [ -n "$ref" ] || ref=$(git -C "$here" rev-parse HEAD 2>/dev/null) ||
+      refuse "--ref: this clone has no commit; give --ref=REF"
     ;;
 esac
-[ -n "$dry_run" ] || command -v gcloud >/dev/null || refuse "gcloud is not installed: cloud.google.com/sdk"
+[ -n "$dry_run" ] || command -v gcloud >/dev/null || refuse "gcloud not found; install it from cloud.google.com/sdk"
 if [ -z "$no_check" ]; then
   case $verb in
     create | setup | start | watch)
       for python in "${VIRTUAL_ENV:-}/bin/python" "$here/../.venv/bin/python" "$(command -v python3)"; do
         [ ! -x "$python" ] || break
       done
-      [ -x "$python" ] || refuse "python3 is not installed: it checks what is asked for (--no-check does without)"
+      [ -x "$python" ] || refuse "python3 not found; launch/tpu_checks.py requires it; install it, or use --no-check"
       commit=$("$python" "$here/tpu_checks.py" "${checks[@]}" ${compile:+--compile} ${dry_run:+--dry-run} \
         -- "${command[@]}") || exit $?
       ref=${commit:-$ref}
@@ -159,7 +164,7 @@ if [ -z "$no_check" ]; then
   esac
 fi
 if [ -n "$accelerator" ] && [ -z "$runtime" ]; then
-  refuse "no runtime known for $accelerator: give --runtime-version"
+  refuse "--accelerator-type=$accelerator: unknown runtime version; give --runtime-version=V"
 fi
 
 # --- gcloud ----------------------------------------------------------------------------------------------------------
@@ -195,18 +200,18 @@ node_states() {
   done
 }
 
-on_hosts() { # all of them, or `first`
+on_hosts() { # all|first COMMAND
   local which=all
   [ "$1" = all ] || which=0
-  # A host that is gone while it is asked is noticed after two minutes.
+  # A host that is lost during the call is detected after two minutes.
   cloud compute tpus queued-resources ssh "$name" "${where[@]}" "--node=$which" "--worker=$which" --quiet \
     --ssh-flag=-oConnectTimeout=30 --ssh-flag=-oServerAliveInterval=30 --ssh-flag=-oServerAliveCountMax=4 "--command=$2"
 }
 
-# --- What runs on a host: single lines, for a remote shell ------------------------------------------------------------
-# A run's folder there holds `ready` (the ref that is installed), `pid` (the command's), `status` (once it has ended),
-# `stopped`, `log`, and `lock`, which the process that waits for the command holds: a process id that is used again is
-# nobody's lock.
+# --- Commands on the hosts: single lines, for a remote shell ----------------------------------------------------------
+# The folder of a run on a host holds `ready` (the installed ref), `pid` (of the command), `status` (its exit status,
+# once it has ended), `stopped`, `log` and `lock`. The parent process of the command holds the lock, so that a reused
+# process id is not taken for a running command.
 run="\$HOME/bert_jax_runs/$name"
 # shellcheck disable=SC2016
 tell='echo "tpu_pod $(hostname)'
@@ -216,7 +221,7 @@ setup() {
   local line
   line="set -e; mkdir -p $run; rm -f $run/ready"
   [ -z "$before" ] || line+="; bash -c $(quoted "$before")"
-  # The images' own Python may be older than 3.11; uv brings one along.
+  # The images' own Python may be older than 3.11; uv installs 3.12.
   line+="; python3 -m pip install --quiet --user uv"
   line+="; [ -d \$HOME/bert_jax ] || git clone --quiet $(quoted "$repo") \$HOME/bert_jax"
   line+="; cd \$HOME/bert_jax; git fetch --quiet origin; git checkout --quiet --detach $(quoted "$ref")"
@@ -257,11 +262,11 @@ logs() { on_hosts first "tail -n 100 ${follow:+-F} $run/log"; }
 
 # --- watch -----------------------------------------------------------------------------------------------------------
 failures=0 silent=0
-troubles=0 trouble='' # looks in a row, and whether this one, at which gcloud has failed
-set_up='' started='' # on the TPUs that there are
-mine=''              # whether what the hosts say is of a command that runs, or was started, since the watch began
+troubles=0 trouble='' # number of consecutive checks in which gcloud failed, and whether the current one did
+set_up='' started=''  # whether that was done on the current TPUs
+mine=''               # whether the hosts' states are of a command that has run or was started since the watch began
 
-resource_state() { # its state; ABSENT; or UNKNOWN, where gcloud gave no answer
+resource_state() { # prints the state; ABSENT if there is none; UNKNOWN if gcloud failed
   local errors
   errors=$(mktemp)
   if gcloud compute tpus queued-resources describe "$name" "${where[@]}" '--format=value(state.state)' 2>"$errors"; then
@@ -279,12 +284,12 @@ began=$(date +%s)
 
 elapsed() { echo $(($(date +%s) - began)); }
 
-pause() { # SECONDS, which in tests are of TPU_POD_SECOND_MS milliseconds
+pause() { # SECONDS; tests set TPU_POD_SECOND_MS, the milliseconds of such a second
   local milliseconds=$(($1 * ${TPU_POD_SECOND_MS:-1000}))
   sleep "$((milliseconds / 1000)).$(printf %03d $((milliseconds % 1000)))"
 }
 
-wait_a_while() { # longer after each look in a row at which gcloud has failed; never past the limit
+wait_a_while() { # with exponential backoff while gcloud fails; never past the limit
   local seconds=$poll longest=$((poll > 600 ? poll : 600)) left
   for ((left = troubles; left > 0 && seconds < longest; left--)); do seconds=$((seconds * 2)); done
   seconds=$((seconds < longest ? seconds : longest))
@@ -302,7 +307,7 @@ give_back_for_good() {
     ! delete || return 0
     pause $((try * 10))
   done
-  say "could not be deleted, and costs money: tpu_pod.sh delete $(quoted "--name=$name" "${where[@]}")"
+  say "the TPUs could not be deleted and cost money; run: tpu_pod.sh delete $(quoted "--name=$name" "${where[@]}")"
 }
 
 end() { # EXIT_STATUS WHY [kept]
@@ -312,37 +317,37 @@ end() { # EXIT_STATUS WHY [kept]
   exit "$1"
 }
 
-end_in_time() { # once --max-hours have passed: the command has five minutes to save in
+end_in_time() { # after --max-hours; the command has five minutes to save
   local until=$(($(elapsed) + 300))
-  say "--max-hours=$max_hours have passed: the command is told to save"
+  say "--max-hours=$max_hours have passed: stopping the command, which saves"
   if [ "$(resource_state)" = ACTIVE ] && stop; then
     while [ "$(elapsed)" -lt "$until" ] && grep -q ' running$' <<<"$(host_states)"; do pause 5; done
   fi
-  end 75 "--max-hours=$max_hours have passed; watch goes on from what is saved"
+  end 75 "--max-hours=$max_hours have passed; \`watch\` resumes from the last checkpoint"
 }
 
-failed() { # WHY; ends the watch where it was once too often
+failed() { # WHY; ends the watch after more than --max-failures
   failures=$((failures + 1))
-  say "$1: failure $failures, of which $max_failures are tried again"
-  [ "$failures" -le "$max_failures" ] || end 1 "failed too often"
+  say "$1: failure $failures; --max-failures=$max_failures are retried"
+  [ "$failures" -le "$max_failures" ] || end 1 "failed more than --max-failures=$max_failures times"
 }
 
 give_back() {
   set_up='' started=''
   delete || {
     trouble=yes
-    say "could not be deleted yet"
+    say "the TPUs could not be deleted; retrying"
   }
 }
 
 launch() {
   mine=yes started=yes
-  say "starting"
-  start || say "not all hosts could be reached"
+  say "starting the command on all hosts"
+  start || say "the command could not be started on all hosts"
 }
 
-# While one host runs there is nothing to do: with a process lost the others end by themselves. After that the worst
-# that a host says decides.
+# While the command runs on any host there is nothing to do: if a process is lost, the others end by themselves. After
+# that, the worst state of a host decides.
 decide() {
   local states=$1
   if grep -q ' running$' <<<"$states"; then
@@ -350,19 +355,19 @@ decide() {
   elif grep -q ' bare$' <<<"$states"; then
     [ -z "$set_up" ] || failed "the installation failed"
     set_up=yes
-    say "setting up $ref"
+    say "setting up $ref on all hosts"
     setup || true
   elif [ -z "$mine" ]; then
     launch
   elif grep -q ' exited 2$' <<<"$states"; then
-    end 2 "exit status 2: the input has to be mended"
+    end 2 "exit status 2: invalid input; fix what the log names"
   elif grep -q ' stopped$' <<<"$states"; then
-    end 75 "stopped; the TPUs are kept: watch goes on, delete gives them back" kept
+    end 75 "stopped; the TPUs are kept: \`watch\` resumes the command, \`delete\` deletes the TPUs" kept
   elif grep -Eqv ' (idle|exited 0|exited 75)$' <<<"$states"; then
     failed "a process failed or was lost: $(tr '\n' ';' <<<"$states")"
     launch
   elif grep -q ' idle$' <<<"$states"; then
-    [ -z "$started" ] || failed "the command did not start everywhere"
+    [ -z "$started" ] || failed "the command did not start on all hosts"
     launch
   elif grep -q ' exited 75$' <<<"$states"; then
     launch
@@ -374,17 +379,17 @@ decide() {
 look_at_hosts() {
   local states
   if [[ $(node_states 2>/dev/null) == *PREEMPTED* ]]; then
-    say "a node was preempted: asking anew"
+    say "a node was preempted: requesting new TPUs"
     give_back
   elif states=$(host_states) && states=$(grep '^tpu_pod ' <<<"$states"); then
     silent=0
     decide "$states"
   else
     silent=$((silent + 1))
-    say "no answer from all hosts ($silent)"
+    say "not all hosts answer: check $silent of 20"
     if [ "$silent" -ge 20 ]; then
       silent=0
-      failed "the hosts do not answer: asking anew"
+      failed "the hosts do not answer: requesting new TPUs"
       give_back
     fi
   fi
@@ -392,16 +397,16 @@ look_at_hosts() {
 
 watch() {
   if [ -n "$dry_run" ]; then
-    echo "# 1. ask for the TPUs, and look until they are ACTIVE"
+    echo "# 1. request the TPUs, and poll until they are ACTIVE"
     create
     cloud compute tpus queued-resources describe "$name" "${where[@]}" '--format=value(state.state)'
-    echo "# 2. install, and start"
+    echo "# 2. install and start"
     setup
     start
-    echo "# 3. look every $poll seconds; start again after 75, and $max_failures times after a failure"
+    echo "# 3. poll every $poll seconds; restart after 75, and at most $max_failures times after a failure"
     node_states
     host_states
-    echo "# 4. after a preemption: give back, and from 1; at the end: give back"
+    echo "# 4. after a preemption: delete, and continue at 1; at the end: delete"
     delete
     return
   fi
@@ -417,12 +422,12 @@ watch() {
       ABSENT)
         create || {
           trouble=yes
-          failed "the TPUs could not be asked for"
+          failed "the request for TPUs could not be sent"
         }
         ;;
       ACTIVE) look_at_hosts ;;
       SUSPENDED)
-        say "preempted: asking anew"
+        say "preempted: requesting new TPUs"
         give_back
         ;;
       FAILED)

@@ -1,4 +1,4 @@
-"""launch/gke_jobset.sh: what it renders, held against the models of JobSet's and Kubernetes' own OpenAPI."""
+"""Tests the manifest of launch/gke_jobset.sh against the models of JobSet's and Kubernetes' own OpenAPI."""
 
 import copy
 import os
@@ -32,12 +32,12 @@ def render(*command: str, **values: str) -> dict[str, Any]:
 
 
 def assert_valid(manifest: dict[str, Any]) -> None:
-    """Types and required fields are the models'; a field that they do not know is lost on the way through them."""
+    """Asserts that types and required fields are the models'; they drop an unknown field in the round trip."""
     assert JobsetV1alpha2JobSet.from_dict(manifest).to_dict() == manifest
 
 
 def keys(value: Any, path: tuple = ()) -> Iterator[tuple]:
-    """The path to every key, but for those of labels, which are free."""
+    """Yields the path of every key, except for the keys of annotations, node selectors and limits."""
     for key, inside in (
         value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     ):
@@ -135,25 +135,25 @@ def test_exit_statuses_decide():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "values", "says"),
+    ("arguments", "values", "names"),
     [
-        ([], {}, "no command"),
-        (["--dry"], {}, "--dry is no option"),
-        (["--", "x"], {"CLAIM": ""}, "CLAIM is not set"),
-        (["--", "x"], {"IMAGE": "a b"}, "IMAGE=a b cannot be that"),
-        (["--", "x"], {"NAME": "Bert"}, "NAME=Bert: lower-case"),
-        (["--", "x"], {"TOPOLOGY": "16"}, "TOPOLOGY=16: 4x4 or"),
-        (["--", "x"], {"TOPOLOGY": "3x3"}, "3x3 has 9 chips: no multiple of CHIPS_PER_HOST=4"),
-        (["--", "x"], {"SLICES": "0"}, "SLICES=0: 1 at the least"),
-        (["--", "x"], {"SLICES": "one"}, "SLICES=one has to be a whole number"),
-        (["--", "x"], {"SPOT": "maybe"}, "SPOT=maybe: yes or no"),
-        (["--", "a\nb"], {}, "no control characters"),
+        ([], {}, ["command", " -- "]),
+        (["--dry"], {}, ["--dry"]),
+        (["--", "x"], {"CLAIM": ""}, ["CLAIM"]),
+        (["--", "x"], {"IMAGE": "a b"}, ["IMAGE=a b"]),
+        (["--", "x"], {"NAME": "Bert"}, ["NAME=Bert"]),
+        (["--", "x"], {"TOPOLOGY": "16"}, ["TOPOLOGY=16", "4x4"]),
+        (["--", "x"], {"TOPOLOGY": "3x3"}, ["TOPOLOGY=3x3", "9 chips", "CHIPS_PER_HOST=4"]),
+        (["--", "x"], {"SLICES": "0"}, ["SLICES=0"]),
+        (["--", "x"], {"SLICES": "one"}, ["SLICES=one"]),
+        (["--", "x"], {"SPOT": "maybe"}, ["SPOT=maybe", "yes", "no"]),
+        (["--", "a\nb"], {}, ["COMMAND"]),
     ],
 )
-def test_usage_errors_are_one_line_and_status_2(arguments: list[str], values: dict[str, str], says: str):
+def test_usage_errors_are_one_line_and_status_2(arguments: list[str], values: dict[str, str], names: list[str]):
     done = call(*arguments, **values)
     assert done.returncode == 2
-    assert says in done.stderr
+    assert all(name in done.stderr for name in names), done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not done.stdout
 

@@ -1,4 +1,4 @@
-"""launch/tpu_checks.py: what it accepts, and what it refuses in one line."""
+"""Tests launch/tpu_checks.py: accepted input, and errors of one line."""
 
 import importlib.util
 import os
@@ -28,7 +28,7 @@ def without_gcloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 @pytest.fixture
 def refusal(capsys: pytest.CaptureFixture):
-    """Calls `main`, which has to refuse, and returns its line."""
+    """Calls `main`, which must refuse, and returns its line."""
 
     def call(*arguments: str) -> str:
         with pytest.raises(SystemExit) as raised:

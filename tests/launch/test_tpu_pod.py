@@ -1,4 +1,4 @@
-"""launch/tpu_pod.sh against a `gcloud` that keeps its TPUs in a folder."""
+"""Tests launch/tpu_pod.sh with a `gcloud` that keeps its TPUs in a folder."""
 
 import json
 import os
@@ -46,7 +46,7 @@ class Cloud:
         path.chmod(0o755)
 
     def fake_clock(self, body: str) -> None:
-        """Makes `date +%s` what a line of shell prints."""
+        """Makes `date +%s` print the output of a line of shell."""
         self.program("date", f'if [ "$1" = +%s ]; then {body}; else exec {shutil.which("date")} "$@"; fi')
 
     def environment(self) -> dict[str, str]:
@@ -59,7 +59,7 @@ class Cloud:
         return child_processes.run([SCRIPT, *arguments], env={**self.environment(), **environment}, timeout=timeout)
 
     def watch(self, script: str, *options: str, **environment: str) -> subprocess.CompletedProcess:
-        """`watch` of a shell script, whose $FAKE_CLOUD is the cloud and whose $count its number on this host."""
+        """Runs `watch` with a shell script, in which $FAKE_CLOUD is the cloud and $count the starts on this host."""
         counted = f"""
             echo start >> "$FAKE_CLOUD/starts-${{HOME##*/}}"; count=$(wc -l < "$FAKE_CLOUD/starts-${{HOME##*/}}")
             echo "start $count"; {script}"""
@@ -84,7 +84,7 @@ def cloud(tmp_path: Path) -> Cloud:
     return Cloud(tmp_path)
 
 
-def test_a_run_from_nothing_to_its_end_gives_the_tpus_back(cloud: Cloud):
+def test_watch_creates_runs_and_deletes_the_tpus(cloud: Cloud):
     (cloud.folder / "states").write_text("CREATING\nWAITING_FOR_RESOURCES\nPROVISIONING\n")
     done = cloud.watch("exit 0", "--node-count=2")
     assert done.returncode == 0, done.stderr
@@ -116,7 +116,7 @@ def test_saved_run_restarts_on_the_same_tpus_without_limit(cloud: Cloud):
     assert done.stderr.count("setting up") == 1
 
 
-def test_input_to_be_mended_ends_at_once(cloud: Cloud):
+def test_invalid_input_ends_at_once(cloud: Cloud):
     done = cloud.watch("echo no such dataset; exit 2")
     assert done.returncode == 2, done.stderr
     assert cloud.starts() == 1
@@ -132,7 +132,7 @@ def test_kept_tpus_are_reused_and_their_stale_status_is_ignored(cloud: Cloud):
 
 
 @pytest.mark.long
-def test_failures_are_tried_again_so_many_times(cloud: Cloud):
+def test_failures_are_retried_max_failures_times(cloud: Cloud):
     done = cloud.watch("exit 1", "--max-failures=1")
     assert done.returncode == 1
     assert cloud.starts() == 2
@@ -280,38 +280,38 @@ def test_invalid_settings_are_refused_before_tpus_are_requested(cloud: Cloud, ve
     assert not (cloud.folder / "calls").exists()
 
 
-def test_no_check_asks_all_the_same(cloud: Cloud):
+def test_no_check_requests_tpus_without_checks(cloud: Cloud):
     assert cloud.run("create", *BASE, "--accelerator-type=v6e-999", "--no-check").returncode == 0
     assert cloud.verbs() == ["create"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "name"),
     [
-        ([], "no verb"),
-        (["fly", *BASE], "unknown verb fly"),
-        (["create", *TPUS, "--colour=red"], "unknown option --colour"),
-        (["create", *TPUS, "extra"], "extra is no option; the command comes after --"),
-        (["create", *BASE], "--accelerator-type is missing"),
+        ([], "verb"),
+        (["fly", *BASE], "fly"),
+        (["create", *TPUS, "--colour=red"], "--colour"),
+        (["create", *TPUS, "extra"], "extra"),
+        (["create", *BASE], "--accelerator-type"),
         (["create", *BASE, "--accelerator-type=tpu7x-8"], "launch/gke_jobset.sh"),
-        (["create", *BASE, "--accelerator-type=tpu7x-8", "--no-check"], "no runtime known for tpu7x-8"),
+        (["create", *BASE, "--accelerator-type=tpu7x-8", "--no-check"], "--runtime-version"),
         (["create", *TPUS, "--poll=0"], "--poll=0"),
         (["watch", *TPUS, "--max-hours=long", "--", "x"], "--max-hours=long"),
         (["watch", *TPUS, "--max-hours=0", "--", "x"], "--max-hours=0"),
         (["watch", *TPUS, "--max-hours=1", "--keep", "--", "x"], "--keep"),
-        (["create", *TPUS, "--node-count=two"], "two has to be a whole number"),
-        (["create", *TPUS, "--node-count=0"], "one slice at the least"),
-        (["start", *BASE], "no command"),
-        (["stop", "--zone=z"], "--name is missing"),
-        (["stop", "--name=n"], "--zone is missing"),
-        (["stop", "--name=A;b", "--zone=z"], "--name=A;b: lower-case"),
-        (["stop", "--zone=z", "--name"], "--name wants a value"),
+        (["create", *TPUS, "--node-count=two"], "--node-count=two"),
+        (["create", *TPUS, "--node-count=0"], "--node-count=0"),
+        (["start", *BASE], "command"),
+        (["stop", "--zone=z"], "--name"),
+        (["stop", "--name=n"], "--zone"),
+        (["stop", "--name=A;b", "--zone=z"], "--name=A;b"),
+        (["stop", "--zone=z", "--name"], "--name=VALUE"),
     ],
 )
-def test_usage_errors_are_one_line_and_status_2(cloud: Cloud, arguments: list[str], says: str):
+def test_usage_errors_are_one_line_and_status_2(cloud: Cloud, arguments: list[str], name: str):
     done = cloud.run(*arguments)
     assert done.returncode == 2
-    assert says in done.stderr
+    assert name in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (cloud.folder / "calls").exists()
 
@@ -320,18 +320,19 @@ def test_help(cloud: Cloud):
     assert "usage: launch/tpu_pod.sh VERB" in cloud.run("--help").stdout
 
 
-def test_without_gcloud_it_says_so(cloud: Cloud):
+def test_missing_gcloud_is_refused(cloud: Cloud):
     bare = cloud.folder / "bare"
     bare.mkdir()
     (bare / "bash").symlink_to(shutil.which("bash"))
     done = child_processes.run([SCRIPT, "stop", *BASE], env={"PATH": str(bare)}, timeout=20)
     assert done.returncode == 2
-    assert "gcloud is not installed" in done.stderr
+    assert "gcloud" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.long
 @pytest.mark.skipif(not shutil.which("gcloud"), reason="gcloud is not installed")
-def test_gcloud_itself_knows_every_word_of_it(cloud: Cloud, tmp_path: Path):
+def test_gcloud_parses_every_command(cloud: Cloud, tmp_path: Path):
     options = [
         *TPUS,
         "--project=p",
@@ -350,7 +351,7 @@ def test_gcloud_itself_knows_every_word_of_it(cloud: Cloud, tmp_path: Path):
     (tmp_path / "commands.json").write_text(
         json.dumps([{"id": line, "command_string": line} for line in [*short, wrong]])
     )
-    # This reads commands as gcloud would, and calls nothing.
+    # This parses commands as gcloud does, and calls nothing.
     linted = subprocess.run(
         ["gcloud", "meta", "lint-gcloud-commands", f"--commands-file={tmp_path / 'commands.json'}"],
         env={**os.environ, "CLOUDSDK_CONFIG": str(tmp_path)}, capture_output=True, text=True, check=False,
