@@ -21,8 +21,7 @@ from bert_jax.model import BertConfig, abstract_parameters, encoder
 from bert_jax.model.fused_attention import cudnn_attention, splash_attention
 from bert_jax.parallel.host_batches import put_batch
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.training import objectives
-from bert_jax.training import pretrain as pretraining
+from bert_jax.training import objectives, phase_data
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 from bert_jax.training.checks import check_attention
 from bert_jax.training.evaluation import evaluate_checkpoint
@@ -203,7 +202,7 @@ def test_checkpoint_trained_with_splash_works_without_it(
         )  # fmt: skip
 
     with monkeypatch.context() as patched:
-        patched.setattr(pretraining, "check_attention", lambda *of_phase: None)
+        patched.setattr(phase_data, "check_attention", lambda *of_phase: None)
         shapes = interpret_splash(patched)
         found = pretrain(config("splash", 2), run)
     assert set(shapes) == {(16 // 8, LENGTH, 4, 8)}  # in training alone: no device evaluates its rows by itself
