@@ -452,6 +452,10 @@ def read_results(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+FEWEST_SEEDS = 5
+"""Settings with fewer seeds are not in the table."""
+
+
 # --- Table -----------------------------------------------------------------------------------------------------------
 def table(options: argparse.Namespace) -> None:
     """Prints means of scores, and differences over the seeds that both sides have."""
@@ -471,7 +475,8 @@ def compare(rows: list[dict], name: str, side_of: Callable[[dict], Any], base: A
     for row in rows:
         fixed = {**row, "window": None} if name == "window" else {**row, "bias_correction": None}
         groups.setdefault(key_of(fixed)[:-1], {}).setdefault(side_of(row), {})[row["seed"]] = row
-    for key, sides in groups.items():
+    for key, runs in groups.items():
+        sides = {side: of_seeds for side, of_seeds in runs.items() if len(of_seeds) >= FEWEST_SEEDS}
         if base not in sides or len(sides) < 2:
             continue
         for side, of_seeds in sorted(sides.items()):
