@@ -209,6 +209,7 @@ def test_gradient_accumulation_is_inferred_and_may_change_on_resume(dataset_dir:
     assert '"gradient_accumulation": -1' in (cut / "config.json").read_text()
 
 
+@pytest.mark.long
 def test_too_many_nonfinite_steps_end_the_run_with_a_checkpoint(dataset_dir: Path, tmp_path: Path):
     config = helpers.small_config(
         dataset_dir, optimizer__learning_rate=1e30, total_steps=12, max_nonfinite_steps=3, checkpoint__every_steps=12,
