@@ -69,8 +69,9 @@ class Lease:
         self, folder: epath.Path, *, renew: float = RENEW_SECONDS, stale: float = STALE_SECONDS,
         now: Callable[[], float] = _now,
     ):  # fmt: skip
-        """Takes the lease, and renews it every `renew` seconds of the clock `now`; others count it as expired after
-        `stale` seconds.
+        """Takes the lease and renews it every `renew` seconds.
+
+        It expires `stale` seconds after a renewal; `now` is the clock that tells its age, in seconds.
         """
         self._now = now
         self._path = folder / LEASE_FILE
