@@ -107,7 +107,8 @@ def _expand_one(name: str) -> list[str]:
             return files
         raise InputError(f"--input={name}: the folder contains no files; expected a folder or pattern with text files")
     if not has_magic(name):
-        raise InputError(f"--input={name}: not found: no such file or folder; check the path")
+        hint = local_listing.similar_name(name)
+        raise InputError(f"--input={name}: not found: no such file or folder{hint}; check the path")
     if found := local_listing.matches(name):
         return found
     raise InputError(
