@@ -258,11 +258,12 @@ def _features(options: argparse.Namespace) -> None:
 
     extracted = extract(
         options.checkpoint, options.input, options.output,
-        layers=options.layers, seq_len=options.seq_len, batch_size=options.batch_size, bars=bars(),
+        layers=options.layers, pool=options.pool, seq_len=options.seq_len, batch_size=options.batch_size, bars=bars(),
     )  # fmt: skip
     lines = f"{extracted.cut:,} line{'' if extracted.cut == 1 else 's'}"
     print(
-        f"{options.output}: {extracted.lines:,} lines, {extracted.tokens:,} tokens, layers {options.layers}"
+        f"{options.output}: {extracted.lines:,} lines, {extracted.tokens:,} tokens, layers {extracted.layers}"
+        + (f", pooled by {options.pool}" if options.pool else "")
         + (f"; truncated to {extracted.seq_len} tokens: {lines}" if extracted.cut else "")
     )
 

@@ -16,12 +16,14 @@ from bert_jax.errors import InputError
 __all__ = ["ConfigDict", "flatten", "load_config", "set_key"]
 
 
-def load_config(spec: str, overrides: Sequence[tuple[str, str]] = (), *, keys_of: str = "default") -> ConfigDict:
+def load_config(
+    spec: str, overrides: Sequence[tuple[str, str]] | Mapping[str, Any] = (), *, keys_of: str = "default"
+) -> ConfigDict:
     """Loads the config named by `spec` and applies `overrides`.
 
     Args:
       spec: `FILE.py`, or the name of a packaged config (`bert_base`); `:ARG` at its end is passed to its `get_config`.
-      overrides: (dotted key, text) pairs; the text is parsed as the key's type.
+      overrides: (dotted key, text) pairs, the text parsed as the key's type; or a mapping of dotted keys to values.
       keys_of: the packaged config that defines the keys; the config must have exactly these.
 
     Raises InputError for an invalid file, argument, key or value.
@@ -41,8 +43,8 @@ def load_config(spec: str, overrides: Sequence[tuple[str, str]] = (), *, keys_of
         raise InputError(f"{file}: unknown key {key}{_nearest(key, sorted(known))}")
     for key in sorted(known - have):
         raise InputError(f"{file}: missing key {key}; start from `default.get_config()`")
-    for key, text in overrides:
-        set_key(config, key, text)
+    for key, value in overrides.items() if isinstance(overrides, Mapping) else overrides:
+        set_key(config, key, str(value))
     return config.lock()
 
 
