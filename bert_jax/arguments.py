@@ -296,15 +296,20 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
     sub.add_argument("text", nargs="+", help='for example "Paris is the [MASK] of France."')
     add_json(sub)
 
-    sub = command("features", "Write hidden states of chosen layers for each token of a text file.")
+    sub = command("features", "Write hidden states of a text file: of each token, or one vector per line.")
     add_checkpoint(sub)
     sub.add_argument(
         "--input", required=True, metavar="FILE", help="one text per line, or two: `first ||| second`; also compressed"
     )
     sub.add_argument("--output", required=True, metavar="FILE", help="JSON lines, or arrays if it ends in .npz")
     sub.add_argument(
-        "--layers", default="-1,-2,-3,-4",
-        help="numbers (0 is the first, -1 the last) or names: embeddings, first, second_to_last, last, last_four, all",
+        "--layers", metavar="LAYERS",
+        help="numbers (0 is the first, -1 the last) or names: embeddings, first, second_to_last, last, last_four, all; "
+        "default: -1,-2,-3,-4, with --pool -1",
+    )  # fmt: skip
+    sub.add_argument(
+        "--pool", choices=["mean", "cls"],
+        help="write one vector per line: the mean over all tokens, [CLS] and [SEP] included, or that of [CLS]",
     )  # fmt: skip
     sub.add_argument("--seq_len", type=int, help="maximum tokens per line; default: the model's maximum")
     sub.add_argument("--batch_size", type=int, default=32, help="lines per batch")

@@ -314,15 +314,16 @@ def _features(options: argparse.Namespace) -> None:
 
     extracted = extract(
         options.checkpoint, options.input, options.output,
-        layers=options.layers, seq_len=options.seq_len, batch_size=options.batch_size,
+        layers=options.layers, pool=options.pool, seq_len=options.seq_len, batch_size=options.batch_size,
         bars=bars(quiet=options.quiet),
     )  # fmt: skip
     lines = f"{extracted.cut:,} line{'' if extracted.cut == 1 else 's'}"
-    text = f"{options.output}: {extracted.lines:,} lines, {extracted.tokens:,} tokens, layers {options.layers}"
+    text = f"{options.output}: {extracted.lines:,} lines, {extracted.tokens:,} tokens, layers {extracted.layers}"
+    text += f", pooled by {options.pool}" if options.pool else ""
     text += f"; truncated to {extracted.seq_len} tokens: {lines}" if extracted.cut else ""
     values = {
-        "output": options.output, "lines": extracted.lines, "tokens": extracted.tokens, "layers": options.layers,
-        "seq_len": extracted.seq_len, "truncated_lines": extracted.cut,
+        "output": options.output, "lines": extracted.lines, "tokens": extracted.tokens, "layers": extracted.layers,
+        "pool": options.pool, "seq_len": extracted.seq_len, "truncated_lines": extracted.cut,
     }  # fmt: skip
     _print_result(options, values, text)
 

@@ -23,12 +23,14 @@ log = logging.getLogger(__name__)
 _WARMUP = "optimizer.warmup_steps"
 
 
-def load_config(spec: str, overrides: Sequence[tuple[str, str]] = (), *, keys_of: str = "default") -> ConfigDict:
+def load_config(
+    spec: str, overrides: Sequence[tuple[str, str]] | Mapping[str, Any] = (), *, keys_of: str = "default"
+) -> ConfigDict:
     """Loads the config named by `spec` and applies `overrides`.
 
     Args:
       spec: `FILE.py`, or the name of a packaged config (`bert_base`); `:ARG` at its end is passed to its `get_config`.
-      overrides: (dotted key, text) pairs; the text is parsed as the key's type.
+      overrides: (dotted key, text) pairs, the text parsed as the key's type; or a mapping of dotted keys to values.
       keys_of: the packaged config that defines the keys; the config must have exactly these.
 
     A warm-up of the file that does not end within an overridden number of steps is shortened; see `_fit_warmup`.
@@ -51,13 +53,14 @@ def load_config(spec: str, overrides: Sequence[tuple[str, str]] = (), *, keys_of
     for key in sorted(known - have):
         raise InputError(f"{file}: missing key {key}; start from `default.get_config()`")
     before = config.copy_and_resolve_references()
-    for key, text in overrides:
-        set_key(config, key, text)
+    settings = list(overrides.items() if isinstance(overrides, Mapping) else overrides)
+    for key, value in settings:
+        set_key(config, key, str(value))
     for prefix in ("", "pretraining."):
         if f"{prefix}{_WARMUP}" in known:
             section = prefix.rstrip(".")
             runs = (config[section], before[section]) if section else (config, before)
-            _fit_warmup(*runs, {key.removeprefix(prefix) for key, _ in overrides if key.startswith(prefix)}, prefix)
+            _fit_warmup(*runs, {key.removeprefix(prefix) for key, _ in settings if key.startswith(prefix)}, prefix)
     return config.lock()
 
 
