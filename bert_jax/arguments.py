@@ -173,7 +173,8 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
         sub.add_argument(
             "--input", nargs="+", required=True, metavar="GLOB",
             help="text (a blank line between documents) or JSON lines with a `text` field, also .gz, .bz2, .zst; "
-            "`tfds:NAME[:SPLIT[:FEATURE]]` is a TFDS dataset; `pydoc` is Python's own documentation, in English",
+            "`tfds:NAME[:SPLIT[:FEATURE]]` is a TFDS dataset; `pydoc` is Python's own documentation, in English; "
+            "`pydoc:NAME,NAME` is the docstrings of installed packages",
         )  # fmt: skip
 
     def add_config(sub: _Parser, name: str, metavar: str, text: str, **options: Any) -> None:
