@@ -37,7 +37,7 @@ SOURCES = sorted(
 )
 TEXTS = sorted(
     path.relative_to(helpers.REPOSITORY)
-    for pattern in ("*.md", "Makefile", ".ci/*", "benchmarks/*.sh", "launch/*.*")
+    for pattern in ("*.md", "docs/*.md", "docs/[a-z]*/*.md", "Makefile", ".ci/*", "benchmarks/*.sh", "launch/*.*")
     for path in helpers.REPOSITORY.glob(pattern)
     if path.suffix != ".py"
 )
