@@ -42,6 +42,10 @@ class Predictor:
         self._step = make_forward_step(mesh, graph, shardings, forward, outputs)
         self._batch_size, self._max_seq_len = batch_size, max_seq_len
 
+    def batches(self, examples: EncodedExamples) -> int:
+        """Returns the number of batches that `outputs` runs."""
+        return -(-len(examples) // self._batch_size)
+
     def outputs(
         self, parameters: Parameters, examples: EncodedExamples, on_batch: Callable[[], Any] = lambda: None
     ) -> list[np.ndarray]:
