@@ -96,10 +96,14 @@ class _Parser(argparse.ArgumentParser):
     configs = ""
     """The command, a key of `config_listing.KINDS`, whose configs `--help` lists."""
 
-    def format_help(self) -> str:
-        """Returns the help, with the end of `COMMAND_HELP`. It is made only when it is printed."""
-        self.epilog = _epilog(self.get_default("command_name"), self.configs)
-        return super().format_help()
+    @property
+    def epilog(self) -> str:  # type: ignore[override]
+        """The end of the help, from `COMMAND_HELP`. It reads the configs, and is made only when it is needed."""
+        return _epilog(self.get_default("command_name"), self.configs)
+
+    @epilog.setter
+    def epilog(self, value: str | None) -> None:
+        """Ignores the value that argparse sets."""
 
     @property
     def options(self) -> list[str]:

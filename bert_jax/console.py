@@ -17,6 +17,8 @@ _FORMAT = "%(asctime)s %(levelname)s %(process_label)s%(message)s"
 _LINE = (
     "{desc}: {n_fmt} of {total_fmt} {unit} ({percentage:.0f}%), {elapsed} passed, {remaining} left, {rate_fmt}{postfix}"
 )
+_LONGEST_INTERVAL = 600.0  # seconds between two lines of progress
+_INTERVAL_SHARE = 0.02  # of the time that has passed
 _LEAST_DRAWING = 8
 _MOST_DRAWING = 30
 
@@ -104,7 +106,7 @@ def layout(
 
 
 def bars(*, quiet: bool = False) -> Bars:
-    """Returns a factory of progress reports: a bar on a terminal, elsewhere a log line every 10 s.
+    """Returns a factory of progress reports: a bar on a terminal, elsewhere a log line every 10 s or more.
 
     With `quiet`, nothing is shown.
     """
@@ -121,7 +123,10 @@ def bars(*, quiet: bool = False) -> Bars:
             return layout(n, total, elapsed, **{name: options[name] for name in names if name in options})
 
     class LoggedProgress(tqdm):  # type: ignore[type-arg]
-        """Logs what a bar would show, unless nothing has happened since the last line."""
+        """Logs what a bar would show, unless nothing has happened since the last line.
+
+        The interval between two lines grows with the time that has passed.
+        """
 
         _logged: float = 0
 
@@ -129,6 +134,9 @@ def bars(*, quiet: bool = False) -> Bars:
             if msg is None and self.n not in (self.initial, self._logged):
                 self._logged = self.n
                 log.info(" ".join(str(self).split()))
+                if self.mininterval:
+                    elapsed = self.format_dict["elapsed"]
+                    self.mininterval = min(_LONGEST_INTERVAL, max(self.mininterval, _INTERVAL_SHARE * elapsed))
 
         def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
             super().set_postfix_str(s, refresh=False)

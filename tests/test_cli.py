@@ -185,6 +185,7 @@ def test_json_is_the_only_output(journey: Path, tmp_path: Path, capsys: pytest.C
     assert set(filling) == {"token", "probability", "text"}
     (tmp_path / "lines.txt").write_text("the ship .\n")
     features = ["features", "--checkpoint", run, "--input", tmp_path / "lines.txt", "--output", tmp_path / "f.jsonl"]
+    features.append("--layers=-1")
     assert results(features, capsys)["lines"] == 1
     exported = results(["export", "--checkpoint", run, "--output", tmp_path / "hf"], capsys)
     assert exported["architecture"] == "BertForPreTraining"

@@ -22,10 +22,12 @@ def render_plan(plan: Mapping[str, Any]) -> str:
 
 def _phase(phase: Mapping[str, Any]) -> list[str]:
     first, last = phase["steps"]
+    count = phase["gradient_accumulation"]
+    microbatches = f" in each of {count:,} microbatches" if count > 1 else ""
     evaluations = f"{phase['evaluations']:,} evaluations of {phase['eval_batches']:,} batches"
     return [
         f"steps {first:,}-{last:,}: {phase['global_batch_size']:,} rows of {phase['seq_len']} tokens, "
-        f"{phase['rows_per_device']:,} per device in each of {phase['gradient_accumulation']:,} microbatches",
+        f"{phase['rows_per_device']:,} per device{microbatches}",
         f"  {phase['tokens_per_step']:,} tokens per step, {phase['real_token_share']:.1%} of them real; up to "
         f"{phase['predictions_per_row']} predictions per row",
         f"  {phase['model_flops_per_step']:.4g} model FLOPs per step, and {phase['recomputed_flops_per_step']:.3g} "

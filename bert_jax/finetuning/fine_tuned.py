@@ -164,5 +164,5 @@ def evaluate_finetuned(checkpoint: str, data: str, *, batch_size: int = 64, bars
 
 
 def _outputs(model: LoadedModel, split: Split, bars: Bars, title: str) -> list[np.ndarray]:
-    with closing(bars(total=-(-len(split.examples) // model.batch_size), desc=title, unit="batch")) as bar:
+    with closing(bars(total=model.predictor.batches(split.examples), desc=title, unit="batch")) as bar:
         return model.outputs(split.examples, lambda: bar.update(1))

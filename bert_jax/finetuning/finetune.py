@@ -229,7 +229,7 @@ def plan_step(
 
 
 def _outputs(run: Run, predictor: Predictor, state: TrainState, split: Split, step: int) -> list[np.ndarray]:
-    with run.progress(step, split.name, None) as on_batch:
+    with run.progress(step, split.name, predictor.batches(split.examples)) as on_batch:
         return predictor.outputs(state.parameters, split.examples, on_batch)
 
 

@@ -49,6 +49,10 @@ class Predictor:
             batch_size=batch_size, max_seq_len=self._max_seq_len, forward=forward,
         )  # fmt: skip
 
+    def batches(self, examples: EncodedExamples) -> int:
+        """Returns the number of batches that `outputs` runs."""
+        return -(-len(examples) // self._batch_size)
+
     def outputs(
         self, parameters: Parameters, examples: EncodedExamples, on_batch: Callable[[], Any] = lambda: None
     ) -> list[np.ndarray]:

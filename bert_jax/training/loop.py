@@ -229,6 +229,7 @@ def run_steps(run: Run, steps: StepRange, state: TrainState, hooks: Sequence[Hoo
                 state, metrics = steps.train_step(state, batch)
             if step == steps.start + 1:
                 log.info("Step %d: compiled after %.1f s", step, time.perf_counter() - began)
+                run.bar.unpause()  # the time left does not count the compilation
             read_pending()
             pending = step, metrics
             if step == steps.stop:

@@ -51,7 +51,7 @@ class Run:
             self.lease.check()
 
     @contextmanager
-    def progress(self, step: int, name: str, batches: int | None) -> Iterator[Callable[[], None]]:
+    def progress(self, step: int, name: str, batches: int) -> Iterator[Callable[[], None]]:
         """Shows the progress of an evaluation after `step`; yields a function to be called after each batch.
 
         Each batch is a heartbeat as well.

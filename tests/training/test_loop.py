@@ -1,6 +1,5 @@
 """The loop over steps, with a step of its own that counts and a run that writes nothing."""
 
-import logging
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +31,9 @@ class FakeRun:
         self.run = SimpleNamespace(
             mesh=make_mesh(ConfigDict({"data": 1, "fsdp": 1, "tensor": 1}), jax.devices()[:1]),
             stop=SimpleNamespace(received=None),
-            bar=SimpleNamespace(set_postfix_str=lambda text, refresh=True: None, update=lambda count: None),
+            bar=SimpleNamespace(
+                set_postfix_str=lambda text, refresh=True: None, unpause=lambda: None, update=lambda count: None
+            ),
             checkpointer=SimpleNamespace(wait=lambda: None, unlogged=unlogged),
             check=lambda: None,
             writer=SimpleNamespace(write=lambda step, row: self.rows.append({"step": step, **row})),
@@ -72,10 +73,9 @@ class FakeRun:
             return loop.run_steps(run, steps, np.int32(start), hooks)
 
 
-def test_logged_steps_are_lines_of_keys_and_values(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("bert_jax"), "propagate", True)
+def test_logged_steps_are_lines_of_keys_and_values(caplog):
     fake = FakeRun()
-    with caplog.at_level(logging.INFO, "bert_jax"):
+    with caplog.at_level("INFO", "bert_jax"):
         fake.go(stop=5, log_every=2)
     lines = [record.getMessage() for record in caplog.records if getattr(record, "on_bar", False)]
     assert [line.split()[:2] for line in lines] == [["step", "2/100"], ["step", "4/100"], ["step", "5/100"]]
