@@ -219,7 +219,8 @@ def _predict(options: argparse.Namespace) -> None:
 
     count = predict(
         options.checkpoint, options.input, options.output,
-        texts=options.text, strict=options.strict, batch_size=options.batch_size, bars=bars(),
+        texts=options.text, with_text=options.with_text, strict=options.strict, batch_size=options.batch_size,
+        bars=bars(),
     )  # fmt: skip
     print(f"{options.output}: {count:,} predictions")
 
