@@ -277,7 +277,11 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
         metavar="FILE",
         help="a file in the format of the training file, labels ignored; a tagger also reads one sentence per line",
     )
-    sub.add_argument("--output", required=True, metavar="FILE", help="JSON lines with id, prediction and scores")
+    sub.add_argument(
+        "--output", required=True, metavar="FILE",
+        help="JSON lines with id, prediction and scores; a table if it ends in .csv or .tsv",
+    )  # fmt: skip
+    sub.add_argument("--with_text", action="store_true", help="write the texts of each row, too")
     sub.add_argument(
         "--text", nargs="+", default=(), metavar="COLUMN",
         help="one or two text columns; default: those of the training file",

@@ -267,7 +267,7 @@ def _predict(options: argparse.Namespace) -> None:
 
     count = predict(
         options.checkpoint, options.input, options.output,
-        texts=options.text, strict=options.strict, batch_size=options.batch_size,
+        texts=options.text, with_text=options.with_text, strict=options.strict, batch_size=options.batch_size,
         bars=bars(quiet=options.quiet),
     )  # fmt: skip
     values = {"output": options.output, "predictions": count}

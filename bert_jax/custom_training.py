@@ -26,7 +26,7 @@ from bert_jax.training.checkpointing.checkpoints import HEADS, check_place, save
 from bert_jax.training.evaluation import Evaluator
 from bert_jax.training.phase_data import load_phase
 from bert_jax.training.phases import open_phases
-from bert_jax.training.pretrain import plan_step
+from bert_jax.training.pretrain import describe_inputs, plan_step
 from bert_jax.training.state import TrainState
 from bert_jax.training.train_step import Metrics, make_eval_step
 from bert_jax.training.warm_start import initialize_from, open_init
@@ -115,4 +115,5 @@ class Training:
         save_parameters(
             target, state.parameters, bert_config=self.model, tokenizer=self.tokenizer,
             heads=[head for head in HEADS if head in state.parameters],
+            inputs=describe_inputs([self._loaded.phase], None),
         )  # fmt: skip

@@ -5,6 +5,7 @@
     token_counts.npy        int64 [V]: number of occurrences of each token in the training documents
     train-lengths.npy       uint16 [N]: tokens in each sequence, special ones included, in order of shards; also eval-
     train-00000-of-00012.array_record, ...; eval-00000-of-00001.array_record
+    provenance.json         the run that prepared it; neither hashed nor verified
 
 A record is a block of instances, see `records.py`. The instances of a shard are sorted by instance id, which is a hash:
 reading a shard sequentially yields shuffled instances.

@@ -141,6 +141,7 @@ def _finetune(
     run = open_run(
         folder, config, mesh, checkpointer, stop, watch, bars, stack,
         start=start, total=order.total_steps, name="finetune",
+        inputs={"init": before.reference(), "task": {"name": task.name, "path": config.data.path, "hash": order.hash}},
     )  # fmt: skip
 
     # --- Loop ----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 A rebuilt task reads new files, or texts in memory, for its model.
 """
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -184,7 +185,9 @@ class TrainedNer:
             if len(columns) > 1:
                 raise InputError(f"--text {' '.join(columns)}: expected 1 column for a tagger, got {len(columns)}")
             examples, _ = read_texts(path, bad_rows, fields=TextFields(tuple(columns)), labelled=False)
-            return self.from_texts([example.text_a for example in examples], [])
+            sentences = self.from_texts([example.text_a for example in examples], [])
+            both = zip(sentences, examples, strict=True)
+            return [dataclasses.replace(sentence, id=example.id) for sentence, example in both]
         if not labelled and not conll.is_conll(path):
             log.info("%s: reading plain text, one sentence per line; rename it to .conll to read it as columns", path)
             return conll.read_plain(path, bad_rows)

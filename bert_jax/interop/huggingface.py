@@ -14,6 +14,7 @@ from etils import epath
 from safetensors.numpy import save_file
 
 from bert_jax.errors import InputError
+from bert_jax.files import provenance
 from bert_jax.files.output_folder import new_folder, whole_folder
 from bert_jax.interop.huggingface_tokenizer import read_tokenizer
 from bert_jax.interop.huggingface_weights import Weight, layout, parameters_of, state_dict
@@ -67,7 +68,7 @@ def model_config(config: BertConfig, tokenizer: WordPieceTokenizer, architecture
 
 
 def export(checkpoint: Checkpoint, output: str) -> str:
-    """Writes `config.json`, `model.safetensors`, `vocab.txt` and the tokenizer's files to the folder `output`.
+    """Writes `config.json`, `model.safetensors`, `vocab.txt`, the tokenizer's files and the provenance to `output`.
 
     Returns the name of the architecture: the one with the checkpoint's heads, BertLMHeadModel for a left-to-right
     model, or that of the fine-tuned task. The folder is written atomically.
@@ -97,6 +98,7 @@ def export(checkpoint: Checkpoint, output: str) -> str:
         longest = checkpoint.task["max_seq_len"] if checkpoint.task is not None else config.max_position_embeddings
         tokenizer.save_huggingface(str(partial), model_max_length=longest)
         (partial / CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
+        provenance.write(partial, provenance.record({"checkpoint": checkpoint.reference()}))
         save_file(weights, str(partial / WHOLE), metadata={"format": "pt"})
         os.chmod(partial / WHOLE, os.stat(partial / CONFIG).st_mode & 0o777)  # save_file makes it 0600
     return architecture

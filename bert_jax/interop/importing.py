@@ -39,10 +39,13 @@ def import_checkpoint(source: str, output: str, *, lowercase: bool | None = None
         _check_source(here)
         log.info("Reading %s", source)
         found = huggingface.read(here, lowercase=lowercase)
+        files = sorted(path for path in here.iterdir() if path.suffix in _READ)
+        sizes = [{"path": path.name, "bytes": path.stat().length} for path in files]
     log.info("Writing %s", folder)
     save_parameters(
-        folder, found.parameters, bert_config=found.bert_config, tokenizer=found.tokenizer, heads=found.heads
-    )
+        folder, found.parameters, bert_config=found.bert_config, tokenizer=found.tokenizer, heads=found.heads,
+        inputs={"source": {"path": source, "files": sizes}},
+    )  # fmt: skip
     return open_checkpoint(output)
 
 

@@ -5,7 +5,9 @@
 
 import logging
 import shlex
+from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,14 +24,14 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.tracking.throughput import Throughput, pretraining_work, summary
-from bert_jax.training.checkpointing.checkpoints import Checkpointer
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, Checkpointer
 from bert_jax.training.checks import compute_dtype
 from bert_jax.training.evaluation import Evaluator
 from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.objectives import NEXT_SENTENCE_PARTS, pretraining
 from bert_jax.training.optimizer import make_optimizer, warn_of_uncorrected_lamb
 from bert_jax.training.phase_data import LoadedPhase, count_epochs, load_phase, log_data
-from bert_jax.training.phases import Plan, open_phases
+from bert_jax.training.phases import Phase, Plan, open_phases
 from bert_jax.training.run import Run, log_result, open_run
 from bert_jax.training.state import StateSpec, TrainState, describe_state
 from bert_jax.training.train_step import TrainStep, make_eval_step, make_train_step
@@ -103,7 +105,7 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
         state = spec.make()
     run = open_run(
         folder, config, mesh, checkpointer, stop, watch, bars, stack,
-        start=start, total=config.total_steps, name="pretrain",
+        start=start, total=config.total_steps, name="pretrain", inputs=describe_inputs(phases, init),
     )  # fmt: skip
     log.info(
         "%s parameters on %d %s devices, mesh %s; steps %d to %d of %d; checkpoints and metrics go to %s",
@@ -130,6 +132,16 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
         ],
     )  # fmt: skip
     return evaluation
+
+
+def describe_inputs(phases: Sequence[Phase], init: Checkpoint | None) -> dict[str, Any]:
+    """Returns the datasets with their hashes, the vocabulary and the initial checkpoint, for a provenance record."""
+    datasets = list(dict.fromkeys(dataset for phase in phases for dataset in phase.datasets))
+    return {
+        "datasets": [{"path": str(dataset.folder), "hash": dataset.info.hash} for dataset in datasets],
+        "vocabulary": {"sha256": datasets[0].tokenizer.sha256},
+        **({"init": init.reference()} if init else {}),
+    }
 
 
 # --- The programs ------------------------------------------------------------------------------------------------

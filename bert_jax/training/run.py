@@ -2,17 +2,18 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 from etils import epath
 from jax.sharding import Mesh
 
 from bert_jax.config import ConfigDict
 from bert_jax.errors import NotBegun
-from bert_jax.files import atomic
+from bert_jax.files import atomic, provenance
 from bert_jax.progress import Bars
 from bert_jax.runtime.lease import Lease
 from bert_jax.runtime.preemption import StopSignal
@@ -65,6 +66,15 @@ class Run:
             yield on_batch
 
 
+def describe_devices() -> dict[str, Any]:
+    """Returns `platform`, `kind`, `count` and `processes` of JAX's devices, for a provenance record."""
+    first = jax.devices()[0]
+    return {
+        "platform": first.platform, "kind": first.device_kind, "count": jax.device_count(),
+        "processes": jax.process_count(),
+    }  # fmt: skip
+
+
 def log_result(folder: epath.Path, step: int, scores: str, commands: Sequence[str]) -> None:
     """Logs the result of a finished run, its newest checkpoint, and the commands of `bert-jax` that use it."""
     log.info("Finished step %d: %s; checkpoint %s", step, scores or "nothing is scored", newest_step(folder))
@@ -75,11 +85,12 @@ def log_result(folder: epath.Path, step: int, scores: str, commands: Sequence[st
 def open_run(
     folder: epath.Path, config: ConfigDict, mesh: Mesh, checkpointer: Checkpointer, stop: StopSignal,
     watch: tuple[Lease | None, StallWatch], bars: Bars, stack: ExitStack, *, start: int, total: int, name: str,
+    inputs: Mapping[str, Any],
 ) -> Run:  # fmt: skip
     """Opens metrics, trace and progress bar of a run of `total` steps that continues after `start`; writes its config.
 
-    `stack` closes them. `watch` is the result of `enter_workdir`, `name` the label of the bar. Raises NotBegun after a
-    stop signal.
+    Adds an entry with `inputs` to its provenance record. `stack` closes what is opened. `watch` is the result of
+    `enter_workdir`, `name` the label of the bar. Raises NotBegun after a stop signal.
     """
     if is_first():
         text = json.dumps(json.loads(config.to_json_best_effort()), indent=2) + "\n"
@@ -92,6 +103,9 @@ def open_run(
     checkpointer.before_each_save(writer.flush)
     if stop.received:
         raise NotBegun(f"{stop.received.name}: stopped before step {start + 1}; rerun the same command to resume")
+    checkpointer.provenance = provenance.record(inputs, devices=describe_devices(), start_step=start)
+    if is_first():
+        provenance.append(folder, checkpointer.provenance)
     bar = bars(total=total, initial=start, desc=name, unit="step")
     stack.callback(bar.close)
     tracer = StepTracer(config.profile.steps, folder, records=is_first())

@@ -34,11 +34,12 @@ from dataclasses import dataclass
 from glob import has_magic
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from bert_jax.data.preparation import pydoc_corpus, tfds_corpus
 from bert_jax.data.preparation.options import CorpusOptions
 from bert_jax.errors import InputError
-from bert_jax.files import local_listing, remote
+from bert_jax.files import local_listing, provenance, remote
 from bert_jax.files.file_formats import check_name, not_utf8, text_format
 from bert_jax.files.line_reader import file_bytes, first_line_start, is_compressed, line_number, lines_from
 
@@ -47,6 +48,7 @@ log = logging.getLogger(__name__)
 SLICE_BYTES = 8 << 20
 """Bytes on disk that one task reads."""
 _GROUP_FILES = 1024  # maximum, since opening a remote file takes a request
+_RECORDED_FILES = 1000  # in a provenance record; the version of a remote file takes a request
 _WIKI_DOC = b"<doc "
 _WIKI_TITLE = re.compile(rb'\btitle="(.*)"\s*>\s*$')
 _JSON_TYPES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
@@ -179,6 +181,27 @@ def fingerprint(path: str) -> str:
         return remote.version(path)
     status = os.stat(path)
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
+
+
+def describe_files(slices: Sequence[Slice]) -> dict[str, Any]:
+    """Returns the files of a `plan` for a provenance record, as JSON.
+
+    Keys: `count`, `bytes`, and `files`, the first `_RECORDED_FILES`: `path`, and `bytes` and `modified` of a local file
+    or the `version` of another input.
+    """
+    paths = list(dict.fromkeys(piece.path for piece in slices))
+    return {
+        "count": len(paths),
+        "bytes": sum(piece.bytes for piece in slices),
+        "files": [_describe_file(path) for path in paths[:_RECORDED_FILES]],
+    }
+
+
+def _describe_file(path: str) -> dict[str, Any]:
+    if path == PYDOC or tfds_corpus.is_tfds(path) or remote.is_remote(path):
+        return {"path": path, "version": fingerprint(path)}
+    status = os.stat(path)
+    return {"path": os.path.abspath(path), "bytes": status.st_size, "modified": provenance.utc(status.st_mtime)}
 
 
 def _example_slices(path: str, slice_bytes: int) -> list[Slice]:

@@ -49,7 +49,7 @@ from bert_jax.data.unknown_tokens import (
 )
 from bert_jax.errors import InputError
 from bert_jax.extras import install_hint
-from bert_jax.files import atomic, remote
+from bert_jax.files import atomic, provenance, remote
 from bert_jax.progress import Bars, silent
 from bert_jax.text.languages import log_fallback
 from bert_jax.text.tokenization import WordPieceTokenizer
@@ -137,6 +137,8 @@ def prepare(
         check_share(unknown, allow_unk, tokenizer)
         info = _describe(splits, tokenizer, options, seed)
         _publish(folder, work, shards, splits, tokenizer, info)
+        read = {"corpus": corpus.describe_files(slices), "vocabulary": {"sha256": tokenizer.sha256}}
+        provenance.write(folder, provenance.record(read, dataset_hash=info.hash))
         warn_of_share(unknown, tokenizer, above=WARN_SHARE, where=str(folder))
         if options.pairs == "nsp":
             if options.documents == "blank_line":

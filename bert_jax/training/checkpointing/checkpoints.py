@@ -9,6 +9,7 @@ WORKDIR/checkpoints/STEP/
   tokenizer      the vocabulary and how it is applied
   config         config of the run
   digests        digests of all arrays and other items, which every load verifies
+  provenance     the run that saved it, see `files/provenance.py`; not digested, and never read back
 
 Imported parameters have a folder like that of a step, without optimizer, position and config, and with
 
@@ -23,7 +24,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,7 @@ from etils import epath
 
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
-from bert_jax.files import remote
+from bert_jax.files import provenance, remote
 from bert_jax.files.local_listing import similar_name
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import HEADS, Parameters
@@ -45,7 +46,7 @@ from bert_jax.training.checkpointing.checkpoint_damage import (
     check_arrays,
     convert_read_errors,
 )
-from bert_jax.training.checkpointing.checkpoint_digests import changed_items, describe, nonfinite_arrays
+from bert_jax.training.checkpointing.checkpoint_digests import changed_items, describe, json_digest, nonfinite_arrays
 from bert_jax.training.checkpointing.checkpoint_folders import (
     FOLDER,
     complete_steps,
@@ -99,6 +100,8 @@ class Checkpointer:
         )
         self._is_saving = False
         self._before_save: list[Callable[[], None]] = []
+        self.provenance: Mapping[str, Any] = {}
+        """The entry of the run that saves, see `files/provenance.py`."""
         self.unlogged: dict[str, Any] | None = None
         """Sums of metrics of the restored step that are not logged yet; see `RunningMeans`."""
         self._description = {
@@ -135,6 +138,7 @@ class Checkpointer:
             **self._description,
         }
         items["digests"] = describe(arrays, items)
+        items["provenance"] = dict(self.provenance)
         self._manager.save(
             step,
             args=ocp.args.Composite(
@@ -269,6 +273,10 @@ class Checkpoint:
         """Heads in `HEADS` that the checkpoint lacks."""
         return tuple(head for head in HEADS if head not in self.heads)
 
+    def reference(self) -> dict[str, Any]:
+        """Returns `path`, `step` and `digest` (None if an older version saved it), for a provenance record."""
+        return {"path": str(self.path), "step": self.step, "digest": self.digests and json_digest(self.digests)}
+
     def require_heads(self, *heads: str, by: str) -> None:
         """Raises InputError with the missing ones of `heads`, and with `by`, the user that needs them."""
         if missing := [head for head in heads if head not in self.heads]:
@@ -322,10 +330,12 @@ def save_parameters(
     tokenizer: WordPieceTokenizer,
     heads: Collection[str],
     task: dict[str, Any] | None = None,
+    inputs: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes a checkpoint of parameters alone, atomically; `open_checkpoint` reads it.
 
     Replaces `folder` without asking. `parameters` have only the heads in `heads`; `task` is that of a fine-tuned model.
+    `inputs` are those of its provenance record.
     """
     items = {
         "bert_config": bert_config.to_dict(),
@@ -334,6 +344,7 @@ def save_parameters(
         **({} if task is None else {"task": task}),
     }
     items["digests"] = describe({"parameters": parameters}, items)
+    items["provenance"] = provenance.record(inputs or {})
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         checkpointer.save(
             remote.absolute(folder),
