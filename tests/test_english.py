@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support import helpers
 
-FOLDERS = ("bert_jax", "configs", "launch", "benchmarks", "tests")
+FOLDERS = ("bert_jax", "configs", "launch", "benchmarks", "docs", "tests")
 OPENINGS = {"as", "how", "of", "that", "what", "when", "where", "whether", "which", "who", "whose"}
 FORBIDDEN = {  # a phrase, as a regular expression: the field's term
     r"made again": "rematerialized, recomputed",
@@ -37,7 +37,7 @@ SOURCES = sorted(
 )
 TEXTS = sorted(
     path.relative_to(helpers.REPOSITORY)
-    for pattern in ("*.md", "Makefile", ".ci/*", "benchmarks/*.sh", "launch/*.*")
+    for pattern in ("*.md", "docs/*.md", "docs/[a-z]*/*.md", "Makefile", ".ci/*", "benchmarks/*.sh", "launch/*.*")
     for path in helpers.REPOSITORY.glob(pattern)
     if path.suffix != ".py"
 )
