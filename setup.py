@@ -1,4 +1,4 @@
-"""Installed by `pip install -e .`; extras: gpu, tpu, tpu-aot, gcs, beam, dataflow, parity, benchmarks, dev."""
+"""Installed by `pip install -e .`; extras: gpu, tpu, tpu-aot, gcs, beam, dataflow, parity, benchmarks, docs, dev."""
 
 import runpy
 from pathlib import Path
@@ -47,6 +47,12 @@ setup(
         "gcs": ["gcsfs>=2024.6"],  # gs:// without TensorFlow
         "parity": ["torch>=2.6", "transformers>=5.0"],
         "benchmarks": ["accelerate>=1.1", "datasets>=4", "torch>=2.6", "transformers>=5.0"],
+        "docs": [
+            "myst-nb>=1.2",
+            "sphinx>=8.1",
+            "sphinx-book-theme>=1.1.4",
+            "sphinx-copybutton",
+        ],
         "dev": [
             "build>=1.2",
             "gcp-storage-emulator>=2024.8",

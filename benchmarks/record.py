@@ -128,7 +128,7 @@ def provenance(content: Mapping[str, Any]) -> str:
     older, rows = outdated(content)
     if older and older < rows:
         line += f" {older} of {rows} rows are older than the code that they measure."
-    elif older:
+    elif older and content["code"]["digest"]:
         line += " The code that it measures has changed since."
     return line + (f" {content['note']}" if content.get("note") else "")
 

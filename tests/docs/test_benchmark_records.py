@@ -113,3 +113,22 @@ def test_topologies_continue_where_they_were_stopped(tmp_path: Path, monkeypatch
     compiled.clear()
     topologies.main()
     assert not compiled
+
+
+def test_fine_tuning_speed_is_reported(tmp_path: Path, record: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["finetune_speed.py"])
+    speed = importlib.import_module("finetune_speed")
+    run = dict.fromkeys(speed.FIGURES, 2.0) | {
+        "tokens_a_row": 60.0, "first_loss": 0.7, "last_loss": 0.6, "compiled": 9, "compile_seconds": 20.0,
+    }  # fmt: skip
+    runs = {side: [run, run | {"examples_per_second": 4.0}] for side in speed.SIDES}
+    runs["bert_jax"] = [run | {"examples_per_second": 6.0}] * 2
+    speed.report(record.Record(tmp_path / "speed.json", speed.MEASURES), runs, {"task": "mrpc"})
+    content = json.loads((tmp_path / "speed.json").read_text())
+    assert content["values"]["programs"] == 9
+    assert content["tables"]["sides"]["rows"][1]["examples_per_second_median"] == 3.0
+    assert (
+        content["tables"]["ratios"]["rows"][0] | {"speed_minimum": 1.5, "speed_maximum": 3.0}
+        == (content["tables"]["ratios"]["rows"][0])
+    )
+    assert "| 2.25 (1.50-3.00) |" in capsys.readouterr().out
