@@ -90,7 +90,7 @@ class LogMetrics(Hook):
         self._means.add(values)
         if step % self._every == 0 or step == self._last:
             row = self._means.take() | self._throughput.rates(step) | self._extra(step)
-            self._run.writer.write(step, row)
+            self._run.trackers.log_scalars(step, row)
             self._run.bar.set_postfix_str(summary(row))
         self._run.bar.update(1)
 

@@ -33,7 +33,7 @@ class FakeRun:
             bar=SimpleNamespace(set_postfix_str=lambda text: None, update=lambda count: None),
             checkpointer=SimpleNamespace(wait=lambda: None, unlogged=unlogged),
             check=lambda: None,
-            writer=SimpleNamespace(write=lambda step, row: self.rows.append({"step": step, **row})),
+            trackers=SimpleNamespace(log_scalars=lambda step, row: self.rows.append({"step": step, **row})),
             start=start,
         )
         self.tracer = tracer or SimpleNamespace(begins=lambda step: False, ends=lambda step: False)
