@@ -21,6 +21,7 @@ REQUIREMENTS = (
     "orbax-checkpoint>=0.11.30,<0.13",
     "safetensors>=0.5,<0.9",
     "sentencex>=1.0.11,<2",
+    "shtab>=1.13,<2",
     "tensorboard>=2.18,<3",
     "tensorflow-datasets>=4.9.10,<5",
     "tokenizers>=0.21,<0.24",

@@ -92,6 +92,7 @@ def _finetune(
     folder = remote.absolute(workdir)
     check_config(config)
     warn_of_uncorrected_lamb([config.optimizer])
+    log.info("Opening the checkpoint %s", config.init)
     before = open_checkpoint(config.init)
     model = model_of(config, before.bert_config)
     mesh = make_mesh(config.mesh)
@@ -99,6 +100,7 @@ def _finetune(
     check_attention(config, model, config.task.max_seq_len, mesh)
 
     # --- Data ----------------------------------------------------------------------------------------------------
+    log.info("Reading and tokenizing the files of the task")
     encoding = Encoding(before.tokenizer, config.task.max_seq_len, last_position=model.is_decoder)
     task: Task = TASK_KINDS[config.task.kind].from_config(config, encoding)
     rows, splits = task.train(), task.splits()
@@ -133,11 +135,14 @@ def _finetune(
     )  # fmt: skip
     stack.callback(checkpointer.close)
     if start:
+        log.info("Restoring step %d of %s", start, folder)
         start, state = checkpointer.restore(start, spec.abstract)
         log.info("Resuming from step %d", start)
     elif config.from_scratch:
+        log.info("Initializing the parameters")
         state = spec.make()
     else:
+        log.info("Loading the parameters of %s", before.path)
         state = initialize_from(before, spec)
     run = open_run(
         folder, config, mesh, checkpointer, stop, watch, bars, stack,

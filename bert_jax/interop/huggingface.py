@@ -75,6 +75,7 @@ def export(checkpoint: Checkpoint, output: str) -> str:
     Raises InputError if `output` is a file or a folder that is not empty, and as `task_model` does.
     """
     folder = new_folder(output)
+    log.info("Reading %s and writing %s", checkpoint.path, folder)
     config, tokenizer = checkpoint.bert_config, checkpoint.tokenizer
     if checkpoint.task is not None:
         architecture, task_config, weights = task_model(checkpoint)

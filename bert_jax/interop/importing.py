@@ -1,5 +1,6 @@
 """Import of checkpoints from other software: detects a folder's format and reads it."""
 
+import logging
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,10 +10,13 @@ from etils import epath
 
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
+from bert_jax.files.local_listing import similar_name
 from bert_jax.files.output_folder import new_folder
 from bert_jax.interop import huggingface
 from bert_jax.interop.safetensors_files import INDEX, WHOLE, read_json
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_place, open_checkpoint, save_parameters
+
+log = logging.getLogger(__name__)
 
 _READ = (".json", ".txt", ".safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -33,7 +37,9 @@ def import_checkpoint(source: str, output: str, *, lowercase: bool | None = None
     check_place(folder)
     with _on_this_machine(source) as here:
         _check_source(here)
+        log.info("Reading %s", source)
         found = huggingface.read(here, lowercase=lowercase)
+    log.info("Writing %s", folder)
     save_parameters(
         folder, found.parameters, bert_config=found.bert_config, tokenizer=found.tokenizer, heads=found.heads
     )
@@ -65,7 +71,9 @@ def _on_this_machine(source: str) -> Iterator[epath.Path]:
 def _check_source(folder: epath.Path) -> None:
     """Raises InputError unless the folder has config.json and safetensors; the message says how to convert others."""
     if not folder.is_dir():
-        raise InputError(f"--source={folder}: local folder not found; download the model, and give its folder")
+        raise InputError(
+            f"--source={folder}: local folder not found{similar_name(folder)}; download the model, and give its folder"
+        )
     names = sorted(child.name for child in folder.iterdir())
     if {WHOLE, INDEX} & {*names}:
         if huggingface.CONFIG not in names:

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.data.dataset import PreparedDataset
@@ -115,16 +115,22 @@ def check_config(config: ConfigDict, steps: int) -> None:
             "cannot predict the next sentence; set objective.nsp=False"
         )
     restarts, total = values["optimizer.restart_schedule"], values["total_steps"]
-    if values["optimizer.warmup_steps"] >= (steps if restarts else total):
+    within = steps if restarts else total
+    if values["optimizer.warmup_steps"] >= within:
         raise InputError(
             f"optimizer.warmup_steps={values['optimizer.warmup_steps']}: must be below "
             f"{f'the {steps} steps of its phase' if restarts else f'total_steps={total}'}; otherwise the learning rate "
-            "never reaches its peak"
+            f"never reaches its peak; set optimizer.warmup_steps={within // 10}"
         )
 
 
-def check_attention(config: ConfigDict, model: BertConfig, seq_len: int, mesh: Mesh) -> None:
-    """Raises InputError if the kernel in `attention` does not support the rest of the config."""
+def check_attention(
+    config: ConfigDict, model: BertConfig, seq_len: int, mesh: Mesh | AbstractMesh, platform: str | None = None
+) -> None:
+    """Raises InputError if the kernel in `attention` does not support the rest of the config.
+
+    `platform` is that of the mesh's devices; it is required for an `AbstractMesh`.
+    """
     name, dropout, tensor = config.attention, config.model.attention_probs_dropout_prob, mesh.shape["tensor"]
 
     def check(holds: bool, problem: str) -> None:
@@ -138,7 +144,7 @@ def check_attention(config: ConfigDict, model: BertConfig, seq_len: int, mesh: M
         f"does not support model.attention_probs_dropout_prob={dropout}; set model.attention_probs_dropout_prob=0.0",
     )
     check(tensor == 1, f"does not support tensor parallelism, got mesh.tensor={tensor}; set mesh.tensor=1")
-    kernel, here = {"splash": "tpu", "cudnn": "gpu"}[name], mesh.devices.flat[0].platform
+    kernel, here = {"splash": "tpu", "cudnn": "gpu"}[name], platform or mesh.devices.flat[0].platform
     check(here == kernel, f"needs {kernel.upper()} devices, got {here.upper()}; run on {kernel.upper()}")
     if name == "splash":
         check(

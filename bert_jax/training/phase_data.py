@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.config import ConfigDict
 from bert_jax.data.loading.loader import EvalLoader, TrainLoader, TrainRows
@@ -40,8 +40,10 @@ def make_masking(config: ConfigDict) -> Masking | None:
     return None if objective.lm == "ltr" else masking
 
 
-def load_phase(phase: Phase, mesh: Mesh) -> LoadedPhase:
+def load_phase(phase: Phase, mesh: Mesh | AbstractMesh, platform: str | None = None) -> LoadedPhase:
     """Makes the loaders of a phase, and infers its microbatches if they are not given.
+
+    `platform` is that of the mesh's devices; it is required for an `AbstractMesh`.
 
     Raises InputError if batch, model or attention do not match the mesh, for invalid masks, and for an empty training
     split.
@@ -52,7 +54,7 @@ def load_phase(phase: Phase, mesh: Mesh) -> LoadedPhase:
         log.info("Steps %d-%d: inferred gradient_accumulation=%d", phase.start + 1, phase.stop, microbatches)
         phase = replace(phase, config=config)
     check_divisibility(mesh, phase.model, config.global_batch_size, config.gradient_accumulation)
-    check_attention(config, phase.model, phase.seq_len, mesh)
+    check_attention(config, phase.model, phase.seq_len, mesh, platform)
     return LoadedPhase(phase, *make_loaders(phase))
 
 

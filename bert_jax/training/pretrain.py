@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.config import ConfigDict
 from bert_jax.data.unknown_tokens import MAX_SHARE, unknown_share, warn_of_share
@@ -72,6 +72,7 @@ def _pretrain(
     if not workdir:
         raise InputError("--workdir is empty; expected a folder, such as --workdir=runs/tiny")
     folder = remote.absolute(workdir)
+    log.info("Opening the datasets")
     requested = open_phases(config)
     warn_of_uncorrected_lamb(phase.config.optimizer for phase in requested)
     for dataset in dict.fromkeys(dataset for phase in requested for dataset in phase.datasets):
@@ -97,11 +98,14 @@ def _pretrain(
     current = next(phase for phase in phases if phase.stop > start)
     planned = spec, _ = plan_step(mesh, current, current.model)
     if start:
+        log.info("Restoring step %d of %s", start, folder)
         start, state = checkpointer.restore(start, spec.abstract)  # an earlier step if the newest is damaged
         log.info("Resuming from step %d", start)
     elif init:
+        log.info("Loading the parameters of %s", init.path)
         state = initialize_from(init, spec)
     else:
+        log.info("Initializing the parameters")
         state = spec.make()
     run = open_run(
         folder, config, mesh, checkpointer, stop, watch, bars, stack,
@@ -139,13 +143,18 @@ def _pretrain(
 # --- The programs ------------------------------------------------------------------------------------------------
 
 
-def plan_state(mesh: Mesh, config: ConfigDict, model: BertConfig) -> tuple[optax.GradientTransformation, StateSpec]:
-    """Makes the optimizer and the plan of the state. Phases differ only in how the model runs."""
+def plan_state(
+    mesh: Mesh | AbstractMesh, config: ConfigDict, model: BertConfig, platform: str | None = None
+) -> tuple[optax.GradientTransformation, StateSpec]:
+    """Makes the optimizer and the plan of the state. Phases differ only in how the model runs.
+
+    `platform` is that of the mesh's devices; it is required for an `AbstractMesh`.
+    """
     untrained = () if config.objective.nsp else NEXT_SENTENCE_PARTS
     optimizer = make_optimizer(config.optimizer, abstract_parameters(model)[2], untrained=untrained)
     spec = describe_state(
         mesh, model, optimizer, config.seed, zero1=config.mesh.zero1,
-        dtype=compute_dtype(config.dtype, mesh.devices.flat[0].platform), attention=config.attention,
+        dtype=compute_dtype(config.dtype, platform or mesh.devices.flat[0].platform), attention=config.attention,
         remat=config.remat,
         scan_layers=config.scan_layers,
     )  # fmt: skip

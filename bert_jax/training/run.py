@@ -45,6 +45,7 @@ class Run:
     bars: Bars
     bar: Any  # progress of the whole run
     start: int  # steps done when the run was opened
+    total: int  # steps of the whole run
 
     def check(self) -> None:
         """Raises the error of a save that failed in the background, and of a lost lease."""
@@ -98,7 +99,7 @@ def open_run(
     stack.callback(bar.close)
     tracer = StepTracer(config.profile.steps, folder, records=is_first())
     stack.callback(tracer.close)
-    return Run(mesh, checkpointer, tracking, stop, stalls, tracer, lease, bars, bar, start)
+    return Run(mesh, checkpointer, tracking, stop, stalls, tracer, lease, bars, bar, start, total)
 
 
 def _open_trackers(

@@ -48,6 +48,7 @@ from bert_jax.data.unknown_tokens import (
     warn_of_share,
 )
 from bert_jax.errors import InputError
+from bert_jax.extras import install_hint
 from bert_jax.files import atomic, remote
 from bert_jax.progress import Bars, silent
 from bert_jax.text.languages import log_fallback
@@ -181,9 +182,7 @@ def _beam_runner(runner: str, scratch: str | None, beam_options: Sequence[str]) 
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "apache_beam":
             raise
-        raise InputError(
-            f"--runner={runner}: Apache Beam is not installed; run pip install 'bert_jax[beam]'"
-        ) from error
+        raise InputError(f"--runner={runner}: Apache Beam is not installed; run {install_hint('beam')}") from error
     finally:
         logging.disable(logging.NOTSET)
     return beam

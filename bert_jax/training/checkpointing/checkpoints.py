@@ -22,6 +22,7 @@ Steps of a fine-tuned model have `heads` as well, and
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ from etils import epath
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
 from bert_jax.files import remote
+from bert_jax.files.local_listing import similar_name
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import HEADS, Parameters
 from bert_jax.runtime.processes import any_process, is_first, wait_for_first
@@ -121,6 +123,7 @@ class Checkpointer:
         """
         for function in self._before_save:
             function()
+        began = time.perf_counter()
         self._is_saving = True
         position: dict[str, Any] = {"next_batch": step, "datasets": list(dataset_hashes), "unlogged": unlogged}
         if first_rows is not None:
@@ -139,6 +142,11 @@ class Checkpointer:
                 **{name: ocp.args.JsonSave(value) for name, value in items.items()},
             ),
         )
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(arrays))
+        log.info(
+            "Step %d: checkpoint of %s copied in %.1f s, and written in the background",
+            step, f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB", time.perf_counter() - began,
+        )  # fmt: skip
 
     def restore(self, newest: int, abstract: TrainState) -> tuple[int, TrainState]:
         """Returns the newest intact step up to `newest`, and its state with the shardings of `abstract`.
@@ -183,6 +191,8 @@ class Checkpointer:
     def wait(self) -> None:
         """Waits until every save is on disk; raises the error of a failed one."""
         self._is_saving = False
+        if self._manager.is_saving_in_progress():
+            log.info("Waiting for the checkpoint to be written")
         self._manager.wait_until_finished()
 
     def close(self) -> None:
@@ -367,7 +377,7 @@ def open_checkpoint(location: str) -> Checkpoint:
     check_place(given)
     kinds = "a workdir, one of its checkpoints/STEP, or the output of `bert-jax import`"
     if not remote.exists(given):
-        raise InputError(f"{location} does not exist; expected {kinds}")
+        raise InputError(f"{location} does not exist{similar_name(location)}; expected {kinds}")
     path = newest_step(given) or given
     if not all(remote.exists(path / item) for item in ("parameters", "bert_config")) or not is_saved(path):
         runs = "".join(f" ({name} in it does)" for name in _workdirs_in(given)[:1])

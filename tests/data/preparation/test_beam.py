@@ -148,7 +148,7 @@ def test_paths_of_workers(tmp_path, monkeypatch):
     (tmp_path / "pydoc").mkdir()
     (tmp_path / "a.txt").write_text("the ship .")
     assert beam._everywhere("a.txt") == str(tmp_path / "a.txt")
-    for name in ("pydoc", "gs://bucket/a.txt", "tfds:fables:train:text"):
+    for name in ("pydoc", "pydoc:numpy", "gs://bucket/a.txt", "tfds:fables:train:text"):
         assert beam._everywhere(name) == name
 
 
