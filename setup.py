@@ -1,4 +1,4 @@
-"""Installed by `pip install -e .`; extras: gpu, tpu, tpu-aot, gcs, beam, dataflow, parity, benchmarks, docs, dev."""
+"""Installed by `pip install -e .`; extras: gpu, tpu, tpu-aot, wandb, gcs, beam, dataflow, parity, benchmarks, docs, dev."""
 
 import runpy
 from pathlib import Path
@@ -35,13 +35,14 @@ setup(
     # configs/ is installed as bert_jax.configs: `--config=bert_base` works from a wheel as from a clone.
     package_dir={"bert_jax": "bert_jax", "bert_jax.configs": "configs"},
     packages=[*find_packages(include=["bert_jax", "bert_jax.*"]), *CONFIGS],
-    package_data={"bert_jax": ["py.typed"]},
+    package_data={"bert_jax": ["py.typed"], "bert_jax.tracking.report": ["*.css", "*.js"]},
     install_requires=list(SUPPORTED["REQUIREMENTS"]),
     extras_require={
         "gpu": ["jax[cuda13]"],  # in the range of install_requires
         "tpu": ["jax[tpu]"],
         # For `compile`, on any machine: the libtpu that goes with this jax, whose programs its jaxlib can read.
         "tpu-aot": ["jax[tpu]"],
+        "wandb": ["wandb>=0.31,<1"],  # tracking.wandb_project
         "beam": ["apache-beam>=2.70"],
         "dataflow": ["apache-beam[gcp]>=2.70", "gcsfs"],
         "gcs": ["gcsfs>=2024.6"],  # gs:// without TensorFlow

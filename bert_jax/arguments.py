@@ -359,9 +359,15 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
     )  # fmt: skip
     add_json(sub)
 
-    sub = command("report", "Draw the curves of one run, or of several side by side.")
-    sub.add_argument("workdir", nargs="+", metavar="WORKDIR", help="a workdir of pretrain or finetune")
-    sub.add_argument("--output", required=True, metavar="FILE", help="a .png, .svg or .pdf")
+    sub = command("report", "Report on one run, or on several side by side: curves, scores, configs.")
+    sub.add_argument(
+        "workdir", nargs="+", metavar="RUN",
+        help="a workdir of pretrain, finetune or study, or a JSON file that `compile --json` printed",
+    )  # fmt: skip
+    sub.add_argument(
+        "--output", required=True, metavar="FILE",
+        help="a .html, which works offline; or the curves alone as a .png, .svg or .pdf",
+    )  # fmt: skip
     add_json(sub)
 
     sub = command("configs", "List the packaged configs, or print the keys of one with values and comments.")

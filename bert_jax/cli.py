@@ -370,9 +370,9 @@ def _compile(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from bert_jax.tracking.report import plot_curves
+    from bert_jax.tracking.report.report_page import write_report
 
-    plot_curves(options.workdir, options.output)
+    write_report(options.workdir, options.output)
     _print_result(options, {"output": options.output, "workdirs": options.workdir}, options.output)
 
 

@@ -16,6 +16,7 @@ REQUIREMENTS = (
     "matplotlib>=3.8.4,<4",
     "ml_collections>=1.0,<2",
     "numpy>=2.0,<3",
+    "plotly>=6.0,<8",
     "optax>=0.2.6,<0.3",
     "orbax-checkpoint>=0.11.30,<0.13",
     "safetensors>=0.5,<0.9",

@@ -48,4 +48,8 @@ def get_config():
     config.checkpoint = ml_collections.ConfigDict()
     config.profile = ml_collections.ConfigDict()
     config.profile.steps = ""  # A:B traces steps A to B into WORKDIR/profile.
+
+    config.tracking = ml_collections.ConfigDict()
+    config.tracking.wandb_project = ""  # A project of Weights & Biases, which the run is logged to as well; "": none.
+    config.tracking.wandb_entity = ""  # The user or team of the project; "": the login's default.
     return config

@@ -64,4 +64,7 @@ def get_config():
 
     config.checkpoint.every_steps = 5_000  # Steps; also saved at the end and on SIGTERM.
     config.checkpoint.keep = 3  # Newest checkpoints kept.
+
+    # Masked texts of the eval split whose fills each evaluation logs; 0: none. They are logged as text, also to W&B.
+    config.tracking.samples = 3
     return config

@@ -37,6 +37,7 @@ from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.processes import is_first
 from bert_jax.tracking.metrics import finite_json
 from bert_jax.tracking.throughput import Throughput
+from bert_jax.tracking.tracker import Tracker
 from bert_jax.training.checkpointing.checkpoints import Checkpointer, open_checkpoint
 from bert_jax.training.checks import check_attention, compute_dtype
 from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRange, Trace, run_steps
@@ -51,8 +52,9 @@ log = logging.getLogger(__name__)
 
 
 def finetune(
-    config: ConfigDict, workdir: str, *, needs_scores: bool = False, stop: StopSignal | None = None, bars: Bars = silent
-) -> dict[str, dict[str, float]]:
+    config: ConfigDict, workdir: str, *, needs_scores: bool = False, stop: StopSignal | None = None,
+    bars: Bars = silent, trackers: Sequence[Tracker] = (),
+) -> dict[str, dict[str, float]]:  # fmt: skip
     """Fine-tunes a checkpoint in `workdir`, resuming from the newest checkpoint there, if any.
 
     At the end it scores the labelled splits and writes `WORKDIR/result.json`. Predictions for every split but the
@@ -66,6 +68,7 @@ def finetune(
       needs_scores: raise InputError if no split can be scored; set by a search, which compares scores.
       stop: an active `StopSignal`; by default one is active during this call.
       bars: creates progress bars.
+      trackers: receivers of the metrics, in process 0; closed at the end.
 
     Raises:
       InputError: the config, the checkpoint, the task's files and the devices are inconsistent, or the workdir holds
@@ -74,12 +77,15 @@ def finetune(
       BertJaxError: too many consecutive steps were not finite; the state is saved.
     """
     with ExitStack() as stack:
-        return _finetune(config, workdir, needs_scores, stop or stack.enter_context(StopSignal()), bars, stack)
+        return _finetune(
+            config, workdir, needs_scores, stop or stack.enter_context(StopSignal()), bars, trackers, stack
+        )
 
 
 def _finetune(
-    config: ConfigDict, workdir: str, needs_scores: bool, stop: StopSignal, bars: Bars, stack: ExitStack
-) -> dict[str, dict[str, float]]:
+    config: ConfigDict, workdir: str, needs_scores: bool, stop: StopSignal, bars: Bars, trackers: Sequence[Tracker],
+    stack: ExitStack,
+) -> dict[str, dict[str, float]]:  # fmt: skip
     # --- Checks, before any work ---------------------------------------------------------------------------------
     if not workdir:
         raise InputError("--workdir is empty; give a folder")
@@ -142,6 +148,7 @@ def _finetune(
         folder, config, mesh, checkpointer, stop, watch, bars, stack,
         start=start, total=order.total_steps, name="finetune",
         inputs={"init": before.reference(), "task": {"name": task.name, "path": config.data.path, "hash": order.hash}},
+        trackers=trackers,
     )  # fmt: skip
 
     # --- Loop ----------------------------------------------------------------------------------------------------
@@ -157,7 +164,7 @@ def _finetune(
             if step == order.total_steps:
                 final.outputs[split.name], final.scores[split.name] = outputs, split_scores[split.name]
         row = {f"{name}/{metric}": value for name, scores in split_scores.items() for metric, value in scores.items()}
-        run.writer.write(step, row, split="eval")
+        run.trackers.log_scalars(step, {**row, **order.count_seen(step)}, split="eval")
         log.info("Step %d: %s", step, "  ".join(f"{name} {value:.4f}" for name, value in row.items()))
         return row
 
@@ -178,7 +185,7 @@ def _finetune(
     )  # fmt: skip
     log_metrics = LogMetrics(
         run, throughput, every=config.log_every_steps, start=start, last=order.total_steps,
-        extra=lambda step: {"epoch": step / order.steps_an_epoch},
+        extra=lambda step: {"epoch": step / order.steps_an_epoch, **order.count_seen(step)},
     )  # fmt: skip
     hooks = [
         Heartbeat(run.stalls),
@@ -199,7 +206,7 @@ def _finetune(
             f"evaluate --checkpoint={place} --data=FILE",
             f"predict --checkpoint={place} --input=FILE --output=predictions.jsonl",
             f"export --checkpoint={place} --output=FOLDER",
-            f"report {place} --output=curves.png",
+            f"report {place} --output=report.html",
         ],
     )  # fmt: skip
     return scores

@@ -23,7 +23,9 @@ RATES = (
     "examples_per_second", "tokens_per_second", "real_tokens_per_second", "mfu",
     *(f"step_seconds_p{percent}" for percent in PERCENTILES), "input_wait_share",
 )  # fmt: skip
-"""Names of the metrics of `Throughput.rates`, the only non-deterministic metrics of a run."""
+"""Names of the metrics of `Throughput.rates`."""
+NOT_REPRODUCIBLE = (*RATES, "time")
+"""Names of all metrics that differ between two runs of the same config."""
 
 
 _FIRST = (

@@ -15,6 +15,7 @@ from bert_jax.model import BertConfig
 from bert_jax.model.encoder import ATTENTIONS, REMAT_POLICIES
 from bert_jax.model.fused_attention import CUDNN_HEADS, SPLASH_LENGTHS
 from bert_jax.tracking.profiling import parse_steps
+from bert_jax.tracking.wandb_tracker import check_wandb
 from bert_jax.training.checkpointing.checkpoints import Checkpoint
 from bert_jax.training.optimizer import OPTIMIZERS
 
@@ -24,6 +25,8 @@ DTYPES = ("auto", "float32", "bfloat16")
 REDUCE_DTYPES = DTYPES[1:]
 MAX_BATCH_SIZE = 1 << 16
 """Limit in rows outside of training: no device holds more."""
+MAX_SAMPLES = 64
+"""Limit of text samples, whose fills are logged at each evaluation."""
 MAX_GLOBAL_BATCH_SIZE = 1 << 20
 """Limit in training: 16 times the 65,536 sequences of LAMB's recipe."""
 
@@ -86,6 +89,7 @@ def check_values(values: Mapping[str, Any]) -> Callable[..., None]:
     check(lambda x: x in DTYPES, f"one of {', '.join(DTYPES)}", "dtype")
     check(lambda x: x in REDUCE_DTYPES, f"one of {', '.join(REDUCE_DTYPES)}", "gradient_reduce_dtype")
     parse_steps(values["profile.steps"])
+    check_wandb(values["tracking.wandb_project"])
     return check
 
 
@@ -104,6 +108,7 @@ def check_config(config: ConfigDict, steps: int) -> None:
     check(lambda x: 0 < x < math.inf, "above 0", "model.layer_norm_eps")
     check(lambda x: x in OBJECTIVES, f"one of {', '.join(OBJECTIVES)}", "objective.lm")
     check(lambda x: x >= 0, "at least 0", "objective.static_masks")
+    check(lambda x: 0 <= x <= MAX_SAMPLES, f"in [0, {MAX_SAMPLES}]", "tracking.samples")
     if values["objective.lm"] == "ltr" and values["objective.nsp"]:
         raise InputError(
             "objective.lm=ltr does not support objective.nsp=True: under a causal mask [CLS] sees only itself and "

@@ -91,7 +91,7 @@ class LogMetrics(Hook):
         self._means.add(values)
         if step % self._every == 0 or step == self._last:
             row = self._means.take() | self._throughput.rates(step) | self._extra(step)
-            self._run.writer.write(step, row)
+            self._run.trackers.log_scalars(step, row)
             log.info("step %d/%d %s", step, self._run.total, key_values(row), extra={"on_bar": True})
             self._shown = short_summary(row)
         self._run.bar.set_postfix_str(self._shown or short_summary(values), refresh=False)

@@ -1,6 +1,7 @@
 """Data of a phase of pre-training: its masking, the loaders of both splits, and what the log says of them."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -93,6 +94,20 @@ def count_epochs(loader: TrainLoader, step: int) -> dict[str, float]:
     """Returns the epochs of each dataset read after `step` steps, by its index in `data.path`."""
     seen = loader.epochs(step)
     return {"epoch": seen[0]} if len(seen) == 1 else {f"epoch_{place}": count for place, count in enumerate(seen)}
+
+
+def count_seen(phases: Sequence[LoadedPhase], step: int) -> dict[str, int]:
+    """Returns `tokens_seen`, with padding, and `examples_seen` after `step` steps of a run with these phases.
+
+    Both are functions of the step alone. For packed rows, a row counts as the mean number of sequences in a row.
+    """
+    tokens = examples = 0
+    for loaded in phases:
+        phase = loaded.phase
+        rows = max(0, min(step, phase.stop) - phase.start) * phase.config.global_batch_size
+        tokens += rows * phase.seq_len
+        examples += round(rows * loaded.train_loader.sequences_a_row)
+    return {"tokens_seen": tokens, "examples_seen": examples}
 
 
 def log_data(loaded: LoadedPhase, start: int) -> None:

@@ -367,7 +367,7 @@ def test_store_errors_inside_a_library_are_one_line(status, expected, message, m
         except Exception as error:
             raise ValueError("the save failed") from error
 
-    monkeypatch.setattr("bert_jax.tracking.report.plot_curves", save)
+    monkeypatch.setattr("bert_jax.tracking.report.curve_images.plot_curves", save)
     assert main(["report", "run", "--output", "curves.png"]) == expected
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line

@@ -36,7 +36,7 @@ class FakeRun:
             ),
             checkpointer=SimpleNamespace(wait=lambda: None, unlogged=unlogged),
             check=lambda: None,
-            writer=SimpleNamespace(write=lambda step, row: self.rows.append({"step": step, **row})),
+            trackers=SimpleNamespace(log_scalars=lambda step, row: self.rows.append({"step": step, **row})),
             start=start,
             total=100,
         )
