@@ -1,4 +1,4 @@
-"""Installed by `pip install -e .`; extras: gpu, tpu, tpu-aot, wandb, gcs, beam, dataflow, parity, benchmarks, docs, dev."""
+"""Installed by `pip install -e .`; `extras_require` says what each extra is for."""
 
 import runpy
 from pathlib import Path

@@ -198,7 +198,7 @@ def describe_files(slices: Sequence[Slice]) -> dict[str, Any]:
 
 
 def _describe_file(path: str) -> dict[str, Any]:
-    if path == PYDOC or tfds_corpus.is_tfds(path) or remote.is_remote(path):
+    if pydoc_corpus.is_pydoc(path) or tfds_corpus.is_tfds(path) or remote.is_remote(path):
         return {"path": path, "version": fingerprint(path)}
     status = os.stat(path)
     return {"path": os.path.abspath(path), "bytes": status.st_size, "modified": provenance.utc(status.st_mtime)}
