@@ -57,8 +57,11 @@ def parse(arguments: Sequence[str], run: Mapping[str, Subcommand]) -> argparse.N
     beam_options = after[1:] if arguments[0] == "prepare" else []
     options = parser.parse_args(accepted if beam_options else accepted + after)
     options.overrides, options.beam_options = overrides, beam_options
-    if options.command == "pretrain" and not (options.workdir is not None or options.dry_run):
-        command.error("the following arguments are required: --workdir")
+    if options.command == "pretrain" and not options.dry_run:
+        if options.workdir is None:
+            command.error("the following arguments are required: --workdir")
+        if planning := [name for name in ("device", "devices", "mfu") if getattr(options, name) is not None]:
+            command.error(f"--{planning[0]}: expected only with --dry_run; a run uses the devices of the machine")
     return options
 
 

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.run(options)
         return 0
     except BertJaxError as error:
-        return _fail(options.command, str(error), error.exit_status)
+        return _fail(options.command, f"{error}{_similar_name(error.__cause__)}", error.exit_status)
     except KeyboardInterrupt:
         return _fail(options.command, "interrupted", 130)
     except Exception as error:
@@ -82,8 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
         if isinstance(error, OSError) and error.errno in _PATH_ERRORS:
-            hint = similar_name(error.filename) if isinstance(error, FileNotFoundError) and error.filename else ""
-            return _fail(options.command, f"{error.filename or error}: {error.strerror}{hint}", 2)
+            return _fail(options.command, f"{error.filename or error}: {error.strerror}{_similar_name(error)}", 2)
         if (failure := _storage_failure(error)) is not None:
             return _fail(options.command, *failure)
         traceback.print_exc()
@@ -93,6 +92,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Returns the options of a subcommand, as `arguments.parse` does."""
     return parse_arguments(arguments, _RUN)
+
+
+def _similar_name(error: BaseException | None) -> str:
+    """Returns a hint with the path that is most similar to the one that was not found."""
+    return similar_name(error.filename) if isinstance(error, FileNotFoundError) and error.filename else ""
 
 
 def _fail(command: str, message: str, status: int) -> int:
@@ -188,7 +192,8 @@ def _inspect(options: argparse.Namespace) -> None:
     from bert_jax.data.inspection import inspect_dataset, render
 
     report = inspect_dataset(options.data, samples=options.samples, seed=options.seed)
-    print(json.dumps(report, indent=2, ensure_ascii=False) if options.json else render(report))
+    _print_result(options, report, "" if options.json else render(report))
+    _suggest(options)
 
 
 def _pretrain(options: argparse.Namespace) -> None:
@@ -367,6 +372,7 @@ def _compile(options: argparse.Namespace) -> None:
         print(json.dumps(described, indent=2))
     if problems:
         raise InputError("; ".join(problems))
+    _suggest(options)
 
 
 def _report(options: argparse.Namespace) -> None:

@@ -352,6 +352,8 @@ def test_misspelt_commands_and_paths_are_named_with_the_nearest_one(tmp_path: Pa
         ["export", "--checkpoint", tmp_path / "runz", "--output", tmp_path / "hf"], capsys, str(tmp_path / "runs")
     )
     fails_with_one_line(["inspect", tmp_path / "run"], capsys, str(tmp_path / "runs"))
+    prepare = ["prepare", "--input", tmp_path / "corpus.txt", "--output", tmp_path / "data", "--vocab"]
+    fails_with_one_line([*prepare, tmp_path / "korpus.txt"], capsys, f"{tmp_path / 'corpus.txt'}?")
 
 
 def test_options_have_the_defaults_of_their_dataclass():

@@ -137,9 +137,11 @@ def test_command_prints_one_json_document(dataset_dir: Path, capsys: pytest.Capt
     found = json.loads(capsys.readouterr().out)
     assert (found["device"], found["total_steps"]) == ("TPU v5p", 40)
     assert cli.main([*command, "--devices=7"]) == 2
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(command[:3])  # without --dry_run, --workdir is required
-    assert stopped.value.code == 2
+    for words, named in (([], "--workdir"), (["--workdir=runs/a", "--device=v5e"], "--device")):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main([*command[:3], *words])  # without --dry_run
+        assert stopped.value.code == 2
+        assert named in capsys.readouterr().err
 
 
 def test_every_device_has_a_short_name():
