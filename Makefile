@@ -6,13 +6,14 @@
 # make test-docs       runs the commands and code of every page of docs/ in small
 # make docs            builds the site into docs/_build/html, and checks its internal links
 # make docs-links      checks the links to other sites, with a network
-# make lint            runs ruff, mypy and shellcheck
+# make test-package    builds the wheel and the source distribution, and tests them outside of the clone
+# make lint            runs ruff, mypy, shellcheck and hadolint
 # make clean           deletes ./quickstart and build outputs
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test test-long test-slurm test-versions test-docs docs docs-links lint clean
+.PHONY: quickstart test test-long test-slurm test-versions test-docs test-package docs docs-links lint clean
 
 quickstart: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/quickstart.sh quickstart
@@ -39,18 +40,22 @@ docs: $(VENV)/.installed-docs
 docs-links: $(VENV)/.installed-docs
 	JAX_PLATFORMS=cpu BERT_JAX_DOCS_EXECUTE=0 $(BIN)/python -m sphinx -b linkcheck docs docs/_build/links
 
+test-package: $(VENV)/.installed-dev
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m 'long or not long' tests/test_packaging.py
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/shellcheck launch/*.sh launch/slurm.sbatch benchmarks/*.sh .ci/test_versions.sh
+	$(BIN)/hadolint docker/*.Dockerfile
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "PYTHON=$(PYTHON): expected Python 3.11 or later; use make PYTHON=python3.12 ..."; exit 2; }
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-$(VENV)/.installed: $(BIN)/python setup.py bert_jax/supported_versions.py
+$(VENV)/.installed: $(BIN)/python setup.py bert_jax/supported_versions.py bert_jax/version.py
 	@echo "installing bert_jax and its dependencies into $(VENV) ..."
 	$(BIN)/python -m pip install --editable .
 	@touch $@
@@ -64,4 +69,4 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf quickstart build docs/_build docs/_generated *.egg-info
+	rm -rf quickstart build dist docs/_build docs/_generated *.egg-info

@@ -17,6 +17,7 @@ setup(
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
+    license_files=["LICENSE"],
     keywords=["BERT", "JAX", "Flax", "TPU", "GPU", "pre-training", "masked language model", "NLP"],
     classifiers=[
         "Development Status :: 4 - Beta",

@@ -1,5 +1,6 @@
 """A training loop of one's own: the parts that `Training` has, which are those of `pretrain`."""
 
+import re
 from pathlib import Path
 
 import jax
@@ -44,6 +45,18 @@ def test_its_steps_are_those_of_pretrain(training: bert_jax.Training, tmp_path: 
     parameters = [open_checkpoint(str(tmp_path / name)).load_parameters() for name in ("own", "run")]
     jax.tree.map(np.testing.assert_array_equal, *parameters)
     assert bert_jax.load(str(tmp_path / "own")).embed("the ship .").shape == (1, 32)
+
+
+def test_the_loop_of_the_guide_learns(dataset_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    page = (helpers.REPOSITORY / "docs" / "guides" / "python.md").read_text()
+    (block,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Training(" in block)
+    (tmp_path / "data").symlink_to(dataset_dir)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(block, names)
+    assert len(names["losses"]) == 20
+    assert np.mean(names["losses"][-5:]) < np.mean(names["losses"][:5]) - 0.1
+    assert bert_jax.load("runs/own").config.hidden_size == 128
 
 
 def test_batches_resume_at_any_step(training: bert_jax.Training):
