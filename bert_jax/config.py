@@ -123,10 +123,13 @@ def _fit_warmup(run: ConfigDict, before: ConfigDict, overridden: Collection[str]
       overridden: the keys that overrides set.
       prefix: the prefix of its keys in the whole config, for the log.
     """
-    if _WARMUP in overridden or not any(key == "total_steps" or key.endswith(".steps") for key in overridden):
+    is_shortened = any(re.fullmatch(r"total_steps|phases\.\d+\.steps", key) for key in overridden)
+    if _WARMUP in overridden or not is_shortened:
         return
     lengths, old_lengths = (_phase_steps(config) for config in (run, before))
     phases = list(run.phases)
+    if "phases" in overridden:  # the warm-ups in them are the user's
+        lengths = old_lengths = []
     for number, (phase, steps, old_steps) in enumerate(zip(phases, lengths, old_lengths, strict=False)):
         warmup = phase.get(_WARMUP, run.optimizer.warmup_steps)
         ends_within = steps if run.optimizer.restart_schedule else run.total_steps

@@ -80,14 +80,14 @@ def layout(
     parts: list[tuple[float, str]] = [(0, prefix)] if prefix else []  # (rank by worth, text) from left to right
     if total:
         parts.append((10, f"{100 * n / total:.0f}%"))
-        parts.append((1, f"{count(n)}/{count(total)}" + ("" if prefix else f" {unit}")))
+        parts.append((1, f"{count(n)}/{count(total)}" + ("B" if unit == "B" else "" if prefix else f" {unit}")))
         if rate and n < total:
             parts.append((2, f"{tqdm.format_interval((total - n) / rate)} left"))
     else:
         parts.append((1, f"{count(n)} {unit}"))
     parts += [(3 + i / len(values), value) for i, value in enumerate(values)]
     if rate:
-        parts.append((20, f"{count(rate) if unit_scale else f'{rate:.3g}'} {unit}/s"))
+        parts.append((20, f"{count(rate) if unit_scale else f'{rate:.3g}'}{'' if unit == 'B' else ' '}{unit}/s"))
     parts.append((30, f"{tqdm.format_interval(elapsed)} passed"))
     width = (ncols or 10**9) - 1
     shown: set[int] = set()

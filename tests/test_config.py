@@ -196,6 +196,12 @@ def test_warmup_of_each_phase_is_shortened():
     assert plan_phases(own)[1].config.optimizer.warmup_steps == 10
 
 
+def test_warmup_in_phases_of_the_user_is_not_shortened():
+    phases = "({'steps': 10, 'optimizer.warmup_steps': 12}, {'steps': -1})"
+    config = load_config("bert_large:lamb", [("total_steps", "30"), ("phases", phases)])
+    assert plan_phases(config)[0].config.optimizer.warmup_steps == 12
+
+
 def test_warmup_of_a_study_is_shortened():
     study = load_config("studies/table5", [("pretraining.total_steps", "40")], keys_of="studies/default")
     assert study.pretraining.optimizer.warmup_steps == 1

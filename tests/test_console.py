@@ -71,8 +71,7 @@ def test_bar_shows_what_is_worth_most_in_its_width(columns: int, shown: list[str
 def test_bar_without_a_total_and_of_bytes():
     assert console.layout(7, None, 2.0, unit="batch", ncols=60).split("  ")[:2] == ["7 batch", "3.5 batch/s"]
     line = console.layout(5e6, 11e6, 10.0, prefix="read", unit="B", unit_scale=True, ncols=80)
-    assert "5.00M/11.0M" in line
-    assert "500kB/s" in line.replace(" B/s", "B/s")
+    assert {"5.00M/11.0MB", "500kB/s"} <= {*line.split("  ")}
 
 
 def test_lines_of_metrics_are_not_written_to_a_terminal(logger, capsys: pytest.CaptureFixture, monkeypatch):

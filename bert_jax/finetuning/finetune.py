@@ -135,7 +135,6 @@ def _finetune(
     )  # fmt: skip
     stack.callback(checkpointer.close)
     if start:
-        log.info("Restoring step %d of %s", start, folder)
         start, state = checkpointer.restore(start, spec.abstract)
         log.info("Resuming from step %d", start)
     elif config.from_scratch:

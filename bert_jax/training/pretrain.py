@@ -99,7 +99,6 @@ def _pretrain(
     current = next(phase for phase in phases if phase.stop > start)
     planned = spec, _ = plan_step(mesh, current, current.model)
     if start:
-        log.info("Restoring step %d of %s", start, folder)
         start, state = checkpointer.restore(start, spec.abstract)  # an earlier step if the newest is damaged
         log.info("Resuming from step %d", start)
     elif init:

@@ -146,11 +146,10 @@ class Checkpointer:
                 **{name: ocp.args.JsonSave(value) for name, value in items.items()},
             ),
         )
-        size = sum(leaf.nbytes for leaf in jax.tree.leaves(arrays))
+        seconds = time.perf_counter() - began
         log.info(
-            "Step %d: checkpoint of %s copied in %.1f s, and written in the background",
-            step, f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB", time.perf_counter() - began,
-        )  # fmt: skip
+            "Step %d: checkpoint (%s) copied in %.1f s, and written in the background", step, _size(state), seconds
+        )
 
     def restore(self, newest: int, abstract: TrainState) -> tuple[int, TrainState]:
         """Returns the newest intact step up to `newest`, and its state with the shardings of `abstract`.
@@ -162,11 +161,14 @@ class Checkpointer:
         for folder in complete_steps(self._workdir):
             if int(folder.name) > newest:
                 continue
+            began = time.perf_counter()
+            log.info("Restoring %s (%s)", folder, _size(abstract))
             try:
                 state, position = _read_state(folder, abstract)
             except DamagedError as error:
                 damage.append(str(error))  # the error itself would keep arrays alive
                 continue
+            log.info("Restored and verified in %.1f s", time.perf_counter() - began)
             self._set_aside_after(int(folder.name), damage)
             self.unlogged = position.get("unlogged")
             return int(folder.name), state
@@ -202,6 +204,12 @@ class Checkpointer:
     def close(self) -> None:
         """Waits for saves and closes the folder."""
         self._manager.close()
+
+
+def _size(tree: Any) -> str:
+    """Returns the bytes of all arrays, for the log."""
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
 def _read_state(folder: epath.Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
