@@ -22,7 +22,8 @@ arXiv:1908.08962). The sizes of the paper's table 6 are in `ablations.py`.
 
 Tokens: 32,768,000,000 (1,000,000 steps x 256 sequences x 128).
 Hardware, time: not yet run.
-Score to expect: an MLM loss of 1.38 for BASE (perplexity 3.99, the paper's table 6). The README lists other records.
+Score to expect: an MLM loss of 1.38 for BASE (perplexity 3.99, the paper's table 6).
+docs/numbers/expected_numbers.md lists other records.
 """
 
 import re

@@ -20,8 +20,8 @@ Parameters: 336,226,108 with 30,522 pieces.
     v5p       42,598,400,000  900,000 x 256 x 128, then 100,000 x 256 x 512; the same for v4, v5e and v6e
     lamb      85,261,811,712  7,038 x 65,536 x 128, then 1,563 x 32,768 x 512; the same for lamb_v4 and so on
 
-Hardware, time: not yet run. The README has what `bert-jax compile` computes ahead of time: the memory of 8, 256 and
-1,024 TPU chips, and a lower bound of the time of a step.
+Hardware, time: not yet run. docs/numbers/performance.md has what `bert-jax compile` computes ahead of time: the memory
+of 8, 256 and 1,024 TPU chips, and a lower bound of the time of a step.
 Score to expect: an MLM loss of 1.17 (perplexity 3.23, the paper's table 6); with LAMB, 1.265 +- 0.023 in NVIDIA's
 DeepLearningExamples, probably with NSP's loss.
 """

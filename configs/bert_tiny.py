@@ -7,7 +7,8 @@ Tokens: 40,960,000 (20,000 steps x 16 sequences x 128).
 Hardware, time: not yet run in one phase; made for three quarters of an hour on two CPU cores.
 Score to expect: `benchmarks/reference_cpu.py`, which sees as many tokens, two fifths of them in sequences of 32, ended
 at an MLM loss of 4.09 (unigram baseline 6.96) and an NSP accuracy of 91.0% on English Wikipedia and books, with 8,192
-pieces. The README has its curve. This schedule, in one phase, stays on the first plateau for longer.
+pieces. docs/numbers/expected_numbers.md has its curve. This schedule, in one phase, stays on the first plateau for
+longer.
 
 A model so small, on so little compute, needs many updates, so batches are small. There is no dropout, as it underfits.
 Adam's bias correction is on, unlike in the paper: with a warm-up of hundreds of steps, not 10,000, the second moment is

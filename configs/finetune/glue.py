@@ -6,7 +6,7 @@
 The argument is one of cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli.
 
 Hardware, time: not yet run with BERT-BASE. `benchmarks/small_study.sh` has run STS-B, SST-2, MRPC and CoLA with
-BERT-Tiny; the README has the scores.
+BERT-Tiny; docs/numbers/expected_numbers.md has the scores.
 Score to expect: 93.5 on the test set of SST-2 (BERT-BASE, the paper's table 1); `studies/table1` has all tasks.
 """
 
