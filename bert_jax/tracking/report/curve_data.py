@@ -45,7 +45,7 @@ def _panel(
 
 
 _SHARED_PANELS = (
-    _panel("learning_rate", "Learning rate", [_line("learning_rate", "plain")], log=True),
+    _panel("learning_rate", "Learning rate", [_line("learning_rate", "plain")]),
     _panel("grad_norm", "Gradient norm, before clipping", log=True),
     _panel("tokens_per_second", "Throughput (tokens/s, with padding)"),
     _panel("real_tokens_per_second", "Throughput (tokens/s, without padding)"),

@@ -106,6 +106,13 @@
       annotations.push({xref: "paper", x: 1, y: panel.rule.y, xanchor: "right", yanchor: "bottom",
         text: plain(panel.rule.label), showarrow: false, font: {size: 11, color: colors.quiet}});
     }
+    const baseline = panel.lines.find((line) => line.style === "dashed" && line.split === "eval");
+    const known = section.runs.find((run) => baseline && isShown(section, run) && run.eval[baseline.key]);
+    if (known) {
+      const y = known.eval[baseline.key].at(-1);
+      annotations.push({xref: "paper", x: 1, xanchor: "right", y: state.log && panel.log ? Math.log10(y) : y,
+        yanchor: "bottom", text: plain(baseline.label), showarrow: false, font: {size: 11, color: colors.quiet}});
+    }
     return {shapes, annotations};
   }
 
