@@ -30,7 +30,10 @@ myst_substitutions = result_values()  # {{ NAME.VALUE }} is a number of benchmar
 myst_heading_anchors = 4
 copybutton_exclude = ".linenos, .gp, .go"
 
-nb_execution_mode = "off" if os.environ.get("BERT_JAX_DOCS_EXECUTE") == "0" else "cache"
+nb_execution_mode = "cache"
+if os.environ.get("BERT_JAX_DOCS_EXECUTE") == "0":
+    nb_execution_mode = "off"
+    suppress_warnings += ["misc.highlighting_failure"]  # only an executed notebook is known to be IPython: `!bert-jax`
 nb_execution_cache_path = str(DOCS / "_build" / "notebooks")
 nb_execution_timeout = 1800  # seconds for a notebook's cell
 nb_execution_raise_on_error = True
@@ -39,6 +42,7 @@ nb_merge_streams = True
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
+autodoc_class_signature = "separated"  # the fields of a dataclass are listed below it
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
 default_role = "code"  # `name` in a docstring is code

@@ -35,6 +35,6 @@ def _directives(module: str, names: tuple[str, ...]) -> str:
     for name in names:
         value = getattr(namespace, name)
         kind = "class" if inspect.isclass(value) else "function" if callable(value) else "data"
-        options = ["   :members:"] if kind == "class" and not issubclass(value, Exception) else []
+        options = ["   :members:", "   :undoc-members:"] if kind == "class" and not issubclass(value, Exception) else []
         lines += [f".. auto{kind}:: {module}.{name}", *options, ""]
     return "\n".join([*lines, "```"])

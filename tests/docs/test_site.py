@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,17 @@ def test_every_result_is_shown(generated: Path):
     results = tuple(f"{path.stem}." for path in (REPOSITORY / "benchmarks" / "results").glob("*.json"))
     assert results
     assert not {name for name in names - included if name.startswith(results)}
+
+
+@pytest.mark.parametrize(("execute", "mode"), [("0", "off"), ("1", "cache")])
+def test_the_configuration_is_read(execute: str, mode: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("BERT_JAX_DOCS_EXECUTE", execute)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    conf = runpy.run_path(str(doc_pages.DOCS / "conf.py"))
+    assert conf["nb_execution_mode"] == mode
+    (static,) = conf["html_static_path"]
+    assert all((doc_pages.DOCS / static / name).exists() for name in conf["html_css_files"])
+    assert conf["myst_substitutions"]["restarts"]["kills"]
 
 
 @pytest.mark.long

@@ -35,6 +35,7 @@ STUDY = {"only_tasks": ("SST-2",)}
 SEQ_LEN = {"128": "32", "512": "64"}
 """Tokens per sequence of prepared datasets: what pages say, and what the tests make."""
 
+_FINETUNING = "finetuning."
 SPLITS = set("();<>|&\n")
 
 
@@ -97,9 +98,17 @@ def _load(words: Sequence[str], folder: Path | None) -> None:
     if words[0] not in KEYS_OF:
         return
     path = options.config.partition(":")[0]
-    if path.endswith(".py") and not ((folder or Path()) / path).exists():
-        path = ""
-    load_config(options.config if path else KEYS_OF[words[0]], options.overrides, keys_of=KEYS_OF[words[0]])
+    is_elsewhere = path.endswith(".py") and not ((folder or Path()) / path).exists()
+    read_config(words[0], KEYS_OF[words[0]] if is_elsewhere else options.config, options.overrides)
+
+
+def read_config(command: str, config: str, pairs: Sequence[tuple[str, str]]) -> ConfigDict:
+    """Loads a command's config with overrides; those of a study's fine-tuning are checked and dropped."""
+    if command == "study":
+        finetuning = [(key.removeprefix(_FINETUNING), text) for key, text in pairs if key.startswith(_FINETUNING)]
+        load_config("finetune/default", finetuning, keys_of="finetune/default")
+        pairs = [(key, text) for key, text in pairs if not key.startswith(_FINETUNING)]
+    return load_config(config, pairs, keys_of=KEYS_OF[command])
 
 
 def cheap(words: Sequence[str]) -> list[str]:
@@ -117,7 +126,7 @@ def cheap(words: Sequence[str]) -> list[str]:
         words[at] = SEQ_LEN.get(words[at], words[at])
     if words[0] in KEYS_OF:
         options = cli.parse(words)
-        config = load_config(options.config, options.overrides, keys_of=KEYS_OF[words[0]])
+        config = read_config(words[0], options.config, options.overrides)
         words += [f"--config.{key}={value}" for key, value in overrides(words[0], config).items()]
     return words
 
