@@ -45,7 +45,10 @@ def parameters(spec: str, vocabulary: int = 30_522) -> int:
 def tokens(spec: str) -> int:
     """Returns steps x batch x length; a config without a length of its own is recorded at 128 tokens."""
     plans = [(plan.stop - plan.start, plan.config) for plan in plan_phases(load_config(spec))]
-    return sum(steps * config.global_batch_size * max(128, config.data.seq_len) for steps, config in plans)
+    lengths = [128 if config.data.seq_len == -1 else config.data.seq_len for _, config in plans]
+    return sum(
+        steps * config.global_batch_size * length for (steps, config), length in zip(plans, lengths, strict=True)
+    )
 
 
 def test_a_config_records_its_parameters():
@@ -60,14 +63,14 @@ def test_a_config_records_its_parameters():
     assert [row for row, _ in rows] == list(ablations.TABLE_6)
     for row, count in rows:
         assert parameters(f"ablations:{row}") == number(count)
-    for name in ("bert_tiny", "bert_large"):
+    for name in ("bert_tiny", "bert_large", "quickstart"):
         recorded = re.findall(r"([\d,]+) with ([\d,]+)\b", re.search(r"Parameters: (.*)", spelled_out(name))[1])
         assert recorded
         assert all(parameters(name, number(size)) == number(count) for count, size in recorded)
 
 
 def test_a_config_records_its_tokens():
-    for name in ("bert", "bert_tiny", "ablations"):
+    for name in ("bert", "bert_tiny", "ablations", "quickstart"):
         (recorded,) = re.findall(r"^Tokens: ([\d,]+) ", spelled_out(name), re.M)
         assert tokens(name) == number(recorded)
     recipes = re.findall(r"^    (\S+) +([\d,]{14,})  ", spelled_out("bert_large"), re.M)
