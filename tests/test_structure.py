@@ -26,7 +26,7 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "runtime": {"files"},
     "tracking": {"config", "data", "files", "model"},
     "training": {"config", "data", "files", "model", "parallel", "runtime", "text", "tracking"},
-    "interop": {"files", "model", "text", "training"},
+    "interop": {"files", "finetuning", "model", "text", "tracking", "training", "__init__"},
     "finetuning": {"config", "data", "files", "model", "parallel", "runtime", "text", "tracking", "training"},
     "inference": {"config", "files", "finetuning", "model", "parallel", "text", "training"},
     "ahead_of_time": {"config", "data", "model", "parallel", "tracking", "training"},
