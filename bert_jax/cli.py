@@ -268,11 +268,19 @@ def _features(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    from bert_jax.interop import huggingface
+    from bert_jax.interop import huggingface, stablehlo
+    from bert_jax.interop.model_card import Publication
     from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 
     checkpoint = open_checkpoint(options.checkpoint)
-    architecture = huggingface.export(checkpoint, options.output)
+    publication = Publication(options.license, options.language, options.datasets)
+    if options.format == "stablehlo":
+        if publication != Publication():
+            raise InputError("--license, --language and --datasets are those of a model card; use --format=hf")
+        programs = stablehlo.export(checkpoint, options.output)
+        print(f"{options.output}: {checkpoint.path} as StableHLO, programs: {', '.join(programs)}")
+        return
+    architecture = huggingface.export(checkpoint, options.output, publication)
     print(f"{options.output}: {checkpoint.path} in Hugging Face format, as {architecture}")
 
 
@@ -281,7 +289,8 @@ def _import(options: argparse.Namespace) -> None:
 
     checkpoint = import_checkpoint(options.source, options.output, lowercase=options.lowercase)
     heads = ", ".join(checkpoint.heads) or "none"
-    print(f"{options.output}: {checkpoint.tokenizer}, heads: {heads}")
+    task = "" if checkpoint.task is None else f", fine-tuned: {checkpoint.task['name']}"
+    print(f"{options.output}: {checkpoint.tokenizer}, heads: {heads}{task}")
 
 
 def _compile(options: argparse.Namespace) -> None:

@@ -18,6 +18,7 @@ REQUIREMENTS = (
     "numpy>=2.0,<3",
     "optax>=0.2.6,<0.3",
     "orbax-checkpoint>=0.11.30,<0.13",
+    "PyYAML>=6.0.3,<7",
     "safetensors>=0.5,<0.9",
     "sentencex>=1.0.11,<2",
     "tensorboard>=2.18,<3",

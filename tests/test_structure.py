@@ -89,6 +89,11 @@ def test_the_data_path_does_not_know_jax(path: Path):
     assert not {name.split(".")[0] for name in imports(path)} & {"jax", "flax", "optax", "orbax", "tensorflow"}
 
 
+def test_tensorflow_is_imported_for_its_checkpoints_alone():
+    users = [path.name for path in PACKAGE.rglob("*.py") if {n.split(".")[0] for n in imports(path)} & {"tensorflow"}]
+    assert users == ["tensorflow_checkpoints.py"]
+
+
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "configs").rglob("*.py")), ids=lambda path: path.name)
 def test_configs_import_each_other_alone(path: Path):
     for name in imports(path):

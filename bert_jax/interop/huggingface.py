@@ -1,4 +1,4 @@
-"""Export of a folder for `transformers`: weights, config and tokenizer."""
+"""Export of a folder for `transformers` and for its Hub: weights, config, tokenizer and model card."""
 
 import json
 import logging
@@ -10,6 +10,7 @@ from safetensors.numpy import save_file
 from bert_jax.files.output_folder import new_folder, whole_folder
 from bert_jax.interop.architectures import ARCHITECTURES
 from bert_jax.interop.huggingface_weights import state_dict
+from bert_jax.interop.model_card import CARD, Publication, model_card
 from bert_jax.interop.task_weights import task_model
 from bert_jax.interop.weight_files import WHOLE
 from bert_jax.model import BertConfig
@@ -35,8 +36,8 @@ def model_config(config: BertConfig, tokenizer: WordPieceTokenizer, architecture
     }
 
 
-def export(checkpoint: Checkpoint, output: str) -> str:
-    """Writes `config.json`, `model.safetensors` and the tokenizer's files to the folder `output`.
+def export(checkpoint: Checkpoint, output: str, publication: Publication | None = None) -> str:
+    """Writes `config.json`, `model.safetensors`, the tokenizer's files and a model card to the folder `output`.
 
     Returns the name of the architecture: the one with the checkpoint's heads, BertLMHeadModel for a left-to-right
     model, or that of the fine-tuned task. The folder is written atomically.
@@ -66,6 +67,7 @@ def export(checkpoint: Checkpoint, output: str) -> str:
         tokenizer.save_huggingface(str(partial), model_max_length=longest)
         (partial / CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
         (partial / CARD).write_text(
+            model_card(checkpoint, architecture, folder.name, publication or Publication()), encoding="utf-8"
         )
         save_file(weights, str(partial / WHOLE), metadata={"format": "pt"})
         os.chmod(partial / WHOLE, os.stat(partial / CONFIG).st_mode & 0o777)  # save_file makes it 0600

@@ -49,8 +49,9 @@ def _on_this_machine(source: str) -> Iterator[epath.Path]:
     if not remote.is_remote(given):
         yield given
         return
-    folder, name = (given, "") if remote.sizes(given) else (given.parent, given.name)
-    sizes = remote.sizes(folder)
+    folder, name, sizes = given, "", remote.sizes(given)
+    if not sizes or [*sizes] == [given.name]:  # the prefix of a checkpoint, or one of its files
+        folder, name, sizes = given.parent, given.name, remote.sizes(given.parent)
     if not sizes:
         raise InputError(f"--source={given}: no file found; give the folder of a model")
     weights = _weight_files(sizes)

@@ -47,14 +47,14 @@ def save(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sav
             )
 
         return write
-    saved: dict[str, Arrays] = {}
+    saved: dict[str, Arrays] = {}  # by the name of the prefix
 
     def open_arrays(prefix: epath.Path):
-        arrays = {name: value for name, value in saved[str(prefix)].items() if not is_training_state(name)}
+        arrays = {name: value for name, value in saved[prefix.name].items() if not is_training_state(name)}
         return {name: value.shape for name, value in arrays.items()}, lambda name: arrays[name]
 
     def keep(prefix: Path, arrays: Arrays) -> None:
-        saved[str(prefix)] = arrays
+        saved[prefix.name] = arrays
         prefix.with_name(f"{prefix.name}.index").touch()
         prefix.with_name(f"{prefix.name}.data-00000-of-00001").touch()
 
@@ -310,6 +310,18 @@ def test_a_folder_with_several_checkpoints(save: Save, model, vocabulary: list[s
         assert import_checkpoint(str(folder / name), str(tmp_path / f"named{number}")).heads == HEADS
     with pytest.raises(InputError, match=r"--source=.*model\.ckpt-3"):
         import_checkpoint(str(folder / "model.ckpt-3"), str(tmp_path / "missing"))
+
+
+@pytest.mark.parametrize("place", ["", "bert_model.ckpt", "bert_model.ckpt.index"])
+def test_a_checkpoint_in_a_bucket(place: str, save: Save, model, vocabulary: list[str], tmp_path: Path, store):
+    folder = write_folder(tmp_path / "uncased_L-2", vocabulary)
+    save(folder / "bert_model.ckpt", as_tf1(model))
+    (folder / "notes").write_text("not needed")
+    for path in folder.iterdir():
+        store.put(f"uncased_L-2/{path.name}", path.read_bytes())
+    source = f"gs://bucket/uncased_L-2/{place}".rstrip("/")
+    checkpoint = import_checkpoint(source, str(tmp_path / "imported"))
+    assert (checkpoint.heads, checkpoint.tokenizer.lowercase) == (HEADS, True)
 
 
 @pytest.mark.parametrize("name", ["bert_config.json", "vocab.txt"])
