@@ -47,6 +47,8 @@ setup(
         "beam": ["apache-beam>=2.70"],
         "dataflow": ["apache-beam[gcp]>=2.70", "gcsfs"],
         "gcs": ["gcsfs>=2024.6"],  # gs:// without TensorFlow
+        "stablehlo": ["flatbuffers>=24.3.25"],  # in which jax.export serializes programs
+        "tf": ["tensorflow>=2.20"],  # for `import` of TensorFlow checkpoints, and nothing else
         "parity": ["torch>=2.6", "transformers>=5.0"],
         "benchmarks": ["accelerate>=1.1", "datasets>=4", "torch>=2.6", "transformers>=5.0"],
         "docs": [
@@ -57,6 +59,7 @@ setup(
         ],
         "dev": [
             "build>=1.2",
+            "flatbuffers>=24.3.25",
             "gcp-storage-emulator>=2024.8",
             "gcsfs>=2024.6",
             "grain>=0.2.10",

@@ -327,16 +327,20 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
     sub.add_argument("--batch_size", type=int, default=32, help="lines per batch")
     add_json(sub)
 
-    sub = command("export", "Write a checkpoint in the format of Hugging Face transformers.")
+    sub = command("export", "Write a checkpoint for Hugging Face transformers and its Hub, or as StableHLO.")
     add_checkpoint(sub)
     sub.add_argument("--output", required=True, metavar="DIR", help="a new folder")
-    sub.add_argument("--format", choices=["hf"], help=argparse.SUPPRESS)  # accepted for old scripts; there is one
+    sub.add_argument("--format", choices=["hf", "stablehlo"], default="hf", help="of the folder")
+    sub.add_argument("--license", default="", metavar="ID", help="hf: license in the model card, such as apache-2.0")
+    sub.add_argument("--language", nargs="+", default=(), metavar="CODE", help="hf: languages in the card, such as en")
+    sub.add_argument("--datasets", nargs="+", default=(), metavar="NAME", help="hf: data sets on the Hub in the card")
     add_json(sub)
 
     sub = command("import", "Import a checkpoint from another library's format, to evaluate, train or export it.")
     sub.add_argument(
-        "--source", required=True, metavar="DIR",
-        help="a transformers folder: config.json, .safetensors, and vocab.txt or tokenizer.json",
+        "--source", required=True, metavar="DIR|PREFIX",
+        help="a transformers folder: config.json, weights, and vocab.txt or tokenizer.json; or a TensorFlow checkpoint "
+        "(its folder, or such as DIR/bert_model.ckpt) beside bert_config.json and vocab.txt",
     )  # fmt: skip
     sub.add_argument("--output", required=True, metavar="DIR", help="a new folder")
     case = sub.add_mutually_exclusive_group()

@@ -334,11 +334,21 @@ def _features(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    from bert_jax.interop import huggingface
+    from bert_jax.interop import huggingface, stablehlo
+    from bert_jax.interop.model_card import Publication
     from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 
     checkpoint = open_checkpoint(options.checkpoint)
-    architecture = huggingface.export(checkpoint, options.output)
+    publication = Publication(options.license, options.language, options.datasets)
+    if options.format == "stablehlo":
+        if publication != Publication():
+            raise InputError("--license, --language and --datasets are those of a model card; use --format=hf")
+        programs = stablehlo.export(checkpoint, options.output)
+        values = {"output": options.output, "checkpoint": str(checkpoint.path), "programs": list(programs)}
+        text = f"{options.output}: {checkpoint.path} as StableHLO, programs: {', '.join(programs)}"
+        _print_result(options, values, text)
+        return
+    architecture = huggingface.export(checkpoint, options.output, publication)
     values = {"output": options.output, "checkpoint": str(checkpoint.path), "architecture": architecture}
     text = f"{options.output}: {checkpoint.path} in Hugging Face format, as {architecture}"
     _print_result(options, values, text)
@@ -350,11 +360,13 @@ def _import(options: argparse.Namespace) -> None:
 
     checkpoint = import_checkpoint(options.source, options.output, lowercase=options.lowercase)
     heads = ", ".join(checkpoint.heads) or "none"
+    task = None if checkpoint.task is None else checkpoint.task["name"]
     values = {
         "output": options.output, "vocab_size": checkpoint.tokenizer.vocab_size,
-        "cased": not checkpoint.tokenizer.lowercase, "heads": list(checkpoint.heads),
+        "cased": not checkpoint.tokenizer.lowercase, "heads": list(checkpoint.heads), "task": task,
     }  # fmt: skip
-    _print_result(options, values, f"{options.output}: {checkpoint.tokenizer}, heads: {heads}")
+    fine_tuned = "" if task is None else f", fine-tuned: {task}"
+    _print_result(options, values, f"{options.output}: {checkpoint.tokenizer}, heads: {heads}{fine_tuned}")
     _suggest(options)
 
 

@@ -29,7 +29,7 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "runtime": {"files"},
     "tracking": {"config", "data", "files", "model"},
     "training": {"config", "data", "files", "model", "parallel", "runtime", "text", "tracking"},
-    "interop": {"files", "model", "text", "training"},
+    "interop": {"files", "finetuning", "model", "text", "tracking", "training", "__init__"},
     "finetuning": {"config", "data", "files", "model", "parallel", "runtime", "text", "tracking", "training"},
     "inference": {"config", "files", "finetuning", "model", "parallel", "text", "training"},
     "ahead_of_time": {"config", "data", "files", "model", "parallel", "tracking", "training"},
@@ -92,6 +92,11 @@ def test_the_model_is_jax_and_flax_alone(path: Path):
 )
 def test_the_data_path_does_not_know_jax(path: Path):
     assert not {name.split(".")[0] for name in imports(path)} & {"jax", "flax", "optax", "orbax", "tensorflow"}
+
+
+def test_tensorflow_is_imported_for_its_checkpoints_alone():
+    users = [path.name for path in PACKAGE.rglob("*.py") if {n.split(".")[0] for n in imports(path)} & {"tensorflow"}]
+    assert users == ["tensorflow_checkpoints.py"]
 
 
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "configs").rglob("*.py")), ids=lambda path: path.name)

@@ -63,7 +63,8 @@ def _record(found: Checkpoint) -> Record:
 def _null_threshold(found: Checkpoint) -> float | None:
     """Returns the null odds, tuned on dev by the run, above which SQuAD 2.0 has no answer; None if unknown."""
     path = found.path.parent.parent / RESULT_FILE
-    if (found.task or {})["name"] != "squad/2.0":
+    task = found.task or {}
+    if task["name"] != "squad/2.0" or "null_threshold" in task:
         return None
     result = json.loads(remote.retry_transient(path, path.read_text)) if remote.exists(path) else {}
     if result.get("step") != found.step or not result.get("scores"):

@@ -10,6 +10,8 @@ import pytest
 PIP = ".venv/bin/python -m pip install --editable"
 COMMANDS = (  # part of a skip reason, and the command that runs the tests
     (r"\b(torch|transformers)\b", f"{PIP} '.[parity]'"),
+    (r"\btensorflow\b", f"{PIP} '.[tf]'"),
+    (r"\bflatbuffers\b", f"{PIP} '.[stablehlo]'"),
     (r"\b(apache_beam|pyarrow)\b", f"{PIP} '.[beam]'"),
     (r"\blibtpu\b|\btpu-aot\b", f"{PIP} '.[tpu-aot]'"),
     (r"\b(seqeval|sklearn|scipy|shellcheck)\b", f"{PIP} '.[dev]'"),
