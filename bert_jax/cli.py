@@ -18,14 +18,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bert_jax import config_listing
-from bert_jax.arguments import completion, make_options
-from bert_jax.arguments import parse as parse_arguments
-from bert_jax.console import bars, set_up_logging
+from bert_jax.command_line.arguments import completion, make_options
+from bert_jax.command_line.arguments import parse as parse_arguments
+from bert_jax.command_line.console import bars, set_up_logging
+from bert_jax.command_line.next_steps import NEXT_STEPS
 from bert_jax.data.preparation.options import CorpusOptions, PrepareOptions
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files.local_listing import similar_name
 from bert_jax.files.remote import RetryWarnings
-from bert_jax.next_steps import NEXT_STEPS
 from bert_jax.progress import silent
 from bert_jax.runtime.background_errors import show_background_errors
 from bert_jax.runtime.malloc import tune_malloc

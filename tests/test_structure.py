@@ -16,7 +16,6 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "extras": set(),
     "progress": set(),
     "version": set(),
-    "console": set(),
     "config": {"config_listing", "files"},
     "config_listing": {"configs"},
     "configs": set(),
@@ -38,12 +37,10 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
         "config", "configs", "data", "files", "finetuning", "model", "parallel", "runtime", "text", "tracking",
         "training",
     },
-    "arguments": {"command_help", "config_listing", "data", "__init__"},
-    "command_help": set(),
-    "next_steps": set(),
+    "command_line": {"config_listing", "data", "__init__"},
     "cli": {
-        "ahead_of_time", "arguments", "config", "config_listing", "console", "data", "files", "finetuning",
-        "inference", "interop", "next_steps", "runtime", "studies", "text", "tracking", "training", "__init__",
+        "ahead_of_time", "command_line", "config", "config_listing", "data", "files", "finetuning", "inference",
+        "interop", "runtime", "studies", "text", "tracking", "training", "__init__",
     },
     "__init__": {"config", "custom_training", "data", "finetuning", "inference", "supported_versions", "training"},
 }  # fmt: skip

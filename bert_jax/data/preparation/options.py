@@ -1,6 +1,6 @@
 """Options of `prepare` and of reading a corpus, each declared once: name, type, default, help, choices and range.
 
-`arguments.py` makes the command line from the fields with a help text. `dataset.json` records the same fields.
+`command_line.arguments` makes the command line from fields with a help text; `dataset.json` records the same fields.
 """
 
 import dataclasses

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bert_jax import console
+from bert_jax.command_line import console
 from bert_jax.runtime import processes
 
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from bert_jax import __version__, config_listing
-from bert_jax.command_help import COMMAND_HELP
+from bert_jax.command_line.command_help import COMMAND_HELP
 from bert_jax.data.preparation.options import MAX_SHARE, CorpusOptions, PrepareOptions
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
