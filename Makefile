@@ -3,13 +3,17 @@
 # make test-long       runs the tests marked long
 # make test-slurm      runs launch/slurm.sbatch under a real Slurm of one node; requires root, slurm-wlm and munge
 # make test-versions   runs the tests with the lowest and the newest supported packages, on Python 3.11 and 3.13
-# make lint            runs ruff, mypy and shellcheck
+# make test-docs       runs the commands and code of every page of docs/ in small
+# make docs            builds the site into docs/_build/html, and checks its internal links
+# make docs-links      checks the links to other sites, with a network
+# make test-package    builds the wheel and the source distribution, and tests them outside of the clone
+# make lint            runs ruff, mypy, shellcheck and hadolint
 # make clean           deletes ./quickstart and build outputs
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test test-long test-slurm test-versions lint clean
+.PHONY: quickstart test test-long test-slurm test-versions test-docs test-package docs docs-links lint clean
 
 quickstart: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/quickstart.sh quickstart
@@ -26,18 +30,32 @@ test-slurm: $(VENV)/.installed-dev
 test-versions:
 	.ci/test_versions.sh
 
+test-docs: $(VENV)/.installed-docs $(VENV)/.installed-dev
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n auto --dist loadscope -m 'long or not long' --timeout=3600 tests/docs
+
+# BERT_JAX_DOCS_EXECUTE=0 shows the notebooks without running them.
+docs: $(VENV)/.installed-docs
+	JAX_PLATFORMS=cpu $(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+
+docs-links: $(VENV)/.installed-docs
+	JAX_PLATFORMS=cpu BERT_JAX_DOCS_EXECUTE=0 $(BIN)/python -m sphinx -b linkcheck docs docs/_build/links
+
+test-package: $(VENV)/.installed-dev
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m 'long or not long' tests/test_packaging.py
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/shellcheck launch/*.sh launch/slurm.sbatch benchmarks/*.sh .ci/test_versions.sh
+	$(BIN)/hadolint docker/*.Dockerfile
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "PYTHON=$(PYTHON): expected Python 3.11 or later; use make PYTHON=python3.12 ..."; exit 2; }
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-$(VENV)/.installed: $(BIN)/python setup.py bert_jax/supported_versions.py
+$(VENV)/.installed: $(BIN)/python setup.py bert_jax/supported_versions.py bert_jax/version.py
 	@echo "installing bert_jax and its dependencies into $(VENV) ..."
 	$(BIN)/python -m pip install --editable .
 	@touch $@
@@ -46,5 +64,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --editable '.[dev]'
 	@touch $@
 
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --editable '.[docs]'
+	@touch $@
+
 clean:
-	rm -rf quickstart build *.egg-info
+	rm -rf quickstart build dist docs/_build docs/_generated *.egg-info

@@ -18,12 +18,21 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from record import Record, add_json_argument
 
 from bert_jax.config import load_config
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.training.checkpointing.checkpoint_digests import array_digests
 from bert_jax.training.checks import bert_config
 from bert_jax.training.pretrain import plan_state
+
+COLUMNS = {
+    "work": "{work}",
+    "seconds": "{seconds:.2f}",
+    "CPU seconds": "{cpu_seconds:.2f}",
+    "digests / work, time": "{digests_share:.1%}",
+    "digests / work, CPU time": "{digests_cpu_share:.1%}",
+}
 
 
 def make_state(config_name: str, share: float) -> dict[str, Any]:
@@ -57,7 +66,9 @@ def main() -> None:
     parser.add_argument("--folder", required=True, help="folder for checkpoints; each is deleted")
     parser.add_argument("--share", type=float, default=1.0, help="share of the model's layers")
     parser.add_argument("--rounds", type=int, default=5)
+    add_json_argument(parser, "checkpoint_digests")
     options = parser.parse_args()
+    record = Record(options.json, ("bert_jax/training/checkpointing",))
     state = make_state(options.config, options.share)
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     print(f"{size / 1e9:.2f} GB on {jax.device_count()} x {jax.devices()[0].device_kind}")
@@ -91,11 +102,17 @@ def main() -> None:
     medians = {
         name: [statistics.median(values) for values in zip(*found, strict=True)] for name, found in rounds.items()
     }
-    for name, (seconds, cpu) in medians.items():
-        print(f"{name:8} {seconds:8.2f} s  {cpu:8.2f} s CPU   {[round(value, 2) for value, _ in rounds[name]]}")
-    for name in ("save", "load", "read"):
-        wall, cpu = (100 * medians["digests"][at] / medians[name][at] for at in (0, 1))
-        print(f"digests / {name}: {wall:.1f}% of the time, {cpu:.1f}% of the CPU time")
+    digests = medians["digests"]
+    rows = [
+        {
+            "work": name, "seconds": seconds, "cpu_seconds": cpu,
+            "digests_share": digests[0] / seconds, "digests_cpu_share": digests[1] / cpu,
+        }
+        for name, (seconds, cpu) in medians.items()
+    ]  # fmt: skip
+    record.set_table("digests", COLUMNS, rows)
+    record.set_values(gigabytes=size / 1e9, devices=jax.device_count(), device=jax.devices()[0].device_kind)
+    print(record.render("digests"))
 
 
 if __name__ == "__main__":

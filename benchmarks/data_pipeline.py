@@ -21,6 +21,8 @@ from collections.abc import Callable
 from glob import glob
 from pathlib import Path
 
+from record import Record, add_json_argument
+
 SEQ_LEN = 128
 BATCH = 256
 BATCHES = 400
@@ -129,6 +131,14 @@ SIDES: dict[str, tuple[Callable, str]] = {
     "peer_load": (peer_load, "examples per second: DataLoader + DataCollatorForLanguageModeling"),
 }
 
+MEASURES = ("bert_jax/data", "bert_jax/text")
+COLUMNS = {
+    "quantity": "{quantity}",
+    "per second, on one core": "{per_second:,.0f}",
+    "minimum and maximum": "{minimum:,.0f}-{maximum:,.0f}",
+    "peak memory": "{peak_mb:,.0f} MB",
+}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
@@ -137,6 +147,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--folder", help="output folder; default: a temporary one")
     parser.add_argument("--side", choices=SIDES)
+    add_json_argument(parser, "data_pipeline")
     options = parser.parse_args()
     files = sorted(glob(options.input))
     if options.side:
@@ -144,6 +155,7 @@ def main() -> None:
         result["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(json.dumps(result))
         return
+    record = Record(options.json, MEASURES, packages=("tokenizers", "datasets", "transformers", "torch"))
     rates: dict[str, list[float]] = {side: [] for side in SIDES}
     peaks: dict[str, float] = dict.fromkeys(SIDES, 0.0)
     with tempfile.TemporaryDirectory() as temporary:
@@ -158,12 +170,18 @@ def main() -> None:
                 rates[side].append(result["count"] / result["seconds"])
                 peaks[side] = max(peaks[side], result["peak_mb"])
                 print(f"round {number + 1}: {side} {rates[side][-1]:,.0f}", file=sys.stderr, flush=True)
-    print("| quantity | per second, on one core | minimum and maximum | peak memory |\n| --- | --- | --- | --- |")
-    for side, (_, text) in SIDES.items():
-        found, peak = rates[side], peaks[side]
-        print(f"| {text} | {statistics.median(found):,.0f} | {min(found):,.0f}-{max(found):,.0f} | {peak:,.0f} MB |")
+    rows = [
+        {
+            "quantity": text, "rounds": options.rounds, "per_second": statistics.median(rates[side]),
+            "minimum": min(rates[side]), "maximum": max(rates[side]), "peak_mb": peaks[side],
+        }
+        for side, (_, text) in SIDES.items()
+    ]  # fmt: skip
+    record.set_table("rates", COLUMNS, rows)
+    print(record.render("rates"))
     for ours, peer in (("prepare", "peer_prepare"), ("load", "peer_load")):
         ratio = statistics.median(one / other for one, other in zip(rates[ours], rates[peer], strict=True))
+        record.set_values(**{f"{ours}_times_the_peer": ratio})
         print(f"\n{ours}: {ratio:.2f} times the peer")
 
 

@@ -17,7 +17,6 @@ the first and the last epoch: if they differ between sides, the sides have not t
 """
 
 import argparse
-import importlib.metadata
 import json
 import os
 import statistics
@@ -27,6 +26,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from record import Record, add_json_argument
 
 CORES = len(os.sched_getaffinity(0))
 BATCH = 32
@@ -195,6 +196,35 @@ SIDES: dict[str, tuple[Callable[[Path, dict, int], dict], str]] = {
     "trainer_by_length": (finetune_trainer_by_length, "Trainer, rows grouped by length"),
 }
 
+MEASURES = ("bert_jax/finetuning", "bert_jax/model", "bert_jax/training")
+FIGURES = {  # of a run: their headings
+    "examples_per_second": "examples per second",
+    "cpu_ms_an_example": "CPU ms per example",
+    "first_step_after": "first step after, s",
+    "whole": "total, s",
+    "whole_cpu": "CPU time, s",
+}
+
+
+def with_range(name: str, form: str) -> str:
+    """Returns the format of a median with its minimum and maximum."""
+    return f"{{{name}_median:{form}}} ({{{name}_minimum:{form}}}-{{{name}_maximum:{form}}})"
+
+
+COLUMNS = {
+    "side": "{side}",
+    **{heading: with_range(name, ",.1f") for name, heading in FIGURES.items()},
+    "tokens per row": "{tokens_a_row:.1f}",
+    "loss": "{first_loss:.3f} to {last_loss:.3f}",
+}
+RATIOS = {
+    "bert-jax, times": "{side}",
+    "speed": with_range("speed", ".2f"),
+    "by CPU time": with_range("cpu", ".2f"),
+    "by total time": with_range("whole", ".2f"),
+    "by total CPU time": with_range("whole_cpu", ".2f"),
+}
+
 
 def run_side(side: str, folder: Path, epochs: int, began: float) -> dict:
     """Runs a side and returns its measurements; `began` is the start time of its process."""
@@ -226,35 +256,46 @@ def start_side(side: str, folder: Path, epochs: int) -> dict:
     return json.loads(done.stdout.strip().split("\n")[-1])
 
 
-def spread(values: list[float], form: str = ",.1f") -> str:
-    return f"{statistics.median(values):{form}} ({min(values):{form}}-{max(values):{form}})"
+def summarize(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "minimum": min(values), "maximum": max(values)}
 
 
-def report(runs: dict[str, list[dict]]) -> None:
-    columns = {
-        "examples_per_second": "examples per second", "cpu_ms_an_example": "CPU ms per example",
-        "first_step_after": "first step after, s", "whole": "total, s", "whole_cpu": "CPU time, s",
-    }  # fmt: skip
-    print(f"| side | {' | '.join(columns.values())} | tokens per row | loss |\n|{' --- |' * (3 + len(columns))}")
-    for side, (_, text) in SIDES.items():
-        of = {name: [run[name] for run in runs[side]] for name in runs[side][0] if name != "side"}
-        loss = " to ".join(f"{statistics.median(of[name]):.3f}" for name in ("first_loss", "last_loss"))
-        figures = " | ".join(spread(of[name]) for name in columns)
-        print(f"| {text} | {figures} | {statistics.median(of['tokens_a_row']):.1f} | {loss} |")
-    ours, peer = runs["bert_jax"], runs["trainer"]
-    print(f"\nTokens per row include padding; without it they are {peer[0]['real_tokens_a_row']:.1f}.")
-    programs = statistics.median(run["compiled"] for run in ours)
-    print(f"bert-jax compiled {programs:.0f} programs in {spread([run['compile_seconds'] for run in ours])} s.\n")
-    for side, (_, text) in list(SIDES.items())[1:]:
-        pairs = list(zip(ours, runs[side], strict=True))
-        steady = [one["examples_per_second"] / other["examples_per_second"] for one, other in pairs]
-        cpu, whole, whole_cpu = (
-            [other[name] / one[name] for one, other in pairs] for name in ("cpu_ms_an_example", "whole", "whole_cpu")
-        )
-        print(
-            f"bert-jax: {spread(steady, '.2f')} times the speed of {text}, by CPU time {spread(cpu, '.2f')}; "
-            f"by total time {spread(whole, '.2f')}, by total CPU time {spread(whole_cpu, '.2f')}"
-        )
+def make_row(side: str, runs: list[dict]) -> dict:
+    """Returns the row of a side, for `COLUMNS`: medians of its runs, minima and maxima."""
+    row: dict = {"side": SIDES[side][1]}
+    for name in FIGURES:
+        row |= {f"{name}_{kind}": value for kind, value in summarize([run[name] for run in runs]).items()}
+    means = ("tokens_a_row", "real_tokens_a_row", "first_loss", "last_loss")
+    return row | {name: statistics.median(run[name] for run in runs) for name in means if name in runs[0]}
+
+
+def make_ratios(ours: list[dict], peer: list[dict], side: str) -> dict:
+    """Returns the row that compares bert_jax's runs with those of another side, run by run, for `RATIOS`."""
+    pairs = list(zip(ours, peer, strict=True))
+    row: dict = {"side": SIDES[side][1]}
+    ratios = {
+        "speed": [one["examples_per_second"] / other["examples_per_second"] for one, other in pairs],
+        "cpu": [other["cpu_ms_an_example"] / one["cpu_ms_an_example"] for one, other in pairs],
+        "whole": [other["whole"] / one["whole"] for one, other in pairs],
+        "whole_cpu": [other["whole_cpu"] / one["whole_cpu"] for one, other in pairs],
+    }
+    for name, values in ratios.items():
+        row |= {f"{name}_{kind}": value for kind, value in summarize(values).items()}
+    return row
+
+
+def report(record: Record, runs: dict[str, list[dict]], setting: dict) -> None:
+    """Records and prints the figures of all sides."""
+    ours = runs["bert_jax"]
+    record.set_table("sides", COLUMNS, [make_row(side, runs[side]) for side in SIDES])
+    record.set_table("ratios", RATIOS, [make_ratios(ours, runs[side], side) for side in SIDES if side != "bert_jax"])
+    compile_seconds = summarize([run["compile_seconds"] for run in ours])
+    record.set_values(
+        **setting, programs=statistics.median(run["compiled"] for run in ours),
+        **{f"compile_seconds_{kind}": value for kind, value in compile_seconds.items()},
+    )  # fmt: skip
+    print(record.render("sides"), record.render("ratios"), sep="\n\n")
+    print("\n" + json.dumps(record.content["values"], indent=1))
 
 
 def main() -> None:
@@ -268,6 +309,7 @@ def main() -> None:
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--began", type=float, help=argparse.SUPPRESS)
+    add_json_argument(parser, "finetune_speed")
     options = parser.parse_args()
     if options.side:
         print(json.dumps(run_side(options.side, options.folder, options.epochs, options.began)))
@@ -276,6 +318,7 @@ def main() -> None:
         parser.error("--data is missing; set it, or BERT_JAX_DATA, to the folder of glue/ and vocab/")
     if options.epochs < 2:
         parser.error(f"--epochs={options.epochs}: expected at least 2, because the first is not timed")
+    record = Record(options.json, MEASURES, packages=("torch", "transformers"))
     runs: dict[str, list[dict]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -285,13 +328,10 @@ def main() -> None:
             for side in SIDES:
                 runs[side].append(start_side(side, folder, options.epochs))
                 print(json.dumps(runs[side][-1]), file=sys.stderr, flush=True)
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "torch", "transformers"))
-    print(
-        f"{options.task}, {task['examples']:,} examples, {options.epochs} epochs; {options.model} of "
-        f"{task['parameters'] / 1e6:.1f} M parameters, batches of {BATCH}, fp32, {CORES} cores; {versions}; "
-        f"medians of {options.repeats} runs (minimum and maximum)\n"
-    )
-    report(runs)
+    report(record, runs, {
+        "task": options.task, "model": options.model, "parameters": task["parameters"], "examples": task["examples"],
+        "epochs": options.epochs, "batch_size": BATCH, "repeats": options.repeats,
+    })  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from record import Record, add_json_argument
 
 from bert_jax.config import load_config
 from bert_jax.data.dataset import PreparedDataset
@@ -27,6 +28,14 @@ from bert_jax.training.phases import open_phases
 from bert_jax.training.pretrain import plan_step
 
 STEPS = 3  # per round
+MEASURES = ("bert_jax/data", "bert_jax/model", "bert_jax/training")
+COLUMNS = {
+    "rows": "{rows}",
+    "real tokens": "{real_share:.2%}",
+    "rows per epoch": "{rows_per_epoch:,}",
+    "sequences per row": "{sequences_per_row:.2f}",
+    "sequences per second": "{sequences_per_second:.2f}",
+}
 
 
 def main() -> None:
@@ -36,7 +45,9 @@ def main() -> None:
     parser.add_argument("--config", default="bert:L4_H256")
     parser.add_argument("--batch_size", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=6)
+    add_json_argument(parser, "packing")
     options = parser.parse_args()
+    record = Record(options.json, MEASURES)
     with tempfile.TemporaryDirectory() as temporary:
         tokenizer = WordPieceTokenizer.from_file(options.vocab)
         data = str(Path(temporary) / "data")
@@ -51,17 +62,20 @@ def main() -> None:
         for _ in range(options.rounds):
             for packing, side in sides.items():
                 rates[packing].append(side.round())
-    print(
-        "| rows | real tokens | rows per epoch | sequences per row | sequences per second |\n"
-        "| --- | --- | --- | --- | --- |"
-    )
-    for packing, side in sides.items():
-        loader = side.loader
-        print(
-            f"| {'packed' if packing else 'unpacked'} | {loader.real_share:.2%} | {loader.sources[0].size:,} | "
-            f"{loader.sequences_a_row:.2f} | {statistics.median(rates[packing]):.2f} |"
-        )
+    rows = [
+        {
+            "rows": "packed" if packing else "unpacked", "real_share": side.loader.real_share,
+            "rows_per_epoch": side.loader.sources[0].size, "sequences_per_row": side.loader.sequences_a_row,
+            "sequences_per_second": statistics.median(rates[packing]),
+        }
+        for packing, side in sides.items()
+    ]  # fmt: skip
     ratio = statistics.median(one / other for one, other in zip(rates[True], rates[False], strict=True))
+    record.set_table("packing", COLUMNS, rows)
+    record.set_values(
+        packed_times_unpacked=ratio, config=options.config, device=jax.devices()[0].device_kind, rounds=options.rounds
+    )
+    print(record.render("packing"))
     print(
         f"\npacked: {ratio:.2f} times as many sequences per second ({options.config}, {jax.devices()[0].device_kind})"
     )

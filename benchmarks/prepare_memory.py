@@ -16,7 +16,18 @@ import time
 from glob import glob
 from pathlib import Path
 
+from record import Record, add_json_argument
+
 FILE_BYTES = 256 << 20
+COLUMNS = {
+    "text, GB": "{text_gb:.1f}",
+    "tokens, G": "{tokens_g:.2f}",
+    "bucket, M tokens": "{bucket_tokens_m:.1f}",
+    "workers": "{workers}",
+    "minutes": "{minutes:.1f}",
+    "largest process, MB": "{largest_process_mb:,.0f}",
+    "text / largest process": "{text_over_largest:.1f}",
+}
 
 
 def make_corpus(files: list[str], folder: Path, size: int) -> int:
@@ -65,7 +76,9 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=8)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--bucket_tokens", type=int, default=16 << 20)
+    add_json_argument(parser, "prepare_memory")
     options = parser.parse_args()
+    record = Record(options.json, ("bert_jax/data", "bert_jax/text"))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "corpus").mkdir()
@@ -89,10 +102,13 @@ def main() -> None:
         described = json.loads(process.stdout.read())
         tokens = sum(described[split]["tokens"] for split in ("train", "eval"))
         largest = max(peaks.values())
-        print(
-            f"{size / 1e9:.1f} GB, {tokens / 1e9:.2f} G tokens in {seconds / 60:.1f} minutes with {options.workers} "
-            f"workers: the largest process held {largest / 1e6:,.0f} MB, the corpus is {size / largest:.1f} times that"
-        )
+        row = {
+            "text_gb": size / 1e9, "tokens_g": tokens / 1e9, "bucket_tokens_m": options.bucket_tokens / 1e6,
+            "workers": options.workers, "minutes": seconds / 60, "largest_process_mb": largest / 1e6,
+            "text_over_largest": size / largest,
+        }  # fmt: skip
+        record.set_table("memory", COLUMNS, [row])
+        print(record.render("memory"))
         print("MB of each process:", ", ".join(f"{peak / 1e6:,.0f}" for peak in sorted(peaks.values(), reverse=True)))
 
 

@@ -28,9 +28,18 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from record import Record, add_json_argument
+
 ROOT = Path(__file__).parents[1]
 CLUSTER = ROOT / "launch" / "local_cluster.sh"
 SAVE_EVERY = 10  # steps
+MEASURES = ("bert_jax/runtime", "bert_jax/training")
+COLUMNS = {
+    "checkpoint every": "{save_seconds} s",
+    "restart as measured": "{as_measured:.1%}",
+    "restart 60 s": "{after_60_s:.1%}",
+    "restart 180 s": "{after_180_s:.1%}",
+}
 
 
 @dataclass(frozen=True)
@@ -167,7 +176,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--every", type=float, default=60.0, help="seconds of steps between kills")
+    add_json_argument(parser, "restarts")
     options = parser.parse_args()
+    record = Record(options.json, MEASURES)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         data = prepare(folder)
@@ -185,11 +196,20 @@ def main() -> None:
     print(f"longest: {max(measured.restarts):.1f} s")
     print(f"useful share of {measured.wall:.0f} s: {share:.1%}; simulated with the same numbers: {again:.1%}\n")
     print("Simulated, 30 days of steps with a kill every 30 minutes on average:\n")
-    print("| checkpoint every | restart as measured | restart 60 s | restart 180 s |\n| --- | --- | --- | --- |")
     month = 30 * 24 * 3600.0
-    for save in (30, 60, 120, 300, 600):
-        shares = [simulate(month, seconds, 1800, save, jitter=True) for seconds in (restart, 60.0, 180.0)]
-        print(f"| {save} s | {' | '.join(f'{value:.1%}' for value in shares)} |")
+    restarts = {"as_measured": restart, "after_60_s": 60.0, "after_180_s": 180.0}
+    rows = [
+        {"save_seconds": save}
+        | {name: simulate(month, seconds, 1800, save, jitter=True) for name, seconds in restarts.items()}
+        for save in (30, 60, 120, 300, 600)
+    ]
+    record.set_table("simulated", COLUMNS, rows)
+    record.set_values(
+        kills=len(measured.restarts), processes=options.processes, step_seconds=step, restart_seconds=restart,
+        longest_restart_seconds=max(measured.restarts), compiling_seconds=compiling, wall_seconds=measured.wall,
+        useful_share=share, simulated_useful_share=again,
+    )  # fmt: skip
+    print(record.render("simulated"))
 
 
 if __name__ == "__main__":

@@ -2,13 +2,16 @@
 
     python benchmarks/tpu_topologies.py                # some 25 minutes on two cores; --only v5e for one chip's rows
 
-Requires the tpu-aot extra and no TPU. Each row names the command that printed it.
+Requires the tpu-aot extra and no TPU. Each row names the command that printed it. Each command's rows are written to
+the JSON as soon as they exist: a run that is stopped continues with the first command that lacks rows of this code.
 """
 
 import argparse
 import json
 import subprocess
 import sys
+
+from record import Record, add_json_argument
 
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -23,51 +26,73 @@ COMMANDS = [
     for chip, shapes in TOPOLOGIES.items()
     for shape in shapes
 ] + ["bert-jax compile --config=bert_large:lamb --phase=0 --topology=v4:8x8x16"]
+MEASURES = ("bert_jax/ahead_of_time", "bert_jax/model", "bert_jax/parallel", "bert_jax/training", "configs")
 
-HEAD = (
-    "| chips | tokens | rows per chip x microbatches | peak / HBM, GiB | arguments, temporaries, GiB | "
-    "all-reduce, MiB | in loops | at least, ms: compute, memory, network | rows/s at most | command |"
-)
+COLUMNS = {
+    "chips": "{chips:,}",
+    "tokens": "{seq_len}",
+    "rows per chip x microbatches": "{rows_per_chip} x {microbatches}",
+    "peak / HBM, GiB": "{peak_gib:.2f} / {hbm_gib:.2f}{excess}",
+    "arguments, temporaries, GiB": "{arguments_gib:.2f}, {temporaries_gib:.2f}",
+    "all-reduce, MiB": "{all_reduce_mib:,.1f}",
+    "in loops": "{collectives_in_loops}",
+    "at least, ms: compute, memory, network": "{compute_ms:,.0f}, {memory_ms:,.0f}, {network_ms:,.0f}",
+    "rows/s at most": "{rows_per_second_at_most:,.0f}",
+    "command": "`{command}`",
+}
 
 
-def row(found: dict, command: str) -> str:
-    """Returns the row of a phase, in the columns of `HEAD`."""
-    memory = f"{found['peak_bytes'] / GIB:.2f} / {found['hbm_bytes'] / GIB:.2f}"
-    rows = f"{found['devices']:,} | {found['seq_len']} | {found['rows_a_device']} x {found['gradient_accumulation']}"
+def make_row(found: dict, command: str) -> dict:
+    """Returns the row of a phase, for `COLUMNS`."""
+    row = {
+        "chips": found["devices"],
+        "seq_len": found["seq_len"],
+        "rows_per_chip": found["rows_a_device"],
+        "microbatches": found["gradient_accumulation"],
+        "peak_gib": found["peak_bytes"] / GIB,
+        "hbm_gib": found["hbm_bytes"] / GIB,
+        "excess": "" if found["fits"] else ": does not fit",
+        "command": command,
+    }
     if not found["fits"]:
-        return f"| {rows} | {memory}: does not fit | | | | | | `{command}` |"
-    bounds = found["roofline"]
-    parts = ", ".join(
-        "?" if bounds[f"{part}_seconds"] is None else f"{1e3 * bounds[f'{part}_seconds']:,.0f}"
-        for part in ("compute", "memory", "network")
-    )
-    sent = found["collectives"]
-    reduced = "?" if sent is None else f"{sum(one['bytes'] for one in sent if one['kind'] == 'all-reduce') / MIB:,.1f}"
-    looped = "?" if sent is None else str(sum(one["count"] for one in sent if one["loops"]))
-    return (
-        f"| {rows} | {memory} | {found['argument_bytes'] / GIB:.2f}, {found['temp_bytes'] / GIB:.2f} | {reduced} | "
-        f"{looped} | {parts} | {bounds['rows_per_second_at_most']:,.0f} | `{command}` |"
-    )
+        return row
+    bounds, sent = found["roofline"], found["collectives"]
+    for part in ("compute", "memory", "network"):
+        seconds = bounds[f"{part}_seconds"]
+        row[f"{part}_ms"] = None if seconds is None else 1e3 * seconds
+    return row | {
+        "arguments_gib": found["argument_bytes"] / GIB,
+        "temporaries_gib": found["temp_bytes"] / GIB,
+        "all_reduce_mib": None if sent is None else sum(x["bytes"] for x in sent if x["kind"] == "all-reduce") / MIB,
+        "collectives_in_loops": None if sent is None else sum(x["count"] for x in sent if x["loops"]),
+        "rows_per_second_at_most": bounds["rows_per_second_at_most"],
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="CHIP", help="v4, v5e, v5p or v6e, or a topology such as v5e:2x4")
+    add_json_argument(parser, "tpu_topologies")
     options = parser.parse_args()
-    print(HEAD)
-    print("|" + " --- |" * HEAD.count(" |"))
+    record = Record(options.json, MEASURES, packages=("libtpu",))
+    rows: dict[str, list[dict]] = {command: [] for command in COMMANDS}
+    for row in record.earlier("topologies"):
+        rows.setdefault(row["command"], []).append(row)
     for command in COMMANDS:
-        if options.only and f"--topology={options.only}" not in command:
+        current = bool(rows[command]) and all(row.get("code") == record.stamp["code"] for row in rows[command])
+        if current or (options.only and f"--topology={options.only}" not in command):
             continue
-        arguments = command.split()[1:]
+        print(f"{command} ...", file=sys.stderr, flush=True)
         done = subprocess.run(
-            [sys.executable, "-m", "bert_jax.cli", *arguments, "--json", "--no-advice"],
+            [sys.executable, "-m", "bert_jax.cli", *command.split()[1:], "--json", "--no-advice"],
             stdout=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
         if done.returncode not in (0, 2):  # 2: a phase does not fit; its row says so
             raise SystemExit(done.returncode)
-        for found in json.loads(done.stdout)["phases"]:
-            print(row(found, command), flush=True)
+        rows[command] = [make_row(found, command) | record.stamp for found in json.loads(done.stdout)["phases"]]
+        record.set_table("topologies", COLUMNS, (row for command in COMMANDS for row in rows[command]))
+    record.set_table("topologies", COLUMNS, (row for command in COMMANDS for row in rows[command]))
+    print(record.render("topologies"))
 
 
 if __name__ == "__main__":

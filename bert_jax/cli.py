@@ -7,21 +7,25 @@
 """
 
 import argparse
+import dataclasses
 import errno
 import json
 import logging
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bert_jax.arguments import make_options
+from bert_jax import config_listing
+from bert_jax.arguments import completion, make_options
 from bert_jax.arguments import parse as parse_arguments
 from bert_jax.console import bars, set_up_logging
 from bert_jax.data.preparation.options import CorpusOptions, PrepareOptions
 from bert_jax.errors import BertJaxError, InputError
+from bert_jax.files.local_listing import similar_name
 from bert_jax.files.remote import RetryWarnings
+from bert_jax.next_steps import NEXT_STEPS
 from bert_jax.progress import silent
 from bert_jax.runtime.background_errors import show_background_errors
 from bert_jax.runtime.malloc import tune_malloc
@@ -30,7 +34,10 @@ _PATH_ERRORS = {  # errno of a bad path given by the user
     errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EROFS,
 }  # fmt: skip
 
+log = logging.getLogger(__name__)
+
 _COMPUTING = {"pretrain", "evaluate", "finetune", "predict", "study"}
+_IMPORTS_JAX = _COMPUTING | {"fill-mask", "features", "export", "import", "compile"}
 
 # Each subcommand imports what it needs: `bert-jax prepare` does not wait for JAX.
 
@@ -54,13 +61,15 @@ def entry_point() -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand and returns its exit status."""
     options = parse(sys.argv[1:] if arguments is None else arguments)
-    set_up_logging()
+    set_up_logging(quiet=options.quiet)
     RetryWarnings.attach()
+    if options.command in _IMPORTS_JAX and "jax" not in sys.modules:
+        log.info("Importing JAX")
     try:
         options.run(options)
         return 0
     except BertJaxError as error:
-        return _fail(options.command, str(error), error.exit_status)
+        return _fail(options.command, f"{error}{_similar_name(error.__cause__)}", error.exit_status)
     except KeyboardInterrupt:
         return _fail(options.command, "interrupted", 130)
     except Exception as error:
@@ -73,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
         if isinstance(error, OSError) and error.errno in _PATH_ERRORS:
-            return _fail(options.command, f"{error.filename or error}: {error.strerror}", 2)
+            return _fail(options.command, f"{error.filename or error}: {error.strerror}{_similar_name(error)}", 2)
         if (failure := _storage_failure(error)) is not None:
             return _fail(options.command, *failure)
         traceback.print_exc()
@@ -85,9 +94,26 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parse_arguments(arguments, _RUN)
 
 
+def _similar_name(error: BaseException | None) -> str:
+    """Returns a hint with the path that is most similar to the one that was not found."""
+    return similar_name(error.filename) if isinstance(error, FileNotFoundError) and error.filename else ""
+
+
 def _fail(command: str, message: str, status: int) -> int:
     print(f"bert-jax {command}: {' '.join(message.split())}", file=sys.stderr)
     return status
+
+
+def _print_result(options: argparse.Namespace, values: Mapping[str, Any], text: str) -> None:
+    """Prints a result on stdout, as one JSON object with `--json`."""
+    print(json.dumps(values, indent=2, ensure_ascii=False) if options.json else text)
+
+
+def _suggest(options: argparse.Namespace, name: str = "") -> None:
+    """Logs the commands that usually follow, unless programs read the output."""
+    if not options.json:
+        for command in NEXT_STEPS[name or options.command](options):
+            log.info("Next: %s", command)
 
 
 def _storage_failure(error: Exception) -> tuple[str, int] | None:
@@ -130,18 +156,20 @@ def _vocab(options: argparse.Namespace) -> None:
     atomic.make_folder(output.parent)
     reading = make_options(CorpusOptions, options)
     slices = corpus.plan(options.input, reading)
-    bar = bars()(total=sum(piece.bytes for piece in slices), desc="read", unit="B", unit_scale=True)
+    bar = bars(quiet=options.quiet)(total=sum(piece.bytes for piece in slices), desc="read", unit="B", unit_scale=True)
 
     def documents() -> Any:
         for piece in slices:
             yield from corpus.read(piece, reading)
             bar.update(piece.bytes)
         bar.close()
-        logging.getLogger(__name__).info("Corpus read; merging word pieces ...")
+        log.info("Corpus read; merging word pieces ...")
 
     vocabulary = train_wordpiece(documents(), options.size, lowercase=not options.cased)
     save_vocabulary(options.output, WordPieceTokenizer(vocabulary, lowercase=not options.cased))
-    print(f"{output}: {len(vocabulary):,} pieces")
+    values = {"output": options.output, "pieces": len(vocabulary), "cased": options.cased}
+    _print_result(options, values, f"{output}: {len(vocabulary):,} pieces")
+    _suggest(options)
 
 
 def _prepare(options: argparse.Namespace) -> None:
@@ -153,29 +181,54 @@ def _prepare(options: argparse.Namespace) -> None:
     info = prepare(
         options.input, tokenizer, options.output, prepare_options,
         seed=options.seed, workers=options.workers, scratch=options.scratch, runner=options.runner,
-        beam_options=options.beam_options, allow_unk=options.allow_unk, bars=bars(),
+        beam_options=options.beam_options, allow_unk=options.allow_unk,
+        bars=bars(quiet=options.quiet),
     )  # fmt: skip
     print(json.dumps({"output": options.output, **describe(info)}, indent=2))
+    _suggest(options)
 
 
 def _inspect(options: argparse.Namespace) -> None:
     from bert_jax.data.inspection import inspect_dataset, render
 
     report = inspect_dataset(options.data, samples=options.samples, seed=options.seed)
-    print(json.dumps(report, indent=2, ensure_ascii=False) if options.json else render(report))
+    _print_result(options, report, "" if options.json else render(report))
+    _suggest(options)
 
 
 def _pretrain(options: argparse.Namespace) -> None:
+    if options.dry_run:
+        _dry_run(options)
+        return
     from bert_jax.runtime.preemption import StopSignal
 
     with StopSignal() as stop:  # before the imports, which take seconds: a signal during them stops the run
         from bert_jax.config import load_config
         from bert_jax.runtime.processes import is_first, joined_processes
+        from bert_jax.tracking.metrics import finite_json
         from bert_jax.training.pretrain import pretrain
 
         with joined_processes():
-            progress = bars() if is_first() else silent
-            pretrain(load_config(options.config, options.overrides), options.workdir, stop=stop, bars=progress)
+            progress = bars(quiet=options.quiet) if is_first() else silent
+            config = load_config(options.config, options.overrides)
+            scores = pretrain(config, options.workdir, stop=stop, bars=progress)
+            if is_first() and options.json:
+                print(finite_json({"workdir": options.workdir, "step": config.total_steps, "eval": scores}, indent=2))
+
+
+def _dry_run(options: argparse.Namespace) -> None:
+    from bert_jax.ahead_of_time.dry_run import plan_run
+    from bert_jax.ahead_of_time.dry_run_text import render_plan
+    from bert_jax.config import load_config
+    from bert_jax.tracking.metrics import finite_json
+
+    kind = config_listing.keys_of("pretrain")
+    plan = plan_run(
+        load_config(options.config, options.overrides, keys_of=kind), load_config(kind),
+        workdir=options.workdir, device=options.device, devices=options.devices, mfu=options.mfu,
+    )  # fmt: skip
+    print(finite_json(plan, indent=2) if options.json else render_plan(plan))
+    _suggest(options, "dry_run")
 
 
 def _finetune(options: argparse.Namespace) -> None:
@@ -190,7 +243,7 @@ def _finetune(options: argparse.Namespace) -> None:
         from bert_jax.tracking.metrics import finite_json
 
         with joined_processes():
-            progress = bars() if is_first() else silent
+            progress = bars(quiet=options.quiet) if is_first() else silent
             strict = [("data.strict", "True")] if options.strict else []
             config = load_config(options.config, [*options.overrides, *strict], keys_of="finetune/default")
             run = search if is_search(config) else finetune
@@ -208,10 +261,10 @@ def _study(options: argparse.Namespace) -> None:
         from bert_jax.studies.study_table import render
 
         with joined_processes():
-            progress = bars() if is_first() else silent
+            progress = bars(quiet=options.quiet) if is_first() else silent
             table = study(load_study(options.config, options.overrides), options.workdir, stop=stop, bars=progress)
             if is_first():
-                print(render(table), end="")
+                _print_result(options, table.as_json(), render(table).rstrip("\n"))
 
 
 def _predict(options: argparse.Namespace) -> None:
@@ -219,9 +272,12 @@ def _predict(options: argparse.Namespace) -> None:
 
     count = predict(
         options.checkpoint, options.input, options.output,
-        texts=options.text, strict=options.strict, batch_size=options.batch_size, bars=bars(),
+        texts=options.text, with_text=options.with_text, strict=options.strict, batch_size=options.batch_size,
+        bars=bars(quiet=options.quiet),
     )  # fmt: skip
-    print(f"{options.output}: {count:,} predictions")
+    values = {"output": options.output, "predictions": count}
+    _print_result(options, values, f"{options.output}: {count:,} predictions")
+    _suggest(options)
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -232,12 +288,13 @@ def _evaluate(options: argparse.Namespace) -> None:
     from bert_jax.training.evaluation import evaluate_checkpoint
 
     with joined_processes():
-        progress = bars() if is_first() else silent
+        progress = bars(quiet=options.quiet) if is_first() else silent
         is_finetuned = open_checkpoint(options.checkpoint).task is not None
         evaluate = evaluate_finetuned if is_finetuned else evaluate_checkpoint
         values = evaluate(options.checkpoint, options.data, batch_size=options.batch_size, bars=progress)
         if is_first():
             print(finite_json(values, indent=2))
+            _suggest(options)
 
 
 def _fill_mask(options: argparse.Namespace) -> None:
@@ -246,6 +303,10 @@ def _fill_mask(options: argparse.Namespace) -> None:
     for text in options.text:
         check_mask(text)
     pretrained = load(options.checkpoint)
+    if options.json:
+        found = [{"text": text, "masks": fill_mask(pretrained, text, options.top)} for text in options.text]
+        print(json.dumps({"texts": found}, indent=2, ensure_ascii=False, default=dataclasses.asdict))
+        return
     for text in options.text:
         for fillings in fill_mask(pretrained, text, options.top):
             for filling in fillings:
@@ -258,22 +319,40 @@ def _features(options: argparse.Namespace) -> None:
 
     extracted = extract(
         options.checkpoint, options.input, options.output,
-        layers=options.layers, seq_len=options.seq_len, batch_size=options.batch_size, bars=bars(),
+        layers=options.layers, pool=options.pool, seq_len=options.seq_len, batch_size=options.batch_size,
+        bars=bars(quiet=options.quiet),
     )  # fmt: skip
     lines = f"{extracted.cut:,} line{'' if extracted.cut == 1 else 's'}"
-    print(
-        f"{options.output}: {extracted.lines:,} lines, {extracted.tokens:,} tokens, layers {options.layers}"
-        + (f"; truncated to {extracted.seq_len} tokens: {lines}" if extracted.cut else "")
-    )
+    text = f"{options.output}: {extracted.lines:,} lines, {extracted.tokens:,} tokens, layers {extracted.layers}"
+    text += f", pooled by {options.pool}" if options.pool else ""
+    text += f"; truncated to {extracted.seq_len} tokens: {lines}" if extracted.cut else ""
+    values = {
+        "output": options.output, "lines": extracted.lines, "tokens": extracted.tokens, "layers": extracted.layers,
+        "pool": options.pool, "seq_len": extracted.seq_len, "truncated_lines": extracted.cut,
+    }  # fmt: skip
+    _print_result(options, values, text)
 
 
 def _export(options: argparse.Namespace) -> None:
-    from bert_jax.interop import huggingface
+    from bert_jax.interop import huggingface, stablehlo
+    from bert_jax.interop.model_card import Publication
     from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 
     checkpoint = open_checkpoint(options.checkpoint)
-    architecture = huggingface.export(checkpoint, options.output)
-    print(f"{options.output}: {checkpoint.path} in Hugging Face format, as {architecture}")
+    publication = Publication(options.license, options.language, options.datasets)
+    if options.format == "stablehlo":
+        if publication != Publication():
+            raise InputError("--license, --language and --datasets are those of a model card; use --format=hf")
+        programs = stablehlo.export(checkpoint, options.output)
+        values = {"output": options.output, "checkpoint": str(checkpoint.path), "programs": list(programs)}
+        text = f"{options.output}: {checkpoint.path} as StableHLO, programs: {', '.join(programs)}"
+        _print_result(options, values, text)
+        return
+    architecture = huggingface.export(checkpoint, options.output, publication)
+    values = {"output": options.output, "checkpoint": str(checkpoint.path), "architecture": architecture}
+    text = f"{options.output}: {checkpoint.path} in Hugging Face format, as {architecture}"
+    _print_result(options, values, text)
+    _suggest(options)
 
 
 def _import(options: argparse.Namespace) -> None:
@@ -281,7 +360,14 @@ def _import(options: argparse.Namespace) -> None:
 
     checkpoint = import_checkpoint(options.source, options.output, lowercase=options.lowercase)
     heads = ", ".join(checkpoint.heads) or "none"
-    print(f"{options.output}: {checkpoint.tokenizer}, heads: {heads}")
+    task = None if checkpoint.task is None else checkpoint.task["name"]
+    values = {
+        "output": options.output, "vocab_size": checkpoint.tokenizer.vocab_size,
+        "cased": not checkpoint.tokenizer.lowercase, "heads": list(checkpoint.heads), "task": task,
+    }  # fmt: skip
+    fine_tuned = "" if task is None else f", fine-tuned: {task}"
+    _print_result(options, values, f"{options.output}: {checkpoint.tokenizer}, heads: {heads}{fine_tuned}")
+    _suggest(options)
 
 
 def _compile(options: argparse.Namespace) -> None:
@@ -298,19 +384,46 @@ def _compile(options: argparse.Namespace) -> None:
         print(json.dumps(described, indent=2))
     if problems:
         raise InputError("; ".join(problems))
+    _suggest(options)
 
 
 def _report(options: argparse.Namespace) -> None:
-    from bert_jax.tracking.report import plot_curves
+    from bert_jax.tracking.report.report_page import write_report
 
-    plot_curves(options.workdir, options.output)
-    print(options.output)
+    write_report(options.workdir, options.output)
+    _print_result(options, {"output": options.output, "workdirs": options.workdir}, options.output)
+
+
+def _configs(options: argparse.Namespace) -> None:
+    if options.config is None:
+        found = config_listing.summaries()
+        width = max(map(len, found))
+        _print_result(options, found, "\n".join(f"{name:<{width}}  {text}" for name, text in found.items()))
+        return
+    from bert_jax.config import flatten, load_config
+
+    kind = config_listing.kind_of(options.config)
+    config = load_config(options.config, options.overrides, keys_of=config_listing.keys_of(kind))
+    comments, values = config_listing.key_comments(kind), dict(flatten(config))
+    if options.json:
+        keys = {key: {"value": value, "comment": comments.get(key, "")} for key, value in values.items()}
+        print(json.dumps({"config": options.config, "keys": keys}, indent=2, ensure_ascii=False, default=vars))
+        return
+    lines = [
+        f"{key} = {value!r}" + (f"  # {comments[key]}" if key in comments else "") for key, value in values.items()
+    ]
+    print("\n".join([*config_listing.docstring(options.config).split("\n"), "", *lines]))
+
+
+def _completion(options: argparse.Namespace) -> None:
+    print(completion(options.shell))
 
 
 _RUN = {
     "vocab": _vocab, "prepare": _prepare, "inspect": _inspect, "pretrain": _pretrain, "evaluate": _evaluate,
     "finetune": _finetune, "predict": _predict, "study": _study, "fill-mask": _fill_mask, "features": _features,
-    "export": _export, "import": _import, "compile": _compile, "report": _report,
+    "export": _export, "import": _import, "compile": _compile, "report": _report, "configs": _configs,
+    "completion": _completion,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -4,36 +4,47 @@ import ast
 import difflib
 import importlib.util
 import inspect
+import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from bert_jax import config_listing
 from bert_jax.errors import InputError
+from bert_jax.files.local_listing import similar_name
 
 __all__ = ["ConfigDict", "flatten", "load_config", "set_key"]
 
+log = logging.getLogger(__name__)
 
-def load_config(spec: str, overrides: Sequence[tuple[str, str]] = (), *, keys_of: str = "default") -> ConfigDict:
+_WARMUP = "optimizer.warmup_steps"
+
+
+def load_config(
+    spec: str, overrides: Sequence[tuple[str, str]] | Mapping[str, Any] = (), *, keys_of: str = "default"
+) -> ConfigDict:
     """Loads the config named by `spec` and applies `overrides`.
 
     Args:
       spec: `FILE.py`, or the name of a packaged config (`bert_base`); `:ARG` at its end is passed to its `get_config`.
-      overrides: (dotted key, text) pairs; the text is parsed as the key's type.
+      overrides: (dotted key, text) pairs, the text parsed as the key's type; or a mapping of dotted keys to values.
       keys_of: the packaged config that defines the keys; the config must have exactly these.
+
+    A warm-up of the file that does not end within an overridden number of steps is shortened; see `_fit_warmup`.
 
     Raises InputError for an invalid file, argument, key or value.
     """
     path, _, argument = spec.partition(":")
-    if path in (aliases := _aliases()):
+    if path in (aliases := config_listing.aliases()):
         if argument:
             raise InputError(f"--config={spec}: {path} takes no argument, got :{argument}; leave it out")
         path, _, argument = aliases[path].partition(":")
     file = Path(path) if path.endswith(".py") else _packaged(path)
     if not file.is_file():
-        raise InputError(f"--config={spec}: file {file} not found")
+        raise InputError(f"--config={spec}: file {file} not found{similar_name(file)}")
     config = _run_file(spec, file, argument)
     known = {key for key, _ in flatten(config if path == keys_of else load_config(keys_of, keys_of=keys_of))}
     have = {key for key, _ in flatten(config)}
@@ -41,8 +52,15 @@ def load_config(spec: str, overrides: Sequence[tuple[str, str]] = (), *, keys_of
         raise InputError(f"{file}: unknown key {key}{_nearest(key, sorted(known))}")
     for key in sorted(known - have):
         raise InputError(f"{file}: missing key {key}; start from `default.get_config()`")
-    for key, text in overrides:
-        set_key(config, key, text)
+    before = config.copy_and_resolve_references()
+    settings = list(overrides.items() if isinstance(overrides, Mapping) else overrides)
+    for key, value in settings:
+        set_key(config, key, str(value))
+    for prefix in ("", "pretraining."):
+        if f"{prefix}{_WARMUP}" in known:
+            section = prefix.rstrip(".")
+            runs = (config[section], before[section]) if section else (config, before)
+            _fit_warmup(*runs, {key.removeprefix(prefix) for key, _ in settings if key.startswith(prefix)}, prefix)
     return config.lock()
 
 
@@ -69,19 +87,11 @@ def _run_file(spec: str, file: Path, argument: str) -> ConfigDict:
     return config
 
 
-def _aliases() -> dict[str, str]:
-    """Returns the names of packaged configs that are another config with an argument: {"bert_base": "bert:base"}."""
-    return importlib.import_module("bert_jax.configs").ALIASES
-
-
 def _packaged(name: str) -> Path:
-    spec = importlib.util.find_spec("bert_jax.configs")
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
-    for folder in folders:
-        if not Path(name).stem.startswith("_") and (folder / f"{name}.py").is_file():
-            return folder / f"{name}.py"
-    files = [file.relative_to(folder) for folder in folders for file in folder.glob("**/*.py")]
-    known = sorted([*_aliases(), *(str(file.with_suffix("")) for file in files if not file.stem.startswith("_"))])
+    files = config_listing.config_files()
+    if name in files:
+        return files[name]
+    known = sorted([*config_listing.aliases(), *files])
     raise InputError(f"--config={name}: config not found{_nearest(name, known)}; expected one of {', '.join(known)}")
 
 
@@ -99,6 +109,56 @@ def set_key(config: ConfigDict, key: str, text: str) -> None:
     for parent in parents:
         node = node[parent]
     node[last] = _parse(key, text, known[key])
+
+
+def _fit_warmup(run: ConfigDict, before: ConfigDict, overridden: Collection[str], prefix: str) -> None:
+    """Shortens a warm-up that does not end within a shortened run, to its share of the steps in the config's file.
+
+    It applies to the run and to each phase, and logs the new value. A warm-up that an override sets is left as it is:
+    the checks of a run refuse it if it is too long.
+
+    Args:
+      run: a config of pre-training with its overrides; it is changed.
+      before: the same without overrides.
+      overridden: the keys that overrides set.
+      prefix: the prefix of its keys in the whole config, for the log.
+    """
+    is_shortened = any(re.fullmatch(r"total_steps|phases\.\d+\.steps", key) for key in overridden)
+    if _WARMUP in overridden or not is_shortened:
+        return
+    lengths, old_lengths = (_phase_steps(config) for config in (run, before))
+    phases = list(run.phases)
+    if "phases" in overridden:  # the warm-ups in them are the user's
+        lengths = old_lengths = []
+    for number, (phase, steps, old_steps) in enumerate(zip(phases, lengths, old_lengths, strict=False)):
+        warmup = phase.get(_WARMUP, run.optimizer.warmup_steps)
+        ends_within = steps if run.optimizer.restart_schedule else run.total_steps
+        was_within = old_steps if run.optimizer.restart_schedule else before.total_steps
+        is_own = _WARMUP in phase or run.optimizer.restart_schedule
+        if is_own and f"phases.{number}.{_WARMUP}" not in overridden and warmup >= ends_within:
+            shortened = _shortened(f"{prefix}phases.{number}.{_WARMUP}", warmup, was_within, ends_within)
+            phases[number] = {**phase, _WARMUP: shortened}
+    run.phases = tuple(phases)
+    if run.optimizer.warmup_steps >= run.total_steps:
+        run.optimizer.warmup_steps = _shortened(
+            f"{prefix}{_WARMUP}", run.optimizer.warmup_steps, before.total_steps, run.total_steps
+        )
+
+
+def _shortened(key: str, warmup: int, old_steps: int, steps: int) -> int:
+    """Returns the warm-up of a run that was shortened from `old_steps` to `steps`, and logs it."""
+    shortened = min(max(1, round(warmup * steps / max(1, old_steps))), max(0, steps - 1))
+    log.info("%s=%d instead of %d: the run has %d steps instead of %d", key, shortened, warmup, steps, old_steps)
+    return shortened
+
+
+def _phase_steps(run: ConfigDict) -> list[int]:
+    """Returns the steps of each phase, -1 inferred; empty if a phase is invalid, which the checks of a run refuse."""
+    if not all(isinstance(phase, Mapping) and type(phase.get("steps")) is int for phase in run.phases):
+        return []
+    given = [phase["steps"] for phase in run.phases]
+    rest = run.total_steps - sum(steps for steps in given if steps != -1)
+    return [rest if steps == -1 else steps for steps in given]
 
 
 def _set_phase_key(config: ConfigDict, prefix: str, number: int, key: str, text: str) -> None:

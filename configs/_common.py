@@ -14,16 +14,16 @@ def get_config():
     config.stall_exit_minutes = 0.0  # Minutes without a step before the run ends with status 1; 0: never.
 
     config.model = ml_collections.ConfigDict()
-    config.model.hidden_dropout_prob = 0.1
-    config.model.attention_probs_dropout_prob = 0.1
+    config.model.hidden_dropout_prob = 0.1  # Dropout of embeddings and of the output of each sublayer.
+    config.model.attention_probs_dropout_prob = 0.1  # Dropout of attention's weights.
 
     config.optimizer = ml_collections.ConfigDict()
     config.optimizer.name = "adamw"  # adamw, or lamb for batches of ten thousands.
     config.optimizer.decay_power = 1.0  # After the warm-up, the rate is peak * (1 - step / total_steps) ** decay_power.
     config.optimizer.weight_decay = 0.01  # Biases and LayerNorms have none.
-    config.optimizer.b1 = 0.9
-    config.optimizer.b2 = 0.999
-    config.optimizer.eps = 1e-6
+    config.optimizer.b1 = 0.9  # Decay of the mean of the gradients, per step.
+    config.optimizer.b2 = 0.999  # Decay of the mean of their squares, per step.
+    config.optimizer.eps = 1e-6  # Added to the root of the mean of the squares.
     config.optimizer.grad_clip_norm = 1.0  # Global norm; 0: no clipping.
     # The reference's AdamW has no bias correction: its updates are up to 6.5 times those of torch's, 3 times after 100
     # steps and 1.3 times after 1,000. In a short run 2e-5 without it scores as 1e-4 with it: True needs higher rates.
@@ -48,4 +48,8 @@ def get_config():
     config.checkpoint = ml_collections.ConfigDict()
     config.profile = ml_collections.ConfigDict()
     config.profile.steps = ""  # A:B traces steps A to B into WORKDIR/profile.
+
+    config.tracking = ml_collections.ConfigDict()
+    config.tracking.wandb_project = ""  # A project of Weights & Biases, which the run is logged to as well; "": none.
+    config.tracking.wandb_entity = ""  # The user or team of the project; "": the login's default.
     return config

@@ -18,21 +18,21 @@ def get_config():
     config.global_batch_size = 256  # Sequences per step, over all devices and microbatches.
     config.gradient_accumulation = 1  # Microbatches per step; -1: as many as max_rows_per_device requires.
     config.max_rows_per_device = 0  # Maximum rows of a microbatch per device, if gradient_accumulation=-1.
-    config.log_every_steps = 100
-    config.eval_every_steps = 10_000  # 0: only at the end.
+    config.log_every_steps = 100  # Steps between logged rows of metrics.
+    config.eval_every_steps = 10_000  # Steps between evaluations; 0: only at the end.
     config.eval_batches = 64  # Batches of global_batch_size sequences; -1: the whole eval split.
 
     # BertConfig, by the names of bert_config.json; both dropout rates are in `_common.py`.
-    config.model.vocab_size = -1  # -1: the dataset's.
-    config.model.hidden_size = 768
-    config.model.num_hidden_layers = 12
-    config.model.num_attention_heads = 12
-    config.model.intermediate_size = 3072
-    config.model.hidden_act = "gelu"  # gelu: erf; gelu_new: tanh, as in Google's code.
-    config.model.max_position_embeddings = 512  # Tokens.
-    config.model.type_vocab_size = 2
-    config.model.initializer_range = 0.02
-    config.model.layer_norm_eps = 1e-12
+    config.model.vocab_size = -1  # Pieces of the vocabulary; -1: as many as the dataset's has.
+    config.model.hidden_size = 768  # Units of a token's state.
+    config.model.num_hidden_layers = 12  # Layers of the encoder.
+    config.model.num_attention_heads = 12  # Heads per layer; hidden_size is divisible by it.
+    config.model.intermediate_size = 3072  # Units of the feed-forward layer.
+    config.model.hidden_act = "gelu"  # Activation. gelu: erf; gelu_new: tanh, as in Google's code.
+    config.model.max_position_embeddings = 512  # Maximum tokens of a sequence.
+    config.model.type_vocab_size = 2  # Segments that have an embedding.
+    config.model.initializer_range = 0.02  # Standard deviation of new weights, which are truncated at two of it.
+    config.model.layer_norm_eps = 1e-12  # Added to the variance in LayerNorm.
 
     config.objective = ml_collections.ConfigDict()
     config.objective.lm = "mlm"  # mlm; or ltr: every next token, under a causal mask. ltr requires nsp=False.
@@ -64,4 +64,7 @@ def get_config():
 
     config.checkpoint.every_steps = 5_000  # Steps; also saved at the end and on SIGTERM.
     config.checkpoint.keep = 3  # Newest checkpoints kept.
+
+    # Masked texts of the eval split whose fills each evaluation logs; 0: none. They are logged as text, also to W&B.
+    config.tracking.samples = 3
     return config

@@ -7,7 +7,7 @@ usage() {
 usage: NAME=... IMAGE=... CLAIM=... ACCELERATOR=... TOPOLOGY=... [...] launch/gke_jobset.sh [--apply] -- COMMAND...
 
   NAME             name of the JobSet
-  IMAGE            container image with bert_jax and its `tpu` extra
+  IMAGE            container image with bert_jax and its `tpu` extra, as of docker/tpu.Dockerfile
   CLAIM            PersistentVolumeClaim, ReadWriteMany, mounted at /shared; it holds the workdir and the dataset
   ACCELERATOR      tpu-v4-podslice, tpu-v5-lite-podslice, tpu-v5p-slice, tpu-v6e-slice, tpu7x
   TOPOLOGY         topology of a slice: 4x4, 2x2x4 ...

@@ -1,6 +1,10 @@
 """The commands as a person types them: one journey through all of them, and what bad input gets."""
 
+import contextlib
+import io
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +16,10 @@ from support import helpers
 import bert_jax
 import bert_jax.inference.pretrained
 from bert_jax import cli
-from bert_jax.arguments import make_options
+from bert_jax.arguments import SHELLS, make_options
+from bert_jax.command_help import COMMAND_HELP
 from bert_jax.data.preparation.options import PrepareOptions
+from bert_jax.next_steps import NEXT_STEPS
 from bert_jax.text.tokenization import SPECIAL_TOKENS
 from bert_jax.tracking.metrics import read_metrics
 
@@ -41,8 +47,11 @@ def go(folder: Path, training: dict[str, object]) -> Path:
         ("pretrain", "--config=bert_tiny", "--workdir", folder / "run", f"--config.data.path={folder / 'data'}",
          *helpers.flags(training)),
     ]  # fmt: skip
-    for command in commands:
-        assert cli.main([str(word) for word in command]) == 0
+    stderr = io.StringIO()
+    with contextlib.redirect_stderr(stderr):
+        for command in commands:
+            assert cli.main([str(word) for word in command]) == 0
+    (folder / "stderr").write_text(stderr.getvalue())
     return folder
 
 
@@ -73,6 +82,117 @@ def test_evaluate_gives_the_values_of_the_runs_own_evaluation(journey: Path, cap
     values = evaluate(journey, capsys)
     for name in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "unigram_loss"):
         assert values[name] == pytest.approx(rows[-1][name], rel=1e-5)
+
+
+def suggested(log: str) -> list[list[str]]:
+    """The words of each command of `bert-jax` that a log suggests."""
+    return [shlex.split(command) for command in re.findall(r"Next: bert-jax (.+)", log)]
+
+
+def test_suggested_commands_parse(journey: Path):
+    commands = suggested((journey / "stderr").read_text())
+    assert [command[0] for command in commands] == [
+        "prepare", "inspect", "pretrain", "evaluate", "finetune", "export", "report"
+    ]  # fmt: skip
+    for command in commands:
+        assert cli.parse(command).command == command[0]
+
+
+@pytest.mark.parametrize("name", NEXT_STEPS)
+def test_next_steps_parse(name: str):
+    pretrain = ["pretrain", "--config=bert_base", "--workdir=w", "--config.data.path=a b"]
+    command = pretrain if name == "dry_run" else shlex.split(COMMAND_HELP[name].examples[0])
+    for line in NEXT_STEPS[name](cli.parse(command)):
+        program, *words = shlex.split(line)
+        assert program in ("bert-jax", "python")
+        if program == "bert-jax":
+            assert cli.parse(words).command == words[0]
+
+
+@pytest.mark.parametrize("name", COMMAND_HELP)
+def test_help_ends_with_examples_that_parse(name: str, capsys: pytest.CaptureFixture):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([name, "--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    examples = re.findall(r"^  bert-jax (.+)$", text, re.M)
+    assert tuple(examples) == COMMAND_HELP[name].examples
+    for example in examples:
+        assert cli.parse(shlex.split(example.partition(" > ")[0])).command == name
+    assert re.search(r"^reads: .+\nwrites: ", text, re.M)
+
+
+def test_every_command_has_help_and_a_function():
+    assert set(COMMAND_HELP) == set(cli._RUN)
+
+
+def test_help_of_pretrain_lists_its_configs(capsys: pytest.CaptureFixture):
+    with pytest.raises(SystemExit):
+        cli.main(["pretrain", "--help"])
+    text = capsys.readouterr().out
+    assert re.search(r"^  bert_tiny +BERT-Tiny: ", text, re.M)
+    assert "finetune/text" not in text
+
+
+def test_configs_prints_keys_with_values_and_comments(capsys: pytest.CaptureFixture):
+    assert cli.main(["configs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bert_tiny"].startswith("BERT-Tiny")
+    assert cli.main(["configs", "finetune/glue:sst2", "--config.seed=3"]) == 0
+    assert re.search(r"^seed = 3  # Seeds ", capsys.readouterr().out, re.M)
+    assert cli.main(["configs", "studies/table5", "--json"]) == 0
+    keys = json.loads(capsys.readouterr().out)["keys"]
+    assert keys["pretraining.total_steps"]["value"] == 1_000_000
+    assert keys["pretraining.total_steps"]["comment"]
+    assert cli.main(["configs", "bert_tinny"]) == 2
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion_knows_commands_and_configs(shell: str, capsys: pytest.CaptureFixture):
+    assert cli.main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in ("fill-mask", "workdir", "bert_tiny", "finetune/squad"):
+        assert word in script
+
+
+def test_completion_of_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture):
+    cli.main(["completion", "bash"])
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    code = (
+        f"source {tmp_path / 'script'}; COMP_WORDS=(bert-jax pretrain --config bert_t); COMP_CWORD=3; "
+        "_shtab_bert_jax; echo ${COMPREPLY[@]}"
+    )
+    found = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["bert_tiny"]
+
+
+def results(command: list[object], capsys: pytest.CaptureFixture) -> dict:
+    """The JSON document that a command prints with --json and --quiet; nothing else is on stdout or stderr."""
+    capsys.readouterr()
+    assert cli.main([*map(str, command), "--json", "--quiet"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return json.loads(captured.out)
+
+
+def test_json_is_the_only_output(journey: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    run, data, corpus = journey / "run", journey / "data", journey / "corpus.txt"
+    vocab = results(["vocab", "--input", corpus, "--output", tmp_path / "v", "--size", 150], capsys)
+    assert (vocab["output"], vocab["pieces"], vocab["cased"]) == (str(tmp_path / "v"), 150, False)
+    prepare = ["prepare", "--input", corpus, "--vocab", tmp_path / "v", "--output", tmp_path / "d", "--workers", 1]
+    assert results([*prepare, "--seq_len", 64], capsys)["train"]["documents"] > 300
+    assert results(["evaluate", "--checkpoint", run, "--data", data], capsys)["mlm_loss"] > 0
+    ((filling, *_),) = results(["fill-mask", "--checkpoint", run, TEXT, "--top", 2], capsys)["texts"][0]["masks"]
+    assert set(filling) == {"token", "probability", "text"}
+    (tmp_path / "lines.txt").write_text("the ship .\n")
+    features = ["features", "--checkpoint", run, "--input", tmp_path / "lines.txt", "--output", tmp_path / "f.jsonl"]
+    features.append("--layers=-1")
+    assert results(features, capsys)["lines"] == 1
+    exported = results(["export", "--checkpoint", run, "--output", tmp_path / "hf"], capsys)
+    assert exported["architecture"] == "BertForPreTraining"
+    imported = results(["import", "--source", tmp_path / "hf", "--output", tmp_path / "imported"], capsys)
+    assert imported["cased"] is False
+    assert "mlm_head" in imported["heads"]
+    assert results(["report", run, "--output", tmp_path / "c.png"], capsys)["workdirs"] == [str(run)]
 
 
 TEXT = "the ship sees the storm near the [MASK] ."
@@ -218,6 +338,24 @@ def test_a_misspelt_option_is_named_with_the_nearest_one(words, expected, capsys
     assert expected[1] in line
 
 
+def test_misspelt_commands_and_paths_are_named_with_the_nearest_one(tmp_path: Path, capsys: pytest.CaptureFixture):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["pretian"])
+    assert stopped.value.code == 2
+    assert "pretrain" in capsys.readouterr().err
+    (tmp_path / "corpus.txt").write_text("the ship .\n")
+    (tmp_path / "runs").mkdir()
+    fails_with_one_line(
+        ["vocab", "--input", tmp_path / "corpsu.txt", "--output", tmp_path / "v"], capsys, str(tmp_path / "corpus.txt")
+    )
+    fails_with_one_line(
+        ["export", "--checkpoint", tmp_path / "runz", "--output", tmp_path / "hf"], capsys, str(tmp_path / "runs")
+    )
+    fails_with_one_line(["inspect", tmp_path / "run"], capsys, str(tmp_path / "runs"))
+    prepare = ["prepare", "--input", tmp_path / "corpus.txt", "--output", tmp_path / "data", "--vocab"]
+    fails_with_one_line([*prepare, tmp_path / "korpus.txt"], capsys, f"{tmp_path / 'corpus.txt'}?")
+
+
 def test_options_have_the_defaults_of_their_dataclass():
     required = ["prepare", "--input", "a", "--vocab", "b", "--output", "c"]
     assert make_options(PrepareOptions, cli.parse(required)) == PrepareOptions()
@@ -241,3 +379,12 @@ def test_commands_that_do_not_train_do_not_wait_for_jax():
     modules = "bert_jax.cli, bert_jax.data.preparation.pipeline, bert_jax.text.vocabulary"
     code = f"import sys, {modules}; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("words", [["--help"], ["pretrain", "--help"], ["completion", "bash"], ["configs"]])
+def test_help_and_completion_import_neither_jax_nor_numpy(words: list[str]):
+    code = (
+        f"import sys; from bert_jax import cli\ntry: cli.main({words!r})\nexcept SystemExit: pass\n"
+        "sys.exit(bool({'jax', 'numpy', 'ml_collections'} & {*sys.modules}))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0

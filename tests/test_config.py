@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support import helpers
 
-from bert_jax import configs
+from bert_jax import config_listing, configs
 from bert_jax.config import SYNONYMS, flatten, load_config
 from bert_jax.configs import ALIASES, ablations, bert
 from bert_jax.data.loading.loader import predictions_per_row
@@ -45,7 +45,10 @@ def parameters(spec: str, vocabulary: int = 30_522) -> int:
 def tokens(spec: str) -> int:
     """Returns steps x batch x length; a config without a length of its own is recorded at 128 tokens."""
     plans = [(plan.stop - plan.start, plan.config) for plan in plan_phases(load_config(spec))]
-    return sum(steps * config.global_batch_size * max(128, config.data.seq_len) for steps, config in plans)
+    lengths = [128 if config.data.seq_len == -1 else config.data.seq_len for _, config in plans]
+    return sum(
+        steps * config.global_batch_size * length for (steps, config), length in zip(plans, lengths, strict=True)
+    )
 
 
 def test_a_config_records_its_parameters():
@@ -60,14 +63,14 @@ def test_a_config_records_its_parameters():
     assert [row for row, _ in rows] == list(ablations.TABLE_6)
     for row, count in rows:
         assert parameters(f"ablations:{row}") == number(count)
-    for name in ("bert_tiny", "bert_large"):
+    for name in ("bert_tiny", "bert_large", "quickstart"):
         recorded = re.findall(r"([\d,]+) with ([\d,]+)\b", re.search(r"Parameters: (.*)", spelled_out(name))[1])
         assert recorded
         assert all(parameters(name, number(size)) == number(count) for count, size in recorded)
 
 
 def test_a_config_records_its_tokens():
-    for name in ("bert", "bert_tiny", "ablations"):
+    for name in ("bert", "bert_tiny", "ablations", "quickstart"):
         (recorded,) = re.findall(r"^Tokens: ([\d,]+) ", spelled_out(name), re.M)
         assert tokens(name) == number(recorded)
     recipes = re.findall(r"^    (\S+) +([\d,]{14,})  ", spelled_out("bert_large"), re.M)
@@ -168,6 +171,60 @@ def test_tpu_recipes_have_published_batches_and_inferred_microbatches(chip, batc
         assert 16 <= phase.max_rows_per_device <= most
         assert phase.attention == "xla"
         assert phase.model.attention_probs_dropout_prob == 0.1
+
+
+@pytest.mark.parametrize(
+    ("spec", "steps", "warmup"),
+    [("bert_tiny", 40, 1), ("bert_tiny", 500, 12), ("bert_tiny", 501, 500), ("bert_tiny", 1, 0), ("bert_base", 200, 2)],
+)
+def test_preset_warmup_is_shortened_for_a_run_that_it_does_not_end_within(spec: str, steps: int, warmup: int):
+    config = load_config(spec, [("total_steps", str(steps))])
+    assert config.optimizer.warmup_steps == warmup
+    check_config(config, config.total_steps)
+
+
+def test_warmup_of_the_user_is_not_shortened():
+    config = load_config("bert_tiny", [("total_steps", "40"), ("optimizer.warmup_steps", "40")])
+    with pytest.raises(InputError, match=r"optimizer\.warmup_steps=40: .*total_steps=40.*optimizer\.warmup_steps=4\b"):
+        check_config(config, config.total_steps)
+
+
+def test_warmup_of_each_phase_is_shortened():
+    shorter = [("total_steps", "30"), ("phases.0.steps", "20"), ("phases.1.steps", "-1")]
+    plans = plan_phases(load_config("bert_large:lamb", shorter))
+    assert [plan.config.optimizer.warmup_steps for plan in plans] == [6, 1]
+    for plan in plans:
+        check_config(plan.config, plan.stop - plan.start)
+    own = load_config("bert_large:lamb", [*shorter, ("phases.1.optimizer.warmup_steps", "10")])
+    assert plan_phases(own)[1].config.optimizer.warmup_steps == 10
+
+
+def test_warmup_in_phases_of_the_user_is_not_shortened():
+    phases = "({'steps': 10, 'optimizer.warmup_steps': 12}, {'steps': -1})"
+    config = load_config("bert_large:lamb", [("total_steps", "30"), ("phases", phases)])
+    assert plan_phases(config)[0].config.optimizer.warmup_steps == 12
+
+
+def test_warmup_of_a_study_is_shortened():
+    study = load_config("studies/table5", [("pretraining.total_steps", "40")], keys_of="studies/default")
+    assert study.pretraining.optimizer.warmup_steps == 1
+
+
+def test_listing_has_every_config_with_a_sentence():
+    found = config_listing.summaries()
+    assert set(found) >= {"bert_tiny", "bert_base", "finetune/glue", "studies/table5"}
+    assert all(text.endswith(".") for text in found.values())
+    assert {config_listing.kind_of(name) for name in found} == set(config_listing.KINDS)
+
+
+@pytest.mark.parametrize("command", config_listing.KINDS)
+def test_comments_are_of_existing_keys(command: str):
+    name = config_listing.keys_of(command)
+    config = load_config(name, keys_of=name)
+    comments = config_listing.key_comments(command)
+    sections = {key.rpartition(".")[0] for key, _ in flatten(config)}
+    assert set(comments) <= {key for key, _ in flatten(config)} | sections | {"checkpoints"}
+    assert comments.get("seed", comments.get("pretraining.seed", "")).startswith("Seeds ")
 
 
 def test_unknown_recipes_are_refused():

@@ -47,6 +47,51 @@ def test_progress_is_log_lines_where_stderr_is_no_terminal(capsys: pytest.Captur
     assert len(lines) == 3
 
 
+SUMMARY = "mlm 6.220 (4%)  nsp 0.693 (50%)  12,345 tok/s  loss 6.912"
+STEPS = {"n": 184, "total": 1500, "elapsed": 20.0, "prefix": "pretrain", "unit": "step", "postfix": SUMMARY}
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown", "left_out"),
+    [
+        (30, ["pretrain", "184/1500"], ["nsp", "##"]),
+        (60, ["pretrain", "184/1500", "02:23 left", "mlm 6.220 (4%)"], ["12,345", "##"]),
+        (80, ["184/1500", "02:23 left", "mlm 6.220 (4%)", "nsp 0.693 (50%)", "12,345 tok/s"], ["passed", "##"]),
+        (130, ["12%", "184/1500", "02:23 left", *SUMMARY.split("  "), "9.2 step/s", "00:20 passed"], []),
+        (160, ["12%", "##", "--", *SUMMARY.split("  ")], []),
+    ],
+)
+def test_bar_shows_what_is_worth_most_in_its_width(columns: int, shown: list[str], left_out: list[str]):
+    line = console.layout(**STEPS, ncols=columns)
+    assert len(line) < columns
+    assert [part for part in shown if part not in line] == []
+    assert [part for part in left_out if part in line] == []
+
+
+def test_bar_without_a_total_and_of_bytes():
+    assert console.layout(7, None, 2.0, unit="batch", ncols=60).split("  ")[:2] == ["7 batch", "3.5 batch/s"]
+    line = console.layout(5e6, 11e6, 10.0, prefix="read", unit="B", unit_scale=True, ncols=80)
+    assert {"5.00M/11.0MB", "500kB/s"} <= {*line.split("  ")}
+
+
+def test_lines_of_metrics_are_not_written_to_a_terminal(logger, capsys: pytest.CaptureFixture, monkeypatch):
+    logger.info("step 1/2", extra={"on_bar": True})
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    logger.info("step 2/2", extra={"on_bar": True})
+    assert [line.split()[-1] for line in capsys.readouterr().err.splitlines()] == ["1/2"]
+
+
+def test_quiet_shows_errors_alone(logger, capsys: pytest.CaptureFixture):
+    console.set_up_logging(quiet=True)
+    logger.warning("Step 7")
+    logger.error("Step 8")
+    bar = console.bars(quiet=True)(total=4, desc="pretrain", unit="step", mininterval=0)
+    bar.update(4)
+    bar.close()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("Step 8")
+
+
 def test_progress_is_a_bar_on_a_terminal(capsys: pytest.CaptureFixture, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     bar = console.bars()(total=4, desc="pretrain", unit="step")

@@ -9,13 +9,16 @@ from support import helpers
 REPOSITORY = helpers.REPOSITORY
 PACKAGE = REPOSITORY / "bert_jax"
 
-BASE = {"batch", "errors", "progress"}
+BASE = {"batch", "errors", "extras", "progress", "version"}
 ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import besides itself and BASE
     "batch": set(),
     "errors": set(),
+    "extras": set(),
     "progress": set(),
+    "version": set(),
     "console": set(),
-    "config": set(),
+    "config": {"config_listing", "files"},
+    "config_listing": {"configs"},
     "configs": set(),
     "supported_versions": set(),
     "files": set(),
@@ -26,21 +29,23 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "runtime": {"files"},
     "tracking": {"config", "data", "files", "model"},
     "training": {"config", "data", "files", "model", "parallel", "runtime", "text", "tracking"},
-    "interop": {"files", "model", "text", "training"},
+    "interop": {"files", "finetuning", "model", "text", "tracking", "training", "__init__"},
     "finetuning": {"config", "data", "files", "model", "parallel", "runtime", "text", "tracking", "training"},
     "inference": {"config", "files", "finetuning", "model", "parallel", "text", "training"},
-    "ahead_of_time": {"config", "data", "model", "parallel", "tracking", "training"},
+    "ahead_of_time": {"config", "data", "files", "model", "parallel", "tracking", "training"},
+    "custom_training": {"config", "data", "files", "model", "parallel", "training"},
     "studies": {
         "config", "configs", "data", "files", "finetuning", "model", "parallel", "runtime", "text", "tracking",
         "training",
     },
-    "arguments": {"data", "__init__"},
+    "arguments": {"command_help", "config_listing", "data", "__init__"},
+    "command_help": set(),
+    "next_steps": set(),
     "cli": {
-        "ahead_of_time", "arguments", "config", "console", "data", "files", "finetuning", "inference", "interop",
-        "runtime",
-        "studies", "text", "tracking", "training", "__init__",
+        "ahead_of_time", "arguments", "config", "config_listing", "console", "data", "files", "finetuning",
+        "inference", "interop", "next_steps", "runtime", "studies", "text", "tracking", "training", "__init__",
     },
-    "__init__": {"inference", "supported_versions"},
+    "__init__": {"config", "custom_training", "data", "finetuning", "inference", "supported_versions", "training"},
 }  # fmt: skip
 MOST_MODULES = 13
 """In a folder, `__init__` aside."""
@@ -87,6 +92,11 @@ def test_the_model_is_jax_and_flax_alone(path: Path):
 )
 def test_the_data_path_does_not_know_jax(path: Path):
     assert not {name.split(".")[0] for name in imports(path)} & {"jax", "flax", "optax", "orbax", "tensorflow"}
+
+
+def test_tensorflow_is_imported_for_its_checkpoints_alone():
+    users = [path.name for path in PACKAGE.rglob("*.py") if {n.split(".")[0] for n in imports(path)} & {"tensorflow"}]
+    assert users == ["tensorflow_checkpoints.py"]
 
 
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "configs").rglob("*.py")), ids=lambda path: path.name)

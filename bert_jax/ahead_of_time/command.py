@@ -43,6 +43,7 @@ def compile_config(
     target = open_target(topology, slices)
     described, problems = [], []
     for plan in plans(config, phase):
+        log.info("Compiling steps %d-%d for %s", plan.start + 1, plan.stop, topology)
         step = find_batch(target, plan, _watch(target)) if largest_batch else compile_step(target, plan)
         description = describe(target, step)
         if not step.fits:

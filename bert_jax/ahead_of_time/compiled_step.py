@@ -16,6 +16,7 @@ from bert_jax.config import ConfigDict
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import predictions_per_row
 from bert_jax.errors import BertJaxError, InputError
+from bert_jax.extras import install_hint
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import BATCH_AXES, check_divisibility, fill_in_accumulation, make_mesh
 from bert_jax.parallel.sharding import batch_sharding
@@ -142,7 +143,7 @@ def compile_step(target: Target, plan: Plan) -> Step:
         program = None
         unread = (
             f"jaxlib {importlib.metadata.version('jaxlib')} cannot read programs of libtpu "
-            f"{importlib.metadata.version('libtpu')}; install matching versions with: pip install 'bert-jax[tpu-aot]' "
+            f"{importlib.metadata.version('libtpu')}; install matching versions with: {install_hint('tpu-aot')} "
             f"({_first_line(error)})"
         )
     return result(sizes.peak_memory_in_bytes, memory, program, unread)

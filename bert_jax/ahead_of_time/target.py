@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 
 from bert_jax.errors import BertJaxError, InputError
+from bert_jax.extras import install_hint
 from bert_jax.tracking.accelerators import Accelerator, find_accelerator
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -56,7 +57,7 @@ def open_target(topology: str, slices: int = 1) -> Target:
     try:
         importlib.metadata.version("libtpu")
     except importlib.metadata.PackageNotFoundError as error:
-        raise InputError("compile requires libtpu; run: pip install 'bert-jax[tpu-aot]'") from error
+        raise InputError(f"compile requires libtpu; run: {install_hint('tpu-aot')}") from error
     jax.config.update("jax_platforms", "cpu")  # only the compiler is used, not a TPU of this machine
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)

@@ -5,6 +5,7 @@
     token_counts.npy        int64 [V]: number of occurrences of each token in the training documents
     train-lengths.npy       uint16 [N]: tokens in each sequence, special ones included, in order of shards; also eval-
     train-00000-of-00012.array_record, ...; eval-00000-of-00001.array_record
+    provenance.json         the run that prepared it; neither hashed nor verified
 
 A record is a block of instances, see `records.py`. The instances of a shard are sorted by instance id, which is a hash:
 reading a shard sequentially yields shuffled instances.
@@ -36,6 +37,7 @@ from bert_jax.data.records import BLOCK, Instances, Unmasked, decode_block, join
 from bert_jax.data.shard_readers import READERS
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic, remote
+from bert_jax.files.local_listing import similar_name
 from bert_jax.text.tokenization import TokenizerRules, WordPieceTokenizer
 
 log = logging.getLogger(__name__)
@@ -114,7 +116,9 @@ class DatasetInfo:
         """Reads `dataset.json`. Raises InputError if it is missing, damaged or of an unsupported format version."""
         path = folder / INFO_FILE
         if not remote.exists(path):
-            raise InputError(f"{folder}: {INFO_FILE} not found; expected a dataset of `bert-jax prepare`")
+            raise InputError(
+                f"{folder}: {INFO_FILE} not found{similar_name(folder)}; expected a dataset of `bert-jax prepare`"
+            )
         text = atomic.read_whole(path)
         try:
             content = json.loads(text)

@@ -1,7 +1,27 @@
 """Lists local files below folders and by glob patterns; symbolic links are followed, and cycles are detected."""
 
+import difflib
 import glob
+import os
 from pathlib import Path
+
+
+def similar_name(path: str | os.PathLike[str]) -> str:
+    """Returns " (did you mean NAME?)" with the most similar path that exists; "" if none, or if `path` is remote.
+
+    Searches the folder in which the path stops to exist.
+    """
+    if "://" in os.fspath(path):
+        return ""
+    missing = Path(path)
+    while not missing.parent.exists():
+        missing = missing.parent
+    try:
+        names = [entry.name for entry in missing.parent.iterdir()]
+    except OSError:
+        return ""
+    close = difflib.get_close_matches(missing.name, names, 1) if not missing.exists() else []
+    return f" (did you mean {missing.parent / close[0]}?)" if close else ""
 
 
 def files_below(folder: Path) -> list[str]:

@@ -28,6 +28,7 @@ import fsspec.config
 from etils import epath
 
 from bert_jax.errors import BertJaxError, InputError
+from bert_jax.extras import install_hint
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ SILENCE_SECONDS = 60.0
 """Timeout of a silent connection to Google Cloud Storage, after which the request is retried."""
 
 _PACKAGES = {"gs": "gcsfs", "s3": "s3fs", "az": "adlfs", "hf": "huggingface_hub"}  # scheme: the package that opens it
-_INSTALL = {"gs": "pip install 'bert-jax[gcs]'"}
+_EXTRAS = {"gs": "gcs"}  # scheme: the extra of this package with what opens it
 _TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}
 _TRANSIENT_ERRNO = {
     errno.ECONNRESET, errno.ECONNABORTED, errno.ECONNREFUSED, errno.EPIPE, errno.ETIMEDOUT, errno.EHOSTUNREACH,
@@ -107,7 +108,8 @@ def parse_path(path: str | os.PathLike[str]) -> epath.Path:
         raise InputError(f"{name}: unknown scheme {scheme}://; expected a local path or one of {known}")
     package = _PACKAGES[scheme]
     if importlib.util.find_spec(package) is None:
-        raise InputError(f"{name}: {package} is not installed; run {_INSTALL.get(scheme, f'pip install {package}')}")
+        install = install_hint(_EXTRAS[scheme]) if scheme in _EXTRAS else f"pip install {package}"
+        raise InputError(f"{name}: {package} is not installed; run {install}")
     if not rest.strip("/"):
         raise InputError(f"{name}: no bucket name; expected {scheme}://BUCKET/PATH")
     _limit_silence()

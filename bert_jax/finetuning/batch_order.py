@@ -32,6 +32,7 @@ class BatchOrder:
         self.steps_an_epoch = -(-len(self.encoded) // self.config.global_batch_size)
         self.total_steps = self.config.num_epochs * self.steps_an_epoch
         self._epochs: dict[int, list[np.ndarray]] = {}
+        self._seen = 0, 0, 0  # steps, and their tokens and examples
         parts = [key_from(*sequence.input_ids, sequence.first_length) for sequence in self.encoded.sequences]
         labels = (
             [np.asarray(label).tolist() for label in self.encoded.labels] if self.encoded.labels is not None else []
@@ -41,17 +42,27 @@ class BatchOrder:
     def examples(self, step: int) -> np.ndarray:
         """Returns the indices (int64) of the examples of the batch that follows `step` steps."""
         epoch, place = divmod(step, self.steps_an_epoch)
-        if epoch not in self._epochs:
+        epochs = self._epochs  # another thread may replace it
+        if epoch not in epochs:
             batches = epoch_of_batches(
                 self.encoded, self.config.global_batch_size, self.config.seed, epoch,
                 window=self.config.data.get("sort_window"),
             )  # fmt: skip
-            self._epochs = {**dict(list(self._epochs.items())[-1:]), epoch: batches}
-        return self._epochs[epoch][place]
+            self._epochs = epochs = {**dict(list(epochs.items())[-1:]), epoch: batches}
+        return epochs[epoch][place]
 
     def seq_len(self, step: int) -> int:
         """Returns the padded length, in tokens, of that batch."""
         return padded_length(int(self._lengths[self.examples(step)].max()), self.config.task.max_seq_len)
+
+    def count_seen(self, step: int) -> dict[str, int]:
+        """Returns `tokens_seen`, with padding, and `examples_seen` after `step` steps."""
+        done, tokens, examples = self._seen if self._seen[0] <= step else (0, 0, 0)
+        for number in range(done, step):
+            tokens += self.config.global_batch_size * self.encoded.group * self.seq_len(number)
+            examples += len(self.examples(number))
+        self._seen = step, tokens, examples
+        return {"tokens_seen": tokens, "examples_seen": examples}
 
     def batch(self, step: int, rows: np.ndarray, tokenizer: WordPieceTokenizer) -> HostBatch:
         """Returns the rows `rows` of that batch: the part of one process."""

@@ -1,4 +1,4 @@
-"""Fine-tuned checkpoints: loading, prediction for a file as JSON lines, and scoring on labelled files."""
+"""Fine-tuned checkpoints: loading, prediction for a file, and scoring on labelled files."""
 
 import json
 import logging
@@ -18,6 +18,7 @@ from bert_jax.files import atomic, remote
 from bert_jax.finetuning.forward import LoadedModel, load_model
 from bert_jax.finetuning.inputs.batching import Encoding
 from bert_jax.finetuning.inputs.task_files import BadRows
+from bert_jax.finetuning.prediction_files import write_predictions
 from bert_jax.finetuning.results import RESULT_FILE, describe_result
 from bert_jax.finetuning.task import Split
 from bert_jax.finetuning.task_kinds import TASK_KINDS, Record, TrainedTask
@@ -62,7 +63,8 @@ def _record(found: Checkpoint) -> Record:
 def _null_threshold(found: Checkpoint) -> float | None:
     """Returns the null odds, tuned on dev by the run, above which SQuAD 2.0 has no answer; None if unknown."""
     path = found.path.parent.parent / RESULT_FILE
-    if (found.task or {})["name"] != "squad/2.0":
+    task = found.task or {}
+    if task["name"] != "squad/2.0" or "null_threshold" in task:
         return None
     result = json.loads(remote.retry_transient(path, path.read_text)) if remote.exists(path) else {}
     if result.get("step") != found.step or not result.get("scores"):
@@ -81,18 +83,24 @@ def predict(
     output: str,
     *,
     texts: Sequence[str] = (),
+    with_text: bool = False,
     strict: bool = False,
     batch_size: int = 64,
     bars: Bars = silent,
 ) -> int:
-    """Writes a JSON line for each example of `source`, in its order, and returns the number of examples.
+    """Writes the prediction for each example of `source`, in its order, and returns the number of examples.
 
-    Each line has `id` and `prediction`, and by kind of task:
+    Each is a JSON line, or a row of a table if the name of `output` ends in .csv or .tsv (see `prediction_files`). It
+    has the `id` of its row (the column id, idx, guid or index, else the row's number) and `prediction`, and by kind of
+    task:
 
     text, glue: the class, and `probabilities` by class; for a regression the score.
     choice: the ending's number from 0, and `probabilities` in the order of the endings.
     ner: the tag of each of the `words`.
     squad: the answer, its `probability` among the n best and, for 2.0, `null_odds`; "" is no answer.
+
+    With `with_text`, after `id`: `text`, or `text_a` and `text_b` of a pair; for a choice `context`, `start` and
+    `endings` by number; for squad `question` and `context`.
 
     Bad rows are skipped, logged and counted.
 
@@ -101,6 +109,7 @@ def predict(
       source: a file in the training file's format, labels ignored. For a tagger also plain text, one sentence per line.
       output: the file to write; its folder is created if missing.
       texts: one or two text columns; by default those of the training file.
+      with_text: write the texts of each example, too.
       strict: raise InputError for a bad row.
       batch_size: examples per batch.
       bars: creates progress bars.
@@ -119,9 +128,12 @@ def predict(
     model = open_model(found, batch_size=batch_size)
     (split,) = task.make_task({"input": examples}, {}).splits()
     outputs = _outputs(model, split, bars, "predict")
+    predictions = split.predictions(outputs)
+    if with_text:
+        both = zip(predictions, split.inputs(), strict=True)
+        predictions = [{"id": prediction["id"], **text, **prediction} for prediction, text in both]
     with atomic.whole_file(output) as file:
-        for prediction in split.predictions(outputs):
-            file.write((json.dumps(prediction, ensure_ascii=False) + "\n").encode())
+        write_predictions(file, output, predictions)
     return len(examples)
 
 
@@ -164,5 +176,5 @@ def evaluate_finetuned(checkpoint: str, data: str, *, batch_size: int = 64, bars
 
 
 def _outputs(model: LoadedModel, split: Split, bars: Bars, title: str) -> list[np.ndarray]:
-    with closing(bars(total=-(-len(split.examples) // model.batch_size), desc=title, unit="batch")) as bar:
+    with closing(bars(total=model.predictor.batches(split.examples), desc=title, unit="batch")) as bar:
         return model.outputs(split.examples, lambda: bar.update(1))

@@ -37,6 +37,7 @@ from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.processes import is_first
 from bert_jax.tracking.metrics import finite_json
 from bert_jax.tracking.throughput import Throughput
+from bert_jax.tracking.tracker import Tracker
 from bert_jax.training.checkpointing.checkpoints import Checkpointer, open_checkpoint
 from bert_jax.training.checks import check_attention, compute_dtype
 from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRange, Trace, run_steps
@@ -51,8 +52,9 @@ log = logging.getLogger(__name__)
 
 
 def finetune(
-    config: ConfigDict, workdir: str, *, needs_scores: bool = False, stop: StopSignal | None = None, bars: Bars = silent
-) -> dict[str, dict[str, float]]:
+    config: ConfigDict, workdir: str, *, needs_scores: bool = False, stop: StopSignal | None = None,
+    bars: Bars = silent, trackers: Sequence[Tracker] = (),
+) -> dict[str, dict[str, float]]:  # fmt: skip
     """Fine-tunes a checkpoint in `workdir`, resuming from the newest checkpoint there, if any.
 
     At the end it scores the labelled splits and writes `WORKDIR/result.json`. Predictions for every split but the
@@ -66,6 +68,7 @@ def finetune(
       needs_scores: raise InputError if no split can be scored; set by a search, which compares scores.
       stop: an active `StopSignal`; by default one is active during this call.
       bars: creates progress bars.
+      trackers: receivers of the metrics, in process 0; closed at the end.
 
     Raises:
       InputError: the config, the checkpoint, the task's files and the devices are inconsistent, or the workdir holds
@@ -74,18 +77,22 @@ def finetune(
       BertJaxError: too many consecutive steps were not finite; the state is saved.
     """
     with ExitStack() as stack:
-        return _finetune(config, workdir, needs_scores, stop or stack.enter_context(StopSignal()), bars, stack)
+        return _finetune(
+            config, workdir, needs_scores, stop or stack.enter_context(StopSignal()), bars, trackers, stack
+        )
 
 
 def _finetune(
-    config: ConfigDict, workdir: str, needs_scores: bool, stop: StopSignal, bars: Bars, stack: ExitStack
-) -> dict[str, dict[str, float]]:
+    config: ConfigDict, workdir: str, needs_scores: bool, stop: StopSignal, bars: Bars, trackers: Sequence[Tracker],
+    stack: ExitStack,
+) -> dict[str, dict[str, float]]:  # fmt: skip
     # --- Checks, before any work ---------------------------------------------------------------------------------
     if not workdir:
         raise InputError("--workdir is empty; give a folder")
     folder = remote.absolute(workdir)
     check_config(config)
     warn_of_uncorrected_lamb([config.optimizer])
+    log.info("Opening the checkpoint %s", config.init)
     before = open_checkpoint(config.init)
     model = model_of(config, before.bert_config)
     mesh = make_mesh(config.mesh)
@@ -93,6 +100,7 @@ def _finetune(
     check_attention(config, model, config.task.max_seq_len, mesh)
 
     # --- Data ----------------------------------------------------------------------------------------------------
+    log.info("Reading and tokenizing the files of the task")
     encoding = Encoding(before.tokenizer, config.task.max_seq_len, last_position=model.is_decoder)
     task: Task = TASK_KINDS[config.task.kind].from_config(config, encoding)
     rows, splits = task.train(), task.splits()
@@ -130,12 +138,16 @@ def _finetune(
         start, state = checkpointer.restore(start, spec.abstract)
         log.info("Resuming from step %d", start)
     elif config.from_scratch:
+        log.info("Initializing the parameters")
         state = spec.make()
     else:
+        log.info("Loading the parameters of %s", before.path)
         state = initialize_from(before, spec)
     run = open_run(
         folder, config, mesh, checkpointer, stop, watch, bars, stack,
         start=start, total=order.total_steps, name="finetune",
+        inputs={"init": before.reference(), "task": {"name": task.name, "path": config.data.path, "hash": order.hash}},
+        trackers=trackers,
     )  # fmt: skip
 
     # --- Loop ----------------------------------------------------------------------------------------------------
@@ -151,7 +163,7 @@ def _finetune(
             if step == order.total_steps:
                 final.outputs[split.name], final.scores[split.name] = outputs, split_scores[split.name]
         row = {f"{name}/{metric}": value for name, scores in split_scores.items() for metric, value in scores.items()}
-        run.writer.write(step, row, split="eval")
+        run.trackers.log_scalars(step, {**row, **order.count_seen(step)}, split="eval")
         log.info("Step %d: %s", step, "  ".join(f"{name} {value:.4f}" for name, value in row.items()))
         return row
 
@@ -172,7 +184,7 @@ def _finetune(
     )  # fmt: skip
     log_metrics = LogMetrics(
         run, throughput, every=config.log_every_steps, start=start, last=order.total_steps,
-        extra=lambda step: {"epoch": step / order.steps_an_epoch},
+        extra=lambda step: {"epoch": step / order.steps_an_epoch, **order.count_seen(step)},
     )  # fmt: skip
     hooks = [
         Heartbeat(run.stalls),
@@ -193,7 +205,7 @@ def _finetune(
             f"evaluate --checkpoint={place} --data=FILE",
             f"predict --checkpoint={place} --input=FILE --output=predictions.jsonl",
             f"export --checkpoint={place} --output=FOLDER",
-            f"report {place} --output=curves.png",
+            f"report {place} --output=report.html",
         ],
     )  # fmt: skip
     return scores
@@ -224,7 +236,7 @@ def plan_step(
 
 
 def _outputs(run: Run, predictor: Predictor, state: TrainState, split: Split, step: int) -> list[np.ndarray]:
-    with run.progress(step, split.name, None) as on_batch:
+    with run.progress(step, split.name, predictor.batches(split.examples)) as on_batch:
         return predictor.outputs(state.parameters, split.examples, on_batch)
 
 

@@ -4,7 +4,7 @@ Fine-tuning's scores, `predict`, `features`, `fill-mask` and `bert_jax.load` run
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -37,10 +37,21 @@ class Predictor:
         batch_size: int, max_seq_len: int, forward: Forward = lambda model, batch: model(batch),
     ):  # fmt: skip
         """Builds the step. The devices divide `batch_size` examples; sequences have at most `max_seq_len` tokens."""
-        self._mesh, self._tokenizer = mesh, tokenizer
+        self._mesh, self._tokenizer, self._graph, self._shardings = mesh, tokenizer, graph, shardings
         outputs = PartitionSpec(batch_mesh_axes(mesh))
         self._step = make_forward_step(mesh, graph, shardings, forward, outputs)
         self._batch_size, self._max_seq_len = batch_size, max_seq_len
+
+    def with_forward(self, forward: Forward, batch_size: int) -> "Predictor":
+        """Returns a predictor of the same model that computes `forward` on batches of `batch_size` examples."""
+        return Predictor(
+            self._mesh, self._graph, self._shardings, self._tokenizer,
+            batch_size=batch_size, max_seq_len=self._max_seq_len, forward=forward,
+        )  # fmt: skip
+
+    def batches(self, examples: EncodedExamples) -> int:
+        """Returns the number of batches that `outputs` runs."""
+        return -(-len(examples) // self._batch_size)
 
     def outputs(
         self, parameters: Parameters, examples: EncodedExamples, on_batch: Callable[[], Any] = lambda: None
@@ -80,6 +91,10 @@ class LoadedModel:
     def outputs(self, examples: EncodedExamples, on_batch: Callable[[], Any] = lambda: None) -> list[np.ndarray]:
         """Returns the outputs of each example; see `Predictor.outputs`."""
         return self.predictor.outputs(self.parameters, examples, on_batch)
+
+    def with_forward(self, forward: Forward, batch_size: int) -> "LoadedModel":
+        """Returns the same parameters with another forward pass; the devices divide `batch_size`."""
+        return replace(self, predictor=self.predictor.with_forward(forward, batch_size), batch_size=batch_size)
 
 
 def load_model(

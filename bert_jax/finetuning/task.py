@@ -30,6 +30,7 @@ class Split:
       write: writes the predictions of outputs to files in a folder.
       predictions: maps outputs to a JSON object for each example, in the file's order: `id`, `prediction` and further
         keys of the task.
+      inputs: returns a JSON object for each example with its texts, in the order of `predictions`.
       scorable: number of examples that `score` scores, each counted once regardless of its number of sequences.
       left_out: number of further examples in the file, by the reason for which they are skipped
         (`task_files.MISSING_LABEL` and others).
@@ -40,6 +41,7 @@ class Split:
     score: Callable[[Outputs], dict[str, float]] | None
     write: Callable[[Outputs, epath.Path], None]
     predictions: Callable[[Outputs], list[dict[str, Any]]]
+    inputs: Callable[[], list[dict[str, Any]]]
     scorable: int
     left_out: Mapping[str, int] = field(default_factory=dict)
 

@@ -3,6 +3,7 @@
 A rebuilt task reads new files, or texts in memory, for its model.
 """
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,7 +135,7 @@ class TrainedGlue(TrainedText):
 
 @dataclass(frozen=True)
 class TrainedChoice:
-    """A choice among the number of endings that the model was trained on."""
+    """A choice among the number of endings that the model was trained on; any number if its record has size 0."""
 
     record: Record
     encoding: Encoding
@@ -147,22 +148,24 @@ class TrainedChoice:
     ) -> Sequence[Any]:
         _refuse_columns(columns)
         examples = read_choices(path, bad_rows, labels="required" if labelled else "ignored")
-        self._check_endings(path, len(examples[0].endings))
+        self._check_endings(path, len(examples[0].endings), self.record["size"])
         return examples
 
     def from_texts(self, texts: Sequence[Any], pairs: Sequence[Any]) -> Sequence[Any]:
-        examples = []
+        examples: list[ChoiceExample] = []
         for number, (text, endings) in enumerate(zip(texts, pairs, strict=True)):
-            self._check_endings("the given pair", 0 if endings is None or isinstance(endings, str) else len(endings))
+            expected = self.record["size"] or (len(examples[0].endings) if examples else 0)
+            count = 0 if endings is None or isinstance(endings, str) else len(endings)
+            self._check_endings("the given pair", count, expected)
             examples.append(ChoiceExample(str(number), text, "", tuple(endings), None))
         return examples
 
     def make_task(self, examples: Examples, left_out: LeftOut) -> Task:
         return choice.ChoiceTask(examples, self.encoding, left_out)
 
-    def _check_endings(self, where: str, count: int) -> None:
-        if count != self.record["size"]:
-            raise InputError(f"{where}: expected {self.record['size']} endings, as in training, got {count}")
+    def _check_endings(self, where: str, count: int, expected: int) -> None:
+        if count != expected and (expected or count < 2):
+            raise InputError(f"{where}: expected {expected or 'at least 2'} endings, got {count}")
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,9 @@ class TrainedNer:
             if len(columns) > 1:
                 raise InputError(f"--text {' '.join(columns)}: expected 1 column for a tagger, got {len(columns)}")
             examples, _ = read_texts(path, bad_rows, fields=TextFields(tuple(columns)), labelled=False)
-            return self.from_texts([example.text_a for example in examples], [])
+            sentences = self.from_texts([example.text_a for example in examples], [])
+            both = zip(sentences, examples, strict=True)
+            return [dataclasses.replace(sentence, id=example.id) for sentence, example in both]
         if not labelled and not conll.is_conll(path):
             log.info("%s: reading plain text, one sentence per line; rename it to .conll to read it as columns", path)
             return conll.read_plain(path, bad_rows)

@@ -1,4 +1,4 @@
-"""The feature-based approach: hidden states of chosen layers, for each token of each line of a file.
+"""The feature-based approach: hidden states of a file's lines, for each token or pooled to one vector per line.
 
 A line is one text, or two as `text ||| text`; it is truncated to the maximum length at the end of the longer text. A
 "[MASK]" in it is plain text. Two output formats:
@@ -7,6 +7,11 @@ FILE           JSON lines, one per input line, in the format of google-research/
                {"linex_index": 0, "features": [{"token": "[CLS]", "layers": [{"index": -1, "values": [...]}]}]}
 FILE.npz       `values` [tokens, layers, hidden_size] fp32, `tokens` and `input_ids` [tokens], `layers` [layers],
                and `offsets` [lines + 1]: the tokens of line i are those from offsets[i] to offsets[i + 1]
+
+With a pooling, of one layer:
+
+FILE           {"linex_index": 0, "pool": "mean", "layer": -1, "tokens": 9, "values": [...]}
+FILE.npz       `values` [lines, hidden_size] fp32, `tokens` [lines] (tokens of each line), `layer` and `pool`
 """
 
 import itertools
@@ -31,6 +36,7 @@ from bert_jax.files.file_formats import check_lines, not_utf8
 from bert_jax.files.line_reader import lines_from
 from bert_jax.finetuning.forward import LoadedModel, load_model
 from bert_jax.finetuning.inputs.batching import EncodedExamples
+from bert_jax.inference.text_encoder import check_pool, pool_hidden_states
 from bert_jax.model import BertForPreTraining
 from bert_jax.progress import Bars, silent
 from bert_jax.text.sequences import EncodedSequence, encode_pairs
@@ -41,18 +47,22 @@ from bert_jax.training.checks import check_batch_size
 LAYER_NAMES = ("embeddings", "first", "second_to_last", "last", "last_four", "all")
 """Layer names for `parse_layers`. `embeddings` is the sum of the three embeddings, after LayerNorm."""
 
+DEFAULT_LAYERS = "-1,-2,-3,-4"
+"""The layers without a pooling."""
+
 _SORTED_BATCHES = 16  # batches whose lines are sorted by length together, to save padding
 _LINES_AT_ONCE = 1024  # per call of the tokenizer
 
 
 @dataclass(frozen=True)
 class Extracted:
-    """Numbers of lines and tokens written, and of lines `cut` (truncated) to `seq_len` tokens."""
+    """Numbers of lines and tokens read, and of lines `cut` (truncated) to `seq_len` tokens; the layers written."""
 
     lines: int
     tokens: int
     cut: int
     seq_len: int
+    layers: str
 
 
 def parse_layers(given: str, num_hidden_layers: int) -> list[int | str]:
@@ -100,7 +110,8 @@ def extract(
     input: str,
     output: str,
     *,
-    layers: str = "-1,-2,-3,-4",
+    layers: str | None = None,
+    pool: str | None = None,
     seq_len: int | None = None,
     batch_size: int = 32,
     bars: Bars = silent,
@@ -111,7 +122,8 @@ def extract(
       checkpoint: any CHECKPOINT; no head is needed.
       input: a text file in UTF-8, compressed or not.
       output: JSON lines, or arrays if the name ends in `.npz`. The file must not exist.
-      layers: see `parse_layers`.
+      layers: see `parse_layers`; by default the last four, with `pool` the last.
+      pool: "mean" or "cls" for one vector per line, see `pool_hidden_states`; None for all tokens.
       seq_len: maximum tokens per line, special tokens included; by default the model's maximum.
       batch_size: lines per batch.
       bars: creates progress bars.
@@ -129,7 +141,12 @@ def extract(
     check_lines(input)
     found = open_checkpoint(checkpoint)
     config, tokenizer = found.bert_config, found.tokenizer
+    layers = ("-1" if pool else DEFAULT_LAYERS) if layers is None else layers
     chosen = parse_layers(layers, config.num_hidden_layers)
+    if pool is not None:
+        check_pool("--pool", pool, config)
+        if len(chosen) > 1:
+            raise InputError(f"--layers={layers}: --pool={pool} supports one layer, got {len(chosen)}; use --layers=-1")
     length = config.max_position_embeddings if seq_len is None else seq_len
     if not 3 <= length <= config.max_position_embeddings:
         raise InputError(f"--seq_len={seq_len}: expected 3 to {config.max_position_embeddings}, the model's maximum")
@@ -139,7 +156,7 @@ def extract(
         lengths, cut = _measure(input, tokenizer, length, segments=config.type_vocab_size)
         if not lengths:
             raise InputError(f"--input={input}: the file is empty: expected at least one line")
-        model = _load(found, chosen, min(batch_size, len(lengths)), length)
+        model = _load(found, chosen, pool, min(batch_size, len(lengths)), length)
         with closing(bars(total=len(lengths), desc="features", unit="line")) as bar:
 
             def values() -> Iterator[tuple[EncodedSequence, np.ndarray]]:
@@ -152,11 +169,14 @@ def extract(
                 if next(measured, None) is not None:
                     raise InputError(f"--input={input}: the file changed while it was read; run it again")
 
-            if target.suffix == ".npz":
+            if pool is not None:
+                write = _write_vectors if target.suffix == ".npz" else _write_vector_lines
+                write(file, values(), pool, chosen[0])
+            elif target.suffix == ".npz":
                 _write_arrays(file, values(), lengths, tokenizer, chosen, config.hidden_size)
             else:
                 _write_json_lines(file, values(), tokenizer, chosen)
-    return Extracted(len(lengths), sum(lengths), cut, length)
+    return Extracted(len(lengths), sum(lengths), cut, length, layers)
 
 
 # --- Reading ---------------------------------------------------------------------------------------------------------
@@ -193,20 +213,27 @@ def _measure(path: str, tokenizer: WordPieceTokenizer, length: int, segments: in
 # --- Running ---------------------------------------------------------------------------------------------------------
 
 
-def _load(checkpoint: Checkpoint, layers: Sequence[int | str], batch_size: int, length: int) -> LoadedModel:
-    """Loads the model that computes the chosen hidden states of lines, [tokens, layers, D], on all devices."""
+def _load(
+    checkpoint: Checkpoint, layers: Sequence[int | str], pool: str | None, batch_size: int, length: int
+) -> LoadedModel:
+    """Loads the model that computes the chosen hidden states of lines on all devices.
+
+    They are [tokens, layers, D], or [D] of the only layer if pooled.
+    """
     states = np.array([_hidden_state(layer, checkpoint.bert_config.num_hidden_layers) for layer in layers])
 
     def hidden_states(model: BertForPreTraining, batch: Batch[jax.Array]) -> jax.Array:
         _, hidden = model.encode(batch, all_hidden_states=True)
         assert hidden is not None
+        if pool is not None:
+            return pool_hidden_states(hidden[states[0]], batch, pool)
         return jnp.moveaxis(hidden[states], 0, 2)  # [B, L, layers, D]
 
     return load_model(checkpoint, batch_size=batch_size, max_seq_len=length, forward=hidden_states)
 
 
 def _hidden_of(model: LoadedModel, lines: Iterator[EncodedSequence]) -> Iterator[tuple[EncodedSequence, np.ndarray]]:
-    """Yields each line with its hidden states [tokens, layers, D], in order; lines of similar length share a batch."""
+    """Yields each line with the outputs of `_load`'s model, in order; lines of similar length share a batch."""
     while some := list(itertools.islice(lines, model.batch_size * _SORTED_BATCHES)):
         yield from zip(some, model.outputs(EncodedExamples(some, None)), strict=True)
 
@@ -265,3 +292,25 @@ def _write_arrays(
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def _write_vector_lines(
+    file: IO[bytes], values: Iterable[tuple[EncodedSequence, np.ndarray]], pool: str, layer: int | str
+) -> None:
+    for number, (line, vector) in enumerate(values):
+        row = {
+            "linex_index": number, "pool": pool, "layer": layer, "tokens": len(line.input_ids),
+            "values": [round(value, 6) for value in vector.tolist()],
+        }  # fmt: skip
+        file.write(json.dumps(row).encode() + b"\n")
+
+
+def _write_vectors(
+    file: IO[bytes], values: Iterable[tuple[EncodedSequence, np.ndarray]], pool: str, layer: int | str
+) -> None:
+    lines = [(len(line.input_ids), vector) for line, vector in values]
+    vectors = np.stack([vector for _, vector in lines]).astype(np.float32)
+    np.savez(
+        file, values=vectors, tokens=np.array([tokens for tokens, _ in lines], np.int64), layer=np.array(str(layer)),
+        pool=np.array(pool),
+    )  # fmt: skip

@@ -16,6 +16,7 @@ from bert_jax.finetuning.fine_tuned import open_model, trained_task
 from bert_jax.finetuning.forward import LoadedModel, load_model
 from bert_jax.finetuning.inputs.batching import EncodedExamples
 from bert_jax.finetuning.task_kinds import TrainedTask
+from bert_jax.inference.text_encoder import Encoded, TextEncoder, check_segments
 from bert_jax.model import BertConfig, BertForPreTraining
 from bert_jax.model.task_heads import BertForTask
 from bert_jax.text.sequences import EncodedSequence, pad_sequences
@@ -25,12 +26,20 @@ from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpo
 
 @dataclass(frozen=True)
 class PreTrained:
-    """A model, its tokenizer and its config."""
+    """A pre-trained or imported model, its tokenizer and its config.
+
+    `model.encode(batch)` returns hidden states, and `model(batch)` the logits of both heads, None for a head that the
+    checkpoint lacks.
+    """
 
     model: BertForPreTraining
     tokenizer: WordPieceTokenizer
     config: BertConfig
     _encoder: LoadedModel = field(repr=False)
+
+    @cached_property
+    def _text_encoder(self) -> TextEncoder:
+        return TextEncoder(self._encoder, self.tokenizer, self.config)
 
     def batch(self, text: str | Sequence[str], pair: str | Sequence[str] | None = None) -> Batch[jax.Array]:
         """Encodes one or several texts, each alone or followed by its `pair`, as the model's int32 input.
@@ -46,6 +55,31 @@ class PreTrained:
         """
         batch = _padded(self.tokenizer, _encode(self.tokenizer, self.config, text, pair), last_position=False)
         return {**batch, "masked_positions": batch["positions"]}
+
+    def encode(
+        self, text: str | Sequence[str], pair: str | Sequence[str] | None = None, *, batch_size: int = 32
+    ) -> Encoded:
+        """Returns the last layer's hidden states of one or several texts, each alone or with its `pair`.
+
+        A text of more tokens than the model supports is truncated. InputError as `batch`, but for long texts.
+        """
+        return self._text_encoder.encode(*_paired(text, pair, one_pair=isinstance(pair, str)), batch_size)
+
+    def embed(
+        self, text: str | Sequence[str], pair: str | Sequence[str] | None = None, *, pool: str = "mean",
+        batch_size: int = 32,
+    ) -> np.ndarray:  # fmt: skip
+        """Returns one vector per text, fp32 [N, hidden_size], from the last layer's hidden states.
+
+        `pool` "mean" averages over all tokens, [CLS] and [SEP] included and padding excluded, as sentence-transformers
+        does; "cls" takes [CLS]. A text of more tokens than the model supports is truncated. InputError as `batch`, but
+        for long texts, and for an unknown `pool`.
+        """
+        return self._text_encoder.embed(*_paired(text, pair, one_pair=isinstance(pair, str)), pool, batch_size)
+
+    def fill_mask(self, text: str, top: int = 5) -> "list[list[Filling]]":
+        """Returns the `top` most probable fillings of each [MASK]; see the function `fill_mask`."""
+        return fill_mask(self, text, top)
 
 
 @dataclass(frozen=True)
@@ -68,10 +102,27 @@ class FineTuned:
     def _task(self) -> TrainedTask:
         return trained_task(self._checkpoint)
 
+    @cached_property
+    def _text_encoder(self) -> TextEncoder:
+        return TextEncoder(_load_encoder(self._checkpoint), self.tokenizer, self.config)
+
     def batch(self, text: str | Sequence[str], pair: str | Sequence[str] | None = None) -> Batch[jax.Array]:
         """Returns the arrays of `PreTrained.batch` without `masked_positions`."""
         sequences = _encode(self.tokenizer, self.config, text, pair)
         return _padded(self.tokenizer, sequences, last_position=self.config.is_decoder)
+
+    def encode(
+        self, text: str | Sequence[str], pair: str | Sequence[str] | None = None, *, batch_size: int = 32
+    ) -> Encoded:
+        """Returns the fine-tuned encoder's hidden states, as `PreTrained.encode` does."""
+        return self._text_encoder.encode(*_paired(text, pair, one_pair=isinstance(pair, str)), batch_size)
+
+    def embed(
+        self, text: str | Sequence[str], pair: str | Sequence[str] | None = None, *, pool: str = "mean",
+        batch_size: int = 32,
+    ) -> np.ndarray:  # fmt: skip
+        """Returns one vector per text from the fine-tuned encoder, as `PreTrained.embed` does."""
+        return self._text_encoder.embed(*_paired(text, pair, one_pair=isinstance(pair, str)), pool, batch_size)
 
     def predict(self, text: str | Sequence[str], pair: Any = None) -> list[dict[str, Any]]:
         """Predicts one or several texts, each alone or with its `pair`; long texts are truncated as in training.
@@ -95,21 +146,24 @@ class FineTuned:
 def load(checkpoint: str) -> PreTrained | FineTuned:
     """Loads a CHECKPOINT (a workdir, one of its checkpoints/STEP, or imported) in fp32 on the first device.
 
-    For pre-training, `model.encode(batch)` returns hidden states, and `model(batch)` the logits of both heads, None for
-    a head that the checkpoint lacks. A fine-tuned checkpoint is a `FineTuned`: `model(batch)` returns the outputs of
-    its task, and `predict(texts)` predictions with label names. Raises InputError if there is no checkpoint.
+    Returns a `PreTrained`, or a `FineTuned` for the checkpoint of a fine-tuned model. Raises InputError if there is no
+    checkpoint.
     """
     found = open_checkpoint(checkpoint)
     if found.task is not None:
         running = open_model(found, dtype="float32", devices=jax.local_devices()[:1])
         model = nnx.merge(running.graph, running.parameters)
         return FineTuned(model, found.tokenizer, found.bert_config, found.task, found, running)
-    config = found.bert_config
-    encoder = load_model(
-        found, batch_size=1, max_seq_len=config.max_position_embeddings, devices=jax.local_devices()[:1],
+    encoder = _load_encoder(found)
+    return PreTrained(nnx.merge(encoder.graph, encoder.parameters), found.tokenizer, found.bert_config, encoder)
+
+
+def _load_encoder(found: Checkpoint) -> LoadedModel:
+    """Loads the encoder and the pre-training heads, to compute hidden states [T, D] of one text at a time."""
+    return load_model(
+        found, batch_size=1, max_seq_len=found.bert_config.max_position_embeddings, devices=jax.local_devices()[:1],
         forward=lambda model, batch: model.encode(batch)[0],
     )  # fmt: skip
-    return PreTrained(nnx.merge(encoder.graph, encoder.parameters), found.tokenizer, config, encoder)
 
 
 def _paired(text: str | Sequence[str], pair: Any, *, one_pair: bool) -> tuple[list[str], list[Any]]:
@@ -129,8 +183,7 @@ def _encode(
     tokenizer: WordPieceTokenizer, config: BertConfig, text: str | Sequence[str], pair: str | Sequence[str] | None
 ) -> list[EncodedSequence]:
     texts, pairs = _paired(text, pair, one_pair=isinstance(pair, str))
-    if config.type_vocab_size < 2 and any(second is not None for second in pairs):
-        raise InputError("pair: the model has no second segment (type_vocab_size=1); give single texts")
+    check_segments(config, pairs)
     encoded = [tokenizer.encode_with_special_tokens(*both) for both in zip(texts, pairs, strict=True)]
     length = max(len(ids) for ids, _ in encoded)
     if length > config.max_position_embeddings:

@@ -4,19 +4,26 @@ Most such tokenizers follow the `tokenizers` library: a word of more than 100 ch
 lowercased like any other sigma. An imported tokenizer keeps these rules and produces the same ids as its source.
 """
 
+import logging
+import re
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 from etils import epath
 
 from bert_jax.errors import InputError
-from bert_jax.interop.safetensors_files import read_json
+from bert_jax.interop.weight_files import read_json
 from bert_jax.text.tokenization import CONTINUATION, SPECIAL_TOKENS, TokenizerRules, WordPieceTokenizer
+
+log = logging.getLogger(__name__)
 
 VOCABULARY, TOKENIZER, SETTINGS = "vocab.txt", "tokenizer.json", "tokenizer_config.json"
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"
+ADDED_TOKENS = "added_tokens.json"
 
 _LIBRARY_MAX_WORD_CHARACTERS = 100
+_UNUSED = re.compile(r"\[unused\d+\]")
 _FLAGS = (
     "do_lower_case", "lowercase", "strip_accents", "do_basic_tokenize", "tokenize_chinese_chars",
     "handle_chinese_chars", "clean_text",
@@ -27,8 +34,10 @@ _SPECIAL = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS}  
 def read_tokenizer(folder: epath.Path, *, lowercase: bool | None = None) -> WordPieceTokenizer:
     """Reads `vocab.txt`, `tokenizer.json`, or both. `lowercase` overrides the setting of the files.
 
+    The two files may differ in pieces that replace `[unusedN]`, of an edited vocabulary: the words are read.
+
     Raises InputError if both files are missing, if they contradict each other, if the case is unknown, and for a
-    tokenizer that differs from BERT's.
+    tokenizer that differs from BERT's, such as by added tokens.
     """
     settings, special = (
         read_json(folder / name) if (folder / name).exists() else {} for name in (SETTINGS, SPECIAL_TOKENS_MAP)
@@ -46,6 +55,7 @@ def read_tokenizer(folder: epath.Path, *, lowercase: bool | None = None) -> Word
         stated[f"normalizer.lowercase in {TOKENIZER}"] = normalizer.get("lowercase")
     else:
         normalizer = {}
+        _check_added_files(folder, settings)
         if not (folder / VOCABULARY).exists():
             raise InputError(f"{folder}: found neither {VOCABULARY} nor {TOKENIZER}; add the tokenizer's files")
         if settings.get("tokenizer_class") not in (None, "BertTokenizer", "BertTokenizerFast"):
@@ -64,9 +74,21 @@ def read_tokenizer(folder: epath.Path, *, lowercase: bool | None = None) -> Word
         except InputError as error:
             raise InputError(f"{folder / TOKENIZER}: {error}") from error
     tokenizer = WordPieceTokenizer.from_file(str(folder / VOCABULARY), lowercase, rules)
-    if pieces is not None and tuple(pieces) != tokenizer.vocab:
+    if pieces is None or tuple(pieces) == tokenizer.vocab:
+        return tokenizer
+    return WordPieceTokenizer(_edited(folder, tokenizer.vocab, pieces), lowercase, rules)
+
+
+def _edited(folder: epath.Path, vocabulary: Sequence[str], pieces: Sequence[str]) -> list[str]:
+    """Returns the pieces of both files, one of which has words in the place of `[unusedN]`."""
+    both = list(zip(vocabulary, pieces, strict=False))
+    others = [(a, b) for a, b in both if a != b and not (_UNUSED.fullmatch(a) or _UNUSED.fullmatch(b))]
+    if others or len(vocabulary) != len(pieces):
         raise InputError(f"{folder}: the vocabularies in {VOCABULARY} and {TOKENIZER} differ; delete the wrong one")
-    return tokenizer
+    edited = [b if _UNUSED.fullmatch(a) else a for a, b in both]
+    words = [piece for piece, a, b in zip(edited, vocabulary, pieces, strict=True) if a != b]
+    log.info("%s: %d pieces replace [unused] ones, such as %s", folder, len(words), ", ".join(words[:3]))
+    return edited
 
 
 def _case(folder: epath.Path, stated: dict[str, Any]) -> bool:
@@ -123,12 +145,33 @@ def _pieces(path: epath.Path, described: dict[str, Any]) -> list[str]:
     added = described.get("added_tokens") or []
     if not isinstance(added, list) or not all(_text_of(token) is not None for token in added):
         raise InputError(f"{path}: added_tokens: expected a list of tokens, each with content and id")
+    _check_added(f"{path}: added_tokens", [token["content"] for token in added])
     for token in added:
         if vocab.get(token["content"]) != token.get("id"):
-            raise InputError(
-                f"{path}: added_tokens: {token['content']!r} is not in model.vocab, which is not supported"
-            )
+            raise InputError(f"{path}: added_tokens: {token['content']!r} is not in model.vocab with its id")
     return sorted(vocab, key=vocab.__getitem__)
+
+
+def _check_added_files(folder: epath.Path, settings: dict[str, Any]) -> None:
+    """Checks the added tokens of a tokenizer without `tokenizer.json`, as transformers 4 saved them."""
+    listed = settings.get("added_tokens_decoder")
+    if isinstance(listed, dict):
+        _check_added(f"{folder / SETTINGS}: added_tokens_decoder", [str(_text_of(token)) for token in listed.values()])
+    if (folder / ADDED_TOKENS).exists():
+        _check_added(str(folder / ADDED_TOKENS), list(read_json(folder / ADDED_TOKENS)))
+
+
+def _check_added(where: str, tokens: Sequence[str]) -> None:
+    """Raises InputError for a token that a tokenizer matches in text before it splits words.
+
+    BERT's special tokens are never matched in plain text here, and an `[unusedN]` occurs in none.
+    """
+    if found := [token for token in tokens if token not in SPECIAL_TOKENS and not _UNUSED.fullmatch(token)]:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        raise InputError(
+            f"{where}: {found[0]!r}{more}: added tokens are matched before words are split, which is not supported; "
+            "replace [unused] pieces of the vocabulary instead"
+        )
 
 
 def _text_of(token: Any) -> str | None:

@@ -1,7 +1,8 @@
 """Import of checkpoints from other software: detects a folder's format and reads it."""
 
+import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -9,89 +10,117 @@ from etils import epath
 
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
+from bert_jax.files.local_listing import similar_name
 from bert_jax.files.output_folder import new_folder
-from bert_jax.interop import huggingface
-from bert_jax.interop.safetensors_files import INDEX, WHOLE, read_json
+from bert_jax.interop import huggingface_reading, tensorflow_checkpoints
+from bert_jax.interop.huggingface_reading import CONFIG, Source
+from bert_jax.interop.weight_files import INDEX, PICKLE, PICKLE_INDEX, WHOLE
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_place, open_checkpoint, save_parameters
 
-_READ = (".json", ".txt", ".safetensors")
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+log = logging.getLogger(__name__)
+
+_SMALL = (".json", ".txt", "checkpoint")
+_OTHER_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def import_checkpoint(source: str, output: str, *, lowercase: bool | None = None) -> Checkpoint:
-    """Converts the folder `source` to a checkpoint of parameters in `output`, written atomically.
+    """Converts a model to a checkpoint of parameters in `output`, written atomically.
 
     Args:
-      source: a folder of `transformers`; see `huggingface.read`.
+      source: a folder of `transformers`, see `huggingface_reading.read`; or a folder with a TensorFlow checkpoint, or
+        the prefix of one, see `tensorflow_checkpoints.read`.
       output: a new folder; see `training.checkpointing.checkpoints` for its contents.
       lowercase: whether text is lowercased; None takes the source's setting.
 
     Raises:
-      InputError: `output` already exists, or `source` holds no readable model. Nothing is ever unpickled.
+      InputError: `output` already exists, or `source` holds no readable model. No code of a pickle is ever run.
     """
     folder = new_folder(output)
     check_place(folder)
     with _on_this_machine(source) as here:
-        _check_source(here)
-        found = huggingface.read(here, lowercase=lowercase)
+        log.info("Reading %s", source)
+        found = _read(here, lowercase)
+        sizes = [{"path": path.name, "bytes": path.stat().length} for path in _files_read(here)]
+    log.info("Writing %s", folder)
     save_parameters(
-        folder, found.parameters, bert_config=found.bert_config, tokenizer=found.tokenizer, heads=found.heads
-    )
+        folder, found.parameters, bert_config=found.bert_config, tokenizer=found.tokenizer, heads=found.heads,
+        task=found.task, inputs={"source": {"path": source, "files": sizes}},
+    )  # fmt: skip
     return open_checkpoint(output)
 
 
 @contextmanager
 def _on_this_machine(source: str) -> Iterator[epath.Path]:
-    """Yields the folder, or a local copy of a remote one with only the files to read; errors name the given path."""
-    folder = remote.parse_path(source)
-    if not remote.is_remote(folder):
-        yield folder
+    """Yields the source, or its place in a local copy with only the files to read; errors name the given path."""
+    given = remote.parse_path(source)
+    if not remote.is_remote(given):
+        yield given
         return
-    sizes = remote.sizes(folder)
+    folder, name, sizes = given, "", remote.sizes(given)
+    if not sizes or [*sizes] == [given.name]:  # the prefix of a checkpoint, or one of its files
+        folder, name, sizes = given.parent, given.name, remote.sizes(given.parent)
     if not sizes:
-        raise InputError(f"--source={folder}: no file found; give the folder of a model")
+        raise InputError(f"--source={given}: no file found; give the folder of a model")
+    weights = _weight_files(sizes)
     with tempfile.TemporaryDirectory(prefix="bert-jax-") as copy:
-        for name, size in sizes.items():
-            if name.endswith(_READ):
-                atomic.download(folder / name, Path(copy) / name, size=size)
+        local = Path(copy) / folder.name  # whose name may state the case
+        local.mkdir()
+        for file, size in sizes.items():
+            if file in weights or file.endswith(_SMALL):
+                atomic.download(folder / file, local / file, size=size)
             else:
-                (Path(copy) / name).touch()  # so that `_check_source` sees the name
+                (local / file).touch()  # so that `_read` sees the name
         try:
-            yield epath.Path(copy)
+            yield epath.Path(local / name) if name else epath.Path(local)
         except InputError as error:
-            raise InputError(str(error).replace(copy, str(folder))) from error
+            raise InputError(str(error).replace(str(local), str(folder))) from error
 
 
-def _check_source(folder: epath.Path) -> None:
-    """Raises InputError unless the folder has config.json and safetensors; the message says how to convert others."""
-    if not folder.is_dir():
-        raise InputError(f"--source={folder}: local folder not found; download the model, and give its folder")
-    names = sorted(child.name for child in folder.iterdir())
+def _weight_files(names: Collection[str]) -> set[str]:
+    """Returns the files with weights: safetensors if there are any, else those of TensorFlow, else pickles."""
+
+    tensorflow = {name for name in names if name.endswith(".index") or tensorflow_checkpoints.DATA.search(name)}
+    kinds = (
+        {name for name in names if name.endswith(".safetensors")}, tensorflow,
+        {name for name in names if name.startswith("pytorch_model") and name.endswith(".bin")},
+    )  # fmt: skip
+    return next((kind for kind in kinds if kind), set())
+
+
+def _files_read(source: epath.Path) -> list[epath.Path]:
+    """Returns the files of weights and the small ones beside them, by name, for the provenance."""
+    folder = source if source.is_dir() else source.parent
+    paths = {path.name: path for path in folder.iterdir() if path.is_file()}
+    weights = _weight_files(paths)
+    return [path for name, path in sorted(paths.items()) if name in weights or name.endswith(_SMALL)]
+
+
+def _read(source: epath.Path, lowercase: bool | None) -> Source:
+    """Reads a model of any format. InputError, with the fix, if there is none."""
+    names = sorted(child.name for child in source.iterdir()) if source.is_dir() else []
     if {WHOLE, INDEX} & {*names}:
-        if huggingface.CONFIG not in names:
-            raise InputError(
-                f"--source={folder}: {huggingface.CONFIG} not found; copy it from the source of the weights"
-            )
-        return
-    if tensorflow := [name for name in names if name.endswith((".index", ".meta"))]:
-        raise InputError(f"--source={folder}: TensorFlow checkpoints ({tensorflow[0]}) are not supported")
-    if pickles := [name for name in names if name.endswith(_PICKLES)]:
+        return _read_huggingface(source, names, lowercase)
+    if (prefix := tensorflow_checkpoints.find_prefix(source)) is not None:
+        return tensorflow_checkpoints.read(prefix, lowercase=lowercase)
+    if not source.is_dir():
         raise InputError(
-            f"--source={folder}: found {pickles[0]} but no {WHOLE}; pickles are not read, since they can run any code. "
-            f"If you trust it, {_conversion(folder, pickles)}"
+            f"--source={source}: local folder or checkpoint not found{similar_name(source)}; download the model, and "
+            "give its folder"
+        )
+    if {PICKLE, PICKLE_INDEX} & {*names}:
+        return _read_huggingface(source, names, lowercase)
+    if pickles := [name for name in names if name.endswith(_OTHER_PICKLES)]:
+        raise InputError(
+            f"--source={source}: found {pickles[0]} but no {WHOLE}; load it in torch, and save the model with its "
+            "save_pretrained"
         )
     raise InputError(
-        f"--source={folder}: no supported model found; expected {huggingface.CONFIG} and {WHOLE} (or {INDEX})"
+        f"--source={source}: no supported model found; expected {CONFIG} and {WHOLE} (or {INDEX}), or a TensorFlow "
+        f"checkpoint with {tensorflow_checkpoints.BERT_CONFIG}"
     )
 
 
-def _conversion(folder: epath.Path, pickles: list[str]) -> str:
-    if not any(name.startswith("pytorch_model") for name in pickles):
-        return "load it in torch, and save the model with its save_pretrained"
-    path = folder / huggingface.CONFIG
-    named = huggingface.named_architectures(path, read_json(path)) if path.exists() else []
-    architecture = next((name for name in named if name in huggingface.ARCHITECTURES), "BertForPreTraining")
-    return (
-        f'convert it: python -c "from transformers import {architecture} as M; '
-        f'M.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r}, safe_serialization=True)"'
-    )
+def _read_huggingface(folder: epath.Path, names: list[str], lowercase: bool | None) -> Source:
+    if CONFIG not in names:
+        raise InputError(f"--source={folder}: {CONFIG} not found; copy it from the source of the weights")
+    return huggingface_reading.read(folder, lowercase=lowercase)

@@ -1,21 +1,36 @@
-"""Export of a fine-tuned model to `transformers`: its architecture, weights and label names."""
+"""Fine-tuned models in `transformers` and here: architecture, output layer, names of labels, and settings of the task.
 
+An exported `config.json` has the checkpoint's record of its task as `bert_jax_task`, so that an import predicts as the
+checkpoint did. A model from elsewhere gets the record that its config allows.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from etils import epath
 
 from bert_jax.errors import InputError
+from bert_jax.interop.architectures import TASK_ARCHITECTURES, TaskArchitecture
+from bert_jax.interop.evaluation_results import read_results
 from bert_jax.interop.huggingface_weights import state_dict
+from bert_jax.interop.weight_files import StoredWeight
+from bert_jax.model import BertConfig
+from bert_jax.model.bert import Parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_finite
 
-_ARCHITECTURES = {  # by kind of head: the class, and the name of its output layer
-    "classify": ("BertForSequenceClassification", "classifier"),
-    "regress": ("BertForSequenceClassification", "classifier"),
-    "choose": ("BertForMultipleChoice", "classifier"),
-    "span": ("BertForQuestionAnswering", "qa_outputs"),
-    "tag": ("BertForTokenClassification", "classifier"),
-}
+log = logging.getLogger(__name__)
+
+RECORD = "bert_jax_task"
+"""The key of `config.json` that holds a checkpoint's record of its task."""
+
+_SQUAD_TOKENS = 384  # of a window, as the paper and the pipeline of transformers have it
+
+
+# --- Writing ---------------------------------------------------------------------------------------------------------
 
 
 def task_model(checkpoint: Checkpoint) -> tuple[str, dict[str, Any], dict[str, np.ndarray]]:
@@ -26,7 +41,7 @@ def task_model(checkpoint: Checkpoint) -> tuple[str, dict[str, Any], dict[str, n
     """
     task = checkpoint.task
     assert task is not None
-    architecture, output = _ARCHITECTURES[task["kind"]]
+    architecture = TASK_ARCHITECTURES[task["kind"]]
     head = TaskHead.of_checkpoint(task)
     if head.bilstm:
         raise InputError(f"{checkpoint.path}: head.bilstm={head.bilstm}: transformers has no model with a BiLSTM")
@@ -40,9 +55,18 @@ def task_model(checkpoint: Checkpoint) -> tuple[str, dict[str, Any], dict[str, n
     check_finite(checkpoint, parameters)
     encoder = state_dict(parameters, checkpoint.bert_config, checkpoint.heads)
     weights = {f"bert.{name}": value for name, value in encoder.items()}
-    weights[f"{output}.weight"] = np.ascontiguousarray(np.asarray(parameters["output"]["kernel"]).T)
-    weights[f"{output}.bias"] = np.asarray(parameters["output"]["bias"])
-    return architecture, {**_outputs(task), **_dropout(checkpoint)}, weights
+    weights[f"{architecture.output}.weight"] = np.ascontiguousarray(np.asarray(parameters["output"]["kernel"]).T)
+    weights[f"{architecture.output}.bias"] = np.asarray(parameters["output"]["bias"])
+    record = {**task, **_null_threshold(checkpoint)}
+    return architecture.name, {**_outputs(task), **_dropout(checkpoint), RECORD: record}, weights
+
+
+def _null_threshold(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Returns the odds above which SQuAD 2.0 has no answer, which the run tuned on its first scored split."""
+    if (checkpoint.task or {})["name"] != "squad/2.0":
+        return {}
+    first = next((scores.metrics for scores in read_results(checkpoint)), {})
+    return {"null_threshold": first["best_f1_thresh"]} if "best_f1_thresh" in first else {}
 
 
 def _dropout(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -53,7 +77,7 @@ def _dropout(checkpoint: Checkpoint) -> dict[str, Any]:
     return {"classifier_dropout": float(head["dropout"])}
 
 
-def _outputs(task: dict[str, Any]) -> dict[str, Any]:
+def _outputs(task: Mapping[str, Any]) -> dict[str, Any]:
     if task["kind"] == "regress":
         return {"id2label": {"0": "score"}, "label2id": {"score": 0}, "problem_type": "regression"}
     names = task.get("classes") or task.get("tags")
@@ -61,3 +85,143 @@ def _outputs(task: dict[str, Any]) -> dict[str, Any]:
         return {}
     by_number = {str(number): name for number, name in enumerate(names)}
     return {"id2label": by_number, "label2id": {name: number for number, name in enumerate(names)}}
+
+
+# --- Reading ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StoredTask:
+    """A task read from a folder: the kind of its head, the output layer, and the keys of its record."""
+
+    kind: str
+    output: Parameters
+    settings: Mapping[str, Any]
+    max_seq_len: int | None
+
+    @property
+    def is_of_tokens(self) -> bool:
+        """True if every token has its own outputs, so that the model has no pooler."""
+        return self.kind in ("span", "tag")
+
+    def record(self, config: BertConfig) -> dict[str, Any]:
+        """Returns the checkpoint's `task`; see `training.checkpointing.checkpoints`."""
+        size = self.settings.get("size", len(self.output["bias"]))
+        longest = min(config.max_position_embeddings, self.max_seq_len or config.max_position_embeddings)
+        windows = {}
+        if self.kind == "span":
+            longest = min(longest, _SQUAD_TOKENS)
+            windows = {"doc_stride": min(128, longest // 2), "max_query_length": min(64, longest // 2)}
+        return {**TaskHead(self.kind, size).about(), "max_seq_len": longest, **windows, **self.settings}
+
+
+def read_task(
+    path: epath.Path,
+    architecture: TaskArchitecture,
+    values: Mapping[str, Any],
+    weights: Mapping[str, StoredWeight],
+    tokenizer_settings: Mapping[str, Any],
+) -> StoredTask | None:
+    """Reads the output layer and the settings of a fine-tuned model.
+
+    Returns None, and logs the reason, for an output that this package has no task for: only the encoder is imported.
+
+    Args:
+      path: the config's file, for errors.
+      architecture: the model's class.
+      values: the contents of `config.json`.
+      weights: all weights of the folder.
+      tokenizer_settings: the contents of `tokenizer_config.json`, whose `model_max_length` limits texts.
+
+    Raises:
+      InputError: the output layer is missing or of another size than the names of labels, or the names are invalid.
+    """
+    names = [f"{architecture.output}.{part}" for part in ("weight", "bias")]
+    if missing := [name for name in names if name not in weights]:
+        raise InputError(f"{path}: architectures={architecture.name} requires {', '.join(missing)}; got no such weight")
+    kernel, bias = (weights[name] for name in names)
+    size = int(values["hidden_size"]) if "hidden_size" in values else BertConfig().hidden_size
+    if len(bias.shape) != 1 or kernel.shape != (*bias.shape, size):
+        raise InputError(
+            f"{path.parent}: {names[0]} {list(kernel.shape)} and {names[1]} {list(bias.shape)}: expected [N, {size}] "
+            "and [N]"
+        )
+    outputs = bias.shape[0]
+    kind = _kind(architecture, values, outputs)
+    if kind is None:
+        log.warning(
+            "%s: problem_type=%s with %d outputs is not supported: expected one label or one score. The output layer "
+            "is dropped; only the encoder is imported, for fine-tuning",
+            path,
+            values.get("problem_type"),
+            outputs,
+        )
+        return None
+    fixed = {"choose": 1, "span": 2}.get(kind, outputs)
+    if outputs != fixed:
+        raise InputError(f"{path.parent}: {names[1]} {list(bias.shape)}: expected [{fixed}] for {architecture.name}")
+    longest = tokenizer_settings.get("model_max_length")
+    return StoredTask(
+        kind,
+        {"kernel": np.ascontiguousarray(kernel.read().T), "bias": bias.read()},
+        _own_record(path, values, kind, outputs) or _settings(path, values, kind, outputs),
+        longest if type(longest) is int and longest > 2 else None,
+    )
+
+
+def _kind(architecture: TaskArchitecture, values: Mapping[str, Any], outputs: int) -> str | None:
+    """Returns the kind of head; None for several labels of one text, or several scores."""
+    kinds = [kind for kind, other in TASK_ARCHITECTURES.items() if other.name == architecture.name]
+    if kinds != ["classify", "regress"]:
+        return kinds[0]
+    problem = values.get("problem_type") or ("regression" if outputs == 1 else "single_label_classification")
+    if problem == "single_label_classification" and outputs > 1:
+        return "classify"
+    return "regress" if problem == "regression" and outputs == 1 else None
+
+
+def _own_record(path: epath.Path, values: Mapping[str, Any], kind: str, outputs: int) -> dict[str, Any] | None:
+    """Returns the record that an export wrote; None without one. InputError if it is of another model."""
+    record = values.get(RECORD)
+    if record is None:
+        return None
+    labels = outputs if kind in ("classify", "tag") else None
+    names = record.get("classes") or record.get("tags") if isinstance(record, dict) else None
+    if (
+        not isinstance(record, dict)
+        or record.get("kind") != kind
+        or not isinstance(record.get("name"), str)
+        or (labels is not None and (not isinstance(names, list) or len(names) != labels))
+        or type(record.get("max_seq_len")) is not int
+    ):
+        raise InputError(
+            f"{path}: {RECORD} does not describe a model with {outputs} outputs of kind {kind!r}; delete this key to "
+            "read the names of labels from id2label"
+        )
+    return record
+
+
+def _settings(path: epath.Path, values: Mapping[str, Any], kind: str, outputs: int) -> dict[str, Any]:
+    """Returns the record of a model from elsewhere."""
+    if kind == "span":
+        return {"name": "squad/1.1"}
+    if kind == "choose":
+        return {"name": "choice", "size": 0}  # of any number of endings
+    if kind == "tag":
+        return {"name": "ner", "tags": _label_names(path, values, outputs)}
+    classes = _label_names(path, values, outputs) if kind == "classify" else []
+    return {"name": "text", "classes": classes, "texts": [], "id": "id"}
+
+
+def _label_names(path: epath.Path, values: Mapping[str, Any], count: int) -> list[str]:
+    """Returns the names in `id2label` by number; without it those that transformers gives, LABEL_0 and so on."""
+    by_number = values.get("id2label")
+    if by_number is None:
+        return [f"LABEL_{number}" for number in range(count)]
+    expected = {str(number) for number in range(count)}
+    if not isinstance(by_number, dict) or {str(key) for key in by_number} != expected:
+        raise InputError(f"{path}: id2label={by_number!r:.80}: expected a name for each number from 0 to {count - 1}")
+    names = [str(by_number[str(number)]) for number in range(count)]
+    if len(set(names)) < count:
+        raise InputError(f"{path}: id2label={by_number!r:.80}: expected different names")
+    return names

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
@@ -24,18 +24,7 @@ def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -
     never does. Raises InputError for sizes that do not match the devices and slices.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = {axis: config[axis] for axis in MESH_AXES}
-    wanted = " x ".join(f"mesh.{axis}={size}" for axis, size in sizes.items())
-    free = [axis for axis, size in sizes.items() if size == -1]
-    if len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
-        raise InputError(f"{wanted}: sizes must be at least 1; at most one may be -1")
-    fixed = math.prod(size for size in sizes.values() if size != -1)
-    if free:
-        if len(devices) % fixed:
-            raise InputError(f"{wanted}: {len(devices)} devices are not divisible by {fixed}")
-        sizes[free[0]] = len(devices) // fixed
-    elif fixed != len(devices):
-        raise InputError(f"{wanted}: needs {fixed} devices, got {len(devices)}; set one size to -1 to infer it")
+    wanted, sizes = _named_sizes(config), mesh_sizes(config, len(devices))
     types = (AxisType.Auto,) * len(MESH_AXES)
     slices = len({getattr(device, "slice_index", None) for device in devices})
     if slices == 1:
@@ -47,6 +36,32 @@ def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -
     except ValueError as error:  # slices of different sizes
         raise InputError(f"{wanted}: cannot be laid over {slices} slices ({error})") from error
     return Mesh(grid, MESH_AXES, axis_types=types)
+
+
+def abstract_mesh(config: ConfigDict, devices: int) -> AbstractMesh:
+    """Makes the mesh of a number of devices that need not exist, in one slice. Raises InputError as `make_mesh`."""
+    sizes = mesh_sizes(config, devices)
+    return AbstractMesh(tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def mesh_sizes(config: ConfigDict, devices: int) -> dict[str, int]:
+    """Returns the size of each axis, with a -1 inferred from the number of devices. InputError if it does not match."""
+    wanted, sizes = _named_sizes(config), {axis: config[axis] for axis in MESH_AXES}
+    free = [axis for axis, size in sizes.items() if size == -1]
+    if len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
+        raise InputError(f"{wanted}: sizes must be at least 1; at most one may be -1")
+    fixed = math.prod(size for size in sizes.values() if size != -1)
+    if free:
+        if devices % fixed:
+            raise InputError(f"{wanted}: {devices} devices are not divisible by {fixed}")
+        sizes[free[0]] = devices // fixed
+    elif fixed != devices:
+        raise InputError(f"{wanted}: needs {fixed} devices, got {devices}; set one size to -1 to infer it")
+    return sizes
+
+
+def _named_sizes(config: ConfigDict) -> str:
+    return " x ".join(f"mesh.{axis}={config[axis]}" for axis in MESH_AXES)
 
 
 def between_slices(sizes: Mapping[str, int], slices: int) -> tuple[int, int, int]:
@@ -62,7 +77,7 @@ def between_slices(sizes: Mapping[str, int], slices: int) -> tuple[int, int, int
     return data, fsdp, 1
 
 
-def fill_in_accumulation(mesh: Mesh, config: ConfigDict) -> ConfigDict:
+def fill_in_accumulation(mesh: Mesh | AbstractMesh, config: ConfigDict) -> ConfigDict:
     """Infers `gradient_accumulation` from -1: the fewest microbatches that `max_rows_per_device` allows.
 
     Returns the config, which needs the number of devices. Raises InputError if the batch is not divisible by it.
@@ -83,7 +98,9 @@ def fill_in_accumulation(mesh: Mesh, config: ConfigDict) -> ConfigDict:
     return filled
 
 
-def check_divisibility(mesh: Mesh, model: BertConfig, global_batch_size: int, gradient_accumulation: int) -> None:
+def check_divisibility(
+    mesh: Mesh | AbstractMesh, model: BertConfig, global_batch_size: int, gradient_accumulation: int
+) -> None:
     """Raises InputError, with the key, for a size that is not divisible by its mesh axes."""
     rows = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
     if global_batch_size < 1 or gradient_accumulation < 1 or global_batch_size % (rows * gradient_accumulation):

@@ -37,7 +37,7 @@ def partition_spec(logical_axes: tuple[str | None, ...]) -> PartitionSpec:
     return PartitionSpec(*axes)
 
 
-def parameter_shardings(mesh: Mesh, info: Parameters) -> Parameters:
+def parameter_shardings(mesh: Mesh | AbstractMesh, info: Parameters) -> Parameters:
     """Returns a `NamedSharding` for every parameter; `info` has its `ParameterInfo`, see `abstract_parameters`."""
     return jax.tree.map(lambda one: NamedSharding(mesh, partition_spec(one.logical_axes)), info)
 
@@ -61,7 +61,7 @@ def shard_along_data(parameters: Parameters, shardings: Parameters) -> Parameter
     return jax.tree.map(shard, parameters, shardings)
 
 
-def like_parameters(mesh: Mesh, tree: Any, parameters: Parameters, shardings: Parameters) -> Any:
+def like_parameters(mesh: Mesh | AbstractMesh, tree: Any, parameters: Parameters, shardings: Parameters) -> Any:
     """Returns shardings for `tree`: subtrees with the structure of `parameters` get `shardings`, others are replicated.
 
     It puts optimizer moments on the devices of their parameters.

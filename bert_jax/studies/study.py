@@ -12,6 +12,7 @@ WORKDIR/finetuning/ROW/encoder.json        the encoder that these fine-tuning ru
 WORKDIR/finetuning/ROW/TASK/lr-R-seed-S    a trial of the search of one cell
 WORKDIR/programs                           compilation cache shared by all runs
 WORKDIR/table.md, table.json, table.png    results so far, written after each pre-training and each cell
+WORKDIR/provenance.json                    software, devices and given checkpoints of each start of the study
 """
 
 import json
@@ -30,7 +31,7 @@ from bert_jax.config import ConfigDict, load_config, set_key
 from bert_jax.configs.studies.default import StudyRow, StudyTask
 from bert_jax.data.preparation.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
-from bert_jax.files import atomic, remote
+from bert_jax.files import atomic, provenance, remote
 from bert_jax.finetuning.inputs.batching import Encoding
 from bert_jax.finetuning.search import SEARCH_FILE, planned_runs, search
 from bert_jax.finetuning.task_checks import model_of
@@ -48,6 +49,7 @@ from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 from bert_jax.training.phase_data import load_phase
 from bert_jax.training.phases import open_phases
 from bert_jax.training.pretrain import pretrain
+from bert_jax.training.run import describe_devices
 
 log = logging.getLogger(__name__)
 
@@ -179,10 +181,13 @@ def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Ba
     if is_first():
         atomic.make_folder(folder)
     table.paper = {row.name: dict(row.paper) for row in plan.rows}
+    table.pretraining_seeds = {row.name: _pretraining_seeds(row) for row in plan.rows}
     with ExitStack() as stack:
         stop = stop or stack.enter_context(StopSignal())
         stack.enter_context(shared_programs(folder))
         _read_tasks(plan, folder)
+        if is_first():
+            provenance.append(folder, provenance.record(_describe_inputs(plan), devices=describe_devices()))
         for row in plan.rows:
             encoder, tuned = row.encoder, _tuned(folder, row)
             _refuse_another_encoder(row, tuned)
@@ -211,6 +216,12 @@ def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Ba
                 if is_first():
                     write_table(table, folder)
     return table
+
+
+def _describe_inputs(plan: Study) -> dict[str, Any]:
+    """Returns the folder of the tasks and the given checkpoints by row, for a provenance record."""
+    given = {row.name: open_checkpoint(row.encoder).reference() for row in plan.rows if row.pretraining is None}
+    return {"task_data": plan.task_data, "encoders": given}
 
 
 def _tuned(folder: epath.Path, row: PlannedRow) -> epath.Path:
@@ -247,6 +258,13 @@ def _pretrained(row: PlannedRow, encoder: str, stop: StopSignal, bars: Bars) -> 
     pretrain(row.pretraining, encoder, stop=stop, bars=bars)
     evaluations = [line for line in read_metrics(remote.parse_path(encoder)) if line.get("split") == "eval"]
     return {"steps": row.pretraining.total_steps, **(_losses(evaluations[-1]) if evaluations else {})}
+
+
+def _pretraining_seeds(row: PlannedRow) -> list[int | None]:
+    """Returns the seeds of the pre-trainings behind a row's scores; None if its checkpoint does not record it."""
+    if row.finetuning.get("from_scratch"):
+        return []
+    return [open_checkpoint(row.encoder).config.get("seed") if row.pretraining is None else row.pretraining.seed]
 
 
 def _started_from(row: PlannedRow) -> dict[str, Any]:

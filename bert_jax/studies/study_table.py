@@ -4,7 +4,7 @@ import json
 import math
 import statistics
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +52,11 @@ class Cell:
 
 @dataclass
 class Table:
-    """The results of a study so far; `cells` and `paper` are by row and column."""
+    """The results of a study so far; `cells` and `paper` are by row and column.
+
+    `pretraining_seeds` has the seed of each pre-training that a row rests on: none for an encoder that is trained from
+    scratch, None if a given checkpoint does not record it.
+    """
 
     title: str
     note: str
@@ -61,6 +65,7 @@ class Table:
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
     paper: dict[str, dict[str, float]] = field(default_factory=dict)
     pretraining: dict[str, dict[str, Any]] = field(default_factory=dict)
+    pretraining_seeds: dict[str, Sequence[int | None]] = field(default_factory=dict)
 
     def difference(self, row: str, column: str) -> tuple[float, float | None] | None:
         """Returns the difference of the row's mean to the first row's, and its standard error.
@@ -98,7 +103,11 @@ class Table:
                     "difference_error": difference and difference[1],
                     "paper_difference": self.paper_difference(row, column),
                 }
-            rows.append({"name": row, "pretraining": self.pretraining.get(row), "columns": columns})
+            seeds = self.pretraining_seeds.get(row)
+            rows.append({
+                "name": row, "pretraining": self.pretraining.get(row),
+                "pretraining_seeds": seeds if seeds is None else list(seeds), "columns": columns,
+            })  # fmt: skip
         return {"title": self.title, "note": self.note, "columns": list(self.columns), "rows": rows}
 
 
@@ -113,12 +122,15 @@ def write_table(table: Table, folder: epath.Path) -> None:
 def render(table: Table) -> str:
     """Renders the table as Markdown: means, standard deviations, and differences to the first row."""
     parts = [f"# {table.title}" if table.title else "# Study"]
-    counts = sorted({len(cell.values) for cell in table.cells.values() if cell.seeds})
-    if counts:
-        restarts = " to ".join(str(count) for count in sorted({counts[0], counts[-1]}))
+    if restarts := {len(cell.values) for cell in table.cells.values() if cell.seeds}:
         parts.append(
-            f"Mean ± standard deviation over {restarts} restart{'s' if counts[-1] > 1 else ''} of fine-tuning, at the "
-            "learning rate with the best median."
+            f"Mean ± standard deviation over {_count(restarts, 'restart')} of fine-tuning, at the learning rate with "
+            "the best median."
+        )
+    if pretrained := {len(seeds) for seeds in table.pretraining_seeds.values() if seeds}:
+        parts.append(
+            f"Each row rests on {_count(pretrained, 'pre-training seed')}: no deviation or standard error here "
+            "includes the variation between pre-training runs."
         )
     if table.note:
         parts.append(table.note)
@@ -133,6 +145,12 @@ def render(table: Table) -> str:
         parts.append("## Pre-training, on held-out text")
         parts.append(_pretraining(table))
     return "\n\n".join(parts) + "\n"
+
+
+def _count(counts: Collection[int], noun: str) -> str:
+    """Returns the least and the greatest count with its noun, such as "1 to 5 restarts"."""
+    span = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
+    return f"{span} {noun}{'s' if max(counts) > 1 else ''}"
 
 
 def _scores(

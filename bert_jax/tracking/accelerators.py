@@ -5,7 +5,10 @@ the bandwidth of its HBM, "How to Scale Your Model" (Austin et al. 2025, chapter
 NVIDIA's data sheets without sparsity. The chips of TPU v2, v3 and TPU7x are two JAX devices each: half a chip's rates.
 """
 
+import re
 from dataclasses import dataclass
+
+from bert_jax.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,22 @@ ACCELERATORS = {  # by `device_kind`; for NVIDIA a form factor and a memory size
     "NVIDIA B200": Accelerator(2250e12),
     "NVIDIA GB200": Accelerator(2500e12),
 }
+
+
+def named_accelerator(name: str) -> tuple[str, Accelerator]:
+    """Returns the `device_kind` and the rates of a device by its short or long name: `v5e`, `h100`, "TPU v5e".
+
+    Raises InputError for an unknown name.
+    """
+    names = {_short_name(kind): kind for kind in ACCELERATORS}
+    kind = names.get(_short_name(name))
+    if kind is None:
+        raise InputError(f"--device={name}: unknown device; expected one of {', '.join(names)}")
+    return kind, ACCELERATORS[kind]
+
+
+def _short_name(kind: str) -> str:
+    return re.sub(r"[ _-]", "", kind.lower()).removeprefix("tpu").removeprefix("nvidia")
 
 
 def find_accelerator(device_kind: str) -> Accelerator | None:

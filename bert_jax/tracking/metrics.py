@@ -1,31 +1,31 @@
-"""Metrics of a run: `metrics.jsonl`, one JSON object per line, and TensorBoard events.
+"""Metrics of a run: `metrics.jsonl`, one JSON object per line.
 
-In a remote workdir, which does not support append, both are in part files: see `object_store_log.py`.
+In a remote workdir, which does not support append, they are in part files: see `object_store_log.py`.
 """
 
 import json
 import logging
 import math
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
 from bert_jax.files import atomic, remote
-from bert_jax.tracking.object_store_log import PartEvents, PartRows, read_parts
-from bert_jax.tracking.tensorboard import Event, EventFile, SessionLog, event_file_name, scalar
+from bert_jax.tracking.object_store_log import PartRows, read_parts
+from bert_jax.tracking.tracker import Sample, Tracker
 
 log = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 DAMAGED_FILE = "metrics.jsonl.damaged"
 METRICS_FOLDER = "metrics"
-TENSORBOARD_FOLDER = "tensorboard"
+SAMPLES = "samples"
+"""The `split` of rows that hold text samples and no metrics."""
 
 
-class MetricsWriter:
-    """Appends rows to `metrics.jsonl`, or to part files, and to TensorBoard.
+class MetricsFile(Tracker):
+    """Appends rows to `metrics.jsonl`, or to part files.
 
     Drops rows after `resume_step` first: a resumed run writes them again, and the result is that of an uninterrupted
     run. Damaged lines are kept in `metrics.jsonl.damaged`.
@@ -37,40 +37,22 @@ class MetricsWriter:
             _keep_damaged(workdir / DAMAGED_FILE, damaged)
         kept = "".join(_line(row) for row in rows if row["step"] <= resume_step)
         self._rows: _LocalRows | PartRows
-        self._events: EventFile | PartEvents
         if remote.is_remote(workdir):
             self._rows = PartRows(workdir / METRICS_FOLDER, kept)
-            self._events = PartEvents(workdir / TENSORBOARD_FOLDER)
         else:
             self._rows = _LocalRows(workdir / METRICS_FILE, kept)
-            (workdir / TENSORBOARD_FOLDER).mkdir(exist_ok=True)
-            self._events = EventFile(workdir / TENSORBOARD_FOLDER / event_file_name())
-        purge = SessionLog(status=SessionLog.START)  # TensorBoard drops its events from this step on
-        self._events.write_event(Event(wall_time=time.time(), step=resume_step + 1, session_log=purge))
 
-    def write(self, step: int, values: Mapping[str, Any], split: str | None = None) -> None:
-        """Writes one row. `split` is "eval" for evaluations and None for training."""
-        row = {"step": step, **({"split": split} if split else {}), **values}
-        self._rows.write(_line(row))
-        for name, value in values.items():
-            if value is None or not math.isfinite(value):
-                continue  # TensorBoard does not support it
-            summary = scalar(f"{split or 'train'}/{name}", value)
-            self._events.write_event(Event(wall_time=time.time(), step=step, summary=summary))
-        if isinstance(self._events, EventFile):
-            self._events.flush()
+    def log_scalars(self, step: int, values: Mapping[str, Any], *, split: str | None, time: float) -> None:
+        self._rows.write(_line({"step": step, **({"split": split} if split else {}), **values, "time": round(time, 3)}))
+
+    def log_samples(self, step: int, samples: Sequence[Sample], *, time: float) -> None:
+        self._rows.write(_line({"step": step, "split": SAMPLES, "samples": list(samples), "time": round(time, 3)}))
 
     def flush(self) -> None:
-        """Writes every row to where it survives a kill."""
         self._rows.flush()
-        self._events.flush()
 
     def close(self) -> None:
-        """Flushes and closes rows and events."""
-        try:
-            self._rows.close()
-        finally:
-            self._events.close()
+        self._rows.close()
 
 
 class _LocalRows:
@@ -93,19 +75,6 @@ class _LocalRows:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
-
-
-class NoWriter:
-    """Writer that does nothing, for processes other than process 0."""
-
-    def flush(self) -> None:
-        """Does nothing."""
-
-    def write(self, step: int, values: Mapping[str, Any], split: str | None = None) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
 
 
 def _line(row: Mapping[str, Any]) -> str:

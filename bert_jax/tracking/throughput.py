@@ -3,7 +3,7 @@
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import jax
@@ -23,7 +23,15 @@ RATES = (
     "examples_per_second", "tokens_per_second", "real_tokens_per_second", "mfu",
     *(f"step_seconds_p{percent}" for percent in PERCENTILES), "input_wait_share",
 )  # fmt: skip
-"""Names of the metrics of `Throughput.rates`, the only non-deterministic metrics of a run."""
+"""Names of the metrics of `Throughput.rates`."""
+NOT_REPRODUCIBLE = (*RATES, "time")
+"""Names of all metrics that differ between two runs of the same config."""
+
+
+_FIRST = (
+    "mlm_loss", "nsp_loss", "loss", "mlm_accuracy", "nsp_accuracy", "learning_rate", "tokens_per_second", "mfu"
+)  # fmt: skip
+_NOT_IN_LINES = ("steps_averaged", "nonfinite_streak", "step_seconds_p90", "step_seconds_p99")
 
 
 def summary(values: dict[str, float]) -> str:
@@ -37,6 +45,31 @@ def summary(values: dict[str, float]) -> str:
     if values.get("input_wait_share", 0.0) >= _NOTABLE_WAIT:
         text += f"  {values['input_wait_share']:.0%} waiting for input"
     return text
+
+
+def short_summary(values: Mapping[str, float]) -> str:
+    """Formats the metrics for a progress bar, the most important first; two spaces separate them."""
+    parts = [
+        f"{head} {values[f'{head}_loss']:.3f} ({values[f'{head}_accuracy']:.0%})"
+        for head in ("mlm", "nsp") if f"{head}_loss" in values
+    ]  # fmt: skip
+    if "tokens_per_second" in values:
+        parts.append(f"{values['tokens_per_second']:,.0f} tok/s")
+    parts.insert(len(parts) if "mlm_loss" in values else 0, f"loss {values['loss']:.3f}")
+    if values.get("input_wait_share", 0.0) >= _NOTABLE_WAIT:
+        parts.append(f"{values['input_wait_share']:.0%} waiting for input")
+    return "  ".join(parts)
+
+
+def key_values(values: Mapping[str, float]) -> str:
+    """Formats a row of metrics as `key=value` words, for a line of the log that programs can search."""
+    first = [name for name in _FIRST if name in values]
+    rest = [name for name in values if name not in _FIRST and name not in _NOT_IN_LINES]
+    return " ".join(f"{name}={_short(values[name])}" for name in [*first, *rest])
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
 @dataclass(frozen=True)

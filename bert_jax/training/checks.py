@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.data.dataset import PreparedDataset
@@ -15,6 +15,7 @@ from bert_jax.model import BertConfig
 from bert_jax.model.encoder import ATTENTIONS, REMAT_POLICIES
 from bert_jax.model.fused_attention import CUDNN_HEADS, SPLASH_LENGTHS
 from bert_jax.tracking.profiling import parse_steps
+from bert_jax.tracking.wandb_tracker import check_wandb
 from bert_jax.training.checkpointing.checkpoints import Checkpoint
 from bert_jax.training.optimizer import OPTIMIZERS
 
@@ -24,6 +25,8 @@ DTYPES = ("auto", "float32", "bfloat16")
 REDUCE_DTYPES = DTYPES[1:]
 MAX_BATCH_SIZE = 1 << 16
 """Limit in rows outside of training: no device holds more."""
+MAX_SAMPLES = 64
+"""Limit of text samples, whose fills are logged at each evaluation."""
 MAX_GLOBAL_BATCH_SIZE = 1 << 20
 """Limit in training: 16 times the 65,536 sequences of LAMB's recipe."""
 
@@ -86,6 +89,7 @@ def check_values(values: Mapping[str, Any]) -> Callable[..., None]:
     check(lambda x: x in DTYPES, f"one of {', '.join(DTYPES)}", "dtype")
     check(lambda x: x in REDUCE_DTYPES, f"one of {', '.join(REDUCE_DTYPES)}", "gradient_reduce_dtype")
     parse_steps(values["profile.steps"])
+    check_wandb(values["tracking.wandb_project"])
     return check
 
 
@@ -104,22 +108,29 @@ def check_config(config: ConfigDict, steps: int) -> None:
     check(lambda x: 0 < x < math.inf, "above 0", "model.layer_norm_eps")
     check(lambda x: x in OBJECTIVES, f"one of {', '.join(OBJECTIVES)}", "objective.lm")
     check(lambda x: x >= 0, "at least 0", "objective.static_masks")
+    check(lambda x: 0 <= x <= MAX_SAMPLES, f"in [0, {MAX_SAMPLES}]", "tracking.samples")
     if values["objective.lm"] == "ltr" and values["objective.nsp"]:
         raise InputError(
             "objective.lm=ltr does not support objective.nsp=True: under a causal mask [CLS] sees only itself and "
             "cannot predict the next sentence; set objective.nsp=False"
         )
     restarts, total = values["optimizer.restart_schedule"], values["total_steps"]
-    if values["optimizer.warmup_steps"] >= (steps if restarts else total):
+    within = steps if restarts else total
+    if values["optimizer.warmup_steps"] >= within:
         raise InputError(
             f"optimizer.warmup_steps={values['optimizer.warmup_steps']}: must be below "
             f"{f'the {steps} steps of its phase' if restarts else f'total_steps={total}'}; otherwise the learning rate "
-            "never reaches its peak"
+            f"never reaches its peak; set optimizer.warmup_steps={within // 10}"
         )
 
 
-def check_attention(config: ConfigDict, model: BertConfig, seq_len: int, mesh: Mesh) -> None:
-    """Raises InputError if the kernel in `attention` does not support the rest of the config."""
+def check_attention(
+    config: ConfigDict, model: BertConfig, seq_len: int, mesh: Mesh | AbstractMesh, platform: str | None = None
+) -> None:
+    """Raises InputError if the kernel in `attention` does not support the rest of the config.
+
+    `platform` is that of the mesh's devices; it is required for an `AbstractMesh`.
+    """
     name, dropout, tensor = config.attention, config.model.attention_probs_dropout_prob, mesh.shape["tensor"]
 
     def check(holds: bool, problem: str) -> None:
@@ -133,7 +144,7 @@ def check_attention(config: ConfigDict, model: BertConfig, seq_len: int, mesh: M
         f"does not support model.attention_probs_dropout_prob={dropout}; set model.attention_probs_dropout_prob=0.0",
     )
     check(tensor == 1, f"does not support tensor parallelism, got mesh.tensor={tensor}; set mesh.tensor=1")
-    kernel, here = {"splash": "tpu", "cudnn": "gpu"}[name], mesh.devices.flat[0].platform
+    kernel, here = {"splash": "tpu", "cudnn": "gpu"}[name], platform or mesh.devices.flat[0].platform
     check(here == kernel, f"needs {kernel.upper()} devices, got {here.upper()}; run on {kernel.upper()}")
     if name == "splash":
         check(

@@ -21,7 +21,7 @@ from bert_jax.parallel.host_batches import put_batch, rows_here
 from bert_jax.runtime.watchdog import StallWatch
 from bert_jax.tracking.profiling import StepTracer
 from bert_jax.tracking.running_means import RunningMeans
-from bert_jax.tracking.throughput import Throughput, summary
+from bert_jax.tracking.throughput import Throughput, key_values, short_summary
 from bert_jax.training.run import Run
 from bert_jax.training.state import TrainState
 from bert_jax.training.train_step import Metrics
@@ -84,14 +84,17 @@ class LogMetrics(Hook):
         extra: Callable[[int], dict[str, float]],
     ):  # fmt: skip
         self._run, self._throughput, self._every, self._last, self._extra = run, throughput, every, last, extra
+        self._shown = ""  # the latest row, for the bar; before the first row it shows the latest step
         self._means = RunningMeans(run.checkpointer.unlogged if start == run.start else None)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._means.add(values)
         if step % self._every == 0 or step == self._last:
             row = self._means.take() | self._throughput.rates(step) | self._extra(step)
-            self._run.writer.write(step, row)
-            self._run.bar.set_postfix_str(summary(row))
+            self._run.trackers.log_scalars(step, row)
+            log.info("step %d/%d %s", step, self._run.total, key_values(row), extra={"on_bar": True})
+            self._shown = short_summary(row)
+        self._run.bar.set_postfix_str(self._shown or short_summary(values), refresh=False)
         self._run.bar.update(1)
 
     def unlogged(self) -> dict[str, Any]:
@@ -213,6 +216,7 @@ def run_steps(run: Run, steps: StepRange, state: TrainState, hooks: Sequence[Hoo
             hook.metrics(step, values)
 
     run.bar.set_postfix_str("compiling")
+    log.info("Step %d: compiling the training step", steps.start + 1)
     began = time.perf_counter()
     for hook in hooks:
         hook.start(steps.start)
@@ -225,6 +229,7 @@ def run_steps(run: Run, steps: StepRange, state: TrainState, hooks: Sequence[Hoo
                 state, metrics = steps.train_step(state, batch)
             if step == steps.start + 1:
                 log.info("Step %d: compiled after %.1f s", step, time.perf_counter() - began)
+                run.bar.unpause()  # the time left does not count the compilation
             read_pending()
             pending = step, metrics
             if step == steps.stop:

@@ -1,10 +1,11 @@
 """Data of a phase of pre-training: its masking, the loaders of both splits, and what the log says of them."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.config import ConfigDict
 from bert_jax.data.loading.loader import EvalLoader, TrainLoader, TrainRows
@@ -39,8 +40,10 @@ def make_masking(config: ConfigDict) -> Masking | None:
     return None if objective.lm == "ltr" else masking
 
 
-def load_phase(phase: Phase, mesh: Mesh) -> LoadedPhase:
+def load_phase(phase: Phase, mesh: Mesh | AbstractMesh, platform: str | None = None) -> LoadedPhase:
     """Makes the loaders of a phase, and infers its microbatches if they are not given.
+
+    `platform` is that of the mesh's devices; it is required for an `AbstractMesh`.
 
     Raises InputError if batch, model or attention do not match the mesh, for invalid masks, and for an empty training
     split.
@@ -51,7 +54,7 @@ def load_phase(phase: Phase, mesh: Mesh) -> LoadedPhase:
         log.info("Steps %d-%d: inferred gradient_accumulation=%d", phase.start + 1, phase.stop, microbatches)
         phase = replace(phase, config=config)
     check_divisibility(mesh, phase.model, config.global_batch_size, config.gradient_accumulation)
-    check_attention(config, phase.model, phase.seq_len, mesh)
+    check_attention(config, phase.model, phase.seq_len, mesh, platform)
     return LoadedPhase(phase, *make_loaders(phase))
 
 
@@ -91,6 +94,20 @@ def count_epochs(loader: TrainLoader, step: int) -> dict[str, float]:
     """Returns the epochs of each dataset read after `step` steps, by its index in `data.path`."""
     seen = loader.epochs(step)
     return {"epoch": seen[0]} if len(seen) == 1 else {f"epoch_{place}": count for place, count in enumerate(seen)}
+
+
+def count_seen(phases: Sequence[LoadedPhase], step: int) -> dict[str, int]:
+    """Returns `tokens_seen`, with padding, and `examples_seen` after `step` steps of a run with these phases.
+
+    Both are functions of the step alone. For packed rows, a row counts as the mean number of sequences in a row.
+    """
+    tokens = examples = 0
+    for loaded in phases:
+        phase = loaded.phase
+        rows = max(0, min(step, phase.stop) - phase.start) * phase.config.global_batch_size
+        tokens += rows * phase.seq_len
+        examples += round(rows * loaded.train_loader.sequences_a_row)
+    return {"tokens_seen": tokens, "examples_seen": examples}
 
 
 def log_data(loaded: LoadedPhase, start: int) -> None:

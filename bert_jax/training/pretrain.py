@@ -5,12 +5,14 @@
 
 import logging
 import shlex
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.config import ConfigDict
 from bert_jax.data.unknown_tokens import MAX_SHARE, unknown_share, warn_of_share
@@ -22,14 +24,15 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.tracking.throughput import Throughput, pretraining_work, summary
-from bert_jax.training.checkpointing.checkpoints import Checkpointer
+from bert_jax.tracking.tracker import Tracker
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, Checkpointer
 from bert_jax.training.checks import compute_dtype
-from bert_jax.training.evaluation import Evaluator
+from bert_jax.training.evaluation import Evaluator, MaskedSamples
 from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.objectives import NEXT_SENTENCE_PARTS, pretraining
 from bert_jax.training.optimizer import make_optimizer, warn_of_uncorrected_lamb
-from bert_jax.training.phase_data import LoadedPhase, count_epochs, load_phase, log_data
-from bert_jax.training.phases import Plan, open_phases
+from bert_jax.training.phase_data import LoadedPhase, count_epochs, count_seen, load_phase, log_data
+from bert_jax.training.phases import Phase, Plan, open_phases
 from bert_jax.training.run import Run, log_result, open_run
 from bert_jax.training.state import StateSpec, TrainState, describe_state
 from bert_jax.training.train_step import TrainStep, make_eval_step, make_train_step
@@ -40,8 +43,9 @@ log = logging.getLogger(__name__)
 
 
 def pretrain(
-    config: ConfigDict, workdir: str, *, stop: StopSignal | None = None, bars: Bars = silent
-) -> dict[str, float]:
+    config: ConfigDict, workdir: str, *, stop: StopSignal | None = None, bars: Bars = silent,
+    trackers: Sequence[Tracker] = (),
+) -> dict[str, float]:  # fmt: skip
     """Runs the pre-training of `config` in `workdir`, and resumes from its newest checkpoint if there is one.
 
     Returns the last evaluation; empty if the dataset has no eval split or the run was finished before.
@@ -51,6 +55,7 @@ def pretrain(
       workdir: folder for checkpoints and metrics.
       stop: a `StopSignal` that is already active; by default one is active during this call.
       bars: shows progress.
+      trackers: receivers of the metrics, in process 0; closed at the end.
 
     Raises:
       InputError: config, dataset and devices do not match, or the workdir holds another run or is in use.
@@ -58,14 +63,17 @@ def pretrain(
       BertJaxError: too many non-finite steps in a row; the state is saved.
     """
     with ExitStack() as stack:
-        return _pretrain(config, workdir, stop or stack.enter_context(StopSignal()), bars, stack)
+        return _pretrain(config, workdir, stop or stack.enter_context(StopSignal()), bars, trackers, stack)
 
 
-def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, stack: ExitStack) -> dict[str, float]:
+def _pretrain(
+    config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, trackers: Sequence[Tracker], stack: ExitStack
+) -> dict[str, float]:
     # --- Checks, before any work. The run uses what they build --------------------------------------------------------
     if not workdir:
         raise InputError("--workdir is empty; expected a folder, such as --workdir=runs/tiny")
     folder = remote.absolute(workdir)
+    log.info("Opening the datasets")
     requested = open_phases(config)
     warn_of_uncorrected_lamb(phase.config.optimizer for phase in requested)
     for dataset in dict.fromkeys(dataset for phase in requested for dataset in phase.datasets):
@@ -94,12 +102,14 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
         start, state = checkpointer.restore(start, spec.abstract)  # an earlier step if the newest is damaged
         log.info("Resuming from step %d", start)
     elif init:
+        log.info("Loading the parameters of %s", init.path)
         state = initialize_from(init, spec)
     else:
+        log.info("Initializing the parameters")
         state = spec.make()
     run = open_run(
         folder, config, mesh, checkpointer, stop, watch, bars, stack,
-        start=start, total=config.total_steps, name="pretrain",
+        start=start, total=config.total_steps, name="pretrain", inputs=describe_inputs(phases, init), trackers=trackers,
     )  # fmt: skip
     log.info(
         "%s parameters on %d %s devices, mesh %s; steps %d to %d of %d; checkpoints and metrics go to %s",
@@ -113,7 +123,9 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
     for phase, ready in zip(phases, loaded, strict=True):
         if start < phase.stop:
             spec, train_step = planned if phase is current else plan_step(mesh, phase, phase.model)
-            state, evaluation = _train_phase(run, ready, spec, train_step, state, max(start, phase.start))
+            state, evaluation = _train_phase(
+                run, ready, spec, train_step, state, max(start, phase.start), lambda step: count_seen(loaded, step)
+            )
     checkpointer.wait()
     place, data = shlex.quote(str(folder)), shlex.quote(str(phases[-1].datasets[0].folder))
     log_result(
@@ -122,22 +134,37 @@ def _pretrain(config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, st
             f"evaluate --checkpoint={place} --data={data}",
             f"finetune --config=finetune/glue:TASK --config.init={place} --config.data.path=FOLDER --workdir=WORKDIR",
             f"export --checkpoint={place} --output=FOLDER",
-            f"report {place} --output=curves.png",
+            f"report {place} --output=report.html",
         ],
     )  # fmt: skip
     return evaluation
 
 
+def describe_inputs(phases: Sequence[Phase], init: Checkpoint | None) -> dict[str, Any]:
+    """Returns the datasets with their hashes, the vocabulary and the initial checkpoint, for a provenance record."""
+    datasets = list(dict.fromkeys(dataset for phase in phases for dataset in phase.datasets))
+    return {
+        "datasets": [{"path": str(dataset.folder), "hash": dataset.info.hash} for dataset in datasets],
+        "vocabulary": {"sha256": datasets[0].tokenizer.sha256},
+        **({"init": init.reference()} if init else {}),
+    }
+
+
 # --- The programs ------------------------------------------------------------------------------------------------
 
 
-def plan_state(mesh: Mesh, config: ConfigDict, model: BertConfig) -> tuple[optax.GradientTransformation, StateSpec]:
-    """Makes the optimizer and the plan of the state. Phases differ only in how the model runs."""
+def plan_state(
+    mesh: Mesh | AbstractMesh, config: ConfigDict, model: BertConfig, platform: str | None = None
+) -> tuple[optax.GradientTransformation, StateSpec]:
+    """Makes the optimizer and the plan of the state. Phases differ only in how the model runs.
+
+    `platform` is that of the mesh's devices; it is required for an `AbstractMesh`.
+    """
     untrained = () if config.objective.nsp else NEXT_SENTENCE_PARTS
     optimizer = make_optimizer(config.optimizer, abstract_parameters(model)[2], untrained=untrained)
     spec = describe_state(
         mesh, model, optimizer, config.seed, zero1=config.mesh.zero1,
-        dtype=compute_dtype(config.dtype, mesh.devices.flat[0].platform), attention=config.attention,
+        dtype=compute_dtype(config.dtype, platform or mesh.devices.flat[0].platform), attention=config.attention,
         remat=config.remat,
         scan_layers=config.scan_layers,
     )  # fmt: skip
@@ -159,11 +186,13 @@ def plan_step(mesh: Mesh, plan: Plan, model: BertConfig) -> tuple[StateSpec, Tra
 
 
 def _train_phase(
-    run: Run, loaded: LoadedPhase, spec: StateSpec, train_step: TrainStep, state: TrainState, start: int
-) -> tuple[TrainState, dict[str, float]]:
+    run: Run, loaded: LoadedPhase, spec: StateSpec, train_step: TrainStep, state: TrainState, start: int,
+    seen: Callable[[int], dict[str, int]],
+) -> tuple[TrainState, dict[str, float]]:  # fmt: skip
     """Trains from step `start` + 1 to the end of the phase, evaluates and saves. Returns state and last evaluation.
 
-    `state` is the state after `start` steps; it is donated. Raises the errors of `pretrain`.
+    `state` is the state after `start` steps; it is donated. `seen` is `count_seen` of the run. Raises the errors of
+    `pretrain`.
     """
     phase, config, train_loader, eval_loader = (
         loaded.phase,
@@ -174,11 +203,14 @@ def _train_phase(
     log_data(loaded, start)
     eval_step = make_eval_step(run.mesh, spec.graph, spec.shardings.parameters)
     evaluator = Evaluator(run.mesh, eval_step, eval_loader, nsp=config.objective.nsp)
+    samples = MaskedSamples(run.mesh, spec, eval_loader, config.tracking.samples) if eval_loader.batches else None
 
     def evaluate(step: int, state: TrainState) -> dict[str, float]:
         with run.progress(step, "evaluate", eval_loader.batches) as on_batch:
             values = evaluator.run(state.parameters, on_batch)
-        run.writer.write(step, values, split="eval")
+        run.trackers.log_scalars(step, {**values, **seen(step)}, split="eval")
+        if samples and (fills := samples.fill(state.parameters)):
+            run.trackers.log_samples(step, fills)
         log.info("Step %d: eval %s; unigram baseline %.2f", step, summary(values), values["unigram_loss"])
         return values
 
@@ -201,7 +233,7 @@ def _train_phase(
     )  # fmt: skip
     log_metrics = LogMetrics(
         run, throughput, every=config.log_every_steps, start=start, last=phase.stop,
-        extra=lambda step: count_epochs(train_loader, step),
+        extra=lambda step: {**count_epochs(train_loader, step), **seen(step)},
     )  # fmt: skip
     evaluation = Evaluate(evaluate, every=config.eval_every_steps)
     hooks = [

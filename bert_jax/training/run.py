@@ -2,24 +2,28 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from bert_jax.config import ConfigDict
-from bert_jax.errors import NotBegun
-from bert_jax.files import atomic
+from bert_jax.config import ConfigDict, flatten
+from bert_jax.errors import InputError, NotBegun
+from bert_jax.files import atomic, provenance
 from bert_jax.progress import Bars
 from bert_jax.runtime.lease import Lease
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.processes import is_first
 from bert_jax.runtime.watchdog import StallWatch
-from bert_jax.tracking.metrics import MetricsWriter, NoWriter
+from bert_jax.tracking.metrics import MetricsFile
 from bert_jax.tracking.profiling import StepTracer
+from bert_jax.tracking.tensorboard_tracker import TensorBoard
+from bert_jax.tracking.tracker import RunRecord, Tracker, Trackers
+from bert_jax.tracking.wandb_tracker import WeightsAndBiases
 from bert_jax.training.checkpointing.checkpoint_folders import newest_step
 from bert_jax.training.checkpointing.checkpoints import Checkpointer
 
@@ -34,7 +38,7 @@ class Run:
 
     mesh: Mesh
     checkpointer: Checkpointer
-    writer: MetricsWriter | NoWriter
+    trackers: Trackers
     stop: StopSignal
     stalls: StallWatch
     tracer: StepTracer
@@ -42,6 +46,7 @@ class Run:
     bars: Bars
     bar: Any  # progress of the whole run
     start: int  # steps done when the run was opened
+    total: int  # steps of the whole run
 
     def check(self) -> None:
         """Raises the error of a save that failed in the background, and of a lost lease."""
@@ -50,7 +55,7 @@ class Run:
             self.lease.check()
 
     @contextmanager
-    def progress(self, step: int, name: str, batches: int | None) -> Iterator[Callable[[], None]]:
+    def progress(self, step: int, name: str, batches: int) -> Iterator[Callable[[], None]]:
         """Shows the progress of an evaluation after `step`; yields a function to be called after each batch.
 
         Each batch is a heartbeat as well.
@@ -64,6 +69,15 @@ class Run:
             yield on_batch
 
 
+def describe_devices() -> dict[str, Any]:
+    """Returns `platform`, `kind`, `count` and `processes` of JAX's devices, for a provenance record."""
+    first = jax.devices()[0]
+    return {
+        "platform": first.platform, "kind": first.device_kind, "count": jax.device_count(),
+        "processes": jax.process_count(),
+    }  # fmt: skip
+
+
 def log_result(folder: epath.Path, step: int, scores: str, commands: Sequence[str]) -> None:
     """Logs the result of a finished run, its newest checkpoint, and the commands of `bert-jax` that use it."""
     log.info("Finished step %d: %s; checkpoint %s", step, scores or "nothing is scored", newest_step(folder))
@@ -74,25 +88,50 @@ def log_result(folder: epath.Path, step: int, scores: str, commands: Sequence[st
 def open_run(
     folder: epath.Path, config: ConfigDict, mesh: Mesh, checkpointer: Checkpointer, stop: StopSignal,
     watch: tuple[Lease | None, StallWatch], bars: Bars, stack: ExitStack, *, start: int, total: int, name: str,
+    inputs: Mapping[str, Any], trackers: Sequence[Tracker] = (),
 ) -> Run:  # fmt: skip
     """Opens metrics, trace and progress bar of a run of `total` steps that continues after `start`; writes its config.
 
-    `stack` closes them. `watch` is the result of `enter_workdir`, `name` the label of the bar. Raises NotBegun after a
-    stop signal.
+    Adds an entry with `inputs` to its provenance record. `stack` closes what is opened. `watch` is the result of
+    `enter_workdir`, `name` the label of the bar, `trackers` are those of the caller. Raises NotBegun after a stop
+    signal.
     """
     if is_first():
         text = json.dumps(json.loads(config.to_json_best_effort()), indent=2) + "\n"
         atomic.write_whole(folder / CONFIG_FILE, text.encode())
-    writer = MetricsWriter(folder, resume_step=start) if is_first() else NoWriter()
-    stack.callback(writer.close)
+    tracking = _open_trackers(folder, config, start, trackers, stack) if is_first() else Trackers()
     lease, stalls = watch
     if lease:
         checkpointer.before_each_save(lease.confirm)
-    checkpointer.before_each_save(writer.flush)
+    checkpointer.before_each_save(tracking.flush)
     if stop.received:
         raise NotBegun(f"{stop.received.name}: stopped before step {start + 1}; rerun the same command to resume")
+    checkpointer.provenance = provenance.record(inputs, devices=describe_devices(), start_step=start)
+    if is_first():
+        provenance.append(folder, checkpointer.provenance)
     bar = bars(total=total, initial=start, desc=name, unit="step")
     stack.callback(bar.close)
     tracer = StepTracer(config.profile.steps, folder, records=is_first())
     stack.callback(tracer.close)
-    return Run(mesh, checkpointer, writer, stop, stalls, tracer, lease, bars, bar, start)
+    return Run(mesh, checkpointer, tracking, stop, stalls, tracer, lease, bars, bar, start, total)
+
+
+def _open_trackers(
+    folder: epath.Path, config: ConfigDict, start: int, others: Sequence[Tracker], stack: ExitStack
+) -> Trackers:
+    """Opens the trackers of the workdir and of the config, and logs the config to all. `stack` closes them."""
+    files: list[Tracker] = []
+    services = list(others)
+    trackers = Trackers(files, services)
+    stack.callback(trackers.close)
+    files.append(MetricsFile(folder, start))
+    files.append(TensorBoard(folder, start))
+    if config.tracking.wandb_project:
+        try:
+            services.append(WeightsAndBiases(config.tracking.wandb_project, config.tracking.wandb_entity, folder))
+        except InputError:
+            raise
+        except Exception:  # a resumed run must not wait for a service that is down
+            log.exception("Weights & Biases could not be reached and is not used; the run continues")
+    trackers.log_config(RunRecord(folder, dict(flatten(config)), start))
+    return trackers

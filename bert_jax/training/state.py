@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.model import BertConfig, abstract_parameters, initialize
 from bert_jax.model.bert import Parameters
@@ -69,7 +69,7 @@ def key_data(seed: int) -> np.ndarray:
 
 
 def describe_state(
-    mesh: Mesh,
+    mesh: Mesh | AbstractMesh,
     model: BertConfig,
     optimizer: optax.GradientTransformation,
     seed: int,
@@ -78,7 +78,7 @@ def describe_state(
     frozen: Collection[str] = (),
     **settings: Any,
 ) -> StateSpec:
-    """Plans the state of a run; `settings` go to `initialize`.
+    """Plans the state of a run; `settings` go to `initialize`. On an `AbstractMesh` it cannot be made.
 
     With `zero1` moments are sharded along `data`. The optimizer does not update the `frozen` parts of the model.
     """

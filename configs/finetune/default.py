@@ -17,7 +17,7 @@ def get_config():
     config.num_epochs = 3  # Passes over the training examples.
     config.global_batch_size = 32  # Examples per step, over all devices and microbatches.
     config.gradient_accumulation = 1  # Microbatches per step.
-    config.log_every_steps = 50
+    config.log_every_steps = 50  # Steps between logged rows of metrics.
     config.eval_batch_size = 64  # Examples, over all devices.
 
     config.data = ml_collections.ConfigDict()

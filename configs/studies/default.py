@@ -99,12 +99,12 @@ class StudyTask(_Entry):
 def get_config():
     config = ml_collections.ConfigDict()
     config.title = ""  # Title of the table.
-    config.note = ""  # What the reader has to know about the paper's numbers.
-    config.pretraining = bert.get_config()
+    config.note = ""  # Text below the title, such as the metrics of the columns.
+    config.pretraining = bert.get_config()  # A whole config of pre-training, by default of BERT-BASE.
     config.checkpoints = ml_collections.ConfigDict({"base": "", "large": ""})  # Encoders that exist already.
     config.task_data = ""  # Folder of the tasks' data.
-    config.rows = ()  # StudyRows.
-    config.tasks = ()  # StudyTasks.
+    config.rows = ()  # `StudyRow`s, or dicts with their keys.
+    config.tasks = ()  # `StudyTask`s, or dicts with their keys.
     config.only_rows = ()  # Names of rows to run; (): all.
     config.only_tasks = ()  # Names of tasks to run; (): all.
     config.perplexity = False  # True: a column with the perplexity of pre-training on held-out text.

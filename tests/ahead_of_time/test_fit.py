@@ -178,5 +178,5 @@ def test_without_libtpu_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    with pytest.raises(InputError, match=r"pip install 'bert-jax\[tpu-aot\]'"):
+    with pytest.raises(InputError, match=r"pip install 'jax\[tpu\]'"):
         compile_config(load_config("bert_large"), "v5e:4x4")

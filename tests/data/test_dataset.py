@@ -208,8 +208,8 @@ def test_shard_writer_renames_on_close(tmp_path):
     assert shard.bytes == (tmp_path / "train.array_record").stat().st_size
 
 
-def test_the_example_of_the_guide_opens_it_with_grain(dataset_dir, tmp_path, monkeypatch):
-    page = (helpers.REPOSITORY / "docs" / "guides" / "own_corpus.md").read_text()
+def test_the_documented_example_opens_it_with_grain(dataset_dir, tmp_path, monkeypatch):
+    page = (helpers.REPOSITORY / "docs" / "reference" / "file_formats.md").read_text()
     (example,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "import grain" in block)
     (tmp_path / "data").symlink_to(dataset_dir)
     monkeypatch.chdir(tmp_path)

@@ -61,7 +61,7 @@ def test_a_remote_path_is_not_made_absolute(tmp_path, monkeypatch):
         ("ftp://host/a", "ftp://host/a: .*gs://"),
         ("gs://", "^gs://: "),
         ("s3://bucket/a", "s3://bucket/a: .*pip install s3fs"),
-        ("gs://bucket/a", "gs://bucket/a: .*pip install 'bert-jax\\[gcs\\]'"),
+        ("gs://bucket/a", "gs://bucket/a: .*pip install 'gcsfs>="),
     ],
 )
 def test_paths_that_cannot_be_opened_are_refused(path, message, monkeypatch):
@@ -367,7 +367,7 @@ def test_store_errors_inside_a_library_are_one_line(status, expected, message, m
         except Exception as error:
             raise ValueError("the save failed") from error
 
-    monkeypatch.setattr("bert_jax.tracking.report.plot_curves", save)
+    monkeypatch.setattr("bert_jax.tracking.report.curve_images.plot_curves", save)
     assert main(["report", "run", "--output", "curves.png"]) == expected
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line

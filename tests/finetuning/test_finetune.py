@@ -32,7 +32,7 @@ from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.progress import silent
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.tracking.metrics import read_metrics
-from bert_jax.tracking.throughput import RATES
+from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint, save_parameters
 
 SETTINGS = {
@@ -85,7 +85,8 @@ def flags(checkpoint: Path, task: Path, **overrides: object) -> list[str]:
 
 def untimed(workdir: Path) -> list[dict]:
     return [
-        {name: value for name, value in row.items() if name not in RATES} for row in read_metrics(epath.Path(workdir))
+        {name: value for name, value in row.items() if name not in NOT_REPRODUCIBLE}
+        for row in read_metrics(epath.Path(workdir))
     ]  # fmt: skip
 
 

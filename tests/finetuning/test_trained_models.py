@@ -67,6 +67,26 @@ def test_a_tagger_reads_columns_plain_text_and_rows_alike(models: dict[str, str]
     assert bert_jax.load(models["ner"]).predict(text) == [{key: expected[0][key] for key in ("words", "prediction")}]
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "content", "text"),
+    [
+        ("ner", "a.csv", "idx,text\nr1,the old ship\n", {"text": "the old ship"}),
+        ("stsb", "a.csv", "idx,sentence1,sentence2\nr1,the ship,a fox\n", {"text_a": "the ship", "text_b": "a fox"}),
+        ("choice", "a.jsonl", json.dumps({"guid": "r1", "context": "the ship", "endings": ["sees .", "hears ."]}),
+         {"context": "the ship", "start": "", "endings": {"0": "sees .", "1": "hears ."}}),
+        ("squad", "a.json", json.dumps({"data": [{"paragraphs": [
+            {"context": "the old fox .", "qas": [{"id": "r1", "question": "the fox ?"}]}]}]}),
+         {"question": "the fox ?", "context": "the old fox ."}),
+    ],
+)  # fmt: skip
+def test_ids_and_texts_of_each_kind(models: dict[str, str], kind: str, name: str, content: str, text: dict, tmp_path):
+    (plain,) = said(models[kind], tmp_path, name, content)
+    (line,) = said(models[kind], tmp_path, name, content, with_text=True)
+    assert plain["id"] == "r1"
+    assert line == {**plain, **text}
+    assert list(line)[: 1 + len(text)] == ["id", *text]
+
+
 def test_the_command_tags_a_column_of_rows(models: dict[str, str], tmp_path: Path, capsys):
     (tmp_path / "a.jsonl").write_text(json.dumps({"body": "the ship"}))
     command = ["predict", "--checkpoint", models["ner"], "--input", str(tmp_path / "a.jsonl")]

@@ -1,4 +1,4 @@
-"""Features: each hidden state against `encode`, both forms of the file, and how lines are read and cut."""
+"""Features: each hidden state and pooled vector against `encode`, all forms of the file, and how lines are read."""
 
 import gzip
 import json
@@ -110,6 +110,30 @@ def test_hidden_states_are_those_of_transformers(folder: Path, tmp_path: Path):
         np.testing.assert_allclose(ours, np.stack([state[0] for state in hidden], 1), atol=2e-5)
 
 
+@pytest.mark.parametrize("pool", ["mean", "cls"])
+def test_pooled_lines_are_one_vector_each(pool: str, folder: Path, tmp_path: Path):
+    for name in ("out.jsonl", "out.npz"):
+        assert extract(folder, tmp_path / name, "--pool", pool) == 0
+    assert extract(folder, tmp_path / "first.npz", "--pool", pool, "--layers", "first") == 0
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    with np.load(tmp_path / "out.npz", allow_pickle=False) as arrays, np.load(tmp_path / "first.npz") as first:
+        vectors, tokens = arrays["values"], arrays["tokens"]
+        assert (str(arrays["pool"]), str(arrays["layer"]), str(first["layer"])) == (pool, "-1", "0")
+        other = first["values"]
+    assert (vectors.dtype, vectors.shape) == (np.float32, (len(LINES), 48))
+    for number, texts in ((0, LINES[:1]), (1, ["the owl hears", "a ghost near the harbour ."]), (2, [""])):
+        pieces, hidden = states_of(folder, *texts)
+        expected = hidden.mean(axis=1) if pool == "mean" else hidden[:, 0]
+        np.testing.assert_allclose(vectors[number], expected[-1], atol=2e-6)
+        np.testing.assert_allclose(other[number], expected[1], atol=2e-6)
+        assert tokens[number] == len(pieces)
+        row = rows[number]
+        assert {key: row[key] for key in ("linex_index", "pool", "layer", "tokens")} == {
+            "linex_index": number, "pool": pool, "layer": -1, "tokens": len(pieces),
+        }  # fmt: skip
+        np.testing.assert_allclose(row["values"], vectors[number], atol=1e-6)
+
+
 def test_long_lines_are_cut_and_counted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     (tmp_path / "long.txt.gz").write_bytes(
         gzip.compress(b"the ship sees ||| the moon and the old star\nthe ship\nthe ship sees the moon .")
@@ -159,6 +183,7 @@ def test_names_of_layers():
         (["--batch_size", "0"], r"--batch_size.*\b65,?536\b"),
         (["--batch_size", "9" * 30], r"--batch_size.*\b65,?536\b"),
         (["--input", "missing.txt"], "missing.txt"),
+        (["--pool", "mean", "--layers=-1,-2"], r"--layers=-1,-2: .*\b2\b"),
     ],
 )
 def test_refusals(options: list[str], message: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -12,7 +12,6 @@ from safetensors.numpy import load_file
 from support import sources
 
 import bert_jax
-from bert_jax.errors import InputError
 from bert_jax.interop import huggingface
 from bert_jax.interop.importing import import_checkpoint
 from bert_jax.model.bert import HEADS
@@ -163,18 +162,6 @@ def test_a_masked_lm_folder_that_holds_all_heads(vocabulary: list[str], tmp_path
     save_torch(tmp_path / "hf", vocabulary, "BertForPreTraining")
     sources.edit_json(tmp_path / "hf" / "config.json", architectures=["BertForMaskedLM"])
     assert imported(tmp_path / "hf").heads == HEADS
-
-
-def test_the_conversion_that_the_refusal_of_a_pickle_prints(vocabulary: list[str], tmp_path: Path):
-    model = save_torch(tmp_path / "hf", vocabulary, "BertForMaskedLM")
-    (tmp_path / "hf" / "model.safetensors").unlink()
-    torch.save(model.state_dict(), tmp_path / "hf" / "pytorch_model.bin")
-    with pytest.raises(InputError, match=r"pytorch_model\.bin") as refusal:
-        imported(tmp_path / "hf")
-    code = str(refusal.value).split('python -c "')[1].removesuffix('"')
-    assert "BertForMaskedLM" in code
-    exec(code, {})
-    assert imported(tmp_path / "hf").heads == ("mlm_head",)
 
 
 def test_without_a_head_pooler_and_masked_lm_go_out_as_masked_lm(

@@ -90,6 +90,37 @@ def test_parts_of_a_tokenizer_that_are_no_objects(part: str, value: object, fold
     sources.refused(folder, f"tokenizer.json: {part}")
 
 
+@pytest.mark.parametrize("edited", ["vocab.txt", "tokenizer.json"])
+def test_words_in_the_place_of_unused_pieces(edited: str, folder: Path, vocabulary: list[str]):
+    """The edit of a vocabulary that continued pre-training usually makes, in one of the two files."""
+    before = [f"[unused{number}]" if number in (7, 9) else piece for number, piece in enumerate(vocabulary)]
+    sources.write_tokenizer(folder, vocabulary if edited == "tokenizer.json" else before)
+    lines = before if edited == "tokenizer.json" else vocabulary
+    (folder / "vocab.txt").write_text("\n".join(lines) + "\n")
+    checkpoint = import_checkpoint(str(folder), str(folder.with_name("output")))
+    assert checkpoint.tokenizer.vocab == tuple(vocabulary)
+
+
+@pytest.mark.parametrize("token", ["[ENT]", "covid"])
+def test_added_tokens_in_the_vocabulary(token: str, folder: Path, vocabulary: list[str]):
+    """They are matched before words are split, so that the ids of a text would differ."""
+    sources.write_tokenizer(folder, [*vocabulary[:-1], token])
+    described = json.loads((folder / "tokenizer.json").read_text())
+    added = [*described["added_tokens"], {"id": len(vocabulary) - 1, "content": token, "special": False}]
+    sources.edit_json(folder / "tokenizer.json", added_tokens=added)
+    sources.refused(folder, "tokenizer.json: added_tokens", repr(token))
+
+
+def test_added_tokens_of_transformers_4(folder: Path):
+    (folder / "tokenizer.json").unlink()
+    (folder / "added_tokens.json").write_text(json.dumps({"[ENT]": 103}))
+    sources.refused(folder, "added_tokens.json: '[ENT]'")
+    (folder / "added_tokens.json").unlink()
+    listed = {"4": {"content": "[MASK]"}, "103": {"content": "[ENT]"}}
+    sources.edit_json(folder / "tokenizer_config.json", added_tokens_decoder=listed)
+    sources.refused(folder, "tokenizer_config.json: added_tokens_decoder: '[ENT]'")
+
+
 @pytest.mark.parametrize("token", [{"id": 3}, {"content": ["[SEP]"], "id": 3}, {"content": "[SEP]"}])
 def test_added_tokens_that_are_none(token: dict, folder: Path):
     sources.edit_json(folder / "tokenizer.json", added_tokens=[token])

@@ -124,6 +124,11 @@ def test_a_study_goes_on_where_it_was_stopped(spec: str, overrides, tmp_path: Pa
     assert ltr["columns"]["topic"]["paper_difference"] == pytest.approx(-2.5)
     assert bilstm["pretraining"] == ltr["pretraining"] != first["pretraining"]
     assert released["pretraining"] is None
+    assert [row["pretraining_seeds"] for row in written["rows"]] == [[0], [0], [0], [None]]
+    assert "1 pre-training seed:" in render(table)
+    record = json.loads((tmp_path / "run" / "provenance.json").read_text())
+    assert len(record["runs"]) == 3
+    assert list(record["runs"][0]["inputs"]["encoders"]) == ["released"]
     of_bilstm = searched[-2]
     assert (of_bilstm.head.bilstm, of_bilstm.num_epochs, of_bilstm.optimizer.learning_rate) == (8, 2, 0.01)
     assert of_bilstm.init == str(tmp_path / "run" / "pretraining" / "ltr")
@@ -287,7 +292,9 @@ def test_the_table_has_what_is_pre_trained_and_the_papers_numbers_from_the_start
     monkeypatch.setattr(module, "search", lambda *args, **options: pytest.fail("stopped"))
     with pytest.raises(pytest.fail.Exception):
         study(load_study(spec, overrides), str(tmp_path / "run"))
-    first, second = (tmp_path / "run" / "table.md").read_text().splitlines()[4:6]
+    _, _, first, second, *_ = [
+        line for line in (tmp_path / "run" / "table.md").read_text().splitlines() if line.startswith("|")
+    ]
     assert first == "| MLM & NSP | 1.00 | 3.99 |  | 80.0 |"
     assert second == "| LTR |  |  |  | 77.5 |"  # the paper's, of rows to come
 

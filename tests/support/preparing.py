@@ -4,6 +4,7 @@ from pathlib import Path
 
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
+from bert_jax.files import provenance
 
 SMALL = {"seq_len": 64, "eval_fraction": 0.1, "sentences": "lines"}
 
@@ -16,8 +17,9 @@ def run(inputs, tokenizer, output, *, seed=0, workers=1, allow_unk=0.2, **option
 
 
 def files(folder):
-    """Returns the bytes of every file below a folder, hidden ones included, by path."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+    """Returns the bytes of every file below a folder, hidden ones included, by path; without the record of the run."""
+    paths = [path for path in Path(folder).rglob("*") if path.is_file() and path.name != provenance.FILE]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 def unhidden(folder):

@@ -13,7 +13,7 @@ from etils import epath
 from support import child_processes, helpers
 
 from bert_jax.tracking.metrics import read_metrics
-from bert_jax.tracking.throughput import RATES
+from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
 from bert_jax.training.checkpointing.checkpoints import newest_step
 
 SETTINGS = {
@@ -55,7 +55,7 @@ def train_until(
 
 
 def rows_without_times(workdir: Path) -> list[dict]:
-    return [{k: v for k, v in row.items() if k not in RATES} for row in read_metrics(epath.Path(workdir))]
+    return [{k: v for k, v in row.items() if k not in NOT_REPRODUCIBLE} for row in read_metrics(epath.Path(workdir))]
 
 
 def assert_same_run(workdir: Path, other: Path) -> None:

@@ -10,9 +10,13 @@ import pytest
 PIP = ".venv/bin/python -m pip install --editable"
 COMMANDS = (  # part of a skip reason, and the command that runs the tests
     (r"\b(torch|transformers)\b", f"{PIP} '.[parity]'"),
+    (r"\btensorflow\b", f"{PIP} '.[tf]'"),
+    (r"\bflatbuffers\b", f"{PIP} '.[stablehlo]'"),
     (r"\b(apache_beam|pyarrow)\b", f"{PIP} '.[beam]'"),
     (r"\blibtpu\b|\btpu-aot\b", f"{PIP} '.[tpu-aot]'"),
     (r"\b(seqeval|sklearn|scipy|shellcheck)\b", f"{PIP} '.[dev]'"),
+    (r"\bwandb\b", f"{PIP} '.[wandb]'"),
+    (r"\bchromium\b", "apt-get install chromium"),
     (r"\bBERT_JAX_DATA\b", "BERT_JAX_DATA=FOLDER make test"),
     (r"\bgcloud\b", "install Google Cloud's SDK: https://cloud.google.com/sdk"),
 )

@@ -1,5 +1,6 @@
 """The loop over steps, with a step of its own that counts and a run that writes nothing."""
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,11 +31,14 @@ class FakeRun:
         self.run = SimpleNamespace(
             mesh=make_mesh(ConfigDict({"data": 1, "fsdp": 1, "tensor": 1}), jax.devices()[:1]),
             stop=SimpleNamespace(received=None),
-            bar=SimpleNamespace(set_postfix_str=lambda text: None, update=lambda count: None),
+            bar=SimpleNamespace(
+                set_postfix_str=lambda text, refresh=True: None, unpause=lambda: None, update=lambda count: None
+            ),
             checkpointer=SimpleNamespace(wait=lambda: None, unlogged=unlogged),
             check=lambda: None,
-            writer=SimpleNamespace(write=lambda step, row: self.rows.append({"step": step, **row})),
+            trackers=SimpleNamespace(log_scalars=lambda step, row: self.rows.append({"step": step, **row})),
             start=start,
+            total=100,
         )
         self.tracer = tracer or SimpleNamespace(begins=lambda step: False, ends=lambda step: False)
         self.evaluated: list[int] = []
@@ -67,6 +71,26 @@ class FakeRun:
         hooks = [log_metrics, loop.Trace(self.tracer), evaluate, loop.Save(save, every=save_every), *self.hooks]
         with jax.transfer_guard("allow"):
             return loop.run_steps(run, steps, np.int32(start), hooks)
+
+
+def test_logged_steps_are_lines_of_keys_and_values(caplog):
+    fake = FakeRun()
+    with caplog.at_level("INFO", "bert_jax"):
+        fake.go(stop=5, log_every=2)
+    lines = [record.getMessage() for record in caplog.records if getattr(record, "on_bar", False)]
+    assert [line.split()[:2] for line in lines] == [["step", "2/100"], ["step", "4/100"], ["step", "5/100"]]
+    values = dict(word.split("=") for word in lines[-1].split()[2:])
+    assert float(values["loss"]) == 5
+    assert float(values["learning_rate"]) == 0.5
+
+
+def test_bar_shows_the_latest_step_before_the_first_row():
+    fake, shown = FakeRun(), []
+    fake.run.bar.set_postfix_str = lambda text, refresh=True: shown.append(text)
+    fake.go(stop=3)
+    assert shown[0] == "compiling"
+    assert "compiling" not in shown[1]
+    assert re.search(r"loss 1\b", shown[1])
 
 
 @pytest.mark.parametrize("when", ["between", "evaluated", "traced"])

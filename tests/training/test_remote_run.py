@@ -14,7 +14,7 @@ from bert_jax.cli import main
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.tracking.metrics import read_metrics
-from bert_jax.tracking.throughput import RATES
+from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
 from bert_jax.training.checkpointing.checkpoints import newest_step, open_checkpoint
 
 DATA, RUN = "gs://bucket/data", "gs://bucket/run"
@@ -38,7 +38,7 @@ def run(*arguments: object) -> None:
 def rows(workdir: object) -> list[dict]:
     """Reads the metrics that do not depend on the machine's speed."""
     found = read_metrics(epath.Path(workdir))
-    return [{name: value for name, value in row.items() if name not in RATES} for row in found]
+    return [{name: value for name, value in row.items() if name not in NOT_REPRODUCIBLE} for row in found]
 
 
 def put_folder(store: gcs.Emulator, folder: Path, name: str) -> None:

@@ -32,7 +32,7 @@ from apache_beam.runners.runner import PipelineState
 from etils import epath
 
 from bert_jax.data.hashing import key_from
-from bert_jax.data.preparation import corpus
+from bert_jax.data.preparation import corpus, pydoc_corpus
 from bert_jax.data.preparation.filters import counted_lines, frequent
 from bert_jax.data.preparation.options import CorpusOptions, PrepareOptions
 from bert_jax.data.preparation.shards import BuildTask, Built, build, lowest_hashes, shard_ranges
@@ -107,7 +107,7 @@ def build_splits(
 
 def _everywhere(path: str) -> str:
     """Makes a local path absolute, since workers have another working directory."""
-    return os.path.abspath(path) if path != corpus.PYDOC and os.path.exists(path) else path
+    return os.path.abspath(path) if not pydoc_corpus.is_pydoc(path) and os.path.exists(path) else path
 
 
 def _pipeline(runner: str, flags: Sequence[str]) -> beam.Pipeline:

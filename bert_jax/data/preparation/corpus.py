@@ -13,7 +13,7 @@ Files are plain text, JSON lines with a `text` field, or output of WikiExtractor
 JSON lines have the suffix `.jsonl`, `.ndjson` or `.json`, or begin as a JSON object does, such as `{"id":`. A file that
 begins with `<doc id=` is WikiExtractor's. `file_formats` refuses other formats, such as CSV, HTML and Parquet. All
 other files are plain text. An input `tfds:...` is a TFDS dataset, see `tfds_corpus`: a slice is a range of examples,
-and an example is read like a JSON line.
+and an example is read like a JSON line. "pydoc" and "pydoc:NAME" are docstrings, see `pydoc_corpus`.
 
 Ownership of documents. In plain text, a *boundary* is a blank line (in WikiExtractor files, a `<doc ...>` line). A
 slice [start, end) owns the documents whose last boundary before them begins in [start, end); the slice at 0 also
@@ -29,28 +29,26 @@ import json
 import logging
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import has_magic
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from bert_jax.data.preparation import pydoc_corpus, tfds_corpus
 from bert_jax.data.preparation.options import CorpusOptions
 from bert_jax.errors import InputError
-from bert_jax.files import local_listing, remote
+from bert_jax.files import local_listing, provenance, remote
 from bert_jax.files.file_formats import check_name, not_utf8, text_format
 from bert_jax.files.line_reader import file_bytes, first_line_start, is_compressed, line_number, lines_from
 
 log = logging.getLogger(__name__)
 
-PYDOC = "pydoc"
-"""Input name of the built-in corpus: the English documentation in CPython (see `pydoc_corpus`)."""
-
 SLICE_BYTES = 8 << 20
 """Bytes on disk that one task reads."""
 _GROUP_FILES = 1024  # maximum, since opening a remote file takes a request
+_RECORDED_FILES = 1000  # in a provenance record; the version of a remote file takes a request
 _WIKI_DOC = b"<doc "
 _WIKI_TITLE = re.compile(rb'\btitle="(.*)"\s*>\s*$')
 _JSON_TYPES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
@@ -61,7 +59,7 @@ class Slice:
     """Part of a corpus that one worker reads: the documents owned by bytes [start, end) of a file.
 
     Attributes:
-      path: the file, "pydoc", or "tfds:NAME:SPLIT:FEATURE".
+      path: the file, "pydoc", "pydoc:NAME", or "tfds:NAME:SPLIT:FEATURE".
       start, end: byte offsets, or indices of a TFDS dataset's examples; 0 and None for the whole file.
       bytes: the size on disk, for progress bars.
     """
@@ -77,24 +75,25 @@ def expand(inputs: Sequence[str]) -> list[str]:
 
     Each input's files are sorted, inputs keep their order, and duplicate files, links resolved, are read once. A
     folder stands for every file below it, with links to folders followed; names that begin with a dot are skipped, as
-    in shell patterns. "pydoc" is unchanged, and "tfds:NAME" becomes "tfds:NAME:train:text".
+    in shell patterns. "pydoc" is unchanged, "pydoc:A,B" becomes "pydoc:A" and "pydoc:B", and "tfds:NAME" becomes
+    "tfds:NAME:train:text".
 
     Raises:
-      InputError: no input, a missing file, or a pattern or folder without files.
+      InputError: no input, a missing file or package, or a pattern or folder without files.
     """
     if not inputs:
         raise InputError("--input: expected at least one file, folder or pattern, or 'pydoc'")
     files: dict[str, str] = {}
     for name in inputs:
         for path in _expand_one(name):
-            is_local = not (path == PYDOC or tfds_corpus.is_tfds(path) or remote.is_remote(path))
+            is_local = not (pydoc_corpus.is_pydoc(path) or tfds_corpus.is_tfds(path) or remote.is_remote(path))
             files.setdefault(os.path.realpath(path) if is_local else path, path)
     return list(files.values())
 
 
 def _expand_one(name: str) -> list[str]:
-    if name == PYDOC:
-        return [name]
+    if pydoc_corpus.is_pydoc(name):
+        return pydoc_corpus.expand(name)
     if tfds_corpus.is_tfds(name):
         return [tfds_corpus.normalize(name)]
     if remote.is_remote(name):
@@ -107,7 +106,8 @@ def _expand_one(name: str) -> list[str]:
             return files
         raise InputError(f"--input={name}: the folder contains no files; expected a folder or pattern with text files")
     if not has_magic(name):
-        raise InputError(f"--input={name}: not found: no such file or folder; check the path")
+        hint = local_listing.similar_name(name)
+        raise InputError(f"--input={name}: not found: no such file or folder{hint}; check the path")
     if found := local_listing.matches(name):
         return found
     raise InputError(
@@ -125,7 +125,7 @@ def _expand_remote(name: str) -> list[str]:
 def plan(inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = SLICE_BYTES) -> list[Slice]:
     """Splits a corpus into slices of about `slice_bytes` bytes, in the order of `expand`.
 
-    Compressed files, "pydoc" and, with `documents="file"`, plain text are one slice each.
+    Compressed files, "pydoc", "pydoc:NAME" and, with `documents="file"`, plain text are one slice each.
 
     Raises:
       InputError: as `expand`, an unreadable file, a file whose suffix is not of a text format, or a TFDS dataset that
@@ -138,10 +138,12 @@ def plan(inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = SLICE
         if tfds_corpus.is_tfds(path):
             slices += _example_slices(path, slice_bytes)
             continue
-        if path != PYDOC:
-            check_name(path)
-        size = pydoc_corpus.source_bytes() if path == PYDOC else file_bytes(path)
-        whole = path == PYDOC or size <= slice_bytes or is_compressed(path)
+        if pydoc_corpus.is_pydoc(path):
+            slices.append(Slice(path, 0, None, pydoc_corpus.source_bytes(path)))
+            continue
+        check_name(path)
+        size = file_bytes(path)
+        whole = size <= slice_bytes or is_compressed(path)
         if whole or (options.documents == "file" and text_format(path) == "text"):
             slices.append(Slice(path, 0, None, size))
             continue
@@ -171,14 +173,35 @@ def group_slices(slices: Sequence[Slice]) -> list[tuple[Slice, ...]]:
 
 def fingerprint(path: str) -> str:
     """Returns a string that identifies the content of a file of a `plan`; it changes with any change to the file."""
-    if path == PYDOC:
-        return sys.version
+    if pydoc_corpus.is_pydoc(path):
+        return pydoc_corpus.fingerprint(path)
     if tfds_corpus.is_tfds(path):
         return tfds_corpus.fingerprint(path)
     if remote.is_remote(path):
         return remote.version(path)
     status = os.stat(path)
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
+
+
+def describe_files(slices: Sequence[Slice]) -> dict[str, Any]:
+    """Returns the files of a `plan` for a provenance record, as JSON.
+
+    Keys: `count`, `bytes`, and `files`, the first `_RECORDED_FILES`: `path`, and `bytes` and `modified` of a local file
+    or the `version` of another input.
+    """
+    paths = list(dict.fromkeys(piece.path for piece in slices))
+    return {
+        "count": len(paths),
+        "bytes": sum(piece.bytes for piece in slices),
+        "files": [_describe_file(path) for path in paths[:_RECORDED_FILES]],
+    }
+
+
+def _describe_file(path: str) -> dict[str, Any]:
+    if pydoc_corpus.is_pydoc(path) or tfds_corpus.is_tfds(path) or remote.is_remote(path):
+        return {"path": path, "version": fingerprint(path)}
+    status = os.stat(path)
+    return {"path": os.path.abspath(path), "bytes": status.st_size, "modified": provenance.utc(status.st_mtime)}
 
 
 def _example_slices(path: str, slice_bytes: int) -> list[Slice]:
@@ -200,8 +223,8 @@ def read(piece: Slice, options: CorpusOptions) -> Iterator[str]:
         an object with a string `text`, a truncated or corrupt compressed file, or a line of more than MAX_LINE_BYTES.
         With the file only: a file that cannot be opened or is not text. For TFDS, as `tfds_corpus.texts`.
     """
-    if piece.path == PYDOC:
-        yield from pydoc_corpus.documents()
+    if pydoc_corpus.is_pydoc(piece.path):
+        yield from pydoc_corpus.documents(piece.path)
     elif tfds_corpus.is_tfds(piece.path):
         yield from _read_examples(piece, options)
     elif (file_format := text_format(piece.path)) == "json":

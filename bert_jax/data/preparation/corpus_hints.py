@@ -4,8 +4,7 @@ import logging
 from collections.abc import Sequence
 
 from bert_jax.data.dataset import SplitInfo
-from bert_jax.data.preparation import tfds_corpus
-from bert_jax.data.preparation.corpus import PYDOC
+from bert_jax.data.preparation import pydoc_corpus, tfds_corpus
 from bert_jax.errors import InputError
 from bert_jax.files.file_formats import text_format
 
@@ -58,7 +57,10 @@ def _are_plain_text(files: Sequence[str]) -> bool:
     """Returns True if most of a sample of files are plain text, whose documents only blank lines separate."""
     sample = files[:: -(-len(files) // _SAMPLED_FILES)]
     try:
-        found = [path != PYDOC and not tfds_corpus.is_tfds(path) and text_format(path) == "text" for path in sample]
+        found = [
+            not pydoc_corpus.is_pydoc(path) and not tfds_corpus.is_tfds(path) and text_format(path) == "text"
+            for path in sample
+        ]
     except InputError:  # A file deleted since it was read does not affect the finished dataset.
         return False
     return 2 * sum(found) > len(found)

@@ -48,7 +48,8 @@ from bert_jax.data.unknown_tokens import (
     warn_of_share,
 )
 from bert_jax.errors import InputError
-from bert_jax.files import atomic, remote
+from bert_jax.extras import install_hint
+from bert_jax.files import atomic, provenance, remote
 from bert_jax.progress import Bars, silent
 from bert_jax.text.languages import log_fallback
 from bert_jax.text.tokenization import WordPieceTokenizer
@@ -136,6 +137,8 @@ def prepare(
         check_share(unknown, allow_unk, tokenizer)
         info = _describe(splits, tokenizer, options, seed)
         _publish(folder, work, shards, splits, tokenizer, info)
+        read = {"corpus": corpus.describe_files(slices), "vocabulary": {"sha256": tokenizer.sha256}}
+        provenance.write(folder, provenance.record(read, dataset_hash=info.hash))
         warn_of_share(unknown, tokenizer, above=WARN_SHARE, where=str(folder))
         if options.pairs == "nsp":
             if options.documents == "blank_line":
@@ -181,9 +184,7 @@ def _beam_runner(runner: str, scratch: str | None, beam_options: Sequence[str]) 
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "apache_beam":
             raise
-        raise InputError(
-            f"--runner={runner}: Apache Beam is not installed; run pip install 'bert_jax[beam]'"
-        ) from error
+        raise InputError(f"--runner={runner}: Apache Beam is not installed; run {install_hint('beam')}") from error
     finally:
         logging.disable(logging.NOTSET)
     return beam

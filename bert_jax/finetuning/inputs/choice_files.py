@@ -27,7 +27,7 @@ from bert_jax.finetuning.inputs.task_files import (
     tsv_rows,
     write_lines,
 )
-from bert_jax.finetuning.inputs.text_files import format_of
+from bert_jax.finetuning.inputs.text_files import format_of, row_id
 from bert_jax.text.sequences import EncodedSequence, encode_pairs
 from bert_jax.text.tokenization import WordPieceTokenizer
 
@@ -105,7 +105,7 @@ def _rows(path: str, bad_rows: BadRows, labels: Labels) -> Iterator[tuple[int, s
             endings = [row[name] for name in _ENDINGS]
             label = {"label": row["label"]} if row.get("label") else {}
             # The first column, which has no name, is the row's number.
-            yield line, row.get("") or str(number), {
+            yield line, row.get("") or row_id(row) or str(number), {
                 "context": row["sent1"], "start": row["sent2"], "endings": endings, **label,
             }  # fmt: skip
     elif kind == ".tsv":
@@ -115,7 +115,7 @@ def _rows(path: str, bad_rows: BadRows, labels: Labels) -> Iterator[tuple[int, s
             yield line, str(line - 1), {"context": row["context"], "endings": endings, "label": row.get("label")}
     elif kind in (".jsonl", ".json"):
         for line, value in json_rows(path, bad_rows):
-            yield line, str(value.get("id", line - 1)), value
+            yield line, row_id(value) or str(line - 1), value
     else:
         raise InputError(f"{path}: unknown format; expected a name that ends in .csv (SWAG), .tsv (CODAH) or .jsonl")
 

@@ -31,11 +31,15 @@ _SPACES = re.compile(r"[ \t]+")  # no other: a no-break space may be part of a w
 
 @dataclass(frozen=True)
 class TaggedSentence:
-    """Words and their BIO tags, or None for an untagged file; `document` numbers a file's documents from 0."""
+    """Words and their BIO tags, or None for an untagged file; `document` numbers a file's documents from 0.
+
+    `id` is that of a row with a text, empty for a sentence of a file without rows.
+    """
 
     words: tuple[str, ...]
     tags: tuple[str, ...] | None
     document: int
+    id: str = ""
 
 
 @dataclass(frozen=True)

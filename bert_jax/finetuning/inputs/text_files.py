@@ -10,7 +10,7 @@ Each may be compressed (.gz, .bz2, .zst).
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -34,6 +34,9 @@ TEXT_FIELDS = (
 )  # fmt: skip
 """Default names of the text columns: the first of these that a file has."""
 
+ID_FIELDS = ("id", "idx", "guid", "index")
+"""Names of the column with a row's id: the first of these that has a value."""
+
 _LISTED = 20  # maximum names in a message
 
 _FORMATS = {".csv": csv_rows, ".tsv": tsv_rows, ".jsonl": json_rows, ".json": json_rows}
@@ -43,8 +46,7 @@ _FORMATS = {".csv": csv_rows, ".tsv": tsv_rows, ".jsonl": json_rows, ".json": js
 class TextFields:
     """The names of columns or keys.
 
-    `texts` are one or two; if empty, the first of TEXT_FIELDS that is found. `id` is optional: it defaults to the line
-    number, from 1.
+    `texts` are one or two; if empty, the first of TEXT_FIELDS that is found. `id` is optional, see `row_id`.
     """
 
     texts: tuple[str, ...] = ()
@@ -58,6 +60,15 @@ def format_of(path: str | PathLike[str]) -> str:
     for ending in COMPRESSED:
         name = name.removesuffix(ending)
     return name[name.rfind(".") :] if "." in name else ""
+
+
+def row_id(row: Mapping[str, Any], name: str = "id") -> str:
+    """Returns the value of the column `name`, else that of the first of ID_FIELDS with one; "" without any.
+
+    A row without an id is known by its number from 1: the header is no row, a bad row is one.
+    """
+    found = (row.get(column) for column in (name, *ID_FIELDS))
+    return next((str(value) for value in found if value not in (None, "")), "")
 
 
 def find_fields(path: str | PathLike[str], fields: TextFields) -> TextFields:
@@ -101,7 +112,7 @@ def read_texts(
     kind = format_of(path)
     found: list[tuple[int, str, list[str], Any]] = []  # line, id, texts, raw label
     names: tuple[str, ...] = ()
-    for line, row in _rows_of(path, bad_rows):
+    for number, line, row in _numbered(_rows_of(path, bad_rows), path, bad_rows):
         if not names:
             names = _choose_fields(f"{path}:{line}", row, fields, columns=kind in (".csv", ".tsv"), labelled=labelled)
         try:
@@ -110,8 +121,7 @@ def read_texts(
         except ValueError as error:
             bad_rows.add(path, line, error)
             continue
-        identity = row.get(fields.id)
-        found.append((line, str(line if identity in (None, "") else identity), texts, label))
+        found.append((line, row_id(row, fields.id) or str(number), texts, label))
     classified = labelled and not regression
     classes = _classes(found, labels) if classified else ()
     numbers = {name: number for number, name in enumerate(classes)}
@@ -145,6 +155,17 @@ def _rows_of(path: str | PathLike[str], bad_rows: BadRows) -> Iterator[tuple[int
             f"{path}: unknown format; expected a name ending in {', '.join(_FORMATS)}, or that with .gz, .bz2 or .zst"
         )
     return _FORMATS[kind](str(path), bad_rows)
+
+
+def _numbered(
+    rows: Iterator[tuple[int, dict[str, Any]]], path: str | PathLike[str], bad_rows: BadRows
+) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Yields (row number from 1, line, row). Malformed rows, which `rows` adds to `bad_rows`, are counted."""
+    number, known = 0, bad_rows.counts.get(str(path), 0)
+    for line, row in rows:
+        number += 1 + bad_rows.counts.get(str(path), 0) - known
+        yield number, line, row
+        known = bad_rows.counts.get(str(path), 0)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -78,8 +78,14 @@ class ChoiceTask:
                 for example, scores in zip(examples, outputs, strict=True)
             ]
 
+        def inputs() -> list[dict[str, Any]]:
+            return [
+                {"context": example.context, "start": example.start, "endings": dict(enumerate(example.endings))}
+                for example in examples
+            ]
+
         return Split(
-            name, encoded, None if encoded.labels is None else score, write, predictions, len(examples),
+            name, encoded, None if encoded.labels is None else score, write, predictions, inputs, len(examples),
             self.left_out.get(name, {}),
         )  # fmt: skip
 

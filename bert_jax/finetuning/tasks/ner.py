@@ -100,15 +100,20 @@ class NerTask:
 
         def predictions(outputs: Outputs) -> list[dict[str, Any]]:
             return [
-                {"id": str(number), "words": list(sentence.words), "prediction": tags}
+                {"id": sentence.id or str(number), "words": list(sentence.words), "prediction": tags}
                 for number, (sentence, tags) in enumerate(zip(sentences, predicted(outputs), strict=True), start=1)
             ]
 
         encoded = EncodedExamples([window.sequence for window in windows], None)
         has_tags = all(sentence.tags is not None for sentence in sentences)
+
+        def inputs() -> list[dict[str, Any]]:
+            return [{"text": " ".join(sentence.words)} for sentence in sentences]
+
         return Split(
-            name, encoded, score if has_tags else None, write, predictions, len(sentences), self.left_out.get(name, {})
-        )
+            name, encoded, score if has_tags else None, write, predictions, inputs, len(sentences),
+            self.left_out.get(name, {}),
+        )  # fmt: skip
 
 
 def ner_task(config: ConfigDict, encoding: Encoding) -> NerTask:

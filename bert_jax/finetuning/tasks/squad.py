@@ -94,7 +94,11 @@ class SquadTask:
             return [_prediction(question.id, texts[question.id], found) for question in questions]
 
         encoded = EncodedExamples([window.sequence for window in windows], None)
-        return Split(name, encoded, score, write, predictions, len(questions), self.left_out.get(name, {}))
+
+        def inputs() -> list[dict[str, Any]]:
+            return [{"question": question.question, "context": question.context} for question in questions]
+
+        return Split(name, encoded, score, write, predictions, inputs, len(questions), self.left_out.get(name, {}))
 
     def _windows(self, questions: Sequence[Question]) -> list[Window]:
         return build_windows(

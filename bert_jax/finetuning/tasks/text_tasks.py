@@ -118,8 +118,16 @@ class TextTask:
                 for example, example_outputs in zip(examples, outputs, strict=True)
             ]
 
+        def inputs() -> list[dict[str, Any]]:
+            return [
+                {"text": example.text_a}
+                if example.text_b is None
+                else {"text_a": example.text_a, "text_b": example.text_b}
+                for example in examples
+            ]
+
         return Split(
-            name, encoded, None if encoded.labels is None else score, write, predictions, len(examples),
+            name, encoded, None if encoded.labels is None else score, write, predictions, inputs, len(examples),
             self.left_out.get(name, {}),
         )  # fmt: skip
 

@@ -9,6 +9,7 @@ WORKDIR/checkpoints/STEP/
   tokenizer      the vocabulary and how it is applied
   config         config of the run
   digests        digests of all arrays and other items, which every load verifies
+  provenance     the run that saved it, see `files/provenance.py`; not digested, and never read back
 
 Imported parameters have a folder like that of a step, without optimizer, position and config, and with
 
@@ -22,7 +23,8 @@ Steps of a fine-tuned model have `heads` as well, and
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +34,8 @@ from etils import epath
 
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
-from bert_jax.files import remote
+from bert_jax.files import provenance, remote
+from bert_jax.files.local_listing import similar_name
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import HEADS, Parameters
 from bert_jax.runtime.processes import any_process, is_first, wait_for_first
@@ -43,7 +46,7 @@ from bert_jax.training.checkpointing.checkpoint_damage import (
     check_arrays,
     convert_read_errors,
 )
-from bert_jax.training.checkpointing.checkpoint_digests import changed_items, describe, nonfinite_arrays
+from bert_jax.training.checkpointing.checkpoint_digests import changed_items, describe, json_digest, nonfinite_arrays
 from bert_jax.training.checkpointing.checkpoint_folders import (
     FOLDER,
     complete_steps,
@@ -97,6 +100,8 @@ class Checkpointer:
         )
         self._is_saving = False
         self._before_save: list[Callable[[], None]] = []
+        self.provenance: Mapping[str, Any] = {}
+        """The entry of the run that saves, see `files/provenance.py`."""
         self.unlogged: dict[str, Any] | None = None
         """Sums of metrics of the restored step that are not logged yet; see `RunningMeans`."""
         self._description = {
@@ -121,6 +126,7 @@ class Checkpointer:
         """
         for function in self._before_save:
             function()
+        began = time.perf_counter()
         self._is_saving = True
         position: dict[str, Any] = {"next_batch": step, "datasets": list(dataset_hashes), "unlogged": unlogged}
         if first_rows is not None:
@@ -132,12 +138,17 @@ class Checkpointer:
             **self._description,
         }
         items["digests"] = describe(arrays, items)
+        items["provenance"] = dict(self.provenance)
         self._manager.save(
             step,
             args=ocp.args.Composite(
                 **{name: ocp.args.StandardSave(tree) for name, tree in arrays.items()},
                 **{name: ocp.args.JsonSave(value) for name, value in items.items()},
             ),
+        )
+        seconds = time.perf_counter() - began
+        log.info(
+            "Step %d: checkpoint (%s) copied in %.1f s, and written in the background", step, _size(state), seconds
         )
 
     def restore(self, newest: int, abstract: TrainState) -> tuple[int, TrainState]:
@@ -150,11 +161,14 @@ class Checkpointer:
         for folder in complete_steps(self._workdir):
             if int(folder.name) > newest:
                 continue
+            began = time.perf_counter()
+            log.info("Restoring %s (%s)", folder, _size(abstract))
             try:
                 state, position = _read_state(folder, abstract)
             except DamagedError as error:
                 damage.append(str(error))  # the error itself would keep arrays alive
                 continue
+            log.info("Restored and verified in %.1f s", time.perf_counter() - began)
             self._set_aside_after(int(folder.name), damage)
             self.unlogged = position.get("unlogged")
             return int(folder.name), state
@@ -183,11 +197,19 @@ class Checkpointer:
     def wait(self) -> None:
         """Waits until every save is on disk; raises the error of a failed one."""
         self._is_saving = False
+        if self._manager.is_saving_in_progress():
+            log.info("Waiting for the checkpoint to be written")
         self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Waits for saves and closes the folder."""
         self._manager.close()
+
+
+def _size(tree: Any) -> str:
+    """Returns the bytes of all arrays, for the log."""
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
 def _read_state(folder: epath.Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
@@ -259,6 +281,10 @@ class Checkpoint:
         """Heads in `HEADS` that the checkpoint lacks."""
         return tuple(head for head in HEADS if head not in self.heads)
 
+    def reference(self) -> dict[str, Any]:
+        """Returns `path`, `step` and `digest` (None if an older version saved it), for a provenance record."""
+        return {"path": str(self.path), "step": self.step, "digest": self.digests and json_digest(self.digests)}
+
     def require_heads(self, *heads: str, by: str) -> None:
         """Raises InputError with the missing ones of `heads`, and with `by`, the user that needs them."""
         if missing := [head for head in heads if head not in self.heads]:
@@ -312,10 +338,12 @@ def save_parameters(
     tokenizer: WordPieceTokenizer,
     heads: Collection[str],
     task: dict[str, Any] | None = None,
+    inputs: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes a checkpoint of parameters alone, atomically; `open_checkpoint` reads it.
 
     Replaces `folder` without asking. `parameters` have only the heads in `heads`; `task` is that of a fine-tuned model.
+    `inputs` are those of its provenance record.
     """
     items = {
         "bert_config": bert_config.to_dict(),
@@ -324,6 +352,7 @@ def save_parameters(
         **({} if task is None else {"task": task}),
     }
     items["digests"] = describe({"parameters": parameters}, items)
+    items["provenance"] = provenance.record(inputs or {})
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         checkpointer.save(
             remote.absolute(folder),
@@ -367,7 +396,7 @@ def open_checkpoint(location: str) -> Checkpoint:
     check_place(given)
     kinds = "a workdir, one of its checkpoints/STEP, or the output of `bert-jax import`"
     if not remote.exists(given):
-        raise InputError(f"{location} does not exist; expected {kinds}")
+        raise InputError(f"{location} does not exist{similar_name(location)}; expected {kinds}")
     path = newest_step(given) or given
     if not all(remote.exists(path / item) for item in ("parameters", "bert_config")) or not is_saved(path):
         runs = "".join(f" ({name} in it does)" for name in _workdirs_in(given)[:1])

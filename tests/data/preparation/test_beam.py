@@ -148,7 +148,7 @@ def test_paths_of_workers(tmp_path, monkeypatch):
     (tmp_path / "pydoc").mkdir()
     (tmp_path / "a.txt").write_text("the ship .")
     assert beam._everywhere("a.txt") == str(tmp_path / "a.txt")
-    for name in ("pydoc", "gs://bucket/a.txt", "tfds:fables:train:text"):
+    for name in ("pydoc", "pydoc:numpy", "gs://bucket/a.txt", "tfds:fables:train:text"):
         assert beam._everywhere(name) == name
 
 
@@ -293,7 +293,7 @@ sys.exit(cli.main({arguments!r}))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("bert-jax prepare: --runner=DirectRunner: ")
-    assert done.stderr.endswith("pip install 'bert_jax[beam]'\n")
+    assert done.stderr.endswith("pip install 'apache-beam>=2.70'\n")
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "data").exists()
 

@@ -9,7 +9,6 @@ import random
 import re
 import tempfile
 import tracemalloc
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.preparation import corpus, pydoc_corpus
+from bert_jax.data.preparation import corpus
 from bert_jax.data.preparation.corpus import CorpusOptions, Slice, expand, group_slices, plan, read
 from bert_jax.errors import InputError
 from bert_jax.files import file_formats, line_reader
@@ -443,45 +442,6 @@ def test_slices_cover_a_file_exactly(write):
         (30, 60, 30),
         (60, 90, 30),
         (90, 100, 10),
-    ]
-
-
-@pytest.mark.parametrize("every", [16, pytest.param(1, marks=pytest.mark.long)])
-def test_pydoc_is_a_corpus_of_prose(every, monkeypatch):
-    sources = list(pydoc_corpus._sources())[::every]
-    monkeypatch.setattr(pydoc_corpus, "_sources", lambda: iter(sources))
-    pieces = plan(["pydoc"], CorpusOptions())
-    assert len(pieces) == 1
-    assert pieces[0].bytes > (1 << 20) // every
-    documents = list(read(pieces[0], CorpusOptions()))
-    assert documents[:90] == list(islice(pydoc_corpus.documents(), 90))  # In the same order each time.
-    text = "\n".join(documents)
-    assert len(text) > 1_000_000 // every
-    assert len(documents) > 300 // every
-    assert ">>>" not in text
-    assert "====" not in text
-    assert 'The "if" statement is used for conditional execution:' in text
-    letters = sum(character.isalpha() or character.isspace() for character in text)
-    assert letters > 0.9 * len(text)
-
-
-def test_the_docstrings_of_a_module_become_paragraphs(tmp_path, monkeypatch):
-    (tmp_path / "module.py").write_text(
-        '"""A module that does a thing\nwhich takes two lines to say.\n\nHeading of It All\n=================\n\n'
-        "    >>> example(1, 2)\n    the output of the example\n\n.. note:: a directive\n\n* the first of the bullets\n"
-        '  goes on here\n* the second of the bullets\n"""\nimport does_not_exist\n\n\nclass Thing:\n'
-        '    """A thing made of :class:`other` things."""\n\n    def act(self):\n        """Acts."""\n'
-    )
-    (tmp_path / "broken.py").write_text("def f(:\n")
-    (tmp_path / "test").mkdir()
-    (tmp_path / "test" / "test_module.py").write_text('"""A docstring that nobody wants to read."""\n')
-    monkeypatch.setattr(pydoc_corpus.sysconfig, "get_path", lambda name: str(tmp_path))
-    assert list(pydoc_corpus.documents())[-1].split("\n") == [
-        "A module that does a thing which takes two lines to say.",
-        "Heading of It All",
-        "the first of the bullets goes on here",
-        "the second of the bullets",
-        "A thing made of other things.",
     ]
 
 

@@ -20,6 +20,7 @@ from bert_jax.data.preparation import corpus, tfds_corpus
 from bert_jax.data.preparation.corpus import CorpusOptions, expand, plan, read
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
 from bert_jax.errors import InputError
+from bert_jax.files import provenance
 from bert_jax.text.tokenization import WordPieceTokenizer
 
 TEXTS = [f"  {text}\r\n\n \u3000\n" for text in helpers.make_corpus(documents=300).split("\n\n")]
@@ -89,7 +90,7 @@ def json_lines(path):
 
 
 def files(folder):
-    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.name != provenance.FILE}
 
 
 # --- Documents --------------------------------------------------------------------------------------------------

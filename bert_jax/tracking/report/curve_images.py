@@ -1,6 +1,6 @@
-"""Plots the curves of a run: of pre-training with the unigram baseline, or of fine-tuning with its scores."""
+"""Images of the curves of runs: of pre-training with the unigram baseline, or of fine-tuning with its scores."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -11,7 +11,7 @@ from matplotlib import pyplot
 
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.tracking.metrics import read_metrics
+from bert_jax.tracking.report.reported_runs import Rows, read_rows
 
 PRETRAINING = {
     "mlm_loss": "MLM loss (nats)", "mlm_accuracy": "MLM accuracy", "nsp_loss": "NSP loss (nats)",
@@ -26,9 +26,6 @@ SCORES = {
 }  # fmt: skip
 """Panel titles by metric name; other scores are not drawn."""
 SMOOTHING_ROWS = 10  # logged training rows that are averaged for a point
-_LEVELS = 4  # folder levels from a study down to its runs
-
-Rows = list[dict[str, Any]]
 
 
 def plot_curves(workdirs: Sequence[str], output: str) -> None:
@@ -39,15 +36,12 @@ def plot_curves(workdirs: Sequence[str], output: str) -> None:
     panel with a line for each split.
 
     Raises:
-      InputError: a workdir has no metrics, runs of pre-training and of fine-tuning are mixed, or the type of `output`
-        is unknown.
+      InputError: a workdir has no metrics, or runs of pre-training and of fine-tuning are mixed.
     """
-    runs = {workdir: _rows(workdir) for workdir in workdirs}
+    runs = {workdir: read_rows(workdir) for workdir in workdirs}
     names = {workdir: remote.absolute(workdir).name for workdir in runs}
     labels = names if len(set(names.values())) == len(names) else {workdir: workdir for workdir in runs}
     suffix = epath.Path(output).suffix.lower()
-    if suffix not in (".png", ".svg", ".pdf"):
-        raise InputError(f"--output={output}: must end with .png, .svg or .pdf, got {suffix!r}")
     panels = _panels(runs)
     across = 2 if len(panels) <= 4 else 3
     down = -(-len(panels) // across)
@@ -73,37 +67,16 @@ def plot_curves(workdirs: Sequence[str], output: str) -> None:
     pyplot.close(figure)
 
 
-def _rows(workdir: str) -> Rows:
-    folder = remote.parse_path(workdir)
-    if rows := read_metrics(folder):
-        return rows
-    runs = [] if remote.is_remote(folder) else [str(run) for run in _runs_below(folder, _LEVELS)]
-    if runs:
-        raise InputError(
-            f"{workdir} has no metrics of its own, but {len(runs)} runs with metrics; pass those to draw, "
-            f"such as {runs[0]}"
-        )
-    raise InputError(f"{workdir} has no metrics; pass the --workdir of `bert-jax pretrain` or `bert-jax finetune`")
-
-
-def _runs_below(folder: epath.Path, levels: int) -> Iterator[epath.Path]:
-    """Yields the workdirs with metrics in a folder of a search or a study, by name."""
-    if not levels or not folder.is_dir():
-        return
-    for child in sorted(folder.iterdir()):
-        if child.is_dir() and read_metrics(child):
-            yield child
-        else:
-            yield from _runs_below(child, levels - 1)
-
-
 def _panels(runs: Mapping[str, Rows]) -> dict[str, str]:
     """Returns panel titles by metric, for metrics of at least one run. Raises InputError for runs of both kinds."""
     keys = {workdir: {key for row in rows for key in row} for workdir, rows in runs.items()}
     pretrained = [workdir for workdir in runs if keys[workdir] & {*PRETRAINING}]
     if pretrained and len(pretrained) < len(runs):
         other = next(workdir for workdir in runs if workdir not in pretrained)
-        raise InputError(f"{pretrained[0]} is a run of pre-training and {other} is not; draw one kind at a time")
+        raise InputError(
+            f"{pretrained[0]} is a run of pre-training and {other} is not; draw one kind at a time, or both with "
+            "--output=report.html"
+        )
     found = {key.rpartition("/")[2] for run_keys in keys.values() for key in run_keys}
     titles = PRETRAINING if pretrained else {**FINETUNING, **SCORES}
     return {name: title for name, title in titles.items() if name in found}

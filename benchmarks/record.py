@@ -1,0 +1,196 @@
+"""Writes the rows of a benchmark to JSON, with the environment that measured them, and renders them as Markdown.
+
+A benchmark prints, and the documentation shows, what `render` makes of the file in results/. A table is its columns,
+each a heading and a format string over the keys of a row, and its rows, which hold numbers with their units in the key.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+RESULTS = Path(__file__).resolve().parent / "results"
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+"""Packages whose versions are recorded for every benchmark."""
+
+
+def add_json_argument(parser: argparse.ArgumentParser, name: str) -> None:
+    """Adds `--json FILE`, by default results/NAME.json."""
+    parser.add_argument(
+        "--json", type=Path, default=RESULTS / f"{name}.json", metavar="FILE",
+        help=f"output: the results as JSON (default: benchmarks/results/{name}.json)",
+    )  # fmt: skip
+
+
+class Record:
+    """Holds the results of one benchmark, and writes them atomically after each change.
+
+    `measures` are the files and folders, relative to the repository, whose change makes the results older than the
+    code. `packages` are those whose versions matter besides `PACKAGES`.
+    """
+
+    def __init__(self, path: Path, measures: Iterable[str], packages: Iterable[str] = ()):
+        self.path = path
+        measures = sorted(measures)
+        words = [f"benchmarks/{Path(sys.argv[0]).name}", *map(_without_folder, sys.argv[1:])]
+        self.content: dict[str, Any] = {
+            "name": path.stem,
+            "command": shlex.join(["python", *words]),
+            "date": today(),
+            "environment": environment(packages),
+            "code": {"measures": measures, "digest": code_digest(measures)},
+            "values": {},
+            "tables": {},
+        }  # fmt: skip
+
+    @property
+    def stamp(self) -> dict[str, Any]:
+        """Date, commit and code of a row, for tables that several runs fill."""
+        return {
+            "date": self.content["date"],
+            "commit": self.content["environment"]["commit"],
+            "code": self.content["code"]["digest"],
+        }
+
+    def earlier(self, table: str) -> list[dict]:
+        """Returns the rows of a table in the existing file, or none."""
+        if not self.path.exists():
+            return []
+        return json.loads(self.path.read_text(encoding="utf-8"))["tables"].get(table, {}).get("rows", [])
+
+    def set_values(self, **values: Any) -> None:
+        """Records single numbers, for sentences."""
+        self.content["values"] |= values
+        self.write()
+
+    def set_table(self, table: str, columns: Mapping[str, str], rows: Iterable[dict]) -> None:
+        self.content["tables"][table] = {"columns": dict(columns), "rows": list(rows)}
+        self.write()
+
+    def write(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_suffix(".partial")
+        partial.write_text(json.dumps(self.content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        partial.replace(self.path)
+
+    def render(self, table: str) -> str:
+        return render(self.content["tables"][table])
+
+
+def render(table: Mapping[str, Any]) -> str:
+    """Returns a table in Markdown."""
+    lines = ["| " + " | ".join(table["columns"]) + " |", "|" + " --- |" * len(table["columns"])]
+    lines += ["| " + " | ".join(cell(form, row) for form in table["columns"].values()) + " |" for row in table["rows"]]
+    return "\n".join(lines)
+
+
+def cell(form: str, row: Mapping[str, Any]) -> str:
+    """Returns the text of a cell: empty if the row lacks a key, with "?" for a number that is unknown (null)."""
+    try:
+        return form.format_map({key: _UNKNOWN if value is None else value for key, value in row.items()})
+    except KeyError:
+        return ""
+
+
+class _Unknown:
+    def __format__(self, specification: str) -> str:
+        return "?"
+
+
+_UNKNOWN = _Unknown()
+
+
+def read(name: str) -> dict[str, Any]:
+    """Returns the content of results/NAME.json."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def provenance(content: Mapping[str, Any]) -> str:
+    """Returns the line below a table: command, date, versions, machine, commit, and whether the code has changed."""
+    found = content["environment"]
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    machine = f"{found['cores']} cores" if found["cores"] else ""
+    if found["cpu"]:
+        machine += f" of {found['cpu']}"
+    parts = [f"`{content['command']}`", content["date"] or "date not recorded", versions, machine]
+    parts.append(f"commit {found['commit'][:10]}" if found["commit"] else "commit not recorded")
+    line = ", ".join(part for part in parts if part) + "."
+    older, rows = outdated(content)
+    if older and older < rows:
+        line += f" {older} of {rows} rows are older than the code that they measure."
+    elif older and content["code"]["digest"]:
+        line += " The code that it measures has changed since."
+    return line + (f" {content['note']}" if content.get("note") else "")
+
+
+def outdated(content: Mapping[str, Any]) -> tuple[int, int]:
+    """Returns the number of rows that were measured on other code than today's, and the number of all rows.
+
+    A row without a stamp is as old as the file.
+    """
+    today = code_digest(content["code"]["measures"])
+    rows = [row for table in content["tables"].values() for row in table["rows"]]
+    return sum(row.get("code", content["code"]["digest"]) != today for row in rows), len(rows)
+
+
+def code_digest(measures: Iterable[str]) -> str:
+    """Returns a digest of the Python files in `measures`."""
+    digest = hashlib.sha256()
+    for name in sorted(measures):
+        path = REPOSITORY / name
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(f"{file.relative_to(REPOSITORY).as_posix()}\0".encode())
+            digest.update(file.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def environment(packages: Iterable[str] = ()) -> dict[str, Any]:
+    """Returns versions, commit, CPU model and number of cores of this process."""
+    versions = {"Python": platform.python_version()}
+    for name in (*PACKAGES, *packages):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"versions": versions, "commit": _commit(), "cpu": _cpu_model(), "cores": cores}
+
+
+def today() -> str:
+    return datetime.now(UTC).date().isoformat()
+
+
+def _commit() -> str | None:
+    """Returns the commit, with "+" if files that git tracks were changed; None outside of a clone."""
+    git = ["git", "-C", str(REPOSITORY)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "bert_jax", "configs"], check=False).returncode
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head + "+" * bool(changed)
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _without_folder(argument: str) -> str:
+    """Returns an argument of the command; of an absolute path only the last part."""
+    name, equals, value = argument.rpartition("=")
+    return f"{name}{equals}{Path(value).name}" if value.startswith("/") else argument

@@ -1,0 +1,119 @@
+"""The parts of a pre-training run, for a training loop of one's own.
+
+    training = bert_jax.Training(bert_jax.load_config("bert_tiny", {"data.path": "data"}))
+    state = training.initial_state()
+    for step, batch in training.batches():
+        state, metrics = training.step(state, batch)
+    training.save("runs/own", state)
+
+The batches, the state and the step are those of `bert_jax.pretrain` with the same config, to the bit.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
+from functools import cached_property
+
+import jax
+
+from bert_jax.batch import Batch
+from bert_jax.config import ConfigDict
+from bert_jax.data.loading.prefetch import Prefetch
+from bert_jax.errors import InputError
+from bert_jax.files import remote
+from bert_jax.parallel.host_batches import put_batch, rows_here
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.training.checkpointing.checkpoints import HEADS, check_place, save_parameters
+from bert_jax.training.evaluation import Evaluator
+from bert_jax.training.phase_data import load_phase
+from bert_jax.training.phases import open_phases
+from bert_jax.training.pretrain import describe_inputs, plan_step
+from bert_jax.training.state import TrainState
+from bert_jax.training.train_step import Metrics, make_eval_step
+from bert_jax.training.warm_start import initialize_from, open_init
+
+
+class Training:
+    """Data, mesh, model, optimizer and jitted step of a config's run.
+
+    Attributes:
+      config: the run's config, with inferred values filled in.
+      mesh: the `jax.sharding.Mesh` of `config.mesh`.
+      model: the model's `BertConfig`.
+      tokenizer: the tokenizer of the dataset.
+    """
+
+    def __init__(self, config: ConfigDict):
+        """Opens the dataset of `config.data.path`, and plans the state and the step; allocates no parameters.
+
+        Raises InputError if config, dataset and devices do not match, and for a config of several phases.
+        """
+        phases = open_phases(config)
+        if len(phases) > 1:
+            raise InputError(f"phases: expected one phase, got {len(phases)}; make a Training for each")
+        self.mesh = make_mesh(config.mesh)
+        self._loaded = load_phase(phases[0], self.mesh)
+        phase = self._loaded.phase
+        self.config, self.model, self.tokenizer = phase.config, phase.model, phase.datasets[0].tokenizer
+        self._spec, self._step = plan_step(self.mesh, phase, self.model)
+
+    def initial_state(self) -> TrainState:
+        """Makes the state of step 0: from the checkpoint `config.init`, else at random from `config.seed`."""
+        if not self.config.init:
+            return self._spec.make()
+        dataset = self._loaded.phase.datasets[0]
+        init = open_init(self.config.init, self.model, dataset, missing_heads=self.config.init_missing_heads)
+        return initialize_from(init, self._spec)
+
+    def batches(self, start: int = 0) -> Iterator[tuple[int, Batch[jax.Array]]]:
+        """Yields (step, batch) for the steps `start` + 1 to `config.total_steps`, prefetched by a thread.
+
+        A batch is [A, B / A, ...], A microbatches of B / A rows, sharded over the mesh; see `Batch`.
+        """
+        config = self.config
+        rows = rows_here(self.mesh, config.global_batch_size, config.gradient_accumulation)
+
+        def make(step: int) -> Batch[jax.Array]:
+            batch = self._loaded.train_loader.batch(step, rows)
+            return put_batch(self.mesh, batch, config.gradient_accumulation, batch_size=config.global_batch_size)
+
+        with closing(Prefetch(make, start, config.total_steps)) as batches:
+            yield from enumerate(batches, start + 1)
+
+    def step(self, state: TrainState, batch: Batch[jax.Array]) -> tuple[TrainState, Metrics]:
+        """Returns the state after one update, and its metrics as scalars on the device. `state` is donated.
+
+        Metrics: `loss`, `mlm_loss`, `mlm_accuracy`, `nsp_loss`, `nsp_accuracy`, `learning_rate`, `grad_norm`,
+        `nonfinite_steps`, `nonfinite_streak`; losses in nats.
+        """
+        with jax.set_mesh(self.mesh):
+            return self._step(state, batch)
+
+    def evaluate(self, state: TrainState) -> dict[str, float]:
+        """Returns the losses on `config.eval_batches` of the eval split, as `pretrain` logs them.
+
+        Raises InputError if the dataset has no eval split.
+        """
+        if not self._loaded.eval_loader.batches:
+            raise InputError(
+                f"data.path={self.config.data.path}: no eval split, or eval_batches=0; nothing to evaluate"
+            )
+        with jax.set_mesh(self.mesh):
+            return self._evaluator.run(state.parameters)
+
+    @cached_property
+    def _evaluator(self) -> Evaluator:
+        eval_step = make_eval_step(self.mesh, self._spec.graph, self._spec.shardings.parameters)
+        return Evaluator(self.mesh, eval_step, self._loaded.eval_loader, nsp=self.config.objective.nsp)
+
+    def save(self, folder: str, state: TrainState) -> None:
+        """Writes the parameters as a CHECKPOINT, for `bert_jax.load`, `finetune` and `export`; replaces `folder`.
+
+        The optimizer's moments are not saved: such a checkpoint initializes a run, and resumes none.
+        """
+        target = remote.absolute(folder)
+        check_place(target)
+        save_parameters(
+            target, state.parameters, bert_config=self.model, tokenizer=self.tokenizer,
+            heads=[head for head in HEADS if head in state.parameters],
+            inputs=describe_inputs([self._loaded.phase], None),
+        )  # fmt: skip

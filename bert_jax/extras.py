@@ -1,0 +1,20 @@
+"""Optional packages: the command that installs what an extra of this package requires."""
+
+import re
+from importlib import metadata
+
+PACKAGE = "bert-jax"
+
+
+def install_hint(extra: str) -> str:
+    """Returns the pip command that installs the requirements of an extra, such as `pip install 'gcsfs>=2024.6'`.
+
+    It works wherever this package was installed from, an index or a clone.
+    """
+    pattern = re.compile(rf"""(.+?)\s*;\s*extra\s*==\s*['"]{re.escape(extra)}['"]""")
+    try:
+        lines = metadata.requires(PACKAGE) or []
+    except metadata.PackageNotFoundError:  # a clone on the path, not installed
+        return f"pip install -e '.[{extra}]'"
+    required = [match[1] for line in lines if (match := pattern.fullmatch(line))]
+    return f"pip install {' '.join(repr(requirement) for requirement in required)}"

@@ -1,0 +1,65 @@
+"""The commands that usually follow a command, and use its results."""
+
+import argparse
+import shlex
+from collections.abc import Callable
+
+_quoted = shlex.quote
+
+
+def _vocab(options: argparse.Namespace) -> list[str]:
+    corpus = " ".join(map(_quoted, options.input))
+    return [f"bert-jax prepare --input {corpus} --vocab {_quoted(options.output)} --output data"]
+
+
+def _prepare(options: argparse.Namespace) -> list[str]:
+    nsp = " --config.objective.nsp=False" if options.pairs == "none" else ""
+    place = _quoted(options.output)
+    return [
+        f"bert-jax inspect {place}",
+        f"bert-jax pretrain --config=bert_tiny --workdir=runs/tiny --config.data.path={place}{nsp}",
+    ]
+
+
+def _predict(options: argparse.Namespace) -> list[str]:
+    return [f"bert-jax evaluate --checkpoint={_quoted(options.checkpoint)} --data=FILE"]
+
+
+def _evaluate(options: argparse.Namespace) -> list[str]:
+    return [f"bert-jax export --checkpoint={_quoted(options.checkpoint)} --output=hf"]
+
+
+def _export(options: argparse.Namespace) -> list[str]:
+    program = f"from transformers import AutoModel; print(AutoModel.from_pretrained({options.output!r}))"
+    return [f"python -c {_quoted(program)}"]
+
+
+def _import(options: argparse.Namespace) -> list[str]:
+    init = f"--workdir=WORKDIR --config.init={_quoted(options.output)}"
+    return [
+        f"bert-jax finetune --config=finetune/glue:TASK {init} --config.data.path=FOLDER",
+        f"bert-jax pretrain --config=bert_base {init} --config.data.path=DATASET",
+    ]
+
+
+def _inspect(options: argparse.Namespace) -> list[str]:
+    return [f"bert-jax pretrain --config=bert_tiny --workdir=runs/tiny --config.data.path={_quoted(options.data)}"]
+
+
+def _compile(options: argparse.Namespace) -> list[str]:
+    return [f"bert-jax pretrain --config={_quoted(options.config)} --workdir=WORKDIR{_overrides(options)}"]
+
+
+def _dry_run(options: argparse.Namespace) -> list[str]:
+    return [f"bert-jax compile --config={_quoted(options.config)} --topology=v5e:2x2{_overrides(options)}"]
+
+
+def _overrides(options: argparse.Namespace) -> str:
+    return "".join(f" {_quoted(f'--config.{key}={value}')}" for key, value in options.overrides)
+
+
+NEXT_STEPS: dict[str, Callable[[argparse.Namespace], list[str]]] = {
+    "vocab": _vocab, "prepare": _prepare, "inspect": _inspect, "predict": _predict, "evaluate": _evaluate,
+    "export": _export, "import": _import, "compile": _compile, "dry_run": _dry_run,
+}  # fmt: skip
+"""By command. `pretrain` and `finetune` log theirs when a run is finished, and "dry_run" is that of `--dry_run`."""

@@ -1,0 +1,1 @@
+"""Reports on runs: one HTML file with curves and tables, or an image of the curves."""

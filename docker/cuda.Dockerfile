@@ -1,0 +1,36 @@
+# bert_jax on NVIDIA GPUs: CUDA 13 from wheels, the driver from the NVIDIA container toolkit. Has not been run on a GPU.
+#
+#   docker build --file docker/cuda.Dockerfile --tag bert-jax:cuda .
+#   docker run --rm --gpus all --volume "$PWD:/work" bert-jax:cuda pretrain --help
+FROM python:3.13-slim
+
+LABEL org.opencontainers.image.title="bert_jax (cuda)" \
+      org.opencontainers.image.description="BERT pre-training in JAX and Flax" \
+      org.opencontainers.image.licenses="Apache-2.0"
+
+ENV BERT_JAX_CACHE=/tmp/bert_jax \
+    MPLCONFIGDIR=/tmp/matplotlib \
+    PYTHONUNBUFFERED=1 \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    NVIDIA_VISIBLE_DEVICES=all
+
+RUN useradd --create-home --uid 1000 bert && install --directory --owner=bert --group=bert /work
+
+# Dependencies first: this layer is rebuilt only if a supported version or a constraint changes.
+WORKDIR /opt/bert_jax
+COPY constraints/py313.txt constraints/
+COPY bert_jax/supported_versions.py bert_jax/
+RUN python -c "import runpy; print(*runpy.run_path('bert_jax/supported_versions.py')['REQUIREMENTS'], sep='\n')" \
+      > requirements.txt \
+ && pip install --no-cache-dir --constraint constraints/py313.txt --requirement requirements.txt 'gcsfs>=2024.6' 'jax[cuda13]'
+
+COPY setup.py pyproject.toml README.md LICENSE ./
+COPY configs configs
+COPY bert_jax bert_jax
+RUN pip install --no-cache-dir --no-deps . \
+ && bert-jax --version
+
+USER 1000
+WORKDIR /work
+ENTRYPOINT ["bert-jax"]
+CMD ["--help"]

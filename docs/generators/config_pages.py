@@ -1,0 +1,153 @@
+"""Tables of all config keys: default, type and comment, read from the sources of the configs.
+
+The comment of a key is that at the end of its line, or else the comment lines directly above it.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bert_jax.config import ConfigDict, flatten, load_config
+from bert_jax.configs.studies.default import StudyRow, StudyTask
+from bert_jax.finetuning import resuming
+from bert_jax.training import phases, workdir
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+SECTIONS = {  # the first part of a key: the heading of its table
+    "": "The run",
+    "model": "Model",
+    "objective": "Objective",
+    "data": "Data",
+    "task": "Task",
+    "head": "Output layers",
+    "optimizer": "Optimizer",
+    "search": "Search",
+    "mesh": "Mesh",
+    "checkpoint": "Checkpoints",
+    "checkpoints": "Checkpoints",
+    "profile": "Profile",
+    "tracking": "Trackers",
+}
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a config: its value, and the comment beside it."""
+
+    name: str
+    default: object
+    comment: str
+
+    @property
+    def section(self) -> str:
+        return self.name.rpartition(".")[0].partition(".")[0]
+
+
+def keys(config: str) -> list[Key]:
+    """Returns the keys of a packaged config, in the order of the sources.
+
+    Raises ValueError for a key without a comment.
+    """
+    files = [CONFIGS / "_common.py", CONFIGS / f"{config}.py"]
+    comments = {key: text for file in files for key, text in read_comments(file).items()}
+    order = {key: number for number, key in enumerate(comments)}
+    found = []
+    for name, value in flatten(load_config(config, keys_of=config)):
+        if config == "studies/default" and name.startswith("pretraining."):
+            continue
+        comment = comments.get(name) or comments.get(name.rpartition(".")[0])
+        if not comment:
+            raise ValueError(f"configs/{config}.py: {name} has no comment; say what it is, with its unit")
+        found.append(Key(name, value, comment))
+    if config == "studies/default":
+        found.append(Key("pretraining", "configs/bert.py", comments["pretraining"]))
+    return sorted(found, key=lambda key: order.get(key.name, order.get(key.name.rpartition(".")[0], 0)))
+
+
+def read_comments(path: Path) -> dict[str, str]:
+    """Returns the comment of each assignment to `config.KEY` in a file, in its order; "" for one without."""
+    source = path.read_text(encoding="utf-8")
+    beside: dict[int, str] = {}
+    alone: dict[int, str] = {}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            text = token.string.removeprefix("#").strip()
+            (beside if token.line[: token.start[1]].strip() else alone)[token.start[0]] = text
+    found = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Assign) and (name := _key(node.targets[0])):
+            end = node.end_lineno or node.lineno
+            lines, line = [], node.lineno - 1
+            while line in alone:
+                lines.append(alone[line])
+                line -= 1
+            found[name] = beside.get(end) or " ".join(reversed(lines))
+    return found
+
+
+def _key(target: ast.expr) -> str:
+    """Returns the dotted key of `config.KEY`, "" for another target."""
+    parts = []
+    while isinstance(target, ast.Attribute):
+        parts.append(target.attr)
+        target = target.value
+    return ".".join(reversed(parts)) if isinstance(target, ast.Name) and target.id == "config" else ""
+
+
+def pretraining() -> str:
+    """Returns the tables of pre-training's keys."""
+    return _tables(keys("default"), "pretrain", {
+        "phase": lambda key: key.startswith(phases.PHASE_KEYS),
+        "on resume": lambda key: key.startswith(workdir.CHANGEABLE),
+    })  # fmt: skip
+
+
+def finetuning() -> str:
+    """Returns the tables of fine-tuning's keys."""
+    return _tables(keys("finetune/default"), "finetune", {
+        "on resume": lambda key: key.startswith(resuming.CHANGEABLE),
+    })  # fmt: skip
+
+
+def studies() -> str:
+    """Returns the tables of a study's keys, and of the keys of its rows and tasks."""
+    parts = [_tables(keys("studies/default"), "study", {})]
+    for entry in (StudyRow, StudyTask):
+        head, _, attributes = (entry.__doc__ or "").partition("Attributes:\n")
+        rows = re.findall(r"^ {4,6}(\w+): (.+(?:\n {8}.+)*)", attributes, re.MULTILINE)
+        parts.append(f"### `{entry.__name__}`\n\n{head.strip()}\n\n| key | meaning |\n| --- | --- |")
+        parts[-1] += "".join(f"\n| `{name}` | {_cell(' '.join(text.split()))} |" for name, text in rows)
+    return "\n\n".join(parts) + "\n"
+
+
+def _tables(found: list[Key], command: str, marks: Mapping[str, Callable[[str], bool]]) -> str:
+    sections: dict[str, list[Key]] = {}
+    for key in found:
+        sections.setdefault(key.section, []).append(key)
+    parts = []
+    for section in sorted(sections, key=lambda name: ([*SECTIONS, name].index(name), name)):
+        heading = SECTIONS.get(section, section.capitalize())
+        columns = ["key", "default", "type", "meaning", *marks]
+        lines = [f"### {heading}\n", "| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+        for key in sections[section]:
+            anchor = f"{command}-{key.name}".replace(".", "-").replace("_", "-")
+            cells = [f"[`{key.name}`]{{#{anchor}}}", f"`{_literal(key.default)}`", type(key.default).__name__]
+            cells += [_cell(key.comment), *("yes" if mark(key.name) else "" for mark in marks.values())]
+            lines.append("| " + " | ".join(cells) + " |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, ConfigDict):
+        return "{}"
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")

@@ -1,0 +1,73 @@
+"""Tables of the results that benchmarks wrote, each with the line that says where, when and with what."""
+
+import json
+from typing import Any
+
+import record
+
+REFERENCE = record.RESULTS.parent / "reference_cpu"
+STUDY = record.RESULTS.parent / "small_study"
+ORDER = record.RESULTS.parent / "batch_order"
+
+REFERENCE_STEPS = (1000, 2000, 4000, 6000, 8000, 9000, 10_000, 12_000, 14_000, 16_000, 18_000, 20_000)
+REFERENCE_COLUMNS = {
+    "step": "{step:,}",
+    "sequence length": "{seq_len}",
+    "M tokens (padding counted)": "{tokens_m:.1f}",
+    "MLM loss": "{mlm_loss:.2f}",
+    "unigram baseline": "{unigram_loss:.2f}",
+    "MLM accuracy": "{mlm_accuracy:.1%}",
+    "NSP loss": "{nsp_loss:.2f}",
+    "NSP accuracy": "{nsp_accuracy:.1%}",
+}
+FINAL_COLUMNS = {name: REFERENCE_COLUMNS[name] for name in list(REFERENCE_COLUMNS)[3:]}
+
+
+def result_values() -> dict[str, Any]:
+    """Returns the single numbers of all results, by name of the benchmark."""
+    return {path.stem: record.read(path.stem)["values"] for path in record.RESULTS.glob("*.json")}
+
+
+def pages() -> dict[str, str]:
+    """Returns, by file name, a part for each table: `NAME.TABLE.md`; and the line `NAME.provenance.md`."""
+    found = {
+        "reference_cpu.evaluations.md": reference_evaluations(),
+        "reference_cpu.final.md": record.render(
+            {"columns": FINAL_COLUMNS, "rows": [_read(REFERENCE / "evaluation.json")]}
+        )
+        + "\n",
+        "small_study.scores.md": _below_title(STUDY / "table.md"),
+        "batch_order.scores.md": _below_title(ORDER / "table.md"),
+    }
+    for path in sorted(record.RESULTS.glob("*.json")):
+        content = record.read(path.stem)
+        for name, table in content["tables"].items():
+            found[f"{path.stem}.{name}.md"] = record.render(table) + "\n"
+        found[f"{path.stem}.provenance.md"] = record.provenance(content) + "\n"
+    return found
+
+
+def reference_evaluations() -> str:
+    """Returns the table of the reference run's evaluations, at `REFERENCE_STEPS`."""
+    rows, tokens, before, seq_len = [], 0.0, 0, 0
+    for line in (REFERENCE / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if row.get("split") == "eval":
+            if row["step"] in REFERENCE_STEPS:
+                rows.append(row | {"tokens_m": tokens / 1e6, "seq_len": seq_len})
+        elif "tokens_per_second" in row:
+            seq_len = round(row["tokens_per_second"] / row["examples_per_second"])
+            batch = 64 if seq_len == 32 else 16  # benchmarks/reference_cpu.py
+            tokens += (row["step"] - before) * batch * seq_len
+            before = row["step"]
+    return record.render({"columns": REFERENCE_COLUMNS, "rows": rows}) + "\n"
+
+
+def _read(path: Any) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _below_title(path: Any) -> str:
+    """Returns a page in Markdown without its title, with its sections two levels lower."""
+    _, _, text = path.read_text(encoding="utf-8").partition("\n\n")
+    return "".join(f"##{line}" if line.startswith("#") else line for line in text.splitlines(keepends=True))

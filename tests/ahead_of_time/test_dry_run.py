@@ -1,0 +1,151 @@
+"""The plan of a run that is not started."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import jax
+import pytest
+from support import helpers
+from support.devices import one_device  # noqa: F401
+
+from bert_jax import cli
+from bert_jax.ahead_of_time.dry_run import plan_run
+from bert_jax.ahead_of_time.dry_run_text import render_plan
+from bert_jax.config import load_config
+from bert_jax.errors import InputError
+from bert_jax.model import BertConfig, parameter_count
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.tracking.accelerators import ACCELERATORS, named_accelerator
+from bert_jax.tracking.flops import training_flops
+from bert_jax.training.pretrain import plan_state, pretrain
+
+
+def plan(dataset: Path, **settings):
+    names = ("workdir", "device", "devices", "mfu")
+    chosen = {"device": "v5e", **{name: settings.pop(name) for name in names if name in settings}}
+    return plan_run(helpers.small_config(dataset, **settings), load_config("default"), **chosen)
+
+
+@pytest.fixture(scope="module")
+def model(dataset_dir: Path) -> BertConfig:
+    config = helpers.small_config(dataset_dir)
+    return BertConfig.from_dict({**config.model.to_dict(), "vocab_size": vocabulary_size(dataset_dir)})
+
+
+def vocabulary_size(dataset: Path) -> int:
+    return json.loads((dataset / "dataset.json").read_text())["tokenizer"]["vocab_size"]
+
+
+def test_plan_counts_parameters_tokens_and_flops(dataset_dir: Path, model: BertConfig):
+    found = plan(dataset_dir)
+    (phase,) = found["phases"]
+    assert found["parameters"] == parameter_count(model)
+    assert found["total_tokens"] == 8 * 16 * 64
+    assert phase["model_flops_per_step"] == 16 * training_flops(model, 64, 10)
+    (dataset,) = phase["datasets"]
+    assert dataset["epochs"] == pytest.approx(8 * 16 / dataset["rows_per_epoch"])
+    changed = {one["key"]: one["value"] for one in found["changed"]}
+    assert changed["total_steps"] == 8
+    assert "seed" not in changed
+
+
+def test_hours_come_from_the_peak_the_given_and_the_measured_mfu(dataset_dir: Path):
+    hours = plan(dataset_dir, device="h100", devices=2, mfu=0.5)["hours"]
+    peak = ACCELERATORS["NVIDIA H100"].peak_flops
+    flops = plan(dataset_dir)["total_model_flops"]
+    assert hours["given_mfu"] == pytest.approx(flops / (2 * peak * 0.5) / 3600)
+    assert hours["roofline"] == pytest.approx(flops / (2 * peak) / 3600)
+    assert hours["measured_mfu"] is hours["measured_rate"] is None
+    assert plan(dataset_dir, device="v5e")["hours"]["roofline"] > 0
+
+
+def test_memory_is_that_of_the_shards_of_the_state(dataset_dir: Path, model: BertConfig):
+    config = helpers.small_config(dataset_dir)
+    state = plan_state(make_mesh(config.mesh, jax.devices()[:1]), config, model)[1].abstract
+    size = sum(leaf.size * 4 for leaf in jax.tree.leaves(state.parameters))
+    whole = plan(dataset_dir)["memory_bytes"]
+    assert (whole["parameters"], whole["gradients"], whole["activations"]) == (size, size, None)
+    assert whole["optimizer"] == pytest.approx(2 * size, abs=64)
+    sharded = plan(dataset_dir, devices=4, mesh__data=1, mesh__fsdp=4)["memory_bytes"]
+    assert size / 4 <= sharded["parameters"] < size / 3
+    zero = plan(dataset_dir, devices=4, mesh__zero1=True)["memory_bytes"]
+    assert zero["parameters"] == size
+    assert zero["optimizer"] < whole["optimizer"] / 2
+
+
+def test_checkpoints_are_counted_per_phase(dataset_dir: Path):
+    phases = ({"steps": 3}, {"steps": -1, "global_batch_size": 32})
+    found = plan(dataset_dir, phases=phases, checkpoint__every_steps=4, checkpoint__keep=2)
+    assert (found["checkpoints"]["saves"], found["checkpoints"]["kept"]) == (3, 2)  # after steps 3, 4 and 8
+    assert [phase["steps"] for phase in found["phases"]] == [[1, 3], [4, 8]]
+    assert found["total_tokens"] == (3 * 16 + 5 * 32) * 64
+
+
+def test_dry_run_needs_no_shards_and_writes_nothing(dataset_dir: Path, tmp_path: Path, monkeypatch):
+    data = tmp_path / "data"
+    shutil.copytree(dataset_dir, data)
+    for shard in data.glob("*.array_record"):
+        shard.write_bytes(bytes(shard.stat().st_size))  # of the right size, and without its records
+    before = sorted(os.listdir(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    text = render_plan(plan(data, workdir="runs/none"))
+    assert "TPU v5e" in text
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"device": "v99"}, r"--device=v99.*v5e"),
+        ({"devices": 0}, r"--devices=0"),
+        ({"mfu": 1.5}, r"--mfu=1\.5"),
+        ({"devices": 3}, r"global_batch_size=16"),
+        ({"mesh__fsdp": 3, "devices": 4}, r"mesh\.fsdp=3"),
+        ({"workdir": ""}, r"--workdir"),
+        ({"attention": "splash"}, r"attention=splash"),
+        ({"optimizer__warmup_steps": 8}, r"optimizer\.warmup_steps=8"),
+        ({"data__path": "none"}, r"none"),
+        ({"init": "none"}, r"none"),
+    ],
+)
+def test_errors_are_those_of_the_run(settings: dict, message: str, dataset_dir: Path):
+    with pytest.raises(InputError, match=message):
+        plan(settings.pop("data__path", dataset_dir), **settings)
+
+
+@pytest.mark.usefixtures("one_device")
+def test_plan_of_a_started_run_uses_what_it_measured(dataset_dir: Path, tmp_path: Path):
+    settings = {"total_steps": 6, "checkpoint__every_steps": 4, "eval_batches": 0, "workdir": str(tmp_path / "run")}
+    run = {key: value for key, value in settings.items() if key != "workdir"}
+    pretrain(helpers.small_config(dataset_dir, **run), settings["workdir"])
+    found = plan(dataset_dir, **{**settings, "total_steps": 12})
+    assert found["resumes_after_step"] == 6
+    measured = found["hours"]["measured"]
+    assert measured["tokens_per_second"] > 0
+    left = 6 * found["phases"][0]["tokens_per_step"]
+    assert found["hours"]["measured_rate"] == pytest.approx(left / measured["tokens_per_second"] / 3600)
+    assert found["checkpoints"]["saves"] == 2  # after steps 8 and 12
+    with pytest.raises(InputError, match="global_batch_size"):
+        plan(dataset_dir, **{**settings, "global_batch_size": 8})
+
+
+def test_command_prints_one_json_document(dataset_dir: Path, capsys: pytest.CaptureFixture):
+    command = ["pretrain", "--config=bert_tiny", f"--config.data.path={dataset_dir}", "--dry_run", "--device=v5p"]
+    assert cli.main([*command, "--json", "--config.total_steps=40"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["device"], found["total_steps"]) == ("TPU v5p", 40)
+    assert cli.main([*command, "--devices=7"]) == 2
+    for words, named in (([], "--workdir"), (["--workdir=runs/a", "--device=v5e"], "--device")):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main([*command[:3], *words])  # without --dry_run
+        assert stopped.value.code == 2
+        assert named in capsys.readouterr().err
+
+
+def test_every_device_has_a_short_name():
+    assert named_accelerator("h100")[0] == "NVIDIA H100"
+    assert named_accelerator("TPU v5 lite")[0] == "TPU v5 lite"
+    for kind, rates in ACCELERATORS.items():
+        assert named_accelerator(kind) == (kind, rates)

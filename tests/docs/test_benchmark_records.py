@@ -1,0 +1,134 @@
+"""Results of benchmarks: JSON with the environment, and the Markdown made of it."""
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from support.helpers import REPOSITORY
+
+BENCHMARKS = REPOSITORY / "benchmarks"
+RESULTS = sorted((BENCHMARKS / "results").glob("*.json"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _path():
+    sys.path.insert(0, str(BENCHMARKS))
+    yield
+    sys.path.remove(str(BENCHMARKS))
+
+
+@pytest.fixture
+def record() -> ModuleType:
+    return importlib.import_module("record")
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_results_have_an_environment_and_rows_that_fill_their_columns(path: Path, record: ModuleType):
+    content = json.loads(path.read_text())
+    assert content["name"] == path.stem
+    assert content["command"].split()[1].startswith("benchmarks/")
+    assert (REPOSITORY / content["command"].split()[1]).exists()
+    assert set(content["environment"]) == {"versions", "commit", "cpu", "cores"}
+    assert content["environment"]["commit"] or "before results had a commit" in content["note"]
+    assert all((REPOSITORY / name).exists() for name in content["code"]["measures"])
+    for table in content["tables"].values():
+        for row in table["rows"]:
+            for heading, form in table["columns"].items():
+                assert record.cell(form, row) or row.get("excess"), (heading, row)
+    assert not re.search(r"/(home|root|tmp|work)/", path.read_text())
+
+
+def test_a_record_is_read_back_and_rendered(tmp_path: Path, record: ModuleType, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", ["/some/benchmarks/speed.py", "--input=/data/wiki.txt", "--rounds", "3"])
+    written = record.Record(tmp_path / "speed.json", measures=["benchmarks/record.py"], packages=["torch-none"])
+    written.set_values(ratio=1.5)
+    written.set_table("rates", {"side": "{side}", "per second": "{rate:,.1f}", "MB": "{mb}"}, [
+        {"side": "ours", "rate": 1234.56, "mb": None}, {"side": "theirs", "rate": 2},
+    ])  # fmt: skip
+    content = json.loads((tmp_path / "speed.json").read_text())
+    assert content["command"] == "python benchmarks/speed.py --input=wiki.txt --rounds 3"
+    assert content["values"] == {"ratio": 1.5}
+    assert content["environment"]["versions"]["torch-none"] == "not installed"
+    assert written.render("rates").splitlines() == [
+        "| side | per second | MB |",
+        "| --- | --- | --- |",
+        "| ours | 1,234.6 | ? |",
+        "| theirs | 2.0 |  |",
+    ]
+    assert record.outdated(content) == (0, 2)
+    content["code"]["digest"] = "of other code"
+    assert record.outdated(content) == (2, 2)
+    content["tables"]["rates"]["rows"][0]["code"] = record.code_digest(["benchmarks/record.py"])
+    assert record.outdated(content) == (1, 2)
+    assert "1 of 2 rows" in record.provenance(content)
+
+
+def test_code_digest_follows_the_files(tmp_path: Path, record: ModuleType, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(record, "REPOSITORY", tmp_path)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "a.py").write_text("a = 1\n")
+    before = record.code_digest(["code"])
+    assert record.code_digest(["code"]) == before
+    (tmp_path / "code" / "a.py").write_text("a = 2\n")
+    assert record.code_digest(["code"]) != before
+
+
+def test_topologies_continue_where_they_were_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    topologies = importlib.import_module("tpu_topologies")
+    phase = {
+        "devices": 8, "seq_len": 128, "rows_a_device": 64, "gradient_accumulation": 2, "peak_bytes": 1 << 30,
+        "hbm_bytes": 1 << 34, "argument_bytes": 1 << 29, "temp_bytes": 1 << 29, "fits": True,
+        "collectives": [{"kind": "all-reduce", "bytes": 1 << 20, "count": 1, "loops": 0}],
+        "roofline": {
+            "compute_seconds": 0.5, "memory_seconds": 0.25, "network_seconds": None, "rows_per_second_at_most": 99.0,
+        },
+    }  # fmt: skip
+    compiled = []
+
+    def compile_(command: list[str], **_: object) -> SimpleNamespace:
+        if len(compiled) == 2:
+            raise KeyboardInterrupt
+        compiled.append(next(word for word in command if word.startswith("--topology")))
+        return SimpleNamespace(returncode=0, stdout=json.dumps({"phases": [phase, {**phase, "fits": False}]}))
+
+    monkeypatch.setattr(topologies, "subprocess", SimpleNamespace(run=compile_, PIPE=subprocess.PIPE))
+    monkeypatch.setattr(sys, "argv", ["tpu_topologies.py", "--json", str(tmp_path / "out.json")])
+    with pytest.raises(KeyboardInterrupt):
+        topologies.main()
+    first = list(compiled)
+    compiled.clear()
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--only", "v5e"])
+    topologies.main()
+    assert len(compiled) == 2
+    assert not set(compiled) & set(first)
+    rows = json.loads((tmp_path / "out.json").read_text())["tables"]["topologies"]["rows"]
+    assert [row["excess"] for row in rows] == ["", ": does not fit"] * 4
+    assert len({row["code"] for row in rows}) == 1
+    assert "| 500, 250, ? | 99 |" in capsys.readouterr().out
+    compiled.clear()
+    topologies.main()
+    assert not compiled
+
+
+def test_fine_tuning_speed_is_reported(tmp_path: Path, record: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["finetune_speed.py"])
+    speed = importlib.import_module("finetune_speed")
+    run = dict.fromkeys(speed.FIGURES, 2.0) | {
+        "tokens_a_row": 60.0, "first_loss": 0.7, "last_loss": 0.6, "compiled": 9, "compile_seconds": 20.0,
+    }  # fmt: skip
+    runs = {side: [run, run | {"examples_per_second": 4.0}] for side in speed.SIDES}
+    runs["bert_jax"] = [run | {"examples_per_second": 6.0}] * 2
+    speed.report(record.Record(tmp_path / "speed.json", speed.MEASURES), runs, {"task": "mrpc"})
+    content = json.loads((tmp_path / "speed.json").read_text())
+    assert content["values"]["programs"] == 9
+    assert content["tables"]["sides"]["rows"][1]["examples_per_second_median"] == 3.0
+    assert (
+        content["tables"]["ratios"]["rows"][0] | {"speed_minimum": 1.5, "speed_maximum": 3.0}
+        == (content["tables"]["ratios"]["rows"][0])
+    )
+    assert "| 2.25 (1.50-3.00) |" in capsys.readouterr().out

@@ -1,0 +1,77 @@
+"""Reference of file formats: its worked example, and its lists of keys and files, against what the code writes."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import doc_pages
+
+from bert_jax.data.dataset import DatasetInfo, PreparedDataset, Shard, SplitInfo
+from bert_jax.data.records import decode_block, encode_block, make_headers, sequence_lengths
+from bert_jax.interop.huggingface import ARCHITECTURES
+from bert_jax.runtime.lease import _FILE_BYTES, _TYPES
+from bert_jax.tracking.throughput import RATES
+from bert_jax.training.checkpointing.checkpoint_digests import ALGORITHM
+
+PAGE = doc_pages.DOCS / "reference" / "file_formats.md"
+TEXT = PAGE.read_text()
+
+
+def section(heading: str) -> str:
+    """Returns the text below a heading, up to the next heading of its level or above."""
+    level, _, title = heading.partition(" ")
+    found = re.search(rf"^{level} {re.escape(title)}\n((?:.*\n)*?)(?=^#{{1,{len(level)}}} |\Z)", TEXT, re.MULTILINE)
+    assert found, heading
+    return found[1]
+
+
+def test_the_worked_example_is_the_record():
+    (shown,) = [block.text for block in doc_pages.read_blocks(PAGE) if block.language == "text"]
+    record = bytes.fromhex(shown)
+    decoded = decode_block(record, 30_522)
+    assert decoded.headers["id"].tolist() == [1, 18446744073709551614]
+    assert decoded.headers["flags"].tolist() == [1, 2]
+    assert decoded.tokens.tolist() == [7592, 2088, 2129, 2023, 2003, 1012]
+    assert sequence_lengths(decoded.headers).tolist() == [2 + 1 + 3, 3 + 2]
+    segments = [decoded.tokens[:3].tobytes(), decoded.tokens[3:].tobytes()]
+    headers = make_headers(*(decoded.headers[name] for name in ("id", "len_a", "len_b", "flags")))
+    assert encode_block(headers, segments) == record
+
+
+def test_every_field_of_a_dataset_is_described():
+    text = section("### dataset.json")
+    for kind in (DatasetInfo, SplitInfo, Shard):
+        for field in dataclasses.fields(kind):
+            assert re.search(rf"`(splits\.\*)?\.?{field.name}(\[\]|\.\w+)?`", text), field.name
+
+
+def test_every_file_of_a_dataset_is_described(dataset_dir: Path):
+    text = section("## Prepared dataset")
+    for path in dataset_dir.iterdir():
+        assert re.sub(r"-of-\d+", "", path.name).split(".")[0] in re.sub(r"-of-\d+", "", text), path.name
+    dataset = PreparedDataset(str(dataset_dir))
+    assert dataset.lengths("train").dtype == np.uint16
+    assert dataset.token_counts().dtype == np.int64
+    assert int(re.search(r"\| prepared dataset \| (\d+)", TEXT)[1]) == dataset.info.format_version  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", sorted(RATES))
+def test_every_rate_is_described(name: str):
+    assert name in section("### metrics.jsonl") or name.removeprefix("step_seconds_") in section("### metrics.jsonl")
+
+
+def test_names_are_those_of_the_code():
+    assert all(f"`{name}`" in section("### lease.json") for name in _TYPES)
+    assert f"{_FILE_BYTES:,} bytes" in section("### lease.json")
+    assert ALGORITHM in section("## Versions")
+    assert all(f"`{name}`" in section("## Exported folder") for name in ARCHITECTURES)
+
+
+def test_examples_in_json_are_json():
+    blocks = [block for page in doc_pages.PAGES for block in doc_pages.read_blocks(page) if block.language == "json"]
+    assert blocks
+    for block in blocks:
+        assert json.loads(block.text), str(block)

@@ -1,0 +1,63 @@
+"""Links of the documentation: pages, anchors and images that exist, and a table of contents of all pages."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from support import doc_pages
+from support.helpers import REPOSITORY
+
+PAGES = [*doc_pages.PAGES, *doc_pages.OTHER_PAGES, REPOSITORY / "CONTRIBUTING.md"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _generated():
+    """Writes the generated parts, which pages include."""
+    folders = [str(doc_pages.DOCS), str(REPOSITORY / "benchmarks")]
+    sys.path[:0] = folders
+    from generators import write_pages
+
+    write_pages(doc_pages.DOCS / "_generated")
+    for folder in folders:
+        sys.path.remove(folder)
+
+
+def find_broken(page: Path) -> list[str]:
+    """Returns the links of a page to files or anchors that do not exist."""
+    broken = []
+    for link in doc_pages.links(page):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in doc_pages.anchors(target)):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=doc_pages.name)
+def test_internal_links_resolve(page: Path):
+    assert not find_broken(page)
+
+
+def test_broken_links_are_found(tmp_path: Path):
+    (tmp_path / "other.md").write_text("# Other\n\n## A `b` & [c](d)\n\n## A\n\n## A\n\n[`k`]{#key-k}\n\n(mark)=\n")
+    (tmp_path / "page.md").write_text(
+        "# Page\n[a](other.md) [b](other.md#a-b--c) [c](#page) [d](other.md#a-1) [`e`](other.md#key-k) "
+        "[f](other.md#mark) [g](https://x.org/#y) `[h](none.md)` ![i](none.png)\n[j](none.md)\n[k](other.md#none)\n"
+        "```bash\n[l](none.md)\n```\n<!-- [m](none.md) -->\n"
+    )
+    assert find_broken(tmp_path / "page.md") == ["none.png", "none.md", "other.md#none"]
+
+
+def test_every_page_is_in_the_table_of_contents_once():
+    trees = re.findall(r"^```\{toctree\}\n((?:.*\n)*?)```$", (doc_pages.DOCS / "index.md").read_text(), re.MULTILINE)
+    listed = [line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")]
+    found = [str(page.relative_to(doc_pages.DOCS).with_suffix("")) for page in doc_pages.PAGES]
+    assert sorted(listed) == sorted(set(found) - {"index"})
+
+
+def test_images_are_used():
+    linked = {(page.parent / link).resolve() for page in PAGES for link in doc_pages.links(page)}
+    assert not {image.resolve() for image in (doc_pages.DOCS / "images").glob("*")} - linked

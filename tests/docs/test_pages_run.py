@@ -1,0 +1,158 @@
+"""Commands and code of the documentation, run in page order in a prepared folder, with few steps of a tiny model.
+
+A page is run as a whole, because its later blocks use what the earlier ones wrote. `cheap` in `doc_commands.py` has the
+settings that make a command short. `compile` is only parsed (`test_code_blocks.py`): it compiles for minutes.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from support import doc_commands, doc_folder, doc_pages, helpers
+from support.devices import one_device  # noqa: F401
+from support.doc_pages import Block
+
+from bert_jax import cli
+
+QUICK = {"docs/reference/config.md", "docs/reference/file_formats.md"}
+"""Pages that `make test` runs; `make test-docs` runs all."""
+OPTIONAL = {"transformers", "torch", "grain", "wandb", "sklearn", "gcsfs", "apache_beam"}
+"""Packages that a block may import and that may be absent."""
+PAGES = [
+    pytest.param(page, id=doc_pages.name(page), marks=() if doc_pages.name(page) in QUICK else pytest.mark.long)
+    for page in [*doc_pages.PAGES, *doc_pages.OTHER_PAGES]
+    if any(block.is_run for block in doc_pages.read_blocks(page))
+]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> doc_folder.Store:
+    return doc_folder.Store(tmp_path_factory.mktemp("store"))
+
+
+class PageRun:
+    """Runs the blocks of a page in a folder.
+
+    `fresh` are the prepared items that no command of the page has written yet: a command that writes one finds its
+    place free, as a reader's is.
+    """
+
+    def __init__(self, folder: Path, fresh: set[str]):
+        self._folder = folder
+        self._fresh = fresh
+        self._names: dict = {"__name__": "__main__"}
+        self._config = ""  # source of the page's last get_config()
+        self.missing: set[str] = set()
+
+    def run(self, block: Block) -> None:
+        if block.language == "python":
+            self._run_python(block)
+        else:
+            self._run_shell(block)
+
+    def _run_python(self, block: Block) -> None:
+        if "def get_config(" in block.text:
+            self._config = block.text
+        try:
+            exec(compile(block.text, str(block), "exec"), self._names)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in OPTIONAL:
+                raise
+            self.missing.add(str(error.name))
+
+    def _run_shell(self, block: Block) -> None:
+        commands = doc_commands.commands(block.shell)
+        for words in commands:
+            self._make_room(words)
+            self._write_config(words)
+        if is_plain(block.shell, commands):
+            for words in commands:
+                if words[0] != "compile":
+                    assert cli.main(doc_commands.cheap(words)) == 0, f"{block}: {words}"
+            return
+        programs = self._folder / ".programs"
+        doc_commands.write_program(programs, doc_folder.TESTS)
+        environment = helpers.child_environment(PATH=f"{programs}:{os.environ['PATH']}")
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", block.text], env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{block}\n{block.text}\n{done.stdout}\n{done.stderr}"
+
+    def _make_room(self, words: list[str]) -> None:
+        for item in sorted(self._fresh):
+            if re.search(rf"--(output|workdir)[= ]{re.escape(item)}/?(\s|$)", " ".join(words)):
+                self._fresh.remove(item)
+                path = self._folder / item
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                Path(f"{path}.json").unlink(missing_ok=True)
+
+    def _write_config(self, words: list[str]) -> None:
+        """Writes the page's own config to the file that a command names, if there is none."""
+        for word in words:
+            found = re.search(r"^(?:--config=)?([\w./-]+\.py)(?::|$)", word)
+            if found and self._config and not (self._folder / found[1]).exists():
+                (self._folder / found[1]).parent.mkdir(parents=True, exist_ok=True)
+                (self._folder / found[1]).write_text(self._config)
+
+
+def is_plain(shell: str, commands: list[list[str]]) -> bool:
+    """Returns True if shell code is `bert-jax` commands alone, without operators, variables or unquoted globs."""
+    code = doc_commands.without_comments(shell).replace("\\\n", " ")
+    unquoted = re.sub(r"'[^']*'|\"[^\"]*\"", "", code)
+    lines = [line for line in unquoted.splitlines() if line.strip()]
+    return not re.search(r"[$`~*?{}|;&<>]", unquoted) and len(lines) == len(commands) == unquoted.count("bert-jax ")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page(page: Path, store: doc_folder.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    blocks = [block for block in doc_pages.read_blocks(page) if block.is_run]
+    run = PageRun(tmp_path, store.copy(blocks, tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for block in blocks:
+        run.run(block)
+    if run.missing:
+        pytest.skip(f"blocks were not run: {', '.join(sorted(run.missing))} not installed")
+
+
+def test_a_failing_block_fails_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    run = PageRun(tmp_path, set())
+    page = helpers.REPOSITORY / "docs" / "index.md"
+    run.run(Block(page, 1, "python", "value = 1\n", ""))
+    run.run(Block(page, 2, "python", "assert value == 1\n", ""))
+    run.run(Block(page, 3, "bash", "test -d . && echo done > done.txt\n", ""))
+    assert (tmp_path / "done.txt").read_text() == "done\n"
+    for language, text in (
+        ("python", "assert value == 2\n"), ("python", "import no_such_module\n"), ("bash", "false\ntrue\n"),
+        ("bash", "bert-jax inspect no-such-folder\n"), ("bash", "cat none | wc -l\n"),
+    ):  # fmt: skip
+        with pytest.raises((AssertionError, ModuleNotFoundError)):
+            run.run(Block(page, 4, language, text, ""))
+    run.run(Block(page, 5, "python", "import grain.no_such_module\n", ""))
+    assert run.missing
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["prepare", "--input", "a", "--vocab", "v", "--output", "d", "--seq_len", "512"], {"--seq_len": "64"}),
+        (["pretrain", "--config=bert_large:lamb", "--workdir=w"],
+         {"--config.total_steps": "8", "--config.phases.0.steps": "4", "--config.phases.1.steps": "-1",
+          "--config.phases.1.global_batch_size": "8", "--config.phases.0.data.seq_len": "-1"}),
+        (["finetune", "--config=finetune/text", "--workdir=w", "--config.search.seeds=(1, 2, 3)"],
+         {"--config.search.seeds": "(1, 2)", "--config.num_epochs": "1"}),
+        (["study", "studies/table5", "--workdir=w"],
+         {"--config.only_rows": "('BERT-BASE', 'No NSP')", "--config.pretraining.total_steps": "4"}),
+        (["report", "w", "--output", "c.png"], {"--output": "c.png"}),
+    ],
+    ids=["prepare", "pretrain", "finetune", "study", "report"],
+)  # fmt: skip
+def test_commands_are_made_cheap(words: list[str], expected: dict[str, str]):
+    made = doc_commands.cheap(words)
+    given = dict(word.split("=", 1) for word in made if "=" in word)
+    given |= {name: value for name, value in pairwise(made) if name.startswith("--")}
+    assert {name: given[name] for name in expected} == expected

@@ -1,0 +1,122 @@
+"""Generated parts of the documentation, and the build of the site."""
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import doc_pages
+from support.helpers import REPOSITORY
+
+from bert_jax import cli
+from bert_jax.config import flatten, load_config
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of generated parts."""
+    folder = tmp_path_factory.mktemp("generated") / "parts"
+    path = [str(doc_pages.DOCS), str(REPOSITORY / "benchmarks")]
+    program = f"import sys, pathlib; sys.path[:0] = {path!r}; from generators import write_pages; "
+    program += f"write_pages(pathlib.Path({str(folder)!r}))"
+    subprocess.run([sys.executable, "-c", program], env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("page", "config"),
+    [
+        ("config_pretraining.md", "default"), ("config_finetuning.md", "finetune/default"),
+        ("config_studies.md", "studies/default"),
+    ],
+)  # fmt: skip
+def test_every_config_key_is_on_the_page_with_default_and_meaning(generated: Path, page: str, config: str):
+    rows = re.findall(r"^\| \[`([\w.]+)`\]\S* \| `(.*?)` \| (\w+) \| (.*?) \|", (generated / page).read_text(), re.M)
+    found = {name: (default, kind, meaning) for name, default, kind, meaning in rows}
+    for key, value in flatten(load_config(config, keys_of=config)):
+        if key.startswith("pretraining."):
+            continue
+        default, kind, meaning = found.pop(key)
+        assert default == (f'"{value}"' if isinstance(value, str) else repr(value)), key
+        assert kind == type(value).__name__
+        assert len(meaning.split()) > 1, key
+    assert not set(found) - {"pretraining"}
+
+
+def test_phases_and_resumes_are_marked(generated: Path):
+    page = (generated / "config_pretraining.md").read_text()
+    rows = dict(re.findall(r"^\| \[`([\w.]+)`.* \| (\w* \| \w*) \|$", page, re.MULTILINE))
+    marks = {key: rows[key] for key in ("data.path", "seed", "total_steps", "objective.mask_rate")}
+    assert marks == {"data.path": "yes | yes", "seed": " | ", "total_steps": " | yes", "objective.mask_rate": "yes | "}
+
+
+def test_every_command_and_option_is_on_the_page(generated: Path, capsys: pytest.CaptureFixture[str]):
+    page = (generated / "commands.md").read_text()
+    sections = dict(re.findall(r"^## (\S+)\n((?:.*\n)*?)(?=^## |\Z)", page, re.MULTILINE))
+    for name, section in sections.items():
+        with pytest.raises(SystemExit):
+            cli.parse([name, "--help"])
+        options = set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", capsys.readouterr().out, re.MULTILINE)) - {"--help"}
+        assert not {option for option in options if option not in section}, name
+    with pytest.raises(SystemExit):
+        cli.parse(["--help"])
+    assert set(re.findall(r"^    ([a-z][\w-]*)", capsys.readouterr().out, re.MULTILINE)) == set(sections)
+    assert "required" in sections["prepare"]
+    assert str(os.cpu_count()) not in re.findall(r"`--workers[^|]*\| ([^|]*)", sections["prepare"])[0]
+
+
+def test_the_api_page_names_what_is_public(generated: Path):
+    import bert_jax
+
+    page = (generated / "api.md").read_text()
+    assert all(re.search(rf"^\.\. auto\w+:: bert_jax\.{name}$", page, re.MULTILINE) for name in bert_jax.__all__)
+
+
+def test_generated_parts_are_deterministic(generated: Path):
+    before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in generated.iterdir()}
+    (generated / "old.md").write_text("of another version")
+    sys.path[:0] = [str(doc_pages.DOCS), str(REPOSITORY / "benchmarks")]
+    try:
+        from generators import write_pages
+
+        write_pages(generated)
+    finally:
+        del sys.path[:2]
+    assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in generated.iterdir()} == before
+
+
+def test_every_result_is_shown(generated: Path):
+    names = {path.name for path in generated.iterdir()}
+    included = set(re.findall(r"_generated/(\S+)", "".join(page.read_text() for page in doc_pages.PAGES)))
+    assert not included - names
+    results = tuple(f"{path.stem}." for path in (REPOSITORY / "benchmarks" / "results").glob("*.json"))
+    assert results
+    assert not {name for name in names - included if name.startswith(results)}
+
+
+@pytest.mark.parametrize(("execute", "mode"), [("0", "off"), ("1", "cache")])
+def test_the_configuration_is_read(execute: str, mode: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("BERT_JAX_DOCS_EXECUTE", execute)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    conf = runpy.run_path(str(doc_pages.DOCS / "conf.py"))
+    assert conf["nb_execution_mode"] == mode
+    (static,) = conf["html_static_path"]
+    assert all((doc_pages.DOCS / static / name).exists() for name in conf["html_css_files"])
+    assert conf["myst_substitutions"]["restarts"]["kills"]
+
+
+@pytest.mark.long
+def test_the_site_builds_without_warnings(tmp_path: Path):
+    pytest.importorskip("sphinx_book_theme")
+    words = ["-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", doc_pages.DOCS, tmp_path]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "BERT_JAX_DOCS_EXECUTE": "0"}
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "reference" / "config.html").read_text()
+    assert 'id="pretrain-optimizer-learning-rate"' in page
+    assert all((tmp_path / page.relative_to(doc_pages.DOCS)).with_suffix(".html").exists() for page in doc_pages.PAGES)

@@ -1,0 +1,77 @@
+"""Provenance records: their keys, the commit of a clone, entries of resumed runs, and secrets."""
+
+import json
+import re
+import shlex
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from etils import epath
+
+import bert_jax
+from bert_jax.files import provenance
+
+
+def test_an_entry_has_time_software_and_inputs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.argv", ["/usr/bin/bert-jax", "pretrain", "--workdir=my runs/a"])
+    entry = provenance.record({"datasets": [{"path": "data", "hash": "0a"}]}, start_step=3)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", entry["time"])
+    assert entry["command"] == "bert-jax pretrain '--workdir=my runs/a'"
+    assert entry["software"]["bert_jax"] == bert_jax.__version__
+    assert {name: entry["software"][name] for name in ("jax", "jaxlib", "flax", "optax", "numpy")} == {
+        name: version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")
+    }
+    assert entry["inputs"] == {"datasets": [{"path": "data", "hash": "0a"}]}
+    assert entry["start_step"] == 3
+    assert "devices" not in entry
+
+
+def test_commit_of_a_clone_and_whether_it_is_modified(tmp_path: Path):
+    assert provenance.git_commit(tmp_path) == {}
+    (tmp_path / "a.py").write_text("1\n")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.example"]
+    for arguments in (["init", "-q"], ["add", "a.py"], ["commit", "-qm", "First"]):
+        subprocess.run([*git, *arguments], check=True)
+    (tmp_path / "output").write_text("untracked files do not count\n")
+    clean = provenance.git_commit(tmp_path)
+    assert re.fullmatch("[0-9a-f]{40}", clean["commit"])
+    assert clean["modified"] is False
+    (tmp_path / "a.py").write_text("2\n")
+    assert provenance.git_commit(tmp_path) == {**clean, "modified": True}
+
+
+def test_a_resumed_run_appends_an_entry(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    folder = epath.Path(tmp_path)
+    for number in range(2):
+        provenance.append(folder, {"start_step": number})
+    content = json.loads((tmp_path / provenance.FILE).read_text())
+    assert content == {"format_version": 1, "runs": [{"start_step": 0}, {"start_step": 1}]}
+    (tmp_path / provenance.FILE).write_text("{")
+    provenance.append(folder, {"start_step": 2})
+    assert json.loads((tmp_path / provenance.FILE).read_text())["runs"] == [{"start_step": 2}]
+    assert provenance.FILE in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--aws_secret_access_key=abc"], ["--aws_secret_access_key=***"]),
+        (["--api-key", "abc", "--next"], ["--api-key", "***", "--next"]),
+        (["HF_TOKEN=abc"], ["HF_TOKEN=***"]),
+        (["--input", "https://me:abc@host/a.txt"], ["--input", "https://***@host/a.txt"]),
+        (["s3://b/a?X-Amz-Signature=abc&part=1"], ["s3://b/a?X-Amz-Signature=***&part=1"]),
+        (["hf_abcabcabcabcabcabc"], ["***"]),
+        (["--config.objective.mask_token=0.8"], ["--config.objective.mask_token=0.8"]),
+        (["--text", "key", "--seed", "1"], ["--text", "key", "--seed", "1"]),
+        (["gs://bucket/a@b", "keys.txt"], ["gs://bucket/a@b", "keys.txt"]),
+    ],
+)
+def test_secrets_are_not_recorded(words: list[str], expected: list[str]):
+    assert shlex.split(provenance.command_line(["bert-jax", *words])) == ["bert-jax", *expected]
+
+
+def test_secrets_in_inputs_are_not_recorded():
+    entry = provenance.record({"path": "https://me:abc@host/a", "token": "abc", "files": [{"path": "a?sig=abc"}]})
+    assert entry["inputs"] == {"path": "https://***@host/a", "token": "***", "files": [{"path": "a?sig=***"}]}

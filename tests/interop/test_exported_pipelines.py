@@ -1,0 +1,142 @@
+"""Exported folders in the pipelines of `transformers`: the answers of the live model."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+from support import helpers, sources
+
+import bert_jax
+from bert_jax.inference.pretrained import fill_mask
+from bert_jax.interop import huggingface
+from bert_jax.interop.importing import import_checkpoint
+from bert_jax.model import abstract_parameters
+from bert_jax.model.task_heads import BertForTask, TaskHead
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint, save_parameters
+
+torch = pytest.importorskip("torch", reason="needs the parity extra: torch and transformers")
+transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")
+
+NUMBERS = pytest.mark.parametrize("count", [8, pytest.param(200, marks=pytest.mark.long)])
+CLASSES, TAGS = ["bad", "fair", "good"], ["O", "B-SEA", "I-SEA"]
+RECORDS: dict[str, dict[str, Any]] = {
+    "classify": {"name": "text", "classes": CLASSES, "texts": [], "id": "id", "is_pair": False},
+    "regress": {"name": "text", "classes": [], "texts": [], "id": "id", "is_pair": False},
+    "tag": {"name": "ner", "tags": TAGS, "document_context": False},
+    "span": {"name": "squad/1.1", "doc_stride": 16, "max_query_length": 16},
+}
+
+
+def texts(count: int) -> list[str]:
+    """Sentences, of which one in three is much longer than the others."""
+    lines = [line for line in helpers.make_corpus(60).split("\n") if line][: 2 * count]
+    return [" ".join(lines[n : n + 3]) if n % 3 == 0 else lines[n] for n in range(count)]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory, vocabulary: list[str]) -> Callable[[str], tuple[Any, Path]]:
+    """Returns the live model and the exported folder of a kind of head, or of `mlm`, with random parameters."""
+    made: dict[str, tuple[Any, Path]] = {}
+
+    def make(kind: str) -> tuple[Any, Path]:
+        if kind not in made:
+            folder = tmp_path_factory.mktemp(kind)
+            checkpoint = sources.write_checkpoint(folder / "checkpoint", vocabulary)
+            if kind != "mlm":
+                checkpoint = fine_tuned(checkpoint, folder / "task", kind)
+            huggingface.export(checkpoint, str(folder / "hf"))
+            made[kind] = bert_jax.load(str(checkpoint.path)), folder / "hf"
+        return made[kind]
+
+    return make
+
+
+def fine_tuned(checkpoint: Checkpoint, folder: Path, kind: str) -> Checkpoint:
+    head = TaskHead(kind, {"regress": 1, "span": 2}.get(kind, 3))
+    _, shapes, _ = abstract_parameters(checkpoint.bert_config, build=BertForTask, head=head)
+    rng = np.random.default_rng(0)
+    parameters = jax.tree.map(lambda leaf: rng.normal(0, 0.2, leaf.shape).astype(np.float32), shapes)
+    save_parameters(
+        epath.Path(folder), parameters, bert_config=checkpoint.bert_config, tokenizer=checkpoint.tokenizer,
+        heads=("pooler",) if "pooler" in parameters else (),
+        task={**head.about(), "max_seq_len": 48, **RECORDS[kind]},
+    )  # fmt: skip
+    return open_checkpoint(str(folder))
+
+
+@NUMBERS
+def test_fill_mask(count: int, exported):
+    live, folder = exported("mlm")
+    masked = [re.sub(r"^(the \w+) \w+", r"\1 [MASK]", text) for text in texts(count)]
+    expected = transformers.pipeline("fill-mask", model=str(folder))(masked, top_k=3)
+    for text, entries in zip(masked, expected, strict=True):
+        (ours,) = fill_mask(live, text, top=3)
+        assert [filling.token for filling in ours] == [entry["token_str"] for entry in entries], text
+        np.testing.assert_allclose([f.probability for f in ours], [e["score"] for e in entries], rtol=1e-3)
+
+
+@NUMBERS
+def test_text_classification(count: int, exported):
+    live, folder = exported("classify")
+    given = texts(count)
+    pipeline = transformers.pipeline("text-classification", model=str(folder))
+    expected = pipeline(given, top_k=None, truncation=True)
+    for ours, entries in zip(live.predict(given), expected, strict=True):
+        assert ours["prediction"] == entries[0]["label"]
+        for entry in entries:
+            assert ours["probabilities"][entry["label"]] == pytest.approx(entry["score"], abs=1e-4)
+
+
+def test_regression(exported):
+    live, folder = exported("regress")
+    pipeline = transformers.pipeline("text-classification", model=str(folder))
+    expected = pipeline(texts(8), function_to_apply="none", truncation=True)
+    assert [entry["label"] for entry in expected] == ["score"] * 8
+    ours = [entry["prediction"] for entry in live.predict(texts(8))]
+    np.testing.assert_allclose(ours, [entry["score"] for entry in expected], atol=1e-4)
+
+
+@NUMBERS
+def test_token_classification(count: int, exported):
+    """The tag of a word is that of its first piece."""
+    live, folder = exported("tag")
+    given = [text for text in texts(3 * count) if len(text.split()) < 20][:count]
+    pipeline = transformers.pipeline("token-classification", model=str(folder), ignore_labels=[])
+    for text, entries, ours in zip(given, pipeline(given), live.predict(given), strict=True):
+        by_start = {entry["start"]: entry["entity"] for entry in entries}
+        starts = [match.start() for match in re.finditer(r"\S+", text)]
+        assert ours["prediction"] == [by_start[start] for start in starts], text
+
+
+@NUMBERS
+def test_question_answering(count: int, exported):
+    """`transformers` 5 has no pipeline for questions: the best span of its model's outputs is found here."""
+    live, folder = exported("span")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForQuestionAnswering.from_pretrained(folder).eval()
+    pairs = [(f"the {text.split()[1]}", text) for text in texts(3 * count) if len(text.split()) < 20][:count]
+    answers = live.predict([question for question, _ in pairs], [context for _, context in pairs])
+    for (question, context), ours in zip(pairs, answers, strict=True):
+        encoded = tokenizer(question, context, return_tensors="pt", return_offsets_mapping=True)
+        offsets, types = encoded.pop("offset_mapping")[0].tolist(), encoded["token_type_ids"][0]
+        with torch.no_grad():
+            outputs = model(**encoded)
+        scores = outputs.start_logits[0][:, None] + outputs.end_logits[0][None, :]
+        inside = (types == 1) & (encoded["input_ids"][0] != tokenizer.sep_token_id)
+        allowed = torch.triu(inside[:, None] & inside[None, :]) & ~torch.triu(torch.ones_like(scores).bool(), 30)
+        start, end = divmod(int(scores.masked_fill(~allowed, -1e9).argmax()), scores.shape[1])
+        assert ours["prediction"] == context[offsets[start][0] : offsets[end][1]], context
+
+
+@pytest.mark.parametrize("kind", ["classify", "tag", "span"])
+def test_imported_again_it_predicts_the_same(kind: str, exported, tmp_path: Path):
+    live, folder = exported(kind)
+    back = bert_jax.load(str(import_checkpoint(str(folder), str(tmp_path / "back")).path))
+    assert back.record == live.record
+    given = (texts(3), texts(3)) if kind == "span" else (texts(3),)
+    assert back.predict(*given) == live.predict(*given)

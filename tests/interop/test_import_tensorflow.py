@@ -1,0 +1,399 @@
+"""TensorFlow checkpoints of TF1 and TF2, read: the numbers of `transformers`' torch BERT with the same weights.
+
+With TensorFlow each test reads files that TensorFlow wrote; without it the variables are in memory.
+"""
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+from support import helpers, sources
+
+import bert_jax
+from bert_jax import cli
+from bert_jax.errors import InputError
+from bert_jax.interop import tensorflow_checkpoints
+from bert_jax.interop.importing import import_checkpoint
+from bert_jax.interop.tensorflow_names import VALUE, is_training_state
+from bert_jax.model.bert import HEADS
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
+
+TEXTS = ["the ship sees the [MASK] .", "a little storm near the harbour .", "the old clock"]
+PAIRS = ["the moon hears a ghost .", "star .", "the old clock and the baker of the market ."]
+LAYERS, SIZE, HEAD_COUNT = sources.SIZES["num_hidden_layers"], sources.SIZES["hidden_size"], 3
+
+Arrays = dict[str, np.ndarray]
+Save = Callable[[Path, Arrays], None]
+
+
+@pytest.fixture(params=["memory", "tensorflow"])
+def save(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Save:
+    """Saves variables by name as a checkpoint with a prefix."""
+    if request.param == "tensorflow":
+        tf = pytest.importorskip("tensorflow", reason="needs the tf extra: tensorflow")
+
+        def write(prefix: Path, arrays: Arrays) -> None:
+            names = sorted(arrays)
+            values = [tf.constant(arrays[name]) for name in names]
+            tf.raw_ops.SaveV2(
+                prefix=str(prefix), tensor_names=names, shape_and_slices=[""] * len(names), tensors=values
+            )
+
+        return write
+    saved: dict[str, Arrays] = {}  # by the name of the prefix
+
+    def open_arrays(prefix: epath.Path):
+        arrays = {name: value for name, value in saved[prefix.name].items() if not is_training_state(name)}
+        return {name: value.shape for name, value in arrays.items()}, lambda name: arrays[name]
+
+    def keep(prefix: Path, arrays: Arrays) -> None:
+        saved[prefix.name] = arrays
+        prefix.with_name(f"{prefix.name}.index").touch()
+        prefix.with_name(f"{prefix.name}.data-00000-of-00001").touch()
+
+    monkeypatch.setattr(tensorflow_checkpoints, "_open", open_arrays)
+    return keep
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A random BertForPreTraining of torch, with the activation of Google's code."""
+    torch = pytest.importorskip("torch", reason="needs the parity extra: torch and transformers")
+    transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(vocab_size=103, hidden_act="gelu_new", **sources.SIZES)
+    result = transformers.BertForPreTraining(config).eval()
+    with torch.no_grad():
+        for name, parameter in result.named_parameters():
+            parameter.normal_(0, 0.06)
+            if name.endswith("LayerNorm.weight"):
+                parameter += 1
+    return result
+
+
+def weights(model) -> Arrays:
+    return {name: np.ascontiguousarray(value.detach().numpy()) for name, value in model.named_parameters()}
+
+
+def as_tf1(model) -> Arrays:
+    """Returns variables as google-research/bert names them, with the slots of its optimizer."""
+    arrays: Arrays = {}
+    for name, value in weights(model).items():
+        if name == "cls.seq_relationship.weight":
+            arrays["cls/seq_relationship/output_weights"] = value
+            continue
+        path = name.replace("encoder.layer.", "encoder.layer_").replace(".", "/")
+        path = path.replace("LayerNorm/weight", "LayerNorm/gamma").replace("LayerNorm/bias", "LayerNorm/beta")
+        path = path.replace("_embeddings/weight", "_embeddings")
+        path = path.replace("cls/predictions/bias", "cls/predictions/output_bias")
+        path = path.replace("cls/seq_relationship/bias", "cls/seq_relationship/output_bias")
+        is_kernel = path.endswith("/weight")
+        arrays[path.replace("/weight", "/kernel")] = np.ascontiguousarray(value.T) if is_kernel else value
+    slots = {f"{name}/adam_{slot}": np.zeros_like(value) for name, value in arrays.items() for slot in "mv"}
+    return {**arrays, **slots, "global_step": np.int64(28252)}
+
+
+def tf2_layer(values: Arrays, number: int, output: str) -> Arrays:
+    """Returns the variables of a layer of tensorflow/models, whose attention has an axis for heads."""
+    begin, heads = f"bert.encoder.layer.{number}.", (HEAD_COUNT, SIZE // HEAD_COUNT)
+    arrays: Arrays = {}
+    for name in ("query", "key", "value"):
+        kernel, bias = (values[f"{begin}attention.self.{name}.{part}"] for part in ("weight", "bias"))
+        arrays[f"_attention_layer/_{name}_dense/kernel"] = kernel.T.reshape(SIZE, *heads)
+        arrays[f"_attention_layer/_{name}_dense/bias"] = bias.reshape(heads)
+    arrays[f"{output}/kernel"] = values[f"{begin}attention.output.dense.weight"].T.reshape(*heads, SIZE)
+    arrays[f"{output}/bias"] = values[f"{begin}attention.output.dense.bias"]
+    for mine, theirs in (("intermediate", "_intermediate_dense"), ("output", "_output_dense")):
+        arrays[f"{theirs}/kernel"] = values[f"{begin}{mine}.dense.weight"].T
+        arrays[f"{theirs}/bias"] = values[f"{begin}{mine}.dense.bias"]
+    for mine, theirs in (("attention.output", "_attention_layer_norm"), ("output", "_output_layer_norm")):
+        arrays[f"{theirs}/gamma"] = values[f"{begin}{mine}.LayerNorm.weight"]
+        arrays[f"{theirs}/beta"] = values[f"{begin}{mine}.LayerNorm.bias"]
+    return arrays
+
+
+def as_tf2(model, kind: str) -> Arrays:
+    """Returns variables as tensorflow/models names them: `keras` of 2020, `pretrainer` of 2022, or its `training`."""
+    values = weights(model)
+    prefix = {"keras": "model/", "pretrainer": "encoder/", "training": "model/encoder_network/"}[kind]
+    output = "_attention_output_dense" if kind == "keras" else "_attention_layer/_output_dense"
+    functional = kind != "training"
+    embeddings = [f"layer_with_weights-{number}" for number in range(4)]
+    if not functional:
+        embeddings = [f"_{name}_layer" for name in ("embedding", "position_embedding", "type_embedding")]
+        embeddings.append("_embedding_norm_layer")
+    pooler = f"layer_with_weights-{LAYERS + 4}" if functional else "_pooler_layer"
+    arrays: Arrays = {}
+    for place, name in zip(embeddings, ("word", "position", "token_type"), strict=False):
+        arrays[f"{prefix}{place}/embeddings"] = values[f"bert.embeddings.{name}_embeddings.weight"]
+    arrays[f"{prefix}{embeddings[3]}/gamma"] = values["bert.embeddings.LayerNorm.weight"]
+    arrays[f"{prefix}{embeddings[3]}/beta"] = values["bert.embeddings.LayerNorm.bias"]
+    for number in range(LAYERS):
+        place = f"layer_with_weights-{number + 4}" if functional else f"_transformer_layers/{number}"
+        arrays |= {f"{prefix}{place}/{name}": value for name, value in tf2_layer(values, number, output).items()}
+    trained, bias = values["bert.pooler.dense.weight"].T, values["bert.pooler.dense.bias"]
+    is_trained = kind == "keras"  # the others train a pooler in the head of next sentences
+    arrays[f"{prefix}{pooler}/kernel"] = trained if is_trained else np.ones_like(trained)
+    arrays[f"{prefix}{pooler}/bias"] = bias if is_trained else np.ones_like(bias)
+    if kind != "keras":
+        head = "masked_lm" if kind == "pretrainer" else "model/masked_lm"
+        arrays[f"{head}/dense/kernel"] = values["cls.predictions.transform.dense.weight"].T
+        arrays[f"{head}/dense/bias"] = values["cls.predictions.transform.dense.bias"]
+        arrays[f"{head}/layer_norm/gamma"] = values["cls.predictions.transform.LayerNorm.weight"]
+        arrays[f"{head}/layer_norm/beta"] = values["cls.predictions.transform.LayerNorm.bias"]
+        arrays[f"{head}/output_bias.Sbias"] = values["cls.predictions.bias"]
+        if kind == "pretrainer":  # shared, and saved under one of its names
+            arrays[f"{head}/embedding_table"] = arrays.pop(f"{prefix}layer_with_weights-0/embeddings")
+            sentences = {"dense": "next_sentence..pooler_dense", "out_proj": "model/classification_heads/0/out_proj"}
+        else:
+            sentences = {name: f"model/classification_heads/0/{name}" for name in ("dense", "out_proj")}
+        arrays[f"{sentences['dense']}/kernel"], arrays[f"{sentences['dense']}/bias"] = trained, bias
+        arrays[f"{sentences['out_proj']}/kernel"] = values["cls.seq_relationship.weight"].T
+        arrays[f"{sentences['out_proj']}/bias"] = values["cls.seq_relationship.bias"]
+    result = {f"{name}{VALUE}": np.ascontiguousarray(value) for name, value in arrays.items()}
+    slot = next(iter(result)).removesuffix(VALUE) + "/.OPTIMIZER_SLOT/optimizer/m" + VALUE
+    counters = {f"save_counter{VALUE}": np.int64(1), f"optimizer/learning_rate{VALUE}": np.float32(1)}
+    return {**result, slot: np.ones(3, np.float32), **counters}
+
+
+def write_folder(folder: Path, vocabulary: list[str], **config: object) -> Path:
+    """Writes the files beside a checkpoint, as Google released them."""
+    folder.mkdir(parents=True)
+    sizes = {"vocab_size": len(vocabulary), "hidden_act": "gelu", "pooler_type": "first_token_transform", **config}
+    (folder / "bert_config.json").write_text(json.dumps({**sources.SIZES, **sizes}))
+    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    return folder
+
+
+def assert_parity(checkpoint: Checkpoint, model) -> None:
+    """Checks hidden states and the logits of the present heads against torch, to 1e-5."""
+    import torch
+
+    bert = bert_jax.load(str(checkpoint.path))
+    batch = bert.batch(TEXTS, PAIRS)
+    (_, hidden), (mlm, nsp) = jax.jit(
+        lambda batch: (bert.model.encode(batch, all_hidden_states=True), bert.model(batch))
+    )(batch)
+    inputs = {"input_ids": "input_ids", "token_type_ids": "token_type_ids", "attention_mask": "sequence_ids"}
+    with torch.no_grad():
+        expected = model(
+            **{name: torch.tensor(np.asarray(batch[ours])).long() for name, ours in inputs.items()},
+            output_hidden_states=True,
+        )
+    real = np.asarray(batch["sequence_ids"]) > 0
+    for ours, theirs in zip(hidden, expected.hidden_states, strict=True):
+        np.testing.assert_allclose(ours[real], theirs.numpy()[real], atol=1e-5)
+    if "mlm_head" in checkpoint.heads:
+        np.testing.assert_allclose(mlm[real][:, :103], expected.prediction_logits.numpy()[real], atol=1e-5)
+    if "nsp_head" in checkpoint.heads:
+        np.testing.assert_allclose(nsp[:, 0], expected.seq_relationship_logits, atol=1e-5)
+    pooled = model.bert(**{name: torch.tensor(np.asarray(batch[ours])).long() for name, ours in inputs.items()})
+    np.testing.assert_allclose(
+        bert.model.pooler(hidden[-1], batch["cls_positions"])[:, 0], pooled.pooler_output.detach(), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", ["bert_model.ckpt", "model.ckpt-28252"])
+def test_tf1_has_the_numbers_of_torch(name: str, save: Save, model, vocabulary: list[str], tmp_path: Path):
+    folder = write_folder(tmp_path / "uncased_L-2_H-48_A-3", vocabulary)
+    save(folder / name, as_tf1(model))
+    checkpoint = import_checkpoint(str(folder), str(tmp_path / "imported"))
+    assert checkpoint.heads == HEADS
+    assert checkpoint.tokenizer.lowercase
+    assert checkpoint.bert_config.hidden_act == "gelu_new"
+    assert_parity(checkpoint, model)
+
+
+@pytest.mark.parametrize("kind", ["keras", "pretrainer", "training"])
+def test_tf2_has_the_numbers_of_torch(kind: str, save: Save, model, vocabulary: list[str], tmp_path: Path):
+    folder = write_folder(tmp_path / "source", vocabulary)
+    save(folder / "ckpt-1", as_tf2(model, kind))
+    checkpoint = import_checkpoint(str(folder / "ckpt-1"), str(tmp_path / "imported"), lowercase=True)
+    assert checkpoint.heads == (("pooler",) if kind == "keras" else HEADS)
+    assert_parity(checkpoint, model)
+
+
+def test_objects_that_tensorflow_saved(model, vocabulary: list[str], tmp_path: Path):
+    """The names are TensorFlow's own here, also those of shared and of optimizers' variables."""
+    tf = pytest.importorskip("tensorflow", reason="needs the tf extra: tensorflow")
+
+    def module(arrays: Arrays) -> "tf.Module":
+        result = tf.Module()
+        parts: dict[str, Arrays] = {}
+        for name, value in arrays.items():
+            first, _, rest = name.partition("/")
+            parts.setdefault(first, {})[rest] = value
+        for name, inside in parts.items():
+            attribute = name.replace("..", ".").replace(".S", "/")
+            setattr(result, attribute, tf.Variable(inside[""]) if "" in inside else module(inside))
+        return result
+
+    arrays = {name.removesuffix(VALUE): value for name, value in as_tf2(model, "pretrainer").items()}
+    arrays = {name: value for name, value in arrays.items() if not is_training_state(name)}
+    whole = module(arrays)
+    names = ("encoder", "masked_lm", "next_sentence.pooler_dense", "model")
+    saved = tf.train.Checkpoint(**{name: getattr(whole, name) for name in names}, global_step=tf.Variable(3))
+    folder = write_folder(tmp_path / "bert_uncased", vocabulary)
+    saved.save(str(folder / "ckpt"))
+    checkpoint = import_checkpoint(str(folder), str(tmp_path / "imported"))
+    assert checkpoint.heads == HEADS
+    assert_parity(checkpoint, model)
+
+
+@pytest.mark.parametrize(
+    ("folder_name", "settings", "lowercase"),
+    [
+        ("uncased_L-12_H-768_A-12", None, True),
+        ("cased_L-12_H-768_A-12", None, False),
+        ("multi_cased_L-12_H-768_A-12", None, False),
+        ("wwm_uncased_L-24", None, True),
+        ("uncased", False, False),
+        ("model", True, True),
+        ("chinese", None, None),
+        ("showcased", None, None),
+    ],
+)
+def test_case_of_a_tensorflow_folder(
+    folder_name: str, settings: bool | None, lowercase: bool | None, vocabulary: list[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    folder = write_folder(tmp_path / "source" / folder_name, vocabulary)
+    if settings is not None:
+        sources.edit_json(folder / "tokenizer_config.json", do_lower_case=settings)
+    if lowercase is None:
+        with pytest.raises(InputError, match="--cased or --uncased"):
+            tensorflow_checkpoints._case(epath.Path(folder), None)
+    else:
+        assert tensorflow_checkpoints._case(epath.Path(folder), None) is lowercase
+    assert tensorflow_checkpoints._case(epath.Path(folder), False) is False
+
+
+def test_variables_of_other_models_are_named_and_dropped(
+    save: Save, model, vocabulary: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    monkeypatch.setattr(logging.getLogger("bert_jax"), "propagate", True)  # whatever a command has set
+    folder = write_folder(tmp_path / "uncased", vocabulary)
+    arrays = as_tf1(model)
+    save(folder / "model.ckpt-9", {**arrays, "output_weights": np.ones((3, SIZE), np.float32)})
+    checkpoint = import_checkpoint(str(folder), str(tmp_path / "imported"))
+    assert checkpoint.heads == HEADS
+    assert "output_weights" in caplog.text
+    query = "bert/encoder/layer_1/attention/self/query/kernel"
+    save(folder / "model.ckpt-9", {name: value for name, value in arrays.items() if name != query})
+    with pytest.raises(InputError, match=r"bert_config\.json.*bert\.encoder\.layer\.1\.attention\.self\.query\.weight"):
+        import_checkpoint(str(folder), str(tmp_path / "without"))
+    save(folder / "model.ckpt-9", {**arrays, query: np.ones((SIZE, 7), np.float32)})
+    with pytest.raises(InputError, match=r"bert/encoder/layer_1/attention/self/query/kernel \[7, 48\].*\[48, 48\]"):
+        import_checkpoint(str(folder), str(tmp_path / "misshapen"))
+    save(folder / "model.ckpt-9", {"resnet/kernel": np.ones(3, np.float32)})
+    with pytest.raises(InputError, match="resnet/kernel"):
+        import_checkpoint(str(folder), str(tmp_path / "other"))
+
+
+def test_a_folder_with_several_checkpoints(save: Save, model, vocabulary: list[str], tmp_path: Path):
+    folder = write_folder(tmp_path / "uncased", vocabulary)
+    for step in (1, 2):
+        save(folder / f"model.ckpt-{step}", as_tf1(model))
+    with pytest.raises(InputError, match=r"2 checkpoints.*model\.ckpt-2"):
+        import_checkpoint(str(folder), str(tmp_path / "imported"))
+    (folder / "checkpoint").write_text('model_checkpoint_path: "/elsewhere/model.ckpt-2"\n')
+    assert import_checkpoint(str(folder), str(tmp_path / "noted")).heads == HEADS
+    for number, name in enumerate(("model.ckpt-1", "model.ckpt-1.index", "model.ckpt-1.data-00000-of-00001")):
+        assert import_checkpoint(str(folder / name), str(tmp_path / f"named{number}")).heads == HEADS
+    with pytest.raises(InputError, match=r"--source=.*model\.ckpt-3"):
+        import_checkpoint(str(folder / "model.ckpt-3"), str(tmp_path / "missing"))
+
+
+@pytest.mark.parametrize("place", ["", "bert_model.ckpt", "bert_model.ckpt.index"])
+def test_a_checkpoint_in_a_bucket(place: str, save: Save, model, vocabulary: list[str], tmp_path: Path, store):
+    folder = write_folder(tmp_path / "uncased_L-2", vocabulary)
+    save(folder / "bert_model.ckpt", as_tf1(model))
+    (folder / "notes").write_text("not needed")
+    for path in folder.iterdir():
+        store.put(f"uncased_L-2/{path.name}", path.read_bytes())
+    source = f"gs://bucket/uncased_L-2/{place}".rstrip("/")
+    checkpoint = import_checkpoint(source, str(tmp_path / "imported"))
+    assert (checkpoint.heads, checkpoint.tokenizer.lowercase) == (HEADS, True)
+
+
+@pytest.mark.parametrize("name", ["bert_config.json", "vocab.txt"])
+def test_a_file_that_is_missing_beside_the_checkpoint(name: str, vocabulary: list[str], tmp_path: Path):
+    folder = write_folder(tmp_path / "uncased", vocabulary)
+    (folder / "bert_model.ckpt.index").touch()
+    (folder / name).unlink()
+    with pytest.raises(InputError, match=name):
+        import_checkpoint(str(folder), str(tmp_path / "imported"))
+
+
+def test_a_config_of_another_architecture(vocabulary: list[str], tmp_path: Path):
+    folder = write_folder(tmp_path / "uncased", vocabulary, embedding_size=16)
+    (folder / "bert_model.ckpt.index").touch()
+    with pytest.raises(InputError, match=r"embedding_size=16"):
+        import_checkpoint(str(folder), str(tmp_path / "imported"))
+
+
+def test_without_tensorflow_the_command_names_the_extra(
+    vocabulary: list[str], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    folder = write_folder(tmp_path / "uncased", vocabulary)
+    (folder / "bert_model.ckpt.index").touch()
+    status = cli.main(["import", "--source", str(folder), "--output", str(tmp_path / "imported")])
+    error = capsys.readouterr().err
+    assert (status, error.count("\n")) == (2, 1)
+    assert "pip install 'bert-jax[tf]'" in error
+    assert not (tmp_path / "imported").exists()
+
+
+def test_a_damaged_checkpoint(vocabulary: list[str], tmp_path: Path):
+    pytest.importorskip("tensorflow", reason="needs the tf extra: tensorflow")
+    folder = write_folder(tmp_path / "uncased", vocabulary)
+    (folder / "bert_model.ckpt.index").write_bytes(b"no table")
+    with pytest.raises(InputError, match=r"bert_model\.ckpt: damaged"):
+        import_checkpoint(str(folder), str(tmp_path / "imported"))
+
+
+def test_no_other_command_imports_tensorflow(tmp_path: Path):
+    """A package of this name that fails on import stands for TensorFlow."""
+    (tmp_path / "tensorflow").mkdir()
+    (tmp_path / "tensorflow" / "__init__.py").write_text("raise AssertionError('imported')\n")
+    code = """
+import pkgutil, importlib, sys, bert_jax
+for module in pkgutil.walk_packages(bert_jax.__path__, "bert_jax."):
+    if "configs" not in module.name and not module.name.endswith("beam_runner"):
+        importlib.import_module(module.name)
+sys.exit("tensorflow" in sys.modules)
+"""
+    environment = helpers.child_environment()
+    environment["PYTHONPATH"] = f"{tmp_path}:{environment.get('PYTHONPATH', '')}"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_continued_checkpoint_of_google_exports_to_transformers(
+    save: Save, model, vocabulary: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    import torch
+    import transformers
+
+    folder = write_folder(tmp_path / "uncased", vocabulary)
+    save(folder / "bert_model.ckpt", as_tf1(model))
+    for command in (
+        ["import", "--source", folder, "--output", tmp_path / "imported"],
+        ["export", "--checkpoint", tmp_path / "imported", "--output", tmp_path / "hf"],
+    ):
+        assert cli.main([str(word) for word in command]) == 0
+    back, info = transformers.BertForPreTraining.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not any(info.values()), info
+    for name, value in back.named_parameters():
+        assert torch.equal(value, dict(model.named_parameters())[name]), name
+    assert back.config.hidden_act == "gelu_new"
+    assert open_checkpoint(str(tmp_path / "imported")).task is None

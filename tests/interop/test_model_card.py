@@ -1,0 +1,106 @@
+"""The model card of an export, read by huggingface_hub's own code."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from support import helpers, sources
+
+from bert_jax import cli
+from bert_jax.interop import huggingface
+from bert_jax.interop.model_card import Publication, model_card
+from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.training.pretrain import pretrain
+
+hub = pytest.importorskip("huggingface_hub", reason="needs the parity extra: torch and transformers")
+
+
+def front_matter(folder: Path) -> dict:
+    return yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
+
+
+@pytest.fixture(scope="module")
+def workdir(dataset_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("card") / "base"
+    pretrain(helpers.small_config(dataset_dir, total_steps=2, optimizer__warmup_steps=1), str(folder))
+    return folder
+
+
+def test_a_pre_trained_model_with_its_evaluation(workdir: Path, tmp_path: Path):
+    huggingface.export(open_checkpoint(str(workdir)), str(tmp_path / "my-bert"))
+    assert hub.metadata_load(tmp_path / "my-bert" / "README.md") == front_matter(tmp_path / "my-bert")
+    card = hub.ModelCard.load(tmp_path / "my-bert" / "README.md")
+    assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "fill-mask")
+    assert (card.data.license, card.data.language, card.data.datasets) == (None, None, None)
+    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    (row,) = [row for row in rows if row.get("split") == "eval" and row["step"] == 2]
+    results = {result.metric_type: result for result in card.data.eval_results}
+    assert {"mlm_loss", "mlm_accuracy"} <= results.keys()
+    assert not {"step", "unigram_loss"} & results.keys()
+    for name, result in results.items():
+        assert isinstance(result, hub.EvalResult)
+        assert result.metric_value == pytest.approx(row[name], abs=1e-6)
+        assert (result.task_type, result.dataset_split) == ("fill-mask", "eval")
+    assert card.data.model_name == "my-bert"
+    assert "| `global_batch_size` |" in card.text
+    assert str(workdir.parent) not in card.content  # no path of this machine
+
+
+def test_license_language_and_datasets_are_those_given(workdir: Path, tmp_path: Path):
+    command = ["export", "--checkpoint", str(workdir), "--output", str(tmp_path / "hf"), "--license", "apache-2.0"]
+    assert cli.main([*command, "--language", "en", "de", "--datasets", "wikimedia/wikipedia"]) == 0
+    card = hub.ModelCard.load(tmp_path / "hf" / "README.md")
+    assert (card.data.license, card.data.language) == ("apache-2.0", ["en", "de"])
+    assert card.data.datasets == ["wikimedia/wikipedia"]
+
+
+def test_an_imported_model_has_no_results(vocabulary: list[str], tmp_path: Path):
+    huggingface.export(sources.write_checkpoint(tmp_path / "checkpoint", vocabulary), str(tmp_path / "hf"))
+    assert front_matter(tmp_path / "hf").keys() == {"library_name", "pipeline_tag", "tags"}
+    sources.write_source(tmp_path / "nsp", vocabulary, ("pooler", "nsp_head"))
+    assert "pipeline_tag" not in front_matter(tmp_path / "nsp")
+
+
+def test_text_that_yaml_would_read_otherwise(vocabulary: list[str], tmp_path: Path):
+    checkpoint = sources.write_checkpoint(tmp_path / "checkpoint", vocabulary)
+    publication = Publication("other: no", ("no",), ("a#b",))
+    huggingface.export(checkpoint, str(tmp_path / "hf"), publication)
+    data = hub.ModelCard.load(tmp_path / "hf" / "README.md").data
+    assert (data.license, data.language, data.datasets) == ("other: no", ["no"], ["a#b"])
+
+
+@pytest.mark.parametrize(
+    ("record", "pipeline", "dataset", "config"),
+    [
+        (
+            {"kind": "classify", "name": "glue/sst2", "classes": ["0", "1"]},
+            "text-classification",
+            "nyu-mll/glue",
+            "sst2",
+        ),
+        ({"kind": "tag", "name": "ner", "tags": ["O", "B-X"]}, "token-classification", "ner", None),
+        ({"kind": "span", "name": "squad/2.0"}, "question-answering", "rajpurkar/squad_v2", None),
+    ],
+)
+def test_a_fine_tuned_model_with_its_scores(
+    record: dict, pipeline: str, dataset: str, config: str | None, workdir: Path, tmp_path: Path
+):
+    """The scores are those in `result.json`, if they are of the checkpoint's step."""
+    steps = tmp_path / "run" / "checkpoints" / "7"
+    steps.mkdir(parents=True)
+    scores = {"dev": {"f1": 0.75, "accuracy": 0.5, "best_f1_thresh": -1.5}}
+    (tmp_path / "run" / "result.json").write_text(json.dumps({"step": 7, "scores": scores}))
+    found = open_checkpoint(str(workdir))
+    task = {"size": 2, "max_seq_len": 32, **record}
+    for step, has_results in ((7, True), (8, False)):
+        checkpoint = dataclasses.replace(found, path=type(found.path)(steps), step=step, task=task)
+        text = model_card(checkpoint, "BertForTask", "mine", Publication())
+        data = hub.ModelCard(text).data
+        assert data.pipeline_tag == pipeline
+        results = {result.metric_type: result for result in data.eval_results or ()}
+        assert results.keys() == ({"f1", "accuracy"} if has_results else set())
+        if has_results:
+            assert results["f1"].metric_value == 0.75
+            assert (results["f1"].dataset_type, results["f1"].dataset_config) == (dataset, config)

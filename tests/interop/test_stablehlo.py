@@ -1,0 +1,116 @@
+"""Programs exported as StableHLO: reloaded in a process without this package, they give the live model's outputs."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+from support import helpers, sources
+
+import bert_jax
+from bert_jax import cli
+from bert_jax.interop import stablehlo
+from bert_jax.model import abstract_parameters
+from bert_jax.model.task_heads import BertForTask, TaskHead
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint, save_parameters
+
+NEEDS_FLATBUFFERS = "needs the stablehlo extra: flatbuffers"
+TEXTS = ["A text.", "Another, longer text."]  # of the README
+
+
+def run_readme(folder: Path) -> dict[str, np.ndarray]:
+    """Runs the code of the folder's README in a fresh process, and returns its result."""
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    code += "import sys\nassert 'bert_jax' not in sys.modules\nnp.savez('result.npz', **result)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=helpers.child_environment(), capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(np.load(folder / "result.npz"))
+
+
+def fine_tuned(checkpoint: Checkpoint, folder: Path, kind: str) -> Checkpoint:
+    head = TaskHead(kind, 3)
+    _, shapes, _ = abstract_parameters(checkpoint.bert_config, build=BertForTask, head=head)
+    rng = np.random.default_rng(0)
+    parameters = jax.tree.map(lambda leaf: rng.normal(0, 0.2, leaf.shape).astype(np.float32), shapes)
+    record = {"name": "text", "classes": ["a", "b", "c"], "texts": [], "id": "id"}
+    save_parameters(
+        epath.Path(folder), parameters, bert_config=checkpoint.bert_config, tokenizer=checkpoint.tokenizer,
+        heads=("pooler",) if "pooler" in parameters else (), task={**head.about(), "max_seq_len": 32, **record},
+    )  # fmt: skip
+    return open_checkpoint(str(folder))
+
+
+def test_a_pre_trained_model_in_a_fresh_process(vocabulary: list[str], tmp_path: Path):
+    pytest.importorskip("flatbuffers", reason=NEEDS_FLATBUFFERS)
+    checkpoint = sources.write_checkpoint(tmp_path / "checkpoint", vocabulary)
+    command = ["export", "--format=stablehlo", f"--checkpoint={checkpoint.path}", f"--output={tmp_path / 'hlo'}"]
+    assert cli.main(command) == 0
+    described = json.loads((tmp_path / "hlo" / "stablehlo.json").read_text())
+    assert described["programs"] == ["encode", "logits"]
+    result = run_readme(tmp_path / "hlo")
+    live = bert_jax.load(str(checkpoint.path))
+    batch = live.batch(TEXTS)
+    mlm, nsp = live.model(batch)
+    np.testing.assert_allclose(result["mlm"], mlm[..., : live.config.vocab_size], atol=1e-5)
+    np.testing.assert_allclose(result["nsp"], nsp[:, 0], atol=1e-5)
+
+
+def test_batch_and_length_are_free(vocabulary: list[str], tmp_path: Path):
+    pytest.importorskip("flatbuffers", reason=NEEDS_FLATBUFFERS)
+    from safetensors.numpy import load_file
+
+    checkpoint = sources.write_checkpoint(tmp_path / "checkpoint", vocabulary, ("pooler",))
+    assert stablehlo.export(checkpoint, str(tmp_path / "hlo")) == ["encode"]
+    program = jax.export.deserialize(bytearray((tmp_path / "hlo" / "encode.stablehlo").read_bytes()))
+    assert {"cpu", "cuda", "tpu"} <= set(program.platforms)
+    parameters = load_file(tmp_path / "hlo" / "parameters.safetensors")
+    live = bert_jax.load(str(checkpoint.path))
+    for texts in (["the ship"], ["the old clock and the baker .", "a storm", "the moon hears a ghost ."]):
+        batch = live.batch(texts)
+        inputs = [batch["input_ids"], batch["token_type_ids"], batch["sequence_ids"]]
+        np.testing.assert_allclose(program.call(parameters, *inputs), live.model.encode(batch)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["classify", "tag"])
+def test_a_fine_tuned_model(kind: str, vocabulary: list[str], tmp_path: Path):
+    pytest.importorskip("flatbuffers", reason=NEEDS_FLATBUFFERS)
+    before = sources.write_checkpoint(tmp_path / "before", vocabulary)
+    checkpoint = fine_tuned(before, tmp_path / "task", kind)
+    stablehlo.export(checkpoint, str(tmp_path / "hlo"))
+    live = bert_jax.load(str(checkpoint.path))
+    batch = live.batch(TEXTS)
+    inputs = [batch["input_ids"], batch["token_type_ids"], batch["sequence_ids"]]
+    program = jax.export.deserialize(bytearray((tmp_path / "hlo" / "logits.stablehlo").read_bytes()))
+    outputs = program.call(
+        stablehlo.flatten(checkpoint.load_parameters(build=BertForTask, head=live.model.head)), *inputs
+    )
+    np.testing.assert_allclose(outputs["outputs"], live.model(batch), atol=1e-5)
+
+
+def test_without_flatbuffers_the_command_names_the_extra(
+    vocabulary: list[str], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    checkpoint = sources.write_checkpoint(tmp_path / "checkpoint", vocabulary)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    command = ["export", "--format=stablehlo", f"--checkpoint={checkpoint.path}", f"--output={tmp_path / 'hlo'}"]
+    assert cli.main(command) == 2
+    error = capsys.readouterr().err
+    assert (error.count("\n"), "pip install 'bert-jax[stablehlo]'" in error) == (1, True)
+    assert not (tmp_path / "hlo").exists()
+
+
+def test_facts_of_a_card_are_refused_for_another_format(
+    vocabulary: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    checkpoint = sources.write_checkpoint(tmp_path / "checkpoint", vocabulary)
+    command = ["export", "--format=stablehlo", f"--checkpoint={checkpoint.path}", f"--output={tmp_path / 'hlo'}"]
+    assert cli.main([*command, "--license=mit"]) == 2
+    assert "--format=hf" in capsys.readouterr().err

@@ -1,0 +1,80 @@
+"""A training loop of one's own: the parts that `Training` has, which are those of `pretrain`."""
+
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+from support import helpers
+from support.devices import one_device  # noqa: F401
+
+import bert_jax
+from bert_jax.errors import InputError
+from bert_jax.tracking.metrics import read_metrics
+from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+
+
+@pytest.fixture(scope="module")
+def config(dataset_dir: Path) -> bert_jax.config.ConfigDict:
+    overrides = {"total_steps": 4, "gradient_accumulation": 2, "model__num_hidden_layers": 1}
+    return helpers.small_config(dataset_dir, **overrides)
+
+
+@pytest.fixture(scope="module")
+def training(config: bert_jax.config.ConfigDict, one_device: None) -> bert_jax.Training:  # noqa: F811
+    return bert_jax.Training(config)
+
+
+def test_its_steps_are_those_of_pretrain(training: bert_jax.Training, tmp_path: Path):
+    state, losses, steps = training.initial_state(), [], []
+    for step, batch in training.batches():
+        assert batch["input_ids"].shape == (2, 8, 64)
+        state, metrics = training.step(state, batch)
+        losses.append(float(metrics["loss"]))
+        steps.append(step)
+    assert steps == [1, 2, 3, 4]
+    evaluation = training.evaluate(state)
+    training.save(str(tmp_path / "own"), state)
+
+    final = bert_jax.pretrain(training.config, str(tmp_path / "run"))
+    rows = [row for row in read_metrics(epath.Path(tmp_path / "run")) if row.get("split") != "eval"]
+    assert losses == [row["loss"] for row in rows]
+    assert evaluation == final
+    parameters = [open_checkpoint(str(tmp_path / name)).load_parameters() for name in ("own", "run")]
+    jax.tree.map(np.testing.assert_array_equal, *parameters)
+    assert bert_jax.load(str(tmp_path / "own")).embed("the ship .").shape == (1, 32)
+
+
+def test_the_loop_of_the_guide_learns(dataset_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    page = (helpers.REPOSITORY / "docs" / "guides" / "python.md").read_text()
+    (block,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Training(" in block)
+    (tmp_path / "data").symlink_to(dataset_dir)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(block, names)
+    assert len(names["losses"]) == 20
+    assert np.mean(names["losses"][-5:]) < np.mean(names["losses"][:5]) - 0.1
+    assert bert_jax.load("runs/own").config.hidden_size == 128
+
+
+def test_batches_resume_at_any_step(training: bert_jax.Training):
+    every = dict(training.batches())
+    [(step, batch)] = training.batches(start=3)
+    assert step == 4
+    np.testing.assert_array_equal(batch["input_ids"], every[4]["input_ids"])
+
+
+def test_a_loop_of_several_phases_is_refused(config: bert_jax.config.ConfigDict):
+    several = config.copy_and_resolve_references()
+    several.phases = ({"steps": 2}, {"steps": 2})
+    with pytest.raises(InputError, match=r"phases.* 2"):
+        bert_jax.Training(several)
+
+
+def test_overrides_may_be_a_mapping_of_values(tmp_path: Path):
+    config = bert_jax.load_config("bert_tiny", {"data.path": tmp_path, "total_steps": 7, "data.weights": (0.5, 0.5)})
+    assert (config.data.path, config.total_steps, config.data.weights) == (str(tmp_path), 7, (0.5, 0.5))
+    with pytest.raises(InputError, match=r"optimizer\.learning_rate"):
+        bert_jax.load_config("bert_tiny", {"lr": 1})
