@@ -86,7 +86,7 @@ def append(folder: epath.Path, entry: Mapping[str, Any]) -> None:
 
 def _write(folder: epath.Path, entries: Sequence[Mapping[str, Any]]) -> None:
     content = {"format_version": FORMAT_VERSION, "runs": list(entries)}
-    atomic.write_whole(folder / FILE, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+    atomic.write_whole(folder / FILE, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def utc(seconds: float) -> str:
@@ -149,8 +149,12 @@ def redact(value: Any) -> Any:
     `mask_token`, `keep_token` and `random_token` are none.
     """
     if isinstance(value, Mapping):
-        return {name: HIDDEN if _is_secret(name) and value[name] else redact(value[name]) for name in value}
+        return {
+            name: HIDDEN if isinstance(entry, str) and _is_secret(name) else redact(entry)
+            for name, entry in value.items()
+        }
     if isinstance(value, str):
+        value = value.encode("utf-8", "backslashreplace").decode()  # a path may have bytes that are not UTF-8
         value = _QUERY_SECRET.sub(rf"\g<1>{HIDDEN}", _URL_CREDENTIALS.sub(HIDDEN, value))
         return _KNOWN_TOKENS.sub(HIDDEN, value)
     return [redact(entry) for entry in value] if isinstance(value, list | tuple) else value

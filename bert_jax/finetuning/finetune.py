@@ -10,6 +10,7 @@ import logging
 import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -146,7 +147,7 @@ def _finetune(
     run = open_run(
         folder, config, mesh, checkpointer, stop, watch, bars, stack,
         start=start, total=order.total_steps, name="finetune",
-        inputs={"init": before.reference(), "task": {"name": task.name, "path": config.data.path, "hash": order.hash}},
+        inputs={"init": before.reference(), "task": _describe_task(task, config, order)},
         trackers=trackers,
     )  # fmt: skip
 
@@ -209,6 +210,12 @@ def _finetune(
         ],
     )  # fmt: skip
     return scores
+
+
+def _describe_task(task: Task, config: ConfigDict, order: BatchOrder) -> dict[str, Any]:
+    """Returns the task's name, the given paths and the hash of the training examples, for a provenance record."""
+    given = {split: config.task[split] for split in ("train", "dev", "test") if config.task[split]}
+    return {"name": task.name, "path": config.data.path, "files": given, "hash": order.hash}
 
 
 def plan_step(

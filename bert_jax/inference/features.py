@@ -19,11 +19,11 @@ import json
 import re
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import jax
 import jax.numpy as jnp
@@ -169,9 +169,10 @@ def extract(
                 if next(measured, None) is not None:
                     raise InputError(f"--input={input}: the file changed while it was read; run it again")
 
-            if pool is not None:
-                write = _write_vectors if target.suffix == ".npz" else _write_vector_lines
-                write(file, values(), pool, chosen[0])
+            if pool is not None and target.suffix == ".npz":
+                _write_vectors(file, values(), lengths, pool, chosen[0], config.hidden_size)
+            elif pool is not None:
+                _write_vector_lines(file, values(), pool, chosen[0])
             elif target.suffix == ".npz":
                 _write_arrays(file, values(), lengths, tokenizer, chosen, config.hidden_size)
             else:
@@ -273,25 +274,17 @@ def _write_arrays(
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     input_ids = np.empty(offsets[-1], np.int32)
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        with archive.open("values.npy", "w", force_zip64=True) as member:
-            header = {
-                "descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)),
-                "fortran_order": False,
-                "shape": (int(offsets[-1]), len(layers), hidden_size),
-            }
-            np.lib.format.write_array_header_1_0(member, header)
+        with _open_values(archive, (int(offsets[-1]), len(layers), hidden_size)) as member:
             for number, (line, hidden) in enumerate(values):
                 input_ids[offsets[number] : offsets[number + 1]] = line.input_ids
                 member.write(np.ascontiguousarray(hidden, np.float32).tobytes())
-        arrays: dict[str, Any] = {
+        arrays = {
             "tokens": np.array(tokenizer.vocab)[input_ids],
             "input_ids": input_ids,
             "offsets": offsets,
             "layers": np.array([str(layer) for layer in layers]),
         }
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
+        _write_members(archive, arrays)
 
 
 def _write_vector_lines(
@@ -306,11 +299,27 @@ def _write_vector_lines(
 
 
 def _write_vectors(
-    file: IO[bytes], values: Iterable[tuple[EncodedSequence, np.ndarray]], pool: str, layer: int | str
-) -> None:
-    lines = [(len(line.input_ids), vector) for line, vector in values]
-    vectors = np.stack([vector for _, vector in lines]).astype(np.float32)
-    np.savez(
-        file, values=vectors, tokens=np.array([tokens for tokens, _ in lines], np.int64), layer=np.array(str(layer)),
-        pool=np.array(pool),
-    )  # fmt: skip
+    file: IO[bytes], values: Iterable[tuple[EncodedSequence, np.ndarray]], lengths: Sequence[int], pool: str,
+    layer: int | str, hidden_size: int,
+) -> None:  # fmt: skip
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        with _open_values(archive, (len(lengths), hidden_size)) as member:
+            for _, vector in values:
+                member.write(np.ascontiguousarray(vector, np.float32).tobytes())
+        arrays = {"tokens": np.array(lengths, np.int64), "layer": np.array(str(layer)), "pool": np.array(pool)}
+        _write_members(archive, arrays)
+
+
+@contextmanager
+def _open_values(archive: zipfile.ZipFile, shape: tuple[int, ...]) -> Iterator[IO[bytes]]:
+    """Opens the array `values` of an .npz, fp32 of `shape`; its bytes are to be written in order."""
+    with archive.open("values.npy", "w", force_zip64=True) as member:
+        header = {"descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(member, header)
+        yield member
+
+
+def _write_members(archive: zipfile.ZipFile, arrays: Mapping[str, np.ndarray]) -> None:
+    for name, array in arrays.items():
+        with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+            np.lib.format.write_array(member, array, allow_pickle=False)

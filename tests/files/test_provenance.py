@@ -28,6 +28,13 @@ def test_an_entry_has_time_software_and_inputs(monkeypatch: pytest.MonkeyPatch):
     assert "devices" not in entry
 
 
+def test_a_path_that_is_not_utf8_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr("sys.argv", ["bert-jax", "caf\udce9"])
+    provenance.write(epath.Path(tmp_path), provenance.record({"path": "caf\udce9"}))
+    (entry,) = json.loads((tmp_path / provenance.FILE).read_text())["runs"]
+    assert entry["inputs"] == {"path": r"caf\udce9"}
+
+
 def test_commit_of_a_clone_and_whether_it_is_modified(tmp_path: Path):
     assert provenance.git_commit(tmp_path) == {}
     (tmp_path / "a.py").write_text("1\n")

@@ -87,4 +87,6 @@ def test_a_fine_tuning_names_its_encoder_and_examples(workdir: Path, tmp_path: P
     bert_jax.finetune(bert_jax.load_config("finetune/text", overrides, keys_of="finetune/default"), str(tmp_path / "r"))
     (entry,) = runs(tmp_path / "r")
     assert entry["inputs"]["init"] == open_checkpoint(str(workdir)).reference()
-    assert entry["inputs"]["task"].keys() == {"name", "path", "hash"}
+    task = entry["inputs"]["task"]
+    assert (task["name"], task["path"], task["files"]) == ("text", str(tmp_path), {"train": "train.csv"})
+    assert len(task["hash"]) == 16

@@ -136,9 +136,9 @@ def prepare(
         unknown = unknown_share(counts, tokenizer.unk_id)
         check_share(unknown, allow_unk, tokenizer)
         info = _describe(splits, tokenizer, options, seed)
-        _publish(folder, work, shards, splits, tokenizer, info)
         read = {"corpus": corpus.describe_files(slices), "vocabulary": {"sha256": tokenizer.sha256}}
         provenance.write(folder, provenance.record(read, dataset_hash=info.hash))
+        _publish(folder, work, shards, splits, tokenizer, info)
         warn_of_share(unknown, tokenizer, above=WARN_SHARE, where=str(folder))
         if options.pairs == "nsp":
             if options.documents == "blank_line":
