@@ -106,6 +106,10 @@ def test_a_task_is_learned_and_what_belongs_to_it_is_there(run: Path, task: Path
     assert [row["step"] for row in rows if row.get("split") == "eval"] == [18, 36]
     assert rows[-1]["dev/accuracy"] == result["scores"]["dev"]["accuracy"]
     assert rows[-2]["loss"] < rows[0]["loss"]
+    assert [row["examples_seen"] for row in rows] == [16 * row["step"] for row in rows]
+    assert rows[-1]["examples_seen"] == 2 * 288
+    assert [row["tokens_seen"] for row in rows] == sorted(row["tokens_seen"] for row in rows)
+    assert 0 < rows[-1]["tokens_seen"] <= 64 * 2 * 288
     predicted = [line.split("\t") for line in (run / "predictions" / "test.tsv").read_text().splitlines()]
     assert predicted[0] == ["id", "prediction"]
     with (task / "test.csv").open() as file:

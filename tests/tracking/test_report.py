@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -332,6 +333,16 @@ def test_page_escapes_texts_of_files_and_loads_nothing(tmp_path: Path):
     assert {value[:1] for name, value in tags.attributes if name in ("src", "href")} == {"#"}
     assert not {name for name, _ in tags.attributes if name.startswith("on")}
     assert "default-src 'none'" in page
+
+
+def test_files_of_the_page_are_installed(monkeypatch: pytest.MonkeyPatch):
+    arguments: dict[str, Any] = {}
+    monkeypatch.setattr("setuptools.setup", lambda **given: arguments.update(given))
+    runpy.run_path(str(helpers.REPOSITORY / "setup.py"))
+    patterns = arguments["package_data"]["bert_jax.tracking.report"]
+    files = [path for path in Path(curve_images.__file__).parent.iterdir() if path.suffix in (".css", ".js")]
+    assert len(files) == 2
+    assert all(any(path.match(pattern) for pattern in patterns) for path in files)
 
 
 # --- In a browser ------------------------------------------------------------------------------------------------

@@ -205,7 +205,7 @@ def wandb_records(path: Path) -> Iterator[Any]:
 
 
 def test_wandb_gets_the_run_and_a_resumed_run_continues_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     from bert_jax.tracking.wandb_tracker import WeightsAndBiases
 
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -217,6 +217,7 @@ def test_wandb_gets_the_run_and_a_resumed_run_continues_it(tmp_path: Path, monke
             tracker.log_scalars(start + 2, {"loss": 2.5}, split=None, time=100.0)
             tracker.log_scalars(start + 2, {"loss": 2.0}, split="eval", time=101.0)
             tracker.log_samples(start + 2, [SAMPLE], time=102.0)
+        wandb.teardown()  # as the end of the process does: a resumed run is another process
     identity = json.loads((tmp_path / "run" / "wandb.json").read_text())["id"]
     files = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
     assert len(files) == 2
