@@ -28,7 +28,7 @@ def get_config():
     config.model.num_hidden_layers = 12  # Layers of the encoder.
     config.model.num_attention_heads = 12  # Heads per layer; hidden_size is divisible by it.
     config.model.intermediate_size = 3072  # Units of the feed-forward layer.
-    config.model.hidden_act = "gelu"  # Activation of the feed-forward layer. gelu: erf; gelu_new: tanh, as in Google's code.
+    config.model.hidden_act = "gelu"  # Of the feed-forward layer. gelu: erf; gelu_new: tanh, as in Google's code.
     config.model.max_position_embeddings = 512  # Maximum tokens of a sequence.
     config.model.type_vocab_size = 2  # Segments that have an embedding.
     config.model.initializer_range = 0.02  # Standard deviation of new weights, which are truncated at two of it.
