@@ -48,6 +48,7 @@ python_maximum_signature_line_length = 100
 default_role = "code"  # `name` in a docstring is code
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # else an attribute in a docstring and the field that it describes are duplicates
 
 html_theme = "sphinx_book_theme"
 html_title = "bert_jax"

@@ -104,7 +104,22 @@ def is_plain(shell: str, commands: list[list[str]]) -> bool:
     code = doc_commands.without_comments(shell).replace("\\\n", " ")
     unquoted = re.sub(r"'[^']*'|\"[^\"]*\"", "", code)
     lines = [line for line in unquoted.splitlines() if line.strip()]
-    return not re.search(r"[$`~*?{}|;&<>]", unquoted) and len(lines) == len(commands) == unquoted.count("bert-jax ")
+    starts = all(line.startswith("bert-jax ") for line in lines)
+    return starts and len(lines) == len(commands) and not re.search(r"[$`~*?{}|;&<>]", unquoted)
+
+
+@pytest.mark.parametrize(
+    ("shell", "expected"),
+    [
+        ("bert-jax vocab --input 'text/*.txt' \\\n  --output v\n\n# next\nbert-jax inspect data  # counts\n", True),
+        ("DRY_RUN=1 bash launch/slurm.sbatch bert-jax report a\n", False),
+        ("bert-jax inspect data | head\n", False),
+        ("bert-jax report runs/*\n", False),
+        ("ls\nbert-jax inspect data\n", False),
+    ],
+)
+def test_plain_commands_need_no_shell(shell: str, expected: bool):
+    assert is_plain(shell, doc_commands.commands(shell)) == expected
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -15,7 +15,7 @@ from bert_jax.errors import InputError
 KEYS_OF = {"pretrain": "default", "compile": "default", "finetune": "finetune/default", "study": "studies/default"}
 
 _MODEL = {
-    "model.hidden_size": 32, "model.num_hidden_layers": 2, "model.num_attention_heads": 2,
+    "model.hidden_size": 32, "model.num_hidden_layers": 4, "model.num_attention_heads": 2,
     "model.intermediate_size": 64, "model.max_position_embeddings": 64, "model.vocab_size": -1,
 }  # fmt: skip
 _MESH = {"mesh.data": -1, "mesh.fsdp": 1, "mesh.tensor": 1}
