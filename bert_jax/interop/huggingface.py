@@ -69,9 +69,9 @@ def export(checkpoint: Checkpoint, output: str, publication: Publication | None 
         tokenizer.save_huggingface(str(partial), model_max_length=longest)
         (partial / CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
         provenance.write(partial, provenance.record({"checkpoint": checkpoint.reference()}))
-        (partial / CARD).write_text(
-            model_card(checkpoint, architecture, folder.name, publication or Publication()), encoding="utf-8"
-        )
+        count = sum(value.size for value in weights.values())
+        card = model_card(checkpoint, architecture, folder.name, publication or Publication(), parameters=count)
+        (partial / CARD).write_text(card, encoding="utf-8")
         save_file(weights, str(partial / WHOLE), metadata={"format": "pt"})
         os.chmod(partial / WHOLE, os.stat(partial / CONFIG).st_mode & 0o777)  # save_file makes it 0600
     return architecture

@@ -12,7 +12,6 @@ import yaml
 from bert_jax import __version__
 from bert_jax.interop.architectures import PIPELINES, TASK_ARCHITECTURES
 from bert_jax.interop.evaluation_results import SplitScores, read_results
-from bert_jax.model.bert import parameter_count
 from bert_jax.training.checkpointing.checkpoints import Checkpoint
 
 CARD = "README.md"
@@ -49,12 +48,22 @@ class Publication:
     datasets: Sequence[str] = ()
 
 
-def model_card(checkpoint: Checkpoint, architecture: str, name: str, publication: Publication) -> str:
-    """Returns the text of the card of a model that is exported as `architecture`; `name` is its title."""
+def model_card(
+    checkpoint: Checkpoint, architecture: str, name: str, publication: Publication, *, parameters: int
+) -> str:
+    """Returns the text of the card of a model that is exported as `architecture`.
+
+    `name` is its title, and `parameters` the number of its parameters.
+    """
     results = read_results(checkpoint)
     metadata = card_metadata(checkpoint, architecture, name, publication, results)
-    sections = [_description(checkpoint, architecture), _usage(checkpoint, architecture, metadata.get("pipeline_tag"))]
-    sections += [_labels(checkpoint), _training(checkpoint), _evaluation(results)]
+    sections = [
+        _description(checkpoint, architecture, parameters),
+        _usage(checkpoint, architecture, metadata.get("pipeline_tag")),
+        _labels(checkpoint),
+        _training(checkpoint),
+        _evaluation(results),
+    ]
     front = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
     return f"---\n{front}---\n\n# {name}\n\n" + "\n".join(section for section in sections if section)
 
@@ -107,7 +116,7 @@ def _dataset(checkpoint: Checkpoint, split: str) -> dict[str, Any]:
     return {"type": kind, "name": f"the {split} split of the fine-tuning data", "split": split}
 
 
-def _description(checkpoint: Checkpoint, architecture: str) -> str:
+def _description(checkpoint: Checkpoint, architecture: str, parameters: int) -> str:
     config = checkpoint.bert_config
     case = "uncased" if checkpoint.tokenizer.lowercase else "cased"
     made = "Fine-tuned" if checkpoint.task is not None else "Pre-trained" if checkpoint.config else "Converted"
@@ -115,7 +124,7 @@ def _description(checkpoint: Checkpoint, architecture: str) -> str:
         f"{made} with bert_jax {__version__}, as `{architecture}`.\n\n"
         f"- {config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.num_attention_heads} heads, "
         f"feed-forward size {config.intermediate_size}, `hidden_act` {config.hidden_act}\n"
-        f"- {parameter_count(config):,} parameters with both pre-training heads\n"
+        f"- {parameters:,} parameters\n"
         f"- {config.vocab_size:,} word pieces, {case}\n"
         f"- at most {_longest(checkpoint)} tokens\n"
     )

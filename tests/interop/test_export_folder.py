@@ -8,17 +8,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import jax
-import numpy as np
 import pytest
 from etils import epath
 from support import child_processes, sources
 
 from bert_jax.files.output_folder import whole_folder
 from bert_jax.interop import huggingface
-from bert_jax.model import abstract_parameters
-from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint, save_parameters
+from bert_jax.interop.importing import import_checkpoint
+from bert_jax.training.checkpointing.checkpoints import Checkpoint
 
 UNFINISHED = """
 import signal, sys
@@ -81,17 +78,26 @@ def test_what_a_killed_export_leaves_is_deleted_by_the_next(unfinished, tmp_path
 
 @pytest.mark.parametrize("kind", ["classify", "tag", "span"])
 def test_the_dropout_of_a_fine_tuned_head_is_written(kind: str, checkpoint: Checkpoint, tmp_path: Path):
-    head = TaskHead(kind, 2)
-    _, shapes, _ = abstract_parameters(checkpoint.bert_config, build=BertForTask, head=head)
-    parameters = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
-    save_parameters(
-        epath.Path(tmp_path / "task"), parameters, bert_config=checkpoint.bert_config, tokenizer=checkpoint.tokenizer,
-        heads=("pooler",) if "pooler" in parameters else (), task={**head.about(), "max_seq_len": 24},
-    )  # fmt: skip
-    without_run = open_checkpoint(str(tmp_path / "task"))
+    without_run = sources.write_fine_tuned(tmp_path / "task", checkpoint, kind, {"name": "text"}, size=2)
     of_run = dataclasses.replace(without_run, config={"head": {"dropout": 0.3}})
     huggingface.export(of_run, str(tmp_path / "hf"))
     described = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert described.get("classifier_dropout") == (None if kind == "span" else 0.3)
     huggingface.export(without_run, str(tmp_path / "other"))
     assert "classifier_dropout" not in json.loads((tmp_path / "other" / "config.json").read_text())
+
+
+@pytest.mark.parametrize("step", [7, 8])
+def test_the_threshold_of_no_answer_is_written(step: int, checkpoint: Checkpoint, tmp_path: Path):
+    """It is that of `result.json`, if this is of the checkpoint's step."""
+    record = {"name": "squad/2.0", "doc_stride": 16, "max_query_length": 16}
+    saved = tmp_path / "run" / "checkpoints" / "7"
+    saved.parent.mkdir(parents=True)
+    found = sources.write_fine_tuned(saved, checkpoint, "span", record, size=2)
+    scores = {"dev": {"f1": 70.0, "best_f1_thresh": -1.5}}
+    (tmp_path / "run" / "result.json").write_text(json.dumps({"step": step, "scores": scores}))
+    huggingface.export(dataclasses.replace(found, step=7, config={"seed": 0}), str(tmp_path / "hf"))
+    written = json.loads((tmp_path / "hf" / "config.json").read_text())["bert_jax_task"]
+    assert written.get("null_threshold") == (-1.5 if step == 7 else None)
+    task = import_checkpoint(str(tmp_path / "hf"), str(tmp_path / "back")).task
+    assert task == written

@@ -5,19 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
-from etils import epath
 from support import helpers, sources
 
 import bert_jax
 from bert_jax.inference.pretrained import fill_mask
 from bert_jax.interop import huggingface
 from bert_jax.interop.importing import import_checkpoint
-from bert_jax.model import abstract_parameters
-from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint, save_parameters
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch and transformers")
 transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")
@@ -48,25 +43,13 @@ def exported(tmp_path_factory: pytest.TempPathFactory, vocabulary: list[str]) ->
             folder = tmp_path_factory.mktemp(kind)
             checkpoint = sources.write_checkpoint(folder / "checkpoint", vocabulary)
             if kind != "mlm":
-                checkpoint = fine_tuned(checkpoint, folder / "task", kind)
+                size = {"regress": 1, "span": 2}.get(kind, 3)
+                checkpoint = sources.write_fine_tuned(folder / "task", checkpoint, kind, RECORDS[kind], size=size)
             huggingface.export(checkpoint, str(folder / "hf"))
             made[kind] = bert_jax.load(str(checkpoint.path)), folder / "hf"
         return made[kind]
 
     return make
-
-
-def fine_tuned(checkpoint: Checkpoint, folder: Path, kind: str) -> Checkpoint:
-    head = TaskHead(kind, {"regress": 1, "span": 2}.get(kind, 3))
-    _, shapes, _ = abstract_parameters(checkpoint.bert_config, build=BertForTask, head=head)
-    rng = np.random.default_rng(0)
-    parameters = jax.tree.map(lambda leaf: rng.normal(0, 0.2, leaf.shape).astype(np.float32), shapes)
-    save_parameters(
-        epath.Path(folder), parameters, bert_config=checkpoint.bert_config, tokenizer=checkpoint.tokenizer,
-        heads=("pooler",) if "pooler" in parameters else (),
-        task={**head.about(), "max_seq_len": 48, **RECORDS[kind]},
-    )  # fmt: skip
-    return open_checkpoint(str(folder))
 
 
 @NUMBERS

@@ -45,6 +45,7 @@ def test_a_pre_trained_model_with_its_evaluation(workdir: Path, tmp_path: Path):
         assert (result.task_type, result.dataset_split) == ("fill-mask", "eval")
     assert card.data.model_name == "my-bert"
     assert "| `global_batch_size` |" in card.text
+    assert f"{sum(value.size for value in sources.weights_of(tmp_path / 'my-bert').values()):,}" in card.text
     assert str(workdir.parent) not in card.content  # no path of this machine
 
 
@@ -96,7 +97,8 @@ def test_a_fine_tuned_model_with_its_scores(
     task = {"size": 2, "max_seq_len": 32, **record}
     for step, has_results in ((7, True), (8, False)):
         checkpoint = dataclasses.replace(found, path=type(found.path)(steps), step=step, task=task)
-        text = model_card(checkpoint, "BertForTask", "mine", Publication())
+        text = model_card(checkpoint, "BertForTask", "mine", Publication(), parameters=1234)
+        assert "1,234" in text
         data = hub.ModelCard(text).data
         assert data.pipeline_tag == pipeline
         results = {result.metric_type: result for result in data.eval_results or ()}

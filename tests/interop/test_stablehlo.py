@@ -9,15 +9,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from etils import epath
 from support import helpers, sources
 
 import bert_jax
 from bert_jax import cli
 from bert_jax.interop import stablehlo
-from bert_jax.model import abstract_parameters
-from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint, save_parameters
+from bert_jax.model.task_heads import BertForTask
 
 NEEDS_FLATBUFFERS = "needs the stablehlo extra: flatbuffers"
 TEXTS = ["A text.", "Another, longer text."]  # of the README
@@ -35,19 +32,6 @@ def run_readme(folder: Path) -> dict[str, np.ndarray]:
     return dict(np.load(folder / "result.npz"))
 
 
-def fine_tuned(checkpoint: Checkpoint, folder: Path, kind: str) -> Checkpoint:
-    head = TaskHead(kind, 3)
-    _, shapes, _ = abstract_parameters(checkpoint.bert_config, build=BertForTask, head=head)
-    rng = np.random.default_rng(0)
-    parameters = jax.tree.map(lambda leaf: rng.normal(0, 0.2, leaf.shape).astype(np.float32), shapes)
-    record = {"name": "text", "classes": ["a", "b", "c"], "texts": [], "id": "id"}
-    save_parameters(
-        epath.Path(folder), parameters, bert_config=checkpoint.bert_config, tokenizer=checkpoint.tokenizer,
-        heads=("pooler",) if "pooler" in parameters else (), task={**head.about(), "max_seq_len": 32, **record},
-    )  # fmt: skip
-    return open_checkpoint(str(folder))
-
-
 def test_a_pre_trained_model_in_a_fresh_process(vocabulary: list[str], tmp_path: Path):
     pytest.importorskip("flatbuffers", reason=NEEDS_FLATBUFFERS)
     checkpoint = sources.write_checkpoint(tmp_path / "checkpoint", vocabulary)
@@ -58,7 +42,7 @@ def test_a_pre_trained_model_in_a_fresh_process(vocabulary: list[str], tmp_path:
     result = run_readme(tmp_path / "hlo")
     live = bert_jax.load(str(checkpoint.path))
     batch = live.batch(TEXTS)
-    mlm, nsp = live.model(batch)
+    mlm, nsp = jax.jit(lambda batch: live.model(batch))(batch)
     np.testing.assert_allclose(result["mlm"], mlm[..., : live.config.vocab_size], atol=1e-5)
     np.testing.assert_allclose(result["nsp"], nsp[:, 0], atol=1e-5)
 
@@ -73,17 +57,19 @@ def test_batch_and_length_are_free(vocabulary: list[str], tmp_path: Path):
     assert {"cpu", "cuda", "tpu"} <= set(program.platforms)
     parameters = load_file(tmp_path / "hlo" / "parameters.safetensors")
     live = bert_jax.load(str(checkpoint.path))
+    encode = jax.jit(lambda batch: live.model.encode(batch)[0])
     for texts in (["the ship"], ["the old clock and the baker .", "a storm", "the moon hears a ghost ."]):
         batch = live.batch(texts)
         inputs = [batch["input_ids"], batch["token_type_ids"], batch["sequence_ids"]]
-        np.testing.assert_allclose(program.call(parameters, *inputs), live.model.encode(batch)[0], atol=1e-5)
+        np.testing.assert_allclose(program.call(parameters, *inputs), encode(batch), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["classify", "tag"])
 def test_a_fine_tuned_model(kind: str, vocabulary: list[str], tmp_path: Path):
     pytest.importorskip("flatbuffers", reason=NEEDS_FLATBUFFERS)
     before = sources.write_checkpoint(tmp_path / "before", vocabulary)
-    checkpoint = fine_tuned(before, tmp_path / "task", kind)
+    record = {"name": "text", "classes": ["a", "b", "c"], "texts": [], "id": "id"}
+    checkpoint = sources.write_fine_tuned(tmp_path / "task", before, kind, record, size=3)
     stablehlo.export(checkpoint, str(tmp_path / "hlo"))
     live = bert_jax.load(str(checkpoint.path))
     batch = live.batch(TEXTS)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from bert_jax.interop import huggingface
 from bert_jax.interop.importing import import_checkpoint
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import HEADS, Parameters
+from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.text.tokenization import SPECIAL_TOKENS, WordPieceTokenizer
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint, save_parameters
 
@@ -45,6 +47,19 @@ def write_checkpoint(
     save_parameters(
         epath.Path(folder), random_parameters(config, heads), bert_config=config, tokenizer=tokenizer, heads=heads
     )
+    return open_checkpoint(str(folder))
+
+
+def write_fine_tuned(folder: Path, before: Checkpoint, kind: str, record: dict[str, Any], *, size: int) -> Checkpoint:
+    """Writes a fine-tuned checkpoint with the sizes and the vocabulary of `before`, and random parameters."""
+    head = TaskHead(kind, size)
+    _, shapes, _ = abstract_parameters(before.bert_config, build=BertForTask, head=head)
+    rng = np.random.default_rng(0)
+    parameters = jax.tree.map(lambda leaf: rng.normal(0, 0.2, leaf.shape).astype(np.float32), shapes)
+    save_parameters(
+        epath.Path(folder), parameters, bert_config=before.bert_config, tokenizer=before.tokenizer,
+        heads=("pooler",) if "pooler" in parameters else (), task={**head.about(), "max_seq_len": 48, **record},
+    )  # fmt: skip
     return open_checkpoint(str(folder))
 
 
