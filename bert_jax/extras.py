@@ -14,7 +14,9 @@ def install_hint(extra: str) -> str:
     pattern = re.compile(rf"""(.+?)\s*;\s*extra\s*==\s*['"]{re.escape(extra)}['"]""")
     try:
         lines = metadata.requires(PACKAGE) or []
-    except metadata.PackageNotFoundError:  # a clone on the path, not installed
-        return f"pip install -e '.[{extra}]'"
+    except metadata.PackageNotFoundError:
+        lines = []
     required = [match[1] for line in lines if (match := pattern.fullmatch(line))]
+    if not required:  # a clone that is on the path without being installed, or was installed before it had the extra
+        return f"pip install -e '.[{extra}]'"
     return f"pip install {' '.join(repr(requirement) for requirement in required)}"

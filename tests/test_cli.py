@@ -109,6 +109,13 @@ def test_next_steps_parse(name: str):
             assert cli.parse(words).command == words[0]
 
 
+def test_export_suggests_transformers_for_its_format_alone():
+    export = ["export", "--checkpoint=a", "--output=b"]
+    (line,) = NEXT_STEPS["export"](cli.parse(export))
+    assert "transformers" in line
+    assert NEXT_STEPS["export"](cli.parse([*export, "--format=stablehlo"])) == []
+
+
 @pytest.mark.parametrize("name", COMMAND_HELP)
 def test_help_ends_with_examples_that_parse(name: str, capsys: pytest.CaptureFixture):
     with pytest.raises(SystemExit) as stopped:

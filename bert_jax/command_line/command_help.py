@@ -86,8 +86,8 @@ COMMAND_HELP = {
     ),
     "export": CommandHelp(
         "a checkpoint",
-        "DIR: config.json, model.safetensors, vocab.txt and the tokenizer's files",
-        ("export --checkpoint=runs/base --output=hf",),
+        "DIR: config.json, model.safetensors, vocab.txt and the tokenizer's files; or a program of StableHLO",
+        ("export --checkpoint=runs/base --output=hf", "export --checkpoint=runs/mine --output=hlo --format=stablehlo"),
     ),
     "import": CommandHelp(
         "a folder of Hugging Face transformers",
@@ -109,6 +109,6 @@ COMMAND_HELP = {
     ),
     "configs": CommandHelp("the packaged configs, or FILE.py", "nothing", ("configs", "configs bert_tiny")),
     "completion": CommandHelp(
-        "nothing", "nothing", ("completion bash > ~/.local/share/bash-completion/completions/bert-jax",)
+        "nothing", "nothing", ("completion bash > ~/.local/share/bash-completion/completions/bert-jax.bash",)
     ),
 }

@@ -30,6 +30,8 @@ def _evaluate(options: argparse.Namespace) -> list[str]:
 
 
 def _export(options: argparse.Namespace) -> list[str]:
+    if options.format != "hf":
+        return []  # the README in the folder has the program that loads it
     program = f"from transformers import AutoModel; print(AutoModel.from_pretrained({options.output!r}))"
     return [f"python -c {_quoted(program)}"]
 

@@ -18,6 +18,7 @@ from jax import export as jax_export
 from safetensors.numpy import save_file
 
 from bert_jax.errors import InputError
+from bert_jax.extras import install_hint
 from bert_jax.files.output_folder import new_folder, whole_folder
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import Parameters
@@ -136,7 +137,7 @@ def _check_installed() -> None:
     if importlib.util.find_spec("flatbuffers") is None:
         raise InputError(
             "--format=stablehlo: jax writes programs with flatbuffers, which is not installed; run: "
-            "pip install 'bert-jax[stablehlo]'"
+            f"{install_hint('stablehlo')}"
         )
 
 

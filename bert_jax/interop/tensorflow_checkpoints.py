@@ -12,6 +12,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.errors import InputError
+from bert_jax.extras import install_hint
 from bert_jax.interop.huggingface_reading import Source, assemble, bert_config, check_vocabulary
 from bert_jax.interop.huggingface_tokenizer import SETTINGS, VOCABULARY
 from bert_jax.interop.tensorflow_names import is_training_state, weights_of
@@ -119,7 +120,7 @@ def _open(prefix: epath.Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str
         import tensorflow as tf
     except ImportError as error:
         raise InputError(
-            f"{prefix}: reading a TensorFlow checkpoint requires TensorFlow; run: pip install 'bert-jax[tf]'"
+            f"{prefix}: reading a TensorFlow checkpoint requires TensorFlow; run: {install_hint('tf')}"
         ) from error
     try:
         checkpoint = tf.train.load_checkpoint(str(prefix))

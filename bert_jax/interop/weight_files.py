@@ -17,6 +17,7 @@ from etils import epath
 from safetensors import SafetensorError, safe_open
 
 from bert_jax.errors import InputError
+from bert_jax.extras import install_hint
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -143,7 +144,7 @@ def _open_pickle(path: epath.Path) -> dict[str, StoredWeight]:
     except ImportError as error:
         raise InputError(
             f"{path}: reading {path.name} requires torch, which loads its weights without running code; run: "
-            "pip install 'bert-jax[parity]'"
+            f"{install_hint('parity')}"
         ) from error
     try:
         tensors = torch.load(str(path), map_location="cpu", weights_only=True)

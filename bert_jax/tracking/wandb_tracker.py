@@ -10,6 +10,7 @@ from typing import Any
 from etils import epath
 
 from bert_jax.errors import InputError
+from bert_jax.extras import install_hint
 from bert_jax.files import atomic, remote
 from bert_jax.tracking.tracker import RunRecord, Sample, Tracker
 
@@ -22,9 +23,7 @@ WANDB_FILE = "wandb.json"
 def check_wandb(project: str) -> None:
     """Raises InputError if a project is set and the package `wandb` is not installed."""
     if project and importlib.util.find_spec("wandb") is None:
-        raise InputError(
-            f"tracking.wandb_project={project}: requires the package wandb; run: pip install 'bert-jax[wandb]'"
-        )
+        raise InputError(f"tracking.wandb_project={project}: requires the package wandb; run: {install_hint('wandb')}")
 
 
 class WeightsAndBiases(Tracker):

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from support import sources
 import bert_jax
 from bert_jax import cli
 from bert_jax.errors import InputError
+from bert_jax.extras import install_hint
 from bert_jax.interop import huggingface
 from bert_jax.interop.importing import import_checkpoint
 from bert_jax.training.checkpointing.checkpoints import Checkpoint
@@ -229,5 +231,5 @@ def test_a_pickle_without_torch_names_the_extra(vocabulary: list[str], tmp_path:
     save_torch(tmp_path / "hf", vocabulary, "classify")
     (tmp_path / "hf" / "model.safetensors").rename(tmp_path / "hf" / "pytorch_model.bin")
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(InputError, match=r"pytorch_model\.bin.*pip install 'bert-jax\[parity\]'"):
+    with pytest.raises(InputError, match=rf"pytorch_model\.bin.*{re.escape(install_hint('parity'))}"):
         imported(tmp_path / "hf")

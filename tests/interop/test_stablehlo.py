@@ -13,6 +13,7 @@ from support import helpers, sources
 
 import bert_jax
 from bert_jax import cli
+from bert_jax.extras import install_hint
 from bert_jax.interop import stablehlo
 from bert_jax.model.task_heads import BertForTask
 
@@ -89,7 +90,7 @@ def test_without_flatbuffers_the_command_names_the_extra(
     command = ["export", "--format=stablehlo", f"--checkpoint={checkpoint.path}", f"--output={tmp_path / 'hlo'}"]
     assert cli.main(command) == 2
     error = capsys.readouterr().err
-    assert (error.count("\n"), "pip install 'bert-jax[stablehlo]'" in error) == (1, True)
+    assert (error.count("\n"), install_hint("stablehlo") in error) == (1, True)
     assert not (tmp_path / "hlo").exists()
 
 

@@ -1,6 +1,7 @@
 """Trackers: TensorBoard, Weights & Biases, one of the caller, and a run that logs to all of them."""
 
 import json
+import re
 import struct
 import sys
 from collections import defaultdict
@@ -17,6 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from bert_jax.config import flatten, load_config
 from bert_jax.errors import InputError
+from bert_jax.extras import install_hint
 from bert_jax.tracking.metrics import SAMPLES, MetricsFile, read_metrics
 from bert_jax.tracking.tensorboard_tracker import TensorBoard
 from bert_jax.tracking.tracker import RunRecord, Tracker, Trackers
@@ -183,7 +185,7 @@ def test_wandb_project_without_the_package_is_refused(dataset_dir: Path, tmp_pat
     from bert_jax.tracking.wandb_tracker import check_wandb
 
     check_wandb("")
-    with pytest.raises(InputError, match=r"tracking\.wandb_project=mine\b.*bert-jax\[wandb\]"):
+    with pytest.raises(InputError, match=rf"tracking\.wandb_project=mine\b.*{re.escape(install_hint('wandb'))}"):
         check_wandb("mine")
 
 
