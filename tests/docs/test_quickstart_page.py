@@ -3,7 +3,6 @@
 import shlex
 from pathlib import Path
 
-import jupytext
 import pytest
 from support import doc_commands, doc_pages, helpers
 from support.devices import one_device  # noqa: F401
@@ -29,7 +28,8 @@ def cheap(words: list[str]) -> list[str]:
 
 
 def test_the_page_is_a_notebook_of_python():
-    notebook = jupytext.read(PAGE)
+    reader = pytest.importorskip("myst_nb.core.read")
+    notebook = reader.read_myst_markdown_notebook(PAGE.read_text())
     assert notebook.metadata["kernelspec"]["language"] == "python"
     assert sum(cell.cell_type == "code" for cell in notebook.cells) == len(CELLS)
 
