@@ -3,9 +3,9 @@
     python benchmarks/quickstart_recipes.py                 # some 15 CPU minutes; --only NAME runs one recipe
 
 All recipes see the corpus of launch/quickstart.sh, and all but "quickstart" from 1 to 1.4 million tokens; "quickstart"
-is the config itself. Each is evaluated on the whole eval split of its last dataset. CPU seconds are those of the
-training steps on all cores, without the first compilation; those of "quickstart" include its evaluations. Datasets, in
---folder, are kept for the next call.
+is the config itself. Each is evaluated on the whole eval split of its dataset. CPU seconds are those of the training
+steps on all cores, without compilation; those of "quickstart" include its evaluations. Datasets, in --folder, are kept
+for the next call.
 """
 
 import argparse
@@ -28,6 +28,7 @@ SHORT = {
     "model.hidden_act": "gelu_new", "model.max_position_embeddings": 128, "model.num_attention_heads": 4,
     "optimizer.b2": 0.98, "optimizer.warmup_steps": 200,
 }  # fmt: skip
+ONE_LAYER = SHORT | {"global_batch_size": 16, "total_steps": 2800, "model.num_hidden_layers": 1}
 RECIPES: dict[str, tuple[int, dict[str, Any]]] = {  # tokens per sequence, and what differs from bert_tiny
     "128 tokens": (128, SHORT | {"global_batch_size": 16, "total_steps": 500, "optimizer.warmup_steps": 50}),
     "32 tokens": (32, SHORT | {"global_batch_size": 16, "total_steps": 2000}),
@@ -35,12 +36,9 @@ RECIPES: dict[str, tuple[int, dict[str, Any]]] = {  # tokens per sequence, and w
         32, SHORT | {"global_batch_size": 64, "total_steps": 500, "optimizer.warmup_steps": 50}
     ),
     "32 tokens, 25% masked": (32, SHORT | {"global_batch_size": 16, "total_steps": 2000, "objective.mask_rate": 0.25}),
-    "32 tokens, 1 layer": (32, SHORT | {"global_batch_size": 16, "total_steps": 2800, "model.num_hidden_layers": 1}),
-    "32 tokens, 1 layer, 25% masked": (
-        32, SHORT | {
-            "global_batch_size": 16, "total_steps": 2800, "model.num_hidden_layers": 1, "objective.mask_rate": 0.25,
-        },
-    ),
+    "32 tokens, 1 layer": (32, ONE_LAYER),
+    "32 tokens, 1 layer, 25% masked": (32, ONE_LAYER | {"objective.mask_rate": 0.25}),
+    "32 tokens, 1 layer, 40% masked": (32, ONE_LAYER | {"objective.mask_rate": 0.4}),
     "16 tokens": (16, SHORT | {"global_batch_size": 32, "total_steps": 2000}),
 }  # fmt: skip
 
@@ -91,12 +89,10 @@ def prepare(folder: Path, seq_len: int) -> Path:
 def train(folder: Path, name: str) -> dict:
     """Trains a recipe from scratch and returns its row."""
     from bert_jax.config import load_config
-    from bert_jax.training.phases import plan_phases
     from bert_jax.training.pretrain import pretrain
 
     if name == "quickstart":
-        overrides = {f"phases.{number}.data.path": prepare(folder, tokens) for number, tokens in enumerate((32, 128))}
-        config = load_config("quickstart", [(key, str(value)) for key, value in overrides.items()])
+        config = load_config("quickstart", [("data.path", str(prepare(folder, 32)))])
     else:
         seq_len, changes = RECIPES[name]
         changes = changes | {
@@ -108,8 +104,7 @@ def train(folder: Path, name: str) -> dict:
     shutil.rmtree(workdir, ignore_errors=True)
     clock = CpuClock()
     scores = pretrain(config, str(workdir), bars=clock)
-    plans = [(plan.stop - plan.start, plan.config) for plan in plan_phases(config)]
-    tokens = sum(steps * plan.global_batch_size * plan.data.seq_len for steps, plan in plans)
+    tokens = config.total_steps * config.global_batch_size * config.data.seq_len
     return {
         "recipe": name,
         "steps": config.total_steps,

@@ -11,6 +11,9 @@ from generators import result_values, write_pages  # noqa: E402
 
 from bert_jax import __version__  # noqa: E402
 
+# Shell cells of notebooks call bert-jax.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
 project = "bert_jax"
 author = "the bert_jax authors"
 release = version = __version__
@@ -35,6 +38,7 @@ if os.environ.get("BERT_JAX_DOCS_EXECUTE") == "0":
     nb_execution_mode = "off"
     suppress_warnings += ["misc.highlighting_failure"]  # only an executed notebook is known to be IPython: `!bert-jax`
 nb_execution_cache_path = str(DOCS / "_build" / "notebooks")
+nb_execution_in_temp = True  # docs/quickstart.md writes files
 nb_execution_timeout = 1800  # seconds for a notebook's cell
 nb_execution_raise_on_error = True
 nb_merge_streams = True

@@ -22,15 +22,12 @@ exists() { [ -e "$1" ] && echo "$1 already exists"; }
 step "1/6  vocabulary: 4,096 word pieces"
 exists "$out/vocab.txt" || bert-jax vocab --input "${text[@]}" --size 4096 --output "$out/vocab.txt"
 
-step "2/6  datasets: sentence pairs of 32 and of 128 tokens, 5% held out"
-for tokens in 32 128; do
-  exists "$out/data$tokens/dataset.json" || bert-jax prepare --input "${text[@]}" --vocab "$out/vocab.txt" \
-    --output "$out/data$tokens" --seq_len $tokens --eval_fraction 0.05 --max_line_repeats 1 --workers 2
-done
+step "2/6  dataset: sentence pairs of 32 tokens, 5% of the documents held out"
+exists "$out/data/dataset.json" || bert-jax prepare --input "${text[@]}" --vocab "$out/vocab.txt" \
+  --output "$out/data" --seq_len 32 --eval_fraction 0.05 --max_line_repeats 1 --workers 2
 
 step "3/6  pre-training: masked words and next sentences"
-bert-jax pretrain --config=quickstart --workdir="$out/run" \
-  --config.phases.0.data.path="$out/data32" --config.phases.1.data.path="$out/data128" "$@"
+bert-jax pretrain --config=quickstart --workdir="$out/run" --config.data.path="$out/data" "$@"
 
 step "4/6  export for transformers"
 exists "$out/hf/model.safetensors" || bert-jax export --checkpoint "$out/run" --output "$out/hf"
@@ -43,8 +40,8 @@ bert-jax fill-mask --checkpoint "$out/run" --top 3 \
   "Returns True if the two arrays have the same [MASK]."
 
 step "6/6  evaluation on held-out documents"
-bert-jax report "$out/run" --output "$out/curves.png"
-bert-jax evaluate --checkpoint "$out/run" --data "$out/data128" > "$out/evaluation.json"
+bert-jax report "$out/run" --output "$out/report.html"
+bert-jax evaluate --checkpoint "$out/run" --data "$out/data" > "$out/evaluation.json"
 python - "$out" "$least" "$SECONDS" "${bin#"$PWD/"}" <<'PY'
 import json
 import shlex
@@ -70,12 +67,12 @@ if gain < least:
 path = shlex.quote(out)
 print(f"""
 In {out}:
-  run/ (checkpoints, metrics), hf/ (for transformers), curves.png,
-  vocab.txt, data32/, data128/, evaluation.json
+  run/ (checkpoints, metrics), hf/ (for transformers), report.html,
+  vocab.txt, data/, evaluation.json
 
 Next: fill masks of your own, look at the data, train a larger model
   {bin}/bert-jax fill-mask --checkpoint {path}/run "The [MASK] is empty."
-  {bin}/bert-jax inspect {path}/data128
+  {bin}/bert-jax inspect {path}/data
   {bin}/bert-jax pretrain --config=bert_mini --workdir={path}/mini \\
-    --config.data.path={path}/data128""")
+    --config.data.path={path}/data""")
 PY
