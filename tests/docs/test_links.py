@@ -44,11 +44,12 @@ def test_internal_links_resolve(page: Path):
 def test_broken_links_are_found(tmp_path: Path):
     (tmp_path / "other.md").write_text("# Other\n\n## A `b` & [c](d)\n\n## A\n\n## A\n\n[`k`]{#key-k}\n\n(mark)=\n")
     (tmp_path / "page.md").write_text(
-        "# Page\n[a](other.md) [b](other.md#a-b--c) [c](#page) [d](other.md#a-1) [`e`](other.md#key-k) "
+        "# Page\n```{figure} gone.svg\n```\n"
+        "[a](other.md) [b](other.md#a-b--c) [c](#page) [d](other.md#a-1) [`e`](other.md#key-k) "
         "[f](other.md#mark) [g](https://x.org/#y) `[h](none.md)` ![i](none.png)\n[j](none.md)\n[k](other.md#none)\n"
         "```bash\n[l](none.md)\n```\n<!-- [m](none.md) -->\n"
     )
-    assert find_broken(tmp_path / "page.md") == ["none.png", "none.md", "other.md#none"]
+    assert find_broken(tmp_path / "page.md") == ["gone.svg", "none.png", "none.md", "other.md#none"]
 
 
 def is_orphan(page: Path) -> bool:

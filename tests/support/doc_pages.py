@@ -95,9 +95,10 @@ def prose(page: Path) -> str:
 
 def links(page: Path) -> list[str]:
     """Returns the targets of links and images, external ones included."""
+    shown = re.findall(r"^ *[`:]{3,}\{(?:image|figure)\} (\S+)", page.read_text(encoding="utf-8"), re.MULTILINE)
     text = re.sub(r"(`+)(.+?)\1", lambda code: re.sub(r"[\[\]()]", "", code[2]), prose(page))
     inline = re.findall(r"\[[^\]]*\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)", text)
-    return inline + re.findall(r"^\[[^\]]+\]:\s*(\S+)", text, re.MULTILINE)
+    return shown + inline + re.findall(r"^\[[^\]]+\]:\s*(\S+)", text, re.MULTILINE)
 
 
 def anchors(page: Path) -> set[str]:
