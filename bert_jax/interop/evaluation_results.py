@@ -31,16 +31,9 @@ def read_results(checkpoint: Checkpoint) -> list[SplitScores]:
         result = json.loads(remote.retry_transient(path, path.read_text)) if remote.exists(path) else {}
         scores = result.get("scores") if result.get("step") == checkpoint.step else None
         return [SplitScores(split, _numbers(values)) for split, values in (scores or {}).items()]
-    rows = [
-        row for row in read_metrics(workdir) if row.get("split") == "eval" and row["step"] == checkpoint.step
-    ]  # fmt: skip
+    rows = [row for row in read_metrics(workdir) if (row["step"], row.get("split")) == (checkpoint.step, "eval")]
     return [SplitScores("eval", _numbers(rows[-1]))] if rows else []
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, float]:
-    return {
-        name: float(value) for name, value in row.items() if isinstance(value, (int, float)) and name not in _NOT_SCORES
-    }
-
-
-_NOT_SCORES = ("step", "time", "seconds")
+    return {name: float(value) for name, value in row.items() if isinstance(value, (int, float)) and name != "step"}
