@@ -1,6 +1,5 @@
-"""A model in Python: what the README shows, and what `batch` makes of texts."""
+"""A model in Python: its states and logits, and what `batch` makes of texts."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from support import helpers, sources
+from support import sources
 
 import bert_jax
 from bert_jax.errors import InputError
@@ -22,19 +21,17 @@ def bert(tmp_path_factory: pytest.TempPathFactory, vocabulary: list[str]) -> ber
     return bert_jax.load(str(folder))
 
 
-def test_the_example_of_the_readme(vocabulary: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    readme = (helpers.REPOSITORY / "README.md").read_text()
-    (example,) = (block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "bert_jax.load" in block)
-    sources.write_checkpoint(tmp_path / "runs" / "base", vocabulary, num_hidden_layers=1)
-    monkeypatch.chdir(tmp_path)
-    names: dict = {}
-    exec(example, names)
-    length = names["batch"]["input_ids"].shape[1]
-    assert names["hidden"].shape == (1, length, 48)
-    assert names["mlm_logits"].shape == (1, length, 128)
-    assert names["nsp_logits"].shape == (1, 1, 2)
-    assert len(set(names["best"]) & set(vocabulary)) == 5
-    assert 0 < names["is_next"] < 1
+def test_shapes_of_states_and_logits(bert: bert_jax.PreTrained, vocabulary: list[str]):
+    batch = bert.batch("the ship sees a [MASK] .", "the storm sees the moon .")
+    length = batch["input_ids"].shape[1]
+    hidden, _ = bert.model.encode(batch)
+    mlm_logits, nsp_logits = bert.model(batch)
+    assert hidden.shape == (1, length, 48)
+    assert mlm_logits.shape == (1, length, 128)
+    assert nsp_logits.shape == (1, 1, 2)
+    mask = batch["input_ids"][0].tolist().index(bert.tokenizer.mask_id)
+    best = [bert.tokenizer.id_to_token(int(i)) for i in jax.lax.top_k(mlm_logits[0, mask], 5)[1]]
+    assert len(set(best) & set(vocabulary)) == 5
 
 
 def test_a_text_is_the_same_alone_and_padded(bert: bert_jax.PreTrained):
