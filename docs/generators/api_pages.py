@@ -22,10 +22,11 @@ MODULES = {  # modules that the documentation promises, besides the package itse
 
 
 def api() -> str:
-    """Returns the directives: first the names of `bert_jax` itself, then those of `MODULES`."""
+    """Returns the directives: first the names of `bert_jax` itself, then those of `MODULES` that it does not have."""
     parts = ["## bert_jax", _directives("bert_jax", tuple(sorted(bert_jax.__all__, key=str.lower)))]
     for module, (heading, names) in MODULES.items():
-        parts += [f"## {heading}", f"`{module}`", _directives(module, names)]
+        if others := tuple(name for name in names if name not in bert_jax.__all__):
+            parts += [f"## {heading}", f"`{module}`", _directives(module, others)]
     return "\n\n".join(parts) + "\n"
 
 

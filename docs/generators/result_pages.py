@@ -1,6 +1,7 @@
 """Tables of the results that benchmarks wrote, each with the line that says where, when and with what."""
 
 import json
+import re
 from typing import Any
 
 import record
@@ -68,6 +69,6 @@ def _read(path: Any) -> dict[str, Any]:
 
 
 def _below_title(path: Any) -> str:
-    """Returns a page in Markdown without its title, with its sections two levels lower."""
+    """Returns a page in Markdown without its title, with its headings in bold, for any place of another page."""
     _, _, text = path.read_text(encoding="utf-8").partition("\n\n")
-    return "".join(f"##{line}" if line.startswith("#") else line for line in text.splitlines(keepends=True))
+    return re.sub(r"^#+ (.*)$", r"**\1**", text, flags=re.MULTILINE)
