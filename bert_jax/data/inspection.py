@@ -1,5 +1,6 @@
 """Report on a prepared dataset: counts, lengths, padding, and some masked instances."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -99,12 +100,20 @@ def _text(dataset: PreparedDataset, row: HostBatch) -> str:
     predicted = {
         position for position, weight in zip(row["masked_positions"], row["masked_weights"], strict=True) if weight
     }
-    words: list[str] = []
+    pieces = []
     for position, token in enumerate(row["input_ids"][: row["sequence_ids"].sum()].tolist()):
         piece = dataset.tokenizer.id_to_token(token)
         if position in predicted:
-            words.append(f"{{{dataset.tokenizer.id_to_token(originals[position])}>{piece}}}")
-        elif piece.startswith("##") and words and not words[-1].endswith("}"):
+            piece = f"{{{dataset.tokenizer.id_to_token(originals[position])}>{piece}}}"
+        pieces.append(piece)
+    return join_pieces(pieces)
+
+
+def join_pieces(pieces: Sequence[str]) -> str:
+    """Joins pieces to words; a `##` piece after a special token or a masked position stays as it is."""
+    words: list[str] = []
+    for piece in pieces:
+        if piece.startswith("##") and words and not words[-1].endswith(("}", "]")):
             words[-1] += piece.removeprefix("##")
         else:
             words.append(piece)

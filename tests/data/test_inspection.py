@@ -9,7 +9,7 @@ import pytest
 
 from bert_jax import cli
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.inspection import inspect_dataset, render
+from bert_jax.data.inspection import inspect_dataset, join_pieces, render
 from bert_jax.data.loading.loader import TrainRows
 from bert_jax.data.loading.masking import Masking, prediction_counts
 from bert_jax.data.loading.packing import pack_lengths
@@ -46,6 +46,11 @@ def test_report_has_the_share_of_unknown_tokens(tmp_path: Path, vocabulary_file:
     helpers.prepare_dataset(tmp_path / "text.txt", vocabulary_file, tmp_path / "data", eval_fraction=0.0)
     assert inspect_dataset(str(tmp_path / "data"))["unk_rate"] == pytest.approx(1 / 8)
     assert "[UNK] 12.500% of tokens" in render(inspect_dataset(str(tmp_path / "data")))
+
+
+def test_pieces_are_joined_to_words_but_not_to_special_tokens_or_masks():
+    pieces = ["[CLS]", "play", "##ing", "{a>[MASK]}", "##s", "[SEP]", "##ch", "line", "[SEP]"]
+    assert join_pieces(pieces) == "[CLS] playing {a>[MASK]} ##s [SEP] ##ch line [SEP]"
 
 
 def test_command(dataset_dir: Path, capsys: pytest.CaptureFixture):
