@@ -22,7 +22,10 @@ from record import REPOSITORY, Record, add_json_argument
 INPUT = ("pydoc", "pydoc:numpy,scipy,matplotlib")  # as in launch/quickstart.sh
 VOCABULARY_SIZE = 4096
 PREPARE = ("--eval_fraction", "0.05", "--max_line_repeats", "1")
-MEASURES = ("bert_jax/model", "bert_jax/training", "bert_jax/data", "configs/bert_tiny.py", "configs/quickstart.py")
+MEASURES = (
+    "bert_jax/data/loading", "bert_jax/model", "bert_jax/training/objectives.py", "bert_jax/training/optimizer.py",
+    "bert_jax/training/train_step.py", "configs/bert_tiny.py", "configs/quickstart.py",
+)  # fmt: skip
 
 SHORT = {
     "model.hidden_act": "gelu_new", "model.max_position_embeddings": 128, "model.num_attention_heads": 4,

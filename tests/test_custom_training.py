@@ -47,6 +47,7 @@ def test_its_steps_are_those_of_pretrain(training: bert_jax.Training, tmp_path: 
     assert bert_jax.load(str(tmp_path / "own")).embed("the ship .").shape == (1, 32)
 
 
+@pytest.mark.long
 def test_the_loop_of_the_guide_learns(dataset_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     page = (helpers.REPOSITORY / "docs" / "guides" / "python.md").read_text()
     (block,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Training(" in block)

@@ -114,7 +114,7 @@ def test_step_that_does_not_fit_names_the_excess_and_a_setting_that_fits():
 )
 def test_errors_are_one_line(arguments, overrides, message):
     done = run(*arguments, expect=2, **overrides)
-    (line,) = done.stderr.strip().split("\n")
+    (line,) = helpers.error_lines(done.stderr)
     assert line.startswith(f"bert-jax compile: {message}")
 
 

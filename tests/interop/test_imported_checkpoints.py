@@ -83,7 +83,7 @@ def test_case_on_the_command_line(vocabulary: list[str], tmp_path: Path, capsys:
         (source / name).unlink()
     command = ("import", "--source", source, "--output")
     status, _, error = run(capsys, *command, tmp_path / "unknown")
-    assert (status, "--cased or --uncased" in error, error.count("\n")) == (2, True, 1)
+    assert (status, "--cased or --uncased" in error, len(helpers.error_lines(error))) == (2, True, 1)
     for flag, lowercase in (("--cased", False), ("--uncased", True)):
         assert run(capsys, *command, tmp_path / flag[2:], flag)[0] == 0
         assert open_checkpoint(str(tmp_path / flag[2:])).tokenizer.lowercase is lowercase

@@ -53,7 +53,7 @@ def commands(shell: str) -> list[list[str]]:
         elif Path(word).name == "bert-jax":
             current = []
             found.append(current)
-    return found
+    return [words for words in found if words]  # `pip install bert-jax` is none
 
 
 def without_comments(shell: str) -> str:

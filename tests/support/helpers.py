@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shlex
 import socket
 import subprocess
@@ -116,6 +117,11 @@ def child_environment(devices: int = 1, **environment: str) -> dict[str, str]:
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         **environment,
     }
+
+
+def error_lines(stderr: str) -> list[str]:
+    """Returns the lines of a command's stderr without those of its log."""
+    return [line for line in stderr.splitlines() if not re.match(r"\d{4}-\d\d-\d\d [\d:]{8} (INFO|WARNING) ", line)]
 
 
 def free_address() -> str:
