@@ -20,7 +20,7 @@ from typing import Any
 from record import REPOSITORY, Record, add_json_argument
 
 INPUT = ("pydoc", "pydoc:numpy,scipy,matplotlib")  # as in launch/quickstart.sh
-VOCABULARY_SIZE = 4096
+VOCABULARY_SIZE = 2048
 PREPARE = ("--eval_fraction", "0.05", "--max_line_repeats", "1")
 MEASURES = (
     "bert_jax/data/loading", "bert_jax/model", "bert_jax/training/objectives.py", "bert_jax/training/optimizer.py",
