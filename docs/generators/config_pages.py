@@ -1,22 +1,14 @@
-"""Tables of all config keys: default, type and comment, read from the sources of the configs.
+"""Tables of all config keys: default, type and comment, read from the sources of the configs."""
 
-The comment of a key is that at the end of its line, or else the comment lines directly above it.
-"""
-
-import ast
-import io
 import re
-import tokenize
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from bert_jax.config import ConfigDict, flatten, load_config
+from bert_jax.config_listing import key_comments, kind_of
 from bert_jax.configs.studies.default import StudyRow, StudyTask
 from bert_jax.finetuning import resuming
 from bert_jax.training import phases, workdir
-
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 SECTIONS = {  # the first part of a key: the heading of its table
     "": "The run",
@@ -53,8 +45,7 @@ def keys(config: str) -> list[Key]:
 
     Raises ValueError for a key without a comment.
     """
-    files = [CONFIGS / "_common.py", CONFIGS / f"{config}.py"]
-    comments = {key: text for file in files for key, text in read_comments(file).items()}
+    comments = key_comments(kind_of(config))
     order = {key: number for number, key in enumerate(comments)}
     found = []
     for name, value in flatten(load_config(config, keys_of=config)):
@@ -67,36 +58,6 @@ def keys(config: str) -> list[Key]:
     if config == "studies/default":
         found.append(Key("pretraining", "configs/bert.py", comments["pretraining"]))
     return sorted(found, key=lambda key: order.get(key.name, order.get(key.name.rpartition(".")[0], 0)))
-
-
-def read_comments(path: Path) -> dict[str, str]:
-    """Returns the comment of each assignment to `config.KEY` in a file, in its order; "" for one without."""
-    source = path.read_text(encoding="utf-8")
-    beside: dict[int, str] = {}
-    alone: dict[int, str] = {}
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            text = token.string.removeprefix("#").strip()
-            (beside if token.line[: token.start[1]].strip() else alone)[token.start[0]] = text
-    found = {}
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Assign) and (name := _key(node.targets[0])):
-            end = node.end_lineno or node.lineno
-            lines, line = [], node.lineno - 1
-            while line in alone:
-                lines.append(alone[line])
-                line -= 1
-            found[name] = beside.get(end) or " ".join(reversed(lines))
-    return found
-
-
-def _key(target: ast.expr) -> str:
-    """Returns the dotted key of `config.KEY`, "" for another target."""
-    parts = []
-    while isinstance(target, ast.Attribute):
-        parts.append(target.attr)
-        target = target.value
-    return ".".join(reversed(parts)) if isinstance(target, ast.Name) and target.id == "config" else ""
 
 
 def pretraining() -> str:
