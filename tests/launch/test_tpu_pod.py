@@ -191,8 +191,9 @@ def test_reused_process_id_is_not_the_command(cloud: Cloud):
 
 
 def test_max_hours_saves_and_releases_the_tpus(cloud: Cloud):
-    cloud.fake_clock('cat "$FAKE_CLOUD/now" 2>/dev/null || echo 0')
-    saving = """trap 'echo saving; exit 75' TERM; echo 1000 > "$FAKE_CLOUD/now"; while :; do sleep 0.05; done"""
+    # The time passes once the commands of both hosts handle SIGTERM.
+    cloud.fake_clock('[ "$(ls "$FAKE_CLOUD" | grep -c ^saves-)" -ge 2 ] && echo 1000 || echo 0')
+    saving = """trap 'echo saving; exit 75' TERM; touch "$FAKE_CLOUD/saves-$$"; while :; do sleep 0.05; done"""
     done = cloud.watch(saving, "--max-hours=0.25")
     assert done.returncode == 75, done.stderr
     assert "--max-hours=0.25" in done.stderr
