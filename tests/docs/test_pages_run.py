@@ -18,7 +18,7 @@ from support.doc_pages import Block
 
 from bert_jax import cli
 
-QUICK = {"docs/reference/config.md", "docs/reference/file_formats.md"}
+QUICK = {"docs/reference/file_formats.md"}
 """Pages that `make test` runs; `make test-docs` runs all."""
 OPTIONAL = {"transformers", "torch", "grain", "wandb", "sklearn", "gcsfs", "apache_beam"}
 """Packages that a block may import and that may be absent."""
