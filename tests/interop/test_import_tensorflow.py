@@ -369,8 +369,12 @@ def test_no_other_command_imports_tensorflow(tmp_path: Path):
     code = """
 import pkgutil, importlib, sys, bert_jax
 for module in pkgutil.walk_packages(bert_jax.__path__, "bert_jax."):
-    if "configs" not in module.name and not module.name.endswith("beam_runner"):
-        importlib.import_module(module.name)
+    if "configs" not in module.name:
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            if error.name != "apache_beam":  # of an extra that may be absent
+                raise
 sys.exit("tensorflow" in sys.modules)
 """
     environment = helpers.child_environment()
