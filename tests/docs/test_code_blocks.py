@@ -39,6 +39,7 @@ def test_shell_blocks_are_valid_and_their_commands_parse(block: Block):
         ("srun bert-jax a && bert-jax b > c\nls; .venv/bin/bert-jax d", [["a"], ["b"], ["d"]]),
         ("bert-jax a --config.phases=\"({'steps': 1}, \n {'steps': -1})\"\nls",
          [["a", "--config.phases=({'steps': 1}, \n {'steps': -1})"]]),
+        ("bert-jax a --samples 2 2>&1 | grep b", [["a", "--samples", "2"]]),
         ("# bert-jax no\necho '# it' # \"\nbert-jax a $X", [["a", "$X"]]),
     ],
 )  # fmt: skip

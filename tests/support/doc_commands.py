@@ -3,6 +3,7 @@
 As a program it runs one `bert-jax` command with settings for seconds on a CPU: `doc_commands.py pretrain --config=...`.
 """
 
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -41,7 +42,9 @@ SPLITS = set("();<>|&\n")
 
 def commands(shell: str) -> list[list[str]]:
     """Returns the words of each `bert-jax` command in shell code, without `bert-jax` and up to the next operator."""
-    lexer = shlex.shlex(without_comments(shell).replace("\\\n", " "), posix=True, punctuation_chars="();<>|&\n")
+    joined = without_comments(shell).replace("\\\n", " ")
+    joined = re.sub(r"(?<=\s)\d(?=>)", "", joined)  # the descriptor of `2>`
+    lexer = shlex.shlex(joined, posix=True, punctuation_chars="();<>|&\n")
     lexer.whitespace, lexer.commenters, lexer.whitespace_split = " \t\r", "", True
     found: list[list[str]] = []
     current: list[str] | None = None

@@ -56,7 +56,7 @@ class Block:
             return ""
         if self.text.lstrip().startswith("%%bash"):
             return self.text.lstrip().removeprefix("%%bash")
-        return "\n".join(line[1:] for line in self.text.splitlines() if line.startswith("!"))
+        return "\n".join(re.findall(r"^!((?:.*\\\n)*.*)", self.text, re.MULTILINE))  # a \ continues a line
 
 
 def name(page: Path) -> str:
