@@ -90,7 +90,9 @@ def test_run_killed_during_a_save_to_a_store_resumes(store, dataset_dir, tmp_pat
     run("export", "--checkpoint", RUN, "--output", "gs://bucket/hf")
     run("export", "--checkpoint", tmp_path / "run", "--output", tmp_path / "hf")
     for path in (tmp_path / "hf").iterdir():
-        assert store.read(f"hf/{path.name}") == path.read_bytes()
+        exported = store.read(f"hf/{path.name}")
+        # The card and the record name the run's folder and speed.
+        assert exported == path.read_bytes() or path.name in ("README.md", "provenance.json"), path.name
     run("import", "--source", "gs://bucket/hf", "--output", "gs://bucket/imported")
     imported = open_checkpoint("gs://bucket/imported")
     for ours, theirs in zip(helpers.leaves(imported.load_parameters()), helpers.leaves(ends[0]), strict=True):
