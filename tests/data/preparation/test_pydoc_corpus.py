@@ -35,7 +35,7 @@ def test_the_docstrings_of_a_module_become_paragraphs(tmp_path, monkeypatch):
     (tmp_path / "module.py").write_text(
         '"""A module that does a thing\nwhich takes two lines to say.\n\nHeading of It All\n=================\n\n'
         "    >>> example(1, 2)\n    the output of the example\n\n.. note:: a directive\n\n* the first of the bullets\n"
-        '  goes on here\n* the second of the bullets\n"""\nimport does_not_exist\n\n\nclass Thing:\n'
+        '  continues here\n* the second of the bullets\n"""\nimport does_not_exist\n\n\nclass Thing:\n'
         '    """A thing made of :class:`other` things."""\n\n    def act(self):\n        """Acts."""\n'
     )
     (tmp_path / "broken.py").write_text("def f(:\n")
@@ -45,7 +45,7 @@ def test_the_docstrings_of_a_module_become_paragraphs(tmp_path, monkeypatch):
     assert list(pydoc_corpus.documents())[-1].split("\n") == [
         "A module that does a thing which takes two lines to say.",
         "Heading of It All",
-        "the first of the bullets goes on here",
+        "the first of the bullets continues here",
         "the second of the bullets",
         "A thing made of other things.",
     ]
