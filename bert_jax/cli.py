@@ -14,11 +14,19 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
 
 from bert_jax import config_listing
-from bert_jax.command_line.arguments import completion, make_options
+from bert_jax.command_line.arguments import (
+    DEFAULT_ADD,
+    DEFAULT_MIN_COUNT,
+    DEFAULT_SIZE,
+    check_vocab_options,
+    completion,
+    make_options,
+)
 from bert_jax.command_line.arguments import parse as parse_arguments
 from bert_jax.command_line.console import bars, set_up_logging
 from bert_jax.command_line.next_steps import NEXT_STEPS
@@ -29,6 +37,9 @@ from bert_jax.files.remote import RetryWarnings
 from bert_jax.progress import silent
 from bert_jax.runtime.background_errors import show_background_errors
 from bert_jax.runtime.malloc import tune_malloc
+
+if TYPE_CHECKING:
+    from bert_jax.text.tokenization import WordPieceTokenizer
 
 _PATH_ERRORS = {  # errno of a bad path given by the user
     errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EROFS,
@@ -145,39 +156,87 @@ def _is_disk_full(error: BaseException | None) -> bool:
 
 
 def _vocab(options: argparse.Namespace) -> None:
-    from bert_jax.data.preparation import corpus
     from bert_jax.files import atomic, remote
+    from bert_jax.text.vocabulary_record import check_free
+
+    check_vocab_options(options)
+    check_free(options.output)
+    atomic.make_folder(remote.parse_path(options.output).parent)
+    values, text = _extend_vocabulary(options) if options.extend else _train_vocabulary(options)
+    _print_result(options, values, text)
+    _suggest(options)
+
+
+def _train_vocabulary(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from bert_jax.text.tokenization import WordPieceTokenizer
     from bert_jax.text.vocabulary import train_wordpiece
-    from bert_jax.text.vocabulary_record import check_free, save_vocabulary
+    from bert_jax.text.vocabulary_record import save_vocabulary
 
-    output = remote.parse_path(options.output)
-    check_free(options.output)
-    atomic.make_folder(output.parent)
-    reading = make_options(CorpusOptions, options)
-    slices = corpus.plan(options.input, reading)
-    bar = bars(quiet=options.quiet)(total=sum(piece.bytes for piece in slices), desc="read", unit="B", unit_scale=True)
-
-    def documents() -> Any:
-        for piece in slices:
-            yield from corpus.read(piece, reading)
-            bar.update(piece.bytes)
-        bar.close()
-        log.info("Corpus read; merging word pieces ...")
-
-    vocabulary = train_wordpiece(documents(), options.size, lowercase=not options.cased)
+    vocabulary = train_wordpiece(_documents(options), options.size or DEFAULT_SIZE, lowercase=not options.cased)
     save_vocabulary(options.output, WordPieceTokenizer(vocabulary, lowercase=not options.cased))
     values = {"output": options.output, "pieces": len(vocabulary), "cased": options.cased}
-    _print_result(options, values, f"{output}: {len(vocabulary):,} pieces")
-    _suggest(options)
+    return values, f"{options.output}: {len(vocabulary):,} pieces"
+
+
+def _extend_vocabulary(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from bert_jax.text.vocabulary_extension import extend_by_documents
+    from bert_jax.text.vocabulary_record import save_vocabulary
+
+    old = _open_tokenizer(options.extend, cased=options.cased)
+    extended = extend_by_documents(
+        _documents(options), old, number=options.add or DEFAULT_ADD, min_count=options.min_count or DEFAULT_MIN_COUNT,
+        replace_unused=options.replace_unused,
+    )  # fmt: skip
+    save_vocabulary(options.output, extended.tokenizer, extends=old)
+    pieces, words = extended.tokenizer.vocab_size, extended.words
+    values = {
+        "output": options.output, "pieces": pieces, "cased": not old.lowercase, "extends": options.extend,
+        "added": len(words), "replaced_unused": old.vocab_size + len(words) - pieces,
+        "tokens_before": extended.tokens_before, "tokens_after": extended.tokens_after,
+    }  # fmt: skip
+    text = (
+        f"{options.output}: {pieces:,} pieces, {len(words):,} of them new, such as {', '.join(words[:5])}; "
+        f"{extended.tokens_after:,} tokens in the input instead of {extended.tokens_before:,}"
+    )
+    return values, text
+
+
+def _documents(options: argparse.Namespace) -> Iterator[str]:
+    """Yields the documents of `--input`, with a bar. Raises InputError, before the first, for a missing file."""
+    from bert_jax.data.preparation import corpus
+
+    reading = make_options(CorpusOptions, options)
+    slices = corpus.plan(options.input, reading)
+
+    def documents() -> Iterator[str]:
+        total = sum(piece.bytes for piece in slices)
+        with closing(bars(quiet=options.quiet)(total=total, desc="read", unit="B", unit_scale=True)) as bar:
+            for piece in slices:
+                yield from corpus.read(piece, reading)
+                bar.update(piece.bytes)
+        log.info("Corpus read; choosing the pieces ...")
+
+    return documents()
+
+
+def _open_tokenizer(location: str, *, cased: bool) -> "WordPieceTokenizer":
+    """Opens the tokenizer of a vocabulary file; or, after the import of JAX, that of a folder."""
+    from bert_jax.files import remote
+    from bert_jax.text.vocabulary_record import open_vocabulary
+
+    if not remote.parse_path(location).is_dir():
+        return open_vocabulary(location, cased=cased)
+    log.info("Importing JAX")
+    from bert_jax.interop.importing import open_tokenizer
+
+    return open_tokenizer(location, cased=cased)
 
 
 def _prepare(options: argparse.Namespace) -> None:
     from bert_jax.data.preparation.pipeline import describe, prepare
-    from bert_jax.text.vocabulary_record import open_vocabulary
 
     prepare_options = make_options(PrepareOptions, options)
-    tokenizer = open_vocabulary(options.vocab, cased=options.cased)
+    tokenizer = _open_tokenizer(options.vocab, cased=options.cased)
     info = prepare(
         options.input, tokenizer, options.output, prepare_options,
         seed=options.seed, workers=options.workers, scratch=options.scratch, runner=options.runner,

@@ -1,4 +1,4 @@
-"""Import of checkpoints from other software: detects a folder's format and reads it."""
+"""Import of checkpoints from other software, or of their tokenizers: detects a folder's format and reads it."""
 
 import logging
 import tempfile
@@ -14,7 +14,10 @@ from bert_jax.files.local_listing import similar_name
 from bert_jax.files.output_folder import new_folder
 from bert_jax.interop import huggingface_reading, tensorflow_checkpoints
 from bert_jax.interop.huggingface_reading import CONFIG, Source
+from bert_jax.interop.huggingface_tokenizer import SETTINGS, TOKENIZER, VOCABULARY, read_tokenizer
 from bert_jax.interop.weight_files import INDEX, PICKLE, PICKLE_INDEX, WHOLE
+from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.training.checkpointing.checkpoint_damage import DamagedError
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_place, open_checkpoint, save_parameters
 
 log = logging.getLogger(__name__)
@@ -47,6 +50,32 @@ def import_checkpoint(source: str, output: str, *, lowercase: bool | None = None
         task=found.task, inputs={"source": {"path": source, "files": sizes}},
     )  # fmt: skip
     return open_checkpoint(output)
+
+
+def open_tokenizer(location: str, *, cased: bool = False) -> WordPieceTokenizer:
+    """Opens the tokenizer of a folder with all of its rules.
+
+    Args:
+      location: a CHECKPOINT, or a folder of `transformers` or `export` with the tokenizer's files.
+      cased: the value of `--cased`, which may not contradict the tokenizer.
+
+    Raises InputError for a folder that is neither, and for a tokenizer that is not BERT's.
+    """
+    folder = remote.parse_path(location)
+    found = {name for name in (TOKENIZER, SETTINGS, VOCABULARY, CONFIG) if remote.exists(folder / name)}
+    if found & {TOKENIZER, SETTINGS} or {VOCABULARY, CONFIG} <= found:
+        with _on_this_machine(location) as here:
+            tokenizer = read_tokenizer(here)
+    else:
+        try:
+            tokenizer = open_checkpoint(location).tokenizer
+        except DamagedError:
+            raise
+        except InputError as error:
+            raise InputError(f"{error}; or a folder with {TOKENIZER}; or a vocabulary file") from error
+    if cased and tokenizer.lowercase:
+        raise InputError(f"--cased: the tokenizer of {location} is uncased; remove --cased")
+    return tokenizer
 
 
 @contextmanager

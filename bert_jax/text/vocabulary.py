@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from bert_jax.errors import InputError
-from bert_jax.text.tokenization import CONTINUATION, MAX_WORD_CHARACTERS, SPECIAL_TOKENS, normalizer, pre_tokenizer
+from bert_jax.text.tokenization import CONTINUATION, SPECIAL_TOKENS, TokenizerRules, normalizer, pre_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -70,16 +70,17 @@ def train_wordpiece(documents: Iterable[str], size: int, lowercase: bool) -> lis
     return vocabulary
 
 
-def count_words(documents: Iterable[str], lowercase: bool) -> dict[str, int]:
-    """Counts words as the tokenizer splits them; words too long for it, which are [UNK], are dropped."""
+def count_words(documents: Iterable[str], lowercase: bool, rules: TokenizerRules | None = None) -> dict[str, int]:
+    """Counts words as a tokenizer of these rules splits them; words too long for it, which are [UNK], are dropped."""
+    rules = rules or TokenizerRules()
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizer(lowercase)
-    tokenizer.pre_tokenizer = pre_tokenizer()
+    tokenizer.normalizer = normalizer(lowercase, rules.text)
+    tokenizer.pre_tokenizer = pre_tokenizer(rules.text)
     counter = trainers.WordPieceTrainer(vocab_size=0, show_progress=False)
     tokenizer.train_from_iterator(_chunks(documents), counter)
     # The trainer exposes its counts only in its pickled state.
     counts = json.loads(counter.__getstate__())["WordPieceTrainer"]["bpe_trainer"]["words"]
-    return {word: counts[word] for word in sorted(counts) if len(word) <= MAX_WORD_CHARACTERS}
+    return {word: counts[word] for word in sorted(counts) if len(word) <= rules.max_word_characters}
 
 
 def _chunks(documents: Iterable[str]) -> Iterator[str]:

@@ -7,6 +7,11 @@ prepare` reads it. Released vocabularies have none: they are taken for cased if 
     {"format_version": 1, "kind": "wordpiece", "lowercase": true, "strip_accents": true, "sha256": "..."}
 
 `sha256` is the hash of the vocabulary's bytes, which detects the record of another vocabulary.
+
+The record of an extended vocabulary names the old one, and has the rules of its tokenizer that differ from the
+defaults, with the keys of a checkpoint's tokenizer:
+
+    {..., "max_word_characters": 100, "text_rules": "library", "extends": {"sha256": "...", "pieces": 30522}}
 """
 
 import hashlib
@@ -19,7 +24,7 @@ from etils import epath
 
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.text.tokenization import CONTINUATION, WordPieceTokenizer
+from bert_jax.text.tokenization import CONTINUATION, TokenizerRules, WordPieceTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -32,15 +37,22 @@ def record_path(vocabulary: str) -> epath.Path:
     return remote.parse_path(f"{vocabulary}.json")
 
 
-def save_vocabulary(path: str, tokenizer: WordPieceTokenizer) -> None:
-    """Writes the record and then the vocabulary, each atomically, so that a vocabulary never lacks its record."""
-    value = {
+def save_vocabulary(path: str, tokenizer: WordPieceTokenizer, *, extends: WordPieceTokenizer | None = None) -> None:
+    """Writes the record and then the vocabulary, each atomically, so that a vocabulary never lacks its record.
+
+    `extends` is the tokenizer of the old vocabulary if the new one is an extension.
+    """
+    value: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "kind": _KIND,
         "lowercase": tokenizer.lowercase,
         "strip_accents": tokenizer.lowercase,
         "sha256": hashlib.sha256(tokenizer.vocabulary_bytes()).hexdigest(),
+        **tokenizer.rules.to_json(),
     }
+    if extends is not None:
+        old = hashlib.sha256(extends.vocabulary_bytes()).hexdigest()
+        value["extends"] = {"sha256": old, "pieces": extends.vocab_size}
     atomic.write_whole(record_path(path), (json.dumps(value, indent=2) + "\n").encode())
     tokenizer.save_vocabulary(path)
 
@@ -59,7 +71,7 @@ def check_free(path: str) -> None:
 
 
 def open_vocabulary(path: str, *, cased: bool) -> WordPieceTokenizer:
-    """Opens a vocabulary with the case that it was trained for.
+    """Opens a vocabulary with the case that it was trained for, and the other rules in its record.
 
     Args:
       path: a `vocab.txt`.
@@ -71,9 +83,9 @@ def open_vocabulary(path: str, *, cased: bool) -> WordPieceTokenizer:
         and the record says uncased.
     """
     tokenizer = WordPieceTokenizer.from_file(path, lowercase=not cased)
-    record = record_path(path)
+    record, rules = record_path(path), TokenizerRules()
     if remote.exists(record):
-        lowercase = _lowercase(record, path)
+        lowercase, rules = _read_rules(record, path)
         if cased and lowercase:
             raise InputError(
                 f"--cased: {path} is uncased (lowercase=true in {record}); remove --cased, or create a cased "
@@ -84,13 +96,15 @@ def open_vocabulary(path: str, *, cased: bool) -> WordPieceTokenizer:
         capital = _capital(tokenizer.vocab)
         lowercase = not cased and not capital
         reason = f"it contains the piece {capital!r}"
-    if lowercase == tokenizer.lowercase:
+    if lowercase != tokenizer.lowercase:
+        log.info("Vocabulary %s is cased (%s): case and accents of text are kept", path, reason)
+    if (lowercase, rules) == (tokenizer.lowercase, tokenizer.rules):
         return tokenizer
-    log.info("Vocabulary %s is cased (%s): case and accents of text are kept", path, reason)
-    return WordPieceTokenizer(tokenizer.vocab, lowercase)
+    return WordPieceTokenizer(tokenizer.vocab, lowercase, rules)
 
 
-def _lowercase(record: epath.Path, path: str) -> bool:
+def _read_rules(record: epath.Path, path: str) -> tuple[bool, TokenizerRules]:
+    """Returns whether text is lower-cased, and the other rules. InputError for the record of another vocabulary."""
     value = _read(record)
     if value["sha256"] != hashlib.sha256(atomic.read_whole(remote.parse_path(path))).hexdigest():
         raise InputError(f"{record}: sha256 is that of another vocabulary; restore {path} or delete {record}")
@@ -99,7 +113,10 @@ def _lowercase(record: epath.Path, path: str) -> bool:
     ):  # fmt: skip
         if value[key] != expected:
             raise InputError(f"{record}: {key}={value[key]!r} is not supported; expected {expected!r}")
-    return value["lowercase"]
+    try:
+        return value["lowercase"], TokenizerRules.from_json(value)
+    except InputError as error:
+        raise InputError(f"{record}: {error}") from error
 
 
 def _read(record: epath.Path) -> dict[str, Any]:
