@@ -232,8 +232,8 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
     extension = sub.add_argument_group("extension of a vocabulary")
     extension.add_argument(
         "--extend", metavar="FILE|CHECKPOINT",
-        help="a vocabulary, or a checkpoint, export or folder of transformers with one; its ids keep their meaning, and "
-        "the words of the input that it splits are added, those first that save the most tokens",
+        help="a vocabulary, or a checkpoint, export or folder of transformers with one; its ids keep their meaning, "
+        "and the words of the input that it splits are added, those first that save the most tokens",
     )  # fmt: skip
     extension.add_argument("--add", type=int, metavar="N", help=f"maximum number of new words (default: {DEFAULT_ADD})")
     extension.add_argument(

@@ -41,7 +41,7 @@ class Extension:
 
 @dataclass(frozen=True)
 class ExtendedVocabulary:
-    """The tokenizer of an extended vocabulary, its new words, best first, and the tokens of the input before and after."""
+    """The tokenizer of an extended vocabulary, its new words, best first, and the tokens of the input with both."""
 
     tokenizer: WordPieceTokenizer
     words: tuple[str, ...]
