@@ -17,6 +17,7 @@ from bert_jax.training.state import StateSpec, TrainState
 
 log = logging.getLogger(__name__)
 
+_LANGUAGE_MODELS = {False: "mlm", True: "ltr"}  # by `is_decoder`
 # Fields in which the model may differ from the checkpoint: they change no shape and no meaning of a parameter.
 _FREE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 
@@ -59,7 +60,8 @@ def check_sizes(checkpoint: Checkpoint, sizes: Mapping[str, Any], *, source: str
     """Raises InputError if fields of BertConfig contradict those of the checkpoint, which the key `source` named."""
     saved = checkpoint.bert_config.to_dict()
     different = [
-        f"{name}={saved[name]!r} (here {'objective.lm' if name == 'is_decoder' else f'model.{name}'}={value!r})"
+        f"objective.lm={_LANGUAGE_MODELS[saved[name]]} (here objective.lm={_LANGUAGE_MODELS[value]})"
+        if name == "is_decoder" else f"{name}={saved[name]!r} (here model.{name}={value!r})"
         for name, value in sizes.items()
         if value != saved[name] and name not in _FREE
         and not (name == "max_position_embeddings" and value > saved[name])
