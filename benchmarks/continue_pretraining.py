@@ -33,10 +33,10 @@ SHORT = {
     "model.hidden_act": "gelu_new", "model.max_position_embeddings": SEQ_LEN, "objective.nsp": False,
     "optimizer.b2": 0.98, "global_batch_size": 32, "eval_batches": 60, "tracking.samples": 0,
 }  # fmt: skip
-BASE = {**SHORT, "total_steps": 10_000, "optimizer.warmup_steps": 300, "eval_every_steps": 5_000}
+BASE = {**SHORT, "total_steps": 5_000, "optimizer.warmup_steps": 200, "eval_every_steps": 2_500}
 CONTINUED = {
-    "global_batch_size": 32, "eval_batches": 60, "tracking.samples": 0, "total_steps": 3_000, "scan_layers": False,
-    "optimizer.warmup_steps": 180, "optimizer.learning_rate": 1e-3, "optimizer.b2": 0.98, "eval_every_steps": 0,
+    "global_batch_size": 32, "eval_batches": 60, "tracking.samples": 0, "total_steps": 2_000, "scan_layers": False,
+    "optimizer.warmup_steps": 120, "optimizer.learning_rate": 1e-3, "optimizer.b2": 0.98, "eval_every_steps": 0,
 }  # fmt: skip
 COLUMNS = {
     "model": "{model}",

@@ -20,14 +20,16 @@ COMMAND_HELP = {
             "vocab --input 'text/*.txt' --output vocab.txt",
             "vocab --input 'wiki/*.jsonl.gz' --output vocab.txt --cased --size 28996",
             "vocab --input pydoc --output vocab.txt --size 8192",
+            "vocab --extend imported --input 'domain/*.txt' --add 1000 --output extended.txt",
         ),
     ),
     "prepare": CommandHelp(
-        "text, JSON lines, Parquet or TFDS datasets, and a vocabulary",
+        "text, JSON lines, Parquet or TFDS datasets, and a vocabulary or a checkpoint",
         "DIR, a dataset for pretrain: dataset.json, the vocabulary and shards",
         (
             "prepare --input 'text/*.txt' --vocab vocab.txt --output data",
             "prepare --input 'wiki/*.jsonl.gz' --vocab vocab.txt --output data512 --seq_len 512 --workers 8",
+            "prepare --input 'domain/*.txt' --vocab imported --output data",
         ),
     ),
     "inspect": CommandHelp("a prepared dataset", "nothing", ("inspect data", "inspect data --samples 10 --json")),
@@ -38,6 +40,7 @@ COMMAND_HELP = {
             "pretrain --config=bert_base --workdir=runs/base --config.data.path=data",
             "pretrain --config=bert_tiny --workdir=runs/try --config.data.path=data --config.total_steps=40",
             "pretrain --config=bert_base --config.data.path=data --dry_run --device=v5e --devices=8",
+            "pretrain --config=continue --workdir=runs/domain --config.init=imported --config.data.path=data",
         ),
     ),
     "evaluate": CommandHelp(

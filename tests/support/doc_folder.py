@@ -51,6 +51,7 @@ class Store:
         self._made: set[str] = set()
         self._makers: dict[str, tuple[Callable[[], None], tuple[str, ...]]] = {
             "text": (self._text, ()),
+            "domain": (self._domain, ()),
             "wiki": (self._wiki, ()),
             "lines.txt": (self._lines, ()),
             "train.csv": (lambda: self._table("train.csv", 32, 1), ()),
@@ -145,6 +146,12 @@ class Store:
         (self.folder / "text").mkdir()
         for number in range(2):
             (self.folder / "text" / f"{number}.txt").write_text(helpers.make_corpus(documents=80, seed=number))
+
+    def _domain(self) -> None:
+        """Writes texts with words that the vocabulary of the other texts splits."""
+        (self.folder / "domain").mkdir()
+        text = helpers.make_corpus(documents=80, seed=5).replace("the ship ", "the shipleaf ")
+        (self.folder / "domain" / "0.txt").write_text(text)
 
     def _wiki(self) -> None:
         (self.folder / "wiki").mkdir()
