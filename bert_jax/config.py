@@ -201,7 +201,8 @@ def _parse(key: str, text: str, present: Any) -> Any:
             return kind(value)
         return text
     except (ValueError, KeyError, SyntaxError, TypeError, OverflowError, RecursionError, MemoryError) as error:
-        raise InputError(f"--config.{key}={text}: expected a value of type {kind.__name__}") from error
+        expected = "true, false or auto" if key.endswith(_OR_AUTO) else f"a value of type {kind.__name__}"
+        raise InputError(f"--config.{key}={text}: expected {expected}") from error
 
 
 SYNONYMS = {

@@ -131,6 +131,15 @@ def test_old_data_may_have_the_old_vocabulary(
     extended_domain: Path, dataset_dir: Path, init: Checkpoint, tmp_path: Path
 ):
     scores = pretrain(continued.config(extended_domain, init, eval_old_data=dataset_dir, total_steps=2), str(tmp_path))
+    whole = pretrain(
+        continued.config(
+            extended_domain, init, eval_old_data=dataset_dir, total_steps=2, eval_batches=-1, eval_at_start=False
+        ),
+        str(tmp_path / "whole"),
+    )
+    assert evaluate_checkpoint(str(tmp_path / "whole"), str(dataset_dir))["mlm_loss"] == pytest.approx(
+        whole["old_mlm_loss"], rel=1e-4
+    )
     assert scores["old_mlm_loss"] > 0
     with pytest.raises(InputError, match="eval_old_data"):
         pretrain(continued.config(dataset_dir, init, eval_old_data=extended_domain), str(tmp_path / "reverse"))
