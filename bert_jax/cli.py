@@ -147,9 +147,9 @@ def _is_disk_full(error: BaseException | None) -> bool:
 def _vocab(options: argparse.Namespace) -> None:
     from bert_jax.data.preparation import corpus
     from bert_jax.files import atomic, remote
-    from bert_jax.text.tokenization import WordPieceTokenizer
     from bert_jax.text.vocabulary import train_wordpiece
     from bert_jax.text.vocabulary_record import check_free, save_vocabulary
+    from bert_jax.text.wordpiece import WordPieceTokenizer
 
     output = remote.parse_path(options.output)
     check_free(options.output)

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from bert_jax.errors import InputError
-from bert_jax.text.tokenization import CONTINUATION, MAX_WORD_CHARACTERS, SPECIAL_TOKENS, normalizer, pre_tokenizer
+from bert_jax.text.tokenizer import SPECIAL_TOKENS
+from bert_jax.text.wordpiece import CONTINUATION, MAX_WORD_CHARACTERS, TokenizerRules, normalizer, pre_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,9 @@ A word with any other character is [UNK]. Without the limit, rare characters fil
 """
 
 
-def train_wordpiece(documents: Iterable[str], size: int, lowercase: bool) -> list[str]:
+def train_wordpiece(
+    documents: Iterable[str], size: int, lowercase: bool, rules: TokenizerRules | None = None
+) -> list[str]:
     """Trains a WordPiece vocabulary on documents, which are streamed once.
 
     The order of pieces is SPECIAL_TOKENS (ids 0 to 4), the alphabet, its continuations (`##a`), then the merges, most
@@ -38,12 +41,13 @@ def train_wordpiece(documents: Iterable[str], size: int, lowercase: bool) -> lis
     Args:
       documents: texts of any length.
       size: the number of pieces. A small corpus may give fewer, which is logged.
-      lowercase: lower-case and strip accents, as in the tokenizer that will use the vocabulary.
+      lowercase: lower-case the text, as the tokenizer that will use the vocabulary.
+      rules: the further rules of that tokenizer.
 
     Raises:
       InputError: the documents have no words, or `size` is below the number of special tokens and characters.
     """
-    words = count_words(documents, lowercase)
+    words = count_words(documents, lowercase, rules)
     if not words:
         raise InputError(
             "--input: the corpus has no words to train a vocabulary on; check that its files are not empty"
@@ -70,11 +74,11 @@ def train_wordpiece(documents: Iterable[str], size: int, lowercase: bool) -> lis
     return vocabulary
 
 
-def count_words(documents: Iterable[str], lowercase: bool) -> dict[str, int]:
+def count_words(documents: Iterable[str], lowercase: bool, rules: TokenizerRules | None = None) -> dict[str, int]:
     """Counts words as the tokenizer splits them; words too long for it, which are [UNK], are dropped."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizer(lowercase)
-    tokenizer.pre_tokenizer = pre_tokenizer()
+    tokenizer.normalizer = normalizer(lowercase, rules)
+    tokenizer.pre_tokenizer = pre_tokenizer(rules)
     counter = trainers.WordPieceTrainer(vocab_size=0, show_progress=False)
     tokenizer.train_from_iterator(_chunks(documents), counter)
     # The trainer exposes its counts only in its pickled state.

@@ -7,8 +7,9 @@ import pytest
 
 from bert_jax.errors import InputError
 from bert_jax.text import vocabulary as vocabulary_module
-from bert_jax.text.tokenization import SPECIAL_TOKENS, WordPieceTokenizer
+from bert_jax.text.tokenizer import SPECIAL_TOKENS
 from bert_jax.text.vocabulary import count_words, train_wordpiece
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 TEXT = ["low lower lowest, newer newest wider widest", "Low slow SLOW slowly", "the the the a a an", "ééé Été"] * 3
 

@@ -7,7 +7,8 @@ import pytest
 
 from bert_jax import cli
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.text.tokenization import SPECIAL_TOKENS, WordPieceTokenizer
+from bert_jax.text.tokenizer import SPECIAL_TOKENS
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 TEXT = "\n\n".join(f"The Ship {letter} sees the OLD Sailor .\nA wave hears the Ghost ." for letter in "abcdefgh") + "\n"
 
