@@ -1,4 +1,4 @@
-"""Trains a WordPiece vocabulary: `bert-jax vocab`.
+"""Trains a WordPiece vocabulary.
 
 Google's trainer was never released. This module uses the trainer of the `tokenizers` library, which merges the most
 frequent pair of adjacent pieces until the vocabulary is full. By default it is not deterministic: it numbers the
@@ -16,22 +16,21 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from bert_jax.errors import InputError
 from bert_jax.text.tokenizer import SPECIAL_TOKENS
+from bert_jax.text.vocabulary_options import WORDPIECE_COVERAGE
 from bert_jax.text.wordpiece import CONTINUATION, MAX_WORD_CHARACTERS, TokenizerRules, normalizer, pre_tokenizer
 
 log = logging.getLogger(__name__)
 
 _CHUNK_CHARACTERS = 1 << 14
 _MIN_PAIR_COUNT = 2
-_CHARACTER_COVERAGE = 0.99995
-"""The share of the text's characters that the alphabet covers, from the most frequent down.
-
-A word with any other character is [UNK]. Without the limit, rare characters fill the vocabulary: with 1.0, half of
-8,192 pieces trained on English Wikipedia are characters like U+10CC0.
-"""
 
 
 def train_wordpiece(
-    documents: Iterable[str], size: int, lowercase: bool, rules: TokenizerRules | None = None
+    documents: Iterable[str],
+    size: int,
+    lowercase: bool,
+    rules: TokenizerRules | None = None,
+    character_coverage: float = WORDPIECE_COVERAGE,
 ) -> list[str]:
     """Trains a WordPiece vocabulary on documents, which are streamed once.
 
@@ -43,6 +42,7 @@ def train_wordpiece(
       size: the number of pieces. A small corpus may give fewer, which is logged.
       lowercase: lower-case the text, as the tokenizer that will use the vocabulary.
       rules: the further rules of that tokenizer.
+      character_coverage: the share of the text's characters that the alphabet covers.
 
     Raises:
       InputError: the documents have no words, or `size` is below the number of special tokens and characters.
@@ -52,7 +52,7 @@ def train_wordpiece(
         raise InputError(
             "--input: the corpus has no words to train a vocabulary on; check that its files are not empty"
         )
-    alphabet = _alphabet(words)
+    alphabet = _alphabet(words, character_coverage)
     words = {word: count for word, count in words.items() if alphabet.issuperset(word)}
     first = sorted({c for word in words for c in word})
     continuations = [CONTINUATION + character for character in sorted({c for word in words for c in word[1:]})]
@@ -99,12 +99,12 @@ def _chunks(documents: Iterable[str]) -> Iterator[str]:
         yield document[start:]
 
 
-def _alphabet(words: dict[str, int]) -> set[str]:
+def _alphabet(words: dict[str, int], coverage: float) -> set[str]:
     counts: Counter[str] = Counter()
     for word, count in words.items():
         for character in word:
             counts[character] += count
-    minimum = _CHARACTER_COVERAGE * counts.total()
+    minimum = coverage * counts.total()
     alphabet: set[str] = set()
     covered = 0
     for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):

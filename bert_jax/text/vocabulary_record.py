@@ -107,7 +107,6 @@ def _open_recorded(path: str, record: epath.Path, options: Mapping[str, bool]) -
     value = _read(record)
     if value["sha256"] != hashlib.sha256(atomic.read_whole(remote.parse_path(path))).hexdigest():
         raise InputError(f"{record}: sha256 is that of another vocabulary; restore {path} or delete {record}")
-    tokenizer_files.tokenizer_class(value["kind"])
     for option, key, expected in (
         ("--cased", "lowercase", False),
         ("--keep_accents", "strip_accents", False),
@@ -118,7 +117,10 @@ def _open_recorded(path: str, record: epath.Path, options: Mapping[str, bool]) -
                 f"{option}: {record} has {key}={json.dumps(value.get(key))}; remove {option}, or create a vocabulary "
                 f"with `bert-jax vocab {option}`"
             )
-    tokenizer = tokenizer_files.open_described(path, value)
+    try:
+        tokenizer = tokenizer_files.open_described(path, value)
+    except InputError as error:
+        raise InputError(f"{record}: {error}") from error
     if not tokenizer.lowercase:
         log.info("Vocabulary %s is cased (lowercase=false in %s): case and accents of text are kept", path, record)
     return tokenizer

@@ -9,6 +9,7 @@ import hashlib
 import heapq
 import io
 import logging
+import re
 from collections.abc import Iterable, Iterator
 
 import sentencepiece
@@ -17,12 +18,9 @@ from bert_jax.errors import InputError
 from bert_jax.text.sentencepiece.sentencepiece_tokenizer import SentencePieceTokenizer
 from bert_jax.text.sentencepiece.text_normalizers import OwnNormalizer
 from bert_jax.text.tokenizer import SPECIAL_TOKENS
+from bert_jax.text.vocabulary_options import SAMPLE_BYTES, SENTENCEPIECE_COVERAGE
 
 log = logging.getLogger(__name__)
-
-SAMPLE_BYTES = 128 << 20
-"""Bytes of normalized text that the trainer gets at most. It needs some ten times as much memory."""
-KINDS = ("unigram", "bpe")
 
 _LINE_BYTES = 4096  # of a line that the trainer gets; it drops longer ones than `max_sentence_length`
 _THREADS = 16
@@ -35,7 +33,7 @@ def train_sentencepiece(
     kind: str,
     lowercase: bool,
     strip_accents: bool,
-    character_coverage: float = 0.9995,
+    character_coverage: float = SENTENCEPIECE_COVERAGE,
     sample_bytes: int = SAMPLE_BYTES,
 ) -> SentencePieceTokenizer:
     """Trains a model on documents, which are streamed once, and returns its tokenizer.
@@ -98,12 +96,12 @@ def _train(lines: Iterable[str], size: int, kind: str, character_coverage: float
             minloglevel=2,
         )  # fmt: skip
     except RuntimeError as error:
-        # "Internal: ... Vocabulary size is smaller than required_chars. 20 vs 57. Increase vocab_size or ..."
-        if "required_chars" not in str(error):
+        needed = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
+        if not needed:
             raise
         raise InputError(
-            f"--size={size}: too small for the characters of this text ({error}); choose a larger --size or a smaller "
-            "--character_coverage"
+            f"--size={size}: too small for the characters of this text; expected at least {needed[1]}, or a smaller "
+            f"--character_coverage than {character_coverage}"
         ) from error
     return file.getvalue()
 
