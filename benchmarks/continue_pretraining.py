@@ -35,8 +35,8 @@ SHORT = {
 }  # fmt: skip
 BASE = {**SHORT, "total_steps": 5_000, "optimizer.warmup_steps": 200, "eval_every_steps": 2_500}
 CONTINUED = {
-    "global_batch_size": 32, "eval_batches": 60, "tracking.samples": 0, "total_steps": 1_500, "scan_layers": False,
-    "optimizer.warmup_steps": 90, "optimizer.learning_rate": 1e-3, "optimizer.b2": 0.98, "eval_every_steps": 0,
+    "global_batch_size": 32, "eval_batches": 60, "tracking.samples": 0, "total_steps": 1_000, "scan_layers": False,
+    "optimizer.warmup_steps": 60, "optimizer.learning_rate": 1e-3, "optimizer.b2": 0.98, "eval_every_steps": 0,
 }  # fmt: skip
 COLUMNS = {
     "model": "{model}",

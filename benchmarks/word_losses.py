@@ -18,7 +18,7 @@ from flax import nnx
 from bert_jax.data.preparation import corpus
 from bert_jax.data.preparation.options import CorpusOptions
 from bert_jax.model import abstract_parameters
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 
 SEQ_LEN = 32

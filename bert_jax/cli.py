@@ -19,14 +19,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from bert_jax import config_listing
-from bert_jax.command_line.arguments import (
-    DEFAULT_ADD,
-    DEFAULT_MIN_COUNT,
-    DEFAULT_SIZE,
-    check_vocab_options,
-    completion,
-    make_options,
-)
+from bert_jax.command_line.arguments import completion, make_options
 from bert_jax.command_line.arguments import parse as parse_arguments
 from bert_jax.command_line.console import bars, set_up_logging
 from bert_jax.command_line.next_steps import NEXT_STEPS
@@ -39,7 +32,8 @@ from bert_jax.runtime.background_errors import show_background_errors
 from bert_jax.runtime.malloc import tune_malloc
 
 if TYPE_CHECKING:
-    from bert_jax.text.tokenization import WordPieceTokenizer
+    from bert_jax.text.tokenizer import Tokenizer
+    from bert_jax.text.vocabulary_options import ExtensionOptions, VocabularyOptions
 
 _PATH_ERRORS = {  # errno of a bad path given by the user
     errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EROFS,
@@ -157,41 +151,47 @@ def _is_disk_full(error: BaseException | None) -> bool:
 
 def _vocab(options: argparse.Namespace) -> None:
     from bert_jax.files import atomic, remote
+    from bert_jax.text.vocabulary_options import ExtensionOptions, VocabularyOptions, check_extension
     from bert_jax.text.vocabulary_record import check_free
 
-    check_vocab_options(options)
+    training, extension = make_options(VocabularyOptions, options), make_options(ExtensionOptions, options)
+    check_extension(options.extend, training, extension)
     check_free(options.output)
     atomic.make_folder(remote.parse_path(options.output).parent)
-    values, text = _extend_vocabulary(options) if options.extend else _train_vocabulary(options)
+    if options.extend:
+        values, text = _extend_vocabulary(options, extension)
+    else:
+        values, text = _train_vocabulary(options, training)
     _print_result(options, values, text)
     _suggest(options)
 
 
-def _train_vocabulary(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from bert_jax.text.tokenization import WordPieceTokenizer
-    from bert_jax.text.vocabulary import train_wordpiece
+def _train_vocabulary(options: argparse.Namespace, training: "VocabularyOptions") -> tuple[dict[str, Any], str]:
+    from bert_jax.text.vocabulary_record import save_vocabulary
+    from bert_jax.text.vocabulary_training import train_vocabulary
+
+    tokenizer = train_vocabulary(_documents(options), training)
+    save_vocabulary(options.output, tokenizer)
+    values = {
+        "output": options.output, "pieces": tokenizer.vocab_size, "kind": training.kind, "cased": training.cased,
+    }  # fmt: skip
+    return values, f"{options.output}: {tokenizer.vocab_size:,} pieces"
+
+
+def _extend_vocabulary(options: argparse.Namespace, extension: "ExtensionOptions") -> tuple[dict[str, Any], str]:
+    from bert_jax.text.vocabulary_extension import check_wordpiece, extend_by_documents
     from bert_jax.text.vocabulary_record import save_vocabulary
 
-    vocabulary = train_wordpiece(_documents(options), options.size or DEFAULT_SIZE, lowercase=not options.cased)
-    save_vocabulary(options.output, WordPieceTokenizer(vocabulary, lowercase=not options.cased))
-    values = {"output": options.output, "pieces": len(vocabulary), "cased": options.cased}
-    return values, f"{options.output}: {len(vocabulary):,} pieces"
-
-
-def _extend_vocabulary(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from bert_jax.text.vocabulary_extension import extend_by_documents
-    from bert_jax.text.vocabulary_record import save_vocabulary
-
-    old = _open_tokenizer(options.extend, cased=options.cased)
+    old = check_wordpiece(_open_tokenizer(options.extend, options), f"--extend={options.extend}")
     extended = extend_by_documents(
-        _documents(options), old, number=options.add or DEFAULT_ADD, min_count=options.min_count or DEFAULT_MIN_COUNT,
-        replace_unused=options.replace_unused,
+        _documents(options), old, number=extension.add, min_count=extension.min_count,
+        replace_unused=extension.replace_unused,
     )  # fmt: skip
     save_vocabulary(options.output, extended.tokenizer, extends=old)
     pieces, words = extended.tokenizer.vocab_size, extended.words
     values = {
-        "output": options.output, "pieces": pieces, "cased": not old.lowercase, "extends": options.extend,
-        "added": len(words), "replaced_unused": old.vocab_size + len(words) - pieces,
+        "output": options.output, "pieces": pieces, "kind": old.kind, "cased": not old.lowercase,
+        "extends": options.extend, "added": len(words), "replaced_unused": old.vocab_size + len(words) - pieces,
         "tokens_before": extended.tokens_before, "tokens_after": extended.tokens_after,
     }  # fmt: skip
     text = (
@@ -202,7 +202,7 @@ def _extend_vocabulary(options: argparse.Namespace) -> tuple[dict[str, Any], str
 
 
 def _documents(options: argparse.Namespace) -> Iterator[str]:
-    """Yields the documents of `--input`, with a bar. Raises InputError, before the first, for a missing file."""
+    """Returns the documents of `--input`, read with a bar. Raises InputError at once for a missing file."""
     from bert_jax.data.preparation import corpus
 
     reading = make_options(CorpusOptions, options)
@@ -219,24 +219,25 @@ def _documents(options: argparse.Namespace) -> Iterator[str]:
     return documents()
 
 
-def _open_tokenizer(location: str, *, cased: bool) -> "WordPieceTokenizer":
-    """Opens the tokenizer of a vocabulary file; or, after the import of JAX, that of a folder."""
+def _open_tokenizer(location: str, options: argparse.Namespace) -> "Tokenizer":
+    """Opens the tokenizer of a vocabulary's file; or, after the import of JAX, that of a folder."""
     from bert_jax.files import remote
     from bert_jax.text.vocabulary_record import open_vocabulary
 
+    given = {name: getattr(options, name) for name in ("cased", "keep_accents", "pretokenized")}
     if not remote.parse_path(location).is_dir():
-        return open_vocabulary(location, cased=cased)
+        return open_vocabulary(location, **given)
     log.info("Importing JAX")
     from bert_jax.interop.importing import open_tokenizer
 
-    return open_tokenizer(location, cased=cased)
+    return open_tokenizer(location, **given)
 
 
 def _prepare(options: argparse.Namespace) -> None:
     from bert_jax.data.preparation.pipeline import describe, prepare
 
     prepare_options = make_options(PrepareOptions, options)
-    tokenizer = _open_tokenizer(options.vocab, cased=options.cased)
+    tokenizer = _open_tokenizer(options.vocab, options)
     info = prepare(
         options.input, tokenizer, options.output, prepare_options,
         seed=options.seed, workers=options.workers, scratch=options.scratch, runner=options.runner,

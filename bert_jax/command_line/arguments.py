@@ -14,14 +14,11 @@ from typing import Any, NoReturn, TypeVar
 from bert_jax import __version__, config_listing
 from bert_jax.command_line.command_help import COMMAND_HELP
 from bert_jax.data.preparation.options import MAX_SHARE, CorpusOptions, PrepareOptions
-from bert_jax.errors import InputError
+from bert_jax.text.vocabulary_options import ExtensionOptions, TextOptions, VocabularyOptions
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
 _PATHS = ("GLOB", "FILE", "DIR", "DIR|FILE", "CHECKPOINT", "FILE|CHECKPOINT", "WORKDIR")
 """Metavars of paths, which shells complete."""
-
-DEFAULT_SIZE, DEFAULT_ADD, DEFAULT_MIN_COUNT = 30522, 1000, 10
-"""Of `vocab`: pieces of a new vocabulary; new words of an extended one, and how often they occur at least."""
 
 Subcommand = Callable[[argparse.Namespace], None]
 Options = TypeVar("Options")
@@ -87,21 +84,6 @@ def make_options(fields: type[Options], options: argparse.Namespace) -> Options:
     """Creates the dataclass `fields` from parsed options. Raises InputError as its constructor does."""
     names = [field.name for field in dataclasses.fields(fields) if "help" in field.metadata]  # type: ignore[arg-type]
     return fields(**{name: getattr(options, name) for name in names})
-
-
-def check_vocab_options(options: argparse.Namespace) -> None:
-    """Raises InputError for options of `vocab` that are out of range, or of no effect with or without `--extend`."""
-    for name in ("size",) if options.extend else ("add", "min_count", "replace_unused"):
-        if value := getattr(options, name):
-            given = f"--{name}" if value is True else f"--{name}={value}"
-            raise InputError(
-                f"{given}: expected without --extend; use --add for the number of new words" if options.extend else
-                f"{given}: expected with --extend alone; add --extend FILE"
-            )  # fmt: skip
-    for name in ("size", "add", "min_count"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise InputError(f"--{name}={value}: must be at least 1")
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -218,42 +200,31 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
     def add_strict(sub: _Parser) -> None:
         sub.add_argument("--strict", action="store_true", help="fail on a bad row instead of skipping it")
 
-    sub = command("vocab", "Train a WordPiece vocabulary, or extend one with the words of a domain.")
+    sub = command("vocab", "Train a vocabulary (WordPiece, or SentencePiece's unigram or BPE), or extend one.")
     add_input(sub)
     sub.add_fields(CorpusOptions)
-    sub.add_argument("--cased", action="store_true", help="keep case and accents")
+    sub.add_fields(VocabularyOptions)
     sub.add_argument(
         "--output", required=True, metavar="FILE",
-        help="the vocabulary, one piece per line; FILE.json records how it was trained",
+        help="the vocabulary, one piece per line, or a SentencePiece model; FILE.json records how it was trained",
     )  # fmt: skip
     sub.add_argument(
-        "--size", type=int, help=f"maximum number of pieces, special tokens included (default: {DEFAULT_SIZE})"
-    )
-    extension = sub.add_argument_group("extension of a vocabulary")
-    extension.add_argument(
         "--extend", metavar="FILE|CHECKPOINT",
-        help="a vocabulary, or a checkpoint, export or folder of transformers with one; its ids keep their meaning, "
-        "and the words of the input that it splits are added, those first that save the most tokens",
+        help="a WordPiece vocabulary, or a checkpoint, export or folder of transformers with one; its ids keep their "
+        "meaning, and the words of the input that it splits are added, those first that save the most tokens",
     )  # fmt: skip
-    extension.add_argument("--add", type=int, metavar="N", help=f"maximum number of new words (default: {DEFAULT_ADD})")
-    extension.add_argument(
-        "--min_count", type=int, metavar="N",
-        help=f"new words occur at least so often in the input (default: {DEFAULT_MIN_COUNT})",
-    )  # fmt: skip
-    extension.add_argument(
-        "--replace_unused", action="store_true",
-        help="new words first replace the [unusedN] pieces, and the rest is appended; else all are appended",
-    )  # fmt: skip
+    sub.add_fields(ExtensionOptions)
     add_json(sub)
 
     sub = command("prepare", "Prepare a dataset from raw text.")
     add_input(sub)
     sub.add_argument(
         "--vocab", required=True, metavar="FILE|CHECKPOINT",
-        help="the vocabulary; FILE.json, or an uppercase letter in the vocabulary, determines whether it is cased. Or "
-        "the folder of a checkpoint, an export or a model of transformers, whose tokenizer is used with all its rules",
+        help="the vocabulary, or a SentencePiece model; FILE.json, or an uppercase letter in a vocabulary without it, "
+        "determines whether it is cased. Or the folder of a checkpoint, an export or a model of transformers, whose "
+        "tokenizer is used with all its rules",
     )  # fmt: skip
-    sub.add_argument("--cased", action="store_true", help="keep case and accents, if not known from the vocabulary")
+    sub.add_fields(TextOptions)
     sub.add_argument(
         "--allow_unk", type=float, default=MAX_SHARE, metavar="SHARE",
         help="maximum share of [UNK] tokens before failing",

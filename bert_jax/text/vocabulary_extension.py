@@ -17,8 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bert_jax.errors import InputError
-from bert_jax.text.tokenization import CONTINUATION, WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.vocabulary import count_words
+from bert_jax.text.wordpiece import CONTINUATION, WordPieceTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,15 @@ def extend_by_documents(
 def _count_tokens(counts: Mapping[str, int], tokenizer: WordPieceTokenizer) -> int:
     encoded = tokenizer.encode_batch(list(counts))
     return sum(count * len(ids) for count, ids in zip(counts.values(), encoded, strict=True))
+
+
+def check_wordpiece(tokenizer: Tokenizer, source: str) -> WordPieceTokenizer:
+    """Returns the tokenizer. Raises InputError, with its `source`, for one that is not WordPiece."""
+    if not isinstance(tokenizer, WordPieceTokenizer):
+        raise InputError(
+            f"{source}: is a SentencePiece vocabulary, and only WordPiece can be extended; continue with its pieces"
+        )
+    return tokenizer
 
 
 def propose_words(
@@ -120,13 +130,17 @@ def extend_vocabulary(
     return WordPieceTokenizer([*pieces, *rest], tokenizer.lowercase, tokenizer.rules)
 
 
-def find_extension(old: WordPieceTokenizer, new: WordPieceTokenizer) -> Extension | None:
+def find_extension(old: Tokenizer, new: Tokenizer) -> Extension | None:
     """Returns the new words of a vocabulary that extends `old`; None for a vocabulary that does not.
 
-    It extends `old` if both lower-case text alike, and if every id of `old` has the same piece, except `[unusedN]`. It
-    may have no new words: an equal vocabulary extends `old`, too.
+    An equal vocabulary of any kind extends `old`, without new words. Any other is WordPiece, normalizes text as `old`
+    does, and has the same piece for every id of `old`, except `[unusedN]`.
     """
-    if new.lowercase != old.lowercase or new.vocab_size < old.vocab_size:
+    if new.sha256 == old.sha256:
+        return Extension((), ())
+    if not (isinstance(old, WordPieceTokenizer) and isinstance(new, WordPieceTokenizer)):
+        return None
+    if (new.lowercase, new.strip_accents) != (old.lowercase, old.strip_accents) or new.vocab_size < old.vocab_size:
         return None
     replaced = [index for index, piece in enumerate(old.vocab) if piece != new.vocab[index]]
     if not all(UNUSED.fullmatch(old.vocab[index]) for index in replaced):

@@ -10,8 +10,8 @@ from support import helpers
 from bert_jax import cli
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.interop import huggingface
-from bert_jax.interop.huggingface_tokenizer import read_tokenizer
-from bert_jax.text.tokenization import TokenizerRules
+from bert_jax.interop.source_tokenizers.huggingface_tokenizer import read_tokenizer
+from bert_jax.text.wordpiece import TokenizerRules
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 
 

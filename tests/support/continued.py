@@ -5,9 +5,9 @@ from pathlib import Path
 from support import helpers, sources
 
 from bert_jax.config import ConfigDict, load_config
-from bert_jax.text.tokenization import WordPieceTokenizer
 from bert_jax.text.vocabulary_extension import extend_vocabulary
 from bert_jax.text.vocabulary_record import save_vocabulary
+from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.training.checkpointing.checkpoints import Checkpoint
 
 NEW_WORDS = ["shipwreck", "moonlit", *(f"sailor{letter}" for letter in "abcdefgh")]

@@ -10,9 +10,9 @@ from support import helpers
 
 from bert_jax import cli
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.text.tokenization import TokenizerRules, WordPieceTokenizer
 from bert_jax.text.vocabulary_extension import extend_vocabulary, find_extension
 from bert_jax.text.vocabulary_record import open_vocabulary, save_vocabulary
+from bert_jax.text.wordpiece import TokenizerRules, WordPieceTokenizer
 
 WORDS = {"shipwreck": 30, "moonlit": 40, "foxes": 12, "owlet": 3, "stormy": 20, "1492": 90}
 PIECES = ["##wreck", "##lit", "[unused0]", "[unused1]"]
@@ -104,7 +104,8 @@ def test_the_rules_of_the_old_tokenizer_are_in_the_record(folder: Path, vocabula
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--size", 100], ["--size=100", "--add"]),
+        (["--size", 100], ["--size=100", "--extend"]),
+        (["--kind", "bpe"], ["--kind=bpe", "--extend"]),
         (["--add", 0], ["--add=0", "1"]),
         (["--min_count", 10_000], ["--min_count=10000"]),
         (["--cased"], ["--cased"]),
@@ -142,3 +143,13 @@ def test_an_extension_is_known_by_its_pieces(vocabulary: list[str]):
     assert find_extension(old, WordPieceTokenizer(vocabulary, lowercase=True)) is None
     (letters,) = find_extension(old, extend_vocabulary(old, ["##zed"])).pieces
     assert [old.vocab[piece] for piece in letters] == ["##z", "##e", "##d"]
+
+
+def test_a_sentencepiece_model_is_refused_in_one_line(folder: Path, capsys: pytest.CaptureFixture):
+    arguments = ["vocab", "--input", folder / "corpus.txt", "--output", folder / "old.model", "--kind", "unigram"]
+    assert cli.main([str(word) for word in [*arguments, "--size", 60]]) == 0
+    capsys.readouterr()
+    assert extend(folder, extend="old.model") == 2
+    (line,) = helpers.error_lines(capsys.readouterr().err)
+    assert str(folder / "old.model") in line
+    assert "WordPiece" in line
