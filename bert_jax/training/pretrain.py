@@ -22,6 +22,7 @@ from bert_jax.model import BertConfig, abstract_parameters, parameter_count
 from bert_jax.parallel.host_batches import rows_here
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.progress import Bars, silent
+from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.tracking.throughput import Throughput, pretraining_work, summary
 from bert_jax.tracking.tracker import Tracker
@@ -80,6 +81,7 @@ def _pretrain(
         share = unknown_share(dataset.token_counts(), dataset.tokenizer.unk_id)
         warn_of_share(share, dataset.tokenizer, above=MAX_SHARE, where=str(dataset.folder))
     mesh = make_mesh(config.mesh)
+    stack.enter_context(kept_programs(config.compilation_cache, folder))
     loaded = [load_phase(phase, mesh) for phase in requested]
     phases = [ready.phase for ready in loaded]
     watch = enter_workdir(folder, config, stack)
