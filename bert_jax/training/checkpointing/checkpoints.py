@@ -24,7 +24,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,7 @@ from bert_jax.training.checkpointing.checkpoint_folders import (
     set_aside,
     step_folders,
 )
+from bert_jax.training.checkpointing.retention import NO_MILESTONES, MilestoneRecord, Milestones, Retention
 from bert_jax.training.state import TrainState
 
 log = logging.getLogger(__name__)
@@ -78,26 +79,33 @@ def check_place(folder: epath.Path) -> None:
 
 
 class Checkpointer:
-    """Saves (asynchronously) and restores the states of one workdir, and keeps the newest ones."""
+    """Saves (asynchronously) and restores the states of one workdir; keeps the newest ones and milestones."""
 
     def __init__(
         self, workdir: epath.Path, *, keep: int, config: ConfigDict, tokenizer: WordPieceTokenizer,
-        task: dict[str, Any] | None = None, heads: Collection[str] = HEADS,
+        task: dict[str, Any] | None = None, heads: Collection[str] = HEADS, milestones: Milestones = NO_MILESTONES,
     ):  # fmt: skip
-        """Opens the workdir's checkpoints and keeps the `keep` newest ones.
+        """Opens the workdir's checkpoints; keeps the `keep` newest ones, and for ever those that are `milestones`.
 
         A fine-tuned model has a `task`, and `heads` names its pre-training heads; both are JSON.
         """
         self._workdir = workdir
         self._folder = workdir / FOLDER
+        self._milestones, self._record = milestones, MilestoneRecord(workdir)
         self._manager = ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=keep,
+                preservation_policy=Retention(keep, milestones, self._record.steps),
                 cleanup_tmp_directories=True,
                 enable_async_checkpointing=True,
             ),
         )
+        self._record_milestones(saved := self._manager.all_steps())
+        if missed := milestones.up_to(max(saved, default=-1)) - {*saved}:
+            log.warning(
+                "%s: %d milestones precede the newest checkpoint and were not saved, the first of them step %d; they "
+                "stay missing", workdir, len(missed), min(missed),
+            )  # fmt: skip
         self._is_saving = False
         self._before_save: list[Callable[[], None]] = []
         self.provenance: Mapping[str, Any] = {}
@@ -110,6 +118,9 @@ class Checkpointer:
         }
         if task is not None:
             self._description |= {"task": task, "heads": [head for head in HEADS if head in heads]}
+
+    def _record_milestones(self, steps: Iterable[int]) -> None:
+        self._record.add((step for step in steps if step in self._milestones), write=is_first())
 
     def before_each_save(self, function: Callable[[], None]) -> None:
         """Registers `function` to be called at the start of every save, such as a flush of metrics."""
@@ -126,6 +137,7 @@ class Checkpointer:
         """
         for function in self._before_save:
             function()
+        self._record_milestones([step])
         began = time.perf_counter()
         self._is_saving = True
         position: dict[str, Any] = {"next_batch": step, "datasets": list(dataset_hashes), "unlogged": unlogged}
