@@ -87,7 +87,11 @@ COMMAND_HELP = {
     "export": CommandHelp(
         "a checkpoint",
         "DIR: config.json, model.safetensors, vocab.txt and the tokenizer's files; or a program of StableHLO",
-        ("export --checkpoint=runs/base --output=hf", "export --checkpoint=runs/mine --output=hlo --format=stablehlo"),
+        (
+            "export --checkpoint=runs/base --output=hf",
+            "export --checkpoint=runs/base --output=revisions --steps=all",
+            "export --checkpoint=runs/mine --output=hlo --format=stablehlo",
+        ),
     ),
     "import": CommandHelp(
         "a folder of Hugging Face transformers",

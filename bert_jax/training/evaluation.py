@@ -22,7 +22,7 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.sharding import batch_mesh_axes, make_forward_step, parameter_shardings
 from bert_jax.progress import Bars, silent
 from bert_jax.tracking.tracker import Sample
-from bert_jax.training.checkpointing.checkpoints import check_finite, open_checkpoint
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_finite
 from bert_jax.training.checks import check_batch_size, check_tokenizer, compute_dtype
 from bert_jax.training.phases import plan_at
 from bert_jax.training.state import StateSpec
@@ -180,7 +180,9 @@ def _mask_first(batch: HostBatch, mask_id: int) -> HostBatch:
     return cast(HostBatch, {**batch, **first, "input_ids": ids})
 
 
-def evaluate_checkpoint(checkpoint: str, data: str, *, batch_size: int = 64, bars: Bars = silent) -> dict[str, float]:
+def evaluate_checkpoint(
+    opened: Checkpoint, data: str, *, batch_size: int = 64, bars: Bars = silent
+) -> dict[str, float]:
     """Evaluates a checkpoint on the whole eval split of a prepared dataset; returns the scores of `Evaluator.run`.
 
     A head that the checkpoint lacks has no loss and no accuracy, and neither has next-sentence prediction on a dataset
@@ -190,7 +192,7 @@ def evaluate_checkpoint(checkpoint: str, data: str, *, batch_size: int = 64, bar
     has no eval split, another vocabulary, longer sequences than the model, or pairs for a model with one segment.
     """
     check_batch_size(batch_size)
-    opened, dataset = open_checkpoint(checkpoint), PreparedDataset(data)
+    dataset = PreparedDataset(data)
     if "mlm_head" not in opened.heads:
         opened.require_heads("pooler", "nsp_head", by="evaluate, without an mlm_head,")
     check_tokenizer(opened, dataset)

@@ -38,6 +38,11 @@ def complete_steps(workdir: epath.Path) -> Iterator[epath.Path]:
             yield step
 
 
+def kept_steps(workdir: epath.Path) -> list[int]:
+    """Returns the numbers of a workdir's complete steps, in ascending order."""
+    return sorted(int(step.name) for step in complete_steps(workdir))
+
+
 def newest_step(workdir: epath.Path) -> epath.Path | None:
     """Returns the folder of a workdir's newest complete step, or None."""
     return next(complete_steps(workdir), None)

@@ -23,6 +23,7 @@ Steps of a fine-tuned model have `heads` as well, and
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ from bert_jax.training.checkpointing.checkpoint_folders import (
     FOLDER,
     complete_steps,
     is_saved,
+    kept_steps,
     newest_step,
     set_aside,
     step_folders,
@@ -59,6 +61,12 @@ from bert_jax.training.checkpointing.retention import NO_MILESTONES, MilestoneRe
 from bert_jax.training.state import TrainState
 
 log = logging.getLogger(__name__)
+
+
+_LISTED_STEPS = 4  # maximum in an error
+_PARAMETER_ITEMS = ("parameters", "bert_config")  # of a step, and of imported parameters
+_CHECKPOINTS = "a workdir, one of its checkpoints/STEP, or the output of `bert-jax import`"
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def _optimizer_item(state: TrainState) -> dict[str, Any]:
@@ -325,10 +333,17 @@ class Checkpoint:
             shapes,
             {part: shardings[part] for part in shapes},
         )
+        return self._restore(target, is_partial=parts is not None or (self.task is not None and not settings))
+
+    def _restore(self, target: Parameters, *, is_partial: bool) -> Parameters:
+        """Reads and verifies the parameters in `target`, a tree of jax.ShapeDtypeStruct with shardings.
+
+        `is_partial` allows others in the checkpoint.
+        """
         arguments = ocp.args.PyTreeRestore(
             target,
             restore_args=ocp.checkpoint_utils.construct_restore_args(target),
-            partial_restore=parts is not None or (self.task is not None and not settings),
+            partial_restore=is_partial,
         )
         with convert_read_errors(self.path), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             parameters = checkpointer.restore(self.path / "parameters", args=arguments)
@@ -399,20 +414,45 @@ def _workdirs_in(folder: epath.Path) -> list[str]:
     return sorted(child.name for child in folder.iterdir() if newest_step(child)) if is_local else []
 
 
-def open_checkpoint(location: str) -> Checkpoint:
+def _step_of(location: str, workdir: epath.Path, step: int) -> epath.Path:
+    """Returns the folder of a step of a workdir. InputError, with the steps that there are, if it is not complete."""
+    if not (kept := kept_steps(workdir)):
+        raise InputError(f"step={step}: {location} is not a workdir with checkpoints; give a workdir, or no step")
+    if step not in kept:
+        nearest = sorted(sorted(kept, key=lambda other: abs(other - step))[:_LISTED_STEPS])
+        listed = ", ".join(map(str, nearest)) + (" and others" if len(kept) > _LISTED_STEPS else "")
+        raise InputError(f"step={step}: {location} has no checkpoint of this step; it has {listed}")
+    return workdir / FOLDER / str(step)
+
+
+def _download_hint(location: str) -> str:
+    """Returns how to get a model of the Hugging Face Hub, if a path that does not exist may be the name of one."""
+    owner, _, name = location.rpartition("/")
+    if not _HUB_NAME.fullmatch(location) or (owner and epath.Path(owner).exists()):
+        return ""
+    return f"; to use the model of this name on the Hugging Face Hub, run: hf download {location} --local-dir {name}"
+
+
+def is_checkpoint(given: epath.Path) -> bool:
+    """Returns whether a path is a workdir with a complete step, the folder of a step, or imported parameters."""
+    check_place(given)
+    return all(remote.exists(given / item) for item in _PARAMETER_ITEMS) or newest_step(given) is not None
+
+
+def open_checkpoint(location: str, step: int | None = None, *, expected: str = _CHECKPOINTS) -> Checkpoint:
     """Opens a CHECKPOINT: a workdir (its newest complete step), the folder of a step, or imported parameters.
 
-    Raises InputError if there is none.
+    `step` chooses a step of a workdir. Raises InputError, with what was `expected`, if there is none.
     """
     given = remote.absolute(location)
     check_place(given)
-    kinds = "a workdir, one of its checkpoints/STEP, or the output of `bert-jax import`"
     if not remote.exists(given):
-        raise InputError(f"{location} does not exist{similar_name(location)}; expected {kinds}")
-    path = newest_step(given) or given
-    if not all(remote.exists(path / item) for item in ("parameters", "bert_config")) or not is_saved(path):
+        hint = similar_name(location) or _download_hint(location)
+        raise InputError(f"{location} does not exist; expected {expected}{hint}")
+    path = _step_of(location, given, step) if step is not None else newest_step(given) or given
+    if not all(remote.exists(path / item) for item in _PARAMETER_ITEMS) or not is_saved(path):
         runs = "".join(f" ({name} in it does)" for name in _workdirs_in(given)[:1])
-        raise InputError(f"{location} holds no complete checkpoint{runs}; expected {kinds}")
+        raise InputError(f"{location} holds no complete checkpoint{runs}; expected {expected}")
     from_run = remote.exists(path / "position")
     optional = [name for name in ("heads", "task", "digests") if remote.exists(path / name)]
     names = ["bert_config", "tokenizer", *(("config", "position") if from_run else ()), *optional]
