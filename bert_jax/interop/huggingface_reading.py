@@ -17,7 +17,7 @@ from bert_jax.interop.task_weights import read_task
 from bert_jax.interop.weight_files import StoredWeight, open_weights, read_json
 from bert_jax.model import BertConfig
 from bert_jax.model.bert import HEADS, Parameters
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 CONFIG = "config.json"
 
@@ -42,7 +42,7 @@ class Source:
     """
 
     bert_config: BertConfig
-    tokenizer: WordPieceTokenizer
+    tokenizer: Tokenizer
     heads: tuple[str, ...]
     read_parameters: Callable[[], Parameters]
     task: dict[str, Any] | None = None
@@ -93,7 +93,7 @@ def bert_config(path: epath.Path, values: Mapping[str, Any]) -> BertConfig:
         raise InputError(f"{path}: {error}") from error
 
 
-def check_vocabulary(path: epath.Path, config: BertConfig, tokenizer: WordPieceTokenizer) -> None:
+def check_vocabulary(path: epath.Path, config: BertConfig, tokenizer: Tokenizer) -> None:
     """Raises InputError unless the tokenizer has as many pieces as the model has word embeddings."""
     if tokenizer.vocab_size != config.vocab_size:
         raise InputError(
@@ -105,7 +105,7 @@ def check_vocabulary(path: epath.Path, config: BertConfig, tokenizer: WordPieceT
 def assemble(
     path: epath.Path,
     config: BertConfig,
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     weights: Mapping[str, StoredWeight],
     required: Collection[str],
 ) -> Source:

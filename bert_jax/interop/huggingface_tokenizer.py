@@ -14,7 +14,8 @@ from etils import epath
 
 from bert_jax.errors import InputError
 from bert_jax.interop.weight_files import read_json
-from bert_jax.text.tokenization import CONTINUATION, SPECIAL_TOKENS, TokenizerRules, WordPieceTokenizer
+from bert_jax.text.tokenizer import SPECIAL_TOKENS
+from bert_jax.text.wordpiece import CONTINUATION, TokenizerRules, WordPieceTokenizer
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from bert_jax.interop.huggingface_tokenizer import SETTINGS, VOCABULARY
 from bert_jax.interop.tensorflow_names import is_training_state, weights_of
 from bert_jax.interop.weight_files import finite, read_json
 from bert_jax.model import BertConfig
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 log = logging.getLogger(__name__)
 

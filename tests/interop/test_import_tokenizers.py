@@ -8,7 +8,7 @@ from support import sources
 
 from bert_jax.errors import InputError
 from bert_jax.interop.importing import import_checkpoint
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 
 def edit_tokenizer(folder: Path, part: str, **values: object) -> None:

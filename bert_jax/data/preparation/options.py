@@ -1,7 +1,4 @@
-"""Options of `prepare` and of reading a corpus, each declared once: name, type, default, help, choices and range.
-
-`command_line.arguments` makes the command line from fields with a help text; `dataset.json` records the same fields.
-"""
+"""Options of `prepare` and of reading a corpus, each declared once; `dataset.json` records the same fields."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -9,6 +6,7 @@ from typing import Any
 
 from bert_jax.data.preparation.instances import RANDOM_NEXT_RULES
 from bert_jax.errors import InputError
+from bert_jax.option_fields import CheckedOptions, option
 from bert_jax.text.languages import check_language
 
 LONGEST_SEQ_LEN = 1 << 15
@@ -16,27 +14,8 @@ MAX_SHARE = 0.2
 """Default of `--allow_unk`. Released vocabularies have shares below 0.005 on text that they were trained for."""
 
 
-def option(default: Any, help: str, **limits: Any) -> Any:
-    """Declares a field as an option of the command line. `limits` are `choices`, `low`, `high` and a `metavar`."""
-    return dataclasses.field(default=default, metadata={"help": help, **limits})
-
-
-class _Checked:
-    def __post_init__(self) -> None:
-        """Raises InputError for a field that is not among its choices or not in its range."""
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value, limits = getattr(self, field.name), field.metadata
-            low, high = limits.get("low"), limits.get("high")
-            if "choices" in limits and value not in limits["choices"]:
-                raise InputError(f"--{field.name}={value!r}: expected one of {', '.join(limits['choices'])}")
-            if low is not None and high is None and not value >= low:
-                raise InputError(f"--{field.name}={value}: must be at least {low}")
-            if high is not None and not low <= value <= high:
-                raise InputError(f"--{field.name}={value}: must be in [{low}, {high}]")
-
-
 @dataclass(frozen=True)
-class CorpusOptions(_Checked):
+class CorpusOptions(CheckedOptions):
     """Options for reading documents from files.
 
     JSON lines and WikiExtractor files mark their documents themselves. Documents of more than `max_document_bytes` are
@@ -55,7 +34,7 @@ class CorpusOptions(_Checked):
 
 
 @dataclass(frozen=True)
-class FilterOptions(_Checked):
+class FilterOptions(CheckedOptions):
     """Rules that drop text. Repeated lines are dropped first; lengths count no special tokens."""
 
     drop_duplicates: bool = option(False, "drop duplicate documents (same text)")
@@ -80,7 +59,7 @@ class FilterOptions(_Checked):
 
 
 @dataclass(frozen=True)
-class InstanceOptions(_Checked):
+class InstanceOptions(CheckedOptions):
     """Options for splitting documents into sentences and creating instances from them; see `instances.py`."""
 
     seq_len: int = option(128, "tokens per sequence, special tokens included", low=8, high=LONGEST_SEQ_LEN)

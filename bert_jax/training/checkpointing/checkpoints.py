@@ -40,7 +40,8 @@ from bert_jax.files.local_listing import similar_name
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import HEADS, Parameters
 from bert_jax.runtime.processes import any_process, is_first, wait_for_first
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text import tokenizer_files
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checkpointing.checkpoint_damage import (
     DamagedError,
     changed_error,
@@ -90,7 +91,7 @@ class Checkpointer:
     """Saves (asynchronously) and restores the states of one workdir; keeps the newest ones and milestones."""
 
     def __init__(
-        self, workdir: epath.Path, *, keep: int, config: ConfigDict, tokenizer: WordPieceTokenizer,
+        self, workdir: epath.Path, *, keep: int, config: ConfigDict, tokenizer: Tokenizer,
         task: dict[str, Any] | None = None, heads: Collection[str] = HEADS, milestones: Milestones = NO_MILESTONES,
     ):  # fmt: skip
         """Opens the workdir's checkpoints; keeps the `keep` newest ones, and for ever those that are `milestones`.
@@ -287,7 +288,7 @@ class Checkpoint:
 
     path: epath.Path
     bert_config: BertConfig
-    tokenizer: WordPieceTokenizer
+    tokenizer: Tokenizer
     heads: tuple[str, ...]
     config: dict[str, Any]
     step: int
@@ -362,7 +363,7 @@ def save_parameters(
     parameters: Parameters,
     *,
     bert_config: BertConfig,
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     heads: Collection[str],
     task: dict[str, Any] | None = None,
     inputs: Mapping[str, Any] | None = None,
@@ -465,7 +466,7 @@ def open_checkpoint(location: str, step: int | None = None, *, expected: str = _
         return Checkpoint(
             path=path,
             bert_config=BertConfig.from_dict(items["bert_config"]),
-            tokenizer=WordPieceTokenizer.from_json(items["tokenizer"]),
+            tokenizer=tokenizer_files.from_json(items["tokenizer"]),
             heads=tuple(items.get("heads", HEADS)),
             config=items.get("config", {}),
             step=position["next_batch"] if from_run else 0,
