@@ -25,7 +25,8 @@ from bert_jax.progress import Bars, silent
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.tracking.throughput import Throughput, pretraining_work, summary
 from bert_jax.tracking.tracker import Tracker
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, Checkpointer
+from bert_jax.training.checkpointing.checkpointer import Checkpointer
+from bert_jax.training.checkpointing.checkpoints import Checkpoint
 from bert_jax.training.checkpointing.retention import Milestones, SavePlan, plan_saves
 from bert_jax.training.checks import compute_dtype
 from bert_jax.training.evaluation import Evaluator, MaskedSamples

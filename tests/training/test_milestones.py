@@ -84,7 +84,7 @@ def test_milestones_stay_after_a_resume_with_others(
     run(dataset_dir, tmp_path / "run", 8, checkpoint__milestones=(2, 5, 7))
     assert steps_of(tmp_path / "run") == [0, 3, 4, 5, 7, 8]
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert [record.args[1:] for record in warnings if record.module == "checkpoints"] == [(1, 2)]  # one: step 2
+    assert [record.args[1:] for record in warnings if record.module == "checkpointer"] == [(1, 2)]  # one: step 2
     run(dataset_dir, tmp_path / "run", 11)
     assert steps_of(tmp_path / "run") == [0, 3, 4, 5, 7, 11]
 
@@ -175,7 +175,7 @@ def test_saves_are_planned():
 
 
 def test_thousands_of_milestones_take_no_time():
-    """What a save costs beside its own files: no folder is listed."""
+    """Retention lists no folder, and so costs a save nothing."""
     retention = Retention(3, Milestones(frozenset(range(0, 4000, 2)), 0), set())
     found = [SimpleNamespace(step=step) for step in range(4000)]
     began = time.perf_counter()
