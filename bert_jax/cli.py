@@ -291,10 +291,17 @@ def _evaluate(options: argparse.Namespace) -> None:
     from bert_jax.inference.opening import open_model_of
     from bert_jax.runtime.processes import is_first, joined_processes
     from bert_jax.tracking.metrics import finite_json
-    from bert_jax.training.evaluation import evaluate_checkpoint
+    from bert_jax.training.evaluation import evaluate_checkpoint, evaluate_steps
 
     with joined_processes():
         progress = bars(quiet=options.quiet) if is_first() else silent
+        if options.steps:
+            scores = evaluate_steps(
+                options.checkpoint, options.steps, options.data, batch_size=options.batch_size, bars=progress
+            )
+            if is_first():
+                print(finite_json({"steps": scores}, indent=2))
+            return
         found = open_model_of(options.checkpoint)
         evaluate = evaluate_checkpoint if found.task is None else evaluate_finetuned
         values = evaluate(found, options.data, batch_size=options.batch_size, bars=progress)

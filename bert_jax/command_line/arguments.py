@@ -264,6 +264,10 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
         "--data", required=True, metavar="DIR|FILE",
         help="a prepared dataset; for a fine-tuned model, a labelled file or its folder",
     )  # fmt: skip
+    sub.add_argument(
+        "--steps", default="", metavar="STEPS",
+        help="pre-training: scores of `all` checkpoints of a workdir, or of steps such as 0,1000; default: the newest",
+    )  # fmt: skip
     sub.add_argument("--batch_size", type=int, default=64, help="sequences per batch")
     add_json(sub)
 

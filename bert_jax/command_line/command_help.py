@@ -44,7 +44,11 @@ COMMAND_HELP = {
     "evaluate": CommandHelp(
         "a checkpoint, and a prepared dataset or a labelled file",
         "nothing",
-        ("evaluate --checkpoint=runs/base --data=data", "evaluate --checkpoint=runs/mine --data=dev.csv"),
+        (
+            "evaluate --checkpoint=runs/base --data=data",
+            "evaluate --checkpoint=runs/base --data=data --steps=all",
+            "evaluate --checkpoint=runs/mine --data=dev.csv",
+        ),
     ),
     "finetune": CommandHelp(
         "a config, a checkpoint and the files of a task",

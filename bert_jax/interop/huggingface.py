@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ from bert_jax.interop.task_weights import task_model
 from bert_jax.interop.weight_files import WHOLE, read_json
 from bert_jax.model import BertConfig
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training.checkpointing.checkpoint_folders import kept_steps
+from bert_jax.training.checkpointing.checkpoint_folders import chosen_steps
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_finite, open_checkpoint
 
 log = logging.getLogger(__name__)
@@ -84,7 +83,7 @@ def export_steps(
     folder = remote.parse_path(output)
     if not output or (remote.exists(folder) and not folder.is_dir()):
         raise InputError(f"--output={output!r}: is no folder; expected a new folder, or that of an earlier export")
-    targets = {step: folder / revision_name(step) for step in _chosen(workdir, steps)}
+    targets = {step: folder / revision_name(step) for step in chosen_steps(workdir, steps)}
     # All checks come first. Each checkpoint is opened twice, so that thousands of tokenizers are not held at once.
     complete = {step for step, target in targets.items() if _is_export_of(open_checkpoint(workdir, step), target)}
     revisions: list[Revision] = []
@@ -97,19 +96,6 @@ def export_steps(
             architecture = _export(checkpoint, target, publication, folder.name, revision_name(step))
         revisions.append(Revision(step, str(target), architecture, step not in complete))
     return revisions
-
-
-def _chosen(workdir: str, steps: str) -> list[int]:
-    """Returns the step numbers that the option `--steps` names, in ascending order."""
-    kept = kept_steps(remote.absolute(workdir))
-    if not kept:
-        raise InputError(f"--steps={steps}: {workdir} is not a workdir with checkpoints; expected one with --steps")
-    if steps == "all":
-        return kept
-    words = steps.split(",")
-    if not all(re.fullmatch("0|[1-9][0-9]*", word.strip()) for word in words):
-        raise InputError(f"--steps={steps}: expected all, or step numbers such as 0,1000")
-    return sorted({int(word) for word in words})
 
 
 def _is_export_of(checkpoint: Checkpoint, folder: epath.Path) -> bool:

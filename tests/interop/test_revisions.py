@@ -84,7 +84,7 @@ def test_folder_of_another_checkpoint_is_refused_before_anything_is_written(work
 @pytest.mark.parametrize(
     ("steps", "more", "message"),
     [
-        ("2", [], "step=2: .*0, 1, 3"),
+        ("2", [], "--steps=2: .*0, 1, 3"),
         ("first", [], "--steps=first"),
         ("1,,3", [], "--steps=1,,3"),
         ("all", ["--format", "stablehlo"], "--steps=all: .*--format=hf"),
@@ -105,6 +105,19 @@ def test_steps_need_a_workdir(vocabulary: list[str], workdir: Path, tmp_path: Pa
     for place in (tmp_path / "imported", workdir / "checkpoints" / "1"):
         with pytest.raises(InputError, match=r"--steps=all: .*workdir"):
             huggingface.export_steps(str(place), str(tmp_path / "out"), "all")
+
+
+def test_scores_of_every_step(workdir: Path, dataset_dir: Path, capsys: pytest.CaptureFixture):
+    def scores(*more: str) -> dict:
+        assert cli.main(["evaluate", "--checkpoint", str(workdir), "--data", str(dataset_dir), *more]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    found = scores("--steps", "all")["steps"]
+    assert [entry.pop("step") for entry in found] == [0, 1, 3]
+    assert found[-1] == scores()
+    assert found[0]["mlm_loss"] != found[-1]["mlm_loss"]
+    assert scores("--steps", "3,0")["steps"] == [{"step": 0, **found[0]}, {"step": 3, **found[2]}]
+    assert cli.main(["evaluate", "--checkpoint", str(workdir), "--data", str(dataset_dir), "--steps", "9"]) == 2
 
 
 def test_load_takes_a_step(workdir: Path, vocabulary: list[str], tmp_path: Path):

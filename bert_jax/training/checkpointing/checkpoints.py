@@ -50,6 +50,7 @@ from bert_jax.training.checkpointing.checkpoint_folders import (
     complete_steps,
     is_saved,
     kept_steps,
+    missing_step,
     newest_step,
     step_folders,
 )
@@ -57,7 +58,6 @@ from bert_jax.training.checkpointing.checkpoint_folders import (
 log = logging.getLogger(__name__)
 
 
-_LISTED_STEPS = 4  # maximum in an error
 _PARAMETER_ITEMS = ("parameters", "bert_config")  # of a step, and of imported parameters
 _CHECKPOINTS = "a workdir, one of its checkpoints/STEP, or the output of `bert-jax import`"
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -217,9 +217,7 @@ def _step_of(location: str, workdir: epath.Path, step: int) -> epath.Path:
     if not (kept := kept_steps(workdir)):
         raise InputError(f"step={step}: {location} is not a workdir with checkpoints; give a workdir, or no step")
     if step not in kept:
-        nearest = sorted(sorted(kept, key=lambda other: abs(other - step))[:_LISTED_STEPS])
-        listed = ", ".join(map(str, nearest)) + (" and others" if len(kept) > _LISTED_STEPS else "")
-        raise InputError(f"step={step}: {location} has no checkpoint of this step; it has {listed}")
+        raise InputError(f"step={step}: {missing_step(location, step, kept)}")
     return workdir / FOLDER / str(step)
 
 
