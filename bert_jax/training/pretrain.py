@@ -193,7 +193,7 @@ def plan_step(mesh: Mesh, plan: Plan, model: BertConfig) -> tuple[StateSpec, Tra
 def _log_disk_use(plan: SavePlan, spec: StateSpec) -> None:
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(spec.abstract))
     log.info(
-        "Checkpoints: %d saves of %.3f GB; %d are kept, %d of them milestones, which take %.3f GB of disk",
+        "Checkpoints: %d saves of %.3f GB; the run keeps %d, %d of them milestones: %.3f GB of disk",
         plan.saves, size / 1e9, plan.kept, plan.milestones, plan.kept * size / 1e9,
     )  # fmt: skip
 

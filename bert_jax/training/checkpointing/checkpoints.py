@@ -63,13 +63,9 @@ _CHECKPOINTS = "a workdir, one of its checkpoints/STEP, or the output of `bert-j
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
-def _is_supported(folder: epath.Path) -> bool:
-    return not remote.is_remote(folder) or os.fspath(folder).startswith("gs://")
-
-
 def check_place(folder: epath.Path) -> None:
     """Raises InputError for a store that Orbax does not support."""
-    if not _is_supported(folder):
+    if remote.is_remote(folder) and not os.fspath(folder).startswith("gs://"):
         raise InputError(
             f"{folder}: workdirs and checkpoints must be on a disk or on gs://; datasets may be in any store"
         )
@@ -230,10 +226,12 @@ def _download_hint(location: str) -> str:
 
 
 def is_checkpoint(given: epath.Path) -> bool:
-    """Returns whether a path is a workdir with a complete step, the folder of a step, or imported parameters."""
-    return _is_supported(given) and (
-        all(remote.exists(given / item) for item in _PARAMETER_ITEMS) or newest_step(given) is not None
-    )
+    """Returns whether a path is a workdir with a complete step, the folder of a step, or imported parameters.
+
+    Raises InputError for a store that Orbax does not support.
+    """
+    check_place(given)
+    return all(remote.exists(given / item) for item in _PARAMETER_ITEMS) or newest_step(given) is not None
 
 
 def open_checkpoint(location: str, step: int | None = None, *, expected: str = _CHECKPOINTS) -> Checkpoint:
