@@ -11,8 +11,9 @@ from etils import epath
 
 from bert_jax.errors import InputError
 from bert_jax.interop.architectures import TASK_CLASSES, check_is_bert, named_architectures, required_heads
-from bert_jax.interop.huggingface_tokenizer import SETTINGS, read_tokenizer
 from bert_jax.interop.huggingface_weights import Weight, layout, parameters_of
+from bert_jax.interop.source_tokenizers.huggingface_tokenizer import read_tokenizer
+from bert_jax.interop.source_tokenizers.wordpiece_source import SETTINGS
 from bert_jax.interop.task_weights import read_task
 from bert_jax.interop.weight_files import StoredWeight, open_weights, read_json
 from bert_jax.model import BertConfig
