@@ -274,9 +274,10 @@ def _study(options: argparse.Namespace) -> None:
 
 def _predict(options: argparse.Namespace) -> None:
     from bert_jax.finetuning.fine_tuned import predict
+    from bert_jax.inference.opening import open_model_of
 
     count = predict(
-        options.checkpoint, options.input, options.output,
+        open_model_of(options.checkpoint), options.input, options.output,
         texts=options.text, with_text=options.with_text, strict=options.strict, batch_size=options.batch_size,
         bars=bars(quiet=options.quiet),
     )  # fmt: skip
@@ -287,16 +288,23 @@ def _predict(options: argparse.Namespace) -> None:
 
 def _evaluate(options: argparse.Namespace) -> None:
     from bert_jax.finetuning.fine_tuned import evaluate_finetuned
+    from bert_jax.inference.opening import open_model_of
     from bert_jax.runtime.processes import is_first, joined_processes
     from bert_jax.tracking.metrics import finite_json
-    from bert_jax.training.checkpointing.checkpoints import open_checkpoint
-    from bert_jax.training.evaluation import evaluate_checkpoint
+    from bert_jax.training.evaluation import evaluate_checkpoint, evaluate_steps
 
     with joined_processes():
         progress = bars(quiet=options.quiet) if is_first() else silent
-        is_finetuned = open_checkpoint(options.checkpoint).task is not None
-        evaluate = evaluate_finetuned if is_finetuned else evaluate_checkpoint
-        values = evaluate(options.checkpoint, options.data, batch_size=options.batch_size, bars=progress)
+        if options.steps:
+            scores = evaluate_steps(
+                options.checkpoint, options.steps, options.data, batch_size=options.batch_size, bars=progress
+            )
+            if is_first():
+                print(finite_json({"steps": scores}, indent=2))
+            return
+        found = open_model_of(options.checkpoint)
+        evaluate = evaluate_checkpoint if found.task is None else evaluate_finetuned
+        values = evaluate(found, options.data, batch_size=options.batch_size, bars=progress)
         if is_first():
             print(finite_json(values, indent=2))
             _suggest(options)
@@ -339,15 +347,23 @@ def _features(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
+    from bert_jax.inference.opening import open_model_of
     from bert_jax.interop import huggingface, stablehlo
     from bert_jax.interop.model_card import Publication
-    from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 
-    checkpoint = open_checkpoint(options.checkpoint)
     publication = Publication(options.license, options.language, options.datasets)
+    if options.steps and options.format == "hf":
+        _export_steps(options, publication)
+        return
+    checkpoint = open_model_of(options.checkpoint)
     if options.format == "stablehlo":
         if publication != Publication():
             raise InputError("--license, --language and --datasets are those of a model card; use --format=hf")
+        if options.steps:
+            raise InputError(
+                f"--steps={options.steps}: exports revisions for the Hub; use --format=hf, or export one "
+                "WORKDIR/checkpoints/STEP as a program"
+            )
         programs = stablehlo.export(checkpoint, options.output)
         values = {"output": options.output, "checkpoint": str(checkpoint.path), "programs": list(programs)}
         text = f"{options.output}: {checkpoint.path} as StableHLO, programs: {', '.join(programs)}"
@@ -358,6 +374,21 @@ def _export(options: argparse.Namespace) -> None:
     text = f"{options.output}: {checkpoint.path} in Hugging Face format, as {architecture}"
     _print_result(options, values, text)
     _suggest(options)
+
+
+def _export_steps(options: argparse.Namespace, publication: Any) -> None:
+    from bert_jax.interop.huggingface import export_steps
+
+    revisions = export_steps(options.checkpoint, options.output, options.steps, publication)
+    values = {
+        "output": options.output, "checkpoint": options.checkpoint, "steps": [vars(revision) for revision in revisions]
+    }  # fmt: skip
+    lines = [
+        f"{revision.folder}: step {revision.step} in Hugging Face format, as {revision.architecture}"
+        f"{'' if revision.is_new else ', written before'}"
+        for revision in revisions
+    ]
+    _print_result(options, values, "\n".join(lines))
 
 
 def _import(options: argparse.Namespace) -> None:

@@ -44,7 +44,11 @@ COMMAND_HELP = {
     "evaluate": CommandHelp(
         "a checkpoint, and a prepared dataset or a labelled file",
         "nothing",
-        ("evaluate --checkpoint=runs/base --data=data", "evaluate --checkpoint=runs/mine --data=dev.csv"),
+        (
+            "evaluate --checkpoint=runs/base --data=data",
+            "evaluate --checkpoint=runs/base --data=data --steps=all",
+            "evaluate --checkpoint=runs/mine --data=dev.csv",
+        ),
     ),
     "finetune": CommandHelp(
         "a config, a checkpoint and the files of a task",
@@ -88,7 +92,11 @@ COMMAND_HELP = {
     "export": CommandHelp(
         "a checkpoint",
         "DIR: config.json, model.safetensors, vocab.txt and the tokenizer's files; or a program of StableHLO",
-        ("export --checkpoint=runs/base --output=hf", "export --checkpoint=runs/mine --output=hlo --format=stablehlo"),
+        (
+            "export --checkpoint=runs/base --output=hf",
+            "export --checkpoint=runs/base --output=revisions --steps=all",
+            "export --checkpoint=runs/mine --output=hlo --format=stablehlo",
+        ),
     ),
     "import": CommandHelp(
         "a folder of Hugging Face transformers",

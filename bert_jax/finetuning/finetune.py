@@ -40,7 +40,8 @@ from bert_jax.runtime.processes import is_first
 from bert_jax.tracking.metrics import finite_json
 from bert_jax.tracking.throughput import Throughput
 from bert_jax.tracking.tracker import Tracker
-from bert_jax.training.checkpointing.checkpoints import Checkpointer, open_checkpoint
+from bert_jax.training.checkpointing.checkpointer import Checkpointer
+from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 from bert_jax.training.checks import check_attention, compute_dtype
 from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer, warn_of_uncorrected_lamb

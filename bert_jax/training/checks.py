@@ -17,6 +17,7 @@ from bert_jax.model.fused_attention import CUDNN_HEADS, SPLASH_LENGTHS
 from bert_jax.tracking.profiling import parse_steps
 from bert_jax.tracking.wandb_tracker import check_wandb
 from bert_jax.training.checkpointing.checkpoints import Checkpoint
+from bert_jax.training.checkpointing.retention import Milestones
 from bert_jax.training.optimizer import OPTIMIZERS
 
 OBJECTIVES = ("mlm", "ltr")
@@ -110,6 +111,7 @@ def check_config(config: ConfigDict, steps: int) -> None:
     check(lambda x: x in OBJECTIVES, f"one of {', '.join(OBJECTIVES)}", "objective.lm")
     check(lambda x: x >= 0, "at least 0", "objective.static_masks")
     check(lambda x: 0 <= x <= MAX_SAMPLES, f"in [0, {MAX_SAMPLES}]", "tracking.samples")
+    Milestones.from_config(config)
     if values["objective.lm"] == "ltr" and values["objective.nsp"]:
         raise InputError(
             "objective.lm=ltr does not support objective.nsp=True: under a causal mask [CLS] sees only itself and "
