@@ -1,4 +1,4 @@
-"""Options of `prepare` and of reading a corpus, each declared once: name, type, default, help, choices and range.
+"""Options of `prepare`, each declared once: name, type, default, help, choices and range.
 
 `command_line.arguments` makes the command line from fields with a help text; `dataset.json` records the same fields.
 """
@@ -7,6 +7,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from bert_jax.data.corpora.corpus_options import Checked, CorpusOptions, option
 from bert_jax.data.preparation.instances import RANDOM_NEXT_RULES
 from bert_jax.errors import InputError
 from bert_jax.text.languages import check_language
@@ -16,46 +17,8 @@ MAX_SHARE = 0.2
 """Default of `--allow_unk`. Released vocabularies have shares below 0.005 on text that they were trained for."""
 
 
-def option(default: Any, help: str, **limits: Any) -> Any:
-    """Declares a field as an option of the command line. `limits` are `choices`, `low`, `high` and a `metavar`."""
-    return dataclasses.field(default=default, metadata={"help": help, **limits})
-
-
-class _Checked:
-    def __post_init__(self) -> None:
-        """Raises InputError for a field that is not among its choices or not in its range."""
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value, limits = getattr(self, field.name), field.metadata
-            low, high = limits.get("low"), limits.get("high")
-            if "choices" in limits and value not in limits["choices"]:
-                raise InputError(f"--{field.name}={value!r}: expected one of {', '.join(limits['choices'])}")
-            if low is not None and high is None and not value >= low:
-                raise InputError(f"--{field.name}={value}: must be at least {low}")
-            if high is not None and not low <= value <= high:
-                raise InputError(f"--{field.name}={value}: must be in [{low}, {high}]")
-
-
 @dataclass(frozen=True)
-class CorpusOptions(_Checked):
-    """Options for reading documents from files.
-
-    JSON lines and WikiExtractor files mark their documents themselves. Documents of more than `max_document_bytes` are
-    split at line ends.
-    """
-
-    documents: str = option(
-        "blank_line",
-        "document separator in plain text: a blank line, or the end of the file (for text with blank lines)",
-        choices=("blank_line", "file"),
-    )
-    errors: str = option(
-        "strict", "how to read invalid UTF-8: fail, or replace it by U+FFFD", choices=("strict", "replace")
-    )
-    max_document_bytes: int = dataclasses.field(default=16 << 20, metadata={"low": 1})
-
-
-@dataclass(frozen=True)
-class FilterOptions(_Checked):
+class FilterOptions(Checked):
     """Rules that drop text. Repeated lines are dropped first; lengths count no special tokens."""
 
     drop_duplicates: bool = option(False, "drop duplicate documents (same text)")
@@ -80,7 +43,7 @@ class FilterOptions(_Checked):
 
 
 @dataclass(frozen=True)
-class InstanceOptions(_Checked):
+class InstanceOptions(Checked):
     """Options for splitting documents into sentences and creating instances from them; see `instances.py`."""
 
     seq_len: int = option(128, "tokens per sequence, special tokens included", low=8, high=LONGEST_SEQ_LEN)
@@ -114,5 +77,9 @@ class PrepareOptions(FilterOptions, CorpusOptions, InstanceOptions):
     bucket_tokens: int = option(16 << 20, "tokens per shard, the unit in a worker's memory", low=1024)
 
     def as_recorded(self) -> dict[str, Any]:
-        """Returns the options of the command line, as `dataset.json` records them."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if "help" in field.metadata}
+        """Returns the options of the command line, as `dataset.json` records them.
+
+        `text_field` is not among them: like the inputs, it selects the text, and equal texts give equal bytes.
+        """
+        recorded = [field.name for field in dataclasses.fields(self) if "help" in field.metadata]
+        return {name: getattr(self, name) for name in recorded if name != "text_field"}
