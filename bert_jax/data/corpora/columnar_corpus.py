@@ -1,8 +1,9 @@
 """Reads documents from Parquet and Arrow files, one a row, with pyarrow; only the column of text is read.
 
 A slice of a Parquet file is a range of its row groups, one of an Arrow file a range of its record batches. Row groups
-are decoded in small batches, so that memory does not grow with them. A row whose text is null has no document. An
-Arrow stream, such as `datasets.Dataset.save_to_disk` writes, has no index, and is one slice.
+are decoded in small batches, so that memory holds a page of a column at a time, not a row group; of an Arrow file it
+holds a record batch. A row whose text is null has no document. An Arrow stream, such as
+`datasets.Dataset.save_to_disk` writes, has no index, and is one slice.
 """
 
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 _BATCH_BYTES = 4 << 20  # of text that is decoded at once, on average
 _BATCH_ROWS = 1024
-_BUFFER_BYTES = 1 << 20  # of a column that is read at once; 0 reads the column of a whole row group
+_BUFFER_BYTES = 1 << 20  # of a column that is read at once
 _FILE_MARK = b"ARROW1"
 
 Text = tuple[str, str]
@@ -85,7 +86,8 @@ def _parquet(path: str) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     with _damage_named(path, "Parquet"), _opened(path, mapped=False) as source:
-        yield pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+        # pre_buffer would read the column of a whole row group into memory, whatever the size of the buffer.
+        yield pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
 
 
 def _row_groups(file: Any) -> list[Any]:

@@ -76,10 +76,9 @@ def plan(inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = SLICE
     """
     files = expand(inputs, options.text_field)
     if options.text_field != TEXT_FIELD and not any(map(_has_fields, files)):
-        others = f" and {len(files) - 1} more files" if files[1:] else ""
         raise InputError(
-            f"--text_field={options.text_field}: {files[0]}{others} have no fields; expected JSON lines, Parquet, "
-            "Arrow, CSV, TSV or TFDS; drop the option"
+            f"--text_field={options.text_field}: got only inputs without fields, such as {files[0]}; expected JSON "
+            "lines, Parquet, Arrow, CSV, TSV or TFDS; drop the option"
         )
     return slices_of(files, options, slice_bytes)
 

@@ -1,8 +1,8 @@
 """Resolves the inputs of a corpus to files: paths, folders, patterns, object stores, TFDS datasets and `pydoc`.
 
 In a folder or the matches of a pattern, files that describe a dataset are skipped: README.md, licenses, metadata and
-loading scripts in the folder of Parquet, Arrow, CSV, TSV or JSON files, or in a folder above them. A file that is
-named itself is always read, and so are such files in a folder of plain text.
+loading scripts in the folder of Parquet, Arrow, CSV, TSV or JSON files or in a folder above them, and any README.md
+if there are such files. A file that is named itself is always read, and so are all files of a folder of plain text.
 """
 
 import logging
@@ -26,6 +26,7 @@ _DESCRIBES = re.compile(
     r"|_SUCCESS|_(common_)?metadata|_(committed|started)_.*",  # of Spark
     re.IGNORECASE,
 )
+_README = re.compile(r"readme\b", re.IGNORECASE)
 _NAMED = 5  # skipped files in the log
 
 
@@ -65,6 +66,7 @@ def _expand_one(name: str, text_field: str) -> list[str]:
     if path.is_file():  # First, because a file name may contain pattern characters.
         return [name]
     if path.is_dir():
+        _log_hidden(path)
         if files := local_listing.files_below(path):
             return _without_descriptions(name, files)
         raise InputError(f"--input={name}: the folder contains no files; expected a folder or pattern with text files")
@@ -88,6 +90,15 @@ def _expand_remote(name: str) -> list[str]:
     )
 
 
+def _log_hidden(folder: Path) -> None:
+    if hidden := sorted(entry.name for entry in folder.iterdir() if entry.name.startswith(".")):
+        log.info("--input=%s: skipped, because their names begin with a dot: %s", folder, _some(hidden))
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if names[_NAMED:] else "")
+
+
 def _without_descriptions(name: str, files: list[str]) -> list[str]:
     """Drops files that describe the dataset beside or below them, and logs their names."""
     if files == [name]:
@@ -100,16 +111,18 @@ def _without_descriptions(name: str, files: list[str]) -> list[str]:
             while folder not in folders:
                 folders.add(folder)
                 folder = os.path.dirname(folder)
-    skipped = [path for path in files if path in describing and os.path.dirname(path) in folders]
+    skipped = [
+        path
+        for path in files
+        if path in describing
+        and folders
+        and (os.path.dirname(path) in folders or _README.match(os.path.basename(path)))
+    ]
     if skipped:
-        more = f" and {len(skipped) - _NAMED} more" if skipped[_NAMED:] else ""
         log.info(
-            "--input=%s: skipped %d file(s) that describe the dataset beside or below them: %s%s; a file that is named "
-            "itself is read",
+            "--input=%s: skipped, because they describe the dataset and are not part of it: %s; to read one, name it",
             name,
-            len(skipped),
-            ", ".join(skipped[:_NAMED]),
-            more,
+            _some(skipped),
         )
     dropped = set(skipped)
     return [path for path in files if path not in dropped]

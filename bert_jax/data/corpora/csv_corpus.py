@@ -69,6 +69,8 @@ def _texts(path: str, kind: str, options: CorpusOptions) -> Iterator[tuple[int, 
 
 def _column(path: str, header: list[bytes], options: CorpusOptions) -> int:
     """Returns the index of the column with the text."""
+    if any(b"\r" in name for name in header):
+        raise InputError(f"{path}:1: got lines that end with CR, expected LF or CR LF; convert them: tr '\\r' '\\n'")
     names = [decode_line(name, path, 0, options.errors) for name in header]
     if names.count(options.text_field) > 1:
         raise InputError(f'{path}:1: got two columns "{options.text_field}", expected one; rename one of them')
@@ -114,6 +116,9 @@ class _Records:
         """Adds a line to the record. Returns True if it ends the record, False if a quote is still open."""
         if not self.is_open:
             self.begin = offset
+        elif _QUOTE not in line:
+            self._extend(line + b"\n")
+            return False
         at, end = 0, len(line) - line.endswith(b"\r")
         while True:
             if not self.is_open and line[at : at + 1] != _QUOTE:
