@@ -165,6 +165,13 @@ def test_versions_splits_and_features(name, expected):
         assert documents(name, slice_bytes=slice_bytes) == expected
 
 
+def test_text_field_is_the_default_of_the_feature():
+    assert documents("tfds:fables:test[:1]", CorpusOptions(text_field="title")) == ["Title 0"]
+    assert documents("tfds:fables:test[:1]:text", CorpusOptions(text_field="title")) == ["café"]
+    with pytest.raises(InputError, match=r"'titel'.*title"):
+        documents("tfds:fables", CorpusOptions(text_field="titel"))
+
+
 def test_an_input_is_read_once_however_it_is_written():
     assert expand(["tfds:fables", "tfds:fables:train", "tfds:fables::text"]) == ["tfds:fables:train:text"]
 
