@@ -128,7 +128,7 @@ def read_task(folder: Path, vocabulary: Path) -> Any:
     from bert_jax.config import load_config
     from bert_jax.finetuning.inputs.batching import Encoding
     from bert_jax.finetuning.task_kinds import TASKS as KINDS
-    from bert_jax.text.tokenization import WordPieceTokenizer
+    from bert_jax.text.wordpiece import WordPieceTokenizer
 
     settings: dict[str, object] = {"data.path": folder}
     if folder.name != "wnut17":

@@ -54,7 +54,7 @@ def tokenizer_alone(files: list[str], vocab: str, folder: Path) -> dict[str, flo
 
 def prepare(files: list[str], vocab: str, folder: Path) -> dict[str, float]:
     from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
-    from bert_jax.text.tokenization import WordPieceTokenizer
+    from bert_jax.text.wordpiece import WordPieceTokenizer
 
     shutil.rmtree(folder / "ours", ignore_errors=True)
     start = time.process_time()

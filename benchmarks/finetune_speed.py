@@ -49,7 +49,7 @@ def prepare(folder: Path, data: Path, task_name: str, model: str, examples: int 
     from bert_jax.interop import huggingface
     from bert_jax.model import BertConfig, initialize, parameter_count
     from bert_jax.model.bert import HEADS
-    from bert_jax.text.tokenization import WordPieceTokenizer
+    from bert_jax.text.wordpiece import WordPieceTokenizer
     from bert_jax.training.checkpointing.checkpoints import open_checkpoint, save_parameters
 
     task = glue.get_task(task_name)

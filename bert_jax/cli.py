@@ -152,10 +152,11 @@ def _vocab(options: argparse.Namespace) -> None:
     from bert_jax.data.corpora import corpus
     from bert_jax.data.corpora.standard_input import spooled
     from bert_jax.files import atomic, remote
-    from bert_jax.text.tokenization import WordPieceTokenizer
-    from bert_jax.text.vocabulary import train_wordpiece
+    from bert_jax.text.vocabulary_options import VocabularyOptions
     from bert_jax.text.vocabulary_record import check_free, save_vocabulary
+    from bert_jax.text.vocabulary_training import train_vocabulary
 
+    training = make_options(VocabularyOptions, options)
     output = remote.parse_path(options.output)
     check_free(options.output)
     atomic.make_folder(output.parent)
@@ -165,10 +166,12 @@ def _vocab(options: argparse.Namespace) -> None:
         spooled(options.input, Path(folder), reading.text_field) as (inputs, _),
     ):
         documents = _documents(corpus.plan(inputs, reading), reading, bars(quiet=options.quiet))
-        vocabulary = train_wordpiece(documents, options.size, lowercase=not options.cased)
-    save_vocabulary(options.output, WordPieceTokenizer(vocabulary, lowercase=not options.cased))
-    values = {"output": options.output, "pieces": len(vocabulary), "cased": options.cased}
-    _print_result(options, values, f"{output}: {len(vocabulary):,} pieces")
+        tokenizer = train_vocabulary(documents, training)
+    save_vocabulary(options.output, tokenizer)
+    values = {
+        "output": options.output, "pieces": tokenizer.vocab_size, "kind": training.kind, "cased": training.cased,
+    }  # fmt: skip
+    _print_result(options, values, f"{output}: {tokenizer.vocab_size:,} pieces")
     _suggest(options)
 
 
@@ -180,7 +183,7 @@ def _documents(slices: Sequence[Any], reading: CorpusOptions, progress: Bars) ->
         for piece in slices:
             yield from corpus.read(piece, reading)
             bar.update(piece.bytes)
-    log.info("Corpus read; merging word pieces ...")
+    log.info("Corpus read; training the vocabulary ...")
 
 
 def _prepare(options: argparse.Namespace) -> None:
@@ -188,7 +191,9 @@ def _prepare(options: argparse.Namespace) -> None:
     from bert_jax.text.vocabulary_record import open_vocabulary
 
     prepare_options = make_options(PrepareOptions, options)
-    tokenizer = open_vocabulary(options.vocab, cased=options.cased)
+    tokenizer = open_vocabulary(
+        options.vocab, cased=options.cased, keep_accents=options.keep_accents, pretokenized=options.pretokenized
+    )
     info = prepare(
         options.input, tokenizer, options.output, prepare_options,
         seed=options.seed, workers=options.workers, scratch=options.scratch, runner=options.runner,

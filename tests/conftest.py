@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

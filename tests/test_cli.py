@@ -20,7 +20,7 @@ from bert_jax.command_line.arguments import SHELLS, make_options
 from bert_jax.command_line.command_help import COMMAND_HELP
 from bert_jax.command_line.next_steps import NEXT_STEPS
 from bert_jax.data.preparation.options import PrepareOptions
-from bert_jax.text.tokenization import SPECIAL_TOKENS
+from bert_jax.text.tokenizer import SPECIAL_TOKENS
 from bert_jax.tracking.metrics import read_metrics
 
 SHORT = {

@@ -15,6 +15,7 @@ from bert_jax import __version__, config_listing
 from bert_jax.command_line.command_help import COMMAND_HELP
 from bert_jax.data.corpora.corpus_options import CorpusOptions
 from bert_jax.data.preparation.options import MAX_SHARE, PrepareOptions
+from bert_jax.text.vocabulary_options import TextOptions, VocabularyOptions
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
 _PATHS = ("GLOB", "FILE", "DIR", "DIR|FILE", "CHECKPOINT", "WORKDIR")
@@ -201,24 +202,24 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
     def add_strict(sub: _Parser) -> None:
         sub.add_argument("--strict", action="store_true", help="fail on a bad row instead of skipping it")
 
-    sub = command("vocab", "Train a WordPiece vocabulary.")
+    sub = command("vocab", "Train a vocabulary: WordPiece, or SentencePiece's unigram or BPE.")
     add_input(sub)
     sub.add_fields(CorpusOptions)
-    sub.add_argument("--cased", action="store_true", help="keep case and accents")
+    sub.add_fields(VocabularyOptions)
     sub.add_argument(
         "--output", required=True, metavar="FILE",
-        help="the vocabulary, one piece per line; FILE.json records how it was trained",
+        help="the vocabulary, one piece per line, or a SentencePiece model; FILE.json records how it was trained",
     )  # fmt: skip
-    sub.add_argument("--size", type=int, default=30522, help="maximum number of pieces, special tokens included")
     add_json(sub)
 
     sub = command("prepare", "Prepare a dataset from raw text.")
     add_input(sub)
     sub.add_argument(
         "--vocab", required=True, metavar="FILE",
-        help="the vocabulary; FILE.json, or an uppercase letter in the vocabulary, determines whether it is cased",
+        help="the vocabulary, or a SentencePiece model; FILE.json, or an uppercase letter in a vocabulary without it, "
+        "determines whether it is cased",
     )  # fmt: skip
-    sub.add_argument("--cased", action="store_true", help="keep case and accents, if not known from the vocabulary")
+    sub.add_fields(TextOptions)
     sub.add_argument(
         "--allow_unk", type=float, default=MAX_SHARE, metavar="SHARE",
         help="maximum share of [UNK] tokens before failing",

@@ -15,11 +15,12 @@ class CommandHelp:
 COMMAND_HELP = {
     "vocab": CommandHelp(
         "text, JSON lines, CSV, Parquet, Arrow, TFDS datasets, or stdin",
-        "FILE, one piece a line, and FILE.json with its settings",
+        "FILE, one piece a line or a SentencePiece model, and FILE.json with its settings",
         (
             "vocab --input 'text/*.txt' --output vocab.txt",
             "vocab --input 'wiki/*.jsonl.gz' --output vocab.txt --cased --size 28996",
             "vocab --input pydoc --output vocab.txt --size 8192",
+            "vocab --input 'thai/*.txt' --output thai.model --kind unigram --size 32000",
         ),
     ),
     "prepare": CommandHelp(

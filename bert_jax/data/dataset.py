@@ -1,7 +1,7 @@
 """Prepared datasets: format of their folder, metadata, and random access to instances.
 
     dataset.json            metadata: format version, tokenizer, seq_len, seed, options, counts, shards, hash, digests
-    vocab.txt               the vocabulary, one piece a line
+    vocab.txt               the vocabulary, one piece a line; sentencepiece.model of a SentencePiece vocabulary
     token_counts.npy        int64 [V]: number of occurrences of each token in the training documents
     train-lengths.npy       uint16 [N]: tokens in each sequence, special ones included, in order of shards; also eval-
     train-00000-of-00012.array_record, ...; eval-00000-of-00001.array_record
@@ -38,7 +38,7 @@ from bert_jax.data.shard_readers import READERS
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic, remote
 from bert_jax.files.local_listing import similar_name
-from bert_jax.text.tokenization import TokenizerRules, WordPieceTokenizer
+from bert_jax.text.tokenizer_files import open_described, tokenizer_class
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,6 @@ _UNHASHED = ("hash", "files", "checksum")
 _FETCHES = 8  # shards that are downloaded or verified concurrently
 _LONG_SECONDS = 2.0  # of verification, beyond which it is logged
 INFO_FILE = "dataset.json"
-VOCABULARY_FILE = "vocab.txt"
 TOKEN_COUNTS_FILE = "token_counts.npy"
 
 
@@ -217,15 +216,10 @@ class PreparedDataset:
         self.folder = remote.parse_path(path)
         self.info = DatasetInfo.read(self.folder)
         self._files = LocalFiles(self.folder, self.info.hash)
-        self.tokenizer = WordPieceTokenizer.from_file(
-            str(self._files.open_path(VOCABULARY_FILE)),
-            lowercase=self.info.tokenizer["lowercase"],
-            rules=TokenizerRules.from_json(self.info.tokenizer),
-        )
+        vocabulary = tokenizer_class(self.info.tokenizer["kind"]).vocabulary_file
+        self.tokenizer = open_described(str(self._files.open_path(vocabulary)), self.info.tokenizer)
         if self.tokenizer.sha256 != self.info.tokenizer["sha256"]:
-            raise InputError(
-                f"{self.folder / VOCABULARY_FILE}: sha256 is not that of {INFO_FILE}; restore the vocabulary"
-            )
+            raise InputError(f"{self.folder / vocabulary}: sha256 is not that of {INFO_FILE}; restore the vocabulary")
         if self.tokenizer.vocab_size != self.info.tokenizer["vocab_size"]:
             raise InputError(
                 f"{self.folder / INFO_FILE}: damaged (tokenizer.vocab_size: got {self.info.tokenizer['vocab_size']}, "

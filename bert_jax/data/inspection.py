@@ -1,6 +1,6 @@
 """Report on a prepared dataset: counts, lengths, padding, and some masked instances."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from bert_jax.data.loading.masking import Masking
 from bert_jax.data.loading.packing import pack_lengths
 from bert_jax.data.unknown_tokens import unknown_share
 from bert_jax.errors import InputError
-from bert_jax.text.tokenization import SPECIAL_TOKENS
+from bert_jax.text.tokenizer import Tokenizer
 
 MAX_SEQUENCES = 8  # in a row, for the estimate of packing
 _PACKED_TOGETHER = 8192
@@ -35,7 +35,7 @@ def inspect_dataset(path: str, *, samples: int = 3, seed: int = 0) -> dict[str, 
         raise InputError(f"--samples={samples}: must be at least 0")
     dataset = PreparedDataset(path)
     info, counts = dataset.info, dataset.token_counts()
-    special = [dataset.tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
+    special = [dataset.tokenizer.token_to_id(token) for token in dataset.tokenizer.special_tokens]
     return {
         "path": path,
         "hash": info.hash,
@@ -100,23 +100,29 @@ def _text(dataset: PreparedDataset, row: HostBatch) -> str:
     predicted = {
         position for position, weight in zip(row["masked_positions"], row["masked_weights"], strict=True) if weight
     }
-    pieces = []
-    for position, token in enumerate(row["input_ids"][: row["sequence_ids"].sum()].tolist()):
-        piece = dataset.tokenizer.id_to_token(token)
-        if position in predicted:
-            piece = f"{{{dataset.tokenizer.id_to_token(originals[position])}>{piece}}}"
-        pieces.append(piece)
-    return join_pieces(pieces)
+    tokenizer, ids = dataset.tokenizer, row["input_ids"][: row["sequence_ids"].sum()].tolist()
+    marked = {
+        position: f"{{{tokenizer.id_to_token(originals[position])}>{tokenizer.id_to_token(ids[position])}}}"
+        for position in predicted
+    }
+    return join_tokens(tokenizer, ids, marked)
 
 
-def join_pieces(pieces: Sequence[str]) -> str:
-    """Joins pieces to words; a `##` piece after a special token or a masked position stays as it is."""
+def join_tokens(tokenizer: Tokenizer, ids: Sequence[int], marked: Mapping[int, str]) -> str:
+    """Joins tokens to words; `marked` has other texts of some positions.
+
+    A piece that continues a word is kept as it is after a special token or a marked position.
+    """
     words: list[str] = []
-    for piece in pieces:
-        if piece.startswith("##") and words and not words[-1].endswith(("}", "]")):
-            words[-1] += piece.removeprefix("##")
+    for position, token in enumerate(ids):
+        if position in marked:
+            words.append(marked[position])
+        elif not tokenizer.continuation[token]:
+            words.append(tokenizer.piece_text(token))
+        elif words and not words[-1].endswith(("}", "]")):
+            words[-1] += tokenizer.piece_text(token)
         else:
-            words.append(piece)
+            words.append(tokenizer.id_to_token(token))
     return " ".join(words)
 
 

@@ -17,7 +17,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from bert_jax.text.tokenization import WordPieceTokenizer, token_dtype
+from bert_jax.text.tokenizer import Tokenizer, token_dtype
 
 BLOCK = 512
 """Instances in a block; the last block of a shard may have fewer."""
@@ -104,7 +104,7 @@ class Unmasked(TypedDict):
     """bool [B]: there is no second segment."""
 
 
-def pad_batch(instances: Instances, which: np.ndarray, seq_len: int, tokenizer: WordPieceTokenizer) -> Unmasked:
+def pad_batch(instances: Instances, which: np.ndarray, seq_len: int, tokenizer: Tokenizer) -> Unmasked:
     """Lays out the instances `which` [B], vectorized over instances."""
     headers = instances.headers[which]
     column = np.arange(seq_len, dtype=np.int32)

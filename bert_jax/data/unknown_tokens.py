@@ -8,7 +8,7 @@ import numpy as np
 from bert_jax.data.preparation.options import MAX_SHARE
 from bert_jax.data.preparation.sorted_runs import SortedRun
 from bert_jax.errors import InputError
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def check_limit(limit: float) -> None:
         raise InputError(f"--allow_unk={limit}: must be a share from 0 to 1; the default is {MAX_SHARE}")
 
 
-def check_share(share: float, limit: float, tokenizer: WordPieceTokenizer) -> None:
+def check_share(share: float, limit: float, tokenizer: Tokenizer) -> None:
     """Checks that the share of [UNK] is at most `limit`.
 
     Raises:
@@ -52,7 +52,7 @@ def check_share(share: float, limit: float, tokenizer: WordPieceTokenizer) -> No
         )
 
 
-def warn_of_share(share: float, tokenizer: WordPieceTokenizer, *, above: float, where: str) -> None:
+def warn_of_share(share: float, tokenizer: Tokenizer, *, above: float, where: str) -> None:
     """Logs a warning if the share of [UNK] in the tokens of `where` is greater than `above`."""
     if share > above:
         log.warning(
@@ -64,5 +64,5 @@ def warn_of_share(share: float, tokenizer: WordPieceTokenizer, *, above: float, 
         )
 
 
-def _case(tokenizer: WordPieceTokenizer) -> str:
+def _case(tokenizer: Tokenizer) -> str:
     return "uncased" if tokenizer.lowercase else "cased"

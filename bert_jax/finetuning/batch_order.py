@@ -13,7 +13,7 @@ from bert_jax.finetuning.inputs.batching import EncodedExamples, epoch_of_batche
 from bert_jax.model import BertConfig
 from bert_jax.model.task_heads import TaskHead
 from bert_jax.text.sequences import padded_length
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.tracking.flops import finetuning_flops
 from bert_jax.tracking.throughput import StepWork
 
@@ -64,7 +64,7 @@ class BatchOrder:
         self._seen = step, tokens, examples
         return {"tokens_seen": tokens, "examples_seen": examples}
 
-    def batch(self, step: int, rows: np.ndarray, tokenizer: WordPieceTokenizer) -> HostBatch:
+    def batch(self, step: int, rows: np.ndarray, tokenizer: Tokenizer) -> HostBatch:
         """Returns the rows `rows` of that batch: the part of one process."""
         batch = self.encoded.batch(self.examples(step), self.seq_len(step), self.config.global_batch_size, tokenizer)
         return map_arrays(lambda entry: entry[rows], batch)

@@ -22,7 +22,7 @@ from bert_jax.parallel.host_batches import put_batch, rows_here
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.sharding import batch_mesh_axes, make_forward_step, parameter_shardings
 from bert_jax.text.sequences import padded_length
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checkpointing.checkpoints import Checkpoint
 
 Forward = Callable[[Any, Batch[jax.Array]], jax.Array]
@@ -33,7 +33,7 @@ class Predictor:
     """Runs a model on examples sorted by length, and returns the outputs of each example in the original order."""
 
     def __init__(
-        self, mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters, tokenizer: WordPieceTokenizer, *,
+        self, mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters, tokenizer: Tokenizer, *,
         batch_size: int, max_seq_len: int, forward: Forward = lambda model, batch: model(batch),
     ):  # fmt: skip
         """Builds the step. The devices divide `batch_size` examples; sequences have at most `max_seq_len` tokens."""

@@ -40,7 +40,7 @@ from bert_jax.inference.text_encoder import check_pool, pool_hidden_states
 from bert_jax.model import BertForPreTraining
 from bert_jax.progress import Bars, silent
 from bert_jax.text.sequences import EncodedSequence, encode_pairs
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
 from bert_jax.training.checks import check_batch_size
 
@@ -193,13 +193,13 @@ def _texts(path: str) -> Iterator[tuple[str, str | None]]:
         yield (pair[1], pair[2]) if pair else (text, None)
 
 
-def _read(path: str, tokenizer: WordPieceTokenizer, length: int) -> Iterator[EncodedSequence]:
+def _read(path: str, tokenizer: Tokenizer, length: int) -> Iterator[EncodedSequence]:
     texts = _texts(path)
     while some := list(itertools.islice(texts, _LINES_AT_ONCE)):
         yield from encode_pairs(tokenizer, some, length)
 
 
-def _measure(path: str, tokenizer: WordPieceTokenizer, length: int, segments: int) -> tuple[list[int], int]:
+def _measure(path: str, tokenizer: Tokenizer, length: int, segments: int) -> tuple[list[int], int]:
     """Returns the tokens of each `_read` line, and the number of truncated lines. InputError for invalid pairs."""
     lengths, cut = [], 0
     for number, line in enumerate(_read(path, tokenizer, sys.maxsize), start=1):
@@ -245,7 +245,7 @@ def _hidden_of(model: LoadedModel, lines: Iterator[EncodedSequence]) -> Iterator
 def _write_json_lines(
     file: IO[bytes],
     values: Iterable[tuple[EncodedSequence, np.ndarray]],
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     layers: Sequence[int | str],
 ) -> None:
     for number, (line, hidden) in enumerate(values):
@@ -266,7 +266,7 @@ def _write_arrays(
     file: IO[bytes],
     values: Iterable[tuple[EncodedSequence, np.ndarray]],
     lengths: Sequence[int],
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     layers: Sequence[int | str],
     hidden_size: int,
 ) -> None:

@@ -20,7 +20,7 @@ from bert_jax.inference.text_encoder import Encoded, TextEncoder, check_segments
 from bert_jax.model import BertConfig, BertForPreTraining
 from bert_jax.model.task_heads import BertForTask
 from bert_jax.text.sequences import EncodedSequence, pad_sequences
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
 
 
@@ -33,7 +33,7 @@ class PreTrained:
     """
 
     model: BertForPreTraining
-    tokenizer: WordPieceTokenizer
+    tokenizer: Tokenizer
     config: BertConfig
     _encoder: LoadedModel = field(repr=False)
 
@@ -92,7 +92,7 @@ class FineTuned:
     """
 
     model: BertForTask
-    tokenizer: WordPieceTokenizer
+    tokenizer: Tokenizer
     config: BertConfig
     record: Mapping[str, Any]
     _checkpoint: Checkpoint = field(repr=False)
@@ -180,7 +180,7 @@ def _paired(text: str | Sequence[str], pair: Any, *, one_pair: bool) -> tuple[li
 
 
 def _encode(
-    tokenizer: WordPieceTokenizer, config: BertConfig, text: str | Sequence[str], pair: str | Sequence[str] | None
+    tokenizer: Tokenizer, config: BertConfig, text: str | Sequence[str], pair: str | Sequence[str] | None
 ) -> list[EncodedSequence]:
     texts, pairs = _paired(text, pair, one_pair=isinstance(pair, str))
     check_segments(config, pairs)
@@ -193,9 +193,7 @@ def _encode(
     return [EncodedSequence(tuple(ids), types.count(0)) for ids, types in encoded]
 
 
-def _padded(
-    tokenizer: WordPieceTokenizer, sequences: Sequence[EncodedSequence], *, last_position: bool
-) -> Batch[jax.Array]:
+def _padded(tokenizer: Tokenizer, sequences: Sequence[EncodedSequence], *, last_position: bool) -> Batch[jax.Array]:
     longest = max(len(sequence.input_ids) for sequence in sequences)
     batch = pad_sequences(sequences, len(sequences), longest, tokenizer.pad_id, last_position=last_position)
     return map_arrays(jnp.asarray, batch)

@@ -14,7 +14,7 @@ from bert_jax.finetuning.forward import LoadedModel
 from bert_jax.finetuning.inputs.batching import EncodedExamples
 from bert_jax.model import BertConfig
 from bert_jax.text.sequences import EncodedSequence, encode_pairs
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checks import check_batch_size
 
 POOLS = ("mean", "cls")
@@ -63,7 +63,7 @@ class TextEncoder:
     A text that is longer than the model supports is truncated, a pair at the end of its longer text.
     """
 
-    def __init__(self, model: LoadedModel, tokenizer: WordPieceTokenizer, config: BertConfig):
+    def __init__(self, model: LoadedModel, tokenizer: Tokenizer, config: BertConfig):
         """Wraps a model whose `encode(batch)` returns the hidden states of the last layer first."""
         self._model, self._tokenizer, self._config = model, tokenizer, config
         self._models: dict[tuple[str, int], LoadedModel] = {}  # by pooling and rows of a batch: each compiles once

@@ -15,7 +15,7 @@ from bert_jax.interop.model_card import CARD, Publication, model_card
 from bert_jax.interop.task_weights import task_model
 from bert_jax.interop.weight_files import WHOLE
 from bert_jax.model import BertConfig
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_finite
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ CONFIG = "config.json"
 _LEFT_TO_RIGHT = ("BertLMHeadModel", "BertModel")  # architectures of a left-to-right model
 
 
-def model_config(config: BertConfig, tokenizer: WordPieceTokenizer, architecture: str) -> dict[str, Any]:
+def model_config(config: BertConfig, tokenizer: Tokenizer, architecture: str) -> dict[str, Any]:
     """Returns the contents of `config.json`."""
     return {
         "architectures": [architecture],

@@ -11,13 +11,14 @@ from etils import epath
 
 from bert_jax.errors import InputError
 from bert_jax.interop.architectures import TASK_CLASSES, check_is_bert, named_architectures, required_heads
-from bert_jax.interop.huggingface_tokenizer import SETTINGS, read_tokenizer
 from bert_jax.interop.huggingface_weights import Weight, layout, parameters_of
+from bert_jax.interop.source_tokenizers.huggingface_tokenizer import read_tokenizer
+from bert_jax.interop.source_tokenizers.wordpiece_source import SETTINGS
 from bert_jax.interop.task_weights import read_task
 from bert_jax.interop.weight_files import StoredWeight, open_weights, read_json
 from bert_jax.model import BertConfig
 from bert_jax.model.bert import HEADS, Parameters
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 CONFIG = "config.json"
 
@@ -36,7 +37,7 @@ class Source:
     """
 
     bert_config: BertConfig
-    tokenizer: WordPieceTokenizer
+    tokenizer: Tokenizer
     heads: tuple[str, ...]
     parameters: Parameters
     task: dict[str, Any] | None = None
@@ -85,7 +86,7 @@ def bert_config(path: epath.Path, values: Mapping[str, Any]) -> BertConfig:
         raise InputError(f"{path}: {error}") from error
 
 
-def check_vocabulary(path: epath.Path, config: BertConfig, tokenizer: WordPieceTokenizer) -> None:
+def check_vocabulary(path: epath.Path, config: BertConfig, tokenizer: Tokenizer) -> None:
     """Raises InputError unless the tokenizer has as many pieces as the model has word embeddings."""
     if tokenizer.vocab_size != config.vocab_size:
         raise InputError(
@@ -97,7 +98,7 @@ def check_vocabulary(path: epath.Path, config: BertConfig, tokenizer: WordPieceT
 def assemble(
     path: epath.Path,
     config: BertConfig,
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     weights: Mapping[str, StoredWeight],
     required: Collection[str],
 ) -> Source:

@@ -14,11 +14,11 @@ from etils import epath
 from bert_jax.errors import InputError
 from bert_jax.extras import install_hint
 from bert_jax.interop.huggingface_reading import Source, assemble, bert_config, check_vocabulary
-from bert_jax.interop.huggingface_tokenizer import SETTINGS, VOCABULARY
+from bert_jax.interop.source_tokenizers.wordpiece_source import SETTINGS, VOCABULARY
 from bert_jax.interop.tensorflow_names import is_training_state, weights_of
 from bert_jax.interop.weight_files import finite, read_json
 from bert_jax.model import BertConfig
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 log = logging.getLogger(__name__)
 

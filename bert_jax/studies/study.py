@@ -43,7 +43,7 @@ from bert_jax.runtime.compilation_cache import shared_programs
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.processes import is_first
 from bert_jax.studies.study_table import PERPLEXITY, Cell, Table, write_table
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 from bert_jax.training.phase_data import load_phase
@@ -245,7 +245,7 @@ def _read_tasks(plan: Study, folder: epath.Path) -> None:
             _with_context(f"task {task.name!r}", TASK_KINDS[config.task.kind].from_config, config, encoding)
 
 
-def _tokenizer(row: PlannedRow) -> WordPieceTokenizer:
+def _tokenizer(row: PlannedRow) -> Tokenizer:
     if row.pretraining is None:
         return open_checkpoint(row.encoder).tokenizer
     return open_phases(row.pretraining)[0].datasets[0].tokenizer

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bert_jax.batch import HostBatch
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Padded lengths in tokens; beyond the last, its multiples. One program is compiled per length."""
@@ -49,7 +49,7 @@ def truncate_pair(a: Sequence[int], b: Sequence[int], limit: int) -> tuple[Seque
 
 
 def encode_sequence(
-    tokenizer: WordPieceTokenizer, a: Sequence[int], b: Sequence[int] | None, max_seq_len: int
+    tokenizer: Tokenizer, a: Sequence[int], b: Sequence[int] | None, max_seq_len: int
 ) -> EncodedSequence:
     """Adds special tokens to one or two texts, truncated to at most `max_seq_len` tokens (at least 3)."""
     if b is None:
@@ -61,7 +61,7 @@ def encode_sequence(
 
 
 def encode_pairs(
-    tokenizer: WordPieceTokenizer, pairs: Sequence[tuple[str, str | None]], max_seq_len: int
+    tokenizer: Tokenizer, pairs: Sequence[tuple[str, str | None]], max_seq_len: int
 ) -> list[EncodedSequence]:
     """Encodes (A, B) texts as [CLS] A [SEP] or [CLS] A [SEP] B [SEP], truncated to `max_seq_len` tokens (at least 3).
 
@@ -77,9 +77,7 @@ def encode_pairs(
     return encoded
 
 
-def encode_examples(
-    tokenizer: WordPieceTokenizer, examples: Sequence[TextExample], max_seq_len: int
-) -> list[EncodedSequence]:
+def encode_examples(tokenizer: Tokenizer, examples: Sequence[TextExample], max_seq_len: int) -> list[EncodedSequence]:
     """Encodes each example as `encode_pairs` does."""
     return encode_pairs(tokenizer, [(example.text_a, example.text_b) for example in examples], max_seq_len)
 

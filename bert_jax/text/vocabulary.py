@@ -1,4 +1,4 @@
-"""Trains a WordPiece vocabulary: `bert-jax vocab`.
+"""Trains a WordPiece vocabulary.
 
 Google's trainer was never released. This module uses the trainer of the `tokenizers` library, which merges the most
 frequent pair of adjacent pieces until the vocabulary is full. By default it is not deterministic: it numbers the
@@ -15,21 +15,23 @@ from collections.abc import Iterable, Iterator
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from bert_jax.errors import InputError
-from bert_jax.text.tokenization import CONTINUATION, MAX_WORD_CHARACTERS, SPECIAL_TOKENS, normalizer, pre_tokenizer
+from bert_jax.text.tokenizer import SPECIAL_TOKENS
+from bert_jax.text.vocabulary_options import WORDPIECE_COVERAGE
+from bert_jax.text.wordpiece import CONTINUATION, MAX_WORD_CHARACTERS, TokenizerRules, normalizer, pre_tokenizer
 
 log = logging.getLogger(__name__)
 
 _CHUNK_CHARACTERS = 1 << 14
 _MIN_PAIR_COUNT = 2
-_CHARACTER_COVERAGE = 0.99995
-"""The share of the text's characters that the alphabet covers, from the most frequent down.
-
-A word with any other character is [UNK]. Without the limit, rare characters fill the vocabulary: with 1.0, half of
-8,192 pieces trained on English Wikipedia are characters like U+10CC0.
-"""
 
 
-def train_wordpiece(documents: Iterable[str], size: int, lowercase: bool) -> list[str]:
+def train_wordpiece(
+    documents: Iterable[str],
+    size: int,
+    lowercase: bool,
+    rules: TokenizerRules | None = None,
+    character_coverage: float = WORDPIECE_COVERAGE,
+) -> list[str]:
     """Trains a WordPiece vocabulary on documents, which are streamed once.
 
     The order of pieces is SPECIAL_TOKENS (ids 0 to 4), the alphabet, its continuations (`##a`), then the merges, most
@@ -38,17 +40,19 @@ def train_wordpiece(documents: Iterable[str], size: int, lowercase: bool) -> lis
     Args:
       documents: texts of any length.
       size: the number of pieces. A small corpus may give fewer, which is logged.
-      lowercase: lower-case and strip accents, as in the tokenizer that will use the vocabulary.
+      lowercase: lower-case the text, as the tokenizer that will use the vocabulary.
+      rules: the further rules of that tokenizer.
+      character_coverage: the share of the text's characters that the alphabet covers.
 
     Raises:
       InputError: the documents have no words, or `size` is below the number of special tokens and characters.
     """
-    words = count_words(documents, lowercase)
+    words = count_words(documents, lowercase, rules)
     if not words:
         raise InputError(
             "--input: the corpus has no words to train a vocabulary on; check that its files are not empty"
         )
-    alphabet = _alphabet(words)
+    alphabet = _alphabet(words, character_coverage)
     words = {word: count for word, count in words.items() if alphabet.issuperset(word)}
     first = sorted({c for word in words for c in word})
     continuations = [CONTINUATION + character for character in sorted({c for word in words for c in word[1:]})]
@@ -70,11 +74,11 @@ def train_wordpiece(documents: Iterable[str], size: int, lowercase: bool) -> lis
     return vocabulary
 
 
-def count_words(documents: Iterable[str], lowercase: bool) -> dict[str, int]:
+def count_words(documents: Iterable[str], lowercase: bool, rules: TokenizerRules | None = None) -> dict[str, int]:
     """Counts words as the tokenizer splits them; words too long for it, which are [UNK], are dropped."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizer(lowercase)
-    tokenizer.pre_tokenizer = pre_tokenizer()
+    tokenizer.normalizer = normalizer(lowercase, rules)
+    tokenizer.pre_tokenizer = pre_tokenizer(rules)
     counter = trainers.WordPieceTrainer(vocab_size=0, show_progress=False)
     tokenizer.train_from_iterator(_chunks(documents), counter)
     # The trainer exposes its counts only in its pickled state.
@@ -95,12 +99,12 @@ def _chunks(documents: Iterable[str]) -> Iterator[str]:
         yield document[start:]
 
 
-def _alphabet(words: dict[str, int]) -> set[str]:
+def _alphabet(words: dict[str, int], coverage: float) -> set[str]:
     counts: Counter[str] = Counter()
     for word, count in words.items():
         for character in word:
             counts[character] += count
-    minimum = _CHARACTER_COVERAGE * counts.total()
+    minimum = coverage * counts.total()
     alphabet: set[str] = set()
     covered = 0
     for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):

@@ -1,30 +1,35 @@
 """Metadata of a vocabulary in a file beside it: `vocab.txt.json` beside `vocab.txt`.
 
-A vocabulary is a plain list of pieces, without the information whether text must be lower-cased first. Text that is
+A vocabulary is a list of pieces, without the information how text must be normalized and split first. Text that is
 lower-cased for a cased vocabulary, or the reverse, becomes [UNK]. `bert-jax vocab` writes the record and `bert-jax
-prepare` reads it. Released vocabularies have none: they are taken for cased if one of their pieces is a capital letter.
+prepare` reads it. Vocabularies of another source have none. A WordPiece vocabulary is then taken for cased if one of
+its pieces is a capital letter; a SentencePiece model has its own normalization.
 
     {"format_version": 1, "kind": "wordpiece", "lowercase": true, "strip_accents": true, "sha256": "..."}
 
-`sha256` is the hash of the vocabulary's bytes, which detects the record of another vocabulary.
+`kind` may be "sentencepiece". Version 2 has further rules, such as `text_rules` of pretokenized text. `sha256` is the
+hash of the vocabulary's bytes, which detects the record of another vocabulary.
 """
 
 import hashlib
 import json
 import logging
 import unicodedata
+from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
 
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.text.tokenization import CONTINUATION, WordPieceTokenizer
+from bert_jax.text import tokenizer_files
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.wordpiece import CONTINUATION, TokenizerRules, WordPieceTokenizer
 
 log = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
-_KIND = "wordpiece"
+FORMAT_VERSIONS = (1, 2)
+_FIRST_VERSION_KEYS = {"lowercase", "strip_accents"}
 
 
 def record_path(vocabulary: str) -> epath.Path:
@@ -32,17 +37,18 @@ def record_path(vocabulary: str) -> epath.Path:
     return remote.parse_path(f"{vocabulary}.json")
 
 
-def save_vocabulary(path: str, tokenizer: WordPieceTokenizer) -> None:
+def save_vocabulary(path: str, tokenizer: Tokenizer) -> None:
     """Writes the record and then the vocabulary, each atomically, so that a vocabulary never lacks its record."""
+    data = tokenizer.vocabulary_bytes()
+    rules = {"lowercase": tokenizer.lowercase, "strip_accents": tokenizer.strip_accents, **tokenizer.described_rules()}
     value = {
-        "format_version": FORMAT_VERSION,
-        "kind": _KIND,
-        "lowercase": tokenizer.lowercase,
-        "strip_accents": tokenizer.lowercase,
-        "sha256": hashlib.sha256(tokenizer.vocabulary_bytes()).hexdigest(),
+        "format_version": 1 if rules.keys() <= _FIRST_VERSION_KEYS else 2,
+        "kind": tokenizer.kind,
+        **rules,
+        "sha256": hashlib.sha256(data).hexdigest(),
     }
     atomic.write_whole(record_path(path), (json.dumps(value, indent=2) + "\n").encode())
-    tokenizer.save_vocabulary(path)
+    atomic.write_whole(path, data)
 
 
 def check_free(path: str) -> None:
@@ -58,48 +64,66 @@ def check_free(path: str) -> None:
         _read(record)
 
 
-def open_vocabulary(path: str, *, cased: bool) -> WordPieceTokenizer:
-    """Opens a vocabulary with the case that it was trained for.
+def open_vocabulary(
+    path: str, *, cased: bool = False, keep_accents: bool = False, pretokenized: bool = False
+) -> Tokenizer:
+    """Opens a vocabulary with the rules that it was trained for.
 
     Args:
-      path: a `vocab.txt`.
+      path: a `vocab.txt` or a SentencePiece model.
       cased: the value of `--cased`. If False, the record decides; without a record, a vocabulary is cased if one of its
         pieces is a capital letter.
+      keep_accents: the value of `--keep_accents`. If False, the record decides; without one, an uncased vocabulary has
+        no accents.
+      pretokenized: the value of `--pretokenized`. If False, the record decides.
 
     Raises:
-      InputError: as `WordPieceTokenizer.from_file`; the record is invalid or of another vocabulary; or `cased` is set
-        and the record says uncased.
+      InputError: the file is missing or invalid; the record is invalid or of another vocabulary; or an option
+        contradicts the record.
     """
-    tokenizer = WordPieceTokenizer.from_file(path, lowercase=not cased)
+    options = {"--cased": cased, "--keep_accents": keep_accents, "--pretokenized": pretokenized}
     record = record_path(path)
     if remote.exists(record):
-        lowercase = _lowercase(record, path)
-        if cased and lowercase:
+        return _open_recorded(path, record, options)
+    if tokenizer_files.is_sentencepiece(remote.parse_path(path)):
+        if given := [option for option, value in options.items() if value]:
             raise InputError(
-                f"--cased: {path} is uncased (lowercase=true in {record}); remove --cased, or create a cased "
-                "vocabulary with `bert-jax vocab --cased`"
+                f"{given[0]}: {path} is a SentencePiece model without a record, whose own normalization is used; "
+                f"remove {given[0]}"
             )
-        reason = f"lowercase=false in {record}"
-    else:
-        capital = _capital(tokenizer.vocab)
-        lowercase = not cased and not capital
-        reason = f"it contains the piece {capital!r}"
-    if lowercase == tokenizer.lowercase:
-        return tokenizer
-    log.info("Vocabulary %s is cased (%s): case and accents of text are kept", path, reason)
-    return WordPieceTokenizer(tokenizer.vocab, lowercase)
+        log.info("%s is a SentencePiece model without a record: its own normalization is used", path)
+        return tokenizer_files.open_sentencepiece(path, None)
+    vocabulary = WordPieceTokenizer.from_file(path)
+    capital = _capital(vocabulary.vocab)
+    if capital and not cased:
+        log.info("Vocabulary %s is cased (it contains the piece %r): case and accents of text are kept", path, capital)
+    lowercase = not cased and not capital
+    text = "pretokenized" if pretokenized else "reference"
+    strip_accents = None if lowercase and not keep_accents else False
+    return WordPieceTokenizer(vocabulary.vocab, lowercase, TokenizerRules(text=text, strip_accents=strip_accents))
 
 
-def _lowercase(record: epath.Path, path: str) -> bool:
+def _open_recorded(path: str, record: epath.Path, options: Mapping[str, bool]) -> Tokenizer:
     value = _read(record)
     if value["sha256"] != hashlib.sha256(atomic.read_whole(remote.parse_path(path))).hexdigest():
         raise InputError(f"{record}: sha256 is that of another vocabulary; restore {path} or delete {record}")
-    for key, expected in (
-        ("format_version", FORMAT_VERSION), ("kind", _KIND), ("strip_accents", value["lowercase"]),
-    ):  # fmt: skip
-        if value[key] != expected:
-            raise InputError(f"{record}: {key}={value[key]!r} is not supported; expected {expected!r}")
-    return value["lowercase"]
+    for option, key, expected in (
+        ("--cased", "lowercase", False),
+        ("--keep_accents", "strip_accents", False),
+        ("--pretokenized", "text_rules", "pretokenized"),
+    ):
+        if options[option] and value.get(key) != expected:
+            raise InputError(
+                f"{option}: {record} has {key}={json.dumps(value.get(key))}; remove {option}, or create a vocabulary "
+                f"with `bert-jax vocab {option}`"
+            )
+    try:
+        tokenizer = tokenizer_files.open_described(path, value)
+    except InputError as error:
+        raise InputError(f"{record}: {error}") from error
+    if not tokenizer.lowercase:
+        log.info("Vocabulary %s is cased (lowercase=false in %s): case and accents of text are kept", path, record)
+    return tokenizer
 
 
 def _read(record: epath.Path) -> dict[str, Any]:
@@ -111,6 +135,11 @@ def _read(record: epath.Path) -> dict[str, Any]:
     for key, kind in types.items():
         if not isinstance(value, dict) or type(value.get(key)) is not kind:
             raise InputError(f"{record}: not a vocabulary record ({key} must be {kind.__name__}); rename it")
+    if value["format_version"] not in FORMAT_VERSIONS:
+        raise InputError(
+            f"{record}: format_version={value['format_version']} is not supported; expected one of "
+            f"{', '.join(map(str, FORMAT_VERSIONS))}; install the version of bert_jax that wrote it"
+        )
     return value
 
 

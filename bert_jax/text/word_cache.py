@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.text.tokenization import WordPieceTokenizer, token_dtype
+from bert_jax.text.tokenizer import Tokenizer, token_dtype
 
 CAPACITY = 1 << 20
 """Maximum number of cached words, some 200 MB. A full cache is cleared."""
@@ -21,7 +21,7 @@ _LONGEST = 32  # characters; longer words rarely recur and are not cached
 class WordCache:
     """Thread-safe cache of token ids by word. Concurrent threads, such as those of a Beam worker, are serialized."""
 
-    def __init__(self, tokenizer: WordPieceTokenizer):
+    def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
         self.dtype = token_dtype(tokenizer.vocab_size)
         self._ids: dict[str, bytes] = {}
@@ -30,7 +30,7 @@ class WordCache:
     def encode(self, texts: Sequence[str]) -> list[bytes]:
         """Returns the ids of each text, without [CLS] and [SEP], as the bytes of an array of `dtype`.
 
-        The ids equal those of `WordPieceTokenizer.encode_batch`.
+        The ids equal those of `Tokenizer.encode_batch`.
         """
         split = [text.split(" ") for text in texts]
         with self._lock:
@@ -50,6 +50,6 @@ class WordCache:
 
 
 @functools.lru_cache(maxsize=4)
-def word_cache(tokenizer: WordPieceTokenizer) -> WordCache:
+def word_cache(tokenizer: Tokenizer) -> WordCache:
     """Returns the cache of this process for a tokenizer."""
     return WordCache(tokenizer)

@@ -14,7 +14,7 @@ MODULES = {  # modules that the documentation promises, besides the package itse
     "bert_jax.data.records": ("Records", ("Instances", "encode_block", "decode_block", "make_headers")),
     "bert_jax.batch": ("Batches", ("Batch",)),
     "bert_jax.model.bert_config": ("Model config", ("BertConfig",)),
-    "bert_jax.text.tokenization": ("Tokenizer", ("WordPieceTokenizer", "TokenizerRules")),
+    "bert_jax.text.wordpiece": ("Tokenizer", ("WordPieceTokenizer", "TokenizerRules")),
     "bert_jax.interop.huggingface": ("Export", ("export",)),
     "bert_jax.interop.importing": ("Import", ("import_checkpoint",)),
     "bert_jax.errors": ("Errors", ("BertJaxError", "InputError")),

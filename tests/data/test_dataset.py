@@ -12,7 +12,6 @@ from support import helpers
 from bert_jax.data.dataset import (
     INFO_FILE,
     TOKEN_COUNTS_FILE,
-    VOCABULARY_FILE,
     DatasetInfo,
     PreparedDataset,
     ShardWriter,
@@ -172,7 +171,7 @@ def test_dataset_json_that_is_not_utf8(dataset_copy):
 
 
 def test_changed_vocabulary(dataset_copy):
-    path = dataset_copy / VOCABULARY_FILE
+    path = dataset_copy / "vocab.txt"
     pieces = path.read_text().split("\n")
     pieces[-3], pieces[-2] = pieces[-2], pieces[-3]
     path.write_text("\n".join(pieces))

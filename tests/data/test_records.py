@@ -13,7 +13,8 @@ from bert_jax.data.records import (
     pad_batch,
     sequence_lengths,
 )
-from bert_jax.text.tokenization import SPECIAL_TOKENS, WordPieceTokenizer, token_dtype
+from bert_jax.text.tokenizer import SPECIAL_TOKENS, token_dtype
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 
 def make_tokenizer(pieces):

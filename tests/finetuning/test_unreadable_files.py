@@ -16,7 +16,7 @@ from bert_jax.finetuning.inputs.task_files import BadRows
 from bert_jax.finetuning.inputs.text_files import read_texts
 from bert_jax.finetuning.tasks.glue import get_task, read_split
 from bert_jax.finetuning.tasks.text_tasks import own_task
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 DEEP = "[" * 100_000 + "]" * 100_000
 GOOD = {"text": "the ship .", "label": 1}

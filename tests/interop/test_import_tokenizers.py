@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from etils import epath
 from support import sources
 
 from bert_jax.errors import InputError
 from bert_jax.interop.importing import import_checkpoint
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.interop.source_tokenizers.huggingface_tokenizer import read_tokenizer
+from bert_jax.text.wordpiece import TokenizerRules, WordPieceTokenizer
 
 
 def edit_tokenizer(folder: Path, part: str, **values: object) -> None:
@@ -37,12 +39,44 @@ def test_both_files_that_say_the_case(lowercase: bool, only: str, folder: Path, 
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_a_tokenizer_of_our_own(lowercase: bool, folder: Path, vocabulary: list[str]):
-    tokenizer = WordPieceTokenizer(vocabulary, lowercase)
+@pytest.mark.parametrize(
+    "rules",
+    [
+        TokenizerRules(),
+        TokenizerRules(strip_accents=False),
+        TokenizerRules(strip_accents=True),
+        TokenizerRules(text="pretokenized"),
+        TokenizerRules(text="pretokenized", strip_accents=False),
+    ],
+    ids=str,
+)
+def test_a_tokenizer_of_our_own(rules: TokenizerRules, lowercase: bool, folder: Path, vocabulary: list[str]):
+    tokenizer = WordPieceTokenizer(vocabulary, lowercase, rules)
     tokenizer.save_huggingface(str(folder), model_max_length=64)
     for name in ("vocab.txt", "tokenizer_config.json"):
         (folder / name).unlink()
-    assert import_checkpoint(str(folder), str(folder.with_name("output"))).tokenizer.sha256 == tokenizer.sha256
+    imported = import_checkpoint(str(folder), str(folder.with_name("output"))).tokenizer
+    assert imported.to_json() == tokenizer.to_json()
+    assert imported.sha256 == tokenizer.sha256
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize("strip_accents", [True, False])
+@pytest.mark.parametrize("where", ["tokenizer_config.json", "tokenizer.json"])
+def test_accents_are_what_the_folder_says(
+    where: str, strip_accents: bool, lowercase: bool, folder: Path, vocabulary: list[str]
+):
+    accented = [*vocabulary, "é", "É", "e", "E"]
+    sources.write_tokenizer(folder, list(dict.fromkeys(accented)), lowercase=lowercase)
+    if where == "tokenizer.json":
+        edit_tokenizer(folder, "normalizer", strip_accents=strip_accents)
+    else:
+        sources.edit_json(folder / where, strip_accents=strip_accents)
+    sources.edit_json(folder / "config.json", vocab_size=len(dict.fromkeys(accented)))
+    (tokens,) = read_tokenizer(epath.Path(folder)).encode_batch(["É"])
+    letter = "É".lower() if lowercase else "É"
+    expected = {"é": "e", "É": "E"}[letter] if strip_accents else letter
+    assert [read_tokenizer(epath.Path(folder)).id_to_token(token) for token in tokens] == [expected]
 
 
 def test_a_case_that_nobody_knows(folder: Path):
@@ -55,7 +89,13 @@ def test_a_case_that_nobody_knows(folder: Path):
     ("spoil", "message"),
     [
         (lambda f: sources.edit_json(f / "tokenizer_config.json", do_lower_case=False), "do_lower_case"),
-        (lambda f: sources.edit_json(f / "tokenizer_config.json", strip_accents=False), "strip_accents=False"),
+        (
+            lambda f: (
+                sources.edit_json(f / "tokenizer_config.json", strip_accents=False),
+                edit_tokenizer(f, "normalizer", strip_accents=True),
+            ),
+            "contradictory strip_accents",
+        ),
         (lambda f: sources.edit_json(f / "tokenizer_config.json", tokenize_chinese_chars=False), "tokenize_chinese"),
         (lambda f: edit_tokenizer(f, "normalizer", clean_text=False), "clean_text=False"),
         (lambda f: edit_tokenizer(f, "normalizer", handle_chinese_chars=False), "handle_chinese_chars=False"),

@@ -13,9 +13,10 @@ from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
 from bert_jax.errors import InputError
 from bert_jax.interop import huggingface
-from bert_jax.interop.huggingface_tokenizer import read_tokenizer
 from bert_jax.interop.importing import import_checkpoint
-from bert_jax.text.tokenization import CONTINUATION, SPECIAL_TOKENS, TokenizerRules, WordPieceTokenizer
+from bert_jax.interop.source_tokenizers.huggingface_tokenizer import read_tokenizer
+from bert_jax.text.tokenizer import SPECIAL_TOKENS
+from bert_jax.text.wordpiece import CONTINUATION, TokenizerRules, WordPieceTokenizer
 from bert_jax.training.checkpointing.checkpoints import Checkpoint
 
 CHARACTERS = [*"aeoxé.,'-ασςοδυεύ", "中", "\ue000", "\U0002b820", "Σ", "Ο", "A"]

@@ -21,7 +21,7 @@ from bert_jax.model.bert import HEADS
 from bert_jax.studies import study as module
 from bert_jax.studies.study import load_study, study
 from bert_jax.studies.study_table import Cell, Table, render, write_table
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.training.checkpointing.checkpoints import save_parameters
 
 REPOSITORY = helpers.REPOSITORY

@@ -8,7 +8,7 @@ from etils import epath
 
 from bert_jax.model import BertConfig, initialize
 from bert_jax.model.bert import HEADS
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.training.checkpointing.checkpoints import save_parameters
 
 

@@ -19,7 +19,8 @@ from bert_jax import cli
 from bert_jax.config import ConfigDict, load_config
 from bert_jax.data.dataset import DatasetInfo
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
-from bert_jax.text.tokenization import SPECIAL_TOKENS, WordPieceTokenizer
+from bert_jax.text.tokenizer import SPECIAL_TOKENS
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -18,7 +18,8 @@ from bert_jax.interop.importing import import_checkpoint
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import HEADS, Parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.text.tokenization import SPECIAL_TOKENS, WordPieceTokenizer
+from bert_jax.text.tokenizer import SPECIAL_TOKENS
+from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint, save_parameters
 
 # Two layers, so that tests detect swapped layers; three heads of 16, so that all sizes differ.

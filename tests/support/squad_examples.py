@@ -8,7 +8,7 @@ from typing import Any
 from support import helpers
 
 from bert_jax.finetuning.inputs.squad_files import Answer, Question
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 PUNCTUATION = "()-,'$"
 DIGITS = "0123456789"

@@ -17,8 +17,8 @@ from functools import cache
 import pytest
 from support.reference_tokenizer import is_chinese, tokenize, words
 
-from bert_jax.text.tokenization import WordPieceTokenizer, normalizer, pre_tokenizer
 from bert_jax.text.vocabulary import count_words
+from bert_jax.text.wordpiece import WordPieceTokenizer, normalizer, pre_tokenizer
 
 EVERYTHING = [*range(0xD800), *range(0xE000, 0x110000)]  # but surrogates, which are no characters
 SCRIPTS = [p for p in EVERYTHING if p < 0x20000 or 0xE0000 <= p < 0xE1000]

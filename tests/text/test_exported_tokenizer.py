@@ -3,7 +3,8 @@
 import pytest
 from support.reference_tokenizer import tokenize, words
 
-from bert_jax.text.tokenization import CONTINUATION, SPECIAL_TOKENS, WordPieceTokenizer
+from bert_jax.text.tokenizer import SPECIAL_TOKENS
+from bert_jax.text.wordpiece import CONTINUATION, WordPieceTokenizer
 
 PLAIN = [
     "", " \t\r\n", "Hello, World! It's £3.50 (~€4) at 5^2 `o'clock`…", "un-BELIEVABLE ##ing # #ing @user https://a.b/c_d",

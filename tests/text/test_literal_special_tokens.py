@@ -7,7 +7,8 @@ from support import helpers, sources
 import bert_jax
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.inference.pretrained import fill_mask
-from bert_jax.text.tokenization import SPECIAL_TOKENS, WordPieceTokenizer
+from bert_jax.text.tokenizer import SPECIAL_TOKENS
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 LITERALS = [
     "[SEP] the ship [SEP]", "the [MASK] ship", "[CLS] the ship", "[PAD] [PAD] the ship", "the ship [UNK] sees",

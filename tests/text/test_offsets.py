@@ -8,7 +8,7 @@ import pytest
 from support import reference_tokenizer as reference
 from support import squad_examples
 
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 ALPHABET = [
     *"abcXYZ 09.-($\t\n", " ", "é", "É", "e\u0301", "o\u0302\u0301", "ñ", "ﬁ", "İ", "ß", "Σ", "ς", "½", "Ǆ",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.text.sequences import encode_sequence, truncate_pair
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 
 def truncate_one_by_one(a: list[int], b: list[int], limit: int) -> tuple[list[int], list[int]]:

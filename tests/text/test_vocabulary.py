@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from bert_jax.errors import InputError
-from bert_jax.text import vocabulary as vocabulary_module
-from bert_jax.text.tokenization import SPECIAL_TOKENS, WordPieceTokenizer
+from bert_jax.text.tokenizer import SPECIAL_TOKENS
 from bert_jax.text.vocabulary import count_words, train_wordpiece
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 TEXT = ["low lower lowest, newer newest wider widest", "Low slow SLOW slowly", "the the the a a an", "ééé Été"] * 3
 
@@ -47,14 +47,12 @@ def test_every_word_of_the_text_can_be_written():
     assert tokenizer.unk_id not in [index for ids in tokenizer.encode_batch(TEXT) for index in ids]
 
 
-def test_vocabulary_size_is_reached_unless_the_text_is_too_small(caplog, monkeypatch):
+def test_vocabulary_size_is_reached_unless_the_text_is_too_small(caplog):
     letters = random.Random(1)
     documents = [" ".join("".join(letters.choices("abcdé€§", k=6)) for _ in range(50)) for _ in range(100)]
     assert len(train_wordpiece(documents, 600, lowercase=False)) == 600
     documents += [f"q{chr(0x1200 + i)}" for i in range(300)]  # "q" is common, but no word with it is kept.
-    with monkeypatch.context() as patch:
-        patch.setattr(vocabulary_module, "_CHARACTER_COVERAGE", 0.985)
-        vocabulary = train_wordpiece(documents, 600, lowercase=False)
+    vocabulary = train_wordpiece(documents, 600, lowercase=False, character_coverage=0.985)
     assert len(vocabulary) == 600
     assert "q" not in vocabulary
     assert not caplog.records

@@ -7,7 +7,8 @@ import pytest
 
 from bert_jax import cli
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.text.tokenization import SPECIAL_TOKENS, WordPieceTokenizer
+from bert_jax.text.tokenizer import SPECIAL_TOKENS
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 TEXT = "\n\n".join(f"The Ship {letter} sees the OLD Sailor .\nA wave hears the Ghost ." for letter in "abcdefgh") + "\n"
 
@@ -90,8 +91,8 @@ def test_released_vocabularies(name, lowercase, data_dir, folder):
         (lambda f: (f / "vocab.txt").write_text((f / "vocab.txt").read_text() + "more\n"), "sha256"),
         (lambda f: record(f, lowercase="yes"), "lowercase"),
         (lambda f: record(f, kind="unigram"), "kind='unigram'"),
-        (lambda f: record(f, strip_accents=False), "strip_accents=False"),
-        (lambda f: record(f, format_version=2), "format_version=2"),
+        (lambda f: record(f, text_rules="own"), "text_rules='own'"),
+        (lambda f: record(f, format_version=3), "format_version=3"),
         (lambda f: (f / "vocab.txt.json").write_text("[1"), "vocab.txt.json: "),
         (lambda f: (f / "vocab.txt.json").write_bytes(b"\xff"), "vocab.txt.json: "),
     ],

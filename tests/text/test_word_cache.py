@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from bert_jax.text import word_cache as module
-from bert_jax.text.tokenization import WordPieceTokenizer
 from bert_jax.text.word_cache import WordCache, word_cache
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 
 def assert_same(tokenizer, texts, cache=None):

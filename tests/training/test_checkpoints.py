@@ -16,7 +16,7 @@ from bert_jax.config import load_config
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.training.checkpointing.checkpoint_damage import DamagedError
 from bert_jax.training.checkpointing.checkpoint_folders import newest_step, set_aside, step_folders
 from bert_jax.training.checkpointing.checkpoints import Checkpointer, newest_intact, open_checkpoint

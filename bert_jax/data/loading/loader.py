@@ -39,7 +39,7 @@ def _make_batch(
             masking,
             mask_id=tokenizer.mask_id,
             vocab_size=tokenizer.vocab_size,
-            continuation=tokenizer.continuation,
+            continues_word=tokenizer.continues_word(input_ids) if masking.whole_word else None,
         )
     return {
         "token_type_ids": instances["token_type_ids"],

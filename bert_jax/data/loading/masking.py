@@ -5,7 +5,8 @@ appendix C.2). Of the tokens that are not special, n = min(max_predictions, max(
 Of those, 80% become [MASK], 10% are kept, and 10% become uniform draws from the whole vocabulary. Without
 `max_predictions`, n = max(1, round(rate * length)).
 
-With `whole_word`, words are chosen: a word is a token and the `##` pieces that follow it. Words are chosen in random
+With `whole_word`, words are chosen: a word is a token and the `##` pieces that follow it
+(`Tokenizer.continues_word`). Words are chosen in random
 order; a word that would exceed n tokens is skipped. Each token of a word has its own 80/10/10 draw.
 """
 
@@ -73,7 +74,7 @@ def mask_batch(
     *,
     mask_id: int,
     vocab_size: int,
-    continuation: np.ndarray | None = None,
+    continues_word: np.ndarray | None = None,
 ) -> HostBatch:
     """Draws the masks of a batch.
 
@@ -85,7 +86,8 @@ def mask_batch(
       masking: the masking rule.
       mask_id: the id of [MASK].
       vocab_size: random tokens are uniform in [0, vocab_size).
-      continuation: bool [V], the pieces that begin with `##`; required for whole-word masking.
+      continues_word: bool [B, L], the tokens that belong to the word of the token before them; required for
+        whole-word masking.
 
     Returns:
       `input_ids` masked; `masked_positions` ascending; `masked_ids`, the original tokens; `masked_weights`. P is
@@ -99,8 +101,8 @@ def mask_batch(
     columns = np.arange(length, dtype=np.uint64)
     order = random_bits((keys ^ _CHOICE)[:, None], columns)
     if masking.whole_word:
-        assert continuation is not None
-        chosen = _choose_words(order, maskable, continuation[input_ids], targets)
+        assert continues_word is not None
+        chosen = _choose_words(order, maskable, continues_word, targets)
     else:
         chosen = _choose_tokens(order, maskable, targets)
     # Ascending positions, with unused slots at the end.

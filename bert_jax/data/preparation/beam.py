@@ -42,7 +42,7 @@ from bert_jax.data.preparation.sorted_runs import RunInMemory, hash_range_of, to
 from bert_jax.data.preparation.worker_pool import one_thread
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ _COUNT = "shards"  # the file with the number of shards
 class Job:
     """Settings of a pipeline, which writes the shards to the folder `staged`."""
 
-    tokenizer: WordPieceTokenizer
+    tokenizer: Tokenizer
     options: PrepareOptions
     seed: int
     staged: epath.Path

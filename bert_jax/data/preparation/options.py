@@ -1,15 +1,13 @@
-"""Options of `prepare`, each declared once: name, type, default, help, choices and range.
-
-`command_line.arguments` makes the command line from fields with a help text; `dataset.json` records the same fields.
-"""
+"""Options of `prepare`, each declared once; `dataset.json` records the same fields."""
 
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from bert_jax.data.corpora.corpus_options import Checked, CorpusOptions, option
+from bert_jax.data.corpora.corpus_options import CorpusOptions
 from bert_jax.data.preparation.instances import RANDOM_NEXT_RULES
 from bert_jax.errors import InputError
+from bert_jax.option_fields import CheckedOptions, option
 from bert_jax.text.languages import check_language
 
 LONGEST_SEQ_LEN = 1 << 15
@@ -18,7 +16,7 @@ MAX_SHARE = 0.2
 
 
 @dataclass(frozen=True)
-class FilterOptions(Checked):
+class FilterOptions(CheckedOptions):
     """Rules that drop text. Repeated lines are dropped first; lengths count no special tokens."""
 
     drop_duplicates: bool = option(False, "drop duplicate documents (same text)")
@@ -43,7 +41,7 @@ class FilterOptions(Checked):
 
 
 @dataclass(frozen=True)
-class InstanceOptions(Checked):
+class InstanceOptions(CheckedOptions):
     """Options for splitting documents into sentences and creating instances from them; see `instances.py`."""
 
     seq_len: int = option(128, "tokens per sequence, special tokens included", low=8, high=LONGEST_SEQ_LEN)

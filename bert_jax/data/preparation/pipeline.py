@@ -31,7 +31,7 @@ from etils import epath
 
 from bert_jax.data.corpora import corpus
 from bert_jax.data.corpora.standard_input import STDIN, spooled
-from bert_jax.data.dataset import INFO_FILE, TOKEN_COUNTS_FILE, VOCABULARY_FILE, DatasetInfo, SplitInfo, lengths_file
+from bert_jax.data.dataset import INFO_FILE, TOKEN_COUNTS_FILE, DatasetInfo, SplitInfo, lengths_file
 from bert_jax.data.file_digests import array_digest
 from bert_jax.data.preparation.corpus_hints import warn_of_random_pairs, warn_of_short_documents
 from bert_jax.data.preparation.filters import repeated_lines
@@ -53,7 +53,7 @@ from bert_jax.extras import install_hint
 from bert_jax.files import atomic, provenance, remote
 from bert_jax.progress import Bars, silent
 from bert_jax.text.languages import log_fallback
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ _PUBLISHED = "published.json"
 
 def prepare(
     inputs: Sequence[str],
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     output: str,
     options: PrepareOptions,
     *,
@@ -209,7 +209,7 @@ def _beam_runner(runner: str, scratch: str | None, beam_options: Sequence[str]) 
 
 def _build(
     slices: Sequence[corpus.Slice],
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     options: PrepareOptions,
     seed: int,
     allow_unk: float,
@@ -280,16 +280,14 @@ def _map_unfinished(
     yield from map_tasks(function, [task for index, task in enumerate(tasks) if index not in before], workers)
 
 
-def _describe(
-    splits: dict[str, list[Built]], tokenizer: WordPieceTokenizer, options: PrepareOptions, seed: int
-) -> DatasetInfo:
+def _describe(splits: dict[str, list[Built]], tokenizer: Tokenizer, options: PrepareOptions, seed: int) -> DatasetInfo:
     return DatasetInfo(
         tokenizer={
-            "kind": "wordpiece",
+            "kind": tokenizer.kind,
             "lowercase": tokenizer.lowercase,
             "vocab_size": tokenizer.vocab_size,
             "sha256": tokenizer.sha256,
-            **tokenizer.rules.to_json(),
+            **tokenizer.described_rules(),
         },
         seq_len=options.seq_len,
         seed=seed,
@@ -316,7 +314,7 @@ def _publish(
     work: Path,
     shards: Mapping[str, Path | epath.Path],
     splits: dict[str, list[Built]],
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     info: DatasetInfo,
 ) -> None:
     """Moves the shards to the output and writes the other files; dataset.json, written last, commits the dataset."""
@@ -324,7 +322,9 @@ def _publish(
         (folder / stale).unlink(missing_ok=True)
     if not remote.is_remote(folder):
         for unfinished in folder.glob("*.partial"):
-            if unfinished.name.startswith((INFO_FILE, VOCABULARY_FILE, TOKEN_COUNTS_FILE, *map(lengths_file, splits))):
+            if unfinished.name.startswith(
+                (INFO_FILE, tokenizer.vocabulary_file, TOKEN_COUNTS_FILE, *map(lengths_file, splits))
+            ):
                 unfinished.unlink()
     atomic.write_whole(work / _PUBLISHED, json.dumps(sorted(shards)).encode())
     with ThreadPoolExecutor(16) as pool:  # threads, because copies of remote files wait for the network
@@ -332,7 +332,7 @@ def _publish(
     for name, array in _arrays(splits).items():
         with atomic.whole_file(folder / name) as file:
             save_array(file, array)
-    tokenizer.save_vocabulary(os.fspath(folder / VOCABULARY_FILE))
+    atomic.write_whole(folder / tokenizer.vocabulary_file, tokenizer.vocabulary_bytes())
     if not remote.is_remote(folder):
         atomic.sync(Path(os.fspath(folder)))
     atomic.write_whole(folder / INFO_FILE, info.to_json().encode())

@@ -19,7 +19,7 @@ from bert_jax.data.preparation.options import PrepareOptions
 from bert_jax.data.preparation.scratch_folder import load_array, read_finished, save_array, write_finished
 from bert_jax.data.preparation.sorted_runs import SortedRun, hash_range_of
 from bert_jax.data.records import BLOCK, RANDOM_NEXT, SINGLE, encode_block, make_headers, sequence_lengths
-from bert_jax.text.tokenization import token_dtype
+from bert_jax.text.tokenizer import token_dtype
 
 _VERSION = 2  # of the format of a shard and its .shard.json
 

@@ -14,7 +14,7 @@ from bert_jax.data.hashing import content_hash, key_from
 from bert_jax.data.preparation.options import PrepareOptions
 from bert_jax.data.preparation.scratch_folder import damaged, load_array, read_finished, save_array, write_finished
 from bert_jax.text import sentences
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.word_cache import word_cache
 
 SENTENCES_PER_BATCH = 2048  # per call of the tokenizer
@@ -32,7 +32,7 @@ class TokenizeTask:
 
     pieces: tuple[corpus.Slice, ...]
     fingerprints: tuple[str, ...]
-    tokenizer: WordPieceTokenizer
+    tokenizer: Tokenizer
     options: PrepareOptions
     scratch: Path
 
@@ -41,7 +41,7 @@ class TokenizeTask:
         options = self.options
         reading = (options.documents, options.errors, options.text_field, options.max_document_bytes)
         splitting = (options.sentences, options.language, bool(options.max_line_repeats))
-        rules = sorted(self.tokenizer.rules.to_json().items())
+        rules = sorted(self.tokenizer.described_rules().items())
         parts = (self.pieces, self.fingerprints, _VERSION, self.tokenizer.sha256, *reading, *splitting, *rules)
         return f"{key_from(*parts):016x}"
 
@@ -150,7 +150,7 @@ def tokenize(task: TokenizeTask) -> list[RunOnDisk]:
 
 
 def tokenized_runs(
-    pieces: Sequence[corpus.Slice], tokenizer: WordPieceTokenizer, options: PrepareOptions
+    pieces: Sequence[corpus.Slice], tokenizer: Tokenizer, options: PrepareOptions
 ) -> Iterator[RunInMemory]:
     """Reads, splits and tokenizes slices; yields a run for every `TOKENS_PER_RUN` tokens.
 

@@ -13,7 +13,7 @@ import numpy as np
 from bert_jax.batch import HostBatch
 from bert_jax.data.hashing import key_from
 from bert_jax.text.sequences import EncodedSequence, pad_sequences
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 _WINDOW_BEFORE = 64
 
@@ -26,7 +26,7 @@ class Encoding:
     itself.
     """
 
-    tokenizer: WordPieceTokenizer
+    tokenizer: Tokenizer
     max_seq_len: int
     last_position: bool = False
 
@@ -57,7 +57,7 @@ class EncodedExamples:
         tokens = np.array([len(sequence.input_ids) for sequence in self.sequences], np.int64)
         return tokens.reshape(-1, self.group).max(axis=1)
 
-    def batch(self, examples: np.ndarray, seq_len: int, count: int, tokenizer: WordPieceTokenizer) -> HostBatch:
+    def batch(self, examples: np.ndarray, seq_len: int, count: int, tokenizer: Tokenizer) -> HostBatch:
         """Returns the batch of `examples`, padded to `seq_len` tokens and to the rows of `count` examples.
 
         It has a row per sequence, `weights`, and `labels` if labelled.

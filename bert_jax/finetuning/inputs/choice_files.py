@@ -29,7 +29,7 @@ from bert_jax.finetuning.inputs.task_files import (
 )
 from bert_jax.finetuning.inputs.text_files import format_of, row_id
 from bert_jax.text.sequences import EncodedSequence, encode_pairs
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 _ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 _SWAG = ("sent1", "sent2", *_ENDINGS)
@@ -78,7 +78,7 @@ def read_choices(path: str | PathLike[str], bad_rows: BadRows, *, labels: Labels
 
 
 def encode_choices(
-    tokenizer: WordPieceTokenizer, examples: Sequence[ChoiceExample], max_seq_len: int
+    tokenizer: Tokenizer, examples: Sequence[ChoiceExample], max_seq_len: int
 ) -> list[tuple[EncodedSequence, ...]]:
     """Encodes one sequence per ending: [CLS] context [SEP] start ending [SEP], truncated to `max_seq_len`."""
     pairs = [

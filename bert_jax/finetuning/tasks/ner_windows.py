@@ -14,7 +14,7 @@ import numpy as np
 
 from bert_jax.finetuning.inputs.conll import OUTSIDE, TaggedSentence
 from bert_jax.text.sequences import EncodedSequence
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 _SPECIAL_TOKENS = 2  # [CLS] and [SEP]
 _BATCH = 65_536  # words tokenized at once
@@ -32,7 +32,7 @@ class TagWindow:
 
 
 def encode_windows(
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     sentences: Sequence[TaggedSentence],
     max_seq_len: int,
     *,
@@ -85,9 +85,7 @@ def collect_tags(
     return tags
 
 
-def _pieces(
-    tokenizer: WordPieceTokenizer, sentences: Sequence[TaggedSentence], limit: int
-) -> dict[str, tuple[int, ...]]:
+def _pieces(tokenizer: Tokenizer, sentences: Sequence[TaggedSentence], limit: int) -> dict[str, tuple[int, ...]]:
     words = list(dict.fromkeys(word for sentence in sentences for word in sentence.words))
     encoded: dict[str, tuple[int, ...]] = {}
     for start in range(0, len(words), _BATCH):
@@ -130,7 +128,7 @@ def _widen(ends: np.ndarray, start: int, end: int, room: int) -> tuple[int, int]
 
 
 def _window(
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     words: Sequence[tuple[int, int]],
     ids: Sequence[tuple[int, ...]],
     held: tuple[int, int],

@@ -19,7 +19,7 @@ import numpy as np
 from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs.squad_files import Question
 from bert_jax.text.sequences import EncodedSequence
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 _TEXTS_AT_ONCE = 1024  # bounds memory: the tokenizer's encoding of a text is many times larger than what is kept
 
@@ -47,7 +47,7 @@ class Window:
 
 def build_windows(
     questions: Sequence[Question],
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     *,
     max_seq_len: int = 384,
     doc_stride: int = 128,
@@ -142,7 +142,7 @@ def _first_answer_tokens(question: Question, offsets: np.ndarray) -> tuple[int, 
     return answer_tokens(offsets, answer.start, answer.start + len(answer.text))
 
 
-def _encode_once(tokenizer: WordPieceTokenizer, texts: Sequence[str]) -> dict[str, tuple[list[int], np.ndarray]]:
+def _encode_once(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, tuple[list[int], np.ndarray]]:
     distinct = iter(dict.fromkeys(texts))
     encoded: dict[str, tuple[list[int], np.ndarray]] = {}
     while batch := list(islice(distinct, _TEXTS_AT_ONCE)):
@@ -150,5 +150,5 @@ def _encode_once(tokenizer: WordPieceTokenizer, texts: Sequence[str]) -> dict[st
     return encoded
 
 
-def _encode_questions(tokenizer: WordPieceTokenizer, texts: Sequence[str], limit: int) -> list[list[int]]:
+def _encode_questions(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> list[list[int]]:
     return [ids[:limit] for ids in tokenizer.encode_batch(list(texts))]

@@ -39,7 +39,8 @@ from bert_jax.files.local_listing import similar_name
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import HEADS, Parameters
 from bert_jax.runtime.processes import any_process, is_first, wait_for_first
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text import tokenizer_files
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checkpointing.checkpoint_damage import (
     DamagedError,
     changed_error,
@@ -81,7 +82,7 @@ class Checkpointer:
     """Saves (asynchronously) and restores the states of one workdir, and keeps the newest ones."""
 
     def __init__(
-        self, workdir: epath.Path, *, keep: int, config: ConfigDict, tokenizer: WordPieceTokenizer,
+        self, workdir: epath.Path, *, keep: int, config: ConfigDict, tokenizer: Tokenizer,
         task: dict[str, Any] | None = None, heads: Collection[str] = HEADS,
     ):  # fmt: skip
         """Opens the workdir's checkpoints and keeps the `keep` newest ones.
@@ -267,7 +268,7 @@ class Checkpoint:
 
     path: epath.Path
     bert_config: BertConfig
-    tokenizer: WordPieceTokenizer
+    tokenizer: Tokenizer
     heads: tuple[str, ...]
     config: dict[str, Any]
     step: int
@@ -335,7 +336,7 @@ def save_parameters(
     parameters: Parameters,
     *,
     bert_config: BertConfig,
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     heads: Collection[str],
     task: dict[str, Any] | None = None,
     inputs: Mapping[str, Any] | None = None,
@@ -413,7 +414,7 @@ def open_checkpoint(location: str) -> Checkpoint:
         return Checkpoint(
             path=path,
             bert_config=BertConfig.from_dict(items["bert_config"]),
-            tokenizer=WordPieceTokenizer.from_json(items["tokenizer"]),
+            tokenizer=tokenizer_files.from_json(items["tokenizer"]),
             heads=tuple(items.get("heads", HEADS)),
             config=items.get("config", {}),
             step=position["next_batch"] if from_run else 0,

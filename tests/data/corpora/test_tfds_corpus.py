@@ -21,7 +21,7 @@ from bert_jax.data.corpora.corpus import CorpusOptions, expand, plan, read
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
 from bert_jax.errors import InputError
 from bert_jax.files import provenance
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 TEXTS = [f"  {text}\r\n\n \u3000\n" for text in helpers.make_corpus(documents=300).split("\n\n")]
 LATIN = ["café", b"caf\xe9", "tea", "tea", "tea"]

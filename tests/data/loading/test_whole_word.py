@@ -69,7 +69,9 @@ def test_masks_are_the_references_for_the_same_draws(whole_word, rate, most, sha
     masking = Masking(most, mask_rate=rate, whole_word=whole_word)
     ids, maskable, lengths = make_rows(1, 200, 64, share)
     keys = keys_of(200)
-    batch = mask_batch(ids, maskable, lengths, keys, masking, mask_id=MASK, vocab_size=VOCAB, continuation=CONTINUATION)
+    batch = mask_batch(
+        ids, maskable, lengths, keys, masking, mask_id=MASK, vocab_size=VOCAB, continues_word=CONTINUATION[ids]
+    )
     for row in range(200):
         expected, chosen = reference_mask(ids[row], maskable[row], lengths[row], keys[row], masking)
         count = int(batch["masked_weights"][row].sum())
@@ -82,7 +84,7 @@ def test_whole_words_are_masked_or_left_whole():
     masking = Masking(20, mask_token=1.0, keep_token=0.0, random_token=0.0, whole_word=True)
     ids, maskable, lengths = make_rows(2, 2000, 128)
     batch = mask_batch(
-        ids, maskable, lengths, keys_of(2000), masking, mask_id=MASK, vocab_size=VOCAB, continuation=CONTINUATION
+        ids, maskable, lengths, keys_of(2000), masking, mask_id=MASK, vocab_size=VOCAB, continues_word=CONTINUATION[ids]
     )
     masked = batch["input_ids"] == MASK
     inside = maskable[:, 1:] & maskable[:, :-1] & CONTINUATION[ids[:, 1:]]
@@ -100,7 +102,7 @@ def test_every_word_of_a_length_is_as_likely():
     maskable[:, [0, 31]] = False
     batch = mask_batch(
         ids, maskable, np.full(20_000, 32), keys_of(20_000), masking, mask_id=MASK, vocab_size=VOCAB,
-        continuation=CONTINUATION,
+        continues_word=CONTINUATION[ids],
     )  # fmt: skip
     counts = np.zeros(32)
     row, slot = np.nonzero(batch["masked_weights"])
@@ -117,7 +119,7 @@ def test_a_row_of_one_word_that_is_too_long_has_no_predictions():
     maskable = (ids != CLS) & (ids != SEP)
     batch = mask_batch(
         ids, maskable, np.array([25]), keys_of(1), Masking(20, whole_word=True), mask_id=MASK, vocab_size=VOCAB,
-        continuation=CONTINUATION,
+        continues_word=CONTINUATION[ids],
     )  # fmt: skip
     assert batch["masked_weights"].sum() == 0
     assert np.array_equal(batch["input_ids"], ids)

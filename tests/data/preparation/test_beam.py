@@ -16,7 +16,7 @@ from bert_jax.data.dataset import INFO_FILE
 from bert_jax.data.preparation import shards, sorted_runs
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
 from bert_jax.errors import InputError
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 pytest.importorskip("apache_beam")
 

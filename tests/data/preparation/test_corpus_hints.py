@@ -9,7 +9,7 @@ import pytest
 from support import helpers
 from support.preparing import run
 
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 SENTENCES = ["the ship sees the old sailor .", "a wave hears the ghost .", "the owl finds a moon ."]
 

@@ -9,7 +9,7 @@ from support.preparing import files
 from bert_jax.data.corpora import corpus
 from bert_jax.data.preparation import pipeline as prepare_module
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 BEFORE = {"seq_len": 64, "eval_fraction": 0.0}
 TEXT = "The owl bzw. The ship. The owl usw. The moon."  # one sentence or several, by language

@@ -42,7 +42,7 @@ def test_vocab_on_a_full_disk(tmp_path, corpus_file):
 MEASURE = """
 import resource, sys
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
 import bert_jax.data.preparation.sorted_runs as module
 module.TOKENS_PER_RUN = 1 << 15
 text, vocabulary, output = sys.argv[1:]

@@ -9,7 +9,7 @@ import pytest
 from bert_jax.data.hashing import key_from
 from bert_jax.finetuning.inputs.batching import EncodedExamples, epoch_of_batches, in_order
 from bert_jax.text.sequences import LENGTHS, EncodedSequence, padded_length
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 
 def make_rows(count: int, group: int = 1, **options: object) -> EncodedExamples:

@@ -8,7 +8,7 @@ import pytest
 from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs.choice_files import ChoiceExample, encode_choices, read_choices, write_choices
 from bert_jax.finetuning.inputs.task_files import BadRows
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 SWAG = "video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3"
 ROW = 'anet_dm5,18419,He rides. He,He rides.,He,gold,"stops, then",looks.,walks.,"says ""no""."'

@@ -9,7 +9,7 @@ from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs.task_files import BadRows
 from bert_jax.finetuning.tasks.glue import TASKS, get_task, read_split, write_submission
 from bert_jax.text.sequences import TextExample, encode_examples
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 MNLI = (
     "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\tsentence2_parse"

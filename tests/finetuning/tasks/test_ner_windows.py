@@ -10,7 +10,7 @@ import pytest
 from bert_jax.finetuning.inputs.conll import TaggedSentence, read_conll
 from bert_jax.finetuning.inputs.task_files import BadRows
 from bert_jax.finetuning.tasks.ner_windows import TagWindow, collect_tags, encode_windows
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 CONTROL = "\u200b\u0007"  # has no piece
 

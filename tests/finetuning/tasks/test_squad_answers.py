@@ -18,7 +18,7 @@ from bert_jax.finetuning.inputs.task_files import BadRows
 from bert_jax.finetuning.tasks.squad_answers import Answers, answer_questions, write_answers
 from bert_jax.finetuning.tasks.squad_metrics import exact_match, score_v1, score_v2
 from bert_jax.finetuning.tasks.squad_windows import Window, build_windows
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 Logits = list[np.ndarray]
 SMALL = {"max_seq_len": 24, "doc_stride": 6, "max_query_length": 8}

@@ -21,7 +21,7 @@ from bert_jax.finetuning.tasks.squad_windows import (
     max_context_masks,
     window_spans,
 )
-from bert_jax.text.tokenization import WordPieceTokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 SMALL = {"max_seq_len": 24, "doc_stride": 6, "max_query_length": 8}
 

@@ -4,17 +4,20 @@ Most such tokenizers follow the `tokenizers` library: a word of more than 100 ch
 lowercased like any other sigma. An imported tokenizer keeps these rules and produces the same ids as its source.
 """
 
+import json
 import logging
 import re
-import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from etils import epath
 
 from bert_jax.errors import InputError
 from bert_jax.interop.weight_files import read_json
-from bert_jax.text.tokenization import CONTINUATION, SPECIAL_TOKENS, TokenizerRules, WordPieceTokenizer
+from bert_jax.text.tokenizer import SPECIAL_TOKENS
+from bert_jax.text.wordpiece import CONTINUATION, TokenizerRules, WordPieceTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +53,7 @@ def read_tokenizer(folder: epath.Path, *, lowercase: bool | None = None) -> Word
     if (folder / TOKENIZER).exists():
         described = read_json(folder / TOKENIZER)
         normalizer = _normalizer(folder / TOKENIZER, described)
-        rules = _rules(folder / TOKENIZER, described, text="library" if "type" in normalizer else "reference")
+        rules = _rules(folder / TOKENIZER, described, normalizer.get("text_rules", "library"))
         pieces = _pieces(folder / TOKENIZER, described)
         stated[f"normalizer.lowercase in {TOKENIZER}"] = normalizer.get("lowercase")
     else:
@@ -66,8 +69,9 @@ def read_tokenizer(folder: epath.Path, *, lowercase: bool | None = None) -> Word
     _check_flags(folder / TOKENIZER, normalizer)
     if lowercase is None:
         lowercase = _case(folder, stated)
-    _check_options(folder / SETTINGS, settings, lowercase)
-    _check_options(folder / TOKENIZER, normalizer, lowercase)
+    _check_options(folder / SETTINGS, settings, rules)
+    _check_options(folder / TOKENIZER, normalizer, rules)
+    rules = replace(rules, strip_accents=_strip_accents(folder, settings, normalizer))
     if not (folder / VOCABULARY).exists():
         try:
             return WordPieceTokenizer(pieces or [], lowercase, rules)
@@ -102,13 +106,17 @@ def _case(folder: epath.Path, stated: dict[str, Any]) -> bool:
 
 
 def _normalizer(path: epath.Path, described: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options of its BertNormalizer, or the equivalent of a normalizer written by `save_huggingface`."""
-    for lowercase in (True, False):
-        with tempfile.TemporaryDirectory() as folder:
-            WordPieceTokenizer(SPECIAL_TOKENS, lowercase).save_huggingface(folder, model_max_length=1)
-            ours = read_json(epath.Path(folder) / TOKENIZER)
+    """Returns the options of its BertNormalizer, or the equivalent of a normalizer written by `save_huggingface`.
+
+    The latter has the key `text_rules` of `TokenizerRules`.
+    """
+    for text, lowercase, strip_accents in product(("reference", "pretokenized"), (True, False), (None, True, False)):
+        tokenizer = WordPieceTokenizer(
+            SPECIAL_TOKENS, lowercase, TokenizerRules(text=text, strip_accents=strip_accents)
+        )
+        ours = json.loads(tokenizer.fast_tokenizer.to_str())
         if all(described.get(part) == ours[part] for part in ("normalizer", "pre_tokenizer")):
-            return {"lowercase": lowercase}
+            return {"lowercase": lowercase, "strip_accents": strip_accents, "text_rules": text}
     _part(path, described, "pre_tokenizer", "BertPreTokenizer")
     return _part(path, described, "normalizer", "BertNormalizer")
 
@@ -193,14 +201,20 @@ def _check_flags(path: epath.Path, options: dict[str, Any]) -> None:
             raise InputError(f"{path}: {name}={options[name]!r:.60}: expected true or false")
 
 
-def _check_options(path: epath.Path, options: dict[str, Any], lowercase: bool) -> None:
-    if options.get("strip_accents") not in (None, lowercase):
+def _strip_accents(folder: epath.Path, settings: dict[str, Any], normalizer: dict[str, Any]) -> bool | None:
+    """Returns the setting of both files; None if accents follow the case."""
+    stated = {value for value in (settings.get("strip_accents"), normalizer.get("strip_accents")) if value is not None}
+    if len(stated) > 1:
         raise InputError(
-            f"{path}: strip_accents={options['strip_accents']}: expected {lowercase} for "
-            f"{'an uncased' if lowercase else 'a cased'} model"
+            f"{folder}: contradictory strip_accents: {settings['strip_accents']} in {SETTINGS}, "
+            f"{normalizer['strip_accents']} in {TOKENIZER}; correct one of them"
         )
+    return stated.pop() if stated else None
+
+
+def _check_options(path: epath.Path, options: dict[str, Any], rules: TokenizerRules) -> None:
     for name in ("tokenize_chinese_chars", "handle_chinese_chars", "clean_text", "do_basic_tokenize"):
-        if options.get(name) is False:
+        if options.get(name) is False and rules.text != "pretokenized":
             raise InputError(f"{path}: {name}=False is not supported; expected True")
     if options.get("never_split"):
         raise InputError(f"{path}: never_split={options['never_split']!r:.60} is not supported; expected none")

@@ -1,0 +1,1 @@
+"""Import of tokenizers from the files of other libraries."""

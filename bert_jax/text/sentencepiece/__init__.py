@@ -1,0 +1,1 @@
+"""SentencePiece vocabularies (unigram and BPE): tokenization, training, and the format of `tokenizers`."""
