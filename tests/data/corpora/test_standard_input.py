@@ -25,6 +25,10 @@ LINES = "".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS).encode(
 CSV = ("id,text\n" + "".join(f'{n},"{text}"\n' for n, text in enumerate(DOCUMENTS))).encode()
 
 
+def packed(content):
+    return gzip.compress(content, mtime=0)  # without the time, which would be in the names of the tests
+
+
 @pytest.fixture
 def pipe(monkeypatch):
     def set_stdin(content, is_terminal=False):
@@ -34,7 +38,9 @@ def pipe(monkeypatch):
     return set_stdin
 
 
-@pytest.mark.parametrize("content", [TEXT, gzip.compress(TEXT), LINES, CSV, gzip.compress(CSV)])
+@pytest.mark.parametrize(
+    "content", [TEXT, packed(TEXT), LINES, CSV, packed(CSV)], ids=["text", "text.gz", "json", "csv", "csv.gz"]
+)
 def test_stdin_gives_the_bytes_of_a_file(content, pipe, tokenizer, tmp_path):
     (tmp_path / "a.txt").write_bytes(TEXT)
     run(tmp_path / "a.txt", tokenizer, tmp_path / "file")
@@ -62,7 +68,7 @@ def test_stdin_beside_files(pipe, tokenizer, tmp_path):
     [
         (b"id,text\n1,a\n", ".csv"), (b'"id";"text"\r\n1;a\r\n', ".csv"), (b"id\ttext\n1\ta\n", ".tsv"),
         (b"text\nwords\n", ""), (b"id,body\n1,a\n", ""), (b"a, b and text too\n", ""), (b'{"text": "a"}\n', ""),
-        (gzip.compress(b"words\n"), ".gz"), (gzip.compress(b"id,text\n1,a\n"), ".csv.gz"),
+        (packed(b"words\n"), ".gz"), (packed(b"id,text\n1,a\n"), ".csv.gz"),
     ],
 )  # fmt: skip
 def test_format_is_that_of_the_content(content, suffix, pipe, tmp_path):
@@ -72,7 +78,7 @@ def test_format_is_that_of_the_content(content, suffix, pipe, tmp_path):
         assert [child.name for child in tmp_path.iterdir()] == [path.rpartition("/")[2]]
 
 
-@pytest.mark.parametrize("second", [TEXT, TEXT.replace(b" owl ", b" the ")])
+@pytest.mark.parametrize("second", [TEXT, TEXT.replace(b" owl ", b" the ")], ids=["same", "other"])
 def test_unfinished_work_is_reused_for_the_same_bytes_only(second, pipe, tokenizer, tmp_path, monkeypatch, caplog):
     def fail(*_):
         raise OSError(28, "No space left on device")
@@ -107,7 +113,7 @@ def test_stdin_without_text_is_refused(content, is_terminal, word, pipe, tokeniz
 
 def test_vocab_reads_stdin(pipe, tmp_path):
     pieces = {}
-    for name, content in {"a": LINES, "b": gzip.compress(CSV)}.items():
+    for name, content in {"a": LINES, "b": packed(CSV)}.items():
         pipe(content)
         output = tmp_path / name
         assert cli.main(["vocab", "--input", "-", "--output", str(output), "--size", "300", "--quiet"]) == 0
