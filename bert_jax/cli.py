@@ -13,8 +13,11 @@ import json
 import logging
 import os
 import sys
+import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from bert_jax import config_listing
@@ -22,11 +25,12 @@ from bert_jax.command_line.arguments import completion, make_options
 from bert_jax.command_line.arguments import parse as parse_arguments
 from bert_jax.command_line.console import bars, set_up_logging
 from bert_jax.command_line.next_steps import NEXT_STEPS
-from bert_jax.data.preparation.options import CorpusOptions, PrepareOptions
+from bert_jax.data.corpora.corpus_options import CorpusOptions
+from bert_jax.data.preparation.options import PrepareOptions
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files.local_listing import similar_name
 from bert_jax.files.remote import RetryWarnings
-from bert_jax.progress import silent
+from bert_jax.progress import Bars, silent
 from bert_jax.runtime.background_errors import show_background_errors
 from bert_jax.runtime.malloc import tune_malloc
 
@@ -145,7 +149,8 @@ def _is_disk_full(error: BaseException | None) -> bool:
 
 
 def _vocab(options: argparse.Namespace) -> None:
-    from bert_jax.data.preparation import corpus
+    from bert_jax.data.corpora import corpus
+    from bert_jax.data.corpora.standard_input import spooled
     from bert_jax.files import atomic, remote
     from bert_jax.text.vocabulary_options import VocabularyOptions
     from bert_jax.text.vocabulary_record import check_free, save_vocabulary
@@ -156,23 +161,29 @@ def _vocab(options: argparse.Namespace) -> None:
     check_free(options.output)
     atomic.make_folder(output.parent)
     reading = make_options(CorpusOptions, options)
-    slices = corpus.plan(options.input, reading)
-    bar = bars(quiet=options.quiet)(total=sum(piece.bytes for piece in slices), desc="read", unit="B", unit_scale=True)
-
-    def documents() -> Any:
-        for piece in slices:
-            yield from corpus.read(piece, reading)
-            bar.update(piece.bytes)
-        bar.close()
-        log.info("Corpus read; training the vocabulary ...")
-
-    tokenizer = train_vocabulary(documents(), training)
+    with (
+        tempfile.TemporaryDirectory(prefix="bert-jax-vocab-") as folder,
+        spooled(options.input, Path(folder), reading.text_field) as (inputs, _),
+    ):
+        documents = _documents(corpus.plan(inputs, reading), reading, bars(quiet=options.quiet))
+        tokenizer = train_vocabulary(documents, training)
     save_vocabulary(options.output, tokenizer)
     values = {
         "output": options.output, "pieces": tokenizer.vocab_size, "kind": training.kind, "cased": training.cased,
     }  # fmt: skip
     _print_result(options, values, f"{output}: {tokenizer.vocab_size:,} pieces")
     _suggest(options)
+
+
+def _documents(slices: Sequence[Any], reading: CorpusOptions, progress: Bars) -> Iterator[str]:
+    """Yields the documents of a corpus, with a progress bar."""
+    from bert_jax.data.corpora import corpus
+
+    with closing(progress(total=sum(piece.bytes for piece in slices), desc="read", unit="B", unit_scale=True)) as bar:
+        for piece in slices:
+            yield from corpus.read(piece, reading)
+            bar.update(piece.bytes)
+    log.info("Corpus read; training the vocabulary ...")
 
 
 def _prepare(options: argparse.Namespace) -> None:

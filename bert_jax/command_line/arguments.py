@@ -13,7 +13,8 @@ from typing import Any, NoReturn, TypeVar
 
 from bert_jax import __version__, config_listing
 from bert_jax.command_line.command_help import COMMAND_HELP
-from bert_jax.data.preparation.options import MAX_SHARE, CorpusOptions, PrepareOptions
+from bert_jax.data.corpora.corpus_options import CorpusOptions
+from bert_jax.data.preparation.options import MAX_SHARE, PrepareOptions
 from bert_jax.text.vocabulary_options import TextOptions, VocabularyOptions
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
@@ -180,7 +181,8 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
     def add_input(sub: _Parser) -> None:
         sub.add_argument(
             "--input", nargs="+", required=True, metavar="GLOB",
-            help="text (a blank line between documents) or JSON lines with a `text` field, also .gz, .bz2, .zst; "
+            help="files, folders or patterns: text (a blank line between documents), JSON lines, CSV, TSV, also .gz, "
+            ".bz2, .zst; Parquet, Arrow; `hf://datasets/NAME/...` and other stores; `-` is stdin; "
             "`tfds:NAME[:SPLIT[:FEATURE]]` is a TFDS dataset; `pydoc` is Python's own documentation, in English; "
             "`pydoc:NAME,NAME` is the docstrings of installed packages",
         )  # fmt: skip

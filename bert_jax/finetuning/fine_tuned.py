@@ -12,7 +12,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.config import load_config
-from bert_jax.data.preparation.tfds_corpus import is_tfds
+from bert_jax.data.corpora.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.finetuning.forward import LoadedModel, load_model

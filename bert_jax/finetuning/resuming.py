@@ -7,7 +7,7 @@ from typing import Any
 from etils import epath
 
 from bert_jax.config import ConfigDict, flatten, load_config
-from bert_jax.data.preparation.tfds_corpus import is_tfds
+from bert_jax.data.corpora.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, newest_intact

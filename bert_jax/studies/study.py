@@ -29,7 +29,7 @@ from etils import epath
 
 from bert_jax.config import ConfigDict, load_config, set_key
 from bert_jax.configs.studies.default import StudyRow, StudyTask
-from bert_jax.data.preparation.tfds_corpus import is_tfds
+from bert_jax.data.corpora.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, provenance, remote
 from bert_jax.finetuning.inputs.batching import Encoding
