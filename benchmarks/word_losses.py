@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from bert_jax.data.preparation import corpus
-from bert_jax.data.preparation.options import CorpusOptions
+from bert_jax.data.corpora import corpus
+from bert_jax.data.corpora.corpus_options import CorpusOptions
 from bert_jax.model import abstract_parameters
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint

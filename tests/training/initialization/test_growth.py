@@ -77,7 +77,7 @@ def test_logits_of_old_pieces_do_not_change(
 ):
     _, opened = grown(extended_domain, init, tmp_path / "run", eval_batches=2, eval_old_data=dataset_dir)
     (scores,) = [row for row in runs.rows_without_times(tmp_path / "run") if row.get("split") == "eval"]
-    before = evaluate_checkpoint(str(init.path), str(dataset_dir))
+    before = evaluate_checkpoint(open_checkpoint(str(init.path)), str(dataset_dir))
     # Some probability goes to the new words; accuracies differ only where one of them is now the best guess.
     assert scores["old_mlm_loss"] == pytest.approx(before["mlm_loss"], rel=0.15)
     assert opened.tokenizer.vocab[: init.tokenizer.vocab_size] == init.tokenizer.vocab
@@ -137,7 +137,7 @@ def test_old_data_may_have_the_old_vocabulary(
         ),
         str(tmp_path / "whole"),
     )
-    assert evaluate_checkpoint(str(tmp_path / "whole"), str(dataset_dir))["mlm_loss"] == pytest.approx(
+    assert evaluate_checkpoint(open_checkpoint(str(tmp_path / "whole")), str(dataset_dir))["mlm_loss"] == pytest.approx(
         whole["old_mlm_loss"], rel=1e-4
     )
     assert scores["old_mlm_loss"] > 0
