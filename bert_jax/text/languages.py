@@ -84,8 +84,8 @@ def log_fallback(code: str) -> None:
     """Logs if a language is split with the rules of another one; a warning if it has no marks to split at."""
     if code in WITHOUT_SENTENCE_MARKS:
         log.warning(
-            "--language=%s: %s has no mark at the end of a sentence, so sentences end only with their line and at . ! ?; "
-            "write one sentence a line and pass --sentences lines, or pass --pairs none",
+            "--language=%s: %s has no mark at the end of a sentence, so sentences end only with their line and at "
+            "\".\", \"!\" and \"?\"; write one sentence a line and pass --sentences lines, or pass --pairs none",
             code,
             _NAMES[code][0],
         )
