@@ -1,1 +1,1 @@
-"""Text processing: WordPiece tokenization, vocabularies, sentence splitting, encoding of examples."""
+"""Text processing: tokenization, vocabularies, sentence splitting, encoding of examples."""

@@ -87,12 +87,20 @@ def write_entities(path: Path, count: int, seed: int) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-@pytest.mark.parametrize("document_context", [pytest.param(False, marks=pytest.mark.long), True])
-def test_entities_are_learned(document_context, checkpoint: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("document_context", "encoder", "epochs"),
+    [
+        pytest.param(False, "checkpoint", 4, marks=pytest.mark.long),
+        (True, "checkpoint", 4),
+        pytest.param(False, "sentencepiece_checkpoint", 40, marks=pytest.mark.long),  # words of several pieces
+    ],
+)
+def test_entities_are_learned(document_context, encoder, epochs, request: pytest.FixtureRequest, tmp_path: Path):
+    checkpoint = request.getfixturevalue(encoder)
     write_entities(tmp_path / "train.conll", 96, 0)
     write_entities(tmp_path / "dev.conll", 30, 1)
     (tmp_path / "test.conll").write_text("-DOCSTART-\n\nthe\nship\n\nmoon\n")  # words without tags
-    config = config_of("ner", checkpoint, tmp_path, task__document_context=document_context, num_epochs=4)
+    config = config_of("ner", checkpoint, tmp_path, task__document_context=document_context, num_epochs=epochs)
     scores = finetune(config, str(tmp_path / "run"))["dev"]
     assert scores["f1"] > 0.95
     assert scores["f1_SEA"] > 0.9
@@ -138,8 +146,16 @@ def write_squad(path: Path, count: int, seed: int, *, version_2: bool) -> None:
     path.write_text(json.dumps({"version": version, "data": [{"title": "made up", "paragraphs": paragraphs}]}))
 
 
-@pytest.mark.parametrize("version", [pytest.param("1.1", marks=pytest.mark.long), "2.0"])
-def test_answers_are_learned(version, checkpoint: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("version", "encoder"),
+    [
+        pytest.param("1.1", "checkpoint", marks=pytest.mark.long),
+        ("2.0", "checkpoint"),
+        pytest.param("1.1", "sentencepiece_checkpoint", marks=pytest.mark.long),
+    ],
+)
+def test_answers_are_learned(version, encoder, request: pytest.FixtureRequest, tmp_path: Path):
+    checkpoint = request.getfixturevalue(encoder)
     write_squad(tmp_path / f"train-v{version}.json", 120, 0, version_2=version == "2.0")
     write_squad(tmp_path / f"dev-v{version}.json", 30, 1, version_2=version == "2.0")
     config = config_of(

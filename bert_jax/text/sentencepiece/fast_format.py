@@ -1,11 +1,11 @@
 """SentencePiece tokenizers in the format of `tokenizers`, which `transformers` reads (`tokenizer.json`).
 
-A tokenizer of `bert-jax vocab` has the same steps there: the same normalization, and the same pieces and scores. Two
-splits of a word whose scores are equal in single precision may be told apart there, in double precision.
+A tokenizer of `bert-jax vocab` has the same steps there: the same normalization, and the same pieces and scores. A word
+with two splits of equal probability, such as `w ww` and `ww w`, may be split differently by a unigram model there.
 
 A model of another source has a table of normalized strings. `tokenizers` looks up graphemes of less than 6 bytes and
 else single characters; SentencePiece looks up the longest string of the table. So the two differ on sequences such as
-decomposed Hangul. `differences` finds the single characters.
+decomposed Hangul. `differing_characters` finds the single characters.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,22 @@ def build(tokenizer: "SentencePieceTokenizer", model: bytes) -> tokenizers.Token
     fast.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="first", split=True)
     add_special_tokens(fast, tokenizer)
     return fast
+
+
+def differing_characters(tokenizer: "SentencePieceTokenizer") -> list[str]:
+    """Returns the characters of Unicode, between letters, that the exported tokenizer normalizes differently.
+
+    Takes seconds for a model of another source; the normalization of this package has none.
+    """
+    if tokenizer.normalization == "nfkc":
+        return []
+    fast = tokenizer.fast_tokenizer.normalizer
+    characters = (chr(code) for code in range(0x110000) if not 0xD800 <= code <= 0xDFFF)
+    return [
+        character
+        for character in characters
+        if fast.normalize_str(f"a{character}b") != tokenizer.normalize(f"a{character}b")
+    ]
 
 
 def _normalizer(tokenizer: "SentencePieceTokenizer", proto: Any) -> normalizers.Normalizer:

@@ -18,6 +18,7 @@ import binascii
 import functools
 import hashlib
 import json
+import logging
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,8 @@ from bert_jax.errors import InputError
 from bert_jax.text.sentencepiece import fast_format, model_proto
 from bert_jax.text.sentencepiece.text_normalizers import ModelNormalizer, OwnNormalizer, TextNormalizer
 from bert_jax.text.tokenizer import SPECIAL_TOKENS, Tokenizer
+
+log = logging.getLogger(__name__)
 
 SPACE = "▁"
 """U+2581, in which SentencePiece writes a space."""
@@ -143,6 +146,26 @@ class SentencePieceTokenizer(Tokenizer):
         """The tokenizer in the format of `tokenizers`; `fast_format` says where a foreign model's may differ."""
         return fast_format.build(self, self._model)
 
+    def save_huggingface(self, folder: str, model_max_length: int) -> None:
+        """Writes the files of `Tokenizer.save_huggingface`; logs where a foreign model's ids may differ there."""
+        super().save_huggingface(folder, model_max_length)
+        if self.model_type == "unigram":
+            log.info("The ids in transformers are the same, except for words with two splits of equal probability")
+        if self.normalization == "nfkc":
+            return
+        characters = fast_format.differing_characters(self)
+        shown = " ".join(f"U+{ord(character):04X}" for character in characters[:10])
+        log.warning(
+            "tokenizer.json normalizes %d characters differently from the SentencePiece model (%s), and sequences of "
+            "6 bytes or more, such as decomposed Hangul: their ids may differ in transformers",
+            len(characters),
+            shown + (" ..." if len(characters) > 10 else "") if characters else "none",
+        )
+
+    def normalize(self, text: str) -> str:
+        """Returns the text as it is split: normalized, with one U+0020 between words."""
+        return self._normalizer.normalize(text)
+
     def vocabulary_bytes(self) -> bytes:
         """Returns the contents of the model file."""
         return self._model
@@ -226,7 +249,8 @@ class SentencePieceTokenizer(Tokenizer):
                     first = int(characters[begin][0])
                     offsets.append((first, int(characters[end - 1][1]) if end > begin else first))
             place += len(word) + 1
-        result = np.array(offsets, np.int32).reshape(-1, 2)
+        # One character may become several words, such as U+FDFA; a space mark between them is not before its word.
+        result = np.maximum.accumulate(np.array(offsets, np.int32).reshape(-1, 2), axis=0)
         if self.strip_accents and not text.isascii():
             for index, character in enumerate(text):
                 if character >= "\u0300" and unicodedata.category(character) == "Mn":
