@@ -85,7 +85,7 @@ def log_fallback(code: str) -> None:
     if code in WITHOUT_SENTENCE_MARKS:
         log.warning(
             "--language=%s: %s has no mark at the end of a sentence, so sentences end only with their line and at "
-            "\".\", \"!\" and \"?\"; write one sentence a line and pass --sentences lines, or pass --pairs none",
+            '".", "!" and "?"; write one sentence a line and pass --sentences lines, or pass --pairs none',
             code,
             _NAMES[code][0],
         )

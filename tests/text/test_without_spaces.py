@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import unicodedata
 
 import numpy as np
 import pytest
@@ -56,9 +57,10 @@ def prepare(folder, vocabulary, language: str) -> PreparedDataset:
 
 @pytest.mark.parametrize("language", ["th", "km", "lo", "my"])
 def test_pieces_of_sentences_without_spaces(language, tmp_path):
+    """BPE, since a unigram model of so little text has hardly a piece of two characters."""
     lines = write_corpus(tmp_path, language)
-    vocabulary = tmp_path / "unigram.model"
-    kind = ["--kind", "unigram", "--size", 90, "--character_coverage", 1]
+    vocabulary = tmp_path / "bpe.model"
+    kind = ["--kind", "bpe", "--size", 80, "--character_coverage", 1]
     assert run("vocab", "--input", tmp_path / "text.txt", "--output", vocabulary, *kind) == 0
     dataset = prepare(tmp_path, vocabulary, language)
     report = inspect_dataset(str(tmp_path / "data"))
@@ -66,8 +68,8 @@ def test_pieces_of_sentences_without_spaces(language, tmp_path):
     assert sum(split["sentences"] for split in report["splits"].values()) == len(lines)
     tokenizer = dataset.tokenizer
     for line, ids in zip(lines, tokenizer.encode_batch(lines), strict=True):
-        assert 3 <= len(ids) < 0.7 * len(line)  # neither whole sentences nor single characters
-        assert tokenizer.decode(ids) == line
+        assert 3 <= len(ids) < 0.6 * len(line)  # neither whole sentences nor single characters
+        assert tokenizer.decode(ids) == unicodedata.normalize("NFKC", line)
         assert not tokenizer.continues_word(np.array([ids])).any()  # each piece is masked on its own
 
 
@@ -130,7 +132,8 @@ def test_wordpiece_of_text_without_spaces_is_warned_of(language, tmp_path, capsy
 @pytest.mark.parametrize(
     "text",
     [
-        "Die Fahrkartenkontrolleurin der Straßenbahn war gestern freundlich, auch wenn viele Leute keine Karte hatten.",
+        "Die Fahrkartenkontrolleurin der Straßenbahn war gestern freundlich, auch wenn viele Leute keine Karte hatten. "
+        "Wir fuhren danach mit dem Zug in die Stadt, kauften auf dem Markt Brot und Fisch und gingen nach Hause.",
         "今天天气很好我们去公园吧然后我们一起在家里吃饭看电影还要看书。",
         "きのうともだちとえきであいました。それからいっしょにえいがをみました。",
         "ဒီနေ့ ရာသီဥတု ကောင်းတယ် ပန်းခြံ သွားမယ်",
