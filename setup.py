@@ -47,6 +47,7 @@ setup(
         "beam": ["apache-beam>=2.70"],
         "dataflow": ["apache-beam[gcp]>=2.70", "gcsfs"],
         "gcs": ["gcsfs>=2024.6"],  # gs:// without TensorFlow
+        "hf": ["huggingface_hub>=0.36"],  # hf://, also a requirement of tokenizers
         "stablehlo": ["flatbuffers>=24.3.25"],  # in which jax.export serializes programs
         "tf": ["tensorflow>=2.20"],  # for `import` of TensorFlow checkpoints, and nothing else
         "parity": ["torch>=2.6", "transformers>=5.0"],

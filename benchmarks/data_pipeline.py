@@ -36,7 +36,7 @@ def tokenizer_alone(files: list[str], vocab: str, folder: Path) -> dict[str, flo
     """Runs `tokenizers`' BertNormalizer and WordPiece on sentences that are already split."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-    from bert_jax.data.preparation import corpus
+    from bert_jax.data.corpora import corpus
     from bert_jax.text import sentences
 
     pieces = {piece: number for number, piece in enumerate(Path(vocab).read_text().splitlines())}

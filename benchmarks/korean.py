@@ -76,7 +76,7 @@ def write_articles(source: Path, folder: Path) -> list[str]:
     Those are the ones that `prepare` holds out of `all.jsonl`: the lowest hashes.
     """
     from bert_jax.data.hashing import content_hash
-    from bert_jax.data.preparation import corpus
+    from bert_jax.data.corpora import corpus
 
     with gzip.open(source, "rt", encoding="utf-8") as lines:
         rows = [json.dumps({"text": json.loads(line)["text"]}, ensure_ascii=False) + "\n" for line in lines]

@@ -13,8 +13,11 @@ import json
 import logging
 import os
 import sys
+import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from bert_jax import config_listing
@@ -22,11 +25,12 @@ from bert_jax.command_line.arguments import completion, make_options
 from bert_jax.command_line.arguments import parse as parse_arguments
 from bert_jax.command_line.console import bars, set_up_logging
 from bert_jax.command_line.next_steps import NEXT_STEPS
-from bert_jax.data.preparation.options import CorpusOptions, PrepareOptions
+from bert_jax.data.corpora.corpus_options import CorpusOptions
+from bert_jax.data.preparation.options import PrepareOptions
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files.local_listing import similar_name
 from bert_jax.files.remote import RetryWarnings
-from bert_jax.progress import silent
+from bert_jax.progress import Bars, silent
 from bert_jax.runtime.background_errors import show_background_errors
 from bert_jax.runtime.malloc import tune_malloc
 
@@ -145,7 +149,8 @@ def _is_disk_full(error: BaseException | None) -> bool:
 
 
 def _vocab(options: argparse.Namespace) -> None:
-    from bert_jax.data.preparation import corpus
+    from bert_jax.data.corpora import corpus
+    from bert_jax.data.corpora.standard_input import spooled
     from bert_jax.files import atomic, remote
     from bert_jax.text.vocabulary_options import VocabularyOptions
     from bert_jax.text.vocabulary_record import check_free, save_vocabulary
@@ -156,23 +161,29 @@ def _vocab(options: argparse.Namespace) -> None:
     check_free(options.output)
     atomic.make_folder(output.parent)
     reading = make_options(CorpusOptions, options)
-    slices = corpus.plan(options.input, reading)
-    bar = bars(quiet=options.quiet)(total=sum(piece.bytes for piece in slices), desc="read", unit="B", unit_scale=True)
-
-    def documents() -> Any:
-        for piece in slices:
-            yield from corpus.read(piece, reading)
-            bar.update(piece.bytes)
-        bar.close()
-        log.info("Corpus read; training the vocabulary ...")
-
-    tokenizer = train_vocabulary(documents(), training)
+    with (
+        tempfile.TemporaryDirectory(prefix="bert-jax-vocab-") as folder,
+        spooled(options.input, Path(folder), reading.text_field) as (inputs, _),
+    ):
+        documents = _documents(corpus.plan(inputs, reading), reading, bars(quiet=options.quiet))
+        tokenizer = train_vocabulary(documents, training)
     save_vocabulary(options.output, tokenizer)
     values = {
         "output": options.output, "pieces": tokenizer.vocab_size, "kind": training.kind, "cased": training.cased,
     }  # fmt: skip
     _print_result(options, values, f"{output}: {tokenizer.vocab_size:,} pieces")
     _suggest(options)
+
+
+def _documents(slices: Sequence[Any], reading: CorpusOptions, progress: Bars) -> Iterator[str]:
+    """Yields the documents of a corpus, with a progress bar."""
+    from bert_jax.data.corpora import corpus
+
+    with closing(progress(total=sum(piece.bytes for piece in slices), desc="read", unit="B", unit_scale=True)) as bar:
+        for piece in slices:
+            yield from corpus.read(piece, reading)
+            bar.update(piece.bytes)
+    log.info("Corpus read; training the vocabulary ...")
 
 
 def _prepare(options: argparse.Namespace) -> None:
@@ -274,9 +285,10 @@ def _study(options: argparse.Namespace) -> None:
 
 def _predict(options: argparse.Namespace) -> None:
     from bert_jax.finetuning.fine_tuned import predict
+    from bert_jax.inference.opening import open_model_of
 
     count = predict(
-        options.checkpoint, options.input, options.output,
+        open_model_of(options.checkpoint), options.input, options.output,
         texts=options.text, with_text=options.with_text, strict=options.strict, batch_size=options.batch_size,
         bars=bars(quiet=options.quiet),
     )  # fmt: skip
@@ -287,16 +299,23 @@ def _predict(options: argparse.Namespace) -> None:
 
 def _evaluate(options: argparse.Namespace) -> None:
     from bert_jax.finetuning.fine_tuned import evaluate_finetuned
+    from bert_jax.inference.opening import open_model_of
     from bert_jax.runtime.processes import is_first, joined_processes
     from bert_jax.tracking.metrics import finite_json
-    from bert_jax.training.checkpointing.checkpoints import open_checkpoint
-    from bert_jax.training.evaluation import evaluate_checkpoint
+    from bert_jax.training.evaluation import evaluate_checkpoint, evaluate_steps
 
     with joined_processes():
         progress = bars(quiet=options.quiet) if is_first() else silent
-        is_finetuned = open_checkpoint(options.checkpoint).task is not None
-        evaluate = evaluate_finetuned if is_finetuned else evaluate_checkpoint
-        values = evaluate(options.checkpoint, options.data, batch_size=options.batch_size, bars=progress)
+        if options.steps:
+            scores = evaluate_steps(
+                options.checkpoint, options.steps, options.data, batch_size=options.batch_size, bars=progress
+            )
+            if is_first():
+                print(finite_json({"steps": scores}, indent=2))
+            return
+        found = open_model_of(options.checkpoint)
+        evaluate = evaluate_checkpoint if found.task is None else evaluate_finetuned
+        values = evaluate(found, options.data, batch_size=options.batch_size, bars=progress)
         if is_first():
             print(finite_json(values, indent=2))
             _suggest(options)
@@ -339,15 +358,23 @@ def _features(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
+    from bert_jax.inference.opening import open_model_of
     from bert_jax.interop import huggingface, stablehlo
     from bert_jax.interop.model_card import Publication
-    from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 
-    checkpoint = open_checkpoint(options.checkpoint)
     publication = Publication(options.license, options.language, options.datasets)
+    if options.steps and options.format == "hf":
+        _export_steps(options, publication)
+        return
+    checkpoint = open_model_of(options.checkpoint)
     if options.format == "stablehlo":
         if publication != Publication():
             raise InputError("--license, --language and --datasets are those of a model card; use --format=hf")
+        if options.steps:
+            raise InputError(
+                f"--steps={options.steps}: exports revisions for the Hub; use --format=hf, or export one "
+                "WORKDIR/checkpoints/STEP as a program"
+            )
         programs = stablehlo.export(checkpoint, options.output)
         values = {"output": options.output, "checkpoint": str(checkpoint.path), "programs": list(programs)}
         text = f"{options.output}: {checkpoint.path} as StableHLO, programs: {', '.join(programs)}"
@@ -358,6 +385,21 @@ def _export(options: argparse.Namespace) -> None:
     text = f"{options.output}: {checkpoint.path} in Hugging Face format, as {architecture}"
     _print_result(options, values, text)
     _suggest(options)
+
+
+def _export_steps(options: argparse.Namespace, publication: Any) -> None:
+    from bert_jax.interop.huggingface import export_steps
+
+    revisions = export_steps(options.checkpoint, options.output, options.steps, publication)
+    values = {
+        "output": options.output, "checkpoint": options.checkpoint, "steps": [vars(revision) for revision in revisions]
+    }  # fmt: skip
+    lines = [
+        f"{revision.folder}: step {revision.step} in Hugging Face format, as {revision.architecture}"
+        f"{'' if revision.is_new else ', written before'}"
+        for revision in revisions
+    ]
+    _print_result(options, values, "\n".join(lines))
 
 
 def _import(options: argparse.Namespace) -> None:

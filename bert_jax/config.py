@@ -190,6 +190,8 @@ def _parse(key: str, text: str, present: Any) -> Any:
             return float(text)
         if kind in (tuple, list):  # a config from a checkpoint is JSON and has lists
             value = ast.literal_eval(text)
+            if type(value) in (int, float):  # one entry, typed without a comma
+                value = (value,)
             if not isinstance(value, (tuple, list)):
                 raise ValueError
             return kind(value)
@@ -217,6 +219,8 @@ SYNONYMS = {
     "eval_every_steps": ("eval_steps", "eval_every"),
     "checkpoint.every_steps": ("save_steps", "save_every", "save_checkpoints_steps"),
     "checkpoint.keep": ("save_total_limit", "max_to_keep"),
+    "checkpoint.milestones": ("keep_steps", "save_steps_list"),
+    "checkpoint.milestone_every_steps": ("keep_period", "keep_every", "milestone_every"),
     "dtype": ("bf16", "fp16", "precision", "mixed_precision"),
     "remat": ("gradient_checkpointing", "recompute"),
     "objective.mask_rate": ("mlm_probability", "mlm_prob", "masked_lm_prob"),

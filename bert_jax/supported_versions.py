@@ -19,6 +19,7 @@ REQUIREMENTS = (
     "plotly>=6.0,<8",
     "optax>=0.2.6,<0.3",
     "orbax-checkpoint>=0.11.30,<0.13",
+    "pyarrow>=18.0,<27",
     "PyYAML>=6.0.3,<7",
     "protobuf>=5.29,<8",
     "safetensors>=0.5,<0.9",

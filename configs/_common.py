@@ -10,6 +10,9 @@ def get_config():
     # Computes in float32, bfloat16, or auto: bfloat16 on TPU and GPU. Parameters are always float32.
     config.dtype = "auto"
     config.max_nonfinite_steps = 10  # Stops a run after so many skipped updates (non-finite loss or gradient) in a row.
+    # Keeps compiled programs, which later runs read: auto is ~/.cache/bert_jax/programs, or a folder in the workdir if
+    # that is remote; none, or a folder. Who can write there can make its readers run code.
+    config.compilation_cache = "auto"
     config.stall_minutes = 10.0  # Minutes without a step before the watchdog dumps all thread stacks; 0: never.
     config.stall_exit_minutes = 0.0  # Minutes without a step before the run ends with status 1; 0: never.
 

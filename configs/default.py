@@ -63,7 +63,10 @@ def get_config():
     config.phases = ()
 
     config.checkpoint.every_steps = 5_000  # Steps; also saved at the end and on SIGTERM.
-    config.checkpoint.keep = 3  # Newest checkpoints kept.
+    config.checkpoint.keep = 3  # Newest checkpoints kept, beside the milestones.
+    # Steps whose checkpoints are saved and never deleted, such as 0,512,1000; 0 is the initial state.
+    config.checkpoint.milestones = ()
+    config.checkpoint.milestone_every_steps = 0  # Steps: multiples are milestones, too, and 0 is one; 0: none.
 
     # Masked texts of the eval split whose fills each evaluation logs; 0: none. They are logged as text, also to W&B.
     config.tracking.samples = 3

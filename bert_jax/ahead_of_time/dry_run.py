@@ -22,6 +22,7 @@ from bert_jax.tracking.flops import recomputed_flops
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.throughput import pretraining_work
 from bert_jax.training.checkpointing.checkpoints import check_place
+from bert_jax.training.checkpointing.retention import plan_saves
 from bert_jax.training.checks import compute_dtype
 from bert_jax.training.phase_data import LoadedPhase, load_phase
 from bert_jax.training.phases import open_phases
@@ -69,9 +70,10 @@ def plan_run(
     mesh = abstract_mesh(config.mesh, devices)
     loaded = [load_phase(phase, mesh, platform) for phase in requested]
     folder = None if workdir is None else remote.absolute(workdir)
-    start = 0 if folder is None else _start(folder, [ready.phase for ready in loaded])
+    resumed = None if folder is None else _start(folder, [ready.phase for ready in loaded])
+    start = resumed or 0
     model, first = loaded[0].phase.model, loaded[0].phase
-    if config.init and not start:
+    if config.init and resumed is None:
         open_init(config.init, model, first.datasets[0], missing_heads=config.init_missing_heads)
     spec = plan_state(mesh, first.config, model, platform)[1]
     memory = _memory(spec)
@@ -90,7 +92,7 @@ def plan_run(
         "phases": phases,
         "memory_bytes": memory,
         "hours": _hours(phases, left, accelerator, devices, memory, mfu, _measured(folder, phases)),
-        "checkpoints": _checkpoints(config, phases, spec, start),
+        "checkpoints": _checkpoints(config, phases, spec, resumed),
         "changed": _changed(config, defaults),
     }
 
@@ -105,10 +107,10 @@ def _find_device(name: str | None, count: int | None) -> tuple[str, str, Acceler
     return here[0].device_kind, here[0].platform, find_accelerator(here[0].device_kind), count or len(here)
 
 
-def _start(folder: epath.Path, phases: Sequence[Any]) -> int:
+def _start(folder: epath.Path, phases: Sequence[Any]) -> int | None:
     check_place(folder)
     if not remote.exists(folder):
-        return 0
+        return None
     if not folder.is_dir():
         raise InputError(f"--workdir={folder}: is a file; expected a folder")
     return claim_workdir(folder, phases)
@@ -220,15 +222,15 @@ def _hours(
 
 
 def _checkpoints(
-    config: ConfigDict, phases: Sequence[dict[str, Any]], spec: StateSpec, start: int
+    config: ConfigDict, phases: Sequence[dict[str, Any]], spec: StateSpec, resumed: int | None
 ) -> dict[str, Any]:  # fmt: skip
     """Returns the size of a checkpoint, the number of saves that are left, and the disk that the kept ones take."""
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(spec.abstract))
-    every = config.checkpoint.every_steps
-    ends = {phase["steps"][1] for phase in phases if phase["steps"][1] > start and phase["steps"][1] % every}
-    saves = config.total_steps // every - start // every + len(ends)
-    kept = min(saves + (start > 0), config.checkpoint.keep)
-    return {"bytes": size, "saves": saves, "kept": kept, "kept_bytes": kept * size, "every_steps": every}
+    plan = plan_saves(config, [phase["steps"][1] for phase in phases], resumed)
+    return {
+        "bytes": size, "saves": plan.saves, "kept": plan.kept, "milestones": plan.milestones,
+        "kept_bytes": plan.kept * size, "every_steps": config.checkpoint.every_steps,
+    }  # fmt: skip
 
 
 def _changed(config: ConfigDict, defaults: ConfigDict) -> list[dict[str, Any]]:

@@ -87,9 +87,12 @@ def _duration(hours: float) -> str:
 
 def _checkpoints(plan: Mapping[str, Any]) -> list[str]:
     found = plan["checkpoints"]
+    when, kept = f"every {found['every_steps']:,} steps", f"the newest {found['kept']} are kept"
+    if found["milestones"]:
+        when, kept = f"{when} and at milestones", f"{found['kept']:,} are kept, {found['milestones']:,} as milestones"
     return [
-        f"checkpoints: {gib(found['bytes'])} GiB each, {found['saves']:,} saves, every {found['every_steps']:,} steps; "
-        f"the newest {found['kept']} are kept, {gib(found['kept_bytes'])} GiB"
+        f"checkpoints: {gib(found['bytes'])} GiB each, {found['saves']:,} saves, {when}; {kept}, "
+        f"{gib(found['kept_bytes'])} GiB"
     ]
 
 

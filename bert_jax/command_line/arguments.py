@@ -13,7 +13,8 @@ from typing import Any, NoReturn, TypeVar
 
 from bert_jax import __version__, config_listing
 from bert_jax.command_line.command_help import COMMAND_HELP
-from bert_jax.data.preparation.options import MAX_SHARE, CorpusOptions, PrepareOptions
+from bert_jax.data.corpora.corpus_options import CorpusOptions
+from bert_jax.data.preparation.options import MAX_SHARE, PrepareOptions
 from bert_jax.text.vocabulary_options import TextOptions, VocabularyOptions
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
@@ -180,7 +181,8 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
     def add_input(sub: _Parser) -> None:
         sub.add_argument(
             "--input", nargs="+", required=True, metavar="GLOB",
-            help="text (a blank line between documents) or JSON lines with a `text` field, also .gz, .bz2, .zst; "
+            help="files, folders or patterns: text (a blank line between documents), JSON lines, CSV, TSV, also .gz, "
+            ".bz2, .zst; Parquet, Arrow; `hf://datasets/NAME/...` and other stores; `-` is stdin; "
             "`tfds:NAME[:SPLIT[:FEATURE]]` is a TFDS dataset; `pydoc` is Python's own documentation, in English; "
             "`pydoc:NAME,NAME` is the docstrings of installed packages",
         )  # fmt: skip
@@ -194,7 +196,8 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
     def add_checkpoint(sub: _Parser) -> None:
         sub.add_argument(
             "--checkpoint", required=True, metavar="CHECKPOINT",
-            help="a workdir, a checkpoints/STEP folder, or the output of import",
+            help="a workdir, a checkpoints/STEP folder, or the output of import; or what import reads: a folder of "
+            "transformers, such as the output of export, or a TensorFlow checkpoint",
         )  # fmt: skip
 
     def add_strict(sub: _Parser) -> None:
@@ -263,6 +266,10 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
         "--data", required=True, metavar="DIR|FILE",
         help="a prepared dataset; for a fine-tuned model, a labelled file or its folder",
     )  # fmt: skip
+    sub.add_argument(
+        "--steps", default="", metavar="STEPS",
+        help="pre-training: scores of `all` checkpoints of a workdir, or of steps such as 0,1000; default: the newest",
+    )  # fmt: skip
     sub.add_argument("--batch_size", type=int, default=64, help="sequences per batch")
     add_json(sub)
 
@@ -330,7 +337,11 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
 
     sub = command("export", "Write a checkpoint for Hugging Face transformers and its Hub, or as StableHLO.")
     add_checkpoint(sub)
-    sub.add_argument("--output", required=True, metavar="DIR", help="a new folder")
+    sub.add_argument("--output", required=True, metavar="DIR", help="a new folder; with --steps, of a folder per step")
+    sub.add_argument(
+        "--steps", default="", metavar="STEPS",
+        help="hf: write DIR/stepN for `all` checkpoints of a workdir, or for steps such as 0,1000; skips complete ones",
+    )  # fmt: skip
     sub.add_argument("--format", choices=["hf", "stablehlo"], default="hf", help="of the folder")
     sub.add_argument("--license", default="", metavar="ID", help="hf: license in the model card, such as apache-2.0")
     sub.add_argument("--language", nargs="+", default=(), metavar="CODE", help="hf: languages in the card, such as en")

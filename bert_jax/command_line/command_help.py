@@ -14,7 +14,7 @@ class CommandHelp:
 
 COMMAND_HELP = {
     "vocab": CommandHelp(
-        "text, JSON lines, Parquet or TFDS datasets",
+        "text, JSON lines, CSV, Parquet, Arrow, TFDS datasets, or stdin",
         "FILE, one piece a line or a SentencePiece model, and FILE.json with its settings",
         (
             "vocab --input 'text/*.txt' --output vocab.txt",
@@ -24,11 +24,13 @@ COMMAND_HELP = {
         ),
     ),
     "prepare": CommandHelp(
-        "text, JSON lines, Parquet or TFDS datasets, and a vocabulary",
+        "text, JSON lines, CSV, Parquet, Arrow, TFDS datasets, or stdin; and a vocabulary",
         "DIR, a dataset for pretrain: dataset.json, the vocabulary and shards",
         (
             "prepare --input 'text/*.txt' --vocab vocab.txt --output data",
             "prepare --input 'wiki/*.jsonl.gz' --vocab vocab.txt --output data512 --seq_len 512 --workers 8",
+            "prepare --input reviews.csv --text_field body --vocab vocab.txt --output reviews",
+            "prepare --input hf://datasets/wikimedia/wikipedia/20231101.en --vocab vocab.txt --output wiki",
         ),
     ),
     "inspect": CommandHelp("a prepared dataset", "nothing", ("inspect data", "inspect data --samples 10 --json")),
@@ -44,7 +46,11 @@ COMMAND_HELP = {
     "evaluate": CommandHelp(
         "a checkpoint, and a prepared dataset or a labelled file",
         "nothing",
-        ("evaluate --checkpoint=runs/base --data=data", "evaluate --checkpoint=runs/mine --data=dev.csv"),
+        (
+            "evaluate --checkpoint=runs/base --data=data",
+            "evaluate --checkpoint=runs/base --data=data --steps=all",
+            "evaluate --checkpoint=runs/mine --data=dev.csv",
+        ),
     ),
     "finetune": CommandHelp(
         "a config, a checkpoint and the files of a task",
@@ -88,7 +94,11 @@ COMMAND_HELP = {
     "export": CommandHelp(
         "a checkpoint",
         "DIR: config.json, model.safetensors, vocab.txt and the tokenizer's files; or a program of StableHLO",
-        ("export --checkpoint=runs/base --output=hf", "export --checkpoint=runs/mine --output=hlo --format=stablehlo"),
+        (
+            "export --checkpoint=runs/base --output=hf",
+            "export --checkpoint=runs/base --output=revisions --steps=all",
+            "export --checkpoint=runs/mine --output=hlo --format=stablehlo",
+        ),
     ),
     "import": CommandHelp(
         "a folder of Hugging Face transformers",

@@ -23,17 +23,11 @@ from etils import epath
 from bert_jax.data.file_digests import Expected, VerifiedFiles
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
+from bert_jax.files.user_cache import cache_folder
 
 log = logging.getLogger(__name__)
 
-CACHE_VARIABLE = "BERT_JAX_CACHE"
-
 _ABANDONED_SECONDS = 3600  # without a write, after which a partial download is deleted
-
-
-def cache_folder() -> Path:
-    """Returns the cache folder."""
-    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "bert_jax").absolute()
 
 
 class LocalFiles:

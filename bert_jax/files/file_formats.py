@@ -1,16 +1,16 @@
-"""Detects the format of a corpus file from its name and its first bytes.
+"""Detects the format of a file of text from its name and its first bytes.
 
-CSV, HTML, Parquet and similar formats hold text among other data. Read as text, their headers, tags and binary pages
-would become words. They are refused with the command that converts them.
+HTML, PDF and similar formats hold text among other data. Read as text, their tags and binary pages would become words.
+They are refused, with the command that converts them if there is one. Tables (CSV, TSV, Parquet, Arrow) are read as a
+corpus, and refused where a file has one text a line.
 """
 
 import re
 import shlex
-from collections.abc import Callable
 
 from bert_jax.errors import InputError
 from bert_jax.files import remote
-from bert_jax.files.line_reader import BYTE_ORDER_MARK, COMPRESSED, blocks
+from bert_jax.files.line_reader import BYTE_ORDER_MARK, COMPRESSED, blocks, is_compressed, line_number
 
 _HEAD_BYTES = 4096  # read from a file's start to detect its format
 
@@ -21,7 +21,13 @@ _JSON_OVER_LINES = re.compile(rb"\s*\{[ \t\r]*\n")
 _WIKI_DOC = b"<doc id="
 _HTML = (b"<!doctype html", b"<html")
 _XML = (b"<?xml", b"<mediawiki")
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _UNPACK = {".gz": "zcat", ".bz2": "bzcat", ".zst": "zstdcat"}
+_TABLES = {"CSV": "csv", "TSV": "tsv", "Parquet": "parquet", "Arrow": "arrow"}  # as `text_format` returns them
+_COLUMNAR = (  # format, first bytes; the second of Arrow is that of its streams, a continuation marker and a length
+    ("Parquet", re.compile(rb"PAR1")),
+    ("Arrow", re.compile(rb"ARROW1\0|\xff{4}[\s\S]{3}\0")),
+)
 
 _COMPRESSED_MAGIC = (  # suffix, first bytes
     (".gz", re.compile(rb"\x1f\x8b\x08")),
@@ -29,8 +35,7 @@ _COMPRESSED_MAGIC = (  # suffix, first bytes
     (".zst", re.compile(rb"\x28\xb5\x2f\xfd")),
 )
 _MAGIC = (  # format, first bytes
-    ("Parquet", re.compile(rb"PAR1")),
-    ("Arrow", re.compile(rb"ARROW1\0")),
+    *_COLUMNAR,
     ("Avro", re.compile(rb"Obj\x01")),
     ("ORC", re.compile(rb"ORC[\0-\x1f\x7f-\xff]")),
     ("ArrayRecord", re.compile(rb"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f")),
@@ -74,25 +79,58 @@ _SUFFIXES = {
 
 
 def check_name(path: str) -> None:
-    """Refuses a file whose suffix is that of a format other than text.
+    """Refuses a corpus file whose suffix is that of a format other than text and tables.
 
     Raises:
       InputError: the file, its format and the command that converts it.
     """
-    if found := _format_of_name(path):
-        raise _refusal(path, found, _documents_command)
+    found = _format_of_name(path)
+    if found in ("Parquet", "Arrow") and is_compressed(path):
+        raise _compressed(path, found)
+    if found and found not in _TABLES:
+        raise _refusal(path, found)
+
+
+def is_named_as_records(path: str) -> bool:
+    """Returns True for the name of a file of records: Parquet, Arrow, CSV, TSV or JSON lines."""
+    return _plain_name(path).endswith(_JSON_LINES) or _format_of_name(path) in _TABLES
+
+
+def compression_of(head: bytes) -> str:
+    """Returns the suffix of compressed data, such as ".gz", from its first bytes; "" for other data."""
+    return next((suffix for suffix, pattern in _COMPRESSED_MAGIC if pattern.match(head)), "")
 
 
 def text_format(path: str) -> str:
-    """Returns the format of a corpus file: "json" (lines), "wiki" (WikiExtractor's <doc> elements) or "text".
+    """Returns the format of a corpus file.
+
+    It is "parquet", "arrow", "csv", "tsv", "json" (lines), "wiki" (WikiExtractor's <doc> elements) or "text". Parquet,
+    Arrow, JSON lines and WikiExtractor's files are recognized under any name, CSV and TSV by their suffix.
 
     Raises:
-      InputError: the file is not text, is JSON but not JSON lines, or cannot be opened.
+      InputError: the file has another format or encoding, its name and content differ, it is JSON but not JSON lines,
+        or it cannot be opened.
     """
     check_name(path)
     head = _head(path)
-    _check_content(path, head, _documents_command)
-    head = head.removeprefix(BYTE_ORDER_MARK)
+    if head.startswith(_LFS_POINTER):
+        raise InputError(f"{path}: got a pointer of Git LFS, expected the file itself; fetch it: git lfs pull")
+    named = _format_of_name(path)
+    for found, pattern in _COLUMNAR:
+        if pattern.match(head):
+            if is_compressed(path):
+                raise _compressed(path, found)
+            return _TABLES[found]
+        if named == found:
+            got = "an empty file" if not head else f"a file that begins with {head[:8]!r}"
+            raise InputError(f"{path}: got {got}, expected {found}; fetch the file again or rename it")
+    _check_content(path, head)
+    if named:
+        return _TABLES[named]
+    return _format_of_text(path, head.removeprefix(BYTE_ORDER_MARK))
+
+
+def _format_of_text(path: str, head: bytes) -> str:
     is_named_json = _plain_name(path).endswith(_JSON_LINES)
     if _JSON_ARRAY.match(head) or (is_named_json and head.lstrip().startswith(b"[")):
         raise InputError(f"{path}: got a JSON array, expected JSON lines; convert it: {_json_command(path)}")
@@ -119,8 +157,8 @@ def check_lines(path: str) -> None:
             f"{path}: got JSON lines, expected one text a line; convert it: {_lines_command(path, 'JSON')}"
         )
     if found := _format_of_name(path):
-        raise _refusal(path, found, _lines_command)
-    _check_content(path, _head(path), _lines_command)
+        raise _refusal(path, found)
+    _check_content(path, _head(path))
 
 
 def not_utf8(path: str, line: int, byte: int, remedy: str = "") -> InputError:
@@ -129,6 +167,19 @@ def not_utf8(path: str, line: int, byte: int, remedy: str = "") -> InputError:
     return InputError(
         f"{path}:{line}: invalid UTF-8 (byte 0x{byte:02x}); {remedy}re-encode it, from Latin-1 for example: {command}"
     )
+
+
+def decode_line(line: bytes, path: str, offset: int, errors: str) -> str:
+    """Decodes the line of a file that begins at `offset`; `errors` as in `bytes.decode`.
+
+    Raises:
+      InputError: invalid UTF-8, with the file and the number of the line.
+    """
+    try:
+        return line.decode("utf-8", errors)
+    except UnicodeDecodeError as error:
+        number = line_number(path, offset) + line.count(b"\n", 0, error.start)
+        raise not_utf8(path, number, line[error.start], remedy="pass --errors replace or ") from error
 
 
 def _head(path: str) -> bytes:
@@ -153,25 +204,24 @@ def _format_of_name(path: str) -> str:
     return next((found for suffix, found in _SUFFIXES.items() if name.endswith(suffix)), "")
 
 
-def _check_content(path: str, head: bytes, command: Callable[[str, str], str]) -> None:
-    for suffix, pattern in _COMPRESSED_MAGIC:
-        if pattern.match(head):
-            renamed = f"{path}{suffix}"
-            raise InputError(f"{path}: got {suffix} data, expected text; rename it to {renamed} or decompress it")
+def _check_content(path: str, head: bytes) -> None:
+    if suffix := compression_of(head):
+        renamed = f"{path}{suffix}"
+        raise InputError(f"{path}: got {suffix} data, expected text; rename it to {renamed} or decompress it")
     for found, pattern in _MAGIC:
         if pattern.match(head):
-            raise _refusal(path, found, command)
+            raise _refusal(path, found)
     if encoding := _encoding(head):
         raise InputError(f"{path}: got {encoding}, expected UTF-8; re-encode it: {_iconv(path, encoding)}")
     if 0 in head:
         # A TFRecord begins with its first record's length, 8 bytes, little endian.
         found = "TFRecord" if len(head) > 16 and head[4:8] == bytes(4) and head[:4] != bytes(4) else "binary data"
-        raise _refusal(path, found, command, f" (byte 0x00 at offset {head.index(0)})")
+        raise _refusal(path, found, f" (byte 0x00 at offset {head.index(0)})")
     markup = head.removeprefix(BYTE_ORDER_MARK).lstrip().lower()
     if markup.startswith(_HTML):
-        raise _refusal(path, "HTML", command)
+        raise _refusal(path, "HTML")
     if markup.startswith(_XML):
-        raise _refusal(path, "XHTML" if b"<html" in markup else "XML", command)
+        raise _refusal(path, "XHTML" if b"<html" in markup else "XML")
 
 
 def _encoding(head: bytes) -> str:
@@ -186,7 +236,15 @@ def _encoding(head: bytes) -> str:
     return ""
 
 
-def _refusal(path: str, found: str, command: Callable[[str, str], str], detail: str = "") -> InputError:
+def _compressed(path: str, found: str) -> InputError:
+    suffix = path[path.rfind(".") :].lower()
+    return InputError(
+        f"{path}: got compressed {found}, which cannot be read in parts; decompress it: {_UNPACK.get(suffix, 'cat')} "
+        f"{_shell(path)} > {_shell(path[: -len(suffix)])}"
+    )
+
+
+def _refusal(path: str, found: str, detail: str = "") -> InputError:
     only_text = "select text files only, for example with the pattern '*.txt'"
     remedy = {
         "HTML": f"extract its text: lynx -dump -nolist {_shell(path)} > {_converted(path, 'txt')}",
@@ -200,26 +258,17 @@ def _refusal(path: str, found: str, command: Callable[[str, str], str], detail: 
     }
     remedy |= {"XHTML": remedy["HTML"], "ArrayRecord": remedy["TFRecord"]}
     if found in ("CSV", "TSV", "Parquet"):
-        return InputError(f"{path}: {found}{detail}, expected text; convert it: {command(path, found)}")
+        return InputError(f"{path}: {found}{detail}, expected text; convert it: {_lines_command(path, found)}")
     return InputError(f"{path}: {found}{detail}, expected text; {remedy.get(found, only_text)}")
 
 
-def _documents_command(path: str, found: str) -> str:
-    """Returns the command that converts a table to JSON lines."""
-    return _command(path, found, "json.dumps({'text': t})", "jsonl")
-
-
 def _lines_command(path: str, found: str) -> str:
-    """Returns the command that converts a file to plain text with one example a line."""
-    return _command(path, found, "' '.join(t.split())", "txt")
-
-
-def _command(path: str, found: str, printed: str, suffix: str) -> str:
-    target = _converted(path, suffix)
+    """Returns the command that converts a file to plain text with one text a line."""
+    target, printed = _converted(path, "txt"), "' '.join(t.split())"
     if found == "Parquet":
         batches = "q.ParquetFile(sys.argv[1]).iter_batches(columns=['text'])"
         program = f"[print({printed}) for b in {batches} for t in b.column('text').to_pylist()]"
-        return f'python -c "import json,sys,pyarrow.parquet as q; {program}" {_shell(path)} > {target}'
+        return f'python -c "import sys,pyarrow.parquet as q; {program}" {_shell(path)} > {target}'
     texts = {
         "CSV": "r['text'] for r in csv.DictReader(sys.stdin)",
         "TSV": "r['text'] for r in csv.DictReader(sys.stdin, delimiter='\\t')",

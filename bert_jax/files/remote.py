@@ -46,7 +46,7 @@ SILENCE_SECONDS = 60.0
 """Timeout of a silent connection to Google Cloud Storage, after which the request is retried."""
 
 _PACKAGES = {"gs": "gcsfs", "s3": "s3fs", "az": "adlfs", "hf": "huggingface_hub"}  # scheme: the package that opens it
-_EXTRAS = {"gs": "gcs"}  # scheme: the extra of this package with what opens it
+_EXTRAS = {"gs": "gcs", "hf": "hf"}  # scheme: the extra of this package with what opens it
 _TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}
 _TRANSIENT_ERRNO = {
     errno.ECONNRESET, errno.ECONNABORTED, errno.ECONNREFUSED, errno.EPIPE, errno.ETIMEDOUT, errno.EHOSTUNREACH,
@@ -58,7 +58,9 @@ for _protocol in ("gcs", "s3", "abfs"):
     fsspec.config.conf.setdefault(_protocol, {}).setdefault("use_listings_cache", False)
 
 # Error classes by name, since the libraries are not imported. Any other error is a bug and is re-raised.
-_NETWORK_LIBRARIES = {"aiohttp", "requests", "urllib3", "botocore", "azure", "google", "gcsfs"}
+_NETWORK_LIBRARIES = {
+    "aiohttp", "requests", "urllib3", "botocore", "azure", "google", "gcsfs", "httpx", "httpx2", "huggingface_hub",
+}  # fmt: skip
 _TRANSIENT_KINDS = {
     "ClientConnectionError", "ClientPayloadError",  # aiohttp
     "ConnectionError", "Timeout", "ChunkedEncodingError", "ContentDecodingError",  # requests, and botocore's first
@@ -66,7 +68,7 @@ _TRANSIENT_KINDS = {
     "HTTPClientError", "IncompleteReadError", "ResponseStreamingError", "CredentialRetrievalError",
     "MetadataRetrievalError",  # botocore
     "ServiceRequestError", "ServiceResponseError",  # azure
-    "ChecksumError", "TransportError", "RefreshError",  # gcsfs, google.auth
+    "ChecksumError", "TransportError", "RefreshError",  # gcsfs, google.auth; httpx has a TransportError, too
 }  # fmt: skip
 _NO_CREDENTIALS = {
     "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "UnknownCredentialError", "ConfigParseError",
@@ -79,6 +81,7 @@ _BAD_ADDRESS = {
     "ParamValidationError", "ValidationError", "BaseEndpointResolverError", "InvalidDNSNameError",
     "UnsupportedS3ArnError", "EndpointProviderError",  # botocore
     "ClientConnectorCertificateError", "SSLCertVerificationError",
+    "HfUriError", "HFValidationError",  # huggingface_hub
 }  # fmt: skip
 
 
@@ -111,9 +114,14 @@ def parse_path(path: str | os.PathLike[str]) -> epath.Path:
         install = install_hint(_EXTRAS[scheme]) if scheme in _EXTRAS else f"pip install {package}"
         raise InputError(f"{name}: {package} is not installed; run {install}")
     if not rest.strip("/"):
-        raise InputError(f"{name}: no bucket name; expected {scheme}://BUCKET/PATH")
+        raise InputError(f"{name}: no bucket name; expected {_example(name)}")
     _limit_silence()
     return epath.Path(name)
+
+
+def _example(path: str) -> str:
+    scheme = path.partition("://")[0]
+    return "hf://datasets/OWNER/NAME/PATH" if scheme == "hf" else f"{scheme}://BUCKET/PATH"
 
 
 def absolute(path: str | os.PathLike[str]) -> epath.Path:
@@ -154,7 +162,7 @@ def retry_transient(path: str | os.PathLike[str], function: Callable[[], T]) -> 
         except Exception as error:
             reason = permanent_reason(error)
             if reason is None and bucket not in _answered and _is_unknown_host(error):
-                reason = "unknown host; check region, account and endpoint"
+                reason = "unknown host; check the network, region, account and endpoint"
             if reason is not None:
                 raise InputError(f"{os.fspath(path)}: {reason} ({describe_error(error)})") from error
             if not is_transient(error):
@@ -180,6 +188,8 @@ def permanent_reason(error: BaseException) -> str | None:
     if isinstance(error, PermissionError) or status in (401, 403) or "Forbidden" in words:
         return "access denied; check your credentials and their permissions"
     kinds = _kinds(error)
+    if "OfflineModeIsEnabled" in kinds:
+        return "no network is used; unset HF_HUB_OFFLINE"
     if kinds & _NO_CREDENTIALS or ("RefreshError" in kinds and ("invalid_grant" in words or "eauthenticat" in words)):
         return "no valid credentials; log in to the store or set a credentials file"
     if kinds & _BAD_ADDRESS or status == 400 or words.startswith("ValueError: Bad Request"):
@@ -219,11 +229,12 @@ def _is_unknown_host(error: BaseException | None) -> bool:
 
 
 def _status(error: BaseException) -> int | None:
-    """Returns the HTTP status that an error of aiohttp, gcsfs or a similar library carries, or None."""
-    for name in ("status", "code", "status_code"):
-        value = getattr(error, name, None)
-        if isinstance(value, int) or (isinstance(value, str) and value.isdigit()):
-            return int(value)
+    """Returns the HTTP status that an error of aiohttp, gcsfs or a similar library, or its response, has; or None."""
+    for source in (error, getattr(error, "response", None)):
+        for name in ("status", "code", "status_code"):
+            value = getattr(source, name, None)
+            if isinstance(value, int) or (isinstance(value, str) and value.isdigit()):
+                return int(value)
     return None
 
 
@@ -296,22 +307,33 @@ def files(path: str) -> list[str]:
     """Returns the remote files that a path, a folder or a pattern matches, sorted; for a folder all files below it.
 
     Files and folders below a folder are skipped if their names begin with a dot, as in shell patterns. Raises as
-    `retry_transient` does.
+    `retry_transient` does, and InputError for a path that the store's file system cannot have.
     """
     store, name = store_of(path)
+
+    def is_there() -> bool:
+        try:
+            store.info(name)
+        except FileNotFoundError:
+            return False
+        return True  # `exists` of fsspec and of huggingface_hub takes most errors for a missing file
 
     def is_shown(file: str, folder: str) -> bool:
         return not any(part.startswith(".") for part in file.removeprefix(folder).split("/"))
 
     def find() -> list[str]:
-        if store.exists(name):  # first, because a file name may contain pattern characters
+        if is_there():  # first, because a file name may contain pattern characters
             return [file for file in store.find(name) if file == name or is_shown(file, name)]
         if not has_magic(name):
             return []
         below = {folder: store.find(folder) for folder in store.glob(name)}
         return [file for folder, files in below.items() for file in files if file == folder or is_shown(file, folder)]
 
-    return sorted({store.unstrip_protocol(file) for file in retry_transient(path, find)})
+    try:
+        found = retry_transient(path, find)
+    except (ValueError, NotImplementedError) as error:  # huggingface_hub's, for a repository without its owner
+        raise InputError(f"{path}: {describe_error(error)}; expected {_example(path)}") from error
+    return sorted({store.unstrip_protocol(file) for file in found})
 
 
 def version(path: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.config import load_config
-from bert_jax.data.preparation.tfds_corpus import is_tfds
+from bert_jax.data.corpora.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.finetuning.forward import LoadedModel, load_model
@@ -24,7 +24,7 @@ from bert_jax.finetuning.task import Split
 from bert_jax.finetuning.task_kinds import TASK_KINDS, Record, TrainedTask
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.progress import Bars, silent
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
+from bert_jax.training.checkpointing.checkpoints import Checkpoint
 from bert_jax.training.checks import check_batch_size, compute_dtype
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def _null_threshold(found: Checkpoint) -> float | None:
 
 
 def predict(
-    checkpoint: str,
+    found: Checkpoint,
     source: str,
     output: str,
     *,
@@ -105,7 +105,7 @@ def predict(
     Bad rows are skipped, logged and counted.
 
     Args:
-      checkpoint: a workdir of fine-tuning, or one of its checkpoints.
+      found: a fine-tuned checkpoint.
       source: a file in the training file's format, labels ignored. For a tagger also plain text, one sentence per line.
       output: the file to write; its folder is created if missing.
       texts: one or two text columns; by default those of the training file.
@@ -119,7 +119,6 @@ def predict(
         (one or two texts per row, the number of endings).
     """
     check_batch_size(batch_size)
-    found = open_checkpoint(checkpoint)
     task = trained_task(found)
     bad_rows = BadRows(strict=strict)
     examples = task.read(source, bad_rows, labelled=False, columns=texts)
@@ -137,13 +136,13 @@ def predict(
     return len(examples)
 
 
-def evaluate_finetuned(checkpoint: str, data: str, *, batch_size: int = 64, bars: Bars = silent) -> dict[str, Any]:
+def evaluate_finetuned(found: Checkpoint, data: str, *, batch_size: int = 64, bars: Bars = silent) -> dict[str, Any]:
     """Scores a fine-tuned model with its task's metrics, as at the end of fine-tuning.
 
     Returns the dict of `describe_result`; the split of a file has the file's name.
 
     Args:
-      checkpoint: a workdir of fine-tuning, or one of its checkpoints.
+      found: a fine-tuned checkpoint.
       data: a labelled file in the training file's format, or a folder of such files under their usual names.
       batch_size: examples per batch.
       bars: creates progress bars.
@@ -153,7 +152,6 @@ def evaluate_finetuned(checkpoint: str, data: str, *, batch_size: int = 64, bars
         is missing or unknown to the model.
     """
     check_batch_size(batch_size)
-    found = open_checkpoint(checkpoint)
     task = trained_task(found)
     is_folder = is_tfds(data) or remote.parse_path(data).is_dir()
     files = task.files(data) if is_folder else {"": data}

@@ -34,12 +34,14 @@ from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.parallel.host_batches import rows_here
 from bert_jax.parallel.mesh import check_divisibility, make_mesh
 from bert_jax.progress import Bars, silent
+from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.processes import is_first
 from bert_jax.tracking.metrics import finite_json
 from bert_jax.tracking.throughput import Throughput
 from bert_jax.tracking.tracker import Tracker
-from bert_jax.training.checkpointing.checkpoints import Checkpointer, open_checkpoint
+from bert_jax.training.checkpointing.checkpointer import Checkpointer
+from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 from bert_jax.training.checks import check_attention, compute_dtype
 from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer, warn_of_uncorrected_lamb
@@ -97,6 +99,7 @@ def _finetune(
     before = open_checkpoint(config.init)
     model = model_of(config, before.bert_config)
     mesh = make_mesh(config.mesh)
+    stack.enter_context(kept_programs(config.compilation_cache, folder))
     check_divisibility(mesh, model, config.global_batch_size, config.gradient_accumulation)
     check_attention(config, model, config.task.max_seq_len, mesh)
 

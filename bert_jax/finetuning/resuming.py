@@ -7,7 +7,7 @@ from typing import Any
 from etils import epath
 
 from bert_jax.config import ConfigDict, flatten, load_config
-from bert_jax.data.preparation.tfds_corpus import is_tfds
+from bert_jax.data.corpora.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, newest_intact
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 CHANGEABLE = (
     "log_every_steps", "eval_batch_size", "max_nonfinite_steps", "gradient_accumulation", "mesh.", "attention",
     "remat", "gradient_reduce_dtype", "scan_layers", "checkpoint.", "profile.", "tracking.", "stall_", "data.path",
-    "init",
+    "init", "compilation_cache",
 )  # fmt: skip
 NEW_KEYS = ("data.sort_window",)
 """Keys that runs of earlier versions lack: such a run resumes without them."""

@@ -25,7 +25,7 @@ from bert_jax.finetuning.results import RESULT_FILE
 from bert_jax.finetuning.resuming import check_same_run
 from bert_jax.finetuning.task_checks import check_config
 from bert_jax.progress import Bars, silent
-from bert_jax.runtime.compilation_cache import shared_programs
+from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.processes import is_first, wait_for_first
 from bert_jax.training.run import CONFIG_FILE
@@ -75,7 +75,7 @@ def search(config: ConfigDict, workdir: str, *, stop: StopSignal | None = None, 
     runs = planned_runs(config)
     folder = remote.absolute(workdir)
     results: dict[float, dict[int, dict[str, Any]]] = {}
-    with shared_programs(folder):
+    with kept_programs(config.compilation_cache, folder):
         for (rate, seed), trial_config in runs.items():
             trial = folder / folder_of(rate, seed)
             results.setdefault(rate, {})[seed] = _result(trial_config, trial, stop, bars)

@@ -11,7 +11,7 @@ from os import PathLike
 from typing import Any, Protocol
 
 from bert_jax.config import ConfigDict
-from bert_jax.data.preparation.tfds_corpus import is_tfds
+from bert_jax.data.corpora.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs import conll
 from bert_jax.finetuning.inputs.batching import Encoding

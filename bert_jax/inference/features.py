@@ -36,12 +36,13 @@ from bert_jax.files.file_formats import check_lines, not_utf8
 from bert_jax.files.line_reader import lines_from
 from bert_jax.finetuning.forward import LoadedModel, load_model
 from bert_jax.finetuning.inputs.batching import EncodedExamples
+from bert_jax.inference.opening import open_model_of
 from bert_jax.inference.text_encoder import check_pool, pool_hidden_states
 from bert_jax.model import BertForPreTraining
 from bert_jax.progress import Bars, silent
 from bert_jax.text.sequences import EncodedSequence, encode_pairs
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
+from bert_jax.training.checkpointing.checkpoints import Checkpoint
 from bert_jax.training.checks import check_batch_size
 
 LAYER_NAMES = ("embeddings", "first", "second_to_last", "last", "last_four", "all")
@@ -119,7 +120,7 @@ def extract(
     """Writes the features of every line of `input` to `output`, atomically.
 
     Args:
-      checkpoint: any CHECKPOINT; no head is needed.
+      checkpoint: any model that `bert_jax.load` takes; no head is needed.
       input: a text file in UTF-8, compressed or not.
       output: JSON lines, or arrays if the name ends in `.npz`. The file must not exist.
       layers: see `parse_layers`; by default the last four, with `pool` the last.
@@ -139,7 +140,7 @@ def extract(
     if not remote.is_remote(input) and source.exists() and not source.is_file():
         raise InputError(f"--input={input}: expected a regular file, since it is read twice; save the input to a file")
     check_lines(input)
-    found = open_checkpoint(checkpoint)
+    found = open_model_of(checkpoint)
     config, tokenizer = found.bert_config, found.tokenizer
     layers = ("-1" if pool else DEFAULT_LAYERS) if layers is None else layers
     chosen = parse_layers(layers, config.num_hidden_layers)

@@ -16,12 +16,13 @@ from bert_jax.finetuning.fine_tuned import open_model, trained_task
 from bert_jax.finetuning.forward import LoadedModel, load_model
 from bert_jax.finetuning.inputs.batching import EncodedExamples
 from bert_jax.finetuning.task_kinds import TrainedTask
+from bert_jax.inference.opening import open_model_of
 from bert_jax.inference.text_encoder import Encoded, TextEncoder, check_segments
 from bert_jax.model import BertConfig, BertForPreTraining
 from bert_jax.model.task_heads import BertForTask
 from bert_jax.text.sequences import EncodedSequence, pad_sequences
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
+from bert_jax.training.checkpointing.checkpoints import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -143,13 +144,23 @@ class FineTuned:
         return [{key: value for key, value in prediction.items() if key != "id"} for prediction in predictions]
 
 
-def load(checkpoint: str) -> PreTrained | FineTuned:
-    """Loads a CHECKPOINT (a workdir, one of its checkpoints/STEP, or imported) in fp32 on the first device.
+def load(checkpoint: str, *, step: int | None = None) -> PreTrained | FineTuned:
+    """Loads a model in fp32 on the first device.
 
-    Returns a `PreTrained`, or a `FineTuned` for the checkpoint of a fine-tuned model. Raises InputError if there is no
-    checkpoint.
+    Args:
+      checkpoint: a workdir (its newest step), one of its checkpoints/STEP, the output of `bert-jax import`; or, without
+        an import, a folder of `transformers`, such as the output of `bert-jax export`, or a TensorFlow checkpoint: its
+        folder or its prefix. Nothing is written.
+      step: chooses a step of a workdir.
+
+    Returns:
+      A `PreTrained`, or a `FineTuned` for a fine-tuned model.
+
+    Raises:
+      InputError: there is no such model, or it cannot be read. The name of a model on the Hugging Face Hub is not
+        downloaded.
     """
-    found = open_checkpoint(checkpoint)
+    found = open_model_of(checkpoint, step)
     if found.task is not None:
         running = open_model(found, dtype="float32", devices=jax.local_devices()[:1])
         model = nnx.merge(running.graph, running.parameters)

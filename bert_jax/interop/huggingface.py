@@ -3,20 +3,24 @@
 import json
 import logging
 import os
+from dataclasses import dataclass
 from typing import Any
 
+from etils import epath
 from safetensors.numpy import save_file
 
-from bert_jax.files import provenance
+from bert_jax.errors import InputError
+from bert_jax.files import provenance, remote
 from bert_jax.files.output_folder import new_folder, whole_folder
 from bert_jax.interop.architectures import ARCHITECTURES
 from bert_jax.interop.huggingface_weights import state_dict
 from bert_jax.interop.model_card import CARD, Publication, model_card
 from bert_jax.interop.task_weights import task_model
-from bert_jax.interop.weight_files import WHOLE
+from bert_jax.interop.weight_files import WHOLE, read_json
 from bert_jax.model import BertConfig
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_finite
+from bert_jax.training.checkpointing.checkpoint_folders import chosen_steps
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_finite, open_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +41,80 @@ def model_config(config: BertConfig, tokenizer: Tokenizer, architecture: str) ->
     }
 
 
+@dataclass(frozen=True)
+class Revision:
+    """An exported step of a run: `step1000`, as revisions of models on the Hub are named.
+
+    `is_new` is False if the folder was complete before.
+    """
+
+    step: int
+    folder: str
+    architecture: str
+    is_new: bool
+
+    @property
+    def name(self) -> str:
+        """The name of the folder and of the revision."""
+        return revision_name(self.step)
+
+
+def revision_name(step: int) -> str:
+    """Returns the name of a step's revision on the Hub."""
+    return f"step{step}"
+
+
+def export_steps(
+    workdir: str, output: str, steps: str, publication: Publication | None = None
+) -> list[Revision]:  # fmt: skip
+    """Exports steps of a workdir to `output`/stepN, each as `export` does; returns them in ascending order.
+
+    Skips the folder of a step that is complete, and checks that it is of the same checkpoint.
+
+    Args:
+      workdir: a workdir of pre-training or fine-tuning.
+      output: a folder, new or of an earlier call.
+      steps: "all", or step numbers such as "0,1000".
+      publication: as for `export`.
+
+    Raises:
+      InputError: a step is not in the workdir, or its folder holds anything else; then nothing is written.
+    """
+    folder = remote.parse_path(output)
+    if not output or (remote.exists(folder) and not folder.is_dir()):
+        raise InputError(f"--output={output!r}: is no folder; expected a new folder, or that of an earlier export")
+    targets = {step: folder / revision_name(step) for step in chosen_steps(workdir, steps)}
+    # All checks come first. Each checkpoint is opened twice, so that thousands of tokenizers are not held at once.
+    complete = {step for step, target in targets.items() if _is_export_of(open_checkpoint(workdir, step), target)}
+    revisions: list[Revision] = []
+    for step, target in targets.items():
+        if step in complete:
+            log.info("%s is complete and is kept, with its model card", target)
+            (architecture,) = read_json(target / CONFIG)["architectures"]
+        else:
+            checkpoint = open_checkpoint(workdir, step)
+            architecture = _export(checkpoint, target, publication, folder.name, revision_name(step))
+        revisions.append(Revision(step, str(target), architecture, step not in complete))
+    return revisions
+
+
+def _is_export_of(checkpoint: Checkpoint, folder: epath.Path) -> bool:
+    """Returns whether a folder has the complete export of a checkpoint; False for a new or an empty folder.
+
+    An upload to a store that was interrupted is not complete. InputError if the folder holds anything else.
+    """
+    if not remote.is_taken(folder):
+        return False
+    if not remote.exists(folder / CONFIG) and remote.is_remote(folder):
+        return False
+    reference, path = checkpoint.reference(), folder / provenance.FILE
+    found = read_json(path).get("runs", [{}])[-1].get("inputs", {}).get("checkpoint") if remote.exists(path) else None
+    keys = ("step", "digest") if reference["digest"] else ("step", "path")
+    if not isinstance(found, dict) or any(found.get(key) != reference[key] for key in keys):
+        raise InputError(f"{folder}: already exists, and is not the export of {checkpoint.path}; choose another folder")
+    return True
+
+
 def export(checkpoint: Checkpoint, output: str, publication: Publication | None = None) -> str:
     """Writes `config.json`, `model.safetensors`, the tokenizer's files, a model card and the provenance to `output`.
 
@@ -46,6 +124,13 @@ def export(checkpoint: Checkpoint, output: str, publication: Publication | None 
     Raises InputError if `output` is a file or a folder that is not empty, and as `task_model` does.
     """
     folder = new_folder(output)
+    return _export(checkpoint, folder, publication, folder.name)
+
+
+def _export(
+    checkpoint: Checkpoint, folder: epath.Path, publication: Publication | None, name: str, revision: str = ""
+) -> str:
+    """Writes the folder of `export`, whose model card has the title `name`."""
     log.info("Reading %s and writing %s", checkpoint.path, folder)
     config, tokenizer = checkpoint.bert_config, checkpoint.tokenizer
     if checkpoint.task is not None:
@@ -70,7 +155,9 @@ def export(checkpoint: Checkpoint, output: str, publication: Publication | None 
         (partial / CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
         provenance.write(partial, provenance.record({"checkpoint": checkpoint.reference()}))
         count = sum(value.size for value in weights.values())
-        card = model_card(checkpoint, architecture, folder.name, publication or Publication(), parameters=count)
+        card = model_card(
+            checkpoint, architecture, name, publication or Publication(), parameters=count, revision=revision
+        )
         (partial / CARD).write_text(card, encoding="utf-8")
         save_file(weights, str(partial / WHOLE), metadata={"format": "pt"})
         os.chmod(partial / WHOLE, os.stat(partial / CONFIG).st_mode & 0o777)  # save_file makes it 0600

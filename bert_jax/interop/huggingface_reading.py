@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,15 +31,21 @@ _LISTED = 4  # maximum weights listed in an error
 
 @dataclass(frozen=True)
 class Source:
-    """A model read from files; `parameters` are numpy arrays, without those of heads not in `heads`.
+    """A model in files of other software, described and checked, but with its weights still in the files.
 
-    `task` is the record of a fine-tuned model, whose parameters have an `output` as well.
+    Attributes:
+      bert_config: the sizes.
+      tokenizer: the tokenizer.
+      heads: the heads that it has.
+      read_parameters: reads the weights; returns numpy arrays, without those of heads not in `heads`. InputError for a
+        weight that is damaged or not finite.
+      task: the record of a fine-tuned model, whose parameters have an `output` as well.
     """
 
     bert_config: BertConfig
     tokenizer: Tokenizer
     heads: tuple[str, ...]
-    parameters: Parameters
+    read_parameters: Callable[[], Parameters]
     task: dict[str, Any] | None = None
 
 
@@ -72,9 +78,11 @@ def read(folder: epath.Path, *, lowercase: bool | None = None) -> Source:
         encoder = {name: weight for name, weight in encoder.items() if not name.startswith("bert.pooler.")}
     heads = () if task.is_of_tokens else ("pooler",)
     source = assemble(folder / CONFIG, config, tokenizer, encoder, heads)
-    return dataclasses.replace(
-        source, parameters={**source.parameters, "output": task.output}, task=task.record(config)
-    )
+
+    def read_parameters() -> Parameters:
+        return {**source.read_parameters(), "output": task.output}
+
+    return dataclasses.replace(source, read_parameters=read_parameters, task=task.record(config))
 
 
 def bert_config(path: epath.Path, values: Mapping[str, Any]) -> BertConfig:
@@ -102,7 +110,7 @@ def assemble(
     weights: Mapping[str, StoredWeight],
     required: Collection[str],
 ) -> Source:
-    """Reads the parameters of a pre-trained model. InputError, with names and shapes, for weights that do not match.
+    """Describes a pre-trained model. InputError, with names and shapes, for weights that do not match.
 
     Args:
       path: the config's file, for errors.
@@ -122,7 +130,7 @@ def assemble(
     expected = {_canonical(weight.name): weight for weight in layout(config, heads)}
     _check_weights(path, weights, expected)
     readers = {weight.name: weights[name].read for name, weight in expected.items()}
-    return Source(config, tokenizer, heads, parameters_of(readers, config, heads))
+    return Source(config, tokenizer, heads, lambda: parameters_of(readers, config, heads))
 
 
 def _canonical(name: str) -> str:

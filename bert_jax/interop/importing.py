@@ -1,11 +1,14 @@
-"""Import of checkpoints from other software: detects a folder's format and reads it."""
+"""Models of other software: detects the format of a folder, and opens or imports the model in it."""
 
 import logging
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import jax
 from etils import epath
 
 from bert_jax.errors import InputError
@@ -15,6 +18,7 @@ from bert_jax.files.output_folder import new_folder
 from bert_jax.interop import huggingface_reading, tensorflow_checkpoints
 from bert_jax.interop.huggingface_reading import CONFIG, Source
 from bert_jax.interop.weight_files import INDEX, PICKLE, PICKLE_INDEX, WHOLE
+from bert_jax.model.bert import Parameters
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_place, open_checkpoint, save_parameters
 
 log = logging.getLogger(__name__)
@@ -39,14 +43,68 @@ def import_checkpoint(source: str, output: str, *, lowercase: bool | None = None
     check_place(folder)
     with _on_this_machine(source) as here:
         log.info("Reading %s", source)
-        found = _read(here, lowercase)
+        found = _read(here, lowercase, option="--source=")
+        parameters = found.read_parameters()
         sizes = [{"path": path.name, "bytes": path.stat().length} for path in _files_read(here)]
     log.info("Writing %s", folder)
     save_parameters(
-        folder, found.parameters, bert_config=found.bert_config, tokenizer=found.tokenizer, heads=found.heads,
+        folder, parameters, bert_config=found.bert_config, tokenizer=found.tokenizer, heads=found.heads,
         task=found.task, inputs={"source": {"path": source, "files": sizes}},
     )  # fmt: skip
     return open_checkpoint(output)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignCheckpoint(Checkpoint):
+    """A model in files of other software, used without an import; it has no digests that a load could verify."""
+
+    read_parameters: Callable[[], Parameters]
+
+    def _restore(self, target: Parameters, *, is_partial: bool) -> Parameters:
+        read = self.read_parameters()
+        parts = {part: read[part] for part in target}
+        return jax.tree.map(
+            lambda leaf, value: jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda at: value[at]),
+            target,
+            parts,
+        )
+
+
+def holds_model(location: str) -> bool:
+    """Returns whether a folder has weights of `transformers` or TensorFlow, or a prefix is that of a checkpoint."""
+    given = remote.parse_path(location)
+    names, beside = _names_in(given), _names_in(given.parent)
+    has_weights = any(name in (WHOLE, INDEX, PICKLE, PICKLE_INDEX) for name in names)
+    return (
+        has_weights
+        or any(name.endswith(tensorflow_checkpoints.INDEX) for name in names)
+        or (f"{tensorflow_checkpoints.prefix_name(given.name)}{tensorflow_checkpoints.INDEX}" in beside)
+    )
+
+
+def _names_in(folder: epath.Path) -> set[str]:
+    if remote.is_remote(folder):
+        return {*remote.sizes(folder)}
+    return {child.name for child in folder.iterdir()} if folder.is_dir() else set()
+
+
+def open_source(location: str) -> Checkpoint:
+    """Opens the model that `import_checkpoint` would import from `location`, and writes nothing.
+
+    The weights of local files are read by each `load_parameters`; those of a store are read here. Raises InputError if
+    `location` holds no readable model.
+    """
+    path = remote.parse_path(location)
+    with _on_this_machine(location) as here:
+        log.info("Reading %s", location)
+        found = _read(here, None)
+        read_parameters = found.read_parameters
+        if remote.is_remote(path):  # whose local copy is deleted below
+            read_parameters = partial(dict, read_parameters())
+    return ForeignCheckpoint(
+        path=path, bert_config=found.bert_config, tokenizer=found.tokenizer, heads=found.heads, config={}, step=0,
+        dataset_hashes=(), first_rows=None, task=found.task, read_parameters=read_parameters,
+    )  # fmt: skip
 
 
 @contextmanager
@@ -60,7 +118,7 @@ def _on_this_machine(source: str) -> Iterator[epath.Path]:
     if not sizes or [*sizes] == [given.name]:  # the prefix of a checkpoint, or one of its files
         folder, name, sizes = given.parent, given.name, remote.sizes(given.parent)
     if not sizes:
-        raise InputError(f"--source={given}: no file found; give the folder of a model")
+        raise InputError(f"{given}: no file of a model found; give the folder of a model")
     weights = _weight_files(sizes)
     with tempfile.TemporaryDirectory(prefix="bert-jax-") as copy:
         local = Path(copy) / folder.name  # whose name may state the case
@@ -95,32 +153,32 @@ def _files_read(source: epath.Path) -> list[epath.Path]:
     return [path for name, path in sorted(paths.items()) if name in weights or name.endswith(_SMALL)]
 
 
-def _read(source: epath.Path, lowercase: bool | None) -> Source:
-    """Reads a model of any format. InputError, with the fix, if there is none."""
+def _read(source: epath.Path, lowercase: bool | None, *, option: str = "") -> Source:
+    """Describes a model of any format. InputError, with the `option` that names it and the fix, if there is none."""
     names = sorted(child.name for child in source.iterdir()) if source.is_dir() else []
     if {WHOLE, INDEX} & {*names}:
-        return _read_huggingface(source, names, lowercase)
+        return _read_huggingface(source, names, lowercase, option)
     if (prefix := tensorflow_checkpoints.find_prefix(source)) is not None:
         return tensorflow_checkpoints.read(prefix, lowercase=lowercase)
     if not source.is_dir():
         raise InputError(
-            f"--source={source}: local folder or checkpoint not found{similar_name(source)}; download the model, and "
+            f"{option}{source}: local folder or checkpoint not found{similar_name(source)}; download the model, and "
             "give its folder"
         )
     if {PICKLE, PICKLE_INDEX} & {*names}:
-        return _read_huggingface(source, names, lowercase)
+        return _read_huggingface(source, names, lowercase, option)
     if pickles := [name for name in names if name.endswith(_OTHER_PICKLES)]:
         raise InputError(
-            f"--source={source}: found {pickles[0]} but no {WHOLE}; load it in torch, and save the model with its "
+            f"{option}{source}: found {pickles[0]} but no {WHOLE}; load it in torch, and save the model with its "
             "save_pretrained"
         )
     raise InputError(
-        f"--source={source}: no supported model found; expected {CONFIG} and {WHOLE} (or {INDEX}), or a TensorFlow "
+        f"{option}{source}: no supported model found; expected {CONFIG} and {WHOLE} (or {INDEX}), or a TensorFlow "
         f"checkpoint with {tensorflow_checkpoints.BERT_CONFIG}"
     )
 
 
-def _read_huggingface(folder: epath.Path, names: list[str], lowercase: bool | None) -> Source:
+def _read_huggingface(folder: epath.Path, names: list[str], lowercase: bool | None, option: str) -> Source:
     if CONFIG not in names:
-        raise InputError(f"--source={folder}: {CONFIG} not found; copy it from the source of the weights")
+        raise InputError(f"{option}{folder}: {CONFIG} not found; copy it from the source of the weights")
     return huggingface_reading.read(folder, lowercase=lowercase)

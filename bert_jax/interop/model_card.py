@@ -49,17 +49,19 @@ class Publication:
 
 
 def model_card(
-    checkpoint: Checkpoint, architecture: str, name: str, publication: Publication, *, parameters: int
-) -> str:
+    checkpoint: Checkpoint, architecture: str, name: str, publication: Publication, *, parameters: int,
+    revision: str = "",
+) -> str:  # fmt: skip
     """Returns the text of the card of a model that is exported as `architecture`.
 
-    `name` is its title, and `parameters` the number of its parameters.
+    `name` is its title, `parameters` the number of its parameters, and `revision` the name of a step among others.
     """
     results = read_results(checkpoint)
     metadata = card_metadata(checkpoint, architecture, name, publication, results)
     sections = [
         _description(checkpoint, architecture, parameters),
         _usage(checkpoint, architecture, metadata.get("pipeline_tag")),
+        _revisions(checkpoint, architecture, name, revision),
         _labels(checkpoint),
         _training(checkpoint),
         _evaluation(results),
@@ -146,6 +148,19 @@ def _usage(checkpoint: Checkpoint, architecture: str, pipeline: str | None) -> s
         code = code.replace('"FOLDER")', '"FOLDER", model_kwargs={"add_pooling_layer": False})')
         note = "\nThe model has no pooler.\n"
     return f"## Use\n\n```python\n{code}\n```\n{note}"
+
+
+def _revisions(checkpoint: Checkpoint, architecture: str, name: str, revision: str) -> str:
+    if not revision:
+        return ""
+    return (
+        f"## Revisions\n\nThis is the model after step {checkpoint.step:,}. "
+        f"The steps of its training are revisions of one model, `stepN` after N steps:\n\n"
+        f"```python\nfrom transformers import {architecture}\n\n"
+        f'model = {architecture}.from_pretrained("USER/{name}", revision="{revision}")\n```\n\n'
+        "Each is uploaded from its folder, and the newest also without `--revision`:\n\n"
+        f"```bash\nhf upload USER/{name} {revision} --revision {revision}\n```\n"
+    )
 
 
 def _labels(checkpoint: Checkpoint) -> str:

@@ -36,7 +36,7 @@ def find_prefix(source: epath.Path) -> epath.Path | None:
     In a folder with several it is the one noted in the file `checkpoint`. Raises InputError if that leaves several.
     """
     if not source.is_dir():
-        name = DATA.sub("", source.name.removesuffix(INDEX).removesuffix(".meta"))
+        name = prefix_name(source.name)
         prefix = source.parent / name
         return prefix if (source.parent / f"{name}{INDEX}").exists() else None
     found = sorted(path.name.removesuffix(INDEX) for path in source.iterdir() if path.name.endswith(INDEX))
@@ -46,10 +46,15 @@ def find_prefix(source: epath.Path) -> epath.Path | None:
         name = epath.Path(noted[1]).name if noted else ""
         if name not in found:
             raise InputError(
-                f"--source={source}: found {len(found)} checkpoints; give one of them, such as {source / found[-1]}"
+                f"{source}: found {len(found)} checkpoints; give one of them, such as {source / found[-1]}"
             )
         found = [name]
     return source / found[0] if found else None
+
+
+def prefix_name(name: str) -> str:
+    """Returns the prefix of a checkpoint from the name of one of its files, or from the prefix itself."""
+    return DATA.sub("", name.removesuffix(INDEX).removesuffix(".meta"))
 
 
 def read(prefix: epath.Path, *, lowercase: bool | None = None) -> Source:
@@ -108,8 +113,8 @@ def _case(folder: epath.Path, lowercase: bool | None) -> bool:
     if re.search(r"(^|[^a-z])cased([^a-z]|$)", name):
         return False
     raise InputError(
-        f"{folder}: unknown case: neither do_lower_case in {SETTINGS} nor the folder's name says it; give --cased or "
-        "--uncased"
+        f"{folder}: unknown case: neither do_lower_case in {SETTINGS} nor the folder's name says it; write "
+        f'{{"do_lower_case": true}} or false to {SETTINGS}, or give --cased or --uncased to bert-jax import'
     )
 
 

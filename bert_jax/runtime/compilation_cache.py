@@ -1,28 +1,79 @@
-"""Compilation cache that the runs of a search share: seeds and learning rates are arguments of the programs."""
+"""JAX's persistent compilation cache: a program that was compiled once is read by later runs.
 
+Seeds and schedules are arguments of the programs, so that runs which differ in them alone share a program. Whoever can
+write to the cache can make its readers run code: the user's own cache is private.
+"""
+
+import hashlib
+import logging
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import jax
 from etils import epath
 from jax.experimental.compilation_cache import compilation_cache
 
+from bert_jax.files import remote
+from bert_jax.files.user_cache import cache_folder, make_private
+
+log = logging.getLogger(__name__)
+
 FOLDER = "programs"
+AUTO, NONE = "auto", "none"
 
 
 @contextmanager
-def shared_programs(folder: epath.Path) -> Iterator[None]:
-    """Writes compiled programs to a cache in `folder` and reads them from it.
+def kept_programs(setting: str, workdir: epath.Path) -> Iterator[None]:
+    """Reads compiled programs from a cache, and writes new ones to it.
 
-    Does nothing if JAX has a cache folder already, such as from JAX_COMPILATION_CACHE_DIR.
+    Does nothing if JAX has a cache already: from JAX_COMPILATION_CACHE_DIR, or because this is a run inside a search.
+
+    Args:
+      setting: `compilation_cache` of the config: "auto", "none" or a folder, which may be remote. "auto" is the user's
+        cache folder, or a folder in the workdir if that is remote, because the hosts may be new ones.
+      workdir: the run's folder.
     """
-    if jax.config.values["jax_compilation_cache_dir"]:
+    folder = "" if jax.config.values["jax_compilation_cache_dir"] else _folder(setting, workdir)
+    if not folder:
         yield
         return
-    jax.config.update("jax_compilation_cache_dir", str(folder / FOLDER))
+    log.info("Compiled programs are kept in %s", folder)
+    jax.config.update("jax_compilation_cache_dir", folder)
     compilation_cache.reset_cache()  # JAX reads the setting once
     try:
         yield
     finally:
         jax.config.update("jax_compilation_cache_dir", None)
         compilation_cache.reset_cache()
+
+
+def _folder(setting: str, workdir: epath.Path) -> str:
+    """Returns the cache's folder, or an empty string for none."""
+    if setting == NONE:
+        return ""
+    if setting != AUTO:
+        return str(remote.absolute(setting))
+    if remote.is_remote(workdir):
+        return str(workdir / FOLDER)
+    folder = cache_folder() / FOLDER / _machine()
+    try:
+        problem = make_private(folder)
+    except OSError as error:
+        problem = str(error)
+    if problem:
+        log.warning("%s: compiled programs are not kept there: %s; set compilation_cache to a folder", folder, problem)
+        return ""
+    return str(folder)
+
+
+def _machine() -> str:
+    """Returns a name of the CPU's kind: a home folder may be shared by machines that lack each other's instructions."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    kind = sorted({line for line in lines if line.startswith(("flags", "Features", "model name", "CPU part"))})
+    digest = hashlib.sha256("\n".join(kind).encode()).hexdigest()
+    return f"{platform.machine()}-{digest[:8]}"

@@ -29,7 +29,7 @@ from etils import epath
 
 from bert_jax.config import ConfigDict, load_config, set_key
 from bert_jax.configs.studies.default import StudyRow, StudyTask
-from bert_jax.data.preparation.tfds_corpus import is_tfds
+from bert_jax.data.corpora.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, provenance, remote
 from bert_jax.finetuning.inputs.batching import Encoding
@@ -39,7 +39,7 @@ from bert_jax.finetuning.task_kinds import TASK_KINDS
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.progress import Bars, silent
-from bert_jax.runtime.compilation_cache import shared_programs
+from bert_jax.runtime.compilation_cache import AUTO, kept_programs
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.processes import is_first
 from bert_jax.studies.study_table import PERPLEXITY, Cell, Table, write_table
@@ -163,6 +163,11 @@ def _encoder_config(row: PlannedRow) -> BertConfig:
     return models[0]
 
 
+def _compilation_cache(plan: Study) -> str:
+    """Returns the setting of the rows that are pre-trained, which all runs of the study share."""
+    return next((row.pretraining.compilation_cache for row in plan.rows if row.pretraining), AUTO)
+
+
 def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Bars = silent) -> Table:
     """Runs every unfinished run of `plan` in `workdir`, and writes and returns the table.
 
@@ -184,7 +189,7 @@ def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Ba
     table.pretraining_seeds = {row.name: _pretraining_seeds(row) for row in plan.rows}
     with ExitStack() as stack:
         stop = stop or stack.enter_context(StopSignal())
-        stack.enter_context(shared_programs(folder))
+        stack.enter_context(kept_programs(_compilation_cache(plan), folder))
         _read_tasks(plan, folder)
         if is_first():
             provenance.append(folder, provenance.record(_describe_inputs(plan), devices=describe_devices()))

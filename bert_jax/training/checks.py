@@ -17,6 +17,7 @@ from bert_jax.model.fused_attention import CUDNN_HEADS, SPLASH_LENGTHS
 from bert_jax.tracking.profiling import parse_steps
 from bert_jax.tracking.wandb_tracker import check_wandb
 from bert_jax.training.checkpointing.checkpoints import Checkpoint
+from bert_jax.training.checkpointing.retention import Milestones
 from bert_jax.training.optimizer import OPTIMIZERS
 
 OBJECTIVES = ("mlm", "ltr")
@@ -86,6 +87,7 @@ def check_values(values: Mapping[str, Any]) -> Callable[..., None]:
     check(lambda x: x in ATTENTIONS, f"one of {', '.join(ATTENTIONS)}", "attention")
     check(lambda x: x in REMAT_POLICIES, f"one of {', '.join(REMAT_POLICIES)}", "remat")
     check(lambda x: x in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}", "optimizer.name")
+    check(bool, "auto, none or a folder", "compilation_cache")
     check(lambda x: x in DTYPES, f"one of {', '.join(DTYPES)}", "dtype")
     check(lambda x: x in REDUCE_DTYPES, f"one of {', '.join(REDUCE_DTYPES)}", "gradient_reduce_dtype")
     parse_steps(values["profile.steps"])
@@ -109,6 +111,7 @@ def check_config(config: ConfigDict, steps: int) -> None:
     check(lambda x: x in OBJECTIVES, f"one of {', '.join(OBJECTIVES)}", "objective.lm")
     check(lambda x: x >= 0, "at least 0", "objective.static_masks")
     check(lambda x: 0 <= x <= MAX_SAMPLES, f"in [0, {MAX_SAMPLES}]", "tracking.samples")
+    Milestones.from_config(config)
     if values["objective.lm"] == "ltr" and values["objective.nsp"]:
         raise InputError(
             "objective.lm=ltr does not support objective.nsp=True: under a causal mask [CLS] sees only itself and "

@@ -22,7 +22,8 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.sharding import batch_mesh_axes, make_forward_step, parameter_shardings
 from bert_jax.progress import Bars, silent
 from bert_jax.tracking.tracker import Sample
-from bert_jax.training.checkpointing.checkpoints import check_finite, open_checkpoint
+from bert_jax.training.checkpointing.checkpoint_folders import chosen_steps
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_finite, open_checkpoint
 from bert_jax.training.checks import check_batch_size, check_tokenizer, compute_dtype
 from bert_jax.training.phases import plan_at
 from bert_jax.training.state import StateSpec
@@ -72,6 +73,11 @@ class Evaluator:
         self._loader = loader
         self._rows = rows_here(mesh, loader.batch_size)
         self._unigram_nats = unigram_nats(loader.datasets, left_to_right=loader.masking is None)
+
+    @property
+    def batches(self) -> int:
+        """Number of batches that `run` reads."""
+        return self._loader.batches
 
     def run(self, parameters: Parameters, on_batch: Callable[[], Any] = lambda: None) -> dict[str, float]:
         """Returns `loss, mlm_loss, mlm_accuracy, nsp_loss, nsp_accuracy` and `unigram_loss`; losses in nats.
@@ -180,7 +186,9 @@ def _mask_first(batch: HostBatch, mask_id: int) -> HostBatch:
     return cast(HostBatch, {**batch, **first, "input_ids": ids})
 
 
-def evaluate_checkpoint(checkpoint: str, data: str, *, batch_size: int = 64, bars: Bars = silent) -> dict[str, float]:
+def evaluate_checkpoint(
+    opened: Checkpoint, data: str, *, batch_size: int = 64, bars: Bars = silent
+) -> dict[str, float]:  # fmt: skip
     """Evaluates a checkpoint on the whole eval split of a prepared dataset; returns the scores of `Evaluator.run`.
 
     A head that the checkpoint lacks has no loss and no accuracy, and neither has next-sentence prediction on a dataset
@@ -189,8 +197,63 @@ def evaluate_checkpoint(checkpoint: str, data: str, *, batch_size: int = 64, bar
     Raises InputError if the checkpoint lacks both heads, is damaged or has non-finite parameters; and if the dataset
     has no eval split, another vocabulary, longer sequences than the model, or pairs for a model with one segment.
     """
-    check_batch_size(batch_size)
-    opened, dataset = open_checkpoint(checkpoint), PreparedDataset(data)
+    return _CheckpointEvaluation(data, batch_size, bars).scores(opened)
+
+
+def evaluate_steps(
+    workdir: str, steps: str, data: str, *, batch_size: int = 64, bars: Bars = silent
+) -> list[dict[str, float]]:  # fmt: skip
+    """Evaluates steps of a pre-training run as `evaluate_checkpoint` does; compiles a program once.
+
+    `steps` is "all", or step numbers such as "0,1000". Returns `step` and the scores of each, in ascending order.
+    Raises InputError for a step that is not in the workdir, and as `evaluate_checkpoint` does.
+    """
+    evaluation = _CheckpointEvaluation(data, batch_size, bars)
+    chosen = chosen_steps(workdir, steps)
+    if (newest := open_checkpoint(workdir, chosen[-1])).task is not None:
+        raise InputError(f"--steps={steps}: {newest.path} is fine-tuned; give the --checkpoint of each of its steps")
+    return [{"step": step, **evaluation.scores(open_checkpoint(workdir, step))} for step in chosen]
+
+
+class _CheckpointEvaluation:
+    """Evaluates checkpoints on the eval split of a dataset; those with the same settings share a program."""
+
+    def __init__(self, data: str, batch_size: int, bars: Bars):
+        check_batch_size(batch_size)
+        self._dataset, self._bars = PreparedDataset(data), bars
+        self._mesh = make_mesh(ConfigDict({"data": -1, "fsdp": 1, "tensor": 1}))
+        batch_size = min(batch_size, self._dataset.size("eval"))
+        self._batch_size = -(-batch_size // self._mesh.size) * self._mesh.size
+        self._evaluators: dict[Any, tuple[Evaluator, Parameters]] = {}  # with the shardings of the parameters
+
+    def scores(self, opened: Checkpoint) -> dict[str, float]:
+        """Returns the scores of a checkpoint; raises the errors of `evaluate_checkpoint`."""
+        _check_evaluable(opened, self._dataset)
+        evaluator, shardings = self._evaluator(opened)
+        parameters = opened.load_parameters(shardings)
+        check_finite(opened, parameters)
+        batches = evaluator.batches
+        with closing(self._bars(total=batches, desc=f"evaluate step {opened.step}", unit="batch")) as bar:
+            return evaluator.run(parameters, on_batch=lambda: bar.update(1))
+
+    def _evaluator(self, opened: Checkpoint) -> tuple[Evaluator, Parameters]:
+        config = plan_at(ConfigDict(opened.config), opened.step).config if opened.config else None
+        dtype = compute_dtype(config.dtype if config else "auto")
+        nsp = config.objective.nsp if config else True
+        key = (opened.bert_config, opened.heads, dtype, nsp)
+        if key not in self._evaluators:
+            graph, _, info = abstract_parameters(opened.bert_config, dtype=dtype, heads=opened.heads)
+            shardings = parameter_shardings(self._mesh, info)
+            loader = EvalLoader(
+                [self._dataset], batch_size=self._batch_size, left_to_right=opened.bert_config.is_decoder
+            )
+            eval_step = make_eval_step(self._mesh, graph, shardings)
+            self._evaluators[key] = Evaluator(self._mesh, eval_step, loader, nsp=nsp), shardings
+        return self._evaluators[key]
+
+
+def _check_evaluable(opened: Checkpoint, dataset: PreparedDataset) -> None:
+    """Raises InputError if a checkpoint and the eval split of a dataset do not match."""
     if "mlm_head" not in opened.heads:
         opened.require_heads("pooler", "nsp_head", by="evaluate, without an mlm_head,")
     check_tokenizer(opened, dataset)
@@ -206,18 +269,3 @@ def evaluate_checkpoint(checkpoint: str, data: str, *, batch_size: int = 64, bar
             f"{dataset.folder} has pairs of sentences, but the model has no second segment (type_vocab_size=1); "
             "prepare it with --pairs none"
         )
-    mesh = make_mesh(ConfigDict({"data": -1, "fsdp": 1, "tensor": 1}))
-    batch_size = min(batch_size, dataset.size("eval"))
-    batch_size = -(-batch_size // mesh.size) * mesh.size
-    config = plan_at(ConfigDict(opened.config), opened.step).config if opened.config else None
-    dtype = compute_dtype(config.dtype if config else "auto")
-    graph, _, info = abstract_parameters(opened.bert_config, dtype=dtype, heads=opened.heads)
-    shardings = parameter_shardings(mesh, info)
-    loader = EvalLoader([dataset], batch_size=batch_size, left_to_right=opened.bert_config.is_decoder)
-    eval_step = make_eval_step(mesh, graph, shardings)
-    nsp = config.objective.nsp if config else True
-    evaluator = Evaluator(mesh, eval_step, loader, nsp=nsp)
-    parameters = opened.load_parameters(shardings)
-    check_finite(opened, parameters)
-    with closing(bars(total=loader.batches, desc="evaluate", unit="batch")) as bar:
-        return evaluator.run(parameters, on_batch=lambda: bar.update(1))

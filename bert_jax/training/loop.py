@@ -5,7 +5,7 @@ Hooks log metrics, evaluate, save, trace and send heartbeats. They are called in
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
@@ -141,13 +141,13 @@ class Evaluate(Hook):
 
 
 class Save(Hook):
-    """Saves a checkpoint at each multiple of `every` and at every end of the loop, whatever the reason."""
+    """Saves a checkpoint at each multiple of `every`, at `milestones` and at every end of the loop, for any reason."""
 
-    def __init__(self, save: Callable[[int, TrainState], None], *, every: int):
-        self._save, self._every = save, every
+    def __init__(self, save: Callable[[int, TrainState], None], *, every: int, milestones: Container[int] = ()):
+        self._save, self._every, self._milestones = save, every, milestones
 
     def is_due(self, step: int, ends: Ends) -> bool:
-        return bool(ends) or step % self._every == 0
+        return bool(ends) or step % self._every == 0 or step in self._milestones
 
     def after(self, step: int, state: TrainState) -> None:
         self._save(step, state)

@@ -12,6 +12,7 @@ As in NVIDIA's recipe, tensors without decay (LayerNorms, biases) are not scaled
 tensors are those of the paper: one per layer, with query, key and value separate, although parameters are stacked here.
 """
 
+import functools
 import logging
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
@@ -35,18 +36,21 @@ def learning_rate_schedule(
 
     T is `total_steps`. The decay counts from step 0, so at W it is already below the peak (`optax.join_schedules` would
     start it at W). The first update has a rate of 0. The reference's power is 1, NVIDIA's for LAMB is 0.5. Steps are
-    counted from `start`, which is above 0 if a phase restarts the schedule. The result is a pytree with one leaf, the
-    peak: a program that takes it as an argument serves all peaks.
+    counted from `start`, which is above 0 if a phase restarts the schedule. The result is a pytree whose leaves are the
+    numbers but the power: a program that takes it as an argument serves schedules of any peak and length.
     """
+    counts = (np.int32(count) for count in (warmup_steps, total_steps, start))
+    return jax.tree_util.Partial(functools.partial(_learning_rate, decay_power), np.float32(peak), *counts)
 
-    def schedule(peak: jax.Array, step: jax.Array) -> jax.Array:
-        step = jnp.asarray(step - start)
-        remaining = total_steps - jnp.minimum(step, total_steps)
-        left = remaining / total_steps  # a ratio of integers: fp32 rounds it once
-        decayed = peak * (left if decay_power == 1.0 else left**decay_power)
-        return jnp.where(step < warmup_steps, peak * step / max(1, warmup_steps), decayed)
 
-    return jax.tree_util.Partial(schedule, np.float32(peak))
+def _learning_rate(
+    decay_power: float, peak: jax.Array, warmup_steps: jax.Array, total_steps: jax.Array, start: jax.Array,
+    step: jax.Array,
+) -> jax.Array:  # fmt: skip
+    step = jnp.asarray(step - start)
+    left = (total_steps - jnp.minimum(step, total_steps)) / total_steps  # a ratio of integers: fp32 rounds it once
+    decayed = peak * (left if decay_power == 1.0 else left**decay_power)
+    return jnp.where(step < warmup_steps, peak * step / jnp.maximum(1, warmup_steps), decayed)
 
 
 OPTIMIZERS = ("adamw", "lamb")

@@ -22,10 +22,13 @@ from bert_jax.model import BertConfig, abstract_parameters, parameter_count
 from bert_jax.parallel.host_batches import rows_here
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.progress import Bars, silent
+from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.tracking.throughput import Throughput, pretraining_work, summary
 from bert_jax.tracking.tracker import Tracker
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, Checkpointer
+from bert_jax.training.checkpointing.checkpointer import Checkpointer
+from bert_jax.training.checkpointing.checkpoints import Checkpoint
+from bert_jax.training.checkpointing.retention import Milestones, SavePlan, plan_saves
 from bert_jax.training.checks import compute_dtype
 from bert_jax.training.evaluation import Evaluator, MaskedSamples
 from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRange, Trace, run_steps
@@ -80,25 +83,30 @@ def _pretrain(
         share = unknown_share(dataset.token_counts(), dataset.tokenizer.unk_id)
         warn_of_share(share, dataset.tokenizer, above=MAX_SHARE, where=str(dataset.folder))
     mesh = make_mesh(config.mesh)
+    stack.enter_context(kept_programs(config.compilation_cache, folder))
     loaded = [load_phase(phase, mesh) for phase in requested]
     phases = [ready.phase for ready in loaded]
     watch = enter_workdir(folder, config, stack)
-    start = claim_workdir(folder, requested)
+    resumed = claim_workdir(folder, requested)
+    start = resumed or 0
     if start == config.total_steps:
         log.info("%s is finished: step %d of %d", folder, config.total_steps, config.total_steps)
         return {}
     init = None
-    if config.init and not start:
+    if config.init and resumed is None:
         first = phases[0]
         init = open_init(config.init, first.model, first.datasets[0], missing_heads=config.init_missing_heads)
 
     # --- State: 1. from the newest checkpoint, 2. from another run's parameters, 3. from scratch ----------------------
     tokenizer = phases[0].datasets[0].tokenizer
-    checkpointer = Checkpointer(folder, keep=config.checkpoint.keep, config=config, tokenizer=tokenizer)
+    milestones = Milestones.from_config(config)
+    checkpointer = Checkpointer(
+        folder, keep=config.checkpoint.keep, milestones=milestones, config=config, tokenizer=tokenizer
+    )
     stack.callback(checkpointer.close)
     current = next(phase for phase in phases if phase.stop > start)
     planned = spec, _ = plan_step(mesh, current, current.model)
-    if start:
+    if resumed is not None:
         start, state = checkpointer.restore(start, spec.abstract)  # an earlier step if the newest is damaged
         log.info("Resuming from step %d", start)
     elif init:
@@ -117,6 +125,7 @@ def _pretrain(
         ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items()), start + 1, config.total_steps,
         config.total_steps, folder,
     )  # fmt: skip
+    _log_disk_use(plan_saves(config, [phase.stop for phase in phases], resumed), spec)
 
     # --- Phases, in order ----------------------------------------------------------------------------------------
     evaluation: dict[str, float] = {}
@@ -124,8 +133,9 @@ def _pretrain(
         if start < phase.stop:
             spec, train_step = planned if phase is current else plan_step(mesh, phase, phase.model)
             state, evaluation = _train_phase(
-                run, ready, spec, train_step, state, max(start, phase.start), lambda step: count_seen(loaded, step)
-            )
+                run, ready, spec, train_step, state, max(start, phase.start), lambda step: count_seen(loaded, step),
+                saves_initial=resumed is None and 0 in milestones,
+            )  # fmt: skip
     checkpointer.wait()
     place, data = shlex.quote(str(folder)), shlex.quote(str(phases[-1].datasets[0].folder))
     log_result(
@@ -182,17 +192,25 @@ def plan_step(mesh: Mesh, plan: Plan, model: BertConfig) -> tuple[StateSpec, Tra
     return spec, train_step
 
 
+def _log_disk_use(plan: SavePlan, spec: StateSpec) -> None:
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(spec.abstract))
+    log.info(
+        "Checkpoints: %d saves of %.3f GB; the run keeps %d, %d of them milestones: %.3f GB of disk",
+        plan.saves, size / 1e9, plan.kept, plan.milestones, plan.kept * size / 1e9,
+    )  # fmt: skip
+
+
 # --- One phase ---------------------------------------------------------------------------------------------------
 
 
 def _train_phase(
     run: Run, loaded: LoadedPhase, spec: StateSpec, train_step: TrainStep, state: TrainState, start: int,
-    seen: Callable[[int], dict[str, int]],
+    seen: Callable[[int], dict[str, int]], *, saves_initial: bool,
 ) -> tuple[TrainState, dict[str, float]]:  # fmt: skip
     """Trains from step `start` + 1 to the end of the phase, evaluates and saves. Returns state and last evaluation.
 
-    `state` is the state after `start` steps; it is donated. `seen` is `count_seen` of the run. Raises the errors of
-    `pretrain`.
+    `state` is the state after `start` steps; it is donated. `seen` is `count_seen` of the run. `saves_initial` saves
+    the state of step 0, too. Raises the errors of `pretrain`.
     """
     phase, config, train_loader, eval_loader = (
         loaded.phase,
@@ -241,6 +259,8 @@ def _train_phase(
         log_metrics,
         Trace(run.tracer),
         *([evaluation] if eval_loader.batches else []),
-        Save(save, every=config.checkpoint.every_steps),
+        Save(save, every=config.checkpoint.every_steps, milestones=Milestones.from_config(config)),
     ]
+    if saves_initial and start == 0:
+        save(0, state)
     return run_steps(run, steps, state, hooks), evaluation.scores

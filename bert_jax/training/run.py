@@ -25,7 +25,7 @@ from bert_jax.tracking.tensorboard_tracker import TensorBoard
 from bert_jax.tracking.tracker import RunRecord, Tracker, Trackers
 from bert_jax.tracking.wandb_tracker import WeightsAndBiases
 from bert_jax.training.checkpointing.checkpoint_folders import newest_step
-from bert_jax.training.checkpointing.checkpoints import Checkpointer
+from bert_jax.training.checkpointing.checkpointer import Checkpointer
 
 log = logging.getLogger(__name__)
 

@@ -28,6 +28,7 @@ CHANGEABLE = (
     "total_steps", "gradient_accumulation", "max_rows_per_device", "log_every_steps", "eval_every_steps",
     "eval_batches", "max_nonfinite_steps", "mesh.", "attention", "remat", "gradient_reduce_dtype", "scan_layers",
     "checkpoint.", "profile.", "tracking.", "stall_", "data.path", "data.seq_len", "optimizer.", "phases",
+    "compilation_cache",
 )  # fmt: skip
 
 
@@ -57,8 +58,8 @@ def enter_workdir(folder: epath.Path, config: ConfigDict, stack: ExitStack) -> t
     return lease, stalls
 
 
-def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int:
-    """Returns the step of a workdir, 0 for a new one. Raises InputError if it holds another run.
+def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int | None:
+    """Returns the step of a workdir's newest checkpoint, None for a new one. Raises InputError if it holds another run.
 
     Another run has another vocabulary, dataset or config. Changes of keys in `CHANGEABLE` are allowed and logged. A
     phase that an earlier version started at other rows is logged, too: its rest is read at the rows of this version,
@@ -66,7 +67,7 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int:
     """
     before = newest_intact(folder)
     if before is None:
-        return 0
+        return None
     step = before.step
     check_tokenizer(before, phases[0].datasets[0])
     if step > phases[-1].stop:
@@ -75,7 +76,7 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int:
         )
     changed: dict[str, str] = {}
     for number, (old, new) in enumerate(zip(plan_phases(ConfigDict(before.config)), phases, strict=False)):
-        if old.start >= step:
+        if number and old.start >= step:
             break
         if min(old.stop, step) != min(new.stop, step):
             raise InputError(

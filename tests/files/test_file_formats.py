@@ -12,13 +12,16 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from bert_jax import cli
-from bert_jax.data.preparation.corpus import CorpusOptions, plan, read
+from bert_jax.data.corpora.corpus import CorpusOptions, plan, read
 from bert_jax.errors import InputError
+from bert_jax.files.file_formats import check_lines
 
 TEXT = "the ship sees the storm .\n\na little wave .\n"
 COMPRESS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".zst": zstandard.ZstdCompressor().compress}
@@ -27,14 +30,6 @@ COMPRESS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".zst": zstan
 def documents(path, errors="strict", slice_bytes=1 << 20, cut="blank_line") -> list[str]:
     options = CorpusOptions(errors=errors, documents=cut)
     return [document for piece in plan([str(path)], options, slice_bytes) for document in read(piece, options)]
-
-
-def parquet_file(folder):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    path = folder / "table.parquet"
-    parquet.write_table(pyarrow.table({"text": ["the ship .", "a wave ."], "id": [1, 2]}), path)
-    return path
 
 
 def array_record(folder):
@@ -63,7 +58,7 @@ def zipped(folder):
 
 
 CONTENTS = {
-    "Parquet": lambda folder: parquet_file(folder).read_bytes(),
+    "Git LFS": lambda folder: b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
     "ArrayRecord": array_record,
     "TFRecord": lambda folder: tf_record(),
     "SQLite": sqlite,
@@ -108,19 +103,24 @@ def test_content_of_compressed_files_is_checked(suffix, tmp_path):
 
 def test_every_slice_of_a_binary_file_is_refused(tmp_path):
     path = tmp_path / "corpus.txt"
-    path.write_bytes(b"PAR1" + b"the ship sees .\n" * 100)
-    pieces = plan([str(path)], CorpusOptions(errors="replace"), 400)
+    options = CorpusOptions(errors="replace")
+    path.write_bytes(b"the ship sees .\n" * 100)
+    pieces = plan([str(path)], options, 400)
+    path.write_bytes(b"SQLite format 3\0" + b"the ship sees .\n" * 100)
     for piece in pieces:
-        with pytest.raises(InputError, match=r"corpus\.txt: Parquet"):
-            list(read(piece, CorpusOptions(errors="replace")))
+        with pytest.raises(InputError, match=r"corpus\.txt: SQLite"):
+            list(read(piece, options))
     assert len(pieces) > 3
+    with pytest.raises(InputError, match=r"corpus\.txt: SQLite"):
+        plan([str(path)], options, 400)
 
 
 @pytest.mark.parametrize(
     ("name", "found"),
     [
-        ("a.csv", "CSV"), ("a.TSV", "TSV"), ("a.csv.gz", "CSV"), ("a.html.bz2", "HTML"), ("a.parquet", "Parquet"),
-        ("a.tar.gz", "tar"), ("a.pdf", "PDF"), ("a.docx", "Microsoft Office"), ("a.tfrecord", "TFRecord"),
+        ("a.html.bz2", "HTML"), ("a.tar.gz", "tar"), ("a.pdf", "PDF"), ("a.docx", "Microsoft Office"),
+        ("a.tfrecord", "TFRecord"), ("a.orc", "ORC"), ("a.parquet.gz", "got compressed Parquet"),
+        ("a.arrow.ZST", "got compressed Arrow"),
     ],
 )  # fmt: skip
 def test_extensions_of_other_formats_are_refused_before_reading(name, found, tmp_path):
@@ -179,26 +179,37 @@ def test_json_over_several_lines_is_refused(tmp_path):
 def run_command(error: InputError) -> str:
     """Runs the shell command at the end of a message, and returns the file that it writes."""
     command = str(error).split("convert it: ")[-1].split("re-encode it: ")[-1].split("for example: ")[-1]
+    command = command.split("decompress it: ")[-1]
     command = command.replace("python -c", f"{shlex.quote(sys.executable)} -c")
     subprocess.run(command, shell=True, check=True, capture_output=True)
     return shlex.split(command)[-1]
 
 
 @pytest.mark.parametrize(("name", "separator"), [("it's.csv", ","), ("a.tsv", "\t"), ("a b.csv.gz", ",")])
-def test_the_command_that_converts_a_table(name, separator, tmp_path):
+def test_the_command_that_converts_a_table_to_lines(name, separator, tmp_path):
     path = tmp_path / name
     rows = f'id{separator}text\n1{separator}"the ship, ""old"" ."\n2{separator}a wave .\n'.encode()
     path.write_bytes(COMPRESS[".gz" if name.endswith(".gz") else ""](rows))
     with pytest.raises(InputError) as caught:
-        plan([str(path)], CorpusOptions())
-    assert documents(run_command(caught.value)) == ['the ship, "old" .', "a wave ."]
+        check_lines(str(path))
+    assert Path(run_command(caught.value)).read_text() == 'the ship, "old" .\na wave .\n'
 
 
-def test_the_command_that_converts_parquet(tmp_path):
+def test_the_command_that_converts_parquet_to_lines(tmp_path):
+    path = tmp_path / "table.parquet"
+    pq.write_table(pa.table({"text": ["the ship .", "a wave ."], "id": [1, 2]}), path)
     with pytest.raises(InputError) as caught:
-        plan([str(parquet_file(tmp_path))], CorpusOptions())
-    assert "--errors" not in str(caught.value)
-    assert documents(run_command(caught.value)) == ["the ship .", "a wave ."]
+        check_lines(str(path))
+    assert Path(run_command(caught.value)).read_text() == "the ship .\na wave .\n"
+
+
+def test_the_command_that_decompresses_parquet(tmp_path):
+    pq.write_table(pa.table({"text": ["the ship ."]}), tmp_path / "a b.parquet")
+    for name in ("a b.parquet.gz", "corpus.txt.gz"):
+        (tmp_path / name).write_bytes(gzip.compress((tmp_path / "a b.parquet").read_bytes()))
+        with pytest.raises(InputError) as caught:
+            documents(tmp_path / name)
+        assert documents(run_command(caught.value)) == ["the ship ."]
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -212,14 +223,14 @@ def test_the_command_that_re_encodes_a_file(encoding, suffix, tmp_path):
 
 
 def test_prepare_and_vocab_exit_with_2_and_write_nothing(tmp_path, vocabulary_file, capsys):
-    (tmp_path / "corpus.txt").write_bytes(b"PAR1" + np.arange(2000, dtype="<u2").tobytes())
+    (tmp_path / "corpus.txt").write_bytes(b"SQLite format 3\0" + np.arange(2000, dtype="<u2").tobytes())
     for command, output in (
         (["prepare", "--vocab", vocabulary_file, "--workers", 1], "data"),
         (["vocab", "--size", 100], "made.txt"),
     ):
         arguments = [*command, "--input", tmp_path / "corpus.txt", "--output", tmp_path / output, "--errors", "replace"]
         assert cli.main([str(argument) for argument in arguments]) == 2
-        assert f"{tmp_path / 'corpus.txt'}: Parquet" in capsys.readouterr().err
+        assert f"{tmp_path / 'corpus.txt'}: SQLite" in capsys.readouterr().err
     assert not (tmp_path / "data" / "dataset.json").exists()
     assert not (tmp_path / "made.txt").exists()
 
@@ -228,6 +239,6 @@ def test_a_file_in_a_store_is_looked_at_as_well(store):
     store.put("corpus/page.txt.gz", gzip.compress(b"<html>the ship</html>"))
     with pytest.raises(InputError, match=r"^gs://bucket/corpus/page\.txt\.gz: HTML"):
         documents("gs://bucket/corpus/*")
-    store.put("corpus/rows.csv", b"text\nthe ship .\n")
-    with pytest.raises(InputError, match=r"^gs://bucket/corpus/rows\.csv: CSV.* cat rows\.csv "):
-        documents("gs://bucket/corpus/*")
+    store.put("corpus/rows.json", b'[{"text": "the ship ."}]\n')
+    with pytest.raises(InputError, match=r"^gs://bucket/corpus/rows\.json: .* cat rows\.json "):
+        documents("gs://bucket/corpus/rows.json")

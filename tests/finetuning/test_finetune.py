@@ -357,9 +357,9 @@ def test_glue_files_are_learned_from_a_fine_tuned_encoder(run: Path, tmp_path: P
     assert scores["dev"]["accuracy"] > 0.85
     assert set(scores["dev"]) == {"accuracy"}
     for data, name in ((folder, "dev"), (folder / "dev.tsv", "dev.tsv")):
-        assert evaluate_finetuned(str(tmp_path / "run"), str(data))["scores"] == {name: scores["dev"]}
+        assert evaluate_finetuned(open_checkpoint(str(tmp_path / "run")), str(data))["scores"] == {name: scores["dev"]}
     with pytest.raises(InputError, match=r"test\.tsv: 10 "):
-        evaluate_finetuned(str(tmp_path / "run"), str(folder / "test.tsv"))
+        evaluate_finetuned(open_checkpoint(str(tmp_path / "run")), str(folder / "test.tsv"))
     submitted = (tmp_path / "run" / "predictions" / "SST-2.tsv").read_text().splitlines()
     assert submitted[0] == "index\tprediction"
     assert [line.split("\t")[0] for line in submitted[1:]] == [str(number) for number in range(10)]

@@ -55,7 +55,7 @@ def test_a_choice_is_learned(checkpoint: Path, tmp_path: Path):
     assert chosen[0] == ",pred"
     assert len(chosen) == 6
     assert open_checkpoint(str(tmp_path / "run")).task["size"] == 3
-    assert evaluate_finetuned(str(tmp_path / "run"), str(tmp_path))["scores"] == {"dev": scores["dev"]}
+    assert evaluate_finetuned(open_checkpoint(str(tmp_path / "run")), str(tmp_path))["scores"] == {"dev": scores["dev"]}
     rows = [json.loads(line) for line in (tmp_path / "test.jsonl").read_text().splitlines()]
     said = predicted(tmp_path, "new.jsonl", *(json.dumps({**row, "label": "?"}) for row in rows))
     assert [f"{line['id']},{line['prediction']}" for line in said] == chosen[1:]
@@ -67,7 +67,7 @@ def test_a_choice_is_learned(checkpoint: Path, tmp_path: Path):
 def predicted(folder: Path, name: str, *lines: str) -> list[dict]:
     """Predictions of `folder/run` for a file of these lines."""
     (folder / name).write_text("\n".join(lines) + "\n")
-    predict(str(folder / "run"), str(folder / name), str(folder / "said.jsonl"))
+    predict(open_checkpoint(str(folder / "run")), str(folder / name), str(folder / "said.jsonl"))
     return [json.loads(line) for line in (folder / "said.jsonl").read_text().splitlines()]
 
 
@@ -111,8 +111,8 @@ def test_entities_are_learned(document_context, encoder, epochs, request: pytest
     gold = (tmp_path / "dev.conll").read_text().splitlines()
     assert [" ".join(line.split()[:2]) for line in written if line] == [line for line in gold if line]
     run = str(tmp_path / "run")
-    assert evaluate_finetuned(run, str(tmp_path))["scores"] == {"dev": scores}
-    found = evaluate_finetuned(run, str(tmp_path / "dev.conll"))
+    assert evaluate_finetuned(open_checkpoint(run), str(tmp_path))["scores"] == {"dev": scores}
+    found = evaluate_finetuned(open_checkpoint(run), str(tmp_path / "dev.conll"))
     assert (found["scores"], found["rows"]) == ({"dev.conll": scores}, {"dev.conll": {"scored": 30, "left_out": {}}})
     tags = [[line.split()[2] for line in block.splitlines()] for block in "\n".join(written).split("\n\n") if block]
     words = [[line.split()[0] for line in block.splitlines()] for block in "\n".join(written).split("\n\n") if block]
@@ -166,7 +166,7 @@ def test_answers_are_learned(version, encoder, request: pytest.FixtureRequest, t
     answers = json.loads((tmp_path / "run" / "predictions" / "predictions.json").read_text())
     assert set(answers) == {f"q{number}" for number in range(30)}
     assert (tmp_path / "run" / "predictions" / "null_odds.json").exists() == (version == "2.0")
-    assert evaluate_finetuned(str(tmp_path / "run"), str(tmp_path))["scores"] == {"dev": scores}
+    assert evaluate_finetuned(open_checkpoint(str(tmp_path / "run")), str(tmp_path))["scores"] == {"dev": scores}
     file = json.loads((tmp_path / f"dev-v{version}.json").read_text())
     for paragraph in file["data"][0]["paragraphs"]:
         for question in paragraph["qas"]:
@@ -176,7 +176,7 @@ def test_answers_are_learned(version, encoder, request: pytest.FixtureRequest, t
     assert {line["id"]: line["prediction"] for line in said} == answers
     assert all(("null_odds" in line) == (version == "2.0") and 0 < line["probability"] <= 1 for line in said)
     with pytest.raises(InputError, match=r"new\.json: 30\b"):
-        evaluate_finetuned(str(tmp_path / "run"), str(tmp_path / "new.json"))
+        evaluate_finetuned(open_checkpoint(str(tmp_path / "run")), str(tmp_path / "new.json"))
 
 
 def test_squad_1_wants_answers_and_has_no_test_file(checkpoint: Path, tmp_path: Path):

@@ -74,7 +74,7 @@ def test_a_run_says_which_label_f1_is_of_which_rows_have_no_score_and_predicts_e
     assert scores["f1"] == pytest.approx(2 * right / (2 + said.count("night")))
     clean = folder / "clean.csv"
     clean.write_text("\n".join((folder / "dev.csv").read_text().splitlines()[:4]) + "\n")
-    again = evaluate_finetuned(str(folder / "run"), str(clean))
+    again = evaluate_finetuned(open_checkpoint(str(folder / "run")), str(clean))
     assert (again["scores"], again["positive_label"]) == ({"clean.csv": scores}, "night")
 
 

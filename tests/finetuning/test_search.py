@@ -4,17 +4,13 @@ import json
 import shutil
 from pathlib import Path
 
-import jax
 import pytest
-from etils import epath
-from jax.experimental.compilation_cache import compilation_cache
 
 from bert_jax.config import load_config, set_key
 from bert_jax.errors import InputError, Interrupted
 from bert_jax.finetuning import search as module
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.search import is_search, search, summarize
-from bert_jax.runtime.compilation_cache import shared_programs
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 
 
@@ -65,26 +61,6 @@ def test_each_pair_is_run_once_whatever_happens_between(checkpoint: Path, folder
     assert "seed=" not in caplog.text  # what is finished is not named
     assert found["metric"] == "accuracy"
     assert set(found["by_learning_rate"]) == {"0.01", "0.001"}
-
-
-def test_programs_are_kept_for_the_runs_of_a_search_alone(tmp_path: Path):
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = {name: jax.config.values[name] for name in names}
-    try:
-        jax.config.update("jax_compilation_cache_dir", None)
-        with shared_programs(epath.Path(tmp_path)):
-            assert jax.config.values["jax_compilation_cache_dir"] == str(tmp_path / "programs")
-            with shared_programs(epath.Path(tmp_path / "inner")):  # the study's search
-                assert jax.config.values["jax_compilation_cache_dir"] == str(tmp_path / "programs")
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-            jax.jit(lambda x: x * 3.25)(1.0).block_until_ready()
-        assert jax.config.values["jax_compilation_cache_dir"] is None
-        assert list((tmp_path / "programs").iterdir())
-        assert not (tmp_path / "inner").exists()
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
 
 
 def test_what_is_reported():

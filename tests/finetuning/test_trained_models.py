@@ -43,7 +43,7 @@ def models(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 def said(model: str, folder: Path, name: str, content: str, **options: Any) -> list[dict]:
     (folder / name).write_text(content)
-    count = predict(model, str(folder / name), str(folder / "said.jsonl"), **options)
+    count = predict(open_checkpoint(model), str(folder / name), str(folder / "said.jsonl"), **options)
     lines = [json.loads(line) for line in (folder / "said.jsonl").read_text().splitlines()]
     assert len(lines) == count
     return lines
@@ -99,13 +99,15 @@ def test_the_command_tags_a_column_of_rows(models: dict[str, str], tmp_path: Pat
 def test_a_tagger_is_scored_on_tags_that_it_knows(models: dict[str, str], tmp_path: Path):
     (tmp_path / "dev.conll").write_text("the O\nship B-SEA\n\nthe O\nfox B-WOOD\n")
     with pytest.raises(InputError, match=r"dev\.conll: 1 .*WOOD"):
-        evaluate_finetuned(models["ner"], str(tmp_path))
+        evaluate_finetuned(open_checkpoint(models["ner"]), str(tmp_path))
     (tmp_path / "dev.conll").write_text("the O\nship\n")
     with pytest.raises(InputError, match=r"dev\.conll:2: "):
-        evaluate_finetuned(models["ner"], str(tmp_path / "dev.conll"))
+        evaluate_finetuned(open_checkpoint(models["ner"]), str(tmp_path / "dev.conll"))
     (tmp_path / "dev.conll").write_text("the O\nship B-SEA\n")
     (tmp_path / "test.conll").write_text("the\n")
-    assert evaluate_finetuned(models["ner"], str(tmp_path))["rows"] == {"dev": {"scored": 1, "left_out": {}}}
+    assert evaluate_finetuned(open_checkpoint(models["ner"]), str(tmp_path))["rows"] == {
+        "dev": {"scored": 1, "left_out": {}}
+    }
 
 
 def test_endings_without_a_label_are_chosen_from(models: dict[str, str], tmp_path: Path):
@@ -120,7 +122,7 @@ def test_endings_without_a_label_are_chosen_from(models: dict[str, str], tmp_pat
     for bad in ({**row, "endings": ["a", "b", "c"]}, {**row, "label": None}):
         (tmp_path / "bad.jsonl").write_text(json.dumps(bad))
         with pytest.raises(InputError, match=r"bad\.jsonl"):
-            evaluate_finetuned(models["choice"], str(tmp_path / "bad.jsonl"))
+            evaluate_finetuned(open_checkpoint(models["choice"]), str(tmp_path / "bad.jsonl"))
     with pytest.raises(InputError, match=r"\b2 endings.* 3\b"):
         loaded.predict("the ship", ["a", "b", "c"])
 
@@ -148,13 +150,14 @@ def test_a_score_of_two_texts_in_python_and_in_files(models: dict[str, str], tmp
     )
     rows = "".join(f"{a}\t{b}\t{score}\n" for a, b, score in (("the ship", "a ship", 4.5), ("the owl", "a fox", 0)))
     (tmp_path / "dev.tsv").write_text(f"sentence1\tsentence2\tscore\n{rows}")
-    found = evaluate_finetuned(models["stsb"], str(tmp_path))
+    found = evaluate_finetuned(open_checkpoint(models["stsb"]), str(tmp_path))
     assert set(found["scores"]["dev"]) == {"pearson", "spearman"}
 
 
 def test_a_checkpoint_that_is_not_fine_tuned_is_named(checkpoint: Path, tmp_path: Path):
     (tmp_path / "a.csv").write_text("text\na\n")
-    for run in (lambda: evaluate_finetuned(str(checkpoint), str(tmp_path / "a.csv")),
-                lambda: predict(str(checkpoint), str(tmp_path / "a.csv"), str(tmp_path / "said"))):  # fmt: skip
+    found = open_checkpoint(str(checkpoint))
+    for run in (lambda: evaluate_finetuned(found, str(tmp_path / "a.csv")),
+                lambda: predict(found, str(tmp_path / "a.csv"), str(tmp_path / "said"))):  # fmt: skip
         with pytest.raises(InputError, match=f"{checkpoint}: "):
             run()

@@ -314,6 +314,17 @@ def test_a_folder_with_several_checkpoints(save: Save, model, vocabulary: list[s
 
 
 @pytest.mark.parametrize("place", ["", "bert_model.ckpt", "bert_model.ckpt.index"])
+def test_a_checkpoint_loads_without_an_import(place: str, save: Save, model, vocabulary: list[str], tmp_path: Path):
+    folder = write_folder(tmp_path / "uncased_L-2", vocabulary)
+    save(folder / "bert_model.ckpt", as_tf1(model))
+    import_checkpoint(str(folder), str(tmp_path / "imported"))
+    loaded, imported = bert_jax.load(str(folder / place)), bert_jax.load(str(tmp_path / "imported"))
+    for text in TEXTS:
+        np.testing.assert_array_equal(loaded.embed(text), imported.embed(text))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["imported", "uncased_L-2"]
+
+
+@pytest.mark.parametrize("place", ["", "bert_model.ckpt", "bert_model.ckpt.index"])
 def test_a_checkpoint_in_a_bucket(place: str, save: Save, model, vocabulary: list[str], tmp_path: Path, store):
     folder = write_folder(tmp_path / "uncased_L-2", vocabulary)
     save(folder / "bert_model.ckpt", as_tf1(model))

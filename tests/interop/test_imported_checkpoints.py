@@ -152,9 +152,9 @@ def test_pairs_are_not_evaluated_by_a_model_of_one_segment(
 ):
     sources.write_checkpoint(tmp_path / "one", vocabulary, ("mlm_head",), type_vocab_size=1)
     with pytest.raises(InputError, match="type_vocab_size"):
-        evaluate_checkpoint(str(tmp_path / "one"), str(dataset_dir))
+        evaluate_checkpoint(open_checkpoint(str(tmp_path / "one")), str(dataset_dir))
     helpers.prepare_dataset(corpus_file, vocabulary_file, tmp_path / "singles", pairs="none")
-    assert evaluate_checkpoint(str(tmp_path / "one"), str(tmp_path / "singles"))["mlm_loss"] > 0
+    assert evaluate_checkpoint(open_checkpoint(str(tmp_path / "one")), str(tmp_path / "singles"))["mlm_loss"] > 0
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name != "nsp")) for name in HEADLESS])

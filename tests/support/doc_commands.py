@@ -157,6 +157,8 @@ def _pretraining(config: ConfigDict) -> dict[str, object]:
         chosen[f"phases.{number}.steps"] = -1 if last else PHASE_STEPS
         chosen |= {f"phases.{number}.{key}": PRETRAIN[key] for key in phase if key in PRETRAIN}
     chosen["total_steps"] = PHASE_STEPS * max(1, len(config.phases))
+    if config.checkpoint.milestones:
+        chosen["checkpoint.milestones"] = (0, 1)
     return chosen
 
 

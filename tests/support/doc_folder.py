@@ -10,6 +10,8 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from support import doc_commands, helpers, squad_examples
 from support.doc_pages import Block
 
@@ -52,6 +54,7 @@ class Store:
         self._makers: dict[str, tuple[Callable[[], None], tuple[str, ...]]] = {
             "text": (self._text, ()),
             "wiki": (self._wiki, ()),
+            "parquet": (self._parquet, ()),
             "lines.txt": (self._lines, ()),
             "train.csv": (lambda: self._table("train.csv", 32, 1), ()),
             "dev.csv": (lambda: self._table("dev.csv", 12, 2), ()),
@@ -152,6 +155,16 @@ class Store:
         with gzip.open(self.folder / "wiki" / "00.jsonl.gz", "wt") as file:
             for number, text in enumerate(documents):
                 file.write(json.dumps({"id": str(number), "title": f"Page {number}", "text": text}) + "\n")
+
+    def _parquet(self) -> None:
+        """Writes a dataset as the Hub has it: a folder of Parquet files, below that of its card."""
+        folder = self.folder / "parquet" / "20231101.en"
+        folder.mkdir(parents=True)
+        (folder.parent / "README.md").write_text("---\nlicense: cc-by-sa-3.0\n---\nThe card.\n")
+        for number in range(2):
+            documents = helpers.make_corpus(documents=80, seed=number).strip().split("\n\n")
+            columns = {"id": [str(index) for index in range(len(documents))], "text": documents}
+            pq.write_table(pa.table(columns), folder / f"train-0000{number}-of-00002.parquet")
 
     def _lines(self) -> None:
         texts = [text for text, _ in sentences(5, 4)]

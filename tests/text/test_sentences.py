@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from bert_jax.data.preparation import corpus
+from bert_jax.data.corpora import corpus
 from bert_jax.text import sentences
 
 

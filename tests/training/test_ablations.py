@@ -116,7 +116,7 @@ def test_a_left_to_right_run_learns_and_is_evaluated_left_to_right(dataset_dir: 
     assert final["mlm_loss"] < final["unigram_loss"] - 0.5
     assert final["loss"] == final["mlm_loss"]
     assert open_checkpoint(str(tmp_path / "run")).bert_config.is_decoder
-    evaluated = evaluate_checkpoint(str(tmp_path / "run"), str(dataset_dir))
+    evaluated = evaluate_checkpoint(open_checkpoint(str(tmp_path / "run")), str(dataset_dir))
     assert evaluated["mlm_loss"] < evaluated["unigram_loss"] - 0.5
     assert evaluated["loss"] == evaluated["mlm_loss"]
     rows = [row for row in read_metrics(epath.Path(tmp_path / "run")) if "split" not in row]

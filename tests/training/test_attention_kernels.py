@@ -207,7 +207,7 @@ def test_checkpoint_trained_with_splash_works_without_it(
         found = pretrain(config("splash", 2), run)
     assert set(shapes) == {(16 // 8, LENGTH, 4, 8)}  # in training alone: no device evaluates its rows by itself
     assert open_checkpoint(run).config["attention"] == "splash"
-    assert evaluate_checkpoint(run, data) == pytest.approx(found, rel=1e-5)
+    assert evaluate_checkpoint(open_checkpoint(run), data) == pytest.approx(found, rel=1e-5)
     (tmp_path / "lines.txt").write_text("the old ship sees a storm .\n")
     extract(run, str(tmp_path / "lines.txt"), str(tmp_path / "features.jsonl"), layers="last")
     bert = pretrained.load(run)

@@ -19,7 +19,8 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.training.checkpointing.checkpoint_damage import DamagedError
 from bert_jax.training.checkpointing.checkpoint_folders import newest_step, set_aside, step_folders
-from bert_jax.training.checkpointing.checkpoints import Checkpointer, newest_intact, open_checkpoint
+from bert_jax.training.checkpointing.checkpointer import Checkpointer
+from bert_jax.training.checkpointing.checkpoints import newest_intact, open_checkpoint
 from bert_jax.training.pretrain import plan_state
 from bert_jax.training.state import StateSpec, TrainState
 

@@ -15,6 +15,7 @@ from support import helpers
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.errors import InputError
 from bert_jax.tracking.metrics import read_metrics
+from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 from bert_jax.training.evaluation import evaluate_checkpoint
 from bert_jax.training.pretrain import pretrain
 
@@ -29,7 +30,9 @@ def expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
 
 def test_dataset_and_checkpoint_of_an_earlier_version_give_its_evaluation(expected: dict):
     assert PreparedDataset("dataset").size("train") == 78
-    assert evaluate_checkpoint("run", "dataset") == pytest.approx(expected["evaluation_of_step_3"], rel=1e-5)
+    assert evaluate_checkpoint(open_checkpoint("run"), "dataset") == pytest.approx(
+        expected["evaluation_of_step_3"], rel=1e-5
+    )
 
 
 def test_key_that_an_earlier_version_lacks_counts_as_its_default(expected: dict):

@@ -276,7 +276,7 @@ def test_a_plan_survives_json(dataset_dir, other_dir):
 def test_a_phase_with_weights_resumes_and_is_evaluated(dataset_dir, other_dir, tmp_path):
     pretrain(mixed(dataset_dir, other_dir, total_steps=4), str(tmp_path / "run"))
     pretrain(mixed(dataset_dir, other_dir, total_steps=6), str(tmp_path / "run"))
-    assert evaluate_checkpoint(str(tmp_path / "run"), str(dataset_dir))["mlm_loss"] > 0
+    assert evaluate_checkpoint(open_checkpoint(str(tmp_path / "run")), str(dataset_dir))["mlm_loss"] > 0
 
 
 def test_mixture_hash_depends_on_weights_and_packing(dataset_dir, other_dir):

@@ -10,11 +10,13 @@ import pytest
 from etils import epath
 from support import child_processes, gcs, helpers
 
+import bert_jax
 from bert_jax.cli import main
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
+from bert_jax.training.checkpointing.checkpoint_folders import kept_steps
 from bert_jax.training.checkpointing.checkpoints import newest_step, open_checkpoint
 
 DATA, RUN = "gs://bucket/data", "gs://bucket/run"
@@ -101,6 +103,22 @@ def test_run_killed_during_a_save_to_a_store_resumes(store, dataset_dir, tmp_pat
     assert store.read("curves.png").startswith(b"\x89PNG")
     assert main(["export", "--checkpoint", RUN, "--output", "gs://bucket/hf"]) == 2
     assert "gs://bucket/hf" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_milestones_are_kept_and_exported_in_a_store(store, dataset_dir, tmp_path, capsys):
+    run(*pretrain(dataset_dir, RUN, **{"checkpoint.milestones": "0,3", "checkpoint.keep": 1}))
+    run(*pretrain(dataset_dir, RUN, **{"checkpoint.keep": 1, "total_steps": 12}))
+    assert kept_steps(epath.Path(RUN)) == [0, 3, 12]
+    assert json.loads(store.read("run/milestones.json"))["steps"] == [0, 3]
+    export = ["export", "--checkpoint", RUN, "--output", "gs://bucket/hf", "--steps", "all", "--json"]
+    run(*export)
+    capsys.readouterr()
+    store.delete("hf/step3/config.json")  # as after a kill: it is uploaded last
+    run(*export)
+    assert [step["is_new"] for step in json.loads(capsys.readouterr().out)["steps"]] == [False, True, False]
+    loaded = bert_jax.load("gs://bucket/hf/step3").embed("the ship .")
+    np.testing.assert_array_equal(loaded, bert_jax.load(RUN, step=3).embed("the ship ."))
 
 
 @pytest.mark.long

@@ -76,6 +76,15 @@ def test_several_processes_fall_back_to_one_step(dataset_dir, tmp_path: Path):
 
 
 @pytest.mark.long
+def test_several_processes_keep_the_same_milestones(dataset_dir, tmp_path: Path):
+    mesh = {"mesh__data": 1, "mesh__fsdp": 4}
+    finish(start(2, dataset_dir, tmp_path, **mesh, checkpoint__milestones="(0,2)", checkpoint__keep=1))
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["0", "2", "6"]
+    finish(start(2, dataset_dir, tmp_path, **mesh, total_steps=8, checkpoint__milestones="(7,)", checkpoint__keep=1))
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["0", "2", "7", "8"]
+
+
+@pytest.mark.long
 def test_stop_signal_to_one_process_stops_all_at_one_step_and_one_process_resumes(dataset_dir, tmp_path: Path):
     many = {"total_steps": 2_000, "eval_every_steps": 0, "eval_batches": 0, "checkpoint__every_steps": 5_000}
     processes = start(2, dataset_dir, tmp_path, **many)

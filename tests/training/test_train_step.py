@@ -120,12 +120,12 @@ def test_step_with_dropout_is_the_same_on_every_mesh(sizes, one_device):
     assert_close(run.parameters(), parameters, rtol=1e-5, atol=2e-5)
 
 
-def test_seed_and_learning_rate_do_not_recompile():
-    def program(seed: int, rate: float, warmup: int = 2) -> str:
+def test_seed_and_schedule_do_not_recompile():
+    def program(seed: int, rate: float, warmup: int = 2, total: int = 100, power: float = 1.0) -> str:
         mesh = make_mesh(ConfigDict({"data": 1, "fsdp": 1, "tensor": 1}), jax.devices()[:1])
         optimizer = make_optimizer(load_config("default").optimizer, abstract_parameters(CONFIG)[2])
         spec = describe_state(mesh, CONFIG, optimizer, seed=seed)
-        schedule = learning_rate_schedule(rate, warmup, 100)
+        schedule = learning_rate_schedule(rate, warmup, total, decay_power=power)
         step = make_train_step(mesh, spec, optimizer, schedule, objectives.pretraining(nsp=True), seed=seed)
         batch = jax.eval_shape(lambda: {name: jnp.asarray(entry)[None] for name, entry in make_batch(0).items()})
         with jax.set_mesh(mesh):
@@ -133,7 +133,8 @@ def test_seed_and_learning_rate_do_not_recompile():
 
     first = program(0, 1e-3)
     assert first == program(7, 2e-5)
-    assert first != program(0, 1e-3, warmup=3)
+    assert first == program(0, 1e-3, warmup=3, total=101)
+    assert first != program(0, 1e-3, power=0.5)
 
 
 def test_runs_that_differ_in_seed_alone_initialize_by_one_program():

@@ -31,10 +31,12 @@ from apache_beam.pvalue import AsList, AsSingleton, TaggedOutput
 from apache_beam.runners.runner import PipelineState
 from etils import epath
 
+from bert_jax.data.corpora import corpus
+from bert_jax.data.corpora.corpus_inputs import is_local_file
+from bert_jax.data.corpora.corpus_options import CorpusOptions
 from bert_jax.data.hashing import key_from
-from bert_jax.data.preparation import corpus, pydoc_corpus
 from bert_jax.data.preparation.filters import counted_lines, frequent
-from bert_jax.data.preparation.options import CorpusOptions, PrepareOptions
+from bert_jax.data.preparation.options import PrepareOptions
 from bert_jax.data.preparation.shards import BuildTask, Built, build, lowest_hashes, shard_ranges
 from bert_jax.data.preparation.sorted_runs import RunInMemory, hash_range_of, tokenized_runs
 from bert_jax.data.preparation.worker_pool import one_thread
@@ -107,7 +109,7 @@ def build_splits(
 
 def _everywhere(path: str) -> str:
     """Makes a local path absolute, since workers have another working directory."""
-    return os.path.abspath(path) if not pydoc_corpus.is_pydoc(path) and os.path.exists(path) else path
+    return os.path.abspath(path) if is_local_file(path) else path
 
 
 def _pipeline(runner: str, flags: Sequence[str]) -> beam.Pipeline:
@@ -192,7 +194,7 @@ def _trying(function: Callable[[Any], Iterable[Any]]) -> Any:
 
 
 def _slices(paths: Sequence[str], options: CorpusOptions) -> list[tuple[corpus.Slice, ...]]:
-    return corpus.group_slices(corpus.plan(paths, options))
+    return corpus.group_slices(corpus.slices_of(paths, options))
 
 
 def _write_failure(failure: str, staged: epath.Path) -> None:

@@ -3,8 +3,8 @@
 import logging
 from collections.abc import Sequence
 
+from bert_jax.data.corpora import pydoc_corpus, tfds_corpus
 from bert_jax.data.dataset import SplitInfo
-from bert_jax.data.preparation import pydoc_corpus, tfds_corpus
 from bert_jax.errors import InputError
 from bert_jax.files.file_formats import text_format
 

@@ -1,9 +1,10 @@
-"""Options of `prepare` and of reading a corpus, each declared once; `dataset.json` records the same fields."""
+"""Options of `prepare`, each declared once; `dataset.json` records the same fields."""
 
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from bert_jax.data.corpora.corpus_options import CorpusOptions
 from bert_jax.data.preparation.instances import RANDOM_NEXT_RULES
 from bert_jax.errors import InputError
 from bert_jax.option_fields import CheckedOptions, option
@@ -12,25 +13,6 @@ from bert_jax.text.languages import check_language
 LONGEST_SEQ_LEN = 1 << 15
 MAX_SHARE = 0.2
 """Default of `--allow_unk`. Released vocabularies have shares below 0.005 on text that they were trained for."""
-
-
-@dataclass(frozen=True)
-class CorpusOptions(CheckedOptions):
-    """Options for reading documents from files.
-
-    JSON lines and WikiExtractor files mark their documents themselves. Documents of more than `max_document_bytes` are
-    split at line ends.
-    """
-
-    documents: str = option(
-        "blank_line",
-        "document separator in plain text: a blank line, or the end of the file (for text with blank lines)",
-        choices=("blank_line", "file"),
-    )
-    errors: str = option(
-        "strict", "how to read invalid UTF-8: fail, or replace it by U+FFFD", choices=("strict", "replace")
-    )
-    max_document_bytes: int = dataclasses.field(default=16 << 20, metadata={"low": 1})
 
 
 @dataclass(frozen=True)
@@ -93,5 +75,9 @@ class PrepareOptions(FilterOptions, CorpusOptions, InstanceOptions):
     bucket_tokens: int = option(16 << 20, "tokens per shard, the unit in a worker's memory", low=1024)
 
     def as_recorded(self) -> dict[str, Any]:
-        """Returns the options of the command line, as `dataset.json` records them."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if "help" in field.metadata}
+        """Returns the options of the command line, as `dataset.json` records them.
+
+        `text_field` is not among them: like the inputs, it selects the text, and equal texts give equal bytes.
+        """
+        recorded = [field.name for field in dataclasses.fields(self) if "help" in field.metadata]
+        return {name: getattr(self, name) for name in recorded if name != "text_field"}

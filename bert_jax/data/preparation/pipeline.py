@@ -29,9 +29,10 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from bert_jax.data.corpora import corpus
+from bert_jax.data.corpora.standard_input import STDIN, spooled
 from bert_jax.data.dataset import INFO_FILE, TOKEN_COUNTS_FILE, DatasetInfo, SplitInfo, lengths_file
 from bert_jax.data.file_digests import array_digest
-from bert_jax.data.preparation import corpus
 from bert_jax.data.preparation.corpus_hints import warn_of_random_pairs, warn_of_short_documents
 from bert_jax.data.preparation.filters import repeated_lines
 from bert_jax.data.preparation.options import MAX_SHARE, PrepareOptions
@@ -85,6 +86,8 @@ def prepare(
     Text with a share of [UNK] above `allow_unk` is refused, before pairs are created if possible. Above `WARN_SHARE`, a
     warning is logged.
 
+    The input `-` is stdin, which is copied to the scratch folder once; call again with the same bytes to resume.
+
     Raises:
       InputError: the corpus is missing, empty or unreadable, an option is out of range, `output` already exists,
         another process holds its lock, its scratch folder is another user's, the runner is unknown, or the vocabulary
@@ -104,15 +107,20 @@ def prepare(
     beam = _beam_runner(runner, scratch, beam_options)
     if options.sentences == "split":
         log_fallback(options.language)
-    slices = corpus.plan(inputs, options)
+    reads_stdin = STDIN in inputs
+    if reads_stdin:
+        _check_runs_here(runner)
+    slices = [] if reads_stdin else corpus.plan(inputs, options)  # stdin is first copied to the scratch folder
     atomic.make_folder(folder)
     work = scratch_folder(folder, scratch)
-    files = list(dict.fromkeys(piece.path for piece in slices))
     with ExitStack() as stack:
         stack.enter_context(locked(folder, work))
         stack.push(lambda error, *_: shutil.rmtree(work) if error is None else None)
         _check_free(folder)
         _check_shards(folder, work)
+        paths, described = stack.enter_context(spooled(inputs, work, options.text_field))
+        slices = slices or corpus.plan(paths, options)
+        files = list(dict.fromkeys(piece.path for piece in slices))
         if beam is None:
             splits, shards = _build(slices, tokenizer, options, seed, allow_unk, work, workers, bars)
         else:
@@ -136,7 +144,7 @@ def prepare(
         unknown = unknown_share(counts, tokenizer.unk_id)
         check_share(unknown, allow_unk, tokenizer)
         info = _describe(splits, tokenizer, options, seed)
-        read = {"corpus": corpus.describe_files(slices), "vocabulary": {"sha256": tokenizer.sha256}}
+        read = {"corpus": corpus.describe_files(slices, described, options), "vocabulary": {"sha256": tokenizer.sha256}}
         provenance.write(folder, provenance.record(read, dataset_hash=info.hash))
         _publish(folder, work, shards, splits, tokenizer, info)
         warn_of_share(unknown, tokenizer, above=WARN_SHARE, where=str(folder))
@@ -151,6 +159,15 @@ def _check_free(folder: epath.Path) -> None:
     path = folder / INFO_FILE
     if remote.exists(path):
         raise InputError(f"--output={folder}: already contains {INFO_FILE}; choose another folder or delete it")
+
+
+def _check_runs_here(runner: str) -> None:
+    """Raises InputError for a Beam runner whose workers may be on other machines, where stdin is another."""
+    if runner != LOCAL and "direct" not in runner.lower():
+        raise InputError(
+            f"--input=-: workers of --runner={runner} cannot read stdin of this machine; expected --runner=local, "
+            "DirectRunner, or a file that the workers can read, such as gs://BUCKET/FILE"
+        )
 
 
 def _check_shards(folder: epath.Path, work: Path) -> None:

@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from bert_jax.data.corpora import corpus
 from bert_jax.data.hashing import content_hash, key_from
-from bert_jax.data.preparation import corpus
 from bert_jax.data.preparation.options import PrepareOptions
 from bert_jax.data.preparation.scratch_folder import damaged, load_array, read_finished, save_array, write_finished
 from bert_jax.text import sentences
@@ -39,7 +39,7 @@ class TokenizeTask:
     @cached_property
     def name(self) -> str:
         options = self.options
-        reading = (options.documents, options.errors, options.max_document_bytes)
+        reading = (options.documents, options.errors, options.text_field, options.max_document_bytes)
         splitting = (options.sentences, options.language, bool(options.max_line_repeats))
         rules = sorted(self.tokenizer.described_rules().items())
         parts = (self.pieces, self.fingerprints, _VERSION, self.tokenizer.sha256, *reading, *splitting, *rules)

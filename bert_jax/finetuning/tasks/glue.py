@@ -7,7 +7,7 @@ and an `index` before them (QQP: an `id`). Columns are found by name.
 MRPC is read from train.tsv, dev.tsv and test.tsv, or from Microsoft's msr_paraphrase_train.txt and
 msr_paraphrase_test.txt; the pairs of the training file listed in dev_ids.tsv are GLUE's dev set.
 
-`tfds:glue/sst2` in place of a folder reads TensorFlow Datasets (see `bert_jax.data.preparation.tfds_corpus`).
+`tfds:glue/sst2` in place of a folder reads TensorFlow Datasets (see `bert_jax.data.corpora.tfds_corpus`).
 """
 
 import logging
@@ -18,7 +18,7 @@ from os import PathLike
 import numpy as np
 from etils import epath
 
-from bert_jax.data.preparation import tfds_corpus
+from bert_jax.data.corpora import tfds_corpus
 from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs.task_files import (
     MISSING_LABEL,

@@ -3,16 +3,18 @@
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import orbax.checkpoint as ocp
 from etils import epath
 
+from bert_jax.errors import InputError
 from bert_jax.files import remote
 
 log = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
+_LISTED_STEPS = 4  # maximum in an error
 _ITEMS = ("parameters", "position", "bert_config", "tokenizer", "config")
 """Items of every step of a run. Without `optimizer` a step can be read, but a resume falls back to an earlier one."""
 
@@ -36,6 +38,38 @@ def complete_steps(workdir: epath.Path) -> Iterator[epath.Path]:
             log.warning("%s has no %s and is skipped; delete that folder", step, ", ".join(missing))
         else:
             yield step
+
+
+def kept_steps(workdir: epath.Path) -> list[int]:
+    """Returns the numbers of a workdir's complete steps, in ascending order."""
+    return sorted(int(step.name) for step in complete_steps(workdir))
+
+
+def chosen_steps(workdir: str, steps: str) -> list[int]:
+    """Returns the steps of a workdir that the option `--steps` names, in ascending order.
+
+    `steps` is "all", or numbers such as "0,1000". InputError for anything else, a step that is not complete, and a
+    folder that is not a workdir with checkpoints.
+    """
+    kept = kept_steps(remote.absolute(workdir))
+    if not kept:
+        raise InputError(f"--steps={steps}: {workdir} is not a workdir with checkpoints; give a workdir, or no --steps")
+    if steps == "all":
+        return kept
+    words = [word.strip() for word in steps.split(",")]
+    if not all(re.fullmatch("0|[1-9][0-9]*", word) for word in words):
+        raise InputError(f"--steps={steps}: expected all, or step numbers such as 0,1000")
+    chosen = sorted({int(word) for word in words})
+    if missing := [step for step in chosen if step not in kept]:
+        raise InputError(f"--steps={steps}: {missing_step(workdir, missing[0], kept)}")
+    return chosen
+
+
+def missing_step(workdir: str, step: int, kept: Sequence[int]) -> str:
+    """Describes, for an error, that a step is not among those that a workdir keeps."""
+    nearest = sorted(sorted(kept, key=lambda other: abs(other - step))[:_LISTED_STEPS])
+    listed = ", ".join(map(str, nearest)) + (" and others" if len(kept) > _LISTED_STEPS else "")
+    return f"{workdir} has no checkpoint of step {step}; it has {listed}"
 
 
 def newest_step(workdir: epath.Path) -> epath.Path | None:

@@ -11,8 +11,9 @@ from support import helpers
 from support.preparing import files
 
 from bert_jax import cli
+from bert_jax.data.corpora import corpus
 from bert_jax.data.dataset import INFO_FILE
-from bert_jax.data.preparation import corpus, shards, sorted_runs
+from bert_jax.data.preparation import shards, sorted_runs
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
 from bert_jax.errors import InputError
 from bert_jax.text.wordpiece import WordPieceTokenizer

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 from support.preparing import files, run, unhidden
 
+from bert_jax.data.corpora import corpus
 from bert_jax.data.dataset import INFO_FILE, PreparedDataset
-from bert_jax.data.preparation import corpus, sorted_runs
 from bert_jax.data.preparation import pipeline as prepare_module
+from bert_jax.data.preparation import sorted_runs
 from bert_jax.data.preparation.pipeline import PrepareOptions
 from bert_jax.errors import InputError
 

@@ -6,7 +6,7 @@ import pytest
 from support import helpers
 from support.preparing import files
 
-from bert_jax.data.preparation import corpus
+from bert_jax.data.corpora import corpus
 from bert_jax.data.preparation import pipeline as prepare_module
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
 from bert_jax.text.wordpiece import WordPieceTokenizer

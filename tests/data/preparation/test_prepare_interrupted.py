@@ -15,9 +15,10 @@ from support import child_processes, helpers
 from support.preparing import SMALL, files, run, unhidden
 
 from bert_jax import cli
+from bert_jax.data.corpora import corpus
 from bert_jax.data.dataset import INFO_FILE, PreparedDataset
-from bert_jax.data.preparation import corpus, scratch_folder, shards, sorted_runs
 from bert_jax.data.preparation import pipeline as prepare_module
+from bert_jax.data.preparation import scratch_folder, shards, sorted_runs
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
 from bert_jax.errors import BertJaxError, InputError
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from bert_jax.data.corpora.corpus_options import TEXT_FIELD
 from bert_jax.errors import InputError
 from bert_jax.files.line_reader import file_bytes
 
@@ -47,20 +48,20 @@ def is_tfds(path: str) -> bool:
     return path.startswith(PREFIX)
 
 
-def normalize(path: str) -> str:
-    """Returns `tfds:NAME:SPLIT:FEATURE`, with the defaults `train` and `text` for split and feature.
+def normalize(path: str, feature: str) -> str:
+    """Returns `tfds:NAME:SPLIT:FEATURE`, with the defaults `train` and `feature`.
 
     Raises:
       InputError: the input is not of the form `tfds:NAME[:SPLIT[:FEATURE]]`.
     """
-    return str(_parse(path))
+    return str(_parse(path, feature))
 
 
-def _parse(path: str) -> _Source:
+def _parse(path: str, feature: str = TEXT_FIELD) -> _Source:
     match = _INPUT.fullmatch(path)
     if match is None:
         raise InputError(f"{path}: expected tfds:NAME, tfds:NAME:SPLIT or tfds:NAME:SPLIT:FEATURE, as in {EXAMPLE}")
-    return _Source(match["name"], match["split"] or "train", match["feature"] or "text")
+    return _Source(match["name"], match["split"] or "train", match["feature"] or feature)
 
 
 def size(path: str) -> tuple[int, int]:

@@ -16,8 +16,8 @@ import tensorflow_datasets as tfds
 from support import helpers
 
 from bert_jax import cli
-from bert_jax.data.preparation import corpus, tfds_corpus
-from bert_jax.data.preparation.corpus import CorpusOptions, expand, plan, read
+from bert_jax.data.corpora import corpus, tfds_corpus
+from bert_jax.data.corpora.corpus import CorpusOptions, expand, plan, read
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
 from bert_jax.errors import InputError
 from bert_jax.files import provenance
@@ -165,6 +165,13 @@ def test_versions_splits_and_features(name, expected):
         assert documents(name, slice_bytes=slice_bytes) == expected
 
 
+def test_text_field_is_the_default_of_the_feature():
+    assert documents("tfds:fables:test[:1]", CorpusOptions(text_field="title")) == ["Title 0"]
+    assert documents("tfds:fables:test[:1]:text", CorpusOptions(text_field="title")) == ["café"]
+    with pytest.raises(InputError, match=r"'titel'.*title"):
+        documents("tfds:fables", CorpusOptions(text_field="titel"))
+
+
 def test_an_input_is_read_once_however_it_is_written():
     assert expand(["tfds:fables", "tfds:fables:train", "tfds:fables::text"]) == ["tfds:fables:train:text"]
 
@@ -286,7 +293,7 @@ def test_files_that_are_damaged(copy):
 def test_tfds_is_imported_where_it_is_asked_for_alone(corpus_file):
     code = (
         "import sys; import bert_jax.cli, bert_jax.data.preparation.pipeline;"
-        "from bert_jax.data.preparation.corpus import *;"
+        "from bert_jax.data.corpora.corpus import *;"
         "read_all = lambda name: [*read(plan([name], CorpusOptions())[0], CorpusOptions())];"
         f"read_all({str(corpus_file)!r}); assert 'tensorflow_datasets' not in sys.modules;"
         "assert read_all('tfds:fables'); assert 'tensorflow_datasets' in sys.modules;"

@@ -16,8 +16,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.preparation import corpus
-from bert_jax.data.preparation.corpus import CorpusOptions, Slice, expand, group_slices, plan, read
+from bert_jax.data.corpora import corpus
+from bert_jax.data.corpora.corpus import CorpusOptions, Slice, expand, group_slices, plan, read
 from bert_jax.errors import InputError
 from bert_jax.files import file_formats, line_reader
 

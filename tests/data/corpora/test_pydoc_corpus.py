@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.data.preparation import pydoc_corpus
-from bert_jax.data.preparation.corpus import CorpusOptions, expand, fingerprint, plan, read
+from bert_jax.data.corpora import pydoc_corpus
+from bert_jax.data.corpora.corpus import CorpusOptions, expand, fingerprint, plan, read
 from bert_jax.errors import InputError
 
 

@@ -1,0 +1,128 @@
+"""Resolves the inputs of a corpus to files: paths, folders, patterns, object stores, TFDS datasets and `pydoc`.
+
+In a folder or the matches of a pattern, files that describe a dataset are skipped: README.md, licenses, metadata and
+loading scripts in the folder of Parquet, Arrow, CSV, TSV or JSON files or in a folder above them, and any README.md
+if there are such files. A file that is named itself is always read, and so are all files of a folder of plain text.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Sequence
+from glob import has_magic
+from pathlib import Path
+
+from bert_jax.data.corpora import pydoc_corpus, tfds_corpus
+from bert_jax.data.corpora.corpus_options import TEXT_FIELD
+from bert_jax.errors import InputError
+from bert_jax.files import local_listing, remote
+from bert_jax.files.file_formats import is_named_as_records
+
+log = logging.getLogger(__name__)
+
+_DESCRIBES = re.compile(
+    r"(readme|licen[cs]e|copying|notice|citation|changelog|contributing)(?![a-z])[^.]*(\.(md|markdown|rst|txt|cff|bib))?"
+    r"|dataset_infos?\.json|dataset_dict\.json|state\.json|croissant\.json|.*\.(py|ya?ml)"
+    r"|_SUCCESS|_(common_)?metadata|_(committed|started)_.*",  # of Spark
+    re.IGNORECASE,
+)
+_README = re.compile(r"readme\b", re.IGNORECASE)
+_NAMED = 5  # skipped files in the log
+
+
+def expand(inputs: Sequence[str], text_field: str = TEXT_FIELD) -> list[str]:
+    """Resolves paths, folders and glob patterns to files.
+
+    Each input's files are sorted, inputs keep their order, and duplicate files, links resolved, are read once. A
+    folder stands for every file below it, with links to folders followed; names that begin with a dot are skipped, as
+    in shell patterns, and files that describe a dataset. "pydoc" is unchanged, "pydoc:A,B" becomes "pydoc:A" and
+    "pydoc:B", and "tfds:NAME" becomes "tfds:NAME:train:TEXT_FIELD".
+
+    Raises:
+      InputError: no input, a missing file or package, or a pattern or folder without files.
+    """
+    if not inputs:
+        raise InputError("--input: expected at least one file, folder or pattern, or 'pydoc'")
+    files: dict[str, str] = {}
+    for name in inputs:
+        for path in _expand_one(name, text_field):
+            files.setdefault(os.path.realpath(path) if is_local_file(path) else path, path)
+    return list(files.values())
+
+
+def is_local_file(path: str) -> bool:
+    """Returns True for a path of `expand` that is a file on this machine."""
+    return not (pydoc_corpus.is_pydoc(path) or tfds_corpus.is_tfds(path) or remote.is_remote(path))
+
+
+def _expand_one(name: str, text_field: str) -> list[str]:
+    if pydoc_corpus.is_pydoc(name):
+        return pydoc_corpus.expand(name)
+    if tfds_corpus.is_tfds(name):
+        return [tfds_corpus.normalize(name, text_field)]
+    if remote.is_remote(name):
+        return _without_descriptions(name, _expand_remote(name))
+    path = Path(name)
+    if path.is_file():  # First, because a file name may contain pattern characters.
+        return [name]
+    if path.is_dir():
+        _log_hidden(path)
+        if files := local_listing.files_below(path):
+            return _without_descriptions(name, files)
+        raise InputError(f"--input={name}: the folder contains no files; expected a folder or pattern with text files")
+    if not has_magic(name):
+        hint = local_listing.similar_name(name)
+        raise InputError(f"--input={name}: not found: no such file or folder{hint}; check the path")
+    if found := local_listing.matches(name):
+        return _without_descriptions(name, found)
+    raise InputError(
+        f"--input={name}: the pattern matches no file; check it, and quote it to protect it from the shell"
+    )
+
+
+def _expand_remote(name: str) -> list[str]:
+    remote.parse_path(name)
+    if files := remote.files(name):
+        return files
+    login = ", and log in for a private or gated repository: hf auth login" if name.startswith("hf://") else ""
+    raise InputError(
+        f"--input={name}: not found: no such file or folder, or it is empty; check the path or pattern{login}"
+    )
+
+
+def _log_hidden(folder: Path) -> None:
+    if hidden := sorted(entry.name for entry in folder.iterdir() if entry.name.startswith(".")):
+        log.info("--input=%s: skipped, because their names begin with a dot: %s", folder, _some(hidden))
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if names[_NAMED:] else "")
+
+
+def _without_descriptions(name: str, files: list[str]) -> list[str]:
+    """Drops files that describe the dataset beside or below them, and logs their names."""
+    if files == [name]:
+        return files
+    describing = {path for path in files if _DESCRIBES.fullmatch(os.path.basename(path))}
+    folders: set[str] = set()
+    for path in files:
+        if path not in describing and is_named_as_records(path):
+            folder = os.path.dirname(path)
+            while folder not in folders:
+                folders.add(folder)
+                folder = os.path.dirname(folder)
+    skipped = [
+        path
+        for path in files
+        if path in describing
+        and folders
+        and (os.path.dirname(path) in folders or _README.match(os.path.basename(path)))
+    ]
+    if skipped:
+        log.info(
+            "--input=%s: skipped, because they describe the dataset and are not part of it: %s; to read one, name it",
+            name,
+            _some(skipped),
+        )
+    dropped = set(skipped)
+    return [path for path in files if path not in dropped]

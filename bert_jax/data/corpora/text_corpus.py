@@ -1,0 +1,127 @@
+"""Reads documents from plain text and from WikiExtractor's files.
+
+Ownership of documents. In plain text, a *boundary* is a blank line (in WikiExtractor files, a `<doc ...>` line). A
+slice [start, end) owns the documents whose last boundary before them begins in [start, end); the slice at 0 also
+owns the first document of the file. A slice reads past its end to finish its last document, and never reads before
+its start to find its first. A document that is too long is split at lines that depend only on the file's bytes: with
+M = `max_document_bytes`, at the first line that begins at or after k * M if no boundary begins in the M bytes
+before k * M. A document of up to M bytes is therefore never split, one of 2 M bytes always is, no part is larger
+than 2 M bytes and a line, and a file without any blank line is still distributed over its slices.
+"""
+
+import html
+import logging
+import re
+from collections.abc import Callable, Iterator
+
+from bert_jax.data.corpora.corpus_options import CorpusOptions
+from bert_jax.data.corpora.documents import is_blank
+from bert_jax.files.file_formats import decode_line
+from bert_jax.files.line_reader import first_line_start, line_number, lines_from
+
+log = logging.getLogger(__name__)
+
+_WIKI_DOC = b"<doc "
+_WIKI_TITLE = re.compile(rb'\btitle="(.*)"\s*>\s*$')
+
+
+def text_documents(path: str, start: int, end: int | None, options: CorpusOptions) -> Iterator[str]:
+    """Yields the documents of a slice of plain text, separated by blank lines or, as an option, by the file's end."""
+    is_boundary = _is_never_boundary if options.documents == "file" else is_blank
+    return _TextReader(path, start, end, options, is_boundary).documents()
+
+
+def wiki_documents(path: str, start: int, end: int | None, options: CorpusOptions) -> Iterator[str]:
+    """Yields the documents of a slice of a WikiExtractor file, without their titles."""
+    return _TextReader(path, start, end, options, _is_wiki_boundary).documents()
+
+
+def _is_wiki_boundary(line: bytes) -> bool:
+    return line.startswith(_WIKI_DOC)
+
+
+def _is_never_boundary(line: bytes) -> bool:
+    return False
+
+
+class _TextReader:
+    """Reader of a slice of a text file. The module's docstring defines ownership and splitting of documents."""
+
+    def __init__(
+        self, path: str, start: int, end: int | None, options: CorpusOptions, is_boundary: Callable[[bytes], bool]
+    ) -> None:
+        self.path = path
+        self.start = start
+        self.end = end
+        self.options = options
+        self.is_boundary = is_boundary
+        self.warned = False
+
+    def documents(self) -> Iterator[str]:
+        limit = self.options.max_document_bytes
+        lines: list[str] = []  # Lines of the current document.
+        title = ""  # Title of a WikiExtractor document; its first line repeats it.
+        owned = self.start == 0
+        at_boundary = True  # The current document began at a boundary, not at a split.
+        last_boundary = -1
+        block = self._block_before()
+        for offset, line in lines_from(self.path, self.start, self.end):
+            boundary = self.is_boundary(line)
+            past_block, block = block, offset // limit
+            broken = not boundary and block > past_block and self._is_quiet((block - 1) * limit, last_boundary)
+            if boundary or broken:
+                if lines:
+                    if broken and at_boundary:
+                        self._warn(offset)
+                    yield "\n".join(lines)
+                    lines = []
+                owned, at_boundary, title = True, boundary, ""
+            if self.end is not None and offset >= self.end and (boundary or broken or not owned):
+                return
+            if boundary:
+                last_boundary = offset
+                title = _wiki_title(line)
+            elif owned:
+                text = decode_line(line, self.path, offset, self.options.errors).strip()
+                if text and not (title and title in (text, html.unescape(text))) and text != "</doc>":
+                    lines.append(text)
+                title = title if not text else ""
+        if lines:
+            yield "\n".join(lines)
+
+    def _block_before(self) -> int:
+        """Returns the index of the block, of `max_document_bytes`, in which the last line before the slice begins."""
+        if self.start == 0:
+            return 0
+        block = self.start // self.options.max_document_bytes
+        block_start = block * self.options.max_document_bytes
+        return block if first_line_start(self.path, block_start, self.start) is not None else block - 1
+
+    def _is_quiet(self, low: int, last_boundary: int) -> bool:
+        """Returns True if no boundary begins between `low` and the current line; usually reads only a few lines."""
+        if last_boundary >= low:
+            return False
+        if low >= self.start:
+            return True
+        for offset, line in lines_from(self.path, max(low, 0), self.start):
+            if offset >= self.start:
+                break
+            if self.is_boundary(line):
+                return False
+        return True
+
+    def _warn(self, offset: int) -> None:
+        if not self.warned:
+            self.warned = True
+            log.warning(
+                "%s:%d: split a document of more than %d bytes; further ones in this file are split, too. Separate "
+                "documents by blank lines, or use JSON lines with one document a line",
+                self.path,
+                line_number(self.path, offset),
+                self.options.max_document_bytes,
+            )
+
+
+def _wiki_title(line: bytes) -> str:
+    match = _WIKI_TITLE.search(line) if line.startswith(_WIKI_DOC) else None
+    return html.unescape(match[1].decode("utf-8", "replace")).strip() if match else ""

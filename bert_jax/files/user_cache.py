@@ -1,0 +1,27 @@
+"""The user's cache folder: `$BERT_JAX_CACHE`, or `~/.cache/bert_jax`."""
+
+import os
+import stat
+from pathlib import Path
+
+CACHE_VARIABLE = "BERT_JAX_CACHE"
+
+
+def cache_folder() -> Path:
+    """Returns the cache folder."""
+    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "bert_jax").absolute()
+
+
+def make_private(folder: Path) -> str:
+    """Makes a folder that only this user may write to. Returns why an existing one is not private, or an empty string.
+
+    Raises:
+      OSError: the folder cannot be created.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = folder.stat()
+    if status.st_uid != os.getuid():
+        return f"it belongs to user {status.st_uid}"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others may write to it (mode {stat.S_IMODE(status.st_mode):o})"
+    return ""

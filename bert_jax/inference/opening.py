@@ -1,0 +1,26 @@
+"""Opens a model for inference in any format: this package's, or that of other software without an import."""
+
+from bert_jax.files import remote
+from bert_jax.interop.importing import holds_model, open_source
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, is_checkpoint, open_checkpoint
+
+_MODELS = (
+    "a workdir, one of its checkpoints/STEP, the output of import or export, a folder of transformers, or a TensorFlow "
+    "checkpoint"
+)
+
+
+def open_model_of(location: str, step: int | None = None) -> Checkpoint:
+    """Opens a MODEL; its parameters are loaded on demand, straight from its files.
+
+    Args:
+      location: a workdir (its newest step), one of its checkpoints/STEP, the output of `bert-jax import`; or what
+        import reads: a folder of `transformers` such as the output of `bert-jax export`, or a TensorFlow checkpoint.
+      step: chooses a step of a workdir.
+
+    Raises:
+      InputError: there is no such model, or it cannot be read.
+    """
+    if step is None and not is_checkpoint(remote.parse_path(location)) and holds_model(location):
+        return open_source(location)
+    return open_checkpoint(location, step, expected=_MODELS)

@@ -1,0 +1,225 @@
+"""Checkpoints of a run in progress: saves its states in the background, restores them, and deletes old ones."""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+
+from bert_jax.config import ConfigDict
+from bert_jax.files import remote
+from bert_jax.model import BertConfig
+from bert_jax.model.bert import HEADS
+from bert_jax.runtime.processes import any_process, is_first, wait_for_first
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.training.checkpointing.checkpoint_damage import DamagedError, check_arrays, convert_read_errors
+from bert_jax.training.checkpointing.checkpoint_digests import describe
+from bert_jax.training.checkpointing.checkpoint_folders import FOLDER, complete_steps, set_aside, step_folders
+from bert_jax.training.checkpointing.retention import NO_MILESTONES, MilestoneRecord, Milestones, Retention
+from bert_jax.training.state import TrainState
+
+log = logging.getLogger(__name__)
+
+
+class Checkpointer:
+    """Saves (asynchronously) and restores the states of one workdir; keeps the newest ones and milestones."""
+
+    def __init__(
+        self, workdir: epath.Path, *, keep: int, config: ConfigDict, tokenizer: Tokenizer,
+        task: dict[str, Any] | None = None, heads: Collection[str] = HEADS, milestones: Milestones = NO_MILESTONES,
+    ):  # fmt: skip
+        """Opens the workdir's checkpoints; keeps the `keep` newest ones, and never deletes `milestones`.
+
+        A fine-tuned model has a `task`, and `heads` names its pre-training heads; both are JSON.
+        """
+        self._workdir = workdir
+        self._folder = workdir / FOLDER
+        self._milestones, self._record = milestones, MilestoneRecord(workdir)
+        self._manager = ocp.CheckpointManager(
+            self._folder,
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=Retention(keep, milestones, self._record.steps),
+                cleanup_tmp_directories=True,
+                enable_async_checkpointing=True,
+            ),
+        )
+        self._record_milestones(saved := self._manager.all_steps())
+        if missed := milestones.up_to(max(saved, default=-1)) - {*saved}:
+            log.warning(
+                "%s: %d milestones precede the newest checkpoint and were not saved, the first of them step %d; they "
+                "stay missing", workdir, len(missed), min(missed),
+            )  # fmt: skip
+        self._is_saving = False
+        self._before_save: list[Callable[[], None]] = []
+        self.provenance: Mapping[str, Any] = {}
+        """The entry of the run that saves, see `files/provenance.py`."""
+        self.unlogged: dict[str, Any] | None = None
+        """Sums of metrics of the restored step that are not logged yet; see `RunningMeans`."""
+        self._description = {
+            "tokenizer": tokenizer.to_json(),
+            "config": json.loads(config.to_json_best_effort()),
+        }
+        if task is not None:
+            self._description |= {"task": task, "heads": [head for head in HEADS if head in heads]}
+
+    def _record_milestones(self, steps: Iterable[int]) -> None:
+        self._record.add((step for step in steps if step in self._milestones), write=is_first())
+
+    def before_each_save(self, function: Callable[[], None]) -> None:
+        """Registers `function` to be called at the start of every save, such as a flush of metrics."""
+        self._before_save.append(function)
+
+    def save(
+        self, step: int, state: TrainState, *, bert_config: BertConfig, dataset_hashes: Sequence[str],
+        first_rows: Sequence[int] | None = None, unlogged: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Starts saving `state`; the arrays are copied off the devices before this returns.
+
+        `dataset_hashes` has one hash for each phase that has started. `first_rows` has the first row of the current
+        phase in each of its datasets, None without phases. `unlogged` is the result of `RunningMeans.to_dict`.
+        """
+        for function in self._before_save:
+            function()
+        self._record_milestones([step])
+        began = time.perf_counter()
+        self._is_saving = True
+        position: dict[str, Any] = {"next_batch": step, "datasets": list(dataset_hashes), "unlogged": unlogged}
+        if first_rows is not None:
+            position["first_rows"] = list(first_rows)
+        arrays = {"parameters": state.parameters, "optimizer": _optimizer_item(state)}
+        items = {
+            "position": position,
+            "bert_config": bert_config.to_dict(),
+            **self._description,
+        }
+        items["digests"] = describe(arrays, items)
+        items["provenance"] = dict(self.provenance)
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                **{name: ocp.args.StandardSave(tree) for name, tree in arrays.items()},
+                **{name: ocp.args.JsonSave(value) for name, value in items.items()},
+            ),
+        )
+        seconds = time.perf_counter() - began
+        log.info(
+            "Step %d: checkpoint (%s) copied in %.1f s, and written in the background", step, _size(state), seconds
+        )
+
+    def restore(self, newest: int, abstract: TrainState) -> tuple[int, TrainState]:
+        """Returns the newest intact step up to `newest`, and its state with the shardings of `abstract`.
+
+        Any mesh may have saved it. All processes have to call it and get the same step. Newer steps are renamed to
+        STEP.damaged, because the run repeats them. Raises DamagedError if no step is intact.
+        """
+        damage: list[str] = []
+        for folder in complete_steps(self._workdir):
+            if int(folder.name) > newest:
+                continue
+            began = time.perf_counter()
+            log.info("Restoring %s (%s)", folder, _size(abstract))
+            try:
+                state, position = _read_state(folder, abstract)
+            except DamagedError as error:
+                damage.append(str(error))  # the error itself would keep arrays alive
+                continue
+            log.info("Restored and verified in %.1f s", time.perf_counter() - began)
+            self._set_aside_after(int(folder.name), damage)
+            self.unlogged = position.get("unlogged")
+            return int(folder.name), state
+        raise DamagedError(damage[0] if damage else f"{self._folder / str(newest)} was deleted; rerun the command")
+
+    def _set_aside_after(self, step: int, damage: Sequence[str]) -> None:
+        """Sets aside the folders of steps after `step`, which Orbax would not overwrite."""
+        for line in damage:
+            log.warning("%s", line)
+        newer = [folder for folder in step_folders(self._workdir) if int(folder.name) > step]
+        wait_for_first()  # until all processes have listed the same folders
+        if not newer:
+            return
+        if is_first():
+            for folder in newer:
+                log.warning("Renamed damaged or newer checkpoint %s to %s", folder, set_aside(folder).name)
+        wait_for_first()
+        self._manager.reload()
+
+    def check(self) -> None:
+        """Raises the error of a failed background save, once it has ended."""
+        # Orbax's `check_for_errors` does not surface errors of its finalize thread.
+        if self._is_saving and not self._manager.is_saving_in_progress():
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits until every save is on disk; raises the error of a failed one."""
+        self._is_saving = False
+        if self._manager.is_saving_in_progress():
+            log.info("Waiting for the checkpoint to be written")
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits for saves and closes the folder."""
+        self._manager.close()
+
+
+def _size(tree: Any) -> str:
+    """Returns the bytes of all arrays, for the log."""
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+
+
+def _read_state(folder: epath.Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
+    """Reads the state and the position in the folder of a step, in all processes, or raises DamagedError in all.
+
+    Calls the handler without a Checkpointer, whose barrier would block the others if one process fails to read.
+    """
+    damage, arrays, items = "", {}, {}
+    trees = {"parameters": abstract.parameters, "optimizer": _optimizer_item(abstract)}
+    names = ["position", *["digests"] * remote.exists(folder / "digests")]
+    handler = ocp.CompositeCheckpointHandler()
+    try:
+        with convert_read_errors(folder):
+            restored = handler.restore(
+                folder,
+                ocp.args.Composite(
+                    **{name: ocp.args.StandardRestore(tree) for name, tree in trees.items()},
+                    **{name: ocp.args.JsonRestore() for name in names},
+                ),
+            )
+            arrays = {name: restored[name] for name in trees}
+            items = {name: restored[name] for name in names}
+            if items["position"]["next_batch"] != int(arrays["optimizer"]["step"]):
+                raise DamagedError(f"{folder} is damaged: data position and optimizer step differ; use an earlier step")
+    except DamagedError as error:
+        damage = str(error)
+    finally:
+        handler.close()
+    if any_process(bool(damage)):
+        raise DamagedError(damage or f"{folder} is damaged: another process of the run could not read it")
+    try:
+        check_arrays(folder, arrays, items.get("digests"))
+    except DamagedError as error:
+        damage = str(error)
+    if any_process(bool(damage)):
+        raise DamagedError(damage or f"{folder} is damaged: another process of the run has read other arrays")
+    optimizer = arrays["optimizer"]
+    state = TrainState(
+        step=optimizer["step"],
+        parameters=arrays["parameters"],
+        optimizer_state=optimizer["state"],
+        nonfinite_steps=optimizer["nonfinite_steps"],
+        nonfinite_streak=optimizer["nonfinite_streak"],
+    )
+    return state, items["position"]
+
+
+def _optimizer_item(state: TrainState) -> dict[str, Any]:
+    return {
+        "state": state.optimizer_state,
+        "step": state.step,
+        "nonfinite_steps": state.nonfinite_steps,
+        "nonfinite_streak": state.nonfinite_streak,
+    }

@@ -1,0 +1,199 @@
+"""Parquet and Arrow files as a corpus."""
+
+import random
+
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+
+from bert_jax.data.corpora import columnar_corpus
+from bert_jax.data.corpora.corpus import CorpusOptions, Slice, plan, read
+from bert_jax.errors import InputError
+from bert_jax.files import line_reader
+
+TEXTS = [f"Document {number}.\n{'It has words. ' * (number % 7)}" for number in range(100)]
+
+
+def table(texts, **columns):
+    return pa.table({"id": list(range(len(texts))), "text": texts, **columns})
+
+
+def documents(path, slice_bytes=1 << 30, **options):
+    chosen = CorpusOptions(**options)
+    return [document for piece in plan([str(path)], chosen, slice_bytes) for document in read(piece, chosen)]
+
+
+def write(folder, kind, texts, rows=1000):
+    path = folder / f"a.{kind}"
+    batches = table(texts).to_batches(max_chunksize=rows)
+    if kind == "parquet":
+        pq.write_table(table(texts), path, row_group_size=rows)
+    elif kind == "stream":
+        path = folder / "data-00000-of-00001.arrow"
+        with pa.ipc.new_stream(path, batches[0].schema) as stream:
+            for batch in batches:
+                stream.write(batch)
+    else:
+        with pa.ipc.new_file(path, batches[0].schema) as file:
+            for batch in batches:
+                file.write(batch)
+    return path
+
+
+KINDS = ["parquet", "arrow", "stream"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_documents_whatever_the_slices(kind, tmp_path):
+    expected = [text.strip() for text in TEXTS]
+    path = write(tmp_path, kind, TEXTS, rows=8)
+    size = path.stat().st_size
+    for slice_bytes in (1, size // 3, size):
+        assert documents(path, slice_bytes) == expected
+    counts = [len(plan([str(path)], CorpusOptions(), slice_bytes)) for slice_bytes in (1, size // 3, size)]
+    assert counts == ([1, 1, 1] if kind == "stream" else [13, 3, 1])
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_slices_cover_row_groups_and_bytes(kind, tmp_path):
+    path = write(tmp_path, kind, TEXTS, rows=8)
+    pieces = plan([str(path)], CorpusOptions(), 1)
+    assert [(piece.start, piece.end) for piece in pieces] == [(number, number + 1) for number in range(13)]
+    assert sum(piece.bytes for piece in pieces) == path.stat().st_size
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_format_is_known_by_the_first_bytes(kind, tmp_path):
+    path = write(tmp_path, kind, TEXTS)
+    for name in ("blob", "corpus.txt"):
+        assert documents(path.rename(tmp_path / name)) == [text.strip() for text in TEXTS]
+        path = tmp_path / name
+
+
+def test_long_documents_are_split_as_in_json_lines(tmp_path, caplog):
+    path = write(tmp_path, "parquet", ["one\ntwo\nthree", "four"])
+    assert documents(path, max_document_bytes=8) == ["one\ntwo", "three", "four"]
+    assert [record.message.partition(": split")[0] for record in caplog.records] == [f"{path}: row 1"]
+
+
+def test_memory_holds_no_row_group(tmp_path):
+    random_bytes = random.Random(0).randbytes
+    texts = [random_bytes(2000).hex() for _ in range(8000)]  # 32 MB
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": texts}), path, row_group_size=10**9, compression="none", use_dictionary=False)
+    del texts
+    before = pa.total_allocated_bytes()
+    held = [pa.total_allocated_bytes() - before for _ in read(Slice(str(path), 0, None, 0), CorpusOptions())]
+    assert len(held) == 8000
+    assert pq.ParquetFile(path).num_row_groups == 1
+    assert path.stat().st_size > 30 << 20
+    assert max(held) < 14 << 20
+
+
+TYPES = {
+    "large_string": pa.array(["a", "é"], pa.large_string()),
+    "binary": pa.array([b"a", "é".encode()]),
+    "dictionary": pa.array(["a", "é"]).dictionary_encode(),
+    "null first": pa.array([None, "a", None, " ", "é"]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("found", list(TYPES))
+def test_types_of_text(kind, found, tmp_path):
+    assert documents(write(tmp_path, kind, TYPES[found])) == ["a", "é"]
+
+
+def test_a_view_of_strings_is_text(tmp_path):
+    assert documents(write(tmp_path, "arrow", pa.array(["a", "é"], pa.string_view()))) == ["a", "é"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_without_text_gives_no_documents(kind, tmp_path):
+    assert documents(write(tmp_path, kind, pa.array([None, None]))) == []
+    if kind == "parquet":
+        assert documents(write(tmp_path, kind, pa.array([], pa.string()))) == []
+        pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "none.parquet", row_group_size=1)
+        assert documents(tmp_path / "none.parquet", slice_bytes=1) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("texts", "found"), [([["a"], ["b"]], "list"), ([1, 2], "int64")])
+def test_a_column_of_another_type_is_refused(kind, texts, found, tmp_path):
+    path = write(tmp_path, kind, texts)
+    with pytest.raises(InputError, match=rf'{path.name}: .*"text".*{found}.*--text_field'):
+        documents(path)
+
+
+def test_bytes_that_are_no_text_are_named_by_their_row(tmp_path):
+    path = write(tmp_path, "parquet", [b"caf\xe9"] * 9 + [b"a"], rows=4)
+    path = write(tmp_path, "parquet", [b"a"] * 9 + [b"caf\xe9"], rows=4)
+    for slice_bytes in (1, 1 << 30):
+        with pytest.raises(InputError, match=r"a\.parquet: row 10: .*byte 0xe9.*--errors replace"):
+            documents(path, slice_bytes)
+    assert documents(path, errors="replace")[-1] == "caf\ufffd"
+
+
+def test_a_text_that_is_too_long_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(line_reader, "MAX_LINE_BYTES", 5000)
+    path = write(tmp_path, "parquet", ["a", "x" * 5001])
+    with pytest.raises(InputError, match=r"a\.parquet: row 2: .*5,001 bytes.*5,000"):
+        documents(path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fault", ["truncated", "half", "empty", "text"])
+def test_a_damaged_file_is_named(kind, fault, tmp_path):
+    path = write(tmp_path, kind, TEXTS, rows=8)
+    content = path.read_bytes()
+    changed = {"truncated": content[:-9], "half": content[: len(content) // 2], "empty": b"", "text": b"some text\n"}
+    path.write_bytes(changed[fault])
+    with pytest.raises(InputError, match=rf"{path.name}: .*(Parquet|Arrow)"):
+        documents(path)
+    with pytest.raises(InputError, match=rf"{path.name}: .*(Parquet|Arrow)"):
+        documents(path, slice_bytes=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_field_selects_a_column_or_a_field_of_a_struct(kind, tmp_path):
+    texts = pa.array([{"body": "a", "n": 1}, None, {"body": None, "n": 2}, {"body": "b", "n": 3}])
+    path = write(tmp_path, kind, texts)
+    assert documents(path, text_field="text.body") == ["a", "b"]
+    for field in ("text.boddy", "body"):
+        with pytest.raises(InputError, match=rf'{path.name}: .*"{field}".*id, text, text.body.*--text_field text.body'):
+            documents(path, text_field=field)
+    with pytest.raises(InputError, match=r'"text".*struct'):
+        documents(path)
+
+
+def test_a_column_whose_name_has_a_dot(tmp_path):
+    pq.write_table(pa.table({"a.b": ["one"], "text": ["two"]}), tmp_path / "a.parquet")
+    assert documents(tmp_path / "a.parquet", text_field="a.b") == ["one"]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "feather"])
+def test_two_columns_of_the_name_are_refused(kind, tmp_path):
+    path = tmp_path / f"a.{kind}"
+    double = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    if kind == "parquet":
+        pq.write_table(double, path)
+    else:
+        with pa.ipc.new_file(path, double.schema) as file:
+            file.write_table(double)
+    with pytest.raises(InputError, match=rf'{path.name}: .*two columns "text"'):
+        documents(path)
+
+
+@pytest.mark.parametrize("compression", ["uncompressed", "lz4", "zstd"])
+def test_feather(compression, tmp_path):
+    pyarrow.feather.write_feather(table(["a", "b"]), tmp_path / "a.feather", compression=compression)
+    assert documents(tmp_path / "a.feather") == ["a", "b"]
+
+
+def test_a_file_in_a_store(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(columnar_corpus, "_BUFFER_BYTES", 1 << 12)
+    store.put("corpus/a.parquet", write(tmp_path, "parquet", TEXTS, rows=8).read_bytes())
+    store.put("corpus/b.arrow", write(tmp_path, "arrow", TEXTS, rows=8).read_bytes())
+    expected = [text.strip() for text in TEXTS]
+    assert documents("gs://bucket/corpus", slice_bytes=1) == expected + expected

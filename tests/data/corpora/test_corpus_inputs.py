@@ -1,0 +1,87 @@
+"""Files of folders and patterns: those that describe a dataset are skipped."""
+
+import logging
+
+import pytest
+
+from bert_jax.data.corpora.corpus_inputs import expand
+
+DATASET = ("20231101.ab/train-00000-of-00001.parquet", "20231101.en/train-00000-of-00001.parquet")
+DESCRIPTIONS = (
+    "README.md", "LICENSE", "CITATION.cff", "dataset_infos.json", "wiki.py", "20231101.ab/readme_ab.md",
+    "20231101.en/_SUCCESS", "assets/README.md",
+)  # fmt: skip
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write_files(*names):
+        for name in names:
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("text")
+
+    return write_files
+
+
+def skipped(caplog):
+    """Returns the names in the log of what was skipped."""
+    lines = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
+    return " ".join(lines)
+
+
+def test_descriptions_of_a_dataset_are_skipped_and_logged(write, caplog):
+    write(*(f"wiki/{name}" for name in (*DATASET, *DESCRIPTIONS, ".gitattributes", ".cache/x.parquet")))
+    with caplog.at_level(logging.INFO):
+        assert expand(["wiki"]) == [f"wiki/{name}" for name in DATASET]
+    log = skipped(caplog)
+    assert "--input=wiki" in log
+    assert "wiki/README.md" in log
+    assert ".gitattributes" in log
+    assert "more" in log  # eight files are too many for a line
+
+
+@pytest.mark.parametrize("name", ["a.arrow", "a.csv", "a.tsv.gz", "a.jsonl.zst", "a.JSON"])
+@pytest.mark.parametrize("pattern", ["d", "d/*", "**"])
+def test_records_of_any_format_make_a_dataset(write, name, pattern):
+    write(f"d/{name}", "d/README.md", "d/state.json", "d/notes.txt")
+    assert expand([pattern]) == [f"d/{name}", "d/notes.txt"]
+
+
+def test_text_files_are_all_read(write, caplog):
+    names = ["d/README.md", "d/a.md", "d/licensed.txt", "d/more/LICENSE.txt", "d/x.py"]
+    write(*names)
+    with caplog.at_level(logging.INFO):
+        assert expand(["d"]) == names
+        assert expand(["d/*.md"]) == names[:2]
+    assert not caplog.records
+
+
+def test_text_beside_a_dataset_is_read(write):
+    """Only names that describe a dataset are skipped, and apart from README.md only beside it or above it."""
+    write("d/books/LICENSE", "d/books/a.md", "d/books/readme.txt", "d/wiki/a.jsonl", "d/wiki/b.md", "d/wiki/LICENSE")
+    assert expand(["d"]) == ["d/books/LICENSE", "d/books/a.md", "d/wiki/a.jsonl", "d/wiki/b.md"]
+
+
+def test_a_file_that_is_named_is_read(write):
+    write("d/a.parquet", "d/README.md")
+    assert expand(["d", "d/README.md"]) == ["d/a.parquet", "d/README.md"]
+
+
+def test_a_link_to_the_folder_itself_ends(write, tmp_path):
+    write("d/e/a.parquet", "d/README.md")
+    (tmp_path / "d" / "e" / "loop").symlink_to("..")
+    (tmp_path / "d" / "again").symlink_to(".")
+    for pattern in ("d", "d/**", "**/*.parquet"):
+        assert expand([pattern]) == ["d/e/a.parquet"]
+
+
+def test_descriptions_in_a_store_are_skipped(store, caplog):
+    for name in ("wiki/en/a.parquet", "wiki/README.md", "wiki/.gitattributes", "text/README.md"):
+        store.put(name, b"text")
+    with caplog.at_level(logging.INFO):
+        assert expand(["gs://bucket/wiki"]) == ["gs://bucket/wiki/en/a.parquet"]
+    assert "gs://bucket/wiki/README.md" in skipped(caplog)
+    assert expand(["gs://bucket/text"]) == ["gs://bucket/text/README.md"]

@@ -1,0 +1,163 @@
+"""CSV and TSV files as a corpus."""
+
+import bz2
+import csv
+import gzip
+import io
+import tempfile
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.data.corpora.corpus import CorpusOptions, plan, read
+from bert_jax.errors import InputError
+from bert_jax.files import line_reader
+
+COMPRESS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".zst": zstandard.ZstdCompressor().compress}
+CELLS = st.text(st.sampled_from('ab,;\t"\n\r é\u2028'), max_size=12)
+
+
+def documents(path, slice_bytes=1 << 30, **options):
+    chosen = CorpusOptions(**options)
+    return [document for piece in plan([str(path)], chosen, slice_bytes) for document in read(piece, chosen)]
+
+
+def stripped(text):
+    return "\n".join(filter(None, map(str.strip, text.split("\n"))))
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(content, name="a.csv"):
+        path = tmp_path / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return write_file
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    rows=st.lists(st.tuples(CELLS, CELLS, CELLS), max_size=8),
+    separator=st.sampled_from(",;\t"),
+    end=st.sampled_from(["\n", "\r\n"]),
+    everywhere=st.booleans(),
+    mark=st.sampled_from(["", "\ufeff"]),
+    block_bytes=st.integers(1, 50),
+)
+def test_files_of_pythons_csv_are_read(rows, separator, end, everywhere, mark, block_bytes):
+    """Python's writer leaves a lone CR in a field without quotes, which no reader of lines can tell from an end."""
+    file = io.StringIO(newline="")
+    quoting = csv.QUOTE_ALL if everywhere or any("\r" in cell for row in rows for cell in row) else csv.QUOTE_MINIMAL
+    writer = csv.writer(file, delimiter=separator, lineterminator=end, quoting=quoting)
+    writer.writerows([("id", "text", "title"), *rows])
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(line_reader, "_BLOCK_BYTES", block_bytes)
+        path = Path(folder, "a.tsv" if separator == "\t" else "a.csv")
+        path.write_text(mark + file.getvalue(), encoding="utf-8", newline="")
+        assert documents(path, slice_bytes=1) == [found for row in rows if (found := stripped(row[1]))]
+
+
+@pytest.mark.parametrize("suffix", list(COMPRESS))
+def test_compression_and_slices_change_nothing(write, suffix):
+    rows = 'id,text\n1,"the ship, ""old"" .\n\na wave ."\n' * 1
+    path = write(COMPRESS[suffix]((rows + '2,"a\n\nb"\n' * 500).encode()), f"a.csv{suffix}")
+    assert documents(path, slice_bytes=100) == ['the ship, "old" .\na wave .', *["a\nb"] * 500]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("id,text\n", []),
+        ("", []),
+        ("text\none\n\n\ntwo\n", ["one", "two"]),
+        ("text,id\r\n\r\none,1\r\n", ["one"]),
+        ("id;text\n1;one, two\n", ["one, two"]),
+        ("id\ttext\n1\tone, two\n", ["one, two"]),
+        ('id,text\n1,a "quoted" word\n', ['a "quoted" word']),
+        ('id,text\n1,"a"', ["a"]),
+        ('id,text\n1,""\n2,b\n', ["b"]),
+    ],
+)
+def test_forms_of_files(write, content, expected):
+    assert documents(write(content)) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "words"),
+    [
+        ("1,hello there\n2,more\n", 1, ["hello there", "header"]),
+        ("id,Text\n1,a\n", 1, ["id, Text", "--text_field Text"]),
+        ("text,id,text\na,1,b\n", 1, ["two columns"]),
+        ("text\ra\rb\r", 1, ["CR", "tr "]),
+        ("id,text\n1,a\n2,b, c\n", 3, ["3 fields", "expected 2"]),
+        ('id,text\n1,"a\nb"\n2\n', 4, ["1 fields"]),
+        ('id,text\n1,"a\n\nb"\n2,"c\nd\n', 5, ["not closed", "end of the file"]),
+        ('id,text\n1,"a\n2,b\n3,"c"\n', 2, ["line 4", "'c\"'"]),
+        ('id,text\n1,"a" b\n', 2, ["line 2", '""']),
+    ],
+)
+def test_an_invalid_file_is_named_with_the_line(write, content, line, words):
+    with pytest.raises(InputError) as caught:
+        documents(write(content))
+    assert f"a.csv:{line}: " in str(caught.value)
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize(("field", "line"), [('"x\ncaf\xe9"', 4), ("caf\xe9", 3), ("x", 1)])
+def test_invalid_utf8_is_named_by_its_line(write, field, line):
+    header = "id,text\n" if line > 1 else "caf\xe9,text\n"
+    path = write((header + f"1,a\n2,{field}\n").encode("latin-1"))
+    with pytest.raises(InputError, match=rf"a\.csv:{line}: .*byte 0xe9.*--errors replace.*iconv"):
+        documents(path)
+    assert len(documents(path, errors="replace")) == 2
+
+
+def test_a_quote_that_is_never_closed_is_found_before_the_end(write, monkeypatch):
+    monkeypatch.setattr(line_reader, "MAX_LINE_BYTES", 1 << 16)
+    path = write('id,text\n1,a\n2,"b\n' + "3,a line without quotes\n" * 400_000)  # 9 MB
+    read_bytes = 0
+    real_blocks = line_reader.blocks
+
+    def counted(path, offset):
+        nonlocal read_bytes
+        for block in real_blocks(path, offset):
+            read_bytes += len(block)
+            yield block
+
+    monkeypatch.setattr(line_reader, "blocks", counted)
+    tracemalloc.start()
+    with pytest.raises(InputError, match=r"a\.csv:3: .*not closed.*65536 bytes"):
+        documents(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert read_bytes <= 4 << 20
+    assert peak < 8 << 20
+
+
+def test_many_columns_are_refused(write):
+    with pytest.raises(InputError, match=r"a\.csv:1: .*10000 fields"):
+        documents(write("a," * 20_000 + "text\n"))
+
+
+def test_many_names_of_columns_are_shortened(write):
+    names = ",".join(f"{number:0100d}" for number in range(100))
+    with pytest.raises(InputError, match="80 more") as caught:
+        documents(write(names + "\n"))
+    assert len(str(caught.value)) < 1500
+
+
+def test_text_field_selects_a_column(write):
+    path = write("id,text,meta.body\n1,a,b\n")
+    assert documents(path, text_field="meta.body") == ["b"]
+
+
+def test_content_of_another_format_is_refused(write):
+    with pytest.raises(InputError, match=r"a\.csv: HTML"):
+        documents(write("<html><body>sorry</body></html>"))
+    with pytest.raises(InputError, match=r"a\.csv: .*UTF-16.*iconv"):
+        documents(write("id,text\n1,a\n".encode("utf-16")))

@@ -1,0 +1,141 @@
+"""The input `-`: stdin."""
+
+import gzip
+import hashlib
+import io
+import json
+import logging
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from support import helpers
+from support.preparing import files, run
+
+from bert_jax import cli
+from bert_jax.data.corpora.standard_input import spooled
+from bert_jax.data.preparation import pipeline
+from bert_jax.errors import InputError
+from bert_jax.files import provenance
+
+DOCUMENTS = helpers.make_corpus(documents=60).strip().split("\n\n")
+TEXT = "\n\n".join(DOCUMENTS).encode()
+LINES = "".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS).encode()
+CSV = ("id,text\n" + "".join(f'{n},"{text}"\n' for n, text in enumerate(DOCUMENTS))).encode()
+
+
+def packed(content):
+    return gzip.compress(content, mtime=0)  # without the time, which would be in the names of the tests
+
+
+@pytest.fixture
+def pipe(monkeypatch):
+    def set_stdin(content, is_terminal=False):
+        found = SimpleNamespace(buffer=io.BytesIO(content), isatty=lambda: is_terminal)
+        monkeypatch.setattr(sys, "stdin", found)
+
+    return set_stdin
+
+
+@pytest.mark.parametrize(
+    "content", [TEXT, packed(TEXT), LINES, CSV, packed(CSV)], ids=["text", "text.gz", "json", "csv", "csv.gz"]
+)
+def test_stdin_gives_the_bytes_of_a_file(content, pipe, tokenizer, tmp_path):
+    (tmp_path / "a.txt").write_bytes(TEXT)
+    run(tmp_path / "a.txt", tokenizer, tmp_path / "file")
+    pipe(content)
+    run("-", tokenizer, tmp_path / "data")
+    assert files(tmp_path / "data") == files(tmp_path / "file")
+    record = json.loads((tmp_path / "data" / provenance.FILE).read_text())
+    assert record["runs"][0]["inputs"]["corpus"] == {
+        "count": 1, "bytes": len(content),
+        "files": [{"path": "-", "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}],
+    }  # fmt: skip
+
+
+def test_stdin_beside_files(pipe, tokenizer, tmp_path):
+    (tmp_path / "a.txt").write_bytes("\n\n".join(DOCUMENTS[:30]).encode())
+    (tmp_path / "all.txt").write_bytes(TEXT)
+    run(tmp_path / "all.txt", tokenizer, tmp_path / "file")
+    pipe("\n\n".join(DOCUMENTS[30:]).encode())
+    run([tmp_path / "a.txt", "-", "-"], tokenizer, tmp_path / "data")
+    assert files(tmp_path / "data") == files(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("content", "suffix"),
+    [
+        (b"id,text\n1,a\n", ".csv"), (b'"id";"text"\r\n1;a\r\n', ".csv"), (b"id\ttext\n1\ta\n", ".tsv"),
+        (b"text\nwords\n", ""), (b"id,body\n1,a\n", ""), (b"a, b and text too\n", ""), (b'{"text": "a"}\n', ""),
+        (packed(b"words\n"), ".gz"), (packed(b"id,text\n1,a\n"), ".csv.gz"),
+    ],
+)  # fmt: skip
+def test_format_is_that_of_the_content(content, suffix, pipe, tmp_path):
+    pipe(content)
+    with spooled(["-"], tmp_path, "text") as ([path], _):
+        assert path == str(tmp_path / f"stdin-{hashlib.sha256(content).hexdigest()}{suffix}")
+        assert [child.name for child in tmp_path.iterdir()] == [path.rpartition("/")[2]]
+
+
+@pytest.mark.parametrize("second", [TEXT, TEXT.replace(b" owl ", b" the ")], ids=["same", "other"])
+def test_unfinished_work_is_reused_for_the_same_bytes_only(second, pipe, tokenizer, tmp_path, monkeypatch, caplog):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "_publish", fail)
+        pipe(TEXT)
+        with pytest.raises(OSError, match="No space"):
+            run("-", tokenizer, tmp_path / "data")
+    pipe(second)
+    with caplog.at_level(logging.INFO):
+        run("-", tokenizer, tmp_path / "data")
+    resumed = [record for record in caplog.records if record.getMessage().startswith("Resuming")]
+    assert bool(resumed) == (second == TEXT)
+    pipe(second)
+    run("-", tokenizer, tmp_path / "anew")
+    assert files(tmp_path / "data") == files(tmp_path / "anew")
+
+
+def test_errors_name_stdin(pipe, tokenizer, tmp_path):
+    pipe(b'id,text\n1,a\n2,"b\n')
+    with pytest.raises(InputError, match=r"^stdin:3: "):
+        run("-", tokenizer, tmp_path / "data")
+
+
+@pytest.mark.parametrize(("content", "is_terminal", "word"), [(b"", False, "empty"), (b"text", True, "terminal")])
+def test_stdin_without_text_is_refused(content, is_terminal, word, pipe, tokenizer, tmp_path):
+    pipe(content, is_terminal)
+    with pytest.raises(InputError, match=f"^--input=-: .*{word}"):
+        run("-", tokenizer, tmp_path / "data")
+
+
+def test_vocab_reads_stdin(pipe, tmp_path):
+    pieces = {}
+    for name, content in {"a": LINES, "b": packed(CSV)}.items():
+        pipe(content)
+        output = tmp_path / name
+        assert cli.main(["vocab", "--input", "-", "--output", str(output), "--size", "300", "--quiet"]) == 0
+        pieces[name] = output.read_text()
+    assert pieces["a"] == pieces["b"]
+    assert "ship" in pieces["a"]
+
+
+def test_a_pipe_to_the_command(vocabulary_file, tmp_path):
+    """Two workers, which have no stdin of their own."""
+    arguments = ["--vocab", vocabulary_file, "--output", tmp_path / "data", "--workers", 2]
+    result = subprocess.run(
+        helpers.command("prepare", "--input", "-", *arguments),
+        input=LINES, env=helpers.child_environment(), capture_output=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["train"]["documents"] > 50
+
+
+def test_a_cluster_cannot_read_stdin(vocabulary_file, tmp_path, capsys):
+    pytest.importorskip("apache_beam")
+    arguments = ["prepare", "--input", "-", "--vocab", vocabulary_file, "--output", tmp_path / "data"]
+    assert cli.main([str(argument) for argument in [*arguments, "--runner", "FlinkRunner"]]) == 2
+    assert "--runner=FlinkRunner" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()

@@ -1,0 +1,87 @@
+"""`--text_field`: the field with the text."""
+
+import json
+
+import pytest
+from support.preparing import files, run
+
+from bert_jax.data.corpora.corpus import CorpusOptions, plan, read
+from bert_jax.errors import InputError
+from bert_jax.files import provenance
+
+
+def documents(path, **options):
+    chosen = CorpusOptions(**options)
+    return [document for piece in plan([str(path)], chosen) for document in read(piece, chosen)]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(content, name="a.jsonl"):
+        (tmp_path / name).write_text(content)
+        return tmp_path / name
+
+    return write_file
+
+
+@pytest.mark.parametrize(
+    ("record", "field"),
+    [
+        ({"body": "words"}, "body"),
+        ({"page": {"body": "words", "text": "no"}, "text": "no"}, "page.body"),
+        ({"a": {"b": {"c": "words"}}}, "a.b.c"),
+        ({"a.b": "words", "a": {"b": "no"}}, "a.b"),
+    ],
+)
+def test_a_field_of_json(write, record, field):
+    assert documents(write(json.dumps(record)), text_field=field) == ["words"]
+
+
+@pytest.mark.parametrize(
+    ("record", "field", "found", "suggested"),
+    [
+        ({"id": 1, "body": "words"}, "text", "id, body", "NAME"),
+        ({"id": 1, "body": "words"}, "bdoy", "id, body", "body"),
+        ({"page": {"body": "words"}}, "body", "page, page.body", "page.body"),
+        ({"page": "words"}, "page.body", "page", "page"),
+        ({}, "text", "none", "NAME"),
+    ],
+)
+def test_a_missing_field_is_named_with_those_found(write, record, field, found, suggested):
+    with pytest.raises(InputError) as caught:
+        documents(write("\n" + json.dumps(record)), text_field=field)
+    assert "a.jsonl:2: " in str(caught.value)
+    assert f'"{field}", found {found};' in str(caught.value)
+    assert str(caught.value).endswith(f"--text_field {suggested}")
+
+
+def test_another_type_is_named_with_the_field(write):
+    with pytest.raises(InputError, match=r'a\.jsonl:1: "body" is a number'):
+        documents(write('{"body": 3}'), text_field="body")
+
+
+@pytest.mark.parametrize("name", ["a.txt", "wiki_00"])
+def test_inputs_without_fields_are_refused(write, name):
+    content = '<doc id="1">\nwords\n</doc>\n' if name == "wiki_00" else "words\n"
+    with pytest.raises(InputError, match=rf"--text_field=body: .*{name}"):
+        documents(write(content, name), text_field="body")
+    with pytest.raises(InputError, match=r"--text_field=body: .*pydoc"):
+        plan(["pydoc"], CorpusOptions(text_field="body"))
+
+
+def test_text_beside_records_is_read(write, tmp_path):
+    write("one\n", "a.txt")
+    write('{"body": "two"}\n', "b.jsonl")
+    assert documents(tmp_path, text_field="body") == ["one", "two"]
+
+
+def test_the_field_does_not_change_the_dataset_and_is_recorded(write, tokenizer, tmp_path):
+    lines = {
+        field: "".join(json.dumps({field: f"the {n} ship ."}) + "\n" for n in range(20)) for field in ("text", "b")
+    }
+    run(write(lines["text"], "a.jsonl"), tokenizer, tmp_path / "text", allow_unk=1)
+    run(write(lines["b"], "b.jsonl"), tokenizer, tmp_path / "b", text_field="b", allow_unk=1)
+    assert files(tmp_path / "text") == files(tmp_path / "b")
+    for name, expected in (("text", None), ("b", "b")):
+        record = json.loads((tmp_path / name / provenance.FILE).read_text())
+        assert record["runs"][0]["inputs"]["corpus"].get("text_field") == expected

@@ -1,0 +1,209 @@
+"""Models of every format open in one line, without an import and without a file being written."""
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from support import helpers, sources
+from support.devices import one_device  # noqa: F401
+
+import bert_jax
+from bert_jax import cli
+from bert_jax.errors import InputError
+from bert_jax.inference.opening import open_model_of
+from bert_jax.interop import huggingface
+from bert_jax.interop.importing import import_checkpoint
+
+TEXT = "the ship sees the storm ."
+RECORDS: dict[str, tuple[int, dict[str, Any]]] = {
+    "classify": (3, {"name": "text", "classes": ["a", "b", "c"], "texts": [], "id": "id", "is_pair": False}),
+    "choose": (2, {"name": "choice"}),
+    "tag": (3, {"name": "ner", "tags": ["O", "B-SEA", "I-SEA"], "document_context": False}),
+    "span": (2, {"name": "squad/1.1", "doc_stride": 16, "max_query_length": 8}),
+}
+HEADS = {"pretraining": ("pooler", "mlm_head", "nsp_head"), "masked_lm": ("mlm_head",), "next": ("pooler", "nsp_head"),
+         "pooled": ("pooler",), "bare": ()}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory, vocabulary: list[str]) -> dict[str, tuple[Path, Path]]:
+    """(checkpoint, its folder of `transformers`) of models with each set of heads, and of each task."""
+    place = tmp_path_factory.mktemp("models")
+    found = {name: sources.write_checkpoint(place / name, vocabulary, heads) for name, heads in HEADS.items()}
+    for kind, (size, record) in RECORDS.items():
+        found[kind] = sources.write_fine_tuned(place / kind, found["pretraining"], kind, record, size=size)
+    for name, checkpoint in found.items():
+        huggingface.export(checkpoint, str(place / f"{name}-hf"))
+    return {name: (place / name, place / f"{name}-hf") for name in found}
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of temporary files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def parameters_of(model: bert_jax.PreTrained | bert_jax.FineTuned) -> list[np.ndarray]:
+    words = model.config.vocab_size  # the rows after it are padding, which `write_fine_tuned` fills, too
+    return [np.asarray(leaf)[:words] for leaf in jax.tree.leaves(nnx.state(model.model))]
+
+
+def assert_same(a: bert_jax.PreTrained | bert_jax.FineTuned, b: bert_jax.PreTrained | bert_jax.FineTuned) -> None:
+    assert type(a) is type(b)
+    assert (a.config, a.tokenizer.sha256) == (b.config, b.tokenizer.sha256)
+    ours, theirs = parameters_of(a), parameters_of(b)
+    assert len(ours) == len(theirs) > 0
+    for left, right in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.parametrize("name", [*HEADS, *RECORDS])
+def test_exported_folder_loads_as_its_checkpoint(name: str, folders: dict[str, tuple[Path, Path]], written: Path):
+    checkpoint, folder = folders[name]
+    before = sorted(os.listdir(folder))
+    loaded, original = bert_jax.load(str(folder)), bert_jax.load(str(checkpoint))
+    assert_same(loaded, original)
+    np.testing.assert_array_equal(loaded.embed(TEXT), original.embed(TEXT))
+    if isinstance(loaded, bert_jax.FineTuned) and isinstance(original, bert_jax.FineTuned):
+        text, pair = {"choose": ("the ship", ["sees .", "a star ."]), "span": ("the owl", TEXT)}.get(name, (TEXT, None))
+        assert loaded.predict(text, pair) == original.predict(text, pair)
+    assert (sorted(os.listdir(folder)), os.listdir(written)) == (before, [])
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel", "BertForNextSentencePrediction", "BertModel",
+        "BertForSequenceClassification", "BertForMultipleChoice", "BertForQuestionAnswering",
+        "BertForTokenClassification",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("weights", ["safetensors", "pickle"])
+def test_folder_of_transformers_loads_as_its_import(
+    architecture: str, weights: str, vocabulary: list[str], tmp_path: Path
+):
+    torch = pytest.importorskip("torch", reason="needs the parity extra: torch and transformers")
+    transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")
+    is_decoder = architecture == "BertLMHeadModel"
+    config = transformers.BertConfig(vocab_size=len(vocabulary), is_decoder=is_decoder, **sources.SIZES)
+    torch.manual_seed(0)
+    model = getattr(transformers, architecture)(config)
+    folder = tmp_path / "hf"
+    model.save_pretrained(folder)
+    if weights == "pickle":
+        (folder / "model.safetensors").unlink()
+        torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    sources.write_tokenizer(folder, vocabulary)
+    import_checkpoint(str(folder), str(tmp_path / "imported"))
+    assert_same(bert_jax.load(str(folder)), bert_jax.load(str(tmp_path / "imported")))
+
+
+def test_folder_in_a_bucket_loads(folders: dict[str, tuple[Path, Path]], store, written: Path):
+    checkpoint, folder = folders["pretraining"]
+    for path in folder.iterdir():
+        store.put(f"hf/{path.name}", path.read_bytes())
+    assert_same(bert_jax.load("gs://bucket/hf"), bert_jax.load(str(checkpoint)))
+    assert [name for name in os.listdir(written) if name.startswith("bert-jax-")] == []
+
+
+@pytest.mark.parametrize("name", ["bert-base-uncased", "google-bert/bert-base-uncased"])
+def test_name_on_the_hub_says_how_to_download_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=rf"hf download {name} --local-dir bert-base-uncased$"):
+        bert_jax.load(name)
+    (tmp_path / "google-bert").mkdir()
+    with pytest.raises(InputError) as refusal:
+        bert_jax.load("google-bert/nothing")
+    assert "hf download" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("empty", r"empty .*transformers"),
+        ("no_config", r"^/.*no_config: config\.json"),
+        ("no_weights", r"no_weights .*transformers"),
+        ("other", r"config\.json: model_type='roberta'"),
+        ("file.txt", r"file\.txt .*transformers"),
+    ],
+)
+def test_folder_without_a_model_is_refused(
+    name: str, message: str, folders: dict[str, tuple[Path, Path]], tmp_path: Path
+):
+    config, weights = ((folders["bare"][1] / file).read_bytes() for file in ("config.json", "model.safetensors"))
+    files: dict[str, dict[str, bytes]] = {
+        "empty": {}, "no_config": {"model.safetensors": weights}, "no_weights": {"config.json": config},
+        "other": {"config.json": b'{"model_type": "roberta"}', "model.safetensors": weights},
+    }  # fmt: skip
+    (tmp_path / "file.txt").write_text("text")
+    for file, content in files.get(name, {}).items():
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / file).write_bytes(content)
+    (tmp_path / "empty").mkdir(exist_ok=True)
+    with pytest.raises(InputError, match=message):
+        bert_jax.load(str(tmp_path / name))
+
+
+def test_damaged_weights_are_refused(folders: dict[str, tuple[Path, Path]], tmp_path: Path):
+    folder = Path(shutil.copytree(folders["pretraining"][1], tmp_path / "hf"))
+    sources.edit_weights(folder, lambda weights: weights["bert.pooler.dense.bias"].__setitem__(0, np.nan))
+    with pytest.raises(InputError, match=r"model\.safetensors: bert\.pooler\.dense\.bias"):
+        bert_jax.load(str(folder))
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-9])
+    with pytest.raises(InputError, match=r"model\.safetensors: "):
+        bert_jax.load(str(folder))
+
+
+def test_parameters_are_sharded_as_asked(folders: dict[str, tuple[Path, Path]]):
+    checkpoint, folder = folders["pretraining"]
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    found = open_model_of(str(folder))
+    whole = open_model_of(str(checkpoint)).load_parameters(parts=["pooler"])
+    loaded = found.load_parameters(jax.tree.map(lambda _: sharding, whole), parts=["pooler"])
+    assert loaded["pooler"]["kernel"].sharding == sharding
+    sources.assert_same_parameters(loaded, whole)
+
+
+# --- Commands --------------------------------------------------------------------------------------------------------
+
+
+def output_of(capsys: pytest.CaptureFixture, *arguments: object) -> str:
+    assert cli.main([str(argument) for argument in arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_commands_take_a_folder_of_transformers(
+    folders: dict[str, tuple[Path, Path]], dataset_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    (tmp_path / "lines.txt").write_text(f"{TEXT}\n")
+    (tmp_path / "dev.csv").write_text("text,label\nthe ship .,a\nthe owl .,b\n")
+    results: list[list[Any]] = []
+    for place, task in zip(folders["pretraining"], folders["classify"], strict=True):
+        features, predictions, exported = (tmp_path / f"{len(results)}.{kind}" for kind in ("npz", "jsonl", "hf"))
+        results.append([
+            output_of(capsys, "fill-mask", "--checkpoint", place, "the [MASK] ."),
+            json.loads(output_of(capsys, "evaluate", "--checkpoint", place, "--data", dataset_dir)),
+            json.loads(output_of(capsys, "evaluate", "--checkpoint", task, "--data", tmp_path / "dev.csv"))["scores"],
+        ])  # fmt: skip
+        output_of(capsys, "features", "--checkpoint", place, "--input", tmp_path / "lines.txt", "--output", features,
+                  "--layers", "-1")  # fmt: skip
+        output_of(capsys, "predict", "--checkpoint", task, "--input", tmp_path / "dev.csv", "--output", predictions)
+        output_of(capsys, "export", "--checkpoint", place, "--output", exported)
+        results[-1] += [np.load(features)["values"].tolist(), predictions.read_text()]
+        results[-1].append((exported / "model.safetensors").read_bytes())
+    assert results[0] == results[1]
+
+
+def test_command_names_a_model_that_is_not_there(capsys: pytest.CaptureFixture):
+    assert cli.main(["fill-mask", "--checkpoint", "bert-base-cased", "a [MASK] ."]) == 2
+    (line,) = helpers.error_lines(capsys.readouterr().err)
+    assert "hf download bert-base-cased" in line

@@ -1,0 +1,190 @@
+"""Milestones: checkpoints that are saved at chosen steps, and never deleted."""
+
+import json
+import logging
+import shutil
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from etils import epath
+from support import helpers
+from support.devices import one_device  # noqa: F401
+from support.runs import assert_same_run, train, train_until
+
+from bert_jax.config import load_config
+from bert_jax.errors import InputError
+from bert_jax.training.checkpointing.checkpoint_folders import step_folders
+from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.training.checkpointing.retention import MilestoneRecord, Milestones, Retention, plan_saves
+from bert_jax.training.checks import check_config
+from bert_jax.training.pretrain import pretrain
+
+SETTINGS = {"checkpoint__every_steps": 2, "checkpoint__keep": 1, "eval_batches": 0, "log_every_steps": 2}
+
+
+def steps_of(workdir: Path) -> list[int]:
+    return sorted(int(folder.name) for folder in step_folders(epath.Path(workdir)))
+
+
+def run(dataset_dir: Path, workdir: Path, steps: int, **settings: object) -> None:
+    pretrain(helpers.small_config(dataset_dir, **{**SETTINGS, "total_steps": steps, **settings}), str(workdir))
+
+
+@pytest.fixture(scope="module")
+def kept(dataset_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 5 steps with the milestones 0 and 3, and every fourth step."""
+    workdir = tmp_path_factory.mktemp("kept") / "run"
+    run(dataset_dir, workdir, 5, checkpoint__milestones=(0, 3), checkpoint__milestone_every_steps=4)
+    return workdir
+
+
+def test_milestones_are_kept_beside_the_newest(kept: Path):
+    assert steps_of(kept) == [0, 3, 4, 5]
+    assert json.loads((kept / "milestones.json").read_text()) == {"format_version": 1, "steps": [0, 3, 4]}
+    assert [open_checkpoint(str(kept / "checkpoints" / str(step))).step for step in (0, 3, 4)] == [0, 3, 4]
+
+
+def test_milestones_change_no_other_checkpoint(kept: Path, dataset_dir: Path, tmp_path: Path):
+    run(dataset_dir, tmp_path / "plain", 5)
+    assert steps_of(tmp_path / "plain") == [5]
+    assert not (tmp_path / "plain" / "milestones.json").exists()
+    assert_same_run(kept, tmp_path / "plain")
+
+
+def test_step_0_has_the_initial_parameters(kept: Path, dataset_dir: Path):
+    import bert_jax
+
+    training = bert_jax.Training(helpers.small_config(dataset_dir, total_steps=5))
+    initial = helpers.leaves(training.initial_state().parameters)
+    saved = helpers.leaves(open_checkpoint(str(kept / "checkpoints" / "0")).load_parameters())
+    for ours, expected in zip(saved, initial, strict=True):
+        np.testing.assert_array_equal(ours, expected)
+
+
+def test_run_resumes_from_a_milestone(kept: Path, dataset_dir: Path, tmp_path: Path):
+    """With only step 0 left, the run starts from it, and ends as it did."""
+    shutil.copytree(kept, tmp_path / "run")
+    for step in (3, 4, 5):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / str(step))
+    with pytest.raises(InputError, match=r"seed 0 -> 1"):
+        run(dataset_dir, tmp_path / "run", 5, seed=1)
+    run(dataset_dir, tmp_path / "run", 5, checkpoint__milestones=(0, 3), checkpoint__milestone_every_steps=4)
+    assert steps_of(tmp_path / "run") == [0, 3, 4, 5]
+    assert_same_run(tmp_path / "run", kept)
+
+
+def test_milestones_stay_after_a_resume_with_others(
+    kept: Path, dataset_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    shutil.copytree(kept, tmp_path / "run")
+    run(dataset_dir, tmp_path / "run", 8, checkpoint__milestones=(2, 5, 7))
+    assert steps_of(tmp_path / "run") == [0, 3, 4, 5, 7, 8]
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert [record.args[1:] for record in warnings if record.module == "checkpointer"] == [(1, 2)]  # one: step 2
+    run(dataset_dir, tmp_path / "run", 11)
+    assert steps_of(tmp_path / "run") == [0, 3, 4, 5, 7, 11]
+
+
+def test_damaged_milestone_is_set_aside_and_saved_again(kept: Path, dataset_dir: Path, tmp_path: Path):
+    shutil.copytree(kept, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "5")
+    for file in (tmp_path / "run" / "checkpoints" / "4" / "parameters").rglob("d/*"):
+        file.write_bytes(file.read_bytes()[:-40])
+    run(dataset_dir, tmp_path / "run", 5, checkpoint__milestones=(4,))
+    assert steps_of(tmp_path / "run") == [0, 3, 4, 5]
+    assert (tmp_path / "run" / "checkpoints" / "4.damaged").is_dir()
+    assert_same_run(tmp_path / "run", kept)
+
+
+def test_run_killed_between_milestones_ends_with_all_of_them(dataset_dir: Path, tmp_path: Path):
+    settings = {
+        "total_steps": 40, "checkpoint.every_steps": 10, "checkpoint.keep": 1, "checkpoint.milestones": "0,7,8,29",
+        "eval_batches": 0, "log_every_steps": 2,
+    }  # fmt: skip
+    killed = train_until(14, dataset_dir, tmp_path / "run", signal.SIGKILL, **settings)
+    assert killed.returncode == -signal.SIGKILL
+    assert {0, 7, 8} <= {*steps_of(tmp_path / "run")}
+    assert train(dataset_dir, tmp_path / "run", **settings).returncode == 0
+    assert steps_of(tmp_path / "run") == [0, 7, 8, 29, 40]
+    plain = train(dataset_dir, tmp_path / "plain", **{**settings, "checkpoint.milestones": "()"})
+    assert plain.returncode == 0, plain.stderr
+    assert_same_run(tmp_path / "run", tmp_path / "plain")
+
+
+def test_phases_have_the_milestones_of_the_run(dataset_dir: Path, tmp_path: Path):
+    phases = ({"steps": 3}, {"steps": -1, "optimizer.weight_decay": 0.0})
+    run(dataset_dir, tmp_path, 6, phases=phases, checkpoint__milestones=(0, 1, 5))
+    assert steps_of(tmp_path) == [0, 1, 5, 6]
+    position = json.loads((tmp_path / "checkpoints" / "0" / "position" / "metadata").read_text())
+    assert (position["next_batch"], len(position["datasets"])) == (0, 1)
+
+
+# --- Config ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("0,512,1000", (0, 512, 1000)), ("(7,)", (7,)), ("7", (7,)), ("[0, 7]", (0, 7)), ("()", ())]
+)
+def test_steps_as_they_are_typed(text: str, expected: tuple[int, ...]):
+    assert load_config("bert_tiny", [("checkpoint.milestones", text)]).checkpoint.milestones == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"milestones": "1,5,5"}, r"checkpoint\.milestones=.*\b5\b"),
+        ({"milestones": "-1"}, r"checkpoint\.milestones=.*-1"),
+        ({"milestones": "1.5"}, r"checkpoint\.milestones=.*1\.5"),
+        ({"milestones": "True,"}, r"checkpoint\.milestones=.*True"),
+        ({"milestones": "10,101"}, r"checkpoint\.milestones=.*101.*total_steps=100"),
+        ({"milestone_every_steps": "-1"}, r"checkpoint\.milestone_every_steps=-1"),
+        ({"milestone": "5"}, r"checkpoint\.milestone.*checkpoint\.milestones"),
+        ({"keep_period": "5"}, r"checkpoint\.keep_period.*checkpoint\.milestone_every_steps"),
+    ],
+)
+def test_wrong_milestones_are_refused(overrides: dict[str, str], message: str):
+    settings = [("total_steps", "100"), *((f"checkpoint.{key}", text) for key, text in overrides.items())]
+
+    def check() -> None:
+        check_config(load_config("bert_tiny", settings), 100)
+
+    with pytest.raises(InputError, match=message):
+        check()
+
+
+@pytest.mark.parametrize("key", ["milestones", "milestone_every_steps"])
+def test_fine_tuning_has_no_milestones(key: str):
+    with pytest.raises(InputError, match=rf"checkpoint\.{key}"):
+        load_config("finetune/text", [(f"checkpoint.{key}", "5")], keys_of="finetune/default")
+
+
+def test_saves_are_planned():
+    settings = {
+        "total_steps": 100, "checkpoint.every_steps": 30, "checkpoint.keep": 2, "checkpoint.milestones": (0, 5, 90),
+        "checkpoint.milestone_every_steps": 50,
+    }  # fmt: skip
+    config = load_config("bert_tiny", settings)
+    new = plan_saves(config, [100], None)  # 0, 5, 30, 50, 60, 90, 100
+    assert (new.saves, new.milestones, new.kept) == (7, 5, 5)  # kept: 0, 5, 50, 90, 100
+    resumed = plan_saves(config, [100], 60)
+    assert (resumed.saves, resumed.milestones, resumed.kept) == (2, 5, 5)
+
+
+def test_thousands_of_milestones_take_no_time():
+    """Retention lists no folder, and so costs a save nothing."""
+    retention = Retention(3, Milestones(frozenset(range(0, 4000, 2)), 0), set())
+    found = [SimpleNamespace(step=step) for step in range(4000)]
+    began = time.perf_counter()
+    preserved = retention.should_preserve(found, context=None)
+    assert time.perf_counter() - began < 0.5
+    assert [step for step, is_kept in enumerate(preserved) if not is_kept] == list(range(1, 3997, 2))
+
+
+def test_damaged_record_is_named(tmp_path: Path):
+    (tmp_path / "milestones.json").write_text('{"steps": 5}')
+    with pytest.raises(InputError, match=r"milestones\.json.*checkpoint\.milestones"):
+        MilestoneRecord(epath.Path(tmp_path))
