@@ -1,6 +1,6 @@
 """Compares Korean vocabularies: [UNK], tokens per word, and a BERT-Tiny trained on each. Run again to resume.
 
-    python benchmarks/korean.py kowiki.jsonl.gz    # three models of some five minutes on two idle CPU cores
+    python benchmarks/korean.py kowiki.jsonl.gz    # some half an hour on two CPU cores
 
 The vocabularies are WordPiece as for English (uncased, accents stripped), WordPiece with --keep_accents, and unigram.
 Each is trained on all articles but the held-out ones, which are those of the eval splits. Every model is trained on as
@@ -75,8 +75,8 @@ def write_articles(source: Path, folder: Path) -> list[str]:
 
     Those are the ones that `prepare` holds out of `all.jsonl`: the lowest hashes.
     """
-    from bert_jax.data.hashing import content_hash
     from bert_jax.data.corpora import corpus
+    from bert_jax.data.hashing import content_hash
 
     with gzip.open(source, "rt", encoding="utf-8") as lines:
         rows = [json.dumps({"text": json.loads(line)["text"]}, ensure_ascii=False) + "\n" for line in lines]
