@@ -141,7 +141,7 @@ def fills(workdir: Path) -> list[dict[str, str]]:
     rows = []
     for text in SENTENCES:
         found = model.fill_mask(text, top=3)[0]
-        pieces = (f"{unicodedata.normalize('NFC', one.token)} {one.probability:.0%}" for one in found)
+        pieces = (f"`{unicodedata.normalize('NFC', one.token)}` {one.probability:.0%}" for one in found)
         rows.append({"text": text, "fills": ", ".join(pieces)})
     return rows
 
