@@ -28,10 +28,10 @@ class TextOptions(CheckedOptions):
 
     cased: bool = option(False, "keep case and accents")
     keep_accents: bool = option(
-        False, "keep accents, in lower-cased text, too: required for Korean, Hindi, Thai, ... in WordPiece"
+        False, "keep accents in lower-cased text; Korean, Japanese, Hindi, Thai, ... need it with --kind=wordpiece"
     )
     pretokenized: bool = option(
-        False, "the text has white space between its words or morphemes; do not clean or split it further"
+        False, "text is already split into words or morphemes by white space: keep them; do not drop characters"
     )
 
 
@@ -41,7 +41,7 @@ class VocabularyOptions(TextOptions):
 
     kind: str = option(
         WORDPIECE,
-        "wordpiece, as BERT; unigram or bpe: a SentencePiece model, also for text without spaces such as Thai",
+        "wordpiece, as BERT; unigram or bpe: a SentencePiece model, as for text without spaces, such as Thai",
         choices=(WORDPIECE, *SENTENCEPIECE_KINDS),
     )
     size: int = option(30522, "maximum number of pieces, special tokens included", low=1)
