@@ -26,6 +26,7 @@ from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.tracking.throughput import Throughput, pretraining_work, summary
 from bert_jax.tracking.tracker import Tracker
+from bert_jax.training.checkpointing.checkpoint_folders import newest_step
 from bert_jax.training.checkpointing.checkpointer import Checkpointer
 from bert_jax.training.checkpointing.checkpoints import Checkpoint
 from bert_jax.training.checkpointing.retention import Milestones, SavePlan, plan_saves
@@ -139,7 +140,7 @@ def _pretrain(
     checkpointer.wait()
     place, data = shlex.quote(str(folder)), shlex.quote(str(phases[-1].datasets[0].folder))
     log_result(
-        folder, config.total_steps, f"eval {summary(evaluation)}" if evaluation else "",
+        newest_step(folder), config.total_steps, f"eval {summary(evaluation)}" if evaluation else "",
         [
             f"evaluate --checkpoint={place} --data={data}",
             f"finetune --config=finetune/glue:TASK --config.init={place} --config.data.path=FOLDER --workdir=WORKDIR",
@@ -259,7 +260,7 @@ def _train_phase(
         log_metrics,
         Trace(run.tracer),
         *([evaluation] if eval_loader.batches else []),
-        Save(save, every=config.checkpoint.every_steps, milestones=Milestones.from_config(config)),
+        Save(save, every=config.checkpoint.every_steps, further=Milestones.from_config(config)),
     ]
     if saves_initial and start == 0:
         save(0, state)
