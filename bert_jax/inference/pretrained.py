@@ -256,7 +256,9 @@ def fill_mask(pretrained: PreTrained | FineTuned, text: str, top: int = 5) -> li
     if model.mlm_head is None:
         raise InputError("fill-mask requires an mlm_head, which the checkpoint lacks; use another checkpoint")
     (hidden,) = pretrained._encoder.outputs(EncodedExamples([sequence], None))
-    logits = model.mlm_head(jnp.asarray(hidden)[None], jnp.asarray(positions)[None], model.embeddings.word[...]).logits()
+    logits = model.mlm_head(
+        jnp.asarray(hidden)[None], jnp.asarray(positions)[None], model.embeddings.word[...]
+    ).logits()
     probabilities, tokens = jax.lax.top_k(jax.nn.softmax(logits[0], axis=-1), top)
     fillings = []
     for position, row_probabilities, row_tokens in zip(
