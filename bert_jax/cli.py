@@ -7,32 +7,25 @@
 """
 
 import argparse
-import dataclasses
 import errno
-import json
 import logging
 import os
 import sys
-import tempfile
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from bert_jax import config_listing
-from bert_jax.command_line.arguments import completion, make_options
 from bert_jax.command_line.arguments import parse as parse_arguments
-from bert_jax.command_line.console import bars, set_up_logging
-from bert_jax.command_line.next_steps import NEXT_STEPS
-from bert_jax.data.corpora.corpus_options import CorpusOptions
-from bert_jax.data.preparation.options import PrepareOptions
-from bert_jax.errors import BertJaxError, InputError
+from bert_jax.command_line.console import set_up_logging
+from bert_jax.errors import BertJaxError
 from bert_jax.files.local_listing import similar_name
 from bert_jax.files.remote import RetryWarnings
-from bert_jax.progress import Bars, silent
 from bert_jax.runtime.background_errors import show_background_errors
 from bert_jax.runtime.malloc import tune_malloc
+from bert_jax.subcommands import data_commands, listing_commands, model_commands, training_commands
+
+if TYPE_CHECKING:
+    pass
 
 _PATH_ERRORS = {  # errno of a bad path given by the user
     errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EROFS,
@@ -42,8 +35,6 @@ log = logging.getLogger(__name__)
 
 _COMPUTING = {"pretrain", "evaluate", "finetune", "predict", "study"}
 _IMPORTS_JAX = _COMPUTING | {"fill-mask", "features", "export", "import", "compile"}
-
-# Each subcommand imports what it needs: `bert-jax prepare` does not wait for JAX.
 
 
 def entry_point() -> int:
@@ -108,18 +99,6 @@ def _fail(command: str, message: str, status: int) -> int:
     return status
 
 
-def _print_result(options: argparse.Namespace, values: Mapping[str, Any], text: str) -> None:
-    """Prints a result on stdout, as one JSON object with `--json`."""
-    print(json.dumps(values, indent=2, ensure_ascii=False) if options.json else text)
-
-
-def _suggest(options: argparse.Namespace, name: str = "") -> None:
-    """Logs the commands that usually follow, unless programs read the output."""
-    if not options.json:
-        for command in NEXT_STEPS[name or options.command](options):
-            log.info("Next: %s", command)
-
-
 def _storage_failure(error: Exception) -> tuple[str, int] | None:
     """Maps a storage error raised inside a library to a message and an exit status; None for any other error."""
     from bert_jax.files import remote
@@ -145,333 +124,25 @@ def _is_disk_full(error: BaseException | None) -> bool:
     return False
 
 
-# --- Subcommands -------------------------------------------------------------------------------------------------
-
-
-def _vocab(options: argparse.Namespace) -> None:
-    from bert_jax.data.corpora import corpus
-    from bert_jax.data.corpora.standard_input import spooled
-    from bert_jax.files import atomic, remote
-    from bert_jax.text.vocabulary_options import VocabularyOptions
-    from bert_jax.text.vocabulary_record import check_free, save_vocabulary
-    from bert_jax.text.vocabulary_training import train_vocabulary
-
-    training = make_options(VocabularyOptions, options)
-    output = remote.parse_path(options.output)
-    check_free(options.output)
-    atomic.make_folder(output.parent)
-    reading = make_options(CorpusOptions, options)
-    with (
-        tempfile.TemporaryDirectory(prefix="bert-jax-vocab-") as folder,
-        spooled(options.input, Path(folder), reading.text_field) as (inputs, _),
-    ):
-        documents = _documents(corpus.plan(inputs, reading), reading, bars(quiet=options.quiet))
-        tokenizer = train_vocabulary(documents, training)
-    save_vocabulary(options.output, tokenizer)
-    values = {
-        "output": options.output, "pieces": tokenizer.vocab_size, "kind": training.kind, "cased": training.cased,
-    }  # fmt: skip
-    _print_result(options, values, f"{output}: {tokenizer.vocab_size:,} pieces")
-    _suggest(options)
-
-
-def _documents(slices: Sequence[Any], reading: CorpusOptions, progress: Bars) -> Iterator[str]:
-    """Yields the documents of a corpus, with a progress bar."""
-    from bert_jax.data.corpora import corpus
-
-    with closing(progress(total=sum(piece.bytes for piece in slices), desc="read", unit="B", unit_scale=True)) as bar:
-        for piece in slices:
-            yield from corpus.read(piece, reading)
-            bar.update(piece.bytes)
-    log.info("Corpus read; training the vocabulary ...")
-
-
-def _prepare(options: argparse.Namespace) -> None:
-    from bert_jax.data.preparation.pipeline import describe, prepare
-    from bert_jax.text.vocabulary_record import open_vocabulary
-
-    prepare_options = make_options(PrepareOptions, options)
-    tokenizer = open_vocabulary(
-        options.vocab, cased=options.cased, keep_accents=options.keep_accents, pretokenized=options.pretokenized
-    )
-    info = prepare(
-        options.input, tokenizer, options.output, prepare_options,
-        seed=options.seed, workers=options.workers, scratch=options.scratch, runner=options.runner,
-        beam_options=options.beam_options, allow_unk=options.allow_unk,
-        bars=bars(quiet=options.quiet),
-    )  # fmt: skip
-    print(json.dumps({"output": options.output, **describe(info)}, indent=2))
-    _suggest(options)
-
-
-def _inspect(options: argparse.Namespace) -> None:
-    from bert_jax.data.inspection import inspect_dataset, render
-
-    report = inspect_dataset(options.data, samples=options.samples, seed=options.seed)
-    _print_result(options, report, "" if options.json else render(report))
-    _suggest(options)
-
-
-def _pretrain(options: argparse.Namespace) -> None:
-    if options.dry_run:
-        _dry_run(options)
-        return
-    from bert_jax.runtime.preemption import StopSignal
-
-    with StopSignal() as stop:  # before the imports, which take seconds: a signal during them stops the run
-        from bert_jax.config import load_config
-        from bert_jax.runtime.processes import is_first, joined_processes
-        from bert_jax.tracking.metrics import finite_json
-        from bert_jax.training.pretrain import pretrain
-
-        with joined_processes():
-            progress = bars(quiet=options.quiet) if is_first() else silent
-            config = load_config(options.config, options.overrides)
-            scores = pretrain(config, options.workdir, stop=stop, bars=progress)
-            if is_first() and options.json:
-                print(finite_json({"workdir": options.workdir, "step": config.total_steps, "eval": scores}, indent=2))
-
-
-def _dry_run(options: argparse.Namespace) -> None:
-    from bert_jax.ahead_of_time.dry_run import plan_run
-    from bert_jax.ahead_of_time.dry_run_text import render_plan
-    from bert_jax.config import load_config
-    from bert_jax.tracking.metrics import finite_json
-
-    kind = config_listing.keys_of("pretrain")
-    plan = plan_run(
-        load_config(options.config, options.overrides, keys_of=kind), load_config(kind),
-        workdir=options.workdir, device=options.device, devices=options.devices, mfu=options.mfu,
-    )  # fmt: skip
-    print(finite_json(plan, indent=2) if options.json else render_plan(plan))
-    _suggest(options, "dry_run")
-
-
-def _finetune(options: argparse.Namespace) -> None:
-    from bert_jax.runtime.preemption import StopSignal
-
-    with StopSignal() as stop:
-        from bert_jax.config import load_config
-        from bert_jax.finetuning.finetune import finetune
-        from bert_jax.finetuning.results import unscored
-        from bert_jax.finetuning.search import is_search, search
-        from bert_jax.runtime.processes import is_first, joined_processes
-        from bert_jax.tracking.metrics import finite_json
-
-        with joined_processes():
-            progress = bars(quiet=options.quiet) if is_first() else silent
-            strict = [("data.strict", "True")] if options.strict else []
-            config = load_config(options.config, [*options.overrides, *strict], keys_of="finetune/default")
-            run = search if is_search(config) else finetune
-            scores = run(config, options.workdir, stop=stop, bars=progress)
-            if is_first():
-                print(finite_json(scores or unscored(options.workdir), indent=2))
-
-
-def _study(options: argparse.Namespace) -> None:
-    from bert_jax.runtime.preemption import StopSignal
-
-    with StopSignal() as stop:
-        from bert_jax.runtime.processes import is_first, joined_processes
-        from bert_jax.studies.study import load_study, study
-        from bert_jax.studies.study_table import render
-
-        with joined_processes():
-            progress = bars(quiet=options.quiet) if is_first() else silent
-            table = study(load_study(options.config, options.overrides), options.workdir, stop=stop, bars=progress)
-            if is_first():
-                _print_result(options, table.as_json(), render(table).rstrip("\n"))
-
-
-def _predict(options: argparse.Namespace) -> None:
-    from bert_jax.finetuning.fine_tuned import predict
-    from bert_jax.inference.opening import open_model_of
-
-    count = predict(
-        open_model_of(options.checkpoint), options.input, options.output,
-        texts=options.text, with_text=options.with_text, strict=options.strict, batch_size=options.batch_size,
-        bars=bars(quiet=options.quiet),
-    )  # fmt: skip
-    values = {"output": options.output, "predictions": count}
-    _print_result(options, values, f"{options.output}: {count:,} predictions")
-    _suggest(options)
-
-
-def _evaluate(options: argparse.Namespace) -> None:
-    from bert_jax.finetuning.fine_tuned import evaluate_finetuned
-    from bert_jax.inference.opening import open_model_of
-    from bert_jax.runtime.processes import is_first, joined_processes
-    from bert_jax.tracking.metrics import finite_json
-    from bert_jax.training.evaluation import evaluate_checkpoint, evaluate_steps
-
-    with joined_processes():
-        progress = bars(quiet=options.quiet) if is_first() else silent
-        if options.steps:
-            scores = evaluate_steps(
-                options.checkpoint, options.steps, options.data, batch_size=options.batch_size, bars=progress
-            )
-            if is_first():
-                print(finite_json({"steps": scores}, indent=2))
-            return
-        found = open_model_of(options.checkpoint)
-        evaluate = evaluate_checkpoint if found.task is None else evaluate_finetuned
-        values = evaluate(found, options.data, batch_size=options.batch_size, bars=progress)
-        if is_first():
-            print(finite_json(values, indent=2))
-            _suggest(options)
-
-
-def _fill_mask(options: argparse.Namespace) -> None:
-    from bert_jax.inference.pretrained import check_mask, fill_mask, load
-
-    for text in options.text:
-        check_mask(text)
-    pretrained = load(options.checkpoint)
-    if options.json:
-        found = [{"text": text, "masks": fill_mask(pretrained, text, options.top)} for text in options.text]
-        print(json.dumps({"texts": found}, indent=2, ensure_ascii=False, default=dataclasses.asdict))
-        return
-    for text in options.text:
-        for fillings in fill_mask(pretrained, text, options.top):
-            for filling in fillings:
-                print(f"{filling.probability:.4f}  {filling.token:<16}  {filling.text}")
-            print()
-
-
-def _features(options: argparse.Namespace) -> None:
-    from bert_jax.inference.features import extract
-
-    extracted = extract(
-        options.checkpoint, options.input, options.output,
-        layers=options.layers, pool=options.pool, seq_len=options.seq_len, batch_size=options.batch_size,
-        bars=bars(quiet=options.quiet),
-    )  # fmt: skip
-    lines = f"{extracted.cut:,} line{'' if extracted.cut == 1 else 's'}"
-    text = f"{options.output}: {extracted.lines:,} lines, {extracted.tokens:,} tokens, layers {extracted.layers}"
-    text += f", pooled by {options.pool}" if options.pool else ""
-    text += f"; truncated to {extracted.seq_len} tokens: {lines}" if extracted.cut else ""
-    values = {
-        "output": options.output, "lines": extracted.lines, "tokens": extracted.tokens, "layers": extracted.layers,
-        "pool": options.pool, "seq_len": extracted.seq_len, "truncated_lines": extracted.cut,
-    }  # fmt: skip
-    _print_result(options, values, text)
-
-
-def _export(options: argparse.Namespace) -> None:
-    from bert_jax.inference.opening import open_model_of
-    from bert_jax.interop import huggingface, stablehlo
-    from bert_jax.interop.model_card import Publication
-
-    publication = Publication(options.license, options.language, options.datasets)
-    if options.steps and options.format == "hf":
-        _export_steps(options, publication)
-        return
-    checkpoint = open_model_of(options.checkpoint)
-    if options.format == "stablehlo":
-        if publication != Publication():
-            raise InputError("--license, --language and --datasets are those of a model card; use --format=hf")
-        if options.steps:
-            raise InputError(
-                f"--steps={options.steps}: exports revisions for the Hub; use --format=hf, or export one "
-                "WORKDIR/checkpoints/STEP as a program"
-            )
-        programs = stablehlo.export(checkpoint, options.output)
-        values = {"output": options.output, "checkpoint": str(checkpoint.path), "programs": list(programs)}
-        text = f"{options.output}: {checkpoint.path} as StableHLO, programs: {', '.join(programs)}"
-        _print_result(options, values, text)
-        return
-    architecture = huggingface.export(checkpoint, options.output, publication)
-    values = {"output": options.output, "checkpoint": str(checkpoint.path), "architecture": architecture}
-    text = f"{options.output}: {checkpoint.path} in Hugging Face format, as {architecture}"
-    _print_result(options, values, text)
-    _suggest(options)
-
-
-def _export_steps(options: argparse.Namespace, publication: Any) -> None:
-    from bert_jax.interop.huggingface import export_steps
-
-    revisions = export_steps(options.checkpoint, options.output, options.steps, publication)
-    values = {
-        "output": options.output, "checkpoint": options.checkpoint, "steps": [vars(revision) for revision in revisions]
-    }  # fmt: skip
-    lines = [
-        f"{revision.folder}: step {revision.step} in Hugging Face format, as {revision.architecture}"
-        f"{'' if revision.is_new else ', written before'}"
-        for revision in revisions
-    ]
-    _print_result(options, values, "\n".join(lines))
-
-
-def _import(options: argparse.Namespace) -> None:
-    from bert_jax.interop.importing import import_checkpoint
-
-    checkpoint = import_checkpoint(options.source, options.output, lowercase=options.lowercase)
-    heads = ", ".join(checkpoint.heads) or "none"
-    task = None if checkpoint.task is None else checkpoint.task["name"]
-    values = {
-        "output": options.output, "vocab_size": checkpoint.tokenizer.vocab_size,
-        "cased": not checkpoint.tokenizer.lowercase, "heads": list(checkpoint.heads), "task": task,
-    }  # fmt: skip
-    fine_tuned = "" if task is None else f", fine-tuned: {task}"
-    _print_result(options, values, f"{options.output}: {checkpoint.tokenizer}, heads: {heads}{fine_tuned}")
-    _suggest(options)
-
-
-def _compile(options: argparse.Namespace) -> None:
-    from bert_jax.ahead_of_time.command import compile_config
-    from bert_jax.ahead_of_time.table import render
-    from bert_jax.config import load_config
-
-    described, problems = compile_config(
-        load_config(options.config, options.overrides), options.topology,
-        slices=options.num_slices, phase=options.phase, largest_batch=options.find_batch, advice=options.advice,
-        show=lambda description: None if options.json else print(render(description), end="\n\n", flush=True),
-    )  # fmt: skip
-    if options.json:
-        print(json.dumps(described, indent=2))
-    if problems:
-        raise InputError("; ".join(problems))
-    _suggest(options)
-
-
-def _report(options: argparse.Namespace) -> None:
-    from bert_jax.tracking.report.report_page import write_report
-
-    write_report(options.workdir, options.output)
-    _print_result(options, {"output": options.output, "workdirs": options.workdir}, options.output)
-
-
-def _configs(options: argparse.Namespace) -> None:
-    if options.config is None:
-        found = config_listing.summaries()
-        width = max(map(len, found))
-        _print_result(options, found, "\n".join(f"{name:<{width}}  {text}" for name, text in found.items()))
-        return
-    from bert_jax.config import flatten, load_config
-
-    kind = config_listing.kind_of(options.config)
-    config = load_config(options.config, options.overrides, keys_of=config_listing.keys_of(kind))
-    comments, values = config_listing.key_comments(kind), dict(flatten(config))
-    if options.json:
-        keys = {key: {"value": value, "comment": comments.get(key, "")} for key, value in values.items()}
-        print(json.dumps({"config": options.config, "keys": keys}, indent=2, ensure_ascii=False, default=vars))
-        return
-    lines = [
-        f"{key} = {value!r}" + (f"  # {comments[key]}" if key in comments else "") for key, value in values.items()
-    ]
-    print("\n".join([*config_listing.docstring(options.config).split("\n"), "", *lines]))
-
-
-def _completion(options: argparse.Namespace) -> None:
-    print(completion(options.shell))
-
-
 _RUN = {
-    "vocab": _vocab, "prepare": _prepare, "inspect": _inspect, "pretrain": _pretrain, "evaluate": _evaluate,
-    "finetune": _finetune, "predict": _predict, "study": _study, "fill-mask": _fill_mask, "features": _features,
-    "export": _export, "import": _import, "compile": _compile, "report": _report, "configs": _configs,
-    "completion": _completion,
-}  # fmt: skip
+    "vocab": data_commands.run_vocab,
+    "prepare": data_commands.run_prepare,
+    "inspect": data_commands.run_inspect,
+    "pretrain": training_commands.run_pretrain,
+    "evaluate": model_commands.run_evaluate,
+    "finetune": training_commands.run_finetune,
+    "predict": model_commands.run_predict,
+    "study": training_commands.run_study,
+    "fill-mask": model_commands.run_fill_mask,
+    "features": model_commands.run_features,
+    "export": model_commands.run_export,
+    "import": model_commands.run_import,
+    "compile": training_commands.run_compile,
+    "report": listing_commands.run_report,
+    "configs": listing_commands.run_configs,
+    "completion": listing_commands.run_completion,
+}
+"""The function of each subcommand."""
 
 if __name__ == "__main__":
     sys.exit(entry_point())

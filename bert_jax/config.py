@@ -21,6 +21,7 @@ __all__ = ["ConfigDict", "flatten", "load_config", "set_key"]
 log = logging.getLogger(__name__)
 
 _WARMUP = "optimizer.warmup_steps"
+_OR_AUTO = "objective.nsp"  # true, false, or "auto": as the checkpoint in `init`
 
 
 def load_config(
@@ -108,7 +109,8 @@ def set_key(config: ConfigDict, key: str, text: str) -> None:
     node = config
     for parent in parents:
         node = node[parent]
-    node[last] = _parse(key, text, known[key])
+    with config.ignore_type():  # a key of `_OR_AUTO` may change between a bool and a text
+        node[last] = _parse(key, text, known[key])
 
 
 def _fit_warmup(run: ConfigDict, before: ConfigDict, overridden: Collection[str], prefix: str) -> None:
@@ -178,7 +180,11 @@ def _set_phase_key(config: ConfigDict, prefix: str, number: int, key: str, text:
 
 def _parse(key: str, text: str, present: Any) -> Any:
     kind = type(present)
+    if key.endswith(_OR_AUTO):
+        kind = bool
     try:
+        if key.endswith(_OR_AUTO) and text.lower() == "auto":
+            return "auto"
         if kind is bool:
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
         if kind is int:
@@ -197,7 +203,8 @@ def _parse(key: str, text: str, present: Any) -> Any:
             return kind(value)
         return text
     except (ValueError, KeyError, SyntaxError, TypeError, OverflowError, RecursionError, MemoryError) as error:
-        raise InputError(f"--config.{key}={text}: expected a value of type {kind.__name__}") from error
+        expected = "true, false or auto" if key.endswith(_OR_AUTO) else f"a value of type {kind.__name__}"
+        raise InputError(f"--config.{key}={text}: expected {expected}") from error
 
 
 SYNONYMS = {
@@ -234,6 +241,11 @@ SYNONYMS = {
     "model.hidden_dropout_prob": ("dropout", "hidden_dropout"),
     "model.attention_probs_dropout_prob": ("attention_dropout", "attn_dropout"),
     "init": ("init_checkpoint", "pretrained", "model_name_or_path"),
+    "keep_best": ("load_best_model_at_end", "restore_best_weights", "save_best_only"),
+    "early_stopping.patience": ("patience", "early_stopping", "early_stopping_patience"),
+    "early_stopping.min_delta": ("min_delta", "early_stopping_threshold"),
+    "task.main_metric": ("metric_for_best_model", "monitor"),
+    "task.class_weights": ("class_weight", "loss_weights"),
 }
 """Keys of pre-training and fine-tuning, with their names in other programs."""
 

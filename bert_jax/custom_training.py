@@ -24,12 +24,13 @@ from bert_jax.parallel.host_batches import put_batch, rows_here
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.training.checkpointing.checkpoints import HEADS, check_place, save_parameters
 from bert_jax.training.evaluation import Evaluator
+from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
+from bert_jax.training.initialization.warm_start import initialize_from, open_init
 from bert_jax.training.phase_data import load_phase
 from bert_jax.training.phases import open_phases
 from bert_jax.training.pretrain import describe_inputs, plan_step
 from bert_jax.training.state import TrainState
 from bert_jax.training.train_step import Metrics, make_eval_step
-from bert_jax.training.warm_start import initialize_from, open_init
 
 
 class Training:
@@ -47,7 +48,7 @@ class Training:
 
         Raises InputError if config, dataset and devices do not match, and for a config of several phases.
         """
-        phases = open_phases(config)
+        phases = open_phases(fill_in_from_checkpoint(config))
         if len(phases) > 1:
             raise InputError(f"phases: expected one phase, got {len(phases)}; make a Training for each")
         self.mesh = make_mesh(config.mesh)
@@ -58,11 +59,14 @@ class Training:
 
     def initial_state(self) -> TrainState:
         """Makes the state of step 0: from the checkpoint `config.init`, else at random from `config.seed`."""
-        if not self.config.init:
+        config = self.config
+        if not config.init:
             return self._spec.make()
-        dataset = self._loaded.phase.datasets[0]
-        init = open_init(self.config.init, self.model, dataset, missing_heads=self.config.init_missing_heads)
-        return initialize_from(init, self._spec)
+        init = open_init(
+            config.init, self.model, self._loaded.phase.datasets[0],
+            nsp=config.objective.nsp, missing_heads=config.init_missing_heads,
+        )  # fmt: skip
+        return initialize_from(init.checkpoint, self._spec, init.growth)
 
     def batches(self, start: int = 0) -> Iterator[tuple[int, Batch[jax.Array]]]:
         """Yields (step, batch) for the steps `start` + 1 to `config.total_steps`, prefetched by a thread.

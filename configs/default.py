@@ -20,6 +20,9 @@ def get_config():
     config.max_rows_per_device = 0  # Maximum rows of a microbatch per device, if gradient_accumulation=-1.
     config.log_every_steps = 100  # Steps between logged rows of metrics.
     config.eval_every_steps = 10_000  # Steps between evaluations; 0: only at the end.
+    config.eval_at_start = False  # True: also evaluates before the first step, as step 0.
+    # A prepared dataset of the old domain, which each evaluation scores as well, as old_mlm_loss and so on; "": none.
+    config.eval_old_data = ""
     config.eval_batches = 64  # Batches of global_batch_size sequences; -1: the whole eval split.
 
     # BertConfig, by the names of bert_config.json; both dropout rates are in `_common.py`.
@@ -28,15 +31,15 @@ def get_config():
     config.model.num_hidden_layers = 12  # Layers of the encoder.
     config.model.num_attention_heads = 12  # Heads per layer; hidden_size is divisible by it.
     config.model.intermediate_size = 3072  # Units of the feed-forward layer.
-    config.model.hidden_act = "gelu"  # Activation. gelu: erf; gelu_new: tanh, as in Google's code.
+    config.model.hidden_act = "gelu"  # gelu: erf; gelu_new: tanh, as in Google's code; auto: as init.
     config.model.max_position_embeddings = 512  # Maximum tokens of a sequence.
     config.model.type_vocab_size = 2  # Segments that have an embedding.
     config.model.initializer_range = 0.02  # Standard deviation of new weights, which are truncated at two of it.
     config.model.layer_norm_eps = 1e-12  # Added to the variance in LayerNorm.
 
     config.objective = ml_collections.ConfigDict()
-    config.objective.lm = "mlm"  # mlm; or ltr: every next token, under a causal mask. ltr requires nsp=False.
-    config.objective.nsp = True  # False: no next-sentence loss.
+    config.objective.lm = "mlm"  # mlm; ltr: every next token, causal, requires nsp=False; auto: as init.
+    config.objective.nsp = True  # False: no next-sentence loss; auto: as init, and False for datasets without pairs.
     config.objective.mask_rate = 0.15  # Share of a sequence's tokens that are predicted.
     config.objective.mask_token = 0.8  # Share of predicted tokens that become [MASK].
     config.objective.keep_token = 0.1  # Share of predicted tokens that stay as they are.
@@ -57,7 +60,9 @@ def get_config():
     config.optimizer.warmup_steps = 10_000  # Steps, linear from 0.
     config.optimizer.restart_schedule = False  # True: every phase has a warm-up and a decay of its own.
 
-    config.init = ""  # A checkpoint to initialize the parameters from; the optimizer is fresh.
+    # A checkpoint to initialize the parameters from; the optimizer is fresh. Keys of model that are -1 or auto have its
+    # values, except model.vocab_size.
+    config.init = ""
     config.init_missing_heads = False  # True: heads missing there are initialized from the seed; False: refused.
     # Dicts of overrides with their steps: ({"steps": 900_000, "data.path": "data128"}, ...).
     config.phases = ()

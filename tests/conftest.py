@@ -1,5 +1,6 @@
 """Shared fixtures: eight simulated CPU devices, a small English corpus, and the folder of real data, if any."""
 
+import logging
 import os
 from collections.abc import Iterator
 
@@ -96,3 +97,13 @@ def other_dir(tmp_path_factory: pytest.TempPathFactory, vocabulary_file: Path) -
 @pytest.fixture(scope="session")
 def tokenizer(vocabulary_file: Path) -> WordPieceTokenizer:
     return WordPieceTokenizer.from_file(str(vocabulary_file))
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:
+    """Restores the package's logger after a test that runs a command: commands keep the log from pytest's handler."""
+    package = logging.getLogger("bert_jax")
+    before = package.handlers, package.level, package.propagate
+    yield
+    package.handlers, package.propagate = before[0], before[2]
+    package.setLevel(before[1])

@@ -9,6 +9,7 @@ from bert_jax.ahead_of_time.fit import find_batch, find_fix, plans
 from bert_jax.ahead_of_time.table import gib
 from bert_jax.ahead_of_time.target import Target, open_target
 from bert_jax.config import ConfigDict
+from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.phases import PHASE_KEYS, plan_phases
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ def compile_config(
 
     Raises InputError for an invalid config.
     """
+    config = fill_in_from_checkpoint(config)
     target = open_target(topology, slices)
     described, problems = [], []
     for plan in plans(config, phase):

@@ -24,11 +24,12 @@ from bert_jax.tracking.throughput import pretraining_work
 from bert_jax.training.checkpointing.checkpoints import check_place
 from bert_jax.training.checkpointing.retention import plan_saves
 from bert_jax.training.checks import compute_dtype
+from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
+from bert_jax.training.initialization.warm_start import open_init
 from bert_jax.training.phase_data import LoadedPhase, load_phase
 from bert_jax.training.phases import open_phases
 from bert_jax.training.pretrain import plan_state
 from bert_jax.training.state import StateSpec
-from bert_jax.training.warm_start import open_init
 from bert_jax.training.workdir import claim_workdir
 
 _HOUR = 3600.0
@@ -66,15 +67,18 @@ def plan_run(
     if mfu is not None and not 0 < mfu <= 1:
         raise InputError(f"--mfu={mfu}: expected a share above 0 and at most 1, such as 0.4")
     kind, platform, accelerator, devices = _find_device(device, devices)
+    folder = None if workdir is None else remote.absolute(workdir)
+    config = fill_in_from_checkpoint(config, folder)
     requested = open_phases(config)
     mesh = abstract_mesh(config.mesh, devices)
     loaded = [load_phase(phase, mesh, platform) for phase in requested]
-    folder = None if workdir is None else remote.absolute(workdir)
     resumed = None if folder is None else _start(folder, [ready.phase for ready in loaded])
     start = resumed or 0
     model, first = loaded[0].phase.model, loaded[0].phase
     if config.init and resumed is None:
-        open_init(config.init, model, first.datasets[0], missing_heads=config.init_missing_heads)
+        open_init(
+            config.init, model, first.datasets[0], nsp=config.objective.nsp, missing_heads=config.init_missing_heads
+        )
     spec = plan_state(mesh, first.config, model, platform)[1]
     memory = _memory(spec)
     phases = [_describe(ready, mesh) for ready in loaded]

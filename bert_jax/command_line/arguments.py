@@ -15,10 +15,10 @@ from bert_jax import __version__, config_listing
 from bert_jax.command_line.command_help import COMMAND_HELP
 from bert_jax.data.corpora.corpus_options import CorpusOptions
 from bert_jax.data.preparation.options import MAX_SHARE, PrepareOptions
-from bert_jax.text.vocabulary_options import TextOptions, VocabularyOptions
+from bert_jax.text.vocabulary_options import ExtensionOptions, TextOptions, VocabularyOptions
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
-_PATHS = ("GLOB", "FILE", "DIR", "DIR|FILE", "CHECKPOINT", "WORKDIR")
+_PATHS = ("GLOB", "FILE", "DIR", "DIR|FILE", "CHECKPOINT", "FILE|CHECKPOINT", "WORKDIR")
 """Metavars of paths, which shells complete."""
 
 Subcommand = Callable[[argparse.Namespace], None]
@@ -203,7 +203,7 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
     def add_strict(sub: _Parser) -> None:
         sub.add_argument("--strict", action="store_true", help="fail on a bad row instead of skipping it")
 
-    sub = command("vocab", "Train a vocabulary: WordPiece, or SentencePiece's unigram or BPE.")
+    sub = command("vocab", "Train a vocabulary (WordPiece, or SentencePiece's unigram or BPE), or extend one.")
     add_input(sub)
     sub.add_fields(CorpusOptions)
     sub.add_fields(VocabularyOptions)
@@ -211,14 +211,21 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
         "--output", required=True, metavar="FILE",
         help="the vocabulary, one piece per line, or a SentencePiece model; FILE.json records how it was trained",
     )  # fmt: skip
+    sub.add_argument(
+        "--extend", metavar="FILE|CHECKPOINT",
+        help="a WordPiece vocabulary, or a checkpoint, export or folder of transformers with one; its ids keep their "
+        "meaning, and the words of the input that it splits are added, those first that save the most tokens",
+    )  # fmt: skip
+    sub.add_fields(ExtensionOptions)
     add_json(sub)
 
     sub = command("prepare", "Prepare a dataset from raw text.")
     add_input(sub)
     sub.add_argument(
-        "--vocab", required=True, metavar="FILE",
+        "--vocab", required=True, metavar="FILE|CHECKPOINT",
         help="the vocabulary, or a SentencePiece model; FILE.json, or an uppercase letter in a vocabulary without it, "
-        "determines whether it is cased",
+        "determines whether it is cased. Or the folder of a checkpoint, an export or a model of transformers, whose "
+        "tokenizer is used with all its rules",
     )  # fmt: skip
     sub.add_fields(TextOptions)
     sub.add_argument(

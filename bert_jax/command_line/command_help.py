@@ -21,16 +21,18 @@ COMMAND_HELP = {
             "vocab --input 'wiki/*.jsonl.gz' --output vocab.txt --cased --size 28996",
             "vocab --input pydoc --output vocab.txt --size 8192",
             "vocab --input 'thai/*.txt' --output thai.model --kind unigram --size 32000",
+            "vocab --extend imported --input 'domain/*.txt' --add 1000 --output extended.txt",
         ),
     ),
     "prepare": CommandHelp(
-        "text, JSON lines, CSV, Parquet, Arrow, TFDS datasets, or stdin; and a vocabulary",
+        "text, JSON lines, CSV, Parquet, Arrow, TFDS datasets, or stdin; and a vocabulary or a checkpoint",
         "DIR, a dataset for pretrain: dataset.json, the vocabulary and shards",
         (
             "prepare --input 'text/*.txt' --vocab vocab.txt --output data",
             "prepare --input 'wiki/*.jsonl.gz' --vocab vocab.txt --output data512 --seq_len 512 --workers 8",
             "prepare --input reviews.csv --text_field body --vocab vocab.txt --output reviews",
             "prepare --input hf://datasets/wikimedia/wikipedia/20231101.en --vocab vocab.txt --output wiki",
+            "prepare --input 'domain/*.txt' --vocab imported --output data",
         ),
     ),
     "inspect": CommandHelp("a prepared dataset", "nothing", ("inspect data", "inspect data --samples 10 --json")),
@@ -41,6 +43,7 @@ COMMAND_HELP = {
             "pretrain --config=bert_base --workdir=runs/base --config.data.path=data",
             "pretrain --config=bert_tiny --workdir=runs/try --config.data.path=data --config.total_steps=40",
             "pretrain --config=bert_base --config.data.path=data --dry_run --device=v5e --devices=8",
+            "pretrain --config=continue --workdir=runs/domain --config.init=imported --config.data.path=data",
         ),
     ),
     "evaluate": CommandHelp(

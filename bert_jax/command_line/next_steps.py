@@ -37,10 +37,12 @@ def _export(options: argparse.Namespace) -> list[str]:
 
 
 def _import(options: argparse.Namespace) -> list[str]:
-    init = f"--workdir=WORKDIR --config.init={_quoted(options.output)}"
+    place = _quoted(options.output)
+    init = f"--workdir=WORKDIR --config.init={place}"
     return [
         f"bert-jax finetune --config=finetune/glue:TASK {init} --config.data.path=FOLDER",
-        f"bert-jax pretrain --config=bert_base {init} --config.data.path=DATASET",
+        f"bert-jax prepare --input 'text/*.txt' --vocab {place} --output=DATASET",
+        f"bert-jax pretrain --config=continue {init} --config.data.path=DATASET",
     ]
 
 

@@ -148,9 +148,9 @@ def load(checkpoint: str, *, step: int | None = None) -> PreTrained | FineTuned:
     """Loads a model in fp32 on the first device.
 
     Args:
-      checkpoint: a workdir (its newest step), one of its checkpoints/STEP, the output of `bert-jax import`; or, without
-        an import, a folder of `transformers`, such as the output of `bert-jax export`, or a TensorFlow checkpoint: its
-        folder or its prefix. Nothing is written.
+      checkpoint: a workdir (its newest step, or with `keep_best` its best), one of its checkpoints/STEP, the output of
+        `bert-jax import`; or, without an import, a folder of `transformers`, such as the output of `bert-jax export`,
+        or a TensorFlow checkpoint: its folder or its prefix. Nothing is written.
       step: chooses a step of a workdir.
 
     Returns:

@@ -16,6 +16,9 @@ _OWN_RULES = "am ar bg bn ca da de el en es fi fr gu hi hy it ja kk kn ml mr my 
 OWN_RULES = frozenset(_OWN_RULES.split())
 """The languages that sentencex has rules for."""
 
+WITHOUT_SENTENCE_MARKS = frozenset(("th", "lo"))
+"""Languages whose texts have spaces between clauses and sentences, and mostly no mark at the end of a sentence."""
+
 _ISO_639_1 = """
     aa Afar; ab Abkhazian; ae Avestan; af Afrikaans; ak Akan; am Amharic; an Aragonese; ar Arabic; as Assamese;
     av Avaric; ay Aymara; az Azerbaijani; ba Bashkir; be Belarusian; bg Bulgarian; bi Bislama; bm Bambara;
@@ -78,8 +81,15 @@ def check_language(code: str) -> None:
 
 
 def log_fallback(code: str) -> None:
-    """Logs if a language is split with the rules of another one."""
-    if code not in OWN_RULES:
+    """Logs if a language is split with the rules of another one; a warning if it has no marks to split at."""
+    if code in WITHOUT_SENTENCE_MARKS:
+        log.warning(
+            "--language=%s: %s has no mark at the end of a sentence, so sentences end only with their line and at "
+            '".", "!" and "?"; write one sentence a line and pass --sentences lines, or pass --pairs none',
+            code,
+            _NAMES[code][0],
+        )
+    elif code not in OWN_RULES:
         log.info("--language=%s has no sentence rules of its own: using those of a related language or English", code)
 
 

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 _CHUNK_CHARACTERS = 1 << 14
 _MIN_PAIR_COUNT = 2
+_LONG_WORD = 20  # characters
+_LONG_SHARE = 0.2  # of the characters; German has some 0.02
 
 
 def train_wordpiece(
@@ -47,11 +49,7 @@ def train_wordpiece(
     Raises:
       InputError: the documents have no words, or `size` is below the number of special tokens and characters.
     """
-    words = count_words(documents, lowercase, rules)
-    if not words:
-        raise InputError(
-            "--input: the corpus has no words to train a vocabulary on; check that its files are not empty"
-        )
+    words = _known_length(count_words(documents, lowercase, rules))
     alphabet = _alphabet(words, character_coverage)
     words = {word: count for word, count in words.items() if alphabet.issuperset(word)}
     first = sorted({c for word in words for c in word})
@@ -75,7 +73,7 @@ def train_wordpiece(
 
 
 def count_words(documents: Iterable[str], lowercase: bool, rules: TokenizerRules | None = None) -> dict[str, int]:
-    """Counts words as the tokenizer splits them; words too long for it, which are [UNK], are dropped."""
+    """Counts words as the tokenizer splits them, also those that are too long for it and are [UNK]."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizer(lowercase, rules)
     tokenizer.pre_tokenizer = pre_tokenizer(rules)
@@ -83,7 +81,31 @@ def count_words(documents: Iterable[str], lowercase: bool, rules: TokenizerRules
     tokenizer.train_from_iterator(_chunks(documents), counter)
     # The trainer exposes its counts only in its pickled state.
     counts = json.loads(counter.__getstate__())["WordPieceTrainer"]["bpe_trainer"]["words"]
-    return {word: counts[word] for word in sorted(counts) if len(word) <= MAX_WORD_CHARACTERS}
+    return {word: counts[word] for word in sorted(counts)}
+
+
+def _known_length(words: dict[str, int]) -> dict[str, int]:
+    """Returns the words that the tokenizer does not take for [UNK]; warns of text that is written without spaces.
+
+    Raises:
+      InputError: there are no such words.
+    """
+    kept = {word: count for word, count in words.items() if len(word) <= MAX_WORD_CHARACTERS}
+    characters = sum(len(word) * count for word, count in words.items())
+    long = sum(len(word) * count for word, count in words.items() if len(word) > _LONG_WORD)
+    if not kept:
+        found = f"only words of more than {MAX_WORD_CHARACTERS} characters, which are [UNK]" if words else "no words"
+        fix = "pass --kind unigram for text without spaces" if words else "check that its files are not empty"
+        raise InputError(f"--input: the corpus has {found}, to train a vocabulary on; {fix}")
+    if long > _LONG_SHARE * characters:
+        log.warning(
+            "%.0f%% of the text is in words of more than %d characters: it seems to be written without spaces, and "
+            "WordPiece takes what is between two spaces for a word. Pass --kind unigram; or segment the text into "
+            "words first, and pass --pretokenized",
+            100 * long / characters,
+            _LONG_WORD,
+        )
+    return kept
 
 
 def _chunks(documents: Iterable[str]) -> Iterator[str]:

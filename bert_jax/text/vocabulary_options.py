@@ -1,5 +1,6 @@
 """Options of `bert-jax vocab`, and those of the text that `prepare` shares; each is declared once."""
 
+import dataclasses
 from dataclasses import dataclass
 
 from bert_jax.errors import InputError
@@ -27,10 +28,10 @@ class TextOptions(CheckedOptions):
 
     cased: bool = option(False, "keep case and accents")
     keep_accents: bool = option(
-        False, "keep accents, in lower-cased text, too: required for Korean, Hindi, Thai, ... in WordPiece"
+        False, "keep accents in lower-cased text; Korean, Japanese, Hindi, Thai, ... need it with --kind=wordpiece"
     )
     pretokenized: bool = option(
-        False, "the text has white space between its words or morphemes; do not clean or split it further"
+        False, "text is already split into words or morphemes by white space: keep them; do not drop characters"
     )
 
 
@@ -40,7 +41,7 @@ class VocabularyOptions(TextOptions):
 
     kind: str = option(
         WORDPIECE,
-        "wordpiece, as BERT; unigram or bpe: a SentencePiece model, also for text without spaces such as Thai",
+        "wordpiece, as BERT; unigram or bpe: a SentencePiece model, as for text without spaces, such as Thai",
         choices=(WORDPIECE, *SENTENCEPIECE_KINDS),
     )
     size: int = option(30522, "maximum number of pieces, special tokens included", low=1)
@@ -75,3 +76,26 @@ class VocabularyOptions(TextOptions):
     def strip_accents(self) -> bool:
         """True if accents are stripped."""
         return not (self.cased or self.keep_accents)
+
+
+@dataclass(frozen=True)
+class ExtensionOptions(CheckedOptions):
+    """Options of `vocab --extend`."""
+
+    add: int = option(1000, "with --extend: maximum number of new words", low=1, metavar="N")
+    min_count: int = option(10, "with --extend: new words occur at least so often in the input", low=1, metavar="N")
+    replace_unused: bool = option(
+        False, "with --extend: new words first replace the [unusedN] pieces, and the rest is appended"
+    )
+
+
+def check_extension(extend: str | None, training: VocabularyOptions, extension: ExtensionOptions) -> None:
+    """Raises InputError for options of `vocab` that have no effect with `--extend`, or without it."""
+    unused: CheckedOptions = training if extend else extension
+    for field in dataclasses.fields(unused):  # type: ignore[arg-type]
+        value = getattr(unused, field.name)
+        if value == field.default or (extend and field.name in TextOptions.__dataclass_fields__):
+            continue
+        given = f"--{field.name}" if value is True else f"--{field.name}={value}"
+        fix = f"remove it, or --extend={extend}" if extend else f"add --extend FILE, or remove --{field.name}"
+        raise InputError(f"{given}: has no effect {'with' if extend else 'without'} --extend; {fix}")

@@ -9,6 +9,10 @@ its pieces is a capital letter; a SentencePiece model has its own normalization.
 
 `kind` may be "sentencepiece". Version 2 has further rules, such as `text_rules` of pretokenized text. `sha256` is the
 hash of the vocabulary's bytes, which detects the record of another vocabulary.
+
+The record of an extended vocabulary also has the old one:
+
+    {..., "extends": {"sha256": "...", "pieces": 30522}}
 """
 
 import hashlib
@@ -37,16 +41,22 @@ def record_path(vocabulary: str) -> epath.Path:
     return remote.parse_path(f"{vocabulary}.json")
 
 
-def save_vocabulary(path: str, tokenizer: Tokenizer) -> None:
-    """Writes the record and then the vocabulary, each atomically, so that a vocabulary never lacks its record."""
+def save_vocabulary(path: str, tokenizer: Tokenizer, *, extends: Tokenizer | None = None) -> None:
+    """Writes the record and then the vocabulary, each atomically, so that a vocabulary never lacks its record.
+
+    `extends` is the tokenizer of the old vocabulary if the new one is an extension.
+    """
     data = tokenizer.vocabulary_bytes()
     rules = {"lowercase": tokenizer.lowercase, "strip_accents": tokenizer.strip_accents, **tokenizer.described_rules()}
-    value = {
+    value: dict[str, Any] = {
         "format_version": 1 if rules.keys() <= _FIRST_VERSION_KEYS else 2,
         "kind": tokenizer.kind,
         **rules,
         "sha256": hashlib.sha256(data).hexdigest(),
     }
+    if extends is not None:
+        old = hashlib.sha256(extends.vocabulary_bytes()).hexdigest()
+        value["extends"] = {"sha256": old, "pieces": extends.vocab_size}
     atomic.write_whole(record_path(path), (json.dumps(value, indent=2) + "\n").encode())
     atomic.write_whole(path, data)
 

@@ -45,16 +45,22 @@ def train_vocabulary(documents: Iterable[str], options: VocabularyOptions) -> To
 
 
 def _warn_of_stripped(documents: Iterable[str]) -> Iterator[str]:
-    """Yields the documents; logs a warning if their script needs what the reference calls accents."""
+    """Yields the documents; logs a warning if their script needs what the reference calls accents.
+
+    Marks of U+0300 to U+036F are those of Latin, Greek and Cyrillic letters, which the reference strips on purpose.
+    Others are part of a word's letters, also of precomposed ones such as U+304C, a voiced kana.
+    """
     characters = 0
     counts: Counter[str] = Counter()
     for document in documents:
         if characters < _CHECKED_CHARACTERS:
-            characters += len(document)
-            if not document.isascii():
-                counts["Hangul syllables"] += len(_HANGUL.findall(document))
-                counts["vowel signs and tone marks"] += sum(
-                    character > "\u036f" and unicodedata.category(character) == "Mn" for character in document
+            start = document[:_CHECKED_CHARACTERS]
+            characters += len(start)
+            if not start.isascii():
+                counts["Hangul syllables"] += len(_HANGUL.findall(start))
+                counts["vowel signs, tone marks or voicing marks"] += sum(
+                    character > "\u036f" and unicodedata.category(character) == "Mn"
+                    for character in unicodedata.normalize("NFD", start)
                 )
         yield document
     found, count = max(counts.items(), key=lambda item: item[1], default=("", 0))

@@ -35,7 +35,8 @@ class MetricsFile(Tracker):
         rows, damaged = _read(workdir)
         if damaged:
             _keep_damaged(workdir / DAMAGED_FILE, damaged)
-        kept = "".join(_line(row) for row in rows if row["step"] <= resume_step)
+        # A run that starts anew also drops the evaluation at step 0 of one that was killed before its first checkpoint.
+        kept = "".join(_line(row) for row in rows if row["step"] <= resume_step and resume_step)
         self._rows: _LocalRows | PartRows
         if remote.is_remote(workdir):
             self._rows = PartRows(workdir / METRICS_FOLDER, kept)

@@ -219,10 +219,15 @@ def check_batch_size(batch_size: int) -> None:
 def check_tokenizer(checkpoint: Checkpoint, dataset: PreparedDataset) -> None:
     """Raises InputError if dataset and checkpoint have different vocabularies."""
     if checkpoint.tokenizer.sha256 != dataset.tokenizer.sha256:
-        raise InputError(
-            f"{dataset.folder} was prepared with another vocabulary than {checkpoint.path} was trained with; prepare "
-            "the corpus with the checkpoint's vocabulary"
-        )
+        raise other_vocabulary_error(checkpoint, dataset)
+
+
+def other_vocabulary_error(checkpoint: Checkpoint, dataset: PreparedDataset) -> InputError:
+    """Returns the error for a dataset whose vocabulary is not that of a checkpoint."""
+    return InputError(
+        f"{dataset.folder} was prepared with another vocabulary than {checkpoint.path} was trained with; prepare the "
+        f"corpus with --vocab {checkpoint.path}"
+    )
 
 
 def check_same_tokenizer(dataset: PreparedDataset, other: PreparedDataset) -> None:

@@ -21,10 +21,11 @@ from bert_jax.parallel.host_batches import put_batch, rows_here
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.sharding import batch_mesh_axes, make_forward_step, parameter_shardings
 from bert_jax.progress import Bars, silent
+from bert_jax.text.vocabulary_extension import find_extension
 from bert_jax.tracking.tracker import Sample
 from bert_jax.training.checkpointing.checkpoint_folders import chosen_steps
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_finite, open_checkpoint
-from bert_jax.training.checks import check_batch_size, check_tokenizer, compute_dtype
+from bert_jax.training.checks import check_batch_size, compute_dtype, other_vocabulary_error
 from bert_jax.training.phases import plan_at
 from bert_jax.training.state import StateSpec
 from bert_jax.training.train_step import make_eval_step
@@ -192,7 +193,7 @@ def evaluate_checkpoint(
     """Evaluates a checkpoint on the whole eval split of a prepared dataset; returns the scores of `Evaluator.run`.
 
     A head that the checkpoint lacks has no loss and no accuracy, and neither has next-sentence prediction on a dataset
-    without pairs.
+    without pairs. The checkpoint's vocabulary may extend that of the dataset.
 
     Raises InputError if the checkpoint lacks both heads, is damaged or has non-finite parameters; and if the dataset
     has no eval split, another vocabulary, longer sequences than the model, or pairs for a model with one segment.
@@ -256,7 +257,8 @@ def _check_evaluable(opened: Checkpoint, dataset: PreparedDataset) -> None:
     """Raises InputError if a checkpoint and the eval split of a dataset do not match."""
     if "mlm_head" not in opened.heads:
         opened.require_heads("pooler", "nsp_head", by="evaluate, without an mlm_head,")
-    check_tokenizer(opened, dataset)
+    if find_extension(dataset.tokenizer, opened.tokenizer) is None:
+        raise other_vocabulary_error(opened, dataset)
     if not dataset.size("eval"):
         raise InputError(f"{dataset.folder} has no eval split; prepare it with --eval_fraction above 0")
     if dataset.info.seq_len > opened.bert_config.max_position_embeddings:

@@ -8,9 +8,12 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.config import ConfigDict
+from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import EvalLoader, TrainLoader, TrainRows
 from bert_jax.data.loading.masking import Masking, prediction_counts
+from bert_jax.errors import InputError
 from bert_jax.parallel.mesh import check_divisibility, fill_in_accumulation
+from bert_jax.text.vocabulary_extension import find_extension
 from bert_jax.training.checks import check_attention
 from bert_jax.training.phases import Phase
 
@@ -19,11 +22,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LoadedPhase:
-    """A phase with its loaders."""
+    """A phase with its loaders. `old_loader` is that of the old domain, None without `eval_old_data`."""
 
     phase: Phase
     train_loader: TrainLoader
     eval_loader: EvalLoader
+    old_loader: EvalLoader | None
+
+    @property
+    def old_data(self) -> PreparedDataset | None:
+        """The dataset of the old domain."""
+        return self.old_loader.datasets[0] if self.old_loader else None
 
 
 def make_masking(config: ConfigDict) -> Masking | None:
@@ -55,7 +64,7 @@ def load_phase(phase: Phase, mesh: Mesh | AbstractMesh, platform: str | None = N
         phase = replace(phase, config=config)
     check_divisibility(mesh, phase.model, config.global_batch_size, config.gradient_accumulation)
     check_attention(config, phase.model, phase.seq_len, mesh, platform)
-    return LoadedPhase(phase, *make_loaders(phase))
+    return LoadedPhase(phase, *make_loaders(phase), make_old_loader(phase))
 
 
 def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:
@@ -81,13 +90,41 @@ def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:
         first_row=phase.first_row,
         first_rows=phase.first_rows,
     )
-    eval_loader = EvalLoader(
-        phase.datasets,
+    return train_loader, _make_eval_loader(config, phase.datasets)
+
+
+def _make_eval_loader(config: ConfigDict, datasets: Sequence[PreparedDataset]) -> EvalLoader:
+    return EvalLoader(
+        datasets,
         batch_size=config.global_batch_size // config.gradient_accumulation,
         batches=config.eval_batches * config.gradient_accumulation,
-        left_to_right=masking is None,
+        left_to_right=config.objective.lm == "ltr",
     )
-    return train_loader, eval_loader
+
+
+def make_old_loader(phase: Phase) -> EvalLoader | None:
+    """Makes the loader of the dataset in `eval_old_data`, None without one.
+
+    Raises InputError if it or those of the phase have no eval split, if it has longer sequences than the model has
+    positions, or a vocabulary that neither is the run's nor is extended by it.
+    """
+    if not phase.config.eval_old_data:
+        return None
+    key, run = f"eval_old_data={phase.config.eval_old_data}", phase.datasets[0]
+    dataset = PreparedDataset(phase.config.eval_old_data)
+    if find_extension(dataset.tokenizer, run.tokenizer) is None:
+        raise InputError(
+            f"{key}: was prepared with another vocabulary than {run.folder}, which does not extend it; prepare both "
+            "with one --vocab"
+        )
+    if dataset.info.seq_len > phase.model.max_position_embeddings:
+        raise InputError(
+            f"{key}: has sequences of {dataset.info.seq_len} tokens, but model.max_position_embeddings="
+            f"{phase.model.max_position_embeddings}; prepare it with --seq_len {phase.seq_len}"
+        )
+    if not dataset.size("eval") or not sum(other.size("eval") for other in phase.datasets):
+        raise InputError(f"{key}: it or {run.folder} has no eval split; prepare both with --eval_fraction above 0")
+    return _make_eval_loader(phase.config, [dataset])
 
 
 def count_epochs(loader: TrainLoader, step: int) -> dict[str, float]:

@@ -15,6 +15,7 @@ import optax
 from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.config import ConfigDict
+from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.unknown_tokens import MAX_SHARE, unknown_share, warn_of_share
 from bert_jax.errors import InputError
 from bert_jax.files import remote
@@ -24,13 +25,19 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
+from bert_jax.runtime.processes import is_first
+from bert_jax.tracking.before_after import OLD, find_changes, render_changes
+from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.throughput import Throughput, pretraining_work, summary
 from bert_jax.tracking.tracker import Tracker
+from bert_jax.training.checkpointing.checkpoint_folders import newest_step
 from bert_jax.training.checkpointing.checkpointer import Checkpointer
 from bert_jax.training.checkpointing.checkpoints import Checkpoint
 from bert_jax.training.checkpointing.retention import Milestones, SavePlan, plan_saves
 from bert_jax.training.checks import compute_dtype
 from bert_jax.training.evaluation import Evaluator, MaskedSamples
+from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
+from bert_jax.training.initialization.warm_start import initialize_from, open_init
 from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.objectives import NEXT_SENTENCE_PARTS, pretraining
 from bert_jax.training.optimizer import make_optimizer, warn_of_uncorrected_lamb
@@ -39,7 +46,6 @@ from bert_jax.training.phases import Phase, Plan, open_phases
 from bert_jax.training.run import Run, log_result, open_run
 from bert_jax.training.state import StateSpec, TrainState, describe_state
 from bert_jax.training.train_step import TrainStep, make_eval_step, make_train_step
-from bert_jax.training.warm_start import initialize_from, open_init
 from bert_jax.training.workdir import claim_workdir, enter_workdir
 
 log = logging.getLogger(__name__)
@@ -76,6 +82,7 @@ def _pretrain(
     if not workdir:
         raise InputError("--workdir is empty; expected a folder, such as --workdir=runs/tiny")
     folder = remote.absolute(workdir)
+    config = fill_in_from_checkpoint(config, folder)
     log.info("Opening the datasets")
     requested = open_phases(config)
     warn_of_uncorrected_lamb(phase.config.optimizer for phase in requested)
@@ -95,7 +102,10 @@ def _pretrain(
     init = None
     if config.init and resumed is None:
         first = phases[0]
-        init = open_init(config.init, first.model, first.datasets[0], missing_heads=config.init_missing_heads)
+        init = open_init(
+            config.init, first.model, first.datasets[0],
+            nsp=any(phase.config.objective.nsp for phase in phases), missing_heads=config.init_missing_heads,
+        )  # fmt: skip
 
     # --- State: 1. from the newest checkpoint, 2. from another run's parameters, 3. from scratch ----------------------
     tokenizer = phases[0].datasets[0].tokenizer
@@ -110,14 +120,15 @@ def _pretrain(
         start, state = checkpointer.restore(start, spec.abstract)  # an earlier step if the newest is damaged
         log.info("Resuming from step %d", start)
     elif init:
-        log.info("Loading the parameters of %s", init.path)
-        state = initialize_from(init, spec)
+        log.info("Loading the parameters of %s", init.checkpoint.path)
+        state = initialize_from(init.checkpoint, spec, init.growth)
     else:
         log.info("Initializing the parameters")
         state = spec.make()
     run = open_run(
         folder, config, mesh, checkpointer, stop, watch, bars, stack,
-        start=start, total=config.total_steps, name="pretrain", inputs=describe_inputs(phases, init), trackers=trackers,
+        start=start, total=config.total_steps, name="pretrain", trackers=trackers,
+        inputs=describe_inputs(phases, init.checkpoint if init else None, loaded[0].old_data),
     )  # fmt: skip
     log.info(
         "%s parameters on %d %s devices, mesh %s; steps %d to %d of %d; checkpoints and metrics go to %s",
@@ -137,9 +148,12 @@ def _pretrain(
                 saves_initial=resumed is None and 0 in milestones,
             )  # fmt: skip
     checkpointer.wait()
+    if is_first():
+        for line in render_changes(find_changes(read_metrics(folder))):
+            log.info("%s", line)
     place, data = shlex.quote(str(folder)), shlex.quote(str(phases[-1].datasets[0].folder))
     log_result(
-        folder, config.total_steps, f"eval {summary(evaluation)}" if evaluation else "",
+        newest_step(folder), config.total_steps, f"eval {summary(evaluation)}" if evaluation else "",
         [
             f"evaluate --checkpoint={place} --data={data}",
             f"finetune --config=finetune/glue:TASK --config.init={place} --config.data.path=FOLDER --workdir=WORKDIR",
@@ -150,11 +164,17 @@ def _pretrain(
     return evaluation
 
 
-def describe_inputs(phases: Sequence[Phase], init: Checkpoint | None) -> dict[str, Any]:
-    """Returns the datasets with their hashes, the vocabulary and the initial checkpoint, for a provenance record."""
+def describe_inputs(
+    phases: Sequence[Phase], init: Checkpoint | None, old: PreparedDataset | None = None
+) -> dict[str, Any]:
+    """Returns the datasets with their hashes, the vocabulary and the initial checkpoint, for a provenance record.
+
+    `old` is the dataset of the old domain, if any.
+    """
     datasets = list(dict.fromkeys(dataset for phase in phases for dataset in phase.datasets))
     return {
         "datasets": [{"path": str(dataset.folder), "hash": dataset.info.hash} for dataset in datasets],
+        **({"old_data": {"path": str(old.folder), "hash": old.info.hash}} if old else {}),
         "vocabulary": {"sha256": datasets[0].tokenizer.sha256},
         **({"init": init.reference()} if init else {}),
     }
@@ -212,25 +232,10 @@ def _train_phase(
     `state` is the state after `start` steps; it is donated. `seen` is `count_seen` of the run. `saves_initial` saves
     the state of step 0, too. Raises the errors of `pretrain`.
     """
-    phase, config, train_loader, eval_loader = (
-        loaded.phase,
-        loaded.phase.config,
-        loaded.train_loader,
-        loaded.eval_loader,
-    )
+    phase, config = loaded.phase, loaded.phase.config
+    train_loader, eval_loader = loaded.train_loader, loaded.eval_loader
     log_data(loaded, start)
-    eval_step = make_eval_step(run.mesh, spec.graph, spec.shardings.parameters)
-    evaluator = Evaluator(run.mesh, eval_step, eval_loader, nsp=config.objective.nsp)
-    samples = MaskedSamples(run.mesh, spec, eval_loader, config.tracking.samples) if eval_loader.batches else None
-
-    def evaluate(step: int, state: TrainState) -> dict[str, float]:
-        with run.progress(step, "evaluate", eval_loader.batches) as on_batch:
-            values = evaluator.run(state.parameters, on_batch)
-        run.trackers.log_scalars(step, {**values, **seen(step)}, split="eval")
-        if samples and (fills := samples.fill(state.parameters)):
-            run.trackers.log_samples(step, fills)
-        log.info("Step %d: eval %s; unigram baseline %.2f", step, summary(values), values["unigram_loss"])
-        return values
+    evaluate = _make_evaluate(run, loaded, spec, seen)
 
     def save(step: int, state: TrainState) -> None:
         hashes = (*phase.read_before, phase.dataset_hash)
@@ -253,14 +258,44 @@ def _train_phase(
         run, throughput, every=config.log_every_steps, start=start, last=phase.stop,
         extra=lambda step: {**count_epochs(train_loader, step), **seen(step)},
     )  # fmt: skip
+    if start == 0 and config.eval_at_start and eval_loader.batches:
+        with jax.set_mesh(run.mesh):
+            evaluate(0, state)
     evaluation = Evaluate(evaluate, every=config.eval_every_steps)
     hooks = [
         Heartbeat(run.stalls),
         log_metrics,
         Trace(run.tracer),
         *([evaluation] if eval_loader.batches else []),
-        Save(save, every=config.checkpoint.every_steps, milestones=Milestones.from_config(config)),
+        Save(save, every=config.checkpoint.every_steps, further=Milestones.from_config(config)),
     ]
     if saves_initial and start == 0:
         save(0, state)
     return run_steps(run, steps, state, hooks), evaluation.scores
+
+
+def _make_evaluate(
+    run: Run, loaded: LoadedPhase, spec: StateSpec, seen: Callable[[int], dict[str, int]]
+) -> Callable[[int, TrainState], dict[str, float]]:
+    """Makes the evaluation of a phase, which logs and returns its scores; those of the old domain begin with `OLD`."""
+    config, eval_loader, old_loader = loaded.phase.config, loaded.eval_loader, loaded.old_loader
+    eval_step = make_eval_step(run.mesh, spec.graph, spec.shardings.parameters)
+    evaluator = Evaluator(run.mesh, eval_step, eval_loader, nsp=config.objective.nsp)
+    old_evaluator = Evaluator(run.mesh, eval_step, old_loader, nsp=config.objective.nsp) if old_loader else None
+    samples = MaskedSamples(run.mesh, spec, eval_loader, config.tracking.samples) if eval_loader.batches else None
+
+    def evaluate(step: int, state: TrainState) -> dict[str, float]:
+        with run.progress(step, "evaluate", eval_loader.batches) as on_batch:
+            values = evaluator.run(state.parameters, on_batch)
+        log.info("Step %d: eval %s; unigram baseline %.2f", step, summary(values), values["unigram_loss"])
+        if old_evaluator and old_loader:
+            with run.progress(step, "evaluate old data", old_loader.batches) as on_batch:
+                old = old_evaluator.run(state.parameters, on_batch)
+            log.info("Step %d: eval of the old domain %s; baseline %.2f", step, summary(old), old["unigram_loss"])
+            values |= {f"{OLD}{name}": value for name, value in old.items()}
+        run.trackers.log_scalars(step, {**values, **seen(step)}, split="eval")
+        if samples and (fills := samples.fill(state.parameters)):
+            run.trackers.log_samples(step, fills)
+        return values
+
+    return evaluate

@@ -1,5 +1,6 @@
 """Results of benchmarks: JSON with the environment, and the Markdown made of it."""
 
+import gzip
 import importlib
 import json
 import re
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from support import helpers
 from support.helpers import REPOSITORY
 
 BENCHMARKS = REPOSITORY / "benchmarks"
@@ -132,3 +134,17 @@ def test_fine_tuning_speed_is_reported(tmp_path: Path, record: ModuleType, monke
         == (content["tables"]["ratios"]["rows"][0])
     )
     assert "| 2.25 (1.50-3.00) |" in capsys.readouterr().out
+
+
+def test_korean_articles_are_held_out_as_prepare_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocabulary_file):
+    korean = importlib.import_module("korean")
+    monkeypatch.setattr(korean, "EVAL_FRACTION", 0.3)
+    articles = [document.replace(" .", ".") + "\n " for document in helpers.make_corpus(60).split("\n\n")]
+    with gzip.open(tmp_path / "wiki.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps({"id": "1", "text": text}) + "\n" for text in articles)
+    held_out = korean.write_articles(tmp_path / "wiki.jsonl.gz", tmp_path)
+    trained = [json.loads(line)["text"] for line in (tmp_path / "training.jsonl").read_text().splitlines()]
+    assert sorted(text.strip() for text in [*held_out, *trained]) == sorted(text.strip() for text in articles)
+    info = helpers.prepare_dataset(tmp_path / "all.jsonl", vocabulary_file, tmp_path / "data", eval_fraction=0.3)
+    assert info.splits["eval"].documents == len(held_out) > 5
+    assert info.splits["eval"].sentences == sum(len(text.splitlines()) for text in held_out)

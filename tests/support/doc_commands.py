@@ -152,6 +152,8 @@ def overrides(command: str, config: ConfigDict) -> dict[str, object]:
 
 def _pretraining(config: ConfigDict) -> dict[str, object]:
     chosen: dict[str, object] = dict(PRETRAIN)
+    if config.model.hidden_size == -1:  # the sizes of a checkpoint
+        chosen = {key: value for key, value in chosen.items() if not key.startswith("model.")}
     for number, phase in enumerate(config.phases):
         last = number == len(config.phases) - 1
         chosen[f"phases.{number}.steps"] = -1 if last else PHASE_STEPS

@@ -53,6 +53,7 @@ class Store:
         self._made: set[str] = set()
         self._makers: dict[str, tuple[Callable[[], None], tuple[str, ...]]] = {
             "text": (self._text, ()),
+            "domain": (self._domain, ()),
             "wiki": (self._wiki, ()),
             "parquet": (self._parquet, ()),
             "lines.txt": (self._lines, ()),
@@ -148,6 +149,12 @@ class Store:
         (self.folder / "text").mkdir()
         for number in range(2):
             (self.folder / "text" / f"{number}.txt").write_text(helpers.make_corpus(documents=80, seed=number))
+
+    def _domain(self) -> None:
+        """Writes texts with words that the vocabulary of the other texts splits."""
+        (self.folder / "domain").mkdir()
+        text = helpers.make_corpus(documents=80, seed=5).replace("the ship ", "the shipleaf ")
+        (self.folder / "domain" / "0.txt").write_text(text)
 
     def _wiki(self) -> None:
         (self.folder / "wiki").mkdir()

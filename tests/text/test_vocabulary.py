@@ -37,7 +37,7 @@ def test_special_tokens_come_first_then_the_alphabet_then_merges():
 
 def test_words_are_counted_as_the_tokenizer_splits_them():
     counts = count_words(["Été, ÉTÉ! 中国", "x" * 201, "été\u2028\n" * 30_000], lowercase=True)
-    assert counts == {"!": 1, ",": 1, "ete": 30_002, "中": 1, "国": 1}
+    assert counts == {"!": 1, ",": 1, "ete": 30_002, "x" * 201: 1, "中": 1, "国": 1}
     assert count_words(["Été ÉTÉ"], lowercase=False) == {"Été": 1, "ÉTÉ": 1}
 
 
@@ -45,6 +45,12 @@ def test_every_word_of_the_text_can_be_written():
     vocabulary = train_wordpiece(TEXT, 80, lowercase=True)
     tokenizer = WordPieceTokenizer(vocabulary, lowercase=True)
     assert tokenizer.unk_id not in [index for ids in tokenizer.encode_batch(TEXT) for index in ids]
+
+
+def test_words_too_long_for_the_tokenizer_are_dropped():
+    vocabulary = train_wordpiece(["ab", "x" * 201, "y" * 200], 100, lowercase=True)
+    assert {"a", "y", "##y"} <= set(vocabulary)
+    assert not any("x" in piece for piece in vocabulary)
 
 
 def test_vocabulary_size_is_reached_unless_the_text_is_too_small(caplog):

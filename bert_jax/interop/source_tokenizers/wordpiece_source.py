@@ -6,7 +6,6 @@ lowercased like any other sigma. An imported tokenizer keeps these rules and pro
 
 import json
 import logging
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -17,6 +16,7 @@ from etils import epath
 from bert_jax.errors import InputError
 from bert_jax.interop.weight_files import read_json
 from bert_jax.text.tokenizer import SPECIAL_TOKENS
+from bert_jax.text.vocabulary_extension import UNUSED
 from bert_jax.text.wordpiece import CONTINUATION, TokenizerRules, WordPieceTokenizer
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,6 @@ SPECIAL_TOKENS_MAP = "special_tokens_map.json"
 ADDED_TOKENS = "added_tokens.json"
 
 _LIBRARY_MAX_WORD_CHARACTERS = 100
-_UNUSED = re.compile(r"\[unused\d+\]")
 _FLAGS = (
     "do_lower_case", "lowercase", "strip_accents", "do_basic_tokenize", "tokenize_chinese_chars",
     "handle_chinese_chars", "clean_text",
@@ -86,10 +85,10 @@ def read_tokenizer(folder: epath.Path, *, lowercase: bool | None = None) -> Word
 def _edited(folder: epath.Path, vocabulary: Sequence[str], pieces: Sequence[str]) -> list[str]:
     """Returns the pieces of both files, one of which has words in the place of `[unusedN]`."""
     both = list(zip(vocabulary, pieces, strict=False))
-    others = [(a, b) for a, b in both if a != b and not (_UNUSED.fullmatch(a) or _UNUSED.fullmatch(b))]
+    others = [(a, b) for a, b in both if a != b and not (UNUSED.fullmatch(a) or UNUSED.fullmatch(b))]
     if others or len(vocabulary) != len(pieces):
         raise InputError(f"{folder}: the vocabularies in {VOCABULARY} and {TOKENIZER} differ; delete the wrong one")
-    edited = [b if _UNUSED.fullmatch(a) else a for a, b in both]
+    edited = [b if UNUSED.fullmatch(a) else a for a, b in both]
     words = [piece for piece, a, b in zip(edited, vocabulary, pieces, strict=True) if a != b]
     log.info("%s: %d pieces replace [unused] ones, such as %s", folder, len(words), ", ".join(words[:3]))
     return edited
@@ -101,8 +100,10 @@ def _case(folder: epath.Path, stated: dict[str, Any]) -> bool:
         return next(iter(known.values()))
     if known:
         conflict = ", ".join(f"{where} is {value}" for where, value in known.items())
-        raise InputError(f"{folder}: contradictory case: {conflict}; give --cased or --uncased")
-    raise InputError(f"{folder}: unknown case, found no {' or '.join(stated)}; give --cased or --uncased")
+        raise InputError(f"{folder}: contradictory case: {conflict}; give --cased or --uncased to `bert-jax import`")
+    raise InputError(
+        f"{folder}: unknown case, found no {' or '.join(stated)}; give --cased or --uncased to `bert-jax import`"
+    )
 
 
 def _normalizer(path: epath.Path, described: dict[str, Any]) -> dict[str, Any]:
@@ -174,7 +175,7 @@ def _check_added(where: str, tokens: Sequence[str]) -> None:
 
     BERT's special tokens are never matched in plain text here, and an `[unusedN]` occurs in none.
     """
-    if found := [token for token in tokens if token not in SPECIAL_TOKENS and not _UNUSED.fullmatch(token)]:
+    if found := [token for token in tokens if token not in SPECIAL_TOKENS and not UNUSED.fullmatch(token)]:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise InputError(
             f"{where}: {found[0]!r}{more}: added tokens are matched before words are split, which is not supported; "

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bert_jax.tracking.before_after import OLD
 from bert_jax.tracking.report.reported_runs import PRETRAINING, ReportedRun, Rows
 
 MOST_POINTS = 2000
@@ -31,7 +32,8 @@ def _line(key: str, style: str = "smoothed", label: str = "", split: str = "trai
 
 
 def _evaluated(key: str) -> list[Line]:
-    return [_line(key, label="training"), _line(key, "points", "eval", "eval")]
+    old = _line(f"{OLD}{key}", "points", "eval, old domain", "eval")
+    return [_line(key, label="training"), _line(key, "points", "eval", "eval"), old]
 
 
 def _panel(
@@ -83,6 +85,11 @@ def make_panels(runs: Sequence[ReportedRun]) -> list[Panel]:
         panels: Sequence[Panel] = _PRETRAINING_PANELS
     else:
         panels = (_panel("loss", "Training loss", log=True), *_score_panels(runs), *_SHARED_PANELS)
+
+    def is_shown(line: Line) -> bool:
+        return (line["split"], line["key"]) in keys or not line["key"].startswith(OLD)
+
+    panels = [{**panel, "lines": [line for line in panel["lines"] if is_shown(line)]} for panel in panels]
     return [panel for panel in panels if any((line["split"], line["key"]) in keys for line in panel["lines"])]
 
 

@@ -11,6 +11,7 @@ from matplotlib import pyplot
 
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
+from bert_jax.tracking.before_after import OLD
 from bert_jax.tracking.report.reported_runs import Rows, read_rows
 
 PRETRAINING = {
@@ -31,9 +32,9 @@ SMOOTHING_ROWS = 10  # logged training rows that are averaged for a point
 def plot_curves(workdirs: Sequence[str], output: str) -> None:
     """Draws the curves of one run, or of several side by side, into the image file `output` (.png, .svg, .pdf).
 
-    Faint lines are training steps, solid lines their running mean. For pre-training, dots are evaluations, the dashed
-    line is the loss of the unigram baseline, and untrained heads have no panel. For fine-tuning, every score has a
-    panel with a line for each split.
+    Faint lines are training steps, solid lines their running mean. For pre-training, dots are evaluations, squares
+    those on the old domain, the dashed line is the loss of the unigram baseline, and untrained heads have no panel.
+    For fine-tuning, every score has a panel with a line for each split.
 
     Raises:
       InputError: a workdir has no metrics, or runs of pre-training and of fine-tuning are mixed.
@@ -100,6 +101,9 @@ def _draw(panel: Any, rows: Rows, name: str, color: str, label: str) -> None:
     if name in PRETRAINING:
         evaluations = points(name, evaluated=True)
         panel.plot(*evaluations, color=color, marker="o", markersize=4, linestyle="", label=f"{label}, eval")
+        old = points(f"{OLD}{name}", evaluated=True)
+        if old[0]:
+            panel.plot(*old, color=color, marker="s", markersize=4, linestyle="", label=f"{label}, eval, old domain")
     if name == "mlm_loss":
         baseline = points("unigram_loss", evaluated=True)
         panel.plot(*baseline, color=color, linestyle="--", label=f"{label}, unigram baseline")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bert_jax.config import flatten, load_config
+from bert_jax.tracking.before_after import SCORES, find_changes
 from bert_jax.tracking.report.reported_runs import PRETRAINING, ReportedRun, ReportedStudy
 
 _MISSING = "–"
@@ -52,7 +53,7 @@ _NUMBER = ' class="number"'
 
 
 def pretraining_results(runs: Sequence[ReportedRun]) -> str:
-    """Returns the last evaluation of each run beside the unigram baseline."""
+    """Returns the last evaluation of each run beside the unigram baseline, and the scores before and after."""
     heads = [
         "run", "step", "tokens seen", "MLM loss (nats)", "unigram baseline (nats)", "below the baseline",
         "perplexity", "MLM accuracy", "NSP loss (nats)", "NSP accuracy", "skipped steps", "tokens/s (median)",
@@ -74,25 +75,48 @@ def pretraining_results(runs: Sequence[ReportedRun]) -> str:
             number(statistics.median(rates) if rates else None, ",.0f"),
         ])  # fmt: skip
     note = "Last evaluation on held-out text. The unigram baseline predicts each target from word frequencies alone."
-    return table(heads, rows, caption=note)
+    return table(heads, rows, caption=note) + _before_and_after(runs)
+
+
+def _before_and_after(runs: Sequence[ReportedRun]) -> str:
+    """Returns the scores before the first step and after the last; empty if no run has an evaluation at step 0."""
+    rows = [
+        [
+            escape(run.name), change.domain, SCORES[change.score], number(change.before, ".4f"),
+            number(change.after, ".4f"), number(change.after - change.before, "+.4f"),
+        ]
+        for run in runs for change in find_changes(run.rows)
+    ]  # fmt: skip
+    if not rows:
+        return ""
+    note = "Before the first step and after the last, on held-out text; old: the dataset in <code>eval_old_data</code>."
+    return table(["run", "domain", "score", "before", "after", "change"], rows, caption=note, words=3)
 
 
 def finetuning_results(runs: Sequence[ReportedRun]) -> str:
-    """Returns the scores of each run after its last step, by split."""
-    lasts = [(run.split("eval") or [{}])[-1] for run in runs]
-    scores = list(dict.fromkeys(key for last in lasts for key in last if "/" in key))
+    """Returns the scores of each run at the step of its result, by split; of an unfinished run, at its last step."""
+    evaluations = [_result_evaluation(run) for run in runs]
+    scores = list(dict.fromkeys(key for evaluation in evaluations for key in evaluation if "/" in key))
     rows = []
-    for run, last in zip(runs, lasts, strict=True):
+    for run, evaluation in zip(runs, evaluations, strict=True):
         training = run.split(None)
-        steps = last.get("step", training[-1]["step"] if training else None)
+        steps = evaluation.get("step", training[-1]["step"] if training else None)
         loss = training[-1].get("loss") if training else None
         task = escape(run.result["task"]) if run.result.get("task") else _MISSING
         rows.append([
             escape(run.name), task, number(steps, ","), number(loss, ".4f"),
-            *(number(last.get(key), ".4f") for key in scores),
+            *(number(evaluation.get(key), ".4f") for key in scores),
         ])  # fmt: skip
     heads = ["run", "task", "step", "training loss", *map(escape, scores)]
-    return table(heads, rows, caption="Scores of the last evaluation, by split.", words=2)
+    return table(
+        heads, rows, caption="Scores of the result, by split: of the last epoch, or of the best (keep_best).", words=2
+    )
+
+
+def _result_evaluation(run: ReportedRun) -> Mapping[str, Any]:
+    """Returns the evaluation at the step in `result.json`, or else the last one; {} if there is none."""
+    rows = run.split("eval")
+    return next((row for row in rows if row["step"] == run.result.get("step")), rows[-1] if rows else {})
 
 
 def config_differences(runs: Sequence[ReportedRun], kind: str) -> str:

@@ -1,0 +1,143 @@
+"""`vocab`, `prepare` and `inspect`: from text to a prepared dataset."""
+
+import argparse
+import json
+import logging
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bert_jax.command_line.arguments import make_options
+from bert_jax.command_line.command_results import print_result, suggest
+from bert_jax.command_line.console import bars
+from bert_jax.data.corpora.corpus_options import CorpusOptions
+from bert_jax.data.preparation.options import PrepareOptions
+from bert_jax.progress import Bars
+
+if TYPE_CHECKING:
+    from bert_jax.text.tokenizer import Tokenizer
+    from bert_jax.text.vocabulary_options import ExtensionOptions, VocabularyOptions
+
+
+log = logging.getLogger(__name__)
+
+
+def run_vocab(options: argparse.Namespace) -> None:
+    """Runs `bert-jax vocab`."""
+    from bert_jax.files import atomic, remote
+    from bert_jax.text.vocabulary_options import ExtensionOptions, VocabularyOptions, check_extension
+    from bert_jax.text.vocabulary_record import check_free
+
+    training, extension = make_options(VocabularyOptions, options), make_options(ExtensionOptions, options)
+    check_extension(options.extend, training, extension)
+    check_free(options.output)
+    atomic.make_folder(remote.parse_path(options.output).parent)
+    if options.extend:
+        values, text = _extend_vocabulary(options, extension)
+    else:
+        values, text = _train_vocabulary(options, training)
+    print_result(options, values, text)
+    suggest(options)
+
+
+def _train_vocabulary(options: argparse.Namespace, training: "VocabularyOptions") -> tuple[dict[str, Any], str]:
+    from bert_jax.text.vocabulary_record import save_vocabulary
+    from bert_jax.text.vocabulary_training import train_vocabulary
+
+    with _documents(options) as documents:
+        tokenizer = train_vocabulary(documents, training)
+    save_vocabulary(options.output, tokenizer)
+    values = {
+        "output": options.output, "pieces": tokenizer.vocab_size, "kind": training.kind, "cased": training.cased,
+    }  # fmt: skip
+    return values, f"{options.output}: {tokenizer.vocab_size:,} pieces"
+
+
+def _extend_vocabulary(options: argparse.Namespace, extension: "ExtensionOptions") -> tuple[dict[str, Any], str]:
+    from bert_jax.text.vocabulary_extension import check_wordpiece, extend_by_documents
+    from bert_jax.text.vocabulary_record import save_vocabulary
+
+    old = check_wordpiece(_open_tokenizer(options.extend, options), f"--extend={options.extend}")
+    with _documents(options) as documents:
+        extended = extend_by_documents(
+            documents, old, number=extension.add, min_count=extension.min_count,
+            replace_unused=extension.replace_unused,
+        )  # fmt: skip
+    save_vocabulary(options.output, extended.tokenizer, extends=old)
+    pieces, words = extended.tokenizer.vocab_size, extended.words
+    values = {
+        "output": options.output, "pieces": pieces, "kind": old.kind, "cased": not old.lowercase,
+        "extends": options.extend, "added": len(words), "replaced_unused": old.vocab_size + len(words) - pieces,
+        "tokens_before": extended.tokens_before, "tokens_after": extended.tokens_after,
+    }  # fmt: skip
+    text = (
+        f"{options.output}: {pieces:,} pieces, {len(words):,} of them new, such as {', '.join(words[:5])}; "
+        f"{extended.tokens_after:,} tokens in the input instead of {extended.tokens_before:,}"
+    )
+    return values, text
+
+
+@contextmanager
+def _documents(options: argparse.Namespace) -> Iterator[Iterator[str]]:
+    """Gives the documents of `--input`, read with a progress bar. Raises InputError at once for a missing file."""
+    from bert_jax.data.corpora import corpus
+    from bert_jax.data.corpora.standard_input import spooled
+
+    reading = make_options(CorpusOptions, options)
+    with (
+        tempfile.TemporaryDirectory(prefix="bert-jax-vocab-") as folder,
+        spooled(options.input, Path(folder), reading.text_field) as (inputs, _),
+    ):
+        yield _read_documents(corpus.plan(inputs, reading), reading, bars(quiet=options.quiet))
+
+
+def _open_tokenizer(location: str, options: argparse.Namespace) -> "Tokenizer":
+    """Opens the tokenizer of a vocabulary's file; or, after the import of JAX, that of a folder."""
+    from bert_jax.files import remote
+    from bert_jax.text.vocabulary_record import open_vocabulary
+
+    given = {name: getattr(options, name) for name in ("cased", "keep_accents", "pretokenized")}
+    if not remote.parse_path(location).is_dir():
+        return open_vocabulary(location, **given)
+    log.info("Importing JAX")
+    from bert_jax.interop.importing import open_tokenizer
+
+    return open_tokenizer(location, **given)
+
+
+def _read_documents(slices: Sequence[Any], reading: CorpusOptions, progress: Bars) -> Iterator[str]:
+    """Yields the documents of a corpus, with a progress bar."""
+    from bert_jax.data.corpora import corpus
+
+    with closing(progress(total=sum(piece.bytes for piece in slices), desc="read", unit="B", unit_scale=True)) as bar:
+        for piece in slices:
+            yield from corpus.read(piece, reading)
+            bar.update(piece.bytes)
+    log.info("Corpus read; choosing the pieces ...")
+
+
+def run_prepare(options: argparse.Namespace) -> None:
+    """Runs `bert-jax prepare`."""
+    from bert_jax.data.preparation.pipeline import describe, prepare
+
+    prepare_options = make_options(PrepareOptions, options)
+    tokenizer = _open_tokenizer(options.vocab, options)
+    info = prepare(
+        options.input, tokenizer, options.output, prepare_options,
+        seed=options.seed, workers=options.workers, scratch=options.scratch, runner=options.runner,
+        beam_options=options.beam_options, allow_unk=options.allow_unk,
+        bars=bars(quiet=options.quiet),
+    )  # fmt: skip
+    print(json.dumps({"output": options.output, **describe(info)}, indent=2))
+    suggest(options)
+
+
+def run_inspect(options: argparse.Namespace) -> None:
+    """Runs `bert-jax inspect`."""
+    from bert_jax.data.inspection import inspect_dataset, render
+
+    report = inspect_dataset(options.data, samples=options.samples, seed=options.seed)
+    print_result(options, report, "" if options.json else render(report))
+    suggest(options)

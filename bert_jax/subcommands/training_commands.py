@@ -1,0 +1,106 @@
+"""`pretrain`, `finetune`, `study` and `compile`: everything that takes a config."""
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from bert_jax import config_listing
+from bert_jax.command_line.command_results import print_result, suggest
+from bert_jax.command_line.console import bars
+from bert_jax.errors import InputError
+from bert_jax.progress import silent
+
+if TYPE_CHECKING:
+    pass
+
+
+def run_pretrain(options: argparse.Namespace) -> None:
+    """Runs `bert-jax pretrain`."""
+    if options.dry_run:
+        _dry_run(options)
+        return
+    from bert_jax.runtime.preemption import StopSignal
+
+    with StopSignal() as stop:  # before the imports, which take seconds: a signal during them stops the run
+        from bert_jax.config import load_config
+        from bert_jax.runtime.processes import is_first, joined_processes
+        from bert_jax.tracking.metrics import finite_json
+        from bert_jax.training.pretrain import pretrain
+
+        with joined_processes():
+            progress = bars(quiet=options.quiet) if is_first() else silent
+            config = load_config(options.config, options.overrides)
+            scores = pretrain(config, options.workdir, stop=stop, bars=progress)
+            if is_first() and options.json:
+                print(finite_json({"workdir": options.workdir, "step": config.total_steps, "eval": scores}, indent=2))
+
+
+def _dry_run(options: argparse.Namespace) -> None:
+    from bert_jax.ahead_of_time.dry_run import plan_run
+    from bert_jax.ahead_of_time.dry_run_text import render_plan
+    from bert_jax.config import load_config
+    from bert_jax.tracking.metrics import finite_json
+
+    kind = config_listing.keys_of("pretrain")
+    plan = plan_run(
+        load_config(options.config, options.overrides, keys_of=kind), load_config(kind),
+        workdir=options.workdir, device=options.device, devices=options.devices, mfu=options.mfu,
+    )  # fmt: skip
+    print(finite_json(plan, indent=2) if options.json else render_plan(plan))
+    suggest(options, "dry_run")
+
+
+def run_finetune(options: argparse.Namespace) -> None:
+    """Runs `bert-jax finetune`."""
+    from bert_jax.runtime.preemption import StopSignal
+
+    with StopSignal() as stop:
+        from bert_jax.config import load_config
+        from bert_jax.finetuning.finetune import finetune
+        from bert_jax.finetuning.results import unscored
+        from bert_jax.finetuning.search import is_search, search
+        from bert_jax.runtime.processes import is_first, joined_processes
+        from bert_jax.tracking.metrics import finite_json
+
+        with joined_processes():
+            progress = bars(quiet=options.quiet) if is_first() else silent
+            strict = [("data.strict", "True")] if options.strict else []
+            config = load_config(options.config, [*options.overrides, *strict], keys_of="finetune/default")
+            run = search if is_search(config) else finetune
+            scores = run(config, options.workdir, stop=stop, bars=progress)
+            if is_first():
+                print(finite_json(scores or unscored(options.workdir), indent=2))
+
+
+def run_study(options: argparse.Namespace) -> None:
+    """Runs `bert-jax study`."""
+    from bert_jax.runtime.preemption import StopSignal
+
+    with StopSignal() as stop:
+        from bert_jax.runtime.processes import is_first, joined_processes
+        from bert_jax.studies.study import load_study, study
+        from bert_jax.studies.study_table import render
+
+        with joined_processes():
+            progress = bars(quiet=options.quiet) if is_first() else silent
+            table = study(load_study(options.config, options.overrides), options.workdir, stop=stop, bars=progress)
+            if is_first():
+                print_result(options, table.as_json(), render(table).rstrip("\n"))
+
+
+def run_compile(options: argparse.Namespace) -> None:
+    """Runs `bert-jax compile`."""
+    from bert_jax.ahead_of_time.command import compile_config
+    from bert_jax.ahead_of_time.table import render
+    from bert_jax.config import load_config
+
+    described, problems = compile_config(
+        load_config(options.config, options.overrides), options.topology,
+        slices=options.num_slices, phase=options.phase, largest_batch=options.find_batch, advice=options.advice,
+        show=lambda description: None if options.json else print(render(description), end="\n\n", flush=True),
+    )  # fmt: skip
+    if options.json:
+        print(json.dumps(described, indent=2))
+    if problems:
+        raise InputError("; ".join(problems))
+    suggest(options)

@@ -1,0 +1,1 @@
+"""Initialization of a run from another checkpoint: its sizes, its parameters, and their growth."""

@@ -1,0 +1,43 @@
+"""Continued pre-training in tests: an imported checkpoint, a domain with new words, and a short config."""
+
+from pathlib import Path
+
+from support import helpers, sources
+
+from bert_jax.config import ConfigDict, load_config
+from bert_jax.text.vocabulary_extension import extend_vocabulary
+from bert_jax.text.vocabulary_record import save_vocabulary
+from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.training.checkpointing.checkpoints import Checkpoint
+
+NEW_WORDS = ["shipwreck", "moonlit", *(f"sailor{letter}" for letter in "abcdefgh")]
+
+
+def write_init(folder: Path, vocabulary: list[str], **options: object) -> Checkpoint:
+    """Writes a checkpoint with random parameters, as `import` does, whose tables two devices can divide."""
+    return sources.write_checkpoint(folder, vocabulary, **{"num_attention_heads": 4, **options})  # type: ignore
+
+
+def write_domain(folder: Path, vocabulary: list[str], *, extended: bool = False, **options: object) -> Path:
+    """Prepares a dataset of a domain with new words; with `extended` they are pieces of its vocabulary."""
+    folder.mkdir()
+    text = helpers.make_corpus(documents=80, seed=3)
+    for number, word in enumerate(["ship", "moon", "sailor", "sailor"]):
+        text = text.replace(f"the {word} ", f"the {NEW_WORDS[number]} ", 200)
+    (folder / "corpus.txt").write_text(text)
+    tokenizer = WordPieceTokenizer(vocabulary, lowercase=True)
+    tokenizer = extend_vocabulary(tokenizer, NEW_WORDS) if extended else tokenizer
+    save_vocabulary(str(folder / "vocab.txt"), tokenizer)
+    helpers.prepare_dataset(folder / "corpus.txt", folder / "vocab.txt", folder / "data", **options)
+    return folder / "data"
+
+
+def config(data: Path, source: Path | Checkpoint, **overrides: object) -> ConfigDict:
+    """Returns a run of `continue` of seconds; in `overrides`, double underscores stand for dots."""
+    chosen = {
+        "data__path": data, "init": source.path if isinstance(source, Checkpoint) else source, "total_steps": 4,
+        "global_batch_size": 16, "optimizer__warmup_steps": 1, "log_every_steps": 1, "eval_every_steps": 2,
+        "eval_batches": 2, "checkpoint__every_steps": 2, "tracking__samples": 0, "scan_layers": False,
+        **overrides,
+    }  # fmt: skip
+    return load_config("continue", [(key.replace("__", "."), str(value)) for key, value in chosen.items()])

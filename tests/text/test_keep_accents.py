@@ -1,0 +1,110 @@
+"""Scripts that need what the reference strips as accents: `--keep_accents`, and the warnings of `bert-jax vocab`."""
+
+import gzip
+import json
+import unicodedata
+
+import pytest
+
+from bert_jax import cli
+from bert_jax.data.dataset import PreparedDataset
+from bert_jax.data.inspection import inspect_dataset
+
+KOREAN = [
+    "나는 오늘 학교에 간다.", "우리는 어제 바다에서 물고기를 보았다.", "어머니는 시장에서 사과를 사셨다.",
+    "아이들이 운동장에서 공을 찬다.", "비가 오면 우산을 쓰고 걷는다.", "그는 밤마다 책을 읽고 편지를 쓴다.",
+    "겨울에는 산에 눈이 많이 내린다.", "친구와 함께 기차를 타고 부산에 갔다.",
+]  # fmt: skip
+NEED_MARKS = {
+    "ko": KOREAN,
+    "th": ["ฉันกินข้าวที่บ้าน วันนี้อากาศดีมาก", "แม่ไปตลาดซื้อปลาและผลไม้"],
+    "hi": ["मैं आज स्कूल जा रहा हूँ।", "बच्चे नदी के किनारे खेलते हैं।"],
+    "ja": ["私は昨日、友だちと駅で会いました。", "子どもたちは庭で犬と遊んでいます。"],
+    "my": ["ကျွန်တော် ကျောင်းကို သွားမယ်။", "အမေ ဈေးမှာ ငါး ဝယ်တယ်။"],
+}
+DO_WITHOUT = {
+    "en": ["The children play in the garden.", "My mother bought fish at the market."],
+    "fr": ["L'été dernier, nous étions à la mer près de Sète.", "Où as-tu mangé ce gâteau français ?"],
+    "vi": ["Hôm nay trời đẹp và chúng tôi đi chợ.", "Mẹ tôi mua cá ở chợ gần nhà."],
+    "ru": ["Мой старый чёрный кот съел йогурт.", "Дети играют в тёплый майский день."],
+    "el": ["Η μητέρα μου αγόρασε ψάρια στην αγορά.", "Σήμερα ο καιρός είναι καλός."],
+    "zh": ["今天天气很好，我们去公园吧。", "妈妈在市场买了鱼。"],
+}
+
+
+def vocab(folder, documents, *options: object, size: int = 400) -> int:
+    (folder / "text.txt").write_text("\n\n".join(documents * 4) + "\n")
+    arguments = ["vocab", "--input", folder / "text.txt", "--output", folder / "vocab.txt", "--size", size, *options]
+    return cli.main([str(argument) for argument in arguments])
+
+
+def prepare(folder, *options: object) -> PreparedDataset:
+    arguments = [
+        "prepare", "--input", folder / "text.txt", "--vocab", folder / "vocab.txt", "--output", folder / "data",
+        "--pairs", "none", "--workers", 1, "--seq_len", 32, *options,
+    ]  # fmt: skip
+    assert cli.main([str(argument) for argument in arguments]) == 0
+    return PreparedDataset(str(folder / "data"))
+
+
+def names_the_option(capsys) -> bool:
+    """Returns True if a warning of the command names `--keep_accents`."""
+    return any(" WARNING " in line and "--keep_accents" in line for line in capsys.readouterr().err.splitlines())
+
+
+@pytest.mark.parametrize("decomposed", [False, True])
+@pytest.mark.parametrize("language", NEED_MARKS)
+def test_vocab_names_the_option_for_scripts_that_need_it(language, decomposed, tmp_path, capsys):
+    documents = NEED_MARKS[language]
+    if decomposed and language == "ko":
+        pytest.skip("decomposed Hangul is letters already, which nothing strips")
+    if decomposed:
+        documents = [unicodedata.normalize("NFD", text) for text in documents]
+    assert vocab(tmp_path, documents) == 0
+    assert names_the_option(capsys)
+
+
+@pytest.mark.parametrize("option", [["--keep_accents"], ["--cased"], ["--kind", "unigram"]])
+def test_no_warning_if_marks_are_kept(option, tmp_path, capsys):
+    assert vocab(tmp_path, KOREAN, *option, size=120) == 0
+    assert not names_the_option(capsys)
+
+
+@pytest.mark.parametrize("language", DO_WITHOUT)
+def test_no_warning_for_scripts_with_accents_alone(language, tmp_path, capsys):
+    assert vocab(tmp_path, DO_WITHOUT[language]) == 0
+    assert not names_the_option(capsys)
+
+
+def test_uncased_korean_keeps_its_syllables(tmp_path):
+    assert vocab(tmp_path, [text.replace("책", "BOOK") for text in KOREAN], "--keep_accents") == 0
+    dataset = prepare(tmp_path, "--language", "ko")
+    pieces = [dataset.tokenizer.piece_text(index) for index in range(5, dataset.tokenizer.vocab_size)]
+    assert dataset.tokenizer.decode(dataset.tokenizer.encode_batch(["우산을 BOOK"])[0]) == "우산을 book"
+    assert not any("\u1100" <= character <= "\u11ff" for piece in pieces for character in piece)
+    assert inspect_dataset(str(tmp_path / "data"))["unk_rate"] == 0
+    assert json.loads((tmp_path / "vocab.txt.json").read_text())["strip_accents"] is False
+
+
+def test_without_the_option_syllables_are_split(tmp_path):
+    assert vocab(tmp_path, KOREAN) == 0
+    dataset = prepare(tmp_path, "--language", "ko")
+    text = dataset.tokenizer.decode(dataset.tokenizer.encode_batch(["우산을"])[0])
+    assert text == unicodedata.normalize("NFD", "우산을") != "우산을"
+
+
+@pytest.mark.long
+def test_korean_wikipedia(data_dir, tmp_path):
+    """The share of [UNK] in articles that the vocabulary was not trained on."""
+    with gzip.open(data_dir / "corpus/kowiki/kowiki.jsonl.gz", "rt") as file:
+        articles = [json.loads(line)["text"] for line in file]
+    held_out = len(articles) // 10
+    for name, chosen in (("train", articles[held_out:]), ("text", articles[:held_out])):
+        rows = (json.dumps({"text": text}, ensure_ascii=False) for text in chosen)
+        (tmp_path / f"{name}.txt").write_text("\n".join(rows) + "\n")
+    words = ["vocab", "--input", tmp_path / "train.txt", "--output", tmp_path / "vocab.txt", "--size", 16_000]
+    assert cli.main([*map(str, words), "--keep_accents"]) == 0
+    prepare(tmp_path, "--language", "ko")
+    report = inspect_dataset(str(tmp_path / "data"))
+    assert report["vocab_size"] == 16_000
+    assert 0 < report["unk_rate"] < 0.005

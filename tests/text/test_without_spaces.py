@@ -1,0 +1,169 @@
+"""Languages that are written without spaces, from raw text to filled masks: SentencePiece, and Chinese by character."""
+
+import itertools
+import json
+import unicodedata
+
+import numpy as np
+import pytest
+from support import helpers
+from support.devices import one_device  # noqa: F401
+
+import bert_jax
+from bert_jax import cli
+from bert_jax.data.dataset import PreparedDataset
+from bert_jax.data.inspection import inspect_dataset
+
+PARTS = {  # who, does what, where; each combination is a sentence
+    "th": (["ฉัน", "แม่", "เพื่อน", "เด็ก"], ["กินข้าว", "อ่านหนังสือ", "ดูหนัง"], ["ที่บ้าน", "ในสวน", "ที่โรงเรียน", "ในเมือง"]),
+    "km": (["ខ្ញុំ", "ម្តាយ", "មិត្តភក្តិ", "ក្មេង"], ["ញ៉ាំបាយ", "អានសៀវភៅ", "មើលកុន"], ["នៅផ្ទះ", "ក្នុងសួន", "នៅសាលារៀន"]),
+    "lo": (["ຂ້ອຍ", "ແມ່", "ໝູ່", "ເດັກ"], ["ກິນເຂົ້າ", "ອ່ານປຶ້ມ", "ເບິ່ງໜັງ"], ["ຢູ່ເຮືອນ", "ໃນສວນ", "ຢູ່ໂຮງຮຽນ"]),
+    "my": (["ကျွန်တော်", "အမေ", "သူငယ်ချင်း", "ကလေး"], ["ထမင်းစား", "စာအုပ်ဖတ်", "ရုပ်ရှင်ကြည့်"], ["အိမ်မှာ", "ဥယျာဉ်မှာ", "ကျောင်းမှာ"]),
+    "zh": (["我", "妈妈", "朋友", "孩子"], ["吃饭", "看书", "看电影"], ["在家里", "在公园", "在学校"]),
+}
+ORDER = {"my": (0, 2, 1), "zh": (0, 2, 1)}  # the verb comes last; other sentences end with the place
+END = {"km": "។", "my": "သည်။", "zh": "。"}
+WITH_MARKS = {"km", "my", "zh"}
+
+
+def corpus(language: str) -> list[list[str]]:
+    """Returns documents of four sentences: every combination of who, what and where, in a fixed order."""
+    order = ORDER.get(language, (0, 1, 2))
+    made = ["".join(parts[place] for place in order) for parts in itertools.product(*PARTS[language])]
+    made = [made[number * 7 % len(made)] + END.get(language, "") for number in range(len(made))]
+    return [made[start : start + 4] for start in range(0, len(made), 4)]
+
+
+def run(*arguments: object) -> int:
+    return cli.main([str(argument) for argument in arguments])
+
+
+def write_corpus(folder, language: str) -> list[str]:
+    """Writes `text.txt`, one sentence a line, or documents of one line where marks end sentences."""
+    documents = corpus(language)
+    join = "".join if language in WITH_MARKS else "\n".join
+    (folder / "text.txt").write_text("\n\n".join(join(lines) for lines in documents) + "\n")
+    return [line for lines in documents for line in lines]
+
+
+def prepare(folder, vocabulary, language: str) -> PreparedDataset:
+    split = ["--language", language] if language in WITH_MARKS else ["--sentences", "lines"]
+    assert run(
+        "prepare", "--input", folder / "text.txt", "--vocab", vocabulary, "--output", folder / "data", "--workers", 1,
+        "--seq_len", 32, "--dupe_factor", 4, "--eval_fraction", 0.2, *split,
+    ) == 0  # fmt: skip
+    return PreparedDataset(str(folder / "data"))
+
+
+@pytest.mark.parametrize("language", ["th", "km", "lo", "my"])
+def test_pieces_of_sentences_without_spaces(language, tmp_path):
+    """BPE, since a unigram model of so little text has hardly a piece of two characters."""
+    lines = write_corpus(tmp_path, language)
+    vocabulary = tmp_path / "bpe.model"
+    kind = ["--kind", "bpe", "--size", 80, "--character_coverage", 1]
+    assert run("vocab", "--input", tmp_path / "text.txt", "--output", vocabulary, *kind) == 0
+    dataset = prepare(tmp_path, vocabulary, language)
+    report = inspect_dataset(str(tmp_path / "data"))
+    assert report["unk_rate"] == 0
+    assert sum(split["sentences"] for split in report["splits"].values()) == len(lines)
+    tokenizer = dataset.tokenizer
+    for line, ids in zip(lines, tokenizer.encode_batch(lines), strict=True):
+        assert 3 <= len(ids) < 0.6 * len(line)  # neither whole sentences nor single characters
+        assert tokenizer.decode(ids) == unicodedata.normalize("NFKC", line)
+        assert not tokenizer.continues_word(np.array([ids])).any()  # each piece is masked on its own
+
+
+@pytest.mark.parametrize(
+    ("language", "options"), [("th", ["--kind", "unigram", "--size", 90]), ("zh", ["--size", 200])]
+)
+def test_a_model_of_text_without_spaces(language, options, tmp_path, capsys):
+    """Pre-trained for a few steps with whole-word masks, it fills the mask in the middle of a sentence."""
+    lines = write_corpus(tmp_path, language)
+    vocabulary = tmp_path / "vocabulary"
+    options = [*options, "--character_coverage", 1]
+    assert run("vocab", "--input", tmp_path / "text.txt", "--output", vocabulary, *options) == 0
+    tokenizer = prepare(tmp_path, vocabulary, language).tokenizer
+    flags = helpers.flags(
+        {
+            "data.path": tmp_path / "data", "model.hidden_size": 32, "model.num_attention_heads": 2,
+            "model.intermediate_size": 64, "model.max_position_embeddings": 32, "model.num_hidden_layers": 1,
+            "objective.whole_word": True, "total_steps": 6, "global_batch_size": 8, "log_every_steps": 2,
+            "eval_every_steps": 0, "eval_batches": 1, "optimizer.warmup_steps": 2, "tracking.samples": 0,
+        }
+    )  # fmt: skip
+    assert run("pretrain", "--config=bert_tiny", "--workdir", tmp_path / "run", *flags) == 0
+    capsys.readouterr()
+    who, what, where = (words[1] for words in PARTS[language])
+    parts = [who, "[MASK]", where] if language == "th" else [who, "[MASK]", what]
+    assert run("fill-mask", "--checkpoint", tmp_path / "run", "--json", "".join(parts)) == 0
+    (found,) = json.loads(capsys.readouterr().out)["texts"]
+    filled = [filling["token"] for filling in found["masks"][0]]
+    assert len(filled) == 5
+    model = bert_jax.load(str(tmp_path / "run"))
+    batch = model.batch(lines[0])
+    assert tokenizer.unk_id not in np.asarray(batch["input_ids"])
+    assert model.tokenizer.to_json() == tokenizer.to_json()
+
+
+def test_chinese_is_split_by_character(tmp_path):
+    lines = write_corpus(tmp_path, "zh")
+    arguments = ["--input", tmp_path / "text.txt", "--output", tmp_path / "vocab.txt", "--size", 200]
+    assert run("vocab", *arguments) == 0
+    dataset = prepare(tmp_path, tmp_path / "vocab.txt", "zh")
+    assert sum(split.sentences for split in dataset.info.splits.values()) == len(lines)
+    for line, ids in zip(lines, dataset.tokenizer.encode_batch(lines), strict=True):
+        assert [dataset.tokenizer.id_to_token(token) for token in ids] == list(line)
+
+
+def warned(capsys, text: str) -> bool:
+    return any(" WARNING " in line and text in line for line in capsys.readouterr().err.splitlines())
+
+
+@pytest.mark.parametrize("language", ["th", "km", "lo", "my"])
+def test_wordpiece_of_text_without_spaces_is_warned_of(language, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("\n\n".join("".join(lines) for lines in corpus(language)) + "\n")
+    arguments = ["vocab", "--input", tmp_path / "text.txt", "--size", 900, "--keep_accents", "--output"]
+    assert run(*arguments, tmp_path / "vocab.txt") == 0
+    assert warned(capsys, "--kind unigram")
+    assert run(*arguments, tmp_path / "unigram.model", "--kind", "unigram", "--size", 80) == 0
+    assert not warned(capsys, "--kind unigram")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Die Fahrkartenkontrolleurin der Straßenbahn war gestern freundlich, auch wenn viele Leute keine Karte hatten. "
+        "Wir fuhren danach mit dem Zug in die Stadt, kauften auf dem Markt Brot und Fisch und gingen nach Hause.",
+        "今天天气很好我们去公园吧然后我们一起在家里吃饭看电影还要看书。",
+        "きのうともだちとえきであいました。それからいっしょにえいがをみました。",
+        "ဒီနေ့ ရာသီဥတု ကောင်းတယ် ပန်းခြံ သွားမယ်",
+        "ฉัน กลับ บ้าน วันนี้ อากาศ ดี เรา ไป สวน กัน",
+    ],
+)
+def test_words_of_other_languages_are_short_enough(text, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text(f"{text}\n" * 4)
+    arguments = ["vocab", "--input", tmp_path / "text.txt", "--output", tmp_path / "vocab.txt", "--keep_accents"]
+    assert run(*arguments) == 0
+    assert not warned(capsys, "--kind unigram")
+
+
+def test_a_corpus_of_words_that_are_all_too_long_is_refused(tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("กินข้าว" * 40 + "\n")
+    assert run("vocab", "--input", tmp_path / "text.txt", "--output", tmp_path / "vocab.txt", "--keep_accents") == 2
+    error = capsys.readouterr().err
+    assert "--kind unigram" in error
+    assert "200" in error
+
+
+@pytest.mark.parametrize("language", ["th", "lo"])
+def test_splitting_thai_names_the_option(language, tmp_path, capsys):
+    write_corpus(tmp_path, language)
+    vocabulary = tmp_path / "unigram.model"
+    kind = ["--kind", "unigram", "--size", 90]
+    assert run("vocab", "--input", tmp_path / "text.txt", "--output", vocabulary, *kind) == 0
+    arguments = ["prepare", "--input", tmp_path / "text.txt", "--vocab", vocabulary, "--workers", 1]
+    arguments += ["--language", language, "--allow_unk", 1]
+    assert run(*arguments, "--output", tmp_path / "split") == 0
+    assert warned(capsys, "--sentences lines")
+    assert run(*arguments, "--output", tmp_path / "lines", "--sentences", "lines") == 0
+    assert not warned(capsys, "--sentences lines")

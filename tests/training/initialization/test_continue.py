@@ -1,0 +1,189 @@
+"""`--config=continue`: sizes and objective of a checkpoint, and the scores before and after, on both domains."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from support import continued, helpers
+from support.runs import rows_without_times
+
+from bert_jax import Training, cli
+from bert_jax.config import load_config
+from bert_jax.errors import InputError
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
+from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
+from bert_jax.training.pretrain import pretrain
+
+
+@pytest.fixture(scope="module")
+def run(init: Checkpoint, domain: Path, dataset_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on the domain, evaluated on the old domain as well."""
+    folder = tmp_path_factory.mktemp("run")
+    pretrain(continued.config(domain, init, eval_old_data=dataset_dir), str(folder))
+    return folder
+
+
+def evaluations(folder: Path) -> dict[int, dict[str, float]]:
+    return {row["step"]: row for row in rows_without_times(folder) if row.get("split") == "eval"}
+
+
+def test_the_sizes_are_those_of_the_checkpoint(run: Path, init: Checkpoint):
+    assert open_checkpoint(str(run)).bert_config == init.bert_config
+    saved = json.loads((run / "config.json").read_text())
+    assert (saved["model"]["hidden_size"], saved["model"]["num_hidden_layers"]) == (48, 2)
+    assert saved["objective"]["lm"] == "mlm"
+    assert saved["objective"]["nsp"] is True
+
+
+def test_both_domains_are_evaluated_before_and_after(run: Path):
+    found = evaluations(run)
+    assert list(found) == [0, 2, 4]
+    for scores in found.values():
+        assert {"mlm_loss", "nsp_loss", "old_mlm_loss", "old_nsp_accuracy", "old_unigram_loss"} <= scores.keys()
+    assert found[4]["mlm_loss"] < found[0]["mlm_loss"]
+    assert found[0]["tokens_seen"] == 0
+
+
+def test_the_scores_before_are_those_of_the_checkpoint(
+    run: Path, init: Checkpoint, domain: Path, capsys: pytest.CaptureFixture
+):
+    arguments = ["evaluate", "--checkpoint", init.path, "--data", domain, "--batch_size", 16]
+    assert cli.main([str(word) for word in arguments]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert evaluations(run)[0]["mlm_loss"] == pytest.approx(whole["mlm_loss"], rel=0.15)  # of two batches, and of all
+
+
+def test_the_end_of_a_run_shows_the_scores_before_and_after(
+    init: Checkpoint, domain: Path, dataset_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    with caplog.at_level(logging.INFO, "bert_jax"):
+        pretrain(continued.config(domain, init, eval_old_data=dataset_dir, total_steps=2), str(tmp_path))
+    found = evaluations(tmp_path)
+    lines = [message.split() for message in caplog.messages]
+    for start, prefix in (("new", ""), ("old", "old_")):
+        line = next(words for words in lines if words[:3] == [start, "MLM", "loss"])
+        before, after = (found[step][f"{prefix}mlm_loss"] for step in (0, 2))
+        assert line[-3:] == [f"{before:.4f}", f"{after:.4f}", f"{after - before:+.4f}"]
+
+
+def test_the_report_shows_the_scores_before_and_after(run: Path, tmp_path: Path):
+    assert cli.main(["report", str(run), "--output", str(tmp_path / "report.html")]) == 0
+    page = (tmp_path / "report.html").read_text()
+    found = evaluations(run)
+    for prefix in ("", "old_"):
+        for step in (0, 4):
+            assert f"{found[step][f'{prefix}mlm_loss']:.4f}" in page
+    assert '"old_mlm_loss"' in page  # a line of the panel
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_anew(init: Checkpoint, domain: Path, tmp_path: Path):
+    row = json.dumps({"step": 0, "split": "eval", "mlm_loss": 1.0})
+    (tmp_path / "metrics.jsonl").write_text(row + "\n")
+    pretrain(continued.config(domain, init, total_steps=2), str(tmp_path))
+    assert [row["step"] for row in rows_without_times(tmp_path) if row.get("split") == "eval"] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"model__hidden_size": 64}, ["hidden_size=48", "model.hidden_size=64"]),
+        ({"model__num_hidden_layers": 3}, ["num_hidden_layers=2", "model.num_hidden_layers=3"]),
+        ({"model__max_position_embeddings": 32}, ["max_position_embeddings=64", "model.max_position_embeddings=32"]),
+        ({"objective__lm": "ltr", "objective__nsp": False}, ["objective.lm=mlm", "objective.lm=ltr"]),
+        ({"init": ""}, ["init", "--config.init=CHECKPOINT"]),
+    ],
+)
+def test_a_contradiction_to_the_checkpoint_is_refused(
+    overrides: dict[str, object], words: list[str], init: Checkpoint, domain: Path, tmp_path: Path
+):
+    with pytest.raises(InputError) as raised:
+        pretrain(continued.config(domain, init, **overrides), str(tmp_path / "run"))
+    assert all(word in str(raised.value) for word in words), raised.value
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_objective_is_that_of_the_checkpoint(
+    domain: Path, init: Checkpoint, vocabulary: list[str], corpus_file: Path, vocabulary_file: Path, tmp_path: Path
+):
+    def objective(init: Checkpoint, data: Path = domain) -> tuple[str, bool]:
+        found = fill_in_from_checkpoint(continued.config(data, init)).objective
+        return found.lm, found.nsp
+
+    assert objective(init) == ("mlm", True)
+    assert objective(continued.write_init(tmp_path / "mlm", vocabulary, heads=("mlm_head",))) == ("mlm", False)
+    assert objective(continued.write_init(tmp_path / "ltr", vocabulary, is_decoder=True)) == ("ltr", False)
+    helpers.prepare_dataset(corpus_file, vocabulary_file, tmp_path / "single", pairs="none")
+    assert objective(init, tmp_path / "single") == ("mlm", False)
+    given = continued.config(domain, init, objective__nsp=False)
+    assert fill_in_from_checkpoint(given).objective.nsp is False
+
+
+def test_an_own_checkpoint_without_nsp_continues_without_it(domain: Path, init: Checkpoint, tmp_path: Path):
+    config = continued.config(domain, init, objective__nsp=False, total_steps=1, optimizer__warmup_steps=0)
+    pretrain(config, str(tmp_path / "first"))
+    assert fill_in_from_checkpoint(continued.config(domain, tmp_path / "first")).objective.nsp is False
+
+
+def test_a_model_without_next_sentence_head_continues_with_masked_words_alone(
+    domain: Path, vocabulary: list[str], tmp_path: Path
+):
+    init = continued.write_init(tmp_path / "init", vocabulary, heads=("mlm_head",))
+    config = continued.config(domain, init, total_steps=1, optimizer__warmup_steps=0)
+    scores = pretrain(config, str(tmp_path / "run"))
+    assert "nsp_loss" not in scores
+    encoder = continued.write_init(tmp_path / "encoder", vocabulary, heads=("pooler",))
+    with pytest.raises(InputError, match=r"mlm_head.*init_missing_heads=True"):
+        pretrain(continued.config(domain, encoder), str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize("text", ["auto", "true", "False"])
+def test_nsp_is_set_on_the_command_line(text: str):
+    found = load_config("continue", [("objective.nsp", text)]).objective.nsp
+    assert found == {"auto": "auto", "true": True, "False": False}[text]
+    with pytest.raises(InputError, match=r"objective\.nsp=maybe"):
+        load_config("continue", [("objective.nsp", "maybe")])
+
+
+def test_a_resumed_run_needs_no_init(domain: Path, vocabulary: list[str], tmp_path: Path):
+    init = continued.write_init(tmp_path / "init", vocabulary)
+    pretrain(continued.config(domain, init, total_steps=2), str(tmp_path / "run"))
+    (tmp_path / "init").rename(tmp_path / "gone")
+    pretrain(continued.config(domain, init, total_steps=4), str(tmp_path / "run"))
+    assert list(evaluations(tmp_path / "run")) == [0, 2, 4]
+
+
+def test_a_training_loop_of_ones_own_continues(domain: Path, init: Checkpoint, run: Path):
+    training = Training(continued.config(domain, init))
+    assert training.model == init.bert_config
+    assert training.evaluate(training.initial_state())["mlm_loss"] == evaluations(run)[0]["mlm_loss"]
+
+
+def test_dry_run_plans_the_checkpoints_model(
+    domain: Path, init: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    arguments = [
+        "pretrain", "--config=continue", "--dry_run", "--json", f"--config.init={init.path}",
+        f"--config.data.path={domain}", "--device=v5e",
+    ]  # fmt: skip
+    assert cli.main(arguments) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["total_steps"] == load_config("continue").total_steps
+    assert plan["memory_bytes"]["parameters"] < 4_000_000
+    assert cli.main([*arguments, "--config.model.hidden_size=64"]) == 2
+    assert "hidden_size=48" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("problem", ["vocabulary", "length", "split"])
+def test_unsuitable_old_data_is_refused(
+    problem: str, domain: Path, init: Checkpoint, vocabulary: list[str], corpus_file: Path, vocabulary_file: Path,
+    tmp_path: Path,
+):  # fmt: skip
+    other = vocabulary_file
+    if problem == "vocabulary":
+        other = tmp_path / "vocab.txt"
+        other.write_text("\n".join([*vocabulary[:-2], vocabulary[-1], vocabulary[-2]]) + "\n")
+    options = {"length": {"seq_len": 128}, "split": {"eval_fraction": 0.0}}.get(problem, {})
+    helpers.prepare_dataset(corpus_file, other, tmp_path / "old", **options)
+    with pytest.raises(InputError, match=f"eval_old_data={tmp_path / 'old'}"):
+        pretrain(continued.config(domain, init, eval_old_data=tmp_path / "old"), str(tmp_path / "run"))
