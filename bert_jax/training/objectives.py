@@ -137,7 +137,7 @@ def _chunked_cross_entropy_forward(
 def _chunked_cross_entropy_backward(
     _: int, gradients: tuple[jax.Array, ...], of_sums: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array | None, ...]:
-    of_loss, _ = of_sums
+    of_loss = of_sums[0]
     return *((of_loss * gradient).astype(gradient.dtype) for gradient in gradients), None, None
 
 
