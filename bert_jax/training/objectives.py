@@ -137,7 +137,7 @@ def _chunked_cross_entropy_forward(
 def _chunked_cross_entropy_backward(
     _: int, gradients: tuple[jax.Array, ...], sums_gradient: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array | None, ...]:
-    loss_gradient, _ = sums_gradient
+    loss_gradient = sums_gradient[0]
     return *((loss_gradient * gradient).astype(gradient.dtype) for gradient in gradients), None, None
 
 

@@ -186,10 +186,8 @@ class Step:
         with jax.set_mesh(self.mesh):
             state = self.spec.make()
             evaluate = make_eval_step(self.mesh, self.spec.graph, self.spec.shardings.parameters)
-            nats = np.ones(self.batch["masked_ids"].shape, np.float32)
-            sums = jax.device_get(
-                evaluate(state.parameters, put_batch(self.mesh, {**self.batch, "unigram_nats": nats}))
-            )
+            nats = {"unigram_nats": np.ones(self.batch["masked_ids"].shape, np.float32)}
+            sums = jax.device_get(evaluate(state.parameters, put_batch(self.mesh, self.batch | nats)))
             state, metrics = self.train(state, put_batch(self.mesh, self.batch))
             return jax.device_get((metrics, state.moments.mu, sums))
 
