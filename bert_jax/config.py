@@ -241,6 +241,11 @@ SYNONYMS = {
     "model.hidden_dropout_prob": ("dropout", "hidden_dropout"),
     "model.attention_probs_dropout_prob": ("attention_dropout", "attn_dropout"),
     "init": ("init_checkpoint", "pretrained", "model_name_or_path"),
+    "keep_best": ("load_best_model_at_end", "restore_best_weights", "save_best_only"),
+    "early_stopping.patience": ("patience", "early_stopping", "early_stopping_patience"),
+    "early_stopping.min_delta": ("min_delta", "early_stopping_threshold"),
+    "task.main_metric": ("metric_for_best_model", "monitor"),
+    "task.class_weights": ("class_weight", "loss_weights"),
 }
 """Keys of pre-training and fine-tuning, with their names in other programs."""
 

@@ -20,7 +20,7 @@ from bert_jax.finetuning.inputs.batching import Encoding
 from bert_jax.finetuning.inputs.task_files import BadRows
 from bert_jax.finetuning.prediction_files import write_predictions
 from bert_jax.finetuning.results import RESULT_FILE, describe_result
-from bert_jax.finetuning.task import Split
+from bert_jax.finetuning.task import Split, with_main_metric
 from bert_jax.finetuning.task_kinds import TASK_KINDS, Record, TrainedTask
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.progress import Bars, silent
@@ -162,7 +162,7 @@ def evaluate_finetuned(found: Checkpoint, data: str, *, batch_size: int = 64, ba
         examples[name] = task.read(path, bad_rows, split=split_name, labelled=True)
         skipped[name] = bad_rows.take_reasons()
     bad_rows.report()
-    scored = task.make_task(examples, skipped)
+    scored = with_main_metric(task.make_task(examples, skipped), _record(found)["main_metric"])
     model = open_model(found, batch_size=batch_size)
     scores: dict[str, dict[str, float]] = {}
     splits = scored.splits()

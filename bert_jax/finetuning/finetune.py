@@ -6,9 +6,10 @@
 The step, its sharding, checkpoints, resuming and metrics are those of pre-training.
 """
 
+import functools
 import logging
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -24,12 +25,21 @@ from bert_jax.finetuning.batch_order import BatchOrder, work_of_steps
 from bert_jax.finetuning.forward import Predictor
 from bert_jax.finetuning.inputs.batching import Encoding
 from bert_jax.finetuning.losses import task_objective
-from bert_jax.finetuning.results import PREDICTIONS, RESULT_FILE, Final, describe_result, scoring_warnings
+from bert_jax.finetuning.results import (
+    PREDICTIONS,
+    RESULT_FILE,
+    Final,
+    describe_best,
+    describe_result,
+    scoring_warnings,
+)
 from bert_jax.finetuning.resuming import claim, without_new_keys
 from bert_jax.finetuning.task import Split, Task
-from bert_jax.finetuning.task_checks import check_config, check_head, model_of
-from bert_jax.finetuning.task_kinds import TASK_KINDS
+from bert_jax.finetuning.task_checks import check_best, check_config, check_head, model_of
+from bert_jax.finetuning.task_kinds import read_task
+from bert_jax.finetuning.tasks.class_weights import class_weights
 from bert_jax.model import BertConfig, abstract_parameters
+from bert_jax.model.bert import Parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.parallel.host_batches import rows_here
 from bert_jax.parallel.mesh import check_divisibility, make_mesh
@@ -40,6 +50,8 @@ from bert_jax.runtime.processes import is_first
 from bert_jax.tracking.metrics import finite_json
 from bert_jax.tracking.throughput import Throughput
 from bert_jax.tracking.tracker import Tracker
+from bert_jax.training.checkpointing.best_step import BestStep
+from bert_jax.training.checkpointing.checkpoint_folders import FOLDER, find_best
 from bert_jax.training.checkpointing.checkpointer import Checkpointer
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 from bert_jax.training.checks import check_attention, compute_dtype
@@ -61,7 +73,7 @@ def finetune(
     """Fine-tunes a checkpoint in `workdir`, resuming from the newest checkpoint there, if any.
 
     At the end it scores the labelled splits and writes `WORKDIR/result.json`. Predictions for every split but the
-    training split go to `WORKDIR/predictions`.
+    training split go to `WORKDIR/predictions`. Both are of the last step, or with `keep_best` of the best epoch's.
 
     Returns the official metrics of each labelled split, by split name.
 
@@ -106,8 +118,10 @@ def _finetune(
     # --- Data ----------------------------------------------------------------------------------------------------
     log.info("Reading and tokenizing the files of the task")
     encoding = Encoding(before.tokenizer, config.task.max_seq_len, last_position=model.is_decoder)
-    task: Task = TASK_KINDS[config.task.kind].from_config(config, encoding)
+    task = read_task(config, encoding)
     rows, splits = task.train(), task.splits()
+    weights = class_weights(config.task.class_weights, task.label_names, () if rows.labels is None else rows.labels)
+    check_best(config, splits)
     if needs_scores and not any(split.score for split in splits):
         raise InputError("task.dev: a search requires a labelled split to compare runs; set it to a labelled file")
     order = BatchOrder(rows, config)
@@ -121,7 +135,7 @@ def _finetune(
     # --- Model and step ------------------------------------------------------------------------------------------
     head = TaskHead(task.kind, task.size, **config.head)
     check_head(head, mesh)
-    spec, train_step = plan_step(mesh, config, model, head, order.total_steps)
+    spec, train_step = plan_step(mesh, config, model, head, order.total_steps, weights)
     predictor = Predictor(
         mesh, spec.graph, spec.shardings.parameters, before.tokenizer,
         batch_size=-(-config.eval_batch_size // mesh.size) * mesh.size, max_seq_len=config.task.max_seq_len,
@@ -132,15 +146,18 @@ def _finetune(
     latest = claim(folder, config, order.hash)
     start = latest.step if latest else 0
     order.config = config = without_new_keys(config, latest.config if latest else None)
+    best = BestStep(keep_best=config.keep_best, **config.early_stopping)
     record = {**head.about(), "max_seq_len": config.task.max_seq_len}
     checkpointer = Checkpointer(
-        folder, keep=config.checkpoint.keep, config=config, tokenizer=before.tokenizer,
+        folder, keep=config.checkpoint.keep, config=config, tokenizer=before.tokenizer, best_step=best,
         task={**record, **task.record()}, heads=("pooler",) if "pooler" in spec.abstract.parameters else (),
     )  # fmt: skip
     stack.callback(checkpointer.close)
     if start:
         start, state = checkpointer.restore(start, spec.abstract)
         log.info("Resuming from step %d", start)
+        if best.best is not None:
+            find_best(folder, start, best.best)
     elif config.from_scratch:
         log.info("Initializing the parameters")
         state = spec.make()
@@ -156,19 +173,25 @@ def _finetune(
 
     # --- Loop ----------------------------------------------------------------------------------------------------
     scored = [split for split in splits if split.score is not None]
-    final = Final({}, {})
+    final = Final()
 
     def evaluate(step: int, state: TrainState) -> dict[str, float]:
-        split_scores: dict[str, dict[str, float]] = {}
+        outputs, split_scores = {}, {}
         for split in scored:
             assert split.score is not None
-            outputs = _outputs(run, predictor, state, split, step)
-            split_scores[split.name] = split.score(outputs)
-            if step == order.total_steps:
-                final.outputs[split.name], final.scores[split.name] = outputs, split_scores[split.name]
+            outputs[split.name] = _outputs(run, predictor, state.parameters, split, step)
+            split_scores[split.name] = split.score(outputs[split.name])
+        best.add(step, split_scores[scored[0].name][task.main_metric])
+        if step in best or (best.best is None and step == order.total_steps):
+            final.step, final.outputs, final.scores = step, outputs, split_scores
         row = {f"{name}/{metric}": value for name, scores in split_scores.items() for metric, value in scores.items()}
         run.trackers.log_scalars(step, {**row, **order.count_seen(step)}, split="eval")
         log.info("Step %d: %s", step, "  ".join(f"{name} {value:.4f}" for name, value in row.items()))
+        if best.ends_training():
+            log.info(
+                "Step %d: ending the training early: %s/%s has not improved in %d epochs; the best is that of step %s",
+                step, scored[0].name, task.main_metric, best.without_improvement(), best.best,
+            )  # fmt: skip
         return row
 
     def save(step: int, state: TrainState) -> None:
@@ -192,18 +215,33 @@ def _finetune(
     )  # fmt: skip
     hooks = [
         Heartbeat(run.stalls),
-        log_metrics,
         Trace(run.tracer),
-        *([Evaluate(evaluate, every=order.steps_an_epoch)] if scored else []),
-        Save(save, every=config.checkpoint.every_steps),
+        *([Evaluate(evaluate, every=order.steps_an_epoch, is_enough=best.ends_training)] if scored else []),
+        log_metrics,
+        Save(save, every=config.checkpoint.every_steps, further=best),
     ]
-    if start < order.total_steps:
+    if start < order.total_steps and not best.ends_training():
         state = run_steps(run, steps, state, hooks)
     checkpointer.wait()
-    scores = _finish(run, folder, task, splits, predictor, state, final)
+
+    # --- Result --------------------------------------------------------------------------------------------------
+    last = int(state.step)
+    step = best.best or last
+    chosen = folder / FOLDER / str(step)
+
+    def parameters() -> Parameters:
+        if step == last:
+            return state.parameters
+        log.info("Loading the parameters of the best step, %d", step)
+        return open_checkpoint(str(chosen)).load_parameters(spec.shardings.parameters, **_build(config, mesh, head))
+
+    scores = _finish(
+        run, folder, task, splits, predictor, functools.cache(parameters), step, final,
+        describe_best(best, last, order.steps_an_epoch, order.total_steps) if config.keep_best else {},
+    )  # fmt: skip
     place = shlex.quote(str(folder))
     log_result(
-        folder, order.total_steps,
+        chosen, last,
         "  ".join(f"{split}/{name} {value:.4f}" for split, values in scores.items() for name, value in values.items()),
         [
             f"evaluate --checkpoint={place} --data=FILE",
@@ -221,15 +259,20 @@ def _describe_task(task: Task, config: ConfigDict, order: BatchOrder) -> dict[st
     return {"name": task.name, "path": config.data.path, "files": given, "hash": order.hash}
 
 
-def plan_step(
-    mesh: Mesh, config: ConfigDict, model: BertConfig, head: TaskHead, total_steps: int
-) -> tuple[StateSpec, TrainStep]:
-    """Returns the state's specification and the jitted training step, which compiles once per padded length."""
-    dtype = compute_dtype(config.dtype, mesh.devices.flat[0].platform)
-    settings = {
-        "build": BertForTask, "head": head, "dtype": dtype, "attention": config.attention, "remat": config.remat,
-        "scan_layers": config.scan_layers,
+def _build(config: ConfigDict, mesh: Mesh, head: TaskHead) -> dict[str, Any]:
+    """Returns the settings of the model with its head, for `abstract_parameters`."""
+    return {
+        "build": BertForTask, "head": head, "dtype": compute_dtype(config.dtype, mesh.devices.flat[0].platform),
+        "attention": config.attention, "remat": config.remat, "scan_layers": config.scan_layers,
     }  # fmt: skip
+
+
+def plan_step(
+    mesh: Mesh, config: ConfigDict, model: BertConfig, head: TaskHead, total_steps: int,
+    class_weights: Sequence[float] = (),
+) -> tuple[StateSpec, TrainStep]:  # fmt: skip
+    """Returns the state's specification and the jitted training step, which compiles once per padded length."""
+    settings = _build(config, mesh, head)
     optimizer = make_optimizer(config.optimizer, drop_parts(head.frozen, abstract_parameters(model, **settings)[2]))
     spec = describe_state(
         mesh, model, optimizer, config.seed, zero1=config.mesh.zero1, frozen=head.frozen, **settings
@@ -239,34 +282,37 @@ def plan_step(
         recipe.learning_rate, int(recipe.warmup_proportion * total_steps), total_steps, decay_power=recipe.decay_power
     )
     train_step = make_train_step(
-        mesh, spec, optimizer, schedule, task_objective(head), seed=config.seed,
+        mesh, spec, optimizer, schedule, task_objective(head, class_weights), seed=config.seed,
         gradient_reduce_dtype=jnp.dtype(config.gradient_reduce_dtype),
     )  # fmt: skip
     return spec, train_step
 
 
-def _outputs(run: Run, predictor: Predictor, state: TrainState, split: Split, step: int) -> list[np.ndarray]:
+def _outputs(run: Run, predictor: Predictor, parameters: Parameters, split: Split, step: int) -> list[np.ndarray]:
     with run.progress(step, split.name, predictor.batches(split.examples)) as on_batch:
-        return predictor.outputs(state.parameters, split.examples, on_batch)
+        return predictor.outputs(parameters, split.examples, on_batch)
 
 
 def _finish(
-    run: Run, folder: epath.Path, task: Task, splits: Sequence[Split], predictor: Predictor, state: TrainState,
-    final: Final,
+    run: Run, folder: epath.Path, task: Task, splits: Sequence[Split], predictor: Predictor,
+    parameters: Callable[[], Parameters], step: int, final: Final, best: Mapping[str, Any],
 ) -> dict[str, dict[str, float]]:  # fmt: skip
-    """Scores and predicts every split with the final state, and writes scores and predictions."""
+    """Scores and predicts every split with the parameters of `step`, and writes scores and predictions.
+
+    `final` spares the splits that were evaluated at `step`. `best` has further keys of `result.json`.
+    """
     result: dict[str, dict[str, float]] = {}
-    target, step = folder / PREDICTIONS, int(state.step)
+    target = folder / PREDICTIONS
     if is_first():
         atomic.make_folder(target)
     for split in splits:
-        is_done = split.name in final.outputs
-        outputs = final.outputs[split.name] if is_done else _outputs(run, predictor, state, split, step)
+        is_done = final.step == step and split.name in final.outputs
+        outputs = final.outputs[split.name] if is_done else _outputs(run, predictor, parameters(), split, step)
         if split.score is not None:
             result[split.name] = final.scores[split.name] if is_done else split.score(outputs)
         if is_first():
             split.write(outputs, target)
     if is_first():
-        described = describe_result(task, splits, step, result)
+        described = {**describe_result(task, splits, step, result), **best}
         atomic.write_whole(folder / RESULT_FILE, (finite_json(described, indent=2) + "\n").encode())
     return result

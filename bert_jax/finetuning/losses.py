@@ -1,5 +1,6 @@
 """Fine-tuning losses of the paper for each kind of head, as sums over rows."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,28 +11,49 @@ from bert_jax.model.task_heads import TaskHead
 from bert_jax.training.objectives import Objective, Sums, weighted_cross_entropy
 
 
-def task_objective(head: TaskHead) -> Objective:
+def task_objective(head: TaskHead, class_weights: Sequence[float] = ()) -> Objective:
     """Returns the objective of a head: the loss in nats (`regress`: the squared error) and, but for it, the accuracy.
 
-    It reads `Batch.weights` and `Batch.labels`.
+    It reads `Batch.weights` and `Batch.labels`. With `class_weights`, of `classify` and `tag`, the loss is the mean
+    weighted by that of each label's class, as that of torch's `CrossEntropyLoss(weight=...)`; the accuracy is not.
     """
     sums = {"classify": _classify, "regress": _regress, "choose": _choose, "span": _span, "tag": _tag}[head.kind]
 
     def row_sums(model: Any, batch: Batch[jax.Array], keys: jax.Array | None) -> Sums:
-        return sums(head, model(batch, keys), batch)
+        outputs = model(batch, keys)
+        found = sums(head, outputs, batch)
+        if class_weights:
+            labels, weights = _labels_and_weights(head, batch)
+            found["loss"] = weighted_cross_entropy(outputs, labels, _by_class(class_weights, labels, weights))[0]
+        return found
 
     def denominators(batch: Batch[jax.Array]) -> Sums:
         if head.kind == "tag":
             count = _tag_weights(batch).sum()
         else:
             count = batch["weights"].sum() / (head.size if head.kind == "choose" else 1)
-        return {"loss": count} if head.kind == "regress" else {"loss": count, "accuracy": count}
+        if head.kind == "regress":
+            return {"loss": count}
+        weighted = _by_class(class_weights, *_labels_and_weights(head, batch)).sum() if class_weights else count
+        return {"loss": weighted, "accuracy": count}
 
     return Objective(row_sums, denominators, ("loss",))
 
 
+def _labels_and_weights(head: TaskHead, batch: Batch[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Returns class numbers, int32, and weights, fp32, of the rows of `classify` or of the tokens of `tag`."""
+    if head.kind == "tag":
+        return jnp.maximum(batch["labels"], 0), _tag_weights(batch)
+    return batch["labels"], batch["weights"]
+
+
+def _by_class(class_weights: Sequence[float], labels: jax.Array, weights: jax.Array) -> jax.Array:
+    """Returns the product of `weights` and the weight of each label's class, fp32 [...]."""
+    return weights * jnp.asarray(class_weights, jnp.float32)[labels]
+
+
 def _classify(head: TaskHead, outputs: jax.Array, batch: Batch[jax.Array]) -> Sums:
-    loss, correct = weighted_cross_entropy(outputs, batch["labels"], batch["weights"])
+    loss, correct = weighted_cross_entropy(outputs, *_labels_and_weights(head, batch))
     return {"loss": loss, "accuracy": correct}
 
 
@@ -53,7 +75,7 @@ def _span(head: TaskHead, outputs: jax.Array, batch: Batch[jax.Array]) -> Sums:
 
 
 def _tag(head: TaskHead, outputs: jax.Array, batch: Batch[jax.Array]) -> Sums:
-    loss, correct = weighted_cross_entropy(outputs, jnp.maximum(batch["labels"], 0), _tag_weights(batch))
+    loss, correct = weighted_cross_entropy(outputs, *_labels_and_weights(head, batch))
     return {"loss": loss, "accuracy": correct}
 
 

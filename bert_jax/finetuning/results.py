@@ -1,25 +1,27 @@
 """Results of a fine-tuning run: `result.json`, and what is not scored."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from bert_jax.files import remote
 from bert_jax.finetuning.task import Split, Task
+from bert_jax.training.checkpointing.best_step import BestStep
 from bert_jax.training.checkpointing.checkpoint_folders import newest_step
 
 RESULT_FILE = "result.json"
 PREDICTIONS = "predictions"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Final:
-    """Outputs and scores of the last step's evaluation, by split, reused at the end of the run."""
+    """Outputs and scores, by split, of the evaluated step that may be the result, reused at the end of the run."""
 
-    outputs: dict[str, list[np.ndarray]]
-    scores: dict[str, dict[str, float]]
+    step: int | None = None
+    outputs: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    scores: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 def scoring_warnings(splits: Sequence[Split]) -> list[str]:
@@ -64,4 +66,17 @@ def describe_result(
     return {
         "task": task.name, "main_metric": task.main_metric, **positive, "step": step, "scores": dict(scores),
         "rows": rows,
+    }  # fmt: skip
+
+
+def describe_best(best: BestStep, last: int, steps_an_epoch: int, total_steps: int) -> dict[str, Any]:
+    """Returns the keys of `result.json` of a run with `keep_best`.
+
+    `best` has `epoch`, `step` and `score`, the main metric on the first scored split; None if no score was finite.
+    `last` has `epoch` and `step` of the end of the training, and `stopped_early` tells if it was before `total_steps`.
+    """
+    return {
+        "best": best.best and {"epoch": best.best // steps_an_epoch, "step": best.best, "score": best.score},
+        "last": {"epoch": last // steps_an_epoch, "step": last},
+        "stopped_early": last < total_steps,
     }  # fmt: skip

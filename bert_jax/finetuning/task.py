@@ -1,12 +1,14 @@
 """The interface of a task: examples to train on, and splits to score or predict."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from etils import epath
 
+from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs.batching import EncodedExamples
 
 Outputs = Sequence[np.ndarray]
@@ -63,7 +65,15 @@ class Task(Protocol):
 
     @property
     def main_metric(self) -> str:
-        """The metric that selects a run, taken from the first scored split; higher is better."""
+        """The metric that selects a run or an epoch, taken from the first scored split; higher is better."""
+
+    @property
+    def metrics(self) -> Sequence[str]:
+        """The metrics that may be the main one, as in the results of `Split.score`; of all, higher is better."""
+
+    @property
+    def label_names(self) -> Sequence[str]:
+        """The labels by class number, of texts or tokens; empty if the task has none."""
 
     @property
     def positive_label(self) -> str | None:
@@ -77,3 +87,14 @@ class Task(Protocol):
 
     def splits(self) -> Sequence[Split]:
         """Returns the splits to score or predict."""
+
+
+def with_main_metric(task: Task, name: str) -> Task:
+    """Returns the task with the main metric `name`, "" for the task's own. InputError if it is not among `metrics`."""
+    if not name:
+        return task
+    if name not in task.metrics:
+        raise InputError(
+            f"task.main_metric={name}: expected one of {', '.join(task.metrics)}, the metrics of {task.name}"
+        )
+    return dataclasses.replace(cast(Any, task), main_metric=name)

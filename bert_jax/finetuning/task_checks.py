@@ -1,11 +1,14 @@
 """Checks of a fine-tuning config, made before any work."""
 
 import dataclasses
+import math
+from collections.abc import Sequence
 
 from jax.sharding import Mesh
 
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.errors import InputError
+from bert_jax.finetuning.task import Split
 from bert_jax.finetuning.task_kinds import TASK_KINDS
 from bert_jax.model import BertConfig
 from bert_jax.model.layer_features import FEATURES, layers_needed
@@ -33,6 +36,14 @@ def check_config(config: ConfigDict) -> None:
         "model.hidden_dropout_prob", "model.attention_probs_dropout_prob",
     )  # fmt: skip
     check(lambda x: x in TASK_KINDS, f"one of {', '.join(TASK_KINDS)}", "task.kind")
+    check(lambda x: x >= 0, "at least 0", "early_stopping.patience")
+    check(lambda x: 0 <= x < math.inf, "a finite number of at least 0", "early_stopping.min_delta")
+    _check_early_stopping(config)
+    if config.task.class_weights and (config.task.kind in ("squad", "choice") or config.task.regression):
+        raise InputError(
+            f"task.class_weights={config.task.class_weights:.80}: the task has no classes, got task.kind="
+            f"{config.task.kind}, task.regression={config.task.regression}; leave it empty"
+        )
     if config.task.positive_label and config.task.kind != "text":
         raise InputError(
             f"task.positive_label={config.task.positive_label}: task.kind={config.task.kind} does not support it, only "
@@ -44,6 +55,29 @@ def check_config(config: ConfigDict) -> None:
         )
     if not config.init:
         raise InputError("init is empty; set the checkpoint to start from with --config.init=CHECKPOINT")
+
+
+def _check_early_stopping(config: ConfigDict) -> None:
+    patience, min_delta = config.early_stopping.patience, config.early_stopping.min_delta
+    if patience and not config.keep_best:
+        raise InputError(
+            f"early_stopping.patience={patience}: the last epoch would be the result, one without improvement; set "
+            "keep_best=True"
+        )
+    if min_delta and not patience:
+        raise InputError(
+            f"early_stopping.min_delta={min_delta}: has no effect without early stopping; set early_stopping.patience=2"
+        )
+
+
+def check_best(config: ConfigDict, splits: Sequence[Split]) -> None:
+    """Raises InputError if the best epoch cannot be chosen: no split but a test split has labels."""
+    first = next((split.name for split in splits if split.score is not None), None)
+    if config.keep_best and (first is None or first.startswith("test")):
+        raise InputError(
+            f"keep_best=True: requires a labelled split to compare epochs, found {first or 'none'}; set task.dev to a "
+            "labelled file"
+        )
 
 
 def model_of(config: ConfigDict, encoder: BertConfig) -> BertConfig:

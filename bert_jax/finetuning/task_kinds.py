@@ -19,9 +19,10 @@ from bert_jax.finetuning.inputs.choice_files import ChoiceExample, read_choices
 from bert_jax.finetuning.inputs.squad_files import Question, read_questions
 from bert_jax.finetuning.inputs.task_files import MISSING_LABEL, UNKNOWN_LABEL, BadLabel, BadRows, usual_files
 from bert_jax.finetuning.inputs.text_files import TextFields, format_of, read_texts
-from bert_jax.finetuning.task import Task
+from bert_jax.finetuning.task import Task, with_main_metric
 from bert_jax.finetuning.tasks import choice, glue, ner
-from bert_jax.finetuning.tasks.squad import SquadTask, squad_task
+from bert_jax.finetuning.tasks.class_weights import check_class_weights
+from bert_jax.finetuning.tasks.squad import METRICS, SquadTask, squad_task
 from bert_jax.finetuning.tasks.text_tasks import TextTask, choose_positive_label, glue_task, own_task, own_text_task
 from bert_jax.text.sequences import TextExample
 
@@ -254,6 +255,7 @@ class TrainedSquad:
             (), examples, self.encoding, version_2=self.version_2, doc_stride=record["doc_stride"],
             max_query_length=record["max_query_length"], n_best=record["n_best"],
             max_answer_length=record["max_answer_length"], null_threshold=record["null_threshold"], left_out=left_out,
+            main_metric=METRICS[self.version_2][0],
         )  # fmt: skip
 
 
@@ -294,3 +296,13 @@ TASK_KINDS = {
     "ner": TaskKind(ner.ner_task, TrainedNer),
 }
 """By `task.kind`, which is the first part of a record's `name` as well."""
+
+
+def read_task(config: ConfigDict, encoding: Encoding) -> Task:
+    """Reads the files of a config, for training.
+
+    Raises InputError if a file cannot be read, or if the task lacks the main metric or the labels of the config.
+    """
+    task = TASK_KINDS[config.task.kind].from_config(config, encoding)
+    check_class_weights(config.task.class_weights, task.label_names)
+    return with_main_metric(task, config.task.main_metric)

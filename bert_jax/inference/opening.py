@@ -15,8 +15,9 @@ def open_model_of(location: str, step: int | None = None) -> Checkpoint:
     """Opens a MODEL; its parameters are loaded on demand, straight from its files.
 
     Args:
-      location: a workdir (its newest step), one of its checkpoints/STEP, the output of `bert-jax import`; or what
-        import reads: a folder of `transformers` such as the output of `bert-jax export`, or a TensorFlow checkpoint.
+      location: a workdir (its newest step, or with `keep_best` its best), one of its checkpoints/STEP, the output of
+        `bert-jax import`; or what import reads: a folder of `transformers` such as the output of `bert-jax export`, or
+        a TensorFlow checkpoint.
       step: chooses a step of a workdir.
 
     Raises:

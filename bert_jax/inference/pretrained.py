@@ -148,9 +148,9 @@ def load(checkpoint: str, *, step: int | None = None) -> PreTrained | FineTuned:
     """Loads a model in fp32 on the first device.
 
     Args:
-      checkpoint: a workdir (its newest step), one of its checkpoints/STEP, the output of `bert-jax import`; or, without
-        an import, a folder of `transformers`, such as the output of `bert-jax export`, or a TensorFlow checkpoint: its
-        folder or its prefix. Nothing is written.
+      checkpoint: a workdir (its newest step, or with `keep_best` its best), one of its checkpoints/STEP, the output of
+        `bert-jax import`; or, without an import, a folder of `transformers`, such as the output of `bert-jax export`,
+        or a TensorFlow checkpoint: its folder or its prefix. Nothing is written.
       step: chooses a step of a workdir.
 
     Returns:
@@ -256,8 +256,8 @@ def fill_mask(pretrained: PreTrained | FineTuned, text: str, top: int = 5) -> li
     if model.mlm_head is None:
         raise InputError("fill-mask requires an mlm_head, which the checkpoint lacks; use another checkpoint")
     (hidden,) = pretrained._encoder.outputs(EncodedExamples([sequence], None))
-    logits = model.mlm_head(jnp.asarray(hidden)[None], jnp.asarray(positions)[None], model.embeddings.word[...])
-    probabilities, tokens = jax.lax.top_k(jax.nn.softmax(logits[0], axis=-1), top)
+    projection = model.mlm_head(jnp.asarray(hidden)[None], jnp.asarray(positions)[None], model.embeddings.word[...])
+    probabilities, tokens = jax.lax.top_k(jax.nn.softmax(projection.logits()[0], axis=-1), top)
     fillings = []
     for position, row_probabilities, row_tokens in zip(
         positions, np.asarray(probabilities), np.asarray(tokens), strict=True

@@ -1,6 +1,7 @@
 """BERT on one page: embeddings, encoder, pooler, masked-LM and next-sentence heads (Devlin et al. 2019, section 3)."""
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -62,6 +63,32 @@ class Pooler(nnx.Module):
         )
 
 
+@dataclass(frozen=True)
+class VocabularyProjection:
+    """The last product of the masked-LM head, which a loss may compute in chunks of predictions.
+
+    Attributes:
+      hidden: the predictions before the product, [..., D].
+      word_embeddings: fp32 [V, D], with V padded.
+      bias: fp32 [V].
+      vocab_size: size of the vocabulary without padding.
+    """
+
+    hidden: jax.Array
+    word_embeddings: jax.Array
+    bias: jax.Array
+    vocab_size: int
+
+    def logits(self) -> jax.Array:
+        """Computes fp32 logits [..., V]; those of padding are -inf."""
+        x = self.hidden.reshape(-1, self.hidden.shape[-1])
+        words = self.word_embeddings.astype(x.dtype)
+        logits = jnp.einsum("nd,vd->nv", x, words, preferred_element_type=jnp.float32)
+        is_word = jnp.arange(logits.shape[-1]) < self.vocab_size
+        logits = jnp.where(is_word, logits + self.bias, -jnp.inf)
+        return logits.reshape(*self.hidden.shape[:-1], -1)
+
+
 class MaskedLanguageModelHead(nnx.Module):
     """Masked-LM head at masked positions: dense(D), activation, LayerNorm, transposed word embeddings, bias."""
 
@@ -74,17 +101,16 @@ class MaskedLanguageModelHead(nnx.Module):
         self.hidden_act = config.hidden_act
         self.vocab_size = config.vocab_size
 
-    def __call__(self, x: jax.Array, masked_positions: jax.Array, word_embeddings: jax.Array) -> jax.Array:
-        """Maps x [B, L, D] at masked_positions [B, P] to fp32 logits [B, P, V]; those of padding are -inf."""
+    def __call__(
+        self, x: jax.Array, masked_positions: jax.Array, word_embeddings: jax.Array
+    ) -> VocabularyProjection:  # fmt: skip
+        """Maps x [B, L, D] at masked_positions [B, P] to a projection whose `logits` are fp32 [B, P, V]."""
         dtype = x.dtype
         x = jnp.take_along_axis(x, masked_positions[:, :, None], axis=1)
         x = x.reshape(-1, x.shape[-1])  # all predictions on one axis, for the reason given in `weight_einsum`
         x = jnp.einsum("nd,de->ne", x, self.kernel[...].astype(dtype)) + self.bias[...].astype(dtype)
-        x = self.norm(activation(self.hidden_act, x))
-        logits = jnp.einsum("nd,vd->nv", x, word_embeddings.astype(dtype), preferred_element_type=jnp.float32)
-        is_word = jnp.arange(logits.shape[-1]) < self.vocab_size
-        logits = jnp.where(is_word, logits + self.output_bias[...], -jnp.inf)
-        return logits.reshape(*masked_positions.shape, -1)
+        x = self.norm(activation(self.hidden_act, x)).reshape(*masked_positions.shape, -1)
+        return VocabularyProjection(x, word_embeddings, self.output_bias[...], self.vocab_size)
 
 
 class NextSentenceHead(nnx.Module):
@@ -148,19 +174,21 @@ class BertForPreTraining(nnx.Module):
         return last, None if hidden is None else jnp.concatenate([x[None], hidden])
 
     def __call__(
-        self, batch: Batch[jax.Array], key: Key | None = None, *, gather_layer: GatherLayer | None = None
-    ) -> tuple[jax.Array | None, jax.Array | None]:
+        self, batch: Batch[jax.Array], key: Key | None = None, *, gather_layer: GatherLayer | None = None,
+        mlm_output: Callable[[VocabularyProjection], Any] = VocabularyProjection.logits,
+    ) -> tuple[Any, jax.Array | None]:  # fmt: skip
         """Returns fp32 logits of both heads: masked-LM [B, P, V] at `masked_positions`, next-sentence [B, K, 2].
 
-        A missing head returns None. For the arguments see `encode`.
+        A missing head returns None. `mlm_output` maps the masked-LM head's projection [B, P, D] to the first result,
+        for a loss that needs no logits of all predictions at once. For the other arguments see `encode`.
         """
         x, _ = self.encode(batch, key, gather_layer=gather_layer)
-        mlm_logits = nsp_logits = None
+        mlm = nsp_logits = None
         if self.mlm_head is not None:
-            mlm_logits = self.mlm_head(x, batch["masked_positions"], self.embeddings.word[...])
+            mlm = mlm_output(self.mlm_head(x, batch["masked_positions"], self.embeddings.word[...]))
         if self.pooler is not None and self.nsp_head is not None:
             nsp_logits = self.nsp_head(self.pooler(x, batch["cls_positions"]))
-        return mlm_logits, nsp_logits
+        return mlm, nsp_logits
 
 
 def initialize(

@@ -35,7 +35,7 @@ from bert_jax.files import atomic, provenance, remote
 from bert_jax.finetuning.inputs.batching import Encoding
 from bert_jax.finetuning.search import SEARCH_FILE, planned_runs, search
 from bert_jax.finetuning.task_checks import model_of
-from bert_jax.finetuning.task_kinds import TASK_KINDS
+from bert_jax.finetuning.task_kinds import read_task
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.progress import Bars, silent
@@ -247,7 +247,7 @@ def _read_tasks(plan: Study, folder: epath.Path) -> None:
             read.add(files)
             tokenizer = tokenizer or _tokenizer(row)
             encoding = Encoding(tokenizer, config.task.max_seq_len)
-            _with_context(f"task {task.name!r}", TASK_KINDS[config.task.kind].from_config, config, encoding)
+            _with_context(f"task {task.name!r}", read_task, config, encoding)
 
 
 def _tokenizer(row: PlannedRow) -> Tokenizer:

@@ -118,9 +118,10 @@ class Throughput:
         `examples_per_second` counts sequences, packed or not. `tokens_per_second` counts padding, as `mfu` does, which
         needs a device of known peak. `real_tokens_per_second` is for packed rows only. `step_seconds_p50` and the other
         percentiles are of the time between the ends of two steps. `input_wait_share` is the share of time in which the
-        loop waited for a batch.
+        loop waited for a batch. There are none directly after a pause.
         """
-        assert self._since is not None
+        if self._since is None:
+            return {}
         then, first, waited_then = self._since
         if step == first:
             return {}

@@ -35,6 +35,10 @@ class End(Enum):
     LAST_STEP = "last step"
     STOPPED = "stopped"  # some process received SIGTERM or SIGINT
     NONFINITE = "nonfinite"  # too many non-finite steps in a row
+    EARLY = "early"  # a hook ended the training
+
+
+_FINISHED = {End.LAST_STEP, End.EARLY}
 
 
 Ends = set[End]
@@ -62,6 +66,10 @@ class Hook:
     def after(self, step: int, state: TrainState) -> None:
         """Called with the state after `step`. The metrics of that step are read and logged, the device is idle."""
 
+    def ends_training(self) -> bool:
+        """Returns whether the loop ends after this step; asked after `after`. Has to be the same in all processes."""
+        return False
+
 
 class Heartbeat(Hook):
     """Tells the watchdog of each finished step."""
@@ -76,7 +84,8 @@ class Heartbeat(Hook):
 class LogMetrics(Hook):
     """Writes a row of metrics at each multiple of `every` and at the `last` step: means since the last row, and rates.
 
-    `extra` maps a step to additional values of its row.
+    If a hook that precedes this one ends the training early, the row of that step is written as well. `extra` maps a
+    step to additional values of its row.
     """
 
     def __init__(
@@ -89,13 +98,25 @@ class LogMetrics(Hook):
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._means.add(values)
-        if step % self._every == 0 or step == self._last:
-            row = self._means.take() | self._throughput.rates(step) | self._extra(step)
-            self._run.trackers.log_scalars(step, row)
-            log.info("step %d/%d %s", step, self._run.total, key_values(row), extra={"on_bar": True})
-            self._shown = short_summary(row)
+        if self._is_regular(step):
+            self._write(step)
         self._run.bar.set_postfix_str(self._shown or short_summary(values), refresh=False)
         self._run.bar.update(1)
+
+    def is_due(self, step: int, ends: Ends) -> bool:
+        return End.EARLY in ends and not self._is_regular(step)
+
+    def after(self, step: int, state: TrainState) -> None:
+        self._write(step)
+
+    def _is_regular(self, step: int) -> bool:
+        return step % self._every == 0 or step == self._last
+
+    def _write(self, step: int) -> None:
+        row = self._means.take() | self._throughput.rates(step) | self._extra(step)
+        self._run.trackers.log_scalars(step, row)
+        log.info("step %d/%d %s", step, self._run.total, key_values(row), extra={"on_bar": True})
+        self._shown = short_summary(row)
 
     def unlogged(self) -> dict[str, Any]:
         """Returns the sums of the metrics that no row has yet, as JSON; a checkpoint keeps them."""
@@ -125,12 +146,18 @@ class Trace(Hook):
 
 
 class Evaluate(Hook):
-    """Evaluates at each multiple of `every`, 0 for none, and after the last step. `scores` are those of the latest."""
+    """Evaluates at each multiple of `every`, 0 for none, and after the last step. `scores` are those of the latest.
+
+    `is_enough` returns whether the training ends after an evaluation.
+    """
 
     is_timed = False
 
-    def __init__(self, evaluate: Callable[[int, TrainState], dict[str, float]], *, every: int):
-        self._evaluate, self._every = evaluate, every
+    def __init__(
+        self, evaluate: Callable[[int, TrainState], dict[str, float]], *, every: int,
+        is_enough: Callable[[], bool] = lambda: False,
+    ):  # fmt: skip
+        self._evaluate, self._every, self._is_enough = evaluate, every, is_enough
         self.scores: dict[str, float] = {}
 
     def is_due(self, step: int, ends: Ends) -> bool:
@@ -139,15 +166,18 @@ class Evaluate(Hook):
     def after(self, step: int, state: TrainState) -> None:
         self.scores = self._evaluate(step, state)
 
+    def ends_training(self) -> bool:
+        return self._is_enough()
+
 
 class Save(Hook):
-    """Saves a checkpoint at each multiple of `every`, at `milestones` and at every end of the loop, for any reason."""
+    """Saves a checkpoint at each multiple of `every`, at `further` steps and at every end of the loop, of any kind."""
 
-    def __init__(self, save: Callable[[int, TrainState], None], *, every: int, milestones: Container[int] = ()):
-        self._save, self._every, self._milestones = save, every, milestones
+    def __init__(self, save: Callable[[int, TrainState], None], *, every: int, further: Container[int] = ()):
+        self._save, self._every, self._further = save, every, further
 
     def is_due(self, step: int, ends: Ends) -> bool:
-        return bool(ends) or step % self._every == 0 or step in self._milestones
+        return bool(ends) or step % self._every == 0 or step in self._further
 
     def after(self, step: int, state: TrainState) -> None:
         self._save(step, state)
@@ -184,8 +214,8 @@ class StepRange:
 def run_steps(run: Run, steps: StepRange, state: TrainState, hooks: Sequence[Hook]) -> TrainState:
     """Runs a step range from the state after `start` steps, which is donated. Returns the state after the last step.
 
-    Raises Interrupted after a stop signal to any process, and BertJaxError after too many non-finite steps in a row,
-    both after the hooks that are due at an end.
+    That is `stop`, or the step after which a hook ends the training. Raises Interrupted after a stop signal to any
+    process, and BertJaxError after too many non-finite steps in a row, both after the hooks that are due at an end.
     """
     are_several = jax.process_count() > 1
     rows = len(rows_here(run.mesh, steps.batch_size, steps.microbatches))
@@ -243,9 +273,13 @@ def run_steps(run: Run, steps: StepRange, state: TrainState, hooks: Sequence[Hoo
                         hook.after(step, state)
                         if not hook.is_timed:
                             steps.throughput.pause()
-            if ends - {End.LAST_STEP}:
+                        if hook.ends_training():
+                            ends.add(End.EARLY)
+            if ends - _FINISHED:
                 run.checkpointer.wait()
                 raise _error(run, steps, step, ends)
+            if End.EARLY in ends:
+                break
     return state
 
 

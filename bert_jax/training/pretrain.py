@@ -30,6 +30,7 @@ from bert_jax.tracking.before_after import OLD, find_changes, render_changes
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.throughput import Throughput, pretraining_work, summary
 from bert_jax.tracking.tracker import Tracker
+from bert_jax.training.checkpointing.checkpoint_folders import newest_step
 from bert_jax.training.checkpointing.checkpointer import Checkpointer
 from bert_jax.training.checkpointing.checkpoints import Checkpoint
 from bert_jax.training.checkpointing.retention import Milestones, SavePlan, plan_saves
@@ -152,7 +153,7 @@ def _pretrain(
             log.info("%s", line)
     place, data = shlex.quote(str(folder)), shlex.quote(str(phases[-1].datasets[0].folder))
     log_result(
-        folder, config.total_steps, f"eval {summary(evaluation)}" if evaluation else "",
+        newest_step(folder), config.total_steps, f"eval {summary(evaluation)}" if evaluation else "",
         [
             f"evaluate --checkpoint={place} --data={data}",
             f"finetune --config=finetune/glue:TASK --config.init={place} --config.data.path=FOLDER --workdir=WORKDIR",
@@ -266,7 +267,7 @@ def _train_phase(
         log_metrics,
         Trace(run.tracer),
         *([evaluation] if eval_loader.batches else []),
-        Save(save, every=config.checkpoint.every_steps, milestones=Milestones.from_config(config)),
+        Save(save, every=config.checkpoint.every_steps, further=Milestones.from_config(config)),
     ]
     if saves_initial and start == 0:
         save(0, state)

@@ -24,7 +24,6 @@ from bert_jax.tracking.profiling import StepTracer
 from bert_jax.tracking.tensorboard_tracker import TensorBoard
 from bert_jax.tracking.tracker import RunRecord, Tracker, Trackers
 from bert_jax.tracking.wandb_tracker import WeightsAndBiases
-from bert_jax.training.checkpointing.checkpoint_folders import newest_step
 from bert_jax.training.checkpointing.checkpointer import Checkpointer
 
 log = logging.getLogger(__name__)
@@ -78,9 +77,9 @@ def describe_devices() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def log_result(folder: epath.Path, step: int, scores: str, commands: Sequence[str]) -> None:
-    """Logs the result of a finished run, its newest checkpoint, and the commands of `bert-jax` that use it."""
-    log.info("Finished step %d: %s; checkpoint %s", step, scores or "nothing is scored", newest_step(folder))
+def log_result(checkpoint: epath.Path | None, step: int, scores: str, commands: Sequence[str]) -> None:
+    """Logs the result of a run that finished at `step`, its checkpoint, and the commands of `bert-jax` that use it."""
+    log.info("Finished step %d: %s; checkpoint %s", step, scores or "nothing is scored", checkpoint)
     for command in commands:
         log.info("Next: bert-jax %s", command)
 

@@ -186,8 +186,7 @@ def make_eval_step(
     """
 
     def sums(model: Any, rows: Batch[jax.Array]) -> dict[str, objectives.Sums]:
-        mlm_logits, nsp_logits = model(rows)
-        numerators = objectives.pretraining_sums(mlm_logits, nsp_logits, rows)
+        numerators = objectives.pretraining_sums(model, rows)
         denominators = objectives.denominators(rows)
         numerators["unigram_loss"] = (rows["unigram_nats"] * rows["masked_weights"]).sum()
         denominators["unigram_loss"] = denominators["mlm_loss"]

@@ -19,6 +19,14 @@ def get_config():
     config.gradient_accumulation = 1  # Microbatches per step.
     config.log_every_steps = 50  # Steps between logged rows of metrics.
     config.eval_batch_size = 64  # Examples, over all devices.
+    # True: the result is the epoch with the best task.main_metric on the first scored split, of equals the earliest;
+    # its checkpoint is kept beside the newest. False: the last epoch, as in the paper.
+    config.keep_best = False
+
+    config.early_stopping = ml_collections.ConfigDict()  # Requires keep_best. The learning rate is that of num_epochs.
+    config.early_stopping.patience = 0  # Epochs without improvement, after which training ends; 0: any number.
+    # A score improves if it is above that of the last improvement by more than this, in the unit of the metric.
+    config.early_stopping.min_delta = 0.0
 
     config.data = ml_collections.ConfigDict()
     config.data.path = ""  # The task's folder.
@@ -31,6 +39,11 @@ def get_config():
     config.task = ml_collections.ConfigDict()
     config.task.kind = "text"  # glue, text, squad, choice or ner.
     config.task.name = ""  # glue: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli.
+    # The metric that a search, keep_best and early_stopping compare, such as f1_macro; "": the task's own.
+    config.task.main_metric = ""
+    # glue, text and ner: weights of the classes in the loss: balanced, or by label as {'good': 1.0, 'bad': 2.5}, 1.0
+    # for others. "": all 1.0.
+    config.task.class_weights = ""
     config.task.max_seq_len = 128  # Tokens; longer texts are truncated.
     # The file to train on, in data.path; "": its usual name. text has no usual name: set a .csv, .tsv or .jsonl file.
     config.task.train = ""

@@ -125,7 +125,7 @@ def test_hidden_states_losses_and_gradients(sizes, rows, length, predictions, vo
         assert_relative(np.asarray(ours)[real], theirs.detach().numpy()[real], 1e-5, f"hidden state {number}")
 
     def loss(parameters):
-        means = divide(pretraining_sums(*nnx.merge(graph, parameters)(arrays), arrays), denominators(arrays))
+        means = divide(pretraining_sums(nnx.merge(graph, parameters), arrays), denominators(arrays))
         return means["mlm_loss"] + means["nsp_loss"]
 
     got_loss, gradients = jax.jit(jax.value_and_grad(loss))(parameters)
@@ -150,7 +150,7 @@ def test_bfloat16_stays_within_two_percent(vocabulary: list[str], tmp_path: Path
 
     def last_and_means(parameters):
         bert = nnx.merge(graph, parameters)
-        return bert.encode(arrays)[0], divide(pretraining_sums(*bert(arrays), arrays), denominators(arrays))
+        return bert.encode(arrays)[0], divide(pretraining_sums(bert, arrays), denominators(arrays))
 
     last, means = jax.jit(last_and_means)(checkpoint.load_parameters())
     assert_relative(np.asarray(last, np.float32)[real], output.hidden_states[-1].detach().numpy()[real], 0.02, "last")

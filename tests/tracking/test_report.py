@@ -239,6 +239,15 @@ def test_long_runs_are_drawn_by_means(tmp_path: Path):
     assert run["train"]["step"][-1] == 2 * MOST_POINTS + 1
 
 
+def test_scores_of_a_run_that_kept_the_best_epoch_are_of_its_step(tmp_path: Path):
+    rows = (trained(5), evaluated(5, dev__accuracy=0.75), trained(10), evaluated(10, dev__accuracy=0.5))
+    best, unfinished = (write_rows(tmp_path / name, *rows) for name in ("best", "unfinished"))
+    (tmp_path / "best" / "result.json").write_text(json.dumps({"task": "text", "step": 5, "scores": {}}))
+    page = page_of(tmp_path, best, unfinished)
+    assert (cells(page, "best")[2], cells(page, "best")[-1]) == ("5", "0.7500")
+    assert (cells(page, "unfinished")[2], cells(page, "unfinished")[-1]) == ("10", "0.5000")
+
+
 def test_search_has_a_table_and_its_trials(tmp_path: Path):
     results: dict[float, dict[int, Any]] = {}
     for rate, seed, score in ((2e-5, 0, 0.5), (2e-5, 1, 0.7), (5e-5, 0, 0.9), (5e-5, 1, 0.8)):

@@ -55,7 +55,9 @@ class FakeRun:
         }  # fmt: skip
         return np.int32(done), metrics | ({"stop": batch["stop"].max()} if "stop" in batch else {})
 
-    def go(self, stop: int = 100, eval_every: int = 0, log_every: int = 1_000, save_every: int = 1_000):
+    def go(
+        self, stop: int = 100, eval_every: int = 0, log_every: int = 1_000, save_every: int = 1_000, enough: int = 1_000
+    ):  # fmt: skip
         def save(step: int, state: Any) -> None:
             self.saved.append(step)
             self.unlogged.append(log_metrics.unlogged())
@@ -67,8 +69,11 @@ class FakeRun:
             LIMIT,
         )  # fmt: skip
         log_metrics = loop.LogMetrics(run, throughput, every=log_every, start=start, last=stop, extra=lambda step: {})
-        evaluate = loop.Evaluate(lambda step, state: self.evaluated.append(step) or {}, every=eval_every)
-        hooks = [log_metrics, loop.Trace(self.tracer), evaluate, loop.Save(save, every=save_every), *self.hooks]
+        evaluate = loop.Evaluate(
+            lambda step, state: self.evaluated.append(step) or {}, every=eval_every,
+            is_enough=lambda: self.evaluated[-1] >= enough,
+        )  # fmt: skip
+        hooks = [loop.Trace(self.tracer), evaluate, log_metrics, loop.Save(save, every=save_every), *self.hooks]
         with jax.transfer_guard("allow"):
             return loop.run_steps(run, steps, np.int32(start), hooks)
 
@@ -212,3 +217,22 @@ def test_skipped_steps_are_not_in_the_means():
     row = means.take()
     assert np.isnan(row["loss"])
     assert row["steps_averaged"] == 0
+
+
+@pytest.mark.parametrize(("log_every", "logged"), [(5, [5, 10, 12]), (6, [6, 12]), (1_000, [12])])
+def test_hook_ends_the_training_early(log_every: int, logged: list[int]):
+    """The step is saved, and its row has all steps since the row before."""
+    fake = FakeRun()
+    assert fake.go(eval_every=4, log_every=log_every, enough=12) == 12
+    assert (fake.evaluated, fake.saved) == ([4, 8, 12], [12])
+    assert [row["step"] for row in fake.rows] == logged
+    assert sum(row["steps_averaged"] for row in fake.rows) == 12
+    assert fake.unlogged == [{"steps": 0, "sums": {}}]
+
+
+def test_signal_at_the_step_of_an_early_end_is_heard():
+    fake = FakeRun()
+    fake.received = SimpleNamespace(name="SIGTERM")
+    with pytest.raises(Interrupted):
+        fake.go(eval_every=5, enough=10)
+    assert fake.saved == [10]

@@ -1,7 +1,11 @@
+import functools
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.model.bert import VocabularyProjection
 from bert_jax.training import objectives
 
 weighted_cross_entropy = jax.jit(objectives.weighted_cross_entropy)
@@ -53,7 +57,9 @@ def test_each_mean_is_over_its_own_count():
         "next_sentence_labels": np.array([[1], [0]]), "next_sentence_weights": np.ones((2, 1), np.float32),
     }  # fmt: skip
     nsp_logits = np.array([[[0, 1]], [[1, 0]]], np.float32)
-    sums = jax.jit(objectives.pretraining_sums)(np.zeros((2, 3, 5), np.float32), nsp_logits, batch)
+    zeros = VocabularyProjection(jnp.zeros((2, 3, 4)), jnp.zeros((5, 4)), jnp.zeros(5), 5)
+    model = lambda batch, keys, mlm_output: (mlm_output(zeros), nsp_logits)  # noqa: E731
+    sums = jax.jit(functools.partial(objectives.pretraining_sums, model))(batch)
     means = {name: float(value) for name, value in means_of(sums, batch).items()}
     assert means["mlm_accuracy"] == means["nsp_accuracy"] == 1.0  # at a tie the first class is taken
     assert abs(means["mlm_loss"] - 1.6094379) < 1e-5
@@ -67,8 +73,8 @@ def test_a_head_that_is_not_trained_has_no_metrics(nsp: bool):
         "next_sentence_labels": np.array([[0]]), "next_sentence_weights": np.ones((1, 1)),
     }  # fmt: skip
     objective = objectives.pretraining(nsp=nsp)
-    sums = jax.eval_shape(
-        lambda: objective.sums(lambda batch, keys: (np.zeros((1, 1, 3)), np.zeros((1, 1, 2))), batch, None)
-    )
+    zeros = VocabularyProjection(jnp.zeros((1, 1, 4)), jnp.zeros((3, 4)), jnp.zeros(3), 3)
+    model = lambda batch, keys, mlm_output: (mlm_output(zeros), np.zeros((1, 1, 2)))  # noqa: E731
+    sums = jax.eval_shape(lambda: objective.sums(model, batch, None))
     wanted = {"mlm_loss", "mlm_accuracy"} | ({"nsp_loss", "nsp_accuracy"} if nsp else set())
     assert set(sums) == set(objective.denominators(batch)) == wanted

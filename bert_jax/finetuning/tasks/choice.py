@@ -29,10 +29,12 @@ class ChoiceTask:
     examples: Mapping[str, Sequence[ChoiceExample]]
     encoding: Encoding
     left_out: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    main_metric: str = "accuracy"
 
     name = "choice"
     kind = "choose"
-    main_metric = "accuracy"
+    metrics = ("accuracy",)
+    label_names = ()
     positive_label = None
 
     @property
@@ -63,7 +65,7 @@ class ChoiceTask:
 
         def score(outputs: Outputs) -> dict[str, float]:
             labels = [example.label or 0 for example in examples]
-            return task_metrics.compute(("accuracy",), labels, np.stack(outputs).argmax(axis=-1))
+            return task_metrics.compute(self.metrics, labels, np.stack(outputs).argmax(axis=-1))
 
         def write(outputs: Outputs, folder: epath.Path) -> None:
             write_choices(folder / f"{name}.csv", examples, np.stack(outputs).argmax(axis=-1).tolist())

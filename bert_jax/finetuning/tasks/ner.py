@@ -44,11 +44,20 @@ class NerTask:
     encoding: Encoding
     document_context: bool
     left_out: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    main_metric: str = "f1"
 
     name = "ner"
     kind = "tag"
-    main_metric = "f1"
     positive_label = None
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        kinds = sorted({tag[2:] for tag in self.tags if tag != OUTSIDE})
+        return ("f1", "precision", "recall", *(f"f1_{kind}" for kind in kinds))
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return self.tags
 
     @property
     def size(self) -> int:
@@ -93,7 +102,9 @@ class NerTask:
             gold = [list(sentence.tags or ()) for sentence in sentences]
             overall, by_type = entity_scores(gold, predicted(outputs))
             type_scores = {f"f1_{kind}": type_score.f1 for kind, type_score in by_type.items()}
-            return {"f1": overall.f1, "precision": overall.precision, "recall": overall.recall, **type_scores}
+            scores = {"f1": overall.f1, "precision": overall.precision, "recall": overall.recall, **type_scores}
+            scores.setdefault(self.main_metric, 0.0)  # a type that is neither in the split nor predicted
+            return scores
 
         def write(outputs: Outputs, folder: epath.Path) -> None:
             write_conll(folder / f"{name}.conll", sentences, predicted(outputs))

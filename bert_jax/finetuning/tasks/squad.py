@@ -17,6 +17,9 @@ from bert_jax.finetuning.tasks.squad_answers import Answers, answer_questions, w
 from bert_jax.finetuning.tasks.squad_metrics import best_thresholds, score_v1, score_v2
 from bert_jax.finetuning.tasks.squad_windows import Window, build_windows
 
+METRICS = {False: ("f1", "exact_match"), True: ("best_f1", "best_exact", "f1", "exact")}
+"""The metrics that may be the main one, by whether a question may have no answer; the first is the default."""
+
 
 @dataclass(frozen=True)
 class SquadTask:
@@ -31,6 +34,7 @@ class SquadTask:
       n_best, max_answer_length: see `answer_questions`.
       null_threshold: null odds above which the prediction is "no answer"; None tunes it on the scored data for F1.
       left_out: numbers of skipped entries of each split, by reason.
+      main_metric: one of `METRICS[version_2]`.
     """
 
     training: Sequence[Question]
@@ -43,9 +47,11 @@ class SquadTask:
     max_answer_length: int
     null_threshold: float | None = None
     left_out: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    main_metric: str = field(kw_only=True)
 
     kind = "span"
     size = 2
+    label_names = ()
     positive_label = None
 
     @property
@@ -53,8 +59,8 @@ class SquadTask:
         return f"squad/{'2.0' if self.version_2 else '1.1'}"
 
     @property
-    def main_metric(self) -> str:
-        return "best_f1" if self.version_2 else "f1"
+    def metrics(self) -> tuple[str, ...]:
+        return METRICS[self.version_2]
 
     def record(self) -> dict[str, Any]:
         return {"name": self.name, "doc_stride": self.doc_stride, "max_query_length": self.max_query_length}
@@ -148,5 +154,5 @@ def squad_task(config: ConfigDict, encoding: Encoding) -> SquadTask:
     return SquadTask(
         training, evaluated, encoding, version_2=task.version_2, doc_stride=task.doc_stride,
         max_query_length=task.max_query_length, n_best=task.n_best, max_answer_length=task.max_answer_length,
-        left_out=left_out,
+        left_out=left_out, main_metric=METRICS[task.version_2][0],
     )  # fmt: skip

@@ -59,6 +59,14 @@ class TextTask:
         return not self.classes
 
     @property
+    def metrics(self) -> tuple[str, ...]:
+        return self.metric_names
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return self.classes
+
+    @property
     def kind(self) -> str:
         return "regress" if self.regression else "classify"
 

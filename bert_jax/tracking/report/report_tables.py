@@ -94,21 +94,29 @@ def _before_and_after(runs: Sequence[ReportedRun]) -> str:
 
 
 def finetuning_results(runs: Sequence[ReportedRun]) -> str:
-    """Returns the scores of each run after its last step, by split."""
-    lasts = [(run.split("eval") or [{}])[-1] for run in runs]
-    scores = list(dict.fromkeys(key for last in lasts for key in last if "/" in key))
+    """Returns the scores of each run at the step of its result, by split; of an unfinished run, at its last step."""
+    evaluations = [_result_evaluation(run) for run in runs]
+    scores = list(dict.fromkeys(key for evaluation in evaluations for key in evaluation if "/" in key))
     rows = []
-    for run, last in zip(runs, lasts, strict=True):
+    for run, evaluation in zip(runs, evaluations, strict=True):
         training = run.split(None)
-        steps = last.get("step", training[-1]["step"] if training else None)
+        steps = evaluation.get("step", training[-1]["step"] if training else None)
         loss = training[-1].get("loss") if training else None
         task = escape(run.result["task"]) if run.result.get("task") else _MISSING
         rows.append([
             escape(run.name), task, number(steps, ","), number(loss, ".4f"),
-            *(number(last.get(key), ".4f") for key in scores),
+            *(number(evaluation.get(key), ".4f") for key in scores),
         ])  # fmt: skip
     heads = ["run", "task", "step", "training loss", *map(escape, scores)]
-    return table(heads, rows, caption="Scores of the last evaluation, by split.", words=2)
+    return table(
+        heads, rows, caption="Scores of the result, by split: of the last epoch, or of the best (keep_best).", words=2
+    )
+
+
+def _result_evaluation(run: ReportedRun) -> Mapping[str, Any]:
+    """Returns the evaluation at the step in `result.json`, or else the last one; {} if there is none."""
+    rows = run.split("eval")
+    return next((row for row in rows if row["step"] == run.result.get("step")), rows[-1] if rows else {})
 
 
 def config_differences(runs: Sequence[ReportedRun], kind: str) -> str:

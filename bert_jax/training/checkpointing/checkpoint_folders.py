@@ -3,7 +3,8 @@
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import orbax.checkpoint as ocp
 from etils import epath
@@ -70,6 +71,21 @@ def missing_step(workdir: str, step: int, kept: Sequence[int]) -> str:
     nearest = sorted(sorted(kept, key=lambda other: abs(other - step))[:_LISTED_STEPS])
     listed = ", ".join(map(str, nearest)) + (" and others" if len(kept) > _LISTED_STEPS else "")
     return f"{workdir} has no checkpoint of step {step}; it has {listed}"
+
+
+def best_step(position: Mapping[str, Any]) -> int | None:
+    """Returns the best step that the `position` of a checkpoint names; None without `keep_best`."""
+    return position.get("evaluations", {}).get("best_step")
+
+
+def find_best(workdir: epath.Path, newest: int, best: int) -> int:
+    """Returns `best`, the best step that the step `newest` of a workdir names. InputError if it is not complete."""
+    if best not in (kept := kept_steps(workdir)):
+        raise InputError(
+            f"{workdir}: the best step up to step {newest} is {best}, which was deleted; found "
+            f"{', '.join(map(str, kept))}; restore {workdir / FOLDER / str(best)}, or name the folder of a step"
+        )
+    return best
 
 
 def newest_step(workdir: epath.Path) -> epath.Path | None:

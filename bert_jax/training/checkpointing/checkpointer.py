@@ -16,6 +16,7 @@ from bert_jax.model import BertConfig
 from bert_jax.model.bert import HEADS
 from bert_jax.runtime.processes import any_process, is_first, wait_for_first
 from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.training.checkpointing.best_step import BestStep
 from bert_jax.training.checkpointing.checkpoint_damage import DamagedError, check_arrays, convert_read_errors
 from bert_jax.training.checkpointing.checkpoint_digests import describe
 from bert_jax.training.checkpointing.checkpoint_folders import FOLDER, complete_steps, set_aside, step_folders
@@ -26,23 +27,26 @@ log = logging.getLogger(__name__)
 
 
 class Checkpointer:
-    """Saves (asynchronously) and restores the states of one workdir; keeps the newest ones and milestones."""
+    """Saves (asynchronously) and restores the states of one workdir; keeps the newest, the best and milestones."""
 
     def __init__(
         self, workdir: epath.Path, *, keep: int, config: ConfigDict, tokenizer: Tokenizer,
         task: dict[str, Any] | None = None, heads: Collection[str] = HEADS, milestones: Milestones = NO_MILESTONES,
+        best_step: BestStep | None = None,
     ):  # fmt: skip
         """Opens the workdir's checkpoints; keeps the `keep` newest ones, and never deletes `milestones`.
 
-        A fine-tuned model has a `task`, and `heads` names its pre-training heads; both are JSON.
+        A fine-tuned model has a `task`, and `heads` names its pre-training heads; both are JSON. A run with a
+        `best_step` keeps that step, too; its scores are saved and restored with the state.
         """
         self._workdir = workdir
         self._folder = workdir / FOLDER
         self._milestones, self._record = milestones, MilestoneRecord(workdir)
+        self._best_step = best_step or BestStep(keep_best=False)
         self._manager = ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(
-                preservation_policy=Retention(keep, milestones, self._record.steps),
+                preservation_policy=Retention(keep, milestones, self._record.steps, self._best_step.best_up_to),
                 cleanup_tmp_directories=True,
                 enable_async_checkpointing=True,
             ),
@@ -90,6 +94,8 @@ class Checkpointer:
         position: dict[str, Any] = {"next_batch": step, "datasets": list(dataset_hashes), "unlogged": unlogged}
         if first_rows is not None:
             position["first_rows"] = list(first_rows)
+        if (scores := self._best_step.to_dict()) is not None:
+            position["evaluations"] = scores
         arrays = {"parameters": state.parameters, "optimizer": _optimizer_item(state)}
         items = {
             "position": position,
@@ -130,6 +136,7 @@ class Checkpointer:
             log.info("Restored and verified in %.1f s", time.perf_counter() - began)
             self._set_aside_after(int(folder.name), damage)
             self.unlogged = position.get("unlogged")
+            self._best_step.restore(position.get("evaluations"))
             return int(folder.name), state
         raise DamagedError(damage[0] if damage else f"{self._folder / str(newest)} was deleted; rerun the command")
 

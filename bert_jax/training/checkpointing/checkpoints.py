@@ -4,7 +4,8 @@ WORKDIR/checkpoints/STEP/
   parameters     parameters of the model
   optimizer      moments and counters
   position       number of consumed batches; the dataset hash of each phase up to the current one; the first row of
-                 the current phase in each of its datasets; the sums of metrics of steps that are not logged yet
+                 the current phase in each of its datasets; the sums of metrics of steps that are not logged yet; with
+                 `keep_best`, in `evaluations`, the best step and the score of each evaluation
   bert_config    contents of bert_config.json
   tokenizer      the vocabulary and how it is applied
   config         config of the run
@@ -48,7 +49,9 @@ from bert_jax.training.checkpointing.checkpoint_damage import (
 from bert_jax.training.checkpointing.checkpoint_digests import changed_items, describe, json_digest, nonfinite_arrays
 from bert_jax.training.checkpointing.checkpoint_folders import (
     FOLDER,
+    best_step,
     complete_steps,
+    find_best,
     is_saved,
     kept_steps,
     missing_step,
@@ -245,9 +248,10 @@ def is_checkpoint(given: epath.Path) -> bool:
 
 
 def open_checkpoint(location: str, step: int | None = None, *, expected: str = _CHECKPOINTS) -> Checkpoint:
-    """Opens a CHECKPOINT: a workdir (its newest complete step), the folder of a step, or imported parameters.
+    """Opens a CHECKPOINT: a workdir, the folder of a step, or imported parameters.
 
-    `step` chooses a step of a workdir. Raises InputError, with what was `expected`, if there is none.
+    Of a workdir it opens the newest complete step, or the best one that this names; `step` chooses another. Raises
+    InputError, with what was `expected`, if there is none.
     """
     given = remote.absolute(location)
     check_place(given)
@@ -268,6 +272,8 @@ def open_checkpoint(location: str, step: int | None = None, *, expected: str = _
         if "digests" in items and (changed := changed_items(items, items["digests"])):
             raise changed_error(path, changed)
         position = items.get("position", {})
+        if step is None and path != given and (best := best_step(position)) not in (None, int(path.name)):
+            return open_checkpoint(location, find_best(given, int(path.name), best), expected=expected)
         return Checkpoint(
             path=path,
             bert_config=BertConfig.from_dict(items["bert_config"]),

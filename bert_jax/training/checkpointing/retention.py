@@ -1,4 +1,4 @@
-"""Retention of checkpoints: the newest `checkpoint.keep`, and milestones, which are never deleted.
+"""Retention of checkpoints: the newest `checkpoint.keep`, the best step, and milestones, which are never deleted.
 
     WORKDIR/milestones.json   {"format_version": 1, "steps": [0, 1000, ...]}
 
@@ -6,7 +6,7 @@ The file lists every step that was saved as a milestone: a resumed run may have 
 """
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,17 +85,23 @@ class MilestoneRecord:
 
 @dataclass(frozen=True)
 class Retention:
-    """Policy of Orbax: preserves the `keep` newest steps and all milestones, those of the record included."""
+    """Policy of Orbax: preserves the `keep` newest steps and all milestones, those of the record included.
+
+    It also preserves the best step of each of the newest: if the newest is damaged, a run resumes from another.
+    `best_up_to` maps a step to the best one up to it, None for none.
+    """
 
     keep: int
     milestones: Milestones
     recorded: Collection[int]
+    best_up_to: Callable[[int], int | None] = lambda step: None
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Returns whether each checkpoint, the oldest first, is preserved; takes no look at the disk."""
         newest = len(checkpoints) - self.keep
+        best = {self.best_up_to(found.step) for found in checkpoints[max(newest, 0) :]}
         return [
-            place >= newest or found.step in self.milestones or found.step in self.recorded
+            place >= newest or found.step in self.milestones or found.step in self.recorded or found.step in best
             for place, found in enumerate(checkpoints)
         ]
 

@@ -182,8 +182,8 @@ def test_losses_and_gradients_are_those_of_the_sequences_alone(dataset, is_decod
     @jax.jit
     @functools.partial(jax.value_and_grad, has_aux=True)
     def loss(parameters, batch):
-        mlm, nsp = nnx.merge(graph, parameters)(batch)
-        means = objectives.divide(objectives.pretraining_sums(mlm, nsp, batch), objectives.denominators(batch))
+        sums = objectives.pretraining_sums(nnx.merge(graph, parameters), batch)
+        means = objectives.divide(sums, objectives.denominators(batch))
         return means["mlm_loss"] + means["nsp_loss"], means
 
     plain, packed = (rows_of(dataset, most=most, left_to_right=is_decoder) for most in (1, 6))

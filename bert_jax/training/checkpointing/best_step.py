@@ -1,0 +1,72 @@
+"""Choice of the best step of a run by the scores of its evaluations, and early stopping.
+
+The scores are in each checkpoint's `position`. A resumed run has those up to its step, and no later ones.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+class BestStep:
+    """Scores of a run's evaluations, of which higher is better; the best step; and whether training is to end.
+
+    Without `keep_best` there is no best step, and nothing ends early.
+    """
+
+    def __init__(self, *, keep_best: bool, patience: int = 0, min_delta: float = 0.0):
+        """Starts without scores.
+
+        Args:
+          keep_best: choose the best step.
+          patience: evaluations without improvement that end the training; 0 for any number.
+          min_delta: a score improves if it is above that of the last improvement by more than this.
+        """
+        self._keep_best, self._patience, self._min_delta = keep_best, patience, min_delta
+        self._scores: list[tuple[int, float | None]] = []  # None is not finite, and never the best
+
+    def add(self, step: int, score: float) -> None:
+        """Adds the score of the evaluation after `step`, in the order of steps."""
+        self._scores.append((step, score if math.isfinite(score) else None))
+
+    def restore(self, saved: Mapping[str, Any] | None) -> None:
+        """Replaces the scores by the result of `to_dict`; by none if a checkpoint has None."""
+        self._scores = [(step, score) for step, score in saved["scores"]] if saved else []
+
+    def to_dict(self) -> dict[str, Any] | None:
+        """Returns `best_step` and `scores`, a list of [step, score], as JSON; None without `keep_best`."""
+        return {"best_step": self.best, "scores": [list(pair) for pair in self._scores]} if self._keep_best else None
+
+    @property
+    def best(self) -> int | None:
+        """The step with the best score, the earliest of equals; None if there is none."""
+        return self.best_up_to(None)
+
+    def best_up_to(self, last: int | None) -> int | None:
+        """Returns the best of the steps up to `last`, None for all: the one that a checkpoint of `last` refers to."""
+        finite = [
+            (score, step) for step, score in self._scores
+            if score is not None and (last is None or step <= last)
+        ]  # fmt: skip
+        return max(finite, key=lambda pair: pair[0])[1] if self._keep_best and finite else None
+
+    def __contains__(self, step: object) -> bool:
+        """Returns whether `step` is the best one so far, which has to be saved."""
+        return step is not None and step == self.best
+
+    @property
+    def score(self) -> float | None:
+        """The best score; None if there is none."""
+        return dict(self._scores)[self.best] if self.best is not None else None
+
+    def without_improvement(self) -> int:
+        """Counts the latest evaluations that did not improve the score by more than `min_delta`."""
+        reference, count = -math.inf, 0
+        for _, score in self._scores:
+            improves = score is not None and score > reference + self._min_delta
+            reference, count = (score, 0) if improves and score is not None else (reference, count + 1)
+        return count
+
+    def ends_training(self) -> bool:
+        """Returns whether `patience` evaluations have not improved the score."""
+        return self._keep_best and 0 < self._patience <= self.without_improvement()

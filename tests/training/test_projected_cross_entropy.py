@@ -1,0 +1,245 @@
+"""The masked-LM loss in chunks of predictions: the values and gradients of the plain loss, with less memory."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.batches import make_batch
+
+from bert_jax.ahead_of_time.hlo import read_collectives, read_loops
+from bert_jax.config import ConfigDict, load_config
+from bert_jax.data.loading.loader import next_token_targets
+from bert_jax.model import BertConfig, abstract_parameters
+from bert_jax.model.bert import VocabularyProjection
+from bert_jax.parallel.host_batches import put_batch
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.training import objectives
+from bert_jax.training.objectives import predictions_per_chunk, projected_cross_entropy
+from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from bert_jax.training.state import describe_state
+from bert_jax.training.train_step import make_eval_step, make_train_step
+
+ROWS, PREDICTIONS, SIZE, VOCABULARY, PADDED = 5, 7, 24, 90, 96
+
+
+def make_case(dtype: jnp.dtype = jnp.float32, seed: int = 0):
+    """Returns (hidden, word embeddings, bias), labels and weights; targets of weight 0 have labels of the padding."""
+    rng = np.random.default_rng(seed)
+    hidden = jnp.asarray(rng.standard_normal((ROWS, PREDICTIONS, SIZE)), dtype)
+    words = rng.standard_normal((PADDED, SIZE)).astype(np.float32)
+    bias = rng.standard_normal(PADDED).astype(np.float32)
+    labels = rng.integers(0, VOCABULARY, (ROWS, PREDICTIONS)).astype(np.int32)
+    weights = (np.arange(PREDICTIONS) < rng.integers(0, PREDICTIONS + 1, (ROWS, 1))).astype(np.float32)
+    predicted = (np.asarray(hidden, np.float32) @ words.T + bias)[..., :VOCABULARY].argmax(-1)
+    labels[:, ::2] = predicted[:, ::2]  # some are right
+    labels[weights == 0] = PADDED - 1
+    return (hidden, jnp.asarray(words), jnp.asarray(bias)), labels, weights
+
+
+@functools.partial(jax.jit, static_argnames="chunk")
+def value_and_gradients(arrays, labels, weights, chunk=None):
+    """Returns ((3 x loss, correct), gradients of 3 x loss); the factor is that of a mean's denominator."""
+
+    def loss(arrays):
+        result = projected_cross_entropy(VocabularyProjection(*arrays, VOCABULARY), labels, weights, chunk)
+        return 3 * result[0], result[1]
+
+    return jax.value_and_grad(loss, has_aux=True)(arrays)
+
+
+def in_float64(arrays, labels, weights):
+    """Port of loss and gradients to NumPy in float64."""
+    hidden, words, bias = (np.asarray(x.astype(jnp.float32), np.float64) for x in arrays)
+    hidden, labels, weights = hidden.reshape(-1, SIZE), labels.ravel(), weights.ravel().astype(np.float64)
+    used = weights != 0
+    hidden, targets, weights = hidden[used], labels[used], weights[used]
+    logits = hidden @ words[:VOCABULARY].T + bias[:VOCABULARY]
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    every = np.arange(len(targets))
+    loss, correct = -(weights * np.log(p[every, targets])).sum(), (weights * (logits.argmax(-1) == targets)).sum()
+    p[every, targets] -= 1
+    gradient = 3 * weights[:, None] * p
+    of_hidden, of_words, of_bias = np.zeros((used.size, SIZE)), np.zeros((PADDED, SIZE)), np.zeros(PADDED)
+    of_hidden[used] = gradient @ words[:VOCABULARY]
+    of_words[:VOCABULARY], of_bias[:VOCABULARY] = gradient.T @ hidden, gradient.sum(0)
+    return (3 * loss, correct), (of_hidden.reshape(ROWS, PREDICTIONS, SIZE), of_words, of_bias)
+
+
+def largest_difference(got, expected) -> float:
+    """Returns the largest difference, relative to the largest value."""
+    got, expected = (np.asarray(jnp.asarray(x).astype(jnp.float32), np.float64) for x in (got, expected))
+    return float(np.abs(got - expected).max() / np.abs(expected).max())
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 8, 34])
+def test_chunks_have_the_loss_accuracy_and_gradients_of_the_plain_loss(chunk: int):
+    case = make_case()
+    plain, exact = value_and_gradients(*case), in_float64(*case)
+    (loss, correct), gradients = value_and_gradients(*case, chunk=chunk)
+    for (other_loss, other_correct), other_gradients in (plain, exact):
+        np.testing.assert_allclose(loss, other_loss, rtol=1e-6)
+        assert 0 < correct == other_correct < case[2].sum()
+        for gradient, other in zip(gradients, other_gradients, strict=True):
+            assert largest_difference(gradient, other) < 1e-6
+    assert not np.any(gradients[1][VOCABULARY:])
+    assert not np.any(gradients[2][VOCABULARY:])
+
+
+def test_chunks_in_bfloat16_are_as_close_to_float64_as_the_plain_loss():
+    case = make_case(jnp.bfloat16)
+    _, exact = in_float64(*case)
+    (loss, _), gradients = value_and_gradients(*case, chunk=8)
+    (plain_loss, _), plain = value_and_gradients(*case)
+    np.testing.assert_allclose(loss, plain_loss, rtol=1e-6)
+    assert [g.dtype for g in gradients] == [jnp.bfloat16, jnp.float32, jnp.float32]
+    for gradient, other, expected in zip(gradients, plain, exact, strict=True):
+        rounding = 2.0**-8
+        assert largest_difference(gradient, expected) < max(2 * largest_difference(other, expected), rounding)
+
+
+@pytest.mark.parametrize("chunk", [None, 8])
+def test_a_batch_of_weight_0_has_no_loss_and_no_gradient(chunk: int | None):
+    arrays, labels, weights = make_case()
+    sums, gradients = value_and_gradients(arrays, labels, 0 * weights, chunk=chunk)
+    for leaf in jax.tree.leaves((sums, gradients)):
+        np.testing.assert_array_equal(leaf, 0)
+
+
+def test_a_chunk_has_up_to_1024_predictions_or_64_mib():
+    assert predictions_per_chunk(1024, 30_720) == 1024
+    assert predictions_per_chunk(1025, 30_720) == 520
+    assert predictions_per_chunk(16_384, 1024) == 16_384
+    assert predictions_per_chunk(16_385, 1024) == 8200
+    for predictions in (1500, 9856, 65_536):
+        chunk = predictions_per_chunk(predictions, 30_720)
+        assert chunk <= 1024
+        assert chunk % 8 == 0
+        assert -(-predictions // chunk) == -(-predictions // 1024)
+
+
+def compiled_gradient(predictions: int, vocab_size: int, chunk: int, dtype: jnp.dtype):
+    """Compiles the gradient of a loss of shapes alone."""
+    shapes = ((1, predictions, SIZE), dtype), ((vocab_size, SIZE), jnp.float32), ((vocab_size,), jnp.float32)
+    arrays = tuple(jax.ShapeDtypeStruct(*one) for one in shapes)
+
+    def loss(arrays, labels, weights):
+        return projected_cross_entropy(VocabularyProjection(*arrays, vocab_size), labels, weights, chunk)[0]
+
+    targets = [jax.ShapeDtypeStruct((1, predictions), kind) for kind in (jnp.int32, jnp.float32)]
+    return jax.jit(jax.grad(loss)).lower(arrays, *targets).compile()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_chunks_need_the_memory_of_one_chunk_of_logits(dtype: jnp.dtype):
+    predictions, vocab_size, chunk = 8192, 4096, 512
+    plain, chunked = (
+        compiled_gradient(predictions, vocab_size, size, dtype).memory_analysis().temp_size_in_bytes
+        for size in (predictions, chunk)
+    )
+    logits = 4 * predictions * vocab_size
+    assert plain > logits
+    assert chunked < logits // 4
+
+
+def test_chunks_compute_no_product_twice():
+    chunk, vocab_size = 512, 4096
+    plain, chunked = (
+        compiled_gradient(predictions, vocab_size, chunk, jnp.float32).cost_analysis()["flops"]
+        for predictions in (chunk, 4 * chunk)  # the body of a loop is counted once
+    )
+    three_products = 3 * 2 * chunk * vocab_size * SIZE
+    assert three_products <= plain < chunked + vocab_size * SIZE
+    assert chunked < plain + three_products / 4
+
+
+# --- The training step ------------------------------------------------------------------------------------------------
+
+MODEL = BertConfig(
+    vocab_size=200, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64,
+    max_position_embeddings=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+)  # fmt: skip
+
+
+class Step:
+    """One step of training without a learning rate, and one of evaluation, of the same batch."""
+
+    def __init__(self, *, left_to_right: bool = False, **mesh: int):
+        sizes = {"data": 1, "fsdp": 1, "tensor": 1, **mesh}
+        self.mesh = make_mesh(ConfigDict(sizes), jax.devices()[: math.prod(sizes.values())])
+        model = dataclasses.replace(MODEL, is_decoder=left_to_right)
+        optimizer = make_optimizer(load_config("default").optimizer, abstract_parameters(model)[2])
+        self.spec = describe_state(self.mesh, model, optimizer, seed=0, scan_layers=False)
+        objective = objectives.pretraining(nsp=not left_to_right)
+        schedule = learning_rate_schedule(1e-2, 2, 100)
+        self.train = make_train_step(self.mesh, self.spec, optimizer, schedule, objective, seed=0)
+        self.batch = make_batch(0, rows=16, length=16, predictions=10, vocab_size=200)
+        if left_to_right:
+            self.batch |= next_token_targets(self.batch["input_ids"], self.batch["sequence_ids"])
+
+    def results(self):
+        """Returns the metrics of training, the first moments, which are the gradients, and the sums of evaluation."""
+        with jax.set_mesh(self.mesh):
+            state = self.spec.make()
+            evaluate = make_eval_step(self.mesh, self.spec.graph, self.spec.shardings.parameters)
+            nats = {"unigram_nats": np.ones(self.batch["masked_ids"].shape, np.float32)}
+            sums = jax.device_get(evaluate(state.parameters, put_batch(self.mesh, self.batch | nats)))
+            state, metrics = self.train(state, put_batch(self.mesh, self.batch))
+            return jax.device_get((metrics, state.moments.mu, sums))
+
+    def loops_and_collectives_in_them(self):
+        """Returns the trips of each loop, and (kind, elements) of the collectives inside of loops.
+
+        Layers are unrolled: the loop over chunks is the only one that could have collectives.
+        """
+        batch = jax.eval_shape(lambda: put_batch(self.mesh, self.batch))
+        with jax.set_mesh(self.mesh):
+            text = self.train.lower(self.spec.abstract, batch).compile().as_text()
+        found = read_collectives(text, dict(self.mesh.shape))
+        trips = [loop["trips"] for loop in read_loops(text)]
+        return trips, [(one.kind, one.bytes * one.instructions // one.count // 4) for one in found if one.loops]
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch):
+    """Sets chunks of at most 8 predictions."""
+    monkeypatch.setattr(objectives, "CHUNK_PREDICTIONS", 8)
+    monkeypatch.setattr(objectives, "CHUNK_BYTES", 0)
+
+
+@functools.cache
+def plain_results(left_to_right: bool):
+    return Step(left_to_right=left_to_right).results()
+
+
+@pytest.mark.parametrize(
+    ("left_to_right", "mesh"),
+    [
+        (True, {}), (False, {"data": 2, "fsdp": 2, "tensor": 2}), pytest.param(False, {}, marks=pytest.mark.long),
+        pytest.param(True, {"data": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.long),
+    ],
+)  # fmt: skip
+def test_training_and_evaluation_in_chunks_are_those_of_all_predictions_at_once(left_to_right, mesh, request):
+    expected = plain_results(left_to_right)
+    request.getfixturevalue("small_chunks")
+    got = Step(left_to_right=left_to_right, **mesh).results()
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7, err_msg=jax.tree_util.keystr(path))
+
+
+@pytest.mark.parametrize("mesh", [{"data": 4, "fsdp": 2}, {"data": 2, "fsdp": 2, "tensor": 2}], ids=str)
+@pytest.mark.usefixtures("small_chunks")
+def test_the_loop_over_chunks_has_only_sums_over_tensor(mesh: dict[str, int]):
+    predictions = 16 * 10 // (mesh["data"] * mesh["fsdp"])
+    trips, found = Step(**mesh).loops_and_collectives_in_them()
+    assert -(-predictions // 8) in trips  # the other loops are scatters
+    if "tensor" not in mesh:
+        assert not found
+        return
+    assert {kind for kind, _ in found} == {"all-reduce"}
+    # A hidden state and at most eight numbers for each of a chunk's 8 predictions; not the table, of 200 * 32.
+    assert 8 * 32 <= sum(elements for _, elements in found) <= 8 * (32 + 8)
