@@ -209,10 +209,10 @@ def evaluate_steps(
     `steps` is "all", or step numbers such as "0,1000". Returns `step` and the scores of each, in ascending order.
     Raises InputError for a step that is not in the workdir, and as `evaluate_checkpoint` does.
     """
-    evaluation = _CheckpointEvaluation(data, batch_size, bars)
     chosen = chosen_steps(workdir, steps)
     if (newest := open_checkpoint(workdir, chosen[-1])).task is not None:
         raise InputError(f"--steps={steps}: {newest.path} is fine-tuned; give the --checkpoint of each of its steps")
+    evaluation = _CheckpointEvaluation(data, batch_size, bars)
     return [{"step": step, **evaluation.scores(open_checkpoint(workdir, step))} for step in chosen]
 
 

@@ -196,6 +196,12 @@ def test_predict_reads_the_columns_that_were_trained_on(run: Path, task: Path, t
     assert "new.jsonl:21" in capsys.readouterr().err
 
 
+def test_steps_of_a_fine_tuned_run_are_not_evaluated_at_once(run: Path, task: Path, capsys: pytest.CaptureFixture):
+    command = ["evaluate", "--checkpoint", str(run), "--data", str(task / "dev.jsonl"), "--steps", "all"]
+    assert main(command) == 2
+    assert f"--steps=all: {run}" in capsys.readouterr().err
+
+
 def test_features_are_extracted_from_a_fine_tuned_encoder(run: Path, tmp_path: Path):
     lines = tmp_path / "lines.txt"
     lines.write_text("the ship sees a wave .\n")
