@@ -1,7 +1,11 @@
-"""The user's cache folder: `$BERT_JAX_CACHE`, or `~/.cache/bert_jax`."""
+"""The user's cache folder: `$BERT_JAX_CACHE`, or `~/.cache/bert_jax`.
+
+A user without a home, such as a bare user id in a container, has a folder in that of temporary files.
+"""
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 CACHE_VARIABLE = "BERT_JAX_CACHE"
@@ -9,7 +13,12 @@ CACHE_VARIABLE = "BERT_JAX_CACHE"
 
 def cache_folder() -> Path:
     """Returns the cache folder."""
-    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "bert_jax").absolute()
+    if given := os.environ.get(CACHE_VARIABLE):
+        return Path(given).absolute()
+    try:
+        return Path.home().absolute() / ".cache" / "bert_jax"
+    except RuntimeError:
+        return Path(tempfile.gettempdir(), f"bert_jax-{os.getuid()}")
 
 
 def make_private(folder: Path) -> str:

@@ -1,5 +1,6 @@
 """Opens a model for inference in any format: this package's, or that of other software without an import."""
 
+from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.interop.importing import holds_model, open_source
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, is_checkpoint, open_checkpoint
@@ -22,6 +23,17 @@ def open_model_of(location: str, step: int | None = None) -> Checkpoint:
     Raises:
       InputError: there is no such model, or it cannot be read.
     """
-    if step is None and not is_checkpoint(remote.parse_path(location)) and holds_model(location):
-        return open_source(location)
+    if step is None and not is_checkpoint(remote.parse_path(location)):
+        if holds_model(location):
+            return open_source(location)
+        if models := _models_in(location):
+            raise InputError(f"{location}: holds several models; give one of them, such as {models[-1]}")
     return open_checkpoint(location, step, expected=_MODELS)
+
+
+def _models_in(location: str) -> list[str]:
+    """Returns the folders in a local folder that hold models of other software, as `export --steps` writes them."""
+    path = remote.parse_path(location)
+    if remote.is_remote(path) or not path.is_dir():
+        return []
+    return sorted(str(child) for child in path.iterdir() if child.is_dir() and holds_model(str(child)))

@@ -9,6 +9,8 @@ from bert_jax.finetuning.results import RESULT_FILE
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training.checkpointing.checkpoints import Checkpoint
 
+_PROGRESS = ("step", "time", "tokens_seen", "examples_seen")  # in rows of metrics, beside the scores
+
 
 @dataclass(frozen=True)
 class SplitScores:
@@ -36,4 +38,6 @@ def read_results(checkpoint: Checkpoint) -> list[SplitScores]:
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in row.items() if isinstance(value, (int, float)) and name != "step"}
+    return {
+        name: float(value) for name, value in row.items() if isinstance(value, (int, float)) and name not in _PROGRESS
+    }

@@ -12,6 +12,7 @@ import yaml
 from bert_jax import __version__
 from bert_jax.interop.architectures import PIPELINES, TASK_ARCHITECTURES
 from bert_jax.interop.evaluation_results import SplitScores, read_results
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checkpointing.checkpoints import Checkpoint
 
 CARD = "README.md"
@@ -120,16 +121,23 @@ def _dataset(checkpoint: Checkpoint, split: str) -> dict[str, Any]:
 
 def _description(checkpoint: Checkpoint, architecture: str, parameters: int) -> str:
     config = checkpoint.bert_config
-    case = "uncased" if checkpoint.tokenizer.lowercase else "cased"
     made = "Fine-tuned" if checkpoint.task is not None else "Pre-trained" if checkpoint.config else "Converted"
     return (
         f"{made} with bert_jax {__version__}, as `{architecture}`.\n\n"
         f"- {config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.num_attention_heads} heads, "
         f"feed-forward size {config.intermediate_size}, `hidden_act` {config.hidden_act}\n"
         f"- {parameters:,} parameters\n"
-        f"- {config.vocab_size:,} word pieces, {case}\n"
+        f"- {_vocabulary(checkpoint.tokenizer)}\n"
         f"- at most {_longest(checkpoint)} tokens\n"
     )
+
+
+def _vocabulary(tokenizer: Tokenizer) -> str:
+    case = "uncased" if tokenizer.lowercase else "cased"
+    accents = "stripped" if tokenizer.strip_accents else "kept"
+    is_split = tokenizer.described_rules().get("text_rules") == "pretokenized"
+    split = ", for text with white space between its words or morphemes" if is_split else ""
+    return f"{tokenizer.vocab_size:,} pieces of {tokenizer.title}, {case}, accents {accents}{split}"
 
 
 def _longest(checkpoint: Checkpoint) -> int:

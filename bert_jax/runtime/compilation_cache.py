@@ -15,6 +15,7 @@ import jax
 from etils import epath
 from jax.experimental.compilation_cache import compilation_cache
 
+from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.files.user_cache import cache_folder, make_private
 
@@ -34,6 +35,9 @@ def kept_programs(setting: str, workdir: epath.Path) -> Iterator[None]:
       setting: `compilation_cache` of the config: "auto", "none" or a folder, which may be remote. "auto" is the user's
         cache folder, or a folder in the workdir if that is remote, because the hosts may be new ones.
       workdir: the run's folder.
+
+    Raises:
+      InputError: `setting` is a file.
     """
     folder = "" if jax.config.values["jax_compilation_cache_dir"] else _folder(setting, workdir)
     if not folder:
@@ -54,7 +58,10 @@ def _folder(setting: str, workdir: epath.Path) -> str:
     if setting == NONE:
         return ""
     if setting != AUTO:
-        return str(remote.absolute(setting))
+        given = remote.absolute(setting)
+        if not remote.is_remote(given) and given.exists() and not given.is_dir():
+            raise InputError(f"compilation_cache={setting}: is a file; expected {AUTO}, {NONE} or a folder")
+        return str(given)
     if remote.is_remote(workdir):
         return str(workdir / FOLDER)
     folder = cache_folder() / FOLDER / _machine()

@@ -3,15 +3,12 @@
 import argparse
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bert_jax.command_line.command_results import print_result, suggest
 from bert_jax.command_line.console import bars
 from bert_jax.errors import InputError
 from bert_jax.progress import silent
-
-if TYPE_CHECKING:
-    pass
 
 
 def run_evaluate(options: argparse.Namespace) -> None:

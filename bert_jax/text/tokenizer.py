@@ -56,6 +56,11 @@ class Tokenizer(abc.ABC):
 
     @property
     @abc.abstractmethod
+    def title(self) -> str:
+        """The name of the algorithm, for readers."""
+
+    @property
+    @abc.abstractmethod
     def sha256(self) -> str:
         """Hash that is equal if ids have the same meaning."""
 

@@ -221,6 +221,11 @@ class WordPieceTokenizer(Tokenizer):
     def __reduce__(self) -> tuple[Any, ...]:
         return _cached_tokenizer, (self.vocab, self.lowercase, self.rules)
 
+    @property
+    def title(self) -> str:
+        """The name of the algorithm."""
+        return "WordPiece"
+
     @functools.cached_property
     def sha256(self) -> str:
         """Hash of kind, case, accents and vocabulary, not of the other rules."""

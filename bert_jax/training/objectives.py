@@ -124,21 +124,21 @@ def _chunked_cross_entropy_forward(
         is_label = jnp.arange(logits.shape[-1]) == labels[:, None]
         gradient = softmax_times(weights)[0] - jnp.where(is_label, weights[:, None], 0.0)
         product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-        of_words = product("nv,nd->vd", gradient.astype(dtype), hidden)
-        of_hidden = product("nv,vd->nd", gradient.astype(dtype), words)
-        return jax.tree.map(jnp.add, total, (sums, of_words, gradient.sum(axis=0))), of_hidden.astype(dtype)
+        words_gradient = product("nv,nd->vd", gradient.astype(dtype), hidden)
+        hidden_gradient = product("nv,vd->nd", gradient.astype(dtype), words)
+        return jax.tree.map(jnp.add, total, (sums, words_gradient, gradient.sum(axis=0))), hidden_gradient.astype(dtype)
 
     zeros = (jnp.float32(0), jnp.float32(0)), jnp.zeros_like(word_embeddings), jnp.zeros_like(bias)
-    total, of_hidden = jax.lax.scan(add_chunk, vary_like(hidden, zeros), (hidden, labels, weights))
-    sums, of_words, of_bias = total
-    return sums, (of_hidden, of_words, of_bias)
+    total, hidden_gradient = jax.lax.scan(add_chunk, vary_like(hidden, zeros), (hidden, labels, weights))
+    sums, words_gradient, bias_gradient = total
+    return sums, (hidden_gradient, words_gradient, bias_gradient)
 
 
 def _chunked_cross_entropy_backward(
-    _: int, gradients: tuple[jax.Array, ...], of_sums: tuple[jax.Array, jax.Array]
+    _: int, gradients: tuple[jax.Array, ...], sums_gradient: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array | None, ...]:
-    of_loss = of_sums[0]
-    return *((of_loss * gradient).astype(gradient.dtype) for gradient in gradients), None, None
+    loss_gradient = sums_gradient[0]
+    return *((loss_gradient * gradient).astype(gradient.dtype) for gradient in gradients), None, None
 
 
 _chunked_cross_entropy.defvjp(_chunked_cross_entropy_forward, _chunked_cross_entropy_backward)

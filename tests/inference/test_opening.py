@@ -20,6 +20,7 @@ from bert_jax.errors import InputError
 from bert_jax.inference.opening import open_model_of
 from bert_jax.interop import huggingface
 from bert_jax.interop.importing import import_checkpoint
+from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 
 TEXT = "the ship sees the storm ."
 RECORDS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -150,6 +151,18 @@ def test_folder_without_a_model_is_refused(
     (tmp_path / "empty").mkdir(exist_ok=True)
     with pytest.raises(InputError, match=message):
         bert_jax.load(str(tmp_path / name))
+
+
+def test_folder_of_several_exports_names_one_of_them(folders: dict[str, tuple[Path, Path]], tmp_path: Path):
+    shutil.copytree(folders["bare"][1], tmp_path / "steps" / "step20")
+    with pytest.raises(InputError, match=r"steps: .* \S+/steps/step20$"):
+        bert_jax.load(str(tmp_path / "steps"))
+
+
+def test_init_from_a_folder_of_transformers_says_how_to_import_it(folders: dict[str, tuple[Path, Path]]):
+    folder = folders["pretraining"][1]
+    with pytest.raises(InputError, match=rf"bert-jax import --source {folder} "):
+        open_checkpoint(str(folder))
 
 
 def test_damaged_weights_are_refused(folders: dict[str, tuple[Path, Path]], tmp_path: Path):

@@ -11,6 +11,8 @@ from support import helpers, sources
 from bert_jax import cli
 from bert_jax.interop import huggingface
 from bert_jax.interop.model_card import Publication, model_card
+from bert_jax.text.sentencepiece.sentencepiece_training import train_sentencepiece
+from bert_jax.text.wordpiece import TokenizerRules, WordPieceTokenizer
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 from bert_jax.training.pretrain import pretrain
 
@@ -38,7 +40,8 @@ def test_a_pre_trained_model_with_its_evaluation(workdir: Path, tmp_path: Path):
     (row,) = [row for row in rows if row.get("split") == "eval" and row["step"] == 2]
     results = {result.metric_type: result for result in card.data.eval_results}
     assert {"mlm_loss", "mlm_accuracy"} <= results.keys()
-    assert not {"step", "unigram_loss"} & results.keys()
+    assert {name.partition("_")[0] for name in results} == {"loss", "mlm", "nsp"}
+    assert {"loss", "mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"} == {*card.data.metrics}
     for name, result in results.items():
         assert isinstance(result, hub.EvalResult)
         assert result.metric_value == pytest.approx(row[name], abs=1e-6)
@@ -55,6 +58,23 @@ def test_license_language_and_datasets_are_those_given(workdir: Path, tmp_path: 
     card = hub.ModelCard.load(tmp_path / "hf" / "README.md")
     assert (card.data.license, card.data.language) == ("apache-2.0", ["en", "de"])
     assert card.data.datasets == ["wikimedia/wikipedia"]
+
+
+def test_the_kind_of_tokenizer_and_its_rules(vocabulary: list[str], tmp_path: Path):
+    checkpoint = sources.write_checkpoint(tmp_path / "checkpoint", vocabulary)
+    sentences = helpers.make_corpus(20).split("\n")
+    tokenizers = {
+        "WordPiece, uncased, accents stripped": checkpoint.tokenizer,
+        "WordPiece, uncased, accents kept": WordPieceTokenizer(vocabulary, True, TokenizerRules(strip_accents=False)),
+        "WordPiece, cased, accents kept": WordPieceTokenizer(vocabulary, False),
+        "SentencePiece (BPE), cased, accents kept": train_sentencepiece(
+            sentences, 200, kind="bpe", lowercase=False, strip_accents=False
+        ),
+    }
+    for described, tokenizer in tokenizers.items():
+        changed = dataclasses.replace(checkpoint, tokenizer=tokenizer)
+        card = model_card(changed, "BertForPreTraining", "name", Publication(), parameters=1)
+        assert f"- {tokenizer.vocab_size:,} pieces of {described}\n" in card
 
 
 def test_an_imported_model_has_no_results(vocabulary: list[str], tmp_path: Path):

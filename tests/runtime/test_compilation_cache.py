@@ -11,6 +11,7 @@ from etils import epath
 from jax.experimental.compilation_cache import compilation_cache
 from support import helpers
 
+from bert_jax.errors import InputError
 from bert_jax.runtime.compilation_cache import kept_programs
 
 NAMES = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
@@ -47,6 +48,15 @@ def test_programs_are_kept_in_the_users_cache(no_cache, tmp_path: Path, monkeypa
 def test_a_remote_workdir_has_its_own_cache(no_cache):
     with kept_programs("auto", epath.Path("gs://bucket/run")):
         assert jax.config.values["jax_compilation_cache_dir"] == "gs://bucket/run/programs"
+
+
+def test_a_file_is_refused(no_cache, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(InputError, match=r"compilation_cache=.*/file: "),
+        kept_programs(str(tmp_path / "file"), epath.Path(tmp_path)),
+    ):
+        pass
 
 
 def test_a_folder_of_ones_own_or_none(no_cache, tmp_path: Path):

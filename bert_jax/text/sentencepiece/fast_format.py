@@ -48,6 +48,13 @@ def differing_characters(tokenizer: "SentencePieceTokenizer") -> list[str]:
     ]
 
 
+def user_defined_symbols(tokenizer: "SentencePieceTokenizer", model: bytes) -> list[str]:
+    """Returns the pieces that SentencePiece never splits and `tokenizers` may, without the special tokens."""
+    pieces = model_proto.parse(model).pieces
+    found = [piece.piece for piece in pieces if piece.type == model_proto.USER_DEFINED]
+    return [piece for piece in found if piece not in tokenizer.special_tokens]
+
+
 def _normalizer(tokenizer: "SentencePieceTokenizer", proto: Any) -> normalizers.Normalizer:
     if tokenizer.normalization == "nfkc":
         return text_normalizers.steps(tokenizer.lowercase, tokenizer.strip_accents)

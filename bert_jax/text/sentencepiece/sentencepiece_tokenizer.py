@@ -134,6 +134,11 @@ class SentencePieceTokenizer(Tokenizer):
     def __reduce__(self) -> tuple[Any, ...]:
         return _cached_tokenizer, (self._model, self.lowercase, self.strip_accents, self.normalization)
 
+    @property
+    def title(self) -> str:
+        """The name of the algorithm."""
+        return f"SentencePiece ({'unigram' if self.model_type == 'unigram' else 'BPE'})"
+
     @functools.cached_property
     def sha256(self) -> str:
         """Hash of the model file, case, accents and normalization."""
@@ -153,6 +158,12 @@ class SentencePieceTokenizer(Tokenizer):
             log.info("The ids in transformers are the same, except for words with two splits of equal probability")
         if self.normalization == "nfkc":
             return
+        if symbols := fast_format.user_defined_symbols(self, self._model):
+            log.warning(
+                "tokenizer.json splits user-defined symbols like any other text, such as %s: their ids may differ in "
+                "transformers",
+                ", ".join(map(repr, symbols[:10])),
+            )
         characters = fast_format.differing_characters(self)
         shown = " ".join(f"U+{ord(character):04X}" for character in characters[:10])
         log.warning(
@@ -278,6 +289,9 @@ def _check_model(proto: Any) -> str:
     for name in ("treat_whitespace_as_suffix", "byte_fallback"):
         if getattr(proto.trainer_spec, name):
             raise InputError(f"the SentencePiece model has {name}=true: expected false; train one without it")
+    for name in ("add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces"):
+        if proto.normalizer_spec.HasField(name) and not getattr(proto.normalizer_spec, name):
+            raise InputError(f"the SentencePiece model has {name}=false: expected true; train one with it")
     for index, piece in enumerate(proto.pieces):
         if SPACE in piece.piece[1:] and piece.piece.strip(SPACE):
             raise InputError(

@@ -24,6 +24,7 @@ Steps of a fine-tuned model have `heads` as well, and
 import logging
 import os
 import re
+import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,7 @@ log = logging.getLogger(__name__)
 
 _PARAMETER_ITEMS = ("parameters", "bert_config")  # of a step, and of imported parameters
 _CHECKPOINTS = "a workdir, one of its checkpoints/STEP, or the output of `bert-jax import`"
+_FOREIGN_WEIGHTS = re.compile(r"(model|pytorch_model)[\w-]*\.(safetensors|bin)|.*\.ckpt.*\.index")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
@@ -228,6 +230,14 @@ def _download_hint(location: str) -> str:
     return f"; to use the model of this name on the Hugging Face Hub, run: hf download {location} --local-dir {name}"
 
 
+def _import_hint(location: str, folder: epath.Path) -> str:
+    """Returns how to convert the model of other software in a local folder, if there is one."""
+    names = [child.name for child in folder.iterdir()] if folder.is_dir() else []
+    if not any(map(_FOREIGN_WEIGHTS.fullmatch, names)):
+        return ""
+    return f"; to use the model in it, run: bert-jax import --source {shlex.quote(location)} --output imported"
+
+
 def is_checkpoint(given: epath.Path) -> bool:
     """Returns whether a path is a workdir with a complete step, the folder of a step, or imported parameters.
 
@@ -251,7 +261,8 @@ def open_checkpoint(location: str, step: int | None = None, *, expected: str = _
     path = _step_of(location, given, step) if step is not None else newest_step(given) or given
     if not all(remote.exists(path / item) for item in _PARAMETER_ITEMS) or not is_saved(path):
         runs = "".join(f" ({name} in it does)" for name in _workdirs_in(given)[:1])
-        raise InputError(f"{location} holds no complete checkpoint{runs}; expected {expected}")
+        hint = "" if remote.is_remote(given) else _import_hint(location, given)
+        raise InputError(f"{location} holds no complete checkpoint{runs}; expected {expected}{hint}")
     from_run = remote.exists(path / "position")
     optional = [name for name in ("heads", "task", "digests") if remote.exists(path / name)]
     names = ["bert_config", "tokenizer", *(("config", "position") if from_run else ()), *optional]

@@ -257,11 +257,24 @@ def test_a_foreign_model_keeps_its_own_normalization(name, tmp_path, caplog):
         ({"treat_whitespace_as_suffix": True}, "treat_whitespace_as_suffix"),
         ({"split_by_whitespace": False, "model_type": "bpe"}, "split_by_whitespace"),
         ({"model_type": "char"}, "model_type=4"),
+        ({"add_dummy_prefix": False}, "add_dummy_prefix=false"),
+        ({"remove_extra_whitespaces": False}, "remove_extra_whitespaces=false"),
     ],
 )
 def test_foreign_models_that_are_not_supported(options, message):
     with pytest.raises(InputError, match=message):
         SentencePieceTokenizer.from_other_source(foreign(**options))
+
+
+def test_user_defined_symbols_of_a_foreign_model(tmp_path, caplog):
+    model = foreign(model_type="bpe", user_defined_symbols=["<ent>"])
+    tokenizer = SentencePieceTokenizer.from_other_source(model)
+    ids = tokenizer.encode_batch(["see <ent>"])
+    assert ids == sentencepiece.SentencePieceProcessor(model_proto=model).encode(["see <ent>"])
+    assert tokenizer.token_to_id("<ent>") in ids[0]
+    tokenizer.save_huggingface(str(tmp_path), model_max_length=512)
+    assert "<ent>" in caplog.text
+    assert tokenizer.fast_tokenizer.encode("see <ent>", add_special_tokens=False).ids != ids[0]
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"hello", b"\x1a\x00", b"\n\x05\n\x03abc"[:-1]])
