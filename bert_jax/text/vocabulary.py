@@ -96,7 +96,7 @@ def _known_length(words: dict[str, int]) -> dict[str, int]:
     if not kept:
         found = f"only words of more than {MAX_WORD_CHARACTERS} characters, which are [UNK]" if words else "no words"
         fix = "pass --kind unigram for text without spaces" if words else "check that its files are not empty"
-        raise InputError(f"--input: the corpus has {found}, to train a vocabulary on; {fix}")
+        raise InputError(f"--input: the corpus has {found}; {fix}")
     if long > _LONG_SHARE * characters:
         log.warning(
             "%.0f%% of the text is in words of more than %d characters: it seems to be written without spaces, and "

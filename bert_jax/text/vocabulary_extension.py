@@ -140,7 +140,8 @@ def find_extension(old: Tokenizer, new: Tokenizer) -> Extension | None:
         return Extension((), ())
     if not (isinstance(old, WordPieceTokenizer) and isinstance(new, WordPieceTokenizer)):
         return None
-    if (new.lowercase, new.strip_accents) != (old.lowercase, old.strip_accents) or new.vocab_size < old.vocab_size:
+    rules = [(one.lowercase, one.strip_accents, one.is_pretokenized) for one in (old, new)]
+    if rules[0] != rules[1] or new.vocab_size < old.vocab_size:
         return None
     replaced = [index for index, piece in enumerate(old.vocab) if piece != new.vocab[index]]
     if not all(UNUSED.fullmatch(old.vocab[index]) for index in replaced):

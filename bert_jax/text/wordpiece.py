@@ -226,12 +226,19 @@ class WordPieceTokenizer(Tokenizer):
         """The name of the algorithm."""
         return "WordPiece"
 
+    @property
+    def is_pretokenized(self) -> bool:
+        """True if text is split at white space alone."""
+        return self.rules.text == "pretokenized"
+
     @functools.cached_property
     def sha256(self) -> str:
-        """Hash of kind, case, accents and vocabulary, not of the other rules."""
+        """Hash of kind, case, accents, vocabulary, and whether text is pretokenized; not of the other rules."""
         value = {"kind": self.kind, "lowercase": self.lowercase, "vocab": list(self.vocab)}
         if self.rules.strip_accents is not None:
             value["strip_accents"] = self.strip_accents
+        if self.is_pretokenized:
+            value["text_rules"] = self.rules.text
         return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
     def vocabulary_bytes(self) -> bytes:
@@ -280,7 +287,7 @@ class WordPieceTokenizer(Tokenizer):
         return {
             "do_lower_case": self.lowercase,
             "strip_accents": self.rules.strip_accents,
-            "tokenize_chinese_chars": self.rules.text != "pretokenized",
+            "tokenize_chinese_chars": not self.is_pretokenized,
         }
 
     def _build(self) -> tokenizers.Tokenizer:

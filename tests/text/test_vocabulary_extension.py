@@ -145,6 +145,17 @@ def test_an_extension_is_known_by_its_pieces(vocabulary: list[str]):
     assert [old.vocab[piece] for piece in letters] == ["##z", "##e", "##d"]
 
 
+def test_pretokenized_text_has_another_vocabulary(vocabulary: list[str]):
+    def tokenizer(rules: str, *more: str) -> WordPieceTokenizer:
+        return WordPieceTokenizer([*vocabulary, *more], True, TokenizerRules(text=rules))
+
+    assert tokenizer("reference").sha256 == tokenizer("library").sha256 != tokenizer("pretokenized").sha256
+    assert find_extension(tokenizer("reference"), tokenizer("library", "moonlit"))
+    assert find_extension(tokenizer("pretokenized"), tokenizer("pretokenized", "moonlit"))
+    for more in ((), ("moonlit",)):
+        assert find_extension(tokenizer("pretokenized"), tokenizer("reference", *more)) is None
+
+
 def test_a_sentencepiece_model_is_refused_in_one_line(folder: Path, capsys: pytest.CaptureFixture):
     arguments = ["vocab", "--input", folder / "corpus.txt", "--output", folder / "old.model", "--kind", "unigram"]
     assert cli.main([str(word) for word in [*arguments, "--size", 60]]) == 0
