@@ -31,7 +31,7 @@ KINDS: dict[str, tuple[str, ...]] = {  # options of `bert-jax vocab`
 CONFIG: dict[str, Any] = {
     "model.hidden_act": "gelu_new", "model.num_attention_heads": 4, "model.max_position_embeddings": SEQ_LEN,
     "objective.nsp": False, "objective.mask_rate": 0.25, "data.seq_len": SEQ_LEN,
-    "global_batch_size": 16, "total_steps": 3_000, "optimizer.b2": 0.98, "optimizer.warmup_steps": 200,
+    "global_batch_size": 16, "total_steps": 8_000, "optimizer.b2": 0.98, "optimizer.warmup_steps": 200,
     "eval_every_steps": 0, "eval_batches": -1, "checkpoint.every_steps": 1_000, "tracking.samples": 0,
 }  # fmt: skip
 SENTENCES = (
