@@ -202,7 +202,7 @@ def test_log_shows_position_in_each_dataset_and_number_of_predictions(
     sizes = [f"{source.size:,}" for source in second_loader.sources]
     own = second_loader.next_rows(5)
 
-    log_data(LoadedPhase(second, *make_loaders(second)), 5)
+    log_data(LoadedPhase(second, *make_loaders(second), old_loader=None), 5)
     summary, *datasets = [record.getMessage() for record in caplog.records]
     assert re.search(r"\b6-8: 1,024 .*\b16 .*\b64 .*\b10 ", summary)
     assert re.search(rf"{dataset_dir}: .*\b6 .*\b{own[0] + 1} .*\b{sizes[0]} .*\b1[,;]", datasets[0])
@@ -211,7 +211,7 @@ def test_log_shows_position_in_each_dataset_and_number_of_predictions(
     assert len(datasets) == 2
 
     caplog.clear()
-    log_data(LoadedPhase(third, *make_loaders(third)), 8)
+    log_data(LoadedPhase(third, *make_loaders(third), old_loader=None), 8)
     packed = caplog.records[1].getMessage()
     assert re.search(rf"\b9 .*\b1 .*\b{third_loader.sources[0].size} .*\b2[,;]", packed)
 
@@ -220,7 +220,7 @@ def test_log_shows_share_of_targets_that_max_predictions_drops(dataset_dir: Path
     def warned(**overrides: object) -> list[str]:
         caplog.clear()
         (phase,) = open_phases(helpers.small_config(dataset_dir, **overrides))
-        log_data(LoadedPhase(phase, *make_loaders(phase)), 0)
+        log_data(LoadedPhase(phase, *make_loaders(phase), old_loader=None), 0)
         return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
     assert not warned(data__max_predictions=-1) + warned(data__max_predictions=20)
