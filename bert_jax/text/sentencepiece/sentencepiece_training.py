@@ -64,9 +64,11 @@ def train_sentencepiece(
         )
     if sample.is_partial:
         log.info(
-            "Training on a sample of %.1f%% of the text: %d of %d MB", 100 * sample.share, sample.kept >> 20,
-            sample.seen >> 20,
-        )  # fmt: skip
+            "Training on a sample of %.1f%% of the text: %s of %s bytes",
+            100 * sample.share,
+            f"{sample.kept:,}",
+            f"{sample.seen:,}",
+        )
     model = _train(lines, size, kind, character_coverage)
     tokenizer = SentencePieceTokenizer(model, lowercase, strip_accents)
     if tokenizer.vocab_size < size:
