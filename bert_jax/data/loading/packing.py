@@ -8,7 +8,6 @@ it (longest-pack-first; Krell et al. 2021, arXiv:2107.02027), or to a new row to
 """
 
 from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -23,37 +22,44 @@ def pack_lengths(lengths: np.ndarray, seq_len: int, max_sequences: int) -> list[
     open_rows: dict[int, list[tuple[int, tuple[int, ...]]]] = {}  # by remaining room
     rooms: list[int] = []  # its keys, sorted
 
-    def put(count: int, row: tuple[int, ...]) -> None:
-        room = seq_len - sum(row)
+    def put(count: int, row: tuple[int, ...], room: int) -> None:
         if len(row) == max_sequences or not room:
             full.append((count, row))
-            return
-        if room not in open_rows:
-            open_rows[room] = []
+        elif room in open_rows:
+            open_rows[room].append((count, row))
+        else:
+            open_rows[room] = [(count, row)]
             insort(rooms, room)
-        open_rows[room].append((count, row))
 
-    for length, left in sorted(Counter(lengths.tolist()).items(), reverse=True):
+    counts = np.bincount(lengths)
+    present = np.nonzero(counts)[0][::-1]
+    for length, left in zip(present.tolist(), counts[present].tolist(), strict=True):
         while left:
             at = bisect_left(rooms, length)
             if at == len(rooms):
                 together = min(max_sequences, seq_len // length)
                 if left >= together:
-                    put(left // together, (length,) * together)
+                    put(left // together, (length,) * together, seq_len - together * length)
                 if rest := left % together:
-                    put(1, (length,) * rest)
+                    put(1, (length,) * rest, seq_len - rest * length)
                 break
             room = rooms[at]
-            count, row = open_rows[room].pop()
-            if not open_rows[room]:
+            waiting = open_rows[room]
+            count, row = waiting.pop()
+            if count > left:
+                waiting.append((count - left, row))
+                count = left
+            elif not waiting:
                 del open_rows[room]
                 rooms.pop(at)
-            taken = min(count, left)
-            if count > taken:
-                put(count - taken, row)
-            put(taken, (*row, length))
-            left -= taken
+            put(count, (*row, length), room - length)
+            left -= count
     return full + [entry for room in rooms for entry in open_rows[room]]
+
+
+def count_rows(lengths: np.ndarray, seq_len: int, max_sequences: int) -> int:
+    """Returns the number of rows that `pack` makes of sequences of `lengths` [N]."""
+    return sum(count for count, _ in pack_lengths(lengths, seq_len, max_sequences))
 
 
 def pack(lengths: np.ndarray, seq_len: int, max_sequences: int, key: int) -> np.ndarray:
