@@ -202,8 +202,7 @@ class TrainRows:
         sequences = _make_batch(self.dataset, instances, self._masking, self._keys["mask"], mask_round)
         if self.max_sequences == 1:
             return sequences
-        slots = np.where(is_used, np.cumsum(is_used).reshape(packs.shape) - 1, -1)
-        return pack_batch(sequences, slots, self._seq_len, self.predictions, self.dataset.tokenizer.pad_id)
+        return pack_batch(sequences, is_used, self._seq_len, self.predictions, self.dataset.tokenizer.pad_id)
 
 
 def _assemble(size: int, parts: Sequence[HostBatch], places: Sequence[np.ndarray | slice]) -> HostBatch:
