@@ -7,6 +7,7 @@ In the order of version 2 every window has one unit of each part of the dataset,
 of the units: a process that makes some rows of a batch reads few units, and the same parts of the dataset in each step.
 """
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from bert_jax.errors import InputError
 WINDOW_BLOCKS = 64
 """Blocks in a window; their rows are shuffled together."""
 
+_PLACE_BITS = 24  # of a row in a window, which has at most 64 x 512 rows
 _EPOCHS, _WINDOWS = 4, 16  # whose units and permutations are kept; a batch and those ahead of it share them
 
 K, T = TypeVar("K"), TypeVar("T")
@@ -84,6 +86,7 @@ class EpochOrder:
         self._key = key
         self._epochs: Recent[int, tuple[np.ndarray, np.ndarray]] = Recent(_EPOCHS, self._make_epoch)
         self._shuffled: Recent[tuple[int, int], np.ndarray] = Recent(_WINDOWS, self._shuffle)
+        self._unit_keys: Recent[tuple[int, int], np.ndarray] = Recent(_WINDOWS, self._make_unit_keys)
 
     def locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns epoch, window, and position in the concatenated `window_units` of rows int64 [n], each int64 [n].
@@ -108,13 +111,24 @@ class EpochOrder:
 
     def sort_by_unit(self, rows: np.ndarray) -> np.ndarray:
         """Returns rows int64 [n] by epoch, then in the order of units and of the rows in a unit."""
-        epochs, windows, places = self.locate(rows)
-        units = np.empty_like(rows)
-        for epoch, window, inside in group_by_window(epochs, windows):
-            of_window = self.window_units(epoch, window)
-            ends = np.cumsum(self.unit_sizes[of_window])
-            units[inside] = of_window[np.searchsorted(ends, places[inside], side="right")]
-        return rows[np.lexsort((places, units, epochs))]
+        rows = np.sort(rows)
+        parts = []
+        for epoch in range(int(rows[0]) // self.size, int(rows[-1]) // self.size + 1):
+            starts = self._epochs[epoch][1]
+            bounds = np.searchsorted(rows, epoch * self.size + starts)
+            keys = [
+                self._unit_keys[epoch, window][rows[first:stop] - (epoch * self.size + starts[window])]
+                for window, (first, stop) in enumerate(itertools.pairwise(bounds.tolist()))
+                if first < stop
+            ]
+            parts.append(rows[bounds[0] : bounds[-1]][np.argsort(np.concatenate(keys))])
+        return np.concatenate(parts)
+
+    def _make_unit_keys(self, key: tuple[int, int]) -> np.ndarray:
+        """Returns a key for each row of a window, in shuffled order: that of its unit, then of its place in it."""
+        places, units = self._shuffled[key], self.window_units(*key)
+        unit_of = np.repeat(units, self.unit_sizes[units])
+        return (unit_of << _PLACE_BITS | np.arange(len(unit_of)))[places]
 
     def _shuffle(self, key: tuple[int, int]) -> np.ndarray:
         """Returns a permutation of the rows of a window."""
