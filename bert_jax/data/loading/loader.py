@@ -21,6 +21,7 @@ from bert_jax.data.records import Unmasked, pad_batch
 from bert_jax.errors import InputError
 
 _RECENT_STEPS = 16  # whose row numbers are kept
+_FETCHES_AHEAD = 8  # windows between a batch and the downloads for later ones
 _READS_A_WINDOW = 8  # calls of the thread that reads ahead
 
 
@@ -185,6 +186,13 @@ class TrainRows:
         for _ in self._located(numbers):
             pass
 
+    def fetch(self, numbers: np.ndarray) -> None:
+        """Downloads what the rows `numbers` [n] of a remote dataset need, and reads nothing."""
+        if self.dataset.is_remote:
+            epochs, windows, places = self._order.locate(numbers)
+            for epoch, number, chosen in group_by_window(epochs, windows):
+                self.dataset.fetch_blocks("train", self._windows.blocks_of(epoch, number, places[chosen]))
+
     def _located(self, numbers: np.ndarray) -> Iterator[tuple[int, Window, np.ndarray | slice, np.ndarray]]:
         """Yields epoch and window of rows [n], the rows that are in it, and their sequences [rows, K] in the window."""
         epochs, windows, places = self._order.locate(numbers)
@@ -290,7 +298,7 @@ class TrainLoader:
         source_of, numbers = (array[rows] for array in self._row_numbers[step])
         batch = _from_sources(source_of, lambda index, chosen: self.sources[index].rows(numbers[chosen]))
         if step % max(1, self._steps_ahead // _READS_A_WINDOW) == 0:
-            self._read_ahead.start(step + self._steps_ahead, rows)
+            self._read_ahead.start(step, rows)
         return batch
 
     def row_numbers(self, step: int) -> tuple[np.ndarray, np.ndarray]:
@@ -306,10 +314,11 @@ class TrainLoader:
         return np.sort(source_of), np.concatenate(parts)
 
     def prepare(self, step: int, rows: slice | np.ndarray) -> None:
-        """Reads rows `rows` of batch `step` into memory."""
-        source_of, numbers = (array[rows] for array in self._row_numbers[step])
-        for index, source in enumerate(self.sources):
-            source.prepare(numbers[source_of == index])
+        """Reads what rows `rows` of a later batch need, at least a window after `step`; downloads what others need."""
+        for ahead, act in ((1, TrainRows.prepare), (_FETCHES_AHEAD, TrainRows.fetch)):
+            source_of, numbers = (array[rows] for array in self._row_numbers[step + ahead * self._steps_ahead])
+            for index, source in enumerate(self.sources):
+                act(source, numbers[source_of == index])
 
     def next_rows(self, step: int) -> list[int]:
         """Returns the index of each source's first row in batch `step` or later."""

@@ -59,7 +59,12 @@ def digest(loader):
     return found.hexdigest()
 
 
-EARLIER = {(1, 1): "f9433278ed5194e4", (1, 2): "589210259642ab1a", (3, 1): "5dd959514f875154", (3, 2): "65e93736aa3c8cc3"}
+EARLIER = {
+    (1, 1): "f9433278ed5194e4",
+    (1, 2): "589210259642ab1a",
+    (3, 1): "5dd959514f875154",
+    (3, 2): "65e93736aa3c8cc3",
+}
 """Digests of version 0.1.0 before it had versions of the order, by sequences in a row and number of datasets."""
 
 
