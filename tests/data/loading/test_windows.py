@@ -1,8 +1,10 @@
 """Versions of the order of rows, and the parts of a dataset that a process reads for its rows."""
 
 import hashlib
+import math
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -118,10 +120,7 @@ def test_next_window_is_read_ahead_by_a_thread(folders):
     rows.dataset.read_blocks = spy
     for step in range(3 * rows.size // BATCH):
         loader.batch(step)
-        deadline = time.monotonic() + 10
-        while any(thread.name == "read-ahead" for thread in threading.enumerate()):
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_for_read_ahead()
     own = readers.count(threading.current_thread())
     assert own <= 2  # the first window, and no other
     assert len(readers) > 10
@@ -137,3 +136,51 @@ def test_failed_read_ahead_is_no_error_until_the_rows_are_needed(folders):
     loader.batch(1)
     with pytest.raises(OSError, match="disk"):
         loader.batch(last)
+
+
+@pytest.fixture
+def remote_folder(folders, store):
+    for path in Path(folders[0]).iterdir():
+        store.put(f"data/{path.name}", path.read_bytes())
+    store.requests.clear()
+    return "gs://bucket/data"
+
+
+def wait_for_read_ahead():
+    deadline = time.monotonic() + 10
+    while any(thread.name == "read-ahead" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_process_of_eight_downloads_its_part_of_a_remote_dataset(folders, remote_folder, store):
+    loader, local = make(remote_folder), make(folders[0])
+    (rows,) = loader.sources
+    shards = [shard.file for shard in rows.dataset.info.splits["train"].shards]
+    assert len(shards) >= 10
+    share = slice(0, BATCH // 8)
+    for step in range(rows.size // BATCH):
+        assert_same(loader.batch(step, share), local.batch(step, share))
+    wait_for_read_ahead()
+    fetched = [store.count("GET", shard, "alt=media") for shard in shards]
+    assert max(fetched) == 1
+    assert 1 <= sum(fetched) <= 0.5 * len(shards)
+
+
+def test_shards_are_downloaded_ahead_of_need(folders, remote_folder, monkeypatch):
+    """The blocks that a process needs eight windows later are fetched, but not read."""
+    ahead, later = make(remote_folder), make(folders[0])
+    fetched, read = set(), set()
+    for loader, method, found in ((ahead, "fetch_blocks", fetched), (later, "read_blocks", read)):
+        (rows,) = loader.sources
+        real = getattr(rows.dataset, method)
+        monkeypatch.setattr(
+            rows.dataset, method,
+            lambda split, blocks, real=real, found=found: found.update(blocks.tolist()) or real(split, blocks),
+        )  # fmt: skip
+    share = slice(0, BATCH // 8)
+    ahead.prepare(3, share)
+    steps = 8 * math.ceil(ahead.sources[0].window_rows / BATCH)
+    later.sources[0].rows(later.row_numbers(3 + steps)[1][share])
+    assert fetched
+    assert fetched == read
