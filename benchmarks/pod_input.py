@@ -2,8 +2,8 @@
 
     python benchmarks/pod_input.py --data128 DATASET --data512 DATASET [--work FOLDER]
 
-Takes datasets of `bert-jax prepare --seq_len 128` and 512, and writes enlarged copies, with the same text several times,
-to FOLDER. Each row is one process that makes the rows of one host, the first of the middle pair, with one thread, and
+Takes datasets of `bert-jax prepare --seq_len 128` and 512, and writes enlarged copies, with the same text repeated, to
+FOLDER. Each row is one process that makes the rows of one host, the first of the middle pair, with one thread, and
 reads ahead with another: BATCHES batches after the first SKIPPED ones. The roofline is that of
 results/tpu_topologies.json for 256 chips: rows per second and chip, bound by compute, times the chips of a host.
 
@@ -40,6 +40,7 @@ from bert_jax.training.phases import plan_phases
 CONFIG = "bert_large:lamb_v5e"
 CHIPS_A_HOST = 4  # of Google's machines for v5e slices of several hosts
 ROOFLINE_CHIPS = 256
+COUNTS = ("documents", "sentences", "tokens", "instances", "random_next")
 INSTANCES, SHARD_BLOCKS = 2_000_000, 32  # of an enlarged dataset
 BATCHES, SKIPPED = 12, 3
 MEASURES = ("bert_jax/data", "configs/bert_large.py")
@@ -87,15 +88,19 @@ def enlarge(source: PreparedDataset, folder: Path, instances: int) -> None:
         shards.append(writer.close(BLOCK * len(its_blocks)))
     np.save(folder / lengths_file("train"), np.concatenate([lengths[block] for block in blocks.tolist()]))
     np.save(folder / TOKEN_COUNTS_FILE, source.token_counts())
-    train = replace(split, shards=tuple(shards), instances=BLOCK * len(blocks))
-    names = [lengths_file("train"), TOKEN_COUNTS_FILE, *(shard.file for shard in shards)]
+    np.save(folder / lengths_file("eval"), np.zeros(0, np.uint16))
+    splits = {
+        "train": replace(split, shards=tuple(shards), instances=BLOCK * len(blocks)),
+        "eval": replace(split, **dict.fromkeys(COUNTS, 0), shards=()),
+    }
+    names = [*map(lengths_file, splits), TOKEN_COUNTS_FILE, *(shard.file for shard in shards)]
     digests = {name: file_digest(folder / name) for name in names}
-    enlarged = replace(info, splits={"train": train}, files=digests).with_hash()
+    enlarged = replace(info, splits=splits, files=digests).with_hash()
     (folder / INFO_FILE).write_text(enlarged.to_json(), encoding="utf-8")
 
 
 def rows_of_host(batch_size: int, microbatches: int, index: int, hosts: int) -> np.ndarray:
-    """Returns the rows of a host on a data-parallel mesh, as `parallel.host_batches.rows_here` does: int64, ascending."""
+    """Returns the rows of a host on a data-parallel mesh, as `rows_here` of a process does: int64, ascending."""
     columns = batch_size // microbatches // hosts
     first = np.arange(microbatches)[:, None] * (batch_size // microbatches) + index * columns
     return (first + np.arange(columns)).reshape(-1)

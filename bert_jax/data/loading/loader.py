@@ -258,6 +258,7 @@ class TrainLoader:
         first_step: int = 0,
         first_row: int = 0,
         first_rows: Sequence[int] = (),
+        stop: int | None = None,
     ):
         """Creates the loader; it may start in the middle of a run.
 
@@ -269,9 +270,11 @@ class TrainLoader:
           first_step: the step of the batch that begins with row `first_row`.
           first_row: global index of that batch's first row in the mixture.
           first_rows: index of each source's first row; by default the number of its rows before `first_row`.
+          stop: nothing is read ahead for batches from this step on; None if the last step is unknown.
         """
         self.sources = list(sources)
         self.global_batch_size = global_batch_size
+        self._stop = stop
         self._offset = first_row - first_step * global_batch_size
         shares = row_shares([source.size for source in sources], weights)
         self.sequences_a_row = sum(
@@ -315,10 +318,13 @@ class TrainLoader:
 
     def prepare(self, step: int, rows: slice | np.ndarray) -> None:
         """Reads what rows `rows` of a later batch need, at least a window after `step`; downloads what others need."""
-        for ahead, act in ((1, TrainRows.prepare), (_FETCHES_AHEAD, TrainRows.fetch)):
-            source_of, numbers = (array[rows] for array in self._row_numbers[step + ahead * self._steps_ahead])
+        for ahead, act in ((1, "prepare"), (_FETCHES_AHEAD, "fetch")):
+            later = step + ahead * self._steps_ahead
+            if self._stop is not None and later >= self._stop:
+                return
+            source_of, numbers = (array[rows] for array in self._row_numbers[later])
             for index, source in enumerate(self.sources):
-                act(source, numbers[source_of == index])
+                getattr(source, act)(numbers[source_of == index])
 
     def next_rows(self, step: int) -> list[int]:
         """Returns the index of each source's first row in batch `step` or later."""

@@ -17,7 +17,7 @@ from bert_jax.data.loading.packing import count_rows, pack
 from bert_jax.data.records import Instances, join, sequence_lengths
 from bert_jax.errors import InputError
 
-_LEAST_KEPT = 4  # windows: that of this batch, the next one, and those of concurrent batches
+_LEAST_KEPT = 3  # windows: two that a batch may have rows of, and the next one
 
 _unit_sizes: WeakKeyDictionary[PreparedDataset, dict[tuple[int, int], np.ndarray]] = WeakKeyDictionary()
 
@@ -109,7 +109,7 @@ class Windows:
 
     def keep(self, windows: int) -> None:
         """Keeps at least the windows of two batches that have rows of `windows` windows each."""
-        self._kept = max(self._kept, 2 * windows + 2)
+        self._kept = max(self._kept, 2 * windows + 1)
 
     def get(self, epoch: int, number: int, places: np.ndarray) -> Window:
         """Returns a window with, at least, the units of its rows `places` [n]."""

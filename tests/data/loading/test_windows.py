@@ -38,14 +38,14 @@ def folders(small_blocks, tmp_path_factory, vocabulary_file):
     return [str(folder / name) for name in ("data", "other")]
 
 
-def make(*folders, batch=BATCH, max_sequences=1, row_order=2):
+def make(*folders, batch=BATCH, max_sequences=1, row_order=2, stop=None):
     rows = [
         TrainRows(
             PreparedDataset(folder), seed=5, masking=Masking(10), max_sequences=max_sequences, row_order=row_order
         )
         for folder in folders
     ]
-    return TrainLoader(rows, seed=5, global_batch_size=batch)
+    return TrainLoader(rows, seed=5, global_batch_size=batch, stop=stop)
 
 
 def assert_same(one, other):
@@ -124,6 +124,18 @@ def test_next_window_is_read_ahead_by_a_thread(folders):
     own = readers.count(threading.current_thread())
     assert own <= 2  # the first window, and no other
     assert len(readers) > 10
+
+
+def test_nothing_is_read_ahead_for_steps_after_the_last_one(folders, monkeypatch):
+    loader = make(folders[0], stop=40)
+    (rows,) = loader.sources
+    read = []
+    monkeypatch.setattr(rows, "prepare", lambda numbers: read.append(numbers))
+    ahead = math.ceil(rows.window_rows / BATCH)
+    loader.prepare(40 - ahead, slice(None))
+    assert not read
+    loader.prepare(39 - ahead, slice(None))
+    assert len(read) == 1
 
 
 def test_failed_read_ahead_is_no_error_until_the_rows_are_needed(folders):
