@@ -115,18 +115,19 @@ def pack_batch(sequences: HostBatch, is_used: np.ndarray, seq_len: int, predicti
     packed["input_ids"].fill(pad_id)
     # A row's tokens are those of its sequences in order: both masks select the same tokens in the same order.
     target = np.arange(seq_len) < placed.sum(axis=1)[:, None]
-    for name in ("input_ids", "token_type_ids", "positions"):
-        packed[name][target] = sequences[name][is_real]
+    packed["input_ids"][target] = sequences["input_ids"][is_real]
+    packed["token_type_ids"][target] = sequences["token_type_ids"][is_real]
+    packed["positions"][target] = sequences["positions"][is_real]
     packed["sequence_ids"][target] = np.repeat(slot_of.astype(np.int32) + 1, lengths)
 
     is_predicted = sequences["masked_weights"] > 0
     counts = np.count_nonzero(is_predicted, axis=1)
     target = np.arange(predictions) < np.bincount(row_of, counts, count)[:, None]
     packed["masked_positions"][target] = sequences["masked_positions"][is_predicted] + np.repeat(starts, counts)
-    for name in ("masked_ids", "masked_weights"):
-        packed[name][target] = sequences[name][is_predicted]
+    packed["masked_ids"][target] = sequences["masked_ids"][is_predicted]
+    packed["masked_weights"][target] = sequences["masked_weights"][is_predicted]
 
     packed["cls_positions"][is_used] = starts
-    for name in ("next_sentence_labels", "next_sentence_weights"):
-        packed[name][is_used] = sequences[name][:, 0]
+    packed["next_sentence_labels"][is_used] = sequences["next_sentence_labels"][:, 0]
+    packed["next_sentence_weights"][is_used] = sequences["next_sentence_weights"][:, 0]
     return packed

@@ -106,7 +106,7 @@ class ReadAhead:
         """Calls the function with `arguments` in a thread, unless an earlier call has not returned."""
         if self._busy.acquire(blocking=False):
             # Not a daemon: a thread inside of ArrayRecord's reader when the interpreter ends would block its end.
-            threading.Thread(target=self._run, args=arguments, name="read-ahead").start()
+            threading.Thread(target=self._run, args=arguments, name="read-ahead", daemon=False).start()
 
     def _run(self, *arguments: Any) -> None:
         try:
