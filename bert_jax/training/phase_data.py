@@ -4,15 +4,18 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
+from bert_jax.batch import Batch, map_arrays, pretraining_shapes
 from bert_jax.config import ConfigDict
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import EvalLoader, TrainLoader, TrainRows
 from bert_jax.data.loading.masking import Masking, prediction_counts
 from bert_jax.errors import InputError
 from bert_jax.parallel.mesh import check_divisibility, fill_in_accumulation
+from bert_jax.parallel.sharding import batch_sharding
 from bert_jax.text.vocabulary_extension import find_extension
 from bert_jax.training.checks import check_attention
 from bert_jax.training.phases import Phase
@@ -65,6 +68,23 @@ def load_phase(phase: Phase, mesh: Mesh | AbstractMesh, platform: str | None = N
     check_divisibility(mesh, phase.model, config.global_batch_size, config.gradient_accumulation)
     check_attention(config, phase.model, phase.seq_len, mesh, platform)
     return LoadedPhase(phase, *make_loaders(phase), make_old_loader(phase))
+
+
+def abstract_batch(
+    mesh: Mesh, config: ConfigDict, seq_len: int, predictions: int, sequences: int
+) -> Batch[jax.ShapeDtypeStruct]:
+    """Returns the shapes and shardings of a step's batch on `mesh`: rows of L tokens, P predictions and K sequences.
+
+    With several processes it has `stop`, too.
+    """
+    microbatches, sharding = config.gradient_accumulation, batch_sharding(mesh)
+    rows = config.global_batch_size // microbatches
+    shapes = pretraining_shapes(rows, seq_len, predictions, sequences)
+    if len({device.process_index for device in mesh.devices.flat}) > 1:
+        shapes["stop"] = (rows,), np.int32
+    return map_arrays(
+        lambda entry: jax.ShapeDtypeStruct((microbatches, *entry[0]), entry[1], sharding=sharding), shapes
+    )
 
 
 def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:

@@ -42,9 +42,14 @@ class TrainStep:
 
     def __init__(self, jitted: Any, mesh: Mesh, seed_data: np.ndarray, schedule: jax.tree_util.Partial):
         self._jitted, self._mesh, self._run_arguments = jitted, mesh, (seed_data, schedule)
+        self._program = jitted
 
     def __call__(self, state: TrainState, batch: Batch[Any]) -> tuple[TrainState, Metrics]:
-        return self._jitted(state, batch, *self._placed)
+        return self._program(state, batch, *self._placed)
+
+    def run_with(self, compiled: jax.stages.Compiled) -> None:
+        """Runs `compiled` from now on, which was compiled from `lower`; batches have to have its shapes."""
+        self._program = compiled
 
     @functools.cached_property
     def _placed(self) -> Any:
