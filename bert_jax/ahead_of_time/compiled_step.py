@@ -79,7 +79,7 @@ class Step:
     text: str | None
     unread: str
     compile_seconds: float
-    program: Program | None
+    program: Program | None = None
 
     @property
     def fits(self) -> bool:

@@ -14,8 +14,8 @@ from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import EvalLoader, TrainLoader, TrainRows
 from bert_jax.data.loading.masking import Masking, prediction_counts
 from bert_jax.errors import InputError
+from bert_jax.parallel import host_batches
 from bert_jax.parallel.mesh import check_divisibility, fill_in_accumulation
-from bert_jax.parallel.sharding import batch_sharding
 from bert_jax.text.vocabulary_extension import find_extension
 from bert_jax.training.checks import check_attention
 from bert_jax.training.phases import Phase
@@ -31,6 +31,12 @@ class LoadedPhase:
     train_loader: TrainLoader
     eval_loader: EvalLoader
     old_loader: EvalLoader | None
+
+    def abstract_batch(self, mesh: Mesh) -> Batch[jax.ShapeDtypeStruct]:
+        """Returns the shapes and shardings of a step's batch on `mesh`."""
+        phase = self.phase
+        predictions = self.train_loader.sources[0].predictions
+        return abstract_batch(mesh, phase.config, phase.seq_len, predictions, phase.max_sequences)
 
     @property
     def old_data(self) -> PreparedDataset | None:
@@ -77,14 +83,13 @@ def abstract_batch(
 
     With several processes it has `stop`, too.
     """
-    microbatches, sharding = config.gradient_accumulation, batch_sharding(mesh)
-    rows = config.global_batch_size // microbatches
-    shapes = pretraining_shapes(rows, seq_len, predictions, sequences)
+    shapes = pretraining_shapes(config.global_batch_size, seq_len, predictions, sequences)
     if len({device.process_index for device in mesh.devices.flat}) > 1:
-        shapes["stop"] = (rows,), np.int32
-    return map_arrays(
-        lambda entry: jax.ShapeDtypeStruct((microbatches, *entry[0]), entry[1], sharding=sharding), shapes
-    )
+        shapes["stop"] = (config.global_batch_size,), np.int32
+    batch = map_arrays(lambda entry: jax.ShapeDtypeStruct(*entry), shapes)
+    return host_batches.abstract_batch(
+        mesh, batch, config.gradient_accumulation, batch_size=config.global_batch_size
+    )  # fmt: skip
 
 
 def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:

@@ -43,7 +43,7 @@ from bert_jax.training.initialization.warm_start import initialize_from, open_in
 from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.objectives import NEXT_SENTENCE_PARTS, pretraining
 from bert_jax.training.optimizer import make_optimizer, warn_of_uncorrected_lamb
-from bert_jax.training.phase_data import LoadedPhase, abstract_batch, count_epochs, count_seen, load_phase, log_data
+from bert_jax.training.phase_data import LoadedPhase, count_epochs, count_seen, load_phase, log_data
 from bert_jax.training.phases import Phase, Plan, open_phases
 from bert_jax.training.run import Run, log_result, open_run
 from bert_jax.training.state import StateSpec, TrainState, describe_state
@@ -125,7 +125,10 @@ def _pretrain(
     )
     stack.callback(checkpointer.close)
     current = next(phase for phase in phases if phase.stop > start)
-    planned = spec, _ = plan_step(mesh, current, current.model)
+    planned = spec, train_step = plan_step(mesh, current, current.model)
+    if not saved:  # while the state is made
+        batch = next(ready for ready in loaded if ready.phase is current).abstract_batch(mesh)
+        train_step.compile_ahead(spec.abstract, [batch], stack)
     if resumed is not None:
         start, state = checkpointer.restore(start, spec.abstract)  # an earlier step if the newest is damaged
         log.info("Resuming from step %d", start)
@@ -228,8 +231,7 @@ def run_saved_program(
     saved: SavedPrograms, mesh: Mesh, loaded: LoadedPhase, spec: StateSpec, train_step: TrainStep
 ) -> None:
     """Makes a phase's step run the program in `saved`, in all processes, or else compiles it and logs the reason."""
-    phase, rows = loaded.phase, loaded.train_loader.sources[0]
-    batch = abstract_batch(mesh, phase.config, phase.seq_len, rows.predictions, phase.max_sequences)
+    phase, batch = loaded.phase, loaded.abstract_batch(mesh)
     with jax.set_mesh(mesh):
         lowered = train_step.lower(spec.abstract, batch)
     settings = program_settings(mesh, phase.config, phase.model, batch)
@@ -244,7 +246,7 @@ def run_saved_program(
     else:
         log.info("Steps %d-%d run the program of %s", phase.start + 1, phase.stop, saved.key)
     assert compiled is not None
-    train_step.run_with(compiled)
+    train_step.run_with(compiled, batch)
 
 
 def program_settings(mesh: Mesh, config: ConfigDict, model: BertConfig, batch: Batch[Any]) -> dict[str, Any]:

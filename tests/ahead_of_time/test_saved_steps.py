@@ -1,15 +1,13 @@
 """Training steps that `compile --output` writes: a run loads the one that fits, or names why none does."""
 
 import logging
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from support import helpers, runs
+from support.compilations import COMPILED, logged_compilations
 from support.devices import one_device  # noqa: F401
 
 from bert_jax.ahead_of_time import command
@@ -20,7 +18,6 @@ from bert_jax.runtime.saved_programs import SavedPrograms, describe_environment
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 from bert_jax.training.pretrain import pretrain
 
-COMPILED = re.compile(r"Finished XLA compilation of jit\((\w+)\)")
 LOGGED = {"JAX_LOG_COMPILES": "1", "JAX_COMPILATION_CACHE_DIR": "", "XLA_FLAGS": helpers.QUICK_COMPILATION}
 
 
@@ -51,25 +48,6 @@ def test_run_of_a_file_compiles_no_step_and_is_bit_identical(devices: int, datas
     runs.assert_same_run(tmp_path / "compiled", tmp_path / "loaded")
 
 
-@contextmanager
-def counted_compilations() -> Iterator[list[str]]:
-    """Yields a list that the names of compiled programs are added to."""
-    names: list[str] = []
-
-    class Names(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            names.extend(COMPILED.findall(record.getMessage()))
-
-    handler, before = Names(), jax.config.values["jax_log_compiles"]
-    logging.getLogger("jax").addHandler(handler)
-    jax.config.update("jax_log_compiles", True)
-    try:
-        yield names
-    finally:
-        jax.config.update("jax_log_compiles", before)
-        logging.getLogger("jax").removeHandler(handler)
-
-
 @pytest.fixture(autouse=True)
 def _one_device_is_compiled_for(monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target("cpu:1", 1, tuple(jax.devices()[:1]), None, None)
@@ -88,9 +66,9 @@ def test_a_phase_without_a_fitting_program_is_compiled_and_the_difference_named(
     file = make_file(tmp_path / "file", dataset_dir)
     phases = ({"steps": 2}, {"steps": 2, "global_batch_size": 8}, {"steps": 2, "optimizer.weight_decay": 0.3})
     config = helpers.small_config(dataset_dir, compiled=file, phases=phases, total_steps=6, eval_batches=0)
-    with counted_compilations() as names, caplog.at_level(logging.INFO):
+    with logged_compilations() as found, caplog.at_level(logging.INFO):
         pretrain(config, str(tmp_path / "run"))
-    assert names.count("train_step") == 2
+    assert [name for name, _ in found].count("train_step") == 2
     refused = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     refused = [message for message in refused if message.startswith(f"compiled={file} ")]
     assert len(refused) == 2
@@ -122,9 +100,9 @@ def test_a_run_of_one_phase_of_a_file_of_several_finds_its_program(dataset_dir: 
     file = make_file(tmp_path / "file", dataset_dir, phases=phases, total_steps=8)
     assert len(SavedPrograms.open("compiled", file).header["programs"]) == 2
     config = helpers.small_config(dataset_dir, compiled=file, global_batch_size=8, total_steps=3, eval_batches=0)
-    with counted_compilations() as names:
+    with logged_compilations() as found:
         pretrain(config, str(tmp_path / "run"))
-    assert "train_step" not in names
+    assert "train_step" not in dict(found)
 
 
 def test_missing_file_is_refused_before_the_workdir_is_made(dataset_dir: Path, tmp_path: Path):
