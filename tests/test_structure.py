@@ -33,7 +33,7 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "interop": {"files", "finetuning", "model", "text", "tracking", "training", "__init__"},
     "finetuning": {"config", "data", "files", "model", "parallel", "runtime", "text", "tracking", "training"},
     "inference": {"config", "files", "finetuning", "interop", "model", "parallel", "text", "training"},
-    "ahead_of_time": {"config", "data", "files", "model", "parallel", "tracking", "training"},
+    "ahead_of_time": {"config", "data", "files", "model", "parallel", "runtime", "tracking", "training"},
     "custom_training": {"config", "data", "files", "model", "parallel", "training"},
     "studies": {
         "config", "configs", "data", "files", "finetuning", "model", "parallel", "runtime", "text", "tracking",

@@ -30,6 +30,7 @@ CHANGEABLE = (
     "eval_batches", "eval_at_start", "eval_old_data", "max_nonfinite_steps", "mesh.", "attention", "remat",
     "gradient_reduce_dtype", "scan_layers", "checkpoint.", "profile.", "tracking.", "stall_", "data.path",
     "data.seq_len", "optimizer.", "phases", "compilation_cache",
+    "compiled",
 )  # fmt: skip
 
 
