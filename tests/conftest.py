@@ -15,13 +15,14 @@ from support.skip_summary import (  # noqa: F401
 )
 
 os.environ.update(helpers.child_environment(devices=8))  # before JAX is imported
-gc.disable()  # until tests are collected
 
 from pathlib import Path
 
 import pytest
 
 from bert_jax.text.wordpiece import WordPieceTokenizer
+
+gc.disable()  # until tests are collected
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
