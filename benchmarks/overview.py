@@ -67,15 +67,15 @@ BENCHMARKS = (
 
 
 def state(name: str) -> str:
-    """Returns in a few words whether results/NAME.json is older than the code that it measures."""
+    """Returns in a few words whether results/NAME.json is older than the code that it measures, and its duration."""
     path = RESULTS / f"{name}.json"
     if not path.exists():
         return "no results"
     content = json.loads(path.read_text(encoding="utf-8"))
     older, rows = outdated(content)
-    if not older:
-        return f"up to date, {content['date']}"
-    return f"{older} of {rows} rows are older than the code, {content['date'] or 'date not recorded'}"
+    age = f"{older} of {rows} rows are older than the code" if older else "up to date"
+    duration = f", written in {content['seconds'] / 60:.1f} minutes" if "seconds" in content else ""
+    return f"{age}, {content['date'] or 'date not recorded'}{duration}"
 
 
 def is_current(benchmark: Benchmark) -> bool:
