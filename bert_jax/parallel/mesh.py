@@ -101,6 +101,14 @@ def between_slices(sizes: Mapping[str, int], slices: int) -> tuple[int, int, int
     return data, fsdp, 1
 
 
+def batch_mesh_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
+    """Returns the mesh axes that shard rows: those of `BATCH_AXES` with more than one device.
+
+    XLA fails on a psum over an axis of one device next to a larger auto axis.
+    """
+    return tuple(axis for axis in BATCH_AXES if mesh.shape[axis] > 1)
+
+
 def fill_in_accumulation(mesh: Mesh | AbstractMesh, config: ConfigDict) -> ConfigDict:
     """Infers `gradient_accumulation` from -1: the fewest microbatches that `max_rows_per_device` allows.
 

@@ -17,10 +17,9 @@ if not named:
     jax.named_scope = lambda name: Nothing()
 from bert_jax.config import load_config
 from bert_jax.ahead_of_time.fit import plans
-from bert_jax.batch import map_arrays, pretraining_shapes
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.parallel.sharding import batch_sharding
+from bert_jax.training.phase_data import abstract_batch
 from bert_jax.training.pretrain import plan_step
 settings = {
     "model.hidden_size": 32, "model.num_attention_heads": 2, "model.intermediate_size": 64, "model.vocab_size": 200,
@@ -29,10 +28,7 @@ settings = {
 config = load_config("bert_tiny", [(key, str(value)) for key, value in settings.items()])
 mesh = make_mesh(config.mesh)
 spec, step = plan_step(mesh, plans(config, None)[0], BertConfig.from_dict({**config.model, "is_decoder": False}))
-shapes = pretraining_shapes(8, 16, 3, 1)
-batch = map_arrays(
-    lambda entry: jax.ShapeDtypeStruct((1, *entry[0]), entry[1], sharding=batch_sharding(mesh)), shapes
-)
+batch = abstract_batch(mesh, config, 16, 3, 1)
 with jax.set_mesh(mesh):
     lowered = step.lower(spec.abstract, batch)
 found = {"digest": hashlib.sha256(lowered.as_text().encode()).hexdigest(), "names": []}
