@@ -1,15 +1,17 @@
-"""`bert-jax compile`: compiles and describes every phase of a config, and finds a fix for a phase that does not fit.
+"""`bert-jax compile`: compiles and describes every phase, finds a fix for one that does not fit, compares settings.
 
 It can write the compiled steps to a file, which `pretrain` loads.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Any
 
 from bert_jax.ahead_of_time.compiled_step import Step, compile_step, describe
 from bert_jax.ahead_of_time.fit import find_batch, find_fix, plans
+from bert_jax.ahead_of_time.pareto import best_choice, find_choices
 from bert_jax.ahead_of_time.table import gib
 from bert_jax.ahead_of_time.target import Target, local_target, open_target
 from bert_jax.config import ConfigDict
@@ -17,7 +19,7 @@ from bert_jax.errors import InputError
 from bert_jax.runtime.compilation_cache import without_cache
 from bert_jax.runtime.saved_programs import write_programs
 from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
-from bert_jax.training.phases import PHASE_KEYS, plan_phases
+from bert_jax.training.phases import PHASE_KEYS, Plan, plan_phases
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +60,10 @@ def compile_config(
     for plan in plans(config, phase):
         log.info("Compiling steps %d-%d for %s", plan.start + 1, plan.stop, target.topology)
         with without_cache() if output else nullcontext():
-            step = find_batch(target, plan, _watch(target)) if largest_batch else compile_step(target, plan)
+            if largest_batch:
+                step = find_batch(target, plan, _watch(target))
+            if output or not largest_batch:
+                step = compile_step(target, step.plan if largest_batch else plan, keeps_program=bool(output))
         description = describe(target, step)
         if not step.fits:
             fix = find_fix(target, step, _watch(target)) if advice else None
@@ -98,11 +103,49 @@ def _problem(target: Target, config: ConfigDict, step: Step, would_fit: dict[str
         f"{gib(target.hbm_bytes)} GiB, {gib(step.wanted_bytes - target.hbm_bytes)} GiB too little"
     )
     if would_fit:
-        number = [other.stop for other in plan_phases(config)].index(plan.stop)
-        phase = f"phases.{number}." if config.phases else ""
-        settings = " ".join(
-            f"--config.{phase if key.startswith(PHASE_KEYS) else ''}{key}={value}"
-            for key, value in would_fit["with"].items()
-        )
+        settings = " ".join(_flags(config, plan, would_fit["with"]))
         return f"{text}; needs {gib(would_fit['peak_bytes'])} GiB with {settings}"
     return f"{text}; no setting found that fits, use more devices" if advice else text
+
+
+def _flags(config: ConfigDict, plan: Plan, settings: Mapping[str, Any]) -> list[str]:
+    """Returns the command-line options that change a phase's settings."""
+    number = [other.stop for other in plan_phases(config)].index(plan.stop)
+    phase = f"phases.{number}." if config.phases else ""
+    return [f"--config.{phase if key.startswith(PHASE_KEYS) else ''}{key}={value}" for key, value in settings.items()]
+
+
+def compare_settings(
+    config: ConfigDict,
+    topology: str,
+    *,
+    slices: int = 1,
+    phase: int | None = None,
+    show: Callable[[dict[str, Any]], Any] = lambda _: None,
+) -> dict[str, Any]:
+    """Compares rows per device, remat and attention for each phase; returns `{"phases": [...]}` for JSON.
+
+    Each phase has its `choices` (see `Choice`), and the `best` settings, None if nothing fits, with the options that
+    set them. Arguments and errors are those of `compile_config`.
+    """
+    config = fill_in_from_checkpoint(config)
+    target = open_target(topology, slices)
+    phases = []
+    for plan in plans(config, phase):
+        log.info("Comparing settings of steps %d-%d for %s", plan.start + 1, plan.stop, topology)
+        choices = find_choices(target, plan, _watch(target))
+        best = best_choice(choices)
+        phases.append(
+            {
+                "topology": topology,
+                "num_slices": slices,
+                "devices": len(target.devices),
+                "steps": [plan.start + 1, plan.stop],
+                "global_batch_size": plan.config.global_batch_size,
+                "hbm_bytes": target.hbm_bytes,
+                "choices": [asdict(choice) for choice in choices],
+                "best": best and {"with": best.settings, "options": _flags(config, plan, best.settings)},
+            }
+        )
+        show(phases[-1])
+    return {"phases": phases}

@@ -3,6 +3,7 @@
 import importlib.metadata
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -58,7 +59,7 @@ def _rows(config: ConfigDict) -> RowSizes:
 
 @dataclass(frozen=True)
 class Step:
-    """A compiled training step; `memory`, `text` and `program` are None if the compiler refuses it for its memory.
+    """A compiled training step; `memory` and `text` are None if it does not fit.
 
     Attributes:
       wanted_bytes: peak memory of a device.
@@ -66,7 +67,7 @@ class Step:
       memory: argument, output and temporary bytes.
       text: the program's text; None if it cannot be read, for the reason in `unread`.
       compile_seconds: compilation time.
-      program: the program, for a file of programs.
+      program: the program, for a file of programs, if it is kept.
     """
 
     plan: Plan
@@ -93,8 +94,11 @@ class Step:
         return config.global_batch_size // config.gradient_accumulation // math.prod(self.mesh[a] for a in BATCH_AXES)
 
 
-def compile_step(target: Target, plan: Plan) -> Step:
-    """Compiles the step of a phase. InputError for a config that is invalid or not divisible over the devices."""
+def compile_step(target: Target, plan: Plan, *, keeps_program: bool = False) -> Step:
+    """Compiles the step of a phase; the result has its `program` if that is kept, which takes memory.
+
+    InputError for a config that is invalid or not divisible over the devices.
+    """
     config = plan.config
     check_config(config, plan.stop - plan.start)
     mesh = make_mesh(config.mesh, target.devices)
@@ -145,7 +149,7 @@ def compile_step(target: Target, plan: Plan) -> Step:
             f"({_first_line(error)})"
         )
     program = Program(lowered, compiled, list(mesh.devices.flat), program_settings(mesh, config, model, batch))
-    return result(sizes.peak_memory_in_bytes, memory, text, unread, program)
+    return result(sizes.peak_memory_in_bytes, memory, text, unread, program if keeps_program else None)
 
 
 def _version(package: str) -> str | None:
@@ -159,13 +163,19 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
 
 
+def moved_bytes(described: Mapping[str, Any]) -> int:
+    """Returns the bytes that a step reads and writes in a device's memory, an estimate; see `chips.ASSUMPTIONS`."""
+    state = described["argument_bytes"] + described["output_bytes"]
+    return state + 2 * described["gradient_accumulation"] * described["temp_bytes"]
+
+
 def describe(target: Target, step: Step) -> dict[str, Any]:
     """Describes a step for JSON: bytes of one device, FLOPs of one step on all devices."""
     config, rows = step.plan.config, step.rows
     collectives = None if step.text is None else read_collectives(step.text, step.mesh, target.slices)
     batch, devices = config.global_batch_size, len(target.devices)
     model_flops = batch * training_flops(step.model, rows.seq_len, rows.predictions, rows.sequences)
-    recomputed = batch * recomputed_flops(step.model, rows.seq_len, config.remat)
+    recomputed = batch * recomputed_flops(step.model, rows.seq_len, config.remat, config.attention)
     memory: dict[str, int | None] = dict.fromkeys(("argument_bytes", "output_bytes", "temp_bytes"))
     memory |= step.memory or {}
     described = {
@@ -198,13 +208,11 @@ def describe(target: Target, step: Step) -> dict[str, Any]:
         "memory_bytes": None,
     }
     if step.memory:
-        moved = step.memory["argument_bytes"] + step.memory["output_bytes"]
-        moved += 2 * config.gradient_accumulation * step.memory["temp_bytes"]
-        described["memory_bytes"] = moved
-        if target.accelerator and target.accelerator.bandwidths:
+        described["memory_bytes"] = moved = moved_bytes(described)
+        if target.accelerator and target.accelerator.torus:
             bounds = roofline(
-                target.accelerator.bandwidths, peak_flops=target.accelerator.peak_flops,
-                flops=(model_flops + recomputed) / devices, memory_bytes=moved, collectives=collectives,
+                target.accelerator, flops=(model_flops + recomputed) / devices, memory_bytes=moved,
+                collectives=collectives,
             )  # fmt: skip
             described["roofline"] = {
                 **asdict(bounds), "at_least_seconds": bounds.at_least, "bound": bounds.bound,

@@ -54,12 +54,14 @@ from bert_jax.training.checkpointing.best_step import BestStep
 from bert_jax.training.checkpointing.checkpoint_folders import FOLDER, find_best
 from bert_jax.training.checkpointing.checkpointer import Checkpointer
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
-from bert_jax.training.checks import check_attention, compute_dtype
+from bert_jax.training.checks import check_attention, compute_dtype, warn_of_uncorrected_lamb
 from bert_jax.training.initialization.warm_start import initialize_from
 from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRange, Trace, run_steps
-from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer, warn_of_uncorrected_lamb
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.planning.learning_rate import learning_rate_schedule
+from bert_jax.training.planning.state_plan import describe_state, drop_parts
 from bert_jax.training.run import Run, log_result, open_run
-from bert_jax.training.state import StateSpec, TrainState, describe_state, drop_parts
+from bert_jax.training.state import StateSpec, TrainState
 from bert_jax.training.train_step import TrainStep, make_train_step
 from bert_jax.training.workdir import enter_workdir
 

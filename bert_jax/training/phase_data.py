@@ -103,6 +103,7 @@ def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:
             masking=masking,
             static_masks=config.objective.static_masks,
             max_sequences=phase.max_sequences,
+            row_order=config.row_order,
         )
         for dataset in phase.datasets
     ]
@@ -114,6 +115,7 @@ def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:
         first_step=phase.start,
         first_row=phase.first_row,
         first_rows=phase.first_rows,
+        stop=phase.stop,
     )
     return train_loader, _make_eval_loader(config, phase.datasets)
 

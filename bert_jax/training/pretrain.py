@@ -22,7 +22,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.model import BertConfig, abstract_parameters, parameter_count
 from bert_jax.parallel.host_batches import rows_here
-from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.mesh import count_slices, describe_networks, make_mesh
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
@@ -36,18 +36,20 @@ from bert_jax.training.checkpointing.checkpoint_folders import newest_step
 from bert_jax.training.checkpointing.checkpointer import Checkpointer
 from bert_jax.training.checkpointing.checkpoints import Checkpoint
 from bert_jax.training.checkpointing.retention import Milestones, SavePlan, plan_saves
-from bert_jax.training.checks import compute_dtype
-from bert_jax.training.evaluation import Evaluator, MaskedSamples
+from bert_jax.training.checks import compute_dtype, warn_of_uncorrected_lamb
+from bert_jax.training.evaluation import Evaluator, MaskedSamples, make_eval_step
 from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.initialization.warm_start import initialize_from, open_init
 from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRange, Trace, run_steps
-from bert_jax.training.objectives import NEXT_SENTENCE_PARTS, pretraining
-from bert_jax.training.optimizer import make_optimizer, warn_of_uncorrected_lamb
+from bert_jax.training.objectives import pretraining
+from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.phase_data import LoadedPhase, count_epochs, count_seen, load_phase, log_data
 from bert_jax.training.phases import Phase, Plan, open_phases
+from bert_jax.training.planning.state_plan import describe_state
+from bert_jax.training.planning.untrained_parts import NEXT_SENTENCE_PARTS, leave_untrained
 from bert_jax.training.run import Run, log_result, open_run
-from bert_jax.training.state import StateSpec, TrainState, describe_state
-from bert_jax.training.train_step import TrainStep, make_eval_step, make_train_step
+from bert_jax.training.state import StateSpec, TrainState
+from bert_jax.training.train_step import TrainStep, make_train_step
 from bert_jax.training.workdir import claim_workdir, enter_workdir
 
 log = logging.getLogger(__name__)
@@ -149,6 +151,9 @@ def _pretrain(
         ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items()), start + 1, config.total_steps,
         config.total_steps, folder,
     )  # fmt: skip
+    networks = describe_networks(mesh.shape, count_slices(mesh.devices.flat), mesh.devices.flat[0].platform)
+    for axis, networks_of_axis in networks.items():
+        log.info("Mesh axis %s: %s", axis, networks_of_axis)
     _log_disk_use(plan_saves(config, [phase.stop for phase in phases], resumed), spec)
 
     # --- Phases, in order ----------------------------------------------------------------------------------------
@@ -205,8 +210,9 @@ def plan_state(
 
     `platform` is that of the mesh's devices; it is required for an `AbstractMesh`.
     """
-    untrained = () if config.objective.nsp else NEXT_SENTENCE_PARTS
-    optimizer = make_optimizer(config.optimizer, abstract_parameters(model)[2], untrained=untrained)
+    optimizer = make_optimizer(config.optimizer, abstract_parameters(model)[2])
+    if not config.objective.nsp:
+        optimizer = leave_untrained(optimizer, NEXT_SENTENCE_PARTS)
     spec = describe_state(
         mesh, model, optimizer, config.seed, zero1=config.mesh.zero1,
         dtype=compute_dtype(config.dtype, platform or mesh.devices.flat[0].platform), attention=config.attention,

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -11,24 +11,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.batch import Batch
 from bert_jax.model.bert import Parameters
 from bert_jax.model.dropout import row_keys
-from bert_jax.parallel.host_batches import put_everywhere
-from bert_jax.parallel.sharding import (
-    batch_mesh_axes,
-    batch_sharding,
-    gather_model,
-    make_forward_step,
+from bert_jax.parallel.collectives import (
     manual_spec,
     mark_varying,
     reduce_gradients,
     shard_map_over_batch,
     varying_zeros,
 )
+from bert_jax.parallel.host_batches import put_everywhere
+from bert_jax.parallel.mesh import batch_mesh_axes
+from bert_jax.parallel.sharding import batch_sharding, gather_model
 from bert_jax.training import objectives
 from bert_jax.training.objectives import Objective
 from bert_jax.training.state import StateSpec, TrainState, key_data
@@ -212,21 +209,3 @@ def make_train_step(
     )
     is_tree = isinstance(schedule, jax.tree_util.Partial)
     return TrainStep(jitted, mesh, key_data(seed), schedule if is_tree else jax.tree_util.Partial(schedule))
-
-
-def make_eval_step(
-    mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters
-) -> Callable[[Parameters, Batch[Any]], dict[str, objectives.Sums]]:
-    """Makes the jitted `(parameters, batch) -> sums` over a batch [1, B, ...]: `numerators` and `denominators`.
-
-    The batch also has `unigram_nats`, the loss of each target under the unigram baseline; see `Batch`.
-    """
-
-    def sums(model: Any, rows: Batch[jax.Array]) -> dict[str, objectives.Sums]:
-        numerators = objectives.pretraining_sums(model, rows)
-        denominators = objectives.denominators(rows)
-        numerators["unigram_loss"] = (rows["unigram_nats"] * rows["masked_weights"]).sum()
-        denominators["unigram_loss"] = denominators["mlm_loss"]
-        return jax.lax.psum({"numerators": numerators, "denominators": denominators}, batch_mesh_axes(mesh))
-
-    return make_forward_step(mesh, graph, shardings, sums, PartitionSpec())
