@@ -43,6 +43,7 @@ from bert_jax.model.bert import Parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.parallel.host_batches import abstract_batch, rows_here
 from bert_jax.parallel.mesh import check_divisibility, make_mesh
+from bert_jax.parallel.step_program import TrainStep
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
@@ -62,7 +63,7 @@ from bert_jax.training.planning.learning_rate import learning_rate_schedule
 from bert_jax.training.planning.state_plan import describe_state, drop_parts
 from bert_jax.training.run import Run, log_result, open_run
 from bert_jax.training.state import StateSpec, TrainState
-from bert_jax.training.train_step import TrainStep, make_train_step
+from bert_jax.training.train_step import make_train_step
 from bert_jax.training.workdir import enter_workdir
 
 log = logging.getLogger(__name__)
