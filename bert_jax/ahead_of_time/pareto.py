@@ -98,6 +98,7 @@ def _choices_of_variant(
     target: Target, plan: Plan, rows: int, variant: Mapping[str, Any], watch: Watch
 ) -> Iterator[Choice]:
     """Yields the choices of one remat policy and one attention; `rows` are those of a device in the whole batch."""
+    assert target.hbm_bytes is not None
     allowed = [count for count in range(1, rows + 1) if rows % count == 0]
     wanted: dict[int, int] = {}
     described: dict[int, dict[str, Any]] = {}  # of those that fit
