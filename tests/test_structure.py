@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -146,3 +147,15 @@ def test_the_reading_order_is_short():
         lines = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in files}
         assert len(lines) == len(files) <= most_files
         assert sum(lines.values()) <= most_lines, lines
+
+
+def test_names_that_benchmarks_and_launchers_import_exist():
+    missing = []
+    for path in [*(REPOSITORY / "benchmarks").rglob("*.py"), *(REPOSITORY / "launch").glob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bert_jax"):
+                module = importlib.import_module(str(node.module))
+                for name in (alias.name for alias in node.names):
+                    if not hasattr(module, name) and not importlib.util.find_spec(f"{node.module}.{name}"):
+                        missing.append(f"{path.name}: {node.module}.{name}")
+    assert not missing

@@ -23,8 +23,10 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.tracking.accelerators import find_accelerator
 from bert_jax.tracking.flops import training_flops
 from bert_jax.training.objectives import pretraining
-from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from bert_jax.training.state import StateSpec, TrainState, describe_state, key_data
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.planning.learning_rate import learning_rate_schedule
+from bert_jax.training.planning.state_plan import describe_state
+from bert_jax.training.state import StateSpec, TrainState, key_data
 from bert_jax.training.train_step import make_train_step
 
 VOCAB_SIZE = 30_522
