@@ -103,10 +103,10 @@ def make_batch(setting: Setting, seed: int = 0) -> tuple[HostBatch, int]:
     lengths = draw_lengths(seq_len, max(POOL, 2 * MAX_SEQUENCES * setting.rows), rng)
     rows = pack(lengths, seq_len, MAX_SEQUENCES, key=seed)
     rows = rows[rng.permutation(len(rows))[: setting.rows]]
-    used = np.unique(rows[rows >= 0])
-    rows = np.where(rows >= 0, np.searchsorted(used, rows), -1)
+    is_used = rows >= 0
+    chosen = lengths[rows[is_used]]
     slots = most_predictions(lambda length: predictions_of(length, seq_len), seq_len, MAX_SEQUENCES)
-    return pack_batch(make_sequences(lengths[used], seq_len, rng), rows, seq_len, slots, 0), len(used)
+    return pack_batch(make_sequences(chosen, seq_len, rng), is_used, seq_len, slots, 0), len(chosen)
 
 
 class Step:
