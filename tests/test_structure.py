@@ -2,9 +2,11 @@
 
 import ast
 import functools
+import re
 import sys
 from pathlib import Path
 
+import pytest
 from support import helpers
 
 REPOSITORY = helpers.REPOSITORY
@@ -33,7 +35,7 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "interop": {"files", "finetuning", "model", "text", "tracking", "training", "__init__"},
     "finetuning": {"config", "data", "files", "model", "parallel", "runtime", "text", "tracking", "training"},
     "inference": {"config", "files", "finetuning", "interop", "model", "parallel", "text", "training"},
-    "ahead_of_time": {"config", "data", "files", "model", "parallel", "tracking", "training"},
+    "ahead_of_time": {"config", "data", "files", "model", "parallel", "runtime", "tracking", "training"},
     "custom_training": {"config", "data", "files", "model", "parallel", "training"},
     "studies": {
         "config", "configs", "data", "files", "finetuning", "model", "parallel", "runtime", "text", "tracking",
@@ -128,3 +130,21 @@ def test_a_folder_holds_few_modules():
     folders = {path.parent for path in PACKAGE.rglob("*.py")}
     counts = {str(folder.relative_to(PACKAGE)): len([*folder.glob("*.py")]) - 1 for folder in folders}
     assert max(counts.values()) <= MOST_MODULES, counts
+
+
+LONGEST_READING = {"One training step": (8, 900), "": (18, 2500)}
+"""Most files and lines of the lists of "Reading order" in CONTRIBUTING.md: of one list, and of all."""
+
+
+@pytest.mark.parametrize("beginning", LONGEST_READING)
+def test_the_reading_order_is_short(beginning: str):
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (section,) = re.findall(r"^## Reading order\n(.*?)^## ", text, re.DOTALL | re.MULTILINE)
+    lists = re.findall(r"^(\w[^\n]*:)\n\n((?:\d+\. [^\n]*\n)+)", section, re.MULTILINE)
+    chosen = [entries for title, entries in lists if title.startswith(beginning)]
+    assert len(chosen) == (1 if beginning else 3)
+    files = [PACKAGE / name for entries in chosen for name in re.findall(r"`([\w/]+\.py)`", entries)]
+    lines = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    most_files, most_lines = LONGEST_READING[beginning]
+    assert len(lines) == len(files) <= most_files
+    assert sum(lines.values()) <= most_lines, lines

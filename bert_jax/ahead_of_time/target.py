@@ -1,4 +1,4 @@
-"""TPU targets of compilation, by libtpu's names."""
+"""Targets of compilation: TPUs by libtpu's names, or the devices of this machine."""
 
 import importlib.metadata
 import math
@@ -33,12 +33,16 @@ _ENVIRONMENT = {  # of libtpu
 
 @dataclass(frozen=True)
 class Target:
-    """TPUs to compile for. `accelerator` is None if `tracking.accelerators` does not know them."""
+    """Devices to compile for.
+
+    `hbm_bytes` of memory are usable by a program; None if that is unknown, as for CPUs and GPUs. `accelerator` is None
+    if `tracking.accelerators` does not know the devices.
+    """
 
     topology: str
     slices: int
     devices: tuple[Any, ...]
-    hbm_bytes: int  # usable by a program
+    hbm_bytes: int | None
     accelerator: Accelerator | None
 
 
@@ -74,6 +78,17 @@ def open_target(topology: str, slices: int = 1) -> Target:
     return Target(
         topology, slices, tuple(devices), _usable_memory(devices[0]), find_accelerator(devices[0].device_kind)
     )
+
+
+def local_target() -> Target:
+    """Returns the devices of this machine as a target, named by platform and number, such as `cpu:8`."""
+    devices = jax.devices()
+    memory = _usable_memory(devices[0]) if devices[0].platform == "tpu" else None
+    slices = len({getattr(device, "slice_index", None) for device in devices})
+    return Target(
+        f"{devices[0].platform}:{len(devices)}", slices, tuple(devices), memory,
+        find_accelerator(devices[0].device_kind),
+    )  # fmt: skip
 
 
 def _usable_memory(device: Any) -> int:

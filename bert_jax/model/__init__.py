@@ -7,7 +7,8 @@ meshes appear only in `fused_attention.py` and `workarounds.py`. Shapes use one 
     V vocabulary (padded)    P predictions per row    K sequences per row
 """
 
-from bert_jax.model.bert import BertForPreTraining, abstract_parameters, initialize, parameter_count
+from bert_jax.model.bert import BertForPreTraining
 from bert_jax.model.bert_config import BertConfig
+from bert_jax.model.parameter_trees import abstract_parameters, initialize, parameter_count
 
 __all__ = ["BertConfig", "BertForPreTraining", "abstract_parameters", "initialize", "parameter_count"]

@@ -12,25 +12,9 @@ from jax.ad_checkpoint import checkpoint_name
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.dropout import drop, dropout, dropout_mask
 from bert_jax.model.fused_attention import cudnn_attention, splash_attention
-from bert_jax.model.layers import Key, LayerNorm, activation, bias, dense, parameter, rematerialized, truncated_normal
+from bert_jax.model.layers import Key, LayerNorm, activation, bias, dense, parameter, truncated_normal
+from bert_jax.model.rematerialization import REMAT_POLICIES, rematerialized
 from bert_jax.model.workarounds import softmax, weight_einsum
-
-# Names by `checkpoint_name` of the intermediates that the backward pass reads.
-_NAMES = (
-    "qkv", "attention_context", "fused_attention", "dropout_mask", "norm_input", "norm_scale", "norm_output",
-    "feed_forward",
-)  # fmt: skip
-_NAMES_OF_LENGTH_BY_LENGTH = ("attention_probabilities", "attention_dropout_mask")
-
-REMAT_POLICIES = {
-    # Save the intermediates that the backward pass reads, by `checkpoint_name`. All others are elementwise work on
-    # these, or weights that FSDP gathers, which would be the whole model if they were saved for every layer.
-    "none": jax.checkpoint_policies.save_only_these_names(*_NAMES, *_NAMES_OF_LENGTH_BY_LENGTH),
-    # Recompute attention's L x L arrays as well (Korthikanti et al. 2022, arXiv:2205.05198).
-    "attention": jax.checkpoint_policies.save_only_these_names(*_NAMES),
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # save products with weights
-    "full": jax.checkpoint_policies.nothing_saveable,  # save only the input of each layer
-}
 
 ATTENTIONS = ("xla", "splash", "cudnn")
 """Implementations of attention: products that the compiler fuses, or a fused TPU or GPU kernel without dropout."""

@@ -27,8 +27,8 @@ from bert_jax.training.checks import check_attention
 from bert_jax.training.evaluation import evaluate_checkpoint
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.phases import open_phases
+from bert_jax.training.planning.state_plan import describe_state
 from bert_jax.training.pretrain import pretrain
-from bert_jax.training.state import describe_state
 from bert_jax.training.train_step import make_train_step
 from bert_jax.training.workdir import claim_workdir
 
