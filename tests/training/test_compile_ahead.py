@@ -45,7 +45,7 @@ def test_batches_of_other_shapes_are_compiled_when_they_come(dataset_dir: Path, 
     phases = ({"steps": 1}, {"steps": 1, "global_batch_size": 8})
     with logged_compilations() as found:
         pretrain(
-            helpers.small_config(dataset_dir, phases=phases, total_steps=2, eval_batches=0), str(tmp_path / "run")
+            helpers.small_config(dataset_dir, phases=phases, total_steps=2, eval_batches=0, optimizer__warmup_steps=1), str(tmp_path / "run")
         )  # fmt: skip
     threads = [thread.startswith("compile") for name, thread in found if name == "train_step"]
     assert threads == [True, False]
