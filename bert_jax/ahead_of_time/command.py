@@ -1,16 +1,18 @@
-"""`bert-jax compile`: compiles and describes every phase of a config, and finds a fix for a phase that does not fit."""
+"""`bert-jax compile`: compiles and describes every phase, finds a fix for one that does not fit, compares settings."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from bert_jax.ahead_of_time.compiled_step import Step, compile_step, describe
 from bert_jax.ahead_of_time.fit import find_batch, find_fix, plans
+from bert_jax.ahead_of_time.pareto import best_choice, find_choices
 from bert_jax.ahead_of_time.table import gib
 from bert_jax.ahead_of_time.target import Target, open_target
 from bert_jax.config import ConfigDict
 from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
-from bert_jax.training.phases import PHASE_KEYS, plan_phases
+from bert_jax.training.phases import PHASE_KEYS, Plan, plan_phases
 
 log = logging.getLogger(__name__)
 
@@ -80,11 +82,49 @@ def _problem(target: Target, config: ConfigDict, step: Step, would_fit: dict[str
         f"{gib(target.hbm_bytes)} GiB, {gib(step.wanted_bytes - target.hbm_bytes)} GiB too little"
     )
     if would_fit:
-        number = [other.stop for other in plan_phases(config)].index(plan.stop)
-        phase = f"phases.{number}." if config.phases else ""
-        settings = " ".join(
-            f"--config.{phase if key.startswith(PHASE_KEYS) else ''}{key}={value}"
-            for key, value in would_fit["with"].items()
-        )
+        settings = " ".join(_flags(config, plan, would_fit["with"]))
         return f"{text}; needs {gib(would_fit['peak_bytes'])} GiB with {settings}"
     return f"{text}; no setting found that fits, use more devices" if advice else text
+
+
+def _flags(config: ConfigDict, plan: Plan, settings: Mapping[str, Any]) -> list[str]:
+    """Returns the command-line options that change a phase's settings."""
+    number = [other.stop for other in plan_phases(config)].index(plan.stop)
+    phase = f"phases.{number}." if config.phases else ""
+    return [f"--config.{phase if key.startswith(PHASE_KEYS) else ''}{key}={value}" for key, value in settings.items()]
+
+
+def compare_settings(
+    config: ConfigDict,
+    topology: str,
+    *,
+    slices: int = 1,
+    phase: int | None = None,
+    show: Callable[[dict[str, Any]], Any] = lambda _: None,
+) -> dict[str, Any]:
+    """Compares rows per device, remat and attention for each phase; returns `{"phases": [...]}` for JSON.
+
+    Each phase has its `choices` (see `Choice`), and the `best` settings, None if nothing fits, with the options that
+    set them. Arguments and errors are those of `compile_config`.
+    """
+    config = fill_in_from_checkpoint(config)
+    target = open_target(topology, slices)
+    phases = []
+    for plan in plans(config, phase):
+        log.info("Comparing settings of steps %d-%d for %s", plan.start + 1, plan.stop, topology)
+        choices = find_choices(target, plan, _watch(target))
+        best = best_choice(choices)
+        phases.append(
+            {
+                "topology": topology,
+                "num_slices": slices,
+                "devices": len(target.devices),
+                "steps": [plan.start + 1, plan.stop],
+                "global_batch_size": plan.config.global_batch_size,
+                "hbm_bytes": target.hbm_bytes,
+                "choices": [asdict(choice) for choice in choices],
+                "best": best and {"with": best.settings, "options": _flags(config, plan, best.settings)},
+            }
+        )
+        show(phases[-1])
+    return {"phases": phases}

@@ -3,6 +3,7 @@
 import importlib.metadata
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -153,13 +154,19 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
 
 
+def moved_bytes(described: Mapping[str, Any]) -> int:
+    """Returns the bytes that a step reads and writes in a device's memory, an estimate; see `chips.ASSUMPTIONS`."""
+    state = described["argument_bytes"] + described["output_bytes"]
+    return state + 2 * described["gradient_accumulation"] * described["temp_bytes"]
+
+
 def describe(target: Target, step: Step) -> dict[str, Any]:
     """Describes a step for JSON: bytes of one device, FLOPs of one step on all devices."""
     config, rows = step.plan.config, step.rows
     collectives = None if step.program is None else read_collectives(step.program, step.mesh, target.slices)
     batch, devices = config.global_batch_size, len(target.devices)
     model_flops = batch * training_flops(step.model, rows.seq_len, rows.predictions, rows.sequences)
-    recomputed = batch * recomputed_flops(step.model, rows.seq_len, config.remat)
+    recomputed = batch * recomputed_flops(step.model, rows.seq_len, config.remat, config.attention)
     memory: dict[str, int | None] = dict.fromkeys(("argument_bytes", "output_bytes", "temp_bytes"))
     memory |= step.memory or {}
     described = {
@@ -192,13 +199,11 @@ def describe(target: Target, step: Step) -> dict[str, Any]:
         "memory_bytes": None,
     }
     if step.memory:
-        moved = step.memory["argument_bytes"] + step.memory["output_bytes"]
-        moved += 2 * config.gradient_accumulation * step.memory["temp_bytes"]
-        described["memory_bytes"] = moved
-        if target.accelerator and target.accelerator.bandwidths:
+        described["memory_bytes"] = moved = moved_bytes(described)
+        if target.accelerator and target.accelerator.torus:
             bounds = roofline(
-                target.accelerator.bandwidths, peak_flops=target.accelerator.peak_flops,
-                flops=(model_flops + recomputed) / devices, memory_bytes=moved, collectives=collectives,
+                target.accelerator, flops=(model_flops + recomputed) / devices, memory_bytes=moved,
+                collectives=collectives,
             )  # fmt: skip
             described["roofline"] = {
                 **asdict(bounds), "at_least_seconds": bounds.at_least, "bound": bounds.bound,

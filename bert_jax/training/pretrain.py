@@ -21,7 +21,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.model import BertConfig, abstract_parameters, parameter_count
 from bert_jax.parallel.host_batches import rows_here
-from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.mesh import count_slices, describe_networks, make_mesh
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
@@ -138,6 +138,9 @@ def _pretrain(
         ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items()), start + 1, config.total_steps,
         config.total_steps, folder,
     )  # fmt: skip
+    networks = describe_networks(mesh.shape, count_slices(mesh.devices.flat), mesh.devices.flat[0].platform)
+    for axis, networks_of_axis in networks.items():
+        log.info("Mesh axis %s: %s", axis, networks_of_axis)
     _log_disk_use(plan_saves(config, [phase.stop for phase in phases], resumed), spec)
 
     # --- Phases, in order ----------------------------------------------------------------------------------------
