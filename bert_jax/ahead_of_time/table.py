@@ -34,7 +34,8 @@ def render(described: Mapping[str, Any]) -> str:
         f"{d['dtype']}, remat {d['remat']}; compiled in {d['compile_seconds']:.0f} s",
         "",
         "memory per device, GiB",
-        f"  peak         {gib(d['peak_bytes']):>8}  {d['hbm_share']:.0%} of {gib(d['hbm_bytes'])}",
+        f"  peak         {gib(d['peak_bytes']):>8}"
+        + (f"  {d['hbm_share']:.0%} of {gib(d['hbm_bytes'])}" if d["hbm_bytes"] else ""),
     ]
     if d["fits"]:
         lines += [f"  arguments    {gib(d['argument_bytes']):>8}", f"  temporaries  {gib(d['temp_bytes']):>8}", ""]

@@ -42,8 +42,9 @@ from bert_jax.finetuning.tasks.class_weights import class_weights
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import Parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.parallel.host_batches import rows_here
+from bert_jax.parallel.host_batches import abstract_batch, rows_here
 from bert_jax.parallel.mesh import check_divisibility, make_mesh
+from bert_jax.parallel.step_program import TrainStep
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
@@ -63,7 +64,7 @@ from bert_jax.training.planning.learning_rate import learning_rate_schedule
 from bert_jax.training.planning.state_plan import describe_state, drop_parts
 from bert_jax.training.run import Run, log_result, open_run
 from bert_jax.training.state import StateSpec, TrainState
-from bert_jax.training.train_step import TrainStep, make_train_step
+from bert_jax.training.train_step import make_train_step
 from bert_jax.training.workdir import enter_workdir
 
 log = logging.getLogger(__name__)
@@ -117,11 +118,12 @@ def _finetune(
     watch = enter_workdir(folder, config, stack)
     latest = claim(folder, config, order.hash)
     order.config = config = without_new_keys(config, latest.config if latest else None)
-    setup = replace(setup, config=config)
+    setup, start = replace(setup, config=config), latest.step if latest else 0
+    _compile_ahead(setup, start, stack)  # while the checkpoint is read
     best = BestStep(keep_best=config.keep_best, **config.early_stopping)
     checkpointer = _open_checkpointer(setup, folder, best)
     stack.callback(checkpointer.close)
-    start, state = _first_state(setup, folder, checkpointer, best, latest.step if latest else 0)
+    start, state = _first_state(setup, folder, checkpointer, best, start)
     run = open_run(
         folder, config, setup.mesh, checkpointer, stop, watch, bars, stack,
         start=start, total=order.total_steps, name="finetune",
@@ -183,6 +185,15 @@ class _Setup:
     spec: StateSpec
     train_step: TrainStep
     predictor: Predictor
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the global batch; an example may have several."""
+        return self.config.global_batch_size * self.order.encoded.group
+
+    def rows_here(self) -> np.ndarray:
+        """Returns the rows of a batch that this process has to make."""
+        return rows_here(self.mesh, self.batch_size, self.config.gradient_accumulation)
 
 
 def _set_up(config: ConfigDict, folder: epath.Path, needs_scores: bool, stack: ExitStack) -> _Setup:
@@ -268,6 +279,17 @@ def _open_checkpointer(setup: _Setup, folder: epath.Path, best: BestStep) -> Che
     )  # fmt: skip
 
 
+def _compile_ahead(setup: _Setup, start: int, stack: ExitStack) -> None:
+    """Starts to compile the step for the padded lengths of the first batches after `start`; `stack` ends it."""
+    rows, microbatches = setup.rows_here(), setup.config.gradient_accumulation
+    batches = (setup.order.batch(step, rows, setup.before.tokenizer) for step in setup.order.first_steps(start))
+    setup.train_step.compile_ahead(
+        setup.spec.abstract,
+        (abstract_batch(setup.mesh, batch, microbatches, batch_size=setup.batch_size) for batch in batches),
+        stack,
+    )
+
+
 def _first_state(
     setup: _Setup, folder: epath.Path, checkpointer: Checkpointer, best: BestStep, newest: int
 ) -> tuple[int, TrainState]:
@@ -293,13 +315,12 @@ def _train(
 ) -> TrainState:  # fmt: skip
     """Trains from step `run.start` + 1 to the end, evaluates and saves; returns the last state. `state` is donated."""
     config, order = setup.config, setup.order
-    batch_size = config.global_batch_size * order.encoded.group
-    rows = rows_here(run.mesh, batch_size, config.gradient_accumulation)
+    rows = setup.rows_here()
     throughput = Throughput(work_of_steps(setup.model, setup.head, order))
     steps = StepRange(
         run.start, run.total, setup.train_step,
         make_batch=lambda step: order.batch(step, rows, setup.before.tokenizer),
-        batch_size=batch_size,
+        batch_size=setup.batch_size,
         microbatches=config.gradient_accumulation,
         throughput=throughput,
         max_nonfinite_steps=config.max_nonfinite_steps,

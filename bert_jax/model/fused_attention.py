@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import PartitionSpec
 
 from bert_jax.model.workarounds import vary_like
@@ -56,6 +55,8 @@ def _splash_kernel(
     block = max(size for size in range(SPLASH_LENGTHS, _LARGEST_BLOCK + 1, SPLASH_LENGTHS) if length % size == 0)
     # Tokens lie along the lanes. Heads of 64 there would be padded to 128, also in the residuals of the backward pass
     # (0.6 GiB of 13.2 GiB per device: BERT-LARGE, 8 rows of 512 tokens).
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash  # a fourth of a second, needed by few runs
+
     layout = splash.QKVLayout.SEQ_MINOR
     sizes = splash.BlockSizes(
         block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block, use_fused_bwd_kernel=True,

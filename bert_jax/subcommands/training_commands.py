@@ -107,7 +107,7 @@ def run_compile(options: argparse.Namespace) -> None:
             raise InputError("no setting found that fits; use more devices, or mesh.fsdp=-1 and mesh.data=1")
         return
     described, problems = compile_config(
-        load_config(options.config, options.overrides), options.topology,
+        load_config(options.config, options.overrides), options.topology, output=options.output,
         slices=options.num_slices, phase=options.phase, largest_batch=options.find_batch, advice=options.advice,
         show=lambda description: None if options.json else print(render(description), end="\n\n", flush=True),
     )  # fmt: skip

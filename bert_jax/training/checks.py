@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.data.dataset import PreparedDataset
+from bert_jax.data.loading.order import order_rules
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 from bert_jax.model.encoder import ATTENTIONS
@@ -115,6 +116,7 @@ def check_config(config: ConfigDict, steps: int) -> None:
     check(lambda x: x in OBJECTIVES, f"one of {', '.join(OBJECTIVES)}", "objective.lm")
     check(lambda x: x >= 0, "at least 0", "objective.static_masks")
     check(lambda x: 0 <= x <= MAX_SAMPLES, f"in [0, {MAX_SAMPLES}]", "tracking.samples")
+    order_rules(values["row_order"])
     Milestones.from_config(config)
     if values["objective.lm"] == "ltr" and values["objective.nsp"]:
         raise InputError(

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -20,40 +19,14 @@ from bert_jax.parallel.collectives import (
     shard_map_over_batch,
     varying_zeros,
 )
-from bert_jax.parallel.host_batches import put_everywhere
 from bert_jax.parallel.mesh import batch_mesh_axes
 from bert_jax.parallel.sharding import batch_sharding, gather_model
+from bert_jax.parallel.step_program import TrainStep
 from bert_jax.training import objectives
 from bert_jax.training.objectives import Objective
 from bert_jax.training.state import StateSpec, TrainState, key_data
 
 Metrics = dict[str, jax.Array]
-
-
-class TrainStep:
-    """Jitted `(state, batch) -> (state, metrics)`.
-
-    Seed and schedule are arguments of the compiled program as well, so that runs that differ in them alone share it.
-    """
-
-    def __init__(self, jitted: Any, mesh: Mesh, seed_data: np.ndarray, schedule: jax.tree_util.Partial):
-        self._jitted, self._mesh, self._run_arguments = jitted, mesh, (seed_data, schedule)
-
-    def __call__(self, state: TrainState, batch: Batch[Any]) -> tuple[TrainState, Metrics]:
-        return self._jitted(state, batch, *self._placed)
-
-    @functools.cached_property
-    def _placed(self) -> Any:
-        with jax.transfer_guard("allow"):  # the loop disallows transfers; these two are placed at the first step
-            return put_everywhere(self._mesh, self._run_arguments)
-
-    def trace(self, state: TrainState, batch: Batch[Any]) -> jax.stages.Traced:
-        """Traces the step to a jaxpr; state and batch may be `jax.ShapeDtypeStruct`s."""
-        return self._jitted.trace(state, batch, *self._run_arguments)
-
-    def lower(self, state: TrainState, batch: Batch[Any]) -> jax.stages.Lowered:
-        """Lowers the step to the compiler's input."""
-        return self.trace(state, batch).lower()
 
 
 def make_train_step(
@@ -135,11 +108,12 @@ def make_train_step(
         )(state.parameters, entries, rows, key, objective.denominators(entries))
 
         # --- Update -----------------------------------------------------------------------------------------------
-        grad_norm = optax.tree.norm(gradients)
-        learning_rate = schedule(state.step)
-        trained = spec.trained(state.parameters)
-        direction, optimizer_state = optimizer.update(gradients, state.optimizer_state, trained)
-        updated = jax.tree.map(lambda p, d: p - learning_rate * d, trained, direction)
+        with jax.named_scope("optimizer"):
+            grad_norm = optax.tree.norm(gradients)
+            learning_rate = schedule(state.step)
+            trained = spec.trained(state.parameters)
+            direction, optimizer_state = optimizer.update(gradients, state.optimizer_state, trained)
+            updated = jax.tree.map(lambda p, d: p - learning_rate * d, trained, direction)
 
         # --- Skipped if not finite --------------------------------------------------------------------------------
         # Checks the updated parameters, too: a finite gradient times a huge learning rate also ruins a run.
