@@ -42,6 +42,8 @@ LENGTHS = {
     512: (34, 55, 73, 92, 113, 136, 165, 197, 236, 279, 334, 404, 499, *[512] * 3),
 }
 GIB = 1 << 30
+HEADROOM = 0.95
+"""Share of the allocator's memory that a program may use: the rest is for its fragmentation."""
 
 
 @dataclass(frozen=True)
@@ -160,9 +162,9 @@ def _model(config: ConfigDict) -> BertConfig:
 
 
 def bytes_limit(device: jax.Device) -> float | None:
-    """Returns the GiB that JAX may allocate on a device; None if the device does not tell, as a CPU."""
+    """Returns the GiB that programs may use on a device; None if the device does not tell, as a CPU."""
     stats = device.memory_stats() or {}
-    return stats["bytes_limit"] / GIB if "bytes_limit" in stats else None
+    return HEADROOM * stats["bytes_limit"] / GIB if "bytes_limit" in stats else None
 
 
 def largest(settings: Sequence[Setting]) -> Step:

@@ -117,7 +117,7 @@ def _flags(config: ConfigDict, plan: Plan, settings: Mapping[str, Any]) -> list[
 
 def compare_settings(
     config: ConfigDict,
-    topology: str,
+    topology: str | None,
     *,
     slices: int = 1,
     phase: int | None = None,
@@ -129,16 +129,18 @@ def compare_settings(
     set them. Arguments and errors are those of `compile_config`.
     """
     config = fill_in_from_checkpoint(config)
-    target = open_target(topology, slices)
+    target = local_target() if topology is None else open_target(topology, slices)
+    if target.hbm_bytes is None:
+        raise InputError(f"--pareto: the memory of {target.topology} is unknown; set --topology")
     phases = []
     for plan in plans(config, phase):
-        log.info("Comparing settings of steps %d-%d for %s", plan.start + 1, plan.stop, topology)
+        log.info("Comparing settings of steps %d-%d for %s", plan.start + 1, plan.stop, target.topology)
         choices = find_choices(target, plan, _watch(target))
         best = best_choice(choices)
         phases.append(
             {
-                "topology": topology,
-                "num_slices": slices,
+                "topology": target.topology,
+                "num_slices": target.slices,
                 "devices": len(target.devices),
                 "steps": [plan.start + 1, plan.stop],
                 "global_batch_size": plan.config.global_batch_size,

@@ -11,6 +11,7 @@ from bert_jax.model.layers import Key
 _LEVELS = 1 << 16
 
 
+@jax.named_scope("dropout")
 def dropout_mask(shape: tuple[int, ...], rate: float, keys: Key | None) -> jax.Array | None:
     """Draws a mask bool [B, ...], False with probability `rate`; None without keys or for a rate of 0.
 

@@ -76,6 +76,7 @@ class SelfAttention(nnx.Module):
         """
         return sequence_ids if self.attention == "splash" else attention_mask(sequence_ids, causal=self.causal)
 
+    @jax.named_scope("attention")
     def __call__(self, x: jax.Array, visibility: jax.Array, key: Key | None) -> jax.Array:
         """Maps x [B, L, D] and the result of `visibility` to [B, L, D].
 
@@ -126,6 +127,7 @@ class FeedForward(nnx.Module):
         self.down_bias = bias((*stack, size), "layers", "embed")
         self.hidden_act = config.hidden_act
 
+    @jax.named_scope("feed_forward")
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [B, L, D] to [B, L, D]."""
         inner = checkpoint_name(dense("td,df->tf", x, self.up_kernel, self.up_bias), "feed_forward")
@@ -179,6 +181,7 @@ class Encoder(nnx.Module):
         self.remat = remat
         self.scan_layers = scan_layers
 
+    @jax.named_scope("encoder")
     def __call__(
         self, x: jax.Array, sequence_ids: jax.Array, key: Key | None, *, all_hidden_states: bool = False,
         gather_layer: GatherLayer | None = None,

@@ -9,8 +9,9 @@ import pytest
 from flax import nnx
 from jax.extend import core
 from support.batches import make_device_batch
+from support.models import initialize
 
-from bert_jax.model import BertConfig, abstract_parameters, encoder, initialize
+from bert_jax.model import BertConfig, abstract_parameters, encoder
 from bert_jax.model.encoder import attention_mask
 from bert_jax.model.fused_attention import splash_attention
 
@@ -73,7 +74,7 @@ def test_splash_is_attention(rows, length, heads, head, causal):
 )
 def test_a_model_with_splash_is_the_model(causal, settings):
     config = dataclasses.replace(SMALL, is_decoder=causal)
-    batch, (_, parameters) = make_device_batch(sequence_ids=packed()), initialize(config, jax.random.key(0))
+    batch, (_, parameters) = make_device_batch(sequence_ids=packed()), initialize(config)
 
     def value_and_gradient(**settings):
         graph, _, _ = abstract_parameters(config, **settings)
