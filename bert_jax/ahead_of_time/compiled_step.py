@@ -24,7 +24,8 @@ from bert_jax.tracking.flops import recomputed_flops, training_flops
 from bert_jax.training.checks import bert_config, check_attention, check_config, compute_dtype, data_paths
 from bert_jax.training.phase_data import abstract_batch, make_masking
 from bert_jax.training.phases import Plan
-from bert_jax.training.pretrain import plan_step, program_settings
+from bert_jax.training.planning.saved_step import program_settings
+from bert_jax.training.pretrain import plan_step
 
 VOCAB_SIZE = 30_522
 SEQ_LEN = 128
