@@ -29,7 +29,9 @@ def cudnn_attention(qkv: jax.Array, mask: jax.Array) -> jax.Array:
 
 def _forward(qkv: jax.Array, mask: jax.Array) -> tuple[jax.Array, Any]:
     def forward(qkv: jax.Array, mask: jax.Array) -> tuple[jax.Array, Any]:
-        return jax.vjp(functools.partial(_attend, mask=mask), qkv)
+        # Slice and swap out here: values computed without the VMA check vary along no axis, as the gradient must, too.
+        context, backward = jax.vjp(functools.partial(_attend, mask), *(qkv[:, :, i] for i in range(3)))
+        return _swap_heads_and_length(context), backward
 
     context, backward = on_every_axis(forward)(qkv, mask)
     return vary_like(qkv, context), checkpoint_name(backward, "fused_attention")
@@ -37,7 +39,7 @@ def _forward(qkv: jax.Array, mask: jax.Array) -> tuple[jax.Array, Any]:
 
 def _backward(backward: Any, gradient: jax.Array) -> tuple[jax.Array, None]:
     def qkv_gradient(backward: Any, gradient: jax.Array) -> jax.Array:
-        return backward(gradient)[0]
+        return jnp.stack(backward(_swap_heads_and_length(gradient)), axis=2)
 
     return vary_like(gradient, on_every_axis(qkv_gradient)(backward, gradient)), None
 
@@ -45,6 +47,12 @@ def _backward(backward: Any, gradient: jax.Array) -> tuple[jax.Array, None]:
 cudnn_attention.defvjp(_forward, _backward)
 
 
-def _attend(qkv: jax.Array, mask: jax.Array) -> jax.Array:
-    q, k, v = (qkv[:, :, i] for i in range(3))
-    return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation="cudnn")
+def _attend(mask: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Maps q, k, v [B, L, N, H] to the context [B, N, L, H]."""
+    context = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation="cudnn")
+    return _swap_heads_and_length(context)
+
+
+def _swap_heads_and_length(x: jax.Array) -> jax.Array:
+    """Swaps the axes of [B, L, N, H] to [B, N, L, H], and back."""
+    return jnp.swapaxes(x, 1, 2)

@@ -11,7 +11,7 @@ word are then two sublanes, which is how a TPU packs 16-bit values.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,13 +26,15 @@ from bert_jax.model.layers import Key
 from bert_jax.model.workarounds import on_every_axis, vary_like
 
 LANES = 128
-"""Elements of a TPU's vector registers along their last axis. `hidden_size` must be a multiple of it."""
+"""Elements of a TPU's vector register along its last axis. The hidden size must be a multiple of it."""
 
-LONGEST = 2048
-"""Largest sequence length: the scores of a block of queries and all keys must fit into a core's memory."""
+LARGEST_KEYS = 4096
+"""Largest bytes of one feature of a row's keys: 2,048 tokens in bfloat16 or 1,024 in fp32 fit into a core's memory."""
+
+_LARGEST_BLOCK = 512 * 512 * LANES  # Q L S of a grid step; 512 queries of 512 keys have scores of 1 MiB.
 
 _PADDING = -1  # Sequence id of the positions that round L up: no position of the row sees them.
-_NT, _TN, _NN = (((1,), (1,)), ((), ())), (((0,), (0,)), ((), ())), (((1,), (0,)), ((), ()))
+_NN, _NT = (((1,), (0,)), ((), ())), (((1,), (1,)), ((), ()))
 
 
 def pallas_attention(
@@ -97,8 +99,10 @@ class _Kernels:
 
     @property
     def queries(self) -> int:
-        """Q."""
-        return LANES
+        """Q: large blocks leave the compiler more to overlap."""
+        largest = max(LANES, _LARGEST_BLOCK // (self.padded_length * self.features))
+        fitting = range(LANES, min(largest, self.padded_length) + 1, LANES)
+        return max(size for size in fitting if self.padded_length % size == 0)
 
     # --- Calls of the kernels ----------------------------------------------------------------------------------------
 
@@ -166,10 +170,20 @@ class _Kernels:
 
     # --- Inside of the kernels ---------------------------------------------------------------------------------------
 
-    def head_slices(self) -> Iterator[tuple[int, slice]]:
-        """Yields the number of each head of this grid step, and its features."""
-        for c in range(self.heads_together):
-            yield c, slice(c * self.head, (c + 1) * self.head)
+    def features_of(self, c: int) -> slice:
+        """Returns the place of head `c` of this grid step among its S features."""
+        return slice(c * self.head, (c + 1) * self.head)
+
+    def only(self, c: int, x: jax.Array) -> jax.Array:
+        """Zeroes the features of all other heads than `c` in x [Q, S].
+
+        A product with it is then one of head `c`, for whose features no lanes need to be moved. It takes as long as one
+        of H features, for a TPU's matrix units are at least as wide as S = `LANES`.
+        """
+        if self.heads_together == 1:
+            return x
+        feature, own = _iota((1, self.features), 1), self.features_of(c)
+        return jnp.where((feature >= own.start) & (feature < own.stop), x, jnp.zeros((), x.dtype))
 
     def mask(self, query_ids: jax.Array, key_ids: jax.Array) -> jax.Array:
         """Returns which keys the queries attend to, bool [L, Q], from sequence ids [1, Q] and [L, 1]."""
@@ -179,16 +193,16 @@ class _Kernels:
         return mask
 
     def scores(self, q: jax.Array, k: jax.Array, mask: jax.Array) -> jax.Array:
-        """Maps scaled queries [Q, H] and keys [L, H] to scores fp32 [L, Q]."""
+        """Maps scaled queries [Q, S] of one head and keys [L, S] to scores fp32 [L, Q]."""
         return jnp.where(mask, _dot(k, q, _NT), np.finfo(np.float32).min)
 
     def keep(self, words: Any, c: int) -> jax.Array:
         """Returns the dropout mask of head `c` of this grid step, bool [L, Q]."""
         row, head = pl.program_id(0), pl.program_id(1) * self.heads_together + c
         pairs = -(-self.length // 2)
-        queries = (head * self.length + self._query_positions()) * pairs
-        number = (queries + _iota((self.padded_length // 2, 1), 0)).astype(jnp.uint32)
-        bits = pltpu.bitcast(hash_number(number, words[row, 0], words[row, 1]), jnp.uint16)
+        first = ((head * self.length + self._query_positions()) * pairs).astype(jnp.uint32)  # numbers of each query
+        pair = _iota((self.padded_length // 2, 1), 0).astype(jnp.uint32)
+        bits = pltpu.bitcast(hash_number(pair, first + words[row, 0], words[row, 1]), jnp.uint16)
         return bits.astype(jnp.int32) < keep_levels(self.dropout_rate)
 
     @property
@@ -203,48 +217,45 @@ def _forward_kernel(
     this: _Kernels, words: Any, query_ids: Any, key_ids: Any, q_block: Any, k_block: Any, v_block: Any,
     context_block: Any, log_sum_block: Any,
 ) -> None:  # fmt: skip
-    mask, contexts = this.mask(query_ids[0], key_ids[0]), []
-    q = _scaled(q_block[0], this.head)
-    for c, features in this.head_slices():
-        scores = this.scores(q[:, features], k_block[0, :, features], mask)
+    dtype, k = q_block.dtype, k_block[0]
+    mask, v_t, contexts = this.mask(query_ids[0], key_ids[0]), v_block[0].T, []
+    q = q_block[0] * jnp.asarray(this.head**-0.5, dtype)
+    for c in range(this.heads_together):
+        scores = this.scores(this.only(c, q), k, mask)
         largest = jnp.max(scores, axis=0, keepdims=True)
         weights = jnp.exp(scores - largest)
         total = jnp.sum(weights, axis=0, keepdims=True)
         if this.dropout_rate:
             weights = jnp.where(this.keep(words, c), weights, 0.0)
-        v = v_block[0, :, features]
-        context = _dot(v, weights.astype(v.dtype), _TN)  # [H, Q]
+        context = _dot(v_t[this.features_of(c)], weights.astype(dtype), _NN)  # [H, Q]
         contexts.append(context * (this.keep_scale / total))
         log_sum_block[0, 0, c : c + 1] = largest + jnp.log(total)
-    context_block[0] = jnp.concatenate(contexts).T.astype(context_block.dtype)
+    context_block[0] = jnp.concatenate(contexts).T.astype(dtype)
 
 
 def _backward_kernel(
     this: _Kernels, words: Any, query_ids: Any, key_ids: Any, q_block: Any, k_block: Any, v_block: Any,
     log_sum_block: Any, gradient_block: Any, qkv_gradients: Any, k_sum: Any, v_sum: Any,
 ) -> None:  # fmt: skip
-    step, dtype = pl.program_id(2), q_block.dtype
-    mask, q_gradients = this.mask(query_ids[0], key_ids[0]), []
-    q = _scaled(q_block[0], this.head)
+    step, dtype, k, v = pl.program_id(2), q_block.dtype, k_block[0], v_block[0]
+    mask, k_t, q_gradients = this.mask(query_ids[0], key_ids[0]), k.T, []
+    q, gradient = q_block[0] * jnp.asarray(this.head**-0.5, dtype), gradient_block[0]
 
     @pl.when(step == 0)
     def _clear() -> None:
         k_sum[...] = jnp.zeros_like(k_sum)
         v_sum[...] = jnp.zeros_like(v_sum)
 
-    k_gradients, v_gradients = [], []
-    for c, features in this.head_slices():
-        k, gradient = k_block[0, :, features], gradient_block[0, :, features]
-        probabilities = jnp.exp(this.scores(q[:, features], k, mask) - log_sum_block[0, 0, c : c + 1])
+    for c in range(this.heads_together):
+        q_c, gradient_c = this.only(c, q), this.only(c, gradient)
+        probabilities = jnp.exp(this.scores(q_c, k, mask) - log_sum_block[0, 0, c : c + 1])
         dropped = jnp.where(this.keep(words, c), probabilities, 0.0) if this.dropout_rate else probabilities
-        v_gradients.append(_dot(dropped.astype(dtype), gradient, _NN))
-        weighted = dropped * _dot(v_block[0, :, features], gradient, _NT)
+        v_sum[...] += _dot(dropped.astype(dtype), gradient_c, _NN)
+        weighted = dropped * _dot(v, gradient_c, _NT)
         mean = jnp.sum(weighted, axis=0, keepdims=True)
         score_gradient = (weighted - probabilities * mean).astype(dtype)
-        k_gradients.append(_dot(score_gradient, q[:, features], _NN))
-        q_gradients.append(_dot(k, score_gradient, _TN))  # [H, Q]
-    k_sum[...] += jnp.concatenate(k_gradients, axis=1)
-    v_sum[...] += jnp.concatenate(v_gradients, axis=1)
+        k_sum[...] += _dot(score_gradient, q_c, _NN)
+        q_gradients.append(_dot(k_t[this.features_of(c)], score_gradient, _NN))  # [H, Q]
     q_gradient = jnp.concatenate(q_gradients).T * (this.keep_scale * this.head**-0.5)
     queries = pl.ds(pl.multiple_of(step * this.queries, this.queries), this.queries)
     qkv_gradients[0, 0, queries] = q_gradient.astype(dtype)
@@ -253,10 +264,6 @@ def _backward_kernel(
     def _write() -> None:
         qkv_gradients[1, 0] = (k_sum[...] * this.keep_scale).astype(dtype)
         qkv_gradients[2, 0] = (v_sum[...] * this.keep_scale).astype(dtype)
-
-
-def _scaled(q: jax.Array, head: int) -> jax.Array:
-    return q * jnp.asarray(head**-0.5, q.dtype)
 
 
 def _dot(a: jax.Array, b: jax.Array, dimensions: Any) -> jax.Array:
