@@ -41,8 +41,9 @@ from bert_jax.finetuning.tasks.class_weights import class_weights
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import Parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.parallel.host_batches import rows_here
+from bert_jax.parallel.host_batches import abstract_batch, rows_here
 from bert_jax.parallel.mesh import check_divisibility, make_mesh
+from bert_jax.parallel.step_program import TrainStep
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
@@ -54,13 +55,15 @@ from bert_jax.training.checkpointing.best_step import BestStep
 from bert_jax.training.checkpointing.checkpoint_folders import FOLDER, find_best
 from bert_jax.training.checkpointing.checkpointer import Checkpointer
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
-from bert_jax.training.checks import check_attention, compute_dtype
+from bert_jax.training.checks import check_attention, compute_dtype, warn_of_uncorrected_lamb
 from bert_jax.training.initialization.warm_start import initialize_from
 from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRange, Trace, run_steps
-from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer, warn_of_uncorrected_lamb
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.planning.learning_rate import learning_rate_schedule
+from bert_jax.training.planning.state_plan import describe_state, drop_parts
 from bert_jax.training.run import Run, log_result, open_run
-from bert_jax.training.state import StateSpec, TrainState, describe_state, drop_parts
-from bert_jax.training.train_step import TrainStep, make_train_step
+from bert_jax.training.state import StateSpec, TrainState
+from bert_jax.training.train_step import make_train_step
 from bert_jax.training.workdir import enter_workdir
 
 log = logging.getLogger(__name__)
@@ -146,6 +149,15 @@ def _finetune(
     latest = claim(folder, config, order.hash)
     start = latest.step if latest else 0
     order.config = config = without_new_keys(config, latest.config if latest else None)
+    rows_of_step = rows_here(mesh, batch_size := config.global_batch_size * rows.group, config.gradient_accumulation)
+    train_step.compile_ahead(  # while the checkpoint is read
+        spec.abstract,
+        (
+            abstract_batch(mesh, order.batch(step, rows_of_step, before.tokenizer), config.gradient_accumulation,
+                           batch_size=batch_size)
+            for step in order.first_steps(start)
+        ), stack,
+    )  # fmt: skip
     best = BestStep(keep_best=config.keep_best, **config.early_stopping)
     record = {**head.about(), "max_seq_len": config.task.max_seq_len}
     checkpointer = Checkpointer(
@@ -197,8 +209,6 @@ def _finetune(
     def save(step: int, state: TrainState) -> None:
         checkpointer.save(step, state, bert_config=model, dataset_hashes=(order.hash,), unlogged=log_metrics.unlogged())
 
-    batch_size = config.global_batch_size * rows.group
-    rows_of_step = rows_here(mesh, batch_size, config.gradient_accumulation)
     throughput = Throughput(work_of_steps(model, head, order))
     steps = StepRange(
         start, order.total_steps, train_step,

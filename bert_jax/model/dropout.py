@@ -12,6 +12,7 @@ LEVELS = 1 << 16
 """Values of an element's random bits."""
 
 
+@jax.named_scope("dropout")
 def dropout_mask(shape: tuple[int, ...], rate: float, keys: Key | None) -> jax.Array | None:
     """Draws a mask bool [B, ...], False with probability `rate`; None without keys or for a rate of 0.
 

@@ -2,7 +2,7 @@
 
 Where no upstream issue is named, none is known; the plain form is then named. To check whether a workaround can go, put
 the plain form in its place and compare the named symptom. The slow paths of XLA:CPU were measured with jaxlib 0.10.
-Workarounds of collectives are in `parallel.sharding`.
+Workarounds of collectives are in `parallel.collectives`.
 """
 
 import functools

@@ -10,8 +10,9 @@ import pytest
 from flax import nnx
 from jax.extend import core
 from support.batches import make_device_batch
+from support.models import initialize
 
-from bert_jax.model import BertConfig, abstract_parameters, encoder, initialize
+from bert_jax.model import BertConfig, abstract_parameters, encoder
 from bert_jax.model.dropout import dropout_mask
 from bert_jax.model.encoder import attention_mask
 from bert_jax.model.pallas_attention import pallas_attention
@@ -36,7 +37,8 @@ def packed(length: int = LENGTH) -> np.ndarray:
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(encoder, "pallas_attention", functools.partial(pallas_attention, interpret=True))
+    kernel = functools.partial(pallas_attention, interpret=True)
+    monkeypatch.setattr("bert_jax.model.pallas_attention.pallas_attention", kernel)
 
 
 def plain_attention(qkv, sequence_ids, keys, *, dropout_rate, causal):
@@ -125,7 +127,7 @@ def test_pallas_attention_in_bfloat16_is_as_accurate_as_plain_attention():
 )
 def test_a_model_with_pallas_attention_is_the_model(causal, settings):
     config = dataclasses.replace(SMALL, is_decoder=causal)
-    batch, (_, parameters) = make_device_batch(sequence_ids=packed()), initialize(config, jax.random.key(0))
+    batch, (_, parameters) = make_device_batch(sequence_ids=packed()), initialize(config)
 
     def value_and_gradient(**settings):
         graph, _, _ = abstract_parameters(config, **settings)

@@ -18,7 +18,7 @@ from bert_jax.config import ConfigDict, load_config
 from bert_jax.errors import InputError
 from bert_jax.inference import pretrained
 from bert_jax.inference.features import extract
-from bert_jax.model import BertConfig, abstract_parameters, encoder
+from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.cudnn_attention import cudnn_attention
 from bert_jax.model.pallas_attention import pallas_attention
 from bert_jax.parallel.host_batches import put_batch
@@ -29,8 +29,8 @@ from bert_jax.training.checks import check_attention
 from bert_jax.training.evaluation import evaluate_checkpoint
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.phases import open_phases
+from bert_jax.training.planning.state_plan import describe_state
 from bert_jax.training.pretrain import pretrain
-from bert_jax.training.state import describe_state
 from bert_jax.training.train_step import make_train_step
 from bert_jax.training.workdir import claim_workdir
 
@@ -54,7 +54,7 @@ def interpret_pallas(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         shapes.append(qkv.shape)
         return pallas_attention(qkv, *inputs, **settings, interpret=True)
 
-    monkeypatch.setattr(encoder, "pallas_attention", interpreted)
+    monkeypatch.setattr("bert_jax.model.pallas_attention.pallas_attention", interpreted)
     return shapes
 
 
