@@ -7,7 +7,6 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
 from support import helpers
 
 REPOSITORY = helpers.REPOSITORY
