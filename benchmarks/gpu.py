@@ -43,8 +43,9 @@ SCRIPT = Path(__file__).resolve()
 STEP = ("jax", "flax", "optax", "ml_collections", "numpy")
 """Packages that a training step needs; the curve needs all of bert_jax."""
 MEASURES = (
-    "benchmarks/on_gpu", "bert_jax/model", "bert_jax/parallel", "bert_jax/training/objectives.py",
-    "bert_jax/training/optimizer.py", "bert_jax/training/state.py", "bert_jax/training/train_step.py",
+    "benchmarks/on_gpu", "bert_jax/model", "bert_jax/parallel", "bert_jax/training/cross_entropy.py",
+    "bert_jax/training/objectives.py", "bert_jax/training/optimizer.py", "bert_jax/training/planning",
+    "bert_jax/training/state.py", "bert_jax/training/train_step.py",
 )  # fmt: skip
 CUDA_PACKAGES = (
     "jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "torch", "transformers"
@@ -80,6 +81,9 @@ PARTS = (
 
 def run_part(options: argparse.Namespace) -> int:
     """Measures a part in this process; returns its exit status."""
+    # Ends by itself, with its workers, if the process that would stop it was killed.
+    signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGKILL))
+    signal.alarm(max(1, round(options.deadline - time.time())) + 2 * GRACE)
     key, scale = json.loads(options.key), REHEARSAL if options.rehearse else FULL
     packages = [name for name in CUDA_PACKAGES if _installed(name)]
     record = Record(
@@ -210,6 +214,8 @@ def _environment(options: argparse.Namespace) -> dict[str, str]:
     if options.rehearse:
         environment["JAX_PLATFORMS"] = "cpu"
         environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {COMPILE_QUICKLY}".strip()
+    elif platforms := environment.get("JAX_PLATFORMS"):  # parity compares with the CPU
+        environment["JAX_PLATFORMS"] = platforms if "cpu" in platforms.split(",") else f"{platforms},cpu"
     environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(options.work / "programs"))
     environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
     return environment

@@ -51,12 +51,15 @@ GPU_PARTS = ("parity", "determinism", "speed", "attention", "remat", "torch", "c
 BENCHMARKS = (
     Benchmark("python benchmarks/packing.py " + WIKIPEDIA, 2.5),
     Benchmark("python benchmarks/checkpoint_digests.py --config=bert_base --folder=runs/checkpoint_digests", 2),
+    Benchmark("python benchmarks/startup.py --data {data}", 5),
     Benchmark("python benchmarks/restarts.py --kills 3 --every 30", 5),
     Benchmark("bash benchmarks/gpu.sh", 10, tuple(f"gpu_{part}" for part in GPU_PARTS)),
     Benchmark("python benchmarks/data_pipeline.py " + WIKIPEDIA, 10),
     Benchmark("python benchmarks/quickstart_recipes.py", 15),
-    Benchmark("python benchmarks/continue_pretraining.py", 15),
-    Benchmark("python benchmarks/finetune_speed.py --examples 640 --repeats 3", 15),
+    Benchmark("BERT_JAX_DATA={data} python benchmarks/continue_pretraining.py", 15),
+    Benchmark("python benchmarks/pod_input.py --data128 DATASET --data512 DATASET", 15),
+    Benchmark("BERT_JAX_DATA={data} python benchmarks/gradient_reduction.py", 20),
+    Benchmark("python benchmarks/finetune_speed.py --data {data} --repeats 3", 40),
     Benchmark("python benchmarks/tpu_topologies.py", 25),
     Benchmark("python benchmarks/korean.py {data}/corpus/kowiki/kowiki.jsonl.gz", 30),
     Benchmark("python benchmarks/loss_memory.py", 30),
@@ -67,15 +70,15 @@ BENCHMARKS = (
 
 
 def state(name: str) -> str:
-    """Returns in a few words whether results/NAME.json is older than the code that it measures."""
+    """Returns in a few words whether results/NAME.json is older than the code that it measures, and its duration."""
     path = RESULTS / f"{name}.json"
     if not path.exists():
         return "no results"
     content = json.loads(path.read_text(encoding="utf-8"))
     older, rows = outdated(content)
-    if not older:
-        return f"up to date, {content['date']}"
-    return f"{older} of {rows} rows are older than the code, {content['date'] or 'date not recorded'}"
+    age = f"{older} of {rows} rows are older than the code" if older else "up to date"
+    duration = f", written in {content['seconds'] / 60:.1f} minutes" if "seconds" in content else ""
+    return f"{age}, {content['date'] or 'date not recorded'}{duration}"
 
 
 def is_current(benchmark: Benchmark) -> bool:
@@ -102,7 +105,7 @@ def run_quick() -> list[str]:
             print(f"skipped, set BERT_JAX_DATA: {benchmark.command}", flush=True)
             continue
         words = [sys.executable if word == "python" else word for word in shlex.split(benchmark.command)]
-        words = [word.replace("{data}", data) for word in words]
+        words = ["env", *(word.replace("{data}", data) for word in words)]  # assignments may precede the program
         print(shlex.join(words), flush=True)
         if subprocess.run(words, cwd=REPOSITORY, check=False).returncode:
             failed.append(benchmark.command)

@@ -318,3 +318,9 @@ def test_files_that_are_not_configs_are_refused(tmp_path: Path):
             load_config(str(tmp_path / "broken.py"))
     with pytest.raises(InputError, match=r"ValueError.*'x'"):
         load_config(f"{tmp_path / 'with_argument.py'}:x")
+
+
+def test_next_sentence_objective_is_a_bool_or_auto():
+    assert load_config("bert_tiny", [("objective.nsp", "auto")]).objective.nsp == "auto"
+    assert load_config("bert_tiny", [("objective.nsp", "auto"), ("objective.nsp", "0")]).objective.nsp is False
+    assert load_config("continue", [("objective.nsp", "true")]).objective.nsp is True

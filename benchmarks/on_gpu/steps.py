@@ -23,8 +23,10 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.tracking.accelerators import find_accelerator
 from bert_jax.tracking.flops import training_flops
 from bert_jax.training.objectives import pretraining
-from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from bert_jax.training.state import StateSpec, TrainState, describe_state, key_data
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.planning.learning_rate import learning_rate_schedule
+from bert_jax.training.planning.state_plan import describe_state
+from bert_jax.training.state import StateSpec, TrainState, key_data
 from bert_jax.training.train_step import make_train_step
 
 VOCAB_SIZE = 30_522
@@ -42,6 +44,8 @@ LENGTHS = {
     512: (34, 55, 73, 92, 113, 136, 165, 197, 236, 279, 334, 404, 499, *[512] * 3),
 }
 GIB = 1 << 30
+HEADROOM = 0.95
+"""Share of the allocator's memory that a program may use: the rest is for its fragmentation."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +103,10 @@ def make_batch(setting: Setting, seed: int = 0) -> tuple[HostBatch, int]:
     lengths = draw_lengths(seq_len, max(POOL, 2 * MAX_SEQUENCES * setting.rows), rng)
     rows = pack(lengths, seq_len, MAX_SEQUENCES, key=seed)
     rows = rows[rng.permutation(len(rows))[: setting.rows]]
-    used = np.unique(rows[rows >= 0])
-    rows = np.where(rows >= 0, np.searchsorted(used, rows), -1)
+    is_used = rows >= 0
+    chosen = lengths[rows[is_used]]
     slots = most_predictions(lambda length: predictions_of(length, seq_len), seq_len, MAX_SEQUENCES)
-    return pack_batch(make_sequences(lengths[used], seq_len, rng), rows, seq_len, slots, 0), len(used)
+    return pack_batch(make_sequences(chosen, seq_len, rng), is_used, seq_len, slots, 0), len(chosen)
 
 
 class Step:
@@ -160,9 +164,9 @@ def _model(config: ConfigDict) -> BertConfig:
 
 
 def bytes_limit(device: jax.Device) -> float | None:
-    """Returns the GiB that JAX may allocate on a device; None if the device does not tell, as a CPU."""
+    """Returns the GiB that programs may use on a device; None if the device does not tell, as a CPU."""
     stats = device.memory_stats() or {}
-    return stats["bytes_limit"] / GIB if "bytes_limit" in stats else None
+    return HEADROOM * stats["bytes_limit"] / GIB if "bytes_limit" in stats else None
 
 
 def largest(settings: Sequence[Setting]) -> Step:

@@ -60,7 +60,10 @@ def compile_config(
     for plan in plans(config, phase):
         log.info("Compiling steps %d-%d for %s", plan.start + 1, plan.stop, target.topology)
         with without_cache() if output else nullcontext():
-            step = find_batch(target, plan, _watch(target)) if largest_batch else compile_step(target, plan)
+            if largest_batch:
+                step = find_batch(target, plan, _watch(target))
+            if output or not largest_batch:
+                step = compile_step(target, step.plan if largest_batch else plan, keeps_program=bool(output))
         description = describe(target, step)
         if not step.fits:
             fix = find_fix(target, step, _watch(target)) if advice else None

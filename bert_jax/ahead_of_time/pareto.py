@@ -15,7 +15,8 @@ from bert_jax.ahead_of_time.compiled_step import compile_step, describe, moved_b
 from bert_jax.ahead_of_time.fit import Watch, with_changes
 from bert_jax.ahead_of_time.target import Target
 from bert_jax.errors import InputError
-from bert_jax.model.encoder import ATTENTIONS, REMAT_POLICIES
+from bert_jax.model.encoder import ATTENTIONS
+from bert_jax.model.rematerialization import REMAT_POLICIES
 from bert_jax.parallel.mesh import BATCH_AXES, make_mesh
 from bert_jax.training.phases import Plan
 
@@ -98,6 +99,7 @@ def _choices_of_variant(
     target: Target, plan: Plan, rows: int, variant: Mapping[str, Any], watch: Watch
 ) -> Iterator[Choice]:
     """Yields the choices of one remat policy and one attention; `rows` are those of a device in the whole batch."""
+    assert target.hbm_bytes is not None
     allowed = [count for count in range(1, rows + 1) if rows % count == 0]
     wanted: dict[int, int] = {}
     described: dict[int, dict[str, Any]] = {}  # of those that fit
