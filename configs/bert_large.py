@@ -31,7 +31,8 @@ from bert_jax.configs import bert
 
 # Rows of a microbatch on a device, at 128 tokens and at 512, with room to spare (benchmarks/tpu_topologies.py), data
 # parallel: the model is too small to gain from sharding it. Dropout is kept, so at 512 tokens attention is recomputed
-# instead of using a fused kernel, which has no dropout.
+# instead of using a fused kernel, which has no dropout. tpu7x has v5p's rows, not compiled yet: its devices, half a
+# chip each, have as much memory.
 CHIPS = {"v4": (128, 32), "v5e": (64, 16), "v5p": (256, 128), "v6e": (128, 32), "tpu7x": (256, 128)}
 
 
