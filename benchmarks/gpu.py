@@ -43,8 +43,9 @@ SCRIPT = Path(__file__).resolve()
 STEP = ("jax", "flax", "optax", "ml_collections", "numpy")
 """Packages that a training step needs; the curve needs all of bert_jax."""
 MEASURES = (
-    "benchmarks/on_gpu", "bert_jax/model", "bert_jax/parallel", "bert_jax/training/objectives.py",
-    "bert_jax/training/optimizer.py", "bert_jax/training/state.py", "bert_jax/training/train_step.py",
+    "benchmarks/on_gpu", "bert_jax/model", "bert_jax/parallel", "bert_jax/training/cross_entropy.py",
+    "bert_jax/training/objectives.py", "bert_jax/training/optimizer.py", "bert_jax/training/planning",
+    "bert_jax/training/state.py", "bert_jax/training/train_step.py",
 )  # fmt: skip
 CUDA_PACKAGES = (
     "jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "torch", "transformers"

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh
 
 from bert_jax.batch import Batch, HostBatch, map_arrays
@@ -23,8 +24,10 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.tracking.accelerators import find_accelerator
 from bert_jax.tracking.flops import training_flops
 from bert_jax.training.objectives import pretraining
-from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from bert_jax.training.state import StateSpec, TrainState, describe_state, key_data
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.planning.learning_rate import learning_rate_schedule
+from bert_jax.training.planning.state_plan import describe_state
+from bert_jax.training.state import StateSpec, TrainState, key_data
 from bert_jax.training.train_step import make_train_step
 
 VOCAB_SIZE = 30_522
@@ -101,10 +104,10 @@ def make_batch(setting: Setting, seed: int = 0) -> tuple[HostBatch, int]:
     lengths = draw_lengths(seq_len, max(POOL, 2 * MAX_SEQUENCES * setting.rows), rng)
     rows = pack(lengths, seq_len, MAX_SEQUENCES, key=seed)
     rows = rows[rng.permutation(len(rows))[: setting.rows]]
-    used = np.unique(rows[rows >= 0])
-    rows = np.where(rows >= 0, np.searchsorted(used, rows), -1)
+    is_used = rows >= 0
+    sequences = make_sequences(lengths[rows[is_used]], seq_len, rng)
     slots = most_predictions(lambda length: predictions_of(length, seq_len), seq_len, MAX_SEQUENCES)
-    return pack_batch(make_sequences(lengths[used], seq_len, rng), rows, seq_len, slots, 0), len(used)
+    return pack_batch(sequences, is_used, seq_len, slots, 0), int(is_used.sum())
 
 
 class Step:
@@ -125,8 +128,8 @@ class Step:
         slots, per_row = batch["masked_positions"].shape[1], batch["cls_positions"].shape[1]
         self.flops = setting.rows * training_flops(self.model, setting.seq_len, slots, per_row)
         self.batch: Batch[jax.Array] = put_batch(self.mesh, batch, config.gradient_accumulation)
-        self.spec = describe(self.mesh, config, self.model)
         optimizer = make_optimizer(config.optimizer, abstract_parameters(self.model)[2])
+        self.spec = describe(self.mesh, config, self.model, optimizer)
         schedule = learning_rate_schedule(config.optimizer.learning_rate, 0, 1_000_000)
         step = make_train_step(self.mesh, self.spec, optimizer, schedule, pretraining(nsp=True), seed=config.seed)
         began = time.perf_counter()
@@ -146,14 +149,14 @@ class Step:
         return self._compiled(state, self.batch, *self._arguments)
 
 
-def describe(mesh: Mesh, config: ConfigDict, model: BertConfig) -> StateSpec:
+def describe(mesh: Mesh, config: ConfigDict, model: BertConfig, optimizer: optax.GradientTransformation) -> StateSpec:
     """Returns the plan of the state of a config."""
     dtype = config.dtype
     if dtype == "auto":
         dtype = "float32" if mesh.devices.flat[0].platform == "cpu" else "bfloat16"
     return describe_state(
-        mesh, model, make_optimizer(config.optimizer, abstract_parameters(model)[2]), config.seed,
-        dtype=jnp.dtype(dtype), attention=config.attention, remat=config.remat, scan_layers=config.scan_layers,
+        mesh, model, optimizer, config.seed, dtype=jnp.dtype(dtype), attention=config.attention, remat=config.remat,
+        scan_layers=config.scan_layers,
     )  # fmt: skip
 
 
