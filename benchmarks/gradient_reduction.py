@@ -5,8 +5,8 @@
 Trains the model of configs/quickstart.py on 8 simulated CPU devices, once per seed and type, and evaluates it on the
 whole eval split. FOLDER holds corpus/enwiki/*.jsonl.gz; the first file is used. Then compiles BERT-LARGE's step for
 256 chips (requires the tpu-aot extra and no TPU). Each row is written to the JSON as soon as it exists; a run that is
-stopped continues with the first row that is missing or older than the code. Dataset and runs, in --folder, are kept for
-the next call. XLA:CPU adds in float32 what it was given in bfloat16, and rounds the sum.
+stopped continues with the rows that are missing, then replaces those that are older than the code. Dataset and runs, in
+--folder, are kept for the next call. XLA:CPU adds in float32 what it was given in bfloat16, and rounds the sum.
 """
 
 import argparse
@@ -15,7 +15,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from record import REPOSITORY, Record, add_json_argument
 
@@ -28,8 +30,9 @@ SETTINGS = {
 }  # fmt: skip
 COMPILED = "--config=bert_large:lamb_v5e --topology=v5e:16x16 --phase=0"
 MEASURES = (
-    "bert_jax/data/loading", "bert_jax/model", "bert_jax/parallel", "bert_jax/training/objectives.py",
-    "bert_jax/training/optimizer.py", "bert_jax/training/train_step.py", "configs/quickstart.py",
+    "bert_jax/data/loading", "bert_jax/model", "bert_jax/parallel", "bert_jax/training/cross_entropy.py",
+    "bert_jax/training/objectives.py", "bert_jax/training/optimizer.py", "bert_jax/training/planning",
+    "bert_jax/training/train_step.py", "configs/quickstart.py",
 )  # fmt: skip
 
 LOSSES = {
@@ -95,6 +98,11 @@ def compile_step(dtype: str) -> dict:
     }
 
 
+def outdated(keys: Iterable[Any], rows: Mapping[Any, dict], code: str) -> list[Any]:
+    """Returns the keys without a row, then those whose row is older than the code."""
+    return [key for key in keys if key not in rows] + [key for key in keys if key in rows and rows[key]["code"] != code]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -107,11 +115,11 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     record = Record(options.json, MEASURES, packages=("libtpu",))
     stamp = record.stamp
-    losses = {row["seed"]: row for row in record.earlier("losses") if row["code"] == stamp["code"]}
-    traffic = {row["dtype"]: row for row in record.earlier("traffic") if row["code"] == stamp["code"]}
-    for seed in SEEDS:
-        if seed in losses:
-            continue
+    losses = {row["seed"]: row for row in record.earlier("losses")}
+    traffic = {row["dtype"]: row for row in record.earlier("traffic")}
+    record.set_table("losses", LOSSES, losses.values())
+    record.set_table("traffic", TRAFFIC, traffic.values())
+    for seed in outdated(SEEDS, losses, stamp["code"]):
         scores = {dtype: train(options.folder, dtype, seed) for dtype in TYPES}
         losses[seed] = stamp | {
             "seed": seed,
@@ -124,19 +132,15 @@ def main() -> None:
             "unigram_loss": scores["float32"]["unigram_loss"],
         }
         record.set_table("losses", LOSSES, losses.values())
-    for dtype in TYPES:
-        if dtype not in traffic:
-            traffic[dtype] = compile_step(dtype) | stamp
-            record.set_table("traffic", TRAFFIC, traffic.values())
-    record.set_table("losses", LOSSES, losses.values())
-    record.set_table("traffic", TRAFFIC, traffic.values())
-    exact = [row["float32_mlm_loss"] for row in losses.values()]
-    record.set_values(
-        devices=DEVICES, steps=SETTINGS["total_steps"], batch_size=SETTINGS["global_batch_size"],
-        unigram_loss=losses[SEEDS[0]]["unigram_loss"],
-        largest_difference=max(abs(row["mlm_loss_difference"]) for row in losses.values()),
-        spread_over_seeds=max(exact) - min(exact),
-    )  # fmt: skip
+        exact = [row["float32_mlm_loss"] for row in losses.values()]
+        record.set_values(
+            devices=DEVICES, steps=SETTINGS["total_steps"], batch_size=SETTINGS["global_batch_size"], seeds=len(losses),
+            unigram_loss=losses[seed]["unigram_loss"], spread_over_seeds=max(exact) - min(exact),
+            largest_difference=max(abs(row["mlm_loss_difference"]) for row in losses.values()),
+        )  # fmt: skip
+    for dtype in outdated(TYPES, traffic, stamp["code"]):
+        traffic[dtype] = compile_step(dtype) | stamp
+        record.set_table("traffic", TRAFFIC, traffic.values())
     print(record.render("losses"), record.render("traffic"), sep="\n\n")
 
 

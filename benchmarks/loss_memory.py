@@ -26,9 +26,9 @@ COMMON = {
 }  # fmt: skip
 MASKS = {"objective.mask_rate": "0.3"}
 LEFT_TO_RIGHT = {"objective.lm": "ltr", "objective.nsp": "False"}
-SPLASH = {"attention": "splash", "model.attention_probs_dropout_prob": "0.0"}
+PALLAS = {"attention": "pallas"}
 CASES = {
-    "masks of 30%, attention=splash": MASKS | SPLASH,
+    "masks of 30%, attention=pallas": MASKS | PALLAS,
     "left to right, attention=xla": LEFT_TO_RIGHT,
     "masks of 30%, attention=xla": MASKS,
 }

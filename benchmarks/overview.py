@@ -51,18 +51,19 @@ GPU_PARTS = ("parity", "determinism", "speed", "attention", "remat", "torch", "c
 BENCHMARKS = (
     Benchmark("python benchmarks/packing.py " + WIKIPEDIA, 2.5),
     Benchmark("python benchmarks/checkpoint_digests.py --config=bert_base --folder=runs/checkpoint_digests", 2),
-    Benchmark("python benchmarks/startup.py --data {data}", 8),
+    Benchmark("python benchmarks/startup.py --data {data}", 5),
     Benchmark("python benchmarks/restarts.py --kills 3 --every 30", 5),
     Benchmark("bash benchmarks/gpu.sh", 10, tuple(f"gpu_{part}" for part in GPU_PARTS)),
     Benchmark("python benchmarks/data_pipeline.py " + WIKIPEDIA, 10),
     Benchmark("python benchmarks/quickstart_recipes.py", 15),
     Benchmark("BERT_JAX_DATA={data} python benchmarks/continue_pretraining.py", 15),
-    Benchmark("BERT_JAX_DATA={data} python benchmarks/finetune_speed.py --examples 640 --repeats 3", 15),
     Benchmark("python benchmarks/pod_input.py --data128 DATASET --data512 DATASET", 15),
     Benchmark("BERT_JAX_DATA={data} python benchmarks/gradient_reduction.py", 20),
+    Benchmark("python benchmarks/finetune_speed.py --data {data} --repeats 3", 40),
     Benchmark("python benchmarks/tpu_topologies.py", 25),
     Benchmark("python benchmarks/korean.py {data}/corpus/kowiki/kowiki.jsonl.gz", 30),
     Benchmark("python benchmarks/loss_memory.py", 30),
+    Benchmark("python benchmarks/attention_memory.py", 30),
     Benchmark(
         f"python benchmarks/prepare_memory.py {WIKIPEDIA} --gigabytes 5.2 --bucket_tokens 4194304", 90
     ),

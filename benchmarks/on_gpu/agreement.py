@@ -42,7 +42,7 @@ DETERMINISM_COLUMNS = {
     "two processes": "{other_process}",
     "steps": "{steps}",
 }
-TPU_KERNEL = "splash"
+TPU_KERNEL = "pallas"
 FLAG = "--xla_gpu_deterministic_ops=true"
 
 

@@ -105,9 +105,9 @@ def make_batch(setting: Setting, seed: int = 0) -> tuple[HostBatch, int]:
     rows = pack(lengths, seq_len, MAX_SEQUENCES, key=seed)
     rows = rows[rng.permutation(len(rows))[: setting.rows]]
     is_used = rows >= 0
-    sequences = make_sequences(lengths[rows[is_used]], seq_len, rng)
+    chosen = lengths[rows[is_used]]
     slots = most_predictions(lambda length: predictions_of(length, seq_len), seq_len, MAX_SEQUENCES)
-    return pack_batch(sequences, is_used, seq_len, slots, 0), int(is_used.sum())
+    return pack_batch(make_sequences(chosen, seq_len, rng), is_used, seq_len, slots, 0), len(chosen)
 
 
 class Step:

@@ -60,7 +60,10 @@ def compile_config(
     for plan in plans(config, phase):
         log.info("Compiling steps %d-%d for %s", plan.start + 1, plan.stop, target.topology)
         with without_cache() if output else nullcontext():
-            step = find_batch(target, plan, _watch(target)) if largest_batch else compile_step(target, plan)
+            if largest_batch:
+                step = find_batch(target, plan, _watch(target))
+            if output or not largest_batch:
+                step = compile_step(target, step.plan if largest_batch else plan, keeps_program=bool(output))
         description = describe(target, step)
         if not step.fits:
             fix = find_fix(target, step, _watch(target)) if advice else None
@@ -114,7 +117,7 @@ def _flags(config: ConfigDict, plan: Plan, settings: Mapping[str, Any]) -> list[
 
 def compare_settings(
     config: ConfigDict,
-    topology: str,
+    topology: str | None,
     *,
     slices: int = 1,
     phase: int | None = None,
@@ -126,16 +129,18 @@ def compare_settings(
     set them. Arguments and errors are those of `compile_config`.
     """
     config = fill_in_from_checkpoint(config)
-    target = open_target(topology, slices)
+    target = local_target() if topology is None else open_target(topology, slices)
+    if target.hbm_bytes is None:
+        raise InputError(f"--pareto: the memory of {target.topology} is unknown; set --topology")
     phases = []
     for plan in plans(config, phase):
-        log.info("Comparing settings of steps %d-%d for %s", plan.start + 1, plan.stop, topology)
+        log.info("Comparing settings of steps %d-%d for %s", plan.start + 1, plan.stop, target.topology)
         choices = find_choices(target, plan, _watch(target))
         best = best_choice(choices)
         phases.append(
             {
-                "topology": topology,
-                "num_slices": slices,
+                "topology": target.topology,
+                "num_slices": target.slices,
                 "devices": len(target.devices),
                 "steps": [plan.start + 1, plan.stop],
                 "global_batch_size": plan.config.global_batch_size,

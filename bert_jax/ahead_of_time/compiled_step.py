@@ -24,7 +24,8 @@ from bert_jax.tracking.flops import recomputed_flops, training_flops
 from bert_jax.training.checks import bert_config, check_attention, check_config, compute_dtype, data_paths
 from bert_jax.training.phase_data import abstract_batch, make_masking
 from bert_jax.training.phases import Plan
-from bert_jax.training.pretrain import plan_step, program_settings
+from bert_jax.training.planning.saved_step import program_settings
+from bert_jax.training.pretrain import plan_step
 
 VOCAB_SIZE = 30_522
 SEQ_LEN = 128
@@ -59,7 +60,7 @@ def _rows(config: ConfigDict) -> RowSizes:
 
 @dataclass(frozen=True)
 class Step:
-    """A compiled training step; `memory`, `text` and `program` are None if the compiler refuses it for its memory.
+    """A compiled training step; `memory` and `text` are None if it does not fit.
 
     Attributes:
       wanted_bytes: peak memory of a device.
@@ -67,7 +68,7 @@ class Step:
       memory: argument, output and temporary bytes.
       text: the program's text; None if it cannot be read, for the reason in `unread`.
       compile_seconds: compilation time.
-      program: the program, for a file of programs.
+      program: the program, for a file of programs, if it is kept.
     """
 
     plan: Plan
@@ -94,8 +95,11 @@ class Step:
         return config.global_batch_size // config.gradient_accumulation // math.prod(self.mesh[a] for a in BATCH_AXES)
 
 
-def compile_step(target: Target, plan: Plan) -> Step:
-    """Compiles the step of a phase. InputError for a config that is invalid or not divisible over the devices."""
+def compile_step(target: Target, plan: Plan, *, keeps_program: bool = False) -> Step:
+    """Compiles the step of a phase; the result has its `program` if that is kept, which takes memory.
+
+    InputError for a config that is invalid or not divisible over the devices.
+    """
     config = plan.config
     check_config(config, plan.stop - plan.start)
     mesh = make_mesh(config.mesh, target.devices)
@@ -146,7 +150,7 @@ def compile_step(target: Target, plan: Plan) -> Step:
             f"({_first_line(error)})"
         )
     program = Program(lowered, compiled, list(mesh.devices.flat), program_settings(mesh, config, model, batch))
-    return result(sizes.peak_memory_in_bytes, memory, text, unread, program)
+    return result(sizes.peak_memory_in_bytes, memory, text, unread, program if keeps_program else None)
 
 
 def _version(package: str) -> str | None:

@@ -6,16 +6,17 @@ often; remat takes less memory, and more FLOPs.
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from bert_jax.ahead_of_time.chips import Roofline
-from bert_jax.ahead_of_time.compiled_step import Step, compile_step, describe, moved_bytes
+from bert_jax.ahead_of_time.compiled_step import compile_step, describe, moved_bytes
 from bert_jax.ahead_of_time.fit import Watch, with_changes
 from bert_jax.ahead_of_time.target import Target
 from bert_jax.errors import InputError
-from bert_jax.model.encoder import ATTENTIONS, REMAT_POLICIES
+from bert_jax.model.encoder import ATTENTIONS
+from bert_jax.model.rematerialization import REMAT_POLICIES
 from bert_jax.parallel.mesh import BATCH_AXES, make_mesh
 from bert_jax.training.phases import Plan
 
@@ -98,37 +99,41 @@ def _choices_of_variant(
     target: Target, plan: Plan, rows: int, variant: Mapping[str, Any], watch: Watch
 ) -> Iterator[Choice]:
     """Yields the choices of one remat policy and one attention; `rows` are those of a device in the whole batch."""
+    assert target.hbm_bytes is not None
     allowed = [count for count in range(1, rows + 1) if rows % count == 0]
-    compiled: dict[int, Step] = {}
+    wanted: dict[int, int] = {}
+    described: dict[int, dict[str, Any]] = {}  # of those that fit
     count: int | None = max(count for count in allowed if count <= _FIRST_ROWS)
     while count is not None:
         step = compile_step(target, with_changes(plan, **variant, gradient_accumulation=rows // count))
         watch(step)
-        compiled[count] = step
-        count = _next_count(allowed, compiled, target.hbm_bytes)
-    described = {count: describe(target, step) for count, step in sorted(compiled.items()) if step.fits}
+        wanted[count] = step.wanted_bytes
+        if step.fits:
+            described[count] = describe(target, step)
+        count = _next_count(allowed, wanted, described, target.hbm_bytes or 0)
     for count in allowed:
         if described and min(described) <= count <= max(described):
             settings = {**variant, "gradient_accumulation": rows // count}
             yield _choice(settings, count, described, target)
 
 
-def _next_count(allowed: Sequence[int], compiled: Mapping[int, Step], hbm_bytes: int) -> int | None:
-    """Returns the rows to compile next: the most that should fit, by a line through what is known; None if done."""
-    fitting = [count for count, step in compiled.items() if step.fits]
+def _next_count(
+    allowed: Sequence[int], wanted: Mapping[int, int], fitting: Collection[int], hbm_bytes: int
+) -> int | None:  # fmt: skip
+    """Returns the rows to compile next: the most that should fit, by a line through what is known; None if done.
+
+    `wanted` has the memory of the compiled ones, of which `fitting` fit.
+    """
     if not fitting:
-        return None if allowed[0] in compiled else allowed[0]
+        return None if allowed[0] in wanted else allowed[0]
     most = max(fitting)
-    over = min((count for count, step in compiled.items() if not step.fits), default=math.inf)
+    over = min((count for count in wanted if count not in fitting), default=math.inf)
     between = [count for count in allowed if most < count < over]
-    if len(compiled) == 1:
+    if len(wanted) == 1:
         return min(between, key=lambda count: abs(count - _FACTOR * most), default=None)
-    near, other = sorted(compiled, key=lambda count: abs(compiled[count].wanted_bytes - hbm_bytes))[:2]
-    per_row = (compiled[near].wanted_bytes - compiled[other].wanted_bytes) / (near - other)
-    return max(
-        (count for count in between if compiled[near].wanted_bytes + per_row * (count - near) <= hbm_bytes),
-        default=None,
-    )
+    near, other = sorted(wanted, key=lambda count: abs(wanted[count] - hbm_bytes))[:2]
+    per_row = (wanted[near] - wanted[other]) / (near - other)
+    return max((count for count in between if wanted[near] + per_row * (count - near) <= hbm_bytes), default=None)
 
 
 def _choice(

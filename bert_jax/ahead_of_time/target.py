@@ -13,6 +13,7 @@ from jax.experimental import topologies
 
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.extras import install_hint
+from bert_jax.parallel.mesh import count_slices
 from bert_jax.tracking.accelerators import Accelerator, find_accelerator
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -84,9 +85,8 @@ def local_target() -> Target:
     """Returns the devices of this machine as a target, named by platform and number, such as `cpu:8`."""
     devices = jax.devices()
     memory = _usable_memory(devices[0]) if devices[0].platform == "tpu" else None
-    slices = len({getattr(device, "slice_index", None) for device in devices})
     return Target(
-        f"{devices[0].platform}:{len(devices)}", slices, tuple(devices), memory,
+        f"{devices[0].platform}:{len(devices)}", count_slices(devices), tuple(devices), memory,
         find_accelerator(devices[0].device_kind),
     )  # fmt: skip
 

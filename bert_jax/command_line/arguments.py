@@ -59,6 +59,11 @@ def parse(arguments: Sequence[str], run: Mapping[str, Subcommand]) -> argparse.N
     beam_options = after[1:] if arguments[0] == "prepare" else []
     options = parser.parse_args(accepted if beam_options else accepted + after)
     options.overrides, options.beam_options = overrides, beam_options
+    if options.command == "compile" and options.pareto:
+        if options.topology is None:
+            command.error("--pareto: expected a --topology, such as --topology=v5e:4x4")
+        if options.output:
+            command.error("--output: expected without --pareto, which keeps no program")
     if options.command == "pretrain" and not options.dry_run:
         if options.workdir is None:
             command.error("the following arguments are required: --workdir")

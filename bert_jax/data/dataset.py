@@ -18,6 +18,7 @@ import errno
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -328,8 +329,10 @@ class PreparedDataset:
 
     def fetch_blocks(self, split: str, blocks: np.ndarray) -> None:
         """Downloads the shards of `blocks` [n] of a split, unless they are cached. Raises as `read_blocks` does."""
-        numbers = np.unique(np.searchsorted(self._first_blocks[split], blocks, side="right") - 1)
-        self._fetch([self.info.splits[split].shards[number] for number in numbers.tolist()])
+        numbers = np.unique(np.searchsorted(self._first_blocks[split], blocks, side="right") - 1).tolist()
+        for first in range(0, len(numbers), _FETCHES):
+            if threading.main_thread().is_alive():  # else the program waits for this thread to end
+                self._fetch([self.info.splits[split].shards[number] for number in numbers[first : first + _FETCHES]])
 
     def _open(self, shard: Shard) -> ArrayRecordReader:
         key, expected = (self._token, shard.file), self.info.expected(shard.file, shard)

@@ -1,7 +1,7 @@
 """BERT as Flax NNX modules that hold parameters and nothing else.
 
 Keys, masks, determinism and the all-gather of a layer are arguments. Nothing here reads files or knows of training, and
-meshes appear only in `fused_attention.py` and `workarounds.py`. Shapes use one alphabet:
+meshes appear only in `workarounds.py`. Shapes use one alphabet:
 
     B rows    L positions    D hidden size    N heads    H head size    F feed-forward size
     V vocabulary (padded)    P predictions per row    K sequences per row

@@ -37,6 +37,7 @@ class Embeddings(nnx.Module):
         self.norm = LayerNorm(size, config.layer_norm_eps)
         self.dropout_rate = config.hidden_dropout_prob
 
+    @jax.named_scope("embeddings")
     def __call__(
         self, input_ids: jax.Array, token_type_ids: jax.Array, positions: jax.Array, *, dtype: jnp.dtype,
         key: Key | None,
@@ -55,6 +56,7 @@ class Pooler(nnx.Module):
         self.kernel = parameter(truncated_normal(key, (size, size), config.initializer_range), "embed", "pooled")
         self.bias = bias((size,), "pooled")
 
+    @jax.named_scope("pooler")
     def __call__(self, x: jax.Array, cls_positions: jax.Array) -> jax.Array:
         """Maps x [B, L, D] at cls_positions [B, K] to [B, K, D]."""
         cls = jnp.take_along_axis(x, cls_positions[:, :, None], axis=1)
@@ -79,6 +81,7 @@ class VocabularyProjection:
     bias: jax.Array
     vocab_size: int
 
+    @jax.named_scope("mlm_head")
     def logits(self) -> jax.Array:
         """Computes fp32 logits [..., V]; those of padding are -inf."""
         x = self.hidden.reshape(-1, self.hidden.shape[-1])
@@ -101,6 +104,7 @@ class MaskedLanguageModelHead(nnx.Module):
         self.hidden_act = config.hidden_act
         self.vocab_size = config.vocab_size
 
+    @jax.named_scope("mlm_head")
     def __call__(
         self, x: jax.Array, masked_positions: jax.Array, word_embeddings: jax.Array
     ) -> VocabularyProjection:  # fmt: skip
@@ -120,6 +124,7 @@ class NextSentenceHead(nnx.Module):
         self.kernel = parameter(truncated_normal(key, (config.hidden_size, 2), config.initializer_range), "embed", None)
         self.bias = bias((2,), None)
 
+    @jax.named_scope("nsp_head")
     def __call__(self, pooled: jax.Array) -> jax.Array:
         """Maps [B, K, D] to fp32 logits [B, K, 2]."""
         kernel = self.kernel[...].astype(pooled.dtype)

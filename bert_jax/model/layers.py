@@ -73,6 +73,7 @@ class LayerNorm(nnx.Module):
         self.bias = bias((*stack, size), *names, "embed")
         self.eps = eps
 
+    @jax.named_scope("layer_norm")
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [..., D] to [..., D] in the type of x."""
 

@@ -49,6 +49,7 @@ def varying_zeros(mesh: Mesh, like: Any) -> Any:
     )
 
 
+@jax.named_scope("gradient_reduction")
 def reduce_gradients(
     gradients: Parameters, shardings: Parameters, targets: Parameters, reduce_dtype: jnp.dtype
 ) -> Parameters:

@@ -14,8 +14,8 @@ from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.order import order_rules
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
+from bert_jax.model.cudnn_attention import CUDNN_HEADS
 from bert_jax.model.encoder import ATTENTIONS
-from bert_jax.model.fused_attention import CUDNN_HEADS, SPLASH_LENGTHS
 from bert_jax.model.rematerialization import REMAT_POLICIES
 from bert_jax.tracking.profiling import parse_steps
 from bert_jax.tracking.wandb_tracker import check_wandb
@@ -148,20 +148,28 @@ def check_attention(
 
     if name == "xla":
         return
-    check(
-        dropout == 0,
-        f"does not support model.attention_probs_dropout_prob={dropout}; set model.attention_probs_dropout_prob=0.0",
-    )
     check(tensor == 1, f"does not support tensor parallelism, got mesh.tensor={tensor}; set mesh.tensor=1")
-    kernel, here = {"splash": "tpu", "cudnn": "gpu"}[name], platform or mesh.devices.flat[0].platform
+    kernel, here = {"pallas": "tpu", "cudnn": "gpu"}[name], platform or mesh.devices.flat[0].platform
     check(here == kernel, f"needs {kernel.upper()} devices, got {here.upper()}; run on {kernel.upper()}")
-    if name == "splash":
+    dtype = compute_dtype(config.dtype, here)
+    if name == "pallas":
+        from bert_jax.model.pallas_attention import LANES, LARGEST_KEYS  # a fourth of a second, needed by few runs
+
+        longest = LARGEST_KEYS // dtype.itemsize
         check(
-            seq_len % SPLASH_LENGTHS == 0,
-            f"does not support seq_len={seq_len}; prepare with a multiple of {SPLASH_LENGTHS} as --seq_len",
+            seq_len <= longest,
+            f"does not support seq_len={seq_len} in {dtype}; prepare with --seq_len {longest} or less",
+        )
+        check(
+            model.hidden_size % LANES == 0,
+            f"does not support model.hidden_size={model.hidden_size}; choose a multiple of {LANES}",
         )
     else:
-        dtype = compute_dtype(config.dtype, here)
+        check(
+            dropout == 0,
+            f"does not support model.attention_probs_dropout_prob={dropout}; set "
+            "model.attention_probs_dropout_prob=0.0",
+        )
         check(dtype == jnp.bfloat16, f"does not support dtype={dtype}; set dtype=bfloat16")
         check(seq_len % 2 == 0, f"does not support odd seq_len={seq_len}; prepare with an even --seq_len")
         check(

@@ -41,6 +41,7 @@ def predictions_per_chunk(predictions: int, vocab_size: int) -> int:
     return -(-predictions // chunks // 8) * 8
 
 
+@jax.named_scope("mlm_loss")
 def projected_cross_entropy(
     projection: VocabularyProjection, labels: jax.Array, weights: jax.Array, chunk: int | None = None
 ) -> tuple[jax.Array, jax.Array]:

@@ -5,7 +5,7 @@
 
 import logging
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh
 
-from bert_jax.batch import Batch
-from bert_jax.config import ConfigDict, flatten
+from bert_jax.config import ConfigDict
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.unknown_tokens import MAX_SHARE, unknown_share, warn_of_share
 from bert_jax.errors import InputError
@@ -27,7 +26,7 @@ from bert_jax.parallel.step_program import TrainStep
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
-from bert_jax.runtime.processes import any_process, is_first
+from bert_jax.runtime.processes import is_first
 from bert_jax.runtime.saved_programs import SavedPrograms
 from bert_jax.tracking.before_after import OLD, find_changes, render_changes
 from bert_jax.tracking.metrics import read_metrics
@@ -46,6 +45,7 @@ from bert_jax.training.objectives import pretraining
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.phase_data import LoadedPhase, count_epochs, count_seen, load_phase, log_data
 from bert_jax.training.phases import Phase, Plan, open_phases
+from bert_jax.training.planning.saved_step import run_saved_program
 from bert_jax.training.planning.state_plan import describe_state
 from bert_jax.training.planning.untrained_parts import NEXT_SENTENCE_PARTS, leave_untrained
 from bert_jax.training.run import Run, log_result, open_run
@@ -54,13 +54,6 @@ from bert_jax.training.train_step import make_train_step
 from bert_jax.training.workdir import claim_workdir, enter_workdir
 
 log = logging.getLogger(__name__)
-
-PROGRAM_KEYS = (
-    "dtype", "attention", "remat", "scan_layers", "gradient_reduce_dtype", "objective.lm", "objective.nsp",
-    "mesh.zero1", "optimizer.",
-)  # fmt: skip
-"""Config keys that the training step is made from, beside those of the model, the mesh and the batch."""
-_ARGUMENTS = ("optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.restart_schedule")
 
 
 def pretrain(
@@ -232,40 +225,6 @@ def plan_step(mesh: Mesh, plan: Plan, model: BertConfig) -> tuple[StateSpec, Tra
         gradient_reduce_dtype=jnp.dtype(config.gradient_reduce_dtype),
     )  # fmt: skip
     return spec, train_step
-
-
-def run_saved_program(
-    saved: SavedPrograms, mesh: Mesh, loaded: LoadedPhase, spec: StateSpec, train_step: TrainStep
-) -> None:
-    """Makes a phase's step run the program in `saved`, in all processes, or else compiles it and logs the reason."""
-    phase, batch = loaded.phase, loaded.abstract_batch(mesh)
-    with jax.set_mesh(mesh):
-        lowered = train_step.lower(spec.abstract, batch)
-    settings = program_settings(mesh, phase.config, phase.model, batch)
-    compiled, reason = saved.load(lowered, list(mesh.devices.flat), settings)
-    if any_process(compiled is None):
-        log.warning(
-            "%s is not used for steps %d-%d, which are compiled: %s", saved.key, phase.start + 1, phase.stop,
-            reason or "another process could not load it",
-        )  # fmt: skip
-        with jax.set_mesh(mesh):
-            compiled = lowered.compile()
-    else:
-        log.info("Steps %d-%d run the program of %s", phase.start + 1, phase.stop, saved.key)
-    assert compiled is not None
-    train_step.run_with(compiled, batch)
-
-
-def program_settings(mesh: Mesh, config: ConfigDict, model: BertConfig, batch: Batch[Any]) -> dict[str, Any]:
-    """Returns by name what a phase's step is made from: sizes of model, mesh and batch, and keys of the config."""
-    keys = {key: value for key, value in flatten(config) if key.startswith(PROGRAM_KEYS) and key not in _ARGUMENTS}
-    entries: Mapping[str, Any] = batch
-    return {
-        **{f"mesh.{axis}": size for axis, size in mesh.shape.items()},
-        **{f"model.{name}": value for name, value in model.to_dict().items()},
-        **{f"batch.{name}": list(entry.shape) for name, entry in entries.items()},
-        **keys,
-    }
 
 
 def _log_disk_use(plan: SavePlan, spec: StateSpec) -> None:

@@ -108,11 +108,12 @@ def make_train_step(
         )(state.parameters, entries, rows, key, objective.denominators(entries))
 
         # --- Update -----------------------------------------------------------------------------------------------
-        grad_norm = optax.tree.norm(gradients)
-        learning_rate = schedule(state.step)
-        trained = spec.trained(state.parameters)
-        direction, optimizer_state = optimizer.update(gradients, state.optimizer_state, trained)
-        updated = jax.tree.map(lambda p, d: p - learning_rate * d, trained, direction)
+        with jax.named_scope("optimizer"):
+            grad_norm = optax.tree.norm(gradients)
+            learning_rate = schedule(state.step)
+            trained = spec.trained(state.parameters)
+            direction, optimizer_state = optimizer.update(gradients, state.optimizer_state, trained)
+            updated = jax.tree.map(lambda p, d: p - learning_rate * d, trained, direction)
 
         # --- Skipped if not finite --------------------------------------------------------------------------------
         # Checks the updated parameters, too: a finite gradient times a huge learning rate also ruins a run.

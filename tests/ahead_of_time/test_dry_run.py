@@ -121,7 +121,7 @@ def test_dry_run_needs_no_shards_and_writes_nothing(dataset_dir: Path, tmp_path:
         ({"devices": 3}, r"global_batch_size=16"),
         ({"mesh__fsdp": 3, "devices": 4}, r"mesh\.fsdp=3"),
         ({"workdir": ""}, r"--workdir"),
-        ({"attention": "splash"}, r"attention=splash"),
+        ({"attention": "pallas"}, r"attention=pallas"),
         ({"optimizer__warmup_steps": 8}, r"optimizer\.warmup_steps=8"),
         ({"data__path": "none"}, r"none"),
         ({"init": "none"}, r"none"),

@@ -42,10 +42,10 @@ def test_shapes_of_a_batch_are_those_that_are_compiled_and_an_error_is_raised_by
 
 
 def test_batches_of_other_shapes_are_compiled_when_they_come(dataset_dir: Path, tmp_path: Path):
-    phases = ({"steps": 1}, {"steps": 1, "global_batch_size": 8})
+    phases = ({"steps": 2}, {"steps": 2, "global_batch_size": 8})
     with logged_compilations() as found:
         pretrain(
-            helpers.small_config(dataset_dir, phases=phases, total_steps=2, eval_batches=0), str(tmp_path / "run")
+            helpers.small_config(dataset_dir, phases=phases, total_steps=4, eval_batches=0), str(tmp_path / "run")
         )  # fmt: skip
     threads = [thread.startswith("compile") for name, thread in found if name == "train_step"]
     assert threads == [True, False]

@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import helpers
+from support.models import initialize
 
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
 from bert_jax.finetuning.finetune import finetune
-from bert_jax.model import BertConfig, abstract_parameters, initialize
+from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.layers import ParameterInfo
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.training.optimizer import decay_mask, make_optimizer
@@ -108,7 +109,7 @@ def papers_tensors(tree):
 def test_a_hundred_updates_against_plain_numpy(name, bias_correction, clip):
     overrides = {"name": name, "bias_correction": bias_correction, "grad_clip_norm": clip}
     config = load_config("default", [(f"optimizer.{key}", str(value)) for key, value in overrides.items()]).optimizer
-    _, parameters = initialize(SMALL, jax.random.key(0))
+    _, parameters = initialize(SMALL)
     _, _, info = abstract_parameters(SMALL)
     optimizer = make_optimizer(config, info)
     state = optimizer.init(parameters)
@@ -133,7 +134,7 @@ def test_a_hundred_updates_against_plain_numpy(name, bias_correction, clip):
 def test_trust_ratio_is_per_tensor_and_layer():
     """Layers whose weights differ a thousandfold: each moves by the same share of itself."""
     config = load_config("default", [("optimizer.name", "lamb"), ("optimizer.weight_decay", "0")]).optimizer
-    _, parameters = initialize(SMALL, jax.random.key(0))
+    _, parameters = initialize(SMALL)
     kernel = parameters["encoder"]["layers"]["attention"]["qkv_kernel"]
     sizes = 10.0 ** jnp.arange(6).reshape(2, 1, 3, 1, 1)
     parameters["encoder"]["layers"]["attention"]["qkv_kernel"] = kernel * sizes
@@ -199,7 +200,7 @@ def test_weight_decay_and_cast_of_every_parameter_of_bert_and_of_the_task_heads(
 
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
 def test_untrained_parts_keep_their_values_and_moments(name: str):
-    _, parameters = initialize(SMALL, jax.random.key(0))
+    _, parameters = initialize(SMALL)
     plain = make_optimizer(load_config("default", [("optimizer.name", name)]).optimizer, abstract_parameters(SMALL)[2])
     gradients = jax.tree.map(jnp.ones_like, parameters)
     _, state = jax.jit(plain.update)(gradients, plain.init(parameters), parameters)

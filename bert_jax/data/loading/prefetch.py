@@ -38,9 +38,7 @@ class Prefetch(Generic[T]):
         self._made: dict[int, tuple[T | None, BaseException | None]] = {}
         self._changed = threading.Condition()
         count = min(threads or default_threads(), max(0, stop - start))
-        self._threads = [
-            threading.Thread(target=self._run, name=f"prefetch-{number}", daemon=True) for number in range(count)
-        ]
+        self._threads = [threading.Thread(target=self._run, name="prefetch", daemon=True) for _ in range(count)]
         for thread in self._threads:
             thread.start()
 
@@ -107,7 +105,8 @@ class ReadAhead:
     def start(self, *arguments: Any) -> None:
         """Calls the function with `arguments` in a thread, unless an earlier call has not returned."""
         if self._busy.acquire(blocking=False):
-            threading.Thread(target=self._run, args=arguments, name="read-ahead", daemon=True).start()
+            # Not a daemon: a thread inside of ArrayRecord's reader when the interpreter ends would block its end.
+            threading.Thread(target=self._run, args=arguments, name="read-ahead").start()
 
     def _run(self, *arguments: Any) -> None:
         try:

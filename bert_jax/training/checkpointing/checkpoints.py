@@ -46,7 +46,13 @@ from bert_jax.training.checkpointing.checkpoint_damage import (
     check_arrays,
     convert_read_errors,
 )
-from bert_jax.training.checkpointing.checkpoint_digests import changed_items, describe, json_digest, nonfinite_arrays
+from bert_jax.training.checkpointing.checkpoint_digests import (
+    array_digests,
+    changed_items,
+    describe,
+    json_digest,
+    nonfinite_arrays,
+)
 from bert_jax.training.checkpointing.checkpoint_folders import (
     FOLDER,
     best_step,
@@ -146,7 +152,7 @@ class Checkpoint:
         )
         with convert_read_errors(self.path), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             parameters = checkpointer.restore(self.path / "parameters", args=arguments)
-        check_arrays(self.path, {"parameters": parameters}, self.digests)
+        check_arrays(self.path, lambda: array_digests({"parameters": parameters}), self.digests)
         return parameters
 
 
