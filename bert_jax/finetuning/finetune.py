@@ -57,6 +57,7 @@ from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 from bert_jax.training.checks import check_attention, compute_dtype
 from bert_jax.training.initialization.warm_start import initialize_from
 from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRange, Trace, run_steps
+from bert_jax.training.nonfinite_batches import KeepNonfinite
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer, warn_of_uncorrected_lamb
 from bert_jax.training.run import Run, log_result, open_run
 from bert_jax.training.state import StateSpec, TrainState, describe_state, drop_parts
@@ -215,6 +216,7 @@ def _finetune(
     )  # fmt: skip
     hooks = [
         Heartbeat(run.stalls),
+        KeepNonfinite(run, rows_of_step, steps.make_batch, lambda step: {"examples": order.examples(step)}),
         Trace(run.tracer),
         *([Evaluate(evaluate, every=order.steps_an_epoch, is_enough=best.ends_training)] if scored else []),
         log_metrics,

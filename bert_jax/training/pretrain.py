@@ -39,12 +39,13 @@ from bert_jax.training.evaluation import Evaluator, MaskedSamples
 from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.initialization.warm_start import initialize_from, open_init
 from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRange, Trace, run_steps
+from bert_jax.training.nonfinite_batches import KeepNonfinite
 from bert_jax.training.objectives import NEXT_SENTENCE_PARTS, pretraining
 from bert_jax.training.optimizer import make_optimizer, warn_of_uncorrected_lamb
 from bert_jax.training.phase_data import LoadedPhase, count_epochs, count_seen, load_phase, log_data
 from bert_jax.training.phases import Phase, Plan, open_phases
 from bert_jax.training.run import Run, log_result, open_run
-from bert_jax.training.state import StateSpec, TrainState, describe_state
+from bert_jax.training.state import StateSpec, TrainState, check_memory, describe_state
 from bert_jax.training.train_step import TrainStep, make_eval_step, make_train_step
 from bert_jax.training.workdir import claim_workdir, enter_workdir
 
@@ -107,6 +108,10 @@ def _pretrain(
             nsp=any(phase.config.objective.nsp for phase in phases), missing_heads=config.init_missing_heads,
         )  # fmt: skip
 
+    current = next(phase for phase in phases if phase.stop > start)
+    planned = spec, _ = plan_step(mesh, current, current.model)
+    check_memory(spec.abstract, mesh)
+
     # --- State: 1. from the newest checkpoint, 2. from another run's parameters, 3. from scratch ----------------------
     tokenizer = phases[0].datasets[0].tokenizer
     milestones = Milestones.from_config(config)
@@ -114,8 +119,6 @@ def _pretrain(
         folder, keep=config.checkpoint.keep, milestones=milestones, config=config, tokenizer=tokenizer
     )
     stack.callback(checkpointer.close)
-    current = next(phase for phase in phases if phase.stop > start)
-    planned = spec, _ = plan_step(mesh, current, current.model)
     if resumed is not None:
         start, state = checkpointer.restore(start, spec.abstract)  # an earlier step if the newest is damaged
         log.info("Resuming from step %d", start)
@@ -257,6 +260,7 @@ def _train_phase(
     log_metrics = LogMetrics(
         run, throughput, every=config.log_every_steps, start=start, last=phase.stop,
         extra=lambda step: {**count_epochs(train_loader, step), **seen(step)},
+        spike_deviations=config.loss_spike_deviations,
     )  # fmt: skip
     if start == 0 and config.eval_at_start and eval_loader.batches:
         with jax.set_mesh(run.mesh):
@@ -265,6 +269,7 @@ def _train_phase(
     hooks = [
         Heartbeat(run.stalls),
         log_metrics,
+        KeepNonfinite(run, rows, steps.make_batch, lambda step: train_loader.instances(step, rows)),
         Trace(run.tracer),
         *([evaluation] if eval_loader.batches else []),
         Save(save, every=config.checkpoint.every_steps, further=Milestones.from_config(config)),

@@ -214,11 +214,11 @@ class TrainRows:
 
     def _window(self, epoch: int, number: int) -> _Window:
         """Returns a window from a cache of the last two."""
-        if (epoch, number) not in self._windows:
-            if len(self._windows) > 1:
-                del self._windows[next(iter(self._windows))]
-            self._windows[epoch, number] = self._read(epoch, number)
-        return self._windows[epoch, number]
+        windows = self._windows  # another thread may replace it
+        if (epoch, number) not in windows:
+            windows = {**dict(list(windows.items())[-1:]), (epoch, number): self._read(epoch, number)}
+            self._windows = windows
+        return windows[epoch, number]
 
     def _read(self, epoch: int, number: int) -> _Window:
         units = self._order.window_units(epoch, number)
@@ -309,15 +309,33 @@ class TrainLoader:
 
     def batch(self, step: int, rows: slice | np.ndarray = slice(None)) -> HostBatch:
         """Returns rows `rows` of batch `step` in the layout of `TrainRows.rows`."""
-        numbers = (self._offset + step * self.global_batch_size + np.arange(self.global_batch_size))[rows]
+        source_of, numbers = self._locate(step, rows)
         if len(self.sources) == 1:
-            return self.sources[0].rows(numbers + self._source_offsets[0])
-        source_of, numbers = self._mixture.locate(numbers)
+            return self.sources[0].rows(numbers)
+        return _from_sources(source_of, lambda index, chosen: self.sources[index].rows(numbers[chosen]))
 
-        def source_rows(index: int, chosen: np.ndarray) -> HostBatch:
-            return self.sources[index].rows(numbers[chosen] + self._source_offsets[index])
+    def instances(self, step: int, rows: slice | np.ndarray = slice(None)) -> dict[str, np.ndarray]:
+        """Returns the instances in rows `rows` [n] of batch `step`: `source`, `instances` and `epoch`.
 
-        return _from_sources(source_of, source_rows)
+        `source` int64 [n] is the index in `sources`, `instances` int64 [n, K] those of its training split, -1 for an
+        empty slot.
+        """
+        source_of, numbers = self._locate(step, rows)
+        found = np.full((len(numbers), max(source.max_sequences for source in self.sources)), -1, np.int64)
+        epochs = np.zeros(len(numbers), np.int64)
+        for index in np.unique(source_of).tolist():
+            chosen = source_of == index
+            inside, epochs[chosen] = self.sources[index].instances(numbers[chosen])
+            found[chosen, : inside.shape[1]] = inside
+        return {"source": source_of, "instances": found, "epoch": epochs}
+
+    def _locate(self, step: int, rows: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the source of each row [n] of a batch, and the index of the row in it."""
+        numbers = (self._offset + step * self.global_batch_size + np.arange(self.global_batch_size))[rows]
+        source_of = np.zeros(len(numbers), np.int64)
+        if len(self.sources) > 1:
+            source_of, numbers = self._mixture.locate(numbers)
+        return source_of, numbers + np.array(self._source_offsets, np.int64)[source_of]
 
     def next_rows(self, step: int) -> list[int]:
         """Returns the index of each source's first row in batch `step` or later."""
