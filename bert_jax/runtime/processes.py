@@ -78,6 +78,8 @@ def joined_processes(environment: Mapping[str, str] = os.environ) -> Iterator[No
         yield
     except BaseException as caught:
         error = _convert_collective_error(caught)
+        if error is not caught:
+            peers.wait_for_reason()
         if watch and error is caught:  # otherwise process 0 may be lost, which the watch would report
             watch.close()
         # After a stop signal all processes end by themselves, with the state on disk.
