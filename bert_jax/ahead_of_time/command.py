@@ -12,6 +12,9 @@ from bert_jax.config import ConfigDict
 from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.phases import PHASE_KEYS, plan_phases
 
+FORMAT_VERSION = 1
+"""The format of the output with `--json`."""
+
 log = logging.getLogger(__name__)
 
 
@@ -56,7 +59,8 @@ def compile_config(
             problems.append(_problem(target, config, step, description["would_fit"], advice))
         described.append(description)
         show(description)
-    return {**max(described, key=lambda description: description["peak_bytes"]), "phases": described}, problems
+    largest = max(described, key=lambda description: description["peak_bytes"])
+    return {"format_version": FORMAT_VERSION, **largest, "phases": described}, problems
 
 
 def _watch(target: Target) -> Any:

@@ -179,11 +179,11 @@ def test_a_failed_collective_ends_a_process_as_its_cause_does(is_reported: bool,
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(processes, "_joined", None)
     monkeypatch.setattr(processes, "_is_reported", False)
+    if is_reported:
+        other.report(75, "ended the run: SIGTERM: stopped before step 1")
+    else:
+        other._ticker.close()  # killed
     with pytest.raises(BertJaxError, match="Gloo"), processes.joined_processes({}):
-        if is_reported:
-            other.report(75, "ended the run: SIGTERM: stopped before step 1")
-        else:
-            other._ticker.close()  # killed
         raise jax.errors.JaxRuntimeError("Gloo all-reduce failed")
     assert ends == {0: 75 if is_reported else 1}
     assert "Process 1 (" in caplog.text
