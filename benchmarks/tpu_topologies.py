@@ -27,9 +27,9 @@ COMMANDS = [
     for shape in shapes
 ] + ["bert-jax compile --config=bert_large:lamb --phase=0 --topology=v4:8x8x16"]
 MEASURES = (
-    "bert_jax/ahead_of_time", "bert_jax/model", "bert_jax/parallel", "bert_jax/training/objectives.py",
-    "bert_jax/training/optimizer.py", "bert_jax/training/state.py", "bert_jax/training/train_step.py",
-    "configs/bert_large.py",
+    "bert_jax/ahead_of_time", "bert_jax/model", "bert_jax/parallel", "bert_jax/training/cross_entropy.py",
+    "bert_jax/training/objectives.py", "bert_jax/training/optimizer.py", "bert_jax/training/planning",
+    "bert_jax/training/state.py", "bert_jax/training/train_step.py", "configs/bert_large.py",
 )  # fmt: skip
 
 COLUMNS = {

@@ -14,6 +14,9 @@ from bert_jax.configs import _common
 def get_config():
     config = _common.get_config()
 
+    # A file that `bert-jax compile --output` wrote, whose training step is run instead of compiling it; a step that
+    # does not fit is named in the log, and compiled. Who can write the file can run code as you. "": none.
+    config.compiled = ""
     config.total_steps = 1_000_000  # Optimizer steps.
     config.global_batch_size = 256  # Sequences per step, over all devices and microbatches.
     config.gradient_accumulation = 1  # Microbatches per step; -1: as many as max_rows_per_device requires.
@@ -24,6 +27,7 @@ def get_config():
     config.loss_spike_deviations = 10.0
     config.eval_every_steps = 10_000  # Steps between evaluations; 0: only at the end.
     config.eval_at_start = False  # True: also evaluates before the first step, as step 0.
+    config.row_order = 2  # Version of the rows' order; a resumed run keeps its own, which is 1 if it recorded none.
     # A prepared dataset of the old domain, which each evaluation scores as well, as old_mlm_loss and so on; "": none.
     config.eval_old_data = ""
     config.eval_batches = 64  # Batches of global_batch_size sequences; -1: the whole eval split.

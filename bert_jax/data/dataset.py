@@ -18,6 +18,7 @@ import errno
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -297,12 +298,12 @@ class PreparedDataset:
         firsts, shards = self._first_blocks[split], self.info.splits[split].shards
         shard_of = np.searchsorted(firsts, blocks, side="right") - 1
         numbers = np.unique(shard_of).tolist()
-        self._verify([shards[number] for number in numbers])
+        self._fetch([shards[number] for number in numbers])
         read: dict[int, Instances] = {}
         for shard in numbers:
             in_shard = np.unique(blocks[shard_of == shard])
             try:
-                reader = READERS.open((self._token, shards[shard].file), self._paths[shards[shard].file])
+                reader = self._open(shards[shard])
                 if (count := reader.num_records()) != firsts[shard + 1] - firsts[shard]:
                     raise ValueError(f"got {count} blocks, expected {firsts[shard + 1] - firsts[shard]}")
                 records = reader.read((in_shard - firsts[shard]).tolist())
@@ -335,9 +336,36 @@ class PreparedDataset:
                     "the dataset again"
                 )
 
-    def _verify(self, shards: Sequence[Shard]) -> None:
+    @property
+    def is_remote(self) -> bool:
+        """True if shards are downloaded before they are read."""
+        return remote.is_remote(self.folder)
+
+    def fetch_blocks(self, split: str, blocks: np.ndarray) -> None:
+        """Downloads the shards of `blocks` [n] of a split, unless they are cached. Raises as `read_blocks` does."""
+        numbers = np.unique(np.searchsorted(self._first_blocks[split], blocks, side="right") - 1).tolist()
+        for first in range(0, len(numbers), _FETCHES):
+            if threading.main_thread().is_alive():  # else the program waits for this thread to end
+                self._fetch([self.info.splits[split].shards[number] for number in numbers[first : first + _FETCHES]])
+
+    def _open(self, shard: Shard) -> ArrayRecordReader:
+        key, expected = (self._token, shard.file), self.info.expected(shard.file, shard)
+        reader = READERS.find(key)
+        if reader is None:
+            with self._files.held(shard.file, expected) as path:
+                return READERS.open(key, path)
+        self._files.mark_used(shard.file, expected)
+        return reader
+
+    def _is_here(self, shard: Shard) -> bool:
+        """Returns whether a shard was verified; a remote one may have been deleted from the cache since."""
+        if shard.file not in self._paths:
+            return False
+        return not self.is_remote or self._paths[shard.file].exists()
+
+    def _fetch(self, shards: Sequence[Shard]) -> None:
         """Downloads and verifies shards before their first use, several concurrently: a window needs many."""
-        new = [shard for shard in shards if shard.file not in self._paths]
+        new = [shard for shard in shards if not self._is_here(shard)]
         if not new:
             return
         began = time.monotonic()

@@ -5,6 +5,10 @@ therefore downloaded on first use and cached for later runs and for other proces
 
     $BERT_JAX_CACHE (or ~/.cache/bert_jax)/datasets/HASH OF THE DATASET/NAME
 
+The shards have at most the size of `cache_bytes`, and that of the files that are being downloaded: before a download,
+the least recently used shards of any dataset are deleted, except those that a process is about to open. A shard that is
+needed again is downloaded again.
+
 The cache may be deleted at any time. It is keyed by the hash of the dataset, so that a dataset that replaces another at
 the same path does not use its files. A file with a known digest is verified before its first use, cached or not; see
 `file_digests.py`.
@@ -15,17 +19,21 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from etils import epath
 
 from bert_jax.data.file_digests import Expected, VerifiedFiles
+from bert_jax.data.shard_readers import READERS
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.files.user_cache import cache_folder
+from bert_jax.files.user_cache import cache_bytes, cache_folder
 
 log = logging.getLogger(__name__)
+
+SHARD_SUFFIX = ".array_record"
+"""Of the files that are deleted to make room; the others are small, and kept."""
 
 _ABANDONED_SECONDS = 3600  # without a write, after which a partial download is deleted
 
@@ -71,13 +79,15 @@ class LocalFiles:
         size = self._sizes.get(name)
         if size is None:
             raise self._missing(name)
-        cached = self._cache / (f"{expected.digest}-{name}" if expected else name)
+        cached = self._cached(name, expected)
         if self._is_intact(cached, size, expected):
             return cached
         self._cache.mkdir(parents=True, exist_ok=True)
         with _locked(cached):
             if not self._is_intact(cached, size, expected):  # another process has not downloaded it meanwhile
                 _delete_abandoned(cached)
+                if name.endswith(SHARD_SUFFIX):
+                    _make_room(size)
 
                 def check(path: Path) -> None:
                     if expected and (mismatch := expected.mismatch(path)):
@@ -87,6 +97,31 @@ class LocalFiles:
                 if expected:
                     self._verified.remember(cached, expected)
         return cached
+
+    @contextmanager
+    def held(self, name: str, expected: Expected | None = None) -> Iterator[Path]:
+        """Holds a shard, which no process of this machine deletes meanwhile; yields the path of `open_path`.
+
+        Once the file is open, it may be deleted: the space on disk is freed when it is closed. Raises as `open_path`.
+        """
+        while True:
+            path = self.open_path(name, expected)
+            if self._sizes is None:
+                yield path
+                return
+            with _locked(path, fcntl.LOCK_SH):
+                if path.exists():  # another process has not deleted it since
+                    yield path
+                    return
+
+    def mark_used(self, name: str, expected: Expected | None = None) -> None:
+        """Makes a remote file the most recently used one."""
+        if self._sizes is not None:
+            with suppress(OSError):
+                os.utime(_lock_of(self._cached(name, expected)))
+
+    def _cached(self, name: str, expected: Expected | None) -> Path:
+        return self._cache / (f"{expected.digest}-{name}" if expected else name)
 
     def _missing(self, name: str) -> InputError:
         return InputError(f"{self._folder / name}: not found; copy or prepare the dataset again")
@@ -100,12 +135,37 @@ class LocalFiles:
         return True
 
 
+def _lock_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lock")
+
+
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Holds the lock of a cached file, so that one process a machine downloads it; a killed process releases it."""
-    with open(path.with_name(f"{path.name}.lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+def _locked(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Holds the lock of a cached file: to download or delete it (exclusive), or to open it (shared).
+
+    A killed process releases it. The time of the lock is that of the last use: the state of a verified file must stay.
+    Raises BlockingIOError with LOCK_NB if another process or thread holds the lock.
+    """
+    with open(_lock_of(path), "w") as lock:
+        fcntl.flock(lock, kind)
+        os.utime(lock.fileno())
         yield
+
+
+def _make_room(needed: int) -> None:
+    """Deletes the least recently used shards of all datasets, until `needed` more bytes fit in `cache_bytes`."""
+    used: dict[Path, tuple[float, int]] = {}
+    for path in (cache_folder() / "datasets").glob(f"*/*{SHARD_SUFFIX}"):
+        with suppress(FileNotFoundError):  # deleted by another process meanwhile
+            used[path] = _lock_of(path).stat().st_mtime, path.stat().st_size
+    excess = sum(size for _, size in used.values()) + needed - cache_bytes()
+    for path in sorted(used, key=lambda path: used[path]):
+        if excess <= 0:
+            return
+        with suppress(BlockingIOError), _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            path.unlink(missing_ok=True)
+            READERS.discard(path)
+            excess -= used[path][1]
 
 
 def _delete_abandoned(path: Path) -> None:

@@ -16,9 +16,12 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 def mix(x: Any) -> Any:
     """Finalizer of SplitMix64 (Steele et al. 2014), elementwise on uint64."""
-    x = (x ^ (x >> np.uint64(30))) * _MIX_1
-    x = (x ^ (x >> np.uint64(27))) * _MIX_2
-    return x ^ (x >> np.uint64(31))
+    x = x ^ (x >> np.uint64(30))
+    x *= _MIX_1  # in place: a new array
+    x ^= x >> np.uint64(27)
+    x *= _MIX_2
+    x ^= x >> np.uint64(31)
+    return x
 
 
 def random_bits(key: np.ndarray | np.uint64, counter: np.ndarray) -> np.ndarray:

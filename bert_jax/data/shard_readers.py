@@ -16,7 +16,7 @@ class ShardReaders:
 
     def __init__(self, max_open: int = MAX_OPEN):
         self._max_open = max_open
-        self._readers: OrderedDict[Hashable, ArrayRecordReader] = OrderedDict()
+        self._readers: OrderedDict[Hashable, tuple[Path, ArrayRecordReader]] = OrderedDict()
         self._lock = threading.Lock()
 
     def open(self, key: Hashable, path: Path) -> ArrayRecordReader:
@@ -25,13 +25,26 @@ class ShardReaders:
         Raises RuntimeError or ValueError if the file cannot be opened.
         """
         with self._lock:
-            reader = self._readers.pop(key, None)
-            if reader is None:
+            if key not in self._readers:
                 while len(self._readers) >= self._max_open:
                     self._readers.popitem(last=False)
-                reader = ArrayRecordReader(str(path), "readahead_buffer_size:0")
-            self._readers[key] = reader
-            return reader
+                self._readers[key] = path, ArrayRecordReader(str(path), "readahead_buffer_size:0")
+            self._readers.move_to_end(key)
+            return self._readers[key][1]
+
+    def find(self, key: Hashable) -> ArrayRecordReader | None:
+        """Returns the reader of a shard if it is open."""
+        with self._lock:
+            if key not in self._readers:
+                return None
+            self._readers.move_to_end(key)
+            return self._readers[key][1]
+
+    def discard(self, path: Path) -> None:
+        """Closes the readers of a file, which frees the disk space of a deleted one."""
+        with self._lock:
+            for key in [key for key, (opened, _) in self._readers.items() if opened == path]:
+                del self._readers[key]
 
 
 READERS = ShardReaders()

@@ -19,6 +19,7 @@ from bert_jax.data.loading.prefetch import Prefetch
 from bert_jax.errors import BertJaxError, Interrupted
 from bert_jax.parallel.host_batches import put_batch, rows_here
 from bert_jax.runtime.watchdog import StallWatch
+from bert_jax.tracking.nonfinite_batches import NonfiniteBatches
 from bert_jax.tracking.profiling import StepTracer
 from bert_jax.tracking.running_means import LossSpikes, RunningMeans
 from bert_jax.tracking.throughput import Throughput, key_values, short_summary
@@ -127,6 +128,16 @@ class LogMetrics(Hook):
     def unlogged(self) -> dict[str, Any]:
         """Returns the sums of metrics that no row has yet, and the last losses, as JSON; a checkpoint keeps them."""
         return self._means.to_dict() | self._spikes.to_dict()
+
+
+class KeepNonfinite(Hook):
+    """Keeps the batches of steps that are not finite."""
+
+    def __init__(self, batches: NonfiniteBatches):
+        self._batches = batches
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self._batches.add(step, values)
 
 
 class Trace(Hook):

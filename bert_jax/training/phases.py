@@ -20,12 +20,13 @@ import optax
 from bert_jax.config import ConfigDict, flatten, set_key
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.hashing import key_from
-from bert_jax.data.loading.loader import epoch_size, make_mixture
+from bert_jax.data.loading.loader import make_mixture
 from bert_jax.data.loading.mixture import row_shares
+from bert_jax.data.loading.windows import epoch_size
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 from bert_jax.training.checks import bert_config, check_config, check_mixture, check_same_tokenizer, data_paths
-from bert_jax.training.optimizer import learning_rate_schedule
+from bert_jax.training.planning.learning_rate import learning_rate_schedule
 
 # Keys that a phase may set: none of them changes the structure or the shardings of the state.
 PHASE_KEYS = (
@@ -89,12 +90,16 @@ class Phase(Plan):
         """Maximal number of sequences in a row, K."""
         return self.config.data.max_sequences if self.config.data.packing else 1
 
+    def epoch_size(self, dataset: PreparedDataset) -> int:
+        """Returns the number of rows of a dataset in an epoch."""
+        return epoch_size(dataset, self.max_sequences, self.config.row_order)
+
     def mixed(self, rows: int) -> list[int]:
         """Returns how many of the first `rows` rows of the phase's mixture are of each dataset."""
         if len(self.datasets) == 1:
             return [rows]
         weights = tuple(self.config.data.weights)
-        sizes = [] if weights else [epoch_size(dataset, self.max_sequences) for dataset in self.datasets]
+        sizes = [] if weights else [self.epoch_size(dataset) for dataset in self.datasets]
         return make_mixture(self.datasets, row_shares(sizes, weights), self.config.seed).counts(rows)
 
     def next_rows(self) -> list[int]:
@@ -196,5 +201,5 @@ def _first_row(dataset: PreparedDataset, phase: Phase, last_read: tuple[Phase, i
     row = before.next_rows()[index]
     if before.max_sequences == phase.max_sequences:
         return row
-    epochs = -(-row // epoch_size(dataset, before.max_sequences))
-    return epochs * epoch_size(dataset, phase.max_sequences)
+    epochs = -(-row // before.epoch_size(dataset))
+    return epochs * phase.epoch_size(dataset)

@@ -10,6 +10,7 @@ from etils import epath
 
 from bert_jax.config import ConfigDict, flatten, load_config
 from bert_jax.data.loading.masking import Masking
+from bert_jax.data.loading.order import FIRST_ORDER
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.runtime.lease import Lease
@@ -30,6 +31,7 @@ CHANGEABLE = (
     "loss_spike_deviations", "mesh.", "attention", "remat",
     "gradient_reduce_dtype", "scan_layers", "checkpoint.", "profile.", "tracking.", "stall_", "data.path",
     "data.seq_len", "optimizer.", "phases", "compilation_cache",
+    "compiled",
 )  # fmt: skip
 
 
@@ -124,7 +126,8 @@ def _differences(folder: epath.Path, old: Plan, new: Phase) -> dict[str, str]:
         {key: _as_saved(value) for key, value in flatten(config)}
         for config in (load_config("default"), old.config, new.config)
     )
-    before = defaults | saved  # a key that a run of an earlier version lacks had the effect of its default
+    # A key that a run of an earlier version lacks had the effect of its default.
+    before = defaults | {"row_order": FIRST_ORDER} | saved
     keys = sorted(({*before} & {*now}) - {"phases"})
     changed = {key: f"{key} {before[key]!r} -> {now[key]!r}" for key in keys if before[key] != now[key]}
     refused = [key for key in changed if not key.startswith(CHANGEABLE)]

@@ -1,7 +1,9 @@
 """A remote dataset's files on this machine's disk."""
 
+import hashlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -157,3 +159,96 @@ def test_a_kill_in_the_middle_leaves_nothing_that_is_taken_for_a_shard(there, st
     assert not list((tmp_path / "cache").rglob(f"*{shard}"))
     here = PreparedDataset(str(there)).read_blocks("train", np.array([0]))
     np.testing.assert_array_equal(PreparedDataset(URL).read_blocks("train", np.array([0])).tokens, here.tokens)
+
+
+# --- Size of the cache -------------------------------------------------------------------------------------------
+
+
+def shards_in(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.array_record"))
+
+
+def limit(monkeypatch, bytes_: float) -> None:
+    monkeypatch.setenv("BERT_JAX_CACHE_GB", str(bytes_ / 1e9))
+
+
+def read_shard(dataset: PreparedDataset, number: int) -> np.ndarray:
+    return dataset.read_blocks("train", dataset._first_blocks["train"][[number]]).tokens
+
+
+def test_cache_deletes_the_least_recently_used_shards(there, store, tmp_path, monkeypatch):
+    here, dataset = PreparedDataset(str(there)), PreparedDataset(URL)
+    shards = here.info.splits["train"].shards
+    limit(monkeypatch, shards[0].bytes + shards[1].bytes + shards[2].bytes)
+    for number in (0, 1, 0, 2, 0):
+        np.testing.assert_array_equal(read_shard(dataset, number), read_shard(here, number))
+        time.sleep(0.02)  # longer than the resolution of a file's time
+    assert len(shards_in(tmp_path / "cache")) == 3
+    read_shard(dataset, 3)
+    cached = {path.name.partition("-")[2] for path in shards_in(tmp_path / "cache")}
+    assert shards[1].file not in cached
+    assert {shards[0].file, shards[3].file} <= cached
+    assert sum(path.stat().st_size for path in shards_in(tmp_path / "cache")) <= sum(s.bytes for s in shards[:3])
+    assert [fetched(store, shard.file) for shard in shards[:4]] == [1, 1, 1, 1]
+    np.testing.assert_array_equal(read_shard(dataset, 1), read_shard(here, 1))
+    assert fetched(store, shards[1].file) == 2
+
+
+def test_cache_smaller_than_a_shard_holds_one(there, tmp_path, monkeypatch):
+    here, dataset = PreparedDataset(str(there)), PreparedDataset(URL)
+    limit(monkeypatch, 1)
+    blocks = np.arange(len(here.block_sizes("train")))
+    for _ in range(2):
+        np.testing.assert_array_equal(
+            dataset.read_blocks("train", blocks).tokens, here.read_blocks("train", blocks).tokens
+        )
+    read_shard(dataset, 0)
+    read_shard(dataset, 1)
+    assert len(shards_in(tmp_path / "cache")) <= 8  # those that were downloaded concurrently
+
+
+def test_shard_that_is_being_opened_is_not_deleted(there, tmp_path, monkeypatch):
+    dataset = PreparedDataset(URL)
+    shards = dataset.info.splits["train"].shards
+    limit(monkeypatch, 1)
+    with dataset._files.held(shards[0].file, dataset.info.expected(shards[0].file, shards[0])) as path:
+        read_shard(dataset, 1)
+        assert path.exists()
+    read_shard(dataset, 2)
+    assert not path.exists()
+
+
+def test_concurrent_processes_share_a_cache_that_is_too_small(there, tmp_path, monkeypatch):
+    here = PreparedDataset(str(there))
+    blocks = len(here.block_sizes("train"))
+    limit(monkeypatch, here.info.splits["train"].shards[0].bytes)
+    code = (
+        "import hashlib, sys, numpy as np\n"
+        "from bert_jax.data.dataset import PreparedDataset\n"
+        f"dataset = PreparedDataset({URL!r})\n"
+        f"blocks = np.random.default_rng(int(sys.argv[1])).permutation({blocks})\n"
+        "for block in blocks:\n"
+        "    found = dataset.read_blocks('train', np.array([block])).tokens\n"
+        "    print(block, hashlib.sha256(found.tobytes()).hexdigest())\n"
+    )
+    processes = [
+        child_processes.start(
+            [sys.executable, "-c", code, str(seed)], env=dict(os.environ), stdout=subprocess.PIPE, text=True
+        )
+        for seed in range(2)
+    ]
+    expected = {
+        block: hashlib.sha256(here.read_blocks("train", np.array([block])).tokens.tobytes()).hexdigest()
+        for block in range(blocks)
+    }
+    for process in processes:
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert {int(block): found for block, found in map(str.split, out.splitlines())} == expected
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "much", "nan", "inf"])
+def test_size_of_the_cache_is_checked(value, there, monkeypatch):
+    monkeypatch.setenv("BERT_JAX_CACHE_GB", value)
+    with pytest.raises(InputError, match=rf"BERT_JAX_CACHE_GB={value}: "):
+        read_shard(PreparedDataset(URL), 0)

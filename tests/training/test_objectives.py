@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from bert_jax.model.bert import VocabularyProjection
-from bert_jax.training import objectives
+from bert_jax.training import cross_entropy, objectives
 
-weighted_cross_entropy = jax.jit(objectives.weighted_cross_entropy)
+weighted_cross_entropy = jax.jit(cross_entropy.weighted_cross_entropy)
 
 
 def test_cross_entropy_against_plain_numpy():

@@ -13,6 +13,7 @@ from support.devices import all_devices, one_device  # noqa: F401
 
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
+from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.phase_data import LoadedPhase, log_data, make_loaders
 from bert_jax.training.phases import Phase, open_phases
 from bert_jax.training.pretrain import pretrain
@@ -187,6 +188,30 @@ def test_run_resumes_with_another_limit_that_drops_nothing(
     for overrides in ({"data__max_predictions": 9}, {"data__max_predictions": -1, "objective__mask_rate": 0.3}):
         with pytest.raises(InputError, match=r"data\.max_predictions=10\b|objective\.mask_rate=0\.15\b"):
             claim_workdir(epath.Path(begun), open_phases(resumable(dataset_dir, other_dir, 4, **overrides)))
+
+
+def test_run_keeps_the_order_of_rows_with_which_it_began(position: Path, dataset_dir: Path, other_dir: Path):
+    """A run that recorded none has order 1."""
+    folder = epath.Path(position.parents[3])
+
+    def order(asked: int) -> int:
+        config = fill_in_from_checkpoint(resumable(dataset_dir, other_dir, 4, row_order=asked), folder)
+        phases = open_phases(config)
+        assert claim_workdir(folder, phases) == 2
+        assert {source.is_sorted for source in make_loaders(phases[1])[0].sources} == {config.row_order == 2}
+        return config.row_order
+
+    assert (order(1), order(2)) == (2, 2)
+    saved = position.parents[1] / "config" / "metadata"
+    config = json.loads(saved.read_text())
+    assert config.pop("row_order") == 2
+    saved.write_text(json.dumps(config))
+    shutil.rmtree(position.parents[1] / "digests")  # such a version wrote none
+    assert (order(1), order(2)) == (1, 1)
+    with pytest.raises(InputError, match="row_order=1 again"):
+        claim_workdir(folder, open_phases(resumable(dataset_dir, other_dir, 4)))
+    with pytest.raises(InputError, match=r"row_order=7\b"):
+        open_phases(resumable(dataset_dir, other_dir, 4, row_order=7))
 
 
 # --- Logs -------------------------------------------------------------------------------------------------------

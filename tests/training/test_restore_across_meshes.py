@@ -59,7 +59,7 @@ def other_arrays():
     ("before", "after"),
     [
         pytest.param("data8", "fsdp8", marks=pytest.mark.long),
-        ("fsdp8", "data8_zero1"),
+        pytest.param("fsdp8", "data8_zero1", marks=pytest.mark.long),
         ("data8_zero1", "data2_fsdp2_tensor2"),
         pytest.param("data2_fsdp2_tensor2", "data8", marks=pytest.mark.long),
     ],

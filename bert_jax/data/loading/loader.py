@@ -3,10 +3,8 @@
 The loaders are stateless: a run resumes from one integer, and any process can compute any rows of any batch.
 """
 
-import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -15,12 +13,16 @@ from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.hashing import key_from
 from bert_jax.data.loading.masking import Masking, mask_batch, mask_keys, prediction_counts
 from bert_jax.data.loading.mixture import Mixture, row_shares
-from bert_jax.data.loading.order import EpochOrder
-from bert_jax.data.loading.packing import most_predictions, pack, pack_batch, pack_lengths
-from bert_jax.data.records import Instances, Unmasked, pad_batch, sequence_lengths
+from bert_jax.data.loading.order import NEWEST_ORDER, WINDOW_BLOCKS, EpochOrder, Recent, group_by_window, order_rules
+from bert_jax.data.loading.packing import most_predictions, pack_batch
+from bert_jax.data.loading.prefetch import ReadAhead
+from bert_jax.data.loading.windows import Window, Windows, blocks_a_unit, unit_sizes
+from bert_jax.data.records import Unmasked, pad_batch
 from bert_jax.errors import InputError
 
-_PACKED_BLOCKS = 16  # blocks packed together: a few thousand instances, enough for a dense packing
+_RECENT_STEPS = 16  # whose row numbers are kept
+_FETCHES_AHEAD = 8  # windows between a batch and the downloads for later ones
+_READS_A_WINDOW = 8  # calls of the thread that reads ahead
 
 
 def _make_batch(
@@ -91,43 +93,6 @@ def next_token_targets(input_ids: np.ndarray, sequence_ids: np.ndarray) -> HostB
     }
 
 
-_unit_sizes: WeakKeyDictionary[PreparedDataset, dict[int, np.ndarray]] = WeakKeyDictionary()
-
-
-def unit_sizes(dataset: PreparedDataset, max_sequences: int) -> np.ndarray:
-    """Returns int64 [U], the rows of at most `max_sequences` sequences in each unit of a training split.
-
-    A unit is the amount read at once: a block, or the blocks that are packed together. Raises InputError for an empty
-    split.
-    """
-    sizes = dataset.block_sizes("train")
-    if not len(sizes):
-        raise InputError(f"{dataset.folder}: the train split has no instances; prepare the dataset from more text")
-    if max_sequences == 1:
-        return sizes
-    cached = _unit_sizes.setdefault(dataset, {})
-    if max_sequences not in cached:
-        starts = np.cumsum(sizes) - sizes
-        lengths = np.split(dataset.lengths("train"), starts[_PACKED_BLOCKS::_PACKED_BLOCKS])
-        packings = [pack_lengths(unit, dataset.info.seq_len, max_sequences) for unit in lengths]
-        cached[max_sequences] = np.array([sum(count for count, _ in packing) for packing in packings])
-    return cached[max_sequences]
-
-
-def epoch_size(dataset: PreparedDataset, max_sequences: int) -> int:
-    """Returns the rows of at most `max_sequences` sequences in an epoch. Raises InputError for an empty split."""
-    return int(unit_sizes(dataset, max_sequences).sum())
-
-
-@dataclass(frozen=True)
-class _Window:
-    """The part of a dataset in memory: the instances of some blocks, and their packs, if any."""
-
-    blocks: np.ndarray
-    instances: Instances
-    packs: np.ndarray | None  # [R, K] of indices into `instances`, -1 for an empty slot
-
-
 class TrainRows:
     """Endless sequence of the rows of one training split, shuffled in every epoch.
 
@@ -137,6 +102,8 @@ class TrainRows:
     Attributes:
       dataset: the prepared dataset.
       size: rows in an epoch.
+      window_rows: mean number of rows in a window, which are shuffled together.
+      is_sorted: batches have their rows in the order of the units.
       max_sequences: K, the maximum number of sequences in a row.
       predictions: P, the maximum number of predictions in a row.
       real_share: mean share of tokens in a row that are not padding.
@@ -150,6 +117,7 @@ class TrainRows:
         masking: Masking | None,
         static_masks: int = 0,
         max_sequences: int = 1,
+        row_order: int = NEWEST_ORDER,
     ):
         """Raises InputError if the training split is empty.
 
@@ -160,102 +128,109 @@ class TrainRows:
           static_masks: 0 for new masks in every epoch; k repeats the masks of k epochs, as in a dataset that was masked
             k times in advance.
           max_sequences: K, the maximum number of instances in a row.
+          row_order: version of the order, see `order.ORDERS`.
         """
         if max_sequences < 1:
             raise InputError(f"data.max_sequences={max_sequences}: must be at least 1")
-        sizes = dataset.block_sizes("train")
+        rules = order_rules(row_order)
         self.dataset = dataset
         self._masking = masking
         self._static_masks = static_masks
         self.max_sequences = max_sequences
         self._seq_len = dataset.info.seq_len
         self._keys = {name: key_from(dataset.info.hash, seed, name) for name in ("order", "mask", "pack")}
-        self._starts = np.cumsum(sizes) - sizes
-        self._blocks_a_unit = 1 if max_sequences == 1 else _PACKED_BLOCKS
         self.predictions = predictions_per_row(masking, self._seq_len, max_sequences)
-        self._order = EpochOrder(unit_sizes(dataset, max_sequences), self._keys["order"])
+        self.is_sorted = rules.is_stratified
+        self._order = EpochOrder(
+            unit_sizes(dataset, max_sequences, row_order),
+            self._keys["order"],
+            window=WINDOW_BLOCKS if max_sequences == 1 else rules.packed_window,
+            is_stratified=rules.is_stratified,
+        )
+        self._windows = Windows(
+            dataset,
+            self._order,
+            blocks=blocks_a_unit(rules, max_sequences),
+            max_sequences=max_sequences,
+            pack_key=self._keys["pack"],
+        )
         self.size = self._order.size
+        self.window_rows = self._order.window_rows
         self.real_share = float(dataset.lengths("train").sum(dtype=np.int64)) / (self.size * self._seq_len)
-        self._windows: dict[tuple[int, int], _Window] = {}
+
+    def in_batch_order(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns the rows `numbers` int64 [n] of a batch in the order that they have in it."""
+        return self._order.sort_by_unit(numbers) if self.is_sorted else numbers
 
     def rows(self, numbers: np.ndarray) -> HostBatch:
         """Returns the rows `numbers` int64 [n]: the inputs of the model and the targets of pre-training."""
-        epochs, windows, places = self._order.locate(numbers)
-        parts = []
-        for group in _window_groups(epochs, windows):
-            epoch, window = int(epochs[group.start]), self._window(int(epochs[group.start]), int(windows[group.start]))
-            picked = places[group]
-            if window.packs is None:
-                parts.append(self._sequences(window, picked, epoch))
-                continue
-            packs = window.packs[picked]
-            is_used = packs >= 0
-            slots = np.where(is_used, np.cumsum(is_used).reshape(packs.shape) - 1, -1)
-            sequences = self._sequences(window, packs[is_used], epoch)
-            parts.append(pack_batch(sequences, slots, self._seq_len, self.predictions, self.dataset.tokenizer.pad_id))
-        return parts[0] if len(parts) == 1 else map_arrays(lambda *arrays: np.concatenate(arrays), *parts)
+        parts, places = [], []
+        for epoch, window, chosen, sequences in self._located(numbers):
+            places.append(chosen)
+            parts.append(self._lay_out(window, sequences, epoch))
+        return _assemble(len(numbers), parts, places)
 
     def instances(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the instances in rows `numbers` [n], int64 [n, K] with -1 for empty slots, and the epochs [n]."""
+        sizes = self.dataset.block_sizes("train")
+        starts = np.cumsum(sizes) - sizes
+        found = np.empty((len(numbers), self.max_sequences), np.int64)
+        for _, window, chosen, sequences in self._located(numbers):
+            read = sizes[window.blocks]
+            index = np.repeat(starts[window.blocks] - (np.cumsum(read) - read), read) + np.arange(read.sum())
+            found[chosen] = np.where(sequences >= 0, index[sequences], -1)
+        return found, numbers // self.size
+
+    def prepare(self, numbers: np.ndarray) -> None:
+        """Reads the rows `numbers` [n] into memory, for a later call of `rows`."""
+        for _ in self._located(numbers):
+            pass
+
+    def fetch(self, numbers: np.ndarray) -> None:
+        """Downloads what the rows `numbers` [n] of a remote dataset need, and reads nothing."""
+        if self.dataset.is_remote:
+            epochs, windows, places = self._order.locate(numbers)
+            for epoch, number, chosen in group_by_window(epochs, windows):
+                self.dataset.fetch_blocks("train", self._windows.blocks_of(epoch, number, places[chosen]))
+
+    def _located(self, numbers: np.ndarray) -> Iterator[tuple[int, Window, np.ndarray | slice, np.ndarray]]:
+        """Yields epoch and window of rows [n], the rows that are in it, and their sequences [rows, K] in the window."""
         epochs, windows, places = self._order.locate(numbers)
-        parts = []
-        for group in _window_groups(epochs, windows):
-            window = self._window(int(epochs[group.start]), int(windows[group.start]))
-            sizes = self.dataset.block_sizes("train")[window.blocks]
-            index = np.repeat(self._starts[window.blocks] - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
-            packs = places[group, None] if window.packs is None else window.packs[places[group]]
-            parts.append(np.where(packs >= 0, index[packs], -1))
-        return np.concatenate(parts), epochs
+        groups = list(group_by_window(epochs, windows))
+        self._windows.keep(len(groups))
+        for epoch, number, chosen in groups:
+            window = self._windows.get(epoch, number, places[chosen])
+            yield epoch, window, chosen, window.sequences(places[chosen])
 
-    def _sequences(self, window: _Window, which: np.ndarray, epoch: int) -> HostBatch:
-        instances = pad_batch(window.instances, which, self._seq_len, self.dataset.tokenizer)
+    def _lay_out(self, window: Window, packs: np.ndarray, epoch: int) -> HostBatch:
+        assert window.instances is not None
+        is_used = packs >= 0
+        instances = pad_batch(window.instances, packs[is_used], self._seq_len, self.dataset.tokenizer)
         mask_round = epoch % self._static_masks if self._static_masks else epoch
-        return _make_batch(self.dataset, instances, self._masking, self._keys["mask"], mask_round)
-
-    def _window(self, epoch: int, number: int) -> _Window:
-        """Returns a window from a cache of the last two."""
-        windows = self._windows  # another thread may replace it
-        if (epoch, number) not in windows:
-            windows = {**dict(list(windows.items())[-1:]), (epoch, number): self._read(epoch, number)}
-            self._windows = windows
-        return windows[epoch, number]
-
-    def _read(self, epoch: int, number: int) -> _Window:
-        units = self._order.window_units(epoch, number)
-        all_blocks = np.arange(len(self._starts))
-        blocks = [all_blocks[unit * self._blocks_a_unit : (unit + 1) * self._blocks_a_unit] for unit in units.tolist()]
-        instances = self.dataset.read_blocks("train", np.concatenate(blocks))
+        sequences = _make_batch(self.dataset, instances, self._masking, self._keys["mask"], mask_round)
         if self.max_sequences == 1:
-            return _Window(np.concatenate(blocks), instances, None)
-        lengths = sequence_lengths(instances.headers)
-        packs, first = [], 0
-        for unit, unit_blocks in zip(units.tolist(), blocks, strict=True):
-            stop = first + int(self.dataset.block_sizes("train")[unit_blocks].sum())
-            key = key_from(self._keys["pack"], epoch, unit)
-            packed = pack(lengths[first:stop], self._seq_len, self.max_sequences, key)
-            packs.append(np.where(packed >= 0, packed + first, -1))
-            first = stop
-        return _Window(np.concatenate(blocks), instances, np.concatenate(packs))
+            return sequences
+        return pack_batch(sequences, is_used, self._seq_len, self.predictions, self.dataset.tokenizer.pad_id)
 
 
-def _window_groups(epochs: np.ndarray, windows: np.ndarray) -> list[slice]:
-    """Returns the ranges of consecutive rows that are in one window."""
-    changes = np.nonzero((np.diff(epochs) != 0) | (np.diff(windows) != 0))[0] + 1
-    bounds = [0, *changes.tolist(), len(epochs)]
-    return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
+def _assemble(size: int, parts: Sequence[HostBatch], places: Sequence[np.ndarray | slice]) -> HostBatch:
+    """Makes a batch of `size` rows whose rows `places[i]` are `parts[i]`."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def fill(*arrays: np.ndarray) -> np.ndarray:
+        rows = np.empty((size, *arrays[0].shape[1:]), arrays[0].dtype)
+        for chosen, array in zip(places, arrays, strict=True):
+            rows[chosen] = array
+        return rows
+
+    return map_arrays(fill, *parts)
 
 
 def _from_sources(source_of: np.ndarray, source_rows: Callable[[int, np.ndarray], HostBatch]) -> HostBatch:
     """Makes a batch whose row i is from source `source_of[i]`; `source_rows` makes those of a source where True [B]."""
     sources = [(index, source_of == index) for index in np.unique(source_of).tolist()]
-
-    def interleave(*arrays: np.ndarray) -> np.ndarray:
-        rows = np.empty((len(source_of), *arrays[0].shape[1:]), arrays[0].dtype)
-        for (_, chosen), array in zip(sources, arrays, strict=True):
-            rows[chosen] = array
-        return rows
-
-    return map_arrays(interleave, *(source_rows(*source) for source in sources))
+    return _assemble(len(source_of), [source_rows(*source) for source in sources], [chosen for _, chosen in sources])
 
 
 def make_mixture(datasets: Sequence[PreparedDataset], shares: Sequence[float], seed: int) -> Mixture:
@@ -283,6 +258,7 @@ class TrainLoader:
         first_step: int = 0,
         first_row: int = 0,
         first_rows: Sequence[int] = (),
+        stop: int | None = None,
     ):
         """Creates the loader; it may start in the middle of a run.
 
@@ -294,9 +270,11 @@ class TrainLoader:
           first_step: the step of the batch that begins with row `first_row`.
           first_row: global index of that batch's first row in the mixture.
           first_rows: index of each source's first row; by default the number of its rows before `first_row`.
+          stop: nothing is read ahead for batches from this step on; None if the last step is unknown.
         """
         self.sources = list(sources)
         self.global_batch_size = global_batch_size
+        self._stop = stop
         self._offset = first_row - first_step * global_batch_size
         shares = row_shares([source.size for source in sources], weights)
         self.sequences_a_row = sum(
@@ -305,14 +283,38 @@ class TrainLoader:
         self.real_share = sum(share * source.real_share for share, source in zip(shares, sources, strict=True))
         self._mixture = make_mixture([source.dataset for source in sources], shares, seed)
         mixed = self._mixture.counts(first_row)
+        self._is_sorted = any(source.is_sorted for source in self.sources)
+        # Steps in which each source reads a window, at least.
+        self._steps_ahead = max(
+            math.ceil(source.window_rows / (share * global_batch_size))
+            for source, share in zip(self.sources, shares, strict=True)
+        )
+        self._row_numbers = Recent(_RECENT_STEPS, self.row_numbers)
+        self._read_ahead = ReadAhead(self.prepare)
         self._source_offsets = [first - before for first, before in zip(first_rows or mixed, mixed, strict=True)]
 
     def batch(self, step: int, rows: slice | np.ndarray = slice(None)) -> HostBatch:
-        """Returns rows `rows` of batch `step` in the layout of `TrainRows.rows`."""
-        source_of, numbers = self._locate(step, rows)
-        if len(self.sources) == 1:
-            return self.sources[0].rows(numbers)
-        return _from_sources(source_of, lambda index, chosen: self.sources[index].rows(numbers[chosen]))
+        """Returns rows `rows` of batch `step` in the layout of `TrainRows.rows`.
+
+        A thread then reads what the same rows of a later batch need, at least a window of rows ahead.
+        """
+        source_of, numbers = (array[rows] for array in self._row_numbers[step])
+        batch = _from_sources(source_of, lambda index, chosen: self.sources[index].rows(numbers[chosen]))
+        if step % max(1, self._steps_ahead // _READS_A_WINDOW) == 0:
+            self._read_ahead.start(step, rows)
+        return batch
+
+    def row_numbers(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the source of each row of batch `step` and its index among the rows of that source: int64 [B]."""
+        numbers = self._offset + step * self.global_batch_size + np.arange(self.global_batch_size)
+        source_of = np.zeros_like(numbers)
+        if len(self.sources) > 1:
+            source_of, numbers = self._mixture.locate(numbers)
+        numbers += np.asarray(self._source_offsets)[source_of]
+        if not self._is_sorted:
+            return source_of, numbers
+        parts = [source.in_batch_order(numbers[source_of == index]) for index, source in enumerate(self.sources)]
+        return np.sort(source_of), np.concatenate(parts)
 
     def instances(self, step: int, rows: slice | np.ndarray = slice(None)) -> dict[str, np.ndarray]:
         """Returns the instances in rows `rows` [n] of batch `step`: `source`, `instances` and `epoch`.
@@ -320,7 +322,7 @@ class TrainLoader:
         `source` int64 [n] is the index in `sources`, `instances` int64 [n, K] those of its training split, -1 for an
         empty slot.
         """
-        source_of, numbers = self._locate(step, rows)
+        source_of, numbers = (array[rows] for array in self.row_numbers(step))
         found = np.full((len(numbers), max(source.max_sequences for source in self.sources)), -1, np.int64)
         epochs = np.zeros(len(numbers), np.int64)
         for index in np.unique(source_of).tolist():
@@ -329,13 +331,15 @@ class TrainLoader:
             found[chosen, : inside.shape[1]] = inside
         return {"source": source_of, "instances": found, "epoch": epochs}
 
-    def _locate(self, step: int, rows: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the source of each row [n] of a batch, and the index of the row in it."""
-        numbers = (self._offset + step * self.global_batch_size + np.arange(self.global_batch_size))[rows]
-        source_of = np.zeros(len(numbers), np.int64)
-        if len(self.sources) > 1:
-            source_of, numbers = self._mixture.locate(numbers)
-        return source_of, numbers + np.array(self._source_offsets, np.int64)[source_of]
+    def prepare(self, step: int, rows: slice | np.ndarray) -> None:
+        """Reads what rows `rows` of a later batch need, at least a window after `step`; downloads what others need."""
+        for ahead, act in ((1, "prepare"), (_FETCHES_AHEAD, "fetch")):
+            later = step + ahead * self._steps_ahead
+            if self._stop is not None and later >= self._stop:
+                return
+            source_of, numbers = (array[rows] for array in self._row_numbers[later])
+            for index, source in enumerate(self.sources):
+                getattr(source, act)(numbers[source_of == index])
 
     def next_rows(self, step: int) -> list[int]:
         """Returns the index of each source's first row in batch `step` or later."""

@@ -95,7 +95,6 @@ def mask_batch(
     """
     length = input_ids.shape[1]
     predictions = masking.slots(length)
-    slots = min(predictions, length)
     targets = masking.predictions(lengths)
 
     columns = np.arange(length, dtype=np.uint64)
@@ -105,29 +104,26 @@ def mask_batch(
         chosen = _choose_words(order, maskable, continues_word, targets)
     else:
         chosen = _choose_tokens(order, maskable, targets)
-    # Ascending positions, with unused slots at the end.
-    positions = np.sort(np.where(chosen, np.arange(length), length), axis=1)[:, :slots]
-    used = positions < length
-    positions = np.where(used, positions, 0)
-
-    originals = np.take_along_axis(input_ids, positions, axis=1)
-    at = positions.astype(np.uint64)
-    action = (random_bits((keys ^ _ACTION)[:, None], at) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    draw = random_bits((keys ^ _TOKEN)[:, None], at) >> np.uint64(32)
+    row_of, column = np.nonzero(chosen)  # positions of a row are ascending
+    counts = np.count_nonzero(chosen, axis=1)
+    slot = np.arange(len(column)) - np.repeat(np.cumsum(counts) - counts, counts)
+    originals, its_keys, at = input_ids[row_of, column], keys[row_of], column.astype(np.uint64)
+    action = (random_bits(its_keys ^ _ACTION, at) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    draw = random_bits(its_keys ^ _TOKEN, at) >> np.uint64(32)
     random_ids = ((draw * np.uint64(vocab_size)) >> np.uint64(32)).astype(np.int32)
     replacement = np.where(action < masking.mask_token, np.int32(mask_id), originals)
     replacement = np.where(action >= masking.mask_token + masking.keep_token, random_ids, replacement)
 
     masked = input_ids.copy()
-    row_of, slot_of = np.nonzero(used)
-    masked[row_of, positions[row_of, slot_of]] = replacement[row_of, slot_of]
-
-    padding = ((0, 0), (0, predictions - slots))
+    masked[row_of, column] = replacement
+    shape = len(input_ids), predictions
+    masked_positions, masked_ids = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    masked_positions[row_of, slot], masked_ids[row_of, slot] = column, originals
     return {
         "input_ids": masked,
-        "masked_positions": np.pad(positions.astype(np.int32), padding),
-        "masked_ids": np.pad(np.where(used, originals, 0).astype(np.int32), padding),
-        "masked_weights": np.pad(used.astype(np.float32), padding),
+        "masked_positions": masked_positions,
+        "masked_ids": masked_ids,
+        "masked_weights": (np.arange(predictions) < counts[:, None]).astype(np.float32),
     }
 
 
@@ -141,9 +137,15 @@ def _in_random_order(order: np.ndarray, candidates: np.ndarray) -> np.ndarray:
 
 def _choose_tokens(order: np.ndarray, maskable: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Returns bool [B, L]: the first `targets` [B] candidates of each row in random order."""
-    counts = np.minimum(targets, maskable.sum(axis=1))
-    chosen = np.zeros_like(maskable)
-    np.put_along_axis(chosen, _in_random_order(order, maskable), np.arange(maskable.shape[1]) < counts[:, None], axis=1)
+    counts = np.minimum(targets, np.count_nonzero(maskable, axis=1))
+    most = max(int(counts.max(initial=0)), 1)
+    values = np.where(maskable, order >> np.uint64(1), _LAST)
+    least = np.sort(np.partition(values, most - 1, axis=1)[:, :most], axis=1)  # much faster than a sort of all columns
+    last = np.take_along_axis(least, np.maximum(counts - 1, 0)[:, None], axis=1)
+    chosen = (values <= last) & (counts > 0)[:, None]
+    for row in np.nonzero(np.count_nonzero(chosen, axis=1) != counts)[0].tolist():  # equal draws at the end
+        chosen[row] = False
+        chosen[row, np.argsort(values[row], kind="stable")[: counts[row]]] = True
     return chosen
 
 

@@ -8,7 +8,6 @@ it (longest-pack-first; Krell et al. 2021, arXiv:2107.02027), or to a new row to
 """
 
 from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -23,37 +22,44 @@ def pack_lengths(lengths: np.ndarray, seq_len: int, max_sequences: int) -> list[
     open_rows: dict[int, list[tuple[int, tuple[int, ...]]]] = {}  # by remaining room
     rooms: list[int] = []  # its keys, sorted
 
-    def put(count: int, row: tuple[int, ...]) -> None:
-        room = seq_len - sum(row)
+    def put(count: int, row: tuple[int, ...], room: int) -> None:
         if len(row) == max_sequences or not room:
             full.append((count, row))
-            return
-        if room not in open_rows:
-            open_rows[room] = []
+        elif room in open_rows:
+            open_rows[room].append((count, row))
+        else:
+            open_rows[room] = [(count, row)]
             insort(rooms, room)
-        open_rows[room].append((count, row))
 
-    for length, left in sorted(Counter(lengths.tolist()).items(), reverse=True):
+    counts = np.bincount(lengths)
+    present = np.nonzero(counts)[0][::-1]
+    for length, left in zip(present.tolist(), counts[present].tolist(), strict=True):
         while left:
             at = bisect_left(rooms, length)
             if at == len(rooms):
                 together = min(max_sequences, seq_len // length)
                 if left >= together:
-                    put(left // together, (length,) * together)
+                    put(left // together, (length,) * together, seq_len - together * length)
                 if rest := left % together:
-                    put(1, (length,) * rest)
+                    put(1, (length,) * rest, seq_len - rest * length)
                 break
             room = rooms[at]
-            count, row = open_rows[room].pop()
-            if not open_rows[room]:
+            waiting = open_rows[room]
+            count, row = waiting.pop()
+            if count > left:
+                waiting.append((count - left, row))
+                count = left
+            elif not waiting:
                 del open_rows[room]
                 rooms.pop(at)
-            taken = min(count, left)
-            if count > taken:
-                put(count - taken, row)
-            put(taken, (*row, length))
-            left -= taken
+            put(count, (*row, length), room - length)
+            left -= count
     return full + [entry for room in rooms for entry in open_rows[room]]
+
+
+def count_rows(lengths: np.ndarray, seq_len: int, max_sequences: int) -> int:
+    """Returns the number of rows that `pack` makes of sequences of `lengths` [N]."""
+    return sum(count for count, _ in pack_lengths(lengths, seq_len, max_sequences))
 
 
 def pack(lengths: np.ndarray, seq_len: int, max_sequences: int, key: int) -> np.ndarray:
@@ -86,47 +92,41 @@ def most_predictions(predictions: Callable[[np.ndarray], np.ndarray], seq_len: i
     return int(most[-1])
 
 
-def pack_batch(sequences: HostBatch, rows: np.ndarray, seq_len: int, predictions: int, pad_id: int) -> HostBatch:
+def pack_batch(sequences: HostBatch, is_used: np.ndarray, seq_len: int, predictions: int, pad_id: int) -> HostBatch:
     """Converts a batch with one sequence a row, [N, ...], to a packed batch, [R, ...].
 
     Args:
-      sequences: the batch layout with K = 1.
-      rows: int64 [R, K] of indices into it, -1 for an empty slot; the lengths of a row sum to at most `seq_len`.
-      seq_len: L of the result.
+      sequences: the batch layout with K = 1: the sequences of the first row, then those of the second, and so on.
+      is_used: bool [R, K], the slots with a sequence; they precede the empty slots of their row.
+      seq_len: L of the result; the lengths of a row sum to at most L.
       predictions: P of the result; must be sufficient for each row.
       pad_id: the id of [PAD].
     """
-    count, per_row = rows.shape
-    row_index, slot = np.nonzero(rows >= 0)
-    which = rows[row_index, slot]
-    lengths = sequences["sequence_ids"].sum(axis=1)[which]
-    placed = np.zeros(rows.shape, np.int64)
-    placed[row_index, slot] = lengths
-    starts = (np.cumsum(placed, axis=1) - placed)[row_index, slot]
+    count, per_row = is_used.shape
+    row_of, slot_of = np.nonzero(is_used)
+    is_real = sequences["sequence_ids"] > 0
+    lengths = np.count_nonzero(is_real, axis=1)
+    placed = np.zeros(is_used.shape, np.int64)
+    placed[is_used] = lengths
+    starts = (np.cumsum(placed, axis=1) - placed)[is_used]
 
-    # Position of each token: start of its sequence in the row plus its column in the sequence.
-    sequence, column = np.nonzero(sequences["sequence_ids"][which])
-    target = row_index[sequence], starts[sequence] + column
     shapes = pretraining_shapes(count, seq_len, predictions, per_row)
     packed: HostBatch = map_arrays(lambda shape_and_dtype: np.zeros(*shape_and_dtype), shapes)
     packed["input_ids"].fill(pad_id)
-    packed["input_ids"][target] = sequences["input_ids"][which][sequence, column]
-    packed["token_type_ids"][target] = sequences["token_type_ids"][which][sequence, column]
-    packed["positions"][target] = column
-    packed["sequence_ids"][target] = slot[sequence] + 1
+    # A row's tokens are those of its sequences in order: both masks select the same tokens in the same order.
+    target = np.arange(seq_len) < placed.sum(axis=1)[:, None]
+    for name in ("input_ids", "token_type_ids", "positions"):
+        packed[name][target] = sequences[name][is_real]
+    packed["sequence_ids"][target] = np.repeat(slot_of.astype(np.int32) + 1, lengths)
 
-    weights = sequences["masked_weights"][which]
-    chosen, at = np.nonzero(weights)
-    counts = np.zeros(rows.shape, np.int64)
-    counts[row_index, slot] = np.count_nonzero(weights, axis=1)
-    before = (np.cumsum(counts, axis=1) - counts)[row_index, slot]
-    ordinal = np.arange(len(chosen)) - np.searchsorted(chosen, chosen)
-    target = row_index[chosen], before[chosen] + ordinal
-    packed["masked_positions"][target] = sequences["masked_positions"][which][chosen, at] + starts[chosen]
-    packed["masked_ids"][target] = sequences["masked_ids"][which][chosen, at]
-    packed["masked_weights"][target] = weights[chosen, at]
+    is_predicted = sequences["masked_weights"] > 0
+    counts = np.count_nonzero(is_predicted, axis=1)
+    target = np.arange(predictions) < np.bincount(row_of, counts, count)[:, None]
+    packed["masked_positions"][target] = sequences["masked_positions"][is_predicted] + np.repeat(starts, counts)
+    for name in ("masked_ids", "masked_weights"):
+        packed[name][target] = sequences[name][is_predicted]
 
-    packed["cls_positions"][row_index, slot] = starts
-    packed["next_sentence_labels"][row_index, slot] = sequences["next_sentence_labels"][which, 0]
-    packed["next_sentence_weights"][row_index, slot] = sequences["next_sentence_weights"][which, 0]
+    packed["cls_positions"][is_used] = starts
+    for name in ("next_sentence_labels", "next_sentence_weights"):
+        packed[name][is_used] = sequences[name][:, 0]
     return packed

@@ -49,6 +49,7 @@ from bert_jax.training.checkpointing.checkpoint_damage import (
 )
 from bert_jax.training.checkpointing.checkpoint_digests import (
     FORMAT_VERSION,
+    array_digests,
     changed_items,
     describe,
     is_known,
@@ -154,7 +155,7 @@ class Checkpoint:
         )
         with convert_read_errors(self.path), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             parameters = checkpointer.restore(self.path / "parameters", args=arguments)
-        check_arrays(self.path, {"parameters": parameters}, self.digests)
+        check_arrays(self.path, lambda: array_digests({"parameters": parameters}), self.digests)
         return parameters
 
 

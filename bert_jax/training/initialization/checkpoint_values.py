@@ -8,6 +8,7 @@ from etils import epath
 
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.data.dataset import DatasetInfo
+from bert_jax.data.loading.order import FIRST_ORDER
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, newest_intact, open_checkpoint
@@ -27,14 +28,16 @@ def fill_in_from_checkpoint(config: ConfigDict, workdir: epath.Path | None = Non
 
     The sizes are those of the checkpoint, with as many positions as the longest sequence of the datasets if those are
     more. NSP is trained if the checkpoint was trained with it, and every dataset has pairs. A run that resumes in
-    `workdir` has the values that it began with, and needs no `init`.
+    `workdir` has the values and the order of rows that it began with, and needs no `init`.
 
     Raises InputError if no checkpoint is given, and for a value of the config that contradicts it.
     """
+    before = newest_intact(workdir) if workdir is not None else None
+    if before is not None:
+        config = _keep_row_order(config, before)
     open_keys = _open_keys(config)
     if not open_keys:
         return config
-    before = newest_intact(workdir) if workdir is not None else None
     if before is not None:
         saved = dict(flatten(ConfigDict(before.config)))
         return _filled(config, {key: saved[key] for key in open_keys if key in saved})
@@ -57,6 +60,15 @@ def fill_in_from_checkpoint(config: ConfigDict, workdir: epath.Path | None = Non
         checkpoint.bert_config.max_position_embeddings, filled.objective.lm, filled.objective.nsp,
     )  # fmt: skip
     return filled
+
+
+def _keep_row_order(config: ConfigDict, before: Checkpoint) -> ConfigDict:
+    """Returns the config with the order of rows of a run that resumes."""
+    began = before.config.get("row_order", FIRST_ORDER)
+    if began == config.row_order:
+        return config
+    log.info("row_order=%d instead of %d: that with which the run of %s began", began, config.row_order, before.path)
+    return _filled(config, {"row_order": began})
 
 
 def _open_keys(config: ConfigDict) -> list[str]:

@@ -16,8 +16,6 @@ from etils import epath
 from bert_jax.batch import HostBatch
 from bert_jax.errors import BertJaxError
 from bert_jax.files import atomic, remote
-from bert_jax.training.loop import Hook
-from bert_jax.training.run import Run
 
 log = logging.getLogger(__name__)
 
@@ -26,27 +24,28 @@ MAX_FILES = 8
 """Files of each process in a workdir; the oldest are deleted."""
 
 
-class KeepNonfinite(Hook):
+class NonfiniteBatches:
     """Writes the batch of each step that is not finite, unless the step before was not finite either.
 
     A batch is a function of the step, so it is recomputed for the file; none is kept in memory.
     """
 
     def __init__(
-        self, run: Run, rows: np.ndarray, make_batch: Callable[[int], HostBatch],
+        self, workdir: epath.Path, rows: np.ndarray, make_batch: Callable[[int], HostBatch],
         describe: Callable[[int], Mapping[str, np.ndarray]],
     ):  # fmt: skip
-        """Creates the hook.
+        """Writes nothing yet.
 
         Args:
-          run: the run.
+          workdir: the folder of the run.
           rows: this process's rows of the global batch, int64 [n].
           make_batch: maps the number of steps done to those rows of the next batch.
           describe: maps the same number to further arrays, such as the rows' instances.
         """
-        self._folder, self._rows, self._make_batch, self._describe = run.folder / FOLDER, rows, make_batch, describe
+        self._folder, self._rows, self._make_batch, self._describe = workdir / FOLDER, rows, make_batch, describe
 
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds the metrics of a step; logs and writes the batch if it is the first of a streak."""
         if values["nonfinite_streak"] != 1:
             return
         process = jax.process_index()

@@ -1,7 +1,6 @@
 """Batches of non-finite steps, kept in the workdir."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,14 +9,15 @@ from etils import epath
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import TrainLoader, TrainRows
 from bert_jax.data.loading.masking import Masking
-from bert_jax.training.nonfinite_batches import FOLDER, MAX_FILES, KeepNonfinite
+from bert_jax.tracking.nonfinite_batches import FOLDER, MAX_FILES, NonfiniteBatches
 
 NAN = {"loss": float("nan"), "grad_norm": float("inf")}
 
 
-def hook_of(folder: Path, loader: TrainLoader, rows: np.ndarray) -> KeepNonfinite:
-    run = SimpleNamespace(folder=epath.Path(folder))
-    return KeepNonfinite(run, rows, lambda step: loader.batch(step, rows), lambda step: loader.instances(step, rows))
+def batches_of(folder: Path, loader: TrainLoader, rows: np.ndarray) -> NonfiniteBatches:
+    return NonfiniteBatches(
+        epath.Path(folder), rows, lambda step: loader.batch(step, rows), lambda step: loader.instances(step, rows)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def loader(dataset_dir: Path) -> TrainLoader:
 
 def test_the_file_has_the_batch_and_its_instances(loader: TrainLoader, tmp_path: Path, caplog):
     rows = np.array([0, 1, 4, 5])
-    hook_of(tmp_path, loader, rows).metrics(7, {**NAN, "nonfinite_streak": 1})
+    batches_of(tmp_path, loader, rows).add(7, {**NAN, "nonfinite_streak": 1})
     with np.load(tmp_path / FOLDER / "step-7-process-0.npz") as kept:
         assert kept["step"] == 7
         assert np.array_equal(kept["rows"], rows)
@@ -47,18 +47,18 @@ def test_the_file_has_the_batch_and_its_instances(loader: TrainLoader, tmp_path:
 
 
 def test_only_the_first_step_of_a_streak_is_kept_and_the_newest_files(loader: TrainLoader, tmp_path: Path):
-    hook = hook_of(tmp_path, loader, np.arange(2))
+    batches = batches_of(tmp_path, loader, np.arange(2))
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / "step-1-process-1.npz").touch()
     for start in range(10, 10 * (MAX_FILES + 3), 10):
-        hook.metrics(start, {**NAN, "nonfinite_streak": 0})
-        hook.metrics(start + 1, {**NAN, "nonfinite_streak": 1})
-        hook.metrics(start + 2, {**NAN, "nonfinite_streak": 2})
+        batches.add(start, {**NAN, "nonfinite_streak": 0})
+        batches.add(start + 1, {**NAN, "nonfinite_streak": 1})
+        batches.add(start + 2, {**NAN, "nonfinite_streak": 2})
     steps = {int(path.name.split("-")[1]) for path in (tmp_path / FOLDER).iterdir()}
     assert steps == {1, *(10 * number + 1 for number in range(3, MAX_FILES + 3))}
 
 
 def test_a_folder_that_cannot_be_written_does_not_end_the_run(loader: TrainLoader, tmp_path: Path, caplog):
     (tmp_path / FOLDER).write_text("a file")
-    hook_of(tmp_path, loader, np.arange(2)).metrics(3, {**NAN, "nonfinite_streak": 1})
+    batches_of(tmp_path, loader, np.arange(2)).add(3, {**NAN, "nonfinite_streak": 1})
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
