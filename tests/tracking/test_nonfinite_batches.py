@@ -34,7 +34,7 @@ def test_the_file_has_the_batch_and_its_instances(loader: TrainLoader, tmp_path:
         assert np.array_equal(kept["rows"], rows)
         for name, array in loader.batch(6, rows).items():
             assert np.array_equal(kept[name], array), name
-        instances, epochs = loader.sources[0].instances(6 * 8 + rows)
+        instances, epochs = loader.sources[0].instances(loader.row_numbers(6)[1][rows])
         assert np.array_equal(kept["instances"], instances)
         assert np.array_equal(kept["epoch"], epochs)
         assert kept["source"].tolist() == [0] * 4
