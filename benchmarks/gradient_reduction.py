@@ -103,6 +103,21 @@ def outdated(keys: Iterable[Any], rows: Mapping[Any, dict], code: str) -> list[A
     return [key for key in keys if key not in rows] + [key for key in keys if key in rows and rows[key]["code"] != code]
 
 
+def report(record: Record, losses: Mapping[int, dict], traffic: Mapping[str, dict]) -> None:
+    """Records the rows that exist, by seed and by type."""
+    if traffic:
+        record.set_table("traffic", TRAFFIC, traffic.values())
+    if not losses:
+        return
+    record.set_table("losses", LOSSES, losses.values())
+    exact = [row["float32_mlm_loss"] for row in losses.values()]
+    record.set_values(
+        devices=DEVICES, steps=SETTINGS["total_steps"], batch_size=SETTINGS["global_batch_size"], seeds=len(losses),
+        unigram_loss=next(iter(losses.values()))["unigram_loss"], spread_over_seeds=max(exact) - min(exact),
+        largest_difference=max(abs(row["mlm_loss_difference"]) for row in losses.values()),
+    )  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -117,8 +132,7 @@ def main() -> None:
     stamp = record.stamp
     losses = {row["seed"]: row for row in record.earlier("losses")}
     traffic = {row["dtype"]: row for row in record.earlier("traffic")}
-    record.set_table("losses", LOSSES, losses.values())
-    record.set_table("traffic", TRAFFIC, traffic.values())
+    report(record, losses, traffic)
     for seed in outdated(SEEDS, losses, stamp["code"]):
         scores = {dtype: train(options.folder, dtype, seed) for dtype in TYPES}
         losses[seed] = stamp | {
@@ -131,16 +145,10 @@ def main() -> None:
             "mlm_loss_difference": scores["bfloat16"]["mlm_loss"] - scores["float32"]["mlm_loss"],
             "unigram_loss": scores["float32"]["unigram_loss"],
         }
-        record.set_table("losses", LOSSES, losses.values())
-        exact = [row["float32_mlm_loss"] for row in losses.values()]
-        record.set_values(
-            devices=DEVICES, steps=SETTINGS["total_steps"], batch_size=SETTINGS["global_batch_size"], seeds=len(losses),
-            unigram_loss=losses[seed]["unigram_loss"], spread_over_seeds=max(exact) - min(exact),
-            largest_difference=max(abs(row["mlm_loss_difference"]) for row in losses.values()),
-        )  # fmt: skip
+        report(record, losses, traffic)
     for dtype in outdated(TYPES, traffic, stamp["code"]):
         traffic[dtype] = compile_step(dtype) | stamp
-        record.set_table("traffic", TRAFFIC, traffic.values())
+        report(record, losses, traffic)
     print(record.render("losses"), record.render("traffic"), sep="\n\n")
 
 

@@ -7,9 +7,9 @@ With LAMB, as in NVIDIA's recipe (You et al. 2020):
     bert-jax pretrain --config=bert_large:lamb --workdir=runs/bert_large_lamb --config.gradient_accumulation=64 \\
       --config.phases.0.data.path=DATASET128 --config.phases.1.data.path=DATASET512
 
-On TPUs, for which `v4`, `v5e`, `v5p`, `v6e` and `tpu7x` know what fits: the paper's million steps, 90% of them at 128
-tokens, or LAMB's as `lamb_v5p`. The recipe is the same on any number of chips that divides the batch: microbatches are
-inferred.
+On TPUs, for which `v4`, `v5e`, `v5p` and `v6e` know what fits, and `tpu7x` has rows that were not compiled yet: the
+paper's million steps, 90% of them at 128 tokens, or LAMB's as `lamb_v5p`. The recipe is the same on any number of chips
+that divides the batch: microbatches are inferred.
 
     bert-jax pretrain --config=bert_large:v5p --workdir=runs/bert_large \\
       --config.phases.0.data.path=DATASET128 --config.phases.1.data.path=DATASET512
@@ -30,8 +30,9 @@ DeepLearningExamples, probably with NSP's loss.
 from bert_jax.configs import bert
 
 # Rows of a microbatch on a device, at 128 tokens and at 512, with room to spare (benchmarks/tpu_topologies.py), data
-# parallel: the model is too small to gain from sharding it. Dropout is kept, so at 512 tokens attention is recomputed
-# instead of using a fused kernel, which has no dropout.
+# parallel: the model is too small to gain from sharding it. Dropout is kept, so at 512 tokens attention is recomputed;
+# attention=pallas keeps dropout as well, but has not been timed on a TPU. tpu7x has v5p's rows, not compiled yet: its
+# devices, half a chip each, have as much memory.
 CHIPS = {"v4": (128, 32), "v5e": (64, 16), "v5p": (256, 128), "v6e": (128, 32), "tpu7x": (256, 128)}
 
 

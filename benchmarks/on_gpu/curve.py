@@ -56,7 +56,6 @@ def curve(cases: Cases, record: Record, scale: Scale, work: Path, data: str, min
     """Trains for `minutes`, or until the Unix time `deadline` if that is earlier, and records the evaluations."""
 
     def train() -> dict[str, Any]:
-        began = time.time()
         dataset = data or prepare(work, scale)
         plan = plan_run(work, scale, dataset, min(minutes * 60, deadline - time.time()))
         overrides = {**scale.curve, **plan, "data.path": dataset, "data.seq_len": SEQ_LEN, "tracking.samples": 0}
@@ -68,7 +67,7 @@ def curve(cases: Cases, record: Record, scale: Scale, work: Path, data: str, min
         rows = read_metrics(epath.Path(workdir))
         tokens = plan_tokens(scale)
         record.set_table("curve", COLUMNS, evaluations(rows, tokens))
-        return {**summary(rows, tokens), **plan, "prepared_and_trained_seconds": time.time() - began, **outcome}
+        return {**summary(rows, tokens), **plan, **outcome}
 
     cases.measure(CASE, train)
 

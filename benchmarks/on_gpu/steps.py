@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh
 
 from bert_jax.batch import Batch, HostBatch, map_arrays
@@ -127,8 +128,8 @@ class Step:
         slots, per_row = batch["masked_positions"].shape[1], batch["cls_positions"].shape[1]
         self.flops = setting.rows * training_flops(self.model, setting.seq_len, slots, per_row)
         self.batch: Batch[jax.Array] = put_batch(self.mesh, batch, config.gradient_accumulation)
-        self.spec = describe(self.mesh, config, self.model)
         optimizer = make_optimizer(config.optimizer, abstract_parameters(self.model)[2])
+        self.spec = describe(self.mesh, config, self.model, optimizer)
         schedule = learning_rate_schedule(config.optimizer.learning_rate, 0, 1_000_000)
         step = make_train_step(self.mesh, self.spec, optimizer, schedule, pretraining(nsp=True), seed=config.seed)
         began = time.perf_counter()
@@ -148,14 +149,14 @@ class Step:
         return self._compiled(state, self.batch, *self._arguments)
 
 
-def describe(mesh: Mesh, config: ConfigDict, model: BertConfig) -> StateSpec:
+def describe(mesh: Mesh, config: ConfigDict, model: BertConfig, optimizer: optax.GradientTransformation) -> StateSpec:
     """Returns the plan of the state of a config."""
     dtype = config.dtype
     if dtype == "auto":
         dtype = "float32" if mesh.devices.flat[0].platform == "cpu" else "bfloat16"
     return describe_state(
-        mesh, model, make_optimizer(config.optimizer, abstract_parameters(model)[2]), config.seed,
-        dtype=jnp.dtype(dtype), attention=config.attention, remat=config.remat, scan_layers=config.scan_layers,
+        mesh, model, optimizer, config.seed, dtype=jnp.dtype(dtype), attention=config.attention, remat=config.remat,
+        scan_layers=config.scan_layers,
     )  # fmt: skip
 
 

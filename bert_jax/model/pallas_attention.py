@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -194,7 +193,7 @@ class _Kernels:
 
     def scores(self, q: jax.Array, k: jax.Array, mask: jax.Array) -> jax.Array:
         """Maps scaled queries [Q, S] of one head and keys [L, S] to scores fp32 [L, Q]."""
-        return jnp.where(mask, _dot(k, q, _NT), np.finfo(np.float32).min)
+        return jnp.where(mask, _dot(k, q, _NT), float(jnp.finfo(jnp.float32).min))
 
     def keep(self, words: Any, c: int) -> jax.Array:
         """Returns the dropout mask of head `c` of this grid step, bool [L, Q]."""

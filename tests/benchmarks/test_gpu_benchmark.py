@@ -186,6 +186,25 @@ def test_batches_look_like_the_loaders(modules: SimpleNamespace, seq_len: int, p
     assert len(places) == pytest.approx(0.15 * (batch["sequence_ids"] > 0).sum(), rel=0.05)
 
 
+def test_a_step_is_compiled_and_timed(modules: SimpleNamespace, monkeypatch: pytest.MonkeyPatch):
+    steps = modules.steps
+    monkeypatch.setattr(steps, "VOCAB_SIZE", 1100)
+    setting = steps.Setting("bert:L1_H64", 4, 128, packed=True, microbatches=2, overrides=(("dtype", "float32"),))
+    step = steps.Step(setting)
+    row = steps.rates(step, steps.seconds_per_step(step, rounds=2, seconds=0.0))
+    assert row["rows"] == 4
+    assert row["mfu"] is None  # a CPU has no known peak
+    assert row["sequences_per_second"] * row["step_ms"] == pytest.approx(1000 * step.sequences)
+    state, metrics = step(step.spec.make())
+    assert float(metrics["mlm_loss"]) == pytest.approx(np.log(1100), rel=0.05)
+    assert int(state.step) == 1
+
+
+@pytest.mark.parametrize("module", ["agreement", "beside_torch", "curve", "speed"])
+def test_parts_can_be_imported(module: str):
+    assert importlib.import_module(f"on_gpu.{module}")
+
+
 def test_the_largest_batch_that_fits_is_found_with_few_compilations(
     modules: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ):

@@ -25,7 +25,8 @@ WINDOW_BLOCKS = 64
 _PLACE_BITS = 24  # of a row in a window, which has at most 64 x 512 rows
 _EPOCHS, _WINDOWS = 4, 16  # whose units and permutations are kept; a batch and those ahead of it share them
 
-K, T = TypeVar("K"), TypeVar("T")
+K = TypeVar("K")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)

@@ -124,9 +124,9 @@ def pack_batch(sequences: HostBatch, is_used: np.ndarray, seq_len: int, predicti
     target = np.arange(predictions) < np.bincount(row_of, counts, count)[:, None]
     packed["masked_positions"][target] = sequences["masked_positions"][is_predicted] + np.repeat(starts, counts)
     for name in ("masked_ids", "masked_weights"):
-        packed[name][target] = sequences[name][is_predicted]
+        packed[name][target] = sequences[name][is_predicted]  # type: ignore[literal-required]
 
     packed["cls_positions"][is_used] = starts
     for name in ("next_sentence_labels", "next_sentence_weights"):
-        packed[name][is_used] = sequences[name][:, 0]
+        packed[name][is_used] = sequences[name][:, 0]  # type: ignore[literal-required]
     return packed

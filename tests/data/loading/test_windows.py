@@ -124,6 +124,7 @@ def test_next_window_is_read_ahead_by_a_thread(folders):
     own = readers.count(threading.current_thread())
     assert own <= 2  # the first window, and no other
     assert len(readers) > 10
+    assert not any(thread.daemon for thread in readers)  # the end of the program would block in a reader
 
 
 def test_nothing_is_read_ahead_for_steps_after_the_last_one(folders, monkeypatch):
