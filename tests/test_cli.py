@@ -285,6 +285,8 @@ def test_bad_options_are_refused_before_files_are_read(tmp_path: Path, capsys: p
     fails_with_one_line([*arguments, "--seq_len=7"], capsys, "--seq_len=7", "8")
     fails_with_one_line([*arguments, "--language=enn"], capsys, "--language='enn'")
     fails_with_one_line([*arguments, "--max_line_repeats=-1"], capsys, "--max_line_repeats=-1")
+    arguments = ["vocab", "--input", tmp_path / "none", "--output", tmp_path / "vocab.txt"]
+    fails_with_one_line([*arguments, f"--size={10**12}"], capsys, f"--size={10**12}", str(1 << 22))
 
 
 def test_bad_keys(dataset_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -21,6 +21,9 @@ from bert_jax.runtime.saved_programs import write_programs
 from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.phases import PHASE_KEYS, Plan, plan_phases
 
+FORMAT_VERSION = 1
+"""The format of the output with `--json`."""
+
 log = logging.getLogger(__name__)
 
 
@@ -77,7 +80,8 @@ def compile_config(
     if output and not problems:
         size = write_programs(output, programs)
         log.info("Wrote the compiled steps to %s (%.1f MB)", output, size / 1e6)
-    return {**max(described, key=lambda description: description["peak_bytes"]), "phases": described}, problems
+    largest = max(described, key=lambda description: description["peak_bytes"])
+    return {"format_version": FORMAT_VERSION, **largest, "phases": described}, problems
 
 
 def _watch(target: Target) -> Any:

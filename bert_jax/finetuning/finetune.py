@@ -50,6 +50,7 @@ from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.processes import is_first
 from bert_jax.tracking.metrics import finite_json
+from bert_jax.tracking.nonfinite_batches import NonfiniteBatches
 from bert_jax.tracking.throughput import Throughput
 from bert_jax.tracking.tracker import Tracker
 from bert_jax.training.checkpointing.best_step import BestStep
@@ -58,7 +59,7 @@ from bert_jax.training.checkpointing.checkpointer import Checkpointer
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
 from bert_jax.training.checks import check_attention, compute_dtype, warn_of_uncorrected_lamb
 from bert_jax.training.initialization.warm_start import initialize_from
-from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRange, Trace, run_steps
+from bert_jax.training.loop import Evaluate, Heartbeat, KeepNonfinite, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.planning.learning_rate import learning_rate_schedule
 from bert_jax.training.planning.state_plan import describe_state, drop_parts
@@ -339,6 +340,9 @@ def _train(
     evaluation = Evaluate(evaluate, every=order.steps_an_epoch, is_enough=best.ends_training)
     hooks = [
         Heartbeat(run.stalls),
+        KeepNonfinite(
+            NonfiniteBatches(run.folder, rows, steps.make_batch, lambda step: {"examples": order.examples(step)})
+        ),
         Trace(run.tracer),
         *([evaluation] if evaluate.scored else []),
         log_metrics,

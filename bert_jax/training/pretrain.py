@@ -30,6 +30,7 @@ from bert_jax.runtime.processes import is_first
 from bert_jax.runtime.saved_programs import SavedPrograms
 from bert_jax.tracking.before_after import OLD, find_changes, render_changes
 from bert_jax.tracking.metrics import read_metrics
+from bert_jax.tracking.nonfinite_batches import NonfiniteBatches
 from bert_jax.tracking.throughput import Throughput, pretraining_work, summary
 from bert_jax.tracking.tracker import Tracker
 from bert_jax.training.checkpointing.checkpoint_folders import newest_step
@@ -40,13 +41,13 @@ from bert_jax.training.checks import compute_dtype, warn_of_uncorrected_lamb
 from bert_jax.training.evaluation import Evaluator, MaskedSamples, make_eval_step
 from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.initialization.warm_start import initialize_from, open_init
-from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRange, Trace, run_steps
+from bert_jax.training.loop import Evaluate, Heartbeat, KeepNonfinite, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.objectives import pretraining
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.phase_data import LoadedPhase, count_epochs, count_seen, load_phase, log_data
 from bert_jax.training.phases import Phase, Plan, open_phases
 from bert_jax.training.planning.saved_step import run_saved_program
-from bert_jax.training.planning.state_plan import describe_state
+from bert_jax.training.planning.state_plan import check_memory, describe_state
 from bert_jax.training.planning.untrained_parts import NEXT_SENTENCE_PARTS, leave_untrained
 from bert_jax.training.run import Run, log_result, open_run
 from bert_jax.training.state import StateSpec, TrainState
@@ -113,6 +114,10 @@ def _pretrain(
             nsp=any(phase.config.objective.nsp for phase in phases), missing_heads=config.init_missing_heads,
         )  # fmt: skip
 
+    current = next(phase for phase in phases if phase.stop > start)
+    planned = spec, train_step = plan_step(mesh, current, current.model)
+    check_memory(spec.abstract, mesh)
+
     # --- State: 1. from the newest checkpoint, 2. from another run's parameters, 3. from scratch ----------------------
     tokenizer = phases[0].datasets[0].tokenizer
     milestones = Milestones.from_config(config)
@@ -120,8 +125,6 @@ def _pretrain(
         folder, keep=config.checkpoint.keep, milestones=milestones, config=config, tokenizer=tokenizer
     )
     stack.callback(checkpointer.close)
-    current = next(phase for phase in phases if phase.stop > start)
-    planned = spec, train_step = plan_step(mesh, current, current.model)
     if not saved:  # while the state is made
         batch = next(ready for ready in loaded if ready.phase is current).abstract_batch(mesh)
         train_step.compile_ahead(spec.abstract, [batch], stack)
@@ -272,6 +275,7 @@ def _train_phase(
     log_metrics = LogMetrics(
         run, throughput, every=config.log_every_steps, start=start, last=phase.stop,
         extra=lambda step: {**count_epochs(train_loader, step), **seen(step)},
+        spike_deviations=config.loss_spike_deviations,
     )  # fmt: skip
     if start == 0 and config.eval_at_start and eval_loader.batches:
         with jax.set_mesh(run.mesh):
@@ -280,6 +284,9 @@ def _train_phase(
     hooks = [
         Heartbeat(run.stalls),
         log_metrics,
+        KeepNonfinite(
+            NonfiniteBatches(run.folder, rows, steps.make_batch, lambda step: train_loader.instances(step, rows))
+        ),
         Trace(run.tracer),
         *([evaluation] if eval_loader.batches else []),
         Save(save, every=config.checkpoint.every_steps, further=Milestones.from_config(config)),

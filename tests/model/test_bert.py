@@ -109,6 +109,11 @@ def test_vocabulary_padding_gets_no_gradient():
     assert np.any(gradient["embeddings"]["word"][:100])
 
 
+def test_a_whole_number_of_any_size_is_a_float():
+    assert type(BertConfig(initializer_range=2**63, layer_norm_eps=1).initializer_range) is float
+    assert jnp.float32(1) * BertConfig(initializer_range=2**63).initializer_range == 2.0**63
+
+
 def test_initial_values_are_a_truncated_normal_of_the_initializer_range():
     config = BertConfig(num_hidden_layers=2, hidden_size=64, num_attention_heads=2, intermediate_size=256)
     parameters = initialize(config)[1]

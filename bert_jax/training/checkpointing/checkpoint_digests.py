@@ -26,6 +26,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+FORMAT_VERSION = 1
+"""Version of a checkpoint's items, stored with the digests; earlier versions stored none."""
+
 ALGORITHM = "weighted-words-1"
 """Name of the algorithm, stored with the digests; it has to change when the algorithm does."""
 
@@ -35,9 +38,12 @@ _WORKERS = 4  # more would wait for the memory
 
 
 def describe(arrays: Any, items: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the digests of a pytree of arrays and of JSON items, as JSON; all processes have to call it."""
+    """Returns the digests of a pytree of arrays and of JSON items, as JSON; all processes have to call it.
+
+    They carry the version of the whole checkpoint.
+    """
     by_name = {name: json_digest(value) for name, value in items.items()}
-    return {"algorithm": ALGORITHM, "arrays": array_digests(arrays), "items": by_name}
+    return {"format_version": FORMAT_VERSION, "algorithm": ALGORITHM, "arrays": array_digests(arrays), "items": by_name}
 
 
 def is_known(digests: Mapping[str, Any]) -> bool:

@@ -1,6 +1,8 @@
 """Plan of a run's state: shapes, shardings and initialization."""
 
 import functools
+import math
+import os
 from collections.abc import Collection
 from typing import Any
 
@@ -9,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, abstract_parameters, initialize
 from bert_jax.model.bert import Parameters
 from bert_jax.parallel.moment_shardings import like_parameters, shard_along_data
@@ -63,3 +66,21 @@ def describe_state(
 def drop_parts(parts: Collection[str], parameters: Parameters) -> Parameters:
     """Drops some parts of the model from `parameters`, or from a tree like them."""
     return {part: value for part, value in parameters.items() if part not in parts}
+
+
+def check_memory(state: TrainState, mesh: Mesh) -> None:
+    """Raises InputError if a state of jax.ShapeDtypeStruct, without gradients and activations, exceeds the memory."""
+    device = mesh.local_devices[0]
+    if device.platform == "cpu":  # the devices of a process share the memory of the machine
+        memory, sharing = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), len(mesh.local_devices)
+    else:
+        memory, sharing = (device.memory_stats() or {}).get("bytes_limit", 0), 1
+    needed = sharing * sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)
+    )
+    if memory and needed > memory:
+        raise InputError(
+            f"parameters and optimizer need {needed / 2**30:,.1f} GiB of memory, but {device.device_kind} has "
+            f"{memory / 2**30:,.1f} GiB; use a smaller model.hidden_size or model.num_hidden_layers, or more devices "
+            "along mesh.fsdp"
+        )
