@@ -7,13 +7,16 @@
 # make docs            builds the site into docs/_build/html, and checks its internal links
 # make docs-links      checks the links to other sites, with a network
 # make test-package    builds the wheel and the source distribution, and tests them outside of the clone
+# make benchmarks      reruns the quick benchmarks, and lists those whose results are older than the code
+# make benchmarks-status   prints that list alone
 # make lint            runs ruff, mypy, shellcheck and hadolint
 # make clean           deletes ./quickstart and build outputs
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test test-long test-slurm test-versions test-docs test-package docs docs-links lint clean
+.PHONY: quickstart test test-long test-slurm test-versions test-docs test-package docs docs-links benchmarks \
+  benchmarks-status lint clean
 
 quickstart: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/quickstart.sh quickstart
@@ -42,6 +45,13 @@ docs-links: $(VENV)/.installed-docs
 
 test-package: $(VENV)/.installed-dev
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m 'long or not long' tests/test_packaging.py
+
+# BERT_JAX_DATA is the folder with corpus/, glue/ and vocab/ that some of them read.
+benchmarks: $(VENV)/.installed-dev
+	JAX_PLATFORMS=cpu $(BIN)/python benchmarks/overview.py --run
+
+benchmarks-status:
+	@$(PYTHON) benchmarks/overview.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

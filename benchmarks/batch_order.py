@@ -127,7 +127,7 @@ def write_encoder(encoder: Path, folder: Path) -> None:
 def read_task(folder: Path, vocabulary: Path) -> Any:
     from bert_jax.config import load_config
     from bert_jax.finetuning.inputs.batching import Encoding
-    from bert_jax.finetuning.task_kinds import TASKS as KINDS
+    from bert_jax.finetuning.task_kinds import TASK_KINDS
     from bert_jax.text.wordpiece import WordPieceTokenizer
 
     settings: dict[str, object] = {"data.path": folder}
@@ -140,7 +140,7 @@ def read_task(folder: Path, vocabulary: Path) -> Any:
     name = "finetune/ner" if folder.name == "wnut17" else "finetune/text"
     config = load_config(name, [(key, str(value)) for key, value in settings.items()], keys_of="finetune/default")
     tokenizer = WordPieceTokenizer.from_file(str(vocabulary))
-    return KINDS[config.task.kind](config, Encoding(tokenizer, MAX_SEQ_LEN))
+    return TASK_KINDS[config.task.kind].from_config(config, Encoding(tokenizer, MAX_SEQ_LEN))
 
 
 # --- Orders ----------------------------------------------------------------------------------------------------------

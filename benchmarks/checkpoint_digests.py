@@ -1,11 +1,13 @@
-"""Measures the cost of a checkpoint's digests, relative to its save and its load.
+"""Measures by how much the digests of a checkpoint lengthen its save and its load.
 
     python benchmarks/checkpoint_digests.py --config=bert_large --folder=/tmp/digests
 
-Prints, per round and as medians, the seconds and the seconds of CPU time of a save without digests, of a load without
-digests, and of the digests that each of the two computes. "read" sums every array, which is a lower bound for a digest
-of all bits. The state is random numbers, which hardly compress. Programs are compiled before the clock starts. Any
-config of pre-training is accepted; `--share 0.25` keeps a quarter of its layers.
+Each round saves and restores the state of a run, with digests and without them, in alternating order, by the functions
+that a run calls. A save ends when it is on disk, a load when all arrays are read and verified. Prints the medians of
+the seconds and of the seconds of CPU time in this process; the cost is the median of the differences within a round.
+The state is random numbers, which hardly compress, and a load finds its files in the page cache: on slower disks the
+share is smaller. Programs are compiled before the clock starts. Any config of pre-training is accepted; `--share 0.25`
+keeps a quarter of its layers.
 """
 
 import argparse
@@ -13,43 +15,53 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
-import orbax.checkpoint as ocp
+import numpy as np
+from etils import epath
 from record import Record, add_json_argument
 
-from bert_jax.config import load_config
+from bert_jax.config import ConfigDict, load_config
+from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
+from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.training.checkpointing import checkpointer
 from bert_jax.training.checkpointing.checkpoint_digests import array_digests
 from bert_jax.training.checks import bert_config
 from bert_jax.training.pretrain import plan_state
+from bert_jax.training.state import StateSpec, TrainState
 
 COLUMNS = {
     "work": "{work}",
-    "seconds": "{seconds:.2f}",
-    "CPU seconds": "{cpu_seconds:.2f}",
-    "digests / work, time": "{digests_share:.1%}",
-    "digests / work, CPU time": "{digests_cpu_share:.1%}",
+    "seconds without digests": "{seconds:.2f}",
+    "seconds of digests": "{extra_seconds:.2f}",
+    "cost": "{share:.1%}",
+    "CPU seconds without digests": "{cpu_seconds:.2f}",
+    "CPU seconds of digests": "{extra_cpu_seconds:.2f}",
+    "cost, CPU time": "{cpu_share:.1%}",
 }
+NO_DIGESTS = {"algorithm": "none", "arrays": {}, "items": {}}
+"""Digests that a load does not know, and does not compare."""
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
 
 
-def make_state(config_name: str, share: float) -> dict[str, Any]:
-    """Returns parameters and both moments, random, laid out as a run's."""
-    config = load_config(config_name, [])
+def make_state(config: ConfigDict, share: float) -> tuple[BertConfig, StateSpec, TrainState]:
+    """Returns sizes, plan and state of a run; parameters and both moments are random numbers."""
     with config.unlocked():
         config.model.num_hidden_layers = max(1, round(config.model.num_hidden_layers * share))
     model = bert_config(config, vocab_size=30_522, seq_len=128, source="")
     spec = plan_state(make_mesh(config.mesh), config, model)[1]
-    leaves, structure = jax.tree.flatten(
-        {"parameters": spec.abstract.parameters, "optimizer": spec.abstract.optimizer_state}
-    )
-    made = [
-        jax.device_put(jax.random.normal(jax.random.key(number), leaf.shape).astype(leaf.dtype), leaf.sharding)
-        for number, leaf in enumerate(leaves)
-    ]
-    return jax.block_until_ready(jax.tree.unflatten(structure, made))
+    leaves, structure = jax.tree.flatten(spec.abstract)
+    made = [_random_array(number, leaf) for number, leaf in enumerate(leaves)]
+    return model, spec, jax.block_until_ready(jax.tree.unflatten(structure, made))
+
+
+def _random_array(seed: int, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """Returns an array with the sharding of `like`; a counter is 1."""
+    values = np.random.default_rng(seed).standard_normal(like.shape, np.float32) if like.ndim else np.int32(1)
+    return jax.make_array_from_callback(like.shape, like.sharding, lambda index: np.asarray(values)[index])
 
 
 def measured(work: Callable[[], Any]) -> tuple[float, float]:
@@ -69,50 +81,68 @@ def main() -> None:
     add_json_argument(parser, "checkpoint_digests")
     options = parser.parse_args()
     record = Record(options.json, ("bert_jax/training/checkpointing",))
-    state = make_state(options.config, options.share)
+    config = load_config(options.config, [])
+    model, spec, state = make_state(config, options.share)
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     print(f"{size / 1e9:.2f} GB on {jax.device_count()} x {jax.devices()[0].device_kind}")
-    array_digests(state)
-    folder = Path(options.folder).absolute() / "checkpoint"
-    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
+    array_digests((state.parameters, state.optimizer_state))
+    folder = epath.Path(options.folder).absolute() / "digests"
+    tokenizer = WordPieceTokenizer(VOCABULARY, lowercase=True)
 
-    def save() -> None:
-        with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save(folder, state)
-
-    def load() -> None:
-        with ocp.StandardCheckpointer() as checkpointer:
-            jax.block_until_ready(checkpointer.restore(folder, abstract))
-
-    @jax.jit
-    def read(array: jax.Array) -> jax.Array:
-        return array.sum()
-
-    def read_all() -> None:
-        jax.block_until_ready([read(leaf) for leaf in jax.tree.leaves(state)])
-
-    read_all()
-    rounds: dict[str, list[tuple[float, float]]] = {"save": [], "load": [], "digests": [], "read": []}
-    for _ in range(options.rounds):
+    def save_and_load() -> dict[str, tuple[float, float]]:
         shutil.rmtree(folder, ignore_errors=True)
-        works = {"save": save, "load": load, "digests": lambda: array_digests(state), "read": read_all}
-        for name, work in works.items():
-            rounds[name].append(measured(work))
+        saver = checkpointer.Checkpointer(folder, keep=1, config=config, tokenizer=tokenizer)
+
+        def save() -> None:
+            saver.save(1, state, bert_config=model, dataset_hashes=())
+            saver.wait()
+
+        try:
+            return {
+                "save": measured(save),
+                "load": measured(lambda: jax.block_until_ready(saver.restore(1, spec.abstract))),
+            }
+        finally:
+            saver.close()
+
+    rounds: dict[str, list[dict[str, tuple[float, float]]]] = {"with": [], "without": []}
+    alone: list[tuple[float, float]] = []
+    for number in range(options.rounds + 1):
+        for kind in ("with", "without") if number % 2 else ("without", "with"):
+            if kind == "with":
+                found = save_and_load()
+            else:
+                with mock.patch.object(checkpointer, "describe", return_value=NO_DIGESTS):
+                    found = save_and_load()
+            if number:  # the first round warms up
+                rounds[kind].append(found)
+                print(
+                    number, kind, {work: f"{seconds:.2f} s, CPU {cpu:.2f} s" for work, (seconds, cpu) in found.items()}
+                )
+        if number:
+            alone.append(measured(lambda: array_digests((state.parameters, state.optimizer_state))))
     shutil.rmtree(folder, ignore_errors=True)
-    medians = {
-        name: [statistics.median(values) for values in zip(*found, strict=True)] for name, found in rounds.items()
-    }
-    digests = medians["digests"]
-    rows = [
-        {
-            "work": name, "seconds": seconds, "cpu_seconds": cpu,
-            "digests_share": digests[0] / seconds, "digests_cpu_share": digests[1] / cpu,
-        }
-        for name, (seconds, cpu) in medians.items()
-    ]  # fmt: skip
-    record.set_table("digests", COLUMNS, rows)
-    record.set_values(gigabytes=size / 1e9, devices=jax.device_count(), device=jax.devices()[0].device_kind)
+
+    def row(work: str) -> dict[str, Any]:
+        pairs = [
+            (np.array(without[work]), np.array(digested[work]))
+            for without, digested in zip(rounds["without"], rounds["with"], strict=True)
+        ]
+        seconds, cpu = np.median([without for without, _ in pairs], axis=0).tolist()
+        extra, extra_cpu = np.median([digested - without for without, digested in pairs], axis=0).tolist()
+        return {
+            "work": work, "seconds": seconds, "extra_seconds": extra, "share": extra / seconds, "cpu_seconds": cpu,
+            "extra_cpu_seconds": extra_cpu, "cpu_share": extra_cpu / cpu,
+        }  # fmt: skip
+
+    record.set_table("digests", COLUMNS, [row("save"), row("load")])
+    seconds, cpu_seconds = (statistics.median(values) for values in zip(*alone, strict=True))
+    record.set_values(
+        gigabytes=size / 1e9, devices=jax.device_count(), device=jax.devices()[0].device_kind, rounds=options.rounds,
+        digest_seconds=seconds, digest_cpu_seconds=cpu_seconds,
+    )  # fmt: skip
     print(record.render("digests"))
+    print(f"digests alone: {seconds:.3f} s, CPU {cpu_seconds:.3f} s")
 
 
 if __name__ == "__main__":

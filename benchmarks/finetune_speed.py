@@ -1,13 +1,15 @@
 """Compares fine-tuning with `transformers`' Trainer in torch: the same task, model and settings on the same CPU.
 
     BERT_JAX_DATA=FOLDER python benchmarks/finetune_speed.py [--task mrpc] [--model bert_mini] [--repeats 6]
+        [--tasks 640x3 3200x6]
 
 FOLDER holds glue/ as distributed, and vocab/bert-base-uncased-vocab.txt. A model of random parameters is exported to
 Hugging Face's format, and all sides train it on the same rows: `bert_jax`'s finetune; the Trainer with batches of
 random rows (its default); and the Trainer with batches of rows of similar length. The Trainer pads a batch to its
 longest row. `bert_jax` sorts by length within 64 batches. Optimizer, schedule, dropout and batch size are the paper's
 on every side; each side has its own output layer. Sides run in turn, each in its own process. None evaluates, and none
-saves before its last step.
+saves before its last step. `bert_jax` runs twice: cold, with an empty cache of programs, and warm, with that of the
+cold run. A task is a number of examples and of epochs: 640x3 is 60 steps, 3200x6 is 600.
 
 Examples per second exclude the first epoch, in which bert_jax compiles a step for each length of rows and torch warms
 up. The total time includes it: from the start of the process to the end of the last step. CPU time is comparable beside
@@ -38,7 +40,7 @@ WEIGHT_DECAY, EPS, CLIP = 0.01, 1e-6, 1.0
 ROWS, CHECKPOINT, EXPORTED, TASK = "rows.jsonl", "checkpoint", "huggingface", "task.json"
 
 
-def prepare(folder: Path, data: Path, task_name: str, model: str, examples: int | None) -> dict:
+def prepare(folder: Path, data: Path, task_name: str, model: str, examples: int) -> dict:
     """Writes the rows and the model, as a checkpoint and as a folder of `transformers`; returns the task's settings."""
     import jax
     from etils import epath
@@ -111,7 +113,6 @@ def finetune_bert_jax(folder: Path, task: dict, epochs: int) -> dict:
         "checkpoint.every_steps": 10**9, "optimizer.learning_rate": LEARNING_RATE, "optimizer.eps": EPS,
         "optimizer.warmup_proportion": WARMUP, "optimizer.weight_decay": WEIGHT_DECAY,
         "optimizer.grad_clip_norm": CLIP, "optimizer.bias_correction": True,  # as torch's AdamW has it
-        "scan_layers": False,  # faster on a CPU, as `bert_tiny` has it
         "data.sort_window": 64,
     }  # fmt: skip
     config = load_config(
@@ -192,7 +193,8 @@ def finetune_trainer_by_length(folder: Path, task: dict, epochs: int) -> dict:
 
 
 SIDES: dict[str, tuple[Callable[[Path, dict, int], dict], str]] = {
-    "bert_jax": (finetune_bert_jax, "bert-jax finetune"),
+    "cold": (finetune_bert_jax, "bert-jax finetune, cold cache"),
+    "warm": (finetune_bert_jax, "bert-jax finetune, warm cache"),
     "trainer": (finetune_trainer, "Trainer"),
     "trainer_by_length": (finetune_trainer_by_length, "Trainer, rows grouped by length"),
 }
@@ -213,12 +215,15 @@ def with_range(name: str, form: str) -> str:
 
 
 COLUMNS = {
+    "steps": "{steps}",
     "side": "{side}",
     **{heading: with_range(name, ",.1f") for name, heading in FIGURES.items()},
     "tokens per row": "{tokens_a_row:.1f}",
     "loss": "{first_loss:.3f} to {last_loss:.3f}",
 }
 RATIOS = {
+    "steps": "{steps}",
+    "cache": "{ours}",
     "bert-jax, times": "{side}",
     "speed": with_range("speed", ".2f"),
     "by CPU time": with_range("cpu", ".2f"),
@@ -243,9 +248,12 @@ def run_side(side: str, folder: Path, epochs: int, began: float) -> dict:
     }  # fmt: skip
 
 
-def start_side(side: str, folder: Path, epochs: int) -> dict:
-    """Runs a side in its own process, in which nothing is compiled yet."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+def start_side(side: str, folder: Path, epochs: int, cache: Path) -> dict:
+    """Runs a side in its own process, with the cache of programs in `cache`."""
+    environment = {
+        **os.environ, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1",
+        "BERT_JAX_CACHE": str(cache),
+    }  # fmt: skip
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     began = time.monotonic()  # the machine's clock, shared by all processes
     command = [sys.executable, __file__, "--side", side, "--folder", str(folder), "--epochs", str(epochs)]
@@ -261,19 +269,19 @@ def summarize(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "minimum": min(values), "maximum": max(values)}
 
 
-def make_row(side: str, runs: list[dict]) -> dict:
+def make_row(steps: int, side: str, runs: list[dict]) -> dict:
     """Returns the row of a side, for `COLUMNS`: medians of its runs, minima and maxima."""
-    row: dict = {"side": SIDES[side][1]}
+    row: dict = {"steps": steps, "side": SIDES[side][1]}
     for name in FIGURES:
         row |= {f"{name}_{kind}": value for kind, value in summarize([run[name] for run in runs]).items()}
     means = ("tokens_a_row", "real_tokens_a_row", "first_loss", "last_loss")
     return row | {name: statistics.median(run[name] for run in runs) for name in means if name in runs[0]}
 
 
-def make_ratios(ours: list[dict], peer: list[dict], side: str) -> dict:
+def make_ratios(steps: int, cache: str, side: str, runs: dict[str, list[dict]]) -> dict:
     """Returns the row that compares bert_jax's runs with those of another side, run by run, for `RATIOS`."""
-    pairs = list(zip(ours, peer, strict=True))
-    row: dict = {"side": SIDES[side][1]}
+    pairs = list(zip(runs[cache], runs[side], strict=True))
+    row: dict = {"steps": steps, "ours": cache, "side": SIDES[side][1]}
     ratios = {
         "speed": [one["examples_per_second"] / other["examples_per_second"] for one, other in pairs],
         "cpu": [other["cpu_ms_an_example"] / one["cpu_ms_an_example"] for one, other in pairs],
@@ -285,14 +293,19 @@ def make_ratios(ours: list[dict], peer: list[dict], side: str) -> dict:
     return row
 
 
-def report(record: Record, runs: dict[str, list[dict]], setting: dict) -> None:
-    """Records and prints the figures of all sides."""
-    ours = runs["bert_jax"]
-    record.set_table("sides", COLUMNS, [make_row(side, runs[side]) for side in SIDES])
-    record.set_table("ratios", RATIOS, [make_ratios(ours, runs[side], side) for side in SIDES if side != "bert_jax"])
-    compile_seconds = summarize([run["compile_seconds"] for run in ours])
+def report(record: Record, runs: dict[int, dict[str, list[dict]]], setting: dict) -> None:
+    """Records and prints the figures of all sides, by the number of steps."""
+    ours, peers = ("cold", "warm"), [side for side in SIDES if side.startswith("trainer")]
+    rows = [make_row(steps, side, found[side]) for steps, found in runs.items() for side in SIDES]
+    record.set_table("sides", COLUMNS, rows)
+    ratios = [
+        make_ratios(steps, cache, side, found) for steps, found in runs.items() for cache in ours for side in peers
+    ]
+    record.set_table("ratios", RATIOS, ratios)
+    cold = [run for found in runs.values() for run in found["cold"]]
+    compile_seconds = summarize([run["compile_seconds"] for run in cold])
     record.set_values(
-        **setting, programs=statistics.median(run["compiled"] for run in ours),
+        **setting, programs=statistics.median(run["compiled"] for run in cold),
         **{f"compile_seconds_{kind}": value for kind, value in compile_seconds.items()},
     )  # fmt: skip
     print(record.render("sides"), record.render("ratios"), sep="\n\n")
@@ -304,11 +317,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=os.environ.get("BERT_JAX_DATA"), help="default: $BERT_JAX_DATA")
     parser.add_argument("--task", default="mrpc", help="GLUE task: mrpc, stsb, sst2, ...")
     parser.add_argument("--model", default="bert_mini", help="config of pre-training with the model's sizes")
-    parser.add_argument("--examples", type=int, help="number of examples, from the start of the file; default: all")
-    parser.add_argument("--epochs", type=int, default=3, help="at least 2, because the first is not timed")
+    parser.add_argument(
+        "--tasks", nargs="+", default=["640x3", "3200x6"], metavar="EXAMPLESxEPOCHS",
+        help="examples from the start of the file, and epochs: at least 2, because the first is not timed",
+    )  # fmt: skip
     parser.add_argument("--repeats", type=int, default=6)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--epochs", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--began", type=float, help=argparse.SUPPRESS)
     add_json_argument(parser, "finetune_speed")
     options = parser.parse_args()
@@ -317,22 +333,25 @@ def main() -> None:
         return
     if options.data is None:
         parser.error("--data is missing; set it, or BERT_JAX_DATA, to the folder of glue/ and vocab/")
-    if options.epochs < 2:
-        parser.error(f"--epochs={options.epochs}: expected at least 2, because the first is not timed")
+    sizes = [tuple(map(int, task.split("x"))) for task in options.tasks]
+    if any(len(size) != 2 or size[1] < 2 for size in sizes):
+        parser.error(f"--tasks={' '.join(options.tasks)}: expected EXAMPLESxEPOCHS with at least 2 epochs")
     record = Record(options.json, MEASURES, packages=("torch", "transformers"))
-    runs: dict[str, list[dict]] = {side: [] for side in SIDES}
+    runs: dict[int, dict[str, list[dict]]] = {}
+    setting: dict = {"task": options.task, "model": options.model, "batch_size": BATCH, "repeats": options.repeats}
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        task = prepare(folder, options.data, options.task, options.model, options.examples)
-        (folder / TASK).write_text(json.dumps(task))
-        for _ in range(options.repeats):
-            for side in SIDES:
-                runs[side].append(start_side(side, folder, options.epochs))
-                print(json.dumps(runs[side][-1]), file=sys.stderr, flush=True)
-    report(record, runs, {
-        "task": options.task, "model": options.model, "parameters": task["parameters"], "examples": task["examples"],
-        "epochs": options.epochs, "batch_size": BATCH, "repeats": options.repeats,
-    })  # fmt: skip
+        for examples, epochs in sizes:
+            folder = Path(temporary, str(examples))
+            folder.mkdir()
+            task = prepare(folder, options.data, options.task, options.model, examples)
+            (folder / TASK).write_text(json.dumps(task))
+            setting["parameters"] = task["parameters"]
+            found = runs.setdefault(epochs * -(-task["examples"] // BATCH), {side: [] for side in SIDES})
+            for number in range(options.repeats):
+                for side in SIDES:
+                    found[side].append(start_side(side, folder, epochs, folder / f"cache-{number}"))
+                    print(json.dumps(found[side][-1]), file=sys.stderr, flush=True)
+    report(record, runs, setting)
 
 
 if __name__ == "__main__":

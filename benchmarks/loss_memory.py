@@ -15,7 +15,7 @@ from bert_jax.ahead_of_time.compiled_step import Step, compile_step
 from bert_jax.ahead_of_time.fit import plans
 from bert_jax.ahead_of_time.target import Target, open_target
 from bert_jax.config import load_config
-from bert_jax.training import objectives
+from bert_jax.training import cross_entropy
 
 GIB = 1 << 30
 TOPOLOGY = "v5p:2x2x1"
@@ -26,15 +26,15 @@ COMMON = {
 }  # fmt: skip
 MASKS = {"objective.mask_rate": "0.3"}
 LEFT_TO_RIGHT = {"objective.lm": "ltr", "objective.nsp": "False"}
-SPLASH = {"attention": "splash", "model.attention_probs_dropout_prob": "0.0"}
+PALLAS = {"attention": "pallas"}
 CASES = {
-    "masks of 30%, attention=splash": MASKS | SPLASH,
+    "masks of 30%, attention=pallas": MASKS | PALLAS,
     "left to right, attention=xla": LEFT_TO_RIGHT,
     "masks of 30%, attention=xla": MASKS,
 }
 MEASURES = (
-    "bert_jax/ahead_of_time", "bert_jax/model", "bert_jax/parallel", "bert_jax/training/objectives.py",
-    "bert_jax/training/train_step.py",
+    "bert_jax/ahead_of_time", "bert_jax/model", "bert_jax/parallel", "bert_jax/training/cross_entropy.py",
+    "bert_jax/training/objectives.py", "bert_jax/training/train_step.py",
 )  # fmt: skip
 COLUMNS = {
     "case": "{case}",
@@ -56,13 +56,13 @@ def measure(target: Target, case: str) -> dict:
     """Returns the row of a case, for `COLUMNS`."""
     step = compile_case(target, CASES[case])
     predictions = step.rows_a_device * step.rows.predictions
-    chunk = objectives.predictions_per_chunk(predictions, step.model.padded_vocab_size)
-    default = objectives.CHUNK_PREDICTIONS
-    objectives.CHUNK_PREDICTIONS = predictions
+    chunk = cross_entropy.predictions_per_chunk(predictions, step.model.padded_vocab_size)
+    default = cross_entropy.CHUNK_PREDICTIONS
+    cross_entropy.CHUNK_PREDICTIONS = predictions
     try:
         plain = compile_case(target, CASES[case])
     finally:
-        objectives.CHUNK_PREDICTIONS = default
+        cross_entropy.CHUNK_PREDICTIONS = default
     return {
         "case": case,
         "predictions": predictions,

@@ -12,6 +12,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
@@ -36,18 +37,24 @@ class Record:
     """Holds the results of one benchmark, and writes them atomically after each change.
 
     `measures` are the files and folders, relative to the repository, whose change makes the results older than the
-    code. `packages` are those whose versions matter besides `PACKAGES`.
+    code. `packages` are those whose versions matter besides `PACKAGES`. `command` is by default that of this process,
+    and `device` the name of an accelerator, if the results are of one. `seconds` counts from here to the last write.
     """
 
-    def __init__(self, path: Path, measures: Iterable[str], packages: Iterable[str] = ()):
+    def __init__(
+        self, path: Path, measures: Iterable[str], packages: Iterable[str] = (), *,
+        command: str | None = None, device: str | None = None,
+    ):  # fmt: skip
         self.path = path
+        self._began = time.monotonic()
         measures = sorted(measures)
         words = [f"benchmarks/{Path(sys.argv[0]).name}", *map(_without_folder, sys.argv[1:])]
         self.content: dict[str, Any] = {
             "name": path.stem,
-            "command": shlex.join(["python", *words]),
+            "command": command or shlex.join(["python", *words]),
             "date": today(),
-            "environment": environment(packages),
+            "seconds": 0.0,
+            "environment": environment(packages) | ({"device": device} if device else {}),
             "code": {"measures": measures, "digest": code_digest(measures)},
             "values": {},
             "tables": {},
@@ -78,6 +85,7 @@ class Record:
         self.write()
 
     def write(self) -> None:
+        self.content["seconds"] = round(time.monotonic() - self._began, 1)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_suffix(".partial")
         partial.write_text(json.dumps(self.content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -122,6 +130,8 @@ def provenance(content: Mapping[str, Any]) -> str:
     machine = f"{found['cores']} cores" if found["cores"] else ""
     if found["cpu"]:
         machine += f" of {found['cpu']}"
+    if found.get("device"):
+        machine = f"{found['device']}, {machine}"
     parts = [f"`{content['command']}`", content["date"] or "date not recorded", versions, machine]
     parts.append(f"commit {found['commit'][:10]}" if found["commit"] else "commit not recorded")
     line = ", ".join(part for part in parts if part) + "."
@@ -171,13 +181,13 @@ def today() -> str:
 
 
 def _commit() -> str | None:
-    """Returns the commit, with "+" if files that git tracks were changed; None outside of a clone."""
+    """Returns the commit, with "+" if tracked files were changed. Outside of a clone it is BERT_JAX_COMMIT, or None."""
     git = ["git", "-C", str(REPOSITORY)]
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
         changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "bert_jax", "configs"], check=False).returncode
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return os.environ.get("BERT_JAX_COMMIT")
     return head + "+" * bool(changed)
 
 

@@ -20,6 +20,7 @@ TOPOLOGIES = {
     "v5e": ("2x4", "16x16"),
     "v5p": ("2x2x2", "4x8x8"),
     "v6e": ("2x4", "16x16"),
+    "tpu7x": ("2x2x1", "4x4x8"),
 }
 COMMANDS = [
     f"bert-jax compile --config=bert_large:lamb_{chip} --topology={chip}:{shape}"
@@ -27,15 +28,15 @@ COMMANDS = [
     for shape in shapes
 ] + ["bert-jax compile --config=bert_large:lamb --phase=0 --topology=v4:8x8x16"]
 MEASURES = (
-    "bert_jax/ahead_of_time", "bert_jax/model", "bert_jax/parallel", "bert_jax/training/objectives.py",
-    "bert_jax/training/optimizer.py", "bert_jax/training/state.py", "bert_jax/training/train_step.py",
-    "configs/bert_large.py",
+    "bert_jax/ahead_of_time", "bert_jax/model", "bert_jax/parallel", "bert_jax/training/cross_entropy.py",
+    "bert_jax/training/objectives.py", "bert_jax/training/optimizer.py", "bert_jax/training/planning",
+    "bert_jax/training/state.py", "bert_jax/training/train_step.py", "configs/bert_large.py",
 )  # fmt: skip
 
 COLUMNS = {
-    "chips": "{chips:,}",
+    "devices": "{chips:,}",
     "tokens": "{seq_len}",
-    "rows per chip x microbatches": "{rows_per_chip} x {microbatches}",
+    "rows per device x microbatches": "{rows_per_chip} x {microbatches}",
     "peak / HBM, GiB": "{peak_gib:.2f} / {hbm_gib:.2f}{excess}",
     "arguments, temporaries, GiB": "{arguments_gib:.2f}, {temporaries_gib:.2f}",
     "all-reduce, MiB": "{all_reduce_mib:,.1f}",
@@ -75,7 +76,9 @@ def make_row(found: dict, command: str) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", metavar="CHIP", help="v4, v5e, v5p or v6e, or a topology such as v5e:2x4")
+    parser.add_argument(
+        "--only", default="", metavar="CHIP", help="v4, v5e, v5p, v6e or tpu7x, or a topology such as v5e:2x4"
+    )
     add_json_argument(parser, "tpu_topologies")
     options = parser.parse_args()
     record = Record(options.json, MEASURES, packages=("libtpu",))

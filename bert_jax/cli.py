@@ -19,7 +19,6 @@ from bert_jax.command_line.arguments import parse as parse_arguments
 from bert_jax.command_line.console import set_up_logging
 from bert_jax.errors import BertJaxError
 from bert_jax.files.local_listing import similar_name
-from bert_jax.files.remote import RetryWarnings
 from bert_jax.runtime.background_errors import show_background_errors
 from bert_jax.runtime.malloc import tune_malloc
 from bert_jax.subcommands import data_commands, listing_commands, model_commands, training_commands
@@ -57,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand and returns its exit status."""
     options = parse(sys.argv[1:] if arguments is None else arguments)
     set_up_logging(quiet=options.quiet)
+    from bert_jax.files.remote import RetryWarnings  # imports fsspec, which `--help` does not wait for
+
     RetryWarnings.attach()
     if options.command in _IMPORTS_JAX and "jax" not in sys.modules:
         log.info("Importing JAX")

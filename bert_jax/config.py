@@ -109,8 +109,12 @@ def set_key(config: ConfigDict, key: str, text: str) -> None:
     node = config
     for parent in parents:
         node = node[parent]
-    with config.ignore_type():  # a key of `_OR_AUTO` may change between a bool and a text
-        node[last] = _parse(key, text, known[key])
+    value = _parse(key, text, known[key])
+    if type(value) is type(known[key]):
+        node[last] = value
+    else:  # a key of `_OR_AUTO` changes between a bool and a text
+        with node.ignore_type():  # which takes milliseconds for a whole config
+            node[last] = value
 
 
 def _fit_warmup(run: ConfigDict, before: ConfigDict, overridden: Collection[str], prefix: str) -> None:

@@ -23,14 +23,14 @@ from bert_jax.files import remote
 from bert_jax.parallel.host_batches import put_batch, rows_here
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.training.checkpointing.checkpoints import HEADS, check_place, save_parameters
-from bert_jax.training.evaluation import Evaluator
+from bert_jax.training.evaluation import Evaluator, make_eval_step
 from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.initialization.warm_start import initialize_from, open_init
 from bert_jax.training.phase_data import load_phase
 from bert_jax.training.phases import open_phases
 from bert_jax.training.pretrain import describe_inputs, plan_step
 from bert_jax.training.state import TrainState
-from bert_jax.training.train_step import Metrics, make_eval_step
+from bert_jax.training.train_step import Metrics
 
 
 class Training:

@@ -1,5 +1,6 @@
 """Shared fixtures: eight simulated CPU devices, a small English corpus, and the folder of real data, if any."""
 
+import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -21,9 +22,18 @@ import pytest
 
 from bert_jax.text.wordpiece import WordPieceTokenizer
 
+gc.disable()  # until tests are collected
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update_golden", action="store_true", help="write golden files anew from what the code does now")
+
+
+def pytest_collection_finish() -> None:
+    """Enables the garbage collector for tests, but not for the imports and tests that live to the end of the run."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)  # JAX makes many objects that live: frequent collections find little garbage
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

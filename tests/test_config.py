@@ -77,7 +77,7 @@ def test_a_config_records_its_tokens():
     assert [recipe for recipe, _ in recipes] == ["(none)", "v5p", "lamb"]
     for recipe, recorded in recipes:
         assert tokens("bert_large" if recipe == "(none)" else f"bert_large:{recipe}") == number(recorded)
-    for other in ("v4", "v5e", "v6e"):
+    for other in ("v4", "v5e", "v6e", "tpu7x"):
         assert tokens(f"bert_large:{other}") == tokens("bert_large:v5p")
         assert tokens(f"bert_large:lamb_{other}") == tokens("bert_large:lamb")
 
@@ -156,7 +156,7 @@ def test_the_lamb_recipe_is_nvidias():
         assert phase.warmup_steps == pytest.approx(share * steps, abs=1)
 
 
-@pytest.mark.parametrize("chip", ["v4", "v5e", "v5p", "v6e"])
+@pytest.mark.parametrize("chip", ["v4", "v5e", "v5p", "v6e", "tpu7x"])
 @pytest.mark.parametrize("batches", [(256, 256), (65_536, 32_768)])
 def test_tpu_recipes_have_published_batches_and_inferred_microbatches(chip, batches):
     paths = [("phases.0.data.path", "a"), ("phases.1.data.path", "b")]
@@ -318,3 +318,9 @@ def test_files_that_are_not_configs_are_refused(tmp_path: Path):
             load_config(str(tmp_path / "broken.py"))
     with pytest.raises(InputError, match=r"ValueError.*'x'"):
         load_config(f"{tmp_path / 'with_argument.py'}:x")
+
+
+def test_next_sentence_objective_is_a_bool_or_auto():
+    assert load_config("bert_tiny", [("objective.nsp", "auto")]).objective.nsp == "auto"
+    assert load_config("bert_tiny", [("objective.nsp", "auto"), ("objective.nsp", "0")]).objective.nsp is False
+    assert load_config("continue", [("objective.nsp", "true")]).objective.nsp is True

@@ -4,7 +4,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
 from support import helpers
 
 FOLDERS = ("bert_jax", "configs", "launch", "benchmarks", "docs", "tests")
@@ -43,24 +42,33 @@ TEXTS = sorted(
 )
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=str)
-def test_docstrings_open_with_a_verb_or_a_noun(source: Path):
-    found = []
-    for node in ast.walk(ast.parse((helpers.REPOSITORY / source).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            docstring = ast.get_docstring(node) or ""
-            words = re.findall(r"[A-Za-z]+", docstring.split("\n")[0])
-            if words and words[0].lower() in OPENINGS:
-                found.append(f"{source}:{getattr(node, 'lineno', 1)}: {docstring.splitlines()[0]}")
+def docstrings(source: Path) -> list[tuple[int, str]]:
+    """Returns the line and the first line of every docstring of a file."""
+    nodes = ast.walk(ast.parse((helpers.REPOSITORY / source).read_text(encoding="utf-8")))
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    return [
+        (getattr(node, "lineno", 1), docstring.split("\n")[0])
+        for node in nodes if isinstance(node, kinds) and (docstring := ast.get_docstring(node))
+    ]  # fmt: skip
+
+
+def test_docstrings_open_with_a_verb_or_a_noun():
+    found = [
+        f"{source}:{line}: {first}"
+        for source in SOURCES
+        for line, first in docstrings(source)
+        if (words := re.findall(r"[A-Za-z]+", first)) and words[0].lower() in OPENINGS
+    ]
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("source", [*TEXTS, *(path for path in SOURCES if path.parts[0] != "tests")], ids=str)
-def test_terms_are_those_of_the_field(source: Path):
-    text = (helpers.REPOSITORY / source).read_text(encoding="utf-8")
-    found = [
-        f"{source}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]!r}: write {term}"
-        for phrase, term in FORBIDDEN.items()
-        for match in re.finditer(rf"\b(?:{phrase})\b".replace(" ", r"\s+(#\s+)?"), text, re.IGNORECASE)
-    ]
+def test_terms_are_those_of_the_field():
+    found = []
+    for source in [*TEXTS, *(path for path in SOURCES if path.parts[0] != "tests")]:
+        text = (helpers.REPOSITORY / source).read_text(encoding="utf-8")
+        found += [
+            f"{source}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]!r}: write {term}"
+            for phrase, term in FORBIDDEN.items()
+            for match in re.finditer(rf"\b(?:{phrase})\b".replace(" ", r"\s+(#\s+)?"), text, re.IGNORECASE)
+        ]
     assert not found, "\n".join(found)

@@ -1,9 +1,12 @@
 """The arrows between packages: who may import whom."""
 
 import ast
+import functools
+import importlib.util
+import re
+import sys
 from pathlib import Path
 
-import pytest
 from support import helpers
 
 REPOSITORY = helpers.REPOSITORY
@@ -32,7 +35,7 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "interop": {"files", "finetuning", "model", "text", "tracking", "training", "__init__"},
     "finetuning": {"config", "data", "files", "model", "parallel", "runtime", "text", "tracking", "training"},
     "inference": {"config", "files", "finetuning", "interop", "model", "parallel", "text", "training"},
-    "ahead_of_time": {"config", "data", "files", "model", "parallel", "tracking", "training"},
+    "ahead_of_time": {"config", "data", "files", "model", "parallel", "runtime", "tracking", "training"},
     "custom_training": {"config", "data", "files", "model", "parallel", "training"},
     "studies": {
         "config", "configs", "data", "files", "finetuning", "model", "parallel", "runtime", "text", "tracking",
@@ -51,6 +54,7 @@ MOST_MODULES = 13
 MODEL_LIBRARIES = {"jax", "flax", "bert_jax"}
 
 
+@functools.cache
 def imports(path: Path) -> set[str]:
     """Absolute names of all that a file imports, wherever in it."""
     names: set[str] = set()
@@ -68,40 +72,45 @@ def part_of(name: str) -> str:
     return inside if inside in ALLOWED or (PACKAGE / inside).is_dir() else "__init__"
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_go_one_way(path: Path):
-    relative = path.relative_to(PACKAGE)
-    part = relative.parts[0] if len(relative.parts) > 1 else relative.stem
-    assert part in ALLOWED, f"{part} is new: say in ALLOWED what it may import"
-    for name in imports(path):
-        if name.startswith("bert_jax."):
-            assert part_of(name) in ALLOWED[part] | BASE | {part}, f"{relative} imports {name}"
+def libraries(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in imports(path)}
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "model").glob("*.py")), ids=lambda path: path.name)
-def test_the_model_is_jax_and_flax_alone(path: Path):
-    import sys
+def test_imports_go_one_way():
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        relative = path.relative_to(PACKAGE)
+        part = relative.parts[0] if len(relative.parts) > 1 else relative.stem
+        assert part in ALLOWED, f"{part} is new: say in ALLOWED what it may import"
+        allowed = ALLOWED[part] | BASE | {part}
+        inside = (name for name in imports(path) if name.startswith("bert_jax."))
+        found += [f"{relative} imports {name}" for name in inside if part_of(name) not in allowed]
+    assert not found, "\n".join(found)
 
-    third_party = {name.split(".")[0] for name in imports(path)} - set(sys.stdlib_module_names)
-    assert third_party <= MODEL_LIBRARIES
+
+def test_the_model_is_jax_and_flax_alone():
+    found = {path.name: libraries(path) - {*sys.stdlib_module_names} for path in (PACKAGE / "model").glob("*.py")}
+    assert found
+    assert not {name: used for name, used in found.items() if not used <= MODEL_LIBRARIES}
 
 
-@pytest.mark.parametrize(
-    "path", sorted((PACKAGE / "data").rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
-)
-def test_the_data_path_does_not_know_jax(path: Path):
-    assert not {name.split(".")[0] for name in imports(path)} & {"jax", "flax", "optax", "orbax", "tensorflow"}
+def test_the_data_path_does_not_know_jax():
+    unwanted = {"jax", "flax", "optax", "orbax", "tensorflow"}
+    found = {str(path.relative_to(PACKAGE)): libraries(path) & unwanted for path in (PACKAGE / "data").rglob("*.py")}
+    assert found
+    assert not {name: used for name, used in found.items() if used}
 
 
 def test_tensorflow_is_imported_for_its_checkpoints_alone():
-    users = [path.name for path in PACKAGE.rglob("*.py") if {n.split(".")[0] for n in imports(path)} & {"tensorflow"}]
+    users = [path.name for path in PACKAGE.rglob("*.py") if "tensorflow" in libraries(path)]
     assert users == ["tensorflow_checkpoints.py"]
 
 
-@pytest.mark.parametrize("path", sorted((REPOSITORY / "configs").rglob("*.py")), ids=lambda path: path.name)
-def test_configs_import_each_other_alone(path: Path):
-    for name in imports(path):
-        assert not name.startswith("bert_jax") or name.startswith("bert_jax.configs."), f"{path.name} imports {name}"
+def test_configs_import_each_other_alone():
+    paths = [*(REPOSITORY / "configs").rglob("*.py")]
+    assert paths
+    inside = [(path.name, name) for path in paths for name in imports(path) if name.startswith("bert_jax")]
+    assert not [pair for pair in inside if not pair[1].startswith("bert_jax.configs.")]
 
 
 def test_arrows_form_no_cycle():
@@ -121,3 +130,32 @@ def test_a_folder_holds_few_modules():
     folders = {path.parent for path in PACKAGE.rglob("*.py")}
     counts = {str(folder.relative_to(PACKAGE)): len([*folder.glob("*.py")]) - 1 for folder in folders}
     assert max(counts.values()) <= MOST_MODULES, counts
+
+
+LONGEST_READING = {"One training step": (8, 900), "": (18, 2500)}
+"""Most files and lines of the lists of "Reading order" in CONTRIBUTING.md: of one list, and of all."""
+
+
+def test_the_reading_order_is_short():
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (section,) = re.findall(r"^## Reading order\n(.*?)^## ", text, re.DOTALL | re.MULTILINE)
+    lists = re.findall(r"^(\w[^\n]*:)\n\n((?:\d+\. [^\n]*\n)+)", section, re.MULTILINE)
+    for beginning, (most_files, most_lines) in LONGEST_READING.items():
+        chosen = [entries for title, entries in lists if title.startswith(beginning)]
+        assert len(chosen) == (1 if beginning else 3)
+        files = [PACKAGE / name for entries in chosen for name in re.findall(r"`([\w/]+\.py)`", entries)]
+        lines = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+        assert len(lines) == len(files) <= most_files
+        assert sum(lines.values()) <= most_lines, lines
+
+
+def test_names_that_benchmarks_and_launchers_import_exist():
+    missing = []
+    for path in [*(REPOSITORY / "benchmarks").rglob("*.py"), *(REPOSITORY / "launch").glob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bert_jax"):
+                module = importlib.import_module(str(node.module))
+                for name in (alias.name for alias in node.names):
+                    if not hasattr(module, name) and not importlib.util.find_spec(f"{node.module}.{name}"):
+                        missing.append(f"{path.name}: {node.module}.{name}")
+    assert not missing

@@ -1,10 +1,10 @@
-"""Bounds on a step's time on TPUs, from the rates in `training.accelerators`."""
+"""Bounds on a step's time, from the rates in `tracking.accelerators`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bert_jax.ahead_of_time.hlo import Collective
-from bert_jax.tracking.accelerators import Bandwidths
+from bert_jax.tracking.accelerators import Accelerator
 
 ASSUMPTIONS = (
     "compute: matrix products, including those recomputed by remat, at the chip's dense bf16 peak",
@@ -43,19 +43,16 @@ class Roofline:
 
 
 def roofline(
-    bandwidths: Bandwidths,
-    *,
-    peak_flops: float,
-    flops: float,
-    memory_bytes: float,
-    collectives: Sequence[Collective] | None,
+    accelerator: Accelerator, *, flops: float, memory_bytes: float, collectives: Sequence[Collective] | None
 ) -> Roofline:
     """Computes the bounds of a step with `flops` and `memory_bytes` on each device; see `ASSUMPTIONS`.
 
-    With `collectives` None (unknown) there is no network bound.
+    Without a torus, or with `collectives` None (unknown), there is no network bound; without a known bandwidth of the
+    memory, the memory's is 0.
     """
-    wires = bandwidths.link * 2 * bandwidths.torus_axes
-    network = None
-    if collectives is not None:
-        network = sum(one.bytes_sent for one in collectives if not one.between_slices) / wires
-    return Roofline(flops / peak_flops, memory_bytes / bandwidths.hbm, network)
+    network, torus = None, accelerator.torus
+    if torus and collectives is not None:
+        sent = sum(one.bytes_sent for one in collectives if not one.between_slices)
+        network = sent / (torus.link * 2 * torus.axes)
+    memory = memory_bytes / accelerator.hbm if accelerator.hbm else 0.0
+    return Roofline(flops / accelerator.peak_flops, memory, network)

@@ -3,6 +3,7 @@
 import importlib.metadata
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,7 +12,6 @@ import jax
 from bert_jax.ahead_of_time.chips import roofline
 from bert_jax.ahead_of_time.hlo import read_collectives, read_loops
 from bert_jax.ahead_of_time.target import Target, out_of_memory
-from bert_jax.batch import map_arrays, pretraining_shapes
 from bert_jax.config import ConfigDict
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import predictions_per_row
@@ -19,11 +19,12 @@ from bert_jax.errors import BertJaxError, InputError
 from bert_jax.extras import install_hint
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import BATCH_AXES, check_divisibility, fill_in_accumulation, make_mesh
-from bert_jax.parallel.sharding import batch_sharding
+from bert_jax.runtime.saved_programs import Program
 from bert_jax.tracking.flops import recomputed_flops, training_flops
 from bert_jax.training.checks import bert_config, check_attention, check_config, compute_dtype, data_paths
-from bert_jax.training.phase_data import make_masking
+from bert_jax.training.phase_data import abstract_batch, make_masking
 from bert_jax.training.phases import Plan
+from bert_jax.training.planning.saved_step import program_settings
 from bert_jax.training.pretrain import plan_step
 
 VOCAB_SIZE = 30_522
@@ -59,14 +60,15 @@ def _rows(config: ConfigDict) -> RowSizes:
 
 @dataclass(frozen=True)
 class Step:
-    """A compiled training step; `memory` and `program` are None if it does not fit.
+    """A compiled training step; `memory` and `text` are None if it does not fit.
 
     Attributes:
       wanted_bytes: peak memory of a device.
       state_bytes: the part of parameters, moments and counters.
       memory: argument, output and temporary bytes.
-      program: the program's text; None if it cannot be read, for the reason in `unread`.
+      text: the program's text; None if it cannot be read, for the reason in `unread`.
       compile_seconds: compilation time.
+      program: the program, for a file of programs, if it is kept.
     """
 
     plan: Plan
@@ -76,9 +78,10 @@ class Step:
     wanted_bytes: int
     state_bytes: int
     memory: dict[str, int] | None
-    program: str | None
+    text: str | None
     unread: str
     compile_seconds: float
+    program: Program | None = None
 
     @property
     def fits(self) -> bool:
@@ -92,8 +95,11 @@ class Step:
         return config.global_batch_size // config.gradient_accumulation // math.prod(self.mesh[a] for a in BATCH_AXES)
 
 
-def compile_step(target: Target, plan: Plan) -> Step:
-    """Compiles the step of a phase. InputError for a config that is invalid or not divisible over the devices."""
+def compile_step(target: Target, plan: Plan, *, keeps_program: bool = False) -> Step:
+    """Compiles the step of a phase; the result has its `program` if that is kept, which takes memory.
+
+    InputError for a config that is invalid or not divisible over the devices.
+    """
     config = plan.config
     check_config(config, plan.stop - plan.start)
     mesh = make_mesh(config.mesh, target.devices)
@@ -104,62 +110,73 @@ def compile_step(target: Target, plan: Plan) -> Step:
     check_divisibility(mesh, model, config.global_batch_size, config.gradient_accumulation)
     check_attention(config, model, rows.seq_len, mesh)
     spec, train_step = plan_step(mesh, plan, model)
-    microbatches, sharding = config.gradient_accumulation, batch_sharding(mesh)
-    microbatch_size = config.global_batch_size // microbatches
-    shapes = pretraining_shapes(microbatch_size, rows.seq_len, rows.predictions, rows.sequences)
-    batch = map_arrays(
-        lambda entry: jax.ShapeDtypeStruct((microbatches, *entry[0]), entry[1], sharding=sharding), shapes
-    )
+    batch = abstract_batch(mesh, config, rows.seq_len, rows.predictions, rows.sequences)
     state_bytes = sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(spec.abstract)
     )
 
-    def result(wanted: int, memory: dict[str, int] | None, program: str | None, unread: str = "") -> Step:
+    def result(
+        wanted: int, memory: dict[str, int] | None, text: str | None, unread: str = "", program: Program | None = None
+    ) -> Step:
         seconds = time.perf_counter() - start
         return Step(
-            plan, model, rows, dict(mesh.shape), wanted, state_bytes, memory, program, unread, round(seconds, 1)
+            plan, model, rows, dict(mesh.shape), wanted, state_bytes, memory, text, unread, round(seconds, 1), program
         )
 
     start = time.perf_counter()
     with jax.set_mesh(mesh):
         lowered = train_step.lower(spec.abstract, batch)
     try:
-        compiled: Any = lowered.compile()
+        compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if needs := out_of_memory(error):
             return result(needs[0], None, None)
         raise BertJaxError(f"the compiler failed: {_first_line(error)}") from error
-    sizes = compiled.memory_analysis()
+    sizes: Any = compiled.memory_analysis()
     memory = {
         "argument_bytes": sizes.argument_size_in_bytes,
         "output_bytes": sizes.output_size_in_bytes,
         "temp_bytes": sizes.temp_size_in_bytes,
     }
     try:
-        program, unread = compiled.as_text(), ""
+        text, unread = compiled.as_text(), ""
     except jax.errors.JaxRuntimeError as error:
         # v5p and v6e run some gathers and scatters on sparse cores, as a kind of call unknown to an older jaxlib.
-        program = None
+        text = None
         unread = (
             f"jaxlib {importlib.metadata.version('jaxlib')} cannot read programs of libtpu "
             f"{importlib.metadata.version('libtpu')}; install matching versions with: {install_hint('tpu-aot')} "
             f"({_first_line(error)})"
         )
-    return result(sizes.peak_memory_in_bytes, memory, program, unread)
+    program = Program(lowered, compiled, list(mesh.devices.flat), program_settings(mesh, config, model, batch))
+    return result(sizes.peak_memory_in_bytes, memory, text, unread, program if keeps_program else None)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
 
 
+def moved_bytes(described: Mapping[str, Any]) -> int:
+    """Returns the bytes that a step reads and writes in a device's memory, an estimate; see `chips.ASSUMPTIONS`."""
+    state = described["argument_bytes"] + described["output_bytes"]
+    return state + 2 * described["gradient_accumulation"] * described["temp_bytes"]
+
+
 def describe(target: Target, step: Step) -> dict[str, Any]:
     """Describes a step for JSON: bytes of one device, FLOPs of one step on all devices."""
     config, rows = step.plan.config, step.rows
-    collectives = None if step.program is None else read_collectives(step.program, step.mesh, target.slices)
+    collectives = None if step.text is None else read_collectives(step.text, step.mesh, target.slices)
     batch, devices = config.global_batch_size, len(target.devices)
     model_flops = batch * training_flops(step.model, rows.seq_len, rows.predictions, rows.sequences)
-    recomputed = batch * recomputed_flops(step.model, rows.seq_len, config.remat)
+    recomputed = batch * recomputed_flops(step.model, rows.seq_len, config.remat, config.attention)
     memory: dict[str, int | None] = dict.fromkeys(("argument_bytes", "output_bytes", "temp_bytes"))
     memory |= step.memory or {}
     described = {
@@ -172,7 +189,7 @@ def describe(target: Target, step: Step) -> dict[str, Any]:
         "gradient_accumulation": config.gradient_accumulation,
         "rows_a_device": step.rows_a_device,
         **asdict(rows),
-        "dtype": compute_dtype(config.dtype, "tpu").name,
+        "dtype": compute_dtype(config.dtype, target.devices[0].platform).name,
         "attention": config.attention,
         "remat": config.remat,
         "fits": step.fits,
@@ -180,25 +197,23 @@ def describe(target: Target, step: Step) -> dict[str, Any]:
         **memory,
         "state_bytes": step.state_bytes,
         "hbm_bytes": target.hbm_bytes,
-        "hbm_share": round(step.wanted_bytes / target.hbm_bytes, 4),
+        "hbm_share": round(step.wanted_bytes / target.hbm_bytes, 4) if target.hbm_bytes else None,
         "collectives": None if collectives is None else [asdict(one) for one in collectives],
         "collectives_unread": step.unread or None,
-        "loops": None if step.program is None else read_loops(step.program),
+        "loops": None if step.text is None else read_loops(step.text),
         "model_flops": model_flops,
         "recomputed_flops": recomputed,
         "compile_seconds": step.compile_seconds,
-        "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")},
+        "versions": {name: _version(name) for name in ("jax", "jaxlib", "libtpu")},
         "roofline": None,
         "memory_bytes": None,
     }
     if step.memory:
-        moved = step.memory["argument_bytes"] + step.memory["output_bytes"]
-        moved += 2 * config.gradient_accumulation * step.memory["temp_bytes"]
-        described["memory_bytes"] = moved
-        if target.accelerator and target.accelerator.bandwidths:
+        described["memory_bytes"] = moved = moved_bytes(described)
+        if target.accelerator and target.accelerator.torus:
             bounds = roofline(
-                target.accelerator.bandwidths, peak_flops=target.accelerator.peak_flops,
-                flops=(model_flops + recomputed) / devices, memory_bytes=moved, collectives=collectives,
+                target.accelerator, flops=(model_flops + recomputed) / devices, memory_bytes=moved,
+                collectives=collectives,
             )  # fmt: skip
             described["roofline"] = {
                 **asdict(bounds), "at_least_seconds": bounds.at_least, "bound": bounds.bound,

@@ -16,7 +16,7 @@ from bert_jax.config import ConfigDict, flatten
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.model import parameter_count
-from bert_jax.parallel.mesh import BATCH_AXES, abstract_mesh
+from bert_jax.parallel.mesh import BATCH_AXES, abstract_mesh, count_slices, describe_networks
 from bert_jax.tracking.accelerators import Accelerator, find_accelerator, named_accelerator
 from bert_jax.tracking.flops import recomputed_flops
 from bert_jax.tracking.metrics import read_metrics
@@ -43,6 +43,7 @@ def plan_run(
     workdir: str | None = None,
     device: str | None = None,
     devices: int | None = None,
+    slices: int | None = None,
     mfu: float | None = None,
 ) -> dict[str, Any]:
     """Plans a pre-training, without starting it; returns the plan as JSON.
@@ -56,6 +57,7 @@ def plan_run(
       workdir: the folder of the run. If it has a checkpoint, the run resumes from it; None if there is none yet.
       device: name of a device, see `named_accelerator`; None for those of this machine.
       devices: number of devices; by default those of this machine, or 1 of a named device.
+      slices: number of TPU slices, or GPU nodes, that the devices are in; by default those of this machine, or 1.
       mfu: expected model FLOPs utilization, for the hours.
 
     Raises InputError where the run would, before its first step.
@@ -64,13 +66,18 @@ def plan_run(
         raise InputError("--workdir is empty; expected a folder, such as --workdir=runs/tiny")
     if devices is not None and devices < 1:
         raise InputError(f"--devices={devices}: expected at least 1")
+    if slices is not None and slices < 1:
+        raise InputError(f"--num_slices={slices}: expected at least 1")
     if mfu is not None and not 0 < mfu <= 1:
         raise InputError(f"--mfu={mfu}: expected a share above 0 and at most 1, such as 0.4")
-    kind, platform, accelerator, devices = _find_device(device, devices)
+    kind, platform, accelerator, devices, slices = _find_device(device, devices, slices)
+    if devices % slices:
+        raise InputError(f"--num_slices={slices}: {devices} devices are not divisible by it; set --devices={slices}")
     folder = None if workdir is None else remote.absolute(workdir)
     config = fill_in_from_checkpoint(config, folder)
     requested = open_phases(config)
     mesh = abstract_mesh(config.mesh, devices)
+    networks = describe_networks(mesh.shape, slices, platform)
     loaded = [load_phase(phase, mesh, platform) for phase in requested]
     resumed = None if folder is None else _start(folder, [ready.phase for ready in loaded])
     start = resumed or 0
@@ -87,7 +94,9 @@ def plan_run(
         "parameters": parameter_count(model),
         "device": kind,
         "devices": devices,
+        "num_slices": slices,
         "mesh": dict(mesh.shape),
+        "networks": networks,
         "dtype": compute_dtype(config.dtype, platform).name,
         "resumes_after_step": start,
         "total_steps": config.total_steps,
@@ -101,14 +110,18 @@ def plan_run(
     }
 
 
-def _find_device(name: str | None, count: int | None) -> tuple[str, str, Accelerator | None, int]:
-    """Returns the kind of the device, its platform, its rates if known, and the number of devices."""
+def _find_device(
+    name: str | None, count: int | None, slices: int | None
+) -> tuple[str, str, Accelerator | None, int, int]:
+    """Returns the kind of the device, its platform, its rates if known, and the number of devices and of slices."""
     if name is not None:
         kind, accelerator = named_accelerator(name)
         jax.config.update("jax_platforms", "cpu")  # an accelerator of this machine stays free
-        return kind, "tpu" if kind.startswith("TPU") else "gpu", accelerator, count or 1
+        return kind, "tpu" if kind.startswith("TPU") else "gpu", accelerator, count or slices or 1, slices or 1
     here = jax.devices()
-    return here[0].device_kind, here[0].platform, find_accelerator(here[0].device_kind), count or len(here)
+    kind, platform = here[0].device_kind, here[0].platform
+    slices = slices or (count_slices(here) if count is None else 1)
+    return kind, platform, find_accelerator(kind), count or len(here), slices
 
 
 def _start(folder: epath.Path, phases: Sequence[Any]) -> int | None:
@@ -139,7 +152,8 @@ def _describe(loaded: LoadedPhase, mesh: AbstractMesh) -> dict[str, Any]:
         "tokens_per_step": int(work.tokens),
         "real_token_share": loader.real_share,
         "model_flops_per_step": work.flops,
-        "recomputed_flops_per_step": rows * recomputed_flops(phase.model, phase.seq_len, config.remat),
+        "recomputed_flops_per_step": rows
+        * recomputed_flops(phase.model, phase.seq_len, config.remat, config.attention),
         "evaluations": -(-phase.stop // config.eval_every_steps) - phase.start // config.eval_every_steps
         if config.eval_every_steps
         else 1,
@@ -198,7 +212,7 @@ def _hours(
     """Returns the hours of the steps that are left, by where the estimate comes from; None where it is unknown.
 
     `roofline` is a lower bound: the largest of matrix products at the device's peak, and of one read and one write of
-    the state per step. The latter is skipped for a device whose bandwidth is unknown.
+    the state per step. The latter is skipped for a device whose memory bandwidth is unknown.
     """
     flops = sum(phase["model_flops_per_step"] * steps for phase, steps in zip(phases, left, strict=True))
     hours: dict[str, Any] = dict.fromkeys(("roofline", "given_mfu", "measured_mfu", "measured_rate"))
@@ -207,13 +221,7 @@ def _hours(
         seconds = 0.0
         for phase, steps in zip(phases, left, strict=True):
             work = (phase["model_flops_per_step"] + phase["recomputed_flops_per_step"]) / devices
-            step_seconds = work / accelerator.peak_flops
-            if accelerator.bandwidths:
-                step_seconds = roofline(
-                    accelerator.bandwidths, peak_flops=accelerator.peak_flops, flops=work, memory_bytes=state,
-                    collectives=None,
-                ).at_least  # fmt: skip
-            seconds += steps * step_seconds
+            seconds += steps * roofline(accelerator, flops=work, memory_bytes=state, collectives=None).at_least
         hours["roofline"] = seconds / _HOUR
         peak = accelerator.peak_flops * devices
         if mfu:

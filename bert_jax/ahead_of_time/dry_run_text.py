@@ -12,6 +12,7 @@ def render_plan(plan: Mapping[str, Any]) -> str:
     lines = [
         f"model: {plan['parameters']:,} parameters, computed in {plan['dtype']}",
         f"devices: {plan['devices']:,} x {plan['device']}, {mesh}",
+        *(f"  mesh axis {axis}: {networks}" for axis, networks in plan["networks"].items()),
         f"run: {plan['total_steps']:,} steps, {plan['total_tokens']:,} tokens, {plan['total_model_flops']:.3g} model "
         "FLOPs" + (f"; resumes after step {plan['resumes_after_step']:,}" if plan["resumes_after_step"] else ""),
     ]

@@ -39,6 +39,7 @@ def find_batch(target: Target, plan: Plan, watch: Watch = lambda _: None) -> Ste
     Memory grows about linearly with the rows, so that a few compilations suffice; each is passed to `watch`. Above 16
     rows the result is a multiple of 8. InputError if not even one row fits.
     """
+    assert target.hbm_bytes is not None
     mesh = make_mesh(plan.config.mesh, target.devices).shape
     copies = math.prod(mesh[axis] for axis in BATCH_AXES)
     tried: dict[int, Step] = {}
@@ -99,6 +100,7 @@ def find_fix(target: Target, step: Step, watch: Watch = lambda _: None) -> tuple
 
 
 def _remedies(target: Target, step: Step) -> Iterator[dict[str, Any]]:
+    assert target.hbm_bytes is not None
     config, rows = step.plan.config, step.rows_a_device
     fsdp = {"mesh__data": 1, "mesh__fsdp": -1}
     if step.state_bytes > target.hbm_bytes // 2:

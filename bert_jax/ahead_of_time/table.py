@@ -1,4 +1,4 @@
-"""Renders the description of a step as text."""
+"""Renders descriptions of steps, and the comparison of their settings, as text."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,13 +11,13 @@ def gib(count: float) -> str:
     return f"{count / (1 << 30):.2f}"
 
 
-def _rows(table: Sequence[Sequence[str]]) -> list[str]:
-    """Aligns columns: the first two, of words, to the left, the others, of numbers, to the right."""
+def _rows(table: Sequence[Sequence[str]], words: int = 2) -> list[str]:
+    """Aligns columns: the first `words`, of words, to the left, the others, of numbers, to the right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
 
     def line(row: Sequence[str]) -> str:
         cells = zip(row, widths, strict=True)
-        return "  ".join(cell.ljust(n) if i < 2 else cell.rjust(n) for i, (cell, n) in enumerate(cells))
+        return "  ".join(cell.ljust(n) if i < words else cell.rjust(n) for i, (cell, n) in enumerate(cells))
 
     return [f"  {line(row)}" for row in table]
 
@@ -34,7 +34,8 @@ def render(described: Mapping[str, Any]) -> str:
         f"{d['dtype']}, remat {d['remat']}; compiled in {d['compile_seconds']:.0f} s",
         "",
         "memory per device, GiB",
-        f"  peak         {gib(d['peak_bytes']):>8}  {d['hbm_share']:.0%} of {gib(d['hbm_bytes'])}",
+        f"  peak         {gib(d['peak_bytes']):>8}"
+        + (f"  {d['hbm_share']:.0%} of {gib(d['hbm_bytes'])}" if d["hbm_bytes"] else ""),
     ]
     if d["fits"]:
         lines += [f"  arguments    {gib(d['argument_bytes']):>8}", f"  temporaries  {gib(d['temp_bytes']):>8}", ""]
@@ -78,3 +79,53 @@ def _speed(d: Mapping[str, Any]) -> list[str]:
             *(f"  ({line})" for line in ASSUMPTIONS),
         ]
     return lines
+
+
+def render_choices(phase: Mapping[str, Any]) -> str:
+    """Renders the choices of a phase, as `compare_settings` returns them."""
+    slices = f"{phase['num_slices']} x " if phase["num_slices"] > 1 else ""
+    best = phase["best"]
+    lines = [
+        f"steps {phase['steps'][0]:,}-{phase['steps'][1]:,} on {slices}{phase['topology']}: {phase['devices']:,} "
+        f"devices, {phase['global_batch_size']:,} rows per step, {gib(phase['hbm_bytes'])} GiB per device"
+    ]
+    if not best:
+        return "\n".join([*lines, "  NO SETTING FITS: use more devices, or mesh.fsdp=-1 and mesh.data=1"])
+    head = [
+        "",
+        "remat",
+        "attention",
+        "rows",
+        "microbatches",
+        "peak GiB",
+        "HBM",
+        "PFLOP",
+        "at least ms",
+        "sequential ms",
+    ]
+    table = [
+        [
+            ("*" if one["is_on_front"] else "") + (">" if one["settings"] == best["with"] else ""),
+            one["settings"]["remat"], one["settings"]["attention"], str(one["rows_a_device"]),
+            str(one["settings"]["gradient_accumulation"]),
+            ("" if one["is_compiled"] else "~") + gib(one["peak_bytes"]),
+            f"{one['peak_bytes'] / phase['hbm_bytes']:.0%}",
+            f"{one['flops'] / 1e15:,.2f}", _milliseconds(one["at_least_seconds"]),
+            _milliseconds(one["one_after_another_seconds"]),
+        ]
+        for one in phase["choices"]
+    ]  # fmt: skip
+    return "\n".join(
+        [
+            *lines,
+            *_rows([head, *table], words=3),
+            "  (* no other setting is at most as large in memory, FLOPs and sequential time; > the least time; "
+            "~ interpolated)",
+            *(f"  ({line})" for line in ASSUMPTIONS),
+            f"best: {' '.join(best['options'])}",
+        ]
+    )
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "?" if seconds is None else f"{1e3 * seconds:,.1f}"

@@ -1,4 +1,4 @@
-"""TPU targets of compilation, by libtpu's names."""
+"""Targets of compilation: TPUs by libtpu's names, or the devices of this machine."""
 
 import importlib.metadata
 import math
@@ -13,6 +13,7 @@ from jax.experimental import topologies
 
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.extras import install_hint
+from bert_jax.parallel.mesh import count_slices
 from bert_jax.tracking.accelerators import Accelerator, find_accelerator
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -33,12 +34,16 @@ _ENVIRONMENT = {  # of libtpu
 
 @dataclass(frozen=True)
 class Target:
-    """TPUs to compile for. `accelerator` is None if `tracking.accelerators` does not know them."""
+    """Devices to compile for.
+
+    `hbm_bytes` of memory are usable by a program; None if that is unknown, as for CPUs and GPUs. `accelerator` is None
+    if `tracking.accelerators` does not know the devices.
+    """
 
     topology: str
     slices: int
     devices: tuple[Any, ...]
-    hbm_bytes: int  # usable by a program
+    hbm_bytes: int | None
     accelerator: Accelerator | None
 
 
@@ -74,6 +79,16 @@ def open_target(topology: str, slices: int = 1) -> Target:
     return Target(
         topology, slices, tuple(devices), _usable_memory(devices[0]), find_accelerator(devices[0].device_kind)
     )
+
+
+def local_target() -> Target:
+    """Returns the devices of this machine as a target, named by platform and number, such as `cpu:8`."""
+    devices = jax.devices()
+    memory = _usable_memory(devices[0]) if devices[0].platform == "tpu" else None
+    return Target(
+        f"{devices[0].platform}:{len(devices)}", count_slices(devices), tuple(devices), memory,
+        find_accelerator(devices[0].device_kind),
+    )  # fmt: skip
 
 
 def _usable_memory(device: Any) -> int:

@@ -59,10 +59,17 @@ def parse(arguments: Sequence[str], run: Mapping[str, Subcommand]) -> argparse.N
     beam_options = after[1:] if arguments[0] == "prepare" else []
     options = parser.parse_args(accepted if beam_options else accepted + after)
     options.overrides, options.beam_options = overrides, beam_options
+    if options.command == "compile" and options.pareto:
+        if options.topology is None:
+            command.error("--pareto: expected a --topology, such as --topology=v5e:4x4")
+        if options.output:
+            command.error("--output: expected without --pareto, which keeps no program")
     if options.command == "pretrain" and not options.dry_run:
         if options.workdir is None:
             command.error("the following arguments are required: --workdir")
-        if planning := [name for name in ("device", "devices", "mfu") if getattr(options, name) is not None]:
+        if planning := [
+            name for name in ("device", "devices", "num_slices", "mfu") if getattr(options, name) is not None
+        ]:
             command.error(f"--{planning[0]}: expected only with --dry_run; a run uses the devices of the machine")
     return options
 
@@ -261,6 +268,9 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
     sub.add_argument("--device", metavar="NAME", help="dry_run: the device, such as v5e or h100; default: this one")
     sub.add_argument("--devices", type=int, metavar="N", help="dry_run: number of devices; default: those here, or 1")
     sub.add_argument(
+        "--num_slices", type=int, metavar="N", help="dry_run: TPU slices or GPU nodes of the devices; default: 1"
+    )
+    sub.add_argument(
         "--mfu", type=float, metavar="SHARE", help="dry_run: expected model FLOPs utilization, for the hours"
     )
     add_json(sub)
@@ -373,12 +383,26 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
     )  # fmt: skip
     add_json(sub)
 
-    sub = command("compile", "Compile a config's training step ahead of time for TPUs: memory, collectives, cost.")
+    sub = command("compile", "Compile a config's training step ahead of time: memory, collectives, cost.")
     add_config(sub, "--config", spec, "a config of pretrain; data.path may be empty", required=True)
-    sub.add_argument("--topology", required=True, metavar="CHIP:AxB[xC]", help="a slice, such as v5e:4x4 or v5p:2x2x2")
+    sub.add_argument(
+        "--topology", metavar="CHIP:AxB[xC]",
+        help="a slice of TPUs, such as v5e:4x4 or v5p:2x2x2; default: the devices of this machine",
+    )  # fmt: skip
+    sub.add_argument(
+        "--output", default="", metavar="FILE",
+        help="write the compiled steps for `pretrain --config.compiled=FILE`; seed, rate, warm-up and steps may differ",
+    )  # fmt: skip
     sub.add_argument("--num_slices", type=int, default=1, help="slices, connected by a slower network")
     sub.add_argument("--phase", type=int, default=None, help="compile one phase, numbered from 0; default: all")
-    sub.add_argument("--find_batch", action="store_true", help="find the maximum number of rows per device that fits")
+    search = sub.add_mutually_exclusive_group()
+    search.add_argument(
+        "--find_batch", action="store_true", help="find the maximum number of rows per device that fits"
+    )
+    search.add_argument(
+        "--pareto", action="store_true",
+        help="compare rows per device, remat and attention for the config's batch: memory, FLOPs, bounds of the time",
+    )  # fmt: skip
     sub.add_argument(
         "--advice", action=argparse.BooleanOptionalAction, default=True,
         help="if the step does not fit, search for a setting that does",

@@ -110,10 +110,11 @@ COMMAND_HELP = {
     ),
     "compile": CommandHelp(
         "a config, and the dataset's sizes if data.path is set",
-        "nothing",
+        "nothing, or FILE, which pretrain loads",
         (
             "compile --config=bert_large:v5e --topology=v5e:4x4",
             "compile --config=bert_base --topology=v5e:2x2 --find_batch --json",
+            "compile --config=bert_tiny --config.data.path=data --output=bert_tiny.compiled",
         ),
     ),
     "report": CommandHelp(

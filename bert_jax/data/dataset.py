@@ -34,7 +34,7 @@ from bert_jax.data.dataset_cache import LocalFiles, cache_folder
 from bert_jax.data.dataset_fields import check_fields
 from bert_jax.data.file_digests import Expected, new_digest, records_digest
 from bert_jax.data.hashing import key_from
-from bert_jax.data.records import BLOCK, Instances, Unmasked, decode_block, join, pad_batch
+from bert_jax.data.records import BLOCK, Instances, Unmasked, decode_block, join, pad_batch, sequence_lengths
 from bert_jax.data.shard_readers import READERS
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic, remote
@@ -309,6 +309,7 @@ class PreparedDataset:
                 records = reader.read((in_shard - firsts[shard]).tolist())
                 for block, record in zip(in_shard.tolist(), records, strict=True):
                     read[block] = decode_block(record, self.tokenizer.vocab_size)
+                    self._check_range(shards[shard], block, read[block])
                     if len(read[block]) != self._blocks[split][block]:
                         raise ValueError(
                             f"block {block}: got {len(read[block])} instances, expected {self._blocks[split][block]}"
@@ -321,6 +322,19 @@ class PreparedDataset:
                     ) from error
                 raise BertJaxError(f"{file}: cannot be read ({error}); copy or prepare the dataset again") from error
         return join([read[block] for block in blocks.tolist()])
+
+    def _check_range(self, shard: Shard, block: int, instances: Instances) -> None:
+        """Raises InputError for a token id or a length out of range: devices clamp indices without an error."""
+        top, longest = int(instances.tokens.max(initial=0)), int(sequence_lengths(instances.headers).max(initial=0))
+        for name, got, limit in (
+            ("a token id", top, self.tokenizer.vocab_size - 1),
+            ("a sequence of", longest, self.info.seq_len),
+        ):
+            if got > limit:
+                raise InputError(
+                    f"{self.folder / shard.file}: block {block}: got {name} {got}, expected at most {limit}; prepare "
+                    "the dataset again"
+                )
 
     @property
     def is_remote(self) -> bool:

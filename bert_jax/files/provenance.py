@@ -36,6 +36,7 @@ from typing import Any
 from etils import epath
 
 from bert_jax.files import atomic, remote
+from bert_jax.files.format_versions import check_version
 from bert_jax.version import __version__
 
 log = logging.getLogger(__name__)
@@ -73,13 +74,18 @@ def write(folder: epath.Path, entry: Mapping[str, Any]) -> None:
 
 
 def append(folder: epath.Path, entry: Mapping[str, Any]) -> None:
-    """Adds an entry to `folder/provenance.json`, atomically. A damaged file is logged and replaced."""
+    """Adds an entry to `folder/provenance.json`, atomically. A damaged file is logged and replaced.
+
+    Raises InputError for a file of a newer version.
+    """
     path = folder / FILE
     entries: list[Any] = []
     if remote.exists(path):
         try:
-            entries = list(json.loads(atomic.read_whole(path))["runs"])
-        except (ValueError, KeyError, TypeError) as error:
+            content = dict(json.loads(atomic.read_whole(path)))
+            check_version(path, content, FORMAT_VERSION)
+            entries = list(content["runs"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             log.warning("%s: damaged (%s); it is replaced, and the entries of earlier runs are lost", path, error)
     _write(folder, [*entries, entry])
 

@@ -55,6 +55,12 @@ class BatchOrder:
         """Returns the padded length, in tokens, of that batch."""
         return padded_length(int(self._lengths[self.examples(step)].max()), self.config.task.max_seq_len)
 
+    def first_steps(self, start: int) -> list[int]:
+        """Returns the first step after `start` steps for each padded length of an epoch, as numbers of steps done."""
+        steps = range(start, min(start + self.steps_an_epoch, self.total_steps))
+        found = {self.seq_len(step): step for step in reversed(steps)}
+        return sorted(found.values())
+
     def count_seen(self, step: int) -> dict[str, int]:
         """Returns `tokens_seen`, with padding, and `examples_seen` after `step` steps."""
         done, tokens, examples = self._seen if self._seen[0] <= step else (0, 0, 0)

@@ -1,6 +1,5 @@
 """Fine-tuned checkpoints: loading, prediction for a file, and scoring on labelled files."""
 
-import json
 import logging
 from collections.abc import Sequence
 from contextlib import closing
@@ -19,7 +18,7 @@ from bert_jax.finetuning.forward import LoadedModel, load_model
 from bert_jax.finetuning.inputs.batching import Encoding
 from bert_jax.finetuning.inputs.task_files import BadRows
 from bert_jax.finetuning.prediction_files import write_predictions
-from bert_jax.finetuning.results import RESULT_FILE, describe_result
+from bert_jax.finetuning.results import RESULT_FILE, describe_result, read_result
 from bert_jax.finetuning.task import Split, with_main_metric
 from bert_jax.finetuning.task_kinds import TASK_KINDS, Record, TrainedTask
 from bert_jax.model.task_heads import BertForTask, TaskHead
@@ -66,7 +65,7 @@ def _null_threshold(found: Checkpoint) -> float | None:
     task = found.task or {}
     if task["name"] != "squad/2.0" or "null_threshold" in task:
         return None
-    result = json.loads(remote.retry_transient(path, path.read_text)) if remote.exists(path) else {}
+    result = read_result(path) if remote.exists(path) else {}
     if result.get("step") != found.step or not result.get("scores"):
         log.warning(
             "%s: null threshold not found in %s; predictions use 0, scores the best threshold for the scored data",

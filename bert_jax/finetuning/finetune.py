@@ -11,6 +11,7 @@ import logging
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -41,26 +42,30 @@ from bert_jax.finetuning.tasks.class_weights import class_weights
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import Parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.parallel.host_batches import rows_here
+from bert_jax.parallel.host_batches import abstract_batch, rows_here
 from bert_jax.parallel.mesh import check_divisibility, make_mesh
+from bert_jax.parallel.step_program import TrainStep
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.processes import is_first
 from bert_jax.tracking.metrics import finite_json
+from bert_jax.tracking.nonfinite_batches import NonfiniteBatches
 from bert_jax.tracking.throughput import Throughput
 from bert_jax.tracking.tracker import Tracker
 from bert_jax.training.checkpointing.best_step import BestStep
 from bert_jax.training.checkpointing.checkpoint_folders import FOLDER, find_best
 from bert_jax.training.checkpointing.checkpointer import Checkpointer
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint
-from bert_jax.training.checks import check_attention, compute_dtype
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
+from bert_jax.training.checks import check_attention, compute_dtype, warn_of_uncorrected_lamb
 from bert_jax.training.initialization.warm_start import initialize_from
-from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRange, Trace, run_steps
-from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer, warn_of_uncorrected_lamb
+from bert_jax.training.loop import Evaluate, Heartbeat, KeepNonfinite, LogMetrics, Save, StepRange, Trace, run_steps
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.planning.learning_rate import learning_rate_schedule
+from bert_jax.training.planning.state_plan import describe_state, drop_parts
 from bert_jax.training.run import Run, log_result, open_run
-from bert_jax.training.state import StateSpec, TrainState, describe_state, drop_parts
-from bert_jax.training.train_step import TrainStep, make_train_step
+from bert_jax.training.state import StateSpec, TrainState
+from bert_jax.training.train_step import make_train_step
 from bert_jax.training.workdir import enter_workdir
 
 log = logging.getLogger(__name__)
@@ -101,127 +106,36 @@ def _finetune(
     config: ConfigDict, workdir: str, needs_scores: bool, stop: StopSignal, bars: Bars, trackers: Sequence[Tracker],
     stack: ExitStack,
 ) -> dict[str, dict[str, float]]:  # fmt: skip
-    # --- Checks, before any work ---------------------------------------------------------------------------------
+    # --- Checks, before any work. The run uses what they build --------------------------------------------------------
     if not workdir:
         raise InputError("--workdir is empty; give a folder")
     folder = remote.absolute(workdir)
     check_config(config)
     warn_of_uncorrected_lamb([config.optimizer])
-    log.info("Opening the checkpoint %s", config.init)
-    before = open_checkpoint(config.init)
-    model = model_of(config, before.bert_config)
-    mesh = make_mesh(config.mesh)
-    stack.enter_context(kept_programs(config.compilation_cache, folder))
-    check_divisibility(mesh, model, config.global_batch_size, config.gradient_accumulation)
-    check_attention(config, model, config.task.max_seq_len, mesh)
-
-    # --- Data ----------------------------------------------------------------------------------------------------
-    log.info("Reading and tokenizing the files of the task")
-    encoding = Encoding(before.tokenizer, config.task.max_seq_len, last_position=model.is_decoder)
-    task = read_task(config, encoding)
-    rows, splits = task.train(), task.splits()
-    weights = class_weights(config.task.class_weights, task.label_names, () if rows.labels is None else rows.labels)
-    check_best(config, splits)
-    if needs_scores and not any(split.score for split in splits):
-        raise InputError("task.dev: a search requires a labelled split to compare runs; set it to a labelled file")
-    order = BatchOrder(rows, config)
-    for warning in scoring_warnings(splits):
-        log.warning(warning)
-    log.info(
-        "Task %s: %d training examples, %d steps; other splits: %s", task.name, len(rows), order.total_steps,
-        ", ".join(f"{split.name} {len(split.examples)}" for split in splits) or "none",
-    )  # fmt: skip
-
-    # --- Model and step ------------------------------------------------------------------------------------------
-    head = TaskHead(task.kind, task.size, **config.head)
-    check_head(head, mesh)
-    spec, train_step = plan_step(mesh, config, model, head, order.total_steps, weights)
-    predictor = Predictor(
-        mesh, spec.graph, spec.shardings.parameters, before.tokenizer,
-        batch_size=-(-config.eval_batch_size // mesh.size) * mesh.size, max_seq_len=config.task.max_seq_len,
-    )  # fmt: skip
+    setup = _set_up(config, folder, needs_scores, stack)
+    task, order = setup.task, setup.order
 
     # --- State: 1. resume from the newest checkpoint, 2. start from a pre-trained encoder, 3. or from scratch --------
     watch = enter_workdir(folder, config, stack)
     latest = claim(folder, config, order.hash)
-    start = latest.step if latest else 0
     order.config = config = without_new_keys(config, latest.config if latest else None)
+    setup, start = replace(setup, config=config), latest.step if latest else 0
+    _compile_ahead(setup, start, stack)  # while the checkpoint is read
     best = BestStep(keep_best=config.keep_best, **config.early_stopping)
-    record = {**head.about(), "max_seq_len": config.task.max_seq_len}
-    checkpointer = Checkpointer(
-        folder, keep=config.checkpoint.keep, config=config, tokenizer=before.tokenizer, best_step=best,
-        task={**record, **task.record()}, heads=("pooler",) if "pooler" in spec.abstract.parameters else (),
-    )  # fmt: skip
+    checkpointer = _open_checkpointer(setup, folder, best)
     stack.callback(checkpointer.close)
-    if start:
-        start, state = checkpointer.restore(start, spec.abstract)
-        log.info("Resuming from step %d", start)
-        if best.best is not None:
-            find_best(folder, start, best.best)
-    elif config.from_scratch:
-        log.info("Initializing the parameters")
-        state = spec.make()
-    else:
-        log.info("Loading the parameters of %s", before.path)
-        state = initialize_from(before, spec)
+    start, state = _first_state(setup, folder, checkpointer, best, start)
     run = open_run(
-        folder, config, mesh, checkpointer, stop, watch, bars, stack,
+        folder, config, setup.mesh, checkpointer, stop, watch, bars, stack,
         start=start, total=order.total_steps, name="finetune",
-        inputs={"init": before.reference(), "task": _describe_task(task, config, order)},
+        inputs={"init": setup.before.reference(), "task": _describe_task(task, config, order)},
         trackers=trackers,
     )  # fmt: skip
 
     # --- Loop ----------------------------------------------------------------------------------------------------
-    scored = [split for split in splits if split.score is not None]
-    final = Final()
-
-    def evaluate(step: int, state: TrainState) -> dict[str, float]:
-        outputs, split_scores = {}, {}
-        for split in scored:
-            assert split.score is not None
-            outputs[split.name] = _outputs(run, predictor, state.parameters, split, step)
-            split_scores[split.name] = split.score(outputs[split.name])
-        best.add(step, split_scores[scored[0].name][task.main_metric])
-        if step in best or (best.best is None and step == order.total_steps):
-            final.step, final.outputs, final.scores = step, outputs, split_scores
-        row = {f"{name}/{metric}": value for name, scores in split_scores.items() for metric, value in scores.items()}
-        run.trackers.log_scalars(step, {**row, **order.count_seen(step)}, split="eval")
-        log.info("Step %d: %s", step, "  ".join(f"{name} {value:.4f}" for name, value in row.items()))
-        if best.ends_training():
-            log.info(
-                "Step %d: ending the training early: %s/%s has not improved in %d epochs; the best is that of step %s",
-                step, scored[0].name, task.main_metric, best.without_improvement(), best.best,
-            )  # fmt: skip
-        return row
-
-    def save(step: int, state: TrainState) -> None:
-        checkpointer.save(step, state, bert_config=model, dataset_hashes=(order.hash,), unlogged=log_metrics.unlogged())
-
-    batch_size = config.global_batch_size * rows.group
-    rows_of_step = rows_here(mesh, batch_size, config.gradient_accumulation)
-    throughput = Throughput(work_of_steps(model, head, order))
-    steps = StepRange(
-        start, order.total_steps, train_step,
-        make_batch=lambda step: order.batch(step, rows_of_step, before.tokenizer),
-        batch_size=batch_size,
-        microbatches=config.gradient_accumulation,
-        throughput=throughput,
-        max_nonfinite_steps=config.max_nonfinite_steps,
-        warmup_key="optimizer.warmup_proportion",
-    )  # fmt: skip
-    log_metrics = LogMetrics(
-        run, throughput, every=config.log_every_steps, start=start, last=order.total_steps,
-        extra=lambda step: {"epoch": step / order.steps_an_epoch, **order.count_seen(step)},
-    )  # fmt: skip
-    hooks = [
-        Heartbeat(run.stalls),
-        Trace(run.tracer),
-        *([Evaluate(evaluate, every=order.steps_an_epoch, is_enough=best.ends_training)] if scored else []),
-        log_metrics,
-        Save(save, every=config.checkpoint.every_steps, further=best),
-    ]
+    evaluate = _EvaluateSplits(run, setup, best)
     if start < order.total_steps and not best.ends_training():
-        state = run_steps(run, steps, state, hooks)
+        state = _train(run, setup, state, best, evaluate)
     checkpointer.wait()
 
     # --- Result --------------------------------------------------------------------------------------------------
@@ -233,10 +147,11 @@ def _finetune(
         if step == last:
             return state.parameters
         log.info("Loading the parameters of the best step, %d", step)
-        return open_checkpoint(str(chosen)).load_parameters(spec.shardings.parameters, **_build(config, mesh, head))
+        settings = _build(config, setup.mesh, setup.head)
+        return open_checkpoint(str(chosen)).load_parameters(setup.spec.shardings.parameters, **settings)
 
     scores = _finish(
-        run, folder, task, splits, predictor, functools.cache(parameters), step, final,
+        run, folder, setup, functools.cache(parameters), step, evaluate.final,
         describe_best(best, last, order.steps_an_epoch, order.total_steps) if config.keep_best else {},
     )  # fmt: skip
     place = shlex.quote(str(folder))
@@ -251,6 +166,70 @@ def _finetune(
         ],
     )  # fmt: skip
     return scores
+
+
+# --- Set-up ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """A run whose inputs are open and checked: checkpoint, task and programs."""
+
+    config: ConfigDict
+    before: Checkpoint
+    model: BertConfig
+    mesh: Mesh
+    task: Task
+    splits: Sequence[Split]
+    order: BatchOrder
+    head: TaskHead
+    spec: StateSpec
+    train_step: TrainStep
+    predictor: Predictor
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the global batch; an example may have several."""
+        return self.config.global_batch_size * self.order.encoded.group
+
+    def rows_here(self) -> np.ndarray:
+        """Returns the rows of a batch that this process has to make."""
+        return rows_here(self.mesh, self.batch_size, self.config.gradient_accumulation)
+
+
+def _set_up(config: ConfigDict, folder: epath.Path, needs_scores: bool, stack: ExitStack) -> _Setup:
+    """Opens the checkpoint, reads the task and makes the programs; raises the InputErrors of `finetune`."""
+    log.info("Opening the checkpoint %s", config.init)
+    before = open_checkpoint(config.init)
+    model = model_of(config, before.bert_config)
+    mesh = make_mesh(config.mesh)
+    stack.enter_context(kept_programs(config.compilation_cache, folder))
+    check_divisibility(mesh, model, config.global_batch_size, config.gradient_accumulation)
+    check_attention(config, model, config.task.max_seq_len, mesh)
+
+    log.info("Reading and tokenizing the files of the task")
+    task = read_task(config, Encoding(before.tokenizer, config.task.max_seq_len, last_position=model.is_decoder))
+    rows, splits = task.train(), task.splits()
+    weights = class_weights(config.task.class_weights, task.label_names, () if rows.labels is None else rows.labels)
+    check_best(config, splits)
+    if needs_scores and not any(split.score for split in splits):
+        raise InputError("task.dev: a search requires a labelled split to compare runs; set it to a labelled file")
+    order = BatchOrder(rows, config)
+    for warning in scoring_warnings(splits):
+        log.warning(warning)
+    log.info(
+        "Task %s: %d training examples, %d steps; other splits: %s", task.name, len(rows), order.total_steps,
+        ", ".join(f"{split.name} {len(split.examples)}" for split in splits) or "none",
+    )  # fmt: skip
+
+    head = TaskHead(task.kind, task.size, **config.head)
+    check_head(head, mesh)
+    spec, train_step = plan_step(mesh, config, model, head, order.total_steps, weights)
+    predictor = Predictor(
+        mesh, spec.graph, spec.shardings.parameters, before.tokenizer,
+        batch_size=-(-config.eval_batch_size // mesh.size) * mesh.size, max_seq_len=config.task.max_seq_len,
+    )  # fmt: skip
+    return _Setup(config, before, model, mesh, task, splits, order, head, spec, train_step, predictor)
 
 
 def _describe_task(task: Task, config: ConfigDict, order: BatchOrder) -> dict[str, Any]:
@@ -288,14 +267,133 @@ def plan_step(
     return spec, train_step
 
 
+# --- State -------------------------------------------------------------------------------------------------------
+
+
+def _open_checkpointer(setup: _Setup, folder: epath.Path, best: BestStep) -> Checkpointer:
+    """Opens the checkpoints of a workdir; each describes the task, so that it can be used without its files."""
+    config = setup.config
+    task = {**setup.head.about(), "max_seq_len": config.task.max_seq_len, **setup.task.record()}
+    return Checkpointer(
+        folder, keep=config.checkpoint.keep, config=config, tokenizer=setup.before.tokenizer, best_step=best,
+        task=task, heads=("pooler",) if "pooler" in setup.spec.abstract.parameters else (),
+    )  # fmt: skip
+
+
+def _compile_ahead(setup: _Setup, start: int, stack: ExitStack) -> None:
+    """Starts to compile the step for the padded lengths of the first batches after `start`; `stack` ends it."""
+    rows, microbatches = setup.rows_here(), setup.config.gradient_accumulation
+    batches = (setup.order.batch(step, rows, setup.before.tokenizer) for step in setup.order.first_steps(start))
+    setup.train_step.compile_ahead(
+        setup.spec.abstract,
+        (abstract_batch(setup.mesh, batch, microbatches, batch_size=setup.batch_size) for batch in batches),
+        stack,
+    )
+
+
+def _first_state(
+    setup: _Setup, folder: epath.Path, checkpointer: Checkpointer, best: BestStep, newest: int
+) -> tuple[int, TrainState]:
+    """Returns the number of steps done and the state: that of `newest`, or an initial one if it is 0."""
+    if newest:
+        start, state = checkpointer.restore(newest, setup.spec.abstract)  # an earlier step if the newest is damaged
+        log.info("Resuming from step %d", start)
+        if best.best is not None:
+            find_best(folder, start, best.best)
+        return start, state
+    if setup.config.from_scratch:
+        log.info("Initializing the parameters")
+        return 0, setup.spec.make()
+    log.info("Loading the parameters of %s", setup.before.path)
+    return 0, initialize_from(setup.before, setup.spec)
+
+
+# --- Loop --------------------------------------------------------------------------------------------------------
+
+
+def _train(
+    run: Run, setup: _Setup, state: TrainState, best: BestStep, evaluate: "_EvaluateSplits"
+) -> TrainState:  # fmt: skip
+    """Trains from step `run.start` + 1 to the end, evaluates and saves; returns the last state. `state` is donated."""
+    config, order = setup.config, setup.order
+    rows = setup.rows_here()
+    throughput = Throughput(work_of_steps(setup.model, setup.head, order))
+    steps = StepRange(
+        run.start, run.total, setup.train_step,
+        make_batch=lambda step: order.batch(step, rows, setup.before.tokenizer),
+        batch_size=setup.batch_size,
+        microbatches=config.gradient_accumulation,
+        throughput=throughput,
+        max_nonfinite_steps=config.max_nonfinite_steps,
+        warmup_key="optimizer.warmup_proportion",
+    )  # fmt: skip
+    log_metrics = LogMetrics(
+        run, throughput, every=config.log_every_steps, start=run.start, last=run.total,
+        extra=lambda step: {"epoch": step / order.steps_an_epoch, **order.count_seen(step)},
+    )  # fmt: skip
+
+    def save(step: int, state: TrainState) -> None:
+        run.checkpointer.save(
+            step, state, bert_config=setup.model, dataset_hashes=(order.hash,), unlogged=log_metrics.unlogged()
+        )
+
+    evaluation = Evaluate(evaluate, every=order.steps_an_epoch, is_enough=best.ends_training)
+    hooks = [
+        Heartbeat(run.stalls),
+        KeepNonfinite(
+            NonfiniteBatches(run.folder, rows, steps.make_batch, lambda step: {"examples": order.examples(step)})
+        ),
+        Trace(run.tracer),
+        *([evaluation] if evaluate.scored else []),
+        log_metrics,
+        Save(save, every=config.checkpoint.every_steps, further=best),
+    ]
+    return run_steps(run, steps, state, hooks)
+
+
+class _EvaluateSplits:
+    """Evaluates the splits with labels and logs their scores; adds each evaluation to the best step's.
+
+    `final` has the outputs and scores of the step that is the result so far.
+    """
+
+    def __init__(self, run: Run, setup: _Setup, best: BestStep):
+        self._run, self._setup, self._best = run, setup, best
+        self.scored = [split for split in setup.splits if split.score is not None]
+        self.final = Final()
+
+    def __call__(self, step: int, state: TrainState) -> dict[str, float]:
+        run, setup, best = self._run, self._setup, self._best
+        outputs, split_scores = {}, {}
+        for split in self.scored:
+            assert split.score is not None
+            outputs[split.name] = _outputs(run, setup.predictor, state.parameters, split, step)
+            split_scores[split.name] = split.score(outputs[split.name])
+        best.add(step, split_scores[self.scored[0].name][setup.task.main_metric])
+        if step in best or (best.best is None and step == run.total):
+            self.final = Final(step, outputs, split_scores)
+        row = {f"{name}/{metric}": value for name, scores in split_scores.items() for metric, value in scores.items()}
+        run.trackers.log_scalars(step, {**row, **setup.order.count_seen(step)}, split="eval")
+        log.info("Step %d: %s", step, "  ".join(f"{name} {value:.4f}" for name, value in row.items()))
+        if best.ends_training():
+            log.info(
+                "Step %d: ending the training early: %s/%s has not improved in %d epochs; the best is that of step %s",
+                step, self.scored[0].name, setup.task.main_metric, best.without_improvement(), best.best,
+            )  # fmt: skip
+        return row
+
+
 def _outputs(run: Run, predictor: Predictor, parameters: Parameters, split: Split, step: int) -> list[np.ndarray]:
     with run.progress(step, split.name, predictor.batches(split.examples)) as on_batch:
         return predictor.outputs(parameters, split.examples, on_batch)
 
 
+# --- Result ------------------------------------------------------------------------------------------------------
+
+
 def _finish(
-    run: Run, folder: epath.Path, task: Task, splits: Sequence[Split], predictor: Predictor,
-    parameters: Callable[[], Parameters], step: int, final: Final, best: Mapping[str, Any],
+    run: Run, folder: epath.Path, setup: _Setup, parameters: Callable[[], Parameters], step: int, final: Final,
+    best: Mapping[str, Any],
 ) -> dict[str, dict[str, float]]:  # fmt: skip
     """Scores and predicts every split with the parameters of `step`, and writes scores and predictions.
 
@@ -305,14 +403,14 @@ def _finish(
     target = folder / PREDICTIONS
     if is_first():
         atomic.make_folder(target)
-    for split in splits:
+    for split in setup.splits:
         is_done = final.step == step and split.name in final.outputs
-        outputs = final.outputs[split.name] if is_done else _outputs(run, predictor, parameters(), split, step)
+        outputs = final.outputs[split.name] if is_done else _outputs(run, setup.predictor, parameters(), split, step)
         if split.score is not None:
             result[split.name] = final.scores[split.name] if is_done else split.score(outputs)
         if is_first():
             split.write(outputs, target)
     if is_first():
-        described = {**describe_result(task, splits, step, result), **best}
+        described = {**describe_result(setup.task, setup.splits, step, result), **best}
         atomic.write_whole(folder / RESULT_FILE, (finite_json(described, indent=2) + "\n").encode())
     return result

@@ -1,17 +1,22 @@
 """Results of a fine-tuning run: `result.json`, and what is not scored."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from etils import epath
 
+from bert_jax.errors import InputError
 from bert_jax.files import remote
+from bert_jax.files.format_versions import check_version
 from bert_jax.finetuning.task import Split, Task
 from bert_jax.training.checkpointing.best_step import BestStep
 from bert_jax.training.checkpointing.checkpoint_folders import newest_step
 
 RESULT_FILE = "result.json"
+RESULT_VERSION = 1
 PREDICTIONS = "predictions"
 
 
@@ -55,8 +60,9 @@ def describe_result(
 ) -> dict[str, Any]:
     """Returns the contents of `result.json`.
 
-    Keys: `task`, `main_metric`, `step`, `scores` by split, and `rows`: for each scored split the number `scored` and
-    the numbers `left_out` (skipped) by reason. If `f1` is that of one of two labels, also `positive_label`.
+    Keys: `format_version`, `task`, `main_metric`, `step`, `scores` by split, and `rows`: for each scored split the
+    number `scored` and the numbers `left_out` (skipped) by reason. If `f1` is that of one of two labels, also
+    `positive_label`.
     """
     rows = {
         split.name: {"scored": split.scorable, "left_out": dict(split.left_out)}
@@ -64,8 +70,8 @@ def describe_result(
     }  # fmt: skip
     positive = {} if task.positive_label is None else {"positive_label": task.positive_label}
     return {
-        "task": task.name, "main_metric": task.main_metric, **positive, "step": step, "scores": dict(scores),
-        "rows": rows,
+        "format_version": RESULT_VERSION, "task": task.name, "main_metric": task.main_metric, **positive, "step": step,
+        "scores": dict(scores), "rows": rows,
     }  # fmt: skip
 
 
@@ -80,3 +86,13 @@ def describe_best(best: BestStep, last: int, steps_an_epoch: int, total_steps: i
         "last": {"epoch": last // steps_an_epoch, "step": last},
         "stopped_early": last < total_steps,
     }  # fmt: skip
+
+
+def read_result(path: epath.Path) -> dict[str, Any]:
+    """Reads `result.json` at `path`. Raises InputError for a damaged file or a newer version."""
+    try:
+        result = json.loads(remote.retry_transient(path, path.read_text))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: damaged ({error!s:.200}); delete it and run the fine-tuning again") from error
+    check_version(path, result, RESULT_VERSION)
+    return result

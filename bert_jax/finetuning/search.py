@@ -21,7 +21,7 @@ from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.finetuning.finetune import finetune
-from bert_jax.finetuning.results import RESULT_FILE
+from bert_jax.finetuning.results import RESULT_FILE, read_result
 from bert_jax.finetuning.resuming import check_same_run
 from bert_jax.finetuning.task_checks import check_config
 from bert_jax.progress import Bars, silent
@@ -33,6 +33,7 @@ from bert_jax.training.run import CONFIG_FILE
 log = logging.getLogger(__name__)
 
 SEARCH_FILE = "search.json"
+SEARCH_VERSION = 1
 
 
 def folder_of(rate: float, seed: int) -> str:
@@ -67,10 +68,10 @@ def planned_runs(config: ConfigDict) -> dict[tuple[float, int], ConfigDict]:
 def search(config: ConfigDict, workdir: str, *, stop: StopSignal | None = None, bars: Bars = silent) -> dict[str, Any]:
     """Runs `finetune` for each learning rate and seed, and writes a summary to `WORKDIR/search.json`.
 
-    Returns the summary: `metric`; `by_learning_rate` (`median`, `best`, `worst`, and the `scores` of the seeds); `best`
-    (learning rate, seed, score and folder of the best trial); `learning_rate`, the one with the best median. For the
-    seeds of this rate it also has `median`, `spread` (best - worst) and `results`: all scores, by seed and split.
-    Raises as `finetune` and `planned_runs` do.
+    Returns the summary: `format_version`; `metric`; `by_learning_rate` (`median`, `best`, `worst`, and the `scores` of
+    the seeds); `best` (learning rate, seed, score and folder of the best trial); `learning_rate`, the one with the best
+    median. For the seeds of this rate it also has `median`, `spread` (best - worst) and `results`: all scores, by seed
+    and split. Raises as `finetune` and `planned_runs` do.
     """
     runs = planned_runs(config)
     folder = remote.absolute(workdir)
@@ -102,7 +103,7 @@ def _result(config: ConfigDict, folder: epath.Path, stop: StopSignal | None, bar
         log.info("Starting the trial learning_rate=%g, seed=%d", config.optimizer.learning_rate, config.seed)
         finetune(config, str(folder), needs_scores=True, stop=stop, bars=bars)
         wait_for_first()  # process 0 writes the result that all processes read
-    return _read(path)
+    return read_result(path)
 
 
 def _read(path: epath.Path) -> dict[str, Any]:
@@ -132,7 +133,8 @@ def summarize(results: Mapping[float, Mapping[int, Mapping[str, Any]]]) -> dict[
         key=lambda trial: trial[2],
     )
     return {
-        "metric": next(iter(results[chosen].values()))["main_metric"], "by_learning_rate": by_rate,
+        "format_version": SEARCH_VERSION, "metric": next(iter(results[chosen].values()))["main_metric"],
+        "by_learning_rate": by_rate,
         "best": {"learning_rate": rate, "seed": seed, "score": score, "folder": folder_of(rate, seed)},
         "learning_rate": chosen, "median": statistics.median(chosen_scores),
         "spread": max(chosen_scores) - min(chosen_scores),

@@ -1,11 +1,10 @@
 """Evaluation results that a checkpoint's run recorded at its step."""
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from bert_jax.files import remote
-from bert_jax.finetuning.results import RESULT_FILE
+from bert_jax.finetuning.results import RESULT_FILE, read_result
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training.checkpointing.checkpoints import Checkpoint
 
@@ -30,7 +29,7 @@ def read_results(checkpoint: Checkpoint) -> list[SplitScores]:
     workdir = checkpoint.path.parent.parent
     if checkpoint.task is not None:
         path = workdir / RESULT_FILE
-        result = json.loads(remote.retry_transient(path, path.read_text)) if remote.exists(path) else {}
+        result = read_result(path) if remote.exists(path) else {}
         scores = result.get("scores") if result.get("step") == checkpoint.step else None
         return [SplitScores(split, _numbers(values)) for split, values in (scores or {}).items()]
     rows = [row for row in read_metrics(workdir) if (row["step"], row.get("split")) == (checkpoint.step, "eval")]

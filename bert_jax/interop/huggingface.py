@@ -3,6 +3,8 @@
 import json
 import logging
 import os
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +29,7 @@ log = logging.getLogger(__name__)
 CONFIG = "config.json"
 """Written last: a remote folder with it is complete."""
 
+_REVISION = re.compile(r"step\d+")
 _LEFT_TO_RIGHT = ("BertLMHeadModel", "BertModel")  # architectures of a left-to-right model
 
 
@@ -78,7 +81,8 @@ def export_steps(
       publication: as for `export`.
 
     Raises:
-      InputError: a step is not in the workdir, or its folder holds anything else; then nothing is written.
+      InputError: a step is not in the workdir, its folder holds anything else, or `output` has steps of another run;
+        then nothing is written.
     """
     folder = remote.parse_path(output)
     if not output or (remote.exists(folder) and not folder.is_dir()):
@@ -86,6 +90,7 @@ def export_steps(
     targets = {step: folder / revision_name(step) for step in chosen_steps(workdir, steps)}
     # All checks come first. Each checkpoint is opened twice, so that thousands of tokenizers are not held at once.
     complete = {step for step, target in targets.items() if _is_export_of(open_checkpoint(workdir, step), target)}
+    _check_one_run(workdir, folder, complete)
     revisions: list[Revision] = []
     for step, target in targets.items():
         if step in complete:
@@ -107,12 +112,41 @@ def _is_export_of(checkpoint: Checkpoint, folder: epath.Path) -> bool:
         return False
     if not remote.exists(folder / CONFIG) and remote.is_remote(folder):
         return False
-    reference, path = checkpoint.reference(), folder / provenance.FILE
-    found = read_json(path).get("runs", [{}])[-1].get("inputs", {}).get("checkpoint") if remote.exists(path) else None
+    reference, found = checkpoint.reference(), _exported_checkpoint(folder)
     keys = ("step", "digest") if reference["digest"] else ("step", "path")
-    if not isinstance(found, dict) or any(found.get(key) != reference[key] for key in keys):
+    if found is None or any(found.get(key) != reference[key] for key in keys):
         raise InputError(f"{folder}: already exists, and is not the export of {checkpoint.path}; choose another folder")
     return True
+
+
+def _exported_checkpoint(folder: epath.Path) -> dict[str, Any] | None:
+    """Returns the `Checkpoint.reference` in the provenance of an export; None without one."""
+    path = folder / provenance.FILE
+    found = read_json(path).get("runs", [{}])[-1].get("inputs", {}).get("checkpoint") if remote.exists(path) else None
+    return found if isinstance(found, dict) else None
+
+
+def _check_one_run(workdir: str, output: epath.Path, complete: Collection[int]) -> None:
+    """Raises InputError if `output` has the revision of a step of another run than that of `workdir`.
+
+    `complete` are steps whose revisions were compared before. A step that the workdir has is compared by its digest,
+    for a workdir may be moved. A step that it no longer has must be from the same path as one of these.
+    """
+    folders = remote.retry_transient(output, lambda: list(output.iterdir())) if remote.exists(output) else []
+    named = {int(child.name.removeprefix("step")): child for child in folders if _REVISION.fullmatch(child.name)}
+    exported = {step: found for step, child in named.items() if (found := _exported_checkpoint(child))}
+    kept = exported.keys() & set(chosen_steps(workdir, "all"))
+    for step in kept - set(complete):
+        _is_export_of(open_checkpoint(workdir, step), named[step])
+    same = {str(remote.absolute(workdir)), *(_workdir_of(exported[step]) for step in kept)}
+    for step in sorted(exported.keys() - kept):
+        if (other := _workdir_of(exported[step])) not in same:
+            raise InputError(f"{named[step]}: is of the run in {other}, not of {workdir}; choose another folder")
+
+
+def _workdir_of(reference: Mapping[str, Any]) -> str:
+    """Returns the workdir of a step's `Checkpoint.reference`."""
+    return str(epath.Path(reference["path"]).parent.parent)
 
 
 def export(checkpoint: Checkpoint, output: str, publication: Publication | None = None) -> str:

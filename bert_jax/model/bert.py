@@ -37,6 +37,7 @@ class Embeddings(nnx.Module):
         self.norm = LayerNorm(size, config.layer_norm_eps)
         self.dropout_rate = config.hidden_dropout_prob
 
+    @jax.named_scope("embeddings")
     def __call__(
         self, input_ids: jax.Array, token_type_ids: jax.Array, positions: jax.Array, *, dtype: jnp.dtype,
         key: Key | None,
@@ -55,6 +56,7 @@ class Pooler(nnx.Module):
         self.kernel = parameter(truncated_normal(key, (size, size), config.initializer_range), "embed", "pooled")
         self.bias = bias((size,), "pooled")
 
+    @jax.named_scope("pooler")
     def __call__(self, x: jax.Array, cls_positions: jax.Array) -> jax.Array:
         """Maps x [B, L, D] at cls_positions [B, K] to [B, K, D]."""
         cls = jnp.take_along_axis(x, cls_positions[:, :, None], axis=1)
@@ -79,6 +81,7 @@ class VocabularyProjection:
     bias: jax.Array
     vocab_size: int
 
+    @jax.named_scope("mlm_head")
     def logits(self) -> jax.Array:
         """Computes fp32 logits [..., V]; those of padding are -inf."""
         x = self.hidden.reshape(-1, self.hidden.shape[-1])
@@ -101,6 +104,7 @@ class MaskedLanguageModelHead(nnx.Module):
         self.hidden_act = config.hidden_act
         self.vocab_size = config.vocab_size
 
+    @jax.named_scope("mlm_head")
     def __call__(
         self, x: jax.Array, masked_positions: jax.Array, word_embeddings: jax.Array
     ) -> VocabularyProjection:  # fmt: skip
@@ -120,6 +124,7 @@ class NextSentenceHead(nnx.Module):
         self.kernel = parameter(truncated_normal(key, (config.hidden_size, 2), config.initializer_range), "embed", None)
         self.bias = bias((2,), None)
 
+    @jax.named_scope("nsp_head")
     def __call__(self, pooled: jax.Array) -> jax.Array:
         """Maps [B, K, D] to fp32 logits [B, K, 2]."""
         kernel = self.kernel[...].astype(pooled.dtype)
@@ -189,41 +194,3 @@ class BertForPreTraining(nnx.Module):
         if self.pooler is not None and self.nsp_head is not None:
             nsp_logits = self.nsp_head(self.pooler(x, batch["cls_positions"]))
         return mlm, nsp_logits
-
-
-def initialize(
-    model_config: BertConfig, key: Key, *, build: Callable[..., nnx.Module] = BertForPreTraining, **settings: Any
-) -> tuple[nnx.GraphDef, Parameters]:
-    """Initializes a model and returns (graph, parameters); `settings` go to `build`, the model's class.
-
-    `nnx.merge(graph, parameters)` returns the model. Works under `jax.jit` and `jax.eval_shape`.
-    """
-    graph, state = nnx.split(build(model_config, key=key, **settings))
-    return graph, nnx.to_pure_dict(state)
-
-
-def abstract_parameters(
-    model_config: BertConfig, *, build: Callable[..., nnx.Module] = BertForPreTraining, **settings: Any
-) -> tuple[nnx.GraphDef, Parameters, Parameters]:
-    """Returns (graph, shapes, info): two trees, of `jax.ShapeDtypeStruct`s and of `ParameterInfo`s.
-
-    Takes the arguments of `initialize`, without the key.
-    """
-    model = nnx.eval_shape(lambda: build(model_config, key=jax.random.key(0), **settings))
-    graph, state = nnx.split(model)
-    return graph, nnx.to_pure_dict(state), parameter_info(model)
-
-
-def parameter_info(model: nnx.Module) -> Parameters:
-    """Returns the `ParameterInfo` of each parameter, in a tree like the parameters."""
-    is_variable = lambda node: isinstance(node, nnx.Variable)  # noqa: E731
-    info = jax.tree.map(lambda variable: variable.get_metadata("info"), nnx.state(model), is_leaf=is_variable)
-    return nnx.to_pure_dict(info)
-
-
-def parameter_count(model_config: BertConfig) -> int:
-    """Counts the parameters of the model, heads included, vocabulary padding excluded."""
-    _, shapes, _ = abstract_parameters(model_config)
-    padded = sum(leaf.size for leaf in jax.tree.leaves(shapes))
-    padding = model_config.padded_vocab_size - model_config.vocab_size
-    return padded - padding * (model_config.hidden_size + 1)

@@ -50,6 +50,8 @@ class BertConfig:
             kind, value = type(field.default), getattr(self, field.name)
             if not _is_of_kind(kind, value):
                 raise ValueError(f"{field.name}={value!r:.60}: must be {_KINDS[kind]}")
+            if kind is float:  # JAX takes no int of more than 64 bits
+                object.__setattr__(self, field.name, float(value))
         for name in (
             "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
             "max_position_embeddings", "type_vocab_size",

@@ -8,9 +8,11 @@ from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.model.layers import Key
 
-_LEVELS = 1 << 16
+LEVELS = 1 << 16
+"""Values of an element's random bits."""
 
 
+@jax.named_scope("dropout")
 def dropout_mask(shape: tuple[int, ...], rate: float, keys: Key | None) -> jax.Array | None:
     """Draws a mask bool [B, ...], False with probability `rate`; None without keys or for a rate of 0.
 
@@ -22,7 +24,7 @@ def dropout_mask(shape: tuple[int, ...], rate: float, keys: Key | None) -> jax.A
     *leading, last = shape
     pairs = _random_words(keys, (*leading[1:], -(-last // 2)))
     bits = jax.lax.bitcast_convert_type(pairs, jnp.uint16).reshape(*leading, -1)[..., :last]
-    return bits < _keep_levels(rate)
+    return bits < keep_levels(rate)
 
 
 def _random_words(keys: Key, shape: tuple[int, ...]) -> jax.Array:
@@ -31,12 +33,25 @@ def _random_words(keys: Key, shape: tuple[int, ...]) -> jax.Array:
     Takes a third of the operations of `jax.random.bits`, whose Threefry is stronger than dropout needs and only makes
     the keys. Not for other uses: no two words of a row are equal.
     """
-    words = jax.random.key_data(keys)[:, -2:].reshape(-1, 2, *(1 for _ in shape))
+    words = key_words(keys).reshape(-1, 2, *(1 for _ in shape))
     number = jnp.zeros((1, *shape), jnp.uint32)
     for axis in range(len(shape)):
         stride = jnp.uint32(math.prod(shape[axis + 1 :]) % 2**32)
         number += stride * jax.lax.broadcasted_iota(jnp.uint32, number.shape, axis + 1)
-    return _scramble(_scramble(number + words[:, 0]) ^ words[:, 1])
+    return hash_number(number, words[:, 0], words[:, 1])
+
+
+def key_words(keys: Key) -> jax.Array:
+    """Returns the two words of each row's key, uint32 [B, 2], for `hash_number`."""
+    return jax.random.key_data(keys)[:, -2:]
+
+
+def hash_number(number: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+    """Hashes an element's index, uint32, with the two words of its row's key.
+
+    The low half of the result is the bits of element 2 * index of a row, the high half those of the next element.
+    """
+    return _scramble(_scramble(number + first) ^ second)
 
 
 def _scramble(x: jax.Array) -> jax.Array:
@@ -46,8 +61,9 @@ def _scramble(x: jax.Array) -> jax.Array:
     return x ^ (x >> 16)
 
 
-def _keep_levels(rate: float) -> int:
-    return _LEVELS - round(rate * _LEVELS)
+def keep_levels(rate: float) -> int:
+    """Returns the number of values of `LEVELS`, from 0, whose elements are kept."""
+    return LEVELS - round(rate * LEVELS)
 
 
 def drop(x: jax.Array, keep: jax.Array | None, rate: float) -> jax.Array:
@@ -57,7 +73,7 @@ def drop(x: jax.Array, keep: jax.Array | None, rate: float) -> jax.Array:
     """
     if keep is None:
         return x
-    scale = jnp.float32(_LEVELS / _keep_levels(rate))
+    scale = jnp.float32(LEVELS / keep_levels(rate))
     return jnp.where(keep, (x.astype(jnp.float32) * scale).astype(x.dtype), jnp.zeros((), x.dtype))
 
 

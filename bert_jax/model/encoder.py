@@ -10,30 +10,18 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.model.bert_config import BertConfig
+from bert_jax.model.cudnn_attention import cudnn_attention
 from bert_jax.model.dropout import drop, dropout, dropout_mask
-from bert_jax.model.fused_attention import cudnn_attention, splash_attention
-from bert_jax.model.layers import Key, LayerNorm, activation, bias, dense, parameter, rematerialized, truncated_normal
+from bert_jax.model.layers import Key, LayerNorm, activation, bias, dense, parameter, truncated_normal
+from bert_jax.model.rematerialization import REMAT_POLICIES, rematerialized
 from bert_jax.model.workarounds import softmax, weight_einsum
 
-# Names by `checkpoint_name` of the intermediates that the backward pass reads.
-_NAMES = (
-    "qkv", "attention_context", "fused_attention", "dropout_mask", "norm_input", "norm_scale", "norm_output",
-    "feed_forward",
-)  # fmt: skip
-_NAMES_OF_LENGTH_BY_LENGTH = ("attention_probabilities", "attention_dropout_mask")
+ATTENTIONS = ("xla", "pallas", "cudnn")
+"""Implementations of attention: products that the compiler fuses, a kernel for TPUs, or one for GPUs.
 
-REMAT_POLICIES = {
-    # Save the intermediates that the backward pass reads, by `checkpoint_name`. All others are elementwise work on
-    # these, or weights that FSDP gathers, which would be the whole model if they were saved for every layer.
-    "none": jax.checkpoint_policies.save_only_these_names(*_NAMES, *_NAMES_OF_LENGTH_BY_LENGTH),
-    # Recompute attention's L x L arrays as well (Korthikanti et al. 2022, arXiv:2205.05198).
-    "attention": jax.checkpoint_policies.save_only_these_names(*_NAMES),
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # save products with weights
-    "full": jax.checkpoint_policies.nothing_saveable,  # save only the input of each layer
-}
-
-ATTENTIONS = ("xla", "splash", "cudnn")
-"""Implementations of attention: products that the compiler fuses, or a fused TPU or GPU kernel without dropout."""
+The one for GPUs has no dropout: cuDNN takes the seed of its mask when the step is compiled, and would drop the same in
+all steps.
+"""
 
 
 def attention_mask(sequence_ids: jax.Array, *, causal: bool = False) -> jax.Array:
@@ -61,7 +49,7 @@ class SelfAttention(nnx.Module):
           stack: leading axes of each parameter, (layers,) in an encoder.
           attention: one of `ATTENTIONS`; fused kernels recompute [L, L] arrays in the backward pass.
         """
-        if attention != "xla" and config.attention_probs_dropout_prob:
+        if attention == "cudnn" and config.attention_probs_dropout_prob:
             raise ValueError(
                 f"attention={attention}: does not support dropout, got attention_probs_dropout_prob="
                 f"{config.attention_probs_dropout_prob}; set it to 0"
@@ -90,30 +78,30 @@ class SelfAttention(nnx.Module):
 
         Expects `sequence_ids` int32 [B, L].
         """
-        return sequence_ids if self.attention == "splash" else attention_mask(sequence_ids, causal=self.causal)
+        return sequence_ids if self.attention == "pallas" else attention_mask(sequence_ids, causal=self.causal)
 
+    @jax.named_scope("attention")
     def __call__(self, x: jax.Array, visibility: jax.Array, key: Key | None) -> jax.Array:
         """Maps x [B, L, D] and the result of `visibility` to [B, L, D].
 
         In the equations t is a token of the batch, c one of q, k, v, n a head, h an element of it, d one of D.
         """
         qkv = checkpoint_name(dense("td,dcnh->tcnh", x, self.qkv_kernel, self.qkv_bias), "qkv")
-        q, k, v = (qkv[:, :, i] for i in range(3))
-        if self.attention == "splash":
-            context = splash_attention((q, k, v), visibility, causal=self.causal)
+        if self.attention == "pallas":
+            from bert_jax.model.pallas_attention import pallas_attention  # a fourth of a second, needed by few runs
+
+            context = pallas_attention(qkv, visibility, key, dropout_rate=self.dropout_rate, causal=self.causal)
         elif self.attention == "cudnn":
-            context = cudnn_attention((q, k, v), visibility)
+            context = cudnn_attention(qkv, visibility)
         else:
-            context = _attend((q, k, v), visibility, key, self.dropout_rate)
+            context = _attend(qkv, visibility, key, self.dropout_rate)
         context = checkpoint_name(context, "attention_context")
         return dense("tnh,nhd->td", context, self.output_kernel, self.output_bias)
 
 
-def _attend(
-    qkv: tuple[jax.Array, jax.Array, jax.Array], mask: jax.Array, key: Key | None, dropout_rate: float
-) -> jax.Array:
-    """Maps q, k, v [B, L, N, H] and a mask bool [B, L, L] to the context [B, L, N, H]."""
-    q, k, v = qkv
+def _attend(qkv: jax.Array, mask: jax.Array, key: Key | None, dropout_rate: float) -> jax.Array:
+    """Maps q, k, v [B, L, 3, N, H] and a mask bool [B, L, L] to the context [B, L, N, H]."""
+    q, k, v = (qkv[:, :, i] for i in range(3))
     q = q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype)
     scores = jnp.einsum("blnh,bmnh->bnlm", q, k, preferred_element_type=jnp.float32)
     probabilities = softmax(jnp.where(mask[:, None], scores, jnp.finfo(jnp.float32).min), v.dtype)
@@ -142,6 +130,7 @@ class FeedForward(nnx.Module):
         self.down_bias = bias((*stack, size), "layers", "embed")
         self.hidden_act = config.hidden_act
 
+    @jax.named_scope("feed_forward")
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [B, L, D] to [B, L, D]."""
         inner = checkpoint_name(dense("td,df->tf", x, self.up_kernel, self.up_bias), "feed_forward")
@@ -195,6 +184,7 @@ class Encoder(nnx.Module):
         self.remat = remat
         self.scan_layers = scan_layers
 
+    @jax.named_scope("encoder")
     def __call__(
         self, x: jax.Array, sequence_ids: jax.Array, key: Key | None, *, all_hidden_states: bool = False,
         gather_layer: GatherLayer | None = None,

@@ -1,15 +1,14 @@
 """Building blocks: parameters, dense layers, LayerNorm, activations."""
 
-import functools
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from bert_jax.model.rematerialization import rematerialized
 from bert_jax.model.workarounds import erfc, weight_einsum
 
 Key = jax.Array
@@ -46,13 +45,6 @@ def truncated_normal(key: Key, shape: tuple[int, ...], stddev: float) -> jax.Arr
     return stddev * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
 
 
-rematerialized: Any = functools.partial(jax.checkpoint, prevent_cse=False)
-"""Rematerializes the wrapped function in the backward pass; only its inputs are saved.
-
-For cheap work: in a Transformer the elementwise ops between products, whose results are many times their inputs.
-"""
-
-
 def dense(equation: str, x: jax.Array, kernel: nnx.Param, bias: nnx.Param) -> jax.Array:
     """Computes `weight_einsum` plus bias. Casts of the kernel to the type of x are not saved for the backward pass."""
 
@@ -81,6 +73,7 @@ class LayerNorm(nnx.Module):
         self.bias = bias((*stack, size), *names, "embed")
         self.eps = eps
 
+    @jax.named_scope("layer_norm")
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [..., D] to [..., D] in the type of x."""
 

@@ -2,16 +2,18 @@
 
 Where no upstream issue is named, none is known; the plain form is then named. To check whether a workaround can go, put
 the plain form in its place and compare the named symptom. The slow paths of XLA:CPU were measured with jaxlib 0.10.
-Workarounds of collectives are in `parallel.sharding`.
+Workarounds of collectives are in `parallel.collectives`.
 """
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
 
 
 def weight_einsum(equation: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -83,11 +85,26 @@ jaxlib 0.10 on CPU hosts with few cores: build a `BertForTask` with a BiLSTM und
 """
 
 
+def on_every_axis(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `function` of full arrays in a `jax.shard_map` over the mesh axes that are not yet manual.
+
+    A Pallas or cuDNN call in the `jax.shard_map` of a training step needs all mesh axes to be manual and needs VMA
+    annotations on its outputs; it provides neither. So the kernel and its gradients run in a nested `shard_map` with
+    `check_vma=False`, whose results `vary_like` casts. Its axes shard nothing: the kernel reads a device's full arrays.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return function
+    return jax.shard_map(
+        function, axis_names=set(mesh.auto_axes), in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False
+    )
+
+
 def vary_like(other: jax.Array, tree: Any) -> Any:
     """Casts leaves to vary along the manual mesh axes of `other`; values do not change.
 
     `manual_axis_type` is not documented; it replaced `jax.typeof(x).vma` and has no public equivalent in jax 0.10.2. It
-    can go with the nested `shard_map` of `fused_attention`.
+    can go with `on_every_axis`.
     """
 
     def cast(x: jax.Array) -> jax.Array:

@@ -49,6 +49,19 @@ def put_batch(
         return map_arrays(put, batch)
 
 
+def abstract_batch(
+    mesh: Mesh, batch: Batch[Any], microbatches: int = 1, *, batch_size: int
+) -> Batch[jax.ShapeDtypeStruct]:
+    """Returns the shapes, types and shardings of what `put_batch` returns; `batch` has arrays or their shapes."""
+    sharding = batch_sharding(mesh)
+
+    def describe(entry: Any) -> jax.ShapeDtypeStruct:
+        shape = microbatches, batch_size // microbatches, *entry.shape[1:]
+        return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(entry.dtype), sharding=sharding)
+
+    return map_arrays(describe, batch)
+
+
 def put_everywhere(mesh: Mesh, tree: Any) -> Any:
     """Replicates numpy arrays, which must be equal in all processes, on every device."""
     replicated = NamedSharding(mesh, PartitionSpec())

@@ -1,7 +1,7 @@
 """The device mesh of a run, and checks of the sizes that it shards."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 from jax.experimental import mesh_utils
@@ -26,7 +26,7 @@ def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -
     devices = jax.devices() if devices is None else devices
     wanted, sizes = _named_sizes(config), mesh_sizes(config, len(devices))
     types = (AxisType.Auto,) * len(MESH_AXES)
-    slices = len({getattr(device, "slice_index", None) for device in devices})
+    slices = count_slices(devices)
     if slices == 1:
         return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=types, devices=devices)
     between = between_slices(sizes, slices)
@@ -36,6 +36,30 @@ def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -
     except ValueError as error:  # slices of different sizes
         raise InputError(f"{wanted}: cannot be laid over {slices} slices ({error})") from error
     return Mesh(grid, MESH_AXES, axis_types=types)
+
+
+def count_slices(devices: Iterable[jax.Device]) -> int:
+    """Counts the TPU slices, or GPU nodes, that the devices are in; 1 for devices without a slice, such as CPUs."""
+    return len({getattr(device, "slice_index", None) for device in devices})
+
+
+def describe_networks(sizes: Mapping[str, int], slices: int, platform: str) -> dict[str, str]:
+    """Describes, for each mesh axis of more than one device, the networks that its collectives cross.
+
+    `sizes` are those of `mesh_sizes`, `platform` is tpu, gpu or cpu. Raises InputError as `between_slices`.
+    """
+    unit, slow, fast = {"tpu": ("slice", "DCN", "ICI"), "gpu": ("node", "the network", "NVLink or PCIe")}.get(
+        platform, ("slice", "the network", "memory")
+    )
+    found = {}
+    for (axis, size), across in zip(sizes.items(), between_slices(sizes, slices), strict=True):
+        within = size // across
+        parts = [f"{across} {unit}s ({slow})"] * (across > 1) + [f"{within} devices within a {unit} ({fast})"] * (
+            within > 1
+        )
+        if parts:
+            found[axis] = " x ".join(parts)
+    return found
 
 
 def abstract_mesh(config: ConfigDict, devices: int) -> AbstractMesh:
@@ -75,6 +99,14 @@ def between_slices(sizes: Mapping[str, int], slices: int) -> tuple[int, int, int
             f"multiple of the remaining {fsdp}; mesh.tensor stays within a slice"
         )
     return data, fsdp, 1
+
+
+def batch_mesh_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
+    """Returns the mesh axes that shard rows: those of `BATCH_AXES` with more than one device.
+
+    XLA fails on a psum over an axis of one device next to a larger auto axis.
+    """
+    return tuple(axis for axis in BATCH_AXES if mesh.shape[axis] > 1)
 
 
 def fill_in_accumulation(mesh: Mesh | AbstractMesh, config: ConfigDict) -> ConfigDict:

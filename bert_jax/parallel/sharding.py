@@ -1,7 +1,7 @@
 """Shardings by one table from logical axes to mesh axes; fully sharded data parallelism (FSDP) inside `shard_map`."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.batch import Batch
-from bert_jax.model.bert import Parameters, parameter_info
+from bert_jax.model.bert import Parameters
 from bert_jax.model.layers import ParameterInfo
+from bert_jax.model.parameter_trees import parameter_info
+from bert_jax.parallel.collectives import gather, manual_spec
 from bert_jax.parallel.mesh import BATCH_AXES
 
 RULES: dict[str, str | None] = {
@@ -42,162 +43,9 @@ def parameter_shardings(mesh: Mesh | AbstractMesh, info: Parameters) -> Paramete
     return jax.tree.map(lambda one: NamedSharding(mesh, partition_spec(one.logical_axes)), info)
 
 
-def shard_along_data(parameters: Parameters, shardings: Parameters) -> Parameters:
-    """Shards moments along `data` as well: ZeRO stage 1 (Rajbhandari et al. 2020, arXiv:1910.02054).
-
-    `data` shards the longest dimension that is not sharded yet and is divisible by its size. A parameter without such a
-    dimension, like a small bias on a large mesh, keeps its sharding.
-    """
-
-    def shard(parameter: jax.ShapeDtypeStruct, sharding: NamedSharding) -> NamedSharding:
-        count = sharding.mesh.shape["data"]
-        axes = list(sharding.spec) + [None] * (len(parameter.shape) - len(sharding.spec))
-        unsharded = [i for i, axis in enumerate(axes) if axis is None or sharding.mesh.shape[axis] == 1]
-        divisible = [i for i in unsharded if parameter.shape[i] % count == 0]
-        if count > 1 and divisible:
-            axes[max(divisible, key=lambda i: parameter.shape[i])] = "data"
-        return NamedSharding(sharding.mesh, PartitionSpec(*axes))
-
-    return jax.tree.map(shard, parameters, shardings)
-
-
-def like_parameters(mesh: Mesh | AbstractMesh, tree: Any, parameters: Parameters, shardings: Parameters) -> Any:
-    """Returns shardings for `tree`: subtrees with the structure of `parameters` get `shardings`, others are replicated.
-
-    It puts optimizer moments on the devices of their parameters.
-    """
-    structure: Any = jax.tree.structure(parameters)
-
-    def is_like_parameters(node: Any) -> bool:
-        return bool(jax.tree.structure(node) == structure)
-
-    replicated = NamedSharding(mesh, PartitionSpec())
-    return jax.tree.map(
-        lambda node: shardings if is_like_parameters(node) else replicated, tree, is_leaf=is_like_parameters
-    )
-
-
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Returns the sharding of a batch entry [A, B / A, ...]: rows are sharded along data and fsdp, microbatches not."""
     return NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
-
-
-# --- Inside a `jax.shard_map` over the batch axes --------------------------------------------------------------------
-#
-# Each device computes its rows with full parameters: those sharded along `fsdp` are all-gathered where they are used,
-# and their gradients are reduce-scattered. In JAX's terms the batch axes are manual: the body sees one shard and calls
-# collectives itself. `tensor` stays auto: the compiler partitions the body along it, and is told where a gathered
-# parameter is still sharded along it.
-
-
-def batch_mesh_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
-    """Returns the mesh axes that shard rows: those of `BATCH_AXES` with more than one device.
-
-    XLA fails on a psum over an axis of one device next to a larger auto axis.
-    """
-    return tuple(axis for axis in BATCH_AXES if mesh.shape[axis] > 1)
-
-
-def manual_spec(sharding: NamedSharding) -> PartitionSpec:
-    """Returns the batch axes in an array's PartitionSpec, which are the manual ones in `shard_map`."""
-    axes = batch_mesh_axes(sharding.mesh)
-    return PartitionSpec(*(axis if axis in axes else None for axis in sharding.spec))
-
-
-def shard_map_over_batch(body: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-    """Maps `body` over the shards of a batch, which are along `batch_mesh_axes`; on one device returns `body`."""
-    axes = batch_mesh_axes(mesh)
-    if not axes:
-        return body
-    return jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(axes))
-
-
-def _replicated_axes(sharding: NamedSharding) -> tuple[str, ...]:
-    return tuple(axis for axis in batch_mesh_axes(sharding.mesh) if axis not in manual_spec(sharding))
-
-
-def mark_varying(parameters: Parameters, shardings: Parameters) -> Parameters:
-    """Casts parameters to device-varying, so that autodiff inserts no psum for their gradients."""
-    return jax.tree.map(
-        lambda value, sharding: jax.lax.pcast(value, _replicated_axes(sharding), to="varying"), parameters, shardings
-    )
-
-
-def varying_zeros(mesh: Mesh, like: Any) -> Any:
-    """Returns device-varying zeros with the shapes of `like`."""
-    return jax.tree.map(
-        lambda value: jax.lax.pcast(jnp.zeros(value.shape, value.dtype), batch_mesh_axes(mesh), to="varying"), like
-    )
-
-
-def reduce_gradients(
-    gradients: Parameters, shardings: Parameters, targets: Parameters, reduce_dtype: jnp.dtype
-) -> Parameters:
-    """Reduces the gradients of each device's rows to those of the global batch, in `reduce_dtype`.
-
-    Inputs are sharded as `shardings`, outputs as `targets`, which may be sharded along `data` as well: that axis is
-    then reduce-scattered.
-    """
-
-    def total(value: jax.Array, sharding: NamedSharding, target: NamedSharding) -> jax.Array:
-        have = manual_spec(sharding)
-        cuts = [(dimension, axis) for dimension, axis in enumerate(manual_spec(target)) if axis not in (None, *have)]
-        if not cuts and not _replicated_axes(target):
-            return value
-
-        def reduce(x: jax.Array) -> jax.Array:
-            return jax.lax.psum(_scatter(x, cuts), _replicated_axes(target))
-
-        return _on_tensor_shards(reduce, sharding)(value.astype(reduce_dtype)).astype(value.dtype)
-
-    return jax.tree.map(total, gradients, shardings, targets)
-
-
-def _on_tensor_shards(
-    collective: Callable[[jax.Array], jax.Array], sharding: NamedSharding
-) -> Callable[[jax.Array], jax.Array]:
-    """Applies `collective` to an array's shards along `tensor`; otherwise XLA all-gathers it along `tensor` first.
-
-    All axes are manual inside. This also works around a crash of XLA:CPU in a bfloat16 psum with auto axes.
-    """
-    mesh, axes = sharding.mesh, batch_mesh_axes(sharding.mesh)
-    if not axes:
-        return collective
-    spec = PartitionSpec(*(axis if axis == "tensor" else None for axis in sharding.spec))
-    return jax.shard_map(collective, in_specs=spec, out_specs=spec, axis_names=set(mesh.axis_names) - set(axes))
-
-
-Cuts = Sequence[tuple[int, str]]
-"""Pairs of (dimension, the mesh axis that shards it)."""
-
-
-def _scatter(x: jax.Array, cuts: Cuts) -> jax.Array:
-    for dimension, axis in cuts:
-        x = jax.lax.psum_scatter(x, axis, scatter_dimension=dimension, tiled=True)
-    return x
-
-
-def _gather(value: jax.Array, sharding: NamedSharding, dtype: jnp.dtype, reduce_dtype: jnp.dtype) -> jax.Array:
-    """All-gathers a parameter as `dtype`; its gradient is reduce-scattered in `reduce_dtype`."""
-    cuts = [(dimension, axis) for dimension, axis in enumerate(manual_spec(sharding)) if axis is not None]
-    if not cuts:
-        return value
-
-    def all_gather(x: jax.Array) -> jax.Array:
-        for dimension, axis in cuts:
-            x = jax.lax.all_gather(x, axis, axis=dimension, tiled=True)
-        return x
-
-    @jax.custom_vjp
-    def gather(x: jax.Array) -> jax.Array:
-        return _on_tensor_shards(all_gather, sharding)(x.astype(dtype))
-
-    def backward(_: None, gradient: jax.Array) -> tuple[jax.Array]:
-        scatter = _on_tensor_shards(lambda x: _scatter(x, cuts), sharding)
-        return (scatter(gradient.astype(reduce_dtype)).astype(value.dtype),)
-
-    gather.defvjp(lambda x: (gather(x), None), backward)
-    return gather(value)
 
 
 def gather_model(
@@ -212,13 +60,13 @@ def gather_model(
     model = nnx.merge(graph, parameters)
     info = parameter_info(model)
 
-    def gather(value: jax.Array, sharding: NamedSharding, info: ParameterInfo) -> jax.Array:
-        return _gather(value, sharding, model.dtype if info.compute_cast else value.dtype, reduce_dtype)
+    def gather_one(value: jax.Array, sharding: NamedSharding, info: ParameterInfo) -> jax.Array:
+        return gather(value, sharding, model.dtype if info.compute_cast else value.dtype, reduce_dtype)
 
     def gather_layer(layer: Parameters) -> Parameters:
-        return jax.tree.map(gather, layer, layer_shardings, info["encoder"]["layers"])
+        return jax.tree.map(gather_one, layer, layer_shardings, info["encoder"]["layers"])
 
-    outside = {part: jax.tree.map(gather, parameters[part], shardings[part], info[part]) for part in parameters
+    outside = {part: jax.tree.map(gather_one, parameters[part], shardings[part], info[part]) for part in parameters
                if part != "encoder"}  # fmt: skip
     model = nnx.merge(graph, {**parameters, **outside})
     stacked = shardings["encoder"]["layers"]
@@ -226,26 +74,3 @@ def gather_model(
         return model
     layer_shardings = jax.tree.map(lambda s: NamedSharding(s.mesh, PartitionSpec(*s.spec[1:])), stacked)
     return functools.partial(model, gather_layer=gather_layer)
-
-
-def make_forward_step(
-    mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters, forward: Callable[..., Any], out_specs: PartitionSpec
-) -> Callable[[Parameters, Batch[Any]], Any]:
-    """Makes the jitted `(parameters, batch) -> forward(model, rows)` of a batch [1, B, ...]; results are replicated.
-
-    `forward` runs on a device's rows [R, ...]; `out_specs` is that of its results in `shard_map_over_batch`.
-    """
-
-    def local_forward(parameters: Parameters, rows: Batch[jax.Array]) -> Any:
-        return forward(gather_model(graph, parameters, shardings, jnp.float32), rows)
-
-    def forward_step(parameters: Parameters, batch: Batch[jax.Array]) -> Any:
-        specs = jax.tree.map(manual_spec, shardings), PartitionSpec(batch_mesh_axes(mesh))
-        rows = jax.tree.map(lambda entry: entry[0], batch)
-        return shard_map_over_batch(local_forward, mesh, specs, out_specs)(parameters, rows)
-
-    return jax.jit(
-        forward_step,
-        in_shardings=(shardings, batch_sharding(mesh)),
-        out_shardings=NamedSharding(mesh, PartitionSpec()),
-    )

@@ -53,6 +53,19 @@ def kept_programs(setting: str, workdir: epath.Path) -> Iterator[None]:
         compilation_cache.reset_cache()
 
 
+@contextmanager
+def without_cache() -> Iterator[None]:
+    """Compiles programs anew. An executable that a CPU's cache returned cannot be serialized again."""
+    before = jax.config.values["jax_enable_compilation_cache"]
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # JAX reads the setting once
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        compilation_cache.reset_cache()
+
+
 def _folder(setting: str, workdir: epath.Path) -> str:
     """Returns the cache's folder, or an empty string for none."""
     if setting == NONE:
@@ -64,7 +77,7 @@ def _folder(setting: str, workdir: epath.Path) -> str:
         return str(given)
     if remote.is_remote(workdir):
         return str(workdir / FOLDER)
-    folder = cache_folder() / FOLDER / _machine()
+    folder = cache_folder() / FOLDER / cpu_kind()
     try:
         problem = make_private(folder)
     except OSError as error:
@@ -75,8 +88,8 @@ def _folder(setting: str, workdir: epath.Path) -> str:
     return str(folder)
 
 
-def _machine() -> str:
-    """Returns a name of the CPU's kind: a home folder may be shared by machines that lack each other's instructions."""
+def cpu_kind() -> str:
+    """Returns a name of the CPU's kind: another machine may lack the instructions of programs that it reads."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -50,7 +51,8 @@ class Peers:
     ):  # fmt: skip
         """Starts the heartbeats of process `number` of `count`. `leave` ends the process with a status, at once."""
         self._store, self._number, self._count = store, number, count
-        self._leave, self._patience, self._linger = leave, patience, linger
+        self._leave, self._every, self._patience, self._linger = leave, every, patience, linger
+        self._ended = threading.Event()  # `leave` was called, and has returned, as in tests alone
         self._identity = {"host": socket.gethostname(), "pid": os.getpid()}
         self._beats = 0
         self._answered_at = time.monotonic()
@@ -70,6 +72,14 @@ class Peers:
         self._ticker.close()
         self._report_failure({"status": status, "message": message, "number": self._number, **self._identity})
         self._wait_for_others()
+
+    def wait_for_reason(self) -> None:
+        """Waits, after a failed collective, until the cause is known: the watch then ends this process with its status.
+
+        The cause is the report of another process, or a process without heartbeats. Returns after `patience` and four
+        more heartbeats if neither is found.
+        """
+        self._ended.wait(self._patience + 4 * self._every)
 
     def close(self) -> None:
         """Marks this process as done and ends its heartbeats."""
@@ -95,6 +105,7 @@ class Peers:
         log.error("%s %s", sender, failure["message"])
         self._wait_for_others(lost=1 if failure.get("lost") else 0)
         self._leave(failure["status"])
+        self._ended.set()
 
     def _failure(self) -> dict[str, Any] | None:
         """Reads the first reported failure, or None."""

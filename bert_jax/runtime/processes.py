@@ -4,6 +4,7 @@ import glob
 import importlib.util
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -27,11 +28,19 @@ _SHUTDOWN_SECONDS = 60  # that a finished process waits for the others
 
 def _is_one_of_several(environment: Mapping[str, str]) -> bool:
     """Returns whether a launcher that JAX supports has started several processes."""
-    if int(environment.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in environment:
+    if _count("SLURM_NTASKS", environment) > 1 and "SLURM_PROCID" in environment:
         return True
-    if int(environment.get("OMPI_COMM_WORLD_SIZE", "1")) > 1:
+    if _count("OMPI_COMM_WORLD_SIZE", environment) > 1:
         return True
     return "," in environment.get("TPU_WORKER_HOSTNAMES", "") or "MEGASCALE_COORDINATOR_ADDRESS" in environment
+
+
+def _count(name: str, environment: Mapping[str, str]) -> int:
+    """Returns the number of processes in a launcher's variable, 1 without it. Raises InputError if it is no number."""
+    value = environment.get(name, "1")
+    if not re.fullmatch("[0-9]{1,9}", value):
+        raise InputError(f"{name}={value}: must be a number of processes; unset it for a single process")
+    return int(value)
 
 
 def _sees_tpus(environment: Mapping[str, str]) -> bool:
@@ -51,7 +60,7 @@ def joined_processes(environment: Mapping[str, str] = os.environ) -> Iterator[No
     The variables `JAX_COORDINATOR_ADDRESS` (HOST:PORT), `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID` come first. Slurm,
     Open MPI, Cloud TPU and GKE are recognized by their variables, from which JAX reads the rest.
 
-    Raises InputError if only some of the three variables are set or are not numbers, and BertJaxError if the other
+    Raises InputError if only some of the three variables are set or one is invalid, and BertJaxError if the other
     processes do not connect.
     """
     global _is_reported, _joined
@@ -69,6 +78,8 @@ def joined_processes(environment: Mapping[str, str] = os.environ) -> Iterator[No
         yield
     except BaseException as caught:
         error = _convert_collective_error(caught)
+        if error is not caught:
+            peers.wait_for_reason()
         if watch and error is caught:  # otherwise process 0 may be lost, which the watch would report
             watch.close()
         # After a stop signal all processes end by themselves, with the state on disk.
@@ -122,6 +133,11 @@ def _join(environment: Mapping[str, str]) -> Store | None:
             raise InputError(f"JAX_PROCESS_ID={number}: must be in 0 to {count - 1} for JAX_NUM_PROCESSES={count}")
         if count == 1:
             return None
+        if not re.fullmatch(".+:[0-9]{1,5}", given["JAX_COORDINATOR_ADDRESS"]):
+            raise InputError(
+                f"JAX_COORDINATOR_ADDRESS={given['JAX_COORDINATOR_ADDRESS']}: expected HOST:PORT of process 0, such as "
+                "node0:12345"
+            )
         options = {
             "coordinator_address": given["JAX_COORDINATOR_ADDRESS"], "num_processes": count, "process_id": number
         }  # fmt: skip

@@ -32,6 +32,7 @@ from bert_jax.configs.studies.default import StudyRow, StudyTask
 from bert_jax.data.corpora.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, provenance, remote
+from bert_jax.files.format_versions import check_version
 from bert_jax.finetuning.inputs.batching import Encoding
 from bert_jax.finetuning.search import SEARCH_FILE, planned_runs, search
 from bert_jax.finetuning.task_checks import model_of
@@ -54,6 +55,7 @@ from bert_jax.training.run import describe_devices
 log = logging.getLogger(__name__)
 
 ENCODER_FILE = "encoder.json"
+_ENCODER_VERSION = 1
 _FINETUNING_PREFIX = "finetuning."
 Entry = TypeVar("Entry", StudyRow, StudyTask)
 
@@ -207,7 +209,8 @@ def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Ba
                     write_table(table, folder)
             if is_first():
                 atomic.make_folder(tuned)
-                atomic.write_whole(tuned / ENCODER_FILE, (json.dumps(_started_from(row)) + "\n").encode())
+                content = {"format_version": _ENCODER_VERSION, **_started_from(row)}
+                atomic.write_whole(tuned / ENCODER_FILE, (json.dumps(content) + "\n").encode())
             for task in plan.tasks_of(row):
                 where = tuned / _slug(task.name)
                 log.info("Fine-tuning row %r on task %r", row.name, task.name)
@@ -281,6 +284,7 @@ def _refuse_another_encoder(row: PlannedRow, folder: epath.Path) -> None:
     """Raises InputError if the folder was fine-tuned from another encoder, or from another number of its steps."""
     path, now = folder / ENCODER_FILE, _started_from(row)
     before = json.loads(remote.retry_transient(path, path.read_text)) if remote.exists(path) else now
+    check_version(path, before, _ENCODER_VERSION)
     if changed := [f"{key} {before[key]!r} -> {now[key]!r}" for key in now if before[key] != now[key]]:
         raise InputError(
             f"row {row.name!r}: {folder} was fine-tuned from another encoder ({'; '.join(changed)}); remove it to "

@@ -16,6 +16,8 @@ from matplotlib import pyplot
 
 from bert_jax.files import atomic
 
+TABLE_VERSION = 1
+"""The format of `table.json`."""
 PERPLEXITY = "perplexity"
 """The name of the perplexity column."""
 LOWER_IS_BETTER = {PERPLEXITY}
@@ -90,7 +92,7 @@ class Table:
         return None if theirs is None or first is None else theirs - first
 
     def as_json(self) -> dict[str, Any]:
-        """Returns title, note, columns and `rows`; each cell has our scores, the paper's number and the differences."""
+        """Returns version, title, note, columns and `rows`; a cell has our scores, the paper's and the differences."""
         rows = []
         for row in self.rows:
             columns = {}
@@ -108,7 +110,10 @@ class Table:
                 "name": row, "pretraining": self.pretraining.get(row),
                 "pretraining_seeds": seeds if seeds is None else list(seeds), "columns": columns,
             })  # fmt: skip
-        return {"title": self.title, "note": self.note, "columns": list(self.columns), "rows": rows}
+        return {
+            "format_version": TABLE_VERSION, "title": self.title, "note": self.note, "columns": list(self.columns),
+            "rows": rows,
+        }  # fmt: skip
 
 
 def write_table(table: Table, folder: epath.Path) -> None:

@@ -18,6 +18,9 @@ A word with any other character is [UNK]. Without the limit, rare characters fil
 SENTENCEPIECE_COVERAGE = 0.9995
 """The default of the `sentencepiece` library."""
 
+MAX_PIECES = 1 << 22
+"""Maximum pieces of a vocabulary to train: the trainers allocate memory for all before they count a word."""
+
 SAMPLE_BYTES = 128 << 20
 """Maximum bytes of normalized text that the trainer of `sentencepiece` gets. It needs some ten times as much memory."""
 
@@ -44,7 +47,7 @@ class VocabularyOptions(TextOptions):
         "wordpiece, as BERT; unigram or bpe: a SentencePiece model, as for text without spaces, such as Thai",
         choices=(WORDPIECE, *SENTENCEPIECE_KINDS),
     )
-    size: int = option(30522, "maximum number of pieces, special tokens included", low=1)
+    size: int = option(30522, "maximum number of pieces, special tokens included", low=1, high=MAX_PIECES)
     character_coverage: float = option(
         0.0,
         "share of the text's characters that become pieces; words with others are [UNK]; "

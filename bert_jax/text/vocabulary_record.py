@@ -26,13 +26,14 @@ from etils import epath
 
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
+from bert_jax.files.format_versions import check_version
 from bert_jax.text import tokenizer_files
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.wordpiece import CONTINUATION, TokenizerRules, WordPieceTokenizer
 
 log = logging.getLogger(__name__)
 
-FORMAT_VERSIONS = (1, 2)
+FORMAT_VERSION = 2
 _FIRST_VERSION_KEYS = {"lowercase", "strip_accents"}
 
 
@@ -49,7 +50,7 @@ def save_vocabulary(path: str, tokenizer: Tokenizer, *, extends: Tokenizer | Non
     data = tokenizer.vocabulary_bytes()
     rules = {"lowercase": tokenizer.lowercase, "strip_accents": tokenizer.strip_accents, **tokenizer.described_rules()}
     value: dict[str, Any] = {
-        "format_version": 1 if rules.keys() <= _FIRST_VERSION_KEYS else 2,
+        "format_version": 1 if rules.keys() <= _FIRST_VERSION_KEYS else FORMAT_VERSION,
         "kind": tokenizer.kind,
         **rules,
         "sha256": hashlib.sha256(data).hexdigest(),
@@ -141,15 +142,12 @@ def _read(record: epath.Path) -> dict[str, Any]:
         value = json.loads(atomic.read_whole(record))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{record}: not a vocabulary record ({error}); delete or rename it") from error
+    if isinstance(value, dict):
+        check_version(record, value, FORMAT_VERSION)
     types = {"format_version": int, "kind": str, "lowercase": bool, "strip_accents": bool, "sha256": str}
     for key, kind in types.items():
         if not isinstance(value, dict) or type(value.get(key)) is not kind:
             raise InputError(f"{record}: not a vocabulary record ({key} must be {kind.__name__}); rename it")
-    if value["format_version"] not in FORMAT_VERSIONS:
-        raise InputError(
-            f"{record}: format_version={value['format_version']} is not supported; expected one of "
-            f"{', '.join(map(str, FORMAT_VERSIONS))}; install the version of bert_jax that wrote it"
-        )
     return value
 
 

@@ -2,7 +2,8 @@
 
 Sources: the vendors' data sheets. Google's page on each TPU (docs of Cloud TPU, "System architecture") for FLOP/s and
 the bandwidth of its HBM, "How to Scale Your Model" (Austin et al. 2025, chapter 2) for the links between chips, and
-NVIDIA's data sheets without sparsity. The chips of TPU v2, v3 and TPU7x are two JAX devices each: half a chip's rates.
+NVIDIA's data sheets, without sparsity. A chip of TPU v2, v3 and TPU7x is two JAX devices, each with half of its rates;
+a B200 is two dies and one device.
 """
 
 import re
@@ -12,51 +13,59 @@ from bert_jax.errors import InputError
 
 
 @dataclass(frozen=True)
-class Bandwidths:
-    """Bandwidths of a device, in bytes/s.
+class Torus:
+    """Links between TPUs.
 
     Attributes:
-      hbm: memory bandwidth, reads and writes together.
-      link: bandwidth of one link to a neighbour, in one direction.
-      torus_axes: number of axes of the torus; along each the device has a link in both directions.
+      link: bandwidth of one link to a neighbour, in one direction, in bytes/s.
+      axes: number of axes of the torus; along each the device has a link in both directions.
     """
 
-    hbm: float
     link: float
-    torus_axes: int
+    axes: int
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """Dense bf16 FLOP/s of a JAX device, and its bandwidths if `bert-jax compile` supports it."""
+    """Rates of a JAX device.
+
+    Attributes:
+      peak_flops: dense bf16 FLOP/s.
+      hbm: memory bandwidth, reads and writes together, in bytes/s; None if unknown.
+      torus: links of a TPU that `bert-jax compile` supports; None for others.
+    """
 
     peak_flops: float
-    bandwidths: Bandwidths | None = None
+    hbm: float | None = None
+    torus: Torus | None = None
 
 
-_V5E = Accelerator(197e12, Bandwidths(8.19e11, 4.5e10, 2))
-_V5P = Accelerator(459e12, Bandwidths(2.765e12, 9e10, 3))
-_V6E = Accelerator(918e12, Bandwidths(1.64e12, 9e10, 2))
+_V5E = Accelerator(197e12, 8.19e11, Torus(4.5e10, 2))
+_V5P = Accelerator(459e12, 2.765e12, Torus(9e10, 3))
+_V6E = Accelerator(918e12, 1.64e12, Torus(9e10, 2))
 
-ACCELERATORS = {  # by `device_kind`; for NVIDIA a form factor and a memory size may follow
+# By `device_kind`; for NVIDIA a form factor and a memory size may follow. Where these differ in the bandwidth of their
+# memory and the name does not say which, it is that of the fastest, so that a bound on the time stays a lower bound.
+ACCELERATORS = {
     "TPU v2": Accelerator(46e12 / 2),
     "TPU v3": Accelerator(123e12 / 2),
-    "TPU v4": Accelerator(275e12, Bandwidths(1.228e12, 4.5e10, 3)),
+    "TPU v4": Accelerator(275e12, 1.228e12, Torus(4.5e10, 3)),
     "TPU v5 lite": _V5E,
     "TPU v5e": _V5E,
     "TPU v5": _V5P,
     "TPU v5p": _V5P,
     "TPU v6 lite": _V6E,
     "TPU v6e": _V6E,
-    "TPU7x": Accelerator(2307e12 / 2, Bandwidths(7.38e12 / 2, 9e10 / 2, 3)),
-    "NVIDIA A100": Accelerator(312e12),
-    "NVIDIA H100": Accelerator(989e12),
-    "NVIDIA H100 PCIe": Accelerator(756e12),
-    "NVIDIA H100 NVL": Accelerator(835e12),
-    "NVIDIA H200": Accelerator(989e12),
-    "NVIDIA GH200": Accelerator(989e12),
-    "NVIDIA B200": Accelerator(2250e12),
-    "NVIDIA GB200": Accelerator(2500e12),
+    "TPU7x": Accelerator(2307e12 / 2, 7.38e12 / 2, Torus(9e10 / 2, 3)),
+    "NVIDIA A100": Accelerator(312e12, 2.039e12),
+    "NVIDIA A100-SXM4-40GB": Accelerator(312e12, 1.555e12),
+    "NVIDIA H100": Accelerator(989e12, 3.35e12),
+    "NVIDIA H100 PCIe": Accelerator(756e12, 2e12),
+    "NVIDIA H100 NVL": Accelerator(835e12, 3.9e12),
+    "NVIDIA H200": Accelerator(989e12, 4.8e12),
+    "NVIDIA GH200": Accelerator(989e12, 4.9e12),
+    "NVIDIA B200": Accelerator(2250e12, 8e12),
+    "NVIDIA GB200": Accelerator(2500e12, 8e12),
 }
 
 

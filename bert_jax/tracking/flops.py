@@ -31,14 +31,18 @@ def _forward_flops(config: BertConfig, seq_len: int, predictions: int, sequences
     return float(config.num_hidden_layers * (projections + attention) + mlm_head + nsp_head)
 
 
-def recomputed_flops(config: BertConfig, seq_len: int, remat: str) -> float:
-    """Counts FLOPs of a row's matrix products that `remat` recomputes; they are not model FLOPs."""
+def recomputed_flops(config: BertConfig, seq_len: int, remat: str, attention: str = "xla") -> float:
+    """Counts FLOPs of a row's matrix products that the backward pass recomputes; they are not model FLOPs.
+
+    `remat` recomputes them, and a fused attention kernel (any but "xla") the queries by keys, which it does not store.
+    """
     d, f = config.hidden_size, config.intermediate_size
     product = 2.0 * seq_len * seq_len * d  # queries by keys, or probabilities by values
+    fused = product if attention != "xla" else 0.0
     per_layer = {
-        "none": 0.0,
+        "none": fused,
         "attention": product,
-        "dots": 2 * product,
-        "full": 2 * product + 2 * seq_len * (4 * d * d + 2 * d * f),
+        "dots": 2 * product + fused,
+        "full": 2 * product + fused + 2 * seq_len * (4 * d * d + 2 * d * f),
     }
     return config.num_hidden_layers * per_layer[remat]

@@ -1,7 +1,8 @@
 """Checks before a run does any work: config, dataset and model have to match."""
 
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,13 +14,16 @@ from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.order import order_rules
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
-from bert_jax.model.encoder import ATTENTIONS, REMAT_POLICIES
-from bert_jax.model.fused_attention import CUDNN_HEADS, SPLASH_LENGTHS
+from bert_jax.model.cudnn_attention import CUDNN_HEADS
+from bert_jax.model.encoder import ATTENTIONS
+from bert_jax.model.rematerialization import REMAT_POLICIES
 from bert_jax.tracking.profiling import parse_steps
 from bert_jax.tracking.wandb_tracker import check_wandb
 from bert_jax.training.checkpointing.checkpoints import Checkpoint
 from bert_jax.training.checkpointing.retention import Milestones
 from bert_jax.training.optimizer import OPTIMIZERS
+
+log = logging.getLogger(__name__)
 
 OBJECTIVES = ("mlm", "ltr")
 _SMALLEST_SHARE = 1e-6
@@ -112,6 +116,7 @@ def check_config(config: ConfigDict, steps: int) -> None:
     check(lambda x: x in OBJECTIVES, f"one of {', '.join(OBJECTIVES)}", "objective.lm")
     check(lambda x: x >= 0, "at least 0", "objective.static_masks")
     check(lambda x: 0 <= x <= MAX_SAMPLES, f"in [0, {MAX_SAMPLES}]", "tracking.samples")
+    check(lambda x: 0 <= x < math.inf, "a number of 0 or more", "loss_spike_deviations")
     order_rules(values["row_order"])
     Milestones.from_config(config)
     if values["objective.lm"] == "ltr" and values["objective.nsp"]:
@@ -144,20 +149,28 @@ def check_attention(
 
     if name == "xla":
         return
-    check(
-        dropout == 0,
-        f"does not support model.attention_probs_dropout_prob={dropout}; set model.attention_probs_dropout_prob=0.0",
-    )
     check(tensor == 1, f"does not support tensor parallelism, got mesh.tensor={tensor}; set mesh.tensor=1")
-    kernel, here = {"splash": "tpu", "cudnn": "gpu"}[name], platform or mesh.devices.flat[0].platform
+    kernel, here = {"pallas": "tpu", "cudnn": "gpu"}[name], platform or mesh.devices.flat[0].platform
     check(here == kernel, f"needs {kernel.upper()} devices, got {here.upper()}; run on {kernel.upper()}")
-    if name == "splash":
+    dtype = compute_dtype(config.dtype, here)
+    if name == "pallas":
+        from bert_jax.model.pallas_attention import LANES, LARGEST_KEYS  # a fourth of a second, needed by few runs
+
+        longest = LARGEST_KEYS // dtype.itemsize
         check(
-            seq_len % SPLASH_LENGTHS == 0,
-            f"does not support seq_len={seq_len}; prepare with a multiple of {SPLASH_LENGTHS} as --seq_len",
+            seq_len <= longest,
+            f"does not support seq_len={seq_len} in {dtype}; prepare with --seq_len {longest} or less",
+        )
+        check(
+            model.hidden_size % LANES == 0,
+            f"does not support model.hidden_size={model.hidden_size}; choose a multiple of {LANES}",
         )
     else:
-        dtype = compute_dtype(config.dtype, here)
+        check(
+            dropout == 0,
+            f"does not support model.attention_probs_dropout_prob={dropout}; set "
+            "model.attention_probs_dropout_prob=0.0",
+        )
         check(dtype == jnp.bfloat16, f"does not support dtype={dtype}; set dtype=bfloat16")
         check(seq_len % 2 == 0, f"does not support odd seq_len={seq_len}; prepare with an even --seq_len")
         check(
@@ -237,4 +250,16 @@ def check_same_tokenizer(dataset: PreparedDataset, other: PreparedDataset) -> No
     if dataset.tokenizer.sha256 != other.tokenizer.sha256:
         raise InputError(
             f"{dataset.folder} and {other.folder} were prepared with different vocabularies; prepare both with one"
+        )
+
+
+def warn_of_uncorrected_lamb(sections: Iterable[ConfigDict]) -> None:
+    """Logs one warning if an `optimizer` section is LAMB without bias correction, which is off by default.
+
+    The default does not depend on the name: a run that started without bias correction resumes without it.
+    """
+    if any(section.name == "lamb" and not section.bias_correction for section in sections):
+        log.warning(
+            "optimizer.name=lamb with optimizer.bias_correction=False: the paper and NVIDIA's recipe correct the bias "
+            "of the moments; set optimizer.bias_correction=True unless this is meant"
         )

@@ -8,6 +8,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from bert_jax.batch import Batch, HostBatch, map_arrays
@@ -17,18 +18,19 @@ from bert_jax.data.loading.loader import EvalLoader
 from bert_jax.errors import InputError
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import Parameters
+from bert_jax.parallel.forward_step import make_forward_step
 from bert_jax.parallel.host_batches import put_batch, rows_here
-from bert_jax.parallel.mesh import make_mesh
-from bert_jax.parallel.sharding import batch_mesh_axes, make_forward_step, parameter_shardings
+from bert_jax.parallel.mesh import batch_mesh_axes, make_mesh
+from bert_jax.parallel.sharding import parameter_shardings
 from bert_jax.progress import Bars, silent
 from bert_jax.text.vocabulary_extension import find_extension
 from bert_jax.tracking.tracker import Sample
 from bert_jax.training.checkpointing.checkpoint_folders import chosen_steps
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_finite, open_checkpoint
 from bert_jax.training.checks import check_batch_size, compute_dtype, other_vocabulary_error
+from bert_jax.training.objectives import Sums, denominators, pretraining_sums
 from bert_jax.training.phases import plan_at
 from bert_jax.training.state import StateSpec
-from bert_jax.training.train_step import make_eval_step
 
 SAMPLE_MASKS = 6
 """Masked positions that a text sample shows."""
@@ -51,6 +53,23 @@ def unigram_nats(datasets: Sequence[PreparedDataset], *, left_to_right: bool) ->
         counts[datasets[0].tokenizer.sep_id] += counts.sum() * share / (1 - share)
     counts += 1  # smoothing: without it, a token that is not in the training split would make the baseline infinite
     return -np.log(counts / counts.sum())
+
+
+def make_eval_step(
+    mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters
+) -> Callable[[Parameters, Batch[Any]], dict[str, Sums]]:
+    """Makes the jitted `(parameters, batch) -> sums` over a batch [1, B, ...]: `numerators` and `denominators`.
+
+    The batch also has `unigram_nats`, the loss of each target under the unigram baseline; see `Batch`.
+    """
+
+    def sums(model: Any, rows: Batch[jax.Array]) -> dict[str, Sums]:
+        numerators, counts = pretraining_sums(model, rows), denominators(rows)
+        numerators["unigram_loss"] = (rows["unigram_nats"] * rows["masked_weights"]).sum()
+        counts["unigram_loss"] = counts["mlm_loss"]
+        return jax.lax.psum({"numerators": numerators, "denominators": counts}, batch_mesh_axes(mesh))
+
+    return make_forward_step(mesh, graph, shardings, sums, PartitionSpec())
 
 
 class Evaluator:

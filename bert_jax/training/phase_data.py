@@ -4,14 +4,17 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
+from bert_jax.batch import Batch, map_arrays, pretraining_shapes
 from bert_jax.config import ConfigDict
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import EvalLoader, TrainLoader, TrainRows
 from bert_jax.data.loading.masking import Masking, prediction_counts
 from bert_jax.errors import InputError
+from bert_jax.parallel import host_batches
 from bert_jax.parallel.mesh import check_divisibility, fill_in_accumulation
 from bert_jax.text.vocabulary_extension import find_extension
 from bert_jax.training.checks import check_attention
@@ -28,6 +31,12 @@ class LoadedPhase:
     train_loader: TrainLoader
     eval_loader: EvalLoader
     old_loader: EvalLoader | None
+
+    def abstract_batch(self, mesh: Mesh) -> Batch[jax.ShapeDtypeStruct]:
+        """Returns the shapes and shardings of a step's batch on `mesh`."""
+        phase = self.phase
+        predictions = self.train_loader.sources[0].predictions
+        return abstract_batch(mesh, phase.config, phase.seq_len, predictions, phase.max_sequences)
 
     @property
     def old_data(self) -> PreparedDataset | None:
@@ -65,6 +74,22 @@ def load_phase(phase: Phase, mesh: Mesh | AbstractMesh, platform: str | None = N
     check_divisibility(mesh, phase.model, config.global_batch_size, config.gradient_accumulation)
     check_attention(config, phase.model, phase.seq_len, mesh, platform)
     return LoadedPhase(phase, *make_loaders(phase), make_old_loader(phase))
+
+
+def abstract_batch(
+    mesh: Mesh, config: ConfigDict, seq_len: int, predictions: int, sequences: int
+) -> Batch[jax.ShapeDtypeStruct]:
+    """Returns the shapes and shardings of a step's batch on `mesh`: rows of L tokens, P predictions and K sequences.
+
+    With several processes it has `stop`, too.
+    """
+    shapes = pretraining_shapes(config.global_batch_size, seq_len, predictions, sequences)
+    if len({device.process_index for device in mesh.devices.flat}) > 1:
+        shapes["stop"] = (config.global_batch_size,), np.int32
+    batch = map_arrays(lambda entry: jax.ShapeDtypeStruct(*entry), shapes)
+    return host_batches.abstract_batch(
+        mesh, batch, config.gradient_accumulation, batch_size=config.global_batch_size
+    )  # fmt: skip
 
 
 def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:

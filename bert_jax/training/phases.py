@@ -26,7 +26,7 @@ from bert_jax.data.loading.windows import epoch_size
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 from bert_jax.training.checks import bert_config, check_config, check_mixture, check_same_tokenizer, data_paths
-from bert_jax.training.optimizer import learning_rate_schedule
+from bert_jax.training.planning.learning_rate import learning_rate_schedule
 
 # Keys that a phase may set: none of them changes the structure or the shardings of the state.
 PHASE_KEYS = (

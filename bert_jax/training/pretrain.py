@@ -21,31 +21,37 @@ from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.model import BertConfig, abstract_parameters, parameter_count
 from bert_jax.parallel.host_batches import rows_here
-from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.mesh import count_slices, describe_networks, make_mesh
+from bert_jax.parallel.step_program import TrainStep
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.processes import is_first
+from bert_jax.runtime.saved_programs import SavedPrograms
 from bert_jax.tracking.before_after import OLD, find_changes, render_changes
 from bert_jax.tracking.metrics import read_metrics
+from bert_jax.tracking.nonfinite_batches import NonfiniteBatches
 from bert_jax.tracking.throughput import Throughput, pretraining_work, summary
 from bert_jax.tracking.tracker import Tracker
 from bert_jax.training.checkpointing.checkpoint_folders import newest_step
 from bert_jax.training.checkpointing.checkpointer import Checkpointer
 from bert_jax.training.checkpointing.checkpoints import Checkpoint
 from bert_jax.training.checkpointing.retention import Milestones, SavePlan, plan_saves
-from bert_jax.training.checks import compute_dtype
-from bert_jax.training.evaluation import Evaluator, MaskedSamples
+from bert_jax.training.checks import compute_dtype, warn_of_uncorrected_lamb
+from bert_jax.training.evaluation import Evaluator, MaskedSamples, make_eval_step
 from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.initialization.warm_start import initialize_from, open_init
-from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRange, Trace, run_steps
-from bert_jax.training.objectives import NEXT_SENTENCE_PARTS, pretraining
-from bert_jax.training.optimizer import make_optimizer, warn_of_uncorrected_lamb
+from bert_jax.training.loop import Evaluate, Heartbeat, KeepNonfinite, LogMetrics, Save, StepRange, Trace, run_steps
+from bert_jax.training.objectives import pretraining
+from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.phase_data import LoadedPhase, count_epochs, count_seen, load_phase, log_data
 from bert_jax.training.phases import Phase, Plan, open_phases
+from bert_jax.training.planning.saved_step import run_saved_program
+from bert_jax.training.planning.state_plan import check_memory, describe_state
+from bert_jax.training.planning.untrained_parts import NEXT_SENTENCE_PARTS, leave_untrained
 from bert_jax.training.run import Run, log_result, open_run
-from bert_jax.training.state import StateSpec, TrainState, describe_state
-from bert_jax.training.train_step import TrainStep, make_eval_step, make_train_step
+from bert_jax.training.state import StateSpec, TrainState
+from bert_jax.training.train_step import make_train_step
 from bert_jax.training.workdir import claim_workdir, enter_workdir
 
 log = logging.getLogger(__name__)
@@ -91,6 +97,7 @@ def _pretrain(
         warn_of_share(share, dataset.tokenizer, above=MAX_SHARE, where=str(dataset.folder))
     mesh = make_mesh(config.mesh)
     stack.enter_context(kept_programs(config.compilation_cache, folder))
+    saved = SavedPrograms.open(f"compiled={config.compiled}", config.compiled) if config.compiled else None
     loaded = [load_phase(phase, mesh) for phase in requested]
     phases = [ready.phase for ready in loaded]
     watch = enter_workdir(folder, config, stack)
@@ -107,6 +114,10 @@ def _pretrain(
             nsp=any(phase.config.objective.nsp for phase in phases), missing_heads=config.init_missing_heads,
         )  # fmt: skip
 
+    current = next(phase for phase in phases if phase.stop > start)
+    planned = spec, train_step = plan_step(mesh, current, current.model)
+    check_memory(spec.abstract, mesh)
+
     # --- State: 1. from the newest checkpoint, 2. from another run's parameters, 3. from scratch ----------------------
     tokenizer = phases[0].datasets[0].tokenizer
     milestones = Milestones.from_config(config)
@@ -114,8 +125,9 @@ def _pretrain(
         folder, keep=config.checkpoint.keep, milestones=milestones, config=config, tokenizer=tokenizer
     )
     stack.callback(checkpointer.close)
-    current = next(phase for phase in phases if phase.stop > start)
-    planned = spec, _ = plan_step(mesh, current, current.model)
+    if not saved:  # while the state is made
+        batch = next(ready for ready in loaded if ready.phase is current).abstract_batch(mesh)
+        train_step.compile_ahead(spec.abstract, [batch], stack)
     if resumed is not None:
         start, state = checkpointer.restore(start, spec.abstract)  # an earlier step if the newest is damaged
         log.info("Resuming from step %d", start)
@@ -136,6 +148,9 @@ def _pretrain(
         ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items()), start + 1, config.total_steps,
         config.total_steps, folder,
     )  # fmt: skip
+    networks = describe_networks(mesh.shape, count_slices(mesh.devices.flat), mesh.devices.flat[0].platform)
+    for axis, networks_of_axis in networks.items():
+        log.info("Mesh axis %s: %s", axis, networks_of_axis)
     _log_disk_use(plan_saves(config, [phase.stop for phase in phases], resumed), spec)
 
     # --- Phases, in order ----------------------------------------------------------------------------------------
@@ -143,6 +158,8 @@ def _pretrain(
     for phase, ready in zip(phases, loaded, strict=True):
         if start < phase.stop:
             spec, train_step = planned if phase is current else plan_step(mesh, phase, phase.model)
+            if saved:
+                run_saved_program(saved, mesh, ready, spec, train_step)
             state, evaluation = _train_phase(
                 run, ready, spec, train_step, state, max(start, phase.start), lambda step: count_seen(loaded, step),
                 saves_initial=resumed is None and 0 in milestones,
@@ -190,8 +207,9 @@ def plan_state(
 
     `platform` is that of the mesh's devices; it is required for an `AbstractMesh`.
     """
-    untrained = () if config.objective.nsp else NEXT_SENTENCE_PARTS
-    optimizer = make_optimizer(config.optimizer, abstract_parameters(model)[2], untrained=untrained)
+    optimizer = make_optimizer(config.optimizer, abstract_parameters(model)[2])
+    if not config.objective.nsp:
+        optimizer = leave_untrained(optimizer, NEXT_SENTENCE_PARTS)
     spec = describe_state(
         mesh, model, optimizer, config.seed, zero1=config.mesh.zero1,
         dtype=compute_dtype(config.dtype, platform or mesh.devices.flat[0].platform), attention=config.attention,
@@ -257,6 +275,7 @@ def _train_phase(
     log_metrics = LogMetrics(
         run, throughput, every=config.log_every_steps, start=start, last=phase.stop,
         extra=lambda step: {**count_epochs(train_loader, step), **seen(step)},
+        spike_deviations=config.loss_spike_deviations,
     )  # fmt: skip
     if start == 0 and config.eval_at_start and eval_loader.batches:
         with jax.set_mesh(run.mesh):
@@ -265,6 +284,9 @@ def _train_phase(
     hooks = [
         Heartbeat(run.stalls),
         log_metrics,
+        KeepNonfinite(
+            NonfiniteBatches(run.folder, rows, steps.make_batch, lambda step: train_loader.instances(step, rows))
+        ),
         Trace(run.tracer),
         *([evaluation] if eval_loader.batches else []),
         Save(save, every=config.checkpoint.every_steps, further=Milestones.from_config(config)),

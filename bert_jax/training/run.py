@@ -35,6 +35,7 @@ CONFIG_FILE = "config.json"
 class Run:
     """Resources that all phases of a run share."""
 
+    folder: epath.Path  # the workdir
     mesh: Mesh
     checkpointer: Checkpointer
     trackers: Trackers
@@ -112,7 +113,7 @@ def open_run(
     stack.callback(bar.close)
     tracer = StepTracer(config.profile.steps, folder, records=is_first())
     stack.callback(tracer.close)
-    return Run(mesh, checkpointer, tracking, stop, stalls, tracer, lease, bars, bar, start, total)
+    return Run(folder, mesh, checkpointer, tracking, stop, stalls, tracer, lease, bars, bar, start, total)
 
 
 def _open_trackers(

@@ -1,20 +1,13 @@
 """Training state: parameters, optimizer moments and counters, initialized directly into their shardings."""
 
-import functools
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.model import BertConfig, abstract_parameters, initialize
 from bert_jax.model.bert import Parameters
-from bert_jax.parallel.sharding import like_parameters, parameter_shardings, shard_along_data
 from bert_jax.training.optimizer import AdamState
 
 
@@ -58,55 +51,6 @@ class StateSpec:
         return {part: value for part, value in tree.items() if part in self.moments}
 
 
-def drop_parts(parts: Collection[str], parameters: Parameters) -> Parameters:
-    """Drops some parts of the model from `parameters`, or from a tree like them."""
-    return {part: value for part, value in parameters.items() if part not in parts}
-
-
 def key_data(seed: int) -> np.ndarray:
     """Returns the key of a seed as numbers, a program's argument on any number of hosts."""
     return np.asarray(jax.random.key_data(jax.random.key(seed)))
-
-
-def describe_state(
-    mesh: Mesh | AbstractMesh,
-    model: BertConfig,
-    optimizer: optax.GradientTransformation,
-    seed: int,
-    *,
-    zero1: bool = False,
-    frozen: Collection[str] = (),
-    **settings: Any,
-) -> StateSpec:
-    """Plans the state of a run; `settings` go to `initialize`. On an `AbstractMesh` it cannot be made.
-
-    With `zero1` moments are sharded along `data`. The optimizer does not update the `frozen` parts of the model.
-    """
-    graph, shapes, info = abstract_parameters(model, **settings)
-
-    def make(seed_data: jax.Array, given: Parameters | None = None) -> TrainState:
-        seed_key = jax.random.wrap_key_data(seed_data)
-        _, parameters = initialize(model, jax.random.fold_in(seed_key, 0), **settings)
-        # XLA drops the random init of replaced parameters as dead code, which saves seconds of compilation.
-        parameters |= given or {}
-        # Each counter is a separate array: donated buffers must not be shared.
-        zero = [jnp.zeros((), jnp.int32) for _ in range(3)]
-        return TrainState(zero[0], parameters, optimizer.init(drop_parts(frozen, parameters)), zero[1], zero[2])
-
-    abstract = jax.eval_shape(make, key_data(seed))
-    replicated = NamedSharding(mesh, PartitionSpec())
-    sharded_parameters = parameter_shardings(mesh, info)
-    trained, moments = (drop_parts(frozen, tree) for tree in (shapes, sharded_parameters))
-    moments = shard_along_data(trained, moments) if zero1 else moments
-    shardings = TrainState(
-        step=replicated,
-        parameters=sharded_parameters,
-        optimizer_state=like_parameters(mesh, abstract.optimizer_state, trained, moments),
-        nonfinite_steps=replicated,
-        nonfinite_streak=replicated,
-    )
-    abstract = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract, shardings
-    )
-    jitted = jax.jit(make, out_shardings=shardings, donate_argnums=1)
-    return StateSpec(graph, abstract, shardings, moments, functools.partial(jitted, key_data(seed)))

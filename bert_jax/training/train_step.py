@@ -2,62 +2,31 @@
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.batch import Batch
 from bert_jax.model.bert import Parameters
 from bert_jax.model.dropout import row_keys
-from bert_jax.parallel.host_batches import put_everywhere
-from bert_jax.parallel.sharding import (
-    batch_mesh_axes,
-    batch_sharding,
-    gather_model,
-    make_forward_step,
+from bert_jax.parallel.collectives import (
     manual_spec,
     mark_varying,
     reduce_gradients,
     shard_map_over_batch,
     varying_zeros,
 )
+from bert_jax.parallel.mesh import batch_mesh_axes
+from bert_jax.parallel.sharding import batch_sharding, gather_model
+from bert_jax.parallel.step_program import TrainStep
 from bert_jax.training import objectives
 from bert_jax.training.objectives import Objective
 from bert_jax.training.state import StateSpec, TrainState, key_data
 
 Metrics = dict[str, jax.Array]
-
-
-class TrainStep:
-    """Jitted `(state, batch) -> (state, metrics)`.
-
-    Seed and schedule are arguments of the compiled program as well, so that runs that differ in them alone share it.
-    """
-
-    def __init__(self, jitted: Any, mesh: Mesh, seed_data: np.ndarray, schedule: jax.tree_util.Partial):
-        self._jitted, self._mesh, self._run_arguments = jitted, mesh, (seed_data, schedule)
-
-    def __call__(self, state: TrainState, batch: Batch[Any]) -> tuple[TrainState, Metrics]:
-        return self._jitted(state, batch, *self._placed)
-
-    @functools.cached_property
-    def _placed(self) -> Any:
-        with jax.transfer_guard("allow"):  # the loop disallows transfers; these two are placed at the first step
-            return put_everywhere(self._mesh, self._run_arguments)
-
-    def trace(self, state: TrainState, batch: Batch[Any]) -> jax.stages.Traced:
-        """Traces the step to a jaxpr; state and batch may be `jax.ShapeDtypeStruct`s."""
-        return self._jitted.trace(state, batch, *self._run_arguments)
-
-    def lower(self, state: TrainState, batch: Batch[Any]) -> jax.stages.Lowered:
-        """Lowers the step to the compiler's input."""
-        return self.trace(state, batch).lower()
 
 
 def make_train_step(
@@ -139,11 +108,12 @@ def make_train_step(
         )(state.parameters, entries, rows, key, objective.denominators(entries))
 
         # --- Update -----------------------------------------------------------------------------------------------
-        grad_norm = optax.tree.norm(gradients)
-        learning_rate = schedule(state.step)
-        trained = spec.trained(state.parameters)
-        direction, optimizer_state = optimizer.update(gradients, state.optimizer_state, trained)
-        updated = jax.tree.map(lambda p, d: p - learning_rate * d, trained, direction)
+        with jax.named_scope("optimizer"):
+            grad_norm = optax.tree.norm(gradients)
+            learning_rate = schedule(state.step)
+            trained = spec.trained(state.parameters)
+            direction, optimizer_state = optimizer.update(gradients, state.optimizer_state, trained)
+            updated = jax.tree.map(lambda p, d: p - learning_rate * d, trained, direction)
 
         # --- Skipped if not finite --------------------------------------------------------------------------------
         # Checks the updated parameters, too: a finite gradient times a huge learning rate also ruins a run.
@@ -175,21 +145,3 @@ def make_train_step(
     )
     is_tree = isinstance(schedule, jax.tree_util.Partial)
     return TrainStep(jitted, mesh, key_data(seed), schedule if is_tree else jax.tree_util.Partial(schedule))
-
-
-def make_eval_step(
-    mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters
-) -> Callable[[Parameters, Batch[Any]], dict[str, objectives.Sums]]:
-    """Makes the jitted `(parameters, batch) -> sums` over a batch [1, B, ...]: `numerators` and `denominators`.
-
-    The batch also has `unigram_nats`, the loss of each target under the unigram baseline; see `Batch`.
-    """
-
-    def sums(model: Any, rows: Batch[jax.Array]) -> dict[str, objectives.Sums]:
-        numerators = objectives.pretraining_sums(model, rows)
-        denominators = objectives.denominators(rows)
-        numerators["unigram_loss"] = (rows["unigram_nats"] * rows["masked_weights"]).sum()
-        denominators["unigram_loss"] = denominators["mlm_loss"]
-        return jax.lax.psum({"numerators": numerators, "denominators": denominators}, batch_mesh_axes(mesh))
-
-    return make_forward_step(mesh, graph, shardings, sums, PartitionSpec())

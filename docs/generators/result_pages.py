@@ -10,6 +10,22 @@ REFERENCE = record.RESULTS.parent / "reference_cpu"
 STUDY = record.RESULTS.parent / "small_study"
 ORDER = record.RESULTS.parent / "batch_order"
 
+WIKIPEDIA_GB = 22
+"""Plain text of English Wikipedia: card of AMead10/wikipedia_20240320_en."""
+BYTES_OF_A_TOKEN = 2
+"""In a prepared dataset with at most 65,536 pieces."""
+
+GPU_PARTS = {
+    "parity": "Errors of the training step, beside the fp32 step on the CPU",
+    "determinism": "Two runs of the same steps",
+    "speed": "BERT-LARGE's training step, with the largest batch that fits",
+    "attention": "Attention kernels",
+    "remat": "Rematerialization",
+    "torch": "Beside `transformers` in torch",
+    "curve": "BERT-BASE, pre-trained",
+}
+"""Headings, by part of benchmarks/gpu.py."""
+
 REFERENCE_STEPS = (1000, 2000, 4000, 6000, 8000, 9000, 10_000, 12_000, 14_000, 16_000, 18_000, 20_000)
 REFERENCE_COLUMNS = {
     "step": "{step:,}",
@@ -25,8 +41,27 @@ FINAL_COLUMNS = {name: REFERENCE_COLUMNS[name] for name in list(REFERENCE_COLUMN
 
 
 def result_values() -> dict[str, Any]:
-    """Returns the single numbers of all results, by name of the benchmark."""
-    return {path.stem: record.read(path.stem)["values"] for path in record.RESULTS.glob("*.json")}
+    """Returns the single numbers of all results by name of the benchmark, and in `tables` the rows of its tables."""
+    found = {}
+    for path in record.RESULTS.glob("*.json"):
+        content = record.read(path.stem)
+        found[path.stem] = content["values"] | {
+            "tables": {name: table["rows"] for name, table in content["tables"].items()}
+        }
+    return found | {"reference_cpu": _read(REFERENCE / "evaluation.json"), "english_wikipedia": english_wikipedia()}
+
+
+def english_wikipedia() -> dict[str, float]:
+    """Returns what preparing `WIKIPEDIA_GB` of text takes by the measured rates: tokens, hours of a core, gigabytes."""
+    measured = record.read("prepare_memory")["tables"]["memory"]["rows"][0]
+    rows = record.read("data_pipeline")["tables"]["rates"]["rows"]
+    rate = next(row["per_second"] for row in rows if "bert-jax prepare" in row["quantity"])
+    bytes_per_token = measured["text_gb"] / measured["tokens_g"]
+    tokens = WIKIPEDIA_GB / bytes_per_token
+    return {
+        "tokens_per_second": rate, "bytes_per_token": bytes_per_token, "tokens_g": tokens,
+        "hours": 1e9 * tokens / rate / 3600, "dataset_gb": BYTES_OF_A_TOKEN * tokens,
+    }  # fmt: skip
 
 
 def pages() -> dict[str, str]:
@@ -40,12 +75,25 @@ def pages() -> dict[str, str]:
         "small_study.scores.md": _below_title(STUDY / "table.md"),
         "batch_order.scores.md": _below_title(ORDER / "table.md"),
     }
+    found["gpu.section.md"] = gpu_section()
     for path in sorted(record.RESULTS.glob("*.json")):
         content = record.read(path.stem)
         for name, table in content["tables"].items():
             found[f"{path.stem}.{name}.md"] = record.render(table) + "\n"
         found[f"{path.stem}.provenance.md"] = record.provenance(content) + "\n"
     return found
+
+
+def gpu_section() -> str:
+    """Returns the tables of all parts of the GPU benchmark that have results, or a line that says that none has."""
+    parts = []
+    for name, heading in GPU_PARTS.items():
+        if not (record.RESULTS / f"gpu_{name}.json").exists():
+            continue
+        content = record.read(f"gpu_{name}")
+        tables = [record.render(table) for table in content["tables"].values()]
+        parts.append("\n\n".join([f"**{heading}**", *tables, record.provenance(content)]))
+    return "\n\n".join(parts or ["No run on a GPU is on record."]) + "\n"
 
 
 def reference_evaluations() -> str:

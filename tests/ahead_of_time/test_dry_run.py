@@ -16,14 +16,14 @@ from bert_jax.ahead_of_time.dry_run_text import render_plan
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, parameter_count
-from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.mesh import describe_networks, make_mesh
 from bert_jax.tracking.accelerators import ACCELERATORS, named_accelerator
 from bert_jax.tracking.flops import training_flops
 from bert_jax.training.pretrain import plan_state, pretrain
 
 
 def plan(dataset: Path, **settings):
-    names = ("workdir", "device", "devices", "mfu")
+    names = ("workdir", "device", "devices", "slices", "mfu")
     chosen = {"device": "v5e", **{name: settings.pop(name) for name in names if name in settings}}
     return plan_run(helpers.small_config(dataset, **settings), load_config("default"), **chosen)
 
@@ -52,11 +52,18 @@ def test_plan_counts_parameters_tokens_and_flops(dataset_dir: Path, model: BertC
 
 
 def test_hours_come_from_the_peak_the_given_and_the_measured_mfu(dataset_dir: Path):
-    hours = plan(dataset_dir, device="h100", devices=2, mfu=0.5)["hours"]
-    peak = ACCELERATORS["NVIDIA H100"].peak_flops
+    planned = plan(dataset_dir, device="h100", devices=2, mfu=0.5)
+    hours, memory = planned["hours"], planned["memory_bytes"]
+    peak, bandwidth = ACCELERATORS["NVIDIA H100"].peak_flops, ACCELERATORS["NVIDIA H100"].hbm
     flops = plan(dataset_dir)["total_model_flops"]
     assert hours["given_mfu"] == pytest.approx(flops / (2 * peak * 0.5) / 3600)
-    assert hours["roofline"] == pytest.approx(flops / (2 * peak) / 3600)
+    # So small a step takes longer to read and write its state than to compute.
+    state_seconds = 2 * (memory["parameters"] + memory["optimizer"]) / bandwidth
+    assert state_seconds > flops / planned["total_steps"] / (2 * peak)
+    assert hours["roofline"] == pytest.approx(planned["total_steps"] * state_seconds / 3600)
+    compute_bound = plan(dataset_dir, device="tpuv3")
+    peak = ACCELERATORS["TPU v3"].peak_flops  # of unknown bandwidth
+    assert compute_bound["hours"]["roofline"] == pytest.approx(flops / peak / 3600)
     assert hours["measured_mfu"] is hours["measured_rate"] is None
     assert plan(dataset_dir, device="v5e")["hours"]["roofline"] > 0
 
@@ -73,6 +80,13 @@ def test_memory_is_that_of_the_shards_of_the_state(dataset_dir: Path, model: Ber
     zero = plan(dataset_dir, devices=4, mesh__zero1=True)["memory_bytes"]
     assert zero["parameters"] == size
     assert zero["optimizer"] < whole["optimizer"] / 2
+
+
+def test_plan_says_which_axes_cross_slices(dataset_dir: Path):
+    found = plan(dataset_dir, devices=8, slices=4, mesh__data=-1, mesh__fsdp=2)
+    assert found["networks"] == describe_networks({"data": 4, "fsdp": 2, "tensor": 1}, 4, "tpu")
+    assert (found["num_slices"], list(found["networks"])) == (4, ["data", "fsdp"])
+    assert all(f"{axis}: {text}" in render_plan(found) for axis, text in found["networks"].items())
 
 
 def test_checkpoints_are_counted_per_phase(dataset_dir: Path):
@@ -101,10 +115,13 @@ def test_dry_run_needs_no_shards_and_writes_nothing(dataset_dir: Path, tmp_path:
         ({"device": "v99"}, r"--device=v99.*v5e"),
         ({"devices": 0}, r"--devices=0"),
         ({"mfu": 1.5}, r"--mfu=1\.5"),
+        ({"slices": 0}, r"--num_slices=0"),
+        ({"devices": 8, "slices": 3}, r"--num_slices=3"),
+        ({"devices": 8, "slices": 2, "mesh__data": 1, "mesh__tensor": 8}, r"mesh\.tensor=8"),
         ({"devices": 3}, r"global_batch_size=16"),
         ({"mesh__fsdp": 3, "devices": 4}, r"mesh\.fsdp=3"),
         ({"workdir": ""}, r"--workdir"),
-        ({"attention": "splash"}, r"attention=splash"),
+        ({"attention": "pallas"}, r"attention=pallas"),
         ({"optimizer__warmup_steps": 8}, r"optimizer\.warmup_steps=8"),
         ({"data__path": "none"}, r"none"),
         ({"init": "none"}, r"none"),

@@ -27,7 +27,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch):
     tried = []
 
     def use(memory, state_bytes=4 * GIB):
-        def compile_step(target, plan):
+        def compile_step(target, plan, **_):
             config = plan.config
             step = Step(
                 plan,

@@ -17,16 +17,23 @@ LARGE = BertConfig(num_hidden_layers=24, hidden_size=1024, num_attention_heads=1
 def test_the_bound_is_the_largest_part_and_what_goes_between_slices_is_left_out():
     sums = Collective("all-reduce", ("data",), "f32", 0, 1, 1, 8 * 10**9, 8)
     between = Collective("all-reduce", ("data",), "f32", 0, 1, 1, 8 * 10**9, 2, between_slices=True)
-    chip = find_accelerator("TPU v5 lite").bandwidths
-    bounds = roofline(chip, peak_flops=197e12, flops=197e11, memory_bytes=8.19e9, collectives=[sums, between])
+    chip = find_accelerator("TPU v5 lite")
+    bounds = roofline(chip, flops=197e11, memory_bytes=8.19e9, collectives=[sums, between])
     assert bounds.compute_seconds == pytest.approx(0.1)
     assert bounds.memory_seconds == pytest.approx(0.01)
     # A ring sends 2 * 7/8 of 8 GB over 2 axes of a torus, both ways, at 45 GB/s.
     assert bounds.network_seconds == pytest.approx(14 / 180)
     assert (bounds.at_least, bounds.bound) == (bounds.compute_seconds, "compute")
     assert bounds.one_after_another == pytest.approx(0.1 + 0.01 + 14 / 180)
-    unknown = roofline(chip, peak_flops=197e12, flops=0, memory_bytes=8.19e9, collectives=None)
+    unknown = roofline(chip, flops=0, memory_bytes=8.19e9, collectives=None)
     assert (unknown.network_seconds, unknown.bound) == (None, "memory")
+
+
+def test_gpu_has_a_bound_of_its_memory_and_none_of_its_network():
+    sums = Collective("all-reduce", ("data",), "f32", 0, 1, 1, 8 * 10**9, 8)
+    bounds = roofline(find_accelerator("NVIDIA B200"), flops=0, memory_bytes=8e9, collectives=[sums])
+    assert (bounds.memory_seconds, bounds.network_seconds) == (pytest.approx(1e-3), None)
+    assert roofline(find_accelerator("TPU v3"), flops=0, memory_bytes=8e9, collectives=[sums]).at_least == 0
 
 
 def test_what_remat_makes_again_is_counted():

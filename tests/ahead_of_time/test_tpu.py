@@ -101,14 +101,22 @@ def test_step_that_does_not_fit_names_the_excess_and_a_setting_that_fits():
     assert "DOES NOT FIT" in done.stdout
 
 
+def test_pallas_attention_needs_no_remat_at_512_tokens():
+    found = compiled(
+        "--topology=v5e:2x2", config="bert:L2_H1024", global_batch_size=4 * 256, data__seq_len=512, attention="pallas"
+    )
+    assert (found["fits"], found["remat"]) == (True, "none")
+    assert found["peak_bytes"] < 15 * 2**30
+
+
 @pytest.mark.parametrize(
     ("arguments", "overrides", "message"),
     [
         (("--topology=v9:2x2",), {}, "--topology=v9:2x2: "),
         (
             ("--topology=v5e:2x4",),
-            {"attention": "splash", "model.attention_probs_dropout_prob": 0.1},
-            "attention=splash: ",
+            {"attention": "cudnn", "model.attention_probs_dropout_prob": 0.0},
+            "attention=cudnn: ",
         ),
     ],
 )

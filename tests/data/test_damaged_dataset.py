@@ -7,12 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from array_record.python.array_record_module import ArrayRecordReader
+from etils import epath
 from support.preparing import run
 
 from bert_jax.data import dataset as dataset_module
 from bert_jax.data import file_digests, shard_readers
 from bert_jax.data.dataset import INFO_FILE, TOKEN_COUNTS_FILE, PreparedDataset, _checksum, _hash, lengths_file
 from bert_jax.data.inspection import inspect_dataset
+from bert_jax.data.records import decode_block, encode_block
 from bert_jax.data.shard_readers import ShardReaders
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import provenance
@@ -300,6 +303,31 @@ def test_more_instances_than_a_shard_has_records(copy):
     dataset = PreparedDataset(str(copy))
     with pytest.raises(BertJaxError, match=r"train-00000-of-[0-9]+\.array_record: .*\b1 blocks.*\b4\b"):
         dataset.read_blocks("train", np.array([0]))
+
+
+@pytest.mark.parametrize("forged", ["id", "length"])
+def test_ids_and_lengths_out_of_range_are_named(copy, forged):
+    shard = json.loads((copy / INFO_FILE).read_text())["splits"]["train"]["shards"][0]
+    reader = ArrayRecordReader(str(copy / shard["file"]))
+    block = decode_block(reader.read([0])[0], 8000)
+    reader.close()
+    tokens, headers, size = block.tokens.copy(), block.headers.copy(), PreparedDataset(str(copy)).tokenizer.vocab_size
+    if forged == "id":
+        tokens[-1] = size
+    else:
+        headers["len_a"][0] += 64
+        tokens = np.concatenate([np.zeros(64, tokens.dtype), tokens])
+    writer = dataset_module.ShardWriter(epath.Path(copy / shard["file"]))
+    writer.write(encode_block(headers, [tokens.tobytes()]))
+    written = writer.close(len(headers))
+
+    def change(content):
+        content["splits"]["train"]["shards"][0] |= {"bytes": written.bytes, "digest": written.digest}
+        content["files"][shard["file"]] = file_digests.file_digest(copy / shard["file"])
+
+    edit(copy, change)
+    with pytest.raises(InputError, match=rf"{shard['file']}: block 0: .*\b{size if forged == 'id' else '[0-9]+'}\b"):
+        PreparedDataset(str(copy)).read_blocks("train", np.array([0]))
 
 
 def test_nested_too_deep(copy):

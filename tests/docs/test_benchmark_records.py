@@ -35,13 +35,14 @@ def test_results_have_an_environment_and_rows_that_fill_their_columns(path: Path
     assert content["name"] == path.stem
     assert content["command"].split()[1].startswith("benchmarks/")
     assert (REPOSITORY / content["command"].split()[1]).exists()
-    assert set(content["environment"]) == {"versions", "commit", "cpu", "cores"}
+    assert set(content["environment"]) - {"device"} == {"versions", "commit", "cpu", "cores"}
     assert content["environment"]["commit"] or "before results had a commit" in content["note"]
     assert all((REPOSITORY / name).exists() for name in content["code"]["measures"])
     for table in content["tables"].values():
         for row in table["rows"]:
             for heading, form in table["columns"].items():
-                assert record.cell(form, row) or row.get("excess"), (heading, row)
+                failed = row.get("outcome", "measured") != "measured"
+                assert record.cell(form, row) or row.get("excess") or failed, (heading, row)
     assert not re.search(r"/(home|root|tmp|work)/", path.read_text())
 
 
@@ -68,6 +69,22 @@ def test_a_record_is_read_back_and_rendered(tmp_path: Path, record: ModuleType, 
     content["tables"]["rates"]["rows"][0]["code"] = record.code_digest(["benchmarks/record.py"])
     assert record.outdated(content) == (1, 2)
     assert "1 of 2 rows" in record.provenance(content)
+
+
+def test_a_record_has_device_command_and_commit_of_a_copy_without_git(
+    tmp_path: Path, record: ModuleType, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(record, "REPOSITORY", tmp_path)
+    monkeypatch.setenv("BERT_JAX_COMMIT", "0123456789abcdef")
+    written = record.Record(tmp_path / "gpu.json", [], command="bash benchmarks/gpu.sh", device="NVIDIA H200")
+    written.set_values(ratio=1.5)
+    content = json.loads((tmp_path / "gpu.json").read_text())
+    assert content["command"] == "bash benchmarks/gpu.sh"
+    assert content["environment"]["commit"] == "0123456789abcdef"
+    assert content["seconds"] >= 0
+    assert "NVIDIA H200" in record.provenance(content)
+    monkeypatch.delenv("BERT_JAX_COMMIT")
+    assert record.environment()["commit"] is None
 
 
 def test_code_digest_follows_the_files(tmp_path: Path, record: ModuleType, monkeypatch: pytest.MonkeyPatch):
@@ -124,8 +141,8 @@ def test_fine_tuning_speed_is_reported(tmp_path: Path, record: ModuleType, monke
         "tokens_a_row": 60.0, "first_loss": 0.7, "last_loss": 0.6, "compiled": 9, "compile_seconds": 20.0,
     }  # fmt: skip
     runs = {side: [run, run | {"examples_per_second": 4.0}] for side in speed.SIDES}
-    runs["bert_jax"] = [run | {"examples_per_second": 6.0}] * 2
-    speed.report(record.Record(tmp_path / "speed.json", speed.MEASURES), runs, {"task": "mrpc"})
+    runs["cold"] = [run | {"examples_per_second": 6.0}] * 2
+    speed.report(record.Record(tmp_path / "speed.json", speed.MEASURES), {60: runs}, {"task": "mrpc"})
     content = json.loads((tmp_path / "speed.json").read_text())
     assert content["values"]["programs"] == 9
     assert content["tables"]["sides"]["rows"][1]["examples_per_second_median"] == 3.0

@@ -5,15 +5,14 @@ import io
 import json
 from pathlib import Path
 
-import jax
 import pytest
 from etils import epath
+from support.models import initialize
 
 from bert_jax.cli import main
 from bert_jax.finetuning.inputs.task_files import BadRows
 from bert_jax.finetuning.inputs.text_files import read_texts
 from bert_jax.finetuning.prediction_files import write_predictions
-from bert_jax.model import initialize
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint, save_parameters
 
@@ -28,7 +27,7 @@ def classifier(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> st
     """A classifier with its initial values."""
     before, folder = open_checkpoint(str(checkpoint)), tmp_path_factory.mktemp("classifier") / "model"
     head = TaskHead("classify", 2)
-    _, parameters = initialize(before.bert_config, jax.random.key(3), build=BertForTask, head=head)
+    _, parameters = initialize(before.bert_config, 3, build=BertForTask, head=head)
     task = {"name": "text", "classes": ["sea", "wood"], "texts": [], "id": "id", "is_pair": False, "max_seq_len": 48}
     save_parameters(
         epath.Path(folder), parameters, bert_config=before.bert_config, tokenizer=before.tokenizer, heads=("pooler",),

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from flax import nnx
 from support.batches import make_device_batch
+from support.models import initialize
 
 from bert_jax.batch import Batch, map_arrays
 from bert_jax.finetuning.losses import task_objective
-from bert_jax.model import BertConfig, initialize
+from bert_jax.model import BertConfig
 from bert_jax.model.bilstm import BiLstm
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.training.objectives import divide
@@ -32,7 +33,7 @@ def make_batch(**targets: np.ndarray) -> Batch[jax.Array]:
 
 
 def build(head: TaskHead) -> BertForTask:
-    graph, parameters = initialize(MODEL, jax.random.key(1), build=BertForTask, head=head)
+    graph, parameters = initialize(MODEL, 1, build=BertForTask, head=head)
     return nnx.merge(graph, parameters)
 
 

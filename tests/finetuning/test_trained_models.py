@@ -4,16 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from etils import epath
+from support.models import initialize
 
 import bert_jax
 from bert_jax.cli import main
 from bert_jax.errors import InputError
 from bert_jax.finetuning.fine_tuned import evaluate_finetuned, predict
-from bert_jax.model import initialize
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint, save_parameters
 
@@ -32,7 +31,7 @@ def models(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     before, found = open_checkpoint(str(checkpoint)), {}
     for name, (kind, size, record) in RECORDS.items():
         head = TaskHead(kind, size)
-        _, parameters = initialize(before.bert_config, jax.random.key(3), build=BertForTask, head=head)
+        _, parameters = initialize(before.bert_config, 3, build=BertForTask, head=head)
         found[name] = str(tmp_path_factory.mktemp(name) / "model")
         save_parameters(
             epath.Path(found[name]), parameters, bert_config=before.bert_config, tokenizer=before.tokenizer,

@@ -20,8 +20,9 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 from bert_jax.training.initialization.warm_start import initialize_from
 from bert_jax.training.objectives import denominators, divide, pretraining, pretraining_sums
-from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from bert_jax.training.state import describe_state
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.planning.learning_rate import learning_rate_schedule
+from bert_jax.training.planning.state_plan import describe_state
 from bert_jax.training.train_step import make_train_step
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch and transformers")

@@ -81,6 +81,30 @@ def test_folder_of_another_checkpoint_is_refused_before_anything_is_written(work
     assert [[path.name for path in (tmp_path / name).iterdir()] for name in ("b", "c")] == [["step3"], ["step3"]]
 
 
+def test_folder_with_steps_of_another_run_is_refused(workdir: Path, dataset_dir: Path, tmp_path: Path):
+    other = tmp_path / "other"
+    changes = {**MILESTONES, "checkpoint__milestones": (0, 2)}
+    pretrain(helpers.small_config(dataset_dir, optimizer__warmup_steps=1, seed=1, **changes), str(other))
+    output = tmp_path / "my-bert"
+    huggingface.export_steps(str(other), str(output), "2")  # a step that the first run does not have
+    with pytest.raises(InputError, match=rf"{output}/step2: .*{other}"):
+        huggingface.export_steps(str(workdir), str(output), "1")
+    huggingface.export_steps(str(other), str(tmp_path / "later"), "3")  # a step that both have, and is not exported
+    with pytest.raises(InputError, match=r"later/step3.*checkpoints/3"):
+        huggingface.export_steps(str(workdir), str(tmp_path / "later"), "1")
+    assert {path.name for path in (*output.iterdir(), *(tmp_path / "later").iterdir())} == {"step2", "step3"}
+
+
+def test_moved_workdir_adds_to_the_steps_that_it_exported(workdir: Path, tmp_path: Path):
+    run, output = shutil.copytree(workdir, tmp_path / "run"), tmp_path / "my-bert"
+    huggingface.export_steps(str(run), str(output), "0,1")
+    moved = run.rename(tmp_path / "moved")
+    shutil.rmtree(moved / "checkpoints" / "0")
+    revisions = huggingface.export_steps(str(moved), str(output), "3")
+    assert [(revision.step, revision.is_new) for revision in revisions] == [(3, True)]
+    assert {path.name for path in output.iterdir()} == {"step0", "step1", "step3"}
+
+
 @pytest.mark.parametrize(
     ("steps", "more", "message"),
     [

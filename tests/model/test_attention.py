@@ -4,20 +4,23 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 from jax.extend import core
 from support.batches import make_device_batch
+from support.models import initialize
 
-from bert_jax.model import BertConfig, abstract_parameters, encoder, initialize
+from bert_jax.model import BertConfig, abstract_parameters, encoder
+from bert_jax.model.dropout import dropout_mask
 from bert_jax.model.encoder import attention_mask
-from bert_jax.model.fused_attention import splash_attention
+from bert_jax.model.pallas_attention import pallas_attention
 
 LENGTH = 128
 SMALL = BertConfig(
     vocab_size=100, hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-    max_position_embeddings=LENGTH, attention_probs_dropout_prob=0.0,
+    max_position_embeddings=LENGTH,
 )  # fmt: skip
 
 
@@ -34,31 +37,82 @@ def packed(length: int = LENGTH) -> np.ndarray:
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(encoder, "splash_attention", functools.partial(splash_attention, interpret=True))
+    kernel = functools.partial(pallas_attention, interpret=True)
+    monkeypatch.setattr("bert_jax.model.pallas_attention.pallas_attention", kernel)
 
 
-def xla_attention(qkv, sequence_ids, causal):
-    return encoder._attend(qkv, attention_mask(sequence_ids, causal=causal), None, 0.0)
+def plain_attention(qkv, sequence_ids, keys, *, dropout_rate, causal):
+    return encoder._attend(qkv, attention_mask(sequence_ids, causal=causal), keys, dropout_rate)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 5, 6))
+def context_and_gradient(attend, qkv, ids, keys, weights, dropout_rate=0.0, causal=False):
+    context, backward = jax.vjp(lambda qkv: attend(qkv, ids, keys, dropout_rate=dropout_rate, causal=causal), qkv)
+    return context, *jnp.moveaxis(backward(weights)[0], 2, 0)
+
+
+def make_arrays(length: int, heads: int, head: int) -> tuple[np.ndarray, np.ndarray, jax.Array]:
+    *qkv, weights = np.random.default_rng(0).standard_normal((4, 2, length, heads, head), np.float32)
+    return np.stack(qkv, 2), weights, jax.random.split(jax.random.key(5), 2)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["both_ways", "causal"])
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5])
 @pytest.mark.parametrize(
     ("rows", "length", "heads", "head"),
-    [(padded, 128, 3, 64), (packed, 128, 2, 32), (packed, 768, 1, 64)],  # one block of tokens, and two
+    [
+        (padded, 128, 4, 64),  # two steps of two heads
+        (packed, 130, 3, 32),  # padded to two blocks of queries, three heads in a step
+        (packed, 73, 2, 40),  # an odd length, whose last key has a random word of its own
+        (packed, 384, 1, 128),
+    ],
 )
-def test_splash_is_attention(rows, length, heads, head, causal):
-    *qkv, weights = np.random.default_rng(0).standard_normal((4, 2, length, heads, head), np.float32)
-    qkv, ids = tuple(qkv), rows(length)
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def value_and_gradient(attend, qkv, ids, weights):
-        context, backward = jax.vjp(lambda qkv: attend(qkv, ids, causal=causal), qkv)
-        return context, *backward(weights)[0]
-
-    expected = value_and_gradient(xla_attention, qkv, ids, weights)
-    found = value_and_gradient(functools.partial(splash_attention, interpret=True), qkv, ids, weights)
+def test_pallas_attention_equals_plain_attention(rows, length, heads, head, rate, causal):
+    qkv, weights, keys = make_arrays(length, heads, head)
+    expected = context_and_gradient(plain_attention, qkv, rows(length), keys, weights, rate, causal)
+    attend = functools.partial(pallas_attention, interpret=True)
+    found = context_and_gradient(attend, qkv, rows(length), keys, weights, rate, causal)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_pallas_attention_draws_the_mask_of_plain_attention():
+    """Values that are the rows of an identity matrix make the context the dropped probabilities themselves."""
+    length, rate = 129, 0.3
+    qkv, _, keys = make_arrays(length, 2, length)
+    qkv[:, :, 2] = np.eye(length, dtype=np.float32)[:, None]
+    context = pallas_attention(
+        qkv, np.ones((2, length), np.int32), keys, dropout_rate=rate, causal=False, interpret=True
+    )
+    np.testing.assert_array_equal(
+        np.swapaxes(context, 1, 2) > 0, dropout_mask((2, 2, length, length), rate, keys)
+    )  # fmt: skip
+
+
+def test_pallas_attention_drops_nothing_without_keys():
+    qkv, weights, _ = make_arrays(64, 2, 16)
+    attend = functools.partial(pallas_attention, interpret=True)
+    expected = context_and_gradient(plain_attention, qkv, packed(64), None, weights)
+    found = context_and_gradient(attend, qkv, packed(64), None, weights, 0.1)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_pallas_attention_in_bfloat16_is_as_accurate_as_plain_attention():
+    qkv, weights, keys = make_arrays(256, 2, 64)
+    expected = context_and_gradient(plain_attention, qkv, packed(256), keys, weights, 0.1)
+    kernel = functools.partial(pallas_attention, interpret=True)
+    errors = {}
+    for name, attend in (("plain", plain_attention), ("kernel", kernel)):
+        found = context_and_gradient(
+            attend, qkv.astype(jnp.bfloat16), packed(256), keys, weights.astype(jnp.bfloat16), 0.1
+        )
+        errors[name] = [
+            np.linalg.norm(np.asarray(a, np.float32) - b) / np.linalg.norm(b)
+            for a, b in zip(found, expected, strict=True)
+        ]
+    for kernel_error, plain_error in zip(errors["kernel"], errors["plain"], strict=True):
+        assert kernel_error < 1.1 * plain_error < 0.01
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -71,9 +125,9 @@ def test_splash_is_attention(rows, length, heads, head, causal):
         pytest.param(False, {"remat": "full"}, marks=pytest.mark.long),
     ],
 )
-def test_a_model_with_splash_is_the_model(causal, settings):
+def test_a_model_with_pallas_attention_is_the_model(causal, settings):
     config = dataclasses.replace(SMALL, is_decoder=causal)
-    batch, (_, parameters) = make_device_batch(sequence_ids=packed()), initialize(config, jax.random.key(0))
+    batch, (_, parameters) = make_device_batch(sequence_ids=packed()), initialize(config)
 
     def value_and_gradient(**settings):
         graph, _, _ = abstract_parameters(config, **settings)
@@ -85,7 +139,7 @@ def test_a_model_with_splash_is_the_model(causal, settings):
         return jax.jit(jax.value_and_grad(loss))(parameters, batch)
 
     expected, gradient = value_and_gradient()
-    found, other = value_and_gradient(attention="splash", **settings)
+    found, other = value_and_gradient(attention="pallas", **settings)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(gradient), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(b, a, atol=1e-5, err_msg=jax.tree_util.keystr(path))
@@ -105,8 +159,8 @@ def shapes_in(jaxpr: core.Jaxpr) -> set[tuple[int, ...]]:
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize(("chosen", "is_square"), [("xla", True), ("splash", False)])
-def test_splash_has_no_array_of_length_by_length(chosen, is_square):
+@pytest.mark.parametrize(("chosen", "is_square"), [("xla", True), ("pallas", False)])
+def test_pallas_attention_has_no_array_of_length_by_length(chosen, is_square):
     config = dataclasses.replace(SMALL, hidden_size=64, max_position_embeddings=384)
     graph, parameters, _ = abstract_parameters(config, attention=chosen)
     batch = make_device_batch(sequence_ids=packed(384))

@@ -11,10 +11,11 @@ from flax import nnx
 from jax.extend import core
 from jax.sharding import AxisType, PartitionSpec
 from support.batches import make_device_batch
+from support.models import initialize
 
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
-from bert_jax.model import BertConfig, abstract_parameters, initialize, parameter_count
+from bert_jax.model import BertConfig, abstract_parameters, parameter_count
 from bert_jax.model.bert_config import ACTIVATIONS
 from bert_jax.model.dropout import drop, dropout, dropout_mask, row_keys
 from bert_jax.model.layers import LayerNorm, activation
@@ -30,8 +31,13 @@ SMALL = BertConfig(
 )
 
 
-def model_of(config: BertConfig, seed: int = 0, **settings: object):
-    return nnx.merge(*initialize(config, jax.random.key(seed), **settings))
+def model_of(config: BertConfig, **settings: object):
+    return nnx.merge(*initialize(config, **settings))
+
+
+@nnx.jit
+def call(model, *arguments):
+    return model(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -82,30 +88,35 @@ def test_vocabulary_padding_is_zero_and_never_predicted():
     model = model_of(SMALL)
     assert model.embeddings.word[...].shape == (128, 32)
     assert not np.any(model.embeddings.word[...][100:])
-    logits, _ = model(make_device_batch())
+    logits, _ = call(model, make_device_batch())
     assert logits.shape == (3, 4, 128)
     assert np.all(np.isneginf(logits[..., 100:]))
     np.testing.assert_allclose(jax.nn.softmax(logits)[..., :100].sum(-1), 1.0, rtol=1e-6)
 
 
 def test_vocabulary_padding_gets_no_gradient():
-    graph, parameters = initialize(SMALL, jax.random.key(0))
+    graph, parameters = initialize(SMALL)
     batch = make_device_batch()
 
     def loss(parameters):
         logits, _ = nnx.merge(graph, parameters)(batch)
         return -jax.nn.log_softmax(logits)[..., 7].sum()
 
-    gradient = jax.grad(loss)(parameters)
+    gradient = jax.jit(jax.grad(loss))(parameters)
     assert np.all(np.isfinite(gradient["embeddings"]["word"]))
     assert not np.any(gradient["embeddings"]["word"][100:])
     assert not np.any(gradient["mlm_head"]["output_bias"][100:])
     assert np.any(gradient["embeddings"]["word"][:100])
 
 
+def test_a_whole_number_of_any_size_is_a_float():
+    assert type(BertConfig(initializer_range=2**63, layer_norm_eps=1).initializer_range) is float
+    assert jnp.float32(1) * BertConfig(initializer_range=2**63).initializer_range == 2.0**63
+
+
 def test_initial_values_are_a_truncated_normal_of_the_initializer_range():
     config = BertConfig(num_hidden_layers=2, hidden_size=64, num_attention_heads=2, intermediate_size=256)
-    parameters = initialize(config, jax.random.key(0))[1]
+    parameters = initialize(config)[1]
     word = np.asarray(parameters["embeddings"]["word"])[:30_522]
     assert np.abs(word).max() <= 0.04 + 1e-6
     # A standard normal cut at two standard deviations has one of 0.8796.
@@ -119,7 +130,7 @@ def test_initial_values_are_a_truncated_normal_of_the_initializer_range():
 
 def test_initial_values_of_every_parameter():
     config = dataclasses.replace(SMALL, hidden_size=64, intermediate_size=256, initializer_range=0.5)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(initialize(config, jax.random.key(0))[1]):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(initialize(config)[1]):
         name, value = jax.tree_util.keystr(path), np.asarray(leaf)
         if "bias" in name:
             assert not value.any(), name
@@ -139,7 +150,7 @@ def test_padding_does_not_reach_real_tokens():
     padding = batch["sequence_ids"] == 0
     assert padding.any()
     changed = {**batch, "input_ids": jnp.where(padding, 42, batch["input_ids"])}
-    before, after = model(batch), model(changed)
+    before, after = call(model, batch), call(model, changed)
     np.testing.assert_array_equal(before[0], after[0])
     np.testing.assert_array_equal(before[1], after[1])
 
@@ -163,8 +174,8 @@ def test_sequences_packed_into_a_row_do_not_see_each_other():
     packed["sequence_ids"] = jnp.repeat(jnp.array([[1, 2]]), 8, axis=1)
     packed["masked_positions"] = (single["masked_positions"] + jnp.array([[0], [8]])).reshape(1, -1)
     packed["cls_positions"] = jnp.array([[0, 8]])
-    logits, nsp = model(single)
-    packed_logits, packed_nsp = model(packed)
+    logits, nsp = call(model, single)
+    packed_logits, packed_nsp = call(model, packed)
     np.testing.assert_allclose(packed_logits.reshape(logits.shape)[..., :100], logits[..., :100], atol=1e-5)
     np.testing.assert_allclose(packed_nsp.reshape(nsp.shape), nsp, atol=1e-6)
 
@@ -172,7 +183,7 @@ def test_sequences_packed_into_a_row_do_not_see_each_other():
 @functools.cache
 def value_and_gradient(remat: str = "none", scan_layers: bool = True) -> tuple[jax.Array, dict]:
     batch, key = make_device_batch(), jax.random.key(3)
-    _, parameters = initialize(SMALL, jax.random.key(0))
+    _, parameters = initialize(SMALL)
     graph, _, _ = abstract_parameters(SMALL, remat=remat, scan_layers=scan_layers)
 
     def loss(parameters):
@@ -205,7 +216,7 @@ def test_remat_and_scan_change_nothing_but_the_program(remat, scan_layers):
 )
 def test_remat_keeps_no_more_than_it_says(remat, kept):
     batch, rows, length = make_device_batch(rows=2, length=24), 2, 24
-    graph, parameters = initialize(SMALL, jax.random.key(0), remat=remat)
+    graph, parameters = initialize(SMALL, remat=remat)
 
     def backward():
         return jax.vjp(lambda p: nnx.merge(graph, p)(batch, jax.random.key(3))[0], parameters)[1]
@@ -234,7 +245,7 @@ def products(jaxpr: core.Jaxpr) -> int:
 def test_gathered_layers_are_gathered_again_and_recompute_no_product(scan_layers):
     """Without a name an activation would be recomputed, by products if it comes from one; see `REMAT_POLICIES`."""
     batch = make_device_batch(rows=2, length=24)
-    graph, parameters = initialize(SMALL, jax.random.key(0), scan_layers=scan_layers)
+    graph, parameters = initialize(SMALL, scan_layers=scan_layers)
 
     def gather_layer(layer: dict) -> dict:
         return jax.tree.map(lambda x: 2 * x, layer)
@@ -277,7 +288,7 @@ def test_dropout_is_in_four_places_each_with_its_rate_and_a_key_of_its_own(monke
     for module in ("dropout", "encoder"):
         monkeypatch.setattr(f"bert_jax.model.{module}.dropout_mask", spy)
     config = dataclasses.replace(SMALL, num_hidden_layers=2, hidden_dropout_prob=0.25, attention_probs_dropout_prob=0.5)
-    model = nnx.merge(*initialize(config, jax.random.key(0)))
+    model = nnx.merge(*initialize(config))
     ones = jnp.ones((2, 8), jnp.int32)
     batch = {"input_ids": ones, "token_type_ids": ones, "positions": ones, "sequence_ids": ones}
     with jax.disable_jit():  # so that every layer is run, and not one traced
@@ -293,8 +304,8 @@ def test_dropout_is_in_four_places_each_with_its_rate_and_a_key_of_its_own(monke
 
 def test_no_key_is_deterministic_and_a_key_is_not_the_same_as_another():
     model, batch = model_of(SMALL), make_device_batch()
-    np.testing.assert_array_equal(model(batch)[0], model(batch)[0])
-    one, same, other = (model(batch, jax.random.key(seed))[0] for seed in (1, 1, 2))
+    np.testing.assert_array_equal(call(model, batch)[0], call(model, batch)[0])
+    one, same, other = (call(model, batch, jax.random.key(seed))[0] for seed in (1, 1, 2))
     np.testing.assert_array_equal(one, same)
     assert not np.allclose(one[..., :100], other[..., :100])
 
@@ -423,11 +434,11 @@ def test_the_softmax_of_attention_is_of_fp32_scores(monkeypatch: pytest.MonkeyPa
 
 def test_computation_in_bfloat16_stays_close_and_gives_fp32_logits():
     batch = make_device_batch()
-    _, parameters = initialize(SMALL, jax.random.key(0))
+    _, parameters = initialize(SMALL)
     outputs = {}
     for dtype in (jnp.float32, jnp.bfloat16):
         graph, _, _ = abstract_parameters(SMALL, dtype=dtype)
-        outputs[dtype] = nnx.merge(graph, parameters)(batch)
+        outputs[dtype] = call(nnx.merge(graph, parameters), batch)
     logits, nsp = outputs[jnp.bfloat16]
     assert logits.dtype == nsp.dtype == jnp.float32
     np.testing.assert_allclose(logits[..., :100], outputs[jnp.float32][0][..., :100], atol=0.05)

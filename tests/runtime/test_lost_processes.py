@@ -1,5 +1,6 @@
 """A process that is killed, frozen or fails ends the others in time, with a line that says what happened."""
 
+import functools
 import json
 import logging
 import shutil
@@ -10,10 +11,13 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import pytest
 from etils import epath
 from support.several import finish, start
 
+from bert_jax.errors import BertJaxError
+from bert_jax.runtime import processes
 from bert_jax.runtime.first_process import FirstProcessWatch
 from bert_jax.runtime.heartbeats import RESTART_ADVICE, Peers
 from bert_jax.runtime.ticker import Ticker
@@ -160,6 +164,29 @@ def test_all_processes_exit_with_the_status_of_the_first_failure():
     wait_for(lambda: 0 in ends)
     assert ends[0] == 2
     peers[0].close()
+
+
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_a_failed_collective_ends_a_process_as_its_cause_does(is_reported: bool, monkeypatch, caplog):
+    """A collective fails at once where the others have ended; the reason is known some seconds later."""
+    store, ends = MemoryStore(), {}
+    times = {"every": 0.2, "patience": PATIENCE, "linger": 0.1}
+    other = Peers(store, 1, 2, leave=lambda status: None, **times)
+    monkeypatch.setattr(processes, "_join", lambda environment: store)
+    monkeypatch.setattr(
+        processes, "Peers", functools.partial(Peers, leave=lambda status: ends.setdefault(0, status), **times)
+    )
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(processes, "_joined", None)
+    monkeypatch.setattr(processes, "_is_reported", False)
+    if is_reported:
+        other.report(75, "ended the run: SIGTERM: stopped before step 1")
+    else:
+        other._ticker.close()  # killed
+    with pytest.raises(BertJaxError, match="Gloo"), processes.joined_processes({}):
+        raise jax.errors.JaxRuntimeError("Gloo all-reduce failed")
+    assert ends == {0: 75 if is_reported else 1}
+    assert "Process 1 (" in caplog.text
 
 
 def test_finished_process_is_not_lost():

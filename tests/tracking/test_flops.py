@@ -38,6 +38,18 @@ def test_peaks_are_known_by_device_kind(device_kind: str, tera: float):
     assert find_accelerator(device_kind).peak_flops == pytest.approx(tera * 1e12)
 
 
+@pytest.mark.parametrize(
+    ("device_kind", "tera"),
+    [
+        ("TPU v5p", 2.765), ("TPU7x", 3.69),  # half a chip
+        ("NVIDIA A100-SXM4-80GB", 2.039), ("NVIDIA A100-SXM4-40GB", 1.555), ("NVIDIA H200", 4.8),
+        ("NVIDIA B200", 8), ("NVIDIA GB200", 8),
+    ],
+)  # fmt: skip
+def test_memory_bandwidths_are_known_by_device_kind(device_kind: str, tera: float):
+    assert find_accelerator(device_kind).hbm == pytest.approx(tera * 1e12)
+
+
 @pytest.mark.parametrize("device_kind", ["cpu", "TPU v4 lite", "TPU v5 next", "TPU v55", "NVIDIA H1000", "NVIDIA"])
 def test_device_name_that_is_a_prefix_of_another_is_distinct(device_kind: str):
     assert find_accelerator(device_kind) is None

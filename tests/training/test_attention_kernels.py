@@ -1,5 +1,6 @@
 """Attention kernels in a run: refused settings, the step on a mesh, and use of the checkpoint without them."""
 
+import dataclasses
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +18,9 @@ from bert_jax.config import ConfigDict, load_config
 from bert_jax.errors import InputError
 from bert_jax.inference import pretrained
 from bert_jax.inference.features import extract
-from bert_jax.model import BertConfig, abstract_parameters, encoder
-from bert_jax.model.fused_attention import cudnn_attention, splash_attention
+from bert_jax.model import BertConfig, abstract_parameters
+from bert_jax.model.cudnn_attention import cudnn_attention
+from bert_jax.model.pallas_attention import pallas_attention
 from bert_jax.parallel.host_batches import put_batch
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.training import objectives, phase_data
@@ -27,15 +29,15 @@ from bert_jax.training.checks import check_attention
 from bert_jax.training.evaluation import evaluate_checkpoint
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.phases import open_phases
+from bert_jax.training.planning.state_plan import describe_state
 from bert_jax.training.pretrain import pretrain
-from bert_jax.training.state import describe_state
 from bert_jax.training.train_step import make_train_step
 from bert_jax.training.workdir import claim_workdir
 
-LENGTH, ROWS = 128, 8
+LENGTH, ROWS = 128, 16
 MODEL = BertConfig(
     vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32,
-    max_position_embeddings=LENGTH, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.0,
+    max_position_embeddings=LENGTH,
 )  # fmt: skip
 
 
@@ -44,24 +46,25 @@ def make_batch() -> HostBatch:
     return {**batch, "sequence_ids": batch["sequence_ids"] * (1 + (np.arange(LENGTH, dtype=np.int32) > 20))}
 
 
-def interpret_splash(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+def interpret_pallas(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Makes the TPU kernel run on any platform. Returns a list that collects the shapes it is traced with."""
     shapes = []
 
-    def interpreted(qkv, sequence_ids, *, causal):
-        shapes.append(qkv[0].shape)
-        return splash_attention(qkv, sequence_ids, causal=causal, interpret=True)
+    def interpreted(qkv, *inputs, **settings):
+        shapes.append(qkv.shape)
+        return pallas_attention(qkv, *inputs, **settings, interpret=True)
 
-    monkeypatch.setattr(encoder, "splash_attention", interpreted)
+    monkeypatch.setattr("bert_jax.model.pallas_attention.pallas_attention", interpreted)
     return shapes
 
 
-def make_step(chosen: str, sizes: dict[str, int], dtype=jnp.float32):
+def make_step(chosen: str, sizes: dict[str, int], dtype=jnp.float32, **model_sizes: object):
     mesh = make_mesh(
         ConfigDict({"data": 1, "fsdp": 1, "tensor": 1, **sizes}), jax.devices()[: np.prod([*sizes.values()])]
     )
     optimizer = make_optimizer(load_config("default").optimizer, abstract_parameters(MODEL)[2])
-    spec = describe_state(mesh, MODEL, optimizer, seed=0, dtype=dtype, attention=chosen)
+    model = dataclasses.replace(MODEL, **model_sizes)
+    spec = describe_state(mesh, model, optimizer, seed=0, dtype=dtype, attention=chosen)
     return (
         mesh,
         spec,
@@ -70,43 +73,43 @@ def make_step(chosen: str, sizes: dict[str, int], dtype=jnp.float32):
 
 
 @pytest.mark.long
-def test_splash_step_equals_the_step_on_a_mesh(monkeypatch: pytest.MonkeyPatch):
-    shapes, results = interpret_splash(monkeypatch), []
-    for chosen, sizes in (("xla", {"data": 1}), ("splash", {"data": 2, "fsdp": 2})):
+def test_pallas_step_equals_the_step_on_a_mesh(monkeypatch: pytest.MonkeyPatch):
+    shapes, results = interpret_pallas(monkeypatch), []
+    for chosen, sizes in (("xla", {"data": 1}), ("pallas", {"data": 4, "fsdp": 2})):
         mesh, spec, step = make_step(chosen, sizes)
         with jax.set_mesh(mesh):
             state, metrics = step(spec.make(), put_batch(mesh, make_batch(), 2))
             results.append(jax.device_get((metrics, state.moments.mu)))
-    assert set(shapes) == {(ROWS // 2 // 4, LENGTH, 4, 8)}  # of a microbatch a device's rows
+    assert set(shapes) == {(ROWS // 2 // 8, LENGTH, 3, 4, 8)}  # of a microbatch a device's rows
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(results[0]), jax.tree.leaves(results[1]), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=jax.tree_util.keystr(path))
 
 
 @pytest.mark.parametrize("sizes", [{"data": 1}, {"data": 2, "fsdp": 2}], ids=str)
-def test_the_step_with_splash_is_lowered_to_its_kernels(sizes):
-    mesh, spec, step = make_step("splash", sizes, dtype=jnp.bfloat16)
+def test_the_step_with_pallas_is_lowered_to_its_kernels(sizes):
+    mesh, spec, step = make_step("pallas", sizes, dtype=jnp.bfloat16, hidden_size=128)
     with jax.set_mesh(mesh):
         batch = jax.eval_shape(lambda: put_batch(mesh, make_batch(), 1))
         text = step.trace(spec.abstract, batch).lower(lowering_platforms=("tpu",)).as_text()
     assert set(re.findall(r"custom_call @([\w$]+)", text)) == {"tpu_custom_call"}
     kernels = set(re.findall(r'kernel_name = "(\w+)"', text))
-    assert kernels == {"splash_mha_fwd_segmented_residuals", "splash_mha_dkv_segmented_no_residuals"}
+    assert kernels == {"attention_forward", "attention_backward"}
 
 
 def test_the_step_with_cudnn_is_lowered_to_its_calls(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
-    mesh, spec, step = make_step("cudnn", {"data": 2, "fsdp": 2}, dtype=jnp.bfloat16)
+    mesh, spec, step = make_step("cudnn", {"data": 2, "fsdp": 2}, dtype=jnp.bfloat16, attention_probs_dropout_prob=0.0)
     with jax.set_mesh(mesh):
         batch = jax.eval_shape(lambda: put_batch(mesh, make_batch(), 1))
         text = step.trace(spec.abstract, batch).lower(lowering_platforms=("cuda",)).as_text()
     calls = re.findall(r"custom_call @([\w$]+)", text)
     assert set(calls) == {"__cudnn$fmhaScaleBiasSoftmax", "__cudnn$fmhaScaleBiasSoftmaxBackward"}
     squares = set(re.findall(rf"[0-9x]*{LENGTH}x{LENGTH}x(?:bf16|f32)", text))
-    assert squares == {f"2x1x{LENGTH}x{LENGTH}xbf16"}  # the mask, of a device's rows and for all heads
+    assert squares == {f"4x1x{LENGTH}x{LENGTH}xbf16"}  # the mask, of a device's rows and for all heads
 
 
 def test_jax_refuses_cudnn_where_it_is_not_installed():
-    qkv = (jnp.ones((1, 8, 1, 8), jnp.bfloat16),) * 3
+    qkv = jnp.ones((1, 8, 3, 1, 8), jnp.bfloat16)
     with pytest.raises(Exception, match=r"cuDNN is not detected|platform"):
         cudnn_attention(qkv, jnp.ones((1, 8, 8), bool))
 
@@ -122,18 +125,11 @@ def check(platform: str, *, seq_len: int = 128, tensor: int = 1, **overrides: ob
 @pytest.mark.parametrize(
     ("platform", "settings", "message"),
     [
-        (
-            "tpu",
-            {"attention": "splash", "seq_len": 64},
-            r"seq_len=64\b.* 128\b.*--seq_len",
-        ),
-        ("tpu", {"attention": "splash", "tensor": 2}, r"mesh\.tensor=2\b.*mesh\.tensor=1\b"),
-        (
-            "tpu",
-            {"attention": "splash", "model__attention_probs_dropout_prob": 0.1},
-            r"prob=0\.1\b.*model\.attention_probs_dropout_prob=0\.0",
-        ),
-        ("gpu", {"attention": "splash"}, "attention=splash: .*TPU.*GPU"),
+        ("tpu", {"attention": "pallas", "seq_len": 2056}, r"seq_len=2056\b.*--seq_len 2048"),
+        ("tpu", {"attention": "pallas", "seq_len": 1032, "dtype": "float32"}, r"seq_len=1032\b.*--seq_len 1024"),
+        ("tpu", {"attention": "pallas", "model__hidden_size": 192}, r"model\.hidden_size=192\b.* 128\b"),
+        ("tpu", {"attention": "pallas", "tensor": 2}, r"mesh\.tensor=2\b.*mesh\.tensor=1\b"),
+        ("gpu", {"attention": "pallas"}, "attention=pallas: .*TPU.*GPU"),
         ("tpu", {"attention": "cudnn"}, "attention=cudnn: .*GPU.*TPU"),
         ("gpu", {"attention": "cudnn", "tensor": 2}, r"mesh\.tensor=2\b.*mesh\.tensor=1\b"),
         (
@@ -155,9 +151,9 @@ def test_unsupported_kernel_settings_are_refused_in_one_line(platform, settings,
 
 
 def test_supported_kernel_settings_are_accepted():
-    for seq_len in (128, 256, 512, 384):
-        check("tpu", attention="splash", seq_len=seq_len)
-    check("tpu", attention="splash", dtype="float32", remat="attention")
+    for seq_len in (63, 128, 512, 2048):
+        check("tpu", attention="pallas", seq_len=seq_len, model__attention_probs_dropout_prob=0.1)
+    check("tpu", attention="pallas", dtype="float32", remat="attention")
     check("gpu", attention="cudnn", seq_len=510)
     check("cpu", attention="xla", seq_len=63, tensor=2, model__attention_probs_dropout_prob=0.1, dtype="float32")
 
@@ -165,13 +161,12 @@ def test_supported_kernel_settings_are_accepted():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"attention": "flash"}, "attention=flash: .*xla, splash, cudnn"),
-        ({"attention": "splash"}, r"attention=splash: .*model\.attention_probs_dropout_prob=0\.1"),
-        ({"attention": "splash", "model__attention_probs_dropout_prob": 0.0}, "attention=splash: .*TPU.*CPU"),
+        ({"attention": "flash"}, "attention=flash: .*xla, pallas, cudnn"),
+        ({"attention": "pallas"}, "attention=pallas: .*TPU.*CPU"),
         ({"attention": "cudnn", "model__attention_probs_dropout_prob": 0.0}, "attention=cudnn: .*GPU.*CPU"),
         (
-            {"phases": "({'steps': 4}, {'steps': 4, 'attention': 'splash'})"},
-            r"attention=splash: .*attention_probs_dropout_prob=0\.1",
+            {"phases": "({'steps': 4}, {'steps': 4, 'attention': 'pallas'})"},
+            "attention=pallas: .*TPU.*CPU",
         ),
     ],
 )
@@ -183,12 +178,12 @@ def test_kernel_of_another_platform_is_refused_before_any_work(overrides, messag
 
 
 def test_model_with_kernel_refuses_attention_dropout():
-    with pytest.raises(ValueError, match=r"attention=splash: .*attention_probs_dropout_prob=0\.1"):
-        abstract_parameters(BertConfig(attention_probs_dropout_prob=0.1), attention="splash")
+    with pytest.raises(ValueError, match=r"attention=cudnn: .*attention_probs_dropout_prob=0\.1"):
+        abstract_parameters(BertConfig(attention_probs_dropout_prob=0.1), attention="cudnn")
 
 
 @pytest.mark.long
-def test_checkpoint_trained_with_splash_works_without_it(
+def test_checkpoint_trained_with_pallas_works_without_it(
     corpus_file: Path, vocabulary_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     data, run = str(tmp_path / "data"), str(tmp_path / "run")
@@ -197,16 +192,16 @@ def test_checkpoint_trained_with_splash_works_without_it(
     def config(chosen: str, steps: int):
         return helpers.small_config(
             Path(data), attention=chosen, total_steps=steps, optimizer__warmup_steps=1, model__num_hidden_layers=1,
-            model__max_position_embeddings=LENGTH, model__attention_probs_dropout_prob=0.0, data__packing=True,
+            model__max_position_embeddings=LENGTH, data__packing=True,
             eval_batches=-1, eval_every_steps=0,
         )  # fmt: skip
 
     with monkeypatch.context() as patched:
         patched.setattr(phase_data, "check_attention", lambda *of_phase: None)
-        shapes = interpret_splash(patched)
-        found = pretrain(config("splash", 2), run)
-    assert set(shapes) == {(16 // 8, LENGTH, 4, 8)}  # in training alone: no device evaluates its rows by itself
-    assert open_checkpoint(run).config["attention"] == "splash"
+        shapes = interpret_pallas(patched)
+        found = pretrain(config("pallas", 2), run)
+    assert set(shapes) == {(16 // 8, LENGTH, 3, 4, 8)}  # in training alone: no device evaluates its rows by itself
+    assert open_checkpoint(run).config["attention"] == "pallas"
     assert evaluate_checkpoint(open_checkpoint(run), data) == pytest.approx(found, rel=1e-5)
     (tmp_path / "lines.txt").write_text("the old ship sees a storm .\n")
     extract(run, str(tmp_path / "lines.txt"), str(tmp_path / "features.jsonl"), layers="last")

@@ -18,6 +18,7 @@ from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.training.checkpointing.checkpoint_damage import DamagedError
+from bert_jax.training.checkpointing.checkpoint_digests import ALGORITHM
 from bert_jax.training.checkpointing.checkpoint_folders import newest_step, set_aside, step_folders
 from bert_jax.training.checkpointing.checkpointer import Checkpointer
 from bert_jax.training.checkpointing.checkpoints import newest_intact, open_checkpoint
@@ -197,6 +198,24 @@ def test_a_changed_item_of_json_is_noticed(item: str, workdir: Path):
     with pytest.raises(DamagedError, match=rf"checkpoints/30 .*{item}"):
         open_checkpoint(str(workdir))
     assert newest_intact(epath.Path(workdir)).step == 20
+
+
+def test_a_newer_version_is_refused_and_not_taken_for_damage(workdir: Path):
+    """An earlier step must not replace it: the run would repeat what a newer version has done."""
+    metadata = workdir / "checkpoints" / "30" / "digests" / "metadata"
+    digests = json.loads(metadata.read_text())
+    metadata.write_text(json.dumps({**digests, "format_version": digests["format_version"] + 100}))
+    for read in (open_checkpoint, lambda folder: newest_intact(epath.Path(folder))):
+        with pytest.raises(InputError, match=r"checkpoints/30: format_version=101: ") as refused:
+            read(str(workdir))
+        assert not isinstance(refused.value, DamagedError)
+
+
+def test_an_unknown_algorithm_of_digests_is_damage(workdir: Path):
+    metadata = workdir / "checkpoints" / "30" / "digests" / "metadata"
+    metadata.write_text(metadata.read_text().replace(ALGORITHM, ALGORITHM.upper()))
+    with pytest.raises(DamagedError, match=r"checkpoints/30 .*digests\.algorithm"):
+        open_checkpoint(str(workdir))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from etils import epath
 from support import helpers
+from support.devices import one_device  # noqa: F401
 
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.errors import InputError

@@ -100,6 +100,7 @@ def test_damaged_milestone_is_set_aside_and_saved_again(kept: Path, dataset_dir:
     assert_same_run(tmp_path / "run", kept)
 
 
+@pytest.mark.long
 def test_run_killed_between_milestones_ends_with_all_of_them(dataset_dir: Path, tmp_path: Path):
     settings = {
         "total_steps": 40, "checkpoint.every_steps": 10, "checkpoint.keep": 1, "checkpoint.milestones": "0,7,8,29",

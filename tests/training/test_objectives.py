@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from bert_jax.model.bert import VocabularyProjection
-from bert_jax.training import objectives
+from bert_jax.training import cross_entropy, objectives
 
-weighted_cross_entropy = jax.jit(objectives.weighted_cross_entropy)
+weighted_cross_entropy = jax.jit(cross_entropy.weighted_cross_entropy)
 
 
 def test_cross_entropy_against_plain_numpy():
@@ -78,3 +78,33 @@ def test_a_head_that_is_not_trained_has_no_metrics(nsp: bool):
     sums = jax.eval_shape(lambda: objective.sums(model, batch, None))
     wanted = {"mlm_loss", "mlm_accuracy"} | ({"nsp_loss", "nsp_accuracy"} if nsp else set())
     assert set(sums) == set(objective.denominators(batch)) == wanted
+
+
+def test_counts_of_a_large_batch_are_exact():
+    """A sum in bfloat16, with 8 bits, stops at 256."""
+    rows = 1 << 19
+    counts = jax.jit(objectives.denominators)({
+        "masked_weights": jnp.ones((rows, 20)), "next_sentence_weights": jnp.ones((rows, 1)),
+    })  # fmt: skip
+    assert counts["mlm_loss"] == counts["mlm_accuracy"] == 20 * rows
+    assert counts["nsp_loss"] == counts["nsp_accuracy"] == rows
+    assert {count.dtype for count in counts.values()} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize("chunk", [None, 1024])
+def test_sums_of_many_rows_in_bfloat16_are_those_of_few(chunk: int | None):
+    rng = np.random.default_rng(0)
+    few, times = 8, 4096
+    hidden = rng.standard_normal((few, 1, 16)).astype(jnp.bfloat16)
+    words = rng.standard_normal((24, 16)).astype(np.float32)
+    labels = rng.integers(0, 24, (few, 1)).astype(np.int32)
+
+    @jax.jit
+    def sums(hidden, labels):
+        projection = VocabularyProjection(hidden, words, jnp.zeros(24), 24)
+        return objectives.projected_cross_entropy(projection, labels, jnp.ones(labels.shape), chunk)
+
+    small = sums(hidden, labels)
+    large = sums(np.tile(hidden, (times, 1, 1)), np.tile(labels, (times, 1)))
+    assert {value.dtype for value in large} == {jnp.dtype("float32")}
+    np.testing.assert_allclose(large, times * np.array(small), rtol=1e-5)

@@ -5,14 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import helpers
+from support.models import initialize
 
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
 from bert_jax.finetuning.finetune import finetune
-from bert_jax.model import BertConfig, abstract_parameters, initialize
+from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.layers import ParameterInfo
 from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.training.optimizer import decay_mask, learning_rate_schedule, make_optimizer
+from bert_jax.training.optimizer import decay_mask, make_optimizer
+from bert_jax.training.planning.learning_rate import learning_rate_schedule
+from bert_jax.training.planning.untrained_parts import leave_untrained
 from bert_jax.training.pretrain import pretrain
 
 SMALL = BertConfig(
@@ -106,7 +109,7 @@ def papers_tensors(tree):
 def test_a_hundred_updates_against_plain_numpy(name, bias_correction, clip):
     overrides = {"name": name, "bias_correction": bias_correction, "grad_clip_norm": clip}
     config = load_config("default", [(f"optimizer.{key}", str(value)) for key, value in overrides.items()]).optimizer
-    _, parameters = initialize(SMALL, jax.random.key(0))
+    _, parameters = initialize(SMALL)
     _, _, info = abstract_parameters(SMALL)
     optimizer = make_optimizer(config, info)
     state = optimizer.init(parameters)
@@ -131,7 +134,7 @@ def test_a_hundred_updates_against_plain_numpy(name, bias_correction, clip):
 def test_trust_ratio_is_per_tensor_and_layer():
     """Layers whose weights differ a thousandfold: each moves by the same share of itself."""
     config = load_config("default", [("optimizer.name", "lamb"), ("optimizer.weight_decay", "0")]).optimizer
-    _, parameters = initialize(SMALL, jax.random.key(0))
+    _, parameters = initialize(SMALL)
     kernel = parameters["encoder"]["layers"]["attention"]["qkv_kernel"]
     sizes = 10.0 ** jnp.arange(6).reshape(2, 1, 3, 1, 1)
     parameters["encoder"]["layers"]["attention"]["qkv_kernel"] = kernel * sizes
@@ -195,10 +198,23 @@ def test_weight_decay_and_cast_of_every_parameter_of_bert_and_of_the_task_heads(
     assert {name for name, rules in found.items() if rules == (False, False)} == NOT_DECAYED
 
 
-def test_parts_that_are_not_trained_do_not_decay():
-    _, _, info = abstract_parameters(SMALL)
-    mask = decay_mask(info, ("pooler",))
-    assert mask == {**decay_mask(info), "pooler": {"kernel": False, "bias": False}}
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_untrained_parts_keep_their_values_and_moments(name: str):
+    _, parameters = initialize(SMALL)
+    plain = make_optimizer(load_config("default", [("optimizer.name", name)]).optimizer, abstract_parameters(SMALL)[2])
+    gradients = jax.tree.map(jnp.ones_like, parameters)
+    _, state = jax.jit(plain.update)(gradients, plain.init(parameters), parameters)
+    expected, updated = jax.jit(plain.update)(gradients, state, parameters)
+    found, kept = jax.jit(leave_untrained(plain, ("pooler",)).update)(gradients, state, parameters)
+    assert not any(leaf.any() for leaf in jax.tree.leaves(found.pop("pooler")))
+    assert all(leaf.any() for leaf in jax.tree.leaves(expected.pop("pooler")))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    before, after, trained = state[1], kept[1], updated[1]
+    for moments in ("mu", "nu"):
+        old, new, all_trained = (getattr(link, moments) for link in (before, after, trained))
+        jax.tree.map(np.testing.assert_array_equal, new, {**all_trained, "pooler": old["pooler"]})
+        assert (all_trained["pooler"]["kernel"] != old["pooler"]["kernel"]).any()
+    assert after.updates == trained.updates == 2
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,12 @@ def test_stop_signal_to_one_process_stops_all_at_one_step_and_one_process_resume
             {"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2", "JAX_COORDINATOR_ADDRESS": "a:1"},
             r"JAX_PROCESS_ID=2\b.* 1\b.*JAX_NUM_PROCESSES=2",
         ),
+        (
+            {"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0", "JAX_COORDINATOR_ADDRESS": "127.0.0.1"},
+            r"JAX_COORDINATOR_ADDRESS=127\.0\.0\.1: .*HOST:PORT",
+        ),
+        ({"SLURM_NTASKS": "x"}, "SLURM_NTASKS=x"),
+        ({"OMPI_COMM_WORLD_SIZE": "1e3"}, "OMPI_COMM_WORLD_SIZE=1e3"),
     ],
 )
 def test_inconsistent_environment_variables_are_refused(environment, message):

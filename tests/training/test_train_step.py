@@ -18,10 +18,13 @@ from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.parallel.host_batches import put_batch
 from bert_jax.parallel.mesh import check_divisibility, make_mesh
 from bert_jax.parallel.sharding import partition_spec
+from bert_jax.parallel.step_program import TrainStep
 from bert_jax.training import objectives
-from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from bert_jax.training.state import StateSpec, describe_state
-from bert_jax.training.train_step import TrainStep, make_train_step
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.planning.learning_rate import learning_rate_schedule
+from bert_jax.training.planning.state_plan import describe_state
+from bert_jax.training.state import StateSpec
+from bert_jax.training.train_step import make_train_step
 
 CONFIG = BertConfig(
     vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,

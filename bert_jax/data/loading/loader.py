@@ -316,6 +316,21 @@ class TrainLoader:
         parts = [source.in_batch_order(numbers[source_of == index]) for index, source in enumerate(self.sources)]
         return np.sort(source_of), np.concatenate(parts)
 
+    def instances(self, step: int, rows: slice | np.ndarray = slice(None)) -> dict[str, np.ndarray]:
+        """Returns the instances in rows `rows` [n] of batch `step`: `source`, `instances` and `epoch`.
+
+        `source` int64 [n] is the index in `sources`, `instances` int64 [n, K] those of its training split, -1 for an
+        empty slot.
+        """
+        source_of, numbers = (array[rows] for array in self.row_numbers(step))
+        found = np.full((len(numbers), max(source.max_sequences for source in self.sources)), -1, np.int64)
+        epochs = np.zeros(len(numbers), np.int64)
+        for index in np.unique(source_of).tolist():
+            chosen = source_of == index
+            inside, epochs[chosen] = self.sources[index].instances(numbers[chosen])
+            found[chosen, : inside.shape[1]] = inside
+        return {"source": source_of, "instances": found, "epoch": epochs}
+
     def prepare(self, step: int, rows: slice | np.ndarray) -> None:
         """Reads what rows `rows` of a later batch need, at least a window after `step`; downloads what others need."""
         for ahead, act in ((1, "prepare"), (_FETCHES_AHEAD, "fetch")):

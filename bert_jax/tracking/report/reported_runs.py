@@ -10,6 +10,7 @@ from etils import epath
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
+from bert_jax.files.format_versions import check_version
 from bert_jax.tracking.metrics import SAMPLES, read_metrics
 
 Rows = list[dict[str, Any]]
@@ -18,6 +19,7 @@ PRETRAINING, FINETUNING = "pretraining", "finetuning"
 _PRETRAINING_METRICS = {"mlm_loss", "nsp_loss"}
 _LEVELS = 4  # folder levels from a study down to its runs
 # Files of other packages, which `tracking` may not import.
+_NEWEST = 1  # their format version
 _CONFIG, _RESULT, _SEARCH, _TABLE, _ENCODER = "config.json", "result.json", "search.json", "table.json", "encoder.json"
 
 
@@ -118,12 +120,14 @@ def _read_run(path: str, name: str, folder: epath.Path) -> ReportedRun:
     samples = [row for row in read_metrics(folder) if row.get("split") == SAMPLES]
     config = ConfigDict(_read_json(folder / _CONFIG)) if remote.exists(folder / _CONFIG) else ConfigDict()
     result = _read_json(folder / _RESULT) if remote.exists(folder / _RESULT) else {}
+    check_version(folder / _RESULT, result, _NEWEST)
     return ReportedRun(name, kind_of(rows), rows, samples, dict(flatten(config)), result)
 
 
 def _read_file(reported: Reported, path: str, file: epath.Path) -> None:
     """Adds a JSON file to the report, by its keys."""
     content = _read_json(file)
+    check_version(path, content, _NEWEST)
     name = remote.absolute(path).name
     if {"topology", "phases"} <= content.keys():
         reported.compiled.append((name, content))

@@ -3,7 +3,7 @@
 import functools
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,9 +60,12 @@ def _log_unverified(folder: epath.Path) -> None:
     log.info("%s has no digests that this version knows; its arrays are not verified", folder)
 
 
-def check_arrays(folder: epath.Path, arrays: dict[str, Any], digests: dict[str, Any] | None) -> None:
-    """Raises DamagedError with the names of arrays that changed since the save; all processes have to call it."""
+def check_arrays(folder: epath.Path, found: Callable[[], Mapping[str, str]], digests: dict[str, Any] | None) -> None:
+    """Raises DamagedError with the names of arrays that changed since the save; all processes have to call it.
+
+    `found` returns the `array_digests` of what was read; it is not called if the checkpoint has no digests.
+    """
     if digests is None or not is_known(digests):
         _log_unverified(folder)
-    elif changed := changed_arrays(arrays, digests):
+    elif changed := changed_arrays(found(), digests):
         raise changed_error(folder, changed)

@@ -8,6 +8,8 @@ of the word's index in the array. The upper half of a word is folded into its lo
   two signs, is missed with probability 2**-15.
 - It is a sum of integers: its value depends neither on the mesh, nor on the number of processes, nor on the order.
   Each device reads its own shards once; two numbers per array are communicated.
+
+A digest reads memory at the speed of one core: on a CPU the arrays are divided among `_WORKERS` threads.
 """
 
 import functools
@@ -15,6 +17,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -23,17 +26,24 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+FORMAT_VERSION = 1
+"""Version of a checkpoint's items, stored with the digests; earlier versions stored none."""
+
 ALGORITHM = "weighted-words-1"
 """Name of the algorithm, stored with the digests; it has to change when the algorithm does."""
 
 _ROW = 512  # least number of words per iteration of the loop on a CPU; the order of hidden_size
 _LARGE_BYTES = 1 << 20
+_WORKERS = 4  # more would wait for the memory
 
 
 def describe(arrays: Any, items: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the digests of a pytree of arrays and of JSON items, as JSON; all processes have to call it."""
+    """Returns the digests of a pytree of arrays and of JSON items, as JSON; all processes have to call it.
+
+    They carry the version of the whole checkpoint.
+    """
     by_name = {name: json_digest(value) for name, value in items.items()}
-    return {"algorithm": ALGORITHM, "arrays": array_digests(arrays), "items": by_name}
+    return {"format_version": FORMAT_VERSION, "algorithm": ALGORITHM, "arrays": array_digests(arrays), "items": by_name}
 
 
 def is_known(digests: Mapping[str, Any]) -> bool:
@@ -47,13 +57,13 @@ def changed_items(items: Mapping[str, Any], digests: Mapping[str, Any]) -> list[
     return [name for name in saved if name not in items or json_digest(items[name]) != saved[name]]
 
 
-def changed_arrays(tree: Any, digests: Mapping[str, Any]) -> list[str]:
-    """Returns the names of arrays whose digests differ from `digests`; all processes have to call it.
+def changed_arrays(found: Mapping[str, str], digests: Mapping[str, Any]) -> list[str]:
+    """Returns the names in `found`, the result of `array_digests`, whose digests differ from `digests`.
 
-    `tree` may be a part of the tree that was described.
+    `found` may be of a part of the tree that was described.
     """
     saved = digests.get("arrays", {})
-    return [name for name, digest in array_digests(tree).items() if saved.get(name) != digest]
+    return [name for name, digest in found.items() if saved.get(name) != digest]
 
 
 def array_digests(tree: Any) -> dict[str, str]:
@@ -61,11 +71,26 @@ def array_digests(tree: Any) -> dict[str, str]:
 
     A name is the path in the tree, such as `encoder.layers.attention.qkv_kernel`. Elements have at most 32 bits.
     """
+    return start_digests(tree)()
+
+
+def start_digests(tree: Any) -> Callable[[], dict[str, str]]:
+    """Starts to compute the result of `array_digests`, and returns the function that waits for it.
+
+    All processes have to call it, in the same order relative to other programs. The result may be called by any of
+    them at any time.
+    """
     arrays = _named_leaves(tree)
-    on_devices = {name: _on_devices(array) for name, array in arrays.items() if _is_large(array)}
-    values = _on_hosts({name: array for name, array in arrays.items() if name not in on_devices})
-    values |= {name: int(value) for name, value in jax.device_get(on_devices).items()}
-    return {name: f"{_kind(array)} {values[name]:08x}" for name, array in arrays.items()}
+    large = {name: array for name, array in arrays.items() if _is_large(array)}
+    by_size = sorted(large, key=lambda name: large[name].nbytes, reverse=True)  # the last ones fill up idle threads
+    pending = {name: _start(large[name]) for name in by_size}
+    values = _on_hosts({name: array for name, array in arrays.items() if name not in large})
+
+    def result() -> dict[str, str]:
+        found = values | {name: int(jax.device_get(one.result())) for name, one in pending.items()}
+        return {name: f"{_kind(array)} {found[name]:08x}" for name, array in arrays.items()}
+
+    return result
 
 
 def nonfinite_arrays(tree: Any) -> list[str]:
@@ -141,6 +166,24 @@ def _on_devices(array: jax.Array) -> jax.Array:
     sharding = array.sharding
     mesh, spec = (sharding.mesh, sharding.spec) if isinstance(sharding, NamedSharding) else (None, PartitionSpec())
     return _program(mesh, spec, array.ndim)(array)
+
+
+def _start(array: jax.Array) -> Future[jax.Array]:
+    """Starts to compute the digest of an array: for an array on one CPU in a thread, else by asynchronous dispatch.
+
+    A CPU runs the programs of one thread one after the other. Programs with collectives must not be started by several
+    threads: the devices could run them in different orders, and wait for each other forever.
+    """
+    if len(array.sharding.device_set) == 1 and array.devices().pop().platform == "cpu":
+        return _workers().submit(lambda: jax.block_until_ready(_on_devices(array)))
+    started: Future[jax.Array] = Future()
+    started.set_result(_on_devices(array))
+    return started
+
+
+@functools.cache
+def _workers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_WORKERS, "digests")
 
 
 @functools.cache

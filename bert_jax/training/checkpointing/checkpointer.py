@@ -18,7 +18,7 @@ from bert_jax.runtime.processes import any_process, is_first, wait_for_first
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checkpointing.best_step import BestStep
 from bert_jax.training.checkpointing.checkpoint_damage import DamagedError, check_arrays, convert_read_errors
-from bert_jax.training.checkpointing.checkpoint_digests import describe
+from bert_jax.training.checkpointing.checkpoint_digests import describe, is_known, start_digests
 from bert_jax.training.checkpointing.checkpoint_folders import FOLDER, complete_steps, set_aside, step_folders
 from bert_jax.training.checkpointing.retention import NO_MILESTONES, MilestoneRecord, Milestones, Retention
 from bert_jax.training.state import TrainState
@@ -181,23 +181,26 @@ def _size(tree: Any) -> str:
 def _read_state(folder: epath.Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
     """Reads the state and the position in the folder of a step, in all processes, or raises DamagedError in all.
 
-    Calls the handler without a Checkpointer, whose barrier would block the others if one process fails to read.
+    Calls the handler without a Checkpointer, whose barrier would block the others if one process fails to read. The
+    digests of the optimizer's arrays are computed while the parameters are read.
     """
     damage, arrays, items = "", {}, {}
-    trees = {"parameters": abstract.parameters, "optimizer": _optimizer_item(abstract)}
+    started: dict[str, Callable[[], dict[str, str]]] = {}
+    trees = {"optimizer": _optimizer_item(abstract), "parameters": abstract.parameters}
     names = ["position", *["digests"] * remote.exists(folder / "digests")]
     handler = ocp.CompositeCheckpointHandler()
     try:
         with convert_read_errors(folder):
-            restored = handler.restore(
-                folder,
-                ocp.args.Composite(
-                    **{name: ocp.args.StandardRestore(tree) for name, tree in trees.items()},
-                    **{name: ocp.args.JsonRestore() for name in names},
-                ),
-            )
-            arrays = {name: restored[name] for name in trees}
-            items = {name: restored[name] for name in names}
+            read = handler.restore(folder, ocp.args.Composite(**{name: ocp.args.JsonRestore() for name in names}))
+            items = {name: read[name] for name in names}
+            digests = items.get("digests")
+            for name, tree in trees.items():
+                arrays[name] = handler.restore(folder, ocp.args.Composite(**{name: ocp.args.StandardRestore(tree)}))[
+                    name
+                ]
+                # Several processes have to agree first that all have read the arrays: the sums are over all of them.
+                if digests and is_known(digests) and jax.process_count() == 1:
+                    started[name] = start_digests({name: arrays[name]})
             if items["position"]["next_batch"] != int(arrays["optimizer"]["step"]):
                 raise DamagedError(f"{folder} is damaged: data position and optimizer step differ; use an earlier step")
     except DamagedError as error:
@@ -206,8 +209,13 @@ def _read_state(folder: epath.Path, abstract: TrainState) -> tuple[TrainState, d
         handler.close()
     if any_process(bool(damage)):
         raise DamagedError(damage or f"{folder} is damaged: another process of the run could not read it")
+
+    def found_digests() -> dict[str, str]:
+        results = [started.get(name) or start_digests({name: array}) for name, array in arrays.items()]
+        return {name: digest for result in results for name, digest in result().items()}
+
     try:
-        check_arrays(folder, arrays, items.get("digests"))
+        check_arrays(folder, found_digests, items.get("digests"))
     except DamagedError as error:
         damage = str(error)
     if any_process(bool(damage)):

@@ -35,6 +35,7 @@ from etils import epath
 
 from bert_jax.errors import InputError
 from bert_jax.files import provenance, remote
+from bert_jax.files.format_versions import check_version
 from bert_jax.files.local_listing import similar_name
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import HEADS, Parameters
@@ -46,7 +47,15 @@ from bert_jax.training.checkpointing.checkpoint_damage import (
     check_arrays,
     convert_read_errors,
 )
-from bert_jax.training.checkpointing.checkpoint_digests import changed_items, describe, json_digest, nonfinite_arrays
+from bert_jax.training.checkpointing.checkpoint_digests import (
+    FORMAT_VERSION,
+    array_digests,
+    changed_items,
+    describe,
+    is_known,
+    json_digest,
+    nonfinite_arrays,
+)
 from bert_jax.training.checkpointing.checkpoint_folders import (
     FOLDER,
     best_step,
@@ -146,7 +155,7 @@ class Checkpoint:
         )
         with convert_read_errors(self.path), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             parameters = checkpointer.restore(self.path / "parameters", args=arguments)
-        check_arrays(self.path, {"parameters": parameters}, self.digests)
+        check_arrays(self.path, lambda: array_digests({"parameters": parameters}), self.digests)
         return parameters
 
 
@@ -251,7 +260,7 @@ def open_checkpoint(location: str, step: int | None = None, *, expected: str = _
     """Opens a CHECKPOINT: a workdir, the folder of a step, or imported parameters.
 
     Of a workdir it opens the newest complete step, or the best one that this names; `step` chooses another. Raises
-    InputError, with what was `expected`, if there is none.
+    InputError, with what was `expected`, if there is none, and for one of a newer version.
     """
     given = remote.absolute(location)
     check_place(given)
@@ -269,6 +278,11 @@ def open_checkpoint(location: str, step: int | None = None, *, expected: str = _
     with convert_read_errors(path), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         read = checkpointer.restore(path, args=ocp.args.Composite(**{name: ocp.args.JsonRestore() for name in names}))
         items = {name: read[name] for name in names}
+    if isinstance(items.get("digests"), dict):
+        check_version(path, items["digests"], FORMAT_VERSION)
+    with convert_read_errors(path):
+        if "digests" in items and not is_known(items["digests"]):
+            raise changed_error(path, ["digests.algorithm"])
         if "digests" in items and (changed := changed_items(items, items["digests"])):
             raise changed_error(path, changed)
         position = items.get("position", {})

@@ -15,6 +15,7 @@ from etils import epath
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
+from bert_jax.files.format_versions import check_version
 
 MILESTONES_FILE = "milestones.json"
 _FORMAT_VERSION = 1
@@ -61,13 +62,15 @@ class MilestoneRecord:
     """The steps in `milestones.json` of a workdir. All processes read it; process 0 alone adds steps."""
 
     def __init__(self, workdir: epath.Path):
-        """Reads the file, if there is one. InputError if it is damaged."""
+        """Reads the file, if there is one. InputError if it is damaged, or of a newer version."""
         self._path = workdir / MILESTONES_FILE
         self.steps: set[int] = set()
         if remote.exists(self._path):
             try:
-                self.steps = {int(step) for step in json.loads(atomic.read_whole(self._path))["steps"]}
-            except (ValueError, KeyError, TypeError) as error:
+                content = dict(json.loads(atomic.read_whole(self._path)))
+                check_version(self._path, content, _FORMAT_VERSION)
+                self.steps = {int(step) for step in content["steps"]}
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise InputError(
                     f"{self._path}: damaged ({type(error).__name__}: {error}); write the steps to keep into it, such "
                     f'as {{"format_version": {_FORMAT_VERSION}, "steps": [0, 1000]}}, or delete it to keep those of '

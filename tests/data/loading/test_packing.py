@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from flax import nnx
 from support import helpers
+from support.models import initialize
 
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import TrainLoader, TrainRows
 from bert_jax.data.loading.masking import Masking
 from bert_jax.data.loading.packing import most_predictions, pack, pack_lengths
 from bert_jax.data.preparation import shards
-from bert_jax.model import BertConfig, initialize
+from bert_jax.model import BertConfig
 from bert_jax.training import objectives
 
 
@@ -177,7 +178,7 @@ def test_losses_and_gradients_are_those_of_the_sequences_alone(dataset, is_decod
         vocab_size=dataset.tokenizer.vocab_size, hidden_size=48, num_hidden_layers=1, num_attention_heads=3,
         intermediate_size=96, max_position_embeddings=64, initializer_range=0.1, is_decoder=is_decoder,
     )  # fmt: skip
-    graph, parameters = initialize(config, jax.random.key(0))
+    graph, parameters = initialize(config)
 
     @jax.jit
     @functools.partial(jax.value_and_grad, has_aux=True)

@@ -1,5 +1,6 @@
 """SentencePiece tokenizers: ids of the `sentencepiece` library and of `transformers`, offsets, words, files."""
 
+import functools
 import io
 import json
 import pickle
@@ -37,16 +38,21 @@ ODD_TEXT = [
 ]  # fmt: skip
 
 
-def noise(count: int, seed: int = 0) -> list[str]:
+@functools.cache
+def assigned() -> list[int]:
+    return [c for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cs", "Cn", "Co")]
+
+
+@functools.cache
+def noise(count: int, seed: int = 0) -> tuple[str, ...]:
     """Words of random characters of all of Unicode."""
-    rng = random.Random(seed)
-    codes = [c for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cs", "Cn", "Co")]
+    rng, codes = random.Random(seed), assigned()
 
     def word() -> str:
         near = rng.random() < 0.7
         return "".join(chr(rng.choice(codes[:3000] if near else codes)) for _ in range(rng.randint(1, 8)))
 
-    return [" ".join(word() for _ in range(6)) for _ in range(count)]
+    return tuple(" ".join(word() for _ in range(6)) for _ in range(count))
 
 
 @pytest.fixture(scope="module", params=["unigram", "bpe"])

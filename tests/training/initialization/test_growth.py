@@ -167,7 +167,7 @@ def test_the_exported_model_is_that_of_the_run(init: Checkpoint, vocabulary: lis
         "input_ids": row, "token_type_ids": np.array([types], np.int32), "positions": places,
         "sequence_ids": np.ones_like(row), "masked_positions": places, "cls_positions": np.zeros((1, 1), np.int32),
     }  # fmt: skip
-    ours, _ = nnx.merge(graph, opened.load_parameters())(batch)
+    ours, _ = jax.jit(lambda parameters: nnx.merge(graph, parameters)(batch))(opened.load_parameters())
     with torch.no_grad():
         theirs = model(torch.tensor(row.astype(np.int64))).prediction_logits.numpy()
     np.testing.assert_allclose(np.asarray(ours)[..., : len(tokenizer)], theirs, rtol=1e-3, atol=1e-3)

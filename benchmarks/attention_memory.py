@@ -1,0 +1,143 @@
+"""Compiles BERT-LARGE's step for TPUs with plain attention and with the Pallas kernel; prints memory and instructions.
+
+    python benchmarks/attention_memory.py           # some 30 minutes on two cores
+
+Requires the tpu-aot extra and no TPU. A row is written to the JSON as soon as it exists: a run that is stopped
+continues with the first case that lacks a row of this code.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from record import Record, add_json_argument
+
+from bert_jax.ahead_of_time.compiled_step import compile_step
+from bert_jax.ahead_of_time.fit import plans
+from bert_jax.ahead_of_time.target import open_target
+from bert_jax.config import load_config
+
+GIB = 1 << 30
+CHIPS = 4
+CASES = [  # topology, tokens, rows per chip
+    ("v5e:2x2", 512, 16), ("v6e:2x2", 512, 32), ("v5p:2x2x1", 512, 128), ("v5e:2x2", 128, 64),
+]  # fmt: skip
+VARIANTS = [("pallas", "none"), ("xla", "attention"), ("xla", "none")]
+MEASURES = ("bert_jax/model", "bert_jax/parallel", "bert_jax/training/objectives.py", "bert_jax/training/train_step.py")
+MEMORY = {
+    "topology": "{topology}",
+    "tokens": "{seq_len}",
+    "rows per chip": "{rows}",
+    "`attention`, `remat`": "{attention}, {remat}",
+    "peak / HBM, GiB": "{peak_gib:.2f} / {hbm_gib:.2f}{excess}",
+    "temporaries, GiB": "{temporaries_gib:.2f}",
+}
+HEADS, LENGTH = 2, 512  # of a step of the kernel's grid
+INSTRUCTIONS = {
+    "chip": "{chip}",
+    "dropout": "{dropout}",
+    "instructions, forward": "{forward:,}",
+    "backward": "{backward:,}",
+    "vector operations per score, forward": "{forward_vector:.1f}",
+    "backward ": "{backward_vector:.1f}",
+}
+
+
+def measure_memory(topology: str, seq_len: int, rows: int, attention: str, remat: str) -> dict:
+    """Returns the row of a compiled step, for `MEMORY`."""
+    overrides = {
+        "data.seq_len": seq_len, "global_batch_size": CHIPS * rows, "gradient_accumulation": 1, "attention": attention,
+        "remat": remat, "data.max_predictions": 20 if seq_len == 128 else 76,
+    }  # fmt: skip
+    config = load_config("bert_large", [(key, str(value)) for key, value in overrides.items()])
+    target = open_target(topology, 1)
+    step = compile_step(target, plans(config, None)[0])
+    row = {
+        "topology": topology, "seq_len": seq_len, "rows": rows, "attention": attention, "remat": remat,
+        "peak_gib": step.wanted_bytes / GIB, "hbm_gib": target.hbm_bytes / GIB,
+        "excess": "" if step.fits else ": does not fit", "compile_seconds": step.compile_seconds,
+    }  # fmt: skip
+    return row if step.memory is None else row | {"temporaries_gib": step.memory["temp_bytes"] / GIB}
+
+
+def measure_instructions(chip: str, topology: str, dropout: float) -> dict:
+    """Returns the row of the kernel in the compiler's schedule, for `INSTRUCTIONS`."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {"LIBTPU_INIT_ARGS": f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"}
+        subprocess.run(
+            [sys.executable, __file__, f"--kernel={topology}", f"--dropout={dropout}"], env=environment, check=True
+        )
+        row = {"chip": chip, "dropout": dropout}
+        for kernel in ("forward", "backward"):
+            (file,) = Path(folder).glob(f"*attention_{kernel}_*final_hlo-static-per-bundle-utilization.txt")
+            head, _, table = file.read_text(encoding="utf-8").partition("== UTILIZATION:\n")
+            column = [name.strip() for name in re.findall(r"[A-Z:]+(?=,|\n)", head.split("\n")[1] + "\n")].index("VALU")
+            uses = [[int(word) for word in line.split()] for line in table.strip().split("\n")]
+            row[kernel] = len(uses)
+            lanes = 8 * 128
+            row[f"{kernel}_vector"] = sum(use[column] for use in uses) * lanes / (HEADS * LENGTH * LENGTH)
+        return row
+
+
+def compile_kernel(topology: str, dropout: float) -> None:
+    """Compiles the kernel and its gradient for two heads of 64 features and 32 rows, whose schedules libtpu dumps."""
+    import jax
+    import jax.numpy as jnp
+
+    from bert_jax.model.pallas_attention import pallas_attention
+
+    sharding = jax.sharding.SingleDeviceSharding(open_target(topology, 1).devices[0])
+
+    def gradient(qkv: jax.Array, ids: jax.Array, keys: jax.Array, weights: jax.Array) -> jax.Array:
+        def attend(qkv: jax.Array) -> jax.Array:
+            typed = jax.random.wrap_key_data(keys)
+            return pallas_attention(qkv, ids, typed, dropout_rate=dropout, causal=False)
+
+        return jax.vjp(attend, qkv)[1](weights)[0]
+
+    rows, heads = 32, 16
+    shapes = [
+        ((rows, LENGTH, 3, heads, 64), jnp.bfloat16), ((rows, LENGTH), jnp.int32), ((rows, 2), jnp.uint32),
+        ((rows, LENGTH, heads, 64), jnp.bfloat16),
+    ]  # fmt: skip
+    jax.jit(gradient).lower(*(jax.ShapeDtypeStruct(*one, sharding=sharding) for one in shapes)).compile()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernel", metavar="TOPOLOGY", help="compile only the kernel, for the compiler's dump")
+    parser.add_argument("--dropout", type=float, default=0.1, help="of the kernel (default: 0.1)")
+    add_json_argument(parser, "attention_memory")
+    options = parser.parse_args()
+    if options.kernel:
+        compile_kernel(options.kernel, options.dropout)
+        return
+    record = Record(options.json, MEASURES, packages=("libtpu",))
+    kept = {
+        table: [row for row in record.earlier(table) if row.get("code") == record.stamp["code"]]
+        for table in ("instructions", "memory")
+    }
+    for case in CASES:
+        for variant in VARIANTS:
+            rows, key = kept["memory"], (*case, *variant)
+            names = ("topology", "seq_len", "rows", "attention", "remat")
+            if all(tuple(row[name] for name in names) != key for row in rows):
+                print(f"{key} ...", file=sys.stderr, flush=True)
+                rows.append(measure_memory(*key) | record.stamp)
+            record.set_table("memory", MEMORY, rows)
+    for chip, topology in (("v5e", "v5e:2x2"), ("v6e", "v6e:2x2")):
+        for dropout in (0.1, 0.0):
+            rows = kept["instructions"]
+            if all((row["chip"], row["dropout"]) != (chip, dropout) for row in rows):
+                print(f"kernel, {chip}, dropout {dropout} ...", file=sys.stderr, flush=True)
+                rows.append(measure_instructions(chip, topology, dropout) | record.stamp)
+            record.set_table("instructions", INSTRUCTIONS, rows)
+    print(record.render("memory"), record.render("instructions"), sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()

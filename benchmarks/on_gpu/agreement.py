@@ -1,0 +1,161 @@
+"""Agreement of the training step: with the CPU, and between two runs.
+
+`parity` runs the same batch and state on the GPU and on the CPU, in fp32 with products of the highest precision, and
+compares losses, gradient norm and updated parameters. Other precisions and attention kernels follow, each beside the
+fp32 step on the CPU.
+`determinism` compares two runs of a process, and two processes, with `--xla_gpu_deterministic_ops=true` and without.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from on_gpu.cases import Cases
+from on_gpu.scale import Scale
+from on_gpu.steps import Setting, Step
+
+from bert_jax.model.encoder import ATTENTIONS
+
+SEQ_LEN = 128
+PARITY_STEPS = 3
+NO_ATTENTION_DROPOUT = (("model.attention_probs_dropout_prob", "0.0"),)
+PARITY_COLUMNS = {
+    "computed in": "{case}",
+    "outcome": "{outcome}",
+    "loss, step 1": "{first_loss:.1e}",
+    f"loss, step {PARITY_STEPS}": "{last_loss:.1e}",
+    "gradient norm, step 1": "{grad_norm:.1e}",
+    "update of the parameters": "{update:.1e}",
+}
+DETERMINISM_COLUMNS = {
+    "flags": "{case}",
+    "outcome": "{outcome}",
+    "two runs of a process": "{same_process}",
+    "two processes": "{other_process}",
+    "steps": "{steps}",
+}
+TPU_KERNEL = "pallas"
+FLAG = "--xla_gpu_deterministic_ops=true"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Losses and gradient norms of the steps, and the parameters before and after them, flat."""
+
+    losses: list[float]
+    grad_norms: list[float]
+    before: np.ndarray
+    after: np.ndarray
+
+
+def run(step: Step, state: Any, steps: int) -> Run:
+    """Runs `steps` steps from a state in numpy."""
+    device_state = jax.device_put(state, step.spec.shardings)
+    losses, norms = [], []
+    for _ in range(steps):
+        device_state, metrics = step(device_state)
+        losses.append(float(metrics["loss"]))
+        norms.append(float(metrics["grad_norm"]))
+    return Run(losses, norms, flat(state.parameters), flat(device_state.parameters))
+
+
+def flat(parameters: Any) -> np.ndarray:
+    """Returns all parameters in one array float64 [N]."""
+    return np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(parameters)])
+
+
+def errors(found: Run, expected: Run) -> dict[str, float]:
+    """Returns relative errors; that of the update is in the Euclidean norm over all parameters."""
+    relative = lambda a, b: abs(a - b) / abs(b)  # noqa: E731
+    moved = np.linalg.norm(expected.after - expected.before)
+    return {
+        "first_loss": relative(found.losses[0], expected.losses[0]),
+        "last_loss": relative(found.losses[-1], expected.losses[-1]),
+        "grad_norm": relative(found.grad_norms[0], expected.grad_norms[0]),
+        "update": float(np.linalg.norm(found.after - expected.after) / moved),
+    }
+
+
+def parity(cases: Cases, scale: Scale) -> None:
+    """Measures the errors of the step on the default device, beside the fp32 step on the CPU."""
+    exact = Setting(
+        scale.small, scale.small_rows, SEQ_LEN, packed=True, overrides=(("dtype", "float32"),), precision="highest"
+    )
+    references: dict[tuple, tuple[Any, Run]] = {}
+
+    def compare(setting: Setting, dropout: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+        if dropout not in references:
+            step = Step(replace(exact, overrides=exact.overrides + dropout), jax.devices("cpu")[:1])
+            state = jax.tree.map(np.asarray, step.spec.make())
+            references[dropout] = state, run(step, state, PARITY_STEPS)
+        state, expected = references[dropout]
+        step = Step(replace(setting, overrides=setting.overrides + dropout))
+        return errors(run(step, state, PARITY_STEPS), expected) | {"compile_seconds": step.compile_seconds}
+
+    kernels = [name for name in ATTENTIONS if name not in ("xla", TPU_KERNEL)]
+    bfloat16 = replace(exact, overrides=(("dtype", "bfloat16"),), precision=None)
+    cases.measure("fp32, highest precision", lambda: compare(exact, ()))
+    cases.measure("fp32, default precision", lambda: compare(replace(exact, precision=None), ()))
+    cases.measure("bf16", lambda: compare(bfloat16, ()))
+    cases.measure("bf16, no attention dropout", lambda: compare(bfloat16, NO_ATTENTION_DROPOUT))
+    for kernel in kernels:
+        setting = replace(bfloat16, overrides=(*bfloat16.overrides, ("attention", kernel)))
+        cases.measure(
+            f"bf16, attention={kernel}, no attention dropout",
+            lambda setting=setting: compare(setting, NO_ATTENTION_DROPOUT),
+        )
+
+
+def determinism(cases: Cases, scale: Scale, script: Path, extra: list[str]) -> None:
+    """Runs two processes with the flag and two without, all at once, and compares the digests of their parameters."""
+    settings = {FLAG: FLAG, "none": ""}
+    processes: dict[str, list[subprocess.Popen]] = {}
+
+    def start(flag: str) -> subprocess.Popen:
+        environment = {
+            **os.environ,
+            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip(),
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # four processes share the memory
+            "JAX_ENABLE_COMPILATION_CACHE": "false",  # each process chooses its algorithms itself
+        }
+        command = [sys.executable, str(script), "worker", "determinism", *extra]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+    def compare(case: str) -> Mapping[str, Any]:
+        if not processes:
+            for name, flag in settings.items():
+                processes[name] = [start(flag) for _ in range(2)]
+        outputs = [process.communicate()[0] for process in processes[case]]
+        statuses = [process.returncode for process in processes[case]]
+        if any(statuses):
+            raise RuntimeError(f"workers ended with {statuses}")
+        first, second = (json.loads(output.splitlines()[-1]) for output in outputs)
+        same = first[0] == first[1] and second[0] == second[1]
+        return {
+            "same_process": "bit-identical" if same else "different",
+            "other_process": "bit-identical" if first[0] == second[0] else "different",
+            "steps": scale.repeated_steps,
+        }
+
+    for case in settings:
+        cases.measure(case, lambda case=case: compare(case))
+
+
+def determinism_worker(scale: Scale) -> None:
+    """Prints the digests of the parameters after two runs from the same state, as JSON."""
+    step = Step(Setting(scale.small, scale.small_rows, SEQ_LEN))
+    state = jax.tree.map(np.asarray, step.spec.make())
+    print(json.dumps([digest(run(step, state, scale.repeated_steps).after) for _ in range(2)]))
+
+
+def digest(values: np.ndarray) -> str:
+    """Returns a digest of all bits."""
+    return hashlib.sha256(values.tobytes()).hexdigest()

@@ -1,0 +1,170 @@
+"""Speed of the training step beside `transformers` BertForPreTraining in torch, a round of each in turn.
+
+Both sides train BERT-LARGE on the same rows, in bf16 with fp32 parameters, with all dropout of 0.1, AdamW and clipped
+gradients. The torch side has SDPA attention, `torch.compile` and the fused AdamW, and computes the logits of all
+tokens, as `transformers` does. Each side is a process that runs a round per line on its stdin.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from on_gpu.cases import Cases, UnsupportedError
+from on_gpu.scale import Scale
+from on_gpu.speed import RECIPE
+from on_gpu.steps import VOCAB_SIZE, Rounds, Setting, Step, make_batch
+
+from bert_jax.config import load_config
+
+COLUMNS = {
+    "sequences": "{case}",
+    "outcome": "{outcome}",
+    "rows": "{rows}",
+    "bert_jax, sequences per second": "{jax_sequences_per_second:,.0f}",
+    "torch, sequences per second": "{torch_sequences_per_second:,.0f}",
+    "bert_jax / torch": "{ratio:.2f} ({lowest:.2f}-{highest:.2f})",
+}
+IGNORED = -100
+"""Label of a token that is not predicted, in torch."""
+
+
+class Side:
+    """Process of one side."""
+
+    def __init__(self, name: str, seq_len: int, script: Path, extra: list[str]):
+        environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        if name == "torch":
+            environment["JAX_PLATFORMS"] = "cpu"
+        self._process = subprocess.Popen(
+            [sys.executable, str(script), "worker", name, "--seq-len", str(seq_len), *extra],
+            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self._name = name
+
+    def wait(self) -> float:
+        """Returns the seconds of the next line. Raises the error of the process."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                answer = json.loads(line)
+                if "unsupported" in answer:
+                    raise UnsupportedError(answer["unsupported"])
+                if "error" in answer:
+                    raise RuntimeError(answer["error"])
+                return float(answer["seconds"])
+        raise RuntimeError(f"{self._name} ended with status {self._process.wait()}")
+
+    def round(self) -> float:
+        """Runs a round, and returns the seconds of a step."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("round\n")
+        self._process.stdin.flush()
+        return self.wait()
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def beside_torch(cases: Cases, scale: Scale, script: Path, extra: list[str]) -> None:
+    """Measures the ratio of both sides at 128 and at 512 tokens: the median of the rounds' ratios."""
+
+    def compare(seq_len: int) -> dict[str, Any]:
+        sides = [Side(name, seq_len, script, extra) for name in ("torch", "jax")]
+        try:
+            for side in sides:
+                side.wait()
+            rounds = [[side.round() for side in sides] for _ in range(scale.rounds)]
+        finally:
+            for side in sides:
+                side.close()
+        torch_seconds, jax_seconds = zip(*rounds, strict=True)
+        ratios = [theirs / ours for theirs, ours in rounds]
+        rows = scale.rows[seq_len]
+        return {
+            "rows": rows,
+            "jax_sequences_per_second": rows / statistics.median(jax_seconds),
+            "torch_sequences_per_second": rows / statistics.median(torch_seconds),
+            "ratio": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios),
+        }  # fmt: skip
+
+    for seq_len in reversed(scale.lengths):
+        cases.measure(f"{seq_len} tokens", lambda seq_len=seq_len: compare(seq_len))
+
+
+def serve(make: Callable[[], Callable[[], float]]) -> None:
+    """Makes a side, says so, and runs a round per line of stdin; results and errors are lines of JSON."""
+    try:
+        run_round = make()
+        print(json.dumps({"seconds": 0.0}), flush=True)
+        for _ in sys.stdin:
+            print(json.dumps({"seconds": run_round()}), flush=True)
+    except UnsupportedError as error:
+        print(json.dumps({"unsupported": str(error)}), flush=True)
+    except Exception as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
+        raise
+
+
+def jax_worker(scale: Scale, seq_len: int) -> None:
+    """Serves rounds of the JAX side."""
+    setting = Setting(scale.large, scale.rows[seq_len], seq_len, overrides=RECIPE[seq_len])
+    serve(lambda: Rounds(Step(setting), scale.round_seconds))
+
+
+def torch_worker(scale: Scale, seq_len: int, *, on_cpu: bool) -> None:
+    """Serves rounds of the torch side; `on_cpu` rehearses without `torch.compile`."""
+    serve(lambda: _torch_rounds(scale, seq_len, on_cpu))
+
+
+def _torch_rounds(scale: Scale, seq_len: int, on_cpu: bool) -> Callable[[], float]:
+    import torch
+    from transformers import BertConfig, BertForPreTraining
+
+    if not (on_cpu or torch.cuda.is_available()):
+        raise UnsupportedError("torch sees no GPU")
+    device = "cpu" if on_cpu else "cuda"
+    config = load_config(scale.large)
+    sizes = config.model.to_dict() | {"vocab_size": VOCAB_SIZE}
+    torch.manual_seed(0)
+    model = BertForPreTraining(BertConfig(**sizes, attn_implementation="sdpa")).to(device).train()
+    forward = model if on_cpu else torch.compile(model)
+    settings = config.optimizer
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=settings.learning_rate, betas=(settings.b1, settings.b2), eps=settings.eps,
+        weight_decay=settings.weight_decay, fused=not on_cpu,
+    )  # fmt: skip
+    batch, _ = make_batch(Setting(scale.large, scale.rows[seq_len], seq_len))
+    labels = np.full(batch["input_ids"].shape, IGNORED, np.int64)
+    row, slot = np.nonzero(batch["masked_weights"])
+    labels[row, batch["masked_positions"][row, slot]] = batch["masked_ids"][row, slot]
+    arrays = {
+        "input_ids": batch["input_ids"], "token_type_ids": batch["token_type_ids"],
+        "attention_mask": batch["sequence_ids"], "labels": labels,
+        "next_sentence_label": batch["next_sentence_labels"][:, 0],
+    }  # fmt: skip
+    inputs = {name: torch.as_tensor(array, dtype=torch.long, device=device) for name, array in arrays.items()}
+
+    def steps(count: int) -> float:
+        began = time.perf_counter()
+        for _ in range(count):
+            with torch.autocast(device, torch.bfloat16):
+                loss = forward(**inputs).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), settings.grad_clip_norm)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        loss.item()  # waits for the device
+        return (time.perf_counter() - began) / count
+
+    steps(2)
+    count = max(1, round(scale.round_seconds / steps(1)))
+    return lambda: steps(count)

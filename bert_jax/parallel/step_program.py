@@ -1,0 +1,76 @@
+"""The compiled programs of a jitted training step, and the arguments that a run calls them with."""
+
+import functools
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.batch import Batch
+from bert_jax.parallel.host_batches import put_everywhere
+
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+
+_COMPILING_THREADS = 2
+"""Tracing holds Python's lock, compiling does not: more threads would not be faster."""
+
+
+class TrainStep:
+    """Jitted `(state, batch) -> (state, metrics)`.
+
+    Seed and schedule are arguments of the compiled program as well, so that runs that differ in them alone share it.
+    """
+
+    def __init__(self, jitted: Any, mesh: Mesh, seed_data: np.ndarray, schedule: jax.tree_util.Partial):
+        self._jitted, self._mesh, self._run_arguments = jitted, mesh, (seed_data, schedule)
+        self._programs: dict[Shapes, Future[jax.stages.Compiled]] = {}
+
+    def __call__(self, state: Any, batch: Batch[Any]) -> tuple[Any, dict[str, jax.Array]]:
+        program = self._programs.get(_shapes(batch))
+        return (program.result() if program else self._jitted)(state, batch, *self._placed)
+
+    def run_with(self, compiled: jax.stages.Compiled, batch: Batch[Any]) -> None:
+        """Runs `compiled`, which was compiled from `lower`, for batches with the shapes of `batch`."""
+        program: Future[jax.stages.Compiled] = Future()
+        program.set_result(compiled)
+        self._programs[_shapes(batch)] = program
+
+    def compile_ahead(self, state: Any, batches: Iterable[Batch[Any]], stack: ExitStack) -> None:
+        """Compiles the step for the shapes of `batches` in other threads, in their order; a call waits for its own.
+
+        The program is that of a call, which would trace and compile in the main thread. `stack` cancels what has not
+        been started. Does nothing with several processes: their compilers may wait for each other's results.
+        """
+        if jax.process_count() > 1:
+            return
+        threads = ThreadPoolExecutor(_COMPILING_THREADS, "compile")
+        stack.callback(threads.shutdown, wait=False, cancel_futures=True)
+        for batch in batches:
+            if _shapes(batch) not in self._programs:
+                self._programs[_shapes(batch)] = threads.submit(self._compile, state, batch)
+
+    def _compile(self, state: Any, batch: Batch[Any]) -> jax.stages.Compiled:
+        with jax.set_mesh(self._mesh):  # a setting of the thread
+            return self.lower(state, batch).compile()
+
+    @functools.cached_property
+    def _placed(self) -> Any:
+        with jax.transfer_guard("allow"):  # the loop disallows transfers; these two are placed at the first step
+            return put_everywhere(self._mesh, self._run_arguments)
+
+    def trace(self, state: Any, batch: Batch[Any]) -> jax.stages.Traced:
+        """Traces the step to a jaxpr; state and batch may be `jax.ShapeDtypeStruct`s."""
+        return self._jitted.trace(state, batch, *self._run_arguments)
+
+    def lower(self, state: Any, batch: Batch[Any]) -> jax.stages.Lowered:
+        """Lowers the step to the compiler's input."""
+        return self.trace(state, batch).lower()
+
+
+def _shapes(batch: Batch[Any]) -> Shapes:
+    entries: Mapping[str, Any] = batch
+    return tuple((name, entries[name].shape) for name in sorted(entries))

@@ -1,0 +1,60 @@
+"""Files of a version that is newer than known: refused in one line, with status 2 and the way out."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from etils import epath
+
+from bert_jax.data.dataset import INFO_FILE, PreparedDataset
+from bert_jax.errors import InputError
+from bert_jax.files import provenance
+from bert_jax.finetuning.results import RESULT_FILE, read_result
+from bert_jax.finetuning.search import SEARCH_FILE
+from bert_jax.studies.study import ENCODER_FILE, _refuse_another_encoder
+from bert_jax.text.vocabulary_record import open_vocabulary
+from bert_jax.tracking.report.reported_runs import read_reported
+from bert_jax.training.checkpointing.retention import MILESTONES_FILE, MilestoneRecord
+
+
+def newer(path: Path) -> Path:
+    """Raises the version of a JSON file by 100."""
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**content, "format_version": content.get("format_version", 1) + 100}))
+    return path
+
+
+def reports(path: Path) -> object:
+    return read_reported([str(path)])
+
+
+def started_from_another(path: Path) -> None:
+    row = SimpleNamespace(name="row", encoder="here", pretraining=None)
+    _refuse_another_encoder(row, epath.Path(path).parent)
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    INFO_FILE: lambda path: PreparedDataset(str(path.parent)),
+    "vocab.txt.json": lambda path: open_vocabulary(str(path).removesuffix(".json")),
+    MILESTONES_FILE: lambda path: MilestoneRecord(epath.Path(path.parent)),
+    provenance.FILE: lambda path: provenance.append(epath.Path(path.parent), {}),
+    RESULT_FILE: lambda path: read_result(epath.Path(path)),
+    SEARCH_FILE: reports,
+    "table.json": reports,
+    "compiled.json": reports,
+    ENCODER_FILE: started_from_another,
+}
+
+
+@pytest.mark.parametrize("name", sorted(READERS))
+def test_a_newer_version_is_refused(name: str, tmp_path: Path):
+    path = newer(tmp_path / name)
+    with pytest.raises(InputError, match=rf"{name}: format_version=101: .*install") as refused:
+        READERS[name](path)
+    assert "\n" not in str(refused.value)
+    assert refused.value.exit_status == 2
+    path.write_text(json.dumps({"format_version": "1"}))
+    with pytest.raises(InputError, match=name):
+        READERS[name](path)
