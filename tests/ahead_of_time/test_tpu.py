@@ -101,6 +101,7 @@ def test_step_that_does_not_fit_names_the_excess_and_a_setting_that_fits():
     assert "DOES NOT FIT" in done.stdout
 
 
+@pytest.mark.long
 def test_pallas_attention_needs_no_remat_at_512_tokens():
     found = compiled(
         "--topology=v5e:2x2", config="bert:L2_H1024", global_batch_size=4 * 256, data__seq_len=512, attention="pallas"
