@@ -36,9 +36,9 @@ MEMORY = {
     "peak / HBM, GiB": "{peak_gib:.2f} / {hbm_gib:.2f}{excess}",
     "temporaries, GiB": "{temporaries_gib:.2f}",
 }
+KERNEL_TOPOLOGY = "v5e:2x2"
 HEADS, LENGTH = 2, 512  # of a step of the kernel's grid
 INSTRUCTIONS = {
-    "chip": "{chip}",
     "dropout": "{dropout}",
     "instructions, forward": "{forward:,}",
     "backward": "{backward:,}",
@@ -64,14 +64,12 @@ def measure_memory(topology: str, seq_len: int, rows: int, attention: str, remat
     return row if step.memory is None else row | {"temporaries_gib": step.memory["temp_bytes"] / GIB}
 
 
-def measure_instructions(chip: str, topology: str, dropout: float) -> dict:
+def measure_instructions(dropout: float) -> dict:
     """Returns the row of the kernel in the compiler's schedule, for `INSTRUCTIONS`."""
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"LIBTPU_INIT_ARGS": f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"}
-        subprocess.run(
-            [sys.executable, __file__, f"--kernel={topology}", f"--dropout={dropout}"], env=environment, check=True
-        )
-        row = {"chip": chip, "dropout": dropout}
+        subprocess.run([sys.executable, __file__, "--kernel", f"--dropout={dropout}"], env=environment, check=True)
+        row: dict = {"dropout": dropout}
         for kernel in ("forward", "backward"):
             (file,) = Path(folder).glob(f"*attention_{kernel}_*final_hlo-static-per-bundle-utilization.txt")
             head, _, table = file.read_text(encoding="utf-8").partition("== UTILIZATION:\n")
@@ -83,14 +81,14 @@ def measure_instructions(chip: str, topology: str, dropout: float) -> dict:
         return row
 
 
-def compile_kernel(topology: str, dropout: float) -> None:
+def compile_kernel(dropout: float) -> None:
     """Compiles the kernel and its gradient for two heads of 64 features and 32 rows, whose schedules libtpu dumps."""
     import jax
     import jax.numpy as jnp
 
     from bert_jax.model.pallas_attention import pallas_attention
 
-    sharding = jax.sharding.SingleDeviceSharding(open_target(topology, 1).devices[0])
+    sharding = jax.sharding.SingleDeviceSharding(open_target(KERNEL_TOPOLOGY, 1).devices[0])
 
     def gradient(qkv: jax.Array, ids: jax.Array, keys: jax.Array, weights: jax.Array) -> jax.Array:
         def attend(qkv: jax.Array) -> jax.Array:
@@ -109,18 +107,24 @@ def compile_kernel(topology: str, dropout: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kernel", metavar="TOPOLOGY", help="compile only the kernel, for the compiler's dump")
+    parser.add_argument("--kernel", action="store_true", help="compile only the kernel, for the compiler's dump")
     parser.add_argument("--dropout", type=float, default=0.1, help="of the kernel (default: 0.1)")
     add_json_argument(parser, "attention_memory")
     options = parser.parse_args()
     if options.kernel:
-        compile_kernel(options.kernel, options.dropout)
+        compile_kernel(options.dropout)
         return
     record = Record(options.json, MEASURES, packages=("libtpu",))
     kept = {
         table: [row for row in record.earlier(table) if row.get("code") == record.stamp["code"]]
         for table in ("instructions", "memory")
     }
+    for dropout in (0.1, 0.0):
+        rows = kept["instructions"]
+        if all(row["dropout"] != dropout for row in rows):
+            print(f"kernel, dropout {dropout} ...", file=sys.stderr, flush=True)
+            rows.append(measure_instructions(dropout) | record.stamp)
+        record.set_table("instructions", INSTRUCTIONS, rows)
     for case in CASES:
         for variant in VARIANTS:
             rows, key = kept["memory"], (*case, *variant)
@@ -129,13 +133,6 @@ def main() -> None:
                 print(f"{key} ...", file=sys.stderr, flush=True)
                 rows.append(measure_memory(*key) | record.stamp)
             record.set_table("memory", MEMORY, rows)
-    for chip, topology in (("v5e", "v5e:2x2"), ("v6e", "v6e:2x2")):
-        for dropout in (0.1, 0.0):
-            rows = kept["instructions"]
-            if all((row["chip"], row["dropout"]) != (chip, dropout) for row in rows):
-                print(f"kernel, {chip}, dropout {dropout} ...", file=sys.stderr, flush=True)
-                rows.append(measure_instructions(chip, topology, dropout) | record.stamp)
-            record.set_table("instructions", INSTRUCTIONS, rows)
     print(record.render("memory"), record.render("instructions"), sep="\n\n")
 
 

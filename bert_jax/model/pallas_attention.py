@@ -106,15 +106,15 @@ class _Kernels:
     # --- Calls of the kernels ----------------------------------------------------------------------------------------
 
     def forward(self, qkv: jax.Array, sequence_ids: jax.Array, words: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Maps q, k, v [B, L, 3, N, H] to the context [B, L, N, H] and log sums of exponentials [B, N / C, C, L]."""
-        size, context_block, log_sum_block = self.heads * self.head, self._queries_of(0), self._log_sum_block()
-        shape = (self.rows, self.padded_length, size)
-        log_sum_shape = (self.rows, self.heads // self.heads_together, self.heads_together, self.padded_length)
+        """Maps q, k, v [B, L, 3, N, H] to the context [B, L, N, H] and log sums fp32 [B, N, padded L]."""
+        shape = (self.rows, self.padded_length, self.heads * self.head)
         context, log_sums = self._call(
-            _forward_kernel, "attention_forward", (qkv, sequence_ids, words), [], (context_block, log_sum_block),
-            (jax.ShapeDtypeStruct(shape, qkv.dtype), jax.ShapeDtypeStruct(log_sum_shape, jnp.float32)), (),
+            _forward_kernel, "attention_forward", (qkv, sequence_ids, words), [],
+            (self._queries_of(0), self._log_sum_block()),
+            (jax.ShapeDtypeStruct(shape, qkv.dtype), jax.ShapeDtypeStruct(self._log_sum_shape, jnp.float32)), (),
         )  # fmt: skip
-        return context[:, : self.length].reshape(self.rows, self.length, self.heads, self.head), log_sums
+        context = context[:, : self.length].reshape(self.rows, self.length, self.heads, self.head)
+        return context, log_sums.reshape(self.rows, self.heads, -1)
 
     def backward(
         self, qkv: jax.Array, sequence_ids: jax.Array, words: jax.Array, log_sums: jax.Array, gradient: jax.Array
@@ -124,7 +124,7 @@ class _Kernels:
         shape = (3, self.rows, length, self.heads * self.head)
         block = pl.BlockSpec((3, 1, length, features), lambda b, n, i: (0, b, 0, n))
         gradient = self._pad(gradient.reshape(self.rows, self.length, -1))
-        more = [(log_sums, self._log_sum_block()), (gradient, self._queries_of(0))]
+        more = [(log_sums.reshape(self._log_sum_shape), self._log_sum_block()), (gradient, self._queries_of(0))]
         found = self._call(
             _backward_kernel, "attention_backward", (qkv, sequence_ids, words), more, block,
             jax.ShapeDtypeStruct(shape, qkv.dtype), [pltpu.VMEM((length, features), jnp.float32)] * 2,
@@ -144,7 +144,8 @@ class _Kernels:
             for part in (1, 2)
         ]
         given = [
-            (words, pl.BlockSpec(memory_space=pltpu.SMEM)),
+            # Reshaped: the interpreter expects values that vary along no mesh axis, as all that are computed in here.
+            (words.reshape(-1), pl.BlockSpec(memory_space=pltpu.SMEM)),
             (ids[:, None], pl.BlockSpec((1, 1, self.queries), lambda b, n, i: (b, 0, i))),
             (ids[:, :, None], pl.BlockSpec((1, length, 1), lambda b, n, i: (b, 0, 0))),
             (qkv, self._queries_of(0)), (qkv, keys_of[0]), (qkv, keys_of[1]), *more,
@@ -163,6 +164,10 @@ class _Kernels:
 
     def _queries_of(self, first: int) -> pl.BlockSpec:
         return pl.BlockSpec((1, self.queries, self.features), lambda b, n, i: (b, i, first + n))
+
+    @property
+    def _log_sum_shape(self) -> tuple[int, ...]:
+        return self.rows, self.heads // self.heads_together, self.heads_together, self.padded_length
 
     def _log_sum_block(self) -> pl.BlockSpec:
         return pl.BlockSpec((1, 1, self.heads_together, self.queries), lambda b, n, i: (b, n, 0, i))
@@ -201,7 +206,7 @@ class _Kernels:
         pairs = -(-self.length // 2)
         first = ((head * self.length + self._query_positions()) * pairs).astype(jnp.uint32)  # numbers of each query
         pair = _iota((self.padded_length // 2, 1), 0).astype(jnp.uint32)
-        bits = pltpu.bitcast(hash_number(pair, first + words[row, 0], words[row, 1]), jnp.uint16)
+        bits = pltpu.bitcast(hash_number(pair, first + words[2 * row], words[2 * row + 1]), jnp.uint16)
         return bits.astype(jnp.int32) < keep_levels(self.dropout_rate)
 
     @property
