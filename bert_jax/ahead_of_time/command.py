@@ -16,6 +16,7 @@ from bert_jax.ahead_of_time.table import gib
 from bert_jax.ahead_of_time.target import Target, local_target, open_target
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
+from bert_jax.files import atomic, remote
 from bert_jax.runtime.compilation_cache import without_cache
 from bert_jax.runtime.saved_programs import write_programs
 from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
@@ -56,6 +57,8 @@ def compile_config(
     Raises InputError for an invalid config.
     """
     config = fill_in_from_checkpoint(config)
+    if output:  # before minutes of work
+        atomic.make_folder(remote.absolute(output).parent)
     target = local_target() if topology is None else open_target(topology, slices)
     if largest_batch and target.hbm_bytes is None:
         raise InputError(f"--find_batch: the memory of {target.topology} is unknown; set --topology")

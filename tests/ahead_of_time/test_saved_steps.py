@@ -141,3 +141,10 @@ def test_file_for_tpus_is_written_here_and_refused_here(
         small.compiled, small.total_steps, small.eval_batches = str(file), 3, 0
     pretrain(small, str(tmp_path / "run"))
     assert "platform 'tpu', here 'cpu'" in caplog.text
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_compiling(dataset_dir: Path, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with logged_compilations() as found, pytest.raises(OSError, match="file"):
+        make_file(tmp_path / "file" / "step.compiled", dataset_dir)
+    assert "train_step" not in [name for name, _ in found]
