@@ -23,9 +23,8 @@ from bert_jax.config import load_config
 
 GIB = 1 << 30
 CHIPS = 4
-CASES = [  # topology, tokens, rows per chip
-    ("v5e:2x2", 512, 16), ("v6e:2x2", 512, 32), ("v5p:2x2x1", 512, 128), ("v5e:2x2", 128, 64),
-]  # fmt: skip
+CASES = [("v5e:2x2", 512, 16), ("v5e:2x2", 128, 64), ("v6e:2x2", 512, 32), ("v5p:2x2x1", 512, 128)]
+"""Topology, tokens and rows per chip."""
 VARIANTS = [("pallas", "none"), ("xla", "attention"), ("xla", "none")]
 MEASURES = ("bert_jax/model", "bert_jax/parallel", "bert_jax/training/objectives.py", "bert_jax/training/train_step.py")
 MEMORY = {
