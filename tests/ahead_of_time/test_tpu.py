@@ -101,6 +101,7 @@ def test_step_that_does_not_fit_names_the_excess_and_a_setting_that_fits():
     assert "DOES NOT FIT" in done.stdout
 
 
+@pytest.mark.long
 def test_pallas_attention_keeps_no_probabilities():
     rows, heads, layers, length = 256, 2, 2, 256
     plain, kernel = (

@@ -197,7 +197,7 @@ def value_and_gradient(remat: str = "none", scan_layers: bool = True) -> tuple[j
     ("remat", "scan_layers"),
     [
         ("attention", True),
-        ("dots", True),
+        pytest.param("dots", True, marks=pytest.mark.long),
         ("full", True),
         ("none", False),
         *(pytest.param(remat, False, marks=pytest.mark.long) for remat in ("attention", "dots", "full")),

@@ -399,7 +399,11 @@ def browse() -> Callable[[Path, int, bool], dict[str, Any]]:
     return measure
 
 
-@pytest.mark.parametrize(("width", "dark"), [(400, True), (1400, False)], ids=["narrow-dark", "wide-light"])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [pytest.param(400, True, marks=pytest.mark.long), (1400, False)],
+    ids=["narrow-dark", "wide-light"],
+)
 def test_page_draws_its_curves_in_a_browser(width: int, dark: bool, browse: Any, tmp_path: Path):
     reference = str(helpers.REPOSITORY / "benchmarks" / "reference_cpu")
     tuned = write_rows(tmp_path / "tuned", trained(5), trained(9), evaluated(5, dev__f1=0.5), evaluated(9, dev__f1=0.6))

@@ -107,7 +107,7 @@ def one_device():
         pytest.param({"tensor": 4}, marks=pytest.mark.long),
         pytest.param({"data": 2, "tensor": 4}, marks=pytest.mark.long),
         pytest.param({"data": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.long),
-        {"data": 8, "zero1": True},
+        pytest.param({"data": 8, "zero1": True}, marks=pytest.mark.long),
         pytest.param({"data": 2, "fsdp": 2, "tensor": 2, "zero1": True}, marks=pytest.mark.long),
         {"data": 2, "fsdp": 2, "tensor": 2, "microbatches": 4},
     ],

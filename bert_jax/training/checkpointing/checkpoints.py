@@ -202,8 +202,9 @@ def save_parameters(
 def newest_intact(workdir: epath.Path) -> Checkpoint | None:
     """Opens the newest complete step, None in a new workdir. Logs and skips damaged ones; does not read arrays.
 
-    Raises InputError if there are steps, but none is intact.
+    Raises InputError if there are steps, but none is intact, and for a store that Orbax does not support.
     """
+    check_place(workdir)
     for folder in complete_steps(workdir):
         try:
             return open_checkpoint(str(folder))

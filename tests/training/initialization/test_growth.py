@@ -55,7 +55,12 @@ def test_new_words_start_as_the_means_of_their_pieces(
 
 @pytest.mark.usefixtures("all_devices")
 @pytest.mark.parametrize(
-    "mesh", [{"mesh__fsdp": 2, "mesh__tensor": 4}, {"mesh__data": 4, "mesh__tensor": 2, "mesh__zero1": True}], ids=str
+    "mesh",
+    [
+        {"mesh__fsdp": 2, "mesh__tensor": 4},
+        pytest.param({"mesh__data": 4, "mesh__tensor": 2, "mesh__zero1": True}, marks=pytest.mark.long),
+    ],
+    ids=str,
 )
 def test_the_tables_grow_on_a_mesh(mesh: dict, vocabulary: list[str], tmp_path: Path):
     """The padded table grows from 128 rows to 256 as well, so that every shard has other rows than before."""
