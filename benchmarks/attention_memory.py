@@ -20,12 +20,13 @@ from bert_jax.ahead_of_time.compiled_step import compile_step
 from bert_jax.ahead_of_time.fit import plans
 from bert_jax.ahead_of_time.target import open_target
 from bert_jax.config import load_config
+from bert_jax.model import BertConfig
+from bert_jax.tracking.flops import training_flops
 
 GIB = 1 << 30
 CHIPS = 4
-CASES = [  # topology, tokens, rows per chip
-    ("v5e:2x2", 512, 16), ("v6e:2x2", 512, 32), ("v5p:2x2x1", 512, 128), ("v5e:2x2", 128, 64),
-]  # fmt: skip
+CASES = [("v5e:2x2", 512, 16), ("v5e:2x2", 128, 64), ("v6e:2x2", 512, 32), ("v5p:2x2x1", 512, 128)]
+"""Topology, tokens and rows per chip."""
 VARIANTS = [("pallas", "none"), ("xla", "attention"), ("xla", "none")]
 MEASURES = ("bert_jax/model", "bert_jax/parallel", "bert_jax/training/objectives.py", "bert_jax/training/train_step.py")
 MEMORY = {
@@ -37,6 +38,8 @@ MEMORY = {
     "temporaries, GiB": "{temporaries_gib:.2f}",
 }
 KERNEL_TOPOLOGY = "v5e:2x2"
+PEAK_FLOPS = 197e12  # of v5e, in bfloat16
+CLOCK_GHZ = PEAK_FLOPS / (4 * 128 * 128 * 2) / 1e9  # four matrix units of 128 x 128 multiply-adds per cycle
 HEADS, LENGTH = 2, 512  # of a step of the kernel's grid
 INSTRUCTIONS = {
     "dropout": "{dropout}",
@@ -79,6 +82,24 @@ def measure_instructions(dropout: float) -> dict:
             lanes = 8 * 128
             row[f"{kernel}_vector"] = sum(use[column] for use in uses) * lanes / (HEADS * LENGTH * LENGTH)
         return row
+
+
+def estimate_times(rows: list[dict]) -> dict[str, float]:
+    """Returns milliseconds of a sequence of 512 tokens in BERT-LARGE, at an instruction per cycle of v5e."""
+    layers, heads = 24, 16
+    instructions = {row["dropout"]: row["forward"] + row["backward"] for row in rows}
+    a_million = layers * heads // HEADS / 1e6
+    with_dropout, without = (instructions[dropout] * a_million / CLOCK_GHZ for dropout in (0.1, 0.0))
+    model = BertConfig(
+        hidden_size=1024, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=4096
+    )  # fmt: skip
+    return {
+        "clock_ghz": CLOCK_GHZ,
+        "kernel_ms": with_dropout,
+        "dropout_ms": with_dropout - without,
+        "dropout_share": 1 - without / with_dropout,
+        "model_ms": 1e3 * training_flops(model, LENGTH, 76) / PEAK_FLOPS,
+    }
 
 
 def compile_kernel(dropout: float) -> None:
@@ -125,6 +146,7 @@ def main() -> None:
             print(f"kernel, dropout {dropout} ...", file=sys.stderr, flush=True)
             rows.append(measure_instructions(dropout) | record.stamp)
         record.set_table("instructions", INSTRUCTIONS, rows)
+    record.set_values(**estimate_times(kept["instructions"]))
     for case in CASES:
         for variant in VARIANTS:
             rows, key = kept["memory"], (*case, *variant)
