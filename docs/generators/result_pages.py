@@ -2,11 +2,12 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import record
 
-REFERENCE = record.RESULTS.parent / "reference_cpu"
+REFERENCE = Path(__file__).parents[2] / "benchmarks" / "reference_cpu"
 STUDY = record.RESULTS.parent / "small_study"
 ORDER = record.RESULTS.parent / "batch_order"
 
