@@ -22,8 +22,9 @@ from bert_jax.training.pretrain import pretrain
 LOGGED = {"JAX_LOG_COMPILES": "1", "JAX_COMPILATION_CACHE_DIR": "", "XLA_FLAGS": helpers.QUICK_COMPILATION}
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.long)])
-def test_run_of_a_file_compiles_no_step_and_is_bit_identical(devices: int, dataset_dir: Path, tmp_path: Path):
+@pytest.mark.long
+@pytest.mark.parametrize("devices", [1, 8])
+def test_command_with_a_file_compiles_no_step_and_is_bit_identical(devices: int, dataset_dir: Path, tmp_path: Path):
     environment = {
         **LOGGED, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {helpers.QUICK_COMPILATION}"
     }  # fmt: skip
@@ -59,6 +60,18 @@ def make_file(path: Path, dataset: Path, **overrides: object) -> str:
     config = helpers.small_config(dataset, **overrides)
     compile_config(config, None, output=str(path))
     return str(path)
+
+
+def test_run_of_a_file_compiles_no_step_and_is_bit_identical(dataset_dir: Path, tmp_path: Path):
+    file = make_file(tmp_path / "file", dataset_dir, seed=1, total_steps=90, optimizer__learning_rate=0.1)
+    settings = {"eval_batches": 0, "total_steps": 4, "seed": 5}
+    with logged_compilations() as found:
+        pretrain(helpers.small_config(dataset_dir, compiled=file, **settings), str(tmp_path / "loaded"))
+    assert "train_step" not in dict(found)
+    with logged_compilations() as found:
+        pretrain(helpers.small_config(dataset_dir, **settings), str(tmp_path / "compiled"))
+    assert "train_step" in dict(found)
+    runs.assert_same_run(tmp_path / "compiled", tmp_path / "loaded")
 
 
 def test_a_phase_without_a_fitting_program_is_compiled_and_the_difference_named(
