@@ -221,10 +221,12 @@ def plain_results(left_to_right: bool):
 @pytest.mark.parametrize(
     ("left_to_right", "mesh"),
     [
-        (True, {}), (False, {"data": 2, "fsdp": 2, "tensor": 2}), pytest.param(False, {}, marks=pytest.mark.long),
+        (False, {"data": 2, "fsdp": 2, "tensor": 2}),
         pytest.param(True, {"data": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.long),
+        pytest.param(False, {}, marks=pytest.mark.long),
+        pytest.param(True, {}, marks=pytest.mark.long),
     ],
-)  # fmt: skip
+)
 def test_training_and_evaluation_in_chunks_are_those_of_all_predictions_at_once(left_to_right, mesh, request):
     expected = plain_results(left_to_right)
     request.getfixturevalue("small_chunks")

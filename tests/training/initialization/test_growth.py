@@ -88,7 +88,7 @@ def test_logits_of_old_pieces_do_not_change(
     assert opened.tokenizer.vocab[: init.tokenizer.vocab_size] == init.tokenizer.vocab
 
 
-@pytest.mark.parametrize("seq_len", [32, 128])
+@pytest.mark.parametrize("seq_len", [pytest.param(32, marks=pytest.mark.long), 128])
 def test_positions_are_extended_for_longer_sequences_alone(
     seq_len: int, init: Checkpoint, vocabulary: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
