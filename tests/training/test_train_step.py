@@ -192,6 +192,7 @@ def test_zero1_shards_moments_along_data_and_replicates_parameters():
     assert {depth for _, depth, _ in found} == {0}
 
 
+@pytest.mark.long
 def test_fsdp_beside_tensor_gathers_a_layer_s_pieces_alone():
     run = Run(CONFIG, data=2, fsdp=2, tensor=2, microbatches=4)  # the program of a test above
     layers = run.spec.abstract.parameters["encoder"]["layers"]
