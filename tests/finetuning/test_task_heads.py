@@ -51,7 +51,7 @@ def log_softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
         ("span", 2, (4, 9, 2), 0),
         ("tag", 5, (4, 9, 5), 0),
         ("classify", 3, (4, 3), 6),
-        ("tag", 5, (4, 9, 5), 6),
+        pytest.param("tag", 5, (4, 9, 5), 6, marks=pytest.mark.long),
         pytest.param("regress", 1, (4, 1), 6, marks=pytest.mark.long),
         pytest.param("choose", 2, (4, 1), 6, marks=pytest.mark.long),
         pytest.param("span", 2, (4, 9, 2), 6, marks=pytest.mark.long),

@@ -233,7 +233,8 @@ def test_accumulation_drops_what_the_large_batch_drops(sizes, one_device):
     assert_close(run.parameters(), parameters, rtol=1e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("nsp", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("nsp", [True, False])
 def test_accumulation_equals_the_large_batch_with_unequal_mask_counts(nsp):
     counts = np.array([PREDICTIONS] * 4 + [0] * 4 + [1] * 4 + [0] * 3 + [2])
     whole, cut = Run(WITHOUT_DROPOUT, nsp=nsp), Run(WITHOUT_DROPOUT, microbatches=4, nsp=nsp)
