@@ -14,6 +14,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# One more than there are cores: a test that waits for another process leaves its core to a third worker.
+WORKERS ?= $$(($$(getconf _NPROCESSORS_ONLN) + 1))
 
 .PHONY: quickstart test test-long test-slurm test-versions test-docs test-package docs docs-links benchmarks \
   benchmarks-status lint clean
@@ -22,7 +24,7 @@ quickstart: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/quickstart.sh quickstart
 
 test: $(VENV)/.installed-dev
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n auto --dist loadscope
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
 test-long: $(VENV)/.installed-dev
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n auto --dist loadscope -m long --timeout=1800

@@ -274,3 +274,15 @@ def flatten(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
+
+
+def unflatten(keys: Mapping[str, Any]) -> ConfigDict:
+    """Makes a config from dotted keys and their values; the inverse of `flatten`."""
+    tree: dict[str, Any] = {}
+    for key, value in keys.items():
+        *sections, name = key.split(".")
+        section = tree
+        for part in sections:
+            section = section.setdefault(part, {})
+        section[name] = value
+    return ConfigDict(tree)

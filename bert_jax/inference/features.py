@@ -14,6 +14,7 @@ FILE           {"linex_index": 0, "pool": "mean", "layer": -1, "tokens": 9, "val
 FILE.npz       `values` [lines, hidden_size] fp32, `tokens` [lines] (tokens of each line), `layer` and `pool`
 """
 
+import functools
 import itertools
 import json
 import re
@@ -34,7 +35,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.files.file_formats import check_lines, not_utf8
 from bert_jax.files.line_reader import lines_from
-from bert_jax.finetuning.forward import LoadedModel, load_model
+from bert_jax.finetuning.forward import Forward, LoadedModel, load_model
 from bert_jax.finetuning.inputs.batching import EncodedExamples
 from bert_jax.inference.opening import open_model_of
 from bert_jax.inference.text_encoder import check_pool, pool_hidden_states
@@ -222,16 +223,23 @@ def _load(
 
     They are [tokens, layers, D], or [D] of the only layer if pooled.
     """
-    states = np.array([_hidden_state(layer, checkpoint.bert_config.num_hidden_layers) for layer in layers])
+    states = tuple(_hidden_state(layer, checkpoint.bert_config.num_hidden_layers) for layer in layers)
+    forward = _select_hidden_states(states, pool)
+    return load_model(checkpoint, batch_size=batch_size, max_seq_len=length, forward=forward)
+
+
+@functools.cache
+def _select_hidden_states(states: tuple[int, ...], pool: str | None) -> Forward:
+    """Makes the forward pass that returns these hidden states of every token, or the first of them pooled."""
 
     def hidden_states(model: BertForPreTraining, batch: Batch[jax.Array]) -> jax.Array:
         _, hidden = model.encode(batch, all_hidden_states=True)
         assert hidden is not None
         if pool is not None:
             return pool_hidden_states(hidden[states[0]], batch, pool)
-        return jnp.moveaxis(hidden[states], 0, 2)  # [B, L, layers, D]
+        return jnp.moveaxis(hidden[np.array(states)], 0, 2)  # [B, L, layers, D]
 
-    return load_model(checkpoint, batch_size=batch_size, max_seq_len=length, forward=hidden_states)
+    return hidden_states
 
 
 def _hidden_of(model: LoadedModel, lines: Iterator[EncodedSequence]) -> Iterator[tuple[EncodedSequence, np.ndarray]]:

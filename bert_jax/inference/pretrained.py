@@ -173,8 +173,12 @@ def _load_encoder(found: Checkpoint) -> LoadedModel:
     """Loads the encoder and the pre-training heads, to compute hidden states [T, D] of one text at a time."""
     return load_model(
         found, batch_size=1, max_seq_len=found.bert_config.max_position_embeddings, devices=jax.local_devices()[:1],
-        forward=lambda model, batch: model.encode(batch)[0],
+        forward=_last_hidden_states,
     )  # fmt: skip
+
+
+def _last_hidden_states(model: BertForPreTraining, batch: Batch[jax.Array]) -> jax.Array:
+    return model.encode(batch)[0]
 
 
 def _paired(text: str | Sequence[str], pair: Any, *, one_pair: bool) -> tuple[list[str], list[Any]]:

@@ -1,5 +1,6 @@
 """Hidden states of texts, and one vector per text, from the encoder of any checkpoint."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,6 +106,7 @@ def check_segments(config: BertConfig, pairs: Sequence[Any]) -> None:
         raise InputError("pair: the model has no second segment (type_vocab_size=1); give single texts")
 
 
+@functools.cache
 def _forward(pool: str) -> Callable[[Any, Batch[jax.Array]], jax.Array]:
     def forward(model: Any, batch: Batch[jax.Array]) -> jax.Array:
         hidden, _ = model.encode(batch)

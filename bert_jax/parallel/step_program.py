@@ -1,9 +1,10 @@
 """The compiled programs of a jitted training step, and the arguments that a run calls them with."""
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -14,19 +15,37 @@ from bert_jax.batch import Batch
 from bert_jax.parallel.host_batches import put_everywhere
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+ProgramKey = tuple[Shapes, jax.tree_util.PyTreeDef]
+"""Shapes of the batch, and the structure of seed and schedule, which has the schedule's function."""
 
 _COMPILING_THREADS = 2
 """Tracing holds Python's lock, compiling does not: more threads would not be faster."""
 
 
-class TrainStep:
-    """Jitted `(state, batch) -> (state, metrics)`.
+@dataclass(frozen=True)
+class StepPrograms:
+    """Jitted `(state, batch, seed, schedule) -> (state, metrics)`, and the programs that were compiled ahead of it.
 
-    Seed and schedule are arguments of the compiled program as well, so that runs that differ in them alone share it.
+    Runs that differ only in seed and schedule share it.
     """
 
-    def __init__(self, jitted: Any, mesh: Mesh, seed_data: np.ndarray, schedule: jax.tree_util.Partial):
-        self._jitted, self._mesh, self._run_arguments = jitted, mesh, (seed_data, schedule)
+    jitted: Any
+    compiled: dict[ProgramKey, Future[jax.stages.Compiled]] = field(default_factory=dict)
+
+    def find(self, key: ProgramKey) -> Future[jax.stages.Compiled] | None:
+        """Returns a program that is compiled or is being compiled; None if its compilation failed or was cancelled."""
+        program = self.compiled.get(key)
+        failed = program is None or program.cancelled() or (program.done() and program.exception() is not None)
+        return None if failed else program
+
+
+class TrainStep:
+    """The training step of a run: `(state, batch) -> (state, metrics)`."""
+
+    def __init__(self, programs: StepPrograms, mesh: Mesh, seed_data: np.ndarray, schedule: Callable[[Any], Any]):
+        is_tree = isinstance(schedule, jax.tree_util.Partial)
+        self._run_arguments = seed_data, schedule if is_tree else jax.tree_util.Partial(schedule)
+        self._shared, self._jitted, self._mesh = programs, programs.jitted, mesh
         self._programs: dict[Shapes, Future[jax.stages.Compiled]] = {}
 
     def __call__(self, state: Any, batch: Batch[Any]) -> tuple[Any, dict[str, jax.Array]]:
@@ -50,8 +69,10 @@ class TrainStep:
         threads = ThreadPoolExecutor(_COMPILING_THREADS, "compile")
         stack.callback(threads.shutdown, wait=False, cancel_futures=True)
         for batch in batches:
-            if _shapes(batch) not in self._programs:
-                self._programs[_shapes(batch)] = threads.submit(self._compile, state, batch)
+            if (shapes := _shapes(batch)) not in self._programs:
+                key = shapes, jax.tree.structure(self._run_arguments)
+                program = self._shared.find(key) or threads.submit(self._compile, state, batch)
+                self._programs[shapes] = self._shared.compiled[key] = program
 
     def _compile(self, state: Any, batch: Batch[Any]) -> jax.stages.Compiled:
         with jax.set_mesh(self._mesh):  # a setting of the thread

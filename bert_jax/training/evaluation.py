@@ -22,6 +22,7 @@ from bert_jax.parallel.forward_step import make_forward_step
 from bert_jax.parallel.host_batches import put_batch, rows_here
 from bert_jax.parallel.mesh import batch_mesh_axes, make_mesh
 from bert_jax.parallel.sharding import parameter_shardings
+from bert_jax.parallel.shared_programs import shared
 from bert_jax.progress import Bars, silent
 from bert_jax.text.vocabulary_extension import find_extension
 from bert_jax.tracking.tracker import Sample
@@ -55,6 +56,7 @@ def unigram_nats(datasets: Sequence[PreparedDataset], *, left_to_right: bool) ->
     return -np.log(counts / counts.sum())
 
 
+@shared
 def make_eval_step(
     mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters
 ) -> Callable[[Parameters, Batch[Any]], dict[str, Sums]]:
@@ -146,14 +148,7 @@ class MaskedSamples:
         self._batch = _mask_first(loader.batch(0, np.arange(self._rows)), self._tokenizer.mask_id)
         self._texts = [self._excerpt(row) for row in range(self._count)]
         top = min(SAMPLE_FILLS, self._tokenizer.vocab_size)
-
-        def forward(model: Any, rows: Batch[jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-            probabilities = jax.nn.softmax(model(rows)[0], axis=-1)
-            target = jnp.take_along_axis(probabilities, rows["masked_ids"][..., None], axis=-1)[..., 0]
-            return (target, *jax.lax.top_k(probabilities, top))
-
-        outputs = PartitionSpec(batch_mesh_axes(mesh))
-        self._step = make_forward_step(mesh, spec.graph, spec.shardings.parameters, forward, outputs)
+        self._step = _make_samples_step(mesh, spec.graph, spec.shardings.parameters, top)
 
     def fill(self, parameters: Parameters) -> list[Sample]:
         """Returns the samples with the fills of `parameters`; all processes have to call it."""
@@ -188,6 +183,20 @@ class MaskedSamples:
         stop = min(real, int(shown.max(initial=0)) + 1 + _TOKENS_AFTER_MASKS)
         text = self._tokenizer.decode([token for token in ids[1:stop].tolist() if token != self._tokenizer.sep_id])
         return text if stop == real else f"{text} ..."
+
+
+@shared
+def _make_samples_step(
+    mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters, top: int
+) -> Callable[[Parameters, Batch[Any]], tuple[jax.Array, jax.Array, jax.Array]]:
+    """Makes the jitted step that returns, for each masked position, the target's probability and the `top` words."""
+
+    def forward(model: Any, rows: Batch[jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        probabilities = jax.nn.softmax(model(rows)[0], axis=-1)
+        target = jnp.take_along_axis(probabilities, rows["masked_ids"][..., None], axis=-1)[..., 0]
+        return (target, *jax.lax.top_k(probabilities, top))
+
+    return make_forward_step(mesh, graph, shardings, forward, PartitionSpec(batch_mesh_axes(mesh)))
 
 
 def _mask_first(batch: HostBatch, mask_id: int) -> HostBatch:

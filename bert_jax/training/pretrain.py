@@ -5,8 +5,9 @@
 
 import logging
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh
 
-from bert_jax.config import ConfigDict
+from bert_jax.config import ConfigDict, unflatten
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.unknown_tokens import MAX_SHARE, unknown_share, warn_of_share
 from bert_jax.errors import InputError
@@ -22,7 +23,8 @@ from bert_jax.files import remote
 from bert_jax.model import BertConfig, abstract_parameters, parameter_count
 from bert_jax.parallel.host_batches import rows_here
 from bert_jax.parallel.mesh import count_slices, describe_networks, make_mesh
-from bert_jax.parallel.step_program import TrainStep
+from bert_jax.parallel.shared_programs import shared
+from bert_jax.parallel.step_program import StepPrograms, TrainStep
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
@@ -46,12 +48,12 @@ from bert_jax.training.objectives import pretraining
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.phase_data import LoadedPhase, count_epochs, count_seen, load_phase, log_data
 from bert_jax.training.phases import Phase, Plan, open_phases
-from bert_jax.training.planning.saved_step import run_saved_program
+from bert_jax.training.planning.saved_step import program_keys, run_saved_program
 from bert_jax.training.planning.state_plan import check_memory, describe_state
 from bert_jax.training.planning.untrained_parts import NEXT_SENTENCE_PARTS, leave_untrained
 from bert_jax.training.run import Run, log_result, open_run
-from bert_jax.training.state import StateSpec, TrainState
-from bert_jax.training.train_step import make_train_step
+from bert_jax.training.state import StateSpec, TrainState, key_data
+from bert_jax.training.train_step import jit_train_step
 from bert_jax.training.workdir import claim_workdir, enter_workdir
 
 log = logging.getLogger(__name__)
@@ -221,13 +223,20 @@ def plan_state(
 
 def plan_step(mesh: Mesh, plan: Plan, model: BertConfig) -> tuple[StateSpec, TrainStep]:
     """Makes the plan of the state and the jitted training step of a phase."""
-    config = plan.config
+    seed = plan.config.seed
+    spec, programs = _plan_programs(mesh, model, program_keys(plan.config))
+    return replace(spec, seed=seed), TrainStep(programs, mesh, key_data(seed), plan.schedule())
+
+
+@shared
+def _plan_programs(mesh: Mesh, model: BertConfig, keys: Mapping[str, Any]) -> tuple[StateSpec, StepPrograms]:
+    """Plans what runs with equal `program_keys` share, whatever their seeds and schedules."""
+    config = unflatten({**keys, "seed": 0})
     optimizer, spec = plan_state(mesh, config, model)
-    train_step = make_train_step(
-        mesh, spec, optimizer, plan.schedule(), pretraining(nsp=config.objective.nsp), seed=config.seed,
+    return spec, jit_train_step(
+        mesh, spec, optimizer, pretraining(nsp=config.objective.nsp),
         gradient_reduce_dtype=jnp.dtype(config.gradient_reduce_dtype),
     )  # fmt: skip
-    return spec, train_step
 
 
 def _log_disk_use(plan: SavePlan, spec: StateSpec) -> None:

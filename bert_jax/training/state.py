@@ -44,7 +44,12 @@ class StateSpec:
     abstract: TrainState  # of jax.ShapeDtypeStruct with shardings
     shardings: TrainState
     moments: Parameters  # shardings
-    make: Any  # (given parts of the parameters, if any) -> TrainState; jitted, never materialized unsharded
+    seed: int
+    initialize: Any  # (key of the seed, given parts of the parameters) -> TrainState; jitted
+
+    def make(self, given: Parameters | None = None) -> TrainState:
+        """Makes the initial state, directly in its shardings; `given` parts of the parameters replace random ones."""
+        return self.initialize(key_data(self.seed), given)
 
     def trained(self, tree: Parameters) -> Parameters:
         """Drops the frozen parts of the model from a tree like the parameters."""

@@ -21,7 +21,7 @@ from bert_jax.parallel.collectives import (
 )
 from bert_jax.parallel.mesh import batch_mesh_axes
 from bert_jax.parallel.sharding import batch_sharding, gather_model
-from bert_jax.parallel.step_program import TrainStep
+from bert_jax.parallel.step_program import StepPrograms, TrainStep
 from bert_jax.training import objectives
 from bert_jax.training.objectives import Objective
 from bert_jax.training.state import StateSpec, TrainState, key_data
@@ -39,7 +39,26 @@ def make_train_step(
     seed: int,
     gradient_reduce_dtype: jnp.dtype = jnp.float32,
 ) -> TrainStep:
-    """Makes the jitted training step `(state, batch) -> (state, metrics)`; its input state is donated.
+    """Makes the training step of a run from `jit_train_step`, whose arguments are described there.
+
+    Args:
+      schedule: maps a step to the learning rate. The leaves of a pytree (`learning_rate_schedule`) are arguments of the
+        program, as the seed is: runs that differ only in these share one program in JAX's cache.
+      seed: dropout keys are functions of it, the step and the row of the global batch.
+    """
+    programs = jit_train_step(mesh, spec, optimizer, objective, gradient_reduce_dtype=gradient_reduce_dtype)
+    return TrainStep(programs, mesh, key_data(seed), schedule)
+
+
+def jit_train_step(
+    mesh: Mesh,
+    spec: StateSpec,
+    optimizer: optax.GradientTransformation,
+    objective: Objective,
+    *,
+    gradient_reduce_dtype: jnp.dtype = jnp.float32,
+) -> StepPrograms:
+    """Jits the training step `(state, batch, seed, schedule) -> (state, metrics)`; its input state is donated.
 
     The batch has a leading axis of microbatches: [A, B / A, ...]. Losses are sums over the global batch divided by its
     own counts, so that A changes memory and nothing else. A step whose loss, gradient or updated parameters are not
@@ -50,10 +69,7 @@ def make_train_step(
       mesh: the devices.
       spec: plan of the state.
       optimizer: maps gradients to a direction.
-      schedule: maps a step to the learning rate. The leaves of a pytree (`learning_rate_schedule`) are arguments of the
-        program, as the seed is: runs that differ only in these share one program in JAX's cache.
       objective: the loss and its auxiliary metrics.
-      seed: dropout keys are functions of it, the step and the row of the global batch.
       gradient_reduce_dtype: type of the gradient sum across devices; within a device it is float32.
     """
     shardings = spec.shardings.parameters
@@ -143,5 +159,4 @@ def make_train_step(
         out_shardings=(spec.shardings, replicated),
         donate_argnums=0,
     )
-    is_tree = isinstance(schedule, jax.tree_util.Partial)
-    return TrainStep(jitted, mesh, key_data(seed), schedule if is_tree else jax.tree_util.Partial(schedule))
+    return StepPrograms(jitted)

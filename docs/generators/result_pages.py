@@ -2,13 +2,15 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import record
 
-REFERENCE = record.RESULTS.parent / "reference_cpu"
-STUDY = record.RESULTS.parent / "small_study"
-ORDER = record.RESULTS.parent / "batch_order"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+REFERENCE = BENCHMARKS / "reference_cpu"
+STUDY = BENCHMARKS / "small_study"
+ORDER = BENCHMARKS / "batch_order"
 
 WIKIPEDIA_GB = 22
 """Plain text of English Wikipedia: card of AMead10/wikipedia_20240320_en."""

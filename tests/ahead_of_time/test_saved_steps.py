@@ -1,6 +1,7 @@
 """Training steps that `compile --output` writes: a run loads the one that fits, or names why none does."""
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -14,6 +15,7 @@ from bert_jax.ahead_of_time import command
 from bert_jax.ahead_of_time.command import compile_config
 from bert_jax.ahead_of_time.target import Target
 from bert_jax.errors import InputError
+from bert_jax.parallel.shared_programs import forget_programs
 from bert_jax.runtime.saved_programs import SavedPrograms, describe_environment
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 from bert_jax.training.pretrain import pretrain
@@ -21,8 +23,9 @@ from bert_jax.training.pretrain import pretrain
 LOGGED = {"JAX_LOG_COMPILES": "1", "JAX_COMPILATION_CACHE_DIR": "", "XLA_FLAGS": helpers.QUICK_COMPILATION}
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.long)])
-def test_run_of_a_file_compiles_no_step_and_is_bit_identical(devices: int, dataset_dir: Path, tmp_path: Path):
+@pytest.mark.long
+@pytest.mark.parametrize("devices", [1, 8])
+def test_command_with_a_file_compiles_no_step_and_is_bit_identical(devices: int, dataset_dir: Path, tmp_path: Path):
     environment = {
         **LOGGED, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {helpers.QUICK_COMPILATION}"
     }  # fmt: skip
@@ -48,10 +51,19 @@ def test_run_of_a_file_compiles_no_step_and_is_bit_identical(devices: int, datas
     runs.assert_same_run(tmp_path / "compiled", tmp_path / "loaded")
 
 
-@pytest.fixture(autouse=True)
-def _one_device_is_compiled_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def _one_device_is_compiled_for() -> Iterator[None]:
     target = Target("cpu:1", 1, tuple(jax.devices()[:1]), None, None)
-    monkeypatch.setattr(command, "local_target", lambda: target)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "local_target", lambda: target)
+        yield
+
+
+@pytest.fixture(scope="module")
+def file(_one_device_is_compiled_for: None, dataset_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file with the step of `small_config`, of another seed and schedule."""
+    overrides = {"seed": 1, "total_steps": 90, "optimizer__learning_rate": 0.1}
+    return make_file(tmp_path_factory.mktemp("compiled") / "file", dataset_dir, **overrides)
 
 
 def make_file(path: Path, dataset: Path, **overrides: object) -> str:
@@ -60,10 +72,20 @@ def make_file(path: Path, dataset: Path, **overrides: object) -> str:
     return str(path)
 
 
+def test_run_of_a_file_compiles_no_step_and_is_bit_identical(file: str, dataset_dir: Path, tmp_path: Path):
+    settings = {"eval_batches": 0, "total_steps": 4, "seed": 5}
+    with logged_compilations() as found:
+        pretrain(helpers.small_config(dataset_dir, compiled=file, **settings), str(tmp_path / "loaded"))
+    assert "train_step" not in dict(found)
+    with logged_compilations() as found:
+        pretrain(helpers.small_config(dataset_dir, **settings), str(tmp_path / "compiled"))
+    assert "train_step" in dict(found)
+    runs.assert_same_run(tmp_path / "compiled", tmp_path / "loaded")
+
+
 def test_a_phase_without_a_fitting_program_is_compiled_and_the_difference_named(
-    dataset_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    file: str, dataset_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    file = make_file(tmp_path / "file", dataset_dir)
     phases = ({"steps": 2}, {"steps": 2, "global_batch_size": 8}, {"steps": 2, "optimizer.weight_decay": 0.3})
     config = helpers.small_config(dataset_dir, compiled=file, phases=phases, total_steps=6, eval_batches=0)
     with logged_compilations() as found, caplog.at_level(logging.INFO):
@@ -76,19 +98,20 @@ def test_a_phase_without_a_fitting_program_is_compiled_and_the_difference_named(
     assert "optimizer.weight_decay 0.01, here 0.3" in refused[1]
 
 
-def test_other_model_is_compiled_and_named(dataset_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    file = make_file(tmp_path / "file", dataset_dir, model__num_hidden_layers=1)
-    config = helpers.small_config(dataset_dir, compiled=file, total_steps=3, eval_batches=0)
-    pretrain(config, str(tmp_path / "run"))
-    assert "model.num_hidden_layers 1, here 2" in caplog.text
+def test_other_model_is_compiled_and_named(
+    file: str, dataset_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    overrides = {"model__num_hidden_layers": 1, "total_steps": 3, "eval_batches": 0}
+    pretrain(helpers.small_config(dataset_dir, compiled=file, **overrides), str(tmp_path / "run"))
+    assert "model.num_hidden_layers 2, here 1" in caplog.text
     assert open_checkpoint(str(tmp_path / "run")).step == 3
 
 
 def test_changed_code_is_noticed(
-    dataset_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    file: str, dataset_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    file = make_file(tmp_path / "file", dataset_dir)
     monkeypatch.setattr("bert_jax.training.train_step.optax.tree.norm", lambda tree: np.float32(1))
+    forget_programs()
     pretrain(
         helpers.small_config(dataset_dir, compiled=file, total_steps=3, eval_batches=0), str(tmp_path / "run")
     )  # fmt: skip

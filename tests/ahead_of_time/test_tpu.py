@@ -116,10 +116,11 @@ def test_pallas_attention_keeps_no_probabilities():
     ("arguments", "overrides", "message"),
     [
         (("--topology=v9:2x2",), {}, "--topology=v9:2x2: "),
-        (
+        pytest.param(
             ("--topology=v5e:2x4",),
             {"attention": "cudnn", "model.attention_probs_dropout_prob": 0.0},
             "attention=cudnn: ",
+            marks=pytest.mark.long,
         ),
     ],
 )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -56,18 +57,33 @@ def make_arrays(length: int, heads: int, head: int) -> tuple[np.ndarray, np.ndar
     return np.stack(qkv, 2), weights, jax.random.split(jax.random.key(5), 2)
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["both_ways", "causal"])
-@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5])
+SHAPES = [
+    (padded, 128, 4, 64),  # two steps of two heads
+    (packed, 130, 3, 32),  # padded to two blocks of queries, three heads in a step
+    (packed, 73, 2, 40),  # an odd length, whose last key has a random word of its own
+    (packed, 384, 1, 128),
+]
+QUICK = {
+    (0, 0.0, False),
+    (0, 0.1, True),
+    (1, 0.1, False),
+    (1, 0.0, True),
+    (2, 0.5, False),
+    (2, 0.1, True),
+    (3, 0.1, True),
+}
+"""Shape, rate and causality: every shape, every rate with and without causality."""
+
+
 @pytest.mark.parametrize(
-    ("rows", "length", "heads", "head"),
+    ("shape", "rate", "causal"),
     [
-        (padded, 128, 4, 64),  # two steps of two heads
-        (packed, 130, 3, 32),  # padded to two blocks of queries, three heads in a step
-        (packed, 73, 2, 40),  # an odd length, whose last key has a random word of its own
-        (packed, 384, 1, 128),
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.long)
+        for case in itertools.product(range(len(SHAPES)), (0.0, 0.1, 0.5), (False, True))
     ],
 )
-def test_pallas_attention_equals_plain_attention(rows, length, heads, head, rate, causal):
+def test_pallas_attention_equals_plain_attention(shape, rate, causal):
+    rows, length, heads, head = SHAPES[shape]
     qkv, weights, keys = make_arrays(length, heads, head)
     expected = context_and_gradient(plain_attention, qkv, rows(length), keys, weights, rate, causal)
     attend = functools.partial(pallas_attention, interpret=True)
@@ -120,7 +136,7 @@ def test_pallas_attention_in_bfloat16_is_as_accurate_as_plain_attention():
     ("causal", "settings"),
     [
         (False, {}),
-        (True, {}),
+        pytest.param(True, {}, marks=pytest.mark.long),
         pytest.param(False, {"remat": "attention"}, marks=pytest.mark.long),
         pytest.param(False, {"remat": "full"}, marks=pytest.mark.long),
     ],

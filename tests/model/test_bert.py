@@ -197,9 +197,8 @@ def value_and_gradient(remat: str = "none", scan_layers: bool = True) -> tuple[j
     ("remat", "scan_layers"),
     [
         ("attention", True),
-        pytest.param("dots", True, marks=pytest.mark.long),
-        ("full", True),
         ("none", False),
+        *(pytest.param(remat, True, marks=pytest.mark.long) for remat in ("dots", "full")),
         *(pytest.param(remat, False, marks=pytest.mark.long) for remat in ("attention", "dots", "full")),
     ],
 )

@@ -74,7 +74,8 @@ def test_pieces_of_sentences_without_spaces(language, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("language", "options"), [("th", ["--kind", "unigram", "--size", 90]), ("zh", ["--size", 200])]
+    ("language", "options"),
+    [("th", ["--kind", "unigram", "--size", 90]), pytest.param("zh", ["--size", 200], marks=pytest.mark.long)],
 )
 def test_a_model_of_text_without_spaces(language, options, tmp_path, capsys):
     """Pre-trained for a few steps with whole-word masks, it fills the mask in the middle of a sentence."""

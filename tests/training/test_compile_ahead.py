@@ -16,13 +16,6 @@ from bert_jax.training.phases import open_phases
 from bert_jax.training.pretrain import plan_step, pretrain
 
 
-def test_run_compiles_its_step_once_in_another_thread(dataset_dir: Path, tmp_path: Path):
-    with logged_compilations() as found:
-        pretrain(helpers.small_config(dataset_dir, total_steps=3, eval_batches=0), str(tmp_path / "run"))
-    (thread,) = [thread for name, thread in found if name == "train_step"]
-    assert thread.startswith("compile")
-
-
 def test_shapes_of_a_batch_are_those_that_are_compiled_and_an_error_is_raised_by_the_step(
     dataset_dir: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -41,7 +34,9 @@ def test_shapes_of_a_batch_are_those_that_are_compiled_and_an_error_is_raised_by
             step(spec.abstract, described)
 
 
-def test_batches_of_other_shapes_are_compiled_when_they_come(dataset_dir: Path, tmp_path: Path):
+def test_step_is_compiled_once_in_another_thread_and_those_of_other_shapes_when_they_come(
+    dataset_dir: Path, tmp_path: Path
+):
     phases = ({"steps": 2}, {"steps": 2, "global_batch_size": 8})
     with logged_compilations() as found:
         pretrain(

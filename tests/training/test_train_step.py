@@ -23,7 +23,7 @@ from bert_jax.training import objectives
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.planning.learning_rate import learning_rate_schedule
 from bert_jax.training.planning.state_plan import describe_state
-from bert_jax.training.state import StateSpec
+from bert_jax.training.state import StateSpec, key_data
 from bert_jax.training.train_step import make_train_step
 
 CONFIG = BertConfig(
@@ -144,7 +144,7 @@ def test_runs_that_differ_in_seed_alone_initialize_by_one_program():
     mesh = make_mesh(ConfigDict({"data": 1, "fsdp": 1, "tensor": 1}), jax.devices()[:1])
     optimizer = make_optimizer(load_config("default").optimizer, abstract_parameters(CONFIG)[2])
     specs = [describe_state(mesh, CONFIG, optimizer, seed=seed) for seed in (0, 7)]
-    first, second = (spec.make.func.lower(*spec.make.args).as_text() for spec in specs)
+    first, second = (spec.initialize.lower(key_data(spec.seed)).as_text() for spec in specs)
     assert first == second
 
 
@@ -192,6 +192,7 @@ def test_zero1_shards_moments_along_data_and_replicates_parameters():
     assert {depth for _, depth, _ in found} == {0}
 
 
+@pytest.mark.long
 def test_fsdp_beside_tensor_gathers_a_layer_s_pieces_alone():
     run = Run(CONFIG, data=2, fsdp=2, tensor=2, microbatches=4)  # the program of a test above
     layers = run.spec.abstract.parameters["encoder"]["layers"]
@@ -232,7 +233,8 @@ def test_accumulation_drops_what_the_large_batch_drops(sizes, one_device):
     assert_close(run.parameters(), parameters, rtol=1e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("nsp", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("nsp", [True, False])
 def test_accumulation_equals_the_large_batch_with_unequal_mask_counts(nsp):
     counts = np.array([PREDICTIONS] * 4 + [0] * 4 + [1] * 4 + [0] * 3 + [2])
     whole, cut = Run(WITHOUT_DROPOUT, nsp=nsp), Run(WITHOUT_DROPOUT, microbatches=4, nsp=nsp)

@@ -42,8 +42,14 @@ def describe(arrays: Any, items: Mapping[str, Any]) -> dict[str, Any]:
 
     They carry the version of the whole checkpoint.
     """
+    return start_description(arrays, items)()
+
+
+def start_description(arrays: Any, items: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
+    """Starts to compute the result of `describe`, as `start_digests` does, and returns the function that waits."""
     by_name = {name: json_digest(value) for name, value in items.items()}
-    return {"format_version": FORMAT_VERSION, "algorithm": ALGORITHM, "arrays": array_digests(arrays), "items": by_name}
+    digests = start_digests(arrays)
+    return lambda: {"format_version": FORMAT_VERSION, "algorithm": ALGORITHM, "arrays": digests(), "items": by_name}
 
 
 def is_known(digests: Mapping[str, Any]) -> bool:

@@ -18,8 +18,9 @@ from bert_jax.runtime.processes import any_process, is_first, wait_for_first
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checkpointing.best_step import BestStep
 from bert_jax.training.checkpointing.checkpoint_damage import DamagedError, check_arrays, convert_read_errors
-from bert_jax.training.checkpointing.checkpoint_digests import describe, is_known, start_digests
+from bert_jax.training.checkpointing.checkpoint_digests import is_known, start_description, start_digests
 from bert_jax.training.checkpointing.checkpoint_folders import FOLDER, complete_steps, set_aside, step_folders
+from bert_jax.training.checkpointing.deferred_json import DeferredJsonSave
 from bert_jax.training.checkpointing.retention import NO_MILESTONES, MilestoneRecord, Milestones, Retention
 from bert_jax.training.state import TrainState
 
@@ -102,13 +103,14 @@ class Checkpointer:
             "bert_config": bert_config.to_dict(),
             **self._description,
         }
-        items["digests"] = describe(arrays, items)
+        digests = start_description(arrays, items)  # while the arrays are copied
         items["provenance"] = dict(self.provenance)
         self._manager.save(
             step,
             args=ocp.args.Composite(
                 **{name: ocp.args.StandardSave(tree) for name, tree in arrays.items()},
                 **{name: ocp.args.JsonSave(value) for name, value in items.items()},
+                digests=DeferredJsonSave(digests),
             ),
         )
         seconds = time.perf_counter() - began

@@ -1,6 +1,7 @@
 """Schedule of the learning rate: linear warm-up, then polynomial decay."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,12 @@ def learning_rate_schedule(
     numbers but the power: a program that takes it as an argument serves schedules of any peak and length.
     """
     counts = (np.int32(count) for count in (warmup_steps, total_steps, start))
-    return jax.tree_util.Partial(functools.partial(_learning_rate, decay_power), np.float32(peak), *counts)
+    return jax.tree_util.Partial(_rate_of_power(decay_power), np.float32(peak), *counts)
+
+
+@functools.cache  # `jax.jit` compares the functions of two schedules by identity
+def _rate_of_power(decay_power: float) -> Callable[..., jax.Array]:
+    return functools.partial(_learning_rate, decay_power)
 
 
 def _learning_rate(

@@ -23,7 +23,9 @@ PROGRAM_KEYS = (
     "mesh.zero1", "optimizer.",
 )  # fmt: skip
 """Config keys that the training step is made from, beside those of the model, the mesh and the batch."""
-_ARGUMENTS = ("optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.restart_schedule")
+_ARGUMENTS = (
+    "optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.warmup_proportion", "optimizer.restart_schedule",
+)  # fmt: skip
 
 
 def run_saved_program(
@@ -50,11 +52,15 @@ def run_saved_program(
 
 def program_settings(mesh: Mesh, config: ConfigDict, model: BertConfig, batch: Batch[Any]) -> dict[str, Any]:
     """Returns by name what a phase's step is made from: sizes of model, mesh and batch, and keys of the config."""
-    keys = {key: value for key, value in flatten(config) if key.startswith(PROGRAM_KEYS) and key not in _ARGUMENTS}
     entries: Mapping[str, Any] = batch
     return {
         **{f"mesh.{axis}": size for axis, size in mesh.shape.items()},
         **{f"model.{name}": value for name, value in model.to_dict().items()},
         **{f"batch.{name}": list(entry.shape) for name, entry in entries.items()},
-        **keys,
+        **program_keys(config),
     }
+
+
+def program_keys(config: ConfigDict) -> dict[str, Any]:
+    """Returns the keys of a config that the training step is made from; those of an optimizer begin "optimizer."."""
+    return {key: value for key, value in flatten(config) if key.startswith(PROGRAM_KEYS) and key not in _ARGUMENTS}

@@ -1,6 +1,5 @@
 """Plan of a run's state: shapes, shardings and initialization."""
 
-import functools
 import math
 import os
 from collections.abc import Collection
@@ -60,7 +59,7 @@ def describe_state(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract, shardings
     )
     jitted = jax.jit(make, out_shardings=shardings, donate_argnums=1)
-    return StateSpec(graph, abstract, shardings, moments, functools.partial(jitted, key_data(seed)))
+    return StateSpec(graph, abstract, shardings, moments, seed, jitted)
 
 
 def drop_parts(parts: Collection[str], parameters: Parameters) -> Parameters:

@@ -56,17 +56,22 @@ def table(documents):
 WRITERS = {"parquet": write_parquet, "arrow": write_arrow, "tables": write_tables, "mixture": write_mixture}
 
 
-@pytest.fixture(params=list(WRITERS))
-def folder(request, tmp_path):
+def write_corpus(form, tmp_path):
     (tmp_path / "corpus").mkdir()
-    WRITERS[request.param](tmp_path / "corpus")
+    WRITERS[form](tmp_path / "corpus")
     return tmp_path / "corpus"
 
 
-@pytest.mark.parametrize(("workers", "slice_bytes"), [(1, 1500), (3, 5000)])
-def test_formats_workers_and_slices_do_not_matter(
-    whole, folder, tokenizer, tmp_path, workers, slice_bytes, monkeypatch
-):
+@pytest.mark.parametrize(
+    ("form", "workers", "slice_bytes"),
+    [
+        *((form, 1, 1500) for form in WRITERS),
+        ("mixture", 3, 5000),
+        *(pytest.param(form, 3, 5000, marks=pytest.mark.long) for form in WRITERS if form != "mixture"),
+    ],
+)
+def test_formats_workers_and_slices_do_not_matter(whole, form, tokenizer, tmp_path, workers, slice_bytes, monkeypatch):
+    folder = write_corpus(form, tmp_path)
     plan = corpus.plan
     monkeypatch.setattr(corpus, "plan", lambda inputs, options: plan(inputs, options, slice_bytes))
     monkeypatch.setattr(corpus, "SLICE_BYTES", slice_bytes)
@@ -74,8 +79,10 @@ def test_formats_workers_and_slices_do_not_matter(
     assert files(tmp_path / "data") == files(whole)
 
 
-def test_beam_writes_the_same_bytes(whole, folder, tokenizer, tmp_path):
+@pytest.mark.parametrize("form", WRITERS)
+def test_beam_writes_the_same_bytes(whole, form, tokenizer, tmp_path):
     pytest.importorskip("apache_beam")
+    folder = write_corpus(form, tmp_path)
     options = PrepareOptions(seq_len=64, eval_fraction=0.1, sentences="lines", **OPTIONS)
     flags = ["--prism_location=/nowhere"]  # a runner that Beam would download
     prepare([str(folder)], tokenizer, str(tmp_path / "data"), options, runner="DirectRunner", beam_options=flags)

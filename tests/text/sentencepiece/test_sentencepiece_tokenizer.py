@@ -235,7 +235,9 @@ def foreign(**options: object) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("name", ["nmt_nfkc", "nmt_nfkc_cf", "identity"])
+@pytest.mark.parametrize(
+    "name", ["nmt_nfkc_cf", *(pytest.param(name, marks=pytest.mark.long) for name in ("nmt_nfkc", "identity"))]
+)
 def test_a_foreign_model_keeps_its_own_normalization(name, tmp_path, caplog):
     model = foreign(normalization_rule_name=name)
     tokenizer = SentencePieceTokenizer.from_other_source(model)

@@ -57,7 +57,7 @@ def test_new_words_start_as_the_means_of_their_pieces(
 @pytest.mark.parametrize(
     "mesh",
     [
-        {"mesh__fsdp": 2, "mesh__tensor": 4},
+        pytest.param({"mesh__fsdp": 2, "mesh__tensor": 4}, marks=pytest.mark.long),
         pytest.param({"mesh__data": 4, "mesh__tensor": 2, "mesh__zero1": True}, marks=pytest.mark.long),
     ],
     ids=str,
@@ -88,7 +88,7 @@ def test_logits_of_old_pieces_do_not_change(
     assert opened.tokenizer.vocab[: init.tokenizer.vocab_size] == init.tokenizer.vocab
 
 
-@pytest.mark.parametrize("seq_len", [32, 128])
+@pytest.mark.parametrize("seq_len", [pytest.param(32, marks=pytest.mark.long), 128])
 def test_positions_are_extended_for_longer_sequences_alone(
     seq_len: int, init: Checkpoint, vocabulary: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -102,6 +102,7 @@ def test_positions_are_extended_for_longer_sequences_alone(
     assert any("positions 64 to 127" in message for message in caplog.messages) == (seq_len == 128)
 
 
+@pytest.mark.long
 def test_positions_are_those_of_the_longest_phase(
     init: Checkpoint, domain: Path, vocabulary: list[str], tmp_path: Path
 ):
