@@ -17,6 +17,7 @@ from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.training.checkpointing import checkpoint_digests
 from bert_jax.training.checkpointing.checkpoint_damage import DamagedError
 from bert_jax.training.checkpointing.checkpoint_digests import ALGORITHM
 from bert_jax.training.checkpointing.checkpoint_folders import newest_step, set_aside, step_folders
@@ -102,6 +103,23 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "empty": lambda path: path.write_bytes(b""),
     "lost": Path.unlink,
 }
+
+
+def test_large_arrays_on_one_device_are_saved_and_restored(
+    tmp_path: Path, tokenizer: WordPieceTokenizer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(checkpoint_digests, "_LARGE_BYTES", 0)
+    config = load_config("bert_tiny")
+    spec = plan_state(make_mesh(config.mesh, jax.devices()[:1]), config, MODEL)[1]
+    state = spec.make()
+    checkpointer = opened(tmp_path, tokenizer)
+    checkpointer.save(0, state, bert_config=MODEL, dataset_hashes=["made"])
+    checkpointer.wait()
+    _, restored = checkpointer.restore(0, spec.abstract)
+    checkpointer.close()
+    for saved, found in zip(jax.tree.leaves(state), jax.tree.leaves(restored), strict=True):
+        assert np.array_equal(saved, found)
+        assert len(saved.devices()) == len(found.devices()) == 1
 
 
 def test_flipped_bit_in_parameters_is_detected(workdir: Path):

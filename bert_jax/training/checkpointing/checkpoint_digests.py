@@ -180,7 +180,7 @@ def _start(array: jax.Array) -> Future[jax.Array]:
     A CPU runs the programs of one thread one after the other. Programs with collectives must not be started by several
     threads: the devices could run them in different orders, and wait for each other forever.
     """
-    if len(array.sharding.device_set) == 1 and array.devices().pop().platform == "cpu":
+    if len(array.sharding.device_set) == 1 and next(iter(array.devices())).platform == "cpu":
         return _workers().submit(lambda: jax.block_until_ready(_on_devices(array)))
     started: Future[jax.Array] = Future()
     started.set_result(_on_devices(array))
