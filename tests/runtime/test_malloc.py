@@ -14,16 +14,17 @@ if sys.argv[1] == "keep":
     tune_malloc()
 for _ in range(2):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    b"x" * (64 << 20)  # freed at once
+    b"x" * (int(sys.argv[2]) << 20)  # freed at once
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 print(faults)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs glibc")
-def test_reallocation_costs_no_page_faults():
+@pytest.mark.parametrize("megabytes", [64, 2200])
+def test_reallocation_costs_no_page_faults(megabytes: int):
     def faults(how: str) -> int:
-        command = [sys.executable, "-c", PROGRAM, how]
+        command = [sys.executable, "-c", PROGRAM, how, str(megabytes)]
         environment = helpers.child_environment()
         return int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 
