@@ -5,21 +5,18 @@ gradients. The torch side has SDPA attention, `torch.compile` and the fused Adam
 tokens, as `transformers` does. Each side is a process that runs a round per line on its stdin.
 """
 
-import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from on_gpu.cases import Cases, UnsupportedError
+from on_gpu.cases import Cases
 from on_gpu.scale import Scale
 from on_gpu.speed import RECIPE
 from on_gpu.steps import VOCAB_SIZE, Rounds, Setting, Step, make_batch
+from sides import Side, UnsupportedError, serve
+from torch_batch import torch_inputs
 
 from bert_jax.config import load_config
 
@@ -31,54 +28,13 @@ COLUMNS = {
     "torch, sequences per second": "{torch_sequences_per_second:,.0f}",
     "bert_jax / torch": "{ratio:.2f} ({lowest:.2f}-{highest:.2f})",
 }
-IGNORED = -100
-"""Label of a token that is not predicted, in torch."""
-
-
-class Side:
-    """Process of one side."""
-
-    def __init__(self, name: str, seq_len: int, script: Path, extra: list[str]):
-        environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-        if name == "torch":
-            environment["JAX_PLATFORMS"] = "cpu"
-        self._process = subprocess.Popen(
-            [sys.executable, str(script), "worker", name, "--seq-len", str(seq_len), *extra],
-            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self._name = name
-
-    def wait(self) -> float:
-        """Returns the seconds of the next line. Raises the error of the process."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("{"):
-                answer = json.loads(line)
-                if "unsupported" in answer:
-                    raise UnsupportedError(answer["unsupported"])
-                if "error" in answer:
-                    raise RuntimeError(answer["error"])
-                return float(answer["seconds"])
-        raise RuntimeError(f"{self._name} ended with status {self._process.wait()}")
-
-    def round(self) -> float:
-        """Runs a round, and returns the seconds of a step."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("round\n")
-        self._process.stdin.flush()
-        return self.wait()
-
-    def close(self) -> None:
-        """Ends the process."""
-        self._process.kill()
-        self._process.communicate()
 
 
 def beside_torch(cases: Cases, scale: Scale, script: Path, extra: list[str]) -> None:
     """Measures the ratio of both sides at 128 and at 512 tokens: the median of the rounds' ratios."""
 
     def compare(seq_len: int) -> dict[str, Any]:
-        sides = [Side(name, seq_len, script, extra) for name in ("torch", "jax")]
+        sides = [_side(name, seq_len, script, extra) for name in ("torch", "jax")]
         try:
             for side in sides:
                 side.wait()
@@ -100,18 +56,11 @@ def beside_torch(cases: Cases, scale: Scale, script: Path, extra: list[str]) -> 
         cases.measure(f"{seq_len} tokens", lambda seq_len=seq_len: compare(seq_len))
 
 
-def serve(make: Callable[[], Callable[[], float]]) -> None:
-    """Makes a side, says so, and runs a round per line of stdin; results and errors are lines of JSON."""
-    try:
-        run_round = make()
-        print(json.dumps({"seconds": 0.0}), flush=True)
-        for _ in sys.stdin:
-            print(json.dumps({"seconds": run_round()}), flush=True)
-    except UnsupportedError as error:
-        print(json.dumps({"unsupported": str(error)}), flush=True)
-    except Exception as error:
-        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
-        raise
+def _side(name: str, seq_len: int, script: Path, extra: list[str]) -> Side:
+    environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    if name == "torch":
+        environment["JAX_PLATFORMS"] = "cpu"
+    return Side(name, [str(script), "worker", name, "--seq-len", str(seq_len), *extra], environment)
 
 
 def jax_worker(scale: Scale, seq_len: int) -> None:
@@ -143,15 +92,7 @@ def _torch_rounds(scale: Scale, seq_len: int, on_cpu: bool) -> Callable[[], floa
         weight_decay=settings.weight_decay, fused=not on_cpu,
     )  # fmt: skip
     batch, _ = make_batch(Setting(scale.large, scale.rows[seq_len], seq_len))
-    labels = np.full(batch["input_ids"].shape, IGNORED, np.int64)
-    row, slot = np.nonzero(batch["masked_weights"])
-    labels[row, batch["masked_positions"][row, slot]] = batch["masked_ids"][row, slot]
-    arrays = {
-        "input_ids": batch["input_ids"], "token_type_ids": batch["token_type_ids"],
-        "attention_mask": batch["sequence_ids"], "labels": labels,
-        "next_sentence_label": batch["next_sentence_labels"][:, 0],
-    }  # fmt: skip
-    inputs = {name: torch.as_tensor(array, dtype=torch.long, device=device) for name, array in arrays.items()}
+    inputs = torch_inputs(batch, device)
 
     def steps(count: int) -> float:
         began = time.perf_counter()

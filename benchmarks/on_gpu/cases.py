@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from record import Record
+from sides import UnsupportedError
 
 MEASURED, OUT_OF_MEMORY, REFUSED, RUNNING = "measured", "out of memory", "not supported", "running"
 CRASHED, INTERRUPTED = "crashed", "interrupted at the deadline"
@@ -23,10 +24,6 @@ TABLE = "cases"
 
 class OutOfTimeError(Exception):
     """Raised by, or before, a case that has no time left before the deadline."""
-
-
-class UnsupportedError(Exception):
-    """Raised by a case that the library or the device refuses; a rerun would repeat it."""
 
 
 def is_same(row: Mapping[str, Any], key: Mapping[str, Any]) -> bool:
