@@ -50,9 +50,10 @@ class Benchmark:
 GPU_PARTS = ("parity", "determinism", "speed", "attention", "remat", "torch", "curve")
 BENCHMARKS = (
     Benchmark("python benchmarks/packing.py " + WIKIPEDIA, 2.5),
-    Benchmark("python benchmarks/checkpoint_digests.py --config=bert_base --folder=runs/checkpoint_digests", 2),
+    Benchmark("python benchmarks/checkpoint_digests.py --config=bert_large --share 0.25 --folder=runs/digests", 2.5),
     Benchmark("python benchmarks/startup.py --data {data}", 5),
     Benchmark("python benchmarks/restarts.py --kills 3 --every 30", 5),
+    Benchmark("python benchmarks/step_speed.py", 8),
     Benchmark("bash benchmarks/gpu.sh", 10, tuple(f"gpu_{part}" for part in GPU_PARTS)),
     Benchmark("python benchmarks/data_pipeline.py " + WIKIPEDIA, 10),
     Benchmark("python benchmarks/quickstart_recipes.py", 15),
@@ -63,6 +64,7 @@ BENCHMARKS = (
     Benchmark("python benchmarks/tpu_topologies.py", 25),
     Benchmark("python benchmarks/korean.py {data}/corpus/kowiki/kowiki.jsonl.gz", 30),
     Benchmark("python benchmarks/loss_memory.py", 30),
+    Benchmark("python benchmarks/kills.py --kills 500", 60),
     Benchmark("python benchmarks/attention_memory.py", 30),
     Benchmark(
         f"python benchmarks/prepare_memory.py {WIKIPEDIA} --gigabytes 5.2 --bucket_tokens 4194304", 90
