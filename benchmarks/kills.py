@@ -31,8 +31,8 @@ from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # of this process as well, which reads checkpoints
 
-from killed.cases import CASES, make_inputs, result_of
-from killed.outcomes import differences, is_writing, outcome, unreadable_steps
+from killed.cases import CASES, make_inputs
+from killed.outcomes import differences, is_partial, is_writing, outcome, unreadable_steps
 from record import Record, add_json_argument, code_digest
 
 MEASURES = ("bert_jax",)
@@ -101,28 +101,33 @@ class Campaign:
         self.seconds: dict[str, tuple[float, float]] = {}  # until the output appears, and until the end
 
     def run_undisturbed(self, case: str) -> None:
-        """Runs a case without kills, for its outcome and duration."""
-        output = self.folder / "undisturbed" / case.replace(", ", "_").replace(" ", "_")
+        """Runs a case without kills, for its outcome and duration, unless an earlier campaign has."""
+        output = self.folder / "undisturbed" / _folder_name(case)
+        kept = output.with_name(output.name + ".json")
+        if kept.exists():
+            self.undisturbed[case], self.seconds[case] = json.loads(kept.read_text(encoding="utf-8"))
+            return
         shutil.rmtree(output, ignore_errors=True)
-        if result_of(case, output).is_file():
-            result_of(case, output).unlink()
         output.parent.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
         processes = self.start(case, output)
         appeared = 0.0
         while any(process.poll() is None for process in processes):
-            if not appeared and (result_of(case, output).exists() or is_writing(output)):
+            if not appeared and (_has_content(output) or is_writing(output)):
                 appeared = time.monotonic() - began
             time.sleep(0.02)
         seconds = time.monotonic() - began
         self._expect_success(case, output, processes)
-        self.undisturbed[case] = outcome(result_of(case, output))
+        self.undisturbed[case] = outcome(output)
         self.seconds[case] = (min(appeared or seconds, 0.8 * seconds), seconds)
+        kept.write_text(json.dumps([self.undisturbed[case], self.seconds[case]]), encoding="utf-8")
         print(f"{case}: {seconds:.1f} s undisturbed, {len(self.undisturbed[case])} digests", flush=True)
 
     def start(self, case: str, output: Path) -> list[subprocess.Popen]:
         """Starts the processes of a case; each leads a group."""
         count = CASES[case].processes
+        if CASES[case].writes_files:
+            output.mkdir(exist_ok=True)
         environment = dict(self.environment)
         if count > 1:
             with socket.socket() as free:
@@ -140,7 +145,7 @@ class Campaign:
     def run_series(self, case: str, seed: int) -> Series:
         """Kills and reruns one output; returns what happened."""
         rng, series = random.Random(f"{case} {seed}"), Series(case, seed, self.code)
-        folder = self.folder / "series" / f"{case.replace(', ', '_').replace(' ', '_')}-{seed}"
+        folder = self.folder / "series" / f"{_folder_name(case)}-{seed}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         output = folder / "output"
@@ -152,7 +157,9 @@ class Campaign:
         processes = self.start(case, output)
         self._wait(processes)
         self._expect_success(case, output, processes)
-        series.different = differences(outcome(result_of(case, output)), self.undisturbed[case])
+        left = {path.name: "left" for path in folder.iterdir() if not path.name.startswith(output.name + ".log")}
+        del left[output.name]
+        series.different = differences(outcome(output) | left, self.undisturbed[case])
         if not series.different and not any(kill.unsafe for kill in series.kills):
             shutil.rmtree(folder)
         return series
@@ -185,15 +192,15 @@ class Campaign:
 
     def _unsafe(self, case: str, output: Path) -> list[str]:
         """Returns what looks whole to a reader and is not."""
-        result = result_of(case, output)
         if CASES[case].resumes:
             return unreadable_steps(output)
-        looks_whole = (result / "dataset.json").exists() if case.startswith("prepare") else result.exists()
+        looks_whole = (output / "dataset.json").exists() if case.startswith("prepare") else output.exists()
         if not looks_whole:
             return []
-        found, expected = outcome(result), self.undisturbed[case]
-        kept = {name: digest for name, digest in found.items() if not name.startswith(".prepare")}
-        return differences(kept, expected)
+        found, expected = outcome(output), self.undisturbed[case]
+        kept = {name: digest for name, digest in found.items() if not is_partial(Path(name))}
+        is_complete = not CASES[case].writes_files
+        return differences(kept, expected if is_complete else {name: expected.get(name, "") for name in kept})
 
     def _wait(self, processes: Iterable[subprocess.Popen]) -> None:
         deadline = time.monotonic() + LIMIT
@@ -269,6 +276,14 @@ def summary(done: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 }
             )  # fmt: skip
     return rows
+
+
+def _folder_name(case: str) -> str:
+    return case.replace(", ", "_").replace(" ", "_")
+
+
+def _has_content(output: Path) -> bool:
+    return output.is_dir() and any(output.iterdir())
 
 
 def _line(series: dict[str, Any], total: int, wanted: int) -> str:

@@ -36,12 +36,14 @@ class Case:
       command: arguments of `bert-jax`, from the folder of inputs and the output.
       processes: processes of the run; a kill hits one of them, or all.
       resumes: the output is a workdir with checkpoints; else it is absent, or whole.
+      writes_files: the output is an existing folder, in which each file is absent, or whole.
       requires: module without which the case is skipped.
     """
 
     command: Callable[[Path, Path], Words]
     processes: int = 1
     resumes: bool = False
+    writes_files: bool = False
     requires: str = ""
 
     @property
@@ -86,7 +88,7 @@ def _prepare(*more: object) -> Callable[[Path, Path], Words]:
 
 CASES = {
     "pretrain": Case(_pretrain(), resumes=True),
-    "pretrain, two processes": Case(_pretrain(total_steps=80, checkpoint__every_steps=10), 2, resumes=True),
+    "pretrain, two processes": Case(_pretrain(total_steps=40, checkpoint__every_steps=8), 2, resumes=True),
     "pretrain, two phases": Case(_two_phases, resumes=True),
     "pretrain, packed": Case(_pretrain(data__packing=True), resumes=True),
     "finetune": Case(_finetune(), resumes=True),
@@ -95,7 +97,9 @@ CASES = {
         lambda inputs, output: ["study", inputs / "study.py", f"--workdir={output}"], resumes=True
     ),
     "vocab": Case(
-        lambda inputs, output: ["vocab", "--input", TEXT, "--output", output, "--size", VOCABULARY_SIZE]
+        lambda inputs, output: ["vocab", "--input", "pydoc", "--output", output / "vocab.txt", "--size",
+                                VOCABULARY_SIZE],
+        writes_files=True,
     ),
     "prepare": Case(_prepare("--workers", 2)),
     "prepare, Beam": Case(_prepare("--runner", "DirectRunner"), requires="apache_beam"),
@@ -103,18 +107,15 @@ CASES = {
     "import": Case(lambda inputs, output: ["import", "--source", inputs / "exported", "--output", output]),
     "features": Case(
         lambda inputs, output: ["features", "--checkpoint", inputs / "base", "--input", inputs / "lines.txt",
-                                "--output", output.with_suffix(".jsonl")]
+                                "--output", output / "features.jsonl", "--layers", "all"],
+        writes_files=True,
     ),
     "predict": Case(
-        lambda inputs, output: ["predict", "--checkpoint", inputs / "classifier", "--input", inputs / "task" /
-                                "many.csv", "--output", output.with_suffix(".jsonl")]
+        lambda inputs, output: ["predict", "--checkpoint", inputs / "classifier", "--input",
+                                inputs / "task" / "many.csv", "--output", output / "predictions.jsonl"],
+        writes_files=True,
     ),
 }  # fmt: skip
-
-
-def result_of(case: str, output: Path) -> Path:
-    """Returns the file or folder that a case writes."""
-    return output.with_suffix(".jsonl") if case in ("features", "predict") else output
 
 
 _STUDY = """

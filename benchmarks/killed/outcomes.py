@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,17 +12,18 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
+
 NOT_COMPARED = ("provenance.json", "lease.json", "*.tfevents.*", "*.heartbeat", "preempted_*")
 """Files with times, names of processes and versions."""
-TIMES = ("time", "seconds", "tokens_per_second", "examples_per_second", "mfu", "step_seconds_p90", "step_seconds_p99")
+TIMES = (*NOT_REPRODUCIBLE, "seconds")
 """Keys of metrics and results that differ between runs."""
 _lock = threading.Lock()
+logging.getLogger("absl").setLevel(logging.ERROR)
 
 
 def outcome(output: Path) -> dict[str, str]:
-    """Returns a digest per file of a file or folder, without its times; of a checkpoint one per array."""
-    if output.is_file():
-        return {output.name: _digest(output.read_bytes())}
+    """Returns a digest per file of a folder, without its times; of a checkpoint one per array."""
     found = {}
     for path in _files(output):
         name = path.relative_to(output).as_posix()
@@ -52,12 +54,13 @@ def is_writing(output: Path) -> bool:
     """Returns whether a file or checkpoint beside or below `output` is half written right now."""
     beside = output.parent.glob(f"{output.name}.*") if output.parent.is_dir() else ()
     try:
-        return any(_is_partial(path) for path in [*beside, *output.rglob("*")])
+        return any(is_partial(path) for path in [*beside, *output.rglob("*")])
     except FileNotFoundError:  # renamed meanwhile
         return False
 
 
-def _is_partial(path: Path) -> bool:
+def is_partial(path: Path) -> bool:
+    """Returns whether the name of a file or folder says that it is being written."""
     return "orbax-checkpoint-tmp" in path.name or path.name.endswith((".partial", ".tmp")) or ".prepare" in path.parts
 
 
@@ -96,13 +99,18 @@ def _checkpoint(step: Path) -> dict[str, str]:
     with _lock:
         for item in ("parameters", "optimizer"):
             if (step / item).exists():
-                with ocp.StandardCheckpointer() as checkpointer:
-                    tree = checkpointer.restore(step / item)
-                for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-                    array = np.asarray(leaf)
+                for path, array in jax.tree_util.tree_leaves_with_path(_arrays(step / item)):
                     kind = f"{array.dtype}{list(array.shape)}"
                     found[item + jax.tree_util.keystr(path)] = f"{kind} {_digest(array.tobytes())}"
     return found
+
+
+def _arrays(folder: Path) -> Any:
+    """Returns the pytree of numpy arrays that Orbax wrote to a folder, on any number of devices."""
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        metadata = checkpointer.metadata(folder).item_metadata
+        whole = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), getattr(metadata, "tree", metadata))
+        return checkpointer.restore(folder, restore_args=whole)
 
 
 def _digest(content: bytes) -> str:

@@ -1,0 +1,84 @@
+"""The campaign of kills: it finds what differs, and commands that are killed leave nothing half-written."""
+
+import importlib
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from support.helpers import REPOSITORY
+
+
+@pytest.fixture
+def outcomes(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    return importlib.import_module("killed.outcomes")
+
+
+@pytest.fixture
+def workdir(tmp_path: Path) -> Path:
+    """A workdir as a run leaves it, with one checkpoint."""
+    folder = tmp_path / "run"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text('{"step": 1, "mlm_loss": 2.5, "tokens_per_second": 10.0, "time": 1.0}\n')
+    (folder / "config.json").write_text("{}")
+    save(folder / "checkpoints" / "10", np.arange(4.0))
+    return folder
+
+
+def save(step: Path, weights: np.ndarray) -> None:
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(step / "parameters", {"weights": weights}, force=True)
+
+
+@pytest.fixture
+def other(workdir: Path) -> Path:
+    return Path(shutil.copytree(workdir, workdir.with_name("other")))
+
+
+def test_equal_runs_differ_in_times_alone(workdir: Path, other: Path, outcomes: ModuleType):
+    rows = (other / "metrics.jsonl").read_text().replace("10.0", "20.0").replace('"time": 1.0', '"time": 2.0')
+    (other / "metrics.jsonl").write_text(rows)
+    (other / "provenance.json").write_text("{}")
+    assert outcomes.differences(outcomes.outcome(other), outcomes.outcome(workdir)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda run: (run / "metrics.jsonl").write_text('{"step": 1, "mlm_loss": 2.6}\n'), "metrics.jsonl"),
+        (lambda run: (run / "config.json").unlink(), "config.json"),
+        (lambda run: (run / "vocab.txt.partial").touch(), "vocab.txt.partial"),
+        (
+            lambda run: save(run / "checkpoints" / "10", np.array([0, 1, 2, 4.0])),
+            "checkpoints/10/parameters['weights']",
+        ),
+    ],
+    ids=["metric", "lost file", "left file", "parameter"],
+)
+def test_a_difference_is_named(change, name: str, workdir: Path, other: Path, outcomes: ModuleType):
+    change(other)
+    assert outcomes.differences(outcomes.outcome(other), outcomes.outcome(workdir)) == [name]
+
+
+def test_half_written_files_and_checkpoints_are_seen(workdir: Path, outcomes: ModuleType):
+    assert not outcomes.is_writing(workdir)
+    assert outcomes.unreadable_steps(workdir) == []
+    (workdir / "checkpoints" / "20.orbax-checkpoint-tmp-0").mkdir()
+    assert outcomes.is_writing(workdir)
+    for path in (workdir / "checkpoints" / "10").rglob("*"):
+        if path.is_file() and path.stat().st_size > 64:
+            path.write_bytes(path.read_bytes()[:64])
+    assert len(outcomes.unreadable_steps(workdir)) == 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1700)
+def test_fifty_kills_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    kills = importlib.import_module("kills")
+    assert (
+        kills.main(["--kills", "50", "--folder", str(tmp_path / "kills"), "--json", str(tmp_path / "kills.json")]) == 0
+    )
