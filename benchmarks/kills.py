@@ -148,7 +148,7 @@ class Campaign:
         folder = self.folder / "series" / f"{_folder_name(case)}-{seed}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        output = folder / "output"
+        output = folder / _folder_name(case)
         for _ in range(rng.randint(1, KILLS_PER_SERIES)):
             kill = self._kill_once(case, output, rng)
             if kill is None:

@@ -16,6 +16,8 @@ from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
 
 NOT_COMPARED = ("provenance.json", "lease.json", "*.tfevents.*", "*.heartbeat", "preempted_*")
 """Files with times, names of processes and versions."""
+ITEMS = ("position", "bert_config", "config", "tokenizer", "heads", "digests")
+"""JSON of a checkpoint."""
 TIMES = (*NOT_REPRODUCIBLE, "seconds")
 """Keys of metrics and results that differ between runs."""
 _lock = threading.Lock()
@@ -27,9 +29,9 @@ def outcome(output: Path) -> dict[str, str]:
     found = {}
     for path in _files(output):
         name = path.relative_to(output).as_posix()
-        found[name] = _digest(_without_times(path))
+        found[name] = _digest(_without_times(path).replace(str(output).encode(), b"OUTPUT"))
     for step in _steps(output):
-        for name, digest in _checkpoint(step).items():
+        for name, digest in _checkpoint(step, output).items():
             found[f"{step.relative_to(output).as_posix()}/{name}"] = digest
     return found
 
@@ -44,7 +46,7 @@ def unreadable_steps(output: Path) -> list[str]:
     errors = []
     for step in _steps(output):
         try:
-            _checkpoint(step)
+            _checkpoint(step, output)
         except Exception as error:
             errors.append(f"{step.name}: {type(error).__name__}: {str(error)[:200]}")
     return errors
@@ -65,14 +67,22 @@ def is_partial(path: Path) -> bool:
 
 
 def _files(folder: Path) -> Iterator[Path]:
+    if _is_step(folder):
+        return
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder).parts
         if path.is_file() and "checkpoints" not in inside and not any(path.match(name) for name in NOT_COMPARED):
             yield path
 
 
+def _is_step(folder: Path) -> bool:
+    return (folder / "parameters").is_dir()
+
+
 def _steps(folder: Path) -> list[Path]:
-    """Returns the folders of steps below all workdirs of a folder."""
+    """Returns the folders of steps below all workdirs of a folder, or the folder itself if it is one."""
+    if _is_step(folder):
+        return [folder]
     return sorted(path for path in folder.rglob("checkpoints/*") if path.name.isdigit() and path.is_dir())
 
 
@@ -94,8 +104,11 @@ def _drop_times(value: Any) -> Any:
     return [_drop_times(one) for one in value] if isinstance(value, list) else value
 
 
-def _checkpoint(step: Path) -> dict[str, str]:
-    found = {"position": _digest((step / "position" / "metadata").read_bytes())} if (step / "position").exists() else {}
+def _checkpoint(step: Path, output: Path) -> dict[str, str]:
+    found = {}
+    for name in ITEMS:
+        if (step / name / "metadata").exists():
+            found[name] = _digest((step / name / "metadata").read_bytes().replace(str(output).encode(), b"OUTPUT"))
     with _lock:
         for item in ("parameters", "optimizer"):
             if (step / item).exists():

@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from etils import epath
 
+from bert_jax.files import partial_files
 from bert_jax.files.remote import IncompleteError, is_remote, retry_transient, store_of
 
 
@@ -31,8 +32,9 @@ def make_folder(folder: epath.Path) -> None:
 def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Context manager for an atomic write: yields a file that becomes `path` when the block exits without an error.
 
-    After an error, `path` is unchanged. A local file is written beside `path` under a temporary name and renamed. A
-    remote file is written to the local disk and uploaded. Pipes and devices such as /dev/stdout are written directly.
+    After an error, `path` is unchanged. A local file is written beside `path` under a temporary name and renamed; see
+    `partial_files.py`. A remote file is written to the local disk and uploaded. Pipes and devices such as /dev/stdout
+    are written directly.
     """
     target = epath.Path(path)
     with _whole_path(target) as local, open(local, "wb") as file:
@@ -55,13 +57,17 @@ def _whole_path(target: epath.Path) -> Iterator[Path]:
         yield final
         return
     final = final.resolve()  # a symbolic link is kept
-    partial = final.parent / f"{final.name}.{uuid.uuid4().hex[:8]}.partial"
+    partial_files.delete_abandoned_files(final)
+    partial, lock = partial_files.create_file(final)
     try:
         yield partial
         os.replace(partial, final)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+    finally:
+        if lock is not None:
+            os.close(lock)
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
