@@ -16,8 +16,8 @@ from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
 
 NOT_COMPARED = ("provenance.json", "lease.json", "*.tfevents.*", "*.heartbeat", "preempted_*")
 """Files with times, names of processes and versions."""
-ITEMS = ("position", "bert_config", "config", "tokenizer", "heads", "digests")
-"""JSON of a checkpoint."""
+ITEMS = ("position", "bert_config", "config", "tokenizer", "heads")
+"""JSON of a checkpoint, but for its digests, which depend on the names of folders."""
 TIMES = (*NOT_REPRODUCIBLE, "seconds")
 """Keys of metrics and results that differ between runs."""
 _lock = threading.Lock()

@@ -40,6 +40,7 @@ class Collective:
       loops: depth of loop nesting.
       instructions: number of instructions in the program.
       count: number of executions per step, of all instructions.
+      asynchronous: the part of `count` that runs beside other work: in pieces, or from a start to a later end.
       bytes: per step, of the complete arrays that a device takes part in reducing, gathering or moving.
       devices: number of devices in a group.
       between_slices: True if the arrays cross the network between slices; `bytes` are then those of a device's shard,
@@ -55,6 +56,7 @@ class Collective:
     bytes: int
     devices: int
     between_slices: bool = False
+    asynchronous: int = 0
 
     @property
     def bytes_sent(self) -> float:
@@ -81,6 +83,7 @@ def read_collectives(program: str, mesh: Mapping[str, int], slices: int = 1) -> 
                     if chain[0] in chains:
                         continue
                     chains.add(chain[0])
+                is_asynchronous = bool(chain or match[3])
                 kind = "reduce-scatter" if name.startswith("all-reduce-scatter") else match[2]
                 members = _groups(line)
                 # The program is one slice's: what stays in it may count its devices from 0.
@@ -93,16 +96,17 @@ def read_collectives(program: str, mesh: Mapping[str, int], slices: int = 1) -> 
             elif match := _SENT.search(line):
                 kind = match[2].lower().replace("_", "-")
                 dtype, count = _size(match[1], kind, started=True, devices=1)
+                is_asynchronous = True
                 axes = tuple(axis for axis, size in between.items() if size > 1)
                 key = (kind, axes, dtype, loops, slices, True)
             else:
                 continue
-            total = sums.setdefault(key, [0, 0, 0])
-            for i, amount in enumerate((1, runs, runs * count)):
+            total = sums.setdefault(key, [0, 0, 0, 0])
+            for i, amount in enumerate((1, runs, runs * count, runs * is_asynchronous)):
                 total[i] += amount
     found = [
-        Collective(kind, axes, dtype, loops, instructions, count, total, devices, crosses)
-        for (kind, axes, dtype, loops, devices, crosses), (instructions, count, total) in sums.items()
+        Collective(kind, axes, dtype, loops, instructions, count, total, devices, crosses, asynchronous)
+        for (kind, axes, dtype, loops, devices, crosses), (instructions, count, total, asynchronous) in sums.items()
     ]
     return sorted(found, key=lambda one: -one.bytes)
 

@@ -50,11 +50,11 @@ def _collectives(d: Mapping[str, Any]) -> list[str]:
         return [f"collectives: unknown: {d['collectives_unread']}"]
     if not d["collectives"]:
         return ["collectives: none"]
-    head = ["kind", "along", "type", "loops", "per step", "MiB per step"]
+    head = ["kind", "along", "type", "loops", "per step", "asynchronous", "MiB per step"]
     table = [
         [
             one["kind"], _along(one), one["dtype"], str(one["loops"]),
-            f"{one['count']:,}", f"{one['bytes'] / (1 << 20):,.2f}",
+            f"{one['count']:,}", f"{one['asynchronous']:,}", f"{one['bytes'] / (1 << 20):,.2f}",
         ]
         for one in d["collectives"]
     ]  # fmt: skip

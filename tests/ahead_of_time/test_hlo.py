@@ -134,6 +134,16 @@ def test_a_chain_of_pieces_is_one_collective_and_a_shared_channel_is_not():
     assert (found.instructions, found.bytes) == (3, 3 * 32)
 
 
+def test_pieces_and_what_is_started_are_asynchronous():
+    text = program(
+        '%a = f32[8]{0} all-gather(%p), channel_id=7, replica_groups=[4,2]<=[8], frontend_attributes={chain_id="3"}',
+        "%b = f32[8]{0} all-gather(%p), channel_id=1, replica_groups=[4,2]<=[8]",
+        "%c = (f32[4]{0}, f32[8]{0}) all-gather-start(%p), channel_id=2, replica_groups=[4,2]<=[8]",
+    )
+    found = only(text)
+    assert (found.count, found.asynchronous) == (3, 2)
+
+
 def test_programs_of_several_slices_count_devices_within_one_and_send_between():
     text = program(
         "%a = f32[16]{0} all-gather(%p), channel_id=1, replica_groups={{0,1,2,3}}",
@@ -149,6 +159,7 @@ def test_programs_of_several_slices_count_devices_within_one_and_send_between():
     )
     assert (between.kind, between.axes, between.devices, between.bytes) == ("all-reduce", ("data",), 2, 16)
     assert between.between_slices
+    assert (within.asynchronous, between.asynchronous) == (0, 1)
 
 
 def test_what_is_no_program_is_an_error():

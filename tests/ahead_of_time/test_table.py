@@ -52,9 +52,9 @@ DESCRIBED = {
     "peak_bytes": 10 << 30, "argument_bytes": 4 << 30, "temp_bytes": 7 << 30, "hbm_bytes": 16 << 30, "hbm_share": 0.625,
     "collectives": [
         {"kind": "all-reduce", "axes": ["data"], "dtype": "f32", "loops": 0, "instructions": 2, "count": 3,
-         "bytes": 3 << 20, "devices": 16, "between_slices": True},
+         "bytes": 3 << 20, "devices": 16, "between_slices": True, "asynchronous": 3},
         {"kind": "all-gather", "axes": None, "dtype": "bf16", "loops": 1, "instructions": 1, "count": 24,
-         "bytes": 1 << 20, "devices": 2, "between_slices": False},
+         "bytes": 1 << 20, "devices": 2, "between_slices": False, "asynchronous": 0},
     ],
     "collectives_unread": None, "model_flops": 1.25e14, "recomputed_flops": 0.0, "compile_seconds": 31.2,
     "roofline": {
@@ -71,8 +71,8 @@ def test_a_step_in_text():
         "512 rows of 128 tokens in 2 microbatches, 8 rows",
         "31 s",
         "peak            10.00  62% of 16.00",
-        "all-reduce  data, between slices   f32      0         3          3.00",
-        "all-gather  ?                     bf16      1        24          1.00",
+        "all-reduce  data, between slices   f32      0         3             3          3.00",
+        "all-gather  ?                     bf16      1        24             0          1.00",
         "40.0 ms (compute",
         "12,800 rows",
         "60.0 ms",
