@@ -9,35 +9,39 @@
 # "Unknown command line flag" if it lacks one. None is measured on a TPU.
 set -euo pipefail
 
-async_all_gather=(  # all-gathers in pieces between the operations of a layer
-  --xla_enable_async_all_gather=true
-  --xla_tpu_enable_async_collective_fusion=true
-  --xla_tpu_enable_async_collective_fusion_fuse_all_gather=true
-  --xla_tpu_enable_async_collective_fusion_multiple_steps=true
-  --xla_tpu_overlap_compute_collective_tc=true
-)
-async_all_reduce=(  # all-reduces in pieces between other operations
-  --xla_enable_async_all_reduce=true
-  --xla_tpu_enable_async_collective_fusion=true
-  --xla_tpu_enable_async_collective_fusion_fuse_all_reduce=true
-)
-data_parallel=(  # all-reduces of gradients beside the rest of the backward pass
-  --xla_tpu_enable_data_parallel_all_reduce_opt=true
-  --xla_tpu_data_parallel_opt_different_sized_ops=true
-)
-sparse_core=(  # all-gathers, reduce-scatters and all-reduces on sparse cores, which v5p, v6e and tpu7x have
-  --xla_tpu_enable_sparse_core_collective_offload_all_gather=true
-  --xla_tpu_enable_sparse_core_collective_offload_reduce_scatter=true
-  --xla_tpu_enable_sparse_core_collective_offload_all_reduce=true
-)
-
 case ${1-} in
-  async_all_gather | async_all_reduce | data_parallel | sparse_core)
-    declare -n flags=$1
-    echo "${flags[*]}"
+  async_all_gather) # all-gathers in pieces between the operations of a layer
+    flags=(
+      --xla_enable_async_all_gather=true
+      --xla_tpu_enable_async_collective_fusion=true
+      --xla_tpu_enable_async_collective_fusion_fuse_all_gather=true
+      --xla_tpu_enable_async_collective_fusion_multiple_steps=true
+      --xla_tpu_overlap_compute_collective_tc=true
+    )
+    ;;
+  async_all_reduce) # all-reduces in pieces between other operations
+    flags=(
+      --xla_enable_async_all_reduce=true
+      --xla_tpu_enable_async_collective_fusion=true
+      --xla_tpu_enable_async_collective_fusion_fuse_all_reduce=true
+    )
+    ;;
+  data_parallel) # all-reduces of gradients beside the rest of the backward pass
+    flags=(
+      --xla_tpu_enable_data_parallel_all_reduce_opt=true
+      --xla_tpu_data_parallel_opt_different_sized_ops=true
+    )
+    ;;
+  sparse_core) # collectives on sparse cores, which v5p, v6e and tpu7x have
+    flags=(
+      --xla_tpu_enable_sparse_core_collective_offload_all_gather=true
+      --xla_tpu_enable_sparse_core_collective_offload_reduce_scatter=true
+      --xla_tpu_enable_sparse_core_collective_offload_all_reduce=true
+    )
     ;;
   *)
     echo "Usage: xla_flags.sh async_all_gather|async_all_reduce|data_parallel|sparse_core" >&2
     exit 2
     ;;
 esac
+echo "${flags[*]}"
