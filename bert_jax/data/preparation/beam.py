@@ -240,7 +240,7 @@ def _build(
     split, file, low, high = ranges[number]
     runs = [part for part in parts if part]
     drop = np.sort(np.concatenate([np.zeros(0, np.uint64), *repeated]))
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(prefix="bert-jax-prepare-") as scratch:
         size = job.tokenizer.vocab_size
         task = BuildTask(file, split, low, high, runs, size, job.options, job.seed, drop, Path(scratch))
         built = build(task)
