@@ -9,7 +9,7 @@ from typing import Any
 
 
 class UnsupportedError(Exception):
-    """What is to be measured is not possible on this machine."""
+    """This machine cannot run the side."""
 
 
 class Side:

@@ -1,4 +1,4 @@
-"""What a command leaves behind, as digests by name: equal for two runs that did the same."""
+"""Digests of what a command leaves behind, by name: equal for two runs that did the same."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What a process that was killed during an atomic write of a file leaves, and who deletes it."""
+"""Temporary files of processes that were killed during an atomic write, and who deletes them."""
 
 import subprocess
 import sys

@@ -1,0 +1,248 @@
+"""Trains for hours with a checkpoint every minute, and shows that memory, handles, threads and disk do not grow.
+
+    python benchmarks/soak.py [--hours 3] [--folder runs/soak]
+    python benchmarks/soak.py --only_report        # evaluates the samples of a run that goes on or was stopped
+
+One `bert-jax pretrain` of bert_tiny saves and evaluates about every minute and logs every few seconds, while `bert-jax
+report` reads its workdir again and again. Every ten seconds FOLDER/samples.jsonl gets a row with the memory, handles
+and threads of the run and the sizes of its folders. At the end the run is stopped with SIGTERM, and must end with 75.
+
+The first tenth of the samples is warm-up. Through the rest a straight line is fitted; a quantity is flat if the line
+grows by at most 2% of its mean in three hours. Metrics and TensorBoard events grow by design, by a constant amount per
+logged row. Ends with status 1 if something else grows.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from record import Record, add_json_argument
+
+MEASURES = ("bert_jax",)
+PLOT = Path(__file__).parents[1] / "docs" / "images" / "soak.svg"
+INTERVAL, WARM_UP, SPAN = 10.0, 0.1, 3 * 3600.0
+GROWTH = 0.02
+"""Of the mean in `SPAN`, which counts as flat."""
+MIB = 1 << 20
+QUANTITIES = {
+    "memory of the run, MiB": "memory_mib",
+    "handles of the run": "handles",
+    "threads of the run": "threads",
+    "checkpoints, MiB": "checkpoints_mib",
+    "files in the workdir": "files",
+    "temporary files and caches, MiB": "temporary_mib",
+    "memory of `report`, MiB": "report_mib",
+}
+COLUMNS = {
+    "quantity": "{quantity}",
+    "mean": "{mean:,.1f}",
+    "lowest": "{lowest:,.1f}",
+    "highest": "{highest:,.1f}",
+    "growth of the line in 3 hours": "{growth:+.2%}",
+    "95% interval": "{least:+.2%} to {most:+.2%}",
+}
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    folder = options.folder.absolute()
+    if not options.only_report:
+        shutil.rmtree(folder, ignore_errors=True)
+        run(folder, options.hours)
+    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = evaluate(samples)
+    record = Record(options.json, MEASURES)
+    record.set_table("flatness", COLUMNS, rows)
+    last = samples[-1]
+    record.set_values(
+        hours=last["seconds"] / 3600, samples=len(samples), steps=last["step"],
+        saves=len({sample["saved_step"] for sample in samples} - {0}), reports=last["reports"], evaluations=last["evaluations"], bytes_per_row=last["log_bytes"] / last["rows"],
+    )  # fmt: skip
+    draw(samples, options.plot)
+    print(record.render("flatness"))
+    return int(not all(row["is_flat"] for row in rows))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hours", type=float, default=3.0)
+    parser.add_argument("--folder", type=Path, default=Path("runs/soak"))
+    parser.add_argument("--only_report", action="store_true", help="start no run")
+    parser.add_argument("--plot", type=Path, default=PLOT)
+    add_json_argument(parser, "soak")
+    return parser
+
+
+def run(folder: Path, hours: float) -> None:
+    """Runs `bert-jax pretrain` for so long, and writes FOLDER/samples.jsonl."""
+    (folder / "tmp").mkdir(parents=True)
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TMPDIR": f"{folder}/tmp", "BERT_JAX_CACHE": f"{folder}/cache"}
+    _call(environment, folder, "vocab", "--input=pydoc", f"--output={folder}/vocab.txt", "--size=2048")
+    _call(environment, folder, "prepare", "--input=pydoc", f"--vocab={folder}/vocab.txt", f"--output={folder}/data",
+          "--seq_len=64", "--eval_fraction=0.05")  # fmt: skip
+    steps = _steps_per_minute(folder, environment)
+    print(f"a checkpoint every {steps} steps", flush=True)
+    training = _start(folder, environment, "run", total_steps=10**8, checkpoint__every_steps=steps,
+                      eval_every_steps=steps, eval_batches=20, log_every_steps=max(1, steps // 20))  # fmt: skip
+    began, reports, report, report_mib, due = time.monotonic(), 0, None, None, 60.0
+    with (folder / "samples.jsonl").open("a", encoding="utf-8") as journal:
+        while (seconds := time.monotonic() - began) < 3600 * hours:
+            if training.poll() is not None:
+                raise RuntimeError(f"the run ended with status {training.returncode}; see {folder}/run.log")
+            if report is None and seconds > due:
+                report = _report(folder, environment)
+            if report is not None:
+                pid, status, usage = os.wait4(report.pid, os.WNOHANG)
+                if pid:
+                    if status:
+                        raise RuntimeError(f"report ended with status {status}; see {folder}/report.log")
+                    report, reports, report_mib, due = None, reports + 1, usage.ru_maxrss / 1024, seconds + 60
+            sample = {"seconds": seconds, "reports": reports, "report_mib": report_mib}
+            journal.write(json.dumps(sample | _of_process(training.pid) | _of_folders(folder)) + "\n")
+            journal.flush()
+            time.sleep(INTERVAL)
+    training.send_signal(signal.SIGTERM)
+    if (status := training.wait(300)) != 75:
+        raise RuntimeError(f"the run ended with status {status} after SIGTERM, not 75")
+    if report is not None:
+        report.wait(300)
+
+
+def _call(environment: dict[str, str], folder: Path, *words: str) -> None:
+    with (folder / "inputs.log").open("ab") as log:
+        subprocess.run([sys.executable, "-m", "bert_jax.cli", *words], env=environment, check=True, stdout=log,
+                       stderr=log)  # fmt: skip
+
+
+def _start(folder: Path, environment: dict[str, str], name: str, **settings: object) -> subprocess.Popen:
+    flags = [f"--config.{key.replace('__', '.')}={value}" for key, value in settings.items()]
+    words = ["pretrain", "--config=bert_tiny", f"--workdir={folder}/{name}", f"--config.data.path={folder}/data"]
+    with (folder / f"{name}.log").open("ab") as log:
+        return subprocess.Popen([sys.executable, "-m", "bert_jax.cli", *words, *flags], env=environment, stdout=log,
+                                stderr=log)  # fmt: skip
+
+
+def _steps_per_minute(folder: Path, environment: dict[str, str]) -> int:
+    """Returns the steps of a minute, of a run of 600 steps."""
+    if _start(folder, environment, "pace", total_steps=600, log_every_steps=100).wait():
+        raise RuntimeError(f"the first run failed; see {folder}/pace.log")
+    lines = (folder / "pace" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    times = [row["tokens_per_second"] for row in map(json.loads, lines) if "tokens_per_second" in row]
+    return max(10, round(60 * statistics.median(times) / (16 * 64)))
+
+
+def _report(folder: Path, environment: dict[str, str]) -> subprocess.Popen:
+    with (folder / "report.log").open("ab") as log:
+        words = [sys.executable, "-m", "bert_jax.cli", "report", f"{folder}/run", f"--output={folder}/report.html"]
+        return subprocess.Popen(words, env=environment, stdout=log, stderr=log)
+
+
+def _of_process(pid: int) -> dict[str, Any]:
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return {
+        "memory_mib": int(status["VmRSS"].split()[0]) / 1024,
+        "threads": int(status["Threads"]),
+        "handles": len(os.listdir(f"/proc/{pid}/fd")),
+    }
+
+
+def _of_folders(folder: Path) -> dict[str, Any]:
+    sizes = dict(_sizes(folder / "run"))
+    checkpoints = {
+        Path(*path.parts[: path.parts.index("checkpoints") + 2]) for path in sizes if "checkpoints" in path.parts
+    }
+    logs = [path for path in sizes if path.name == "metrics.jsonl" or ".tfevents." in path.name]
+    metrics = folder / "run" / "metrics.jsonl"
+    rows = [json.loads(line) for line in _lines(metrics)]
+    evaluations = [row["step"] for row in rows if row.get("split") == "eval"]
+    return {
+        "checkpoints_mib": sum(size for path, size in sizes.items() if "checkpoints" in path.parts) / MIB,
+        "files": len(sizes),
+        "temporary_mib": sum(size for name in ("tmp", "cache") for _, size in _sizes(folder / name)) / MIB,
+        "log_bytes": sum(sizes[path] for path in logs),
+        "rows": max(1, len(rows)),
+        "step": max((row["step"] for row in rows), default=0),
+        "evaluations": len(evaluations),
+        "saved_step": max((int(path.parts[-1]) for path in checkpoints if path.name.isdigit()), default=0),
+    }
+
+
+def _sizes(folder: Path) -> list[tuple[Path, int]]:
+    found = []
+    for root, _, names in os.walk(folder):
+        for name in names:
+            path = Path(root, name)
+            try:
+                found.append((path, path.stat().st_size))
+            except FileNotFoundError:  # deleted meanwhile
+                continue
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    """Returns the complete lines of a file that grows."""
+    return path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines() if path.exists() else []
+
+
+def evaluate(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns a row for each of `QUANTITIES`: its line through the samples after the warm-up, and whether it is flat."""
+    rows = []
+    kept = samples[int(WARM_UP * len(samples)) :]
+    for quantity, key in QUANTITIES.items():
+        points = [(sample["seconds"], sample[key]) for sample in kept if sample[key] is not None]
+        if len(points) < 3:
+            continue
+        times, values = np.array(points).T
+        slope, error = _line(times, values)
+        scale = SPAN / values.mean()
+        rows.append(
+            {
+                "quantity": quantity, "mean": values.mean(), "lowest": values.min(), "highest": values.max(),
+                "growth": slope * scale, "least": (slope - 1.96 * error) * scale, "most": (slope + 1.96 * error) * scale,
+                "is_flat": bool((slope - 1.96 * error) * scale <= GROWTH),
+            }
+        )  # fmt: skip
+    return rows
+
+
+def _line(times: np.ndarray, values: np.ndarray) -> tuple[float, float]:
+    """Returns the slope of the line of least squares, and its standard error."""
+    centered = times - times.mean()
+    slope = float(centered @ values / (centered @ centered))
+    rest = values - values.mean() - slope * centered
+    return slope, float(np.sqrt(rest @ rest / (len(values) - 2) / (centered @ centered)))
+
+
+def draw(samples: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draws each quantity over the hours to an SVG."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 7), layout="constrained")
+    FigureCanvasSVG(figure)
+    axes = figure.subplots(4, 2, sharex=True).flatten()
+    for axis, (quantity, key) in zip(axes, QUANTITIES.items(), strict=False):
+        points = [(sample["seconds"] / 3600, sample[key]) for sample in samples if sample[key] is not None]
+        axis.plot(*np.array(points).T, linewidth=0.8)
+        axis.set_ylim(bottom=0)
+        axis.set_title(quantity.replace("`", ""), fontsize=9)
+    axes[-1].plot(*np.array([(sample["seconds"] / 3600, sample["rows"]) for sample in samples]).T, linewidth=0.8)
+    axes[-1].set_title("logged rows", fontsize=9)
+    for axis in axes[-2:]:
+        axis.set_xlabel("hours")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
