@@ -65,8 +65,9 @@ def main() -> int:
     record.set_table("flatness", COLUMNS, rows)
     last = samples[-1]
     record.set_values(
-        hours=last["seconds"] / 3600, samples=len(samples), steps=last["step"],
-        saves=len({sample["saved_step"] for sample in samples} - {0}), reports=last["reports"], evaluations=last["evaluations"], bytes_per_row=last["log_bytes"] / last["rows"],
+        hours=last["seconds"] / 3600, samples=len(samples), steps=last["step"], reports=last["reports"],
+        saves=len({sample["saved_step"] for sample in samples} - {0}), evaluations=last["evaluations"],
+        bytes_per_row=last["log_bytes"] / last["rows"],
     )  # fmt: skip
     draw(samples, options.plot)
     print(record.render("flatness"))
@@ -195,7 +196,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def evaluate(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns a row for each of `QUANTITIES`: its line through the samples after the warm-up, and whether it is flat."""
+    """Returns a row for each of `QUANTITIES`: its line through the samples after the warm-up; whether it is flat."""
     rows = []
     kept = samples[int(WARM_UP * len(samples)) :]
     for quantity, key in QUANTITIES.items():
@@ -203,13 +204,12 @@ def evaluate(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if len(points) < 3:
             continue
         times, values = np.array(points).T
-        slope, error = _line(times, values)
-        scale = SPAN / values.mean()
+        growth, error = (SPAN / values.mean() * part for part in _line(times, values))
         rows.append(
             {
                 "quantity": quantity, "mean": values.mean(), "lowest": values.min(), "highest": values.max(),
-                "growth": slope * scale, "least": (slope - 1.96 * error) * scale, "most": (slope + 1.96 * error) * scale,
-                "is_flat": bool((slope - 1.96 * error) * scale <= GROWTH),
+                "growth": growth, "least": growth - 1.96 * error, "most": growth + 1.96 * error,
+                "is_flat": bool(growth - 1.96 * error <= GROWTH),
             }
         )  # fmt: skip
     return rows
