@@ -8,8 +8,8 @@ file or checkpoint is half written. A kill hits the whole group of processes, as
 first process (or one of a run of two); the command is run again at once. After each kill what a reader would see is
 checked: files and folders are absent or whole, and checkpoints that look complete can be restored.
 
-Each series is a line of FOLDER/series.jsonl. The same command continues until `--kills` are done; lines of other code
-are not counted. Ends with status 1 if a series differs.
+Each series is a line of FOLDER/series.jsonl. The same command continues until `--kills` are done. Lines of earlier code
+count, and mark their rows as older than the code. Ends with status 1 if a series differs.
 """
 
 import argparse
@@ -229,7 +229,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     campaign = Campaign(options.folder.absolute())
     journal = options.folder / "series.jsonl"
-    done = [series for series in _read(journal) if series["code"] == campaign.code]
+    done = _read(journal)
     names = [name for name in options.cases if CASES[name].is_possible]
     for name in {*options.cases} - {*names}:
         print(f"{name}: not run, needs {CASES[name].requires}", file=sys.stderr)
@@ -244,8 +244,8 @@ def main(arguments: list[str] | None = None) -> int:
                 if total >= options.kills:
                     return
                 name = min(names, key=lambda one: (counts.get(one, 0), names.index(one)))
-                seed = sum(series["case"] == name for series in done)
-                running = {"case": name, "code": campaign.code, "kills": [{}] * 2, "running": True}
+                seed = 1 + max((series.get("seed", -1) for series in done if series["case"] == name), default=-1)
+                running = {"case": name, "seed": seed, "code": campaign.code, "kills": [{}] * 2, "running": True}
                 done.append(running)  # other threads take other cases
             series = asdict(campaign.run_series(name, seed))
             with lock:
@@ -254,12 +254,12 @@ def main(arguments: list[str] | None = None) -> int:
                     file.write(json.dumps(series) + "\n")
                 finished = [one for one in done if "running" not in one]
                 print(_line(series, _count(finished)[0], options.kills), flush=True)
-                record.set_table("kills", COLUMNS, summary(finished))
+                record.set_table("kills", COLUMNS, summary(finished, record.stamp))
 
     with ThreadPoolExecutor(options.jobs) as threads:
         for worker in [threads.submit(work) for _ in range(options.jobs)]:
             worker.result()
-    rows = summary(done)
+    rows = summary(done, record.stamp)
     record.set_values(
         **{name: sum(row[name] for row in rows) for name in ("kills", "while_writing", "series", "different", "unsafe")}
     )
@@ -268,8 +268,8 @@ def main(arguments: list[str] | None = None) -> int:
     return int(any(row["different"] or row["unsafe"] for row in rows))
 
 
-def summary(done: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns a row per case."""
+def summary(done: list[dict[str, Any]], stamp: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns a row per case, of which the code is that of its oldest series."""
     rows = []
     for case in CASES:
         series = [one for one in done if one["case"] == case]
@@ -281,6 +281,7 @@ def summary(done: list[dict[str, Any]]) -> list[dict[str, Any]]:
                     "series": len(series), "different": sum(bool(one["different"]) for one in series),
                     "unsafe": sum(bool(kill["unsafe"]) for kill in kills),
                     "longest_end_seconds": max((kill["end_seconds"] for kill in kills), default=0.0),
+                    **stamp, "code": series[0]["code"],
                 }
             )  # fmt: skip
     return rows

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from bert_jax.data.file_digests import array_digest
 from bert_jax.data.preparation.corpus_hints import warn_of_random_pairs, warn_of_short_documents
 from bert_jax.data.preparation.filters import repeated_lines
 from bert_jax.data.preparation.options import MAX_SHARE, PrepareOptions
-from bert_jax.data.preparation.scratch_folder import TEMPORARY, locked, save_array, scratch_folder
+from bert_jax.data.preparation.scratch_folder import TEMPORARY, locked, save_array, scratch_folder, scratch_path
 from bert_jax.data.preparation.shards import BuildTask, Built, build, finished_shard, shard_ranges
 from bert_jax.data.preparation.sorted_runs import SortedRun, TokenizeTask, finished_runs, tokenize
 from bert_jax.data.preparation.worker_pool import Result, Task, map_tasks
@@ -59,6 +60,8 @@ log = logging.getLogger(__name__)
 
 LOCAL = "local"
 _PUBLISHED = "published.json"
+_CALL = "call.json"
+"""In the scratch folder: the call that published its dataset."""
 
 
 def prepare(
@@ -98,7 +101,8 @@ def prepare(
     if not output:
         raise InputError("--output=: expected the path of a folder")
     folder = remote.parse_path(output)
-    _check_free(folder)
+    call = _describe_call(inputs, tokenizer, options, seed)
+    _check_free(folder, scratch_path(folder, scratch), call)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--output={folder}: got a file, expected a new or empty folder")
     if workers < 1:
@@ -116,7 +120,10 @@ def prepare(
     with ExitStack() as stack:
         stack.enter_context(locked(folder, work))
         stack.push(lambda error, *_: shutil.rmtree(work) if error is None else None)
-        _check_free(folder)
+        _check_free(folder, work, call)
+        if remote.exists(folder / INFO_FILE):
+            log.info("The dataset was complete when an earlier call was interrupted; deleted its temporary files")
+            return DatasetInfo.read(folder)
         _check_shards(folder, work)
         paths, described = stack.enter_context(spooled(inputs, work, options.text_field))
         slices = slices or corpus.plan(paths, options)
@@ -146,6 +153,7 @@ def prepare(
         info = _describe(splits, tokenizer, options, seed)
         read = {"corpus": corpus.describe_files(slices, described, options), "vocabulary": {"sha256": tokenizer.sha256}}
         provenance.write(folder, provenance.record(read, dataset_hash=info.hash))
+        (work / _CALL).write_text(call, encoding="utf-8")
         _publish(folder, work, shards, splits, tokenizer, info)
         warn_of_share(unknown, tokenizer, above=WARN_SHARE, where=str(folder))
         if options.pairs == "nsp":
@@ -155,9 +163,14 @@ def prepare(
     return info
 
 
-def _check_free(folder: epath.Path) -> None:
-    path = folder / INFO_FILE
-    if remote.exists(path):
+def _describe_call(inputs: Sequence[str], tokenizer: Tokenizer, options: PrepareOptions, seed: int) -> str:
+    return json.dumps({"inputs": [*inputs], "vocabulary": tokenizer.sha256, "options": asdict(options), "seed": seed})
+
+
+def _check_free(folder: epath.Path, work: Path, call: str) -> None:
+    """Raises InputError for a complete dataset, unless the same call made it, and was killed before its clean-up."""
+    path = work / _CALL
+    if remote.exists(folder / INFO_FILE) and not (path.exists() and path.read_text(encoding="utf-8") == call):
         raise InputError(f"--output={folder}: already contains {INFO_FILE}; choose another folder or delete it")
 
 

@@ -23,22 +23,29 @@ TEMPORARY = ".prepare"
 _LOCK = ".prepare.lock"
 
 
-def scratch_folder(folder: epath.Path, scratch: str | None) -> Path:
-    """Creates the local folder that holds unfinished work until the dataset in `folder` is complete.
+def scratch_path(folder: epath.Path, scratch: str | None) -> Path:
+    """Returns the path of the local folder that holds unfinished work until the dataset in `folder` is complete.
 
     It is in the output, in `scratch` or in the system's temporary folder. In the latter two its name is predictable, so
-    that work can be resumed: the folder must be owned by this user and writable by nobody else.
-
-    Raises InputError if it is not.
+    that work can be resumed.
     """
     is_local = not remote.is_remote(folder)
     if scratch is None and is_local:
-        work = Path(os.fspath(folder)) / TEMPORARY
-        work.mkdir(parents=True, exist_ok=True)
-        return work
+        return Path(os.fspath(folder)) / TEMPORARY
     name = os.path.realpath(os.fspath(folder)) if is_local else os.fspath(folder)
-    work = Path(scratch or tempfile.gettempdir()) / f"bert-jax-prepare-{key_from(name):016x}"
+    return Path(scratch or tempfile.gettempdir()) / f"bert-jax-prepare-{key_from(name):016x}"
+
+
+def scratch_folder(folder: epath.Path, scratch: str | None) -> Path:
+    """Creates the folder of `scratch_path`, unless an interrupted call left it.
+
+    Raises InputError for a folder with a predictable name that is not owned by this user, or writable by others.
+    """
+    work = scratch_path(folder, scratch)
     work.parent.mkdir(parents=True, exist_ok=True)
+    if work.name == TEMPORARY:
+        work.mkdir(exist_ok=True)
+        return work
     try:
         work.mkdir(mode=0o700)
     except FileExistsError:

@@ -194,6 +194,25 @@ def test_failure_at_the_very_end(whole, corpus_file, tokenizer, tmp_path, monkey
     assert files(tmp_path / "data") == files(whole)
 
 
+def test_a_call_that_was_killed_before_its_clean_up_ends_well_when_repeated(
+    whole, corpus_file, tokenizer, tmp_path, monkeypatch
+):
+    same = {"bucket_tokens": 4096, "dupe_factor": 2}
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_module, "warn_of_share", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(corpus_file, tokenizer, tmp_path / "data", **same)
+    assert (tmp_path / "data" / INFO_FILE).exists()
+    assert (tmp_path / "data" / ".prepare").is_dir()
+    with pytest.raises(InputError, match=INFO_FILE):
+        run(corpus_file, tokenizer, tmp_path / "data", **same, seed=1)
+    run(corpus_file, tokenizer, tmp_path / "data", **same)
+    assert files(tmp_path / "data") == files(whole)
+    assert not (tmp_path / "data" / ".prepare").exists()
+    with pytest.raises(InputError, match=INFO_FILE):
+        run(corpus_file, tokenizer, tmp_path / "data", **same)
+
+
 def test_output_locked_by_another_process_is_refused(corpus_file, tokenizer, tmp_path):
     (tmp_path / "data").mkdir()
     with (tmp_path / "data" / ".prepare.lock").open("w") as lock:
