@@ -66,6 +66,8 @@ BENCHMARKS = (
     Benchmark("python benchmarks/loss_memory.py", 30),
     Benchmark("python benchmarks/kills.py --kills 500", 60),
     Benchmark("python benchmarks/xla_flags.py", 60),
+    Benchmark("python benchmarks/fuzz.py", 70),
+    Benchmark("python benchmarks/soak.py", 185),
     Benchmark("python benchmarks/attention_memory.py", 30),
     Benchmark(
         f"python benchmarks/prepare_memory.py {WIKIPEDIA} --gigabytes 5.2 --bucket_tokens 4194304", 90

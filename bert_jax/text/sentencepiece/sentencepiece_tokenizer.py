@@ -321,7 +321,7 @@ def _word_processor(proto: Any) -> sentencepiece.SentencePieceProcessor:
     spec = bare.normalizer_spec
     spec.name, spec.precompiled_charsmap, spec.escape_whitespaces = "identity", b"", True
     spec.add_dummy_prefix = spec.remove_extra_whitespaces = False
-    return sentencepiece.SentencePieceProcessor(model_proto=bare.SerializeToString())
+    return model_proto.open_processor(bare)
 
 
 def _word_bounds(pieces: Sequence[str], special: set[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,6 @@ steps of `tokenizers` that are exported with them, so that `transformers` sees t
 from typing import Protocol
 
 import numpy as np
-import sentencepiece
 import tokenizers
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 
@@ -65,7 +64,7 @@ class ModelNormalizer:
         proto = model_proto.parse(model)
         proto.normalizer_spec.add_dummy_prefix = False
         proto.normalizer_spec.remove_extra_whitespaces = True
-        self._processor = sentencepiece.SentencePieceProcessor(model_proto=proto.SerializeToString())
+        self._processor = model_proto.open_processor(proto)
 
     def normalize(self, text: str) -> str:
         # SentencePiece drops white space at the beginning, which separates a text from a special token before it.

@@ -1,0 +1,1 @@
+"""Targets and mutations of the fuzz campaign, `benchmarks/fuzz.py`."""
