@@ -16,8 +16,8 @@ from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
 
 NOT_COMPARED = ("provenance.json", "lease.json", "*.tfevents.*", "*.heartbeat", "preempted_*")
 """Files with times, names of processes and versions."""
-TIMES = (*NOT_REPRODUCIBLE, "seconds")
-"""Keys of metrics and results that differ between runs."""
+TIMES = (*NOT_REPRODUCIBLE, "seconds", "checksum")
+"""Keys of metrics and results that differ between runs; a checksum covers the times."""
 _lock = threading.Lock()
 logging.getLogger("absl").setLevel(logging.ERROR)
 
