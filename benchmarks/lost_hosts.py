@@ -33,7 +33,7 @@ from killed.cases import TRAINING
 from lost.hosts import Hosts, NotPermitted, connected_hosts, files_of, wait_until_ended
 from record import Record, add_json_argument, code_digest
 
-MEASURES = ("bert_jax/runtime",)
+MEASURES = ("bert_jax/runtime", "bert_jax/training/run.py", "bert_jax/training/workdir.py")
 FAULTS = {
     "killed": "killed (SIGKILL)",
     "frozen": "frozen (SIGSTOP), and thawed after the others ended",
