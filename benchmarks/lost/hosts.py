@@ -1,4 +1,4 @@
-"""Hosts on one machine: network, host name and /etc/hosts of their own, connected by a bridge whose links can be cut."""
+"""Hosts on one machine: each has its own network, host name and /etc/hosts; a bridge connects them, and can be cut."""
 
 import subprocess
 import sys

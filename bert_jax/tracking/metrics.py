@@ -62,12 +62,14 @@ class _LocalRows:
     def __init__(self, path: epath.Path, kept: str):
         """Replaces the file at `path` by the lines `kept`, and opens it for append."""
         atomic.write_whole(path, kept.encode())
+        self._path = path
         self._file = path.open("a")
 
     def write(self, line: str) -> None:
         """Appends a line."""
-        self._file.write(line)
-        self.flush()
+        with atomic.named_errors(self._path):
+            self._file.write(line)
+            self.flush()
 
     def flush(self) -> None:
         """Flushes the buffer to the system."""
