@@ -10,6 +10,7 @@ import argparse
 import errno
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -69,11 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail(options.command, "interrupted", 130)
     except Exception as error:
-        if _is_disk_full(error):
-            where = getattr(error, "filename", None)
-            return _fail(
-                options.command, f"the disk is full{f' ({where})' if where else ''}; free space and run it again", 2
-            )
+        if (disk := _disk_failure(error)) is not None:
+            where = _file_of(error)
+            return _fail(options.command, f"{disk[0]}{f' ({where})' if where else ''}; {disk[1]}", 2)
         if isinstance(error, BrokenPipeError):  # the reader of the pipe, such as `head`, has exited
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
@@ -115,14 +114,35 @@ def _storage_failure(error: Exception) -> tuple[str, int] | None:
     return None
 
 
-def _is_disk_full(error: BaseException | None) -> bool:
+_DISK_FAILURES = {
+    errno.ENOSPC: ("the disk is full", "free space and run it again"),
+    errno.EDQUOT: ("the disk quota is exceeded", "free space or raise the quota, and run it again"),
+    errno.EFBIG: ("a file is larger than the limit", "raise it (`ulimit -f`), and run it again"),
+    errno.EIO: ("the disk failed to read or write", "check it (`dmesg`), and run it again"),
+}
+
+
+def _disk_failure(error: BaseException | None) -> tuple[str, str] | None:
+    """Returns what is wrong with a disk and what to do, None for an error of another cause."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return True
-        if os.strerror(errno.ENOSPC) in str(error):  # as TensorStore and ArrayRecord say it
-            return True
+        for number, failure in _DISK_FAILURES.items():
+            if isinstance(error, OSError) and error.errno == number:
+                return failure
+            if os.strerror(number) in str(error):  # as TensorStore and ArrayRecord say it
+                return failure
         error = error.__cause__ or error.__context__
-    return False
+    return None
+
+
+def _file_of(error: BaseException | None) -> str:
+    """Returns the file that an error names, "" without one: those of libraries have a path in quotes in the text."""
+    while error is not None:
+        if isinstance(error, OSError) and error.filename:
+            return os.fsdecode(error.filename)
+        if found := re.search(r"""["'](/[^"']+)["']""", str(error)):
+            return found[1]
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 _RUN = {

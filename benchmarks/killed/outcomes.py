@@ -18,8 +18,8 @@ NOT_COMPARED = ("provenance.json", "lease.json", "*.tfevents.*", "*.heartbeat", 
 """Files with times, names of processes and versions."""
 ITEMS = ("position", "bert_config", "config", "tokenizer", "heads")
 """JSON of a checkpoint, but for its digests, which depend on the names of folders."""
-TIMES = (*NOT_REPRODUCIBLE, "seconds")
-"""Keys of metrics and results that differ between runs."""
+TIMES = (*NOT_REPRODUCIBLE, "seconds", "checksum")
+"""Keys of metrics and results that differ between runs; a checksum covers the times."""
 _lock = threading.Lock()
 logging.getLogger("absl").setLevel(logging.ERROR)
 

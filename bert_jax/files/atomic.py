@@ -29,6 +29,17 @@ def make_folder(folder: epath.Path) -> None:
 
 
 @contextmanager
+def named_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Adds the name of a file to an OSError without one, as write(2) of a full disk raises it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno and error.filename is None:
+            error.filename = os.fspath(path)
+        raise
+
+
+@contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Context manager for an atomic write: yields a file that becomes `path` when the block exits without an error.
 
@@ -37,7 +48,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     are written directly.
     """
     target = epath.Path(path)
-    with _whole_path(target) as local, open(local, "wb") as file:
+    with named_errors(target), _whole_path(target) as local, open(local, "wb") as file:
         yield file
         file.flush()
         if local.is_file():

@@ -35,13 +35,14 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax.files import atomic, remote
+from bert_jax.files import atomic, json_checksums, remote
 from bert_jax.files.format_versions import check_version
 from bert_jax.version import __version__
 
 log = logging.getLogger(__name__)
 
 FILE = "provenance.json"
+DAMAGED_FILE = "provenance.json.damaged"
 FORMAT_VERSION = 1
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers", "libtpu")
 HIDDEN = "***"
@@ -74,7 +75,7 @@ def write(folder: epath.Path, entry: Mapping[str, Any]) -> None:
 
 
 def append(folder: epath.Path, entry: Mapping[str, Any]) -> None:
-    """Adds an entry to `folder/provenance.json`, atomically. A damaged file is logged and replaced.
+    """Adds an entry to `folder/provenance.json`, atomically. A damaged file is logged, and kept under another name.
 
     Raises InputError for a file of a newer version.
     """
@@ -82,16 +83,20 @@ def append(folder: epath.Path, entry: Mapping[str, Any]) -> None:
     entries: list[Any] = []
     if remote.exists(path):
         try:
-            content = dict(json.loads(atomic.read_whole(path)))
+            found = atomic.read_whole(path)
+            content = dict(json.loads(found))
             check_version(path, content, FORMAT_VERSION)
+            if not json_checksums.is_intact(content):
+                raise ValueError("checksum mismatch")
             entries = list(content["runs"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            log.warning("%s: damaged (%s); it is replaced, and the entries of earlier runs are lost", path, error)
+            atomic.write_whole(folder / DAMAGED_FILE, found)
+            log.warning("%s: damaged (%s); kept as %s, and written anew without its entries", path, error, DAMAGED_FILE)
     _write(folder, [*entries, entry])
 
 
 def _write(folder: epath.Path, entries: Sequence[Mapping[str, Any]]) -> None:
-    content = {"format_version": FORMAT_VERSION, "runs": list(entries)}
+    content = json_checksums.with_checksum({"format_version": FORMAT_VERSION, "runs": list(entries)})
     atomic.write_whole(folder / FILE, (json.dumps(content, indent=2) + "\n").encode())
 
 

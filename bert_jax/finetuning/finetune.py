@@ -33,6 +33,7 @@ from bert_jax.finetuning.results import (
     describe_best,
     describe_result,
     scoring_warnings,
+    write_result,
 )
 from bert_jax.finetuning.resuming import claim, without_new_keys
 from bert_jax.finetuning.task import Split, Task
@@ -50,7 +51,6 @@ from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.processes import is_first
-from bert_jax.tracking.metrics import finite_json
 from bert_jax.tracking.nonfinite_batches import NonfiniteBatches
 from bert_jax.tracking.throughput import Throughput
 from bert_jax.tracking.tracker import Tracker
@@ -421,5 +421,5 @@ def _finish(
             split.write(outputs, target)
     if is_first():
         described = {**describe_result(setup.task, setup.splits, step, result), **best}
-        atomic.write_whole(folder / RESULT_FILE, (finite_json(described, indent=2) + "\n").encode())
+        write_result(folder / RESULT_FILE, described)
     return result

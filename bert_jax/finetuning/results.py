@@ -9,9 +9,10 @@ import numpy as np
 from etils import epath
 
 from bert_jax.errors import InputError
-from bert_jax.files import remote
+from bert_jax.files import atomic, json_checksums, remote
 from bert_jax.files.format_versions import check_version
 from bert_jax.finetuning.task import Split, Task
+from bert_jax.tracking.metrics import finite_json
 from bert_jax.training.checkpointing.best_step import BestStep
 from bert_jax.training.checkpointing.checkpoint_folders import newest_step
 
@@ -88,6 +89,12 @@ def describe_best(best: BestStep, last: int, steps_an_epoch: int, total_steps: i
     }  # fmt: skip
 
 
+def write_result(path: epath.Path, result: Mapping[str, Any]) -> None:
+    """Writes `result.json` atomically, with a checksum."""
+    content = json_checksums.with_checksum(json.loads(finite_json(result)))
+    atomic.write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
 def read_result(path: epath.Path) -> dict[str, Any]:
     """Reads `result.json` at `path`. Raises InputError for a damaged file or a newer version."""
     try:
@@ -95,4 +102,4 @@ def read_result(path: epath.Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: damaged ({error!s:.200}); delete it and run the fine-tuning again") from error
     check_version(path, result, RESULT_VERSION)
-    return result
+    return json_checksums.checked(path, result, "delete it and run the fine-tuning again")

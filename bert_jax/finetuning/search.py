@@ -19,7 +19,7 @@ from etils import epath
 
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
-from bert_jax.files import atomic, remote
+from bert_jax.files import atomic, json_checksums, remote
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.results import RESULT_FILE, read_result
 from bert_jax.finetuning.resuming import check_same_run
@@ -82,7 +82,8 @@ def search(config: ConfigDict, workdir: str, *, stop: StopSignal | None = None, 
             results.setdefault(rate, {})[seed] = _result(trial_config, trial, stop, bars)
     found = summarize(results)
     if is_first():
-        atomic.write_whole(folder / SEARCH_FILE, (json.dumps(found, indent=2) + "\n").encode())
+        text = json.dumps(json_checksums.with_checksum(found), indent=2) + "\n"
+        atomic.write_whole(folder / SEARCH_FILE, text.encode())
     return found
 
 
@@ -107,7 +108,11 @@ def _result(config: ConfigDict, folder: epath.Path, stop: StopSignal | None, bar
 
 
 def _read(path: epath.Path) -> dict[str, Any]:
-    return json.loads(remote.retry_transient(path, path.read_text))
+    advice = "delete the folder, and run the search again"
+    try:
+        return json_checksums.checked(path, json.loads(remote.retry_transient(path, path.read_text)), advice)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: damaged ({error!s:.200}); {advice}") from error
 
 
 def _main_score(result: Mapping[str, Any]) -> float:

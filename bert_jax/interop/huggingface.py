@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from etils import epath
@@ -15,6 +16,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import provenance, remote
 from bert_jax.files.output_folder import new_folder, whole_folder
 from bert_jax.interop.architectures import ARCHITECTURES
+from bert_jax.interop.export_digests import file_digests
 from bert_jax.interop.huggingface_weights import state_dict
 from bert_jax.interop.model_card import CARD, Publication, model_card
 from bert_jax.interop.task_weights import task_model
@@ -187,7 +189,6 @@ def _export(
         longest = checkpoint.task["max_seq_len"] if checkpoint.task is not None else config.max_position_embeddings
         tokenizer.save_huggingface(str(partial), model_max_length=longest)
         (partial / CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
-        provenance.write(partial, provenance.record({"checkpoint": checkpoint.reference()}))
         count = sum(value.size for value in weights.values())
         card = model_card(
             checkpoint, architecture, name, publication or Publication(), parameters=count, revision=revision
@@ -195,6 +196,8 @@ def _export(
         (partial / CARD).write_text(card, encoding="utf-8")
         save_file(weights, str(partial / WHOLE), metadata={"format": "pt"})
         os.chmod(partial / WHOLE, os.stat(partial / CONFIG).st_mode & 0o777)  # save_file makes it 0600
+        digests = file_digests(Path(partial), skipped=(CARD,))
+        provenance.write(partial, provenance.record({"checkpoint": checkpoint.reference()}, files=digests))
     return architecture
 
 

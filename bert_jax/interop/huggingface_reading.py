@@ -11,6 +11,7 @@ from etils import epath
 
 from bert_jax.errors import InputError
 from bert_jax.interop.architectures import TASK_CLASSES, check_is_bert, named_architectures, required_heads
+from bert_jax.interop.export_digests import warn_of_changes
 from bert_jax.interop.huggingface_weights import Weight, layout, parameters_of
 from bert_jax.interop.source_tokenizers.huggingface_tokenizer import read_tokenizer
 from bert_jax.interop.source_tokenizers.wordpiece_source import SETTINGS
@@ -53,12 +54,14 @@ def read(folder: epath.Path, *, lowercase: bool | None = None) -> Source:
     """Reads a folder with `config.json`, the weights or their shards, and the tokenizer's files.
 
     The weights determine the heads; the heads of the architecture in `config.json` are required (except BertModel's
-    pooler). `lowercase` None takes the setting of the tokenizer's files.
+    pooler). `lowercase` None takes the setting of the tokenizer's files. Files that have changed since bert_jax
+    exported the folder are logged.
 
     Raises InputError for another architecture than BERT, an unsupported field of the config, a tokenizer that is not
     BERT's or not of the config's size, and a weight that is missing, unexpected, of another shape, or tied but not
     equal.
     """
+    warn_of_changes(folder)
     values = read_json(folder / CONFIG)
     check_is_bert(folder / CONFIG, values)
     named = named_architectures(folder / CONFIG, values)

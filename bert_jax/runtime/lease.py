@@ -19,6 +19,7 @@ from typing import Any
 from etils import epath
 
 from bert_jax.errors import BertJaxError, InputError
+from bert_jax.files import json_checksums
 from bert_jax.runtime.lease_file import Found, open_lease_file
 from bert_jax.runtime.ticker import Ticker
 
@@ -126,10 +127,10 @@ class Lease:
             )
 
     def _content(self) -> bytes:
-        return json.dumps(self._mine, indent=2).encode().ljust(_FILE_BYTES - 1) + b"\n"
+        return json.dumps(json_checksums.with_checksum(self._mine), indent=2).encode().ljust(_FILE_BYTES - 1) + b"\n"
 
     def _is_mine(self, found: Found) -> bool:
-        holder = _holder(found)
+        holder = _holder(found, is_verified=False)
         return holder is not None and holder["token"] == self._mine["token"]
 
     def _take(self) -> None:
@@ -195,13 +196,18 @@ class Lease:
         )
 
 
-def _holder(found: Found | None) -> dict[str, Any] | None:
-    """Parses the holder in the file; None if the file is damaged or being written."""
+def _holder(found: Found | None, *, is_verified: bool = True) -> dict[str, Any] | None:
+    """Parses the holder in the file; None if the file is damaged or being written.
+
+    Only the token counts for the holder itself, which replaces the file: it does not need the checksum.
+    """
     try:
         holder = json.loads(found.content) if found else None
     except (ValueError, RecursionError):
         return None
     if not isinstance(holder, dict) or any(type(holder.get(name)) is not kind for name, kind in _TYPES.items()):
+        return None
+    if is_verified and not json_checksums.is_intact(holder):
         return None
     return holder if 0 < holder["pid"] < 2**31 else None
 

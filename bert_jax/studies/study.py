@@ -31,7 +31,7 @@ from bert_jax.config import ConfigDict, load_config, set_key
 from bert_jax.configs.studies.default import StudyRow, StudyTask
 from bert_jax.data.corpora.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
-from bert_jax.files import atomic, provenance, remote
+from bert_jax.files import atomic, json_checksums, provenance, remote
 from bert_jax.files.format_versions import check_version
 from bert_jax.finetuning.inputs.batching import Encoding
 from bert_jax.finetuning.search import SEARCH_FILE, planned_runs, search
@@ -210,7 +210,8 @@ def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Ba
             if is_first():
                 atomic.make_folder(tuned)
                 content = {"format_version": _ENCODER_VERSION, **_started_from(row)}
-                atomic.write_whole(tuned / ENCODER_FILE, (json.dumps(content) + "\n").encode())
+                sealed = json.dumps(json_checksums.with_checksum(content)) + "\n"
+                atomic.write_whole(tuned / ENCODER_FILE, sealed.encode())
             for task in plan.tasks_of(row):
                 where = tuned / _slug(task.name)
                 log.info("Fine-tuning row %r on task %r", row.name, task.name)
@@ -283,9 +284,14 @@ def _started_from(row: PlannedRow) -> dict[str, Any]:
 def _refuse_another_encoder(row: PlannedRow, folder: epath.Path) -> None:
     """Raises InputError if the folder was fine-tuned from another encoder, or from another number of its steps."""
     path, now = folder / ENCODER_FILE, _started_from(row)
-    before = json.loads(remote.retry_transient(path, path.read_text)) if remote.exists(path) else now
+    advice = f"remove {folder} to fine-tune again"
+    try:
+        before = json.loads(remote.retry_transient(path, path.read_text)) if remote.exists(path) else now
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: damaged ({error!s:.200}); {advice}") from error
     check_version(path, before, _ENCODER_VERSION)
-    if changed := [f"{key} {before[key]!r} -> {now[key]!r}" for key in now if before[key] != now[key]]:
+    before = json_checksums.checked(path, before, advice)
+    if changed := [f"{key} {before.get(key)!r} -> {now[key]!r}" for key in now if before.get(key) != now[key]]:
         raise InputError(
             f"row {row.name!r}: {folder} was fine-tuned from another encoder ({'; '.join(changed)}); remove it to "
             "fine-tune again, or choose another --workdir"

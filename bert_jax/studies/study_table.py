@@ -14,7 +14,7 @@ from etils import epath
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-from bert_jax.files import atomic
+from bert_jax.files import atomic, json_checksums
 
 TABLE_VERSION = 1
 """The format of `table.json`."""
@@ -119,7 +119,8 @@ class Table:
 def write_table(table: Table, folder: epath.Path) -> None:
     """Writes `table.md`, `table.json` and `table.png` into the folder."""
     atomic.write_whole(folder / "table.md", render(table).encode())
-    atomic.write_whole(folder / "table.json", (json.dumps(table.as_json(), indent=2) + "\n").encode())
+    content = json_checksums.with_checksum(table.as_json())
+    atomic.write_whole(folder / "table.json", (json.dumps(content, indent=2) + "\n").encode())
     with atomic.whole_file(folder / "table.png") as file:
         _draw(table, file)
 

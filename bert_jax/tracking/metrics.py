@@ -1,4 +1,4 @@
-"""Metrics of a run: `metrics.jsonl`, one JSON object per line.
+"""Metrics of a run: `metrics.jsonl`, one JSON object per line, each with a checksum.
 
 In a remote workdir, which does not support append, they are in part files: see `object_store_log.py`.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax.files import atomic, remote
+from bert_jax.files import atomic, json_checksums, remote
 from bert_jax.tracking.object_store_log import PartRows, read_parts
 from bert_jax.tracking.tracker import Sample, Tracker
 
@@ -62,12 +62,14 @@ class _LocalRows:
     def __init__(self, path: epath.Path, kept: str):
         """Replaces the file at `path` by the lines `kept`, and opens it for append."""
         atomic.write_whole(path, kept.encode())
+        self._path = path
         self._file = path.open("a")
 
     def write(self, line: str) -> None:
         """Appends a line."""
-        self._file.write(line)
-        self.flush()
+        with atomic.named_errors(self._path):
+            self._file.write(line)
+            self.flush()
 
     def flush(self) -> None:
         """Flushes the buffer to the system."""
@@ -79,20 +81,20 @@ class _LocalRows:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    return finite_json(row) + "\n"
+    return json.dumps(json_checksums.with_checksum(_finite(row)), allow_nan=False) + "\n"
 
 
 def finite_json(value: Any, **options: Any) -> str:
     """Returns JSON with null for NaN and infinity, which JSON lacks. `options` go to `json.dumps`."""
+    return json.dumps(_finite(value), allow_nan=False, **options)
 
-    def finite(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: finite(inner) for key, inner in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [finite(inner) for inner in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    return json.dumps(finite(value), allow_nan=False, **options)
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_metrics(workdir: epath.Path) -> list[dict[str, Any]]:
@@ -141,7 +143,18 @@ def _parse(content: bytes) -> tuple[list[dict[str, Any]], list[bytes]]:
             rows.append(row)
     if (row := _row(last)) is not None:
         rows.append(row)
+    elif _is_whole(last):
+        damaged.append(last)
     return rows, damaged
+
+
+def _is_whole(line: bytes) -> bool:
+    """Returns whether a line has the end of its object: it was damaged, and not cut off."""
+    try:
+        json.JSONDecoder().raw_decode(line.decode(errors="replace"))
+    except (ValueError, RecursionError):
+        return b'"' + json_checksums.KEY.encode() + b'"' in line and b"}" in line
+    return True
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
@@ -149,7 +162,9 @@ def _row(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line)
     except (ValueError, RecursionError):  # RecursionError: nested too deep
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int) or not json_checksums.is_intact(row):
+        return None
+    return {name: value for name, value in row.items() if name != json_checksums.KEY}
 
 
 def _keep_damaged(path: epath.Path, lines: list[bytes]) -> None:

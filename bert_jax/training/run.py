@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.errors import InputError, NotBegun
-from bert_jax.files import atomic, provenance
+from bert_jax.files import atomic, json_checksums, provenance
 from bert_jax.progress import Bars
 from bert_jax.runtime.lease import Lease
 from bert_jax.runtime.preemption import StopSignal
@@ -97,7 +97,8 @@ def open_run(
     signal.
     """
     if is_first():
-        text = json.dumps(json.loads(config.to_json_best_effort()), indent=2) + "\n"
+        content = json_checksums.with_checksum(json.loads(config.to_json_best_effort()))
+        text = json.dumps(content, indent=2) + "\n"
         atomic.write_whole(folder / CONFIG_FILE, text.encode())
     tracking = _open_trackers(folder, config, start, trackers, stack) if is_first() else Trackers()
     lease, stalls = watch

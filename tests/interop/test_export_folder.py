@@ -101,3 +101,19 @@ def test_the_threshold_of_no_answer_is_written(step: int, checkpoint: Checkpoint
     assert written.get("null_threshold") == (-1.5 if step == 7 else None)
     task = import_checkpoint(str(tmp_path / "hf"), str(tmp_path / "back")).task
     assert task == written
+
+
+def test_an_import_names_the_files_that_changed_since_the_export(
+    checkpoint: Checkpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    name = "model.safetensors"
+    huggingface.export(checkpoint, str(tmp_path / "hf"))
+    import_checkpoint(str(tmp_path / "hf"), str(tmp_path / "imported"))
+    assert not caplog.records or all("changed since" not in line for line in caplog.messages)
+    path = tmp_path / "hf" / name
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+    import_checkpoint(str(tmp_path / "hf"), str(tmp_path / "again"))
+    (line,) = (line for line in caplog.messages if "changed since" in line)
+    assert line.startswith(f"{tmp_path / 'hf'}: {name} ")

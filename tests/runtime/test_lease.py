@@ -20,6 +20,7 @@ from support.gcs import Emulator
 from support.runs import train_command
 
 from bert_jax.errors import BertJaxError, InputError
+from bert_jax.files.json_checksums import is_intact
 from bert_jax.runtime.lease import LEASE_FILE, Lease
 from bert_jax.runtime.lease_file import Found, open_lease_file
 
@@ -38,7 +39,10 @@ class Clock:
 
 
 def holder(folder: Path) -> dict[str, object]:
-    return json.loads((folder / LEASE_FILE).read_text())
+    """The lease without its checksum, as tests change it."""
+    found = json.loads((folder / LEASE_FILE).read_text())
+    assert is_intact(found)
+    return {name: value for name, value in found.items() if name != "checksum"}
 
 
 def leave_behind(folder: Path, **changed: object) -> None:
@@ -113,6 +117,16 @@ def test_unreadable_lease_counts_as_held_by_another_machine(content: bytes, tmp_
     began = time.monotonic()
     take(tmp_path).close()
     assert time.monotonic() - began >= 0.4
+
+
+def test_a_changed_process_id_does_not_make_the_holder_look_dead(tmp_path: Path):
+    lease = take(tmp_path, renew=0.2)
+    text = (tmp_path / LEASE_FILE).read_text()
+    (tmp_path / LEASE_FILE).write_text(text.replace(f'"pid": {os.getpid()}', '"pid": 9999999'))
+    with pytest.raises(InputError, match=f"process {os.getpid()} "):  # it has renewed its lease meanwhile
+        take(tmp_path, stale=5.0)
+    lease.check()
+    lease.close()
 
 
 def test_run_whose_lease_was_taken_over_stops_and_keeps_the_file(tmp_path: Path):

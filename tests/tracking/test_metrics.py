@@ -40,6 +40,7 @@ def test_nonfinite_values_are_null_and_every_line_is_json(tmp_path):
     text = (tmp_path / METRICS_FILE).read_text()
     row = json.loads(text, parse_constant=lambda name: 1 / 0)
     assert time.time() - row.pop("time") < 60
+    assert len(row.pop("checksum")) == 16
     assert row == {"step": 1, "loss": None, "grad_norm": None, "nonfinite_steps": 1}
 
 

@@ -9,7 +9,7 @@ from etils import epath
 
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.errors import InputError
-from bert_jax.files import atomic, remote
+from bert_jax.files import atomic, json_checksums, remote
 from bert_jax.files.format_versions import check_version
 from bert_jax.tracking.metrics import SAMPLES, read_metrics
 
@@ -120,14 +120,12 @@ def _read_run(path: str, name: str, folder: epath.Path) -> ReportedRun:
     samples = [row for row in read_metrics(folder) if row.get("split") == SAMPLES]
     config = ConfigDict(_read_json(folder / _CONFIG)) if remote.exists(folder / _CONFIG) else ConfigDict()
     result = _read_json(folder / _RESULT) if remote.exists(folder / _RESULT) else {}
-    check_version(folder / _RESULT, result, _NEWEST)
     return ReportedRun(name, kind_of(rows), rows, samples, dict(flatten(config)), result)
 
 
 def _read_file(reported: Reported, path: str, file: epath.Path) -> None:
     """Adds a JSON file to the report, by its keys."""
     content = _read_json(file)
-    check_version(path, content, _NEWEST)
     name = remote.absolute(path).name
     if {"topology", "phases"} <= content.keys():
         reported.compiled.append((name, content))
@@ -147,11 +145,10 @@ def _read_json(path: epath.Path) -> dict[str, Any]:
         raise InputError(f"{path} not found; pass a workdir, or a JSON file of a study, a search or `compile --json`")
     try:
         content = json.loads(atomic.read_whole(path))
-    except ValueError as error:
-        raise InputError(f"{path}: is no JSON: {error}; write it again") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: expected a JSON object, got {type(content).__name__}")
-    return content
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is no JSON: {error!s:.200}; write it again") from error
+    check_version(path, content, _NEWEST)
+    return json_checksums.checked(path, content, "run the command that wrote it again")
 
 
 def _pretraining_seeds(folder: epath.Path, table: Mapping[str, Any]) -> dict[str, int | None]:

@@ -1,6 +1,6 @@
 """Retention of checkpoints: the newest `checkpoint.keep`, the best step, and milestones, which are never deleted.
 
-    WORKDIR/milestones.json   {"format_version": 1, "steps": [0, 1000, ...]}
+    WORKDIR/milestones.json   {"format_version": 1, "steps": [0, 1000, ...], "checksum": ...}
 
 The file lists every step that was saved as a milestone: a resumed run may have others in its config, and keeps these.
 """
@@ -14,7 +14,7 @@ from etils import epath
 
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
-from bert_jax.files import atomic, remote
+from bert_jax.files import atomic, json_checksums, remote
 from bert_jax.files.format_versions import check_version
 
 MILESTONES_FILE = "milestones.json"
@@ -69,6 +69,8 @@ class MilestoneRecord:
             try:
                 content = dict(json.loads(atomic.read_whole(self._path)))
                 check_version(self._path, content, _FORMAT_VERSION)
+                if not json_checksums.is_intact(content):
+                    raise ValueError("checksum mismatch")
                 self.steps = {int(step) for step in content["steps"]}
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise InputError(
@@ -82,7 +84,7 @@ class MilestoneRecord:
         if new := {*steps} - self.steps:
             self.steps |= new
             if write:
-                content = {"format_version": _FORMAT_VERSION, "steps": sorted(self.steps)}
+                content = json_checksums.with_checksum({"format_version": _FORMAT_VERSION, "steps": sorted(self.steps)})
                 atomic.write_whole(self._path, (json.dumps(content) + "\n").encode())
 
 
