@@ -243,7 +243,10 @@ def main(arguments: list[str] | None = None) -> int:
                 total, counts = _count(done)
                 if total >= options.kills:
                     return
-                name = min(names, key=lambda one: (counts.get(one, 0), names.index(one)))
+                few = [one for one in names if counts.get(one, 0) < options.least]
+                name = min(
+                    few or names, key=lambda one: (counts.get(one, 0) * campaign.seconds[one][1], names.index(one))
+                )
                 seed = 1 + max((series.get("seed", -1) for series in done if series["case"] == name), default=-1)
                 running = {"case": name, "seed": seed, "code": campaign.code, "kills": [{}] * 2, "running": True}
                 done.append(running)  # other threads take other cases
@@ -319,6 +322,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=500)
+    parser.add_argument("--least", type=int, default=20, help="kills of each command; the rest go to the shorter ones")
     parser.add_argument("--folder", type=Path, default=Path("runs/kills"))
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
     parser.add_argument("--jobs", type=int, default=1, help="series at the same time")
