@@ -6,7 +6,7 @@ A series is one output: its command is killed up to three times, then runs to it
 equal those of an undisturbed run bit by bit. Half of the kills come at a random moment of the command, half while a
 file or checkpoint is half written. A kill hits the whole group of processes, as when a machine is lost, or only the
 first process (or one of a run of two); the command is run again at once. After each kill what a reader would see is
-checked: files and folders are absent or whole, and checkpoints that look complete can be restored.
+checked: files and folders are absent or whole, and the newest checkpoint can be restored.
 
 Each series is a line of FOLDER/series.jsonl. The same command continues until `--kills` are done. Lines of earlier code
 count, and mark their rows as older than the code. Ends with status 1 if a series differs.

@@ -42,9 +42,16 @@ def differences(found: dict[str, str], expected: dict[str, str]) -> list[str]:
 
 
 def unreadable_steps(output: Path) -> list[str]:
-    """Returns the errors of complete-looking checkpoints that cannot be restored."""
-    errors = []
+    """Returns the errors of the newest checkpoints of all workdirs that look complete and cannot be restored.
+
+    An older one may be half deleted.
+    """
+    newest: dict[Path, Path] = {}
     for step in _steps(output):
+        if step.parent not in newest or int(step.name) > int(newest[step.parent].name):
+            newest[step.parent] = step
+    errors = []
+    for step in newest.values():
         try:
             _checkpoint(step, output)
         except Exception as error:
