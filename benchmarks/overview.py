@@ -68,6 +68,8 @@ BENCHMARKS = (
     Benchmark("python benchmarks/xla_flags.py", 60),
     Benchmark("python benchmarks/fuzz.py", 70),
     Benchmark("python benchmarks/soak.py", 185),
+    Benchmark("python benchmarks/lost_hosts.py --repeats 2 --jobs 2", 40),
+    Benchmark("python benchmarks/flips.py --flips 200", 40),
     Benchmark("python benchmarks/attention_memory.py", 30),
     Benchmark(
         f"python benchmarks/prepare_memory.py {WIKIPEDIA} --gigabytes 5.2 --bucket_tokens 4194304", 90

@@ -14,6 +14,7 @@ import zstandard
 
 from bert_jax.errors import InputError
 from bert_jax.files import remote
+from bert_jax.files.atomic import named_errors
 
 MAX_LINE_BYTES = 64 << 20
 """Length limit of a line, since a line must fit in memory."""
@@ -100,9 +101,10 @@ def blocks(path: str, offset: int) -> Iterator[bytes]:
         ) from error
     with file:
         if not is_compressed(path):
-            file.seek(offset)
-            while block := file.read(_BLOCK_BYTES):
-                yield block
+            with named_errors(path):
+                file.seek(offset)
+                while block := file.read(_BLOCK_BYTES):
+                    yield block
             return
         unpacked = _decompressed(path, file)
         while True:

@@ -55,7 +55,7 @@ class Peers:
         self._ended = threading.Event()  # `leave` was called, and has returned, as in tests alone
         self._identity = {"host": socket.gethostname(), "pid": os.getpid()}
         self._beats = 0
-        self._answered_at = time.monotonic()
+        self._answered_at = self._watched_at = time.monotonic()
         self._heard: dict[int, tuple[str, float]] = {}  # last heartbeat of each process, and when it was first seen
         self._beat()
         self._ticker = Ticker(self._watch, every, "peers")
@@ -92,6 +92,12 @@ class Peers:
         self._store.key_value_set(_alive(self._number), heartbeat, allow_overwrite=True)
 
     def _watch(self) -> None:
+        gap, self._watched_at = time.monotonic() - self._watched_at, time.monotonic()
+        if gap > self._patience + self._every:  # the others have ended; what is in buffers must not be written
+            log.error("This process was stopped for %.0f s and counts as lost: %s", gap, RESTART_ADVICE)
+            self._leave(BertJaxError.exit_status)
+            self._ended.set()
+            return
         try:
             self._beat()
             failure = self._failure() or (self._lost() if self._number == 0 else None)

@@ -211,6 +211,17 @@ def test_a_silent_process_is_lost(caplog: pytest.LogCaptureFixture):
         peer.close()
 
 
+def test_a_process_that_was_stopped_for_long_ends_at_once(caplog: pytest.LogCaptureFixture):
+    """It must not write what is in its buffers: the others have ended, and another run may be in the workdir."""
+    store, ends = MemoryStore(), {}
+    (peer,) = watching(store, 1, ends)
+    peer._ticker.close()
+    peer._watched_at -= 2 * PATIENCE
+    peer._watch()
+    assert ends == {0: 1}
+    assert RESTART_ADVICE in caplog.text
+
+
 def watch_first(address: tuple[str, int], silence: float = 0.0) -> tuple[FirstProcessWatch, list[int]]:
     ends: list[int] = []
     watch = FirstProcessWatch(
