@@ -1,7 +1,8 @@
 """Watch over process 0: detects its end at once, by a connection to its coordination service.
 
-JAX's client detects it as well, prints a page of C++ messages and aborts the process without returning to Python. To
-log first, every abort is delayed by some seconds. An abort for another reason still ends the process by SIGABRT.
+JAX's client detects it as well, prints a page of C++ messages and aborts the process without returning to Python; so
+does that of process 0 where another process is cut off. To log first, every abort is delayed by some seconds, and an
+abort for another reason still ends the process by SIGABRT.
 """
 
 import ctypes
@@ -30,6 +31,18 @@ def _set_abort_handler(handler: int | None) -> int | None:
     return _LIBC.signal(int(signal.SIGABRT), handler)
 
 
+class DelayedAborts:
+    """Delays aborts of this process by 6 seconds, until closed."""
+
+    def __init__(self) -> None:
+        """Replaces the handler of SIGABRT by sleep(3), which gets the signal's number: 6."""
+        self._previous = _set_abort_handler(ctypes.cast(_LIBC.sleep, ctypes.c_void_p).value)
+
+    def close(self) -> None:
+        """Restores the handler."""
+        _set_abort_handler(self._previous)
+
+
 class FirstProcessWatch:
     """Ends this process with a log line and status 1 when process 0 has ended or is silent, until closed."""
 
@@ -46,16 +59,14 @@ class FirstProcessWatch:
         self._address = host.strip("[]"), int(port)
         self._silence, self._patience, self._advice, self._leave = silence, patience, advice, leave
         self._closed = threading.Event()
-        self._abort_handler = _set_abort_handler(
-            ctypes.cast(_LIBC.sleep, ctypes.c_void_p).value
-        )  # sleeps for SIGABRT = 6 seconds
+        self._aborts = DelayedAborts()
         self._thread = threading.Thread(target=self._watch, name="first-process", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stops watching."""
         self._closed.set()
-        _set_abort_handler(self._abort_handler)
+        self._aborts.close()
 
     def _watch(self) -> None:
         was_connected = False

@@ -14,7 +14,7 @@ from jax._src import distributed  # its client has no public name
 from jax.experimental import multihost_utils
 
 from bert_jax.errors import BertJaxError, InputError, Interrupted, NotBegun
-from bert_jax.runtime.first_process import FirstProcessWatch
+from bert_jax.runtime.first_process import DelayedAborts, FirstProcessWatch
 from bert_jax.runtime.heartbeats import PATIENCE_SECONDS, RESTART_ADVICE, Peers, Store
 
 log = logging.getLogger(__name__)
@@ -74,6 +74,7 @@ def joined_processes(environment: Mapping[str, str] = os.environ) -> Iterator[No
     log.info("This is process %d of %d", number, count)
     peers = Peers(client, number, count)
     watch = _watch_first(peers) if number else None
+    aborts = None if number else DelayedAborts()
     try:
         yield
     except BaseException as caught:
@@ -92,6 +93,9 @@ def joined_processes(environment: Mapping[str, str] = os.environ) -> Iterator[No
         if error is caught:
             raise
         raise error from caught
+    finally:
+        if aborts:
+            aborts.close()
     if watch:
         watch.close()
     peers.close()

@@ -119,7 +119,7 @@ def prepare(
     work = scratch_folder(folder, scratch)
     with ExitStack() as stack:
         stack.enter_context(locked(folder, work))
-        stack.push(lambda error, *_: shutil.rmtree(work) if error is None else None)
+        stack.push(lambda error, *_: _clear(work) if error is None else None)
         _check_free(folder, work, call)
         if remote.exists(folder / INFO_FILE):
             log.info("The dataset was complete when an earlier call was interrupted; deleted its temporary files")
@@ -172,6 +172,16 @@ def _check_free(folder: epath.Path, work: Path, call: str) -> None:
     path = work / _CALL
     if remote.exists(folder / INFO_FILE) and not (path.exists() and path.read_text(encoding="utf-8") == call):
         raise InputError(f"--output={folder}: already contains {INFO_FILE}; choose another folder or delete it")
+
+
+def _clear(work: Path) -> None:
+    """Deletes the scratch folder, and the record of the call last: a call that is killed meanwhile can be repeated."""
+    for path in work.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != _CALL:
+            path.unlink()
+    shutil.rmtree(work)
 
 
 def _check_runs_here(runner: str) -> None:

@@ -194,12 +194,28 @@ def test_failure_at_the_very_end(whole, corpus_file, tokenizer, tmp_path, monkey
     assert files(tmp_path / "data") == files(whole)
 
 
-def test_a_call_that_was_killed_before_its_clean_up_ends_well_when_repeated(
-    whole, corpus_file, tokenizer, tmp_path, monkeypatch
+def stop(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def delete_half(folder: Path) -> None:
+    """Deletes a folder as shutil.rmtree does, and is killed before the last file."""
+    for path in sorted(folder.iterdir())[:-1]:
+        path.unlink()
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "killed"),
+    [(prepare_module, "warn_of_share", stop), (shutil, "rmtree", delete_half)],
+    ids=["before its clean-up", "within its clean-up"],
+)
+def test_a_call_that_was_killed_after_its_last_write_ends_well_when_repeated(
+    place, name, killed, whole, corpus_file, tokenizer, tmp_path, monkeypatch
 ):
     same = {"bucket_tokens": 4096, "dupe_factor": 2}
     with monkeypatch.context() as patch:
-        patch.setattr(prepare_module, "warn_of_share", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(place, name, killed)
         with pytest.raises(KeyboardInterrupt):
             run(corpus_file, tokenizer, tmp_path / "data", **same)
     assert (tmp_path / "data" / INFO_FILE).exists()
