@@ -93,7 +93,9 @@ class Peers:
 
     def _watch(self) -> None:
         gap, self._watched_at = time.monotonic() - self._watched_at, time.monotonic()
-        if gap > self._patience + self._every:  # the others have ended; what is in buffers must not be written
+        # The others have ended, or will; what is in buffers must not be written. They may have counted the seconds
+        # since the heartbeat before, and process 0, which writes, gives way to them.
+        if gap > self._patience + (self._every if self._number else -self._every):
             log.error("This process was stopped for %.0f s and counts as lost: %s", gap, RESTART_ADVICE)
             self._leave(BertJaxError.exit_status)
             self._ended.set()
@@ -109,7 +111,7 @@ class Peers:
             return
         sender = f"Process {failure['number']} ({failure['host']}, pid {failure['pid']})"
         log.error("%s %s", sender, failure["message"])
-        self._wait_for_others(lost=1 if failure.get("lost") else 0)
+        self._wait_for_others(lost=failure.get("lost", 0))
         self._leave(failure["status"])
         self._ended.set()
 
@@ -129,22 +131,26 @@ class Peers:
             log.debug("Failure was not reported: %s", error)  # another was first, or process 0 has ended
 
     def _lost(self) -> dict[str, Any] | None:
-        """Finds a process without heartbeats, and reports it as a failure."""
+        """Finds a process without heartbeats, and reports it as a failure with the number of such processes."""
         now = time.monotonic()
+        silences: dict[int, tuple[float, dict[str, Any]]] = {}
         for key, heartbeat in self._store.key_value_dir_get("bert_jax/alive/"):
             number = int(key.rsplit("/", 1)[-1])
             if heartbeat != self._heard.get(number, ("", now))[0]:
                 self._heard[number] = heartbeat, now
-            silence = now - self._heard[number][1]
             sender = json.loads(heartbeat)
-            if number and not sender["done"] and silence > self._patience:
-                message = f"sent no heartbeat for {silence:.0f} s and counts as lost: {RESTART_ADVICE}"
-                failure = {
-                    **sender, "number": number, "status": BertJaxError.exit_status, "message": message, "lost": True
-                }  # fmt: skip
-                self._report_failure(failure)
-                return failure
-        return None
+            if number and not sender["done"]:
+                silences[number] = now - self._heard[number][1], sender
+        silence, number = max(((silence, number) for number, (silence, _) in silences.items()), default=(0.0, 0))
+        if silence <= self._patience:
+            return None
+        message = f"sent no heartbeat for {silence:.0f} s and counts as lost: {RESTART_ADVICE}"
+        # Where this process is cut off, all are silent, and none will read the report.
+        lost = sum(other > self._patience - self._every for other, _ in silences.values())
+        status = BertJaxError.exit_status
+        failure = {**silences[number][1], "number": number, "status": status, "message": message, "lost": lost}
+        self._report_failure(failure)
+        return failure
 
     def _wait_for_others(self, lost: int = 0) -> None:
         """Announces the end of this process; process 0 waits for all but `lost` processes."""

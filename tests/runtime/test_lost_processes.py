@@ -115,7 +115,7 @@ def test_failure_of_one_process_ends_all_with_its_status(failing: int, dataset_d
     assert "Traceback" not in "".join(written)
 
 
-PATIENCE = 0.4  # seconds of a stand-in without heartbeats before it counts as lost
+PATIENCE = 2.0  # seconds of a stand-in without heartbeats before it counts as lost
 
 
 class MemoryStore:
@@ -144,7 +144,7 @@ def watching(store: MemoryStore, count: int, ends: dict[int, int]) -> list[Peers
     def leave(number: int) -> object:
         return lambda status: ends.setdefault(number, status)
 
-    times = {"every": 0.02, "patience": PATIENCE, "linger": 1.0}
+    times = {"every": 0.02, "patience": PATIENCE, "linger": 8.0}
     return [Peers(store, number, count, leave=leave(number), **times) for number in range(count)]
 
 
@@ -220,6 +220,31 @@ def test_a_process_that_was_stopped_for_long_ends_at_once(caplog: pytest.LogCapt
     peer._watch()
     assert ends == {0: 1}
     assert RESTART_ADVICE in caplog.text
+
+
+def test_process_0_that_hears_nobody_waits_for_nobody(caplog: pytest.LogCaptureFixture):
+    """It is cut off: none of the others can read its report, and JAX would abort it meanwhile."""
+    store, ends = MemoryStore(), {}
+    first, *others = watching(store, 4, ends)
+    for other in others:
+        other._ticker.close()
+    began = time.monotonic()
+    wait_for(lambda: 0 in ends)
+    assert time.monotonic() - began < PATIENCE + 6, "not the seconds that it gives others to read the report"
+    assert ends == {0: 1}
+    first._ticker.close()
+
+
+@pytest.mark.parametrize(("number", "ends_itself"), [(0, True), (1, False)])
+def test_process_0_gives_way_where_the_others_may_count_it_as_lost(number: int, ends_itself: bool):
+    """Their count begins at the last answer, up to a heartbeat before it was stopped."""
+    ends: dict[int, int] = {}
+    peers = watching(MemoryStore(), 2, ends)
+    for peer in peers:
+        peer._ticker.close()
+    peers[number]._watched_at -= PATIENCE
+    peers[number]._watch()
+    assert (number in ends) == ends_itself
 
 
 def watch_first(address: tuple[str, int], silence: float = 0.0) -> tuple[FirstProcessWatch, list[int]]:
