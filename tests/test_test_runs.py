@@ -140,7 +140,10 @@ def test_a_run_that_skips_nothing_says_nothing(tmp_path: Path):
 
 
 def test_every_skip_reason_names_the_machine_or_a_command():
-    machine = {"a small disk cannot be mounted here", "needs /proc", "needs glibc"}
+    machine = {
+        "a disk cannot be mounted here", "a small disk cannot be mounted here", "gcc is not installed", "needs /proc",
+        "needs glibc",
+    }  # fmt: skip
     reasons = set()
     for path in HERE.rglob("test_*.py"):
         if path == Path(__file__):

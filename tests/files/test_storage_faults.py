@@ -23,7 +23,7 @@ NOT_COMPARED = ("provenance.json", "README.md", "lease.json")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A library for LD_PRELOAD that makes reads and writes fail."""
     if sys.platform != "linux" or shutil.which("gcc") is None:
-        pytest.skip("needs gcc on Linux")
+        pytest.skip("gcc is not installed")
     target = tmp_path_factory.mktemp("library") / "faulty_disk.so"
     source = Path(helpers.__file__).with_name("faulty_disk.c")
     subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", target, source, "-ldl"], check=True)
