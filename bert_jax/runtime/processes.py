@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 _is_reported = False
 _joined: tuple[int, int] | None = None
 _PLAIN = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-_HEARTBEAT_SECONDS = 60  # without an answer of process 0 before JAX aborts the others; see `Peers` for ours
+# Without an answer before JAX aborts processes. Its heartbeats are half as far apart, so that it finds a lost process
+# after 60 s at the earliest: later than `Peers`, which names it.
+_HEARTBEAT_SECONDS = 120
 _SHUTDOWN_SECONDS = 60  # that a finished process waits for the others
 
 
