@@ -1,6 +1,7 @@
 """Trains for hours with a checkpoint every minute, and shows that memory, handles, threads and disk do not grow.
 
     python benchmarks/soak.py [--hours 3] [--folder runs/soak]
+    python benchmarks/soak.py --hours 3 --resume   # goes on with a run that was stopped, until it has run for 3 hours
     python benchmarks/soak.py --only_report        # evaluates the samples of a run that goes on or was stopped
 
 One `bert-jax pretrain` of bert_tiny saves and evaluates about every minute and logs every few seconds, while `bert-jax
@@ -59,15 +60,17 @@ def main() -> int:
     options = _parser().parse_args()
     folder = options.folder.absolute()
     if not options.only_report:
-        shutil.rmtree(folder, ignore_errors=True)
+        if not options.resume:
+            shutil.rmtree(folder, ignore_errors=True)
         run(folder, options.hours)
-    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+    samples = _samples(folder)
     rows = evaluate(samples)
     record = Record(options.json, MEASURES)
     record.set_table("flatness", COLUMNS, rows)
     last = samples[-1]
     record.set_values(
-        hours=last["seconds"] / 3600, samples=len(samples), steps=last["step"], reports=last["reports"],
+        hours=last["seconds"] / 3600, samples=len(samples), processes=last.get("process", 0) + 1,
+        steps=last["step"], reports=last["reports"],
         saves=len({sample["saved_step"] for sample in samples} - {0}), evaluations=last["evaluations"],
         bytes_per_row=last["log_bytes"] / last["rows"],
     )  # fmt: skip
@@ -80,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hours", type=float, default=3.0)
     parser.add_argument("--folder", type=Path, default=Path("runs/soak"))
+    parser.add_argument("--resume", action="store_true", help="go on with the run in the folder, in a new process")
     parser.add_argument("--only_report", action="store_true", help="start no run")
     parser.add_argument("--plot", type=Path, default=PLOT)
     add_json_argument(parser, "soak")
@@ -87,17 +91,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def run(folder: Path, hours: float) -> None:
-    """Runs `bert-jax pretrain` for so long, and writes FOLDER/samples.jsonl."""
-    (folder / "tmp").mkdir(parents=True)
+    """Runs `bert-jax pretrain` for so long in all, and appends to FOLDER/samples.jsonl."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TMPDIR": f"{folder}/tmp", "BERT_JAX_CACHE": f"{folder}/cache"}
-    _call(environment, folder, "vocab", "--input=pydoc", f"--output={folder}/vocab.txt", "--size=2048")
-    _call(environment, folder, "prepare", "--input=pydoc", f"--vocab={folder}/vocab.txt", f"--output={folder}/data",
-          "--seq_len=64", "--eval_fraction=0.05")  # fmt: skip
-    steps = _steps_per_minute(folder, environment)
+    earlier = _samples(folder)
+    if earlier:
+        steps = json.loads((folder / "run" / "config.json").read_text(encoding="utf-8"))["checkpoint"]["every_steps"]
+    else:
+        steps = _make_inputs(folder, environment)
     print(f"a checkpoint every {steps} steps", flush=True)
+    last = earlier[-1] if earlier else {"seconds": 0.0, "reports": 0, "report_mib": None}
+    process = last.get("process", 0) + 1 if earlier else 0
     training = _start(folder, environment, "run", total_steps=10**8, checkpoint__every_steps=steps,
                       eval_every_steps=steps, eval_batches=20, log_every_steps=max(1, steps // 20))  # fmt: skip
-    began, reports, report, report_mib, due = time.monotonic(), 0, None, None, 60.0
+    began, reports, report, report_mib = time.monotonic() - last["seconds"], last["reports"], None, last["report_mib"]
+    due = last["seconds"] + 60
     with (folder / "samples.jsonl").open("a", encoding="utf-8") as journal:
         while (seconds := time.monotonic() - began) < 3600 * hours:
             if training.poll() is not None:
@@ -110,7 +117,7 @@ def run(folder: Path, hours: float) -> None:
                     if status:
                         raise RuntimeError(f"report ended with status {status}; see {folder}/report.log")
                     report, reports, report_mib, due = None, reports + 1, usage.ru_maxrss / 1024, seconds + 60
-            sample = {"seconds": seconds, "reports": reports, "report_mib": report_mib}
+            sample = {"process": process, "seconds": seconds, "reports": reports, "report_mib": report_mib}
             journal.write(json.dumps(sample | _of_process(training.pid) | _of_folders(folder)) + "\n")
             journal.flush()
             time.sleep(INTERVAL)
@@ -119,6 +126,19 @@ def run(folder: Path, hours: float) -> None:
         raise RuntimeError(f"the run ended with status {status} after SIGTERM, not 75")
     if report is not None:
         report.wait(300)
+
+
+def _samples(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in _lines(folder / "samples.jsonl")]
+
+
+def _make_inputs(folder: Path, environment: dict[str, str]) -> int:
+    """Prepares the dataset, and returns the steps of a minute."""
+    (folder / "tmp").mkdir(parents=True)
+    _call(environment, folder, "vocab", "--input=pydoc", f"--output={folder}/vocab.txt", "--size=2048")
+    _call(environment, folder, "prepare", "--input=pydoc", f"--vocab={folder}/vocab.txt", f"--output={folder}/data",
+          "--seq_len=64", "--eval_fraction=0.05")  # fmt: skip
+    return _steps_per_minute(folder, environment)
 
 
 def _call(environment: dict[str, str], folder: Path, *words: str) -> None:
