@@ -7,31 +7,26 @@ tokens of the formats, numbers that are too large, brackets nested 3,000 deep. A
 BertJaxError. Findings are other exceptions, inputs that take longer than `--limit` seconds, and readers that need more
 than `--memory` MiB beyond their start. FOLDER/findings has each with its traceback, one per place in the code.
 
+`--engines random coverage` damages files at random in one round, and lets atheris, which has to be installed, choose
+the damage by the lines that it reaches in the next. TensorFlow's index is read where TensorFlow is installed.
+
 All targets get inputs for the same time, but at least `--least` inputs. Each finished round is a line of
 FOLDER/rounds.jsonl: the same command continues until `--inputs` are done. Ends with status 1 if there are findings.
 """
 
 import argparse
-import hashlib
 import json
-import logging
 import multiprocessing
 import os
-import random
-import resource
-import shutil
-import signal
 import sys
-import tempfile
 import time
-import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-from fuzzed.mutations import mutate
+from fuzzed.rounds import ENGINES, read_rounds, run_round
 from fuzzed.targets import TARGETS
 from record import Record, add_json_argument, code_digest
 
@@ -40,6 +35,7 @@ ROUND_SECONDS = 10.0
 COLUMNS = {
     "reader": "{target}",
     "inputs": "{inputs:,}",
+    "guided by coverage": "{guided:,}",
     "accepted": "{accepted_share:.0%}",
     "findings": "{findings}",
     "slowest, ms": "{slowest_ms:,.0f}",
@@ -47,26 +43,22 @@ COLUMNS = {
 }
 
 
-class TooSlow(BaseException):
-    """An input took too long; no `except Exception` of a reader catches it."""
-
-
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     (options.folder / "findings").mkdir(parents=True, exist_ok=True)
     code, journal, record = code_digest(MEASURES), options.folder / "rounds.jsonl", Record(options.json, MEASURES)
-    done = [row for row in _read(journal) if row["code"] == code]
+    done = [row for row in read_rounds(journal) if row["code"] == code]
     context = multiprocessing.get_context("spawn")
-    running: dict[Any, tuple[str, Any]] = {}
+    running: dict[Any, tuple[str, str, Any]] = {}
     while True:
-        for process, (name, pipe) in list(running.items()):
+        for process, (name, engine, pipe) in list(running.items()):
             if pipe.poll() or not process.is_alive():
                 try:
                     row = pipe.recv()
                     process.join()
                 except EOFError:
                     process.join()
-                    row = _died(name, process.exitcode)
+                    row = _died(name, engine, process.exitcode)
                 del running[process]
                 done.append(row | {"code": code})
                 with journal.open("a", encoding="utf-8") as file:
@@ -75,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
                 record.set_table("readers", COLUMNS, summary(done))
         counts = {name: sum(row["inputs"] for row in done if row["target"] == name) for name in options.targets}
         seconds = {name: sum(row["seconds"] for row in done if row["target"] == name) for name in options.targets}
-        busy = {name for name, _ in running.values()}
+        busy = {name for name, _, _ in running.values()}
         wanted = [name for name in options.targets if name not in busy]
         is_done = sum(counts.values()) >= options.inputs and all(counts[name] >= options.least for name in wanted)
         if is_done and not running:
@@ -83,14 +75,19 @@ def main(arguments: list[str] | None = None) -> int:
         if not is_done and wanted and len(running) < options.jobs:
             name = min(wanted, key=lambda one: (counts[one] >= options.least, seconds[one]))
             number = sum(row["target"] == name for row in done)
+            engine = options.engines[number % len(options.engines)]
             receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=run_round, args=(name, number, options, sender))
+            process = context.Process(target=run_round, args=(name, engine, number, options, sender))
             process.start()
             sender.close()
-            running[process] = (name, receiver)
+            running[process] = (name, engine, receiver)
         time.sleep(0.05)
     rows = summary(done)
-    record.set_values(inputs=sum(row["inputs"] for row in rows), findings=sum(row["findings"] for row in rows))
+    record.set_values(
+        inputs=sum(row["inputs"] for row in rows),
+        guided=sum(row["guided"] for row in rows),
+        findings=sum(row["findings"] for row in rows),
+    )
     record.set_table("readers", COLUMNS, rows)
     print(record.render("readers"))
     return int(any(row["findings"] for row in rows))
@@ -103,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path("runs/fuzz"))
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="TARGET")
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=["random"], help="taken in turn (see above)")
     parser.add_argument("--seconds", type=float, default=ROUND_SECONDS, help="of a round of one target")
     parser.add_argument("--limit", type=float, default=10.0, help="seconds of an input")
     parser.add_argument("--memory", type=float, default=512.0, help="MiB of a reader")
@@ -110,80 +108,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run_round(name: str, number: int, options: argparse.Namespace, pipe: Any) -> None:
-    """Runs a round of one target in this process, and sends its row."""
-    from bert_jax.errors import BertJaxError
-
-    logging.disable(logging.CRITICAL)
-    target, rng = TARGETS[name], random.Random(f"{name} {number}")
-    seeds, folder = target.seeds(), Path(tempfile.mkdtemp(prefix="fuzz-", dir=_memory_folder()))
-    path = folder / target.name
-    target.prepare(folder)
-    signal.signal(signal.SIGALRM, _raise_too_slow)
-    row = {"target": name, "inputs": 0, "accepted": 0, "findings": 0, "slowest_ms": 0.0, "memory_mib": 0.0}
-    try:
-        path.write_bytes(seeds[0])
-        target.read(path)  # imports, and shows that a seed is valid
-        before, began = _peak_mib(), time.monotonic()
-        while time.monotonic() - began < options.seconds:
-            content = mutate(rng.choice(seeds), seeds, rng)
-            path.write_bytes(content)
-            started = time.monotonic()
-            signal.setitimer(signal.ITIMER_REAL, options.limit)
-            try:
-                target.read(path)
-                row["accepted"] += 1
-            except BertJaxError:
-                pass
-            except (Exception, TooSlow) as error:
-                row["findings"] += _keep(name, content, error, options.folder / "findings")
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            row["inputs"] += 1
-            row["slowest_ms"] = max(row["slowest_ms"], 1000 * (time.monotonic() - started))
-            grown = _peak_mib() - before
-            if grown > options.memory and grown > 1.1 * row["memory_mib"]:
-                error = MemoryError(f"{grown:.0f} MiB beyond the start")
-                row["findings"] += _keep(name, content, error, options.folder / "findings")
-            row["memory_mib"] = max(row["memory_mib"], grown)
-        pipe.send(row | {"seconds": time.monotonic() - began})
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _memory_folder() -> str | None:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-
-
-def _peak_mib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def _raise_too_slow(*_: object) -> None:
-    raise TooSlow("took too long")
-
-
-def _keep(name: str, content: bytes, error: BaseException, folder: Path) -> int:
-    """Writes a finding, and returns 1, unless there is one of the same place."""
-    frames = traceback.extract_tb(error.__traceback__)
-    frame = next((frame for frame in reversed(frames) if "bert_jax" in frame.filename), frames[-1] if frames else None)
-    place = f"{name} {type(error).__name__}" + (f" {frame.filename}:{frame.lineno}" if frame else "")
-    path = folder / hashlib.sha256(place.encode()).hexdigest()[:16]
-    if path.with_suffix(".txt").exists():
-        return 0
-    path.with_suffix(".input").write_bytes(content)
-    text = "".join(traceback.format_exception(error))
-    path.with_suffix(".txt").write_text(f"{place}\n{text}", encoding="utf-8", errors="backslashreplace")
-    return 1
-
-
-def _died(name: str, status: int | None) -> dict[str, Any]:
+def _died(name: str, engine: str, status: int | None) -> dict[str, Any]:
     """Returns the row of a round that a signal ended, which is a finding. RuntimeError if the target cannot be read."""
     if status is None or status >= 0:
         raise RuntimeError(f"{name}: a round ended with status {status}")
     print(f"{name}: a round was ended by signal {-status}", file=sys.stderr, flush=True)
-    return {"target": name, "inputs": 0, "accepted": 0, "findings": 1, "slowest_ms": 0.0, "memory_mib": 0.0,
-            "seconds": ROUND_SECONDS}  # fmt: skip
+    return {"target": name, "engine": engine, "inputs": 0, "accepted": 0, "findings": 1, "slowest_ms": 0.0,
+            "memory_mib": 0.0, "seconds": ROUND_SECONDS}  # fmt: skip
 
 
 def summary(done: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -195,6 +126,7 @@ def summary(done: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             rows.append(
                 {
                     "target": name, "inputs": inputs, "findings": sum(row["findings"] for row in rounds),
+                    "guided": sum(row["inputs"] for row in rounds if row["engine"] == "coverage"),
                     "accepted_share": sum(row["accepted"] for row in rounds) / inputs,
                     "slowest_ms": max(row["slowest_ms"] for row in rounds),
                     "memory_mib": max(row["memory_mib"] for row in rounds),
@@ -205,11 +137,7 @@ def summary(done: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _line(row: dict[str, Any], done: list[dict[str, Any]]) -> str:
     total = sum(one["inputs"] for one in done)
-    return f"{total:,}: {row['target']}, {row['inputs']:,} inputs, {row['findings']} findings"
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+    return f"{total:,}: {row['target']} ({row['engine']}), {row['inputs']:,} inputs, {row['findings']} findings"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import bz2
 import functools
 import gzip
+import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import InputError
+from fuzzed import tensorflow_targets
 
 VOCABULARY = (
     "[PAD]",
@@ -157,6 +159,12 @@ def _open_model(path: Path) -> None:
     open_source(str(path.parent))
 
 
+def _read_model(path: Path) -> None:
+    from bert_jax.interop.importing import open_source
+
+    open_source(str(path.parent)).load_parameters()
+
+
 def _read_weights(path: Path) -> None:
     from etils import epath
 
@@ -198,6 +206,23 @@ def _safetensors() -> list[bytes]:
     for name in ("bert.embeddings", layer + "attention.output", layer + "output", "cls.predictions.transform"):
         shapes |= {f"{name}.LayerNorm.{part}": (hidden,) for part in ("weight", "bias")}
     return [save({name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}, {"format": "pt"})]
+
+
+def _tensorflow() -> dict[str, bytes]:
+    return tensorflow_targets.checkpoint(len(VOCABULARY), MODEL["hidden_size"], MODEL["intermediate_size"], 16)
+
+
+def _tensorflow_folder(folder: Path) -> None:
+    (folder / "bert_config.json").write_text(json.dumps(MODEL))
+    (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
+    (folder / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    for name, content in _tensorflow().items():
+        (folder / name).write_bytes(content)
+
+
+def _tensorflow_file(suffix: str) -> Target:
+    name = tensorflow_targets.PREFIX + suffix
+    return Target(name, lambda: [_tensorflow()[name]], _read_model, _tensorflow_folder)
 
 
 def _tokenizer_json() -> list[bytes]:
@@ -349,6 +374,15 @@ TARGETS = {
     "metrics.jsonl": Target("metrics.jsonl", lambda: _encoded(_METRICS), _metrics),
     "report: a study's table": Target("table.json", lambda: [json.dumps(_TABLE).encode()], _report),
 }  # fmt: skip
+
+if importlib.util.find_spec("tensorflow"):
+    TARGETS |= {
+        "model: bert_config.json": Target(
+            "bert_config.json", lambda: [json.dumps(MODEL).encode()], _open_model, _tensorflow_folder
+        ),
+        "model: TensorFlow index": _tensorflow_file(".index"),
+        "model: TensorFlow data": _tensorflow_file(".data-00000-of-00001"),
+    }
 
 
 def _zstandard() -> list[bytes]:

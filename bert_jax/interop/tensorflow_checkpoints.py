@@ -127,9 +127,11 @@ def _open(prefix: epath.Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str
         raise InputError(
             f"{prefix}: reading a TensorFlow checkpoint requires TensorFlow; run: {install_hint('tf')}"
         ) from error
+    # LookupError: the index ends too early; MemoryError: it claims more than there is
+    damage = (tf.errors.OpError, ValueError, RuntimeError, LookupError, MemoryError)
     try:
         checkpoint = tf.train.load_checkpoint(str(prefix))
-    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+    except damage as error:
         raise InputError(f"{prefix}: damaged ({_first_line(error)}); download it again") from error
     dtypes = checkpoint.get_variable_to_dtype_map()
 
@@ -138,7 +140,7 @@ def _open(prefix: epath.Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str
             raise InputError(f"{prefix}: {name} has dtype {dtypes[name].name}; expected {', '.join(_DTYPES)}")
         try:
             value = checkpoint.get_tensor(name)
-        except (tf.errors.OpError, ValueError, RuntimeError) as error:
+        except damage as error:
             raise InputError(f"{prefix}: damaged at {name} ({_first_line(error)}); download it again") from error
         return finite(prefix, name, np.asarray(value).astype(np.float32))
 

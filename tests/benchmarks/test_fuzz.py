@@ -56,26 +56,45 @@ def test_mutations_change_the_seed_and_repeat(fuzzed):
     assert made.count(seed) < 5
 
 
-def test_a_reader_that_raises_is_a_finding(tmp_path: Path):
-    """The campaign itself, on a copy whose only reader cannot decode what it reads."""
+@pytest.mark.parametrize("engine", ["random", "coverage"])
+def test_a_reader_that_raises_is_a_finding(engine: str, tmp_path: Path):
+    """A round of a reader that cannot decode what it reads."""
+    if engine == "coverage":
+        pytest.importorskip("atheris", reason="needs the dev extra: atheris")
     script = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import fuzz\n"
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from fuzzed import rounds\n"
         "from fuzzed.targets import TARGETS, Target\n"
         "TARGETS.clear(); TARGETS['text'] = Target('t.txt', lambda: [b'plain text'] , lambda p: p.read_text('ascii'))\n"
         "from argparse import Namespace; from pathlib import Path\n"
-        "class Pipe:\n    def send(self, row): print(row['inputs'], row['accepted'], row['findings'])\n"
+        "class Pipe:\n"
+        "    def send(self, row): print(row['inputs'], row['accepted'], row['findings'], flush=True)\n"
         "folder = Path(sys.argv[2]); (folder / 'findings').mkdir()\n"
-        "fuzz.run_round('text', 0, Namespace(seconds=0.5, limit=5.0, memory=512.0, folder=folder), Pipe())\n"
+        "options = Namespace(seconds=0.5, limit=5.0, memory=512.0, folder=folder)\n"
+        "rounds.run_round('text', sys.argv[3], 0, options, Pipe())\n"
     )
-    command = [sys.executable, "-c", script, str(REPOSITORY / "benchmarks"), str(tmp_path)]
+    command = [sys.executable, "-c", script, str(REPOSITORY / "benchmarks"), str(tmp_path), engine]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    inputs, accepted, findings = map(int, done.stdout.split())
+    inputs, accepted, findings = map(int, done.stdout.splitlines()[-1].split())
     assert 0 < accepted < inputs
     assert findings == 1, "one for each place in the code"
     (report,) = (tmp_path / "findings").glob("*.txt")
     assert "UnicodeDecodeError" in report.read_text()
     with pytest.raises(UnicodeDecodeError):
         report.with_suffix(".input").read_text("ascii")
+
+
+def test_inputs_that_reach_new_lines_are_kept(tmp_path: Path):
+    """Of the engine "coverage": a later round starts from them."""
+    pytest.importorskip("atheris", reason="needs the dev extra: atheris")
+    script, results = str(REPOSITORY / "benchmarks" / "fuzz.py"), tmp_path / "fuzz.json"
+    options = ["--engines=coverage", "--targets=task: CoNLL", "--inputs=200", "--least=1", "--seconds=2", "--jobs=1"]
+    command = [sys.executable, script, *options, f"--folder={tmp_path}", f"--json={results}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (row,) = json.loads(results.read_text())["tables"]["readers"]["rows"]
+    assert row["guided"] == row["inputs"] >= 200
+    assert len([path for path in (tmp_path / "corpus").rglob("*") if path.is_file()]) > 5, "one for each new line"
 
 
 @pytest.mark.long

@@ -21,7 +21,7 @@ from bert_jax import cli
 from bert_jax.errors import InputError
 from bert_jax.extras import install_hint
 from bert_jax.interop import tensorflow_checkpoints
-from bert_jax.interop.importing import import_checkpoint
+from bert_jax.interop.importing import import_checkpoint, open_source
 from bert_jax.interop.tensorflow_names import VALUE, is_training_state
 from bert_jax.model.bert import HEADS
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
@@ -371,6 +371,31 @@ def test_a_damaged_checkpoint(vocabulary: list[str], tmp_path: Path):
     (folder / "bert_model.ckpt.index").write_bytes(b"no table")
     with pytest.raises(InputError, match=r"bert_model\.ckpt: damaged"):
         import_checkpoint(str(folder), str(tmp_path / "imported"))
+
+
+def test_an_index_with_flipped_bits_or_cut_short(model, vocabulary: list[str], tmp_path: Path):
+    tf = pytest.importorskip("tensorflow", reason="needs the tf extra: tensorflow")
+    folder, arrays = write_folder(tmp_path / "uncased", vocabulary), as_tf1(model)
+    tf.raw_ops.SaveV2(
+        prefix=f"{folder}/bert_model.ckpt", tensor_names=list(arrays), shape_and_slices=[""] * len(arrays),
+        tensors=[tf.constant(value) for value in arrays.values()],
+    )  # fmt: skip
+    index = folder / "bert_model.ckpt.index"
+    whole = index.read_bytes()
+    expected = open_source(str(folder)).load_parameters()
+    damaged = [whole[:end] for end in range(0, len(whole), 37)]
+    for place in [*range(0, len(whole), 61), *range(len(whole) - 48, len(whole))]:
+        damaged.append(whole[:place] + bytes([whole[place] ^ 0x80]) + whole[place + 1 :])
+    refused = 0
+    for content in damaged:
+        index.write_bytes(content)
+        try:
+            found = open_source(str(folder)).load_parameters()
+        except InputError:
+            refused += 1
+        else:  # the flipped bit is in unused bytes at the end
+            jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert refused > len(damaged) - 48
 
 
 def test_no_other_command_imports_tensorflow(tmp_path: Path):
