@@ -1,8 +1,8 @@
 """Trains for hours with a checkpoint every minute, and shows that memory, handles, threads and disk do not grow.
 
     python benchmarks/soak.py [--hours 3] [--folder runs/soak]
-    python benchmarks/soak.py --hours 3 --resume   # goes on with a run that was stopped, until it has run for 3 hours
-    python benchmarks/soak.py --only_report        # evaluates the samples of a run that goes on or was stopped
+    python benchmarks/soak.py --hours 3 --resume   # resumes a run that was stopped, until it has run for 3 hours
+    python benchmarks/soak.py --only_report        # evaluates the samples of a run that continues or was stopped
 
 One `bert-jax pretrain` of bert_tiny saves and evaluates about every minute and logs every few seconds, while `bert-jax
 report` reads its workdir again and again. Every ten seconds FOLDER/samples.jsonl gets a row with the memory, handles
@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hours", type=float, default=3.0)
     parser.add_argument("--folder", type=Path, default=Path("runs/soak"))
-    parser.add_argument("--resume", action="store_true", help="go on with the run in the folder, in a new process")
+    parser.add_argument("--resume", action="store_true", help="continue the run in the folder, in a new process")
     parser.add_argument("--only_report", action="store_true", help="start no run")
     parser.add_argument("--plot", type=Path, default=PLOT)
     add_json_argument(parser, "soak")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import InputError
-from fuzzed import tensorflow_targets
+from fuzzed import report_seeds, tensorflow_targets
 
 VOCABULARY = (
     "[PAD]",
@@ -314,6 +314,10 @@ def _report(path: Path) -> None:
     make_page(read_reported([str(path)]))
 
 
+def _report_run(path: Path) -> None:
+    _report(path.parent)
+
+
 _JSON_LINES = "".join(
     json.dumps({"text": text, "label": number % 2, "id": number}) + "\n" for number, text in enumerate(TEXTS * 2)
 )
@@ -330,7 +334,6 @@ _WIKI = '<doc id="1" url="u" title="T">\nT\n\nA film.\nIt was good.\n</doc>\n<do
 _METRICS = "".join(
     json.dumps({"step": 10 * n, "mlm_loss": 5.0 - n, "split": "eval" if n % 3 else "train"}) + "\n" for n in range(8)
 )
-_TABLE = {"format_version": 1, "title": "T", "rows": [], "columns": [], "tasks": []}
 
 TARGETS = {
     "corpus: text": Target("corpus.txt", lambda: _encoded("\n".join(TEXTS), "\n\n".join(TEXTS * 3)), _documents),
@@ -372,7 +375,11 @@ TARGETS = {
     ),
     "dataset: block of instances": Target("block", _blocks, _block),
     "metrics.jsonl": Target("metrics.jsonl", lambda: _encoded(_METRICS), _metrics),
-    "report: a study's table": Target("table.json", lambda: [json.dumps(_TABLE).encode()], _report),
+    "report: a study's table": Target("table.json", report_seeds.study, _report),
+    "report: a search": Target("search.json", report_seeds.search, _report),
+    "report: a compiled step": Target("compiled.json", report_seeds.compiled, _report),
+    "report: metrics of pre-training": Target("metrics.jsonl", report_seeds.pretraining, _report_run),
+    "report: metrics of fine-tuning": Target("metrics.jsonl", report_seeds.finetuning, _report_run),
 }  # fmt: skip
 
 if importlib.util.find_spec("tensorflow"):

@@ -85,7 +85,7 @@ def test_a_reader_that_raises_is_a_finding(engine: str, tmp_path: Path):
 
 
 def test_inputs_that_reach_new_lines_are_kept(tmp_path: Path):
-    """Of the engine "coverage": a later round starts from them."""
+    """A later round of the engine "coverage" starts from them."""
     pytest.importorskip("atheris", reason="needs the dev extra: atheris")
     script, results = str(REPOSITORY / "benchmarks" / "fuzz.py"), tmp_path / "fuzz.json"
     options = ["--engines=coverage", "--targets=task: CoNLL", "--inputs=200", "--least=1", "--seconds=2", "--jobs=1"]

@@ -261,6 +261,29 @@ def test_search_has_a_table_and_its_trials(tmp_path: Path):
     assert names == ["lr-2e-05-seed-0", "lr-2e-05-seed-1", "lr-5e-05-seed-0", "lr-5e-05-seed-1"]
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"columns": [], "rows": [-1]},
+        {"columns": ["a"], "rows": [{"name": "r", "columns": [1]}]},
+        {"metric": "f1", "learning_rate": "none", "by_learning_rate": {"2e-5": {}}},
+        {"topology": "v5e:2x2", "phases": [{"steps": []}]},
+    ],
+    ids=["a study's row", "a study's cell", "a search", "a compiled step"],
+)
+def test_a_file_of_another_structure_is_named(content: dict, tmp_path: Path):
+    (tmp_path / "found.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"found\.json: unexpected structure \("):
+        write_report([str(tmp_path / "found.json")], str(tmp_path / "report.html"))
+
+
+@pytest.mark.parametrize("kind", ["html", "svg"])
+def test_a_run_with_a_row_of_another_structure_is_named(kind: str, tmp_path: Path):
+    run = write_rows(tmp_path / "odd", trained(1, mlm_loss=9.0), {"step": 2, "split": "eval", "mlm_loss": {"a": 1}})
+    with pytest.raises(InputError, match=r"odd: unexpected structure \("):
+        write_report([run], str(tmp_path / f"curves.{kind}"))
+
+
 def test_study_has_its_tables_and_the_pre_training_seeds_that_they_rest_on(tmp_path: Path):
     from bert_jax.studies.study_table import Cell, Table
 

@@ -4,6 +4,7 @@ The page loads nothing: plotly's script, the curves as JSON, `page.js` and `page
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import resources
 
 from etils import epath
@@ -13,7 +14,14 @@ from bert_jax.files import atomic, remote
 from bert_jax.tracking.metrics import finite_json
 from bert_jax.tracking.report import report_tables as tables
 from bert_jax.tracking.report.curve_data import make_curves, make_panels
-from bert_jax.tracking.report.reported_runs import FINETUNING, PRETRAINING, Reported, ReportedRun, read_reported
+from bert_jax.tracking.report.reported_runs import (
+    FINETUNING,
+    PRETRAINING,
+    Reported,
+    ReportedRun,
+    naming,
+    read_reported,
+)
 
 IMAGES = (".png", ".svg", ".pdf")
 # No address may be loaded, whatever a file of a run contains. plotly writes styles and makes images of plots.
@@ -34,7 +42,8 @@ def write_report(paths: Sequence[str], output: str) -> None:
     if suffix in IMAGES:
         from bert_jax.tracking.report.curve_images import plot_curves  # matplotlib takes a second
 
-        plot_curves(paths, output)
+        with naming(", ".join(paths)):
+            plot_curves(paths, output)
     elif suffix == ".html":
         atomic.write_whole(remote.parse_path(output), make_page(read_reported(paths)).encode())
     else:
@@ -52,18 +61,22 @@ def make_page(reported: Reported) -> str:
         (FINETUNING, "Fine-tuning", tables.finetuning_results),
     ):
         if runs := reported.of_kind(kind):
-            panels = make_panels(runs)
-            sections.append((kind, heading, _run_section(kind, runs, panels, results)))
-            plots.append({"id": kind, "panels": panels, "runs": [make_curves(run, colors[run.name]) for run in runs]})
-    sections += [
-        (name, heading, "".join(parts))
-        for name, heading, parts in (
-            ("searches", "Searches", [tables.search_table(*search) for search in reported.searches]),
-            ("studies", "Studies", [tables.study_tables(study) for study in reported.studies]),
-            ("compiled", "Compiled steps", [tables.compiled_tables(*compiled) for compiled in reported.compiled]),
-        )
-        if parts
-    ]
+            with naming(", ".join(run.name for run in runs)):
+                panels, curves = make_panels(runs), [make_curves(run, colors[run.name]) for run in runs]
+                sections.append((kind, heading, _run_section(kind, runs, panels, results)))
+            plots.append({"id": kind, "panels": panels, "runs": curves})
+    searches = [(name, partial(tables.search_table, name, content)) for name, content in reported.searches]
+    studies = [(study.name, partial(tables.study_tables, study)) for study in reported.studies]
+    compiled = [(name, partial(tables.compiled_tables, name, content)) for name, content in reported.compiled]
+    for identifier, heading, drawings in (
+        ("searches", "Searches", searches), ("studies", "Studies", studies), ("compiled", "Compiled steps", compiled),
+    ):  # fmt: skip
+        parts = []
+        for name, draw in drawings:
+            with naming(name):
+                parts.append(draw())
+        if parts:
+            sections.append((identifier, heading, "".join(parts)))
     title = "bert-jax report: " + (", ".join(run.name for run in reported.runs[:3]) or sections[0][1])
     if len(reported.runs) > 3:
         title += f" and {len(reported.runs) - 3} more"

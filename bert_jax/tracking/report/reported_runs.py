@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,7 +131,8 @@ def _read_file(reported: Reported, path: str, file: epath.Path) -> None:
     if {"topology", "phases"} <= content.keys():
         reported.compiled.append((name, content))
     elif {"columns", "rows"} <= content.keys():
-        reported.studies.append(ReportedStudy(name, content, _pretraining_seeds(file.parent, content)))
+        with naming(path):
+            reported.studies.append(ReportedStudy(name, content, _pretraining_seeds(file.parent, content)))
     elif "by_learning_rate" in content:
         reported.searches.append((name, content))
     else:
@@ -138,6 +140,20 @@ def _read_file(reported: Reported, path: str, file: epath.Path) -> None:
             f"{path}: unknown contents; expected the output of `bert-jax compile --json`, a study's {_TABLE} or a "
             f"search's {_SEARCH}"
         )
+
+
+@contextmanager
+def naming(source: str) -> Iterator[None]:
+    """Raises InputError, with the source's name, for contents that have another structure than the reader expects.
+
+    Checksums notice damage; files that were edited or written by something else may have none.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{source}: unexpected structure ({type(error).__name__}: {error!s:.120}); write it again"
+        ) from error
 
 
 def _read_json(path: epath.Path) -> dict[str, Any]:
