@@ -102,7 +102,7 @@ class Campaign:
 
     def run_undisturbed(self, case: str) -> None:
         """Runs a case without kills, for its outcome and duration, unless an earlier campaign has."""
-        output = self.folder / "undisturbed" / _folder_name(case)
+        output = self.folder / "undisturbed" / folder_name(case)
         kept = output.with_name(output.name + ".json")
         if kept.exists():
             self.undisturbed[case], self.seconds[case] = json.loads(kept.read_text(encoding="utf-8"))
@@ -117,18 +117,21 @@ class Campaign:
                 appeared = time.monotonic() - began
             time.sleep(0.02)
         seconds = time.monotonic() - began
-        self._expect_success(case, output, processes)
+        self.expect_success(case, output, processes)
         self.undisturbed[case] = outcome(output)
         self.seconds[case] = (min(appeared or seconds, 0.8 * seconds), seconds)
         kept.write_text(json.dumps([self.undisturbed[case], self.seconds[case]]), encoding="utf-8")
         print(f"{case}: {seconds:.1f} s undisturbed, {len(self.undisturbed[case])} digests", flush=True)
 
-    def start(self, case: str, output: Path) -> list[subprocess.Popen]:
-        """Starts the processes of a case; each leads a group."""
+    def start(self, case: str, output: Path, log: Path | None = None, **variables: str) -> list[subprocess.Popen]:
+        """Starts the processes of a case, with more environment variables; each leads a group.
+
+        They write to `log`, by default to one file each beside the output.
+        """
         count = CASES[case].processes
         if CASES[case].writes_files:
             output.mkdir(exist_ok=True)
-        environment = dict(self.environment)
+        environment = {**self.environment, **variables}
         if count > 1:
             with socket.socket() as free:
                 free.bind(("localhost", 0))
@@ -138,17 +141,17 @@ class Campaign:
         started = []
         for number in range(count):
             own = environment | ({"JAX_PROCESS_ID": str(number)} if count > 1 else {})
-            with Path(f"{output}.log{number}").open("ab") as log:
-                started.append(subprocess.Popen(words, env=own, stdout=log, stderr=log, start_new_session=True))
+            with (log or Path(f"{output}.log{number}")).open("ab") as file:
+                started.append(subprocess.Popen(words, env=own, stdout=file, stderr=file, start_new_session=True))
         return started
 
     def run_series(self, case: str, seed: int) -> Series:
         """Kills and reruns one output; returns what happened."""
         rng, series = random.Random(f"{case} {seed}"), Series(case, seed, self.code)
-        folder = self.folder / "series" / f"{_folder_name(case)}-{seed}"
+        folder = self.folder / "series" / f"{folder_name(case)}-{seed}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        output = folder / _folder_name(case)
+        output = folder / folder_name(case)
         for _ in range(rng.randint(1, KILLS_PER_SERIES)):
             kill = self._kill_once(case, output, rng)
             if kill is None:
@@ -158,8 +161,8 @@ class Campaign:
                 break  # killed between its last write and its end: another run would refuse to overwrite
         if not self._is_complete(case, output):
             processes = self.start(case, output)
-            self._wait(processes)
-            self._expect_success(case, output, processes)
+            self.wait(processes)
+            self.expect_success(case, output, processes)
         left = {path.name: "left" for path in folder.iterdir() if not path.name.startswith(output.name + ".log")}
         del left[output.name]
         series.different = differences(outcome(output) | left, self.undisturbed[case])
@@ -175,8 +178,8 @@ class Campaign:
         processes = self.start(case, output)
         while (now := time.monotonic() - began) < LIMIT:
             if any(process.poll() is not None for process in processes):
-                self._wait(processes)
-                self._expect_success(case, output, processes)
+                self.wait(processes)
+                self.expect_success(case, output, processes)
                 self.seconds[case] = (min(appears, 0.8 * now), now)  # the machine is less busy than it was
                 return None
             if waits_for_write and now > min(moment, 0.7 * seconds) and is_writing(output):
@@ -189,7 +192,7 @@ class Campaign:
         for process in processes if group else [rng.choice(processes)]:
             (os.killpg if group else os.kill)(process.pid, signal.SIGKILL)
         killed = time.monotonic()
-        self._wait(processes)
+        self.wait(processes)
         kill.end_seconds = time.monotonic() - killed
         kill.unsafe = self._unsafe(case, output)
         return kill
@@ -210,7 +213,8 @@ class Campaign:
         is_complete = not CASES[case].writes_files
         return differences(kept, expected if is_complete else {name: expected.get(name, "") for name in kept})
 
-    def _wait(self, processes: Iterable[subprocess.Popen]) -> None:
+    def wait(self, processes: Iterable[subprocess.Popen]) -> None:
+        """Waits for the end of all. Raises RuntimeError, and ends it, for one that hangs."""
         deadline = time.monotonic() + LIMIT
         for process in processes:
             try:
@@ -219,7 +223,7 @@ class Campaign:
                 os.killpg(process.pid, signal.SIGKILL)
                 raise RuntimeError(f"hangs for {LIMIT:.0f} s: {process.args}") from None
 
-    def _expect_success(self, case: str, output: Path, processes: Iterable[subprocess.Popen]) -> None:
+    def expect_success(self, case: str, output: Path, processes: Iterable[subprocess.Popen]) -> None:
         statuses = [process.returncode for process in processes]
         if any(statuses):
             raise RuntimeError(f"{case}: status {statuses}; see {output}.log0")
@@ -290,7 +294,7 @@ def summary(done: list[dict[str, Any]], stamp: dict[str, Any]) -> list[dict[str,
     return rows
 
 
-def _folder_name(case: str) -> str:
+def folder_name(case: str) -> str:
     return case.replace(", ", "_").replace(" ", "_")
 
 
