@@ -11,7 +11,8 @@ than `--memory` MiB beyond their start. FOLDER/findings has each with its traceb
 the damage by the lines that it reaches in the next. TensorFlow's index is read where TensorFlow is installed.
 
 All targets get inputs for the same time, but at least `--least` inputs. Each finished round is a line of
-FOLDER/rounds.jsonl: the same command continues until `--inputs` are done. Ends with status 1 if there are findings.
+FOLDER/rounds.jsonl: the same command continues until `--inputs` are done, of which those of earlier code count as well.
+Ends with status 1 if there are findings in today's code.
 """
 
 import argparse
@@ -38,6 +39,7 @@ COLUMNS = {
     "guided by coverage": "{guided:,}",
     "accepted": "{accepted_share:.0%}",
     "findings": "{findings}",
+    "in earlier code": "{earlier_findings}",
     "slowest, ms": "{slowest_ms:,.0f}",
     "memory, MiB": "{memory_mib:,.0f}",
 }
@@ -47,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     (options.folder / "findings").mkdir(parents=True, exist_ok=True)
     code, journal, record = code_digest(MEASURES), options.folder / "rounds.jsonl", Record(options.json, MEASURES)
-    done = [row for row in read_rounds(journal) if row["code"] == code]
+    done = read_rounds(journal)
     context = multiprocessing.get_context("spawn")
     running: dict[Any, tuple[str, str, Any]] = {}
     while True:
@@ -64,12 +66,17 @@ def main(arguments: list[str] | None = None) -> int:
                 with journal.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(done[-1]) + "\n")
                 print(_line(row, done), flush=True)
-                record.set_table("readers", COLUMNS, summary(done))
-        counts = {name: sum(row["inputs"] for row in done if row["target"] == name) for name in options.targets}
+                record.set_table("readers", COLUMNS, summary(done, code))
+        counts = {
+            name: sum(row["inputs"] for row in done if row["target"] == name and row["code"] == code)
+            for name in options.targets
+        }
         seconds = {name: sum(row["seconds"] for row in done if row["target"] == name) for name in options.targets}
         busy = {name for name, _, _ in running.values()}
         wanted = [name for name in options.targets if name not in busy]
-        is_done = sum(counts.values()) >= options.inputs and all(counts[name] >= options.least for name in wanted)
+        is_done = sum(row["inputs"] for row in done) >= options.inputs and all(
+            counts[name] >= options.least for name in wanted
+        )
         if is_done and not running:
             break
         if not is_done and wanted and len(running) < options.jobs:
@@ -82,12 +89,9 @@ def main(arguments: list[str] | None = None) -> int:
             sender.close()
             running[process] = (name, engine, receiver)
         time.sleep(0.05)
-    rows = summary(done)
-    record.set_values(
-        inputs=sum(row["inputs"] for row in rows),
-        guided=sum(row["guided"] for row in rows),
-        findings=sum(row["findings"] for row in rows),
-    )
+    rows = summary(done, code)
+    sums = ("inputs", "inputs_today", "guided", "findings", "earlier_findings")
+    record.set_values(**{key: sum(row[key] for row in rows) for key in sums})
     record.set_table("readers", COLUMNS, rows)
     print(record.render("readers"))
     return int(any(row["findings"] for row in rows))
@@ -117,19 +121,22 @@ def _died(name: str, engine: str, status: int | None) -> dict[str, Any]:
             "memory_mib": 0.0, "seconds": ROUND_SECONDS}  # fmt: skip
 
 
-def summary(done: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns a row per target."""
+def summary(done: Iterable[dict[str, Any]], code: str) -> list[dict[str, Any]]:
+    """Returns a row per target; `findings`, time and memory are of the code with this digest, `earlier_findings` the others."""
     rows = []
     for name in TARGETS:
         rounds = [row for row in done if row["target"] == name]
+        today, earlier = ([row for row in rounds if (row["code"] == code) == is_today] for is_today in (True, False))
         if inputs := sum(row["inputs"] for row in rounds):
             rows.append(
                 {
-                    "target": name, "inputs": inputs, "findings": sum(row["findings"] for row in rounds),
+                    "target": name, "inputs": inputs, "inputs_today": sum(row["inputs"] for row in today),
                     "guided": sum(row["inputs"] for row in rounds if row["engine"] == "coverage"),
+                    "findings": sum(row["findings"] for row in today),
+                    "earlier_findings": sum(row["findings"] for row in earlier),
                     "accepted_share": sum(row["accepted"] for row in rounds) / inputs,
-                    "slowest_ms": max(row["slowest_ms"] for row in rounds),
-                    "memory_mib": max(row["memory_mib"] for row in rounds),
+                    "slowest_ms": max(row["slowest_ms"] for row in today or rounds),
+                    "memory_mib": max(row["memory_mib"] for row in today or rounds),
                 }
             )  # fmt: skip
     return rows

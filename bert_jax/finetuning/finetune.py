@@ -68,7 +68,7 @@ from bert_jax.training.planning.state_plan import describe_state, drop_parts
 from bert_jax.training.run import Run, log_result, open_run
 from bert_jax.training.state import StateSpec, TrainState, key_data
 from bert_jax.training.train_step import jit_train_step
-from bert_jax.training.workdir import enter_workdir
+from bert_jax.training.workdir import enter_workdir, watch_stalls
 
 log = logging.getLogger(__name__)
 
@@ -114,11 +114,13 @@ def _finetune(
     folder = remote.absolute(workdir)
     check_config(config)
     warn_of_uncorrected_lamb([config.optimizer])
+    stalls = watch_stalls(folder, config, stack)
     setup = _set_up(config, folder, needs_scores, stack)
+    stalls.beat(0)
     task, order = setup.task, setup.order
 
     # --- State: 1. resume from the newest checkpoint, 2. start from a pre-trained encoder, 3. or from scratch --------
-    watch = enter_workdir(folder, config, stack)
+    lease = enter_workdir(folder, stack)
     latest = claim(folder, config, order.hash)
     order.config = config = without_new_keys(config, latest.config if latest else None)
     setup, start = replace(setup, config=config), latest.step if latest else 0
@@ -128,7 +130,7 @@ def _finetune(
     stack.callback(checkpointer.close)
     start, state = _first_state(setup, folder, checkpointer, best, start)
     run = open_run(
-        folder, config, setup.mesh, checkpointer, stop, watch, bars, stack,
+        folder, config, setup.mesh, checkpointer, stop, (lease, stalls), bars, stack,
         start=start, total=order.total_steps, name="finetune",
         inputs={"init": setup.before.reference(), "task": _describe_task(task, config, order)},
         trackers=trackers,

@@ -30,6 +30,7 @@ RENEW_SECONDS = 10.0
 STALE_SECONDS = 30.0  # without a renewal
 _FILE_BYTES = 1024  # fixed size, so that a renewal in place overwrites the previous content
 _TYPES = {"host": str, "pid": int, "machine": str, "started": str, "token": str, "renewed": int}
+_ENDED = ("Z", "X")  # killed, and not yet waited for by what started it
 _TRIES = 5  # to take a lease that changes hands in the meantime
 
 
@@ -43,10 +44,10 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """Returns the start time of a process of this machine, "" if it does not exist: process ids are reused."""
+    """Returns the start time of a process of this machine, "" if it has ended: process ids are reused."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        return stat.rsplit(")", 1)[1].split()[19]  # clock ticks since boot
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return "" if state in _ENDED else fields[18]  # clock ticks since boot
     except OSError:
         pass
     try:

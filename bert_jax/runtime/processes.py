@@ -169,6 +169,11 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
+def process_number() -> int:
+    """Returns the number of this process, 0 for a single one, without starting JAX's backend."""
+    return distributed.global_state.process_id or 0
+
+
 def wait_for_first() -> None:
     """Waits at a barrier until all processes have called it."""
     if jax.process_count() > 1:

@@ -10,8 +10,8 @@ log = logging.getLogger(__name__)
 class Ticker:
     """Calls `action` every `seconds` in a thread of its own until closed, first after `seconds`.
 
-    An error of `action` is logged, with a traceback the first time, and `action` is called again after `seconds`. If an
-    error has to end the run, `action` must do that.
+    An error of `action` is logged, with a traceback the first time unless it is of a file (OSError), and `action` is
+    called again after `seconds`. If an error has to end the run, `action` must do that.
     """
 
     def __init__(self, action: Callable[[], None], seconds: float, name: str):
@@ -32,7 +32,7 @@ class Ticker:
                 log.error(
                     "Thread %s failed with %s: %s; retrying in %.0f s",
                     self._name, type(error).__name__, error, self._seconds,
-                    exc_info=failures == 1,
+                    exc_info=failures == 1 and not isinstance(error, OSError),
                 )  # fmt: skip
 
     def close(self) -> None:

@@ -54,7 +54,7 @@ from bert_jax.training.planning.untrained_parts import NEXT_SENTENCE_PARTS, leav
 from bert_jax.training.run import Run, log_result, open_run
 from bert_jax.training.state import StateSpec, TrainState, key_data
 from bert_jax.training.train_step import jit_train_step
-from bert_jax.training.workdir import claim_workdir, enter_workdir
+from bert_jax.training.workdir import claim_workdir, enter_workdir, watch_stalls
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +90,7 @@ def _pretrain(
     if not workdir:
         raise InputError("--workdir is empty; expected a folder, such as --workdir=runs/tiny")
     folder = remote.absolute(workdir)
+    stalls = watch_stalls(folder, config, stack)
     config = fill_in_from_checkpoint(config, folder)
     log.info("Opening the datasets")
     requested = open_phases(config)
@@ -97,12 +98,13 @@ def _pretrain(
     for dataset in dict.fromkeys(dataset for phase in requested for dataset in phase.datasets):
         share = unknown_share(dataset.token_counts(), dataset.tokenizer.unk_id)
         warn_of_share(share, dataset.tokenizer, above=MAX_SHARE, where=str(dataset.folder))
+    stalls.beat(0)
     mesh = make_mesh(config.mesh)
     stack.enter_context(kept_programs(config.compilation_cache, folder))
     saved = SavedPrograms.open(f"compiled={config.compiled}", config.compiled) if config.compiled else None
     loaded = [load_phase(phase, mesh) for phase in requested]
     phases = [ready.phase for ready in loaded]
-    watch = enter_workdir(folder, config, stack)
+    lease = enter_workdir(folder, stack)
     resumed = claim_workdir(folder, requested)
     start = resumed or 0
     if start == config.total_steps:
@@ -140,7 +142,7 @@ def _pretrain(
         log.info("Initializing the parameters")
         state = spec.make()
     run = open_run(
-        folder, config, mesh, checkpointer, stop, watch, bars, stack,
+        folder, config, mesh, checkpointer, stop, (lease, stalls), bars, stack,
         start=start, total=config.total_steps, name="pretrain", trackers=trackers,
         inputs=describe_inputs(phases, init.checkpoint if init else None, loaded[0].old_data),
     )  # fmt: skip

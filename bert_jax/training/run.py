@@ -92,9 +92,9 @@ def open_run(
 ) -> Run:  # fmt: skip
     """Opens metrics, trace and progress bar of a run of `total` steps that continues after `start`; writes its config.
 
-    Adds an entry with `inputs` to its provenance record. `stack` closes what is opened. `watch` is the result of
-    `enter_workdir`, `name` the label of the bar, `trackers` are those of the caller. Raises NotBegun after a stop
-    signal.
+    Adds an entry with `inputs` to its provenance record. `stack` closes what is opened. `watch` has the results of
+    `enter_workdir` and `watch_stalls`, `name` is the label of the bar, `trackers` are those of the caller. Raises
+    NotBegun after a stop signal.
     """
     if is_first():
         content = json_checksums.with_checksum(json.loads(config.to_json_best_effort()))

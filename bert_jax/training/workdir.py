@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-import jax
 from etils import epath
 
 from bert_jax.config import ConfigDict, flatten, load_config
@@ -14,7 +13,7 @@ from bert_jax.data.loading.order import FIRST_ORDER
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.runtime.lease import Lease
-from bert_jax.runtime.processes import is_first, wait_for_first
+from bert_jax.runtime.processes import is_first, process_number, wait_for_first
 from bert_jax.runtime.shared_workdir import check_shared
 from bert_jax.runtime.watchdog import StallWatch
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_place, newest_intact
@@ -38,11 +37,18 @@ CHANGEABLE = (
 _MAX_PREDICTIONS = "data.max_predictions"  # may change if the number of predictions stays the same
 
 
-def enter_workdir(folder: epath.Path, config: ConfigDict, stack: ExitStack) -> tuple[Lease | None, StallWatch]:
+def watch_stalls(folder: epath.Path, config: ConfigDict, stack: ExitStack) -> StallWatch:
+    """Starts the watchdog of this process, which `stack` closes. It watches the opening of inputs as well."""
+    stalls = StallWatch(folder, process_number(), minutes=config.stall_minutes, exit_minutes=config.stall_exit_minutes)
+    stack.callback(stalls.close)
+    return stalls
+
+
+def enter_workdir(folder: epath.Path, stack: ExitStack) -> Lease | None:
     """Makes the folder if needed and holds its lease until `stack` is closed; all processes have to call it.
 
-    Returns the lease, in process 0 only, and the watchdog. Raises InputError if the folder is a file, is in use by
-    another run, or is not shared by all processes.
+    Returns the lease, in process 0 only. Raises InputError if the folder is a file, is in use by another run, or is not
+    shared by all processes.
     """
     check_place(folder)
     lease = None
@@ -54,11 +60,7 @@ def enter_workdir(folder: epath.Path, config: ConfigDict, stack: ExitStack) -> t
         stack.callback(lease.close)
     wait_for_first()
     check_shared(folder)
-    stalls = StallWatch(
-        folder, jax.process_index(), minutes=config.stall_minutes, exit_minutes=config.stall_exit_minutes
-    )
-    stack.callback(stalls.close)
-    return lease, stalls
+    return lease
 
 
 def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int | None:

@@ -7,12 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import child_processes, helpers, runs
+from support import child_processes, helpers
+from support.faults import LIMIT, TRAINING
 
 from bert_jax.cli import main
-
-LIMIT = 240
-TRAINING = {**runs.SETTINGS, "total_steps": 8, "checkpoint.every_steps": 4, "optimizer.warmup_steps": 2}
 
 
 @pytest.fixture(scope="session")

@@ -5,37 +5,16 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
-from support import child_processes, helpers, runs
+from support import child_processes, helpers, runs, several
+from support.faults import COMMANDS, LIMIT, TRAINING, command, content, last_line, vocab
 
 from bert_jax.cli import main
-
-LIMIT = 240
-TRAINING = {**runs.SETTINGS, "total_steps": 8, "checkpoint.every_steps": 4, "optimizer.warmup_steps": 2}
-NOT_COMPARED = ("provenance.json", "README.md", "lease.json")
-
-
-def last_line(done: subprocess.CompletedProcess, status: int) -> str:
-    assert done.returncode == status, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stderr.strip().split("\n")[-1]
-
-
-def content(path: Path) -> dict[str, bytes]:
-    """Returns the files below a path by name, without those that hold times."""
-    paths = path.rglob("*") if path.is_dir() else [path]
-    return {
-        str(one.relative_to(path)): one.read_bytes() for one in paths if one.is_file() and one.name not in NOT_COMPARED
-    }
-
-
-def vocab(corpus: Path, output: Path) -> list[object]:
-    return ["vocab", "--input", corpus, "--output", output, "--size", 120]
-
+from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 
 # --- Writes ------------------------------------------------------------------------------------------------------
 
@@ -77,25 +56,57 @@ def test_a_slow_read_is_waited_for(run, corpus_file: Path, tmp_path: Path):
     assert (tmp_path / "slow.txt").read_bytes() == (tmp_path / "plain.txt").read_bytes()
 
 
+@pytest.mark.parametrize("part", ["train-lengths", "train-00000"], ids=["at the start", "in a step"])
+def test_a_read_that_hangs_for_good_ends_the_run(part: str, run, dataset_dir: Path, tmp_path: Path):
+    """As of a server that is gone: with `stall_exit_minutes` the run ends, says where it was, and resumes later."""
+    words = ["pretrain", "--config=bert_tiny", *helpers.flags({**TRAINING, "data.path": dataset_dir})]
+    watched = ["--config.stall_minutes=0.1", "--config.stall_exit_minutes=0.3", f"--workdir={tmp_path / 'run'}"]
+    done = run([*words, *watched], "read", dataset_dir / part, seconds=100_000)
+    assert done.returncode == 1, done.stderr
+    assert "No step completed for" in last_line(done, 1)
+    assert "data/dataset.py" in done.stderr, "the stack of the thread that reads"
+    for name in ("run", "plain"):
+        last_line(run([*words, f"--workdir={tmp_path / name}"]), 0)
+    runs.assert_same_run(tmp_path / "run", tmp_path / "plain")
+
+
+# --- Several processes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_save_that_fails_in_one_process_of_two_ends_both(
+    number: int, library: Path, dataset_dir: Path, tmp_path: Path
+):
+    """Its disk is full when a checkpoint's arrays are written in the background; the other waits for it meanwhile."""
+    workdir = tmp_path / "run"
+    faults = {
+        "LD_PRELOAD": library,
+        "FAULT_CALL": "write",
+        "FAULT_PATH": f"ocdbt.process_{number}",
+        "FAULT_ERRNO": errno.ENOSPC,
+    }
+    command = helpers.command("pretrain", "--config=bert_tiny", f"--workdir={workdir}",
+                              *helpers.flags({**several.SETTINGS, "data.path": dataset_dir}))  # fmt: skip
+    began = time.monotonic()
+    variables = {key: str(value) for key, value in faults.items()}
+    processes = several.start_commands([command] * 2, **variables)
+    written = [process.communicate(timeout=280)[1] for process in processes]
+    assert (processes[number].returncode, processes[1 - number].returncode) == (2, 1)
+    assert time.monotonic() - began < 100
+    assert "the disk is full" in written[number]
+    assert f"Process {number}" in written[1 - number]
+    assert not any("Traceback" in text for text in written)
+    several.finish(several.start(2, dataset_dir, workdir))
+    several.finish(several.start(2, dataset_dir, tmp_path / "plain"))
+    found, expected = (
+        helpers.leaves(open_checkpoint(str(path)).load_parameters()) for path in (workdir, tmp_path / "plain")
+    )
+    for ours, plain in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, plain)
+    assert runs.rows_without_times(workdir) == runs.rows_without_times(tmp_path / "plain")
+
+
 # --- Every command that writes -----------------------------------------------------------------------------------
-
-
-def command(name: str, made: Path, dataset: Path, corpus: Path, vocabulary: Path, output: Path) -> list[object]:
-    training = helpers.flags({**TRAINING, "data.path": dataset})
-    return {
-        "vocab": vocab(corpus, output / "vocab.txt"),
-        "prepare": ["prepare", "--input", corpus, "--vocab", vocabulary, "--output", output, "--sentences", "lines"],
-        "pretrain": ["pretrain", "--config=bert_tiny", f"--workdir={output}", *training],
-        "export": ["export", "--checkpoint", made / "run", "--output", output],
-        "import": ["import", "--source", made / "hf", "--output", output],
-        "features": ["features", "--layers", "-1", "--checkpoint", made / "run", "--input", made / "lines.txt",
-                     "--output", output / "features.jsonl"],
-        "predict": ["predict", "--checkpoint", made / "classifier", "--input", made / "task.csv", "--output",
-                    output / "predictions.jsonl"],
-    }[name]  # fmt: skip
-
-
-COMMANDS = ("vocab", "prepare", "pretrain", "export", "import", "features", "predict")
 
 
 @pytest.mark.long

@@ -72,6 +72,27 @@ def test_lease_of_a_dead_local_process_is_taken_over_at_once(tmp_path: Path):
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a killed process that nobody has waited for: /proc shows it")
+def test_lease_of_a_killed_process_that_nobody_has_waited_for_is_taken_over_at_once(tmp_path: Path):
+    """As in a container whose first process does not wait for its children."""
+    lease = tmp_path / LEASE_FILE
+    code = (
+        "import time; from etils import epath; from bert_jax.runtime.lease import Lease\n"
+        f"Lease(epath.Path({str(tmp_path)!r})); time.sleep(600)"
+    )
+    child = child_processes.start([sys.executable, "-c", code], env=helpers.child_environment())
+    deadline = time.monotonic() + 60
+    while not lease.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    child.kill()
+    while Path(f"/proc/{child.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
+        time.sleep(0.01)
+    began = time.monotonic()
+    take(tmp_path, stale=60.0).close()
+    assert time.monotonic() - began < 5
+
+
 def test_reused_process_id_is_not_the_holder(tmp_path: Path):
     leave_behind(tmp_path, started="1")
     take(tmp_path, stale=60.0).close()

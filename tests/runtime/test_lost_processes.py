@@ -296,17 +296,22 @@ def test_a_silent_first_process_ends_the_others():
     watch.close()
 
 
-def test_failed_periodic_action_is_logged_and_called_again(caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize(
+    ("error", "tracebacks"), [(KeyError("of a type that nobody expects"), 1), (OSError("full"), 0)]
+)
+def test_failed_periodic_action_is_logged_and_called_again(
+    error: Exception, tracebacks: int, caplog: pytest.LogCaptureFixture
+):
     calls: list[int] = []
 
     def fail() -> None:
         calls.append(1)
-        raise KeyError("of a type that nobody expects")
+        raise error
 
     ticker = Ticker(fail, 0.01, "watched")
     wait_for(lambda: len(calls) >= 3)
     ticker.close()
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) >= 2
-    assert all("watched" in record.getMessage() and "KeyError" in record.getMessage() for record in errors)
-    assert sum(record.exc_info not in (None, False) for record in errors) == 1  # one traceback
+    assert all("watched" in record.getMessage() and type(error).__name__ in record.getMessage() for record in errors)
+    assert sum(record.exc_info not in (None, False) for record in errors) == tracebacks

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 /* Returns whether the calls that may work are over, and counts this one. */
@@ -63,6 +64,19 @@ WRAP(pread64, "read", void *, offset)
 WRAP(write, "write", const void *)
 WRAP(pwrite, "write", const void *, offset)
 WRAP(pwrite64, "write", const void *, offset)
+
+ssize_t writev(int fd, const struct iovec *parts, int count) {
+  static ssize_t (*real)(int, const struct iovec *, int);
+  if (!real) real = dlsym(RTLD_NEXT, "writev");
+  if (count && hits(fd, "write")) {
+    struct iovec first = parts[0];
+    ssize_t left = allowed(first.iov_len);
+    if (left < 0) return -1;
+    first.iov_len = left;
+    return real(fd, &first, 1);
+  }
+  return real(fd, parts, count);
+}
 
 static int is_hidden(const char *name) {
   const char *wanted = getenv("FAULT_CALL"), *hidden = getenv("FAULT_PATH");

@@ -29,9 +29,9 @@ def start(
     return start_commands(commands)
 
 
-def start_commands(commands: list[list[str]]) -> list[subprocess.Popen]:
-    """Starts the commands as the processes of one run, in order, with four devices in total."""
-    together = {"JAX_COORDINATOR_ADDRESS": helpers.free_address(), "JAX_NUM_PROCESSES": str(len(commands))}
+def start_commands(commands: list[list[str]], **variables: str) -> list[subprocess.Popen]:
+    """Starts the commands as the processes of one run, in order, with four devices in total and more variables."""
+    together = {**variables, "JAX_COORDINATOR_ADDRESS": helpers.free_address(), "JAX_NUM_PROCESSES": str(len(commands))}
     return [
         child_processes.start(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,

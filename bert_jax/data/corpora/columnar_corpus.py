@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _BATCH_BYTES = 4 << 20  # of text that is decoded at once, on average
 _BATCH_ROWS = 1024
-_BUFFER_BYTES = 1 << 20  # of a column that is read at once
+_BUFFER_BYTES = 1 << 20  # of a column that is read at once, if row groups are larger than the next
+_WHOLE_BYTES = 4 << 20  # a buffer is as large as a page claims to be, up to 2 GiB: small files are read without
 _FILE_MARK = b"ARROW1"
 
 Text = tuple[str, str]
@@ -63,13 +64,13 @@ def columnar_slices(path: str, kind: str, size: int, slice_bytes: int) -> list[t
 def _parquet_weights(path: str) -> list[int]:
     """Returns the bytes of each row group."""
     with _parquet(path) as file:
-        return [group.total_byte_size for group in _row_groups(file)]
+        return [group.total_byte_size for group in _row_groups(file.metadata)]
 
 
 def _parquet_texts(path: str, start: int, end: int | None, options: CorpusOptions) -> Iterator[Text]:
     with _parquet(path) as file:
         column = _Column(path, file.schema_arrow, options)
-        groups = _row_groups(file)
+        groups = _row_groups(file.metadata)
         row = 1 + sum(group.num_rows for group in groups[:start])
         for number in range(start, len(groups) if end is None else end):
             mean = groups[number].total_byte_size // max(1, groups[number].num_rows)
@@ -86,12 +87,17 @@ def _parquet(path: str) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     with _damage_named(path, "Parquet"), _opened(path, mapped=False) as source:
+        metadata = pq.read_metadata(source)
+        largest = max((group.total_byte_size for group in _row_groups(metadata)), default=0)
         # pre_buffer would read the column of a whole row group into memory, whatever the size of the buffer.
-        yield pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
+        yield pq.ParquetFile(
+            source, metadata=metadata, buffer_size=_BUFFER_BYTES if largest > _WHOLE_BYTES else 0, pre_buffer=False,
+            page_checksum_verification=True,
+        )  # fmt: skip
 
 
-def _row_groups(file: Any) -> list[Any]:
-    return [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+def _row_groups(metadata: Any) -> list[Any]:
+    return [metadata.row_group(number) for number in range(metadata.num_row_groups)]
 
 
 # --- Arrow -----------------------------------------------------------------------------------------------------------

@@ -47,6 +47,9 @@ def parse(data: bytes) -> Any:
         model.ParseFromString(data)
     except message.DecodeError as error:
         raise InputError("not a SentencePiece model; expected a file of sentencepiece or `bert-jax vocab`") from error
+    # A string that is no UTF-8 is read as bytes.
+    if not all(isinstance(text, str) for text in (model.normalizer_spec.name, *(one.piece for one in model.pieces))):
+        raise InputError("the SentencePiece model is damaged (a name is not UTF-8); restore the file")
     if not model.pieces:
         raise InputError("the SentencePiece model has no pieces; expected a file of sentencepiece or `bert-jax vocab`")
     return model

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -44,12 +46,14 @@ class Checkpointer:
         self._folder = workdir / FOLDER
         self._milestones, self._record = milestones, MilestoneRecord(workdir)
         self._best_step = best_step or BestStep(keep_best=False)
+        self._is_saving = self._has_failed = False
         self._manager = ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=Retention(keep, milestones, self._record.steps, self._best_step.best_up_to),
                 cleanup_tmp_directories=True,
                 enable_async_checkpointing=True,
+                async_options=ocp.AsyncOptions(barrier_sync_fn=self._wait_unless_failed),
             ),
         )
         self._record_milestones(saved := self._manager.all_steps())
@@ -58,7 +62,6 @@ class Checkpointer:
                 "%s: %d milestones precede the newest checkpoint and were not saved, the first of them step %d; they "
                 "stay missing", workdir, len(missed), min(missed),
             )  # fmt: skip
-        self._is_saving = False
         self._before_save: list[Callable[[], None]] = []
         self.provenance: Mapping[str, Any] = {}
         """The entry of the run that saves, see `files/provenance.py`."""
@@ -159,15 +162,26 @@ class Checkpointer:
     def check(self) -> None:
         """Raises the error of a failed background save, once it has ended."""
         # Orbax's `check_for_errors` does not surface errors of its finalize thread.
-        if self._is_saving and not self._manager.is_saving_in_progress():
+        if self._has_failed or (self._is_saving and not self._manager.is_saving_in_progress()):
             self.wait()
 
     def wait(self) -> None:
         """Waits until every save is on disk; raises the error of a failed one."""
-        self._is_saving = False
+        self._is_saving = self._has_failed = False
         if self._manager.is_saving_in_progress():
             log.info("Waiting for the checkpoint to be written")
         self._manager.wait_until_finished()
+
+    def _wait_unless_failed(self, *, key: str, timeout_ms: int) -> None:
+        """Waits for all processes at a barrier of Orbax; raises the error of this process's save instead, if it failed.
+
+        Orbax waits there after a failed save, too: for 20 minutes, because the others wait at another barrier.
+        """
+        error = sys.exc_info()[1]
+        if error is not None and threading.current_thread() is not threading.main_thread():
+            self._has_failed = True
+            raise error
+        ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
     def close(self) -> None:
         """Waits for saves and closes the folder."""

@@ -11,6 +11,8 @@ from bert_jax import cli, load
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import TrainRows
 from bert_jax.data.loading.masking import Masking
+from bert_jax.errors import InputError
+from bert_jax.text.sentencepiece import model_proto
 from bert_jax.text.sentencepiece.sentencepiece_tokenizer import SentencePieceTokenizer
 from bert_jax.text.vocabulary_record import open_vocabulary
 
@@ -84,6 +86,16 @@ def test_damaged_model_file_is_named(folder: Path, tmp_path: Path, capsys: pytes
     (tmp_path / "cut.model.json").write_bytes((folder / "unigram.model.json").read_bytes())
     assert cli.main(list(map(str, arguments))) == 2
     assert "sha256" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("field", ["piece", "normalizer"])
+def test_a_model_whose_names_are_not_utf8_is_named(field: str, folder: Path, tmp_path: Path):
+    data = (folder / "unigram.model").read_bytes()
+    name = model_proto.parse(data).normalizer_spec.name if field == "normalizer" else "[MASK]"
+    assert data.count(name.encode()) >= 1
+    (tmp_path / "odd.model").write_bytes(data.replace(name.encode(), b"\xff" * len(name)))
+    with pytest.raises(InputError, match=r"odd\.model.*UTF-8"):
+        open_vocabulary(str(tmp_path / "odd.model"))
 
 
 def test_whole_words_are_masked_together(folder: Path):
