@@ -122,7 +122,7 @@ def _died(name: str, engine: str, status: int | None) -> dict[str, Any]:
 
 
 def summary(done: Iterable[dict[str, Any]], code: str) -> list[dict[str, Any]]:
-    """Returns a row per target; `findings`, time and memory are of the code with this digest, `earlier_findings` the others."""
+    """Returns a row per target; findings, time and memory are of the code with this digest, but `earlier_findings`."""
     rows = []
     for name in TARGETS:
         rounds = [row for row in done if row["target"] == name]
