@@ -11,7 +11,7 @@ and threads of the run and the sizes of its folders. At the end the run is stopp
 The first tenth of the samples is warm-up. Memory goes up and down with every evaluation and save, so that peaks are
 compared: a quantity is flat if its 95th percentile in the last third is at most 2% above that of the first third. A
 save in progress has files and threads of its own, and the machine's speed decides how often one is seen: of these the
-5th percentile is compared, which is what remains between saves.
+lowest value is compared, which is what remains between saves.
 
 By design metrics and TensorBoard events grow by a constant amount per logged row, and with them the memory of `report`,
 which draws all rows. Ends with status 1 if something else grows.
@@ -228,7 +228,7 @@ def evaluate(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if len(values) < 3:
             continue
         third = len(values) // 3
-        percentile = 5 if quantity in (FILES, THREADS) else 95
+        percentile = 0 if quantity in (FILES, THREADS) else 95
         first, last = (float(np.percentile(part, percentile)) for part in (values[:third], values[-third:]))
         rows.append(
             {
