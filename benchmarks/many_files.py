@@ -2,7 +2,7 @@
 
     python benchmarks/many_files.py [--shards 5000] [--milestones 2000] [--readers 64] [--folder runs/many_files]
 
-Each row has the same measured beside it with a few: the same text in a few shards, the same model with 2 checkpoints,
+Each row has the same measured beside it with a few: the same text in a few shards, the same model with 30 checkpoints,
 one reader. Every measurement is a process of its own. The readers start at once, with nothing verified yet, and all
 must read the same batches. Ends with status 1 if anything read differs.
 """
@@ -34,6 +34,7 @@ COLUMNS = {
 BATCH, LENGTH = 64, 32
 MODEL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 READ_BATCHES = 200
+FEW = 30  # milestones
 
 
 def main() -> int:
@@ -70,9 +71,9 @@ def main() -> int:
     add(f"{options.readers} readers at once, {READ_BATCHES} batches each", one, several)
     is_same &= len(one["digests"] | several["digests"]) == 1
 
-    workdirs = {count: train(folder, few, count) for count in (2, options.milestones)}
-    for heading in workdirs[2]:
-        add(heading, *(workdirs[count][heading] for count in (2, options.milestones)))
+    workdirs = {count: train(folder, few, count) for count in (FEW, options.milestones)}
+    for heading in workdirs[FEW]:
+        add(heading, *(workdirs[count][heading] for count in (FEW, options.milestones)))
     record.set_values(milestones=options.milestones, readers=options.readers, is_same=is_same)
     return int(not is_same)
 
