@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import json
 import os
+import random
 import resource
 import shutil
 import subprocess
@@ -57,7 +58,7 @@ def main() -> int:
         print(record.render("costs").splitlines()[-1], flush=True)
 
     few, many = folder / "few", folder / "many"
-    shards = {path: make_dataset(folder, path, count) for path, count in ((few, 1), (many, options.shards))}
+    shards = {path: make_dataset(folder, path, count) for path, count in ((many, options.shards), (few, 1))}
     record.set_values(few_shards=shards[few]["shards"], many_shards=shards[many]["shards"],
                       instances=shards[many]["instances"])  # fmt: skip
     add("`prepare`", shards[few], shards[many])
@@ -102,18 +103,30 @@ def call(folder: Path, *words: str) -> dict[str, Any]:
 
 
 def make_dataset(folder: Path, path: Path, least: int) -> dict[str, Any]:
-    """Prepares the docstrings of installed packages as at least so many shards for training."""
-    vocab, tokens = folder / "vocab.txt", 1 << 24
+    """Prepares made-up text as at least so many shards for training."""
+    vocab, text, tokens = folder / "vocab.txt", folder / "text.txt", 1 << 24
     if not vocab.exists():
-        call(folder, "vocab", "--input=pydoc", f"--output={vocab}", "--size=2048")
+        write_text(text, least)
+        call(folder, "vocab", f"--input={text}", f"--output={vocab}", "--size=2048")
     while True:
         shutil.rmtree(path, ignore_errors=True)
-        found = call(folder, "prepare", "--input=pydoc", f"--vocab={vocab}", f"--output={path}", f"--seq_len={LENGTH}",
+        found = call(folder, "prepare", f"--input={text}", f"--vocab={vocab}", f"--output={path}", f"--seq_len={LENGTH}",
                      f"--bucket_tokens={tokens}")  # fmt: skip
         split = json.loads((path / "dataset.json").read_text(encoding="utf-8"))["splits"]["train"]
         if (shards := len(split["shards"])) >= least:
             return found | {"shards": shards, "instances": split["instances"]}
         tokens = min(int(0.95 * tokens * shards / least), int(1.02 * split["tokens"] / least))
+
+
+def write_text(path: Path, documents: int) -> None:
+    """Writes documents of some 1,500 tokens each, a shard's least."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefghijklmnoprstuvw", k=rng.randint(2, 8))) for _ in range(1500)]
+    with path.open("w", encoding="utf-8") as file:
+        for _ in range(documents):
+            for _ in range(60):
+                file.write(" ".join(rng.choices(words, k=rng.randint(8, 24))).capitalize() + ".\n")
+            file.write("\n")
 
 
 def run_reader(path: Path, batches: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +117,8 @@ def run_child(options: argparse.Namespace) -> dict[str, Any]:
 
     def timed_plan(*args: Any) -> Any:
         spec, step = plan_step(*args)
-        make = watch.timed(lambda: jax.block_until_ready(spec.make()), "state")
-        return type(spec)(**{**spec.__dict__, "make": make}), step
+        initialize = watch.timed(lambda *given: jax.block_until_ready(spec.initialize(*given)), "state")
+        return replace(spec, initialize=initialize), step
 
     pretrain.plan_step = timed_plan
 
