@@ -110,8 +110,8 @@ def make_dataset(folder: Path, path: Path, least: int) -> dict[str, Any]:
         call(folder, "vocab", f"--input={text}", f"--output={vocab}", "--size=2048")
     while True:
         shutil.rmtree(path, ignore_errors=True)
-        found = call(folder, "prepare", f"--input={text}", f"--vocab={vocab}", f"--output={path}", f"--seq_len={LENGTH}",
-                     f"--bucket_tokens={tokens}")  # fmt: skip
+        found = call(folder, "prepare", f"--input={text}", f"--vocab={vocab}", f"--output={path}",
+                     f"--seq_len={LENGTH}", f"--bucket_tokens={tokens}")  # fmt: skip
         split = json.loads((path / "dataset.json").read_text(encoding="utf-8"))["splits"]["train"]
         if (shards := len(split["shards"])) >= least:
             return found | {"shards": shards, "instances": split["instances"]}
