@@ -58,7 +58,7 @@ def test_a_slow_read_is_waited_for(run, corpus_file: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("part", ["train-lengths", "train-00000"], ids=["at the start", "in a step"])
 def test_a_read_that_hangs_for_good_ends_the_run(part: str, run, dataset_dir: Path, tmp_path: Path):
-    """As of a server that is gone: with `stall_exit_minutes` the run ends, says where it was, and resumes later."""
+    """The server of the files is gone: with `stall_exit_minutes` the run ends, says where it was, and resumes later."""
     words = ["pretrain", "--config=bert_tiny", *helpers.flags({**TRAINING, "data.path": dataset_dir})]
     watched = ["--config.stall_minutes=0.1", "--config.stall_exit_minutes=0.3", f"--workdir={tmp_path / 'run'}"]
     done = run([*words, *watched], "read", dataset_dir / part, seconds=100_000)

@@ -74,7 +74,7 @@ def test_lease_of_a_dead_local_process_is_taken_over_at_once(tmp_path: Path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a killed process that nobody has waited for: /proc shows it")
 def test_lease_of_a_killed_process_that_nobody_has_waited_for_is_taken_over_at_once(tmp_path: Path):
-    """As in a container whose first process does not wait for its children."""
+    """The first process of a container may not wait for its children."""
     lease = tmp_path / LEASE_FILE
     code = (
         "import time; from etils import epath; from bert_jax.runtime.lease import Lease\n"
