@@ -19,7 +19,7 @@ NOT_COMPARED = ("provenance.json", "lease.json", "*.tfevents.*", "*.heartbeat", 
 ITEMS = ("position", "bert_config", "config", "tokenizer", "heads")
 """JSON of a checkpoint, but for its digests, which depend on the names of folders."""
 TIMES = (*NOT_REPRODUCIBLE, "seconds", "checksum")
-"""Keys of metrics and results that differ between runs; a checksum covers the times."""
+"""Keys of metrics and results that differ between runs; a checksum covers times and the names of folders."""
 _lock = threading.Lock()
 logging.getLogger("absl").setLevel(logging.ERROR)
 
@@ -94,7 +94,7 @@ def _steps(folder: Path) -> list[Path]:
 
 
 def _without_times(path: Path) -> bytes:
-    if path.name not in ("metrics.jsonl", "result.json", "search.json"):
+    if path.name not in ("metrics.jsonl", "result.json", "search.json", "config.json"):
         return path.read_bytes()
     values = [_drop_times(json.loads(line)) for line in _documents(path)]
     return json.dumps(values, sort_keys=True).encode()
