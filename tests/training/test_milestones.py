@@ -50,6 +50,18 @@ def test_milestones_are_kept_beside_the_newest(kept: Path):
     assert [open_checkpoint(str(kept / "checkpoints" / str(step))).step for step in (0, 3, 4)] == [0, 3, 4]
 
 
+def test_a_chosen_step_is_opened_without_a_look_into_the_others(kept: Path, monkeypatch: pytest.MonkeyPatch):
+    """A workdir may have thousands of them, in a store."""
+    from bert_jax.training.checkpointing import checkpoint_folders
+
+    seen: set[str] = set()
+    real = checkpoint_folders.is_saved
+    monkeypatch.setattr(checkpoint_folders, "is_saved", lambda folder: (seen.add(folder.name), real(folder))[1])
+    assert checkpoint_folders.chosen_steps(str(kept), "3, 0") == [0, 3]
+    assert open_checkpoint(str(kept), 3).step == 3
+    assert seen == {"0", "3"}
+
+
 def test_milestones_change_no_other_checkpoint(kept: Path, dataset_dir: Path, tmp_path: Path):
     run(dataset_dir, tmp_path / "plain", 5)
     assert steps_of(tmp_path / "plain") == [5]

@@ -42,8 +42,14 @@ def complete_steps(workdir: epath.Path) -> Iterator[epath.Path]:
 
 
 def kept_steps(workdir: epath.Path) -> list[int]:
-    """Returns the numbers of a workdir's complete steps, in ascending order."""
+    """Returns the numbers of a workdir's complete steps, in ascending order. Looks into the folder of each."""
     return sorted(int(step.name) for step in complete_steps(workdir))
+
+
+def find_step(workdir: epath.Path, step: int) -> epath.Path | None:
+    """Returns the folder of a step of a workdir, None if it is not complete. Looks into no other folder."""
+    folder = workdir / FOLDER / str(step)
+    return folder if remote.exists(folder) and is_saved(folder) and not missing_items(folder) else None
 
 
 def chosen_steps(workdir: str, steps: str) -> list[int]:
@@ -52,18 +58,24 @@ def chosen_steps(workdir: str, steps: str) -> list[int]:
     `steps` is "all", or numbers such as "0,1000". InputError for anything else, a step that is not complete, and a
     folder that is not a workdir with checkpoints.
     """
-    kept = kept_steps(remote.absolute(workdir))
-    if not kept:
-        raise InputError(f"--steps={steps}: {workdir} is not a workdir with checkpoints; give a workdir, or no --steps")
-    if steps == "all":
-        return kept
+    folder = remote.absolute(workdir)
     words = [word.strip() for word in steps.split(",")]
+    if steps == "all":
+        if kept := kept_steps(folder):
+            return kept
+        raise _not_a_workdir(workdir, steps)
     if not all(re.fullmatch("0|[1-9][0-9]*", word) for word in words):
         raise InputError(f"--steps={steps}: expected all, or step numbers such as 0,1000")
     chosen = sorted({int(word) for word in words})
-    if missing := [step for step in chosen if step not in kept]:
+    if missing := [step for step in chosen if not find_step(folder, step)]:
+        if not (kept := kept_steps(folder)):
+            raise _not_a_workdir(workdir, steps)
         raise InputError(f"--steps={steps}: {missing_step(workdir, missing[0], kept)}")
     return chosen
+
+
+def _not_a_workdir(workdir: str, steps: str) -> InputError:
+    return InputError(f"--steps={steps}: {workdir} is not a workdir with checkpoints; give a workdir, or no --steps")
 
 
 def missing_step(workdir: str, step: int, kept: Sequence[int]) -> str:
@@ -80,10 +92,11 @@ def best_step(position: Mapping[str, Any]) -> int | None:
 
 def find_best(workdir: epath.Path, newest: int, best: int) -> int:
     """Returns `best`, the best step that the step `newest` of a workdir names. InputError if it is not complete."""
-    if best not in (kept := kept_steps(workdir)):
+    if not find_step(workdir, best):
         raise InputError(
             f"{workdir}: the best step up to step {newest} is {best}, which was deleted; found "
-            f"{', '.join(map(str, kept))}; restore {workdir / FOLDER / str(best)}, or name the folder of a step"
+            f"{', '.join(map(str, kept_steps(workdir)))}; restore {workdir / FOLDER / str(best)}, or name the folder of "
+            "a step"
         )
     return best
 

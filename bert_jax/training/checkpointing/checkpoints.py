@@ -57,10 +57,10 @@ from bert_jax.training.checkpointing.checkpoint_digests import (
     nonfinite_arrays,
 )
 from bert_jax.training.checkpointing.checkpoint_folders import (
-    FOLDER,
     best_step,
     complete_steps,
     find_best,
+    find_step,
     is_saved,
     kept_steps,
     missing_step,
@@ -225,11 +225,11 @@ def _workdirs_in(folder: epath.Path) -> list[str]:
 
 def _step_of(location: str, workdir: epath.Path, step: int) -> epath.Path:
     """Returns the folder of a step of a workdir. InputError, with the steps that there are, if it is not complete."""
-    if not (kept := kept_steps(workdir)):
-        raise InputError(f"step={step}: {location} is not a workdir with checkpoints; give a workdir, or no step")
-    if step not in kept:
+    if folder := find_step(workdir, step):
+        return folder
+    if kept := kept_steps(workdir):
         raise InputError(f"step={step}: {missing_step(location, step, kept)}")
-    return workdir / FOLDER / str(step)
+    raise InputError(f"step={step}: {location} is not a workdir with checkpoints; give a workdir, or no step")
 
 
 def _download_hint(location: str) -> str:
