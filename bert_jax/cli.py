@@ -140,8 +140,9 @@ def _file_of(error: BaseException | None) -> str:
     while error is not None:
         if isinstance(error, OSError) and error.filename:
             return os.fsdecode(error.filename)
-        if found := re.search(r"""["'](/[^"']+)["']""", str(error)):
-            return found[1]
+        paths = re.findall(r"""["'](/[^"']+)["']""", str(error))
+        if found := [path for path in paths if not path.endswith(".py")]:  # which are those of a worker's traceback
+            return found[0]
         error = error.__cause__ or error.__context__
     return ""
 

@@ -32,6 +32,24 @@ def test_a_write_that_fails_is_one_line_with_the_file(number: int, words: str, r
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("runner", ["processes", "DirectRunner"])
+def test_a_write_that_fails_in_a_worker_is_one_line(
+    runner: str, run, corpus_file: Path, vocabulary_file: Path, tmp_path: Path
+):
+    options: list[object] = ["--workers", 2]
+    if runner == "DirectRunner":
+        pytest.importorskip("apache_beam", reason="needs the beam extra: apache_beam")
+        options = ["--runner", runner]
+    output = tmp_path / "data"
+    words = ["prepare", "--input", corpus_file, "--vocab", vocabulary_file, "--output", output, "--sentences", "lines",
+             *options]  # fmt: skip
+    done = run(words, "write", f"{output}/.prepare", errno.ENOSPC)
+    assert done.returncode in (1, 2)
+    line = last_line(done, done.returncode)
+    assert str(output) in line
+    assert ".py" not in line
+
+
 def test_writes_cut_short_are_continued(run, corpus_file: Path, tmp_path: Path):
     """write(2) may write less than it was given; each of these writes half."""
     for folder, call in (("short", "write"), ("whole", "")):

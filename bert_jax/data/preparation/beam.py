@@ -130,6 +130,8 @@ def _pipeline(runner: str, flags: Sequence[str]) -> beam.Pipeline:
 
 
 def _run(pipeline: beam.Pipeline, runner: str) -> None:
+    # Local runners log the traceback of an error that they raise here.
+    logging.getLogger("apache_beam.runners.common").setLevel(logging.CRITICAL)
     try:
         result = pipeline.run()
         try:

@@ -93,10 +93,10 @@ def best_step(position: Mapping[str, Any]) -> int | None:
 def find_best(workdir: epath.Path, newest: int, best: int) -> int:
     """Returns `best`, the best step that the step `newest` of a workdir names. InputError if it is not complete."""
     if not find_step(workdir, best):
+        found = ", ".join(map(str, kept_steps(workdir)))
         raise InputError(
-            f"{workdir}: the best step up to step {newest} is {best}, which was deleted; found "
-            f"{', '.join(map(str, kept_steps(workdir)))}; restore {workdir / FOLDER / str(best)}, or name the folder of "
-            "a step"
+            f"{workdir}: the best step up to step {newest} is {best}, which was deleted; found {found}; restore "
+            f"{workdir / FOLDER / str(best)}, or name the folder of a step"
         )
     return best
 
