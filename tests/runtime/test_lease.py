@@ -72,7 +72,7 @@ def test_lease_of_a_dead_local_process_is_taken_over_at_once(tmp_path: Path):
     assert time.monotonic() - began < 5
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a killed process that nobody has waited for: /proc shows it")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_lease_of_a_killed_process_that_nobody_has_waited_for_is_taken_over_at_once(tmp_path: Path):
     """The first process of a container may not wait for its children."""
     lease = tmp_path / LEASE_FILE

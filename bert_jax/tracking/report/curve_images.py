@@ -1,5 +1,6 @@
 """Images of the curves of runs: of pre-training with the unigram baseline, or of fine-tuning with its scores."""
 
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from matplotlib import pyplot
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.tracking.before_after import OLD
-from bert_jax.tracking.report.reported_runs import Rows, read_rows
+from bert_jax.tracking.report.reported_runs import Rows, naming, read_rows
 
 PRETRAINING = {
     "mlm_loss": "MLM loss (nats)", "mlm_accuracy": "MLM accuracy", "nsp_loss": "NSP loss (nats)",
@@ -39,10 +40,15 @@ def plot_curves(workdirs: Sequence[str], output: str) -> None:
     Raises:
       InputError: a workdir has no metrics, or runs of pre-training and of fine-tuning are mixed.
     """
+    with naming(", ".join(workdirs)):
+        image = _image(workdirs, epath.Path(output).suffix.lower()[1:])
+    atomic.write_whole(remote.parse_path(output), image)
+
+
+def _image(workdirs: Sequence[str], image_format: str) -> bytes:
     runs = {workdir: read_rows(workdir) for workdir in workdirs}
     names = {workdir: remote.absolute(workdir).name for workdir in runs}
     labels = names if len(set(names.values())) == len(names) else {workdir: workdir for workdir in runs}
-    suffix = epath.Path(output).suffix.lower()
     panels = _panels(runs)
     across = 2 if len(panels) <= 4 else 3
     down = -(-len(panels) // across)
@@ -63,9 +69,10 @@ def plot_curves(workdirs: Sequence[str], output: str) -> None:
         panel.grid(alpha=0.3)
         if panel.get_legend_handles_labels()[0]:
             panel.legend(fontsize="small")
-    with atomic.whole_file(remote.parse_path(output)) as file:
-        figure.savefig(file, format=suffix[1:], dpi=110)
+    image = io.BytesIO()
+    figure.savefig(image, format=image_format, dpi=110)
     pyplot.close(figure)
+    return image.getvalue()
 
 
 def _panels(runs: Mapping[str, Rows]) -> dict[str, str]:

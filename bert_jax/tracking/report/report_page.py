@@ -42,8 +42,7 @@ def write_report(paths: Sequence[str], output: str) -> None:
     if suffix in IMAGES:
         from bert_jax.tracking.report.curve_images import plot_curves  # matplotlib takes a second
 
-        with naming(", ".join(paths)):
-            plot_curves(paths, output)
+        plot_curves(paths, output)
     elif suffix == ".html":
         atomic.write_whole(remote.parse_path(output), make_page(read_reported(paths)).encode())
     else:
