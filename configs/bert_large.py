@@ -7,9 +7,9 @@ With LAMB, as in NVIDIA's recipe (You et al. 2020):
     bert-jax pretrain --config=bert_large:lamb --workdir=runs/bert_large_lamb --config.gradient_accumulation=64 \\
       --config.phases.0.data.path=DATASET128 --config.phases.1.data.path=DATASET512
 
-On TPUs, for which `v4`, `v5e`, `v5p` and `v6e` know what fits, and `tpu7x` has rows that were not compiled yet: the
-paper's million steps, 90% of them at 128 tokens, or LAMB's as `lamb_v5p`. The recipe is the same on any number of chips
-that divides the batch: microbatches are inferred.
+On TPUs, for which `v4`, `v5e`, `v5p` and `v6e` know what fits, and on GPUs (`h100`, `h200`, `b200`, `gb200`): the
+paper's million steps, 90% of them at 128 tokens, or LAMB's as `lamb_v5p`. The rows of `tpu7x` and of GPUs are those of
+v5p, not tried yet. The recipe is the same on any number of chips that divides the batch: microbatches are inferred.
 
     bert-jax pretrain --config=bert_large:v5p --workdir=runs/bert_large \\
       --config.phases.0.data.path=DATASET128 --config.phases.1.data.path=DATASET512
@@ -18,7 +18,7 @@ Parameters: 336,226,108 with 30,522 pieces.
 
     recipe            tokens  steps x sequences x sequence length
     (none)    32,768,000,000  1,000,000 x 256 x 128
-    v5p       42,598,400,000  900,000 x 256 x 128, then 100,000 x 256 x 512; the same for v4, v5e, v6e, tpu7x
+    v5p       42,598,400,000  900,000 x 256 x 128, then 100,000 x 256 x 512; the same for all other chips
     lamb      85,261,811,712  7,038 x 65,536 x 128, then 1,563 x 32,768 x 512; the same for lamb_v4 and so on
 
 Hardware, time: not yet run. docs/numbers/performance.md has what `bert-jax compile` computes ahead of time: the memory
@@ -31,9 +31,10 @@ from bert_jax.configs import bert
 
 # Rows of a microbatch on a device, at 128 tokens and at 512, with room to spare (benchmarks/tpu_topologies.py), data
 # parallel: the model is too small to gain from sharding it. Dropout is kept, so at 512 tokens attention is recomputed;
-# attention=pallas keeps dropout as well, but has not been timed on a TPU. tpu7x has v5p's rows, not compiled yet: its
-# devices, half a chip each, have as much memory.
-CHIPS = {"v4": (128, 32), "v5e": (64, 16), "v5p": (256, 128), "v6e": (128, 32), "tpu7x": (256, 128)}
+# attention=pallas keeps dropout as well, but has not been timed on a TPU.
+CHIPS = {"v4": (128, 32), "v5e": (64, 16), "v5p": (256, 128), "v6e": (128, 32)}
+# With v5p's rows, which take 51 of its 95 GiB: a device of TPU7x, half a chip, has as much memory, GPUs have 80 or more.
+CHIPS |= dict.fromkeys(("tpu7x", "h100", "h200", "b200", "gb200"), CHIPS["v5p"])
 
 
 def get_config(recipe=""):
@@ -52,7 +53,7 @@ def get_config(recipe=""):
             {"steps": 100_000, "data.path": "", "data.seq_len": 512},
         )
     if chip:
-        _on_tpu(config, *CHIPS[chip])
+        _on_chip(config, *CHIPS[chip])
     return config
 
 
@@ -79,7 +80,7 @@ def _lamb(config):
     )  # fmt: skip
 
 
-def _on_tpu(config, rows_of_128, rows_of_512):
+def _on_chip(config, rows_of_128, rows_of_512):
     first, second = config.phases
     config.gradient_accumulation = -1
     config.phases = (

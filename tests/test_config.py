@@ -77,7 +77,7 @@ def test_a_config_records_its_tokens():
     assert [recipe for recipe, _ in recipes] == ["(none)", "v5p", "lamb"]
     for recipe, recorded in recipes:
         assert tokens("bert_large" if recipe == "(none)" else f"bert_large:{recipe}") == number(recorded)
-    for other in ("v4", "v5e", "v6e", "tpu7x"):
+    for other in ("v4", "v5e", "v6e", "tpu7x", "h100", "h200", "b200", "gb200"):
         assert tokens(f"bert_large:{other}") == tokens("bert_large:v5p")
         assert tokens(f"bert_large:lamb_{other}") == tokens("bert_large:lamb")
 
@@ -156,7 +156,7 @@ def test_the_lamb_recipe_is_nvidias():
         assert phase.warmup_steps == pytest.approx(share * steps, abs=1)
 
 
-@pytest.mark.parametrize("chip", ["v4", "v5e", "v5p", "v6e", "tpu7x"])
+@pytest.mark.parametrize("chip", ["v4", "v5e", "v5p", "v6e", "tpu7x", "h200", "b200"])
 @pytest.mark.parametrize("batches", [(256, 256), (65_536, 32_768)])
 def test_tpu_recipes_have_published_batches_and_inferred_microbatches(chip, batches):
     paths = [("phases.0.data.path", "a"), ("phases.1.data.path", "b")]
