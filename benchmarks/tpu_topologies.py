@@ -26,7 +26,11 @@ COMMANDS = [
     f"bert-jax compile --config=bert_large:lamb_{chip} --topology={chip}:{shape}"
     for chip, shapes in TOPOLOGIES.items()
     for shape in shapes
-] + ["bert-jax compile --config=bert_large:lamb --phase=0 --topology=v4:8x8x16"]
+] + [
+    "bert-jax compile --config=bert_large:lamb --phase=0 --topology=v4:8x8x16",
+    f"bert-jax compile --config=bert_large --topology=v4:8x8x16 --config.global_batch_size={1024 * 16}",
+    f"bert-jax compile --config=bert_large --topology=v5e:4x4 --config.global_batch_size={16 * 32}",
+]
 MEASURES = (
     "bert_jax/ahead_of_time", "bert_jax/model", "bert_jax/parallel", "bert_jax/training/cross_entropy.py",
     "bert_jax/training/objectives.py", "bert_jax/training/optimizer.py", "bert_jax/training/planning",

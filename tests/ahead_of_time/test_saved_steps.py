@@ -118,6 +118,7 @@ def test_changed_code_is_noticed(
     assert "the code of the step differs" in caplog.text
 
 
+@pytest.mark.long
 def test_a_run_of_one_phase_of_a_file_of_several_finds_its_program(dataset_dir: Path, tmp_path: Path):
     phases = ({"steps": 4}, {"steps": 4, "global_batch_size": 8})
     file = make_file(tmp_path / "file", dataset_dir, phases=phases, total_steps=8)

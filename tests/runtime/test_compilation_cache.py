@@ -87,6 +87,7 @@ def test_a_cache_that_others_can_write_to_is_not_used(
         assert jax.config.values["jax_compilation_cache_dir"] is None
 
 
+@pytest.mark.long
 def test_a_second_run_of_another_length_reads_the_programs(dataset_dir: Path, tmp_path: Path):
     """In processes of their own, because this one has compiled the programs already."""
     lines = []

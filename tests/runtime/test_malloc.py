@@ -21,7 +21,7 @@ print(faults)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs glibc")
-@pytest.mark.parametrize("megabytes", [64, 2200])
+@pytest.mark.parametrize("megabytes", [64, pytest.param(2200, marks=pytest.mark.long)])
 def test_reallocation_costs_no_page_faults(megabytes: int):
     def faults(how: str) -> int:
         command = [sys.executable, "-c", PROGRAM, how, str(megabytes)]
