@@ -33,7 +33,8 @@ from bert_jax.configs import bert
 # parallel: the model is too small to gain from sharding it. Dropout is kept, so at 512 tokens attention is recomputed;
 # attention=pallas keeps dropout as well, but has not been timed on a TPU.
 CHIPS = {"v4": (128, 32), "v5e": (64, 16), "v5p": (256, 128), "v6e": (128, 32)}
-# With v5p's rows, which take 51 of its 95 GiB: a device of TPU7x, half a chip, has as much memory, GPUs have 80 or more.
+# With v5p's rows, which take 51 of its 95 GiB: a device of TPU7x, half a chip, has as much memory; GPUs have 80 GB or
+# more.
 CHIPS |= dict.fromkeys(("tpu7x", "h100", "h200", "b200", "gb200"), CHIPS["v5p"])
 
 
