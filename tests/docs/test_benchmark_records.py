@@ -121,7 +121,7 @@ def test_topologies_continue_where_they_were_stopped(tmp_path: Path, monkeypatch
         topologies.main()
     first = list(compiled)
     compiled.clear()
-    monkeypatch.setattr(sys, "argv", [*sys.argv, "--only", "v5e"])
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--only", "v5p"])
     topologies.main()
     assert len(compiled) == 2
     assert not set(compiled) & set(first)
