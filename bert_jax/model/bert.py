@@ -13,6 +13,7 @@ from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.dropout import dropout, row_keys, split_keys
 from bert_jax.model.encoder import Encoder, GatherLayer
 from bert_jax.model.layers import Key, LayerNorm, activation, bias, parameter, truncated_normal
+from bert_jax.model.workarounds import add_bias
 
 Parameters = dict[str, Any]
 """A nested dict of arrays: the model's parameters by attribute name."""
@@ -88,7 +89,7 @@ class VocabularyProjection:
         words = self.word_embeddings.astype(x.dtype)
         logits = jnp.einsum("nd,vd->nv", x, words, preferred_element_type=jnp.float32)
         is_word = jnp.arange(logits.shape[-1]) < self.vocab_size
-        logits = jnp.where(is_word, logits + self.bias, -jnp.inf)
+        logits = jnp.where(is_word, add_bias(logits, self.bias), -jnp.inf)
         return logits.reshape(*self.hidden.shape[:-1], -1)
 
 

@@ -21,6 +21,7 @@ import optax
 from bert_jax.config import ConfigDict
 from bert_jax.model.bert import Parameters
 from bert_jax.model.layers import ParameterInfo
+from bert_jax.model.workarounds import norm
 
 OPTIMIZERS = ("adamw", "lamb")
 
@@ -33,8 +34,30 @@ class AdamState(NamedTuple):
     nu: Parameters
 
 
-def scale_by_adam(b1: float, b2: float, eps: float, *, bias_correction: bool) -> optax.GradientTransformation:
-    """Computes Adam's direction with the reference's eps, outside the root, and optional bias correction."""
+def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
+    """Scales gradients whose global norm is above `limit` down to it; the update can be given it as `grad_norm`.
+
+    Equals `optax.clip_by_global_norm` but for rounding: one factor for all elements is an operation that XLA fuses into
+    those of the moments, where a division for each element would be a pass of its own over the gradients.
+    """
+
+    def update(
+        gradients: Parameters, state: Any, parameters: Any = None, *, grad_norm: jax.Array | None = None, **_: Any
+    ) -> tuple[Parameters, Any]:
+        grad_norm = norm(gradients) if grad_norm is None else grad_norm
+        factor = jnp.where(grad_norm < limit, 1.0, limit / grad_norm)
+        return jax.tree.map(lambda g: g * factor, gradients), state
+
+    return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
+
+
+def scale_by_adam(
+    b1: float, b2: float, eps: float, *, bias_correction: bool
+) -> optax.GradientTransformationExtraArgs:  # fmt: skip
+    """Computes Adam's direction with the reference's eps, outside the root, and optional bias correction.
+
+    Where the argument `is_finite` of the update is False, the state stays as it is.
+    """
 
     def init(parameters: Parameters) -> AdamState:
         def zeros() -> Parameters:
@@ -42,15 +65,18 @@ def scale_by_adam(b1: float, b2: float, eps: float, *, bias_correction: bool) ->
 
         return AdamState(jnp.zeros((), jnp.int32), zeros(), zeros())
 
-    def update(gradients: Parameters, state: AdamState, parameters: Any = None) -> tuple[Parameters, AdamState]:
-        updates = state.updates + 1
-        mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, gradients)
-        nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * jnp.square(g), state.nu, gradients)
+    def update(
+        gradients: Parameters, state: AdamState, parameters: Any = None, *, is_finite: jax.Array | bool = True, **_: Any
+    ) -> tuple[Parameters, AdamState]:
+        # Selected here, and not after the direction is made of them, so that XLA writes each moment once.
+        updates = state.updates + jnp.asarray(is_finite, jnp.int32)
+        mu = jax.tree.map(lambda m, g: jnp.where(is_finite, b1 * m + (1 - b1) * g, m), state.mu, gradients)
+        nu = jax.tree.map(lambda v, g: jnp.where(is_finite, b2 * v + (1 - b2) * jnp.square(g), v), state.nu, gradients)
         correct_m, correct_v = (1 - b1**updates, 1 - b2**updates) if bias_correction else (1.0, 1.0)
         direction = jax.tree.map(lambda m, v: (m / correct_m) / (jnp.sqrt(v / correct_v) + eps), mu, nu)
         return direction, AdamState(updates, mu, nu)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def decay_mask(info: Parameters) -> Parameters:
@@ -81,15 +107,16 @@ def scale_by_trust_ratio(info: Parameters) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
 
 
-def make_optimizer(config: ConfigDict, info: Parameters) -> optax.GradientTransformation:
+def make_optimizer(config: ConfigDict, info: Parameters) -> optax.GradientTransformationExtraArgs:
     """Makes the transformation of gradients to a direction; the step scales it by minus the learning rate.
 
+    Its update takes the global norm of the gradients as `grad_norm`, and `is_finite`: where False, its state stays.
     `config` is the `optimizer` section. `info` has the `ParameterInfo` of each parameter, in a tree like the
     parameters; see `abstract_parameters`.
     """
     # Always four links: the state has one structure, and a run may resume with other settings.
     return optax.chain(
-        optax.clip_by_global_norm(config.grad_clip_norm) if config.grad_clip_norm else optax.identity(),
+        clip_by_norm(config.grad_clip_norm) if config.grad_clip_norm else optax.identity(),
         scale_by_adam(config.b1, config.b2, config.eps, bias_correction=config.bias_correction),
         optax.add_decayed_weights(config.weight_decay, mask=decay_mask(info)),
         scale_by_trust_ratio(info) if config.name == "lamb" else optax.identity(),

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bert_jax.batch import Batch
 from bert_jax.model.bert import Parameters
 from bert_jax.model.dropout import row_keys
+from bert_jax.model.workarounds import norm
 from bert_jax.parallel.collectives import (
     manual_spec,
     mark_varying,
@@ -32,7 +33,7 @@ Metrics = dict[str, jax.Array]
 def make_train_step(
     mesh: Mesh,
     spec: StateSpec,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformationExtraArgs,
     schedule: optax.Schedule,
     objective: Objective,
     *,
@@ -53,7 +54,7 @@ def make_train_step(
 def jit_train_step(
     mesh: Mesh,
     spec: StateSpec,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformationExtraArgs,
     objective: Objective,
     *,
     gradient_reduce_dtype: jnp.dtype = jnp.float32,
@@ -61,14 +62,14 @@ def jit_train_step(
     """Jits the training step `(state, batch, seed, schedule) -> (state, metrics)`; its input state is donated.
 
     The batch has a leading axis of microbatches: [A, B / A, ...]. Losses are sums over the global batch divided by its
-    own counts, so that A changes memory and nothing else. A step whose loss, gradient or updated parameters are not
-    finite is skipped: parameters and optimizer stay, and the step is counted. Frozen parts of the model, which are not
+    own counts, so that A changes memory and nothing else. A step whose loss, gradient or update is not finite is
+    skipped: parameters and optimizer stay, and the step is counted. Frozen parts of the model, which are not
     in `spec.moments`, are not differentiated and count in no norm.
 
     Args:
       mesh: the devices.
       spec: plan of the state.
-      optimizer: maps gradients to a direction.
+      optimizer: maps gradients to a direction; see `make_optimizer`.
       objective: the loss and its auxiliary metrics.
       gradient_reduce_dtype: type of the gradient sum across devices; within a device it is float32.
     """
@@ -123,24 +124,24 @@ def jit_train_step(
             local_gradients, mesh, (specs, sharded, sharded, replicated, replicated), (moment_specs, replicated)
         )(state.parameters, entries, rows, key, objective.denominators(entries))
 
-        # --- Update -----------------------------------------------------------------------------------------------
+        # --- Update, skipped if not finite --------------------------------------------------------------------------
+        # The square of the learning rate times the number of parameters is about that of the update's norm: a finite
+        # gradient times a huge learning rate also ruins a run. The updated parameters would tell exactly, but what
+        # depends on all of them before any is written takes a pass over all parameters and moments.
         with jax.named_scope("optimizer"):
-            grad_norm = optax.tree.norm(gradients)
-            learning_rate = schedule(state.step)
             trained = spec.trained(state.parameters)
-            direction, optimizer_state = optimizer.update(gradients, state.optimizer_state, trained)
-            updated = jax.tree.map(lambda p, d: p - learning_rate * d, trained, direction)
-
-        # --- Skipped if not finite --------------------------------------------------------------------------------
-        # Checks the updated parameters, too: a finite gradient times a huge learning rate also ruins a run.
-        norms = jnp.stack([metrics["loss"], grad_norm, optax.tree.norm(updated)])
-        is_finite = jnp.isfinite(norms).all()
-        keep = lambda new, old: jnp.where(is_finite, new, old)  # noqa: E731
+            grad_norm, learning_rate = norm(gradients), schedule(state.step)
+            size = sum(leaf.size for leaf in jax.tree.leaves(trained))
+            is_finite = jnp.isfinite(jnp.stack([metrics["loss"], grad_norm, jnp.square(learning_rate) * size])).all()
+            direction, optimizer_state = optimizer.update(
+                gradients, state.optimizer_state, trained, grad_norm=grad_norm, is_finite=is_finite
+            )
+            updated = jax.tree.map(lambda p, d: jnp.where(is_finite, p - learning_rate * d, p), trained, direction)
         skipped = 1 - is_finite.astype(jnp.int32)
         state = TrainState(
             step=state.step + 1,
-            parameters={**state.parameters, **jax.tree.map(keep, updated, trained)},
-            optimizer_state=jax.tree.map(keep, optimizer_state, state.optimizer_state),
+            parameters={**state.parameters, **updated},
+            optimizer_state=optimizer_state,
             nonfinite_steps=state.nonfinite_steps + skipped,
             nonfinite_streak=(state.nonfinite_streak + 1) * skipped,
         )
