@@ -12,18 +12,29 @@ from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs.batching import EncodedExamples, epoch_of_batches
 from bert_jax.model import BertConfig
 from bert_jax.model.task_heads import TaskHead
-from bert_jax.text.sequences import padded_length
+from bert_jax.text.sequences import LENGTHS, choose_lengths, padded_length
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.tracking.flops import finetuning_flops
 from bert_jax.tracking.throughput import StepWork
 
+PROGRAM_FLOPS = 5e11
+"""Model FLOPs that two CPU cores compute in the time in which they compile the step for one more padded length.
+
+An accelerator computes thousands of times as many, but its tasks are larger as well, and this is no more programs than
+one for each of `LENGTHS`. It is a constant, and not measured, so that a run has the same batches everywhere.
+"""
+
 
 @dataclass
 class BatchOrder:
-    """Maps a step to the examples of its batch: a pure function of (encoded examples, config, step)."""
+    """Maps a step to the examples of its batch: a pure function of (encoded examples, config, step).
+
+    `flops` are the model FLOPs of a row in training, by its padded length.
+    """
 
     encoded: EncodedExamples
     config: ConfigDict
+    flops: Callable[[int], float]
 
     def __post_init__(self) -> None:
         if not len(self.encoded):
@@ -32,12 +43,32 @@ class BatchOrder:
         self.steps_an_epoch = -(-len(self.encoded) // self.config.global_batch_size)
         self.total_steps = self.config.num_epochs * self.steps_an_epoch
         self._epochs: dict[int, list[np.ndarray]] = {}
+        self._chosen: tuple[int, ...] = ()
         self._seen = 0, 0, 0  # steps, and their tokens and examples
         parts = [key_from(*sequence.input_ids, sequence.first_length) for sequence in self.encoded.sequences]
         labels = (
             [np.asarray(label).tolist() for label in self.encoded.labels] if self.encoded.labels is not None else []
         )
         self.hash = f"{key_from(*parts, *labels):016x}"  # equal for equal training data
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The padded lengths: the same for all seeds, so that the runs of a search share programs.
+
+        Runs that started before `data.choose_lengths` have all of `LENGTHS`.
+        """
+        if not self.config.data.get("choose_lengths"):
+            return LENGTHS
+        if not self._chosen:
+            batches = epoch_of_batches(
+                self.encoded, self.config.global_batch_size, 0, 0, window=self.config.data.get("sort_window")
+            )
+            rows = self.config.num_epochs * self.config.global_batch_size * self.encoded.group
+            self._chosen = choose_lengths(
+                [*(int(self._lengths[batch].max()) for batch in batches), int(self._lengths.max())],
+                self.config.task.max_seq_len, lambda length: rows * self.flops(length), PROGRAM_FLOPS,
+            )  # fmt: skip
+        return self._chosen
 
     def examples(self, step: int) -> np.ndarray:
         """Returns the indices (int64) of the examples of the batch that follows `step` steps."""
@@ -53,7 +84,8 @@ class BatchOrder:
 
     def seq_len(self, step: int) -> int:
         """Returns the padded length, in tokens, of that batch."""
-        return padded_length(int(self._lengths[self.examples(step)].max()), self.config.task.max_seq_len)
+        longest = int(self._lengths[self.examples(step)].max())
+        return padded_length(longest, self.config.task.max_seq_len, self.lengths)
 
     def first_steps(self, start: int) -> list[int]:
         """Returns the first step after `start` steps for each padded length of an epoch, as numbers of steps done."""

@@ -8,6 +8,7 @@ The step, its sharding, checkpoints, resuming and metrics are those of pre-train
 
 import functools
 import logging
+import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -51,6 +52,7 @@ from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.processes import is_first
+from bert_jax.tracking.flops import finetuning_flops
 from bert_jax.tracking.nonfinite_batches import NonfiniteBatches
 from bert_jax.tracking.throughput import Throughput
 from bert_jax.tracking.tracker import Tracker
@@ -123,7 +125,8 @@ def _finetune(
     lease = enter_workdir(folder, stack)
     latest = claim(folder, config, order.hash)
     order.config = config = without_new_keys(config, latest.config if latest else None)
-    setup, start = replace(setup, config=config), latest.step if latest else 0
+    setup = replace(setup, config=config, predictor=setup.predictor.with_lengths(order.lengths))
+    start = latest.step if latest else 0
     _compile_ahead(setup, start, stack)  # while the checkpoint is read
     best = BestStep(keep_best=config.keep_best, **config.early_stopping)
     checkpointer = _open_checkpointer(setup, folder, best)
@@ -218,7 +221,9 @@ def _set_up(config: ConfigDict, folder: epath.Path, needs_scores: bool, stack: E
     check_best(config, splits)
     if needs_scores and not any(split.score for split in splits):
         raise InputError("task.dev: a search requires a labelled split to compare runs; set it to a labelled file")
-    order = BatchOrder(rows, config)
+    head = TaskHead(task.kind, task.size, **config.head)
+    check_head(head, mesh)
+    order = BatchOrder(rows, config, functools.partial(finetuning_flops, model, head))
     for warning in scoring_warnings(splits):
         log.warning(warning)
     log.info(
@@ -226,8 +231,6 @@ def _set_up(config: ConfigDict, folder: epath.Path, needs_scores: bool, stack: E
         ", ".join(f"{split.name} {len(split.examples)}" for split in splits) or "none",
     )  # fmt: skip
 
-    head = TaskHead(task.kind, task.size, **config.head)
-    check_head(head, mesh)
     spec, train_step = plan_step(mesh, config, model, head, order.total_steps, weights)
     predictor = Predictor(
         mesh, spec.graph, spec.shardings.parameters, before.tokenizer,
@@ -275,7 +278,17 @@ def _plan_programs(
     return spec, jit_train_step(
         mesh, spec, optimizer, task_objective(head, class_weights),
         gradient_reduce_dtype=jnp.dtype(config.gradient_reduce_dtype),
+        compiler_options=_compiler_options(mesh.devices.flat[0].platform),
     )  # fmt: skip
+
+
+def _compiler_options(platform: str) -> dict[str, int]:
+    """Returns the level of LLVM's optimizations on a CPU: level 1 takes two thirds of the time, for as fast a step.
+
+    A level in XLA_FLAGS, of any platform, is kept.
+    """
+    name = "xla_backend_optimization_level"
+    return {name: 1} if platform == "cpu" and name not in os.environ.get("XLA_FLAGS", "") else {}
 
 
 # --- State -------------------------------------------------------------------------------------------------------

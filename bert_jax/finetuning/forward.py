@@ -22,7 +22,7 @@ from bert_jax.parallel.forward_step import make_forward_step
 from bert_jax.parallel.host_batches import put_batch, rows_here
 from bert_jax.parallel.mesh import batch_mesh_axes, make_mesh
 from bert_jax.parallel.sharding import parameter_shardings
-from bert_jax.text.sequences import padded_length
+from bert_jax.text.sequences import LENGTHS, padded_length
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checkpointing.checkpoints import Checkpoint
 
@@ -40,20 +40,32 @@ class Predictor:
 
     def __init__(
         self, mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters, tokenizer: Tokenizer, *,
-        batch_size: int, max_seq_len: int, forward: Forward = run_model,
+        batch_size: int, max_seq_len: int, forward: Forward = run_model, lengths: Sequence[int] = LENGTHS,
     ):  # fmt: skip
-        """Builds the step. The devices divide `batch_size` examples; sequences have at most `max_seq_len` tokens."""
+        """Builds the step. The devices divide `batch_size` examples; sequences have at most `max_seq_len` tokens.
+
+        Batches are padded to one of `lengths`, or else of `LENGTHS`.
+        """
         self._mesh, self._tokenizer, self._graph, self._shardings = mesh, tokenizer, graph, shardings
         outputs = PartitionSpec(batch_mesh_axes(mesh))
         self._step = make_forward_step(mesh, graph, shardings, forward, outputs)
         self._batch_size, self._max_seq_len = batch_size, max_seq_len
+        self._forward, self._lengths = forward, lengths
 
     def with_forward(self, forward: Forward, batch_size: int) -> "Predictor":
         """Returns a predictor of the same model that computes `forward` on batches of `batch_size` examples."""
-        return Predictor(
-            self._mesh, self._graph, self._shardings, self._tokenizer,
-            batch_size=batch_size, max_seq_len=self._max_seq_len, forward=forward,
-        )  # fmt: skip
+        return self._copy(batch_size=batch_size, forward=forward)
+
+    def with_lengths(self, lengths: Sequence[int]) -> "Predictor":
+        """Returns a predictor of the same model that pads batches to one of `lengths`, or else of `LENGTHS`."""
+        return self._copy(lengths=lengths)
+
+    def _copy(self, **changes: Any) -> "Predictor":
+        settings = {
+            "batch_size": self._batch_size, "max_seq_len": self._max_seq_len, "forward": self._forward,
+            "lengths": self._lengths,
+        }  # fmt: skip
+        return Predictor(self._mesh, self._graph, self._shardings, self._tokenizer, **{**settings, **changes})
 
     def batches(self, examples: EncodedExamples) -> int:
         """Returns the number of batches that `outputs` runs."""
@@ -68,7 +80,7 @@ class Predictor:
         rows = self._batch_size * group
         here = rows_here(self._mesh, rows)
         for chosen in in_order(examples, self._batch_size):
-            seq_len = padded_length(int(lengths[chosen].max()), self._max_seq_len)
+            seq_len = padded_length(int(lengths[chosen].max()), self._max_seq_len, self._lengths)
             batch = examples.batch(chosen, seq_len, self._batch_size, self._tokenizer)
             batch.pop("labels", None)
             placed = put_batch(self._mesh, map_arrays(lambda entry: entry[here], batch), batch_size=rows)

@@ -20,7 +20,7 @@ CHANGEABLE = (
     "remat", "gradient_reduce_dtype", "scan_layers", "checkpoint.", "profile.", "tracking.", "stall_", "data.path",
     "init", "compilation_cache",
 )  # fmt: skip
-NEW_KEYS = ("data.sort_window",)
+NEW_KEYS = ("data.sort_window", "data.choose_lengths")
 """Keys that runs of earlier versions lack: such a run resumes without them."""
 
 
@@ -47,7 +47,7 @@ def without_new_keys(config: ConfigDict, before: Mapping[str, Any] | None) -> Co
     """
     if before is None or not (lacking := set(NEW_KEYS) - dict(flatten(ConfigDict(before))).keys()):
         return config
-    log.info("Resuming a run that started without %s: its batch order does not change", ", ".join(lacking))
+    log.info("Resuming a run that started without %s: its batches do not change", ", ".join(lacking))
     config = config.copy_and_resolve_references()
     with config.unlocked():
         for parent, name in (key.split(".") for key in lacking):

@@ -1,6 +1,6 @@
 """Encoder input of one or two texts: encoding, truncation, and padding to few lengths."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,10 +82,44 @@ def encode_examples(tokenizer: Tokenizer, examples: Sequence[TextExample], max_s
     return encode_pairs(tokenizer, [(example.text_a, example.text_b) for example in examples], max_seq_len)
 
 
-def padded_length(length: int, max_seq_len: int) -> int:
-    """Returns the smallest of `LENGTHS` that holds `length` tokens, at most `max_seq_len`."""
-    fitting = next((known for known in LENGTHS if known >= length), -(-length // LENGTHS[-1]) * LENGTHS[-1])
+def padded_length(length: int, max_seq_len: int, lengths: Sequence[int] = LENGTHS) -> int:
+    """Returns the smallest of `lengths`, or else of `LENGTHS`, that holds `length` tokens, at most `max_seq_len`."""
+    beyond = -(-length // LENGTHS[-1]) * LENGTHS[-1]
+    fitting = next(known for known in (*lengths, *LENGTHS, beyond) if known >= length)
     return min(fitting, max_seq_len)
+
+
+_MULTIPLE = 8  # of the longest padded length
+
+
+def choose_lengths(
+    batches: Sequence[int], max_seq_len: int, work: Callable[[int], float], program_work: float
+) -> tuple[int, ...]:  # fmt: skip
+    """Chooses padded lengths that take the least work in all: that of padded batches, and of compiling their programs.
+
+    Args:
+      batches: tokens of the longest sequence of each batch.
+      max_seq_len: maximum tokens of a sequence.
+      work: the work of a batch by its padded length, such as FLOPs.
+      program_work: the work that compiling a program takes the time of.
+
+    Returns:
+      Lengths in ascending order, of `LENGTHS` or the smallest multiple of 8 that holds the longest sequence.
+    """
+    longest = min(-(-max(batches) // _MULTIPLE) * _MULTIPLE, max_seq_len)
+    padded = [min(padded_length(length, max_seq_len), longest) for length in batches]
+    candidates = sorted(set(padded))
+    counts = [padded.count(length) for length in candidates]
+    # The least work of the batches up to each candidate, with a program of that candidate's length, and its lengths.
+    best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    for end, length in enumerate(candidates, 1):
+        best.append(
+            min(
+                (before + program_work + sum(counts[start:end]) * work(length), (*chosen, length))
+                for start, (before, chosen) in enumerate(best)
+            )
+        )
+    return best[-1][1]
 
 
 def pad_sequences(

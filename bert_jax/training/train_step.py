@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -58,6 +59,7 @@ def jit_train_step(
     objective: Objective,
     *,
     gradient_reduce_dtype: jnp.dtype = jnp.float32,
+    compiler_options: Mapping[str, Any] | None = None,
 ) -> StepPrograms:
     """Jits the training step `(state, batch, seed, schedule) -> (state, metrics)`; its input state is donated.
 
@@ -72,6 +74,7 @@ def jit_train_step(
       optimizer: maps gradients to a direction; see `make_optimizer`.
       objective: the loss and its auxiliary metrics.
       gradient_reduce_dtype: type of the gradient sum across devices; within a device it is float32.
+      compiler_options: options of XLA for this program.
     """
     shardings = spec.shardings.parameters
 
@@ -159,5 +162,6 @@ def jit_train_step(
         in_shardings=(spec.shardings, batch_sharding(mesh), replicated, replicated),
         out_shardings=(spec.shardings, replicated),
         donate_argnums=0,
+        compiler_options=dict(compiler_options or {}) or None,
     )
     return StepPrograms(jitted)

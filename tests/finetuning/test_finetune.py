@@ -30,6 +30,7 @@ from bert_jax.inference.pretrained import fill_mask
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.progress import silent
 from bert_jax.runtime.preemption import StopSignal
+from bert_jax.text.sequences import LENGTHS, padded_length
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint, save_parameters
@@ -267,12 +268,14 @@ def test_a_finished_run_scores_again_and_another_is_refused(run: Path, checkpoin
         finetune(config_of(tmp_path / "encoder", task), str(run))
 
 
-def without_sort_window(workdir: Path) -> list[Path]:
-    """Takes the key out of every config in a workdir, as before there was one; returns the files that had it."""
+def without_keys(workdir: Path, *keys: str) -> list[Path]:
+    """Takes keys of `data` out of every config in a workdir; returns the files that had the first one."""
     changed = []
-    for path in (path for path in workdir.rglob("*") if path.is_file() and b'"sort_window"' in path.read_bytes()):
+    quoted = f'"{keys[0]}"'.encode()
+    for path in (path for path in workdir.rglob("*") if path.is_file() and quoted in path.read_bytes()):
         about = json.loads(path.read_text())
-        del about.get("config", about)["data"]["sort_window"]
+        for key in keys:
+            del about.get("config", about)["data"][key]
         path.write_text(json.dumps(about))
         changed.append(path)
     for step in (workdir / "checkpoints").iterdir():
@@ -280,8 +283,9 @@ def without_sort_window(workdir: Path) -> list[Path]:
     return changed
 
 
-def test_a_run_from_before_sort_window_keeps_its_order(checkpoint: Path, tmp_path: Path, caplog, monkeypatch):
-    """Nothing that it writes has the key, so that every later start keeps the order, too."""
+def test_a_run_from_before_new_keys_keeps_its_batches(checkpoint: Path, tmp_path: Path, caplog, monkeypatch):
+    """Nothing that it writes has the keys, so that every later start keeps order and lengths, too."""
+    keys, padded = ("sort_window", "choose_lengths"), []
     rows = [f"{text},{label}" for text, label in texts(64, 0)]
     (tmp_path / "train.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     workdir, windows, stop = tmp_path / "run", [], StopSignal()
@@ -298,18 +302,26 @@ def test_a_run_from_before_sort_window_keeps_its_order(checkpoint: Path, tmp_pat
         "bert_jax.finetuning.batch_order.epoch_of_batches",
         lambda *of, window: windows.append(window) or epoch_of_batches(*of, window=window),
     )
+    monkeypatch.setattr(
+        "bert_jax.finetuning.batch_order.padded_length",
+        lambda length, limit, lengths: padded.append(lengths) or padded_length(length, limit, lengths),
+    )
     with pytest.raises(Interrupted):
         finetune(with_window(2), str(workdir), stop=stop, bars=stops)
+    assert len(set(padded)) == 1
+    assert padded[0] != LENGTHS
     with pytest.raises(InputError, match=r"data\.sort_window 2 -> 3"):
         finetune(with_window(3), str(workdir))
     assert set(windows) == {2}
-    assert len(without_sort_window(workdir)) == 2
+    assert len(without_keys(workdir, *keys)) == 2
     windows.clear()
+    padded.clear()
     with caplog.at_level("INFO"):
         finetune(with_window(2), str(workdir))
     assert set(windows) == {None}
-    assert caplog.text.count("data.sort_window") == 1
-    assert not without_sort_window(workdir)
+    assert set(padded) == {LENGTHS}
+    assert caplog.text.count("data.sort_window") == caplog.text.count("data.choose_lengths") == 1
+    assert not any(without_keys(workdir, key) for key in keys)
     check_same_run(epath.Path(workdir), json.loads((workdir / "config.json").read_text()), with_window(2))
 
 

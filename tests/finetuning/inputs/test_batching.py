@@ -8,7 +8,7 @@ import pytest
 
 from bert_jax.data.hashing import key_from
 from bert_jax.finetuning.inputs.batching import EncodedExamples, epoch_of_batches, in_order
-from bert_jax.text.sequences import LENGTHS, EncodedSequence, padded_length
+from bert_jax.text.sequences import LENGTHS, EncodedSequence, choose_lengths, padded_length
 from bert_jax.text.wordpiece import WordPieceTokenizer
 
 
@@ -126,3 +126,28 @@ def test_in_order_goes_by_length_once():
 def test_lengths_are_few(length: int, limit: int, padded: int):
     assert padded_length(length, limit) == padded
     assert len({padded_length(length, 512) for length in range(1, 513)}) == len(LENGTHS)
+
+
+def padded_work(batches: list[int], lengths: tuple[int, ...], program: float) -> float:
+    """The work of batches padded to `lengths`, a token each, and of their programs."""
+    padded = [padded_length(length, 512, lengths) for length in batches]
+    return sum(padded) + program * len(set(padded))
+
+
+@pytest.mark.parametrize("program", [0.0, 300.0, 1_000.0, 1e9])
+def test_chosen_lengths_take_the_least_work(program: float):
+    batches = [20, 30, 40, 60, 61, 90, 100, 101, 70, 33] * 10
+    chosen = choose_lengths(batches, 512, float, program)
+    candidates = (32, 48, 64, 96, 104)
+    every = [lengths for count in range(5) for lengths in itertools.combinations(candidates[:-1], count)]
+    assert padded_work(batches, chosen, program) == min(
+        padded_work(batches, (*lengths, candidates[-1]), program) for lengths in every
+    )
+    assert chosen[-1] == 104  # the smallest multiple of 8 that holds 101 tokens
+    assert len(chosen) == {0.0: 5, 300.0: 4, 1_000.0: 2, 1e9: 1}[program]
+
+
+def test_chosen_lengths_are_at_most_the_maximum():
+    assert choose_lengths([3, 17], 20, float, 1e9) == (20,)
+    assert choose_lengths([700, 30], 1_000, float, 0.0) == (32, 704)
+    assert [padded_length(length, 1_000, (32, 704)) for length in (3, 33, 700, 800)] == [32, 704, 704, 1_000]
