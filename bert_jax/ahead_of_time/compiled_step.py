@@ -128,12 +128,14 @@ def compile_step(target: Target, plan: Plan, *, keeps_program: bool = False) -> 
     with jax.set_mesh(mesh):
         lowered = train_step.lower(spec.abstract, batch)
     try:
-        compiled = lowered.compile()
+        compiled = lowered.compile(target.compiler_options or None)
     except jax.errors.JaxRuntimeError as error:
         if needs := out_of_memory(error):
             return result(needs[0], None, None)
         raise BertJaxError(f"the compiler failed: {_first_line(error)}") from error
     sizes: Any = compiled.memory_analysis()
+    if target.is_gpu and target.hbm_bytes and sizes.peak_memory_in_bytes > target.hbm_bytes:
+        return result(sizes.peak_memory_in_bytes, None, None)  # only the compiler for TPUs refuses such a program
     memory = {
         "argument_bytes": sizes.argument_size_in_bytes,
         "output_bytes": sizes.output_size_in_bytes,

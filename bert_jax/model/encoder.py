@@ -16,12 +16,15 @@ from bert_jax.model.layers import Key, LayerNorm, activation, bias, dense, param
 from bert_jax.model.rematerialization import REMAT_POLICIES, rematerialized
 from bert_jax.model.workarounds import softmax, weight_einsum
 
-ATTENTIONS = ("xla", "pallas", "cudnn")
-"""Implementations of attention: products that the compiler fuses, a kernel for TPUs, or one for GPUs.
+ATTENTIONS = ("xla", "pallas", "triton", "cudnn")
+"""Implementations of attention: products that the compiler fuses, a kernel for TPUs, or one of two for GPUs.
 
-The one for GPUs has no dropout: cuDNN takes the seed of its mask when the step is compiled, and would drop the same in
-all steps.
+`cudnn` has no dropout: cuDNN takes the seed of its mask when the step is compiled, and would drop the same in all
+steps.
 """
+
+_COMPARE_IDS = ("pallas", "triton")
+"""Kernels that compare sequence ids themselves, and need no mask."""
 
 
 def attention_mask(sequence_ids: jax.Array, *, causal: bool = False) -> jax.Array:
@@ -78,7 +81,7 @@ class SelfAttention(nnx.Module):
 
         Expects `sequence_ids` int32 [B, L].
         """
-        return sequence_ids if self.attention == "pallas" else attention_mask(sequence_ids, causal=self.causal)
+        return sequence_ids if self.attention in _COMPARE_IDS else attention_mask(sequence_ids, causal=self.causal)
 
     @jax.named_scope("attention")
     def __call__(self, x: jax.Array, visibility: jax.Array, key: Key | None) -> jax.Array:
@@ -91,6 +94,10 @@ class SelfAttention(nnx.Module):
             from bert_jax.model.pallas_attention import pallas_attention  # a fourth of a second, needed by few runs
 
             context = pallas_attention(qkv, visibility, key, dropout_rate=self.dropout_rate, causal=self.causal)
+        elif self.attention == "triton":
+            from bert_jax.model.triton_attention import triton_attention
+
+            context = triton_attention(qkv, visibility, key, dropout_rate=self.dropout_rate, causal=self.causal)
         elif self.attention == "cudnn":
             context = cudnn_attention(qkv, visibility)
         else:

@@ -150,7 +150,7 @@ def check_attention(
     if name == "xla":
         return
     check(tensor == 1, f"does not support tensor parallelism, got mesh.tensor={tensor}; set mesh.tensor=1")
-    kernel, here = {"pallas": "tpu", "cudnn": "gpu"}[name], platform or mesh.devices.flat[0].platform
+    kernel, here = {"pallas": "tpu", "triton": "gpu", "cudnn": "gpu"}[name], platform or mesh.devices.flat[0].platform
     check(here == kernel, f"needs {kernel.upper()} devices, got {here.upper()}; run on {kernel.upper()}")
     dtype = compute_dtype(config.dtype, here)
     if name == "pallas":
@@ -165,19 +165,23 @@ def check_attention(
             model.hidden_size % LANES == 0,
             f"does not support model.hidden_size={model.hidden_size}; choose a multiple of {LANES}",
         )
-    else:
-        check(
-            dropout == 0,
-            f"does not support model.attention_probs_dropout_prob={dropout}; set "
-            "model.attention_probs_dropout_prob=0.0",
-        )
-        check(dtype == jnp.bfloat16, f"does not support dtype={dtype}; set dtype=bfloat16")
-        check(seq_len % 2 == 0, f"does not support odd seq_len={seq_len}; prepare with an even --seq_len")
-        check(
-            model.head_size in CUDNN_HEADS,
-            f"does not support heads of model.hidden_size={model.hidden_size} / model.num_attention_heads="
-            f"{model.num_attention_heads} = {model.head_size} features; choose a multiple of 8 up to 128",
-        )
+        return
+    heads = (
+        f"does not support heads of model.hidden_size={model.hidden_size} / model.num_attention_heads="
+        f"{model.num_attention_heads} = {model.head_size} features"
+    )
+    if name == "triton":
+        from bert_jax.model.triton_attention import HEAD_SIZES
+
+        check(model.head_size in HEAD_SIZES, f"{heads}; choose one of {', '.join(map(str, HEAD_SIZES))}")
+        return
+    check(
+        dropout == 0,
+        f"does not support model.attention_probs_dropout_prob={dropout}; set model.attention_probs_dropout_prob=0.0",
+    )
+    check(dtype == jnp.bfloat16, f"does not support dtype={dtype}; set dtype=bfloat16")
+    check(seq_len % 2 == 0, f"does not support odd seq_len={seq_len}; prepare with an even --seq_len")
+    check(model.head_size in CUDNN_HEADS, f"{heads}; choose a multiple of 8 up to 128")
 
 
 def data_paths(config: ConfigDict) -> list[str]:
