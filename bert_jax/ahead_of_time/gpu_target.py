@@ -18,7 +18,7 @@ _MIB = 1 << 20
 _MEMORY_FRACTION = 0.75
 """Share of a GPU's memory that JAX takes by default; XLA_PYTHON_CLIENT_MEM_FRACTION changes it."""
 
-COMPILER_OPTIONS: dict[str, bool | int] = {"xla_gpu_autotune_level": 0}
+COMPILER_OPTIONS: dict[str, str | bool] = {"xla_gpu_autotune_level": "0"}
 """Options of a compilation without a GPU: variants of a kernel cannot be timed, so that the compiler takes its default.
 
 Its products may be slower than those of a run, and their workspaces of another size.
@@ -33,9 +33,9 @@ class Gpu:
       kind: JAX's `device_kind`.
       capability: CUDA's compute capability, major and minor.
       cores: number of streaming multiprocessors.
-      memory_mib: memory in MiB, as `nvidia-smi` shows it.
+      memory_mib: memory in MiB that CUDA reports, some 0.5% less than `nvidia-smi` shows.
       bandwidth: of the memory, in bytes/s.
-      clock_ghz: the highest clock.
+      clock_ghz: maximum clock of a core.
       l2_mib: size of the L2 cache in MiB.
       shared_memory: bytes of shared memory that a block can have.
     """
@@ -46,24 +46,31 @@ class Gpu:
     memory_mib: int
     bandwidth: float
     clock_ghz: float
-    l2_mib: int
+    l2_mib: float
     shared_memory: int = 232_448
 
 
-# Of NVIDIA's data sheets and the appendix of compute capabilities in the CUDA programming guide.
+# Sources: NVIDIA's data sheets (bandwidth), the CUDA programming guide's table of compute capabilities (shared memory),
+# and for the rest what CUDA reports of each GPU, which OpenXLA records in xla/backends/gpu/target_config/specs.
 GPUS = {
-    "a100": Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108, 81_920, 2.039e12, 1.41, 40, 166_912),
-    "h100": Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 81_559, 3.35e12, 1.98, 50),
-    "h200": Gpu("NVIDIA H200", (9, 0), 132, 143_771, 4.8e12, 1.98, 60),
-    "b200": Gpu("NVIDIA B200", (10, 0), 148, 183_359, 8e12, 1.965, 126),
-    "gb200": Gpu("NVIDIA GB200", (10, 0), 152, 189_471, 8e12, 2.062, 126),
+    "a100": Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108, 81_158, 2.039e12, 1.41, 40, 166_912),
+    "h100": Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 81_008, 3.35e12, 1.98, 50),
+    "h200": Gpu("NVIDIA H200", (9, 0), 132, 143_155, 4.8e12, 1.98, 50),
+    "b200": Gpu("NVIDIA B200", (10, 0), 148, 182_642, 8e12, 1.965, 126.5),
+    "gb200": Gpu("NVIDIA GB200", (10, 0), 152, 188_730, 8e12, 2.062, 129.25),
 }
+
+
+def is_gpu(topology: str) -> bool:
+    """Returns True for the name of GPUs, such as `h100:8`."""
+    return topology.partition(":")[0] in GPUS
 
 
 def open_gpus(topology: str, name: str, sizes: list[int]) -> tuple[list[Any], int]:
     """Returns the devices of `h100:8`, or of hosts with several as `h100:4x8`, and the bytes that a run can use of one.
 
-    No GPU is needed, and one in use is not touched. InputError for three dimensions, or without JAX's CUDA plugin.
+    The network between hosts is not told apart from NVLink. No GPU is needed, and one in use is not touched. InputError
+    for three dimensions, or without JAX's CUDA plugin.
     """
     if len(sizes) > 2:
         raise InputError(
@@ -74,7 +81,8 @@ def open_gpus(topology: str, name: str, sizes: list[int]) -> tuple[list[Any], in
     if plugin is None:
         raise InputError(f"--topology={topology} requires JAX's CUDA plugin; run: {install_hint('gpu-aot')}")
     jax.config.update("jax_platforms", "cpu")  # only the compiler is used, not a GPU of this machine
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # libraries that only a run needs are missing
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":  # JAX's default, which shows warnings:
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # of libraries that only a run needs, and of steps that do not fit
     gpu = GPUS[name]
     hosts = sizes[0] if len(sizes) == 2 else 1
     try:
@@ -113,7 +121,7 @@ gpu_device_info {{
   block_dim_limit_y: 65535
   block_dim_limit_z: 65535
   memory_bandwidth: {gpu.bandwidth:.0f}
-  l2_cache_size: {gpu.l2_mib * _MIB}
+  l2_cache_size: {gpu.l2_mib * _MIB:.0f}
   clock_rate_ghz: {gpu.clock_ghz}
   device_memory_size: {gpu.memory_mib * _MIB}
   shared_memory_per_block_optin: {gpu.shared_memory}

@@ -50,12 +50,12 @@ class Target:
     """True for GPUs that this machine need not have."""
 
     @property
-    def compiler_options(self) -> dict[str, bool | int]:
+    def compiler_options(self) -> dict[str, str | bool]:
         return COMPILER_OPTIONS if self.is_gpu else {}
 
 
 def open_target(topology: str, slices: int = 1) -> Target:
-    """Opens a topology: libtpu's name for the chips of a slice (`v5e:4x4`, `v5p:4x4x8`), or GPUs (`h100:8`, `h200:4x8`).
+    """Opens TPUs by libtpu's name for the chips of a slice (`v5e:4x4`, `v5p:4x4x8`), or GPUs (`h100:8`, `h200:4x8`).
 
     No TPU or GPU is needed, and one in use is not touched. InputError if the compiler is missing or does not know the
     name.

@@ -44,7 +44,7 @@ def triton_attention(
 
     Positions attend as in `attention_mask` of sequence_ids int32 [B, L]. The dropout mask is that of
     `dropout_mask((B, N, L, L), dropout_rate, keys)`; without keys nothing is dropped. With `interpret` it runs on any
-    platform, slowly.
+    platform, slowly. It was compiled for GPUs, and has not been run on one.
     """
     rows, length, _, heads, head = qkv.shape
     rate = 0.0 if keys is None else dropout_rate
