@@ -123,7 +123,7 @@ def compile_kernels(gpu: str, dropout: float) -> None:
     import jax
     import jax.numpy as jnp
 
-    from bert_jax.model.triton_attention import triton_attention
+    from bert_jax.model.attention_kernels.triton_attention import triton_attention
 
     target = open_target(f"{gpu}:1", 1)
     sharding = jax.sharding.SingleDeviceSharding(target.devices[0])

@@ -27,7 +27,9 @@ Its products may be slower than those of a run, and their workspaces of another 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What the compiler asks of a GPU; all supported ones have warps of 32 threads and 64 Ki registers per core.
+    """Sizes and rates of a GPU that the compiler asks for.
+
+    All supported GPUs have warps of 32 threads, and 64 Ki registers per core.
 
     Attributes:
       kind: JAX's `device_kind`.

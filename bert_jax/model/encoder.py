@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from bert_jax.model.attention_kernels.cudnn_attention import cudnn_attention
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.cudnn_attention import cudnn_attention
 from bert_jax.model.dropout import drop, dropout, dropout_mask
 from bert_jax.model.layers import Key, LayerNorm, activation, bias, dense, parameter, truncated_normal
 from bert_jax.model.rematerialization import REMAT_POLICIES, rematerialized
@@ -91,11 +91,12 @@ class SelfAttention(nnx.Module):
         """
         qkv = checkpoint_name(dense("td,dcnh->tcnh", x, self.qkv_kernel, self.qkv_bias), "qkv")
         if self.attention == "pallas":
-            from bert_jax.model.pallas_attention import pallas_attention  # a fourth of a second, needed by few runs
+            # Few runs need the import, which takes a fourth of a second.
+            from bert_jax.model.attention_kernels.pallas_attention import pallas_attention
 
             context = pallas_attention(qkv, visibility, key, dropout_rate=self.dropout_rate, causal=self.causal)
         elif self.attention == "triton":
-            from bert_jax.model.triton_attention import triton_attention
+            from bert_jax.model.attention_kernels.triton_attention import triton_attention
 
             context = triton_attention(qkv, visibility, key, dropout_rate=self.dropout_rate, causal=self.causal)
         elif self.attention == "cudnn":

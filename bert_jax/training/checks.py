@@ -14,7 +14,7 @@ from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.order import order_rules
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
-from bert_jax.model.cudnn_attention import CUDNN_HEADS
+from bert_jax.model.attention_kernels.cudnn_attention import CUDNN_HEADS
 from bert_jax.model.encoder import ATTENTIONS
 from bert_jax.model.rematerialization import REMAT_POLICIES
 from bert_jax.tracking.profiling import parse_steps
@@ -154,7 +154,8 @@ def check_attention(
     check(here == kernel, f"needs {kernel.upper()} devices, got {here.upper()}; run on {kernel.upper()}")
     dtype = compute_dtype(config.dtype, here)
     if name == "pallas":
-        from bert_jax.model.pallas_attention import LANES, LARGEST_KEYS  # a fourth of a second, needed by few runs
+        # Few runs need the import, which takes a fourth of a second.
+        from bert_jax.model.attention_kernels.pallas_attention import LANES, LARGEST_KEYS
 
         longest = LARGEST_KEYS // dtype.itemsize
         check(
@@ -171,7 +172,7 @@ def check_attention(
         f"{model.num_attention_heads} = {model.head_size} features"
     )
     if name == "triton":
-        from bert_jax.model.triton_attention import HEAD_SIZES
+        from bert_jax.model.attention_kernels.triton_attention import HEAD_SIZES
 
         check(model.head_size in HEAD_SIZES, f"{heads}; choose one of {', '.join(map(str, HEAD_SIZES))}")
         return

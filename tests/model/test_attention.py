@@ -14,10 +14,10 @@ from support.batches import make_device_batch
 from support.models import initialize
 
 from bert_jax.model import BertConfig, abstract_parameters, encoder
+from bert_jax.model.attention_kernels.pallas_attention import pallas_attention
+from bert_jax.model.attention_kernels.triton_attention import HEAD_SIZES, triton_attention
 from bert_jax.model.dropout import dropout_mask
 from bert_jax.model.encoder import attention_mask
-from bert_jax.model.pallas_attention import pallas_attention
-from bert_jax.model.triton_attention import HEAD_SIZES, triton_attention
 
 KERNELS = {
     "pallas": functools.partial(pallas_attention, interpret=True),
@@ -44,7 +44,7 @@ def packed(length: int = LENGTH) -> np.ndarray:
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch):
     for name, kernel in KERNELS.items():
-        monkeypatch.setattr(f"bert_jax.model.{name}_attention.{name}_attention", kernel)
+        monkeypatch.setattr(f"bert_jax.model.attention_kernels.{name}_attention.{name}_attention", kernel)
 
 
 def plain_attention(qkv, sequence_ids, keys, *, dropout_rate, causal):

@@ -19,9 +19,9 @@ from bert_jax.errors import InputError
 from bert_jax.inference import pretrained
 from bert_jax.inference.features import extract
 from bert_jax.model import BertConfig, abstract_parameters
-from bert_jax.model.cudnn_attention import cudnn_attention
-from bert_jax.model.pallas_attention import pallas_attention
-from bert_jax.model.triton_attention import triton_attention
+from bert_jax.model.attention_kernels.cudnn_attention import cudnn_attention
+from bert_jax.model.attention_kernels.pallas_attention import pallas_attention
+from bert_jax.model.attention_kernels.triton_attention import triton_attention
 from bert_jax.model.workarounds import on_every_axis
 from bert_jax.parallel.host_batches import put_batch
 from bert_jax.parallel.mesh import make_mesh
@@ -56,10 +56,10 @@ def interpret(name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...
         shapes.append(qkv.shape)
         return kernel(qkv, *inputs, **settings, interpret=True)
 
-    monkeypatch.setattr(f"bert_jax.model.{name}_attention.{name}_attention", interpreted)
-    # The interpreter's loop returns its inputs without the mesh axes that they vary along; sums lack them from the start.
+    monkeypatch.setattr(f"bert_jax.model.attention_kernels.{name}_attention.{name}_attention", interpreted)
+    # The interpreter's loop returns its inputs without the mesh axes that they vary along; sums never have them.
     monkeypatch.setattr(
-        f"bert_jax.model.{name}_attention.on_every_axis",
+        f"bert_jax.model.attention_kernels.{name}_attention.on_every_axis",
         lambda function: on_every_axis(lambda *arrays: function(*(array + 0 for array in arrays))),
     )
     return shapes
