@@ -73,6 +73,7 @@ BENCHMARKS = (
     Benchmark("python benchmarks/lost_hosts.py --repeats 2 --jobs 2", 40),
     Benchmark("python benchmarks/flips.py --flips 200", 40),
     Benchmark("python benchmarks/attention_memory.py", 30),
+    Benchmark("python benchmarks/gpu_memory.py", 15),
     Benchmark(
         f"python benchmarks/prepare_memory.py {WIKIPEDIA} --gigabytes 5.2 --bucket_tokens 4194304", 90
     ),

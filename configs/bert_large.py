@@ -7,9 +7,10 @@ With LAMB, as in NVIDIA's recipe (You et al. 2020):
     bert-jax pretrain --config=bert_large:lamb --workdir=runs/bert_large_lamb --config.gradient_accumulation=64 \\
       --config.phases.0.data.path=DATASET128 --config.phases.1.data.path=DATASET512
 
-On TPUs, for which `v4`, `v5e`, `v5p` and `v6e` know what fits, and on GPUs (`h100`, `h200`, `b200`, `gb200`): the
-paper's million steps, 90% of them at 128 tokens, or LAMB's as `lamb_v5p`. The rows of `tpu7x` and of GPUs are those of
-v5p, not tried yet. The recipe is the same on any number of chips that divides the batch: microbatches are inferred.
+On TPUs (`v4`, `v5e`, `v5p`, `v6e`, `tpu7x`) and on GPUs (`a100`, `h100`, `h200`, `b200`, `gb200`): the paper's million
+steps, 90% of them at 128 tokens, or LAMB's as `lamb_v5p`. The rows of a microbatch fit by the memory of the compiled
+step; no recipe has been run. The recipe is the same on any number of chips that divides the batch: microbatches are
+inferred.
 
     bert-jax pretrain --config=bert_large:v5p --workdir=runs/bert_large \\
       --config.phases.0.data.path=DATASET128 --config.phases.1.data.path=DATASET512
@@ -33,9 +34,12 @@ from bert_jax.configs import bert
 # parallel: the model is too small to gain from sharding it. Dropout is kept, so at 512 tokens attention is recomputed;
 # attention=pallas keeps dropout as well, but has not been timed on a TPU.
 CHIPS = {"v4": (128, 32), "v5e": (64, 16), "v5p": (256, 128), "v6e": (128, 32)}
-# With v5p's rows, which take 51 of its 95 GiB: a device of TPU7x, half a chip, has as much memory; GPUs have 80 GB or
-# more.
-CHIPS |= dict.fromkeys(("tpu7x", "h100", "h200", "b200", "gb200"), CHIPS["v5p"])
+# With v5p's rows, which take 51 of its 95 GiB: a device of TPU7x, half a chip, has as much memory.
+CHIPS["tpu7x"] = CHIPS["v5p"]
+# They take about half of the 75% of a GPU's memory that a run can use (benchmarks/gpu_memory.py). attention=triton
+# keeps dropout, takes less memory and recomputes no array in XLA, but has not been run on a GPU.
+CHIPS |= dict.fromkeys(("a100", "h100"), (256, 64))
+CHIPS |= dict.fromkeys(("h200", "b200", "gb200"), (512, 128))
 
 
 def get_config(recipe=""):

@@ -2,7 +2,7 @@
 
 `parity` runs the same batch and state on the GPU and on the CPU, in fp32 with products of the highest precision, and
 compares losses, gradient norm and updated parameters. Other precisions and attention kernels follow, each beside the
-fp32 step on the CPU.
+fp32 step on the CPU. `attention=triton` draws the dropout masks of that step, and keeps its dropout.
 `determinism` compares two runs of a process, and two processes, with `--xla_gpu_deterministic_ops=true` and without.
 """
 
@@ -22,8 +22,6 @@ from on_gpu.cases import Cases
 from on_gpu.scale import Scale
 from on_gpu.steps import Setting, Step
 
-from bert_jax.model.encoder import ATTENTIONS
-
 SEQ_LEN = 128
 PARITY_STEPS = 3
 NO_ATTENTION_DROPOUT = (("model.attention_probs_dropout_prob", "0.0"),)
@@ -42,7 +40,6 @@ DETERMINISM_COLUMNS = {
     "two processes": "{other_process}",
     "steps": "{steps}",
 }
-TPU_KERNEL = "pallas"
 FLAG = "--xla_gpu_deterministic_ops=true"
 
 
@@ -100,18 +97,22 @@ def parity(cases: Cases, scale: Scale) -> None:
         step = Step(replace(setting, overrides=setting.overrides + dropout))
         return errors(run(step, state, PARITY_STEPS), expected) | {"compile_seconds": step.compile_seconds}
 
-    kernels = [name for name in ATTENTIONS if name not in ("xla", TPU_KERNEL)]
     bfloat16 = replace(exact, overrides=(("dtype", "bfloat16"),), precision=None)
     cases.measure("fp32, highest precision", lambda: compare(exact, ()))
     cases.measure("fp32, default precision", lambda: compare(replace(exact, precision=None), ()))
+    cases.measure("fp32, highest precision, attention=triton", lambda: compare(with_kernel(exact, "triton"), ()))
     cases.measure("bf16", lambda: compare(bfloat16, ()))
+    cases.measure("bf16, attention=triton", lambda: compare(with_kernel(bfloat16, "triton"), ()))
     cases.measure("bf16, no attention dropout", lambda: compare(bfloat16, NO_ATTENTION_DROPOUT))
-    for kernel in kernels:
-        setting = replace(bfloat16, overrides=(*bfloat16.overrides, ("attention", kernel)))
-        cases.measure(
-            f"bf16, attention={kernel}, no attention dropout",
-            lambda setting=setting: compare(setting, NO_ATTENTION_DROPOUT),
-        )
+    cases.measure(
+        "bf16, attention=cudnn, no attention dropout",
+        lambda: compare(with_kernel(bfloat16, "cudnn"), NO_ATTENTION_DROPOUT),
+    )
+
+
+def with_kernel(setting: Setting, kernel: str) -> Setting:
+    """Returns the setting with another attention."""
+    return replace(setting, overrides=(*setting.overrides, ("attention", kernel)))
 
 
 def determinism(cases: Cases, scale: Scale, script: Path, extra: list[str]) -> None:

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from on_gpu.agreement import NO_ATTENTION_DROPOUT, TPU_KERNEL
+from on_gpu.agreement import NO_ATTENTION_DROPOUT
 from on_gpu.cases import Cases, UnsupportedError
 from on_gpu.scale import Scale
 from on_gpu.steps import Setting, Step, largest, rates, seconds_per_step
 
-from bert_jax.model.encoder import ATTENTIONS
 from bert_jax.model.rematerialization import REMAT_POLICIES
 
 COLUMNS = {
@@ -22,6 +21,8 @@ COLUMNS = {
 STEP_COLUMNS = {"sequences": "{case}", "outcome": "{outcome}", **COLUMNS}
 ATTENTION_COLUMNS = {"attention": "{case}", "outcome": "{outcome}", **COLUMNS}
 REMAT_COLUMNS = {"recomputed": "{case}", "outcome": "{outcome}", **COLUMNS}
+KERNELS = (("triton", "none"), ("xla", "attention"), ("xla", "none"), ("cudnn", "none"))
+"""Attention and remat, the more telling ones first."""
 RECIPE = {128: (), 512: (("remat", "attention"),)}
 """Overrides of a phase, by its sequence length; as in configs/bert_large.py."""
 
@@ -41,13 +42,17 @@ def step_times(cases: Cases, scale: Scale) -> None:
 
 
 def attention(cases: Cases, scale: Scale) -> None:
-    """Measures each kernel with and without dropout of the attention's weights, on the same batch."""
+    """Measures each kernel with and without dropout of the attention's weights, on the same batch.
+
+    Plain attention is measured with its L x L arrays kept, and with them recomputed.
+    """
     for seq_len in scale.lengths:
-        for kernel in (name for name in ATTENTIONS if name != TPU_KERNEL):
+        for kernel, remat in KERNELS:
             for dropout in ((), NO_ATTENTION_DROPOUT):
-                overrides = (("attention", kernel), *dropout)
+                overrides = (("attention", kernel), ("remat", remat), *dropout)
                 setting = Setting(scale.large, scale.rows[seq_len], seq_len, overrides=overrides)
-                name = f"{kernel}, {seq_len} tokens, {'no ' if dropout else ''}attention dropout"
+                recomputed = "" if remat == "none" else f", remat={remat}"
+                name = f"{kernel}{recomputed}, {seq_len} tokens, {'no ' if dropout else ''}attention dropout"
                 cases.measure(name, lambda setting=setting: _one(setting, scale))
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
+from sides import UnsupportedError
 
 from bert_jax.batch import Batch, HostBatch, map_arrays
 from bert_jax.config import ConfigDict, load_config
@@ -118,12 +119,16 @@ class Step:
       flops: model FLOPs of the batch, padding counted.
       compile_seconds: time to trace and compile.
       peak_gib: arguments, results and temporaries of the program, in GiB of one device.
+
+    Raises UnsupportedError for an attention kernel on a CPU.
     """
 
     def __init__(self, setting: Setting, devices: Sequence[jax.Device] | None = None, seed: int = 0):
         config = load_config(setting.config, [*setting.overrides, ("gradient_accumulation", str(setting.microbatches))])
         self.model = _model(config)
         self.mesh = make_mesh(config.mesh, devices or jax.devices()[:1])
+        if config.attention != "xla" and self.mesh.devices.flat[0].platform != "gpu":
+            raise UnsupportedError(f"attention={config.attention} needs a GPU")
         batch, self.sequences = make_batch(setting, seed)
         slots, per_row = batch["masked_positions"].shape[1], batch["cls_positions"].shape[1]
         self.flops = setting.rows * training_flops(self.model, setting.seq_len, slots, per_row)

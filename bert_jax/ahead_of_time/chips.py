@@ -10,8 +10,8 @@ ASSUMPTIONS = (
     "compute: matrix products, including those recomputed by remat, at the chip's dense bf16 peak",
     "memory, an estimate: state read and written once per step, temporaries written and read once per microbatch, at "
     "the HBM's full bandwidth",
-    "network: ring collectives over all links of a chip's torus at full bandwidth; traffic between slices is not "
-    "included",
+    "network: ring collectives over all links of a TPU's torus at full bandwidth; traffic between slices is not "
+    "included, and GPUs have no bound",
     "lower bound: the largest of the three, with full overlap; sequential: their sum",
 )
 """Assumptions of `roofline`, as text."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from bert_jax.ahead_of_time.compiled_step import Step, compile_step, describe
 from bert_jax.ahead_of_time.fit import find_batch, find_fix, plans
+from bert_jax.ahead_of_time.gpu_target import is_gpu
 from bert_jax.ahead_of_time.pareto import best_choice, find_choices
 from bert_jax.ahead_of_time.table import gib
 from bert_jax.ahead_of_time.target import Target, local_target, open_target
@@ -47,7 +48,7 @@ def compile_config(
 
     Args:
       config: the run; `data.path` may be empty.
-      topology: TPUs, see `open_target`; None for the devices of this machine.
+      topology: TPUs or GPUs, see `open_target`; None for the devices of this machine.
       output: a file for the compiled steps, if all of them fit; see `saved_programs`.
       slices: number of slices, connected by a slower network.
       phase: one of the phases, numbered from 0; None for all.
@@ -58,6 +59,11 @@ def compile_config(
     Raises InputError for an invalid config.
     """
     config = fill_in_from_checkpoint(config)
+    if output and topology is not None and is_gpu(topology):
+        raise InputError(
+            f"--output with --topology={topology}: a program for GPUs is not kept, because it was compiled without "
+            "timing its kernels; compile on the machine with the GPUs, without --topology"
+        )
     if output:  # before minutes of work
         atomic.make_folder(remote.absolute(output).parent)
     target = local_target() if topology is None else open_target(topology, slices)

@@ -27,6 +27,9 @@ from bert_jax.training.phases import Plan
 from bert_jax.training.planning.saved_step import program_settings
 from bert_jax.training.pretrain import plan_step
 
+VERSIONS = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "jax-cuda12-plugin")
+"""Packages of the compiler, whose versions are described."""
+
 VOCAB_SIZE = 30_522
 SEQ_LEN = 128
 """Defaults if neither the config nor a dataset sets them."""
@@ -109,6 +112,11 @@ def compile_step(target: Target, plan: Plan, *, keeps_program: bool = False) -> 
     model = bert_config(config, rows.vocab_size, rows.seq_len, config.data.path or "a dataset of data.seq_len")
     check_divisibility(mesh, model, config.global_batch_size, config.gradient_accumulation)
     check_attention(config, model, rows.seq_len, mesh)
+    if target.is_gpu and config.attention == "cudnn":
+        raise InputError(
+            "attention=cudnn: cuDNN compiles its kernels on a GPU; compile on the machine with the GPUs, without "
+            "--topology, or set attention=triton or attention=xla"
+        )
     spec, train_step = plan_step(mesh, plan, model)
     batch = abstract_batch(mesh, config, rows.seq_len, rows.predictions, rows.sequences)
     state_bytes = sum(
@@ -128,12 +136,14 @@ def compile_step(target: Target, plan: Plan, *, keeps_program: bool = False) -> 
     with jax.set_mesh(mesh):
         lowered = train_step.lower(spec.abstract, batch)
     try:
-        compiled = lowered.compile()
+        compiled = lowered.compile(target.compiler_options or None)
     except jax.errors.JaxRuntimeError as error:
         if needs := out_of_memory(error):
             return result(needs[0], None, None)
         raise BertJaxError(f"the compiler failed: {_first_line(error)}") from error
     sizes: Any = compiled.memory_analysis()
+    if target.is_gpu and target.hbm_bytes and sizes.peak_memory_in_bytes > target.hbm_bytes:
+        return result(sizes.peak_memory_in_bytes, None, None)  # only the compiler for TPUs refuses such a program
     memory = {
         "argument_bytes": sizes.argument_size_in_bytes,
         "output_bytes": sizes.output_size_in_bytes,
@@ -204,13 +214,13 @@ def describe(target: Target, step: Step) -> dict[str, Any]:
         "model_flops": model_flops,
         "recomputed_flops": recomputed,
         "compile_seconds": step.compile_seconds,
-        "versions": {name: _version(name) for name in ("jax", "jaxlib", "libtpu")},
+        "versions": {name: _version(name) for name in VERSIONS},
         "roofline": None,
         "memory_bytes": None,
     }
     if step.memory:
         described["memory_bytes"] = moved = moved_bytes(described)
-        if target.accelerator and target.accelerator.torus:
+        if target.accelerator and target.accelerator.hbm:
             bounds = roofline(
                 target.accelerator, flops=(model_flops + recomputed) / devices, memory_bytes=moved,
                 collectives=collectives,

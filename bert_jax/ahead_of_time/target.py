@@ -1,4 +1,4 @@
-"""Targets of compilation: TPUs by libtpu's names, or the devices of this machine."""
+"""Targets of compilation: TPUs by libtpu's names, NVIDIA GPUs by theirs, or the devices of this machine."""
 
 import importlib.metadata
 import math
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 
+from bert_jax.ahead_of_time.gpu_target import COMPILER_OPTIONS, GPUS, open_gpus
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.extras import install_hint
 from bert_jax.parallel.mesh import count_slices
@@ -36,8 +37,8 @@ _ENVIRONMENT = {  # of libtpu
 class Target:
     """Devices to compile for.
 
-    `hbm_bytes` of memory are usable by a program; None if that is unknown, as for CPUs and GPUs. `accelerator` is None
-    if `tracking.accelerators` does not know the devices.
+    `hbm_bytes` of memory are usable by a program; None if that is unknown, as for the CPUs and GPUs of this machine.
+    `accelerator` is None if `tracking.accelerators` does not know the devices.
     """
 
     topology: str
@@ -45,16 +46,37 @@ class Target:
     devices: tuple[Any, ...]
     hbm_bytes: int | None
     accelerator: Accelerator | None
+    is_gpu: bool = False
+    """True for GPUs that this machine need not have."""
+
+    @property
+    def compiler_options(self) -> dict[str, str | bool]:
+        return COMPILER_OPTIONS if self.is_gpu else {}
 
 
 def open_target(topology: str, slices: int = 1) -> Target:
-    """Opens a topology by libtpu's name for the chips of a slice: `v5e:4x4`, `v5p:4x4x8`.
+    """Opens TPUs by libtpu's name for the chips of a slice (`v5e:4x4`, `v5p:4x4x8`), or GPUs (`h100:8`, `h200:4x8`).
 
-    No TPU is needed, and one in use is not touched. InputError if libtpu is missing or does not know the name.
+    No TPU or GPU is needed, and one in use is not touched. InputError if the compiler is missing or does not know the
+    name.
     """
-    if not re.fullmatch(r"[a-z0-9]+:\d+(x\d+){1,2}", topology):
-        raise InputError(f"--topology={topology}: expected a chip and its count in each dimension, such as v5e:4x4")
+    if not re.fullmatch(r"[a-z0-9]+:\d+(x\d+){0,2}", topology):
+        raise InputError(
+            f"--topology={topology}: expected a chip and its count in each dimension, such as v5e:4x4 or h100:8"
+        )
     name, sizes = topology.partition(":")[0], [int(size) for size in topology.partition(":")[2].split("x")]
+    if min(sizes) < 1:
+        raise InputError(f"--topology={topology}: expected at least 1 in each dimension")
+    if name in GPUS:
+        if slices != 1:
+            raise InputError(f"--num_slices={slices}: GPUs have no slices; use {name}:{slices}x8 for {slices} hosts")
+        gpus, memory = open_gpus(topology, name, sizes)
+        return Target(topology, 1, tuple(gpus), memory, find_accelerator(gpus[0].device_kind), is_gpu=True)
+    if len(sizes) < 2:
+        raise InputError(
+            f"--topology={topology}: {name} needs at least two dimensions, as v5e:2x4; GPUs, which need one, are "
+            f"{', '.join(GPUS)}"
+        )
     if name in _FLAT and len(sizes) > 2:
         raise InputError(f"--topology={topology}: {name} has two dimensions; use {name}:4x4, for example")
     if slices < 1:

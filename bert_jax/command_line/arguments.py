@@ -386,8 +386,9 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
     sub = command("compile", "Compile a config's training step ahead of time: memory, collectives, cost.")
     add_config(sub, "--config", spec, "a config of pretrain; data.path may be empty", required=True)
     sub.add_argument(
-        "--topology", metavar="CHIP:AxB[xC]",
-        help="a slice of TPUs, such as v5e:4x4 or v5p:2x2x2; default: the devices of this machine",
+        "--topology", metavar="CHIP:A[xB[xC]]",
+        help="a slice of TPUs, such as v5e:4x4 or v5p:2x2x2, or NVIDIA GPUs: h100:8, or h200:4x8 for four hosts of "
+        "eight; default: the devices of this machine",
     )  # fmt: skip
     sub.add_argument(
         "--output", default="", metavar="FILE",

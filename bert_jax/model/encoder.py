@@ -9,19 +9,22 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from bert_jax.model.attention_kernels.cudnn_attention import cudnn_attention
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.cudnn_attention import cudnn_attention
 from bert_jax.model.dropout import drop, dropout, dropout_mask
 from bert_jax.model.layers import Key, LayerNorm, activation, bias, dense, parameter, truncated_normal
 from bert_jax.model.rematerialization import REMAT_POLICIES, rematerialized
 from bert_jax.model.workarounds import softmax, weight_einsum
 
-ATTENTIONS = ("xla", "pallas", "cudnn")
-"""Implementations of attention: products that the compiler fuses, a kernel for TPUs, or one for GPUs.
+ATTENTIONS = ("xla", "pallas", "triton", "cudnn")
+"""Implementations of attention: products that the compiler fuses, a kernel for TPUs, or one of two for GPUs.
 
-The one for GPUs has no dropout: cuDNN takes the seed of its mask when the step is compiled, and would drop the same in
-all steps.
+`cudnn` has no dropout: cuDNN takes the seed of its mask when the step is compiled, and would drop the same in all
+steps.
 """
+
+_COMPARE_IDS = ("pallas", "triton")
+"""Kernels that compare sequence ids themselves, and need no mask."""
 
 
 def attention_mask(sequence_ids: jax.Array, *, causal: bool = False) -> jax.Array:
@@ -78,7 +81,7 @@ class SelfAttention(nnx.Module):
 
         Expects `sequence_ids` int32 [B, L].
         """
-        return sequence_ids if self.attention == "pallas" else attention_mask(sequence_ids, causal=self.causal)
+        return sequence_ids if self.attention in _COMPARE_IDS else attention_mask(sequence_ids, causal=self.causal)
 
     @jax.named_scope("attention")
     def __call__(self, x: jax.Array, visibility: jax.Array, key: Key | None) -> jax.Array:
@@ -88,9 +91,14 @@ class SelfAttention(nnx.Module):
         """
         qkv = checkpoint_name(dense("td,dcnh->tcnh", x, self.qkv_kernel, self.qkv_bias), "qkv")
         if self.attention == "pallas":
-            from bert_jax.model.pallas_attention import pallas_attention  # a fourth of a second, needed by few runs
+            # Few runs need the import, which takes a fourth of a second.
+            from bert_jax.model.attention_kernels.pallas_attention import pallas_attention
 
             context = pallas_attention(qkv, visibility, key, dropout_rate=self.dropout_rate, causal=self.causal)
+        elif self.attention == "triton":
+            from bert_jax.model.attention_kernels.triton_attention import triton_attention
+
+            context = triton_attention(qkv, visibility, key, dropout_rate=self.dropout_rate, causal=self.causal)
         elif self.attention == "cudnn":
             context = cudnn_attention(qkv, visibility)
         else:

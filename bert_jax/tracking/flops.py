@@ -35,10 +35,11 @@ def recomputed_flops(config: BertConfig, seq_len: int, remat: str, attention: st
     """Counts FLOPs of a row's matrix products that the backward pass recomputes; they are not model FLOPs.
 
     `remat` recomputes them, and a fused attention kernel (any but "xla") the queries by keys, which it does not store.
+    The two kernels of "triton" for the backward pass each recompute them, and the gradients of the probabilities once.
     """
     d, f = config.hidden_size, config.intermediate_size
     product = 2.0 * seq_len * seq_len * d  # queries by keys, or probabilities by values
-    fused = product if attention != "xla" else 0.0
+    fused = {"xla": 0.0, "triton": 3 * product}.get(attention, product)
     per_layer = {
         "none": fused,
         "attention": product,

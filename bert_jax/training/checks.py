@@ -14,7 +14,7 @@ from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.order import order_rules
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
-from bert_jax.model.cudnn_attention import CUDNN_HEADS
+from bert_jax.model.attention_kernels.cudnn_attention import CUDNN_HEADS
 from bert_jax.model.encoder import ATTENTIONS
 from bert_jax.model.rematerialization import REMAT_POLICIES
 from bert_jax.tracking.profiling import parse_steps
@@ -150,11 +150,12 @@ def check_attention(
     if name == "xla":
         return
     check(tensor == 1, f"does not support tensor parallelism, got mesh.tensor={tensor}; set mesh.tensor=1")
-    kernel, here = {"pallas": "tpu", "cudnn": "gpu"}[name], platform or mesh.devices.flat[0].platform
+    kernel, here = {"pallas": "tpu", "triton": "gpu", "cudnn": "gpu"}[name], platform or mesh.devices.flat[0].platform
     check(here == kernel, f"needs {kernel.upper()} devices, got {here.upper()}; run on {kernel.upper()}")
     dtype = compute_dtype(config.dtype, here)
     if name == "pallas":
-        from bert_jax.model.pallas_attention import LANES, LARGEST_KEYS  # a fourth of a second, needed by few runs
+        # Few runs need the import, which takes a fourth of a second.
+        from bert_jax.model.attention_kernels.pallas_attention import LANES, LARGEST_KEYS
 
         longest = LARGEST_KEYS // dtype.itemsize
         check(
@@ -165,19 +166,23 @@ def check_attention(
             model.hidden_size % LANES == 0,
             f"does not support model.hidden_size={model.hidden_size}; choose a multiple of {LANES}",
         )
-    else:
-        check(
-            dropout == 0,
-            f"does not support model.attention_probs_dropout_prob={dropout}; set "
-            "model.attention_probs_dropout_prob=0.0",
-        )
-        check(dtype == jnp.bfloat16, f"does not support dtype={dtype}; set dtype=bfloat16")
-        check(seq_len % 2 == 0, f"does not support odd seq_len={seq_len}; prepare with an even --seq_len")
-        check(
-            model.head_size in CUDNN_HEADS,
-            f"does not support heads of model.hidden_size={model.hidden_size} / model.num_attention_heads="
-            f"{model.num_attention_heads} = {model.head_size} features; choose a multiple of 8 up to 128",
-        )
+        return
+    heads = (
+        f"does not support heads of model.hidden_size={model.hidden_size} / model.num_attention_heads="
+        f"{model.num_attention_heads} = {model.head_size} features"
+    )
+    if name == "triton":
+        from bert_jax.model.attention_kernels.triton_attention import HEAD_SIZES
+
+        check(model.head_size in HEAD_SIZES, f"{heads}; choose one of {', '.join(map(str, HEAD_SIZES))}")
+        return
+    check(
+        dropout == 0,
+        f"does not support model.attention_probs_dropout_prob={dropout}; set model.attention_probs_dropout_prob=0.0",
+    )
+    check(dtype == jnp.bfloat16, f"does not support dtype={dtype}; set dtype=bfloat16")
+    check(seq_len % 2 == 0, f"does not support odd seq_len={seq_len}; prepare with an even --seq_len")
+    check(model.head_size in CUDNN_HEADS, f"{heads}; choose a multiple of 8 up to 128")
 
 
 def data_paths(config: ConfigDict) -> list[str]:

@@ -1,0 +1,138 @@
+"""NVIDIA GPUs as targets of compilation: XLA's compiler for them needs no GPU, only a description of one."""
+
+import contextlib
+import importlib.metadata
+import io
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from bert_jax.errors import InputError
+from bert_jax.extras import install_hint
+
+_MIB = 1 << 20
+_MEMORY_FRACTION = 0.75
+"""Share of a GPU's memory that JAX takes by default; XLA_PYTHON_CLIENT_MEM_FRACTION changes it."""
+
+COMPILER_OPTIONS: dict[str, str | bool] = {"xla_gpu_autotune_level": "0"}
+"""Options of a compilation without a GPU: variants of a kernel cannot be timed, so that the compiler takes its default.
+
+Its products may be slower than those of a run, and their workspaces of another size.
+"""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Sizes and rates of a GPU that the compiler asks for.
+
+    All supported GPUs have warps of 32 threads, and 64 Ki registers per core.
+
+    Attributes:
+      kind: JAX's `device_kind`.
+      capability: CUDA's compute capability, major and minor.
+      cores: number of streaming multiprocessors.
+      memory_mib: memory in MiB that CUDA reports, some 0.5% less than `nvidia-smi` shows.
+      bandwidth: of the memory, in bytes/s.
+      clock_ghz: maximum clock of a core.
+      l2_mib: size of the L2 cache in MiB.
+      shared_memory: bytes of shared memory that a block can have.
+    """
+
+    kind: str
+    capability: tuple[int, int]
+    cores: int
+    memory_mib: int
+    bandwidth: float
+    clock_ghz: float
+    l2_mib: float
+    shared_memory: int = 232_448
+
+
+# Sources: NVIDIA's data sheets (bandwidth), the CUDA programming guide's table of compute capabilities (shared memory),
+# and for the rest what CUDA reports of each GPU, which OpenXLA records in xla/backends/gpu/target_config/specs.
+GPUS = {
+    "a100": Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108, 81_158, 2.039e12, 1.41, 40, 166_912),
+    "h100": Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 81_008, 3.35e12, 1.98, 50),
+    "h200": Gpu("NVIDIA H200", (9, 0), 132, 143_155, 4.8e12, 1.98, 50),
+    "b200": Gpu("NVIDIA B200", (10, 0), 148, 182_642, 8e12, 1.965, 126.5),
+    "gb200": Gpu("NVIDIA GB200", (10, 0), 152, 188_730, 8e12, 2.062, 129.25),
+}
+
+
+def is_gpu(topology: str) -> bool:
+    """Returns True for the name of GPUs, such as `h100:8`."""
+    return topology.partition(":")[0] in GPUS
+
+
+def open_gpus(topology: str, name: str, sizes: list[int]) -> tuple[list[Any], int]:
+    """Returns the devices of `h100:8`, or of hosts with several as `h100:4x8`, and the bytes that a run can use of one.
+
+    The network between hosts is not told apart from NVLink. No GPU is needed, and one in use is not touched. InputError
+    for three dimensions, or without JAX's CUDA plugin.
+    """
+    if len(sizes) > 2:
+        raise InputError(
+            f"--topology={topology}: expected a number of GPUs, or hosts x GPUs of a host, such as {name}:8 or "
+            f"{name}:4x8"
+        )
+    plugin = next((found for found in map(_plugin, (13, 12)) if found), None)
+    if plugin is None:
+        raise InputError(f"--topology={topology} requires JAX's CUDA plugin; run: {install_hint('gpu-aot')}")
+    jax.config.update("jax_platforms", "cpu")  # only the compiler is used, not a GPU of this machine
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":  # JAX's default, which shows warnings:
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # of libraries that only a run needs, and of steps that do not fit
+    gpu = GPUS[name]
+    hosts = sizes[0] if len(sizes) == 2 else 1
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            described = topologies.get_topology_desc(
+                platform="cuda", topology=f"1x{hosts}x{math.prod(sizes) // hosts}", target_config=_describe(gpu, plugin)
+            )
+    except Exception as error:
+        reason = str(error).split("\n")[0]
+        raise InputError(f"--topology={topology}: not supported by JAX's CUDA plugin ({reason})") from error
+    fraction = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION") or _MEMORY_FRACTION)
+    return list(described.devices), int(fraction * gpu.memory_mib * _MIB)
+
+
+def _plugin(cuda: int) -> int | None:
+    """Returns `cuda` if JAX's plugin for this version of CUDA is installed."""
+    try:
+        importlib.metadata.version(f"jax-cuda{cuda}-plugin")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return cuda
+
+
+def _describe(gpu: Gpu, cuda: int) -> str:
+    """Returns the `GpuTargetConfigProto` of XLA in text format."""
+    return f"""
+gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: {gpu.shared_memory + 1024}
+  threads_per_core_limit: 2048
+  core_count: {gpu.cores}
+  fpus_per_core: {64 if gpu.capability == (8, 0) else 128}
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: {gpu.bandwidth:.0f}
+  l2_cache_size: {gpu.l2_mib * _MIB:.0f}
+  clock_rate_ghz: {gpu.clock_ghz}
+  device_memory_size: {gpu.memory_mib * _MIB}
+  shared_memory_per_block_optin: {gpu.shared_memory}
+  cuda_compute_capability {{ major: {gpu.capability[0]} minor: {gpu.capability[1]} }}
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 12 }}
+runtime_version {{ major: {cuda} }}
+device_description_str: "{gpu.kind}"
+"""
