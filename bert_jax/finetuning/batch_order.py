@@ -17,11 +17,11 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.tracking.flops import finetuning_flops
 from bert_jax.tracking.throughput import StepWork
 
-PROGRAM_FLOPS = 5e11
-"""Model FLOPs that two CPU cores compute in the time in which they compile the step for one more padded length.
+CPU_PROGRAM_FLOPS, PROGRAM_FLOPS = 5e11, 1e15
+"""Model FLOPs that devices compute in the time in which the step is compiled for one more padded length.
 
-An accelerator computes thousands of times as many, but its tasks are larger as well, and this is no more programs than
-one for each of `LENGTHS`. It is a constant, and not measured, so that a run has the same batches everywhere.
+Two CPU cores compile for three seconds, an accelerator's compiler for some ten. They are constants, and not measured,
+so that a run has the same batches on every machine.
 """
 
 
@@ -29,12 +29,13 @@ one for each of `LENGTHS`. It is a constant, and not measured, so that a run has
 class BatchOrder:
     """Maps a step to the examples of its batch: a pure function of (encoded examples, config, step).
 
-    `flops` are the model FLOPs of a row in training, by its padded length.
+    `flops` are the model FLOPs of a row in training, by its padded length, and `platform` is that of the devices.
     """
 
     encoded: EncodedExamples
     config: ConfigDict
     flops: Callable[[int], float]
+    platform: str
 
     def __post_init__(self) -> None:
         if not len(self.encoded):
@@ -66,7 +67,8 @@ class BatchOrder:
             rows = self.config.num_epochs * self.config.global_batch_size * self.encoded.group
             self._chosen = choose_lengths(
                 [*(int(self._lengths[batch].max()) for batch in batches), int(self._lengths.max())],
-                self.config.task.max_seq_len, lambda length: rows * self.flops(length), PROGRAM_FLOPS,
+                self.config.task.max_seq_len, lambda length: rows * self.flops(length),
+                CPU_PROGRAM_FLOPS if self.platform == "cpu" else PROGRAM_FLOPS,
             )  # fmt: skip
         return self._chosen
 

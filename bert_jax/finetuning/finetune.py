@@ -223,7 +223,8 @@ def _set_up(config: ConfigDict, folder: epath.Path, needs_scores: bool, stack: E
         raise InputError("task.dev: a search requires a labelled split to compare runs; set it to a labelled file")
     head = TaskHead(task.kind, task.size, **config.head)
     check_head(head, mesh)
-    order = BatchOrder(rows, config, functools.partial(finetuning_flops, model, head))
+    platform = mesh.devices.flat[0].platform
+    order = BatchOrder(rows, config, functools.partial(finetuning_flops, model, head), platform)
     for warning in scoring_warnings(splits):
         log.warning(warning)
     log.info(

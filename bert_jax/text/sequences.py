@@ -1,5 +1,6 @@
 """Encoder input of one or two texts: encoding, truncation, and padding to few lengths."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -89,7 +90,8 @@ def padded_length(length: int, max_seq_len: int, lengths: Sequence[int] = LENGTH
     return min(fitting, max_seq_len)
 
 
-_MULTIPLE = 8  # of the longest padded length
+_MULTIPLES = ((128, 8), (256, 16), (512, 32))
+"""Up to a length, the number of tokens that a chosen padded length is a multiple of; beyond, it is 128."""
 
 
 def choose_lengths(
@@ -104,12 +106,16 @@ def choose_lengths(
       program_work: the work that compiling a program takes the time of.
 
     Returns:
-      Lengths in ascending order, of `LENGTHS` or the smallest multiple of 8 that holds the longest sequence.
+      Lengths in ascending order, of which the last holds the longest sequence.
     """
-    longest = min(-(-max(batches) // _MULTIPLE) * _MULTIPLE, max_seq_len)
-    padded = [min(padded_length(length, max_seq_len), longest) for length in batches]
-    candidates = sorted(set(padded))
-    counts = [padded.count(length) for length in candidates]
+
+    def pad(length: int) -> int:
+        multiple = next((multiple for limit, multiple in _MULTIPLES if length <= limit), 128)
+        return min(-(-length // multiple) * multiple, max_seq_len)
+
+    counted = Counter(map(pad, batches))
+    candidates = sorted(counted)
+    counts = [counted[length] for length in candidates]
     # The least work of the batches up to each candidate, with a program of that candidate's length, and its lengths.
     best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     for end, length in enumerate(candidates, 1):

@@ -138,16 +138,16 @@ def padded_work(batches: list[int], lengths: tuple[int, ...], program: float) ->
 def test_chosen_lengths_take_the_least_work(program: float):
     batches = [20, 30, 40, 60, 61, 90, 100, 101, 70, 33] * 10
     chosen = choose_lengths(batches, 512, float, program)
-    candidates = (32, 48, 64, 96, 104)
-    every = [lengths for count in range(5) for lengths in itertools.combinations(candidates[:-1], count)]
+    candidates = (24, 32, 40, 64, 72, 96, 104)
+    every = [lengths for count in range(7) for lengths in itertools.combinations(candidates[:-1], count)]
     assert padded_work(batches, chosen, program) == min(
         padded_work(batches, (*lengths, candidates[-1]), program) for lengths in every
     )
     assert chosen[-1] == 104  # the smallest multiple of 8 that holds 101 tokens
-    assert len(chosen) == {0.0: 5, 300.0: 4, 1_000.0: 2, 1e9: 1}[program]
+    assert len(chosen) == {0.0: 7, 300.0: 3, 1_000.0: 2, 1e9: 1}[program]
 
 
 def test_chosen_lengths_are_at_most_the_maximum():
     assert choose_lengths([3, 17], 20, float, 1e9) == (20,)
-    assert choose_lengths([700, 30], 1_000, float, 0.0) == (32, 704)
-    assert [padded_length(length, 1_000, (32, 704)) for length in (3, 33, 700, 800)] == [32, 704, 704, 1_000]
+    assert choose_lengths([700, 30, 130, 260], 1_000, float, 0.0) == (32, 144, 288, 768)
+    assert [padded_length(length, 1_000, (32, 768)) for length in (3, 33, 700, 800)] == [32, 768, 768, 1_000]
