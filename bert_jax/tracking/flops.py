@@ -42,7 +42,7 @@ def recomputed_flops(config: BertConfig, seq_len: int, remat: str, attention: st
     fused = {"xla": 0.0, "triton": 3 * product}.get(attention, product)
     per_layer = {
         "none": fused,
-        "attention": product,
+        "attention": fused or product,
         "dots": 2 * product + fused,
         "full": 2 * product + fused + 2 * seq_len * (4 * d * d + 2 * d * f),
     }

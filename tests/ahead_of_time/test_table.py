@@ -45,6 +45,12 @@ def test_what_remat_makes_again_is_counted():
     assert 0.9 * forward < again["full"] < forward  # all but the heads
 
 
+@pytest.mark.parametrize(("attention", "products"), [("pallas", 1), ("triton", 3)])
+def test_a_kernel_recomputes_products_with_and_without_remat_of_attention(attention, products):
+    again = {remat: recomputed_flops(LARGE, 512, remat, attention) for remat in ("none", "attention")}
+    assert again["none"] == again["attention"] == products * 24 * 2 * 512 * 512 * 1024
+
+
 DESCRIBED = {
     "topology": "v5e:4x4", "num_slices": 2, "devices": 32, "mesh": {"data": 16, "fsdp": 2, "tensor": 1},
     "steps": [1, 900_000], "global_batch_size": 512, "gradient_accumulation": 2, "rows_a_device": 8, "seq_len": 128,
