@@ -15,7 +15,7 @@ from bert_jax.ahead_of_time.compiled_step import compile_step, describe, moved_b
 from bert_jax.ahead_of_time.fit import Watch, with_changes
 from bert_jax.ahead_of_time.target import Target
 from bert_jax.errors import InputError
-from bert_jax.model.encoder import ATTENTIONS
+from bert_jax.model.attention_kernels.kernel_choice import ATTENTIONS
 from bert_jax.model.rematerialization import REMAT_POLICIES
 from bert_jax.parallel.mesh import BATCH_AXES, make_mesh
 from bert_jax.training.phases import Plan

@@ -9,22 +9,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from bert_jax.model.attention_kernels.cudnn_attention import cudnn_attention
+from bert_jax.model.attention_kernels.kernel_choice import attend_by_kernel, compares_ids
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.dropout import drop, dropout, dropout_mask
 from bert_jax.model.layers import Key, LayerNorm, activation, bias, dense, parameter, truncated_normal
 from bert_jax.model.rematerialization import REMAT_POLICIES, rematerialized
 from bert_jax.model.workarounds import softmax, weight_einsum
-
-ATTENTIONS = ("xla", "pallas", "triton", "cudnn")
-"""Implementations of attention: products that the compiler fuses, a kernel for TPUs, or one of two for GPUs.
-
-`cudnn` has no dropout: cuDNN takes the seed of its mask when the step is compiled, and would drop the same in all
-steps.
-"""
-
-_COMPARE_IDS = ("pallas", "triton")
-"""Kernels that compare sequence ids themselves, and need no mask."""
 
 
 def attention_mask(sequence_ids: jax.Array, *, causal: bool = False) -> jax.Array:
@@ -81,7 +71,7 @@ class SelfAttention(nnx.Module):
 
         Expects `sequence_ids` int32 [B, L].
         """
-        return sequence_ids if self.attention in _COMPARE_IDS else attention_mask(sequence_ids, causal=self.causal)
+        return sequence_ids if compares_ids(self.attention) else attention_mask(sequence_ids, causal=self.causal)
 
     @jax.named_scope("attention")
     def __call__(self, x: jax.Array, visibility: jax.Array, key: Key | None) -> jax.Array:
@@ -90,19 +80,10 @@ class SelfAttention(nnx.Module):
         In the equations t is a token of the batch, c one of q, k, v, n a head, h an element of it, d one of D.
         """
         qkv = checkpoint_name(dense("td,dcnh->tcnh", x, self.qkv_kernel, self.qkv_bias), "qkv")
-        if self.attention == "pallas":
-            # Few runs need the import, which takes a fourth of a second.
-            from bert_jax.model.attention_kernels.pallas_attention import pallas_attention
-
-            context = pallas_attention(qkv, visibility, key, dropout_rate=self.dropout_rate, causal=self.causal)
-        elif self.attention == "triton":
-            from bert_jax.model.attention_kernels.triton_attention import triton_attention
-
-            context = triton_attention(qkv, visibility, key, dropout_rate=self.dropout_rate, causal=self.causal)
-        elif self.attention == "cudnn":
-            context = cudnn_attention(qkv, visibility)
-        else:
+        if self.attention == "xla":
             context = _attend(qkv, visibility, key, self.dropout_rate)
+        else:
+            context = attend_by_kernel(self.attention, qkv, visibility, key, self.dropout_rate, self.causal)
         context = checkpoint_name(context, "attention_context")
         return dense("tnh,nhd->td", context, self.output_kernel, self.output_bias)
 

@@ -15,7 +15,7 @@ from bert_jax.data.loading.order import order_rules
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 from bert_jax.model.attention_kernels.cudnn_attention import CUDNN_HEADS
-from bert_jax.model.encoder import ATTENTIONS
+from bert_jax.model.attention_kernels.kernel_choice import ATTENTIONS
 from bert_jax.model.rematerialization import REMAT_POLICIES
 from bert_jax.tracking.profiling import parse_steps
 from bert_jax.tracking.wandb_tracker import check_wandb

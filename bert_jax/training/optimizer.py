@@ -35,25 +35,21 @@ class AdamState(NamedTuple):
 
 
 def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
-    """Scales gradients whose global norm is above `limit` down to it; the update can be given it as `grad_norm`.
+    """Clips gradients to a global norm of `limit`, as `optax.clip_by_global_norm` does but for rounding.
 
-    Equals `optax.clip_by_global_norm` but for rounding: one factor for all elements is an operation that XLA fuses into
-    those of the moments, where a division for each element would be a pass of its own over the gradients.
+    The update can be given the norm as `grad_norm`. One factor for all elements is fused into the update of the
+    moments, where XLA makes a division of each a pass of its own.
     """
 
-    def update(
-        gradients: Parameters, state: Any, parameters: Any = None, *, grad_norm: jax.Array | None = None, **_: Any
-    ) -> tuple[Parameters, Any]:
-        grad_norm = norm(gradients) if grad_norm is None else grad_norm
+    def update(g: Parameters, state: Any, p: Any = None, *, grad_norm: jax.Array | None = None, **_: Any) -> Any:
+        grad_norm = norm(g) if grad_norm is None else grad_norm
         factor = jnp.where(grad_norm < limit, 1.0, limit / grad_norm)
-        return jax.tree.map(lambda g: g * factor, gradients), state
+        return jax.tree.map(lambda leaf: leaf * factor, g), state
 
     return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
 
 
-def scale_by_adam(
-    b1: float, b2: float, eps: float, *, bias_correction: bool
-) -> optax.GradientTransformationExtraArgs:  # fmt: skip
+def scale_by_adam(b1: float, b2: float, eps: float, *, bias_correction: bool) -> optax.GradientTransformationExtraArgs:
     """Computes Adam's direction with the reference's eps, outside the root, and optional bias correction.
 
     Where the argument `is_finite` of the update is False, the state stays as it is.

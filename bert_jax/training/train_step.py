@@ -128,17 +128,15 @@ def jit_train_step(
         )(state.parameters, entries, rows, key, objective.denominators(entries))
 
         # --- Update, skipped if not finite --------------------------------------------------------------------------
-        # The square of the learning rate times the number of parameters is about that of the update's norm: a finite
-        # gradient times a huge learning rate also ruins a run. The updated parameters would tell exactly, but what
-        # depends on all of them before any is written takes a pass over all parameters and moments.
+        # The last number is about the square of the update's norm: a huge learning rate also ruins a run. The updated
+        # parameters would tell exactly, in a pass of its own over all parameters and moments.
         with jax.named_scope("optimizer"):
             trained = spec.trained(state.parameters)
             grad_norm, learning_rate = norm(gradients), schedule(state.step)
             size = sum(leaf.size for leaf in jax.tree.leaves(trained))
             is_finite = jnp.isfinite(jnp.stack([metrics["loss"], grad_norm, jnp.square(learning_rate) * size])).all()
-            direction, optimizer_state = optimizer.update(
-                gradients, state.optimizer_state, trained, grad_norm=grad_norm, is_finite=is_finite
-            )
+            known = {"grad_norm": grad_norm, "is_finite": is_finite}
+            direction, optimizer_state = optimizer.update(gradients, state.optimizer_state, trained, **known)
             updated = jax.tree.map(lambda p, d: jnp.where(is_finite, p - learning_rate * d, p), trained, direction)
         skipped = 1 - is_finite.astype(jnp.int32)
         state = TrainState(
@@ -148,12 +146,8 @@ def jit_train_step(
             nonfinite_steps=state.nonfinite_steps + skipped,
             nonfinite_streak=(state.nonfinite_streak + 1) * skipped,
         )
-        metrics |= {
-            "learning_rate": learning_rate,
-            "grad_norm": grad_norm,
-            "nonfinite_steps": state.nonfinite_steps,
-            "nonfinite_streak": state.nonfinite_streak,
-        }
+        metrics |= {"learning_rate": learning_rate, "grad_norm": grad_norm}
+        metrics |= {"nonfinite_steps": state.nonfinite_steps, "nonfinite_streak": state.nonfinite_streak}
         return state, metrics if asked_to_stop is None else {**metrics, "stop": asked_to_stop.max()}
 
     replicated = NamedSharding(mesh, PartitionSpec())

@@ -11,7 +11,8 @@ from bert_jax.ahead_of_time.fit import plans
 from bert_jax.ahead_of_time.table import render_choices
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
-from bert_jax.model.encoder import ATTENTIONS, REMAT_POLICIES
+from bert_jax.model.attention_kernels.kernel_choice import ATTENTIONS
+from bert_jax.model.encoder import REMAT_POLICIES
 from bert_jax.tracking.accelerators import find_accelerator
 
 GIB = 1 << 30
