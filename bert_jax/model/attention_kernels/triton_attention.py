@@ -6,6 +6,8 @@ mask again: the same mask as `dropout.dropout_mask` draws. Two neighbouring keys
 of a block are read as two halves, of even and of odd positions, to which one hash gives its low and its high bits. The
 order of keys does not matter to attention.
 
+jax 0.12 deprecates Pallas's Triton backend in favour of Mosaic GPU and `jax_triton`, without a date of its removal.
+
 Shape letters: B rows, L tokens, N heads, H features of a head, Q queries and K keys of a block. L is padded to a
 multiple of K.
 """
