@@ -18,8 +18,8 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 ProgramKey = tuple[Shapes, jax.tree_util.PyTreeDef]
 """Shapes of the batch, and the structure of seed and schedule, which has the schedule's function."""
 
-_COMPILING_THREADS = 2
-"""Tracing holds Python's lock, compiling does not: more threads would not be faster."""
+_COMPILING_THREADS = 1
+"""The first step waits for its program alone, which has all cores: the compiler uses several threads itself."""
 
 
 @dataclass(frozen=True)
