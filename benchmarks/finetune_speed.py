@@ -217,6 +217,7 @@ def with_range(name: str, form: str) -> str:
 COLUMNS = {
     "steps": "{steps}",
     "side": "{side}",
+    "runs": "{runs}",
     **{heading: with_range(name, ",.1f") for name, heading in FIGURES.items()},
     "tokens per row": "{tokens_a_row:.1f}",
     "loss": "{first_loss:.3f} to {last_loss:.3f}",
@@ -271,7 +272,7 @@ def summarize(values: list[float]) -> dict[str, float]:
 
 def make_row(steps: int, side: str, runs: list[dict]) -> dict:
     """Returns the row of a side, for `COLUMNS`: medians of its runs, minima and maxima."""
-    row: dict = {"steps": steps, "side": SIDES[side][1]}
+    row: dict = {"steps": steps, "side": SIDES[side][1], "runs": len(runs)}
     for name in FIGURES:
         row |= {f"{name}_{kind}": value for kind, value in summarize([run[name] for run in runs]).items()}
     means = ("tokens_a_row", "real_tokens_a_row", "first_loss", "last_loss")
@@ -338,7 +339,7 @@ def main() -> None:
         parser.error(f"--tasks={' '.join(options.tasks)}: expected EXAMPLESxEPOCHS with at least 2 epochs")
     record = Record(options.json, MEASURES, packages=("torch", "transformers"))
     runs: dict[int, dict[str, list[dict]]] = {}
-    setting: dict = {"task": options.task, "model": options.model, "batch_size": BATCH, "repeats": options.repeats}
+    setting: dict = {"task": options.task, "model": options.model, "batch_size": BATCH}
     with tempfile.TemporaryDirectory() as temporary:
         for examples, epochs in sizes:
             folder = Path(temporary, str(examples))
@@ -348,10 +349,13 @@ def main() -> None:
             setting["parameters"] = task["parameters"]
             found = runs.setdefault(epochs * -(-task["examples"] // BATCH), {side: [] for side in SIDES})
             for number in range(options.repeats):
+                round_of_sides = {}
                 for side in SIDES:
-                    found[side].append(start_side(side, folder, epochs, folder / f"cache-{number}"))
-                    print(json.dumps(found[side][-1]), file=sys.stderr, flush=True)
-    report(record, runs, setting)
+                    round_of_sides[side] = start_side(side, folder, epochs, folder / f"cache-{number}")
+                    print(json.dumps(round_of_sides[side]), file=sys.stderr, flush=True)
+                for side, run in round_of_sides.items():
+                    found[side].append(run)
+                report(record, runs, setting)  # after every round: a run that is stopped keeps what it has
 
 
 if __name__ == "__main__":
