@@ -206,7 +206,7 @@ def describe_inputs(
 
 def plan_state(
     mesh: Mesh | AbstractMesh, config: ConfigDict, model: BertConfig, platform: str | None = None
-) -> tuple[optax.GradientTransformation, StateSpec]:
+) -> tuple[optax.GradientTransformationExtraArgs, StateSpec]:
     """Makes the optimizer and the plan of the state. Phases differ only in how the model runs.
 
     `platform` is that of the mesh's devices; it is required for an `AbstractMesh`.

@@ -21,7 +21,7 @@ from bert_jax.training.state import StateSpec, TrainState, key_data
 def describe_state(
     mesh: Mesh | AbstractMesh,
     model: BertConfig,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformationExtraArgs,
     seed: int,
     *,
     zero1: bool = False,

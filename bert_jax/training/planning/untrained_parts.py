@@ -15,8 +15,8 @@ NEXT_SENTENCE_PARTS = ("pooler", "nsp_head")
 
 
 def leave_untrained(
-    optimizer: optax.GradientTransformation, parts: Collection[str]
-) -> optax.GradientTransformation:  # fmt: skip
+    optimizer: optax.GradientTransformationExtraArgs, parts: Collection[str]
+) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimizer: the direction of `parts` of the model is 0, and their moments do not change.
 
     Variables without a gradient keep their values in the reference, too. Weight decay alone would shrink them, with
@@ -29,12 +29,12 @@ def leave_untrained(
             return new
         return new._replace(mu={**new.mu, **_pick(parts, old.mu)}, nu={**new.nu, **_pick(parts, old.nu)})
 
-    def update(gradients: Parameters, state: Any, parameters: Any = None) -> tuple[Parameters, Any]:
-        direction, updated = optimizer.update(gradients, state, parameters)
+    def update(gradients: Parameters, state: Any, parameters: Any = None, **known: Any) -> tuple[Parameters, Any]:
+        direction, updated = optimizer.update(gradients, state, parameters, **known)
         zeros = jax.tree.map(jnp.zeros_like, _pick(parts, direction))
         return {**direction, **zeros}, tuple(map(restored, updated, state))
 
-    return optax.GradientTransformation(optimizer.init, update)
+    return optax.GradientTransformationExtraArgs(optimizer.init, update)
 
 
 def _pick(parts: Collection[str], tree: Parameters) -> Parameters:
