@@ -133,7 +133,7 @@ def jit_train_step(
         with jax.named_scope("optimizer"):
             trained = spec.trained(state.parameters)
             grad_norm, learning_rate = norm(gradients), schedule(state.step)
-            size = sum(leaf.size for leaf in jax.tree.leaves(trained))
+            size = float(sum(leaf.size for leaf in jax.tree.leaves(trained)))  # it may exceed an int32
             is_finite = jnp.isfinite(jnp.stack([metrics["loss"], grad_norm, jnp.square(learning_rate) * size])).all()
             known = {"grad_norm": grad_norm, "is_finite": is_finite}
             direction, optimizer_state = optimizer.update(gradients, state.optimizer_state, trained, **known)
