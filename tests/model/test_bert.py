@@ -395,17 +395,21 @@ def test_gelu_has_the_exact_derivative():
     np.testing.assert_allclose(gradient, cdf + x * pdf, atol=5e-7)
 
 
+def test_gelu_of_bfloat16_keeps_its_left_tail():
+    x = jnp.linspace(-5, 5, 1001, dtype=jnp.bfloat16)
+    exact = [v / 2 * math.erfc(-v / math.sqrt(2)) for v in x.tolist()]
+    np.testing.assert_allclose(activation("gelu", x).astype(jnp.float32), exact, rtol=2**-8, atol=5e-7)
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_gelu_costs_no_more_than_in_jax(dtype: jnp.dtype):
-    def cost(gelu: Callable[[jax.Array], jax.Array]) -> dict[str, float]:
+def test_gelu_costs_less_than_in_jax(dtype: jnp.dtype):
+    def cost(gelu: Callable[[jax.Array], jax.Array]) -> float:
         x = jax.ShapeDtypeStruct((1024,), dtype)
         backward = jax.jit(lambda x, gradient: jax.vjp(gelu, x)[1](gradient))
-        return backward.lower(x, x).compile().cost_analysis()
+        counted = backward.lower(x, x).compile().cost_analysis()
+        return counted["flops"] + 15 * counted["transcendentals"]  # an erf is some 15 multiply-adds, an exp fewer
 
-    ours = cost(functools.partial(activation, "gelu"))
-    upstream = cost(functools.partial(jax.nn.gelu, approximate=False))
-    assert ours["flops"] <= upstream["flops"]
-    assert ours["transcendentals"] <= upstream["transcendentals"]
+    assert cost(functools.partial(activation, "gelu")) < cost(functools.partial(jax.nn.gelu, approximate=False))
 
 
 def test_layer_norm_keeps_its_precision_on_offset_inputs():
