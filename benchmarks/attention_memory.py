@@ -14,17 +14,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+from compiled_memory import CASE, measure_memory
 from record import Record, add_json_argument
 
-from bert_jax.ahead_of_time.compiled_step import compile_step
-from bert_jax.ahead_of_time.fit import plans
 from bert_jax.ahead_of_time.target import open_target
-from bert_jax.config import load_config
 from bert_jax.model import BertConfig
 from bert_jax.tracking.flops import training_flops
 
-GIB = 1 << 30
-CHIPS = 4
 CASES = [("v5e:2x2", 512, 16), ("v5e:2x2", 128, 64), ("v6e:2x2", 512, 32), ("v5p:2x2x1", 512, 128)]
 """Topology, tokens and rows per chip."""
 VARIANTS = [("pallas", "none"), ("xla", "attention"), ("xla", "none")]
@@ -34,7 +30,7 @@ MEMORY = {
     "tokens": "{seq_len}",
     "rows per chip": "{rows}",
     "`attention`, `remat`": "{attention}, {remat}",
-    "peak / HBM, GiB": "{peak_gib:.2f} / {hbm_gib:.2f}{excess}",
+    "peak / HBM, GiB": "{peak_gib:.2f} / {usable_gib:.2f}{excess}",
     "temporaries, GiB": "{temporaries_gib:.2f}",
 }
 KERNEL_TOPOLOGY = "v5e:2x2"
@@ -48,23 +44,6 @@ INSTRUCTIONS = {
     "vector operations per score, forward": "{forward_vector:.1f}",
     "backward ": "{backward_vector:.1f}",
 }
-
-
-def measure_memory(topology: str, seq_len: int, rows: int, attention: str, remat: str) -> dict:
-    """Returns the row of a compiled step, for `MEMORY`."""
-    overrides = {
-        "data.seq_len": seq_len, "global_batch_size": CHIPS * rows, "gradient_accumulation": 1, "attention": attention,
-        "remat": remat, "data.max_predictions": 20 if seq_len == 128 else 76,
-    }  # fmt: skip
-    config = load_config("bert_large", [(key, str(value)) for key, value in overrides.items()])
-    target = open_target(topology, 1)
-    step = compile_step(target, plans(config, None)[0])
-    row = {
-        "topology": topology, "seq_len": seq_len, "rows": rows, "attention": attention, "remat": remat,
-        "peak_gib": step.wanted_bytes / GIB, "hbm_gib": target.hbm_bytes / GIB,
-        "excess": "" if step.fits else ": does not fit", "compile_seconds": step.compile_seconds,
-    }  # fmt: skip
-    return row if step.memory is None else row | {"temporaries_gib": step.memory["temp_bytes"] / GIB}
 
 
 def measure_instructions(dropout: float) -> dict:
@@ -150,8 +129,7 @@ def main() -> None:
     for case in CASES:
         for variant in VARIANTS:
             rows, key = kept["memory"], (*case, *variant)
-            names = ("topology", "seq_len", "rows", "attention", "remat")
-            if all(tuple(row[name] for name in names) != key for row in rows):
+            if all(tuple(row[name] for name in CASE) != key for row in rows):
                 print(f"{key} ...", file=sys.stderr, flush=True)
                 rows.append(measure_memory(*key) | record.stamp)
             record.set_table("memory", MEMORY, rows)

@@ -17,19 +17,14 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from compiled_memory import CASE, measure_memory
 from record import Record, add_json_argument
 
-from bert_jax.ahead_of_time.compiled_step import compile_step
-from bert_jax.ahead_of_time.fit import plans
 from bert_jax.ahead_of_time.target import open_target
-from bert_jax.config import load_config
 from bert_jax.configs.bert_large import CHIPS
 
-GIB = 1 << 30
 GPUS = 8
 KINDS = ("h100", "h200", "b200")
-PREDICTIONS = {512: 76, 128: 20}
-"""By the number of tokens of a sequence."""
 VARIANTS = [("triton", "none"), ("xla", "attention"), ("xla", "none")]
 MEASURES = (
     "bert_jax/ahead_of_time/gpu_target.py", "bert_jax/model", "bert_jax/parallel", "bert_jax/training/objectives.py",
@@ -63,23 +58,6 @@ def memory_cases() -> Iterator[tuple[str, int, int, str, str]]:
         for seq_len, rows in zip((128, 512), CHIPS[kind], strict=True):
             for variant in VARIANTS:
                 yield f"{kind}:{GPUS}", seq_len, rows, *variant
-
-
-def measure_memory(topology: str, seq_len: int, rows: int, attention: str, remat: str) -> dict:
-    """Returns the row of a compiled step, for `MEMORY`."""
-    overrides = {
-        "data.seq_len": seq_len, "global_batch_size": GPUS * rows, "gradient_accumulation": 1, "attention": attention,
-        "remat": remat, "data.max_predictions": PREDICTIONS[seq_len],
-    }  # fmt: skip
-    config = load_config("bert_large", [(key, str(value)) for key, value in overrides.items()])
-    target = open_target(topology, 1)
-    step = compile_step(target, plans(config, None)[0])
-    row = {
-        "topology": topology, "seq_len": seq_len, "rows": rows, "attention": attention, "remat": remat,
-        "peak_gib": step.wanted_bytes / GIB, "usable_gib": target.hbm_bytes / GIB,
-        "excess": "" if step.fits else ": does not fit", "compile_seconds": step.compile_seconds,
-    }  # fmt: skip
-    return row if step.memory is None else row | {"temporaries_gib": step.memory["temp_bytes"] / GIB}
 
 
 def measure_kernels(gpu: str, dropout: float) -> list[dict]:
@@ -167,8 +145,7 @@ def main() -> None:
             record.set_table("kernels", KERNELS, rows)
     for case in memory_cases():
         rows = kept["memory"]
-        names = ("topology", "seq_len", "rows", "attention", "remat")
-        if all(tuple(row[name] for name in names) != case for row in rows):
+        if all(tuple(row[name] for name in CASE) != case for row in rows):
             print(f"{case} ...", file=sys.stderr, flush=True)
             rows.append(measure_memory(*case) | record.stamp)
         record.set_table("memory", MEMORY, rows)

@@ -1,8 +1,6 @@
 """NVIDIA GPUs as targets of compilation: XLA's compiler for them needs no GPU, only a description of one."""
 
-import contextlib
 import importlib.metadata
-import io
 import math
 import os
 from dataclasses import dataclass
@@ -88,10 +86,9 @@ def open_gpus(topology: str, name: str, sizes: list[int]) -> tuple[list[Any], in
     gpu = GPUS[name]
     hosts = sizes[0] if len(sizes) == 2 else 1
     try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            described = topologies.get_topology_desc(
-                platform="cuda", topology=f"1x{hosts}x{math.prod(sizes) // hosts}", target_config=_describe(gpu, plugin)
-            )
+        described = topologies.get_topology_desc(
+            platform="cuda", topology=f"1x{hosts}x{math.prod(sizes) // hosts}", target_config=_describe(gpu, plugin)
+        )
     except Exception as error:
         reason = str(error).split("\n")[0]
         raise InputError(f"--topology={topology}: not supported by JAX's CUDA plugin ({reason})") from error
