@@ -106,10 +106,11 @@ def finetune_bert_jax(folder: Path, task: dict, epochs: int) -> dict:
             compiled.append(seconds)
 
     jax.monitoring.register_event_duration_secs_listener(on_event)
+    epoch = -(-task["examples"] // BATCH)
     settings = {
         "init": folder / CHECKPOINT, "task.train": folder / ROWS, "task.text": "text", "task.label": "label",
         "task.text_pair": "text_pair" if task["is_pair"] else "", "task.regression": task["regression"],
-        "task.max_seq_len": MAX_SEQ_LEN, "num_epochs": epochs, "global_batch_size": BATCH, "log_every_steps": 1,
+        "task.max_seq_len": MAX_SEQ_LEN, "num_epochs": epochs, "global_batch_size": BATCH, "log_every_steps": epoch,
         "checkpoint.every_steps": 10**9, "optimizer.learning_rate": LEARNING_RATE, "optimizer.eps": EPS,
         "optimizer.warmup_proportion": WARMUP, "optimizer.weight_decay": WEIGHT_DECAY,
         "optimizer.grad_clip_norm": CLIP, "optimizer.bias_correction": True,  # as torch's AdamW has it
@@ -122,14 +123,9 @@ def finetune_bert_jax(folder: Path, task: dict, epochs: int) -> dict:
     with tempfile.TemporaryDirectory() as workdir:
         finetune(config, workdir, bars=lambda **_: clock)
         rows = [json.loads(line) for line in (Path(workdir) / "metrics.jsonl").read_text().splitlines()]
-    epoch = -(-task["examples"] // BATCH)
-    sizes = [min(BATCH, task["examples"] - step % epoch * BATCH) for step in range(len(rows))]
-    steady = list(zip(rows, sizes, strict=True))[epoch:]
-    losses = [row["loss"] for row in rows]
     return {
-        "seconds": sum(size / row["examples_per_second"] for row, size in steady),
-        "tokens": sum(size * row["tokens_per_second"] / row["examples_per_second"] for row, size in steady),
-        "losses": [statistics.mean(losses[i : i + epoch]) for i in range(0, len(losses), epoch)],
+        "seconds": clock.steps[-1] - clock.steps[epoch - 1],
+        "tokens": rows[-1]["tokens_seen"] - rows[0]["tokens_seen"], "losses": [row["loss"] for row in rows],
         "clock": clock, "compiled": len(compiled), "compile_seconds": sum(compiled),
     }  # fmt: skip
 
