@@ -8,7 +8,6 @@ The step, its sharding, checkpoints, resuming and metrics are those of pre-train
 
 import functools
 import logging
-import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -44,6 +43,7 @@ from bert_jax.finetuning.tasks.class_weights import class_weights
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import Parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
+from bert_jax.parallel.compiler_options import quick_to_compile
 from bert_jax.parallel.host_batches import abstract_batch, rows_here
 from bert_jax.parallel.mesh import check_divisibility, make_mesh
 from bert_jax.parallel.shared_programs import shared
@@ -279,19 +279,8 @@ def _plan_programs(
     return spec, jit_train_step(
         mesh, spec, optimizer, task_objective(head, class_weights),
         gradient_reduce_dtype=jnp.dtype(config.gradient_reduce_dtype),
-        compiler_options=_compiler_options(mesh.devices.flat[0].platform),
+        compiler_options=quick_to_compile(mesh.devices.flat[0].platform),
     )  # fmt: skip
-
-
-def _compiler_options(platform: str) -> dict[str, int | bool]:
-    """Returns the options of LLVM on a CPU, which take two thirds of the default's time, for as fast a step.
-
-    A level in XLA_FLAGS, of any platform, is kept.
-    """
-    level = "xla_backend_optimization_level"
-    if platform != "cpu" or level in os.environ.get("XLA_FLAGS", ""):
-        return {}
-    return {level: 1, "xla_llvm_disable_expensive_passes": True}
 
 
 # --- State -------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from bert_jax.training.checkpointing.checkpoint_digests import (
     describe,
     json_digest,
     nonfinite_arrays,
+    start_digests,
 )
 
 MESH = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
@@ -37,15 +38,24 @@ def digest_by_definition(array: np.ndarray) -> int:
     return total % 2**32
 
 
-@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("size", ["small", "large", "huge"])
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_digest_does_not_depend_on_the_mesh(spec: PartitionSpec, large: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(checkpoint_digests, "_LARGE_BYTES", 0 if large else 1 << 20)
+def test_digest_does_not_depend_on_the_mesh(spec: PartitionSpec, size: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(checkpoint_digests, "_LARGE_BYTES", 1 << 20 if size == "small" else 0)
+    monkeypatch.setattr(checkpoint_digests, "_COMPILED_BYTES", 0 if size == "huge" else 1 << 20)
     array = np.random.default_rng(0).normal(size=(8, 4, 6)).astype(np.float32)
     expected = {"kernel": f"float32[8,4,6] {digest_by_definition(array):08x}"}
     assert array_digests({"kernel": jax.device_put(array, NamedSharding(MESH, spec))}) == expected
     assert array_digests({"kernel": array}) == expected
     assert array_digests({"kernel": jnp.asarray(array)}) == expected
+
+
+def test_digest_is_of_the_array_when_it_starts_though_the_array_is_donated_after():
+    array = jnp.arange(1 << 20, dtype=jnp.float32)
+    expected = array_digests({"kernel": np.asarray(array).copy()})
+    digests = start_digests({"kernel": array})
+    jax.jit(lambda x: x + 1, donate_argnums=0)(array).block_until_ready()
+    assert digests() == expected
 
 
 def test_digest_is_equal_in_numpy_and_on_devices():

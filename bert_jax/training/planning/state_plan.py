@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, abstract_parameters, initialize
 from bert_jax.model.bert import Parameters
+from bert_jax.parallel.compiler_options import quick_to_compile
 from bert_jax.parallel.moment_shardings import like_parameters, shard_along_data
 from bert_jax.parallel.sharding import parameter_shardings
 from bert_jax.training.state import StateSpec, TrainState, key_data
@@ -58,7 +59,8 @@ def describe_state(
     abstract = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract, shardings
     )
-    jitted = jax.jit(make, out_shardings=shardings, donate_argnums=1)
+    options = quick_to_compile(mesh.devices.flat[0].platform) if isinstance(mesh, Mesh) else {}
+    jitted = jax.jit(make, out_shardings=shardings, donate_argnums=1, compiler_options=options or None)
     return StateSpec(graph, abstract, shardings, moments, seed, jitted)
 
 
