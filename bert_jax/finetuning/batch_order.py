@@ -17,11 +17,11 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.tracking.flops import finetuning_flops
 from bert_jax.tracking.throughput import StepWork
 
-CPU_PROGRAM_FLOPS, PROGRAM_FLOPS = 5e11, 1e15
+CPU_PROGRAM_FLOPS, PROGRAM_FLOPS = 3e11, 1e15
 """Model FLOPs that devices compute in the time in which the step is compiled for one more padded length.
 
-Two CPU cores compile for three seconds, an accelerator's compiler for some ten. They are constants, and not measured,
-so that a run has the same batches on every machine.
+Two CPU cores compile for two to three seconds, an accelerator's compiler for some ten. They are constants, and not
+measured, so that a run has the same batches on every machine.
 """
 
 
