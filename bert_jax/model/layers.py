@@ -9,7 +9,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.model.rematerialization import rematerialized
-from bert_jax.model.workarounds import weight_einsum
+from bert_jax.model.workarounds import erf, weight_einsum
 
 Key = jax.Array
 
@@ -61,7 +61,7 @@ def activation(name: str, x: jax.Array) -> jax.Array:
         return jax.nn.relu(x)
     if name == "gelu":
         x32 = x.astype(jnp.float32)  # in bfloat16, 1 + erf would lose the small values of the left tail
-        return (0.5 * x32 * (1.0 + jax.lax.erf(x32 * math.sqrt(0.5)))).astype(x.dtype)
+        return (0.5 * x32 * (1.0 + erf(x32 * math.sqrt(0.5)))).astype(x.dtype)
     return jax.nn.gelu(x, approximate=True)
 
 

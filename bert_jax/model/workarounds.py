@@ -6,6 +6,7 @@ Workarounds of collectives are in `parallel.collectives`.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -99,6 +100,25 @@ def _softmax_backward(dtype: jnp.dtype, probabilities: jax.Array, gradient: jax.
 
 
 softmax.defvjp(_softmax_forward, _softmax_backward)
+
+
+@jax.custom_jvp
+def erf(x: jax.Array) -> jax.Array:
+    """Returns `jax.lax.erf(x)`, whose derivative works inside of `jax.shard_map` and costs one exponential.
+
+    The derivative in jax 0.12.0 is a `polynomial` primitive of x and of constant coefficients. `lax.polynomial` binds
+    them without a cast to the varying manual axes of x, so the trace ends in "Primitive polynomial requires varying
+    manual axes to match". `jnp.argmax` once had the same defect: https://github.com/jax-ml/jax/issues/28334. The
+    derivative below is that of jax 0.10 and 0.11. It can go once `lax.polynomial` casts its coefficients, which jax
+    0.12.0 and 0.12.0.1 do not.
+    """
+    return jax.lax.erf(x)
+
+
+@erf.defjvp
+def _erf_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    (x,), (tangent,) = primals, tangents
+    return erf(x), 2.0 / math.sqrt(math.pi) * (tangent * jnp.exp(-jnp.square(x)))
 
 
 recurrent_initializer = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
