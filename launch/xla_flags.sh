@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Prints a named set of compiler flags for TPUs, for LIBTPU_INIT_ARGS:
 #
-#   export LIBTPU_INIT_ARGS=$(launch/xla_flags.sh async_all_reduce)
-#   bert-jax compile --config=bert_large:v5e --topology=v5e:4x4    # what it changes: memory, asynchronous collectives
-#   bert-jax pretrain --config=bert_large:v5e ...
+#   export LIBTPU_INIT_ARGS=$(launch/xla_flags.sh async_all_gather)
+#   bert-jax compile --config=bert_large:v6e --topology=v6e:4x4    # what it changes: memory, asynchronous collectives
+#   bert-jax pretrain --config=bert_large:v6e ...
 #
 # Without a name, or with an unknown one, prints the names. The flags exist in libtpu 0.0.42; another version ends with
 # "Unknown command line flag" if it lacks one. None is measured on a TPU.

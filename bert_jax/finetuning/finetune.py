@@ -279,7 +279,7 @@ def _plan_programs(
     return spec, jit_train_step(
         mesh, spec, optimizer, task_objective(head, class_weights),
         gradient_reduce_dtype=jnp.dtype(config.gradient_reduce_dtype),
-        compiler_options=quick_to_compile(mesh.devices.flat[0].platform),
+        compiler_options=quick_to_compile(mesh),
     )  # fmt: skip
 
 

@@ -33,8 +33,8 @@ ALGORITHM = "weighted-words-1"
 """Name of the algorithm, stored with the digests; it has to change when the algorithm does."""
 
 _ROW = 512  # least number of words per iteration of the loop on a CPU; the order of hidden_size
-_LARGE_BYTES = 1 << 20
-_COMPILED_BYTES = 64 << 20
+_LARGE_BYTES = 1 << 20  # of an array that is digested in a thread or by a program
+_COMPILED_BYTES = 64 << 20  # of an array on one CPU, for which a program is worth its compilation
 _WORKERS = 4  # more would wait for the memory
 
 
@@ -121,7 +121,7 @@ def _kind(array: Any) -> str:
 
 
 def _is_large(array: Any) -> bool:
-    """Returns whether the digest of an array is worth a thread, or a program on the devices that hold it."""
+    """Returns whether the digest of an array is worth a thread, or a program on its devices."""
     return isinstance(array, jax.Array) and array.nbytes > _LARGE_BYTES
 
 

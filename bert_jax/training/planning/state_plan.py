@@ -59,8 +59,8 @@ def describe_state(
     abstract = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract, shardings
     )
-    options = quick_to_compile(mesh.devices.flat[0].platform) if isinstance(mesh, Mesh) else {}
-    jitted = jax.jit(make, out_shardings=shardings, donate_argnums=1, compiler_options=options or None)
+    options = quick_to_compile(mesh) or None
+    jitted = jax.jit(make, out_shardings=shardings, donate_argnums=1, compiler_options=options)
     return StateSpec(graph, abstract, shardings, moments, seed, jitted)
 
 
