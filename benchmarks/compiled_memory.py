@@ -1,4 +1,4 @@
-"""The memory of BERT-LARGE's compiled step, for benchmarks of chips that are not at hand."""
+"""The memory of BERT-LARGE's compiled step on TPUs and GPUs that this machine need not have."""
 
 from bert_jax.ahead_of_time.compiled_step import compile_step
 from bert_jax.ahead_of_time.fit import plans
@@ -9,13 +9,14 @@ GIB = 1 << 30
 PREDICTIONS = {128: 20, 512: 76}
 """By the number of tokens of a sequence."""
 CASE = ("topology", "seq_len", "rows", "attention", "remat")
-"""Keys of a row that tell its case: the arguments of `measure_memory`, in their order."""
+"""Keys that identify the case of a row: the arguments of `measure_memory`, in their order."""
 
 
 def measure_memory(topology: str, seq_len: int, rows: int, attention: str, remat: str) -> dict:
     """Compiles the step for the devices of `topology` with `rows` rows per device; returns its memory in GiB.
 
-    `excess` is empty if the step fits; `temporaries_gib` is missing if the compiler gave up.
+    `excess` is empty if the step fits; `temporaries_gib` is missing if the compiler
+    refused the step for its memory.
     """
     target = open_target(topology, 1)
     overrides = {

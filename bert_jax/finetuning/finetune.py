@@ -43,7 +43,7 @@ from bert_jax.finetuning.tasks.class_weights import class_weights
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import Parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.parallel.compiler_options import quick_to_compile
+from bert_jax.parallel.compiler_options import quick_compile_options
 from bert_jax.parallel.host_batches import abstract_batch, rows_here
 from bert_jax.parallel.mesh import check_divisibility, make_mesh
 from bert_jax.parallel.shared_programs import shared
@@ -279,7 +279,7 @@ def _plan_programs(
     return spec, jit_train_step(
         mesh, spec, optimizer, task_objective(head, class_weights),
         gradient_reduce_dtype=jnp.dtype(config.gradient_reduce_dtype),
-        compiler_options=quick_to_compile(mesh),
+        compiler_options=quick_compile_options(mesh),
     )  # fmt: skip
 
 

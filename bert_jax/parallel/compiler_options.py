@@ -7,7 +7,7 @@ from jax.sharding import AbstractMesh, Mesh
 _LEVEL = "xla_backend_optimization_level"
 
 
-def quick_to_compile(mesh: Mesh | AbstractMesh) -> dict[str, int | bool]:
+def quick_compile_options(mesh: Mesh | AbstractMesh) -> dict[str, int | bool]:
     """Returns options with which LLVM compiles for CPUs in a third to two thirds of the default's time.
 
     With jaxlib 0.10 a step of fine-tuning runs as fast as with the default, and an initial state has the same bits.

@@ -33,8 +33,8 @@ ALGORITHM = "weighted-words-1"
 """Name of the algorithm, stored with the digests; it has to change when the algorithm does."""
 
 _ROW = 512  # least number of words per iteration of the loop on a CPU; the order of hidden_size
-_LARGE_BYTES = 1 << 20  # of an array that is digested in a thread or by a program
-_COMPILED_BYTES = 64 << 20  # of an array on one CPU, for which a program is worth its compilation
+_LARGE_BYTES = 1 << 20  # arrays above this size are digested in a thread or by a program
+_COMPILED_BYTES = 64 << 20  # arrays on one CPU of at least this size are digested by a program
 _WORKERS = 4  # more would wait for the memory
 
 

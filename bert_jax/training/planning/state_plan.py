@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, abstract_parameters, initialize
 from bert_jax.model.bert import Parameters
-from bert_jax.parallel.compiler_options import quick_to_compile
+from bert_jax.parallel.compiler_options import quick_compile_options
 from bert_jax.parallel.moment_shardings import like_parameters, shard_along_data
 from bert_jax.parallel.sharding import parameter_shardings
 from bert_jax.training.state import StateSpec, TrainState, key_data
@@ -59,7 +59,7 @@ def describe_state(
     abstract = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract, shardings
     )
-    options = quick_to_compile(mesh) or None
+    options = quick_compile_options(mesh) or None
     jitted = jax.jit(make, out_shardings=shardings, donate_argnums=1, compiler_options=options)
     return StateSpec(graph, abstract, shardings, moments, seed, jitted)
 
