@@ -38,14 +38,19 @@ def train(dataset: Path, workdir: Path, **overrides: object) -> subprocess.Compl
 
 
 def train_until(
-    step: int, dataset: Path, workdir: Path, send: signal.Signals, **overrides: object
+    step: int, dataset: Path, workdir: Path, send: signal.Signals, *, saved: bool = False, **overrides: object
 ) -> subprocess.CompletedProcess:
-    """Starts the run and sends it a signal once `step` is logged."""
+    """Starts the run and sends it a signal once `step` is logged and, with `saved`, any checkpoint is complete."""
+
+    def is_time() -> bool:
+        is_logged = any(row["step"] >= step for row in read_metrics(epath.Path(workdir)))
+        return is_logged and (not saved or newest_step(epath.Path(workdir)) is not None)
+
     process = child_processes.start(
         train_command(dataset, workdir, **overrides), env=helpers.child_environment(), stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + 200
-    while not any(row["step"] >= step for row in read_metrics(epath.Path(workdir))):
+    while not is_time():
         assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.005)
