@@ -2,11 +2,12 @@
 
     python benchmarks/step_speed.py [--models bert:L4_H256 bert_base] [--rounds 8]
 
-All sides train the same batch of 8 rows of 128 tokens in float32 with dropout of 0.1, AdamW and clipped gradients. They
-are processes that take turns, so that a busy machine slows all of them; ratios are medians over the rounds, with
-minimum and maximum. `torch` is BertForPreTraining as it comes, which computes the logits of all tokens. `torch, tuned`
+All sides train the same batch of 8 rows of 128 tokens with dropout of 0.1, AdamW and clipped gradients, in float32
+unless their name says bfloat16. They are processes that take turns, so that a busy machine slows all of them; ratios
+are medians over the rounds, with minimum and maximum. `torch` is BertForPreTraining as it comes, which computes the logits of all tokens. `torch, tuned`
 computes those of the predictions alone and has the fused AdamW. `torch, compiled` is tuned, with `torch.compile`, which
-needs a C++ compiler. The matrix product is of 2,048 x 2,048 in float32, by XLA.
+needs a C++ compiler. In bfloat16, `bert_jax` has `dtype=bfloat16`, and `torch` runs the forward pass under
+`torch.autocast`. The matrix product is of 2,048 x 2,048 in float32, by XLA.
 """
 
 import argparse
@@ -30,7 +31,10 @@ MEASURES = (
 ROWS, SEQ_LEN = 8, 128
 SIDE = 2048
 """Rows and columns of the matrices whose product is timed."""
-JAX, PRODUCT, PEERS = "bert_jax", "product", ("torch", "torch, tuned", "torch, compiled")
+JAX, PRODUCT, COMPILED = "bert_jax", "product", "torch, compiled"
+IN_BFLOAT16 = ", bfloat16"
+"""Ends the name of a side that computes in it."""
+PEERS = ("torch", "torch, tuned", COMPILED, "bert_jax" + IN_BFLOAT16, "torch, tuned" + IN_BFLOAT16)
 COLUMNS = {
     "model": "{model}",
     "side": "{side}",
@@ -119,18 +123,18 @@ def _flops_per_row(config: str) -> float:
 
 
 def _make_side(name: str, model: str, seconds: float) -> Callable[[], float]:
-    if name == JAX:
-        return _jax_rounds(model, seconds)
+    if name.startswith(JAX):
+        return _jax_rounds(model, "bfloat16" if name.endswith(IN_BFLOAT16) else "float32", seconds)
     return _product_rounds(seconds) if name == PRODUCT else _torch_rounds(name, model, seconds)
 
 
-def _jax_rounds(model: str, seconds: float) -> Callable[[], float]:
+def _jax_rounds(model: str, dtype: str, seconds: float) -> Callable[[], float]:
     from bert_jax.runtime.malloc import tune_malloc
 
     tune_malloc()  # as the commands do, before threads start
     from on_gpu.steps import Rounds, Setting, Step
 
-    return Rounds(Step(Setting(model, ROWS, SEQ_LEN)), seconds, most=1000)
+    return Rounds(Step(Setting(model, ROWS, SEQ_LEN, overrides=(("dtype", dtype),))), seconds, most=1000)
 
 
 def _product_rounds(seconds: float) -> Callable[[], float]:
@@ -171,11 +175,13 @@ def _torch_rounds(name: str, config_name: str, seconds: float) -> Callable[[], f
     )  # fmt: skip
     inputs = torch_inputs(make_batch(Setting(config_name, ROWS, SEQ_LEN))[0], "cpu")
     loss = _gathered_loss(model, inputs) if is_tuned else lambda: model(**inputs).loss
-    if name == "torch, compiled":
+    if name == COMPILED:
         loss = torch.compile(loss)
 
     def step() -> None:
-        loss().backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=name.endswith(IN_BFLOAT16)):
+            value = loss()
+        value.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.grad_clip_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -184,7 +190,7 @@ def _torch_rounds(name: str, config_name: str, seconds: float) -> Callable[[], f
         for _ in range(2):
             step()
     except Exception as error:
-        if name == "torch, compiled":
+        if name == COMPILED:
             raise UnsupportedError(f"torch.compile: {type(error).__name__}") from error
         raise
 
