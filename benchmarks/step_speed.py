@@ -4,10 +4,10 @@
 
 All sides train the same batch of 8 rows of 128 tokens with dropout of 0.1, AdamW and clipped gradients, in float32
 unless their name says bfloat16. They are processes that take turns, so that a busy machine slows all of them; ratios
-are medians over the rounds, with minimum and maximum. `torch` is BertForPreTraining as it comes, which computes the logits of all tokens. `torch, tuned`
-computes those of the predictions alone and has the fused AdamW. `torch, compiled` is tuned, with `torch.compile`, which
-needs a C++ compiler. In bfloat16, `bert_jax` has `dtype=bfloat16`, and `torch` runs the forward pass under
-`torch.autocast`. The matrix product is of 2,048 x 2,048 in float32, by XLA.
+are medians over the rounds, with minimum and maximum. `torch` is BertForPreTraining as it comes, which computes the
+logits of all tokens. `torch, tuned` computes those of the predictions alone and has the fused AdamW. `torch,
+compiled` is tuned, with `torch.compile`, which needs a C++ compiler. In bfloat16, `bert_jax` has `dtype=bfloat16`,
+and `torch` runs the forward pass under `torch.autocast`. The matrix product is of 2,048 x 2,048 in float32, by XLA.
 """
 
 import argparse
