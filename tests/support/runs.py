@@ -38,13 +38,14 @@ def train(dataset: Path, workdir: Path, **overrides: object) -> subprocess.Compl
 
 
 def train_until(
-    step: int, dataset: Path, workdir: Path, send: signal.Signals, *, saved: bool = False, **overrides: object
+    step: int, dataset: Path, workdir: Path, send: signal.Signals, *, saved: int | None = None, **overrides: object
 ) -> subprocess.CompletedProcess:
-    """Starts the run and sends it a signal once `step` is logged and, with `saved`, any checkpoint is complete."""
+    """Starts the run; sends it a signal once `step` is logged and a checkpoint of step `saved` or later is complete."""
 
     def is_time() -> bool:
         is_logged = any(row["step"] >= step for row in read_metrics(epath.Path(workdir)))
-        return is_logged and (not saved or newest_step(epath.Path(workdir)) is not None)
+        newest = newest_step(epath.Path(workdir))
+        return is_logged and (saved is None or (newest is not None and int(newest.name) >= saved))
 
     process = child_processes.start(
         train_command(dataset, workdir, **overrides), env=helpers.child_environment(), stderr=subprocess.PIPE, text=True

@@ -120,7 +120,7 @@ def test_run_killed_between_milestones_ends_with_all_of_them(dataset_dir: Path, 
         "total_steps": 40, "checkpoint.every_steps": 10, "checkpoint.keep": 1, "checkpoint.milestones": "0,7,8,29",
         "eval_batches": 0, "log_every_steps": 2,
     }  # fmt: skip
-    killed = train_until(14, dataset_dir, tmp_path / "run", signal.SIGKILL, **settings)
+    killed = train_until(14, dataset_dir, tmp_path / "run", signal.SIGKILL, saved=8, **settings)
     assert killed.returncode == -signal.SIGKILL
     assert {0, 7, 8} <= {*steps_of(tmp_path / "run")}
     assert train(dataset_dir, tmp_path / "run", **settings).returncode == 0

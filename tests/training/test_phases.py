@@ -165,7 +165,7 @@ def test_run_killed_at_phase_boundary_resumes_to_the_same_result(
         "checkpoint.every_steps": 1000, "optimizer.restart_schedule": restart,
     }  # fmt: skip
     assert train(dataset_dir, tmp_path / "straight", **settings).returncode == 0
-    killed = train_until(110, dataset_dir, tmp_path / "killed", signal.SIGKILL, **settings)
+    killed = train_until(110, dataset_dir, tmp_path / "killed", signal.SIGKILL, saved=100, **settings)
     assert killed.returncode == -signal.SIGKILL
     assert newest_step(epath.Path(tmp_path / "killed")).name == "100"
     resumed = train(dataset_dir, tmp_path / "killed", **settings)

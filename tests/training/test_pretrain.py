@@ -54,7 +54,7 @@ def test_run_learns_and_writes_its_files(straight: Path):
 
 def test_run_killed_stopped_and_resumed_gives_the_same_result(straight: Path, dataset_dir: Path, tmp_path: Path):
     """SIGKILL, then SIGTERM, which saves and exits with 75, then the rest."""
-    killed = train_until(40, dataset_dir, tmp_path, signal.SIGKILL, saved=True)
+    killed = train_until(40, dataset_dir, tmp_path, signal.SIGKILL, saved=1)
     assert killed.returncode == -signal.SIGKILL
     saved = newest_step(epath.Path(tmp_path))
     assert saved is not None

@@ -115,9 +115,10 @@ def test_a_mixed_and_packed_run_resumes_to_the_bit(dataset_dir, other_dir, tmp_p
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     paths = f"{dataset_dir}, {other_dir}"
     runs.train(paths, whole, **overrides)
-    runs.train_until(100, paths, stopped, signal.SIGKILL, **overrides)
+    runs.train_until(100, paths, stopped, signal.SIGKILL, saved=1, **overrides)
     done = runs.train(paths, stopped, **overrides)
     assert done.returncode == 0, done.stderr
+    assert "Resuming from step" in done.stderr
     assert f"{other_dir}: " in done.stderr
     runs.assert_same_run(whole, stopped)
     rows = [row for row in read_metrics(epath.Path(whole)) if "split" not in row]
