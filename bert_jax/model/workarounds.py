@@ -19,11 +19,70 @@ from jax.sharding import PartitionSpec
 def weight_einsum(equation: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
     """Computes `jnp.einsum(equation, x, kernel)` in the type of x [B, L, ...], with B and L merged to one axis.
 
-    `equation` names the merged axis first. With two axes, XLA:CPU transposes the operands of the kernel's gradient and
-    multiplies at half speed: compare the time of a training step on a CPU.
+    `equation` names the merged axis first and ends the axes of x with those that start the axes of the kernel. With B
+    and L on two axes, XLA:CPU transposes the operands of the kernel's gradient and multiplies at half speed: compare
+    the time of a training step on a CPU. `checkpoint_name` calls the result "weight_product".
     """
-    product = jnp.einsum(equation, x.reshape(-1, *x.shape[2:]), kernel.astype(x.dtype))
+    tokens = x.reshape(-1, *x.shape[2:])
+    einsum = _bfloat16_einsum if x.dtype == jnp.bfloat16 else jnp.einsum
+    product = checkpoint_name(einsum(equation, tokens, kernel), "weight_product")
     return product.reshape(*x.shape[:2], *product.shape[1:])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _bfloat16_einsum(equation: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Computes `jnp.einsum(equation, x, kernel.astype(x.dtype))` for x [T, ...] in bfloat16.
+
+    Saves x and the kernel as they are. XLA:CPU multiplies matrices of bfloat16 to one of float32 at twice the speed of
+    float32, but to one of bfloat16 at less than that speed: compare the time of a training step with `dtype=bfloat16`
+    on a CPU that has AVX512-BF16.
+    """
+    plain = functools.partial(_plain_einsum, equation)
+    return jax.lax.platform_dependent(x, kernel, default=plain, cpu=_product_by_float32)
+
+
+def _plain_einsum(equation: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return jnp.einsum(equation, x, kernel.astype(x.dtype))
+
+
+def _bfloat16_einsum_forward(equation: str, x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple]:
+    return _bfloat16_einsum(equation, x, kernel), (x, kernel)
+
+
+def _bfloat16_einsum_backward(equation: str, saved: tuple, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def plain(x: jax.Array, kernel: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.vjp(functools.partial(_plain_einsum, equation), x, kernel)[1](gradient)
+
+    return jax.lax.platform_dependent(*saved, gradient, default=plain, cpu=_gradients_by_float32)
+
+
+_bfloat16_einsum.defvjp(_bfloat16_einsum_forward, _bfloat16_einsum_backward)
+
+_product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+
+def _product_by_float32(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Maps x [T, *inputs] and kernel [*inputs, *outputs] to [T, *outputs]."""
+    matrix = x.reshape(len(x), -1)
+    weights = kernel.reshape(matrix.shape[1], -1).astype(x.dtype)
+    return _product("ti,io->to", matrix, weights).astype(x.dtype).reshape(len(x), *kernel.shape[x.ndim - 1 :])
+
+
+def _gradients_by_float32(x: jax.Array, kernel: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the gradients by x and by the kernel of `_product_by_float32`.
+
+    XLA:CPU cannot multiply bfloat16 to float32 along the first axis of the left matrix ("Unsupported element type for
+    DotThunk"), and it makes that product of a transpose followed by a product. It leaves a transpose of three axes
+    alone, so tokens become two of them, with zeros up to a multiple of 8.
+    """
+    matrix, gradients = x.reshape(len(x), -1), gradient.reshape(len(x), -1)
+    weights = kernel.reshape(matrix.shape[1], -1).astype(x.dtype)
+    by_x = _product("to,io->ti", gradients, weights).astype(x.dtype)
+    padding = ((0, max(16, -(-len(x) // 8) * 8) - len(x)), (0, 0))
+    matrix, gradients = jnp.pad(matrix, padding), jnp.pad(gradients, padding)
+    transposed = matrix.reshape(-1, 8, matrix.shape[1]).transpose(2, 0, 1).reshape(matrix.shape[::-1])
+    by_weights = _product("it,to->io", transposed, gradients)
+    return by_x.reshape(x.shape), by_weights.reshape(kernel.shape).astype(kernel.dtype)
 
 
 def is_argmax(logits: jax.Array, labels: jax.Array, label_logits: jax.Array) -> jax.Array:

@@ -44,3 +44,47 @@ def test_only_a_cpu_adds_up_by_a_product(function):
         for platform in ("cpu", "tpu", "cuda")
     }
     assert {platform for platform, text in texts.items() if "dot_general" in text} == {"cpu"}
+
+
+def product_and_gradients(equation: str, x: jax.Array, kernel: jax.Array, weights: jax.Array) -> list[jax.Array]:
+    product, back = jax.vjp(lambda x, kernel: workarounds.weight_einsum(equation, x, kernel), x, kernel)
+    return [product, *back(weights)]
+
+
+@pytest.mark.parametrize("kernel_dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("tokens", [1, 5, 8, 15, 16, 64])
+@pytest.mark.parametrize(
+    ("equation", "inputs", "outputs"),
+    [("td,df->tf", (32,), (48,)), ("td,dcnh->tcnh", (32,), (3, 2, 16)), ("tnh,nhd->td", (2, 16), (32,))],
+)
+def test_a_product_in_bfloat16_is_rounded_once(equation, inputs, outputs, tokens, kernel_dtype):
+    """Any number of tokens, since XLA:CPU cannot run some forms of it; see `_gradients_by_float32`."""
+    x, weights = (draw(2, tokens, *axes).astype(jnp.bfloat16) for axes in (inputs, outputs))
+    kernel = draw(*inputs, *outputs).astype(kernel_dtype)
+    found = jax.jit(product_and_gradients, static_argnums=0)(equation, x, kernel, weights)
+    assert [array.dtype for array in found] == [jnp.bfloat16, jnp.bfloat16, kernel_dtype]
+    exact = np.asarray(x, np.float64).reshape(2 * tokens, -1)
+    matrix = np.asarray(kernel.astype(jnp.bfloat16), np.float64).reshape(exact.shape[1], -1)
+    gradient = np.asarray(weights, np.float64).reshape(2 * tokens, -1)
+    expected = [exact @ matrix, gradient @ matrix.T, exact.T @ gradient]
+    for array, other in zip(found, expected, strict=True):
+        half_step = 2.0**-8 if array.dtype == jnp.bfloat16 else 1e-6
+        np.testing.assert_allclose(
+            np.asarray(array, np.float64), other.reshape(array.shape), rtol=half_step, atol=1e-5
+        )  # fmt: skip
+
+
+def test_only_a_cpu_multiplies_bfloat16_to_float32():
+    """Elsewhere the product is one operation, which rounds its own sums."""
+    x, kernel = jnp.ones((2, 8, 32), jnp.bfloat16), draw(32, 48)
+
+    def lowered(platform: str) -> list[str]:
+        traced = jax.jit(product_and_gradients, static_argnums=0).trace(
+            "td,df->tf", x, kernel, jnp.ones((2, 8, 48), jnp.bfloat16)
+        )
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        return [line.rsplit("x", 1)[-1] for line in text.splitlines() if "dot_general" in line]
+
+    assert {platform: set(lowered(platform)) for platform in ("cpu", "tpu", "cuda")} == {
+        "cpu": {"f32>"}, "tpu": {"bf16>"}, "cuda": {"bf16>"}
+    }  # fmt: skip
