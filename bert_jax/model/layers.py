@@ -46,13 +46,8 @@ def truncated_normal(key: Key, shape: tuple[int, ...], stddev: float) -> jax.Arr
 
 
 def dense(equation: str, x: jax.Array, kernel: nnx.Param, bias: nnx.Param) -> jax.Array:
-    """Computes `weight_einsum` plus bias. Casts of the kernel to the type of x are not saved for the backward pass."""
-
-    @rematerialized
-    def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        return weight_einsum(equation, x, kernel)
-
-    return product(x, kernel[...]) + bias[...].astype(x.dtype)
+    """Computes `weight_einsum` plus bias."""
+    return weight_einsum(equation, x, kernel[...]) + bias[...].astype(x.dtype)
 
 
 def activation(name: str, x: jax.Array) -> jax.Array:

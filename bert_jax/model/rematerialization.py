@@ -24,6 +24,6 @@ REMAT_POLICIES = {
     "none": jax.checkpoint_policies.save_only_these_names(*_NAMES, *_NAMES_OF_LENGTH_BY_LENGTH),
     # Recompute attention's L x L arrays as well (Korthikanti et al. 2022, arXiv:2205.05198).
     "attention": jax.checkpoint_policies.save_only_these_names(*_NAMES),
-    "dots": jax.checkpoint_policies.save_only_these_names("weight_product"),
+    "dots": jax.checkpoint_policies.save_only_these_names("weight_product"),  # the results of `weight_einsum`
     "full": jax.checkpoint_policies.nothing_saveable,  # save only the input of each layer
 }

@@ -71,14 +71,14 @@ def _product_by_float32(x: jax.Array, kernel: jax.Array) -> jax.Array:
 def _gradients_by_float32(x: jax.Array, kernel: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the gradients by x and by the kernel of `_product_by_float32`.
 
-    XLA:CPU cannot multiply bfloat16 to float32 along the first axis of the left matrix ("Unsupported element type for
-    DotThunk"), and it makes that product of a transpose followed by a product. It leaves a transpose of three axes
-    alone, so tokens become two of them, with zeros up to a multiple of 8.
+    XLA:CPU takes longer for a product along the first axis of the left matrix, and turns a transpose followed by a
+    product into one. It does not recognize a transpose of three axes, so tokens become two of them, with zeros up to a
+    multiple of 8. `_product("ti,to->io", matrix, gradients)` is the plain form.
     """
     matrix, gradients = x.reshape(len(x), -1), gradient.reshape(len(x), -1)
     weights = kernel.reshape(matrix.shape[1], -1).astype(x.dtype)
     by_x = _product("to,io->ti", gradients, weights).astype(x.dtype)
-    padding = ((0, max(16, -(-len(x) // 8) * 8) - len(x)), (0, 0))
+    padding = ((0, -len(x) % 8), (0, 0))
     matrix, gradients = jnp.pad(matrix, padding), jnp.pad(gradients, padding)
     transposed = matrix.reshape(-1, 8, matrix.shape[1]).transpose(2, 0, 1).reshape(matrix.shape[::-1])
     by_weights = _product("it,to->io", transposed, gradients)

@@ -52,13 +52,13 @@ def product_and_gradients(equation: str, x: jax.Array, kernel: jax.Array, weight
 
 
 @pytest.mark.parametrize("kernel_dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("tokens", [1, 5, 8, 15, 16, 64])
+@pytest.mark.parametrize("tokens", [1, 5, 64])
 @pytest.mark.parametrize(
     ("equation", "inputs", "outputs"),
     [("td,df->tf", (32,), (48,)), ("td,dcnh->tcnh", (32,), (3, 2, 16)), ("tnh,nhd->td", (2, 16), (32,))],
 )
 def test_a_product_in_bfloat16_is_rounded_once(equation, inputs, outputs, tokens, kernel_dtype):
-    """Any number of tokens, since XLA:CPU cannot run some forms of it; see `_gradients_by_float32`."""
+    """The gradient of a float32 kernel is not rounded at all; the number of tokens need not be a multiple of 8."""
     x, weights = (draw(2, tokens, *axes).astype(jnp.bfloat16) for axes in (inputs, outputs))
     kernel = draw(*inputs, *outputs).astype(kernel_dtype)
     found = jax.jit(product_and_gradients, static_argnums=0)(equation, x, kernel, weights)
@@ -68,9 +68,9 @@ def test_a_product_in_bfloat16_is_rounded_once(equation, inputs, outputs, tokens
     gradient = np.asarray(weights, np.float64).reshape(2 * tokens, -1)
     expected = [exact @ matrix, gradient @ matrix.T, exact.T @ gradient]
     for array, other in zip(found, expected, strict=True):
-        half_step = 2.0**-8 if array.dtype == jnp.bfloat16 else 1e-6
+        tolerance = 2.0**-8 if array.dtype == jnp.bfloat16 else 1e-6
         np.testing.assert_allclose(
-            np.asarray(array, np.float64), other.reshape(array.shape), rtol=half_step, atol=1e-5
+            np.asarray(array, np.float64), other.reshape(array.shape), rtol=tolerance, atol=1e-5
         )  # fmt: skip
 
 
