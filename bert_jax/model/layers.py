@@ -46,8 +46,17 @@ def truncated_normal(key: Key, shape: tuple[int, ...], stddev: float) -> jax.Arr
 
 
 def dense(equation: str, x: jax.Array, kernel: nnx.Param, bias: nnx.Param) -> jax.Array:
-    """Computes `weight_einsum` plus bias."""
-    return weight_einsum(equation, x, kernel[...]) + bias[...].astype(x.dtype)
+    """Computes `weight_einsum` plus bias.
+
+    For the backward pass x and the kernel are saved as they are: a kernel in the type of x, or x in another shape,
+    would take memory of its own beside the x that an attention kernel saves.
+    """
+
+    @rematerialized
+    def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return weight_einsum(equation, x, kernel)
+
+    return product(x, kernel[...]) + bias[...].astype(x.dtype)
 
 
 def activation(name: str, x: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from bert_jax.model.bert_config import ACTIVATIONS
 from bert_jax.model.dropout import drop, dropout, dropout_mask, row_keys
-from bert_jax.model.layers import LayerNorm, activation
+from bert_jax.model.layers import LayerNorm, activation, bias, dense, parameter
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
@@ -80,6 +80,18 @@ def test_dropped_elements_are_uncorrelated():
 def test_activations(name, expected):
     x = np.linspace(-4, 4, 81, dtype=np.float32)
     np.testing.assert_allclose(activation(name, jnp.asarray(x)), [expected(v) for v in x.tolist()], atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_dense_saves_its_operands_as_they_are(dtype: jnp.dtype):
+    """A copy in another shape or type would be saved beside the array that another operation saves."""
+    x, weights = jnp.ones((2, 8, 4, 16), dtype), jnp.ones((4, 16, 32))
+
+    def apply(x: jax.Array, weights: jax.Array) -> jax.Array:
+        return dense("tnh,nhd->td", x, parameter(weights, "heads", "head", "embed"), bias((32,), "embed"))
+
+    saved = {(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(jax.vjp(apply, x, weights)[1])}
+    assert {one for one in saved if len(one[0]) > 1} == {(x.shape, x.dtype), (weights.shape, weights.dtype)}
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
