@@ -21,7 +21,7 @@ __all__ = ["ConfigDict", "flatten", "load_config", "set_key"]
 log = logging.getLogger(__name__)
 
 _WARMUP = "optimizer.warmup_steps"
-_OR_AUTO = "objective.nsp"  # true, false, or "auto": as the checkpoint in `init`
+_OR_AUTO = ("objective.nsp", "scan_layers")  # true, false, or "auto"
 
 
 def load_config(

@@ -23,7 +23,6 @@ def get_config():
     config.model.initializer_range = 0.08  # About 1 / sqrt(hidden_size); the paper's 0.02 is for 768 and more.
     config.model.hidden_dropout_prob = 0.0
     config.model.attention_probs_dropout_prob = 0.0
-    config.scan_layers = False  # Two layers compile fast enough unrolled, and run faster on a CPU.
 
     config.total_steps = 20_000
     config.global_batch_size = 16

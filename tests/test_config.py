@@ -247,7 +247,7 @@ def test_overrides_take_the_type_of_the_key():
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("total_steps", "1.5"), ("total_steps", "True"), ("scan_layers", "maybe"), ("optimizer.eps", "small")],
+    [("total_steps", "1.5"), ("total_steps", "True"), ("mesh.zero1", "maybe"), ("optimizer.eps", "small")],
 )
 def test_values_of_another_type_are_refused(key: str, value: str):
     with pytest.raises(InputError, match=rf"--config\.{key}={value}: .*(int|bool|float)"):
@@ -318,6 +318,16 @@ def test_files_that_are_not_configs_are_refused(tmp_path: Path):
             load_config(str(tmp_path / "broken.py"))
     with pytest.raises(InputError, match=r"ValueError.*'x'"):
         load_config(f"{tmp_path / 'with_argument.py'}:x")
+
+
+def test_a_file_may_set_layers_to_scan_to_a_bool(tmp_path: Path):
+    source = "from bert_jax.configs import default\ndef get_config():\n    c = default.get_config()\n"
+    (tmp_path / "mine.py").write_text(source + "    c.scan_layers = False\n    return c\n")
+    assert load_config("default").scan_layers == "auto"
+    assert load_config(str(tmp_path / "mine.py")).scan_layers is False
+    assert load_config(str(tmp_path / "mine.py"), [("scan_layers", "auto")]).scan_layers == "auto"
+    with pytest.raises(InputError, match="scan_layers=maybe: expected true, false or auto"):
+        load_config("default", [("scan_layers", "maybe")])
 
 
 def test_next_sentence_objective_is_a_bool_or_auto():

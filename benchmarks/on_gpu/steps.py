@@ -20,6 +20,7 @@ from bert_jax.batch import Batch, HostBatch, map_arrays
 from bert_jax.config import ConfigDict, load_config
 from bert_jax.data.loading.packing import most_predictions, pack, pack_batch
 from bert_jax.model import BertConfig, abstract_parameters
+from bert_jax.parallel.compiler_options import scans_layers
 from bert_jax.parallel.host_batches import put_batch, put_everywhere
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.tracking.accelerators import find_accelerator
@@ -156,12 +157,12 @@ class Step:
 
 def describe(mesh: Mesh, config: ConfigDict, model: BertConfig, optimizer: optax.GradientTransformation) -> StateSpec:
     """Returns the plan of the state of a config."""
-    dtype = config.dtype
+    platform, dtype = mesh.devices.flat[0].platform, config.dtype
     if dtype == "auto":
-        dtype = "float32" if mesh.devices.flat[0].platform == "cpu" else "bfloat16"
+        dtype = "float32" if platform == "cpu" else "bfloat16"
     return describe_state(
         mesh, model, optimizer, config.seed, dtype=jnp.dtype(dtype), attention=config.attention, remat=config.remat,
-        scan_layers=config.scan_layers,
+        scan_layers=scans_layers(config.scan_layers, model.num_hidden_layers, platform),
     )  # fmt: skip
 
 

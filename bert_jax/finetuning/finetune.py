@@ -43,7 +43,7 @@ from bert_jax.finetuning.tasks.class_weights import class_weights
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import Parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.parallel.compiler_options import quick_compile_options
+from bert_jax.parallel.compiler_options import quick_compile_options, scans_layers
 from bert_jax.parallel.host_batches import abstract_batch, rows_here
 from bert_jax.parallel.mesh import check_divisibility, make_mesh
 from bert_jax.parallel.shared_programs import shared
@@ -154,7 +154,7 @@ def _finetune(
         if step == last:
             return state.parameters
         log.info("Loading the parameters of the best step, %d", step)
-        settings = _build(config, setup.mesh, setup.head)
+        settings = _build(config, setup.mesh, setup.model, setup.head)
         return open_checkpoint(str(chosen)).load_parameters(setup.spec.shardings.parameters, **settings)
 
     scores = _finish(
@@ -246,11 +246,13 @@ def _describe_task(task: Task, config: ConfigDict, order: BatchOrder) -> dict[st
     return {"name": task.name, "path": config.data.path, "files": given, "hash": order.hash}
 
 
-def _build(config: ConfigDict, mesh: Mesh, head: TaskHead) -> dict[str, Any]:
+def _build(config: ConfigDict, mesh: Mesh, model: BertConfig, head: TaskHead) -> dict[str, Any]:
     """Returns the settings of the model with its head, for `abstract_parameters`."""
+    platform = mesh.devices.flat[0].platform
     return {
-        "build": BertForTask, "head": head, "dtype": compute_dtype(config.dtype, mesh.devices.flat[0].platform),
-        "attention": config.attention, "remat": config.remat, "scan_layers": config.scan_layers,
+        "build": BertForTask, "head": head, "dtype": compute_dtype(config.dtype, platform),
+        "attention": config.attention, "remat": config.remat,
+        "scan_layers": scans_layers(config.scan_layers, model.num_hidden_layers, platform),
     }  # fmt: skip
 
 
@@ -273,7 +275,7 @@ def _plan_programs(
 ) -> tuple[StateSpec, StepPrograms]:
     """Plans what runs with equal `program_keys` share, whatever their seeds and schedules."""
     config = unflatten(keys)
-    settings = _build(config, mesh, head)
+    settings = _build(config, mesh, model, head)
     optimizer = make_optimizer(config.optimizer, drop_parts(head.frozen, abstract_parameters(model, **settings)[2]))
     spec = describe_state(mesh, model, optimizer, seed=0, zero1=config.mesh.zero1, frozen=head.frozen, **settings)
     return spec, jit_train_step(

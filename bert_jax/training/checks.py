@@ -93,6 +93,7 @@ def check_values(values: Mapping[str, Any]) -> Callable[..., None]:
     check(lambda x: x in REMAT_POLICIES, f"one of {', '.join(REMAT_POLICIES)}", "remat")
     check(lambda x: x in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}", "optimizer.name")
     check(bool, "auto, none or a folder", "compilation_cache")
+    check(lambda x: x in (True, False, "auto"), "true, false or auto", "scan_layers")
     check(lambda x: x in DTYPES, f"one of {', '.join(DTYPES)}", "dtype")
     check(lambda x: x in REDUCE_DTYPES, f"one of {', '.join(REDUCE_DTYPES)}", "gradient_reduce_dtype")
     parse_steps(values["profile.steps"])

@@ -21,6 +21,7 @@ from bert_jax.data.unknown_tokens import MAX_SHARE, unknown_share, warn_of_share
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.model import BertConfig, abstract_parameters, parameter_count
+from bert_jax.parallel.compiler_options import scans_layers
 from bert_jax.parallel.host_batches import rows_here
 from bert_jax.parallel.mesh import count_slices, describe_networks, make_mesh
 from bert_jax.parallel.shared_programs import shared
@@ -214,11 +215,11 @@ def plan_state(
     optimizer = make_optimizer(config.optimizer, abstract_parameters(model)[2])
     if not config.objective.nsp:
         optimizer = leave_untrained(optimizer, NEXT_SENTENCE_PARTS)
+    platform = platform or mesh.devices.flat[0].platform
     spec = describe_state(
-        mesh, model, optimizer, config.seed, zero1=config.mesh.zero1,
-        dtype=compute_dtype(config.dtype, platform or mesh.devices.flat[0].platform), attention=config.attention,
-        remat=config.remat,
-        scan_layers=config.scan_layers,
+        mesh, model, optimizer, config.seed, zero1=config.mesh.zero1, dtype=compute_dtype(config.dtype, platform),
+        attention=config.attention, remat=config.remat,
+        scan_layers=scans_layers(config.scan_layers, model.num_hidden_layers, platform),
     )  # fmt: skip
     return optimizer, spec
 

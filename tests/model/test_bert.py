@@ -14,7 +14,9 @@ from bert_jax.config import load_config
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, abstract_parameters, parameter_count
 from bert_jax.model.dropout import dropout_mask
+from bert_jax.parallel.mesh import abstract_mesh
 from bert_jax.training.phases import plan_phases
+from bert_jax.training.pretrain import plan_state
 
 SMALL = BertConfig(
     vocab_size=100,
@@ -186,6 +188,18 @@ def value_and_gradient(remat: str = "none", scan_layers: bool = True) -> tuple[j
         return jax.nn.log_softmax(logits)[..., 7].sum() + nsp[..., 0].sum()
 
     return jax.jit(jax.value_and_grad(loss))(parameters)
+
+
+@pytest.mark.parametrize(
+    ("platform", "layers", "setting", "scans"),
+    [("cpu", 12, "auto", False), ("cpu", 24, "auto", True), ("tpu", 2, "auto", True), ("gpu", 12, "auto", True),
+     ("cpu", 12, True, True), ("tpu", 12, False, False)],
+)  # fmt: skip
+def test_layers_are_unrolled_on_a_cpu_alone(platform, layers, setting, scans):
+    model = BertConfig(**{**dataclasses.asdict(SMALL), "num_hidden_layers": layers})
+    config = load_config("default", {"scan_layers": setting})
+    _, spec = plan_state(abstract_mesh(config.mesh, devices=1), config, model, platform)
+    assert nnx.merge(spec.graph, spec.abstract.parameters).encoder.scan_layers == scans
 
 
 @pytest.mark.parametrize(
