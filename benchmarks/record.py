@@ -201,6 +201,6 @@ def _cpu_model() -> str:
 
 
 def _without_folder(argument: str) -> str:
-    """Returns an argument of the command; of an absolute path only the last part."""
+    """Returns an argument of the command; of a path that is not below the working directory only the last part."""
     name, equals, value = argument.rpartition("=")
-    return f"{name}{equals}{Path(value).name}" if value.startswith("/") else argument
+    return f"{name}{equals}{Path(value).name}" if value.startswith(("/", "..")) else argument

@@ -32,7 +32,8 @@ from bert_jax.configs import bert
 
 # Rows of a microbatch on a device, at 128 tokens and at 512, with room to spare (benchmarks/tpu_topologies.py), data
 # parallel: the model is too small to gain from sharding it. Dropout is kept, so at 512 tokens attention is recomputed;
-# attention=pallas keeps dropout as well, but has not been timed on a TPU.
+# attention=pallas keeps dropout as well, but has not been timed on a TPU; v6e has it, because libtpu 0.0.42.1 crashes
+# when it compiles attention=xla there.
 CHIPS = {"v4": (128, 32), "v5e": (64, 16), "v5p": (256, 128), "v6e": (128, 32)}
 # With v5p's rows, which take 51 of its 95 GiB: a device of TPU7x, half a chip, has as much memory.
 CHIPS["tpu7x"] = CHIPS["v5p"]
@@ -58,7 +59,7 @@ def get_config(recipe=""):
             {"steps": 100_000, "data.path": "", "data.seq_len": 512},
         )
     if chip:
-        _on_chip(config, *CHIPS[chip])
+        _on_chip(config, *CHIPS[chip], {"attention": "pallas"} if chip == "v6e" else {"remat": "attention"})
     return config
 
 
@@ -85,12 +86,12 @@ def _lamb(config):
     )  # fmt: skip
 
 
-def _on_chip(config, rows_of_128, rows_of_512):
+def _on_chip(config, rows_of_128, rows_of_512, attention_of_512):
     first, second = config.phases
     config.gradient_accumulation = -1
     config.phases = (
         {**first, "max_rows_per_device": rows_of_128},
-        {**second, "max_rows_per_device": rows_of_512, "remat": "attention"},
+        {**second, "max_rows_per_device": rows_of_512, **attention_of_512},
     )
     # Unused (every phase overrides it), but validation requires a positive value.
     config.max_rows_per_device = rows_of_128

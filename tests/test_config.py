@@ -165,11 +165,11 @@ def test_tpu_recipes_have_published_batches_and_inferred_microbatches(chip, batc
     first, second = (plan.config for plan in plan_phases(config))
     assert (first.global_batch_size, second.global_batch_size) == batches
     assert (first.data.seq_len, second.data.seq_len) == (128, 512)
-    assert (first.remat, second.remat) == ("none", "attention")
+    assert (first.attention, first.remat) == ("xla", "none")
+    assert (second.attention, second.remat) == (("pallas", "none") if chip == "v6e" else ("xla", "attention"))
     for phase, most in ((first, 512), (second, 128)):
         assert phase.gradient_accumulation == -1
         assert 16 <= phase.max_rows_per_device <= most
-        assert phase.attention == "xla"
         assert phase.model.attention_probs_dropout_prob == 0.1
 
 
@@ -320,7 +320,7 @@ def test_files_that_are_not_configs_are_refused(tmp_path: Path):
         load_config(f"{tmp_path / 'with_argument.py'}:x")
 
 
-def test_a_file_may_set_layers_to_scan_to_a_bool(tmp_path: Path):
+def test_scan_layers_is_a_bool_or_auto_in_a_file_too(tmp_path: Path):
     source = "from bert_jax.configs import default\ndef get_config():\n    c = default.get_config()\n"
     (tmp_path / "mine.py").write_text(source + "    c.scan_layers = False\n    return c\n")
     assert load_config("default").scan_layers == "auto"
