@@ -39,7 +39,7 @@ LOSSES = {
     "seed": "{seed}",
     "float32: MLM loss": "{float32_mlm_loss:.4f}",
     "bfloat16: MLM loss": "{bfloat16_mlm_loss:.4f}",
-    "difference": "{mlm_loss_difference:+.4f}",
+    "difference": "{mlm_loss_difference:+.1e}",
     "float32: MLM accuracy": "{float32_mlm_accuracy:.2%}",
     "bfloat16: MLM accuracy": "{bfloat16_mlm_accuracy:.2%}",
 }
