@@ -1,6 +1,6 @@
 """Compares gradient all-reduces in float32 and in bfloat16: held-out loss of a small BERT, and bytes of BERT-LARGE.
 
-    BERT_JAX_DATA=FOLDER python benchmarks/gradient_reduction.py     # some 20 minutes on two cores
+    BERT_JAX_DATA=FOLDER python benchmarks/gradient_reduction.py     # some 10 minutes on two cores
 
 Trains the model of configs/quickstart.py on 8 simulated CPU devices, once per seed and type, and evaluates it on the
 whole eval split. FOLDER holds corpus/enwiki/*.jsonl.gz; the first file is used. Then compiles BERT-LARGE's step for

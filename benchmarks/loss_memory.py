@@ -1,6 +1,6 @@
 """Compiles BERT-LARGE's step for a TPU with the masked-LM loss in chunks and without; prints the memory of both.
 
-    python benchmarks/loss_memory.py                # some 30 minutes on two cores
+    python benchmarks/loss_memory.py                # some 15 minutes on two cores
 
 Requires the tpu-aot extra and no TPU. A row is written to the JSON as soon as it exists: a run that is stopped
 continues with the first case that lacks a row of this code.
