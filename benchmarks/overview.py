@@ -81,15 +81,14 @@ BENCHMARKS = (
 
 
 def state(name: str) -> str:
-    """Returns in a few words whether results/NAME.json is older than the code that it measures, and its duration."""
+    """Returns in a few words whether results/NAME.json is older than the code that it measures."""
     path = RESULTS / f"{name}.json"
     if not path.exists():
         return "no results"
     content = json.loads(path.read_text(encoding="utf-8"))
     older, rows = outdated(content)
     age = f"{older} of {rows} rows are older than the code" if older else "up to date"
-    duration = f", written in {content['seconds'] / 60:.1f} minutes" if "seconds" in content else ""
-    return f"{age}, {content['date'] or 'date not recorded'}{duration}"
+    return f"{age}, {content['date'] or 'date not recorded'}"
 
 
 def is_current(benchmark: Benchmark) -> bool:
@@ -99,7 +98,7 @@ def is_current(benchmark: Benchmark) -> bool:
 
 def overview() -> str:
     """Returns the list, the benchmarks whose results are older than the code first."""
-    lines = []
+    lines = ["{data} is the folder in BERT_JAX_DATA"]
     for benchmark in sorted(BENCHMARKS, key=is_current):
         lines += [f"{name}: {state(name)}" for name in benchmark.files]
         lines.append(f"    {benchmark.command}    # some {benchmark.minutes:g} minutes")

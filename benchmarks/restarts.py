@@ -65,7 +65,7 @@ class Attempt:
 
     def __init__(self, data: Path, workdir: Path, processes: int, steps: int):
         self.compiling: float | None = None
-        cache = {"JAX_COMPILATION_CACHE_DIR": str(data.parent / "compiled")}  # as the scripts of launch/ set it
+        cache = {"JAX_COMPILATION_CACHE_DIR": str(data.parent / "compiled")}
         self._rows = workdir / "metrics.jsonl"
         settings = {
             "data.path": data, "total_steps": steps, "global_batch_size": 16, "log_every_steps": 1, "eval_batches": 0,

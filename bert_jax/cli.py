@@ -14,7 +14,6 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from bert_jax.command_line.arguments import parse as parse_arguments
 from bert_jax.command_line.console import set_up_logging
@@ -23,9 +22,6 @@ from bert_jax.files.local_listing import similar_name
 from bert_jax.runtime.background_errors import show_background_errors
 from bert_jax.runtime.malloc import tune_malloc
 from bert_jax.subcommands import data_commands, listing_commands, model_commands, training_commands
-
-if TYPE_CHECKING:
-    pass
 
 _PATH_ERRORS = {  # errno of a bad path given by the user
     errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EROFS,

@@ -2,6 +2,7 @@ import ast
 import re
 from pathlib import Path
 
+import jax
 import pytest
 from support import helpers
 
@@ -32,6 +33,13 @@ def spelled_out(spec: str) -> str:
     docstring = ast.get_docstring(ast.parse((REPOSITORY / "configs" / f"{spec}.py").read_text()), clean=False)
     assert docstring
     return docstring
+
+
+def test_64_bits_are_refused():
+    config = load_config("default", {"data.path": "data"})
+    check_config(config, config.total_steps)
+    with jax.enable_x64(True), pytest.raises(InputError, match="JAX_ENABLE_X64"):
+        check_config(config, config.total_steps)
 
 
 def number(text: str) -> int:

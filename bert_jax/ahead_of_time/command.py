@@ -65,7 +65,10 @@ def compile_config(
             "timing its kernels; compile on the machine with the GPUs, without --topology"
         )
     if output:  # before minutes of work
-        atomic.make_folder(remote.absolute(output).parent)
+        file = remote.absolute(output)
+        if output.endswith("/") or (not remote.is_remote(file) and file.is_dir()):
+            raise InputError(f"--output={output}: is a folder; expected a file, such as {file / 'bert.compiled'}")
+        atomic.make_folder(file.parent)
     target = local_target() if topology is None else open_target(topology, slices)
     if largest_batch and target.hbm_bytes is None:
         raise InputError(f"--find_batch: the memory of {target.topology} is unknown; set --topology")

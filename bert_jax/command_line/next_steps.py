@@ -51,15 +51,18 @@ def _inspect(options: argparse.Namespace) -> list[str]:
 
 
 def _compile(options: argparse.Namespace) -> list[str]:
-    return [f"bert-jax pretrain --config={_quoted(options.config)} --workdir=WORKDIR{_overrides(options)}"]
+    overrides = _overrides(options, without="compiled" if options.output else "")
+    saved = f" {_quoted(f'--config.compiled={options.output}')}" if options.output else ""
+    return [f"bert-jax pretrain --config={_quoted(options.config)} --workdir=WORKDIR{overrides}{saved}"]
 
 
 def _dry_run(options: argparse.Namespace) -> list[str]:
-    return [f"bert-jax compile --config={_quoted(options.config)} --topology=v5e:2x2{_overrides(options)}"]
+    overrides = _overrides(options, without="compiled")
+    return [f"bert-jax compile --config={_quoted(options.config)} --topology=v5e:2x2{overrides}"]
 
 
-def _overrides(options: argparse.Namespace) -> str:
-    return "".join(f" {_quoted(f'--config.{key}={value}')}" for key, value in options.overrides)
+def _overrides(options: argparse.Namespace, *, without: str) -> str:
+    return "".join(f" {_quoted(f'--config.{key}={value}')}" for key, value in options.overrides if key != without)
 
 
 NEXT_STEPS: dict[str, Callable[[argparse.Namespace], list[str]]] = {

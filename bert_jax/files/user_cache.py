@@ -43,6 +43,8 @@ def cache_bytes() -> int:
 def make_private(folder: Path) -> str:
     """Makes a folder that only this user may write to. Returns why an existing one is not private, or an empty string.
 
+    A folder is not private either if everybody may rename one above it.
+
     Raises:
       OSError: the folder cannot be created.
     """
@@ -52,4 +54,8 @@ def make_private(folder: Path) -> str:
         return f"it belongs to user {status.st_uid}"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"others may write to it (mode {stat.S_IMODE(status.st_mode):o})"
+    for above in folder.parents:
+        mode = above.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            return f"everybody may write to {above} (mode {stat.S_IMODE(mode):o})"
     return ""

@@ -128,7 +128,11 @@ def _finetune(
     setup = replace(setup, config=config, predictor=setup.predictor.with_lengths(order.lengths))
     start = latest.step if latest else 0
     _compile_ahead(setup, start, stack)  # while the checkpoint is read
-    best = BestStep(keep_best=config.keep_best, **config.early_stopping)
+    best = BestStep(
+        keep_best=config.keep_best, **config.early_stopping,
+        scored=next({"split": split.name, "hash": split.hash()} for split in setup.splits if split.score)
+        if config.keep_best else None,
+    )  # fmt: skip
     checkpointer = _open_checkpointer(setup, folder, best)
     stack.callback(checkpointer.close)
     start, state = _first_state(setup, folder, checkpointer, best, start)
@@ -395,8 +399,9 @@ class _EvaluateSplits:
         log.info("Step %d: %s", step, "  ".join(f"{name} {value:.4f}" for name, value in row.items()))
         if best.ends_training():
             log.info(
-                "Step %d: ending the training early: %s/%s has not improved in %d epochs; the best is that of step %s",
-                step, self.scored[0].name, setup.task.main_metric, best.without_improvement(), best.best,
+                "Step %d: ending the training early: %s/%s has not improved in %d epoch%s; the best is that of step %s",
+                step, self.scored[0].name, setup.task.main_metric,
+                best.without_improvement(), "" if best.without_improvement() == 1 else "s", best.best,
             )  # fmt: skip
         return row
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 from etils import epath
 
+from bert_jax.data.hashing import key_from
 from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs.batching import EncodedExamples
 
@@ -33,7 +34,7 @@ class Split:
       predictions: maps outputs to a JSON object for each example, in the file's order: `id`, `prediction` and further
         keys of the task.
       inputs: returns a JSON object for each example with its texts, in the order of `predictions`.
-      scorable: number of examples that `score` scores, each counted once regardless of its number of sequences.
+      rows: the examples as they were read, with their labels.
       left_out: number of further examples in the file, by the reason for which they are skipped
         (`task_files.MISSING_LABEL` and others).
     """
@@ -44,8 +45,17 @@ class Split:
     write: Callable[[Outputs, epath.Path], None]
     predictions: Callable[[Outputs], list[dict[str, Any]]]
     inputs: Callable[[], list[dict[str, Any]]]
-    scorable: int
+    rows: Sequence[Any]
     left_out: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def scorable(self) -> int:
+        """Number of examples that `score` scores, each counted once regardless of its number of sequences."""
+        return len(self.rows)
+
+    def hash(self) -> str:
+        """Returns a hash of the examples, in their order, and of their labels."""
+        return f"{key_from(*self.rows):016x}"
 
 
 class Task(Protocol):

@@ -6,9 +6,11 @@ write to the cache can make its readers run code: the user's own cache is privat
 
 import hashlib
 import logging
+import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import jax
@@ -23,13 +25,16 @@ log = logging.getLogger(__name__)
 
 FOLDER = "programs"
 AUTO, NONE = "auto", "none"
+_is_decided: ContextVar[bool] = ContextVar("is_decided", default=False)  # by a search or a study, for its runs
+_SWITCHES = ("false", "true", "off", "on", "no", "yes", "0", "1", "none", "auto")
 
 
 @contextmanager
 def kept_programs(setting: str, workdir: epath.Path) -> Iterator[None]:
     """Reads compiled programs from a cache, and writes new ones to it.
 
-    Does nothing if JAX has a cache already: from JAX_COMPILATION_CACHE_DIR, or because this is a run inside a search.
+    Does nothing if JAX has a cache already, from JAX_COMPILATION_CACHE_DIR, and for the runs of a search or study: its
+    setting is theirs.
 
     Args:
       setting: `compilation_cache` of the config: "auto", "none" or a folder, which may be remote. "auto" is the user's
@@ -37,20 +42,22 @@ def kept_programs(setting: str, workdir: epath.Path) -> Iterator[None]:
       workdir: the run's folder.
 
     Raises:
-      InputError: `setting` is a file.
+      InputError: `setting` is not a folder, or cannot be created.
     """
-    folder = "" if jax.config.values["jax_compilation_cache_dir"] else _folder(setting, workdir)
-    if not folder:
-        yield
-        return
-    log.info("Compiled programs are kept in %s", folder)
-    jax.config.update("jax_compilation_cache_dir", folder)
-    compilation_cache.reset_cache()  # JAX reads the setting once
+    is_decided = _is_decided.get() or jax.config.values["jax_compilation_cache_dir"]
+    folder = "" if is_decided else _folder(setting, workdir)
+    token = _is_decided.set(True)
+    if folder:
+        log.info("Compiled programs are kept in %s", folder)
+        jax.config.update("jax_compilation_cache_dir", folder)
+        compilation_cache.reset_cache()  # JAX reads the setting once
     try:
         yield
     finally:
-        jax.config.update("jax_compilation_cache_dir", None)
-        compilation_cache.reset_cache()
+        _is_decided.reset(token)
+        if folder:
+            jax.config.update("jax_compilation_cache_dir", None)
+            compilation_cache.reset_cache()
 
 
 @contextmanager
@@ -66,14 +73,37 @@ def without_cache() -> Iterator[None]:
         compilation_cache.reset_cache()
 
 
+def check_setting(setting: str) -> None:
+    """Raises InputError for a `compilation_cache` that is neither "auto" nor "none" and cannot be a folder."""
+    if setting in (AUTO, NONE):
+        return
+    problem = "is not a folder's name" if setting.lower() in _SWITCHES else ""
+    given = remote.absolute(setting)
+    if not problem and not remote.is_remote(given):
+        existing = next(path for path in (given, *given.parents) if path.exists())
+        if not existing.is_dir():
+            problem = "is a file" if existing == given else f"{existing} is a file"
+        elif not os.access(existing, os.W_OK):
+            problem = f"{existing} may not be written to"
+    if problem:
+        raise InputError(f"compilation_cache={setting}: {problem}; expected {AUTO}, {NONE} or a folder")
+
+
 def _folder(setting: str, workdir: epath.Path) -> str:
     """Returns the cache's folder, or an empty string for none."""
     if setting == NONE:
         return ""
     if setting != AUTO:
+        check_setting(setting)
         given = remote.absolute(setting)
-        if not remote.is_remote(given) and given.exists() and not given.is_dir():
-            raise InputError(f"compilation_cache={setting}: is a file; expected {AUTO}, {NONE} or a folder")
+        if not remote.is_remote(given):
+            try:
+                given.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise InputError(
+                    f"compilation_cache={setting}: cannot be created ({error.strerror}); expected {AUTO}, {NONE} or a "
+                    "folder"
+                ) from error
         return str(given)
     if remote.is_remote(workdir):
         return str(workdir / FOLDER)

@@ -99,6 +99,14 @@ def write_programs(path: str, programs: Sequence[Program]) -> int:
     return len(content.getvalue())
 
 
+def _check_header(header: Mapping[str, Any]) -> None:
+    """Raises KeyError, TypeError or ValueError for a header of this format that lacks an entry."""
+    if header["format"] == FORMAT:
+        _ = header["bert_jax"]
+        for entry in header["programs"]:
+            _ = entry["digest"], dict(entry["environment"]), dict(entry["settings"])
+
+
 class SavedPrograms:
     """The programs of a file. `key` names it in messages, such as `compiled=FILE`."""
 
@@ -107,12 +115,12 @@ class SavedPrograms:
         try:
             self._archive = zipfile.ZipFile(io.BytesIO(content))
             self.header: dict[str, Any] = json.loads(self._archive.read(HEADER))
-        except (zipfile.BadZipFile, KeyError, ValueError) as error:
+            version = self.header["format"]
+            _check_header(self.header)
+        except (zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
             raise InputError(f"{key}: expected a file that `bert-jax compile --output` wrote, got another") from error
-        if self.header["format"] != FORMAT:
-            raise InputError(
-                f"{key}: has format {self.header['format']}, expected {FORMAT}; run `bert-jax compile --output` again"
-            )
+        if version != FORMAT:
+            raise InputError(f"{key}: has format {version}, expected {FORMAT}; run `bert-jax compile --output` again")
 
     @classmethod
     def open(cls, key: str, path: str) -> "SavedPrograms":
@@ -122,6 +130,8 @@ class SavedPrograms:
             return cls(key, atomic.read_whole(file))
         except FileNotFoundError as error:
             raise InputError(f"{key}: file not found; write it with `bert-jax compile --output`") from error
+        except IsADirectoryError as error:
+            raise InputError(f"{key}: is a folder; expected a file of `bert-jax compile --output`") from error
 
     def load(
         self, lowered: jax.stages.Lowered, devices: Sequence[Any], settings: Mapping[str, Any]
@@ -163,8 +173,8 @@ class SavedPrograms:
         found = min(map(differences, self.header["programs"]), key=len, default=["no program"])
         if not found:
             return (
-                f"the code of the step differs: it was compiled by bert_jax {self.header['bert_jax']}, "
-                f"here is {__version__}"
+                f"the code of the step or a setting of JAX (JAX_...) differs: it was compiled by bert_jax "
+                f"{self.header['bert_jax']}, here is {__version__}"
             )
         more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         return f"it was compiled with {'; '.join(found[:_SHOWN])}{more}"

@@ -151,6 +151,7 @@ def load_study(spec: str, overrides: Sequence[tuple[str, str]] = ()) -> Study:
             path = cell_config.data.path
             if not is_tfds(path) and not remote.exists(remote.parse_path(path)):
                 raise InputError(f"task {task.name!r}: {path} not found; set its folder with --config.task_data=FOLDER")
+    _compilation_cache(plan)
     return plan
 
 
@@ -166,8 +167,19 @@ def _encoder_config(row: PlannedRow) -> BertConfig:
 
 
 def _compilation_cache(plan: Study) -> str:
-    """Returns the setting of the rows that are pre-trained, which all runs of the study share."""
-    return next((row.pretraining.compilation_cache for row in plan.rows if row.pretraining), AUTO)
+    """Returns `compilation_cache` of the study's runs, which share one; "auto" if none sets it.
+
+    Raises InputError if two runs set different ones.
+    """
+    tuned = (plan.config_of(row, task, row.encoder) for row in plan.rows for task in plan.tasks_of(row))
+    configs = [*(row.pretraining for row in plan.rows if row.pretraining), *tuned]
+    given = list(dict.fromkeys(config.compilation_cache for config in configs if config.compilation_cache != AUTO))
+    if len(given) > 1:
+        raise InputError(
+            f"compilation_cache: the runs of a study share one, got {' and '.join(given)}; set "
+            "pretraining.compilation_cache and finetuning.compilation_cache to the same"
+        )
+    return given[0] if given else AUTO
 
 
 def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Bars = silent) -> Table:

@@ -1,7 +1,7 @@
 """Model FLOPs, for model FLOPs utilization (MFU).
 
 Convention: only matrix products, over padded tokens, the masked-LM head at the gathered positions, and three times the
-forward pass. BERT-LARGE has 240.6 GFLOP per sequence at 128 tokens with 20 predictions, 1,019.7 at 512 with 76.
+forward pass. BERT-LARGE has 240.6 GFLOP per sequence at 128 tokens with 20 predictions, 1,019.8 at 512 with 76.
 """
 
 from bert_jax.model import BertConfig

@@ -17,6 +17,7 @@ from bert_jax.model import BertConfig
 from bert_jax.model.attention_kernels.cudnn_attention import CUDNN_HEADS
 from bert_jax.model.attention_kernels.kernel_choice import ATTENTIONS
 from bert_jax.model.rematerialization import REMAT_POLICIES
+from bert_jax.runtime.compilation_cache import check_setting
 from bert_jax.tracking.profiling import parse_steps
 from bert_jax.tracking.wandb_tracker import check_wandb
 from bert_jax.training.checkpointing.checkpoints import Checkpoint
@@ -68,8 +69,11 @@ def bert_config(config: ConfigDict, vocab_size: int, seq_len: int, source: str) 
 def check_values(values: Mapping[str, Any]) -> Callable[..., None]:
     """Checks the keys that every run has, and returns `check(holds, expected, *keys)` for further keys.
 
-    `check` raises InputError for a key whose value is not `expected`, a text that completes "must be".
+    `check` raises InputError for a key whose value is not `expected`, a text that completes "must be". InputError as
+    well if JAX is set to 64 bits.
     """
+    if jax.config.values["jax_enable_x64"]:
+        raise InputError("JAX_ENABLE_X64 is set: training computes with at most 32 bits; unset it")
 
     def check(holds: Callable[[Any], bool], expected: str, *keys: str) -> None:
         for key in keys:
@@ -93,6 +97,7 @@ def check_values(values: Mapping[str, Any]) -> Callable[..., None]:
     check(lambda x: x in REMAT_POLICIES, f"one of {', '.join(REMAT_POLICIES)}", "remat")
     check(lambda x: x in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}", "optimizer.name")
     check(bool, "auto, none or a folder", "compilation_cache")
+    check_setting(values["compilation_cache"])
     check(lambda x: x in (True, False, "auto"), "true, false or auto", "scan_layers")
     check(lambda x: x in DTYPES, f"one of {', '.join(DTYPES)}", "dtype")
     check(lambda x: x in REDUCE_DTYPES, f"one of {', '.join(REDUCE_DTYPES)}", "gradient_reduce_dtype")

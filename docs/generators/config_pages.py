@@ -92,7 +92,7 @@ def _tables(found: list[Key], command: str, marks: Mapping[str, Callable[[str], 
         sections.setdefault(key.section, []).append(key)
     parts = []
     for section in sorted(sections, key=lambda name: ([*SECTIONS, name].index(name), name)):
-        heading = SECTIONS.get(section, section.capitalize())
+        heading = SECTIONS.get(section, section.capitalize().replace("_", " "))
         columns = ["key", "default", "type", "meaning", *marks]
         lines = [f"### {heading}\n", "| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
         for key in sections[section]:

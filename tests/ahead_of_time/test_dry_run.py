@@ -125,6 +125,9 @@ def test_dry_run_needs_no_shards_and_writes_nothing(dataset_dir: Path, tmp_path:
         ({"optimizer__warmup_steps": 8}, r"optimizer\.warmup_steps=8"),
         ({"data__path": "none"}, r"none"),
         ({"init": "none"}, r"none"),
+        ({"compiled": "none"}, r"compiled=none: file not found"),
+        ({"compiled": "."}, r"compiled=\.: is a folder"),
+        ({"compilation_cache": f"{__file__}/folder"}, r"compilation_cache=.* is a file"),
     ],
 )
 def test_errors_are_those_of_the_run(settings: dict, message: str, dataset_dir: Path):

@@ -27,3 +27,12 @@ def test_user_without_a_home_has_a_private_folder(tmp_path: Path, monkeypatch: p
     folder = cache_folder()
     assert folder == tmp_path / f"bert_jax-{os.getuid()}"
     assert make_private(folder) == ""
+
+
+def test_folder_below_one_that_everybody_may_write_to_is_not_private(tmp_path: Path):
+    folder = tmp_path / "shared" / "cache"
+    assert make_private(folder) == ""
+    (tmp_path / "shared").chmod(0o777)
+    assert str(tmp_path / "shared") in make_private(folder)
+    (tmp_path / "shared").chmod(0o1777)  # as /tmp: nobody else may rename the folder
+    assert make_private(folder) == ""

@@ -153,7 +153,7 @@ def test_deleted_best_checkpoint_is_named(stopped: Path, checkpoint: Path, folde
     workdir = Path(shutil.copytree(stopped, tmp_path / "run"))
     best = result_of(stopped)["best"]["step"]
     shutil.rmtree(workdir / "checkpoints" / str(best))
-    with pytest.raises(InputError, match=rf"checkpoints/{best}\b"):
+    with pytest.raises(InputError, match=rf"^{workdir}: the best step .*checkpoints/{best}\b"):  # no damage
         open_checkpoint(str(workdir))
     with pytest.raises(InputError, match=rf"checkpoints/{best}\b"):
         finetune(config_of(checkpoint, folder, early_stopping__patience=PATIENCE), str(workdir))
@@ -181,6 +181,22 @@ def test_settings_without_effect_are_refused(
 def test_keep_best_may_not_change_in_a_run(stopped: Path, checkpoint: Path, folder: Path):
     with pytest.raises(InputError, match="keep_best True -> False"):
         finetune(config_of(checkpoint, folder, keep_best=False), str(stopped))
+
+
+def test_scores_of_another_dev_file_do_not_choose_the_epoch(
+    stopped: Path, checkpoint: Path, folder: Path, tmp_path: Path
+):  # fmt: skip
+    workdir = Path(shutil.copytree(stopped, tmp_path / "run"))
+    config = config_of(checkpoint, folder, early_stopping__patience=PATIENCE)
+    dev = (folder / "dev.csv").read_text()
+    (folder / "dev.csv").write_text("\n".join(["text,label", *DEV[:-1], "the moon .,night"]) + "\n")
+    try:
+        with pytest.raises(InputError, match=r"keep_best=True: .*other examples of dev;"):
+            finetune(config, str(workdir))
+    finally:
+        (folder / "dev.csv").write_text(dev)
+    assert (workdir / "result.json").read_bytes() == (stopped / "result.json").read_bytes()
+    finetune(config, str(workdir))
 
 
 def test_main_metric_of_the_config_is_that_of_result_search_and_evaluate(

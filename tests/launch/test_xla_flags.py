@@ -16,7 +16,7 @@ def printed(*arguments: str) -> subprocess.CompletedProcess:
 
 
 def test_the_script_names_its_sets():
-    for arguments in ((), ("async",), ("flags",)):
+    for arguments in ((), ("async",), ("flags",), ("data_parallel", "async_all_gather")):
         done = printed(*arguments)
         assert (done.returncode, done.stdout) == (2, "")
         assert re.findall(r"\w+_\w+(?=[|\n])", done.stderr) == list(SETS)
@@ -28,6 +28,7 @@ def test_a_set_is_one_line_of_flags(name: str):
     assert done.returncode == 0
     assert done.stdout.count("\n") == 1
     assert all(re.fullmatch(r"--xla_\w+=(true|false|\d+)", flag) for flag in done.stdout.split())
+    assert subprocess.check_output(["sh", SCRIPT, name], text=True) == done.stdout
 
 
 OPEN = """

@@ -1,5 +1,6 @@
 """The compilation cache: where it is, who may use it, and that a second run reads it."""
 
+import errno
 import logging
 import os
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ from jax.experimental.compilation_cache import compilation_cache
 from support import helpers
 
 from bert_jax.errors import InputError
-from bert_jax.runtime.compilation_cache import kept_programs
+from bert_jax.runtime.compilation_cache import check_setting, kept_programs
+from bert_jax.training.checks import check_config
 
 NAMES = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
 
@@ -59,6 +61,28 @@ def test_a_file_is_refused(no_cache, tmp_path: Path):
         pass
 
 
+@pytest.mark.parametrize("setting", ["False", "off", "None", "0"])
+def test_a_switch_is_no_folder(setting: str, dataset_dir: Path):
+    with pytest.raises(InputError, match=rf"compilation_cache={setting}: .*none"):
+        check_config(helpers.small_config(dataset_dir, compilation_cache=setting), 8)
+
+
+def test_a_folder_that_cannot_be_created_is_refused(no_cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=rf"compilation_cache=.*: {tmp_path}/file is a file"):
+        check_setting(str(tmp_path / "file" / "folder"))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(type(epath.Path(tmp_path)), "mkdir", refuse)
+    with (
+        pytest.raises(InputError, match=r"compilation_cache=.*/none: .*Permission denied"),
+        kept_programs(str(tmp_path / "none"), epath.Path(tmp_path)),
+    ):
+        pass
+
+
 def test_a_folder_of_ones_own_or_none(no_cache, tmp_path: Path):
     with kept_programs(str(tmp_path / "mine"), epath.Path(tmp_path)):
         assert jax.config.values["jax_compilation_cache_dir"] == str(tmp_path / "mine")
@@ -68,6 +92,9 @@ def test_a_folder_of_ones_own_or_none(no_cache, tmp_path: Path):
     assert any((tmp_path / "mine").iterdir())
     with kept_programs("none", epath.Path(tmp_path)):
         assert jax.config.values["jax_compilation_cache_dir"] is None
+        with kept_programs(str(tmp_path / "inner"), epath.Path(tmp_path)):
+            assert jax.config.values["jax_compilation_cache_dir"] is None
+    assert not (tmp_path / "inner").exists()
 
 
 def test_a_cache_that_others_can_write_to_is_not_used(

@@ -100,9 +100,26 @@ def test_nothing_is_unpickled_before_the_header_matches(tmp_path: Path, monkeypa
     assert saved.load(lower(), jax.devices(), SETTINGS)[0] is None
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        [], {}, {"format": 1}, {"format": 1, "bert_jax": "0", "programs": None},
+        {"format": 1, "bert_jax": "0", "programs": [{"digest": "0"}]},
+        {"format": 1, "bert_jax": "0", "programs": [{"digest": "0", "environment": 1, "settings": {}}]},
+    ],
+)  # fmt: skip
+def test_a_damaged_header_is_refused(header: object, tmp_path: Path):
+    with zipfile.ZipFile(tmp_path / "file", "w") as archive:
+        archive.writestr(HEADER, json.dumps(header))
+    with pytest.raises(InputError, match=r"compiled=FILE: expected a file that `bert-jax compile"):
+        SavedPrograms.open("compiled=FILE", str(tmp_path / "file"))
+
+
 def test_missing_and_other_files_are_refused(tmp_path: Path):
     with pytest.raises(InputError, match=r"compiled=FILE: file not found"):
         SavedPrograms.open("compiled=FILE", str(tmp_path / "none"))
+    with pytest.raises(InputError, match=r"compiled=FILE: is a folder"):
+        SavedPrograms.open("compiled=FILE", str(tmp_path))
     (tmp_path / "text").write_text("text")
     with pytest.raises(InputError, match="compiled=FILE: "):
         SavedPrograms.open("compiled=FILE", str(tmp_path / "text"))

@@ -191,6 +191,16 @@ def test_what_cannot_be_is_said_before_any_run(override: tuple[str, str], messag
         load_study(spec, [*overrides, override])
 
 
+def test_runs_share_the_compilation_cache_that_one_sets(spec: str, overrides, tmp_path: Path):
+    mine, other = str(tmp_path / "mine"), str(tmp_path / "other")
+    assert module._compilation_cache(load_study(spec, overrides)) == "auto"
+    tuned = ("finetuning.compilation_cache", mine)
+    for given in ([tuned], [tuned, ("only_rows", "('released',)")], [("pretraining.compilation_cache", mine)]):
+        assert module._compilation_cache(load_study(spec, [*overrides, *given])) == mine
+    with pytest.raises(InputError, match=f"compilation_cache: .*{other}.*{mine}"):
+        load_study(spec, [*overrides, tuned, ("pretraining.compilation_cache", other)])
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -87,7 +87,7 @@ class ChoiceTask:
             ]
 
         return Split(
-            name, encoded, None if encoded.labels is None else score, write, predictions, inputs, len(examples),
+            name, encoded, None if encoded.labels is None else score, write, predictions, inputs, examples,
             self.left_out.get(name, {}),
         )  # fmt: skip
 

@@ -1,7 +1,6 @@
 """Weights of the classes in the training loss: `task.class_weights`."""
 
 import ast
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -11,6 +10,7 @@ from bert_jax.errors import InputError
 BALANCED = "balanced"
 _KEY = "task.class_weights"
 _SHOWN_LABELS = 20  # maximum in an error
+_LEAST, _MOST = 1e-6, 1e6  # products with losses and gradients stay in the range of float32
 
 
 def check_class_weights(setting: str, labels: Sequence[str]) -> None:
@@ -65,8 +65,10 @@ def _by_label(setting: str, labels: Sequence[str]) -> Mapping[str, float]:
         if label not in labels:
             raise InputError(f"{_KEY}: unknown label {label!r}; expected one of {_listed(labels)}")
         is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
-        if not is_number or not 0 <= weight < math.inf:
-            raise InputError(f"{_KEY}: weight of {label!r}: expected a finite number of at least 0, got {weight!r:.40}")
+        if not is_number or not (weight == 0 or _LEAST <= weight <= _MOST):
+            raise InputError(
+                f"{_KEY}: weight of {label!r}: expected 0 or a number from {_LEAST} to {_MOST}, got {weight!r:.40}"
+            )
     return given
 
 

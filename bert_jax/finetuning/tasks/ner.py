@@ -122,7 +122,7 @@ class NerTask:
             return [{"text": " ".join(sentence.words)} for sentence in sentences]
 
         return Split(
-            name, encoded, score if has_tags else None, write, predictions, inputs, len(sentences),
+            name, encoded, score if has_tags else None, write, predictions, inputs, sentences,
             self.left_out.get(name, {}),
         )  # fmt: skip
 

@@ -104,7 +104,7 @@ class SquadTask:
         def inputs() -> list[dict[str, Any]]:
             return [{"question": question.question, "context": question.context} for question in questions]
 
-        return Split(name, encoded, score, write, predictions, inputs, len(questions), self.left_out.get(name, {}))
+        return Split(name, encoded, score, write, predictions, inputs, questions, self.left_out.get(name, {}))
 
     def _windows(self, questions: Sequence[Question]) -> list[Window]:
         return build_windows(

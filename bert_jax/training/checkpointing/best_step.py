@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from bert_jax.errors import InputError
+
 
 class BestStep:
     """Scores of a run's evaluations, of which higher is better; the best step; and whether training is to end.
@@ -14,14 +16,18 @@ class BestStep:
     Without `keep_best` there is no best step, and nothing ends early.
     """
 
-    def __init__(self, *, keep_best: bool, patience: int = 0, min_delta: float = 0.0):
+    def __init__(
+        self, *, keep_best: bool, patience: int = 0, min_delta: float = 0.0, scored: Mapping[str, str] | None = None
+    ):  # fmt: skip
         """Starts without scores.
 
         Args:
           keep_best: choose the best step.
           patience: evaluations without improvement that end the training; 0 for any number.
           min_delta: a score improves if it is above that of the last improvement by more than this.
+          scored: the `split` that the scores are of, and the `hash` of its examples; None if unknown.
         """
+        self._scored = scored
         self._keep_best, self._patience, self._min_delta = keep_best, patience, min_delta
         self._scores: list[tuple[int, float | None]] = []  # None is not finite, and never the best
 
@@ -30,12 +36,24 @@ class BestStep:
         self._scores.append((step, score if math.isfinite(score) else None))
 
     def restore(self, saved: Mapping[str, Any] | None) -> None:
-        """Replaces the scores by the result of `to_dict`; by none if a checkpoint has None."""
+        """Replaces the scores by the result of `to_dict`; by none if a checkpoint has None.
+
+        Raises InputError if they are those of other examples.
+        """
+        before = (saved or {}).get("scored")
+        if before and self._scored and before != self._scored:
+            raise InputError(
+                f"keep_best=True: the epochs so far were scored by other examples of {before['split']}; restore the "
+                "old file, or choose another workdir"
+            )
         self._scores = [(step, score) for step, score in saved["scores"]] if saved else []
 
     def to_dict(self) -> dict[str, Any] | None:
-        """Returns `best_step` and `scores`, a list of [step, score], as JSON; None without `keep_best`."""
-        return {"best_step": self.best, "scores": [list(pair) for pair in self._scores]} if self._keep_best else None
+        """Returns `best_step`, `scores`, a list of [step, score], and `scored`, as JSON; None without `keep_best`."""
+        if not self._keep_best:
+            return None
+        scored = {} if self._scored is None else {"scored": dict(self._scored)}
+        return {"best_step": self.best, "scores": [list(pair) for pair in self._scores], **scored}
 
     @property
     def best(self) -> int | None:

@@ -5,7 +5,8 @@ WORKDIR/checkpoints/STEP/
   optimizer      moments and counters
   position       number of consumed batches; the dataset hash of each phase up to the current one; the first row of
                  the current phase in each of its datasets; the sums of metrics of steps that are not logged yet; with
-                 `keep_best`, in `evaluations`, the best step and the score of each evaluation
+                 `keep_best`, in `evaluations`, the best step, the score of each evaluation, and a hash of the
+                 examples that were scored
   bert_config    contents of bert_config.json
   tokenizer      the vocabulary and how it is applied
   config         config of the run
@@ -287,8 +288,10 @@ def open_checkpoint(location: str, step: int | None = None, *, expected: str = _
         if "digests" in items and (changed := changed_items(items, items["digests"])):
             raise changed_error(path, changed)
         position = items.get("position", {})
-        if step is None and path != given and (best := best_step(position)) not in (None, int(path.name)):
-            return open_checkpoint(location, find_best(given, int(path.name), best), expected=expected)
+        best = best_step(position) if step is None and path != given else None
+    if best is not None and best != int(path.name):
+        return open_checkpoint(location, find_best(given, int(path.name), best), expected=expected)
+    with convert_read_errors(path):
         return Checkpoint(
             path=path,
             bert_config=BertConfig.from_dict(items["bert_config"]),

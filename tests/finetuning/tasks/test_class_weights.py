@@ -84,6 +84,8 @@ def test_weights_by_label_are_1_for_others():
         ("{'bad': -1}", "'bad': .*-1"),
         ("{'bad': 'much'}", "'bad': .*'much'"),
         ("{'bad': 1e999}", "'bad': .*inf"),
+        ("{'bad': 1e300}", r"'bad': .*1e\+300"),
+        ("{'bad': 1e-300, 'good': 1e-300}", "'bad': .*1e-300"),
         ("{'bad': 0, 'good': 0}", "weight 0"),
         ("bad=2", r"bad=2.*balanced.*\{'bad'"),
         ("{}", "balanced"),
