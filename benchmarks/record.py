@@ -5,6 +5,7 @@ each a heading and a format string over the keys of a row, and its rows, which h
 """
 
 import argparse
+import ast
 import hashlib
 import json
 import os
@@ -154,14 +155,26 @@ def outdated(content: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def code_digest(measures: Iterable[str]) -> str:
-    """Returns a digest of the Python files in `measures`."""
+    """Returns a digest of the files in `measures`, in folders of the Python files, without comments and docstrings."""
     digest = hashlib.sha256()
     for name in sorted(measures):
         path = REPOSITORY / name
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             digest.update(f"{file.relative_to(REPOSITORY).as_posix()}\0".encode())
-            digest.update(file.read_bytes() + b"\0")
+            text = file.read_text(encoding="utf-8")
+            digest.update((_code_of(text) if file.suffix == ".py" else text).encode() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def _code_of(source: str) -> str:
+    """Returns the lines of a Python file without docstrings, comments of whole lines and empty lines."""
+    prose: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            prose.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = enumerate(source.splitlines(), 1)
+    kept = [line for number, line in lines if number not in prose and line.strip() and line.lstrip()[0] != "#"]
+    return "\n".join(kept)
 
 
 def environment(packages: Iterable[str] = ()) -> dict[str, Any]:

@@ -93,8 +93,14 @@ def test_code_digest_follows_the_files(tmp_path: Path, record: ModuleType, monke
     (tmp_path / "code" / "a.py").write_text("a = 1\n")
     before = record.code_digest(["code"])
     assert record.code_digest(["code"]) == before
+    (tmp_path / "code" / "a.py").write_text('"""Prose."""\n\n# more\na = 1\n\n')
+    assert record.code_digest(["code"]) == before
     (tmp_path / "code" / "a.py").write_text("a = 2\n")
     assert record.code_digest(["code"]) != before
+    (tmp_path / "flags.sh").write_text("# one\n")
+    flags = record.code_digest(["flags.sh"])
+    (tmp_path / "flags.sh").write_text("# two\n")
+    assert record.code_digest(["flags.sh"]) != flags
 
 
 def test_topologies_continue_where_they_were_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
