@@ -12,6 +12,9 @@ import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from pathlib import Path
 
 from compiled_memory import CASE, measure_memory
@@ -44,6 +47,19 @@ INSTRUCTIONS = {
     "vector operations per score, forward": "{forward_vector:.1f}",
     "backward ": "{backward_vector:.1f}",
 }
+
+
+def measure_in_child(case: tuple) -> dict:
+    """Returns `measure_memory` of a case, or a row that says so if the compiler ends the process."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        try:
+            return pool.submit(measure_memory, *case).result()
+        except BrokenProcessPool:
+            return dict(zip(CASE, case, strict=True)) | {
+                "peak_gib": None,
+                "usable_gib": None,
+                "excess": ": the compiler crashes",
+            }
 
 
 def measure_instructions(dropout: float) -> dict:
@@ -131,7 +147,7 @@ def main() -> None:
             rows, key = kept["memory"], (*case, *variant)
             if all(tuple(row[name] for name in CASE) != key for row in rows):
                 print(f"{key} ...", file=sys.stderr, flush=True)
-                rows.append(measure_memory(*key) | record.stamp)
+                rows.append(measure_in_child(key) | record.stamp)
             record.set_table("memory", MEMORY, rows)
     print(record.render("memory"), record.render("instructions"), sep="\n\n")
 

@@ -17,6 +17,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.model import parameter_count
 from bert_jax.parallel.mesh import BATCH_AXES, abstract_mesh, count_slices, describe_networks
+from bert_jax.runtime.compilation_cache import check_folder
 from bert_jax.runtime.saved_programs import SavedPrograms
 from bert_jax.tracking.accelerators import Accelerator, find_accelerator, named_accelerator
 from bert_jax.tracking.flops import recomputed_flops
@@ -76,6 +77,8 @@ def plan_run(
         raise InputError(f"--num_slices={slices}: {devices} devices are not divisible by it; set --devices={slices}")
     folder = None if workdir is None else remote.absolute(workdir)
     config = fill_in_from_checkpoint(config, folder)
+    if device is None:
+        check_folder(config.compilation_cache)
     if config.compiled:
         SavedPrograms.open(f"compiled={config.compiled}", config.compiled)
     requested = open_phases(config)

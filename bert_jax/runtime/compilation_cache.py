@@ -74,19 +74,25 @@ def without_cache() -> Iterator[None]:
 
 
 def check_setting(setting: str) -> None:
-    """Raises InputError for a `compilation_cache` that is neither "auto" nor "none" and cannot be a folder."""
-    if setting in (AUTO, NONE):
-        return
-    problem = "is not a folder's name" if setting.lower() in _SWITCHES else ""
+    """Raises InputError for a `compilation_cache` such as "False" or "off", which would be a folder's name."""
+    if setting not in (AUTO, NONE) and setting.lower() in _SWITCHES:
+        raise _refusal(setting, "is not a folder's name")
+
+
+def check_folder(setting: str) -> None:
+    """Raises InputError if this machine cannot have the folder of a `compilation_cache`; creates nothing."""
     given = remote.absolute(setting)
-    if not problem and not remote.is_remote(given):
-        existing = next(path for path in (given, *given.parents) if path.exists())
-        if not existing.is_dir():
-            problem = "is a file" if existing == given else f"{existing} is a file"
-        elif not os.access(existing, os.W_OK):
-            problem = f"{existing} may not be written to"
-    if problem:
-        raise InputError(f"compilation_cache={setting}: {problem}; expected {AUTO}, {NONE} or a folder")
+    if setting in (AUTO, NONE) or remote.is_remote(given):
+        return
+    existing = next(path for path in (given, *given.parents) if path.exists())
+    if not existing.is_dir():
+        raise _refusal(setting, "is a file" if existing == given else f"{existing} is a file")
+    if not os.access(existing, os.W_OK):
+        raise _refusal(setting, f"{existing} may not be written to")
+
+
+def _refusal(setting: str, problem: str) -> InputError:
+    return InputError(f"compilation_cache={setting}: {problem}; expected {AUTO}, {NONE} or a folder")
 
 
 def _folder(setting: str, workdir: epath.Path) -> str:
@@ -94,16 +100,13 @@ def _folder(setting: str, workdir: epath.Path) -> str:
     if setting == NONE:
         return ""
     if setting != AUTO:
-        check_setting(setting)
+        check_folder(setting)
         given = remote.absolute(setting)
         if not remote.is_remote(given):
             try:
                 given.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise InputError(
-                    f"compilation_cache={setting}: cannot be created ({error.strerror}); expected {AUTO}, {NONE} or a "
-                    "folder"
-                ) from error
+                raise _refusal(setting, f"cannot be created ({error.strerror})") from error
         return str(given)
     if remote.is_remote(workdir):
         return str(workdir / FOLDER)

@@ -127,7 +127,7 @@ def test_dry_run_needs_no_shards_and_writes_nothing(dataset_dir: Path, tmp_path:
         ({"init": "none"}, r"none"),
         ({"compiled": "none"}, r"compiled=none: file not found"),
         ({"compiled": "."}, r"compiled=\.: is a folder"),
-        ({"compilation_cache": f"{__file__}/folder"}, r"compilation_cache=.* is a file"),
+        ({"device": None, "compilation_cache": f"{__file__}/folder"}, r"compilation_cache=.* is a file"),
     ],
 )
 def test_errors_are_those_of_the_run(settings: dict, message: str, dataset_dir: Path):

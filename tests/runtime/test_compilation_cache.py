@@ -13,7 +13,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from support import helpers
 
 from bert_jax.errors import InputError
-from bert_jax.runtime.compilation_cache import check_setting, kept_programs
+from bert_jax.runtime.compilation_cache import check_folder, kept_programs
 from bert_jax.training.checks import check_config
 
 NAMES = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
@@ -70,7 +70,7 @@ def test_a_switch_is_no_folder(setting: str, dataset_dir: Path):
 def test_a_folder_that_cannot_be_created_is_refused(no_cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=rf"compilation_cache=.*: {tmp_path}/file is a file"):
-        check_setting(str(tmp_path / "file" / "folder"))
+        check_folder(str(tmp_path / "file" / "folder"))
 
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
