@@ -135,7 +135,7 @@ def cheap(words: Sequence[str]) -> list[str]:
 
 
 def overrides(command: str, config: ConfigDict) -> dict[str, object]:
-    if command == "pretrain":
+    if command in ("pretrain", "compile"):
         return _pretraining(config)
     if command == "finetune":
         return _finetuning(config)
