@@ -83,7 +83,7 @@ class Attempt:
     def _read(self) -> None:
         for line in self.process.stderr:
             self._log.append(line)
-            if found := re.search(r"[Cc]ompil\w+ .*?([\d.]+) s\b", line):
+            if found := re.search(r"Step \d+: started after ([\d.]+) s\b", line):
                 self.compiling = float(found[1])
 
     def last_step(self) -> int:

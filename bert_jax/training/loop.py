@@ -263,7 +263,7 @@ def run_steps(run: Run, steps: StepRange, state: TrainState, hooks: Sequence[Hoo
             hook.metrics(step, values)
 
     run.bar.set_postfix_str("compiling")
-    log.info("Step %d: compiling the training step", steps.start + 1)
+    log.info("Step %d: compiling the training step, or loading it", steps.start + 1)
     began = time.perf_counter()
     for hook in hooks:
         hook.start(steps.start)
@@ -275,7 +275,7 @@ def run_steps(run: Run, steps: StepRange, state: TrainState, hooks: Sequence[Hoo
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
                 state, metrics = steps.train_step(state, batch)
             if step == steps.start + 1:
-                log.info("Step %d: compiled after %.1f s", step, time.perf_counter() - began)
+                log.info("Step %d: started after %.1f s", step, time.perf_counter() - began)
                 run.bar.unpause()  # the time left does not count the compilation
             read_pending()
             pending = step, metrics
