@@ -13,7 +13,7 @@ from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.dropout import dropout, row_keys, split_keys
 from bert_jax.model.encoder import Encoder, GatherLayer
 from bert_jax.model.layers import Key, LayerNorm, activation, bias, parameter, truncated_normal
-from bert_jax.model.workarounds import add_bias
+from bert_jax.model.workarounds import add_bias, vocabulary_product
 
 Parameters = dict[str, Any]
 """A nested dict of arrays: the model's parameters by attribute name."""
@@ -86,8 +86,7 @@ class VocabularyProjection:
     def logits(self) -> jax.Array:
         """Computes fp32 logits [..., V]; those of padding are -inf."""
         x = self.hidden.reshape(-1, self.hidden.shape[-1])
-        words = self.word_embeddings.astype(x.dtype)
-        logits = jnp.einsum("nd,vd->nv", x, words, preferred_element_type=jnp.float32)
+        logits = vocabulary_product(x, self.word_embeddings)
         is_word = jnp.arange(logits.shape[-1]) < self.vocab_size
         logits = jnp.where(is_word, add_bias(logits, self.bias), -jnp.inf)
         return logits.reshape(*self.hidden.shape[:-1], -1)

@@ -9,7 +9,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.model.rematerialization import rematerialized
-from bert_jax.model.workarounds import erf, weight_einsum
+from bert_jax.model.workarounds import add_bias, erf, weight_einsum
 
 Key = jax.Array
 
@@ -56,7 +56,7 @@ def dense(equation: str, x: jax.Array, kernel: nnx.Param, bias: nnx.Param) -> ja
     def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
         return weight_einsum(equation, x, kernel)
 
-    return product(x, kernel[...]) + bias[...].astype(x.dtype)
+    return add_bias(product(x, kernel[...]), bias[...])
 
 
 def activation(name: str, x: jax.Array) -> jax.Array:

@@ -69,20 +69,60 @@ def _product_by_float32(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _gradients_by_float32(x: jax.Array, kernel: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the gradients by x and by the kernel of `_product_by_float32`.
-
-    XLA:CPU takes longer for a product along the first axis of the left matrix, and turns a transpose followed by a
-    product into one. It does not recognize a transpose of three axes, so tokens become two of them, with zeros up to a
-    multiple of 8. `_product("ti,to->io", matrix, gradients)` is the plain form.
-    """
+    """Returns the gradients by x and by the kernel of `_product_by_float32`."""
     matrix, gradients = x.reshape(len(x), -1), gradient.reshape(len(x), -1)
     weights = kernel.reshape(matrix.shape[1], -1).astype(x.dtype)
     by_x = _product("to,io->ti", gradients, weights).astype(x.dtype)
-    padding = ((0, -len(x) % 8), (0, 0))
-    matrix, gradients = jnp.pad(matrix, padding), jnp.pad(gradients, padding)
-    transposed = matrix.reshape(-1, 8, matrix.shape[1]).transpose(2, 0, 1).reshape(matrix.shape[::-1])
-    by_weights = _product("it,to->io", transposed, gradients)
+    by_weights = _product_over_rows(matrix, gradients)
     return by_x.reshape(x.shape), by_weights.reshape(kernel.shape).astype(kernel.dtype)
+
+
+def _product_over_rows(left: jax.Array, right: jax.Array) -> jax.Array:
+    """Computes `_product("ti,to->io", left, right)`, fp32.
+
+    XLA:CPU takes longer for a product along the first axis of the left matrix, and turns a transpose followed by a
+    product into one. It does not recognize a transpose of three axes, so rows become two of them, with zeros up to a
+    multiple of 8.
+    """
+    padding = ((0, -len(left) % 8), (0, 0))
+    left, right = jnp.pad(left, padding), jnp.pad(right, padding)
+    transposed = left.reshape(-1, 8, left.shape[1]).transpose(2, 0, 1).reshape(left.shape[::-1])
+    return _product("it,to->io", transposed, right)
+
+
+def vocabulary_product(x: jax.Array, words: jax.Array) -> jax.Array:
+    """Computes the fp32 product [N, V] of x [N, D] and words [V, D], which are multiplied in the type of x.
+
+    XLA:CPU multiplies the fp32 gradient of the result in float32 even if x is in bfloat16, at half the speed: compare
+    the time of a training step with `dtype=bfloat16` on a CPU that has AVX512-BF16. A TPU rounds it by default.
+    """
+    return (_bfloat16_vocabulary_product if x.dtype == jnp.bfloat16 else _plain_vocabulary_product)(x, words)
+
+
+def _plain_vocabulary_product(x: jax.Array, words: jax.Array) -> jax.Array:
+    return _product("nd,vd->nv", x, words.astype(x.dtype))
+
+
+_bfloat16_vocabulary_product = jax.custom_vjp(_plain_vocabulary_product)
+
+
+def _vocabulary_product_forward(x: jax.Array, words: jax.Array) -> tuple[jax.Array, tuple]:
+    return _plain_vocabulary_product(x, words), (x, words)
+
+
+def _vocabulary_product_backward(saved: tuple, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def plain(x: jax.Array, words: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.vjp(_plain_vocabulary_product, x, words)[1](gradient)
+
+    def rounded(x: jax.Array, words: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+        gradient = gradient.astype(x.dtype)
+        by_x = _product("nv,vd->nd", gradient, words.astype(x.dtype)).astype(x.dtype)
+        return by_x, _product_over_rows(gradient, x).astype(words.dtype)
+
+    return jax.lax.platform_dependent(*saved, gradient, default=plain, cpu=rounded)
+
+
+_bfloat16_vocabulary_product.defvjp(_vocabulary_product_forward, _vocabulary_product_backward)
 
 
 def is_argmax(logits: jax.Array, labels: jax.Array, label_logits: jax.Array) -> jax.Array:
@@ -112,31 +152,48 @@ def norm(tree: Any) -> jax.Array:
     return jnp.sqrt(sum(map(sum_of_squares, jax.tree.leaves(tree))))
 
 
-@jax.custom_vjp
+_LARGE_BIAS = 8_192
+"""Elements from which XLA:CPU adds up the gradient of an fp32 bias slowly."""
+
+
 def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
-    """Computes x [..., V] + bias [V].
+    """Computes x [..., *S] + bias [*S] in the type of x.
 
-    XLA:CPU adds up the gradient of a bias of tens of thousands of elements at 2 GB/s; the product of a vector of ones
-    with it takes a thirtieth of the time. Compare the time of a training step on a CPU.
+    XLA:CPU adds up the gradient of a bias at 2 GB/s if it has tens of thousands of elements, or if x is in bfloat16;
+    the product of a vector of ones with it takes a thirtieth of the time. Compare the time of a training step on a CPU.
     """
-    return x + bias
+    is_slow = x.dtype == jnp.bfloat16 or bias.size >= _LARGE_BIAS
+    return (_add_bias if is_slow else _plain_add_bias)(x, bias)
 
 
-def _add_bias_forward(x: jax.Array, bias: jax.Array) -> tuple[jax.Array, None]:
-    return x + bias, None
+def _plain_add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
+    return x + bias.astype(x.dtype)
 
 
-def _add_bias_backward(_: None, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    axes = tuple(range(gradient.ndim - 1))
-    ones = jnp.ones(gradient.shape[:-1], gradient.dtype)
-    total = jax.lax.platform_dependent(
-        ones, gradient, default=lambda ones, g: jnp.sum(g, axis=axes),
-        cpu=lambda ones, g: jax.lax.dot_general(ones, g, ((axes, axes), ((), ())), precision="highest"),
-    )  # fmt: skip
-    return gradient, total
+_add_bias = jax.custom_vjp(_plain_add_bias)
 
 
-add_bias.defvjp(_add_bias_forward, _add_bias_backward)
+def _add_bias_forward(x: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return _plain_add_bias(x, bias), bias
+
+
+def _add_bias_backward(bias: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def plain(gradient: jax.Array) -> jax.Array:
+        (total,) = jax.linear_transpose(lambda bias: _plain_add_bias(jnp.zeros_like(gradient), bias), bias)(gradient)
+        return total
+
+    def product(gradient: jax.Array) -> jax.Array:
+        axes = tuple(range(gradient.ndim - bias.ndim))
+        ones = jnp.ones([gradient.shape[axis] for axis in axes], gradient.dtype)
+        dimensions = ((axes, axes), ((), ()))
+        return jax.lax.dot_general(
+            ones, gradient, dimensions, precision="highest", preferred_element_type=jnp.float32
+        ).astype(bias.dtype)  # fmt: skip
+
+    return gradient, jax.lax.platform_dependent(gradient, default=plain, cpu=product)
+
+
+_add_bias.defvjp(_add_bias_forward, _add_bias_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))

@@ -20,27 +20,35 @@ def test_norm_is_that_of_optax():
     assert np.isnan(workarounds.norm({**tree, "bad": jnp.array([1.0, jnp.nan])}))
 
 
-@pytest.mark.parametrize("shape", [(6,), (4, 6), (2, 3, 6)])
-def test_add_bias_is_a_sum_with_its_gradients(shape):
-    x, bias, weights = draw(*shape), draw(6), draw(*shape)
-
-    def loss(add):
-        return lambda x, bias: jnp.sum(jnp.tanh(add(x, bias)) * weights)
-
-    expected = jax.value_and_grad(loss(jnp.add), argnums=(0, 1))(x, bias)
-    found = jax.jit(jax.value_and_grad(loss(workarounds.add_bias), argnums=(0, 1)))(x, bias)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+    ("rows", "size"), [((), (6,)), ((4,), (6,)), ((2, 3), (6,)), ((2, 3), (3, 2, 5)), ((3,), (9_000,))]
+)
+def test_add_bias_is_a_sum_with_its_gradients(rows, size, dtype):
+    """The gradient of an fp32 bias is not rounded to the type of x."""
+    x, bias, gradient = draw(*rows, *size).astype(dtype), draw(*size), draw(*rows, *size).astype(dtype)
+    found, back = jax.vjp(jax.jit(workarounds.add_bias), x, bias)
+    by_x, by_bias = jax.jit(back)(gradient)
+    assert (found.dtype, by_x.dtype, by_bias.dtype) == (dtype, dtype, jnp.float32)
+    np.testing.assert_array_equal(found, x + bias.astype(dtype))
+    np.testing.assert_array_equal(by_x, gradient)
+    expected = np.asarray(gradient, np.float64).reshape(-1, *size).sum(axis=0)
+    np.testing.assert_allclose(by_bias, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    "function", [lambda x: workarounds.norm([x]), lambda x: jax.vjp(workarounds.add_bias, x, x[0])[1](x)[1]],
-    ids=["norm", "add_bias"],
-)  # fmt: skip
-def test_only_a_cpu_adds_up_by_a_product(function):
+    ("function", "x"),
+    [
+        (lambda x: workarounds.norm([x]), draw(4, 6)),
+        (lambda x: jax.vjp(workarounds.add_bias, x, x[0])[1](x)[1], draw(4, 6).astype(jnp.bfloat16)),
+        (lambda x: jax.vjp(workarounds.add_bias, x, x[0])[1](x)[1], draw(4, 9_000)),
+    ],
+    ids=["norm", "add_bias_of_bfloat16", "large_bias"],
+)
+def test_only_a_cpu_adds_up_by_a_product(function, x):
     """Elsewhere the product would be one of rounded numbers, or slower than the sum."""
     texts = {
-        platform: jax.jit(function).trace(draw(4, 6)).lower(lowering_platforms=(platform,)).as_text()
+        platform: jax.jit(function).trace(x).lower(lowering_platforms=(platform,)).as_text()
         for platform in ("cpu", "tpu", "cuda")
     }
     assert {platform for platform, text in texts.items() if "dot_general" in text} == {"cpu"}
@@ -88,3 +96,34 @@ def test_only_a_cpu_multiplies_bfloat16_to_float32():
     assert {platform: set(lowered(platform)) for platform in ("cpu", "tpu", "cuda")} == {
         "cpu": {"f32>"}, "tpu": {"bf16>"}, "cuda": {"bf16>"}
     }  # fmt: skip
+
+
+def logits_and_gradients(x: jax.Array, words: jax.Array, weights: jax.Array) -> list[jax.Array]:
+    logits, back = jax.vjp(workarounds.vocabulary_product, x, words)
+    return [logits, *back(weights)]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("rows", [1, 5, 64])
+def test_logits_are_not_rounded(rows, dtype):
+    """In bfloat16 their gradient is, as each operand of a product; the gradient of the words is not."""
+    x, words, weights = draw(rows, 32).astype(dtype), draw(100, 32), draw(rows, 100)
+    found = jax.jit(logits_and_gradients)(x, words, weights)
+    assert [array.dtype for array in found] == [jnp.float32, dtype, jnp.float32]
+    exact, matrix, gradient = (np.asarray(array.astype(dtype), np.float64) for array in (x, words, weights))
+    expected = [exact @ matrix.T, gradient @ matrix, gradient.T @ exact]
+    for array, other in zip(found, expected, strict=True):
+        tolerance = 2.0**-8 if array.dtype == jnp.bfloat16 else 1e-6
+        np.testing.assert_allclose(np.asarray(array, np.float64), other, rtol=tolerance, atol=1e-5)
+
+
+def test_only_a_cpu_rounds_the_gradient_of_logits():
+    """Elsewhere the precision of products is that of the platform."""
+    x, words, weights = jnp.ones((8, 32), jnp.bfloat16), draw(100, 32), draw(8, 100)
+    texts = {
+        platform: jax.jit(logits_and_gradients).trace(x, words, weights).lower(lowering_platforms=(platform,)).as_text()
+        for platform in ("cpu", "tpu", "cuda")
+    }
+    assert {platform for platform, text in texts.items() if "(tensor<8x100xf32>) -> tensor<8x100xbf16>" in text} == {
+        "cpu"
+    }
