@@ -53,7 +53,7 @@ BENCHMARKS = (
     Benchmark("python benchmarks/checkpoint_digests.py --config=bert_large --share 0.25 --folder=runs/digests", 2.5),
     Benchmark("python benchmarks/startup.py --data {data}", 5),
     Benchmark("python benchmarks/restarts.py --kills 3 --every 30", 5),
-    Benchmark("python benchmarks/step_speed.py", 8),
+    Benchmark("python benchmarks/step_speed.py", 12),
     Benchmark("bash benchmarks/gpu.sh", 10, tuple(f"gpu_{part}" for part in GPU_PARTS)),
     Benchmark("python benchmarks/data_pipeline.py " + WIKIPEDIA, 10),
     Benchmark("python benchmarks/quickstart_recipes.py", 15),

@@ -1,14 +1,15 @@
 """Times the pre-training step on a CPU beside `transformers` in torch, and beside the CPU's matrix products.
 
-    python benchmarks/step_speed.py [--models bert:L4_H256 bert_base] [--rounds 8]
+    python benchmarks/step_speed.py [--models bert:L4_H256 bert_base] [--rounds 12]
 
 All sides train the same batch of 8 rows of 128 tokens with dropout of 0.1, AdamW and clipped gradients, in float32
-unless their name says bfloat16. They are processes that take turns, so that a busy machine slows all of them; ratios
-are medians over the rounds, with minimum and maximum. `torch` is BertForPreTraining as it comes, which computes the
-logits of all tokens. `torch, tuned` computes those of the predictions alone and has the fused AdamW. `torch,
-compiled` is tuned, with `torch.compile`, which needs a C++ compiler. In bfloat16, `bert_jax` has `dtype=bfloat16`,
-and `torch` runs the forward pass under `torch.autocast`. A ratio compares sides of one type. The matrix product is of
-2,048 x 2,048 in float32, by XLA.
+unless their name says bfloat16. They are processes that take turns, so that a busy machine slows all of them, in
+short rounds: a process that has waited for half a minute may be slower, because a virtual machine took its memory.
+Ratios are medians over the rounds, with minimum and maximum. `torch` is BertForPreTraining as it comes, which computes
+the logits of all tokens. `torch, tuned` computes those of the predictions alone and has the fused AdamW. `torch,
+compiled` is tuned, with `torch.compile`, which needs a C++ compiler. In bfloat16, `bert_jax` has `dtype=bfloat16`, and
+`torch` runs the forward pass under `torch.autocast`. A ratio compares sides of one type. The matrix product is of 2,048
+x 2,048 in float32, by XLA.
 """
 
 import argparse
@@ -66,8 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["bert:L4_H256", "bert_base"], help="configs")
-    parser.add_argument("--rounds", type=int, default=8, help="rounds of each side")
-    parser.add_argument("--seconds", type=float, default=3.0, help="duration of a round of one side")
+    parser.add_argument("--rounds", type=int, default=12, help="rounds of each side")
+    parser.add_argument("--seconds", type=float, default=1.5, help="duration of a round of one side")
     parser.add_argument("--side", choices=(JAX, PRODUCT, *PEERS), help=argparse.SUPPRESS)
     add_json_argument(parser, "step_speed")
     return parser
