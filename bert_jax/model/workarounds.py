@@ -135,23 +135,6 @@ def is_argmax(logits: jax.Array, labels: jax.Array, label_logits: jax.Array) -> 
     return (label_logits == largest) & ~jnp.any((logits == largest[..., None]) & comes_before, axis=-1)
 
 
-def norm(tree: Any) -> jax.Array:
-    """Computes `optax.tree.norm(tree)`, the root of the sum of all squares.
-
-    XLA:CPU writes the squares to memory and reads them again to add them up; a product of an array with itself reads it
-    once. Compare the time of a training step on a CPU.
-    """
-
-    def sum_of_squares(x: jax.Array) -> jax.Array:
-        axes = tuple(range(x.ndim))
-        return jax.lax.platform_dependent(
-            x, default=lambda x: jnp.sum(jnp.square(x)),
-            cpu=lambda x: jax.lax.dot_general(x, x, ((axes, axes), ((), ())), precision="highest"),
-        )  # fmt: skip
-
-    return jnp.sqrt(sum(map(sum_of_squares, jax.tree.leaves(tree))))
-
-
 _LARGE_BIAS = 8_192
 """Elements from which XLA:CPU adds up the gradient of an fp32 bias slowly."""
 

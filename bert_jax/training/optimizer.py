@@ -21,7 +21,6 @@ import optax
 from bert_jax.config import ConfigDict
 from bert_jax.model.bert import Parameters
 from bert_jax.model.layers import ParameterInfo
-from bert_jax.model.workarounds import norm
 
 OPTIMIZERS = ("adamw", "lamb")
 
@@ -42,7 +41,7 @@ def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
     """
 
     def update(g: Parameters, state: Any, p: Any = None, *, grad_norm: jax.Array | None = None, **_: Any) -> Any:
-        grad_norm = norm(g) if grad_norm is None else grad_norm
+        grad_norm = optax.tree.norm(g) if grad_norm is None else grad_norm
         factor = jnp.where(grad_norm < limit, 1.0, limit / grad_norm)
         return jax.tree.map(lambda leaf: leaf * factor, g), state
 

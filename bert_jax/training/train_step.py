@@ -13,7 +13,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bert_jax.batch import Batch
 from bert_jax.model.bert import Parameters
 from bert_jax.model.dropout import row_keys
-from bert_jax.model.workarounds import norm
 from bert_jax.parallel.collectives import (
     manual_spec,
     mark_varying,
@@ -132,7 +131,7 @@ def jit_train_step(
         # parameters would tell exactly, in a pass of its own over all parameters and moments.
         with jax.named_scope("optimizer"):
             trained = spec.trained(state.parameters)
-            grad_norm, learning_rate = norm(gradients), schedule(state.step)
+            grad_norm, learning_rate = optax.tree.norm(gradients), schedule(state.step)
             size = float(sum(leaf.size for leaf in jax.tree.leaves(trained)))  # it may exceed an int32
             is_finite = jnp.isfinite(jnp.stack([metrics["loss"], grad_norm, jnp.square(learning_rate) * size])).all()
             known = {"grad_norm": grad_norm, "is_finite": is_finite}

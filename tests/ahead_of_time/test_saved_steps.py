@@ -110,7 +110,7 @@ def test_other_model_is_compiled_and_named(
 def test_changed_code_is_noticed(
     file: str, dataset_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("bert_jax.training.train_step.norm", lambda tree: jnp.float32(1))
+    monkeypatch.setattr("optax.tree.norm", lambda tree: jnp.float32(1))
     forget_programs()
     pretrain(
         helpers.small_config(dataset_dir, compiled=file, total_steps=3, eval_batches=0), str(tmp_path / "run")

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from bert_jax.model import workarounds
@@ -11,13 +10,6 @@ from bert_jax.model import workarounds
 
 def draw(*shape: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(len(shape)).standard_normal(shape, np.float32))
-
-
-def test_norm_is_that_of_optax():
-    tree = {"scalar": draw(), "vector": draw(7), "kernel": draw(3, 5, 2)}
-    np.testing.assert_allclose(jax.jit(workarounds.norm)(tree), optax.tree.norm(tree), rtol=1e-6)
-    assert not np.isfinite(workarounds.norm({"large": jnp.full(2, 1e30)}))
-    assert np.isnan(workarounds.norm({**tree, "bad": jnp.array([1.0, jnp.nan])}))
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -37,18 +29,16 @@ def test_add_bias_is_a_sum_with_its_gradients(rows, size, dtype):
 
 
 @pytest.mark.parametrize(
-    ("function", "x"),
-    [
-        (lambda x: workarounds.norm([x]), draw(4, 6)),
-        (lambda x: jax.vjp(workarounds.add_bias, x, x[0])[1](x)[1], draw(4, 6).astype(jnp.bfloat16)),
-        (lambda x: jax.vjp(workarounds.add_bias, x, x[0])[1](x)[1], draw(4, 9_000)),
-    ],
-    ids=["norm", "add_bias_of_bfloat16", "large_bias"],
-)
-def test_only_a_cpu_adds_up_by_a_product(function, x):
+    "gradient", [draw(4, 6).astype(jnp.bfloat16), draw(4, 9_000)], ids=["bfloat16", "large"]
+)  # fmt: skip
+def test_only_a_cpu_adds_up_by_a_product(gradient):
     """Elsewhere the product would be one of rounded numbers, or slower than the sum."""
+
+    def by_bias(gradient: jax.Array) -> jax.Array:
+        return jax.vjp(workarounds.add_bias, gradient, gradient[0])[1](gradient)[1]
+
     texts = {
-        platform: jax.jit(function).trace(x).lower(lowering_platforms=(platform,)).as_text()
+        platform: jax.jit(by_bias).trace(gradient).lower(lowering_platforms=(platform,)).as_text()
         for platform in ("cpu", "tpu", "cuda")
     }
     assert {platform for platform, text in texts.items() if "dot_general" in text} == {"cpu"}

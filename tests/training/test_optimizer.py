@@ -262,3 +262,11 @@ def test_clipped_gradients_are_those_of_optax():
         found, _ = clip_by_norm(1.5).update(gradients, optax.EmptyState())
         for name in gradients:
             np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)
+
+
+def test_clipping_to_a_norm_is_exact_for_arrays_of_millions():
+    """A sum of squares in the order of the elements would lose a hundredth of it."""
+    gradients = np.random.default_rng(0).standard_normal((8_192, 1_024), np.float32)
+    clipped, _ = jax.jit(clip_by_norm(1.5).update)({"a": gradients}, optax.EmptyState())
+    norm = np.sqrt(np.square(np.asarray(clipped["a"], np.float64)).sum())
+    np.testing.assert_allclose(norm, 1.5, rtol=1e-5)
