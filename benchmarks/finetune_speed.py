@@ -168,14 +168,25 @@ def finetune_trainer(folder: Path, task: dict, epochs: int, sampling: str = "ran
             clock.update()
 
     epoch = -(-len(rows) // BATCH)
+    total, warmup = epochs * epoch, int(WARMUP * epochs * epoch)
+
+    class PaperTrainer(Trainer):
+        def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> object:
+            """Decays from step 0, as BERT's schedule does; the Trainer's own decays from the end of warm-up."""
+
+            def share_of_peak(step: int) -> float:
+                return step / warmup if step < warmup else 1 - step / total
+
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, share_of_peak)
+            return self.lr_scheduler
+
     with tempfile.TemporaryDirectory() as output:
         arguments = TrainingArguments(
             output, num_train_epochs=epochs, per_device_train_batch_size=BATCH, learning_rate=LEARNING_RATE,
-            warmup_steps=int(WARMUP * epochs * epoch), weight_decay=WEIGHT_DECAY, adam_epsilon=EPS,
-            max_grad_norm=CLIP, train_sampling_strategy=sampling, use_cpu=True, save_strategy="no",
-            logging_strategy="epoch", report_to="none", disable_tqdm=True,
+            weight_decay=WEIGHT_DECAY, adam_epsilon=EPS, max_grad_norm=CLIP, train_sampling_strategy=sampling,
+            use_cpu=True, save_strategy="no", logging_strategy="epoch", report_to="none", disable_tqdm=True,
         )  # fmt: skip
-        trainer = Trainer(model, arguments, data_collator=collate, train_dataset=examples, callbacks=[OnStep()])
+        trainer = PaperTrainer(model, arguments, data_collator=collate, train_dataset=examples, callbacks=[OnStep()])
         trainer.train()
     return {
         "seconds": clock.steps[-1] - clock.steps[epoch - 1], "tokens": sum(tokens[epoch:]),
