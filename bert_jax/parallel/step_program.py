@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +15,16 @@ from bert_jax.batch import Batch
 from bert_jax.parallel.host_batches import put_everywhere
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
-ProgramKey = tuple[Shapes, jax.tree_util.PyTreeDef]
-"""Shapes of the batch, and the structure of seed and schedule, which has the schedule's function."""
+ProgramKey = tuple[Shapes, jax.tree_util.PyTreeDef, tuple[Any, ...]]
+"""Shapes of the batch, the structure of seed and schedule, which has the schedule's function, and JAX's settings."""
+
+_SETTINGS: dict[str, Callable[[Any], AbstractContextManager]] = {
+    "jax_default_matmul_precision": jax.default_matmul_precision,
+    "jax_default_prng_impl": jax.default_prng_impl,
+    "jax_numpy_dtype_promotion": jax.numpy_dtype_promotion,
+    "jax_threefry_partitionable": jax.threefry_partitionable,
+}
+"""Settings of JAX that a program is traced with. What their context managers set, they set for one thread."""
 
 _COMPILING_THREADS = 1
 """The first step waits for its program alone, which has all cores: the compiler uses several threads itself."""
@@ -66,16 +74,20 @@ class TrainStep:
         """
         if jax.process_count() > 1:
             return
+        settings = tuple(getattr(jax.config, name) for name in _SETTINGS)
         threads = ThreadPoolExecutor(_COMPILING_THREADS, "compile")
         stack.callback(threads.shutdown, wait=False, cancel_futures=True)
         for batch in batches:
             if (shapes := _shapes(batch)) not in self._programs:
-                key = shapes, jax.tree.structure(self._run_arguments)
-                program = self._shared.find(key) or threads.submit(self._compile, state, batch)
+                key = shapes, jax.tree.structure(self._run_arguments), settings
+                program = self._shared.find(key) or threads.submit(self._compile, state, batch, settings)
                 self._programs[shapes] = self._shared.compiled[key] = program
 
-    def _compile(self, state: Any, batch: Batch[Any]) -> jax.stages.Compiled:
-        with jax.set_mesh(self._mesh):  # a setting of the thread
+    def _compile(self, state: Any, batch: Batch[Any], settings: tuple[Any, ...]) -> jax.stages.Compiled:
+        with ExitStack() as stack:
+            for use, value in zip(_SETTINGS.values(), settings, strict=True):
+                stack.enter_context(use(value))
+            stack.enter_context(jax.set_mesh(self._mesh))
             return self.lower(state, batch).compile()
 
     @functools.cached_property

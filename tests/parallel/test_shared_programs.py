@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import jax
+import pytest
 from support import helpers
 from support.compilations import logged_compilations
 from support.devices import one_device  # noqa: F401
 
 from bert_jax.parallel.shared_programs import KEPT, forget_programs, shared
+from bert_jax.parallel.step_program import TrainStep
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
 from bert_jax.training.pretrain import pretrain
@@ -50,6 +53,24 @@ def test_run_of_another_seed_and_schedule_compiles_nothing_and_gives_the_rows_of
         for name in ("first", "second")
     )
     assert first == second
+
+
+def test_step_is_compiled_with_the_settings_of_jax_that_its_caller_has(
+    dataset_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    lower, precisions = TrainStep.lower, []
+
+    def spy(*arguments):
+        precisions.append(jax.config.jax_default_matmul_precision)
+        return lower(*arguments)
+
+    monkeypatch.setattr(TrainStep, "lower", spy)
+    forget_programs()
+    for number, precision in enumerate((None, "highest", "highest", None)):
+        with jax.default_matmul_precision(precision):
+            config = helpers.small_config(dataset_dir, total_steps=3, eval_batches=0)
+            pretrain(config, str(tmp_path / f"run{number}"))
+    assert precisions == [None, "highest"]
 
 
 def test_another_optimizer_and_another_model_are_other_programs(dataset_dir: Path, tmp_path: Path):
