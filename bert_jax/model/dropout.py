@@ -14,12 +14,12 @@ LEVELS = 1 << 16
 
 @jax.named_scope("dropout")
 def dropout_mask(shape: tuple[int, ...], rate: float, keys: Key | None) -> jax.Array | None:
-    """Draws a mask bool [B, ...], False with probability `rate`; None without keys or for a rate of 0.
+    """Draws a mask bool [B, ...], False with probability `rate`; None without keys or for a rate that rounds to 0.
 
     Each row has its own key, [B]: the mask does not depend on which rows are computed together, and is the same on
     every mesh. One 32-bit draw serves two neighbours on the last axis. A 16-bit threshold realizes `rate` to 8e-6.
     """
-    if keys is None or rate == 0.0:
+    if keys is None or keep_levels(rate) == LEVELS:
         return None
     *leading, last = shape
     pairs = _random_words(keys, (*leading[1:], -(-last // 2)))
@@ -62,8 +62,8 @@ def _scramble(x: jax.Array) -> jax.Array:
 
 
 def keep_levels(rate: float) -> int:
-    """Returns the number of values of `LEVELS`, from 0, whose elements are kept."""
-    return LEVELS - round(rate * LEVELS)
+    """Returns the number of values of `LEVELS`, from 0, whose elements are kept: at least one for a rate below 1."""
+    return max(1, LEVELS - round(rate * LEVELS))
 
 
 def drop(x: jax.Array, keep: jax.Array | None, rate: float) -> jax.Array:

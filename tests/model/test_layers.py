@@ -45,6 +45,14 @@ def test_dropout_in_fp32_is_one_product():
     np.testing.assert_array_equal(drop(x, keep, 0.1), np.where(keep, np.asarray(x) * scale, np.float32(0)))
 
 
+@pytest.mark.parametrize(("rate", "kept"), [(1e-6, 1.0), (1 - 1e-6, 65536.0)])
+def test_rates_next_to_0_and_1_keep_all_and_almost_nothing(rate, kept):
+    x = jnp.ones((4, 50_000))
+    y = np.asarray(dropout(x, rate, jax.random.split(jax.random.key(0), 4)))
+    assert set(np.unique(y)) <= {0.0, kept}
+    assert y.mean() == pytest.approx(1.0, abs=4 * math.sqrt(kept / y.size) if kept > 1 else 0)
+
+
 def test_dropped_elements_are_uncorrelated():
     rows, length, size, rate = 64, 48, 100, 0.1
     keys = row_keys(jax.random.key(0), jnp.arange(rows))
