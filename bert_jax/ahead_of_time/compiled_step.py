@@ -19,7 +19,7 @@ from bert_jax.errors import BertJaxError, InputError
 from bert_jax.extras import install_hint
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import BATCH_AXES, check_divisibility, fill_in_accumulation, make_mesh
-from bert_jax.runtime.saved_programs import Program
+from bert_jax.runtime.saved_programs import Program, without_source_lines
 from bert_jax.tracking.flops import recomputed_flops, training_flops
 from bert_jax.training.checks import bert_config, check_attention, check_config, compute_dtype, data_paths
 from bert_jax.training.phase_data import abstract_batch, make_masking
@@ -133,7 +133,7 @@ def compile_step(target: Target, plan: Plan, *, keeps_program: bool = False) -> 
         )
 
     start = time.perf_counter()
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(mesh), without_source_lines():
         lowered = train_step.lower(spec.abstract, batch)
     try:
         compiled = lowered.compile(target.compiler_options or None)

@@ -7,6 +7,7 @@ An executable is serialized with `jax.experimental.serialize_executable`, which 
 can make its readers run code.
 """
 
+import contextlib
 import hashlib
 import importlib.metadata
 import io
@@ -14,7 +15,7 @@ import json
 import logging
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,7 @@ _COMPILER_OPTIONS = (  # of JAX, which are passed on to XLA
     "jax_memory_fitting_effort", "jax_disable_most_optimizations",
 )  # fmt: skip
 _HARMLESS_FLAGS = ("--xla_force_host_platform_device_count", "--xla_dump_")
+_SOURCE_LINES = "jax_traceback_in_locations_limit"
 _SHOWN = 4
 """Differences that a message names."""
 
@@ -75,8 +77,25 @@ def describe_environment(devices: Sequence[Any]) -> dict[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def without_source_lines() -> Iterator[None]:
+    """Lowers programs without the lines of their source, so that `digest` is the same wherever bert_jax is installed.
+
+    The text of a program has no such lines, but the encoded kernels in it have, with the paths of their files.
+    """
+    before = jax.config.values[_SOURCE_LINES]
+    jax.config.update(_SOURCE_LINES, 0)
+    try:
+        yield
+    finally:
+        jax.config.update(_SOURCE_LINES, before)
+
+
 def digest(lowered: jax.stages.Lowered) -> str:
-    """Returns a digest of a program: its StableHLO with shardings and donations, and the names of its arguments."""
+    """Returns a digest of a program: its StableHLO with shardings and donations, and the names of its arguments.
+
+    Lower it in `without_source_lines`.
+    """
     names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(lowered.args_info)]
     return hashlib.sha256("\n".join([*names, lowered.as_text()]).encode()).hexdigest()
 

@@ -1,10 +1,12 @@
 """A file of compiled programs: what it is compared with before it is loaded, and why a program is refused."""
 
+import importlib.util
 import io
 import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -13,8 +15,16 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.errors import InputError
+from bert_jax.model.attention_kernels import pallas_attention
 from bert_jax.runtime.compilation_cache import without_cache
-from bert_jax.runtime.saved_programs import HEADER, Program, SavedPrograms, write_programs
+from bert_jax.runtime.saved_programs import (
+    HEADER,
+    Program,
+    SavedPrograms,
+    digest,
+    without_source_lines,
+    write_programs,
+)
 
 SETTINGS = {"batch.x": [8, 4], "mesh.data": 8, "optimizer.b1": 0.9}
 
@@ -40,6 +50,29 @@ def write(path: Path, devices: int = 8, change: Callable[[dict[str, Any]], Any] 
             archive.writestr(name, content)
     path.write_bytes(changed.getvalue())
     return SavedPrograms.open("compiled=FILE", str(path))
+
+
+def test_digest_of_a_kernel_does_not_depend_on_the_folder_of_the_package(tmp_path: Path):
+    path = tmp_path / "kernel.py"
+    path.write_text(Path(pallas_attention.__file__).read_text())
+    shapes = jax.ShapeDtypeStruct((1, 128, 3, 2, 64), jnp.bfloat16), jax.ShapeDtypeStruct((1, 128), jnp.int32)
+
+    def digest_of(module: ModuleType) -> str:
+        def attend(qkv, ids):
+            return module.pallas_attention(qkv, ids, None, dropout_rate=0.0, causal=False)
+
+        return digest(jax.jit(attend).trace(*shapes).lower(lowering_platforms=("tpu",)))
+
+    def digests() -> set[str]:
+        specification = importlib.util.spec_from_file_location("kernel", path)
+        module = importlib.util.module_from_spec(specification)
+        specification.loader.exec_module(module)
+        jax.clear_caches()  # kernels that are lowered already have their lines
+        return {digest_of(pallas_attention), digest_of(module)}
+
+    assert len(digests()) == 2
+    with without_source_lines():
+        assert len(digests()) == 1
 
 
 @pytest.mark.parametrize("devices", [1, 8])

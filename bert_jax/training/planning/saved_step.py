@@ -12,7 +12,7 @@ from bert_jax.config import ConfigDict, flatten
 from bert_jax.model import BertConfig
 from bert_jax.parallel.step_program import TrainStep
 from bert_jax.runtime.processes import any_process
-from bert_jax.runtime.saved_programs import SavedPrograms
+from bert_jax.runtime.saved_programs import SavedPrograms, without_source_lines
 from bert_jax.training.phase_data import LoadedPhase
 from bert_jax.training.state import StateSpec
 
@@ -33,7 +33,7 @@ def run_saved_program(
 ) -> None:
     """Makes a phase's step run the program in `saved`, in all processes, or else compiles it and logs the reason."""
     phase, batch = loaded.phase, loaded.abstract_batch(mesh)
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(mesh), without_source_lines():
         lowered = train_step.lower(spec.abstract, batch)
     settings = program_settings(mesh, phase.config, phase.model, batch)
     compiled, reason = saved.load(lowered, list(mesh.devices.flat), settings)
