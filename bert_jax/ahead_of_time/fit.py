@@ -10,7 +10,7 @@ from bert_jax.ahead_of_time.target import Target
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.errors import InputError
 from bert_jax.parallel.mesh import BATCH_AXES, make_mesh
-from bert_jax.training.checks import check_config
+from bert_jax.training.checks import MAX_GLOBAL_BATCH_SIZE, check_config
 from bert_jax.training.phases import Plan, plan_phases
 
 Watch = Callable[[Step], Any]
@@ -37,11 +37,13 @@ def find_batch(target: Target, plan: Plan, watch: Watch = lambda _: None) -> Ste
     """Finds the step with the maximum rows per device, in one microbatch, that fits.
 
     Memory grows about linearly with the rows, so that a few compilations suffice; each is passed to `watch`. Above 16
-    rows the result is a multiple of 8. InputError if not even one row fits.
+    rows the result is a multiple of 8, and it is at most that of `MAX_GLOBAL_BATCH_SIZE`. InputError if not even one
+    row fits.
     """
     assert target.hbm_bytes is not None
     mesh = make_mesh(plan.config.mesh, target.devices).shape
     copies = math.prod(mesh[axis] for axis in BATCH_AXES)
+    most = MAX_GLOBAL_BATCH_SIZE // copies
     tried: dict[int, Step] = {}
 
     def attempt(rows: int) -> Step:
@@ -50,8 +52,8 @@ def find_batch(target: Target, plan: Plan, watch: Watch = lambda _: None) -> Ste
         tried[rows] = step
         return step
 
-    attempt(8)
-    while (rows := _next_rows(tried, target.hbm_bytes)) is not None:
+    attempt(min(8, most))
+    while (rows := _next_rows(tried, target.hbm_bytes, most)) is not None:
         attempt(rows)
     fitting = [rows for rows, step in tried.items() if step.fits]
     if not fitting:
@@ -62,19 +64,20 @@ def find_batch(target: Target, plan: Plan, watch: Watch = lambda _: None) -> Ste
     return tried[max(fitting)]
 
 
-def _next_rows(tried: dict[int, Step], there_is: int) -> int | None:
-    """Returns the rows to try next, by interpolating to a full memory; None if the search is done."""
+def _next_rows(tried: dict[int, Step], there_is: int, allowed: int) -> int | None:
+    """Returns the rows to try next, up to `allowed`, by interpolating to a full memory; None if the search is done."""
     fits = max((rows for rows, step in tried.items() if step.fits), default=0)
     over = min((rows for rows, step in tried.items() if not step.fits), default=None)
     grain = 8 if fits >= 16 else 1
-    if over is not None and over - fits <= grain:
+    largest = allowed // grain * grain if over is None else over - grain
+    if fits >= largest:
         return None
     if len(tried) == 1:
-        return 2 * fits if over is None else over // 2
+        return min(2 * fits, largest) if over is None else over // 2
     near, other = sorted(tried, key=lambda rows: abs(tried[rows].wanted_bytes - there_is))[:2]
     a_row = (tried[near].wanted_bytes - tried[other].wanted_bytes) / (near - other)
     guess = near + int((there_is - tried[near].wanted_bytes) / a_row) if a_row > 0 else 2 * near
-    most = 8 * max(tried) if over is None else over - grain
+    most = min(8 * max(tried), largest) if over is None else largest
     return min(max(guess // grain * grain, fits + grain), most)
 
 

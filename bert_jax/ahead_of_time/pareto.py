@@ -148,11 +148,23 @@ def _choice(
     nearest["gradient_accumulation"] = settings["gradient_accumulation"]
     bounds = None
     if nearest["roofline"] and target.accelerator and target.accelerator.hbm:
-        known = nearest["roofline"]
         memory = moved_bytes(nearest) / target.accelerator.hbm
-        bounds = Roofline(known["compute_seconds"], memory, known["network_seconds"])
+        network = _network_seconds(settings["gradient_accumulation"], described[below], described[above])
+        bounds = Roofline(nearest["roofline"]["compute_seconds"], memory, network)
     return Choice(
         settings, count, nearest["peak_bytes"], count in described,
         nearest["model_flops"] + nearest["recomputed_flops"],
         bounds.at_least if bounds else None, bounds.one_after_another if bounds else None,
     )  # fmt: skip
+
+
+def _network_seconds(microbatches: int, below: Mapping[str, Any], above: Mapping[str, Any]) -> float | None:
+    """Returns the time of a step's collectives, by a line through two compiled ones; None where it is unknown.
+
+    Those after the loop over microbatches take the same time for any number of them. Those of FSDP are in the loop.
+    """
+    first, last = (step["roofline"]["network_seconds"] for step in (below, above))
+    most, least = (step["gradient_accumulation"] for step in (below, above))
+    if first is None or last is None or most == least:
+        return first
+    return last + (first - last) * (microbatches - least) / (most - least)

@@ -12,6 +12,7 @@ from bert_jax.ahead_of_time.fit import find_batch, find_fix, plans
 from bert_jax.ahead_of_time.target import open_target, out_of_memory
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
+from bert_jax.training.checks import MAX_GLOBAL_BATCH_SIZE, check_config
 
 GIB = 1 << 30
 TARGET = SimpleNamespace(devices=[None] * 8, hbm_bytes=16 * GIB, topology="made:2x4", slices=1)
@@ -29,6 +30,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch):
     def use(memory, state_bytes=4 * GIB):
         def compile_step(target, plan, **_):
             config = plan.config
+            check_config(config, config.total_steps)
             step = Step(
                 plan,
                 None,
@@ -72,6 +74,14 @@ def test_the_largest_batch_is_found_in_few_compilations(a_row, most, bent, compi
     assert step.plan.config.global_batch_size == 8 * most
     assert len(tried) <= 12
     assert len(set(tried)) == len(tried)
+
+
+@pytest.mark.parametrize("a_row", [1e-9, 9.2e-5])
+def test_the_largest_batch_is_one_that_the_checks_allow(a_row, compiler):
+    tried = compiler(lambda rows, config: (4 + a_row * rows) * GIB)
+    step = find_batch(TARGET, plan_of())
+    assert step.rows_a_device == (MAX_GLOBAL_BATCH_SIZE // 8 if a_row < 1e-8 else int(12 / a_row) // 8 * 8)
+    assert len(tried) <= 12
 
 
 def test_where_not_one_row_fits_it_says_what_to_do(compiler):

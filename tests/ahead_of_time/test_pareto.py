@@ -21,8 +21,14 @@ TARGET = SimpleNamespace(
 )
 ROWS = 64
 A_ROW = {"none": 0.3, "attention": 0.2, "dots": 0.15, "full": 0.05}  # GiB
+FSDP_SECONDS = 0.002  # of each microbatch
 FLOPS = {"none": 3e15, "attention": 3.1e15, "dots": 3.2e15, "full": 4e15}
 UNSUPPORTED = tuple(name for name in ATTENTIONS if name != "xla")
+
+
+def network(config) -> float:
+    """Returns the seconds of the collectives: those of FSDP are those of each microbatch."""
+    return 0.01 if config.mesh.fsdp == 1 else FSDP_SECONDS * config.gradient_accumulation
 
 
 @pytest.fixture
@@ -48,7 +54,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch):
             "peak_bytes": step.wanted_bytes, "temp_bytes": step.wanted_bytes - 4 * GIB + GIB,
             "argument_bytes": 2 * GIB, "output_bytes": 2 * GIB, "gradient_accumulation": config.gradient_accumulation,
             "model_flops": 3e15, "recomputed_flops": FLOPS[config.remat] - 3e15,
-            "roofline": {"compute_seconds": FLOPS[config.remat] / 8 / 197e12, "network_seconds": 0.01},
+            "roofline": {"compute_seconds": FLOPS[config.remat] / 8 / 197e12, "network_seconds": network(config)},
         }  # fmt: skip
 
     monkeypatch.setattr(pareto, "compile_step", compile_step)
@@ -82,6 +88,16 @@ def test_every_remat_is_compiled_a_few_times_and_the_rest_is_interpolated(compil
     }
     assert largest == {"none": 32, "attention": 32, "dots": 64, "full": 64}
     assert not all(choice.is_compiled for choice in found)
+
+
+def test_network_of_fsdp_is_interpolated_by_the_microbatches(compiler):
+    found = pareto.find_choices(TARGET, plan_of(**{"mesh.data": 1, "mesh.fsdp": -1}))
+    assert not all(choice.is_compiled for choice in found)
+    for choice in found:
+        count = choice.settings["gradient_accumulation"]
+        moved = 4 * GIB + 2 * count * (choice.peak_bytes - 3 * GIB)
+        parts = FLOPS[choice.settings["remat"]] / 8 / 197e12, moved / 8.19e11, FSDP_SECONDS * count
+        assert choice.one_after_another_seconds == pytest.approx(sum(parts))
 
 
 def test_front_has_what_nothing_beats_and_the_best_is_the_fastest(compiler):
