@@ -30,6 +30,7 @@ from bert_jax.training.initialization.checkpoint_values import fill_in_from_chec
 from bert_jax.training.initialization.warm_start import open_init
 from bert_jax.training.phase_data import LoadedPhase, load_phase
 from bert_jax.training.phases import open_phases
+from bert_jax.training.planning.state_plan import check_memory
 from bert_jax.training.pretrain import plan_state
 from bert_jax.training.state import StateSpec
 from bert_jax.training.workdir import claim_workdir
@@ -90,9 +91,12 @@ def plan_run(
     model, first = loaded[0].phase.model, loaded[0].phase
     if config.init and resumed is None:
         open_init(
-            config.init, model, first.datasets[0], nsp=config.objective.nsp, missing_heads=config.init_missing_heads
-        )
+            config.init, model, first.datasets[0],
+            nsp=any(phase.config.objective.nsp for phase in requested), missing_heads=config.init_missing_heads,
+        )  # fmt: skip
     spec = plan_state(mesh, first.config, model, platform)[1]
+    if device is None:
+        check_memory(spec.abstract, jax.local_devices()[:devices])
     memory = _memory(spec)
     phases = [_describe(ready, mesh) for ready in loaded]
     left = [max(0, phase["steps"][1] - max(start, phase["steps"][0] - 1)) for phase in phases]

@@ -49,7 +49,7 @@ def _memory(plan: Mapping[str, Any]) -> list[str]:
         "memory per device, GiB",
         *(f"  {part:<11} {gib(size):>8}" for part, size in known),
         f"  {'sum':<11} {gib(sum(size for _, size in known)):>8}",
-        "  activations are not known before compilation; bert-jax compile computes them for TPUs",
+        "  activations are not known before compilation; bert-jax compile computes them",
     ]
 
 

@@ -121,7 +121,7 @@ def _pretrain(
 
     current = next(phase for phase in phases if phase.stop > start)
     planned = spec, train_step = plan_step(mesh, current, current.model)
-    check_memory(spec.abstract, mesh)
+    check_memory(spec.abstract, mesh.local_devices)
 
     # --- State: 1. from the newest checkpoint, 2. from another run's parameters, 3. from scratch ----------------------
     tokenizer = phases[0].datasets[0].tokenizer

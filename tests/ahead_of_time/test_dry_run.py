@@ -3,10 +3,12 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import pytest
+from etils import epath
 from support import helpers
 from support.devices import one_device  # noqa: F401
 
@@ -15,10 +17,12 @@ from bert_jax.ahead_of_time.dry_run import plan_run
 from bert_jax.ahead_of_time.dry_run_text import render_plan
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
-from bert_jax.model import BertConfig, parameter_count
+from bert_jax.model import BertConfig, initialize, parameter_count
 from bert_jax.parallel.mesh import describe_networks, make_mesh
+from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.tracking.accelerators import ACCELERATORS, named_accelerator
 from bert_jax.tracking.flops import training_flops
+from bert_jax.training.checkpointing.checkpoints import save_parameters
 from bert_jax.training.pretrain import plan_state, pretrain
 
 
@@ -127,12 +131,30 @@ def test_dry_run_needs_no_shards_and_writes_nothing(dataset_dir: Path, tmp_path:
         ({"init": "none"}, r"none"),
         ({"compiled": "none"}, r"compiled=none: file not found"),
         ({"compiled": "."}, r"compiled=\.: is a folder"),
+        ({"device": None, "model__num_hidden_layers": 10**6}, r"GiB of memory, but .* has .*num_hidden_layers"),
         ({"device": None, "compilation_cache": f"{__file__}/folder"}, r"compilation_cache=.* is a file"),
     ],
 )
 def test_errors_are_those_of_the_run(settings: dict, message: str, dataset_dir: Path):
     with pytest.raises(InputError, match=message):
         plan(settings.pop("data__path", dataset_dir), **settings)
+
+
+def test_heads_that_any_phase_needs_are_required_of_init(
+    dataset_dir: Path, tmp_path: Path, model: BertConfig, vocabulary_file: Path
+):
+    config = replace(model, type_vocab_size=2)
+    _, parameters = initialize(config, jax.random.key(0))
+    save_parameters(
+        epath.Path(tmp_path / "init"), {part: value for part, value in parameters.items() if part != "nsp_head"},
+        bert_config=config, tokenizer=WordPieceTokenizer.from_file(str(vocabulary_file)), heads=("pooler", "mlm_head"),
+    )  # fmt: skip
+    settings = {"init": str(tmp_path / "init"), "objective__nsp": False}
+    assert plan(dataset_dir, **settings)["phases"]
+    with pytest.raises(InputError, match="nsp_head"):
+        plan(dataset_dir, **settings, phases=({"steps": 4}, {"steps": -1, "objective.nsp": True}))
+    settings |= {"objective__nsp": True, "phases": ({"steps": -1, "objective.nsp": False},)}
+    assert plan(dataset_dir, **settings)["phases"]
 
 
 @pytest.mark.usefixtures("one_device")

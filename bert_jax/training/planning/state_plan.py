@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -69,11 +69,14 @@ def drop_parts(parts: Collection[str], parameters: Parameters) -> Parameters:
     return {part: value for part, value in parameters.items() if part not in parts}
 
 
-def check_memory(state: TrainState, mesh: Mesh) -> None:
-    """Raises InputError if a state of jax.ShapeDtypeStruct, without gradients and activations, exceeds the memory."""
-    device = mesh.local_devices[0]
+def check_memory(state: TrainState, devices: Sequence[jax.Device]) -> None:
+    """Raises InputError if a state of jax.ShapeDtypeStruct, without gradients and activations, exceeds the memory.
+
+    `devices` are those of this process that the state is on.
+    """
+    device = devices[0]
     if device.platform == "cpu":  # the devices of a process share the memory of the machine
-        memory, sharing = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), len(mesh.local_devices)
+        memory, sharing = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), len(devices)
     else:
         memory, sharing = (device.memory_stats() or {}).get("bytes_limit", 0), 1
     needed = sharing * sum(
