@@ -45,7 +45,7 @@ def get_config():
     # The backward pass recomputes none, attention (its arrays of seq_len x seq_len), dots (all but products with
     # weights), or full (all but each layer's input).
     config.remat = "none"
-    config.gradient_reduce_dtype = "float32"  # Type of the gradient all-reduce; bfloat16 halves the traffic.
+    config.gradient_reduce_dtype = "float32"  # Type in which gradients are reduced; bfloat16 halves the traffic.
     # True scans over the layers; False unrolls them, which compiles longer and is faster on a CPU. auto unrolls up to
     # 12 layers on a CPU and scans otherwise.
     config.scan_layers = ml_collections.FieldReference("auto", field_type=object)

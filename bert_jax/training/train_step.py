@@ -89,7 +89,10 @@ def jit_train_step(
     def local_gradients(
         parameters: Parameters, batch: Batch[jax.Array], rows: jax.Array, key: jax.Array, counts: objectives.Sums
     ) -> tuple[Parameters, Metrics]:
-        """Computes gradients and metrics of one device's rows, and reduces them over devices once, at the end."""
+        """Computes gradients and metrics of one device's rows, and reduces them over devices once, at the end.
+
+        Along `fsdp` the gradients of each microbatch are reduced by the backward pass of `gather_model`.
+        """
         parameters = mark_varying(parameters, shardings)  # or autodiff would sum gradients in every microbatch
         trained = spec.trained(parameters)
 
