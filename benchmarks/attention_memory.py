@@ -27,7 +27,11 @@ from bert_jax.tracking.flops import training_flops
 CASES = [("v5e:2x2", 512, 16), ("v5e:2x2", 128, 64), ("v6e:2x2", 512, 32), ("v5p:2x2x1", 512, 128)]
 """Topology, tokens and rows per chip."""
 VARIANTS = [("pallas", "none"), ("xla", "attention"), ("xla", "none")]
-MEASURES = ("bert_jax/model", "bert_jax/parallel", "bert_jax/training/objectives.py", "bert_jax/training/train_step.py")
+MEASURES = (
+    "bert_jax/ahead_of_time/compiled_step.py", "bert_jax/ahead_of_time/target.py", "bert_jax/model",
+    "bert_jax/parallel", "bert_jax/training/cross_entropy.py", "bert_jax/training/objectives.py",
+    "bert_jax/training/optimizer.py", "bert_jax/training/state.py", "bert_jax/training/train_step.py",
+)  # fmt: skip
 MEMORY = {
     "topology": "{topology}",
     "tokens": "{seq_len}",

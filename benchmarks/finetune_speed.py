@@ -206,7 +206,9 @@ SIDES: dict[str, tuple[Callable[[Path, dict, int], dict], str]] = {
     "trainer_by_length": (finetune_trainer_by_length, "Trainer, rows grouped by length"),
 }
 
-MEASURES = ("bert_jax/finetuning", "bert_jax/model", "bert_jax/training")
+MEASURES = (
+    "bert_jax/finetuning", "bert_jax/model", "bert_jax/parallel", "bert_jax/text/sequences.py", "bert_jax/training",
+)  # fmt: skip
 FIGURES = {  # of a run: their headings
     "examples_per_second": "examples per second",
     "cpu_ms_an_example": "CPU ms per example",

@@ -27,8 +27,10 @@ GPUS = 8
 KINDS = ("h100", "h200", "b200")
 VARIANTS = [("triton", "none"), ("xla", "attention"), ("xla", "none")]
 MEASURES = (
-    "bert_jax/ahead_of_time/gpu_target.py", "bert_jax/model", "bert_jax/parallel", "bert_jax/training/objectives.py",
-    "bert_jax/training/train_step.py", "configs/bert_large.py",
+    "bert_jax/ahead_of_time/compiled_step.py", "bert_jax/ahead_of_time/gpu_target.py", "bert_jax/model",
+    "bert_jax/parallel", "bert_jax/training/cross_entropy.py", "bert_jax/training/objectives.py",
+    "bert_jax/training/optimizer.py", "bert_jax/training/state.py", "bert_jax/training/train_step.py",
+    "configs/bert_large.py",
 )  # fmt: skip
 MEMORY = {
     "topology": "{topology}",

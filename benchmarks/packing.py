@@ -28,7 +28,7 @@ from bert_jax.training.phases import open_phases
 from bert_jax.training.pretrain import plan_step
 
 STEPS = 3  # per round
-MEASURES = ("bert_jax/data", "bert_jax/model", "bert_jax/training")
+MEASURES = ("bert_jax/data", "bert_jax/model", "bert_jax/parallel", "bert_jax/training")
 COLUMNS = {
     "rows": "{rows}",
     "real tokens": "{real_share:.2%}",

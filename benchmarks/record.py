@@ -38,8 +38,9 @@ class Record:
     """Holds the results of one benchmark, and writes them atomically after each change.
 
     `measures` are the files and folders, relative to the repository, whose change makes the results older than the
-    code. `packages` are those whose versions matter besides `PACKAGES`. `command` is by default that of this process,
-    and `device` the name of an accelerator, if the results are of one. `seconds` counts from here to the last write.
+    code; the script itself is always one. `packages` are those whose versions matter besides `PACKAGES`. `command` is
+    by default that of this process, and `device` the name of an accelerator, if the results are of one. `seconds`
+    counts from here to the last write.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class Record:
     ):  # fmt: skip
         self.path = path
         self._began = time.monotonic()
-        measures = sorted(measures)
-        words = [f"benchmarks/{Path(sys.argv[0]).name}", *map(_without_folder, sys.argv[1:])]
+        script = f"benchmarks/{Path(sys.argv[0]).name}"
+        measures = sorted({*measures, *([script] if (REPOSITORY / script).is_file() else [])})
+        words = [script, *map(_without_folder, sys.argv[1:])]
         self.content: dict[str, Any] = {
             "name": path.stem,
             "command": command or shlex.join(["python", *words]),
@@ -198,7 +200,8 @@ def _commit() -> str | None:
     git = ["git", "-C", str(REPOSITORY)]
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "bert_jax", "configs"], check=False).returncode
+        code = ["bert_jax", "configs", "benchmarks", ":!benchmarks/results"]
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *code], check=False).returncode
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("BERT_JAX_COMMIT")
     return head + "+" * bool(changed)

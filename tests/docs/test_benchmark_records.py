@@ -87,6 +87,29 @@ def test_a_record_has_device_command_and_commit_of_a_copy_without_git(
     assert record.environment()["commit"] is None
 
 
+def test_results_are_older_than_a_changed_script_and_their_commit_says_that_it_is_changed(
+    tmp_path: Path, record: ModuleType, monkeypatch: pytest.MonkeyPatch
+):
+    script = tmp_path / "benchmarks" / "speed.py"
+    script.parent.mkdir()
+    script.write_text("a = 1\n")
+    results = script.parent / "results"
+    results.mkdir()
+    (results / "speed.json").write_text("{}")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *command], check=True)
+    monkeypatch.setattr(record, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    written = record.Record(results / "speed.json", [])
+    written.set_table("rates", {"rate": "{rate}"}, [{"rate": 1}])
+    assert not record.environment()["commit"].endswith("+")
+    assert record.outdated(written.content) == (0, 1)
+    script.write_text("a = 2\n")
+    assert record.environment()["commit"].endswith("+")
+    assert record.outdated(written.content) == (1, 1)
+
+
 def test_code_digest_follows_the_files(tmp_path: Path, record: ModuleType, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(record, "REPOSITORY", tmp_path)
     (tmp_path / "code").mkdir()
