@@ -4,7 +4,7 @@
 
 FOLDER holds corpus/enwiki/*.jsonl.gz and corpus/books/*.txt.gz. The losses per token are those of the runs, on the eval
 splits; those per word and per character are of other, held-out files, see `word_losses.py`. Vocabularies, datasets and
-runs are in --folder.
+runs are in --folder, in a folder of its own for each version of the code that this measures.
 """
 
 import argparse
@@ -150,11 +150,12 @@ def main() -> None:
     if not os.environ.get("BERT_JAX_DATA"):
         parser.error("BERT_JAX_DATA is not set; set it to the folder of the corpora")
     data = Path(os.environ["BERT_JAX_DATA"])
-    options.folder.mkdir(parents=True, exist_ok=True)
     record = Record(options.json, MEASURES)
-    prepare(options.folder, data)
-    train(options.folder)
-    rows, values = measure(options.folder, data)
+    folder = options.folder / record.stamp["code"]
+    folder.mkdir(parents=True, exist_ok=True)
+    prepare(folder, data)
+    train(folder)
+    rows, values = measure(folder, data)
     record.set_values(**values)
     record.set_table("losses", COLUMNS, rows)
     print(record.render("losses"))

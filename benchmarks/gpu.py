@@ -13,11 +13,12 @@ Parts, each a process of its own that writes gpu_PART.json into the folder after
     curve        pre-training of BERT-BASE with the time that is left
 
 A rerun skips what is recorded for the same code, device and jax. A case that fails or runs out of memory is recorded as
-such, and the next one follows. A part stops at its time budget, which grows with --minutes, and all stop at --minutes.
-`--rehearse` runs all parts with tiny models on the CPU, and writes into the work folder.
+such, and the next one follows; a rerun repeats the failed ones. A part stops at its time budget, which grows with
+--minutes, and all stop at --minutes. `--rehearse` runs all parts with tiny models on the CPU, and writes into
+WORK/rehearsal.
 
-The exit status is 0 if all parts that can run are complete, 75 if a rerun would continue, 1 if a part failed, and 2
-without a GPU.
+The exit status is 0 if all parts that can run are complete, 75 if a rerun would continue, 1 if a part or a case failed,
+and 2 without a GPU.
 """
 
 import argparse
@@ -30,12 +31,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from on_gpu.cases import CRASHED, INTERRUPTED, OUT_OF_TIME, Cases, OutOfTimeError, end_running, is_same
+from on_gpu.cases import (
+    CRASHED,
+    FRESH_PROCESS,
+    INTERRUPTED,
+    OUT_OF_TIME,
+    Cases,
+    FreshProcessError,
+    OutOfTimeError,
+    end_running,
+    is_failed,
+    is_same,
+)
 from on_gpu.scale import FULL, REHEARSAL
 from record import REPOSITORY, RESULTS, Record, code_digest
 
@@ -43,9 +56,10 @@ SCRIPT = Path(__file__).resolve()
 STEP = ("jax", "flax", "optax", "ml_collections", "numpy")
 """Packages that a training step needs; the curve needs all of bert_jax."""
 MEASURES = (
-    "benchmarks/on_gpu", "bert_jax/model", "bert_jax/parallel", "bert_jax/training/cross_entropy.py",
-    "bert_jax/training/objectives.py", "bert_jax/training/optimizer.py", "bert_jax/training/planning",
-    "bert_jax/training/state.py", "bert_jax/training/train_step.py",
+    "benchmarks/on_gpu", "benchmarks/torch_batch.py", "bert_jax/batch.py", "bert_jax/data/loading", "bert_jax/model",
+    "bert_jax/parallel", "bert_jax/tracking/accelerators.py", "bert_jax/tracking/flops.py",
+    "bert_jax/training/cross_entropy.py", "bert_jax/training/objectives.py", "bert_jax/training/optimizer.py",
+    "bert_jax/training/planning", "bert_jax/training/state.py", "bert_jax/training/train_step.py",
 )  # fmt: skip
 CUDA_PACKAGES = (
     "jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "torch", "transformers"
@@ -58,11 +72,24 @@ GRACE = 30
 
 @dataclass(frozen=True)
 class Part:
-    """Part of the benchmark, with the modules that it imports and its time budget if all parts have ten minutes."""
+    """Part of the benchmark.
+
+    Attributes:
+      name: name of the part.
+      needs: modules that it imports.
+      minutes: its time budget if all parts have ten minutes.
+      text: modules whose documentation it trains on, without --data and --rehearse.
+    """
 
     name: str
     needs: tuple[str, ...]
     minutes: float
+    text: tuple[str, ...] = ()
+
+    def missing(self, options: argparse.Namespace) -> list[str]:
+        """Returns the modules that cannot be found."""
+        has_text = options.data or options.rehearse
+        return missing(self.needs if has_text else (*self.needs, *self.text))
 
 
 PARTS = (
@@ -72,8 +99,11 @@ PARTS = (
     Part("attention", STEP, 3.0),
     Part("remat", STEP, 4.0),
     Part("torch", (*STEP, "torch", "transformers"), 3.0),
-    Part("curve", (*STEP, "orbax.checkpoint", "array_record", "sentencex", "tokenizers", "tqdm"), 15.0),
-)
+    Part(
+        "curve", (*STEP, "orbax.checkpoint", "array_record", "sentencex", "tokenizers", "tqdm", "zstandard"), 15.0,
+        text=("matplotlib", "scipy"),
+    ),
+)  # fmt: skip
 
 
 # --- The processes of the parts ------------------------------------------------------------------------------------
@@ -93,9 +123,9 @@ def run_part(options: argparse.Namespace) -> int:
     extra = ["--rehearse"] if options.rehearse else []
 
     def cases(columns: dict[str, str]) -> Cases:
-        return Cases(record, columns, key, options.deadline)
+        return Cases(record, columns, key, options.deadline, options.call)
 
-    try:
+    def measure() -> None:
         if options.name in ("parity", "determinism"):
             from on_gpu import agreement
 
@@ -121,12 +151,27 @@ def run_part(options: argparse.Namespace) -> int:
                 "remat": (speed.remat, speed.REMAT_COLUMNS),
             }[options.name]
             function(cases(columns), scale)
+
+    return run_cases(record, key, measure)
+
+
+def run_cases(record: Record, key: dict[str, str], measure: Callable[[], None]) -> int:
+    """Measures the cases of a part, and returns the exit status of its process.
+
+    The part is complete, as the record then says, unless a case failed or was interrupted.
+    """
+    try:
+        measure()
     except OutOfTimeError:
         return OUT_OF_TIME
-    if any(row["outcome"] == INTERRUPTED for row in record.content["tables"]["cases"]["rows"]):
+    except FreshProcessError:
+        return FRESH_PROCESS
+    rows = record.content["tables"]["cases"]["rows"]
+    if any(row["outcome"] == INTERRUPTED for row in rows):
         return OUT_OF_TIME
-    record.content["complete"] = key
-    record.write()
+    if not any(map(is_failed, rows)):
+        record.content["complete"] = key
+        record.write()
     return 0
 
 
@@ -175,6 +220,8 @@ def missing(names: Sequence[str]) -> list[str]:
 def run_all(options: argparse.Namespace) -> int:
     """Runs the parts in turn; returns the exit status."""
     deadline = time.time() + 60 * options.minutes
+    if options.rehearse:
+        options.work /= "rehearsal"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the part's process as well
     environment = _environment(options)
     if missing(("jax",)):
@@ -196,8 +243,8 @@ def run_all(options: argparse.Namespace) -> int:
     key = {"device": device["device"], "jax": device["jax"], "code": code_digest(MEASURES)}
     print(f"{key['device']}, jax {key['jax']}, code {key['code']}; results go to {options.json_folder}", flush=True)
     chosen = [part for part in PARTS if not options.only or part.name in options.only]
-    absent = {name for part in chosen for name in missing(part.needs)}
-    skipped = [part.name for part in chosen if missing(part.needs)]
+    absent = {name for part in chosen for name in part.missing(options)}
+    skipped = [part.name for part in chosen if part.missing(options)]
     if absent:
         print(f"not installed: {', '.join(sorted(absent))}; skipped: {', '.join(skipped)}", flush=True)
     outcomes = {
@@ -211,19 +258,22 @@ def run_all(options: argparse.Namespace) -> int:
 
 def _environment(options: argparse.Namespace) -> dict[str, str]:
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)  # a read of the cache is no compilation
     if options.rehearse:
         environment["JAX_PLATFORMS"] = "cpu"
         environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {COMPILE_QUICKLY}".strip()
     elif platforms := environment.get("JAX_PLATFORMS"):  # parity compares with the CPU
         environment["JAX_PLATFORMS"] = platforms if "cpu" in platforms.split(",") else f"{platforms},cpu"
-    environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(options.work / "programs"))
     environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
     return environment
 
 
 def _run(part: Part, options: argparse.Namespace, key: dict, deadline: float, environment: dict[str, str]) -> str:
-    """Runs a part until it is complete or out of time, and returns its outcome; a crashed case is not repeated."""
-    path = options.json_folder / f"gpu_{part.name}.json"
+    """Runs a part until all cases were tried or the time is over, and returns its outcome.
+
+    A crashed case is not repeated, a failed one only by the next call.
+    """
+    path, call = options.json_folder / f"gpu_{part.name}.json", uuid.uuid4().hex
     until = min(deadline, time.time() + 60 * part.minutes * max(1.0, options.minutes / 10))
     while True:
         if is_complete(path, key):
@@ -231,12 +281,14 @@ def _run(part: Part, options: argparse.Namespace, key: dict, deadline: float, en
         if time.time() >= until:
             return INTERRUPTED
         print(f"{part.name}: at most {(until - time.time()) / 60:.1f} minutes", flush=True)
-        status = _run_process(part, options, key, until, environment)
+        status = _run_process(part, options, key, call, until, environment)
+        if status == FRESH_PROCESS:
+            continue
         if status == OUT_OF_TIME:
             end_running(path, INTERRUPTED)
             return INTERRUPTED
         if status == 0:
-            return "complete"
+            return "complete" if is_complete(path, key) else "failed in some cases"
         crashed = end_running(path, CRASHED)
         print(f"  {crashed or part.name}: ended with status {status}", flush=True)
         if crashed is None:  # not in a case: a rerun would end alike
@@ -244,17 +296,18 @@ def _run(part: Part, options: argparse.Namespace, key: dict, deadline: float, en
 
 
 def _run_process(
-    part: Part, options: argparse.Namespace, key: dict, until: float, environment: dict[str, str]
-) -> int:  # fmt: skip
+    part: Part, options: argparse.Namespace, key: dict, call: str, until: float, environment: dict[str, str]
+) -> int:
     """Returns the exit status of a part's process, `OUT_OF_TIME` if it had to be stopped.
 
     The curve, which saves its state, gets SIGTERM `GRACE` seconds before `until`, the others at `until`.
     """
     grace = min(GRACE, (until - time.time()) / 4) if part.name == "curve" else 0.0
     command = [
-        sys.executable, str(SCRIPT), "part", part.name, "--key", json.dumps(key), "--deadline", str(until - grace),
-        "--json-folder", str(options.json_folder), "--work", str(options.work), "--data", options.data,
-        "--curve-minutes", str(options.curve_minutes), *(["--rehearse"] if options.rehearse else []),
+        sys.executable, str(SCRIPT), "part", part.name, "--key", json.dumps(key), "--call", call,
+        "--deadline", str(until - grace), "--json-folder", str(options.json_folder), "--work", str(options.work),
+        "--data", options.data, "--curve-minutes", str(options.curve_minutes),
+        *(["--rehearse"] if options.rehearse else []),
     ]  # fmt: skip
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
@@ -293,7 +346,7 @@ def main() -> int:
             command.add_argument("--rehearse", action="store_true", help="tiny models on the CPU")
         if name in ("all", "part"):
             command.add_argument("--json-folder", type=Path, help="results (default: benchmarks/results)")
-            command.add_argument("--work", type=Path, default=REPOSITORY / "runs" / "gpu", help="data, runs, programs")
+            command.add_argument("--work", type=Path, default=REPOSITORY / "runs" / "gpu", help="data and runs")
             command.add_argument("--data", default="", help="prepared dataset of 128 tokens for the curve")
             command.add_argument("--curve-minutes", type=float, default=12.0, help="duration of the curve (default 12)")
     commands.choices["all"].add_argument("--minutes", type=float, default=10.0, help="deadline of all parts")
@@ -301,6 +354,7 @@ def main() -> int:
         "--only", type=lambda text: text.split(","), default=[], help="parts, separated by commas"
     )
     commands.choices["part"].add_argument("--key", required=True)
+    commands.choices["part"].add_argument("--call", required=True)
     commands.choices["part"].add_argument("--deadline", type=float, required=True)
     commands.choices["worker"].add_argument("--seq-len", type=int, default=128)
     options = parser.parse_args()

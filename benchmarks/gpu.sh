@@ -14,15 +14,11 @@ command -v "$python" > /dev/null || { echo "$python: not found; set PYTHON to Py
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
   { echo "PYTHON=$python: expected Python 3.11 or later" >&2; exit 2; }
 
-# Without an installation bert_jax.configs is missing, because configs/ lies beside bert_jax/ in a clone.
-find_package='import importlib.util, sys
-sys.exit(not (importlib.util.find_spec("bert_jax") and importlib.util.find_spec("bert_jax.configs")))'
-if ! "$python" -c "$find_package" 2> /dev/null; then
-  package=$(mktemp -d)
-  trap 'rm -rf "$package"' EXIT
-  mkdir "$package/bert_jax"
-  ln -s "$here"/../bert_jax/* "$package/bert_jax/"
-  ln -s "$here/../configs" "$package/bert_jax/configs"
-  export PYTHONPATH=$package${PYTHONPATH:+:$PYTHONPATH}
-fi
+# Measures this clone, also where another bert_jax is installed. In a clone configs/ lies beside bert_jax/, not in it.
+package=$(mktemp -d)
+trap 'rm -rf "$package"' EXIT
+mkdir "$package/bert_jax"
+ln -s "$here"/../bert_jax/* "$package/bert_jax/"
+ln -s "$here/../configs" "$package/bert_jax/configs"
+export PYTHONPATH=$package${PYTHONPATH:+:$PYTHONPATH}
 "$python" "$here/gpu.py" all "$@"

@@ -6,7 +6,7 @@ The vocabularies are WordPiece as for English (uncased, accents stripped), WordP
 Each is trained on all articles but the held-out ones, which are those of the eval splits. Every model is trained on as
 many tokens. Losses of a token cannot be compared between vocabularies; nats per character can: the loss times the
 tokens per character of the held-out text. White space is no character. Vocabularies, datasets and runs, in --folder,
-are kept for the next call.
+are kept for the next call with the same code.
 """
 
 import argparse
@@ -165,16 +165,17 @@ def main() -> None:
     from bert_jax.model import parameter_count
     from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 
-    options.folder.mkdir(parents=True, exist_ok=True)
     record = Record(options.json, MEASURES, packages=("tokenizers", "sentencepiece", "sentencex"))
+    folder = options.folder / record.stamp["code"]
+    folder.mkdir(parents=True, exist_ok=True)
     for table, columns in (("vocabularies", VOCABULARIES), ("models", MODELS), ("fills", FILLS)):
         record.content["tables"][table] = {"columns": columns, "rows": record.earlier(table)}
-    held_out = write_articles(options.input, options.folder)
+    held_out = write_articles(options.input, folder)
     for kind in [options.only] if options.only else KINDS:
-        vocabulary, data = make_dataset(options.folder, kind)
+        vocabulary, data = make_dataset(folder, kind)
         row = vocabulary_row(vocabulary, held_out)
         add_rows(record, "vocabularies", VOCABULARIES, kind, [row])
-        workdir = options.folder / f"run_{data.name}"
+        workdir = folder / f"run_{data.name}"
         scores = train(workdir, data)
         scores |= {
             "parameters": parameter_count(open_checkpoint(str(workdir)).bert_config),

@@ -1,4 +1,4 @@
-"""Lists all benchmarks: which results are older than the code that they measure, and the command that reruns each.
+"""Lists all benchmarks: which results are unfinished or older than the code, and the command that reruns each.
 
     python benchmarks/overview.py          # the list, in a second
     python benchmarks/overview.py --run    # first reruns the quick ones, some ten minutes on two cores
@@ -81,13 +81,15 @@ BENCHMARKS = (
 
 
 def state(name: str) -> str:
-    """Returns in a few words whether results/NAME.json is older than the code that it measures."""
+    """Returns in a few words whether results/NAME.json is unfinished, or older than the code that it measures."""
     path = RESULTS / f"{name}.json"
     if not path.exists():
         return "no results"
     content = json.loads(path.read_text(encoding="utf-8"))
     older, rows = outdated(content)
     age = f"{older} of {rows} rows are older than the code" if older else "up to date"
+    if name.removeprefix("gpu_") in GPU_PARTS and "complete" not in content:
+        age = f"unfinished, {age}" if older else "unfinished"
     return f"{age}, {content['date'] or 'date not recorded'}"
 
 
@@ -97,7 +99,7 @@ def is_current(benchmark: Benchmark) -> bool:
 
 
 def overview() -> str:
-    """Returns the list, the benchmarks whose results are older than the code first."""
+    """Returns the list, the benchmarks whose results are not of today's code first."""
     lines = ["{data} is the folder in BERT_JAX_DATA"]
     for benchmark in sorted(BENCHMARKS, key=is_current):
         lines += [f"{name}: {state(name)}" for name in benchmark.files]

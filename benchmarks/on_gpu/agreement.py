@@ -125,7 +125,6 @@ def determinism(cases: Cases, scale: Scale, script: Path, extra: list[str]) -> N
             **os.environ,
             "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip(),
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # four processes share the memory
-            "JAX_ENABLE_COMPILATION_CACHE": "false",  # each process chooses its algorithms itself
         }
         command = [sys.executable, str(script), "worker", "determinism", *extra]
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)

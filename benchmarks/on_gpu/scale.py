@@ -30,7 +30,10 @@ class Scale:
     small_rows: int = 32
     repeated_steps: int = 20
     batches: dict[int, tuple[int, ...]] = field(
-        default_factory=lambda: {128: (512, 384, 256, 128, 64, 32, 16), 512: (128, 96, 64, 32, 16, 8, 4)}
+        default_factory=lambda: {
+            128: (2048, 1536, 1024, 768, 512, 384, 256, 128, 64, 32, 16),
+            512: (512, 384, 256, 192, 128, 96, 64, 32, 16, 8, 4),
+        }
     )
     rows: dict[int, int] = field(default_factory=lambda: {128: 128, 512: 32})
     lengths: tuple[int, ...] = (512, 128)

@@ -38,7 +38,7 @@ def step_times(cases: Cases, scale: Scale) -> None:
         for seq_len, candidates in scale.batches.items():
             settings = [Setting(scale.large, rows, seq_len, packed, overrides=RECIPE[seq_len]) for rows in candidates]
             name = f"{seq_len} tokens" + (", packed" if packed else "")
-            cases.measure(name, lambda settings=settings: measured(largest(settings), scale))
+            cases.measure(name, lambda settings=settings: largest(settings, lambda step: measured(step, scale)))
 
 
 def attention(cases: Cases, scale: Scale) -> None:

@@ -3,17 +3,19 @@
 Uses the modules of the training step alone, so that it needs only jax, flax, optax, ml_collections and numpy.
 """
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
+from on_gpu.cases import is_out_of_memory
 from sides import UnsupportedError
 
 from bert_jax.batch import Batch, HostBatch, map_arrays
@@ -47,8 +49,11 @@ LENGTHS = {
     512: (34, 55, 73, 92, 113, 136, 165, 197, 236, 279, 334, 404, 499, *[512] * 3),
 }
 GIB = 1 << 30
+Result = TypeVar("Result")
 HEADROOM = 0.95
 """Share of the allocator's memory that a program may use: the rest is for its fragmentation."""
+LEAST_BYTES = 28
+"""Bytes of a step per token, layer and hidden unit, at least: 29 to 53 in benchmarks/results/gpu_memory.json."""
 
 
 @dataclass(frozen=True)
@@ -176,21 +181,32 @@ def bytes_limit(device: jax.Device) -> float | None:
     return HEADROOM * stats["bytes_limit"] / GIB if "bytes_limit" in stats else None
 
 
-def largest(settings: Sequence[Setting]) -> Step:
-    """Returns the compiled step of the first setting, of descending sizes, that fits on the device.
+def least_gib(setting: Setting) -> float:
+    """Returns the GiB per row that a step needs at least, its state not counted."""
+    model = load_config(setting.config, setting.overrides).model
+    return LEAST_BYTES * setting.seq_len * model.num_hidden_layers * model.hidden_size / GIB
 
-    Settings that are too large by the measure of a compiled larger one are not compiled. Raises MemoryError if none
-    fits.
+
+def largest(settings: Sequence[Setting], measure: Callable[[Step], Result]) -> Result:
+    """Returns the measure of the first setting, of descending sizes, that fits on the device.
+
+    A setting that runs out of memory, while it is compiled or measured, does not fit. Settings that are too large by
+    `LEAST_BYTES`, or by the measure of a compiled larger one, are not compiled. Raises MemoryError if none fits.
     """
     limit, per_row = bytes_limit(jax.devices()[0]), 0.0
     for setting in settings:
         rows = setting.rows / setting.microbatches
-        if limit and per_row * rows > limit:
+        if limit and max(per_row, least_gib(setting)) * rows > limit:
             continue
-        step = Step(setting)
-        if not limit or step.peak_gib <= limit:
-            return step
-        per_row = step.peak_gib / rows * 0.9  # the state does not grow with the rows
+        try:
+            step = Step(setting)
+            if not limit or step.peak_gib <= limit:
+                return measure(step)
+            per_row = step.peak_gib / rows * 0.9  # the state does not grow with the rows
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        gc.collect()  # frees the state of a step that did not fit
     raise MemoryError(f"out of memory: {settings[-1].rows} rows of {settings[-1].seq_len} tokens")
 
 

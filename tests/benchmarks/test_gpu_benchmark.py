@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -50,9 +51,11 @@ class Work:
         return result
 
 
-def open_cases(modules: SimpleNamespace, folder: Path, key: dict = KEY, deadline: float = float("inf")):
+def open_cases(
+    modules: SimpleNamespace, folder: Path, key: dict = KEY, deadline: float = float("inf"), call: str = "first"
+):
     record = modules.record.Record(folder / "gpu_speed.json", ["benchmarks/record.py"], device=key["device"])
-    return modules.cases.Cases(record, COLUMNS, key, deadline)
+    return modules.cases.Cases(record, COLUMNS, key, deadline, call)
 
 
 def rows(folder: Path) -> dict[str, dict]:
@@ -76,6 +79,8 @@ def test_final_outcomes_are_not_measured_again(modules: SimpleNamespace, tmp_pat
     assert all(row.items() >= KEY.items() and row["date"] for row in found.values())
     work.runs.clear()
     work.measure(open_cases(modules, tmp_path))
+    assert not work.runs
+    work.measure(open_cases(modules, tmp_path, call="second"))
     assert work.runs == ["broken"]
     assert rows(tmp_path)["fits"]["speed"] == 2.0
     work.runs.clear()
@@ -96,17 +101,25 @@ PART = """
 import json, os, signal, sys, time
 sys.path.insert(0, {benchmarks!r})
 from pathlib import Path
+from gpu import run_cases
 from on_gpu.cases import Cases
 from record import Record
 options = dict(zip(sys.argv[3::2], sys.argv[4::2]))
 key = json.loads(options["--key"])
 record = Record(Path(options["--json-folder"]) / "gpu_speed.json", ["benchmarks/record.py"])
-cases = Cases(record, {columns!r}, key, float(options["--deadline"]))
-cases.measure("good", lambda: {{"speed": 1.0}})
-cases.measure("bad", lambda: {bad})
-cases.measure("last", lambda: {{"speed": 3.0}})
-record.content["complete"] = key
-record.write()
+cases = Cases(record, {columns!r}, key, float(options["--deadline"]), options["--call"])
+
+def fail(text):
+    with open("failures", "a") as file:
+        file.write(text[0])
+    raise RuntimeError(text)
+
+def measure():
+    cases.measure("good", lambda: {{"speed": 1.0, "process": os.getpid()}})
+    cases.measure("bad", lambda: {bad})
+    cases.measure("last", lambda: {{"speed": 3.0, "process": os.getpid()}})
+
+sys.exit(run_cases(record, key, measure))
 """
 
 
@@ -134,6 +147,35 @@ def test_a_crashed_case_is_recorded_and_the_next_one_follows(
     assert not modules.gpu.is_complete(tmp_path / "gpu_speed.json", {**KEY, "code": "4567"})
 
 
+@pytest.mark.parametrize("error", ["ValueError", "INTERNAL: launch failed", "CUDA_ERROR_ILLEGAL_ADDRESS"])
+def test_a_failed_case_is_tried_once_per_call(
+    modules: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
+):
+    monkeypatch.chdir(tmp_path)
+    for call in (1, 2):
+        assert run_fake_part(modules, tmp_path, monkeypatch, f"fail({error!r})", 60) == "failed in some cases"
+        assert (tmp_path / "failures").read_text() == call * error[0]
+        found = rows(tmp_path)
+        assert found["bad"]["outcome"] == f"failed: RuntimeError: {error}"
+        assert found["last"]["speed"] == 3.0
+        assert (found["good"]["process"] == found["last"]["process"]) == (error == "ValueError")
+    assert run_fake_part(modules, tmp_path, monkeypatch, "{'speed': 2.0}", 60) == "complete"
+    assert {case: row["speed"] for case, row in rows(tmp_path).items()} == {"good": 1.0, "bad": 2.0, "last": 3.0}
+
+
+def test_a_part_is_complete_after_an_unusable_process_in_its_last_case(modules: SimpleNamespace, tmp_path: Path):
+    work = Work(fits={"speed": 2.0}, last=RuntimeError("RESOURCE_EXHAUSTED: CUDA_ERROR_OUT_OF_MEMORY"))
+
+    def process() -> int:
+        cases = open_cases(modules, tmp_path)
+        return modules.gpu.run_cases(cases._record, KEY, lambda: work.measure(cases))
+
+    assert [process(), process()] == [modules.cases.FRESH_PROCESS, 0]
+    assert work.runs == list(work.results)
+    assert modules.gpu.is_complete(tmp_path / "gpu_speed.json", KEY)
+    assert rows(tmp_path)["last"]["outcome"] == "out of memory"
+
+
 def test_a_part_is_stopped_at_the_deadline_and_continued(
     modules: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -154,6 +196,42 @@ def test_a_part_that_fails_outside_of_its_cases_ends(
     modules: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     assert run_fake_part(modules, tmp_path, monkeypatch, "](", 60).startswith("failed with status")
+
+
+def test_compilations_do_not_read_a_cache(modules: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+    options = argparse.Namespace(work=tmp_path, rehearse=False)
+    assert "JAX_COMPILATION_CACHE_DIR" not in modules.gpu._environment(options)
+
+
+def test_the_curve_needs_the_packages_of_its_text(modules: SimpleNamespace, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(modules.gpu.importlib.util, "find_spec", lambda name: None)
+    curve = next(part for part in modules.gpu.PARTS if part.name == "curve")
+    absent = curve.missing(argparse.Namespace(data="", rehearse=False))
+    assert {"zstandard", "matplotlib"} <= set(absent)
+    absent = curve.missing(argparse.Namespace(data="dataset", rehearse=False))
+    assert "zstandard" in absent
+    assert "matplotlib" not in absent
+
+
+def test_the_clone_is_measured_where_another_bert_jax_is_installed(tmp_path: Path):
+    installed = tmp_path / "packages" / "bert_jax"
+    (installed / "configs").mkdir(parents=True)
+    for folder in (installed, installed / "configs"):
+        (folder / "__init__.py").write_text("")
+    python = tmp_path / "python"
+    code = "import bert_jax, bert_jax.configs.bert_large as config; print(bert_jax.__file__, config.__file__)"
+    python.write_text(
+        f'#!/bin/sh\nif [ "$1" = -c ]; then exec {sys.executable} "$@"; fi\nexec {sys.executable} -c "{code}"\n'
+    )
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["bash", BENCHMARKS / "gpu.sh"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True,
+        env={**os.environ, "PYTHON": str(python), "PYTHONPATH": str(installed.parent)},
+    )  # fmt: skip
+    package, config = done.stdout.split()
+    assert str(tmp_path) not in package
+    assert config.endswith("bert_jax/configs/bert_large.py")
 
 
 def test_a_machine_without_a_gpu_is_refused(tmp_path: Path):
@@ -205,43 +283,122 @@ def test_parts_can_be_imported(module: str):
     assert importlib.import_module(f"on_gpu.{module}")
 
 
+class FakeStep:
+    """Compiled step whose memory grows with the rows of a microbatch."""
+
+    compiled: ClassVar[list[float]] = []
+
+    def __init__(self, setting):
+        self.setting, self.rows = setting, setting.rows / setting.microbatches
+        self.peak_gib = 4.4 + 0.8e-3 * self.rows * setting.seq_len
+        self.batch = {"input_ids": np.zeros((setting.microbatches, int(self.rows), 1))}
+        self.compiled.append(self.rows)
+
+
+@pytest.fixture
+def compiled(modules: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Rows of the steps that are compiled."""
+    monkeypatch.setattr(FakeStep, "compiled", [])
+    monkeypatch.setattr(modules.steps, "Step", FakeStep)
+    monkeypatch.setattr(modules.steps, "bytes_limit", lambda device: 70.0)
+    return FakeStep.compiled
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "limit", "rows"),
+    [(128, 70, 512), (128, 123, 1024), (128, 165, 1536), (512, 70, 128), (512, 123, 256), (512, 165, 384)],
+)
 def test_the_largest_batch_that_fits_is_found_with_few_compilations(
-    modules: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    modules: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    compiled: list[float],
+    seq_len: int,
+    limit: int,
+    rows: int,
 ):
-    compiled = []
-
-    class Step:
-        def __init__(self, setting):
-            compiled.append(setting.rows)
-            self.setting, self.peak_gib = setting, 4 + 0.25 * setting.rows
-
-    steps = modules.steps
-    monkeypatch.setattr(steps, "Step", Step)
-    monkeypatch.setattr(steps, "bytes_limit", lambda device: 40.0)
-    settings = [steps.Setting("bert_large", rows, 128) for rows in (512, 256, 192, 128, 64)]
-    assert steps.largest(settings).setting.rows == 128
-    assert compiled == [512, 128]
+    steps, scale = modules.steps, importlib.import_module("on_gpu.scale").FULL
+    monkeypatch.setattr(steps, "bytes_limit", lambda device: float(limit))
+    settings = [steps.Setting("bert_large", candidate, seq_len) for candidate in scale.batches[seq_len]]
+    assert steps.largest(settings, lambda step: step.rows) == rows
+    assert len(compiled) <= 2
+    assert all(4.4 + 0.8e-3 * rows * seq_len < 1.3 * limit for rows in compiled)
     monkeypatch.setattr(steps, "bytes_limit", lambda device: 4.0)
     with pytest.raises(MemoryError) as error:
-        steps.largest(settings)
+        steps.largest(settings, lambda step: step.rows)
     assert modules.cases.outcome_of(error.value) == "out of memory"
 
 
+def test_a_batch_that_runs_out_of_memory_is_followed_by_a_smaller_one(
+    modules: SimpleNamespace, compiled: list[float], monkeypatch: pytest.MonkeyPatch
+):
+    steps = modules.steps
+    settings = [steps.Setting("bert_large", rows, 128) for rows in (384, 256, 128)]
+    compile_ = FakeStep.__init__
+
+    def fail(rows: float, most: int) -> None:
+        if rows > most:
+            raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes")
+
+    def compile_at_most_256(step: FakeStep, setting) -> None:
+        compile_(step, setting)
+        fail(step.rows, 256)
+
+    def measure(step: FakeStep) -> float:
+        fail(step.rows, 128)
+        return step.rows
+
+    monkeypatch.setattr(FakeStep, "__init__", compile_at_most_256)
+    assert steps.largest(settings, measure) == 128
+    assert compiled == [384, 256, 128]
+    with pytest.raises(ZeroDivisionError):
+        steps.largest(settings, lambda step: 1 / 0)
+
+
 def test_the_curve_has_the_steps_that_the_time_allows(
-    modules: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    modules: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: list[float]
 ):
     curve = modules.curve
-    batch = {"input_ids": np.zeros((4, 256, 128))}
-    monkeypatch.setattr(curve, "largest", lambda settings: SimpleNamespace(batch=batch))
-    monkeypatch.setattr(curve, "Rounds", lambda step, seconds: lambda: 0.5)
+
+    def rounds(step: FakeStep, seconds: float):
+        if step.rows > 256:
+            raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+        return lambda: 0.5
+
+    monkeypatch.setattr(curve, "Rounds", rounds)
     scale = importlib.import_module("on_gpu.scale").FULL
     with pytest.raises(modules.cases.OutOfTimeError):
-        curve.plan_run(tmp_path, scale, "data", 100.0)
-    plan = curve.plan_run(tmp_path, scale, "data", 560.0)
+        curve.plan_run(tmp_path / "first", scale, 100.0)
+    plan = curve.plan_run(tmp_path / "first", scale, 560.0)
     assert 990 <= plan["total_steps"] <= 1000
     assert plan["gradient_accumulation"] == 4
-    assert curve.plan_run(tmp_path, scale, "data", 10.0) == plan  # resumed: the learning rate ends with the steps
-    assert curve.plan_run(tmp_path, scale, "other", 1e6)["total_steps"] == 4000
+    assert curve.plan_run(tmp_path / "first", scale, 10.0) == plan  # resumed: the learning rate ends with the steps
+    assert curve.plan_run(tmp_path / "second", scale, 1e6)["total_steps"] == 4000
+
+
+def test_only_the_same_key_and_dataset_resume_the_curve(
+    modules: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    workdirs: list[str] = []
+    monkeypatch.setattr(modules.curve, "plan_run", lambda *_: {"total_steps": 1})
+    monkeypatch.setattr(modules.curve, "pretrain", lambda config, workdir: workdirs.append(workdir))
+    scale = importlib.import_module("on_gpu.scale").FULL
+    others = [{**KEY, name: "other"} for name in KEY]
+    for index, (key, data) in enumerate([(KEY, "a"), (KEY, "a"), (KEY, "b"), *((key, "a") for key in others)]):
+        cases = open_cases(modules, tmp_path / str(index), key)
+        modules.curve.curve(cases, cases._record, scale, tmp_path, data, 1.0, float("inf"))
+        assert [row["outcome"] for row in rows(tmp_path / str(index)).values()] == ["measured"]
+    assert workdirs[0] == workdirs[1]
+    assert len(set(workdirs)) == len(workdirs) - 1 == 5
+
+
+def test_minutes_of_the_curve_are_those_of_training(modules: SimpleNamespace):
+    times = {20: 100, 40: 160, 60: 220, 80: 7500, 100: 7560}  # steps at 3 s, with a pause before step 80
+    metrics = [{"step": step, "time": float(time), "tokens_per_second": 1.0} for step, time in times.items()]
+    metrics.insert(3, {"step": 60, "time": 250.0, "split": "eval"})
+    metrics.append({"step": 100, "time": 7600.0, "split": "eval"})
+    assert [row["minutes"] for row in modules.curve.evaluations(metrics, 128)] == pytest.approx([2.0, 4.0])
+    assert modules.curve.summary(metrics, 128)["minutes"] == pytest.approx(4.0)
+    assert modules.curve.summary([], 128)["minutes"] == 0.0
 
 
 def section(monkeypatch: pytest.MonkeyPatch, folder: Path, record: ModuleType) -> str:

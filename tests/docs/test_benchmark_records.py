@@ -194,3 +194,42 @@ def test_korean_articles_are_held_out_as_prepare_does(tmp_path: Path, monkeypatc
     info = helpers.prepare_dataset(tmp_path / "all.jsonl", vocabulary_file, tmp_path / "data", eval_fraction=0.3)
     assert info.splits["eval"].documents == len(held_out) > 5
     assert info.splits["eval"].sentences == sum(len(text.splitlines()) for text in held_out)
+
+
+@pytest.mark.parametrize(("name", "work"), [("korean", "make_dataset"), ("continue_pretraining", "prepare")])
+def test_runs_of_other_code_are_not_recorded(
+    tmp_path: Path, record: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str, work: str
+):
+    benchmark, folders = importlib.import_module(name), []
+
+    def stop(folder: Path, _: object) -> None:
+        folders.append(folder)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(benchmark, work, stop)
+    monkeypatch.setattr(benchmark, "write_articles", lambda *_: [], raising=False)
+    monkeypatch.setenv("BERT_JAX_DATA", str(tmp_path))
+    options = ["--folder", str(tmp_path), "--json", str(tmp_path / "out.json")]
+    monkeypatch.setattr(sys, "argv", [name, *(["wiki.jsonl.gz"] if name == "korean" else []), *options])
+    for digest in ("one", "one", "two"):
+        monkeypatch.setattr(record, "code_digest", lambda _, digest=digest: digest)
+        with pytest.raises(KeyboardInterrupt):
+            benchmark.main()
+    assert folders[0] == folders[1] != folders[2]
+
+
+def test_an_unfinished_part_is_not_up_to_date(tmp_path: Path, record: ModuleType, monkeypatch: pytest.MonkeyPatch):
+    overview = importlib.import_module("overview")
+    monkeypatch.setattr(overview, "RESULTS", tmp_path)
+    gpu = next(benchmark for benchmark in overview.BENCHMARKS if "gpu.sh" in benchmark.command)
+    for name in gpu.files:
+        written = record.Record(tmp_path / f"{name}.json", ["benchmarks/record.py"])
+        written.content["complete"] = {}
+        written.set_table("cases", {}, [{"outcome": "measured"}])
+    assert overview.is_current(gpu)
+    for outcome in ("running", "interrupted at the deadline", "measured"):
+        del written.content["complete"]
+        written.set_table("cases", {}, [{"outcome": outcome}])
+        assert overview.state(gpu.files[-1]).startswith("unfinished")
+        assert not overview.is_current(gpu)
+        written.content["complete"] = {}
