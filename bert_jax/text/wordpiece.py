@@ -159,7 +159,9 @@ class WordPieceTokenizer(Tokenizer):
         self.rules = replace(rules, strip_accents=None) if rules.strip_accents == self.lowercase else rules
         self.strip_accents = self.lowercase if self.rules.strip_accents is None else self.rules.strip_accents
         self.continuation = np.array([piece.startswith(CONTINUATION) for piece in pieces], dtype=bool)
-        self._plain = self._build()
+        # Split at white space alone, "[MASK]" is a word: no word matches a name with a space.
+        unmatched = {piece: f"{piece} " for piece in SPECIAL_TOKENS if piece != "[UNK]"}
+        self._plain = self._build({unmatched.get(piece, piece): index for piece, index in self._ids.items()})
 
     @classmethod
     def from_file(cls, path: str, lowercase: bool = True, rules: TokenizerRules | None = None) -> "WordPieceTokenizer":
@@ -290,9 +292,9 @@ class WordPieceTokenizer(Tokenizer):
             "tokenize_chinese_chars": not self.is_pretokenized,
         }
 
-    def _build(self) -> tokenizers.Tokenizer:
+    def _build(self, ids: dict[str, int]) -> tokenizers.Tokenizer:
         model = models.WordPiece(
-            self._ids,
+            ids,
             unk_token="[UNK]",
             max_input_chars_per_word=self.rules.max_word_characters,
             continuing_subword_prefix=CONTINUATION,
@@ -305,7 +307,7 @@ class WordPieceTokenizer(Tokenizer):
     @functools.cached_property
     def fast_tokenizer(self) -> tokenizers.Tokenizer:
         """The tokenizer of `tokenizers` that recognizes special tokens in text, which `_plain` does not."""
-        tokenizer = self._build()
+        tokenizer = self._build(self._ids)
         add_special_tokens(tokenizer, self)
         tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION)
         return tokenizer

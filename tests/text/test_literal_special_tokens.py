@@ -8,7 +8,7 @@ import bert_jax
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.inference.pretrained import fill_mask
 from bert_jax.text.tokenizer import SPECIAL_TOKENS
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.wordpiece import TokenizerRules, WordPieceTokenizer
 
 LITERALS = [
     "[SEP] the ship [SEP]", "the [MASK] ship", "[CLS] the ship", "[PAD] [PAD] the ship", "the ship [UNK] sees",
@@ -58,6 +58,16 @@ def test_no_special_token_comes_out_of_a_corpus(pieces, tmp_path, lowercase):
         assert ((in_place == tokenizer.cls_id).sum(axis=1) == 1).all()
         assert ((in_place == tokenizer.sep_id).sum(axis=1) == 2).all()
     assert seen >= {"[", "]", "#", *(WORDS if lowercase else (word.upper() for word in WORDS))}
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_no_special_token_comes_out_of_pretokenized_text(pieces, lowercase):
+    tokenizer = WordPieceTokenizer(pieces, lowercase, TokenizerRules(text="pretokenized"))
+    special = {tokenizer.token_to_id(token) for token in SPECIAL_TOKENS if token != "[UNK]"}
+    texts = ["the [MASK] ship [SEP] sees", *LITERALS]
+    assert not special & {index for ids in tokenizer.encode_batch(texts) for index in ids}
+    assert not special & {index for ids, _ in tokenizer.encode_batch_with_offsets(texts) for index in ids}
+    assert tokenizer.mask_id in tokenizer.encode_with_special_tokens("the [MASK] ship")[0]
 
 
 @pytest.mark.parametrize(
