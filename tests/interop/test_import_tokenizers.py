@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 from etils import epath
 from support import sources
 
@@ -57,6 +58,17 @@ def test_a_tokenizer_of_our_own(rules: TokenizerRules, lowercase: bool, folder: 
         (folder / name).unlink()
     imported = import_checkpoint(str(folder), str(folder.with_name("output"))).tokenizer
     assert imported.to_json() == tokenizer.to_json()
+    assert imported.sha256 == tokenizer.sha256
+
+
+def test_a_tokenizer_without_the_type_of_its_model(folder: Path, vocabulary: list[str]):
+    tokenizer = WordPieceTokenizer(vocabulary, lowercase=True)
+    tokenizer.save_huggingface(str(folder), model_max_length=64)
+    described = json.loads((folder / "tokenizer.json").read_text())
+    del described["model"]["type"]  # as `tokenizers` wrote them before 0.9
+    (folder / "tokenizer.json").write_text(json.dumps(described))
+    assert tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size() == len(vocabulary)
+    imported = import_checkpoint(str(folder), str(folder.with_name("output"))).tokenizer
     assert imported.sha256 == tokenizer.sha256
 
 

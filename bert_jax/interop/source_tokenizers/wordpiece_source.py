@@ -123,10 +123,18 @@ def _normalizer(path: epath.Path, described: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rules(path: epath.Path, described: dict[str, Any], text: str) -> TokenizerRules:
-    limit = _part(path, described, "model", "WordPiece").get("max_input_chars_per_word", _LIBRARY_MAX_WORD_CHARACTERS)
+    limit = _model(path, described).get("max_input_chars_per_word", _LIBRARY_MAX_WORD_CHARACTERS)
     if type(limit) is not int or limit < 1:
         raise InputError(f"{path}: model.max_input_chars_per_word={limit!r:.60}: expected an integer of at least 1")
     return TokenizerRules(limit, text)
+
+
+def _model(path: epath.Path, described: dict[str, Any]) -> dict[str, Any]:
+    """Returns the WordPiece model. Files of `tokenizers` before 0.9 have no type, and an option of WordPiece alone."""
+    model = described.get("model")
+    if isinstance(model, dict) and "type" not in model and "max_input_chars_per_word" in model:
+        return model
+    return _part(path, described, "model", "WordPiece")
 
 
 def _part(path: epath.Path, described: dict[str, Any], name: str, wanted: str) -> dict[str, Any]:
@@ -140,7 +148,7 @@ def _part(path: epath.Path, described: dict[str, Any], name: str, wanted: str) -
 
 def _pieces(path: epath.Path, described: dict[str, Any]) -> list[str]:
     """Returns the vocabulary of its WordPiece model, in the order of the ids."""
-    model = _part(path, described, "model", "WordPiece")
+    model = _model(path, described)
     for option, value in (("continuing_subword_prefix", CONTINUATION), ("unk_token", "[UNK]")):
         if model.get(option, value) != value:
             raise InputError(f"{path}: model.{option}={model[option]!r}: expected {value!r}")
