@@ -88,7 +88,7 @@ def _train(lines: Iterable[str], size: int, kind: str, character_coverage: float
             sentence_iterator=iter(lines),
             model_writer=file,
             model_type=kind,
-            vocab_size=size,
+            vocab_size=max(size, len(SPECIAL_TOKENS)),  # for fewer it has no message
             hard_vocab_limit=False,
             character_coverage=character_coverage,
             normalization_rule_name="identity",

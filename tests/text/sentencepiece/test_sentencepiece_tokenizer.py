@@ -294,3 +294,9 @@ def test_bytes_that_are_not_a_model(data):
 def test_a_wordpiece_json_is_read_as_wordpiece(vocabulary):
     value = WordPieceTokenizer(vocabulary, True).to_json()
     assert isinstance(tokenizer_files.from_json(value), WordPieceTokenizer)
+
+
+@pytest.mark.parametrize("size", [1, 10])
+def test_vocabulary_smaller_than_the_characters_is_refused(size: int, kind: str):
+    with pytest.raises(InputError, match=rf"--size={size}: too small .* at least \d+"):
+        train_sentencepiece(["the ship sees the storm"], size, kind=kind, lowercase=True, strip_accents=True)
