@@ -3,7 +3,12 @@
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.interop.importing import holds_model, open_source
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, is_checkpoint, open_checkpoint
+from bert_jax.training.checkpointing.checkpoints import (
+    Checkpoint,
+    is_checkpoint,
+    may_hold_checkpoints,
+    open_checkpoint,
+)
 
 _MODELS = (
     "a workdir, one of its checkpoints/STEP, the output of import or export, a folder of transformers, or a TensorFlow "
@@ -23,7 +28,8 @@ def open_model_of(location: str, step: int | None = None) -> Checkpoint:
     Raises:
       InputError: there is no such model, or it cannot be read.
     """
-    if step is None and not is_checkpoint(remote.parse_path(location)):
+    given = remote.parse_path(location)
+    if step is None and not (may_hold_checkpoints(given) and is_checkpoint(given)):
         if holds_model(location):
             return open_source(location)
         if models := _models_in(location):

@@ -28,7 +28,8 @@ from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_place,
 
 log = logging.getLogger(__name__)
 
-_SMALL = (".json", ".txt", "checkpoint")
+_SMALL = (".json", ".txt", ".model", "checkpoint")
+_TENSORFLOW_INDEX = tensorflow_checkpoints.INDEX
 _OTHER_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -113,13 +114,11 @@ class ForeignCheckpoint(Checkpoint):
 def holds_model(location: str) -> bool:
     """Returns whether a folder has weights of `transformers` or TensorFlow, or a prefix is that of a checkpoint."""
     given = remote.parse_path(location)
-    names, beside = _names_in(given), _names_in(given.parent)
-    has_weights = any(name in (WHOLE, INDEX, PICKLE, PICKLE_INDEX) for name in names)
-    return (
-        has_weights
-        or any(name.endswith(tensorflow_checkpoints.INDEX) for name in names)
-        or (f"{tensorflow_checkpoints.prefix_name(given.name)}{tensorflow_checkpoints.INDEX}" in beside)
-    )
+    names = _names_in(given)
+    if names & {WHOLE, INDEX, PICKLE, PICKLE_INDEX} or any(name.endswith(_TENSORFLOW_INDEX) for name in names):
+        return True
+    # Listed last: not every folder whose parts may be read may be listed itself.
+    return f"{tensorflow_checkpoints.prefix_name(given.name)}{_TENSORFLOW_INDEX}" in _names_in(given.parent)
 
 
 def _names_in(folder: epath.Path) -> set[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from etils import epath
 from flax import nnx
 from support import helpers, sources
 from support.devices import one_device  # noqa: F401
@@ -17,9 +18,12 @@ from support.devices import one_device  # noqa: F401
 import bert_jax
 from bert_jax import cli
 from bert_jax.errors import InputError
+from bert_jax.inference import opening
 from bert_jax.inference.opening import open_model_of
-from bert_jax.interop import huggingface
+from bert_jax.interop import huggingface, importing
 from bert_jax.interop.importing import import_checkpoint
+from bert_jax.text.sentencepiece.sentencepiece_training import train_sentencepiece
+from bert_jax.training.checkpointing import checkpoints
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 
 TEXT = "the ship sees the storm ."
@@ -113,6 +117,38 @@ def test_folder_in_a_bucket_loads(folders: dict[str, tuple[Path, Path]], store, 
         store.put(f"hf/{path.name}", path.read_bytes())
     assert_same(bert_jax.load("gs://bucket/hf"), bert_jax.load(str(checkpoint)))
     assert [name for name in os.listdir(written) if name.startswith("bert-jax-")] == []
+
+
+def test_folder_with_sentencepiece_in_a_store_that_holds_no_checkpoints_loads(
+    store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    texts = [document.lower() for document in helpers.make_corpus(40).splitlines() if document]
+    tokenizer = train_sentencepiece(texts, 150, kind="unigram", lowercase=True, strip_accents=True)
+    checkpoint = sources.write_checkpoint(tmp_path / "pieces", tokenizer)
+    huggingface.export(checkpoint, str(tmp_path / "hf"))
+    for path in (tmp_path / "hf").iterdir():
+        store.put(f"hf/{path.name}", path.read_bytes())
+    saved = bert_jax.load(str(tmp_path / "pieces"))
+    for module in (checkpoints, opening):  # as of s3:// and az://
+        monkeypatch.setattr(module, "may_hold_checkpoints", lambda folder: not str(folder).startswith("gs://"))
+    loaded = bert_jax.load("gs://bucket/hf")
+    assert loaded.tokenizer.sha256 == tokenizer.sha256
+    assert_same(loaded, saved)
+
+
+def test_folder_in_one_that_may_not_be_listed_loads(
+    folders: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+):
+    checkpoint, folder = folders["pretraining"]
+    listed = importing._names_in
+
+    def refuse(path):
+        if path == epath.Path(folder.parent):
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(importing, "_names_in", refuse)
+    assert_same(bert_jax.load(str(folder)), bert_jax.load(str(checkpoint)))
 
 
 @pytest.mark.parametrize("name", ["bert-base-uncased", "google-bert/bert-base-uncased"])

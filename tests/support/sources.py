@@ -18,6 +18,7 @@ from bert_jax.interop.importing import import_checkpoint
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import HEADS, Parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
+from bert_jax.text.sentencepiece.sentencepiece_tokenizer import SentencePieceTokenizer
 from bert_jax.text.tokenizer import SPECIAL_TOKENS
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint, save_parameters
@@ -41,9 +42,9 @@ def random_parameters(config: BertConfig, heads: Collection[str]) -> Parameters:
 
 
 def write_checkpoint(
-    folder: Path, vocabulary: list[str], heads: Collection[str] = HEADS, **sizes: object
+    folder: Path, vocabulary: list[str] | SentencePieceTokenizer, heads: Collection[str] = HEADS, **sizes: object
 ) -> Checkpoint:
-    tokenizer = WordPieceTokenizer(vocabulary, lowercase=True)
+    tokenizer = WordPieceTokenizer(vocabulary, lowercase=True) if isinstance(vocabulary, list) else vocabulary
     config = BertConfig(**{"vocab_size": tokenizer.vocab_size, **SIZES, **sizes})  # type: ignore[arg-type]
     save_parameters(
         epath.Path(folder), random_parameters(config, heads), bert_config=config, tokenizer=tokenizer, heads=heads

@@ -78,9 +78,14 @@ _FOREIGN_WEIGHTS = re.compile(r"(model|pytorch_model)[\w-]*\.(safetensors|bin)|.
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
+def may_hold_checkpoints(folder: epath.Path) -> bool:
+    """Returns whether Orbax supports the store of a folder."""
+    return not remote.is_remote(folder) or os.fspath(folder).startswith("gs://")
+
+
 def check_place(folder: epath.Path) -> None:
     """Raises InputError for a store that Orbax does not support."""
-    if remote.is_remote(folder) and not os.fspath(folder).startswith("gs://"):
+    if not may_hold_checkpoints(folder):
         raise InputError(
             f"{folder}: workdirs and checkpoints must be on a disk or on gs://; datasets may be in any store"
         )
