@@ -104,7 +104,7 @@ COMMAND_HELP = {
         ),
     ),
     "import": CommandHelp(
-        "a folder of Hugging Face transformers",
+        "a folder of Hugging Face transformers, or a TensorFlow checkpoint",
         "DIR, a checkpoint without optimizer state",
         ("import --source=hf --output=imported",),
     ),
@@ -119,8 +119,8 @@ COMMAND_HELP = {
         ),
     ),
     "report": CommandHelp(
-        "the metrics of workdirs",
-        "FILE, an image",
+        "the metrics of workdirs, or the JSON of compile",
+        "FILE, a page or an image",
         ("report runs/base --output=curves.png", "report runs/base runs/mine --output=curves.svg"),
     ),
     "configs": CommandHelp("the packaged configs, or FILE.py", "nothing", ("configs", "configs bert_tiny")),

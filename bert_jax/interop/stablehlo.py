@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 
 from bert_jax.errors import InputError
 from bert_jax.extras import install_hint
+from bert_jax.files import provenance
 from bert_jax.files.output_folder import new_folder, whole_folder
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import Parameters
@@ -35,7 +36,7 @@ Program = Callable[..., Any]
 
 
 def export(checkpoint: Checkpoint, output: str) -> list[str]:
-    """Writes the programs of a checkpoint, its parameters, its tokenizer and a README to the folder `output`.
+    """Writes the programs of a checkpoint, its parameters, tokenizer, README and provenance to the folder `output`.
 
     `encode` returns the last hidden state [B, L, D]. `logits` returns a dict: of a pre-trained model `mlm` [B, L, V]
     and `nsp` [B, 2], those whose heads it has; of a fine-tuned model `outputs`, [B, N], or [B, L, N] per token.
@@ -64,6 +65,7 @@ def export(checkpoint: Checkpoint, output: str) -> list[str]:
             "calling_convention_version": jax_export.maximum_supported_calling_convention_version,
             "config": checkpoint.bert_config.to_dict(),
         }  # fmt: skip
+        provenance.write(partial, provenance.record({"checkpoint": checkpoint.reference()}))
         (partial / DESCRIPTION).write_text(json.dumps(described, indent=2) + "\n")
         os.chmod(partial / PARAMETERS, os.stat(partial / DESCRIPTION).st_mode & 0o777)  # save_file makes it 0600
     return list(programs)

@@ -38,6 +38,8 @@ def test_a_pre_trained_model_in_a_fresh_process(vocabulary: list[str], tmp_path:
     checkpoint = sources.write_checkpoint(tmp_path / "checkpoint", vocabulary)
     command = ["export", "--format=stablehlo", f"--checkpoint={checkpoint.path}", f"--output={tmp_path / 'hlo'}"]
     assert cli.main(command) == 0
+    (made,) = json.loads((tmp_path / "hlo" / "provenance.json").read_text())["runs"]
+    assert made["inputs"]["checkpoint"]["path"] == str(checkpoint.path)
     described = json.loads((tmp_path / "hlo" / "stablehlo.json").read_text())
     assert described["programs"] == ["encode", "logits"]
     result = run_readme(tmp_path / "hlo")
