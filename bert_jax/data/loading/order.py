@@ -112,6 +112,8 @@ class EpochOrder:
 
     def sort_by_unit(self, rows: np.ndarray) -> np.ndarray:
         """Returns rows int64 [n] by epoch, then in the order of units and of the rows in a unit."""
+        if not len(rows):  # of a dataset that has no row in a mixture's batch
+            return rows
         rows = np.sort(rows)
         parts = []
         for epoch in range(int(rows[0]) // self.size, int(rows[-1]) // self.size + 1):

@@ -74,6 +74,17 @@ def test_each_source_in_its_own_epochs(dataset_dir, other_dir):
         assert [row for row in map(tuple, mixed.tolist()) if row in known][: len(own)] == own
 
 
+def test_batches_without_a_row_of_a_source(dataset_dir, other_dir):
+    sources = [rows_of(dataset_dir), rows_of(other_dir)]
+    loader = TrainLoader(sources, seed=0, global_batch_size=8, weights=(0.97, 0.03))
+    found = [loader.row_numbers(step) for step in range(40)]
+    assert {len(np.unique(source_of)) for source_of, _ in found} == {1, 2}
+    for index in (0, 1):
+        numbers = np.concatenate([numbers[source_of == index] for source_of, numbers in found])
+        assert sorted(numbers.tolist()) == list(range(len(numbers)))
+    assert {loader.batch(step)["input_ids"].shape for step in range(40)} == {(8, 64)}
+
+
 def test_without_weights_the_shares_are_the_sizes(dataset_dir, other_dir):
     loader = TrainLoader([rows_of(dataset_dir), rows_of(other_dir)], seed=0, global_batch_size=64)
     first, second = loader.epochs(100)
