@@ -202,6 +202,15 @@ def test_steps_of_a_fine_tuned_run_are_not_evaluated_at_once(run: Path, task: Pa
     assert f"--steps=all: {run}" in capsys.readouterr().err
 
 
+def test_no_pre_training_continues_in_its_workdir(run: Path, dataset_dir: Path, capsys: pytest.CaptureFixture):
+    before = sorted(run.rglob("*"))
+    for config, more in (("bert_tiny", ["--dry_run"]), ("bert_tiny", []), ("continue", [])):
+        command = ["pretrain", f"--config={config}", f"--workdir={run}", f"--config.data.path={dataset_dir}", *more]
+        assert main(command) == 2
+        assert f"--workdir={run}: holds a fine-tuning run" in capsys.readouterr().err
+    assert sorted(run.rglob("*")) == before
+
+
 def test_features_are_extracted_from_a_fine_tuned_encoder(run: Path, tmp_path: Path):
     lines = tmp_path / "lines.txt"
     lines.write_text("the ship sees a wave .\n")

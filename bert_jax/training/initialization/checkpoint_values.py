@@ -30,9 +30,12 @@ def fill_in_from_checkpoint(config: ConfigDict, workdir: epath.Path | None = Non
     more. NSP is trained if the checkpoint was trained with it, and every dataset has pairs. A run that resumes in
     `workdir` has the values and the order of rows that it began with, and needs no `init`.
 
-    Raises InputError if no checkpoint is given, and for a value of the config that contradicts it.
+    Raises InputError if no checkpoint is given, for a value of the config that contradicts it, and if `workdir` holds a
+    fine-tuning run.
     """
     before = newest_intact(workdir) if workdir is not None else None
+    if before is not None and before.task is not None:
+        raise InputError(f"--workdir={workdir}: holds a fine-tuning run; choose another folder")
     if before is not None:
         config = _keep_row_order(config, before)
     open_keys = _open_keys(config)
