@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 from etils import epath
 
-from bert_jax.config import ConfigDict, load_config, set_key
+from bert_jax.config import ConfigDict, flatten, load_config, set_key
 from bert_jax.configs.studies.default import StudyRow, StudyTask
 from bert_jax.data.corpora.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
@@ -47,8 +47,9 @@ from bert_jax.studies.study_table import PERPLEXITY, Cell, Table, write_table
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.phase_data import load_phase
-from bert_jax.training.phases import open_phases
+from bert_jax.training.phases import Phase, open_phases
 from bert_jax.training.pretrain import pretrain
 from bert_jax.training.run import describe_devices
 
@@ -162,7 +163,7 @@ def _encoder_config(row: PlannedRow) -> BertConfig:
     if not row.pretraining.data.path and not row.pretraining.phases:
         raise InputError("--config.pretraining.data.path=DIR: expected the output of `bert-jax prepare`, got nothing")
     mesh = make_mesh(row.pretraining.mesh)
-    models = [load_phase(phase, mesh).phase.model for phase in open_phases(row.pretraining)]
+    models = [load_phase(phase, mesh).phase.model for phase in _phases(row.pretraining)]
     return models[0]
 
 
@@ -269,7 +270,11 @@ def _read_tasks(plan: Study, folder: epath.Path) -> None:
 def _tokenizer(row: PlannedRow) -> Tokenizer:
     if row.pretraining is None:
         return open_checkpoint(row.encoder).tokenizer
-    return open_phases(row.pretraining)[0].datasets[0].tokenizer
+    return _phases(row.pretraining)[0].datasets[0].tokenizer
+
+
+def _phases(pretraining: ConfigDict) -> list[Phase]:
+    return open_phases(fill_in_from_checkpoint(pretraining))
 
 
 def _pretrained(row: PlannedRow, encoder: str, stop: StopSignal, bars: Bars) -> dict[str, Any]:
@@ -290,11 +295,23 @@ def _pretraining_seeds(row: PlannedRow) -> list[int | None]:
 
 def _started_from(row: PlannedRow) -> dict[str, Any]:
     """Identifies the encoder that a row is fine-tuned from. Its path alone does not: a run may be trained further."""
-    return {"encoder": row.encoder, "steps": row.pretraining and row.pretraining.total_steps}
+    if row.pretraining is None:
+        given = open_checkpoint(row.encoder).reference()
+        return {"encoder": row.encoder, "steps": None, "step": given["step"], "digest": given["digest"]}
+    # Of the keys that may change in a run that resumes, those that its parameters depend on.
+    schedule = {key: value for key, value in flatten(row.pretraining) if key.startswith(("optimizer.", "phases"))}
+    return {
+        "encoder": row.encoder,
+        "steps": row.pretraining.total_steps,
+        "schedule": json_checksums.checksum({key: str(value) for key, value in schedule.items()}),
+    }
 
 
 def _refuse_another_encoder(row: PlannedRow, folder: epath.Path) -> None:
-    """Raises InputError if the folder was fine-tuned from another encoder, or from another number of its steps."""
+    """Raises InputError if the folder was fine-tuned from another encoder, or from one that was trained otherwise.
+
+    Folders of earlier versions record less of it.
+    """
     path, now = folder / ENCODER_FILE, _started_from(row)
     advice = f"remove {folder} to fine-tune again"
     try:
@@ -303,7 +320,8 @@ def _refuse_another_encoder(row: PlannedRow, folder: epath.Path) -> None:
         raise InputError(f"{path}: damaged ({error!s:.200}); {advice}") from error
     check_version(path, before, _ENCODER_VERSION)
     before = json_checksums.checked(path, before, advice)
-    if changed := [f"{key} {before.get(key)!r} -> {now[key]!r}" for key in now if before.get(key) != now[key]]:
+    changed = [f"{key} {before[key]!r} -> {now[key]!r}" for key in now if key in before and before[key] != now[key]]
+    if changed:
         raise InputError(
             f"row {row.name!r}: {folder} was fine-tuned from another encoder ({'; '.join(changed)}); remove it to "
             "fine-tune again, or choose another --workdir"

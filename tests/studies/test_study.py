@@ -23,7 +23,7 @@ from bert_jax.studies import study as module
 from bert_jax.studies.study import load_study, study
 from bert_jax.studies.study_table import Cell, Table, render, write_table
 from bert_jax.text.wordpiece import WordPieceTokenizer
-from bert_jax.training.checkpointing.checkpoints import save_parameters
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, save_parameters
 
 REPOSITORY = helpers.REPOSITORY
 STUDIES = sorted(path.stem for path in (REPOSITORY / "configs" / "studies").glob("table*.py"))
@@ -270,6 +270,17 @@ def test_names_of_any_script_have_folders_of_their_own(spec: str, overrides):
     assert [row.encoder for row in load_study(spec, overrides).rows[:2]] == ["기본_모델", "작은"]
 
 
+def test_encoders_may_continue_a_checkpoint(spec: str, overrides, checkpoint: Path):
+    text = CONFIG.replace("bert_tiny.get_config()", "importlib.import_module('bert_jax.configs.continue').get_config()")
+    text = re.sub(r"    config\.pretraining\.model\.update\(.*?\n    \)\n", "", text, flags=re.DOTALL)
+    Path(spec).write_text("import importlib\n" + text)
+    rows = ("only_rows", "('MLM & NSP',)")
+    plan = load_study(spec, [*overrides, rows, ("pretraining.init", str(checkpoint))])
+    assert plan.rows[0].pretraining.init == str(checkpoint)
+    with pytest.raises(InputError, match=r"row 'MLM & NSP': init is not set"):
+        load_study(spec, [*overrides, rows])
+
+
 def test_scores_of_another_encoder_are_not_taken_for_those_of_this_one(
     spec: str, overrides, tmp_path: Path, checkpoint: Path, monkeypatch
 ):
@@ -288,6 +299,18 @@ def test_scores_of_another_encoder_are_not_taken_for_those_of_this_one(
         run("LTR", ("pretraining.total_steps", "8"))
     with pytest.raises(InputError, match=r"row 'released': .*encoder \S+ -> \S+/link'"):
         run("released", ("checkpoints.base", str(tmp_path / "link")))
+    with pytest.raises(InputError, match=r"row 'LTR': .*/ltr\b.*schedule "):
+        run("LTR", ("pretraining.optimizer.learning_rate", "7e-4"))
+    run("LTR", ("pretraining.log_every_steps", "3"))
+    again = {"path": "", "step": 0, "digest": "of other arrays"}
+    monkeypatch.setattr(Checkpoint, "reference", lambda self: again)
+    with pytest.raises(InputError, match=r"row 'released': .*digest '\w+' -> 'of other arrays'"):
+        run("released")
+    record = tmp_path / "run" / "finetuning" / "released" / "encoder.json"
+    record.write_text(
+        json.dumps({"format_version": 1, "encoder": json.loads(record.read_text())["encoder"], "steps": None})
+    )
+    run("released")  # of a version that recorded no digest
 
 
 def test_the_table_has_what_is_pre_trained_and_the_papers_numbers_from_the_start(
