@@ -22,12 +22,13 @@ from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.parallel.host_batches import put_batch, rows_here
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.training.checkpointing.checkpoints import HEADS, check_place, save_parameters
+from bert_jax.training.checkpointing.checkpoints import HEADS, Checkpoint, check_place, save_parameters
 from bert_jax.training.evaluation import Evaluator, make_eval_step
 from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.initialization.warm_start import initialize_from, open_init
 from bert_jax.training.phase_data import load_phase
 from bert_jax.training.phases import open_phases
+from bert_jax.training.planning.state_plan import drop_parts
 from bert_jax.training.pretrain import describe_inputs, plan_step
 from bert_jax.training.state import TrainState
 from bert_jax.training.train_step import Metrics
@@ -56,6 +57,7 @@ class Training:
         phase = self._loaded.phase
         self.config, self.model, self.tokenizer = phase.config, phase.model, phase.datasets[0].tokenizer
         self._spec, self._step = plan_step(self.mesh, phase, self.model)
+        self._init: Checkpoint | None = None
 
     def initial_state(self) -> TrainState:
         """Makes the state of step 0: from the checkpoint `config.init`, else at random from `config.seed`."""
@@ -66,6 +68,7 @@ class Training:
             config.init, self.model, self._loaded.phase.datasets[0],
             nsp=config.objective.nsp, missing_heads=config.init_missing_heads,
         )  # fmt: skip
+        self._init = init.checkpoint
         return initialize_from(init.checkpoint, self._spec, init.growth)
 
     def batches(self, start: int = 0) -> Iterator[tuple[int, Batch[jax.Array]]]:
@@ -112,12 +115,15 @@ class Training:
     def save(self, folder: str, state: TrainState) -> None:
         """Writes the parameters as a CHECKPOINT, for `bert_jax.load`, `finetune` and `export`; replaces `folder`.
 
-        The optimizer's moments are not saved: such a checkpoint initializes a run, and resumes none.
+        The optimizer's moments are not saved: such a checkpoint initializes a run, and resumes none. Neither is the
+        next-sentence head if `config.objective.nsp` is False, because it is not trained.
         """
         target = remote.absolute(folder)
         check_place(target)
+        untrained = () if self.config.objective.nsp else ("nsp_head",)
+        parameters = drop_parts(untrained, state.parameters)
         save_parameters(
-            target, state.parameters, bert_config=self.model, tokenizer=self.tokenizer,
-            heads=[head for head in HEADS if head in state.parameters],
-            inputs=describe_inputs([self._loaded.phase], None),
+            target, parameters, bert_config=self.model, tokenizer=self.tokenizer,
+            heads=[head for head in HEADS if head in parameters],
+            inputs=describe_inputs([self._loaded.phase], self._init),
         )  # fmt: skip

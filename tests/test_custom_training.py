@@ -1,5 +1,6 @@
 """A training loop of one's own: the parts that `Training` has, which are those of `pretrain`."""
 
+import json
 import re
 from pathlib import Path
 
@@ -11,9 +12,11 @@ from support import helpers
 from support.devices import one_device  # noqa: F401
 
 import bert_jax
+from bert_jax import cli
 from bert_jax.errors import InputError
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +48,30 @@ def test_its_steps_are_those_of_pretrain(training: bert_jax.Training, tmp_path: 
     parameters = [open_checkpoint(str(tmp_path / name)).load_parameters() for name in ("own", "run")]
     jax.tree.map(np.testing.assert_array_equal, *parameters)
     assert bert_jax.load(str(tmp_path / "own")).embed("the ship .").shape == (1, 32)
+
+
+def test_a_head_that_is_not_trained_is_not_saved(
+    config: bert_jax.config.ConfigDict, dataset_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    first = bert_jax.Training(config)
+    first.save(str(tmp_path / "first"), first.initial_state())
+    settings = config.copy_and_resolve_references()
+    settings.objective.nsp, settings.init = False, str(tmp_path / "first")
+    settings.eval_batches = -1
+    training = bert_jax.Training(settings)
+    state = training.initial_state()
+    training.save(str(tmp_path / "own"), state)
+    saved = open_checkpoint(str(tmp_path / "own"))
+    assert saved.heads == ("pooler", "mlm_head")
+    made = json.loads((tmp_path / "own" / "provenance" / "metadata").read_text())
+    assert made["inputs"]["init"]["path"] == str(tmp_path / "first")
+    capsys.readouterr()
+    assert cli.main(["evaluate", f"--checkpoint={saved.path}", f"--data={dataset_dir}", "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert not [name for name in scores if name.startswith("nsp")]
+    assert scores["loss"] == pytest.approx(training.evaluate(state)["loss"], rel=1e-5)
+    continued = {"init": tmp_path / "own", "data.path": dataset_dir}
+    assert fill_in_from_checkpoint(bert_jax.load_config("continue", continued)).objective.nsp is False
 
 
 @pytest.mark.long
