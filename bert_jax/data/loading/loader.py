@@ -284,8 +284,8 @@ class TrainLoader:
         self._mixture = make_mixture([source.dataset for source in sources], shares, seed)
         mixed = self._mixture.counts(first_row)
         self._is_sorted = any(source.is_sorted for source in self.sources)
-        # Steps in which each source reads a window, at least.
-        self._steps_ahead = max(
+        # Steps of a window of the source that is read fastest; the others need no earlier start.
+        self._steps_ahead = min(
             math.ceil(source.window_rows / (share * global_batch_size))
             for source, share in zip(self.sources, shares, strict=True)
         )
@@ -296,7 +296,7 @@ class TrainLoader:
     def batch(self, step: int, rows: slice | np.ndarray = slice(None)) -> HostBatch:
         """Returns rows `rows` of batch `step` in the layout of `TrainRows.rows`.
 
-        A thread then reads what the same rows of a later batch need, at least a window of rows ahead.
+        A thread then reads what the same rows of a later batch need, a window of the source that is read fastest ahead.
         """
         source_of, numbers = (array[rows] for array in self._row_numbers[step])
         batch = _from_sources(source_of, lambda index, chosen: self.sources[index].rows(numbers[chosen]))
@@ -332,7 +332,7 @@ class TrainLoader:
         return {"source": source_of, "instances": found, "epoch": epochs}
 
     def prepare(self, step: int, rows: slice | np.ndarray) -> None:
-        """Reads what rows `rows` of a later batch need, at least a window after `step`; downloads what others need."""
+        """Reads what rows `rows` need in the batch that is a window after `step`; downloads what later ones need."""
         for ahead, act in ((1, "prepare"), (_FETCHES_AHEAD, "fetch")):
             later = step + ahead * self._steps_ahead
             if self._stop is not None and later >= self._stop:

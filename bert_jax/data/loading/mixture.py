@@ -24,12 +24,18 @@ class Mixture:
         """`weights` are relative to their sum; `key` is the random key of the order."""
         shares = np.cumsum(np.asarray(weights, np.float64)) / np.sum(weights)
         self._bounds = [0, *(round(share * _ONE) for share in shares[:-1].tolist()), _ONE]
+        self._shares = np.diff(self._bounds).tolist()
+        # Between two bounds, both rounded, the count of less than a row in a period could decrease.
+        self._has_rare_source = any(_PERIOD * share < _ONE for share in self._shares[1:-1])
         self._key = key
 
     def _period_counts(self, period: int) -> list[int]:
         """Returns the number of rows of each source before a period."""
-        bounds = [period * _PERIOD * bound // _ONE for bound in self._bounds]
-        return np.diff(bounds).tolist()
+        if not self._has_rare_source:
+            return np.diff([period * _PERIOD * bound // _ONE for bound in self._bounds]).tolist()
+        counts = [period * _PERIOD * share // _ONE for share in self._shares]
+        counts[self._shares.index(max(self._shares))] += period * _PERIOD - sum(counts)
+        return counts
 
     def locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the source of each row int64 [n] and its index among that source's rows, both int64 [n]."""

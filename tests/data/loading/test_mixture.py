@@ -11,7 +11,7 @@ from support import helpers, runs
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import EvalLoader, TrainLoader, TrainRows
 from bert_jax.data.loading.masking import Masking
-from bert_jax.data.loading.mixture import Mixture
+from bert_jax.data.loading.mixture import Mixture, row_shares
 from bert_jax.errors import InputError
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training import workdir
@@ -50,6 +50,33 @@ def test_far_along():
         found = numbers[sources == source]
         assert found.tolist() == list(range(count, count + len(found)))
         assert count == pytest.approx(10**13 * (0.3, 0.7)[source], rel=1e-8)
+
+
+@pytest.mark.parametrize("sizes", [(6_000_000, 1_000, 3_000_000), (8_000_000, 3_000, 10, 5_000_000), (10, 5_000, 9)])
+def test_rare_sources_between_others(sizes):
+    mixture = Mixture(row_shares(sizes), key=7)
+    counts = np.array([mixture.counts(period * 4096) for period in range(600)])
+    assert (np.diff(counts, axis=0) >= 0).all()
+    assert (counts.sum(axis=1) == 4096 * np.arange(600)).all()
+    np.testing.assert_allclose(counts[-1], counts[-1].sum() * np.array(sizes) / sum(sizes), atol=len(sizes))
+    sources, numbers = mixture.locate(np.arange(40 * 4096))
+    for source in range(len(sizes)):
+        assert numbers[sources == source].tolist() == list(range(counts[40, source]))
+
+
+def test_the_rows_of_earlier_runs_stay_where_they_were():
+    sources, numbers = Mixture((0.5, 0.3, 0.2), key=5).locate(np.arange(4090, 4102))
+    assert sources.tolist() == [0, 1, 1, 2, 0, 2, 0, 0, 2, 2, 0, 2]
+    assert numbers.tolist() == [2046, 1226, 1227, 818, 2047, 819, 2048, 2049, 820, 821, 2050, 822]
+
+
+def test_a_small_source_does_not_delay_the_reading_ahead(dataset_dir, other_dir):
+    large, small = (SimpleNamespace(
+        size=size, window_rows=min(size, 32_768), is_sorted=True, max_sequences=1, real_share=0.5,
+        dataset=SimpleNamespace(size=lambda split, size=size: size, info=SimpleNamespace(hash=str(size))),
+    ) for size in (10_000_000, 20_000))  # fmt: skip
+    alone, both = (TrainLoader(sources, seed=0, global_batch_size=256) for sources in ([large], [large, small]))
+    assert both._steps_ahead == pytest.approx(alone._steps_ahead, abs=1)
 
 
 def rows_of(folder, seed=0, row_order=2):
