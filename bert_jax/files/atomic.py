@@ -1,6 +1,7 @@
 """Atomic writes and copies of files and folders, on a local disk or in an object store; see `remote.py`."""
 
 import os
+import re
 import shutil
 import tempfile
 import uuid
@@ -13,6 +14,8 @@ from etils import epath
 
 from bert_jax.files import partial_files
 from bert_jax.files.remote import IncompleteError, is_remote, retry_transient, store_of
+
+_DESCRIPTOR = re.compile(r"/dev/(?:(stdout|stderr)|fd/(\d+))")
 
 
 def make_folder(folder: epath.Path) -> None:
@@ -44,10 +47,15 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Context manager for an atomic write: yields a file that becomes `path` when the block exits without an error.
 
     After an error, `path` is unchanged. A local file is written beside `path` under a temporary name and renamed; see
-    `partial_files.py`. A remote file is written to the local disk and uploaded. Pipes and devices such as /dev/stdout
-    are written directly.
+    `partial_files.py`. A remote file is written to the local disk and uploaded. Pipes and devices are written directly,
+    and so is what this process has open, such as /dev/stdout.
     """
     target = epath.Path(path)
+    if descriptor := _DESCRIPTOR.fullmatch(os.fspath(path)):
+        number = {"stdout": 1, "stderr": 2}.get(descriptor[1]) or int(descriptor[2])
+        with named_errors(target), open(os.dup(number), "wb") as file:  # opened by its name, it would be truncated
+            yield file
+        return
     with named_errors(target), _whole_path(target) as local, open(local, "wb") as file:
         yield file
         file.flush()

@@ -6,6 +6,8 @@ import logging
 import os
 import random
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -146,6 +148,19 @@ def test_pipes_and_symbolic_links_are_written_through(tmp_path):
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "file").read_bytes() == b"behind it"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "pipe"]
+
+
+def test_output_that_the_process_has_open_is_added_to(tmp_path):
+    program = "import sys; from bert_jax.files import atomic; atomic.write_whole(sys.argv[1], b'row\\n')"
+    output = tmp_path / "all.txt"
+    output.write_text("old\n")
+    with output.open("ab") as stdout:
+        for name in ("/dev/stdout", "/dev/fd/1", "/dev/stdout"):
+            stdout.write(b"new\n")
+            stdout.flush()
+            subprocess.run([sys.executable, "-c", program, name], stdout=stdout, check=True)
+    assert output.read_text() == "old\n" + "new\nrow\n" * 3
+    assert [path.name for path in tmp_path.iterdir()] == ["all.txt"]
 
 
 def test_folder_uploads_are_atomic(store, tmp_path):

@@ -35,7 +35,7 @@ def csv_documents(path: str, kind: str, options: CorpusOptions) -> Iterator[str]
 def has_column(line: bytes, name: str) -> bool:
     """Returns True for a line that is a header of several columns, one of which is `name`."""
     columns = line.rstrip(b"\r").split(_separator_of(line))
-    return len(columns) > 1 and name.encode() in [column.strip(b' "') for column in columns]
+    return len(columns) > 1 and name.encode() in [column.strip(b'"') for column in columns]
 
 
 def _separator_of(header: bytes) -> bytes:
