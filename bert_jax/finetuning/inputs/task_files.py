@@ -20,8 +20,9 @@ from bert_jax.files.line_reader import lines_from
 log = logging.getLogger(__name__)
 
 _LOGGED = 5  # rows of each file that are logged one by one
-_MAX_LINES = 1000
+_MAX_LINES = 20_000
 _CHECKED_LINES = 100
+csv.field_size_limit(max(csv.field_size_limit(), 1 << 26))  # characters; the default is some 40 pages
 
 UNUSABLE = "unusable"
 MISSING_LABEL = "missing_label"
@@ -192,7 +193,11 @@ def csv_rows(path: str, bad_rows: BadRows) -> Iterator[tuple[int, dict[str, str]
 
     If a row is malformed, only its first line is a bad row and the next line begins a new row, so that an unclosed
     quote costs one line. A row is also malformed if it has more columns than the header after `_CHECKED_LINES` lines,
-    or more than `_MAX_LINES` lines. Without these limits every line could be read to the end of the file.
+    twice as many, and so on, or more than `_MAX_LINES` lines. Without these limits every line could be read to the end
+    of the file.
+
+    Raises InputError for a row of more than `_CHECKED_LINES` lines that are rows themselves: either a quote is not
+    closed, or a text looks like rows.
     """
     source = text_lines(path, bad_rows)
     pending: deque[tuple[int, str]] = deque()  # lines to read a second time
@@ -201,7 +206,8 @@ def csv_rows(path: str, bad_rows: BadRows) -> Iterator[tuple[int, dict[str, str]
     def lines() -> Iterator[str]:
         while (now := pending.popleft() if pending else next(source, None)) is not None:
             taken.append(now)
-            if len(taken) > _MAX_LINES or len(taken) % _CHECKED_LINES == 0:
+            hundreds, rest = divmod(len(taken), _CHECKED_LINES)
+            if len(taken) > _MAX_LINES or (rest == 0 and hundreds.bit_count() == 1):
                 check()
             yield f"{now[1]}\n"
 
@@ -229,12 +235,24 @@ def csv_rows(path: str, bad_rows: BadRows) -> Iterator[tuple[int, dict[str, str]
         if cells is None:
             return
         number = taken[0][0]
+        if header is not None and _holds_rows([line for _, line in taken[1:-1]], len(header)):
+            raise InputError(
+                f"{path}:{number}: a row of {len(taken):,} lines, of which most are rows themselves; if its quote is "
+                "not closed, close it, else write the file as JSON lines"
+            )
         if header is None:
             header = _header(path, number, cells)
         elif len(cells) != len(header):
             bad_rows.add(path, number, f"expected {len(header)} columns, got {len(cells) or 'an empty line'}")
         else:
             yield number, dict(zip(header, cells, strict=True))
+
+
+def _holds_rows(lines: Sequence[str], columns: int) -> bool:
+    """Returns whether most lines of a long row have as many columns as a row."""
+    if columns < 2 or len(lines) < _CHECKED_LINES:
+        return False
+    return sum(len(next(csv.reader([line]), [])) == columns for line in lines) > len(lines) / 2
 
 
 def _header(path: str, number: int, names: list[str]) -> list[str]:

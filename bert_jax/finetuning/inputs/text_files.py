@@ -10,7 +10,8 @@ Each may be compressed (.gz, .bz2, .zst).
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -38,6 +39,7 @@ ID_FIELDS = ("id", "idx", "guid", "index")
 """Names of the column with a row's id: the first of these that has a value."""
 
 _LISTED = 20  # maximum names in a message
+_WHOLE = re.compile(r"(-?\d+)(\.0)?")
 
 _FORMATS = {".csv": csv_rows, ".tsv": tsv_rows, ".jsonl": json_rows, ".json": json_rows}
 
@@ -126,12 +128,12 @@ def read_texts(
     classes = _classes(found, labels) if classified else ()
     numbers = {name: number for number, name in enumerate(classes)}
     examples = []
-    for line, identity, texts, label in found:
-        if classified and label not in numbers:
-            problem = f"unknown label {label!r:.60}; expected one of {_listed(classes)}"
+    for line, identity, texts, given in found:
+        value = given
+        if classified and (value := numbers.get(_class_of(given, numbers))) is None:
+            problem = f"unknown label {given!r:.60}; expected one of {_listed(classes)}"
             bad_rows.add(path, line, BadLabel(problem, UNKNOWN_LABEL))
             continue
-        value = numbers[label] if classified else label
         examples.append(TextExample(identity, texts[0], texts[1] if len(texts) > 1 else None, value))
     if not examples:
         required = [*(names or ("a text",)), *(["a label"] if labelled else [])]
@@ -219,10 +221,18 @@ def _label(row: dict[str, Any], name: str, *, regression: bool) -> str | float:
     return score
 
 
+def _class_of(label: str, classes: Container[str]) -> str:
+    """Returns the class that is a label, or the same whole number: 1 and 1.0 are one class."""
+    whole = _WHOLE.fullmatch(label)
+    forms = (label, whole[1], f"{whole[1]}.0") if whole else (label,)
+    return next((form for form in forms if form in classes), label)
+
+
 def _classes(found: list[tuple[int, str, list[str], Any]], labels: Sequence[str] | None) -> tuple[str, ...]:
     if labels is not None:
         return tuple(labels)
     names = {label for *_, label in found}
+    names -= {name for name in names if name.endswith(".0") and _WHOLE.fullmatch(name) and name[:-2] in names}
     try:
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     except ValueError:

@@ -89,6 +89,9 @@ def test_names_that_are_said(tmp_path: Path):
         (["b", "10", "a"], ("10", "a", "b")),
         ([True, False], ("false", "true")),
         ([1.5, 1], ("1", "1.5")),
+        ([1, 1.0, 0], ("0", "1")),
+        ([0.0, 1.0], ("0.0", "1.0")),
+        (["1.0", "1", "a.0", "a"], ("1", "a", "a.0")),
     ],
 )
 def test_classes_of_a_training_file(tmp_path: Path, written: list, classes: tuple[str, ...]):
@@ -104,6 +107,15 @@ def test_classes_that_are_given(tmp_path: Path):
     assert bad_rows.counts == {str(path): 1}
     with pytest.raises(InputError, match=r"dev\.csv:3: .*'ugly'.*'good', 'bad'"):
         read_texts(path, BadRows(strict=True), labels=("good", "bad"))
+
+
+def test_whole_numbers_are_the_classes_that_are_given(tmp_path: Path):
+    floats = write(tmp_path / "dev.jsonl", '{"text": "a", "label": 1.0}\n{"text": "b", "label": 0.0}\n')
+    whole = write(tmp_path / "dev.csv", "text,label\na,1\nb,0\n")
+    for path in (floats, whole):
+        for classes in (("0", "1"), ("0.0", "1.0")):
+            examples, _ = read_texts(path, BadRows(strict=True), labels=classes)
+            assert [example.label for example in examples] == [1, 0]
 
 
 def test_no_class_is_no_example(tmp_path: Path):
@@ -189,12 +201,26 @@ def test_rows_without_their_first_quotes_are_read_in_linear_time(tmp_path: Path)
 
 
 def test_a_field_may_hold_many_lines_but_not_all(tmp_path: Path):
-    long, longest, too_long = ("\n".join(f"{n}, and" for n in range(lines)) for lines in (150, 1000, 1001))
+    long, longest, too_long = ("\n".join(f"{n}, and, so" for n in range(lines)) for lines in (150, 20_000, 20_001))
     path = write(tmp_path / "a.csv", f'text,label\n"{long}",1\n"{longest}",1\nend,0\n')
     assert [example.text_a for example in read_texts(path, BadRows(strict=True))[0]] == [long, longest, "end"]
     path = write(tmp_path / "b.csv", f'text,label\n"{too_long}",1\nend,0\n')
-    with pytest.raises(InputError, match=r"b\.csv:2: .*\b1000\b"):
+    with pytest.raises(InputError, match=r"b\.csv:2: .*\b20000\b"):
         read_texts(path, BadRows(strict=True))
+
+
+def test_an_open_quote_that_a_later_line_closes_is_not_one_row(tmp_path: Path):
+    rows = "".join(f"text {number},1\n" for number in range(3_000))
+    for name, text in (("open", f'"never closed,0\n{rows}size 5",1\n'), ("lines", f'"first\n{rows}last",0\n')):
+        path = write(tmp_path / f"{name}.csv", f"text,label\nshort,0\n{text}end,0\n")
+        with pytest.raises(InputError, match=r"csv:3: a row of 3,002 lines, .* close it, else"):
+            read_texts(path, BadRows())
+
+
+def test_a_field_may_be_a_book(tmp_path: Path):
+    book = "word " * 100_000
+    path = write(tmp_path / "a.csv", f'text,label\nshort,a\n"{book}",b\n')
+    assert [example.text_a for example in read_texts(path, BadRows(strict=True))[0]] == ["short", book]
 
 
 @pytest.mark.parametrize("kind", [".csv", ".tsv"])
