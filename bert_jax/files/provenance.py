@@ -15,7 +15,8 @@ devices     of a run of a model: `platform`, `kind`, `count`, `processes`
 inputs      the dataset's or checkpoint's path with its hash or digest, files with size and time; see the writers
 start_step  of a training run: the steps done when it started or resumed
 
-Values that look like secrets are replaced by "***", see `redact`. Nothing reads a record back but `append`.
+Values that look like secrets are replaced by "***", see `redact`. A search reads the digest of the parameters that
+its trials started from, and an export that of its checkpoint.
 """
 
 import functools

@@ -123,7 +123,7 @@ def predict(
     examples = task.read(source, bad_rows, labelled=False, columns=texts)
     bad_rows.report()
     atomic.make_folder(epath.Path(output).parent)
-    model = open_model(found, batch_size=batch_size)
+    model = open_model(found, batch_size=batch_size, dtype=found.config.get("dtype", "auto"))
     (split,) = task.make_task({"input": examples}, {}).splits()
     outputs = _outputs(model, split, bars, "predict")
     predictions = split.predictions(outputs)
@@ -158,11 +158,12 @@ def evaluate_finetuned(found: Checkpoint, data: str, *, batch_size: int = 64, ba
     examples, skipped = {}, {}
     for split_name, path in files.items():
         name = split_name or Path(path).name
+        name = "train_file" if name == "train" and not split_name else name  # a split of that name is not scored
         examples[name] = task.read(path, bad_rows, split=split_name, labelled=True)
         skipped[name] = bad_rows.take_reasons()
     bad_rows.report()
     scored = with_main_metric(task.make_task(examples, skipped), _record(found)["main_metric"])
-    model = open_model(found, batch_size=batch_size)
+    model = open_model(found, batch_size=batch_size, dtype=found.config.get("dtype", "auto"))
     scores: dict[str, dict[str, float]] = {}
     splits = scored.splits()
     for split in splits:

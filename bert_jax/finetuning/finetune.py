@@ -37,7 +37,7 @@ from bert_jax.finetuning.results import (
 )
 from bert_jax.finetuning.resuming import claim, without_new_keys
 from bert_jax.finetuning.task import Split, Task
-from bert_jax.finetuning.task_checks import check_best, check_config, check_head, model_of
+from bert_jax.finetuning.task_checks import check_best, check_config, check_head, check_segments, model_of
 from bert_jax.finetuning.task_kinds import read_task
 from bert_jax.finetuning.tasks.class_weights import class_weights
 from bert_jax.model import BertConfig, abstract_parameters
@@ -221,6 +221,7 @@ def _set_up(config: ConfigDict, folder: epath.Path, needs_scores: bool, stack: E
     log.info("Reading and tokenizing the files of the task")
     task = read_task(config, Encoding(before.tokenizer, config.task.max_seq_len, last_position=model.is_decoder))
     rows, splits = task.train(), task.splits()
+    check_segments(model, rows)
     weights = class_weights(config.task.class_weights, task.label_names, () if rows.labels is None else rows.labels)
     check_best(config, splits)
     if needs_scores and not any(split.score for split in splits):

@@ -1,4 +1,4 @@
-"""Batched forward passes of a model over encoded examples, with one program per padded length.
+"""Batched forward passes of a model over encoded examples, with one program per padded length and size of batches.
 
 Fine-tuning's scores, `predict`, `features`, `fill-mask` and `bert_jax.load` run their models here.
 """
@@ -51,6 +51,7 @@ class Predictor:
         self._step = make_forward_step(mesh, graph, shardings, forward, outputs)
         self._batch_size, self._max_seq_len = batch_size, max_seq_len
         self._forward, self._lengths = forward, lengths
+        self._has_run_full = False
 
     def with_forward(self, forward: Forward, batch_size: int) -> "Predictor":
         """Returns a predictor of the same model that computes `forward` on batches of `batch_size` examples."""
@@ -69,7 +70,13 @@ class Predictor:
 
     def batches(self, examples: EncodedExamples) -> int:
         """Returns the number of batches that `outputs` runs."""
-        return -(-len(examples) // self._batch_size)
+        return -(-len(examples) // self._examples_a_batch(examples))
+
+    def _examples_a_batch(self, examples: EncodedExamples) -> int:
+        """Returns the size of batches: for few examples a power of two, unless full batches have a program already."""
+        few = 1 << max(0, len(examples) - 1).bit_length()
+        most = self._batch_size
+        return most if self._has_run_full else min(most, -(-few // self._mesh.size) * self._mesh.size)
 
     def outputs(
         self, parameters: Parameters, examples: EncodedExamples, on_batch: Callable[[], Any] = lambda: None
@@ -77,11 +84,13 @@ class Predictor:
         """Returns the outputs [...] of each example, [group] for `group` sequences, or [T, ...] for T tokens."""
         outputs: list[Any] = [None] * len(examples)
         lengths, group = examples.lengths(), examples.group
-        rows = self._batch_size * group
+        size = self._examples_a_batch(examples)
+        self._has_run_full |= size == self._batch_size
+        rows = size * group
         here = rows_here(self._mesh, rows)
-        for chosen in in_order(examples, self._batch_size):
+        for chosen in in_order(examples, size):
             seq_len = padded_length(int(lengths[chosen].max()), self._max_seq_len, self._lengths)
-            batch = examples.batch(chosen, seq_len, self._batch_size, self._tokenizer)
+            batch = examples.batch(chosen, seq_len, size, self._tokenizer)
             batch.pop("labels", None)
             placed = put_batch(self._mesh, map_arrays(lambda entry: entry[here], batch), batch_size=rows)
             with jax.set_mesh(self._mesh):

@@ -1,5 +1,6 @@
 """Resuming of a fine-tuning run: a workdir belongs to one run, whose config may change only in some keys."""
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,8 +10,8 @@ from etils import epath
 from bert_jax.config import ConfigDict, flatten, load_config
 from bert_jax.data.corpora.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
-from bert_jax.files import remote
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, newest_intact
+from bert_jax.files import provenance, remote
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, newest_intact, open_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,8 @@ def check_same_run(
 ) -> None:
     """Raises InputError if the config differs from that of the run in `folder`, except in `CHANGEABLE` keys.
 
-    `sources` are keys of paths that may change only if the old path no longer exists, because it was moved.
+    `sources` are keys of paths that may change only if the old path no longer exists, because it was moved. `init` may
+    also change to another path of the same parameters.
     """
     # A key that the run lacks stands for its default, so that a run of an earlier version resumes. `NEW_KEYS` do not:
     # a run without them differs from a run with their default.
@@ -74,6 +76,7 @@ def check_same_run(
         if old.get(key) != new[key]
         and (key in old or key not in NEW_KEYS)
         and (_is_elsewhere(old.get(key), new[key]) if key in sources else not key.startswith(CHANGEABLE))
+        and not (key == "init" and started_from(folder) in {encoder_digest(new[key])} - {None})
     ]  # fmt: skip
     if changed:
         raise InputError(
@@ -86,3 +89,20 @@ def _is_elsewhere(before: str | None, now: str) -> bool:
     if not before or is_tfds(before):
         return bool(before)
     return remote.exists(remote.parse_path(before)) and remote.absolute(before) != remote.absolute(now)
+
+
+def encoder_digest(init: str) -> str | None:
+    """Returns the digest of the parameters in `init`; None if they are gone, or an older version saved them."""
+    try:
+        return open_checkpoint(init).reference()["digest"]
+    except InputError:  # which a run that needs them raises
+        return None
+
+
+def started_from(folder: epath.Path) -> str | None:
+    """Returns the digest of the parameters that the run in a folder started from; None if there is no record of it."""
+    path = folder / provenance.FILE
+    try:
+        return json.loads(remote.retry_transient(path, path.read_text))["runs"][0]["inputs"]["init"]["digest"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

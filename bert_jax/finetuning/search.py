@@ -22,7 +22,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import atomic, json_checksums, remote
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.results import RESULT_FILE, read_result
-from bert_jax.finetuning.resuming import check_same_run
+from bert_jax.finetuning.resuming import check_same_run, encoder_digest, started_from
 from bert_jax.finetuning.task_checks import check_config
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
@@ -38,7 +38,13 @@ SEARCH_VERSION = 1
 
 def folder_of(rate: float, seed: int) -> str:
     """Returns the name of a trial's folder."""
-    return f"lr-{rate:g}-seed-{seed}"
+    return f"lr-{_text_of(rate)}-seed-{seed}"
+
+
+def _text_of(rate: float) -> str:
+    """Returns a learning rate in six digits, or in as many as it has."""
+    short = f"{rate:g}"
+    return short if float(short) == rate else repr(rate)
 
 
 def is_search(config: ConfigDict) -> bool:
@@ -73,13 +79,16 @@ def search(config: ConfigDict, workdir: str, *, stop: StopSignal | None = None, 
     median. For the seeds of this rate it also has `median`, `spread` (best - worst) and `results`: all scores, by seed
     and split. Raises as `finetune` and `planned_runs` do.
     """
+    if not workdir:
+        raise InputError("--workdir is empty; give a folder")
     runs = planned_runs(config)
     folder = remote.absolute(workdir)
+    encoder = None if config.from_scratch else encoder_digest(config.init)
     results: dict[float, dict[int, dict[str, Any]]] = {}
     with kept_programs(config.compilation_cache, folder):
         for (rate, seed), trial_config in runs.items():
             trial = folder / folder_of(rate, seed)
-            results.setdefault(rate, {})[seed] = _result(trial_config, trial, stop, bars)
+            results.setdefault(rate, {})[seed] = _result(trial_config, trial, encoder, stop, bars)
     found = summarize(results)
     if is_first():
         text = json.dumps(json_checksums.with_checksum(found), indent=2) + "\n"
@@ -95,12 +104,29 @@ def _config_of_one(config: ConfigDict, rate: float, seed: int) -> ConfigDict:
     return one
 
 
-def _result(config: ConfigDict, folder: epath.Path, stop: StopSignal | None, bars: Bars) -> dict[str, Any]:
-    """Runs the trial in `folder` unless it is finished, and returns its result."""
+def _result(
+    config: ConfigDict, folder: epath.Path, encoder: str | None, stop: StopSignal | None, bars: Bars
+) -> dict[str, Any]:
+    """Runs the trial in `folder` unless it is finished, and returns its result.
+
+    Raises InputError if it starts, or has started, from other parameters than `encoder`, the digest of those that the
+    search started from.
+    """
     path = folder / RESULT_FILE
+    before = started_from(folder)
+    if encoder and before and before != encoder:
+        raise InputError(
+            f"{folder}: its trial started from other parameters than init={config.init} has now; set init to those, "
+            "WORKDIR/checkpoints/STEP, or delete the folders of all trials to run them again"
+        )
     if remote.exists(path):
         check_same_run(folder, _read(folder / CONFIG_FILE), config, sources=("init", "data.path"))
     else:
+        if encoder and encoder_digest(config.init) != encoder:
+            raise InputError(
+                f"init={config.init}: was trained further during the search, whose trials would start from different "
+                "parameters; set init to one step, WORKDIR/checkpoints/STEP"
+            )
         log.info("Starting the trial learning_rate=%g, seed=%d", config.optimizer.learning_rate, config.seed)
         finetune(config, str(folder), needs_scores=True, stop=stop, bars=bars)
         wait_for_first()  # process 0 writes the result that all processes read
@@ -125,7 +151,7 @@ def summarize(results: Mapping[float, Mapping[int, Mapping[str, Any]]]) -> dict[
         rate: {seed: _main_score(result) for seed, result in by_seed.items()} for rate, by_seed in results.items()
     }
     by_rate = {
-        f"{rate:g}": {
+        _text_of(rate): {
             "median": statistics.median(by_seed.values()), "best": max(by_seed.values()),
             "worst": min(by_seed.values()), "scores": {str(seed): score for seed, score in by_seed.items()},
         }

@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.errors import InputError
+from bert_jax.finetuning.inputs.batching import EncodedExamples
 from bert_jax.finetuning.task import Split
 from bert_jax.finetuning.task_kinds import TASK_KINDS
 from bert_jax.model import BertConfig
@@ -95,6 +96,15 @@ def model_of(config: ConfigDict, encoder: BertConfig) -> BertConfig:
             f"{model.num_hidden_layers}; use embeddings, last or sum_all"
         )
     return model
+
+
+def check_segments(model: BertConfig, examples: EncodedExamples) -> None:
+    """Raises InputError for pairs of texts if the encoder has one segment."""
+    if model.type_vocab_size < 2 and any(one.first_length < len(one.input_ids) for one in examples.sequences):
+        raise InputError(
+            "task.train: has pairs of texts, but the encoder has no second segment (type_vocab_size=1); give single "
+            "texts"
+        )
 
 
 def check_head(head: TaskHead, mesh: Mesh) -> None:

@@ -59,7 +59,8 @@ def pool_hidden_states(hidden: jax.Array, batch: Batch[jax.Array], pool: str) ->
 
 
 class TextEncoder:
-    """The encoder of a loaded model, run on texts in batches; it compiles one program per padded length.
+    """The encoder of a loaded model, run on texts in batches; it compiles one program per padded length and
+    size of batches.
 
     A text that is longer than the model supports is truncated, a pair at the end of its longer text.
     """

@@ -1,6 +1,7 @@
 """Fine-tuning from files to scores and predictions, with a task that a small model can learn."""
 
 import csv
+import dataclasses
 import json
 import random
 import re
@@ -11,17 +12,19 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
 from flax import nnx
-from support import child_processes, helpers
+from support import child_processes, helpers, sources
 from support.models import initialize
 
 import bert_jax
 from bert_jax.cli import main
 from bert_jax.config import load_config
 from bert_jax.errors import InputError, Interrupted
+from bert_jax.finetuning import fine_tuned
 from bert_jax.finetuning.fine_tuned import evaluate_finetuned
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.inputs.batching import epoch_of_batches
@@ -120,6 +123,21 @@ def test_a_task_is_learned_and_what_belongs_to_it_is_there(run: Path, task: Path
     assert found.task["classes"] == sorted(helpers.TOPICS)
     assert (found.task["texts"], found.task["is_pair"]) == (["text"], False)
     assert found.heads == ("pooler",)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_scores_and_predictions_are_computed_in_the_type_of_the_run(
+    dtype: str, run: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    found, types = open_checkpoint(str(run)), []
+    found = dataclasses.replace(found, config={**found.config, "dtype": dtype})
+    load = fine_tuned.load_model
+    monkeypatch.setattr(
+        fine_tuned, "load_model", lambda *args, **options: types.append(options["dtype"]) or load(*args, **options)
+    )
+    fine_tuned.evaluate_finetuned(found, str(task / "dev.jsonl"))
+    fine_tuned.predict(found, str(task / "dev.jsonl"), str(tmp_path / "predicted.jsonl"))
+    assert [jnp.dtype(one).name for one in types] == [dtype, dtype]
 
 
 def test_predict_says_the_same_with_probabilities(run: Path, task: Path, tmp_path: Path, capsys):
@@ -261,7 +279,9 @@ def test_a_killed_and_resumed_process_ends_as_if_never_stopped(checkpoint: Path,
     assert json.loads(done.stdout)["dev"]["accuracy"] > 0.9
 
 
-def test_a_finished_run_scores_again_and_another_is_refused(run: Path, checkpoint: Path, task: Path, tmp_path: Path):
+def test_a_finished_run_scores_again_and_another_is_refused(
+    run: Path, checkpoint: Path, task: Path, vocabulary: list[str], tmp_path: Path
+):
     before = (run / "result.json").read_text()
     finetune(config_of(checkpoint, task), str(run))
     assert (run / "result.json").read_text() == before
@@ -273,8 +293,11 @@ def test_a_finished_run_scores_again_and_another_is_refused(run: Path, checkpoin
     with pytest.raises(InputError, match=r"--workdir=\S+: .*data\.path"):
         finetune(config_of(checkpoint, tmp_path / "task"), str(run))
     shutil.copytree(checkpoint, tmp_path / "encoder")
+    finetune(config_of(tmp_path / "encoder", task), str(run))
+    assert (run / "result.json").read_text() == before
+    sources.write_checkpoint(tmp_path / "another", vocabulary)
     with pytest.raises(InputError, match=r"--workdir.*\binit \S+ -> "):
-        finetune(config_of(tmp_path / "encoder", task), str(run))
+        finetune(config_of(tmp_path / "another", task), str(run))
 
 
 def without_keys(workdir: Path, *keys: str) -> list[Path]:
@@ -420,6 +443,17 @@ def test_what_cannot_be_is_refused_before_any_work(overrides, message, checkpoin
     with pytest.raises(InputError, match=message):
         finetune(config_of(**{"checkpoint": checkpoint, "task": task, **overrides}), str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
+
+
+def test_pairs_need_a_second_segment(vocabulary: list[str], tmp_path: Path):
+    sources.write_checkpoint(tmp_path / "one", vocabulary, ("pooler",), type_vocab_size=1)
+    (tmp_path / "train.csv").write_text("a,b,label\nthe ship,the owl,1\nthe moon,the ship,0\n")
+    config = config_of(
+        tmp_path / "one", tmp_path, task__train="train.csv", task__dev="", task__test="", task__text="a",
+        task__text_pair="b",
+    )  # fmt: skip
+    with pytest.raises(InputError, match=r"task\.train: has pairs of texts, .*type_vocab_size=1"):
+        finetune(config, str(tmp_path / "run"))
 
 
 def test_predict_wants_a_classifier(checkpoint: Path, task: Path, tmp_path: Path, capsys):

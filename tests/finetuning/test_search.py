@@ -11,8 +11,8 @@ from bert_jax.errors import InputError, Interrupted
 from bert_jax.files.json_checksums import with_checksum
 from bert_jax.finetuning import search as module
 from bert_jax.finetuning.finetune import finetune
-from bert_jax.finetuning.search import is_search, search, summarize
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.finetuning.search import folder_of, is_search, search, summarize
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
 
 
 def config_of(checkpoint: Path, folder: Path, **search_for: str):
@@ -114,6 +114,30 @@ def test_finished_search_is_of_its_config_data_and_encoder_wherever_they_are(
         (tmp_path / name).rename(tmp_path / f"{name}-moved")
     moved = config_of(tmp_path / "encoder-moved", tmp_path / "data-moved", seeds="(1,)")
     assert search(moved, str(tmp_path / "runs")) == found
+
+
+def test_trials_start_from_the_same_parameters(checkpoint: Path, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    config = config_of(checkpoint, folder, seeds="(1,)")
+    search(config, str(folder / "runs"))
+    reference = Checkpoint.reference
+    monkeypatch.setattr(Checkpoint, "reference", lambda self: {**reference(self), "digest": "of more steps"})
+    with pytest.raises(InputError, match=r"seed-1: its trial started from other parameters than init="):
+        search(config, str(folder / "runs"))
+    digests = iter("aab")
+    monkeypatch.setattr(Checkpoint, "reference", lambda self: {**reference(self), "digest": next(digests)})
+    monkeypatch.setattr(module, "finetune", lambda *args, **options: None)
+    monkeypatch.setattr(module, "read_result", lambda path: {})
+    with pytest.raises(InputError, match=r"init=.*: was trained further during the search"):
+        search(config_of(checkpoint, folder, seeds="(1, 2)"), str(folder / "others"))
+
+
+def test_rates_have_all_their_digits_and_a_search_its_folder(checkpoint: Path, folder: Path):
+    assert folder_of(2e-5, 3) == "lr-2e-05-seed-3"
+    assert folder_of(1 / 30_000, 0) != folder_of(1 / 30_001, 0)
+    found = summarize({1 / 30_000: {0: {"scores": {"dev": {"accuracy": 0.5}}, "main_metric": "accuracy"}}})
+    assert [float(rate) for rate in found["by_learning_rate"]] == [found["learning_rate"]]
+    with pytest.raises(InputError, match="--workdir is empty"):
+        search(config_of(checkpoint, folder, seeds="(1,)"), "")
 
 
 def test_no_process_reads_a_result_before_the_first_one_has_written_it(checkpoint: Path, folder: Path, monkeypatch):
