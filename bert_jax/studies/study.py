@@ -57,6 +57,10 @@ log = logging.getLogger(__name__)
 
 ENCODER_FILE = "encoder.json"
 _ENCODER_VERSION = 1
+_HARMLESS_IN_PHASES = (
+    "data.path", "max_rows_per_device", "gradient_accumulation", "attention", "remat", "scan_layers", "mesh.",
+    "gradient_reduce_dtype",
+)  # fmt: skip
 _FINETUNING_PREFIX = "finetuning."
 Entry = TypeVar("Entry", StudyRow, StudyTask)
 
@@ -295,16 +299,19 @@ def _pretraining_seeds(row: PlannedRow) -> list[int | None]:
 
 def _started_from(row: PlannedRow) -> dict[str, Any]:
     """Identifies the encoder that a row is fine-tuned from. Its path alone does not: a run may be trained further."""
+    found: dict[str, Any] = {"encoder": row.encoder, "steps": row.pretraining and row.pretraining.total_steps}
+    if row.finetuning.get("from_scratch"):  # which uses only its sizes and vocabulary
+        return found
     if row.pretraining is None:
         given = open_checkpoint(row.encoder).reference()
-        return {"encoder": row.encoder, "steps": None, "step": given["step"], "digest": given["digest"]}
+        return {**found, "step": given["step"], "digest": given["digest"]}
     # Of the keys that may change in a run that resumes, those that its parameters depend on.
-    schedule = {key: value for key, value in flatten(row.pretraining) if key.startswith(("optimizer.", "phases"))}
-    return {
-        "encoder": row.encoder,
-        "steps": row.pretraining.total_steps,
-        "schedule": json_checksums.checksum({key: str(value) for key, value in schedule.items()}),
-    }
+    phases = [
+        {key: value for key, value in phase.items() if not key.startswith(_HARMLESS_IN_PHASES)}
+        for phase in row.pretraining.phases
+    ]
+    settings = {key: value for key, value in flatten(row.pretraining) if key.startswith("optimizer.")}
+    return {**found, **json.loads(json.dumps({**settings, "phases": phases}))}
 
 
 def _refuse_another_encoder(row: PlannedRow, folder: epath.Path) -> None:

@@ -31,7 +31,7 @@ def reports(path: Path) -> object:
 
 
 def started_from_another(path: Path) -> None:
-    row = SimpleNamespace(name="row", encoder="here", pretraining=None)
+    row = SimpleNamespace(name="row", encoder="here", pretraining=None, finetuning={"from_scratch": True})
     _refuse_another_encoder(row, epath.Path(path).parent)
 
 

@@ -299,7 +299,7 @@ def test_scores_of_another_encoder_are_not_taken_for_those_of_this_one(
         run("LTR", ("pretraining.total_steps", "8"))
     with pytest.raises(InputError, match=r"row 'released': .*encoder \S+ -> \S+/link'"):
         run("released", ("checkpoints.base", str(tmp_path / "link")))
-    with pytest.raises(InputError, match=r"row 'LTR': .*/ltr\b.*schedule "):
+    with pytest.raises(InputError, match=r"row 'LTR': .*/ltr\b.*optimizer\.learning_rate \S+ -> 0\.0007"):
         run("LTR", ("pretraining.optimizer.learning_rate", "7e-4"))
     run("LTR", ("pretraining.log_every_steps", "3"))
     again = {"path": "", "step": 0, "digest": "of other arrays"}
