@@ -53,6 +53,7 @@ DEFAULT_LAYERS = "-1,-2,-3,-4"
 """The layers without a pooling."""
 
 _SORTED_BATCHES = 16  # batches whose lines are sorted by length together, to save padding
+_SORTED_BYTES = 1 << 30  # their outputs, which are in memory together
 _LINES_AT_ONCE = 1024  # per call of the tokenizer
 
 
@@ -159,11 +160,13 @@ def extract(
         if not lengths:
             raise InputError(f"--input={input}: the file is empty: expected at least one line")
         model = _load(found, chosen, pool, min(batch_size, len(lengths)), length)
+        line_bytes = (1 if pool else max(lengths) * len(chosen)) * 4 * config.hidden_size
+        sorted_lines = model.batch_size * max(1, min(_SORTED_BATCHES, _SORTED_BYTES // (model.batch_size * line_bytes)))
         with closing(bars(total=len(lengths), desc="features", unit="line")) as bar:
 
             def values() -> Iterator[tuple[EncodedSequence, np.ndarray]]:
                 measured = iter(lengths)
-                for line, hidden in _hidden_of(model, _read(input, tokenizer, length)):
+                for line, hidden in _hidden_of(model, _read(input, tokenizer, length), sorted_lines):
                     if len(line.input_ids) != next(measured, None):
                         raise InputError(f"--input={input}: the file changed while it was read; run it again")
                     yield line, hidden
@@ -242,9 +245,14 @@ def _select_hidden_states(states: tuple[int, ...], pool: str | None) -> Forward:
     return hidden_states
 
 
-def _hidden_of(model: LoadedModel, lines: Iterator[EncodedSequence]) -> Iterator[tuple[EncodedSequence, np.ndarray]]:
-    """Yields each line with the outputs of `_load`'s model, in order; lines of similar length share a batch."""
-    while some := list(itertools.islice(lines, model.batch_size * _SORTED_BATCHES)):
+def _hidden_of(
+    model: LoadedModel, lines: Iterator[EncodedSequence], sorted_lines: int
+) -> Iterator[tuple[EncodedSequence, np.ndarray]]:
+    """Yields each line with the outputs of `_load`'s model, in order.
+
+    Among `sorted_lines` lines, those of similar length share a batch.
+    """
+    while some := list(itertools.islice(lines, sorted_lines)):
         yield from zip(some, model.outputs(EncodedExamples(some, None)), strict=True)
 
 

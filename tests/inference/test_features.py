@@ -96,6 +96,19 @@ def test_the_batch_moves_no_feature(folder: Path, tmp_path: Path):
         np.testing.assert_array_equal(one["input_ids"], many["input_ids"])
 
 
+def test_large_features_are_not_in_memory_together(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert extract(folder, tmp_path / "many.npz", "--layers=all", "--batch_size", 2) == 0
+    monkeypatch.setattr(features, "_SORTED_BYTES", 1)
+    together, hidden_of = [], features._hidden_of
+    monkeypatch.setattr(
+        features, "_hidden_of", lambda model, lines, count: together.append(count) or hidden_of(model, lines, count)
+    )
+    assert extract(folder, tmp_path / "few.npz", "--layers=all", "--batch_size", 2) == 0
+    assert together == [max(2, jax.device_count())]  # a batch, of a line per device at least
+    with np.load(tmp_path / "few.npz") as few, np.load(tmp_path / "many.npz") as many:
+        np.testing.assert_allclose(few["values"], many["values"], atol=2e-6)
+
+
 @pytest.mark.long
 def test_hidden_states_are_those_of_transformers(folder: Path, tmp_path: Path):
     torch = pytest.importorskip("torch", reason="needs the parity extra: torch and transformers")

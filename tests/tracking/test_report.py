@@ -96,6 +96,15 @@ def test_pre_training_without_nsp_has_no_panel_of_it(drawn: Curves, tmp_path: Pa
     assert drawn["nsp_loss"]["nsp, training"] == ([1], [0.7])
 
 
+@pytest.mark.parametrize("name", ["_base", "lr$5_$6", "$"])
+def test_image_names_workdirs_as_they_are(name: str, drawn: Curves, tmp_path: Path):
+    workdir = write_rows(tmp_path / name, trained(1), evaluated(1, dev__accuracy=0.5))
+    write_report([workdir], str(tmp_path / "a.png"))
+    assert (tmp_path / "a.png").stat().st_size > 1000
+    shown = [label.replace(r"\$", "$").strip() for label in drawn["accuracy"]]
+    assert shown == [f"{name}, dev"]
+
+
 def test_image_of_both_kinds_is_refused(tmp_path: Path):
     runs = [write_rows(tmp_path / "a", trained(1, mlm_loss=9.0)), write_rows(tmp_path / "b", trained(1))]
     with pytest.raises(InputError, match=rf"{runs[0]} .* {runs[1]} .*\.html"):
@@ -287,8 +296,8 @@ def test_a_run_with_a_row_of_another_structure_is_named(kind: str, tmp_path: Pat
 def test_study_has_its_tables_and_the_pre_training_seeds_that_they_rest_on(tmp_path: Path):
     from bert_jax.studies.study_table import Cell, Table
 
-    study = Table("Title", "", ["SST-2"], ["base", "no NSP", "given"])
-    for row, values in (("base", [90.0, 92.0]), ("no NSP", [89.0, 90.0, 91.0]), ("given", [80.0])):
+    study = Table("Title", "", ["SST-2"], ["base", "no NSP", "given", "new"], pretraining_seeds={"new": []})
+    for row, values in (("base", [90.0, 92.0]), ("no NSP", [89.0, 90.0, 91.0]), ("given", [80.0]), ("new", [70.0])):
         study.cells[row, "SST-2"] = Cell(values, [str(seed) for seed in range(len(values))], 2e-5)
     for number, (row, folder) in enumerate((("base", "base"), ("no NSP", "no_nsp"))):
         loss = 3.0 + number
@@ -305,6 +314,7 @@ def test_study_has_its_tables_and_the_pre_training_seeds_that_they_rest_on(tmp_p
     assert cells(seeds, "base")[:3] == ["base", "1 (seed 5)", "4"]
     assert cells(seeds, "no NSP")[1] == "1 (seed 6)"
     assert cells(seeds, "given")[1] == "a given checkpoint"
+    assert cells(seeds, "new")[1] == "none, from scratch"
     assert [run["name"] for run in sections_of(page)["pretraining"]["runs"]] == ["base", "no_nsp"]
 
 

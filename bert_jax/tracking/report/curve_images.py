@@ -45,10 +45,16 @@ def plot_curves(workdirs: Sequence[str], output: str) -> None:
     atomic.write_whole(remote.parse_path(output), image)
 
 
+def _literal(label: str) -> str:
+    """Returns a label that matplotlib shows as it is: it sets formulas between $, and skips what begins with _."""
+    return (" " if label.startswith("_") else "") + label.replace("$", r"\$")
+
+
 def _image(workdirs: Sequence[str], image_format: str) -> bytes:
     runs = {workdir: read_rows(workdir) for workdir in workdirs}
     names = {workdir: remote.absolute(workdir).name for workdir in runs}
-    labels = names if len(set(names.values())) == len(names) else {workdir: workdir for workdir in runs}
+    are_different = len(set(names.values())) == len(names)
+    labels = {workdir: _literal(name if are_different else workdir) for workdir, name in names.items()}
     panels = _panels(runs)
     across = 2 if len(panels) <= 4 else 3
     down = -(-len(panels) // across)

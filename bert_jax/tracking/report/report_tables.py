@@ -262,7 +262,9 @@ def _pretraining_of_study(study: ReportedStudy) -> str:
     rows = []
     for row in study.table["rows"]:
         pretraining, seed = row.get("pretraining") or {}, study.seeds.get(row["name"])
-        rests_on = "a given checkpoint" if not pretraining else "1" + ("" if seed is None else f" (seed {seed})")
+        rests_on = "1" + ("" if seed is None else f" (seed {seed})")
+        if not pretraining:
+            rests_on = "none, from scratch" if row.get("pretraining_seeds") == [] else "a given checkpoint"
         rows.append([
             escape(row["name"]), rests_on, number(pretraining.get("steps"), ","),
             number(pretraining.get("mlm_loss"), ".3f"), number(pretraining.get("mlm_accuracy"), ".2%"),
