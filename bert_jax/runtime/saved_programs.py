@@ -81,7 +81,8 @@ def describe_environment(devices: Sequence[Any]) -> dict[str, Any]:
 def without_source_lines() -> Iterator[None]:
     """Lowers programs without the lines of their source, so that `digest` is the same wherever bert_jax is installed.
 
-    The text of a program has no such lines, but the encoded kernels in it have, with the paths of their files.
+    The text of a program has no such lines, but the encoded kernels in it have, with the paths of their files. It is a
+    setting of the process: only one thread may use it at a time.
     """
     before = jax.config.values[_SOURCE_LINES]
     jax.config.update(_SOURCE_LINES, 0)

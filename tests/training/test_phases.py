@@ -1,6 +1,7 @@
 """Runs of several phases, and runs that start from another's parameters."""
 
 import json
+import math
 import shutil
 import signal
 from pathlib import Path
@@ -276,7 +277,12 @@ def test_a_plan_survives_json(dataset_dir, other_dir):
 def test_a_phase_with_weights_resumes_and_is_evaluated(dataset_dir, other_dir, tmp_path):
     pretrain(mixed(dataset_dir, other_dir, total_steps=4), str(tmp_path / "run"))
     pretrain(mixed(dataset_dir, other_dir, total_steps=6), str(tmp_path / "run"))
-    assert evaluate_checkpoint(open_checkpoint(str(tmp_path / "run")), str(dataset_dir))["mlm_loss"] > 0
+    rows = [row for row in read_metrics(epath.Path(tmp_path / "run")) if row.get("split") is None]
+    assert [row["step"] for row in rows] == list(range(1, 7))  # steps 1 to 4 are those of the first start
+    opened = open_checkpoint(str(tmp_path / "run"))
+    assert opened.step == 6
+    losses = [evaluate_checkpoint(opened, str(folder))["mlm_loss"] for folder in (dataset_dir, other_dir)]
+    assert all(1 < loss < math.log(opened.bert_config.vocab_size) + 1 for loss in losses)
 
 
 def test_mixture_hash_depends_on_weights_and_packing(dataset_dir, other_dir):
