@@ -56,8 +56,8 @@ SCRIPT = Path(__file__).resolve()
 STEP = ("jax", "flax", "optax", "ml_collections", "numpy")
 """Packages that a training step needs; the curve needs all of bert_jax."""
 MEASURES = (
-    "benchmarks/on_gpu", "benchmarks/torch_batch.py", "bert_jax/batch.py", "bert_jax/data/loading", "bert_jax/model",
-    "bert_jax/parallel", "bert_jax/tracking/accelerators.py", "bert_jax/tracking/flops.py",
+    "benchmarks/gpu.py", "benchmarks/on_gpu", "benchmarks/torch_batch.py", "bert_jax/batch.py", "bert_jax/data/loading",
+    "bert_jax/model", "bert_jax/parallel", "bert_jax/tracking/accelerators.py", "bert_jax/tracking/flops.py",
     "bert_jax/training/cross_entropy.py", "bert_jax/training/objectives.py", "bert_jax/training/optimizer.py",
     "bert_jax/training/planning", "bert_jax/training/state.py", "bert_jax/training/train_step.py",
 )  # fmt: skip
