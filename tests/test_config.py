@@ -135,6 +135,17 @@ def test_the_defaults_are_the_papers():
 
 
 @pytest.mark.parametrize(
+    ("name", "seq_len", "batch", "epochs", "dropout"),
+    [("squad", 384, 32, 3, 0.0), ("squad:2.0", 384, 48, 2, 0.0), ("swag", 128, 16, 3, 0.1), ("ner", 128, 32, 3, 0.1)],
+)
+def test_fine_tuning_has_the_references_settings(name: str, seq_len: int, batch: int, epochs: int, dropout: float):
+    config = load_config(f"finetune/{name}", keys_of="finetune/default")
+    assert (config.task.max_seq_len, config.global_batch_size, config.num_epochs) == (seq_len, batch, epochs)
+    assert config.head.dropout == dropout
+    assert (config.model.hidden_dropout_prob, config.model.attention_probs_dropout_prob) == (0.1, 0.1)
+
+
+@pytest.mark.parametrize(
     ("name", "rate", "seq_len", "most"),
     [
         ("bert_base", 0.15, 128, 19), ("bert_base", 0.15, 512, 77), ("bert_base", 0.3, 128, 38),
