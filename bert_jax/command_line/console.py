@@ -7,6 +7,7 @@ into the terminal's width is dropped, the drawing of the bar first.
 import io
 import logging
 import sys
+from contextlib import suppress
 from typing import Any
 
 from bert_jax.progress import Bars, Progress, silent
@@ -48,13 +49,17 @@ def _add_process_label(record: logging.LogRecord) -> bool:
 class _BarSafeHandler(logging.Handler):
     """Writes lines to stderr, on a terminal above the progress bars.
 
-    A record with the attribute `on_bar` is not written to a terminal, where a bar shows the same values.
+    A record with the attribute `on_bar` is not written to a terminal, where a bar shows the same values. Lines that
+    cannot be written are lost, so that no run ends because the reader of its log has ended, or its disk is full.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = self.format(record)
+        with suppress(OSError):
+            self._write(self.format(record), on_bar=getattr(record, "on_bar", False))
+
+    def _write(self, line: str, *, on_bar: bool) -> None:
         if sys.stderr.isatty():
-            if getattr(record, "on_bar", False):
+            if on_bar:
                 return
             from tqdm import tqdm
 

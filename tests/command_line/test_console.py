@@ -1,5 +1,6 @@
 """Log lines and progress on stderr."""
 
+import io
 import logging
 import re
 import sys
@@ -32,6 +33,21 @@ def test_line_of_one_of_several_processes_has_its_index(logger, capsys: pytest.C
     monkeypatch.setattr(processes, "joined", lambda: (3, 8))
     logger.info("Step 7")
     assert re.fullmatch(rf"{TIME} INFO \[3/8\] Step 7\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space left on device")])
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_lines_that_cannot_be_written_are_lost(error: OSError, is_terminal: bool, logger, monkeypatch):
+    class Ended(io.StringIO):
+        def write(self, text: str) -> int:
+            raise error
+
+    stderr = Ended()
+    stderr.isatty = lambda: is_terminal
+    monkeypatch.setattr(sys, "stderr", stderr)
+    logger.info("Step 7")
+    with pytest.raises(OSError, match=error.strerror):
+        print("Step 7", file=sys.stderr)
 
 
 def test_progress_is_log_lines_where_stderr_is_no_terminal(capsys: pytest.CaptureFixture):
