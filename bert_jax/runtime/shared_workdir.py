@@ -1,8 +1,10 @@
 """Check that all processes of a run see one workdir, not different folders with the same path."""
 
+import os
 import socket
 import time
 import uuid
+from contextlib import suppress
 
 import jax
 import numpy as np
@@ -12,8 +14,8 @@ from jax.experimental import multihost_utils
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 
-WAIT_SECONDS = 5.0
-"""Time until another host's file must be visible: network file systems cache missing files for some seconds."""
+WAIT_SECONDS = 60.0
+"""Time until another host's file must be visible: NFS caches for up to 60 s that a file or folder is missing."""
 
 _TOKEN = ".shared-check-"
 _NAME_BYTES = 256
@@ -57,6 +59,8 @@ def _appears(path: epath.Path) -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.1)
+        with suppress(OSError):  # makes NFS ask the server, unless it trusts its cache
+            os.listdir(path.parent.parent)
     return True
 
 

@@ -1,10 +1,14 @@
 """A local workdir of several processes: one folder for all, or none."""
 
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
+from etils import epath
 from support import child_processes, helpers
+
+from bert_jax.runtime import shared_workdir
 
 
 def start(dataset: Path, folders: list[Path]) -> list[subprocess.Popen]:
@@ -19,6 +23,14 @@ def start(dataset: Path, folders: list[Path]) -> list[subprocess.Popen]:
         )
         for number, folder in enumerate(folders)
     ]  # fmt: skip
+
+
+def test_a_file_that_shows_late_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shared_workdir, "WAIT_SECONDS", 0.3)
+    assert not shared_workdir._appears(epath.Path(tmp_path / "run" / "never"))
+    monkeypatch.setattr(shared_workdir, "WAIT_SECONDS", 30.0)
+    threading.Timer(0.3, lambda: (tmp_path / "run").mkdir() or (tmp_path / "run" / "late").touch()).start()
+    assert shared_workdir._appears(epath.Path(tmp_path / "run" / "late"))
 
 
 @pytest.mark.long
