@@ -42,7 +42,7 @@ bert-jax fill-mask --checkpoint "$out/run" --top 3 \
 step "6/6  evaluation on held-out documents"
 bert-jax report "$out/run" --output "$out/report.html"
 bert-jax evaluate --checkpoint "$out/run" --data "$out/data" > "$out/evaluation.json"
-python - "$out" "$least" "$SECONDS" "${bin#"$PWD/"}" <<'PY'
+python3 - "$out" "$least" "$SECONDS" "${bin#"$PWD/"}" <<'PY'
 import json
 import shlex
 import sys

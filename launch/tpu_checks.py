@@ -229,9 +229,10 @@ def _check_config(options: argparse.Namespace) -> Iterator[str]:
         return
     from bert_jax.training.checks import check_config as check_pretraining
     from bert_jax.training.checks import data_paths
+    from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
     from bert_jax.training.phases import plan_phases
 
-    config = load_config(options.config, options.overrides)
+    config = fill_in_from_checkpoint(load_config(options.config, options.overrides))
     check_pretraining(config, config.total_steps)
     for plan in plan_phases(config):
         check_pretraining(plan.config, plan.stop - plan.start)

@@ -153,7 +153,7 @@ esac
 if [ -z "$no_check" ]; then
   case $verb in
     create | setup | start | watch)
-      for python in "${VIRTUAL_ENV:-}/bin/python" "$here/../.venv/bin/python" "$(command -v python3)"; do
+      for python in ${VIRTUAL_ENV:+"$VIRTUAL_ENV/bin/python"} "$here/../.venv/bin/python" "$(command -v python3)"; do
         [ ! -x "$python" ] || break
       done
       [ -x "$python" ] || refuse "python3 not found; launch/tpu_checks.py requires it; install it, or use --no-check"

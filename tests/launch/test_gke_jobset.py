@@ -87,6 +87,12 @@ def test_spot_nodes_or_others():
     assert "spot" not in yaml.safe_dump(render(SPOT="no"))
 
 
+def test_the_image_may_open_devices_and_write_to_a_new_volume():
+    assert "USER 1000" in (helpers.REPOSITORY / "docker" / "tpu.Dockerfile").read_text()
+    container = job_of(render())["template"]["spec"]["containers"][0]
+    assert container["securityContext"] == {"runAsUser": 0}
+
+
 def test_the_command_arrives_as_it_was_typed():
     words = ["bert-jax", 'a "b" \\c', "two  words: #", "${NAME} ${IMAGE}", "ü", "--config.phases=({'steps': 1},)"]
     assert job_of(render(*words))["template"]["spec"]["containers"][0]["command"] == words

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import helpers
+from support import helpers, sources
 
 PATH = helpers.REPOSITORY / "launch" / "tpu_checks.py"
 spec = importlib.util.spec_from_file_location("tpu_checks", PATH)
@@ -131,6 +131,17 @@ def test_unpushed_commit_is_refused_and_changes_are_listed(clones: tuple[Path, P
     ],
 )  # fmt: skip
 def test_commands_that_would_start(command: list[str]):
+    tpu_checks.main(["--", *command])
+
+
+def test_a_config_that_a_checkpoint_fills_in_is_checked(
+    vocabulary: list[str], dataset_dir: Path, tmp_path: Path, refusal
+):
+    command = ["bert-jax", "pretrain", "--config=continue", "--workdir=/r", f"--config.data.path={dataset_dir}"]
+    assert "init is not set" in refusal("--", *command)
+    sources.write_checkpoint(tmp_path / "init", vocabulary)
+    command.append(f"--config.init={tmp_path / 'init'}")
+    assert "optimizer.b1" in refusal("--", *command, "--config.optimizer.b1=2")
     tpu_checks.main(["--", *command])
 
 
