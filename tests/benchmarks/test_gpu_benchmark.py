@@ -423,7 +423,7 @@ def test_rehearsal_measures_every_part_and_a_rerun_none(modules: SimpleNamespace
     command = ["bash", BENCHMARKS / "gpu.sh", "--rehearse", "--work", tmp_path, "--minutes", "25"]
     environment = {**os.environ, "PYTHON": sys.executable}
     assert subprocess.run(command, env=environment, check=False).returncode == 0
-    results = {path.stem: path for path in (tmp_path / "rehearsal").glob("*.json")}
+    results = {path.stem: path for path in (tmp_path / "rehearsal").glob("gpu_*.json")}
     assert set(results) == {f"gpu_{part.name}" for part in modules.gpu.PARTS}
     for path in results.values():
         content = json.loads(path.read_text())
