@@ -14,6 +14,7 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from bert_jax.command_line.arguments import parse as parse_arguments
 from bert_jax.command_line.console import set_up_logging
@@ -26,6 +27,8 @@ from bert_jax.subcommands import data_commands, listing_commands, model_commands
 _PATH_ERRORS = {  # errno of a bad path given by the user
     errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EROFS,
 }  # fmt: skip
+
+_HOME = re.compile(r"^(--[\w.-]+=)~(?=/|$)")
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +85,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Returns the options of a subcommand, as `arguments.parse` does."""
-    return parse_arguments(arguments, _RUN)
+    """Returns the options of a subcommand, as `arguments.parse` does, with the home folder for "~" in `--NAME=~/...`.
+
+    A shell replaces it only at the start of a word.
+    """
+    return parse_arguments([_HOME.sub(lambda option: f"{option[1]}{Path.home()}", word) for word in arguments], _RUN)
 
 
 def _similar_name(error: BaseException | None) -> str:

@@ -192,6 +192,16 @@ def results(command: list[object], capsys: pytest.CaptureFixture) -> dict:
     return json.loads(captured.out)
 
 
+def test_home_folder_is_found_after_an_equals_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    options = cli.parse(
+        ["pretrain", "--config=bert_tiny", "--workdir=~/runs/x", "--config.data.path=~/data", "--config.init=a~b"]
+    )
+    assert options.workdir == f"{tmp_path}/runs/x"
+    assert options.overrides == [("data.path", f"{tmp_path}/data"), ("init", "a~b")]
+    assert cli.parse(["fill-mask", "--checkpoint=~", "~/is a [MASK]"]).checkpoint == str(tmp_path)
+
+
 def test_json_is_the_only_output(journey: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     run, data, corpus = journey / "run", journey / "data", journey / "corpus.txt"
     vocab = results(["vocab", "--input", corpus, "--output", tmp_path / "v", "--size", 150], capsys)

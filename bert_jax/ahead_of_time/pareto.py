@@ -163,8 +163,8 @@ def _network_seconds(microbatches: int, below: Mapping[str, Any], above: Mapping
 
     Those after the loop over microbatches take the same time for any number of them. Those of FSDP are in the loop.
     """
-    first, last = (step["roofline"]["network_seconds"] for step in (below, above))
-    most, least = (step["gradient_accumulation"] for step in (below, above))
-    if first is None or last is None or most == least:
-        return first
-    return last + (first - last) * (microbatches - least) / (most - least)
+    seconds, seconds_above = (step["roofline"]["network_seconds"] for step in (below, above))
+    loops, loops_above = (step["gradient_accumulation"] for step in (below, above))
+    if seconds is None or seconds_above is None or loops == loops_above:
+        return seconds
+    return seconds_above + (seconds - seconds_above) * (microbatches - loops_above) / (loops - loops_above)

@@ -98,13 +98,13 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 
 def parse_path(path: str | os.PathLike[str]) -> epath.Path:
-    """Returns the path that a user has given; of a local path, relative or not, "~" alone is expanded.
+    """Returns the path that a user has given; a local path is returned unchanged, relative or not.
 
     Raises InputError for an unknown scheme, a missing package that opens the scheme, or a missing bucket name.
     """
     name = os.fspath(path)
     if not is_remote(name):
-        return epath.Path(os.path.expanduser(name))
+        return epath.Path(name)
     scheme, _, rest = name.partition("://")
     if scheme not in _PACKAGES:
         known = ", ".join(f"{known}://" for known in _PACKAGES)
@@ -126,7 +126,7 @@ def _example(path: str) -> str:
 
 def absolute(path: str | os.PathLike[str]) -> epath.Path:
     """Returns the path of `parse_path`, absolute if local. (`resolve` takes a remote path for a local folder.)"""
-    return parse_path(path) if is_remote(path) else parse_path(path).resolve()
+    return parse_path(path) if is_remote(path) else epath.Path(path).resolve()
 
 
 # --- Retries ---------------------------------------------------------------------------------------------------------

@@ -157,8 +157,8 @@ def evaluate_finetuned(found: Checkpoint, data: str, *, batch_size: int = 64, ba
     bad_rows = BadRows(strict_labels=True)
     examples, skipped = {}, {}
     for split_name, path in files.items():
-        name = split_name or Path(path).name
-        name = "train_file" if name == "train" and not split_name else name  # a split of that name is not scored
+        file_name = Path(path).name
+        name = split_name or ("train_file" if file_name == "train" else file_name)  # a split `train` is not scored
         examples[name] = task.read(path, bad_rows, split=split_name, labelled=True)
         skipped[name] = bad_rows.take_reasons()
     bad_rows.report()

@@ -51,7 +51,6 @@ class Predictor:
         self._step = make_forward_step(mesh, graph, shardings, forward, outputs)
         self._batch_size, self._max_seq_len = batch_size, max_seq_len
         self._forward, self._lengths = forward, lengths
-        self._has_run_full = False
 
     def with_forward(self, forward: Forward, batch_size: int) -> "Predictor":
         """Returns a predictor of the same model that computes `forward` on batches of `batch_size` examples."""
@@ -70,22 +69,24 @@ class Predictor:
 
     def batches(self, examples: EncodedExamples) -> int:
         """Returns the number of batches that `outputs` runs."""
-        return -(-len(examples) // self._examples_a_batch(examples))
+        return -(-len(examples) // self._size_for(examples))
 
-    def _examples_a_batch(self, examples: EncodedExamples) -> int:
-        """Returns the size of batches: for few examples a power of two, unless full batches have a program already."""
+    def _size_for(self, examples: EncodedExamples) -> int:
+        """Returns the size of batches: of few examples the next power of two, so that few programs are compiled."""
         few = 1 << max(0, len(examples) - 1).bit_length()
-        most = self._batch_size
-        return most if self._has_run_full else min(most, -(-few // self._mesh.size) * self._mesh.size)
+        return min(self._batch_size, -(-few // self._mesh.size) * self._mesh.size)
 
     def outputs(
-        self, parameters: Parameters, examples: EncodedExamples, on_batch: Callable[[], Any] = lambda: None
-    ) -> list[np.ndarray]:
-        """Returns the outputs [...] of each example, [group] for `group` sequences, or [T, ...] for T tokens."""
+        self, parameters: Parameters, examples: EncodedExamples, on_batch: Callable[[], Any] = lambda: None,
+        *, in_full_batches: bool = False,
+    ) -> list[np.ndarray]:  # fmt: skip
+        """Returns the outputs [...] of each example, [group] for `group` sequences, or [T, ...] for T tokens.
+
+        Few examples are computed in a smaller batch, unless `in_full_batches`, as for the last part of a large file.
+        """
         outputs: list[Any] = [None] * len(examples)
         lengths, group = examples.lengths(), examples.group
-        size = self._examples_a_batch(examples)
-        self._has_run_full |= size == self._batch_size
+        size = self._batch_size if in_full_batches else self._size_for(examples)
         rows = size * group
         here = rows_here(self._mesh, rows)
         for chosen in in_order(examples, size):
@@ -115,9 +116,11 @@ class LoadedModel:
     predictor: Predictor
     batch_size: int
 
-    def outputs(self, examples: EncodedExamples, on_batch: Callable[[], Any] = lambda: None) -> list[np.ndarray]:
+    def outputs(
+        self, examples: EncodedExamples, on_batch: Callable[[], Any] = lambda: None, *, in_full_batches: bool = False
+    ) -> list[np.ndarray]:
         """Returns the outputs of each example; see `Predictor.outputs`."""
-        return self.predictor.outputs(self.parameters, examples, on_batch)
+        return self.predictor.outputs(self.parameters, examples, on_batch, in_full_batches=in_full_batches)
 
     def with_forward(self, forward: Forward, batch_size: int) -> "LoadedModel":
         """Returns the same parameters with another forward pass; the devices divide `batch_size`."""

@@ -76,7 +76,7 @@ def check_same_run(
         if old.get(key) != new[key]
         and (key in old or key not in NEW_KEYS)
         and (_is_elsewhere(old.get(key), new[key]) if key in sources else not key.startswith(CHANGEABLE))
-        and not (key == "init" and started_from(folder) in {encoder_digest(new[key])} - {None})
+        and not (key == "init" and _is_same_encoder(folder, new[key]))
     ]  # fmt: skip
     if changed:
         raise InputError(
@@ -89,6 +89,12 @@ def _is_elsewhere(before: str | None, now: str) -> bool:
     if not before or is_tfds(before):
         return bool(before)
     return remote.exists(remote.parse_path(before)) and remote.absolute(before) != remote.absolute(now)
+
+
+def _is_same_encoder(folder: epath.Path, init: str) -> bool:
+    """Returns True if the run in a folder is known to have started from the parameters in `init`."""
+    digest = started_from(folder)
+    return digest is not None and digest == encoder_digest(init)
 
 
 def encoder_digest(init: str) -> str | None:

@@ -253,7 +253,7 @@ def _hidden_of(
     Among `sorted_lines` lines, those of similar length share a batch.
     """
     while some := list(itertools.islice(lines, sorted_lines)):
-        yield from zip(some, model.outputs(EncodedExamples(some, None)), strict=True)
+        yield from zip(some, model.outputs(EncodedExamples(some, None), in_full_batches=True), strict=True)
 
 
 # --- Writing ---------------------------------------------------------------------------------------------------------

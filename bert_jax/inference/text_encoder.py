@@ -59,16 +59,16 @@ def pool_hidden_states(hidden: jax.Array, batch: Batch[jax.Array], pool: str) ->
 
 
 class TextEncoder:
-    """The encoder of a loaded model, run on texts in batches; it compiles one program per padded length and
-    size of batches.
+    """The encoder of a loaded model, run on texts in batches.
 
-    A text that is longer than the model supports is truncated, a pair at the end of its longer text.
+    It compiles one program per padded length and size of batches. A text that is longer than the model supports is
+    truncated, a pair at the end of its longer text.
     """
 
     def __init__(self, model: LoadedModel, tokenizer: Tokenizer, config: BertConfig):
         """Wraps a model whose `encode(batch)` returns the hidden states of the last layer first."""
         self._model, self._tokenizer, self._config = model, tokenizer, config
-        self._models: dict[tuple[str, int], LoadedModel] = {}  # by pooling and rows of a batch: each compiles once
+        self._models: dict[tuple[str, int], LoadedModel] = {}  # by pooling and size of batches
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str | None], batch_size: int) -> Encoded:
         """Returns the hidden states of texts, each alone or with its pair. InputError for a model without segments."""
@@ -95,10 +95,9 @@ class TextEncoder:
 
     def _outputs(self, pool: str, sequences: Sequence[EncodedSequence], batch_size: int) -> list[np.ndarray]:
         check_batch_size(batch_size)
-        rows = min(batch_size, 1 << (len(sequences) - 1).bit_length())  # a few texts do not pay for a whole batch
-        if (pool, rows) not in self._models:
-            self._models[pool, rows] = self._model.with_forward(_forward(pool), rows)
-        return self._models[pool, rows].outputs(EncodedExamples(sequences, None))
+        if (pool, batch_size) not in self._models:
+            self._models[pool, batch_size] = self._model.with_forward(_forward(pool), batch_size)
+        return self._models[pool, batch_size].outputs(EncodedExamples(sequences, None))
 
 
 def check_segments(config: BertConfig, pairs: Sequence[Any]) -> None:

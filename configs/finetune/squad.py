@@ -19,5 +19,5 @@ def get_config(version="1.1"):
     config.num_epochs = 2 if config.task.version_2 else 3
     config.global_batch_size = 48 if config.task.version_2 else 32
     config.optimizer.learning_rate = 5e-5
-    config.head.dropout = 0.0  # the reference's run_squad.py has none between the encoder and the spans
+    config.head.dropout = 0.0  # As in the reference's run_squad.py.
     return config

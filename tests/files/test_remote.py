@@ -150,14 +150,6 @@ def test_pipes_and_symbolic_links_are_written_through(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "pipe"]
 
 
-def test_home_folders_are_found(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path / "..")
-    assert str(remote.absolute("~/runs/x")) == str(remote.parse_path("~/runs/x")) == str(tmp_path / "runs/x")
-    assert str(remote.parse_path("runs/~/x")) == "runs/~/x"
-    assert remote.absolute("a~b").name == "a~b"
-
-
 def test_output_that_the_process_has_open_is_added_to(tmp_path):
     program = "import sys; from bert_jax.files import atomic; atomic.write_whole(sys.argv[1], b'row\\n')"
     output = tmp_path / "all.txt"

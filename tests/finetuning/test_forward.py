@@ -40,7 +40,7 @@ def test_few_examples_are_few_rows(checkpoint: Path):
         traced.append(len(batch["input_ids"]))
         return model.embeddings.word[...][batch["input_ids"][:, 0]]
 
-    for devices, expected in ((1, [1, 4, 32]), (2, [1, 2, 16])):  # rows of a device
+    for devices, expected in ((1, [1, 4, 32, 2]), (2, [1, 2, 16])):  # rows of a device
         traced.clear()
         model = load_model(
             open_checkpoint(str(checkpoint)), batch_size=32, max_seq_len=16, devices=jax.devices()[:devices],
@@ -53,3 +53,5 @@ def test_few_examples_are_few_rows(checkpoint: Path):
             words = np.asarray(model.parameters["embeddings"]["word"])
             np.testing.assert_array_equal(outputs, words[7 + np.arange(count) % 3])
         assert traced == expected
+        model.outputs(EncodedExamples([EncodedSequence((7,), 1)], None), in_full_batches=True)
+        assert traced == expected  # the program of full batches

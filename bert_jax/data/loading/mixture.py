@@ -25,7 +25,7 @@ class Mixture:
         shares = np.cumsum(np.asarray(weights, np.float64)) / np.sum(weights)
         self._bounds = [0, *(round(share * _ONE) for share in shares[:-1].tolist()), _ONE]
         self._shares = np.diff(self._bounds).tolist()
-        # Between two bounds, both rounded, the count of less than a row in a period could decrease.
+        # The bounds are rounded: between two of them, the count of less than a row in a period would decrease.
         self._has_rare_source = any(_PERIOD * share < _ONE for share in self._shares[1:-1])
         self._key = key
 

@@ -34,9 +34,9 @@ def fill_in_from_checkpoint(config: ConfigDict, workdir: epath.Path | None = Non
     fine-tuning run.
     """
     before = newest_intact(workdir) if workdir is not None else None
-    if before is not None and before.task is not None:
-        raise InputError(f"--workdir={workdir}: holds a fine-tuning run; choose another folder")
     if before is not None:
+        if before.task is not None:
+            raise InputError(f"--workdir={workdir}: holds a fine-tuning run; choose another folder")
         config = _keep_row_order(config, before)
     open_keys = _open_keys(config)
     if not open_keys:
