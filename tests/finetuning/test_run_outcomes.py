@@ -51,9 +51,9 @@ def test_a_run_says_which_label_f1_is_of_which_rows_have_no_score_and_predicts_e
     predicted: list[int] = []
     real = Predictor.outputs
 
-    def counting(self, parameters, rows, *more):
+    def counting(self, parameters, rows, *more, **options):
         predicted.append(len(rows))
-        return real(self, parameters, rows, *more)
+        return real(self, parameters, rows, *more, **options)
 
     monkeypatch.setattr(Predictor, "outputs", counting)
     caplog.set_level("INFO")
