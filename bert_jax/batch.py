@@ -52,8 +52,8 @@ class Batch(TypedDict, Generic[Array], total=False):
 
     # --- Training on several processes
     stop: Array
-    """int32 [B]: 1 from a process that received SIGTERM or SIGINT. The metric is its maximum over the batch, so that
-    all processes stop at the same step."""
+    """int32 [devices]: 1 on those of a process that received SIGTERM or SIGINT. The metric is its maximum, so that all
+    processes stop at the same step."""
 
 
 HostBatch = Batch[np.ndarray]

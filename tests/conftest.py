@@ -21,6 +21,7 @@ from pathlib import Path
 import jax
 import orbax.checkpoint as ocp
 import pytest
+from support.strict_device import strict_devices
 
 from bert_jax.text.wordpiece import WordPieceTokenizer
 
@@ -29,6 +30,7 @@ gc.disable()  # until tests are collected
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update_golden", action="store_true", help="write golden files anew from what the code does now")
+    parser.addoption("--strict_devices", action="store_true", help="run on devices as strict as TPUs and GPUs")
 
 
 def pytest_collection_finish() -> None:
@@ -52,6 +54,17 @@ def data_dir() -> Path:
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Leaves the user's own cache alone, here and in the processes that are started."""
     os.environ["BERT_JAX_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _strict_devices(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With --strict_devices, makes devices strict: here, and in the processes that run commands."""
+    if not request.config.getoption("strict_devices"):
+        yield
+        return
+    os.environ[helpers.STRICT] = "1"
+    with strict_devices():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
@@ -150,7 +151,7 @@ def _finetune(
     checkpointer.wait()
 
     # --- Result --------------------------------------------------------------------------------------------------
-    last = int(state.step)
+    last = int(jax.device_get(state.step))
     step = best.best or last
     chosen = folder / FOLDER / str(step)
 

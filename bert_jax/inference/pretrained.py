@@ -261,11 +261,9 @@ def fill_mask(pretrained: PreTrained | FineTuned, text: str, top: int = 5) -> li
         raise InputError("fill-mask requires an mlm_head, which the checkpoint lacks; use another checkpoint")
     (hidden,) = pretrained._encoder.outputs(EncodedExamples([sequence], None))
     projection = model.mlm_head(jnp.asarray(hidden)[None], jnp.asarray(positions)[None], model.embeddings.word[...])
-    probabilities, tokens = jax.lax.top_k(jax.nn.softmax(projection.logits()[0], axis=-1), top)
+    probabilities, tokens = jax.device_get(jax.lax.top_k(jax.nn.softmax(projection.logits()[0], axis=-1), top))
     fillings = []
-    for position, row_probabilities, row_tokens in zip(
-        positions, np.asarray(probabilities), np.asarray(tokens), strict=True
-    ):
+    for position, row_probabilities, row_tokens in zip(positions, probabilities, tokens, strict=True):
         row = []
         for probability, token in zip(row_probabilities.tolist(), row_tokens.tolist(), strict=True):
             filled = [*ids[1:position], token, *ids[position + 1 : -1]]

@@ -30,7 +30,7 @@ class Weight:
 
     def read(self, parameters: Parameters) -> np.ndarray:
         """Returns the weight from our parameters: fp32 of `shape`, contiguous."""
-        view = np.asarray(self._parameter(parameters))[self.index]
+        view = jax.device_get(self._parameter(parameters))[self.index]
         value = view.reshape(self.shape[::-1]).T if self.transposed else view.reshape(self.shape)
         return np.ascontiguousarray(value, np.float32)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 from etils import epath
 
@@ -55,8 +56,9 @@ def task_model(checkpoint: Checkpoint) -> tuple[str, dict[str, Any], dict[str, n
     check_finite(checkpoint, parameters)
     encoder = state_dict(parameters, checkpoint.bert_config, checkpoint.heads)
     weights = {f"bert.{name}": value for name, value in encoder.items()}
-    weights[f"{architecture.output}.weight"] = np.ascontiguousarray(np.asarray(parameters["output"]["kernel"]).T)
-    weights[f"{architecture.output}.bias"] = np.asarray(parameters["output"]["bias"])
+    output = jax.device_get(parameters["output"])
+    weights[f"{architecture.output}.weight"] = np.ascontiguousarray(output["kernel"].T)
+    weights[f"{architecture.output}.bias"] = output["bias"]
     record = {**task, **_null_threshold(checkpoint)}
     return architecture.name, {**_outputs(task), **_dropout(checkpoint), RECORD: record}, weights
 

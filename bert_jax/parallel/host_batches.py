@@ -49,6 +49,20 @@ def put_batch(
         return map_arrays(put, batch)
 
 
+def put_flag(mesh: Mesh, value: bool) -> jax.Array:
+    """Puts a flag of this process on its devices: int32 [devices], an element a device.
+
+    Processes may have different values, so that no element may be a replica of another process's.
+    """
+    here = np.full(1, value, np.int32)
+    return jax.make_array_from_callback((mesh.size,), flag_sharding(mesh), lambda _: here)
+
+
+def flag_sharding(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of `put_flag`."""
+    return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+
+
 def abstract_batch(
     mesh: Mesh, batch: Batch[Any], microbatches: int = 1, *, batch_size: int
 ) -> Batch[jax.ShapeDtypeStruct]:

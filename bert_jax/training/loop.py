@@ -12,12 +12,11 @@ from enum import Enum
 from typing import Any
 
 import jax
-import numpy as np
 
 from bert_jax.batch import Batch, HostBatch
 from bert_jax.data.loading.prefetch import Prefetch
 from bert_jax.errors import BertJaxError, Interrupted
-from bert_jax.parallel.host_batches import put_batch, rows_here
+from bert_jax.parallel.host_batches import put_batch, put_flag
 from bert_jax.runtime.watchdog import StallWatch
 from bert_jax.tracking.nonfinite_batches import NonfiniteBatches
 from bert_jax.tracking.profiling import StepTracer
@@ -235,16 +234,16 @@ def run_steps(run: Run, steps: StepRange, state: TrainState, hooks: Sequence[Hoo
     process, and BertJaxError after too many non-finite steps in a row, both after the hooks that are due at an end.
     """
     are_several = jax.process_count() > 1
-    rows = len(rows_here(run.mesh, steps.batch_size, steps.microbatches))
 
-    def put(batch: HostBatch) -> Batch[jax.Array]:
-        return put_batch(run.mesh, batch, steps.microbatches, batch_size=steps.batch_size)
+    def make_batch(step: int) -> Batch[jax.Array]:
+        with jax.transfer_guard("disallow"):
+            return put_batch(run.mesh, steps.make_batch(step), steps.microbatches, batch_size=steps.batch_size)
 
     # Tells the other processes of a stop signal with each batch. It is added just before the step: a prefetched batch
     # would carry a SIGTERM several steps later.
-    stop_flags = [put({"stop": np.full(rows, is_asked, np.int32)}) for is_asked in (0, 1)] if are_several else []
+    stop_flags = [put_flag(run.mesh, is_asked) for is_asked in (False, True)] if are_several else []
 
-    batches = Prefetch(lambda step: put(steps.make_batch(step)), steps.start, steps.stop)
+    batches = Prefetch(make_batch, steps.start, steps.stop)
     ends: Ends = set()
     pending: Any = None  # the previous step and its metrics, read while the device runs the current one
 
@@ -267,12 +266,13 @@ def run_steps(run: Run, steps: StepRange, state: TrainState, hooks: Sequence[Hoo
     began = time.perf_counter()
     for hook in hooks:
         hook.start(steps.start)
-    with closing(batches), jax.set_mesh(run.mesh), jax.transfer_guard("disallow"):
+    with closing(batches), jax.set_mesh(run.mesh):
         for step, batch in enumerate(batches, steps.start + 1):
             run.check()
             if are_several:
-                batch = batch | stop_flags[run.stop.received is not None]
-            with jax.profiler.StepTraceAnnotation("train", step_num=step):
+                batch["stop"] = stop_flags[run.stop.received is not None]
+            # The guard refuses implicit copies between host and device, which would make one wait for the other.
+            with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard("disallow"):
                 state, metrics = steps.train_step(state, batch)
             if step == steps.start + 1:
                 log.info("Step %d: started after %.1f s", step, time.perf_counter() - began)

@@ -84,12 +84,13 @@ def abstract_batch(
     With several processes it has `stop`, too.
     """
     shapes = pretraining_shapes(config.global_batch_size, seq_len, predictions, sequences)
-    if len({device.process_index for device in mesh.devices.flat}) > 1:
-        shapes["stop"] = (config.global_batch_size,), np.int32
-    batch = map_arrays(lambda entry: jax.ShapeDtypeStruct(*entry), shapes)
-    return host_batches.abstract_batch(
-        mesh, batch, config.gradient_accumulation, batch_size=config.global_batch_size
+    batch = host_batches.abstract_batch(
+        mesh, map_arrays(lambda entry: jax.ShapeDtypeStruct(*entry), shapes), config.gradient_accumulation,
+        batch_size=config.global_batch_size,
     )  # fmt: skip
+    if len({device.process_index for device in mesh.devices.flat}) > 1:
+        batch["stop"] = jax.ShapeDtypeStruct((mesh.size,), np.int32, sharding=host_batches.flag_sharding(mesh))
+    return batch
 
 
 def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:

@@ -58,4 +58,4 @@ class StateSpec:
 
 def key_data(seed: int) -> np.ndarray:
     """Returns the key of a seed as numbers, a program's argument on any number of hosts."""
-    return np.asarray(jax.random.key_data(jax.random.key(seed)))
+    return jax.device_get(jax.random.key_data(jax.random.key(seed)))

@@ -21,7 +21,7 @@ from bert_jax.parallel.collectives import (
     varying_zeros,
 )
 from bert_jax.parallel.mesh import batch_mesh_axes
-from bert_jax.parallel.sharding import batch_sharding, gather_model
+from bert_jax.parallel.sharding import gather_model
 from bert_jax.parallel.step_program import StepPrograms, TrainStep
 from bert_jax.training import objectives
 from bert_jax.training.objectives import Objective
@@ -155,7 +155,7 @@ def jit_train_step(
     replicated = NamedSharding(mesh, PartitionSpec())
     jitted = jax.jit(
         train_step,
-        in_shardings=(spec.shardings, batch_sharding(mesh), replicated, replicated),
+        in_shardings=(spec.shardings, None, replicated, replicated),  # a batch has its own: see `put_batch`, `put_flag`
         out_shardings=(spec.shardings, replicated),
         donate_argnums=0,
         compiler_options=dict(compiler_options or {}) or None,

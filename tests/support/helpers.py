@@ -23,6 +23,8 @@ from bert_jax.text.tokenizer import SPECIAL_TOKENS
 from bert_jax.text.wordpiece import WordPieceTokenizer
 
 REPOSITORY = Path(__file__).parents[2]
+STRICT = "BERT_JAX_TEST_STRICT_DEVICES"
+"""Environment variable that makes `command` run on strict devices."""
 
 TOPICS = {
     "sea": ["ship", "wave", "storm", "sailor", "harbour", "island", "gull", "anchor"],
@@ -100,7 +102,8 @@ def run_cli(
 
 
 def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "bert_jax.cli", *map(str, arguments)]
+    module = "support.strict_device" if os.environ.get(STRICT) else "bert_jax.cli"
+    return [sys.executable, "-m", module, *map(str, arguments)]
 
 
 def child_environment(devices: int = 1, **environment: str) -> dict[str, str]:
@@ -111,6 +114,7 @@ def child_environment(devices: int = 1, **environment: str) -> dict[str, str]:
     cache = REPOSITORY / ".pytest_cache" / "xla"
     return {
         **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY / "tests"), os.environ.get("PYTHONPATH")])),
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {QUICK_COMPILATION}",
         "JAX_COMPILATION_CACHE_DIR": str(cache),

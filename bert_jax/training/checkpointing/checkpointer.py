@@ -217,7 +217,7 @@ def _read_state(folder: epath.Path, abstract: TrainState) -> tuple[TrainState, d
                 # Several processes have to agree first that all have read the arrays: the sums are over all of them.
                 if digests and is_known(digests) and jax.process_count() == 1:
                     started[name] = start_digests({name: arrays[name]})
-            if items["position"]["next_batch"] != int(arrays["optimizer"]["step"]):
+            if items["position"]["next_batch"] != int(jax.device_get(arrays["optimizer"]["step"])):
                 raise DamagedError(f"{folder} is damaged: data position and optimizer step differ; use an earlier step")
     except DamagedError as error:
         damage = str(error)
