@@ -30,11 +30,28 @@ _SHUTDOWN_SECONDS = 60  # that a finished process waits for the others
 
 def _is_one_of_several(environment: Mapping[str, str]) -> bool:
     """Returns whether a launcher that JAX supports has started several processes."""
-    if _count("SLURM_NTASKS", environment) > 1 and "SLURM_PROCID" in environment:
+    tasks = _count("SLURM_NTASKS", environment)
+    if tasks > 1 and "SLURM_PROCID" in environment:
+        if "SLURM_STEP_NODELIST" not in environment:  # in a batch script, which Slurm starts once
+            raise InputError(
+                f"SLURM_NTASKS={tasks}: a batch script is one process; start the command with srun, or ask for the "
+                f"cores of one process with --ntasks=1 --cpus-per-task={tasks}"
+            )
         return True
     if _count("OMPI_COMM_WORLD_SIZE", environment) > 1:
+        if "OMPI_MCA_orte_hnp_uri" not in environment:
+            raise InputError(
+                "OMPI_COMM_WORLD_SIZE: Open MPI 5 does not tell the address of process 0, as earlier versions did; set "
+                "JAX_COORDINATOR_ADDRESS=HOST:PORT of process 0, such as node0:12345"
+            )
         return True
     return "," in environment.get("TPU_WORKER_HOSTNAMES", "") or "MEGASCALE_COORDINATOR_ADDRESS" in environment
+
+
+def _has_host_alone(environment: Mapping[str, str]) -> bool:
+    """Returns whether a launcher has started this process alone on its host."""
+    tasks = environment.get("SLURM_STEP_TASKS_PER_NODE", environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", ""))
+    return re.fullmatch(r"1(\(x\d+\))?", tasks) is not None and "JAX_LOCAL_DEVICE_IDS" not in environment
 
 
 def _count(name: str, environment: Mapping[str, str]) -> int:
@@ -120,6 +137,9 @@ def _convert_collective_error(error: BaseException) -> BaseException:
 def _join(environment: Mapping[str, str]) -> Store | None:
     """Returns the key-value store that the processes share, None for a single one. Raises as `joined_processes`."""
     given = {name: environment[name] for name in _PLAIN if name in environment}
+    if "JAX_COORDINATOR_ADDRESS" in given and _count("OMPI_COMM_WORLD_SIZE", environment) > 1:
+        ranks = {"JAX_NUM_PROCESSES": "OMPI_COMM_WORLD_SIZE", "JAX_PROCESS_ID": "OMPI_COMM_WORLD_RANK"}
+        given = {name: environment[rank] for name, rank in ranks.items()} | given
     if given and len(given) < len(_PLAIN):
         missing = ", ".join(name for name in _PLAIN if name not in given)
         raise InputError(f"{', '.join(given)} is set without {missing}; set all three, or none for a single process")
@@ -156,6 +176,8 @@ def _join(environment: Mapping[str, str]) -> Store | None:
             return None
         reason = str(error).strip().split("\n")[0]
         raise BertJaxError(f"the processes of the run could not connect: {reason}") from error
+    if _has_host_alone(environment):  # JAX takes one GPU for each process of a launcher
+        jax.config.update("jax_cuda_visible_devices", "all")
     return distributed.global_state.client if jax.process_count() > 1 else None
 
 

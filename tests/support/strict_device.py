@@ -31,7 +31,7 @@ from jax._src.lib import guard_lib  # the guard's level has no public name
 import bert_jax
 
 _PACKAGE = os.path.dirname(bert_jax.__file__)
-_LIBRARIES = tuple(os.path.dirname(library.__file__) for library in (jax, np))
+_ARRAYS = os.path.dirname(array.__file__), os.path.dirname(np.__file__)  # what the methods of arrays run through
 _WAIT_MS = 120_000
 _TP_AS_BUFFER = 20 * ctypes.sizeof(ctypes.c_void_p)  # its offset in CPython's PyTypeObject
 _COPY, _START_COPY = "_single_device_array_to_np_array_did_copy", "_copy_single_device_array_to_host_async"
@@ -52,7 +52,7 @@ def _check_copy_to_host() -> None:
     if level in (guard_lib.TransferGuardLevel.DISALLOW, guard_lib.TransferGuardLevel.DISALLOW_EXPLICIT):
         raise StrictDeviceError("Disallowed device-to-host transfer, inside a transfer guard")
     frame: Any = sys._getframe(2)
-    while frame and frame.f_code.co_filename.startswith((*_LIBRARIES, __file__, "<")):
+    while frame and frame.f_code.co_filename.startswith((*_ARRAYS, __file__, "<")):
         frame = frame.f_back
     if frame and frame.f_code.co_filename.startswith(_PACKAGE):
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import pytest
 from etils import epath
 from support import child_processes, helpers
@@ -19,6 +20,7 @@ from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
 from bert_jax.training.checkpointing.checkpoints import newest_step
 
+SLURM_STEP = {"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "node[0-1]"}
 LAUNCHER = helpers.REPOSITORY / "launch" / "local_cluster.sh"
 
 
@@ -84,9 +86,10 @@ def test_several_processes_keep_the_same_milestones(dataset_dir, tmp_path: Path)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["0", "2", "7", "8"]
 
 
+@pytest.mark.parametrize("mesh", [{}, {"mesh__data": 1, "mesh__tensor": 4}], ids=["data", "tensor"])
 @pytest.mark.long
-def test_stop_signal_to_one_process_stops_all_at_one_step_and_one_process_resumes(dataset_dir, tmp_path: Path):
-    many = {"total_steps": 2_000, "eval_every_steps": 0, "eval_batches": 0, "checkpoint__every_steps": 5_000}
+def test_stop_signal_to_one_process_stops_all_at_one_step_and_one_process_resumes(dataset_dir, tmp_path: Path, mesh):
+    many = {"total_steps": 2_000, "eval_every_steps": 0, "eval_batches": 0, "checkpoint__every_steps": 5_000, **mesh}
     processes = start(2, dataset_dir, tmp_path, **many)
     deadline = time.monotonic() + 200
     while not any(row["step"] >= 5 for row in read_metrics(epath.Path(tmp_path))):
@@ -121,6 +124,8 @@ def test_stop_signal_to_one_process_stops_all_at_one_step_and_one_process_resume
             r"JAX_COORDINATOR_ADDRESS=127\.0\.0\.1: .*HOST:PORT",
         ),
         ({"SLURM_NTASKS": "x"}, "SLURM_NTASKS=x"),
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, "SLURM_NTASKS=8: .*srun.* --ntasks=1 --cpus-per-task=8"),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, "Open MPI 5 .*JAX_COORDINATOR_ADDRESS=HOST:PORT"),
         ({"OMPI_COMM_WORLD_SIZE": "1e3"}, "OMPI_COMM_WORLD_SIZE=1e3"),
     ],
 )
@@ -140,14 +145,48 @@ def test_a_single_process_joins_nobody(environment, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    "environment", [{"SLURM_NTASKS": "4", "SLURM_PROCID": "1"}, {"TPU_WORKER_HOSTNAMES": "a,b"},
-                    {"OMPI_COMM_WORLD_SIZE": "2"}, {"MEGASCALE_COORDINATOR_ADDRESS": "a"}],
+    "environment", [{**SLURM_STEP, "SLURM_PROCID": "1"}, {"TPU_WORKER_HOSTNAMES": "a,b"},
+                    {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_MCA_orte_hnp_uri": "1.0;tcp://a:1"},
+                    {"MEGASCALE_COORDINATOR_ADDRESS": "a"}],
 )  # fmt: skip
 def test_launchers_that_jax_knows_are_left_to_it(environment, monkeypatch: pytest.MonkeyPatch):
     joined = []
     monkeypatch.setattr("jax.distributed.initialize", lambda **options: joined.append(options))
     enter(environment)
     assert [set(options) for options in joined] == [{"heartbeat_timeout_seconds", "shutdown_timeout_seconds"}]
+
+
+@pytest.mark.parametrize(
+    ("variables", "visible"),
+    [
+        ({"SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, "all"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1"}, "all"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8(x2)"}, "0"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "JAX_LOCAL_DEVICE_IDS": "0"}, "0"),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "all"),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, "0"),
+    ],
+)
+def test_the_only_process_of_a_host_sees_all_its_gpus(variables, visible: str, monkeypatch: pytest.MonkeyPatch):
+    before = jax.config.values["jax_cuda_visible_devices"]
+
+    def initialize(**_):  # as JAX does for a process with a rank on its host
+        jax.config.update("jax_cuda_visible_devices", "0")
+
+    monkeypatch.setattr("jax.distributed.initialize", initialize)
+    try:
+        enter({**SLURM_STEP, **variables})
+        assert jax.config.values["jax_cuda_visible_devices"] == visible
+    finally:
+        jax.config.update("jax_cuda_visible_devices", before)
+
+
+def test_open_mpi_5_needs_the_address_alone(monkeypatch: pytest.MonkeyPatch):
+    joined = []
+    monkeypatch.setattr("jax.distributed.initialize", lambda **options: joined.append(options))
+    ranks = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}
+    enter({**ranks, "JAX_COORDINATOR_ADDRESS": "node0:12345"})
+    assert {"coordinator_address": "node0:12345", "num_processes": 4, "process_id": 3}.items() <= joined[0].items()
 
 
 def test_tpu_host_joins_others_or_runs_alone(monkeypatch: pytest.MonkeyPatch):
@@ -162,7 +201,7 @@ def test_tpu_host_joins_others_or_runs_alone(monkeypatch: pytest.MonkeyPatch):
     enter({})
     assert len(asked) == 1
     with pytest.raises(BertJaxError, match="coordinator_address"):
-        enter({"SLURM_NTASKS": "2", "SLURM_PROCID": "0"})
+        enter(SLURM_STEP)
 
 
 @pytest.mark.parametrize(
