@@ -1,4 +1,4 @@
-"""Every command that computes, on devices as strict as TPUs and GPUs: on one, on four, and on those of two processes."""
+"""Every command that computes, on devices as strict as TPUs and GPUs: one, four, and those of two processes."""
 
 from pathlib import Path
 
