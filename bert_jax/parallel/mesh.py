@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import jax
 from jax.experimental import mesh_utils
@@ -27,12 +29,13 @@ def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -
     wanted, sizes = _named_sizes(config), mesh_sizes(config, len(devices))
     types = (AxisType.Auto,) * len(MESH_AXES)
     slices = count_slices(devices)
-    if slices == 1:
-        return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=types, devices=devices)
     between = between_slices(sizes, slices)
     within = [size // count for size, count in zip(sizes.values(), between, strict=True)]
+    lay_out: Any = mesh_utils.create_device_mesh
+    if slices > 1:  # reads an attribute of devices that CPUs lack
+        lay_out = partial(mesh_utils.create_hybrid_device_mesh, dcn_mesh_shape=between)
     try:
-        grid = mesh_utils.create_hybrid_device_mesh(within, between, devices, allow_split_physical_axes=True)
+        grid = lay_out(within, devices=devices, allow_split_physical_axes=True)
     except ValueError as error:  # slices of different sizes
         raise InputError(f"{wanted}: cannot be laid over {slices} slices ({error})") from error
     return Mesh(grid, MESH_AXES, axis_types=types)
