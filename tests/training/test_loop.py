@@ -256,3 +256,22 @@ def test_signal_at_the_step_of_an_early_end_is_heard():
     with pytest.raises(Interrupted):
         fake.go(eval_every=5, enough=10)
     assert fake.saved == [10]
+
+
+def test_at_most_two_steps_are_in_flight():
+    """A device's queue stays short: step n is dispatched before the metrics of n - 1 are read, and n + 1 after."""
+    fake, read, unread = FakeRun(), [], []
+
+    class Reader(loop.Hook):
+        def metrics(self, step, values):
+            read.append(step)
+
+    def train_step(state, batch, run_step=fake.train_step):
+        unread.append(int(state) + 1 - len(read))
+        return run_step(state, batch)
+
+    fake.train_step = train_step
+    fake.hooks.append(Reader())
+    fake.go(stop=6)
+    assert read == [1, 2, 3, 4, 5, 6]
+    assert max(unread) == 2

@@ -25,13 +25,15 @@ MESHES = {
     "data8_zero1": {"data": 8, "zero1": True},
     "fsdp8": {"data": 1, "fsdp": 8},
     "data2_fsdp2_tensor2": {"data": 2, "fsdp": 2, "tensor": 2},
+    "reversed_fsdp4_tensor2": {"data": 1, "fsdp": 4, "tensor": 2},
 }
 
 
 def spec_on(name: str):
     overrides = [(f"mesh.{key}", str(value)) for key, value in MESHES[name].items()]
     config = load_config("bert_tiny", overrides)
-    return config, plan_state(make_mesh(config.mesh), config, MODEL)[1]
+    devices = jax.devices()[:: -1 if name.startswith("reversed") else 1]
+    return config, plan_state(make_mesh(config.mesh, devices), config, MODEL)[1]
 
 
 def bytes_on(device: jax.Device, *, without: list[jax.Array]) -> int:
@@ -63,6 +65,7 @@ def other_arrays():
         pytest.param("fsdp8", "data8_zero1", marks=pytest.mark.long),
         ("data8_zero1", "data2_fsdp2_tensor2"),
         pytest.param("data2_fsdp2_tensor2", "data8", marks=pytest.mark.long),
+        ("data2_fsdp2_tensor2", "reversed_fsdp4_tensor2"),
     ],
 )
 def test_a_state_comes_back_on_any_mesh(before, after, vocabulary_file: Path, tmp_path: Path):
