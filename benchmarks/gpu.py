@@ -4,6 +4,7 @@
 
 Parts, each a process of its own that writes gpu_PART.json into the folder after every case:
 
+    check        `bert-jax check`: the machine trains, resumes, exports and agrees
     parity       the training step beside the CPU's: losses, gradient norm, updated parameters
     determinism  two runs, two processes, with --xla_gpu_deterministic_ops=true and without
     speed        BERT-LARGE at 128 and 512 tokens, unpacked and packed: the largest batch that fits
@@ -54,9 +55,12 @@ from record import REPOSITORY, RESULTS, Record, code_digest
 
 SCRIPT = Path(__file__).resolve()
 STEP = ("jax", "flax", "optax", "ml_collections", "numpy")
-"""Packages that a training step needs; the curve needs all of bert_jax."""
+"""Packages that a training step needs."""
+RUN = (*STEP, "orbax.checkpoint", "array_record", "sentencex", "tokenizers", "tqdm", "zstandard")
+"""Packages that a run needs: all of bert_jax."""
 MEASURES = (
     "benchmarks/gpu.py", "benchmarks/on_gpu", "benchmarks/torch_batch.py", "bert_jax/batch.py", "bert_jax/data/loading",
+    "bert_jax/device_check.py",
     "bert_jax/model", "bert_jax/parallel", "bert_jax/tracking/accelerators.py", "bert_jax/tracking/flops.py",
     "bert_jax/training/cross_entropy.py", "bert_jax/training/objectives.py", "bert_jax/training/optimizer.py",
     "bert_jax/training/planning", "bert_jax/training/state.py", "bert_jax/training/train_step.py",
@@ -93,6 +97,7 @@ class Part:
 
 
 PARTS = (
+    Part("check", (*RUN, "safetensors"), 3.0),
     Part("parity", STEP, 2.0),
     Part("determinism", STEP, 1.5),
     Part("speed", STEP, 4.0),
@@ -100,8 +105,7 @@ PARTS = (
     Part("remat", STEP, 4.0),
     Part("torch", (*STEP, "torch", "transformers"), 3.0),
     Part(
-        "curve", (*STEP, "orbax.checkpoint", "array_record", "sentencex", "tokenizers", "tqdm", "zstandard"), 15.0,
-        text=("matplotlib", "scipy"),
+        "curve", RUN, 15.0, text=("matplotlib", "scipy"),
     ),
 )  # fmt: skip
 
@@ -133,6 +137,10 @@ def run_part(options: argparse.Namespace) -> int:
                 agreement.parity(cases(agreement.PARITY_COLUMNS), scale)
             else:
                 agreement.determinism(cases(agreement.DETERMINISM_COLUMNS), scale, SCRIPT, extra)
+        elif options.name == "check":
+            from on_gpu import first_check
+
+            first_check.check(cases(first_check.COLUMNS), options.work)
         elif options.name == "torch":
             from on_gpu import beside_torch
 

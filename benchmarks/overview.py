@@ -47,7 +47,7 @@ class Benchmark:
         return self.minutes < QUICK
 
 
-GPU_PARTS = ("parity", "determinism", "speed", "attention", "remat", "torch", "curve")
+GPU_PARTS = ("check", "parity", "determinism", "speed", "attention", "remat", "torch", "curve")
 BENCHMARKS = (
     Benchmark("python benchmarks/packing.py " + WIKIPEDIA, 2.5),
     Benchmark("python benchmarks/checkpoint_digests.py --config=bert_large --share 0.25 --folder=runs/digests", 2.5),

@@ -32,7 +32,7 @@ _HOME = re.compile(r"^(--[\w.-]+=)~(?=/|$)")
 
 log = logging.getLogger(__name__)
 
-_COMPUTING = {"pretrain", "evaluate", "finetune", "predict", "study"}
+_COMPUTING = {"check", "pretrain", "evaluate", "finetune", "predict", "study"}
 _IMPORTS_JAX = _COMPUTING | {"fill-mask", "features", "export", "import", "compile"}
 
 
@@ -150,6 +150,7 @@ def _file_of(error: BaseException | None) -> str:
 
 
 _RUN = {
+    "check": training_commands.run_check,
     "vocab": data_commands.run_vocab,
     "prepare": data_commands.run_prepare,
     "inspect": data_commands.run_inspect,

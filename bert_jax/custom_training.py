@@ -9,7 +9,7 @@
 The batches, the state and the step are those of `bert_jax.pretrain` with the same config, to the bit.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import cached_property
 
@@ -44,15 +44,17 @@ class Training:
       tokenizer: the tokenizer of the dataset.
     """
 
-    def __init__(self, config: ConfigDict):
+    def __init__(self, config: ConfigDict, devices: Sequence[jax.Device] | None = None):
         """Opens the dataset of `config.data.path`, and plans the state and the step; allocates no parameters.
+
+        `devices` are those of the mesh, by default all.
 
         Raises InputError if config, dataset and devices do not match, and for a config of several phases.
         """
         phases = open_phases(fill_in_from_checkpoint(config))
         if len(phases) > 1:
             raise InputError(f"phases: expected one phase, got {len(phases)}; make a Training for each")
-        self.mesh = make_mesh(config.mesh)
+        self.mesh = make_mesh(config.mesh, devices)
         self._loaded = load_phase(phases[0], self.mesh)
         phase = self._loaded.phase
         self.config, self.model, self.tokenizer = phase.config, phase.model, phase.datasets[0].tokenizer

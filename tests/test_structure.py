@@ -37,14 +37,17 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "inference": {"config", "files", "finetuning", "interop", "model", "parallel", "text", "training"},
     "ahead_of_time": {"config", "data", "files", "model", "parallel", "runtime", "tracking", "training"},
     "custom_training": {"config", "data", "files", "model", "parallel", "training"},
+    "device_check": {
+        "config", "custom_training", "data", "files", "inference", "interop", "runtime", "text", "tracking", "training",
+    },
     "studies": {
         "config", "configs", "data", "files", "finetuning", "model", "parallel", "runtime", "text", "tracking",
         "training",
     },
     "command_line": {"config_listing", "data", "text", "__init__"},
     "subcommands": {
-        "ahead_of_time", "command_line", "config", "config_listing", "data", "files", "finetuning", "inference",
-        "interop", "runtime", "studies", "text", "tracking", "training", "__init__",
+        "ahead_of_time", "command_line", "config", "config_listing", "data", "device_check", "files", "finetuning",
+        "inference", "interop", "runtime", "studies", "text", "tracking", "training", "__init__",
     },
     "cli": {"command_line", "files", "runtime", "subcommands"},
     "__init__": {"config", "custom_training", "data", "finetuning", "inference", "supported_versions", "training"},

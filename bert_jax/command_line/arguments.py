@@ -210,6 +210,18 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
     def add_strict(sub: _Parser) -> None:
         sub.add_argument("--strict", action="store_true", help="fail on a bad row instead of skipping it")
 
+    sub = command("check", "Check in two minutes that the devices of this machine or slice train, resume and agree.")
+    sub.add_argument(
+        "--workdir", metavar="DIR",
+        help="where runs and checkpoints are written, into a new folder that is removed; required with several "
+        "processes, which must all see it; default: a temporary folder",
+    )  # fmt: skip
+    sub.add_argument(
+        "--only", metavar="PART,PART",
+        help="some of devices, train, resume, export, cpu, mesh, attention, storage; default: all",
+    )  # fmt: skip
+    add_json(sub)
+
     sub = command("vocab", "Train a vocabulary (WordPiece, or SentencePiece's unigram or BPE), or extend one.")
     add_input(sub)
     sub.add_fields(CorpusOptions)

@@ -13,6 +13,11 @@ class CommandHelp:
 
 
 COMMAND_HELP = {
+    "check": CommandHelp(
+        "nothing",
+        "nothing that it keeps",
+        ("check", "check --workdir=runs", "check --only devices,storage --workdir=gs://bucket/runs --json"),
+    ),
     "vocab": CommandHelp(
         "text, JSON lines, CSV, Parquet, Arrow, TFDS datasets, or stdin",
         "FILE, one piece a line or a SentencePiece model, and FILE.json with its settings",

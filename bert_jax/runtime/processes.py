@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import jax
 import numpy as np
-from jax._src import distributed  # its client has no public name
+from jax._src import distributed, xla_bridge  # the client and the state of the backends have no public name
 from jax.experimental import multihost_utils
 
 from bert_jax.errors import BertJaxError, InputError, Interrupted, NotBegun
@@ -184,6 +184,11 @@ def _join(environment: Mapping[str, str]) -> Store | None:
 def joined() -> tuple[int, int] | None:
     """Returns index and count of the processes of the run, None for a single one. Does not initialize JAX."""
     return _joined
+
+
+def holds_devices() -> bool:
+    """Returns whether JAX's backends are initialized, so that no child process can use the accelerator."""
+    return xla_bridge.backends_are_initialized()
 
 
 def is_first() -> bool:

@@ -37,7 +37,7 @@ def check_shared(folder: epath.Path) -> None:
         except OSError as error:  # raised once the others know it, which would wait
             problem = f"{error.strerror} ({error.filename})"
     try:
-        first, token, problem = (_broadcast_first(text) for text in (socket.gethostname(), token, problem))
+        first, token, problem = (broadcast_first(text) for text in (socket.gethostname(), token, problem))
         if problem:
             raise InputError(f"--workdir={folder}: cannot be written to on {first} ({problem})")
         seen = _appears(folder / f"{_TOKEN}{token}")
@@ -64,7 +64,7 @@ def _appears(path: epath.Path) -> bool:
     return True
 
 
-def _broadcast_first(text: str) -> str:
+def broadcast_first(text: str) -> str:
     """Broadcasts the text of process 0, truncated to `_NAME_BYTES` bytes."""
     return _text(multihost_utils.broadcast_one_to_all(_bytes(text)))
 

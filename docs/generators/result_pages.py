@@ -18,6 +18,7 @@ BYTES_OF_A_TOKEN = 2
 """In a prepared dataset with at most 65,536 pieces."""
 
 GPU_PARTS = {
+    "check": "`bert-jax check`",
     "parity": "Errors of the training step, beside the fp32 step on the CPU",
     "determinism": "Two runs of the same steps",
     "speed": "BERT-LARGE's training step, with the largest batch that fits",

@@ -278,7 +278,7 @@ def test_a_step_is_compiled_and_timed(modules: SimpleNamespace, monkeypatch: pyt
     assert int(state.step) == 1
 
 
-@pytest.mark.parametrize("module", ["agreement", "beside_torch", "curve", "speed"])
+@pytest.mark.parametrize("module", ["agreement", "beside_torch", "curve", "first_check", "speed"])
 def test_parts_can_be_imported(module: str):
     assert importlib.import_module(f"on_gpu.{module}")
 
