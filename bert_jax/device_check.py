@@ -244,7 +244,7 @@ class _Check:
             state = training.initial_state()
             for _, batch in training.batches():
                 state, metrics = training.step(state, batch)
-                rows.append([float(metrics[name]) for name in ("loss", "grad_norm")])
+                rows.append(jax.device_get([metrics["loss"], metrics["grad_norm"]]))
         return np.array(rows)
 
     @cached_property
