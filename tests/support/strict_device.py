@@ -34,7 +34,6 @@ _PACKAGE = os.path.dirname(bert_jax.__file__)
 _ARRAYS = os.path.dirname(array.__file__), os.path.dirname(np.__file__)  # what the methods of arrays run through
 _WAIT_MS = 120_000
 _TP_AS_BUFFER = 20 * ctypes.sizeof(ctypes.c_void_p)  # its offset in CPython's PyTypeObject
-_COPY, _START_COPY = "_single_device_array_to_np_array_did_copy", "_copy_single_device_array_to_host_async"
 
 
 class StrictDeviceError(AssertionError):
@@ -51,7 +50,7 @@ def _check_copy_to_host() -> None:
     level = state.device_to_host or guard_lib.global_state().device_to_host
     if level in (guard_lib.TransferGuardLevel.DISALLOW, guard_lib.TransferGuardLevel.DISALLOW_EXPLICIT):
         raise StrictDeviceError("Disallowed device-to-host transfer, inside a transfer guard")
-    frame: Any = sys._getframe(2)
+    frame: Any = sys._getframe(1)
     while frame and frame.f_code.co_filename.startswith((*_ARRAYS, __file__, "<")):
         frame = frame.f_back
     if frame and frame.f_code.co_filename.startswith(_PACKAGE):
@@ -67,19 +66,25 @@ def _forget_buffer_protocol(cls: type) -> None:
 
 
 def _strict_copies(patch: pytest.MonkeyPatch) -> None:
-    copy, start = (getattr(array.ArrayImpl, name) for name in (_COPY, _START_COPY))
+    value, start = array.ArrayImpl._value, array.ArrayImpl.copy_to_host_async
 
-    def strict_copy(self: Any) -> tuple[np.ndarray, bool]:
-        _check_copy_to_host()
-        return np.array(copy(self)[0]), True
+    def strict_value(self: Any) -> np.ndarray:
+        self._check_if_deleted()
+        if self._npy_value is None:
+            _check_copy_to_host()
+            copied = np.array(value.fget(self))
+            copied.flags.writeable = False
+            self._npy_value = copied
+        return self._npy_value
 
     def strict_start(self: Any) -> Any:
-        _check_copy_to_host()
+        if self._npy_value is None:
+            _check_copy_to_host()
         return start(self)
 
     _forget_buffer_protocol(array.ArrayImpl)
-    patch.setattr(array.ArrayImpl, _COPY, strict_copy)
-    patch.setattr(array.ArrayImpl, _START_COPY, strict_start)
+    patch.setattr(array.ArrayImpl, "_value", property(strict_value))
+    patch.setattr(array.ArrayImpl, "copy_to_host_async", strict_start)
 
 
 # --- Copies to devices -----------------------------------------------------------------------------------------------
@@ -109,7 +114,7 @@ def _digest(value: Any) -> bytes:
 
 
 def _strict_transfers(patch: pytest.MonkeyPatch) -> None:
-    put, from_callback = jax.device_put, jax.make_array_from_callback
+    put, from_callback, wait = jax.device_put, jax.make_array_from_callback, jax.block_until_ready
 
     @functools.wraps(put)
     def strict_put(tree: Any, *arguments: Any, **options: Any) -> Any:
@@ -119,6 +124,12 @@ def _strict_transfers(patch: pytest.MonkeyPatch) -> None:
     def strict_from_callback(shape: Any, sharding: Any, callback: Any, *arguments: Any, **options: Any) -> Any:
         return from_callback(shape, sharding, lambda index: _hand_over(callback(index)), *arguments, **options)
 
+    @functools.wraps(wait)
+    def strict_wait(tree: Any) -> Any:
+        _check_in_flight()
+        return wait(tree)
+
+    patch.setattr(jax, "block_until_ready", strict_wait)
     patch.setattr(jax, "device_put", strict_put)
     patch.setattr(jax, "make_array_from_callback", strict_from_callback)
 

@@ -48,7 +48,7 @@ class FakeRun:
 
     def train_step(self, state, batch):
         done = int(state) + 1
-        self.flags.append(int(np.max(batch["stop"])) if "stop" in batch else 0)
+        self.flags.append(int(jax.device_get(batch["stop"]).max()) if "stop" in batch else 0)
         if done == 10 and self.received:
             self.run.stop.received = self.received  # the signal comes while step 10 runs
         metrics = {
