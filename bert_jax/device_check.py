@@ -184,7 +184,7 @@ def tiny_config(dataset: str, **overrides: Any) -> ConfigDict:
     values = {
         "data__path": dataset, "model__hidden_size": 128, "model__num_attention_heads": 8,
         "model__intermediate_size": 256, "model__max_position_embeddings": 64, "model__hidden_dropout_prob": 0.1,
-        "model__attention_probs_dropout_prob": 0.1, "global_batch_size": count * math.ceil(32 / count),
+        "model__attention_probs_dropout_prob": 0.1, "global_batch_size": count * math.ceil(16 / count),
         "total_steps": STEPS, "log_every_steps": 1, "eval_every_steps": STOP_STEP, "eval_batches": 2,
         "checkpoint__every_steps": 10, "optimizer__warmup_steps": 3, "optimizer__learning_rate": 5e-3,
         "compilation_cache": str(Path(dataset).parent / "programs"), **overrides,
@@ -261,7 +261,7 @@ class _Check:
         if found["platform"] == "gpu":
             versions["cuda"] = first.client.platform_version.split("\n")[-1].removeprefix("cuda ")
         message = (
-            f"{found['count']} x {found['kind']} ({found['platform']}), {found['processes']} processes, "
+            f"{found['count']} x {found['kind']} ({found['platform']}), processes: {found['processes']}, "
             f"{f'{memory / 2**30:.1f} GiB each' if memory else 'memory of the host'}; "
             f"{', '.join(f'{name} {version}' for name, version in versions.items())}"
         )
