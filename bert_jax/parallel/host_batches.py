@@ -28,7 +28,8 @@ def put_batch(
 ) -> Batch[jax.Array]:
     """Puts the rows from `rows_here`, [R, ...], on the mesh as their part of a batch [A, B / A, ...].
 
-    The host splits it into microbatches, which is free there. B is `batch_size`, by default R.
+    The host splits it into microbatches, which is free there. B is `batch_size`, by default R. The arrays of `batch`
+    may be reused at once: without a copy, a CPU's array could share their memory, and a device's transfer still read it.
     """
     rows = jax.tree.leaves(batch)[0].shape[0]
     batch_size = rows if batch_size is None else batch_size
@@ -41,7 +42,7 @@ def put_batch(
         def shard(index: Any) -> np.ndarray:
             first, stop, _ = index[1].indices(length)
             start = int(np.searchsorted(columns, first))
-            return here[:, start : start + stop - first]
+            return here[:, start : start + stop - first].copy()
 
         return jax.make_array_from_callback((microbatches, length, *entry.shape[1:]), sharding, shard)
 
