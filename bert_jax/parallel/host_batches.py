@@ -29,7 +29,7 @@ def put_batch(
     """Puts the rows from `rows_here`, [R, ...], on the mesh as their part of a batch [A, B / A, ...].
 
     The host splits it into microbatches, which is free there. B is `batch_size`, by default R. The arrays of `batch`
-    may be reused at once: without a copy, a CPU's array could share their memory, and a device's transfer still read it.
+    may be reused at once: without a copy, a CPU's array could share their memory, and a transfer could still read it.
     """
     rows = jax.tree.leaves(batch)[0].shape[0]
     batch_size = rows if batch_size is None else batch_size
