@@ -159,7 +159,7 @@ def _finetune(
         if step == last:
             return state.parameters
         log.info("Loading the parameters of the best step, %d", step)
-        settings = _build(config, setup.mesh, setup.model, setup.head)
+        settings = build_settings(config, setup.mesh, setup.model, setup.head)
         return open_checkpoint(str(chosen)).load_parameters(setup.spec.shardings.parameters, **settings)
 
     scores = _finish(
@@ -252,7 +252,7 @@ def _describe_task(task: Task, config: ConfigDict, order: BatchOrder) -> dict[st
     return {"name": task.name, "path": config.data.path, "files": given, "hash": order.hash}
 
 
-def _build(config: ConfigDict, mesh: Mesh, model: BertConfig, head: TaskHead) -> dict[str, Any]:
+def build_settings(config: ConfigDict, mesh: Mesh, model: BertConfig, head: TaskHead) -> dict[str, Any]:
     """Returns the settings of the model with its head, for `abstract_parameters`."""
     platform = mesh.devices.flat[0].platform
     return {
@@ -281,7 +281,7 @@ def _plan_programs(
 ) -> tuple[StateSpec, StepPrograms]:
     """Plans what runs with equal `program_keys` share, whatever their seeds and schedules."""
     config = unflatten(keys)
-    settings = _build(config, mesh, model, head)
+    settings = build_settings(config, mesh, model, head)
     optimizer = make_optimizer(config.optimizer, drop_parts(head.frozen, abstract_parameters(model, **settings)[2]))
     spec = describe_state(mesh, model, optimizer, seed=0, zero1=config.mesh.zero1, frozen=head.frozen, **settings)
     return spec, jit_train_step(

@@ -227,12 +227,12 @@ def _load(
     They are [tokens, layers, D], or [D] of the only layer if pooled.
     """
     states = tuple(_hidden_state(layer, checkpoint.bert_config.num_hidden_layers) for layer in layers)
-    forward = _select_hidden_states(states, pool)
+    forward = select_hidden_states(states, pool)
     return load_model(checkpoint, batch_size=batch_size, max_seq_len=length, forward=forward)
 
 
 @functools.cache
-def _select_hidden_states(states: tuple[int, ...], pool: str | None) -> Forward:
+def select_hidden_states(states: tuple[int, ...], pool: str | None) -> Forward:
     """Makes the forward pass that returns these hidden states of every token, or the first of them pooled."""
 
     def hidden_states(model: BertForPreTraining, batch: Batch[jax.Array]) -> jax.Array:

@@ -1,8 +1,8 @@
 """Loads a trained model in one line; predicts with a fine-tuned one, and fills in masks with a pre-trained one."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import jax
@@ -17,8 +17,9 @@ from bert_jax.finetuning.forward import LoadedModel, load_model
 from bert_jax.finetuning.inputs.batching import EncodedExamples
 from bert_jax.finetuning.task_kinds import TrainedTask
 from bert_jax.inference.opening import open_model_of
-from bert_jax.inference.text_encoder import Encoded, TextEncoder, check_segments
+from bert_jax.inference.text_encoder import Encoded, TextEncoder, check_segments, text_states
 from bert_jax.model import BertConfig, BertForPreTraining
+from bert_jax.model.bert import Parameters
 from bert_jax.model.task_heads import BertForTask
 from bert_jax.text.sequences import EncodedSequence, pad_sequences
 from bert_jax.text.tokenizer import Tokenizer
@@ -38,7 +39,7 @@ class PreTrained:
     config: BertConfig
     _encoder: LoadedModel = field(repr=False)
 
-    @cached_property
+    @functools.cached_property
     def _text_encoder(self) -> TextEncoder:
         return TextEncoder(self._encoder, self.tokenizer, self.config)
 
@@ -99,11 +100,11 @@ class FineTuned:
     _checkpoint: Checkpoint = field(repr=False)
     _running: LoadedModel = field(repr=False)
 
-    @cached_property
+    @functools.cached_property
     def _task(self) -> TrainedTask:
         return trained_task(self._checkpoint)
 
-    @cached_property
+    @functools.cached_property
     def _text_encoder(self) -> TextEncoder:
         return TextEncoder(_load_encoder(self._checkpoint), self.tokenizer, self.config)
 
@@ -173,12 +174,8 @@ def _load_encoder(found: Checkpoint) -> LoadedModel:
     """Loads the encoder and the pre-training heads, to compute hidden states [T, D] of one text at a time."""
     return load_model(
         found, batch_size=1, max_seq_len=found.bert_config.max_position_embeddings, devices=jax.local_devices()[:1],
-        forward=_last_hidden_states,
+        forward=text_states(""),
     )  # fmt: skip
-
-
-def _last_hidden_states(model: BertForPreTraining, batch: Batch[jax.Array]) -> jax.Array:
-    return model.encode(batch)[0]
 
 
 def _paired(text: str | Sequence[str], pair: Any, *, one_pair: bool) -> tuple[list[str], list[Any]]:
@@ -223,6 +220,14 @@ class Filling:
     text: str
 
 
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def top_words(graph: nnx.GraphDef, parameters: Parameters, hidden: jax.Array, top: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the probabilities and ids of the `top` words, each [N, top], for the hidden states [N, D] of masks."""
+    model = nnx.merge(graph, parameters)
+    projection = model.mlm_head(hidden[None], jnp.arange(len(hidden))[None], model.embeddings.word[...])
+    return jax.lax.top_k(jax.nn.softmax(projection.logits()[0], axis=-1), top)
+
+
 def check_text(text: str) -> None:
     """Raises InputError if `text` is not UTF-8, which is possible for a command's argument."""
     try:
@@ -259,9 +264,9 @@ def fill_mask(pretrained: PreTrained | FineTuned, text: str, top: int = 5) -> li
     model = pretrained.model
     if model.mlm_head is None:
         raise InputError("fill-mask requires an mlm_head, which the checkpoint lacks; use another checkpoint")
-    (hidden,) = pretrained._encoder.outputs(EncodedExamples([sequence], None))
-    projection = model.mlm_head(jnp.asarray(hidden)[None], jnp.asarray(positions)[None], model.embeddings.word[...])
-    probabilities, tokens = jax.device_get(jax.lax.top_k(jax.nn.softmax(projection.logits()[0], axis=-1), top))
+    encoder = pretrained._encoder
+    (hidden,) = encoder.outputs(EncodedExamples([sequence], None))
+    probabilities, tokens = jax.device_get(top_words(encoder.graph, encoder.parameters, hidden[positions], top))
     fillings = []
     for position, row_probabilities, row_tokens in zip(positions, probabilities, tokens, strict=True):
         row = []

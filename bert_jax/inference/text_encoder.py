@@ -96,7 +96,7 @@ class TextEncoder:
     def _outputs(self, pool: str, sequences: Sequence[EncodedSequence], batch_size: int) -> list[np.ndarray]:
         check_batch_size(batch_size)
         if (pool, batch_size) not in self._models:
-            self._models[pool, batch_size] = self._model.with_forward(_forward(pool), batch_size)
+            self._models[pool, batch_size] = self._model.with_forward(text_states(pool), batch_size)
         return self._models[pool, batch_size].outputs(EncodedExamples(sequences, None))
 
 
@@ -107,9 +107,11 @@ def check_segments(config: BertConfig, pairs: Sequence[Any]) -> None:
 
 
 @functools.cache
-def _forward(pool: str) -> Callable[[Any, Batch[jax.Array]], jax.Array]:
-    def forward(model: Any, batch: Batch[jax.Array]) -> jax.Array:
+def text_states(pool: str) -> Callable[[Any, Batch[jax.Array]], jax.Array]:
+    """Makes the forward pass that returns the hidden states of texts, or one vector of each by `pool`."""
+
+    def encode_texts(model: Any, batch: Batch[jax.Array]) -> jax.Array:
         hidden, _ = model.encode(batch)
         return pool_hidden_states(hidden, batch, pool) if pool else hidden
 
-    return forward
+    return encode_texts

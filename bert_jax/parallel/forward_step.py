@@ -33,6 +33,7 @@ def make_forward_step(
         rows = jax.tree.map(lambda entry: entry[0], batch)
         return shard_map_over_batch(local_forward, mesh, specs, out_specs)(parameters, rows)
 
+    forward_step.__name__ = forward.__name__  # the program's name in JAX's log and in a profile
     return jax.jit(
         forward_step,
         in_shardings=(shardings, batch_sharding(mesh)),

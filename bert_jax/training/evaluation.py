@@ -65,13 +65,13 @@ def make_eval_step(
     The batch also has `unigram_nats`, the loss of each target under the unigram baseline; see `Batch`.
     """
 
-    def sums(model: Any, rows: Batch[jax.Array]) -> dict[str, Sums]:
+    def evaluation_sums(model: Any, rows: Batch[jax.Array]) -> dict[str, Sums]:
         numerators, counts = pretraining_sums(model, rows), denominators(rows)
         numerators["unigram_loss"] = (rows["unigram_nats"] * rows["masked_weights"]).sum()
         counts["unigram_loss"] = counts["mlm_loss"]
         return jax.lax.psum({"numerators": numerators, "denominators": counts}, batch_mesh_axes(mesh))
 
-    return make_forward_step(mesh, graph, shardings, sums, PartitionSpec())
+    return make_forward_step(mesh, graph, shardings, evaluation_sums, PartitionSpec())
 
 
 class Evaluator:
@@ -148,7 +148,7 @@ class MaskedSamples:
         self._batch = _mask_first(loader.batch(0, np.arange(self._rows)), self._tokenizer.mask_id)
         self._texts = [self._excerpt(row) for row in range(self._count)]
         top = min(SAMPLE_FILLS, self._tokenizer.vocab_size)
-        self._step = _make_samples_step(mesh, spec.graph, spec.shardings.parameters, top)
+        self._step = make_samples_step(mesh, spec.graph, spec.shardings.parameters, top)
 
     def fill(self, parameters: Parameters) -> list[Sample]:
         """Returns the samples with the fills of `parameters`; all processes have to call it."""
@@ -186,17 +186,17 @@ class MaskedSamples:
 
 
 @shared
-def _make_samples_step(
+def make_samples_step(
     mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters, top: int
 ) -> Callable[[Parameters, Batch[Any]], tuple[jax.Array, jax.Array, jax.Array]]:
     """Makes the jitted step that returns, for each masked position, the target's probability and the `top` words."""
 
-    def forward(model: Any, rows: Batch[jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def fill_samples(model: Any, rows: Batch[jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         probabilities = jax.nn.softmax(model(rows)[0], axis=-1)
         target = jnp.take_along_axis(probabilities, rows["masked_ids"][..., None], axis=-1)[..., 0]
         return (target, *jax.lax.top_k(probabilities, top))
 
-    return make_forward_step(mesh, graph, shardings, forward, PartitionSpec(batch_mesh_axes(mesh)))
+    return make_forward_step(mesh, graph, shardings, fill_samples, PartitionSpec(batch_mesh_axes(mesh)))
 
 
 def _mask_first(batch: HostBatch, mask_id: int) -> HostBatch:

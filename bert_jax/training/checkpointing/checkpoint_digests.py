@@ -172,7 +172,7 @@ def _on_devices(array: jax.Array) -> jax.Array:
     """Returns the digest of an array, uint32 [], in all processes that hold a shard of it."""
     sharding = array.sharding
     mesh, spec = (sharding.mesh, sharding.spec) if isinstance(sharding, NamedSharding) else (None, PartitionSpec())
-    return _program(mesh, spec, array.ndim)(array)
+    return digest_program(mesh, spec, array.ndim)(array)
 
 
 def _start(array: jax.Array) -> Future[Any]:
@@ -197,11 +197,9 @@ def _workers() -> ThreadPoolExecutor:
 
 
 @functools.cache
-def _program(mesh: Mesh | None, spec: PartitionSpec, ndim: int) -> Callable[[jax.Array], jax.Array]:
+def digest_program(mesh: Mesh | None, spec: PartitionSpec, ndim: int) -> Callable[[jax.Array], jax.Array]:
     """Returns the jitted digest of an array with this sharding; without a mesh it is on one device."""
     digest = _digest_by_rows if (jax.devices() if mesh is None else mesh.devices.flat)[0].platform == "cpu" else _digest
-    if mesh is None:
-        return jax.jit(lambda array: digest(array, (0,) * ndim))
     axes = [*spec, *[None] * (ndim - len(spec))]
     names = tuple(name for axis in axes if axis is not None for name in ((axis,) if isinstance(axis, str) else axis))
 
@@ -212,6 +210,8 @@ def _program(mesh: Mesh | None, spec: PartitionSpec, ndim: int) -> Callable[[jax
         total = digest(shard, starts)
         return jax.lax.psum(total, names) if names else total
 
+    if mesh is None:
+        return jax.jit(shard_digest)
     return jax.jit(jax.shard_map(shard_digest, mesh=mesh, in_specs=spec, out_specs=PartitionSpec(), check_vma=False))
 
 

@@ -60,11 +60,17 @@ class Growth:
     def grow(self, parameters: Parameters, shardings: Parameters) -> Parameters:
         """Returns `parameters` with the tables of the new sizes, sharded as `shardings`; other arrays are unchanged."""
         result = {part: dict(value) for part, value in parameters.items()}
-        for part, name, grow in self._tables():
-            if part in result:
-                grown = jax.jit(grow, out_shardings=shardings[part][name])
-                result[part][name] = grown(result[part][name])
+        for (part, name), grow in self.programs(shardings).items():
+            result[part][name] = grow(result[part][name])
         return result
+
+    def programs(self, shardings: Parameters) -> dict[tuple[str, str], Any]:
+        """Returns the jitted functions of the tables that grow, by part of the model and name."""
+        return {
+            (part, name): jax.jit(grow, out_shardings=shardings[part][name])
+            for part, name, grow in self._tables()
+            if part in shardings
+        }
 
     def loading_shardings(self, shardings: Parameters) -> Parameters:
         """Returns the shardings in which the old tables are loaded, before they grow.

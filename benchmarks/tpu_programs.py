@@ -1,0 +1,240 @@
+"""Compiles every program of the commands for TPUs and a GPU; prints their memory beside that of the training step.
+
+    python benchmarks/tpu_programs.py                  # some 120 minutes on two cores; --only v5e:2x2 for one topology
+
+Requires the tpu-aot extra, for h100:1 the gpu-aot extra, and no accelerator. Each row is written to the JSON as soon as
+it exists: a run that is stopped continues with the first program that lacks a row of this code.
+"""
+
+import argparse
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+from record import Record, add_json_argument
+
+from bert_jax.ahead_of_time.target import open_target, out_of_memory
+from bert_jax.batch import pretraining_shapes
+from bert_jax.config import ConfigDict, load_config
+from bert_jax.errors import InputError
+from bert_jax.finetuning import finetune
+from bert_jax.finetuning.forward import run_model
+from bert_jax.inference.features import select_hidden_states
+from bert_jax.inference.pretrained import top_words
+from bert_jax.inference.text_encoder import text_states
+from bert_jax.model import BertConfig, abstract_parameters
+from bert_jax.model.task_heads import TaskHead
+from bert_jax.parallel.forward_step import make_forward_step
+from bert_jax.parallel.host_batches import abstract_batch
+from bert_jax.parallel.mesh import batch_mesh_axes, fill_in_accumulation, make_mesh
+from bert_jax.parallel.sharding import parameter_shardings
+from bert_jax.text.vocabulary_extension import Extension
+from bert_jax.training import phase_data
+from bert_jax.training.checkpointing.checkpoint_digests import digest_program
+from bert_jax.training.evaluation import SAMPLE_FILLS, SAMPLE_MASKS, make_eval_step, make_samples_step
+from bert_jax.training.initialization.growth import Growth
+from bert_jax.training.phases import Plan
+from bert_jax.training.pretrain import plan_step
+from bert_jax.training.state import key_data
+
+GIB = 1 << 30
+TOPOLOGIES = ("v5e:2x2", "v5e:4x4", "v4:2x2x2", "v6e:2x2", "h100:1")
+CONFIGS = ("bert_large", "bert")
+HEADS = {
+    "classify": TaskHead("classify", 3),
+    "regress": TaskHead("regress", 1),
+    "choose": TaskHead("choose", 4),
+    "span": TaskHead("span", 2),
+    "tag": TaskHead("tag", 9),
+    "tag, BiLSTM on frozen features": TaskHead("tag", 9, bilstm=768, bilstm_layers=2, features="concat_last_four"),
+}
+TRAINING_STEP = "pretrain: training step"
+MEASURES = ("bert_jax/finetuning", "bert_jax/inference", "bert_jax/model", "bert_jax/parallel", "bert_jax/training")
+COLUMNS = {
+    "config": "{config}",
+    "topology": "{topology}",
+    "program": "{program}",
+    "name": "`{name}`",
+    "peak GiB": "{peak_gib:.2f}",
+    "training step's": "{step_gib:.2f}",
+    "HBM": "{hbm_gib:.2f}",
+}
+
+
+def programs(
+    mesh: Mesh, config: ConfigDict, model: BertConfig, seq_len: int, rows: int
+) -> dict[str, Callable[[], Any]]:
+    """Returns every program of the commands, by the command and what it does: functions for `lower`.
+
+    `config` is that of a pre-training run. Fine-tuning and inference run on sequences of `seq_len` tokens, in batches
+    of `rows` examples on a mesh whose devices all share the batch.
+    """
+    config = fill_in_accumulation(mesh, config)
+    sequences = config.data.max_sequences if config.data.packing else 1
+    spec, step = plan_step(mesh, Plan(0, config.total_steps, config), model)
+    parameters, shardings = spec.abstract.parameters, spec.shardings.parameters
+    batch = phase_data.abstract_batch(mesh, config, seq_len, config.data.max_predictions, sequences)
+    words = Extension((model.vocab_size,), ((5, 6),))
+    new = BertConfig(**{**model.to_dict(), "vocab_size": model.vocab_size + 1, "max_position_embeddings": 2 * seq_len})
+    growth = Growth(model, new, words)
+    everywhere = make_mesh(ConfigDict({"data": -1, "fsdp": 1, "tensor": 1}), list(mesh.devices.flat))
+    first = make_mesh(ConfigDict({"data": 1, "fsdp": 1, "tensor": 1}), [mesh.devices.flat[0]])
+
+    def evaluation(mesh: Mesh, rows: int, predictions: int, make: Any, *entries: str) -> tuple[Any, ...]:
+        shapes: Any = pretraining_shapes(rows, seq_len, predictions, sequences)
+        shapes |= dict.fromkeys(entries, ((rows, predictions), np.float32))
+        described: Any = {name: jax.ShapeDtypeStruct(*entry) for name, entry in shapes.items()}
+        placed = placed_shapes(mesh)
+        return mesh, make(mesh, spec.graph, placed[1]), placed[0], abstract_batch(mesh, described, batch_size=rows)
+
+    def placed_shapes(mesh: Mesh, **settings: Any) -> tuple[Any, Any]:
+        _, shapes, info = abstract_parameters(model, **settings)
+        placed = parameter_shardings(mesh, info)
+        return with_shardings(shapes, placed), placed
+
+    def forward(mesh: Mesh, rows: int, function: Any, **settings: Any) -> Any:
+        graph, _, _ = abstract_parameters(model, **settings)
+        values, placed = placed_shapes(mesh, **settings)
+        step = make_forward_step(mesh, graph, placed, function, PartitionSpec(batch_mesh_axes(mesh)))
+        return mesh, step, values, abstract_batch(mesh, task_batch(rows, seq_len), batch_size=rows)
+
+    found = {
+        TRAINING_STEP: lambda: (mesh, step, spec.abstract, batch),
+        "pretrain: initial state": lambda: (mesh, spec.initialize, key_data(0), None),
+        "pretrain: initial state of loaded parameters": lambda: (mesh, spec.initialize, key_data(0), parameters),
+        "pretrain: evaluation": lambda: evaluation(
+            mesh, config.global_batch_size // config.gradient_accumulation, config.data.max_predictions, make_eval_step,
+            "unigram_nats",
+        ),
+        "pretrain: samples": lambda: evaluation(
+            mesh, everywhere.size, SAMPLE_MASKS, functools.partial(make_samples_step, top=SAMPLE_FILLS)
+        ),
+        "evaluate": lambda: evaluation(
+            everywhere, rows, config.data.max_predictions, make_eval_step, "unigram_nats"
+        ),
+        "features: four layers": lambda: forward(
+            everywhere, rows, select_hidden_states(tuple(range(max(-4, -model.num_hidden_layers), 0)), None)
+        ),
+        "features: pooled": lambda: forward(everywhere, rows, select_hidden_states((-1,), "mean")),
+        "load: encode": lambda: forward(first, 1, text_states("")),
+        "load: embed": lambda: forward(first, 32, text_states("mean")),
+        "fill-mask: top words": lambda: (
+            first, top_words, spec.graph, placed_shapes(first)[0], np.zeros((4, model.hidden_size), np.float32), 5
+        ),
+    }  # fmt: skip
+    for (part, name), grow in growth.programs(shardings).items():
+        table = with_shardings(parameters, growth.loading_shardings(shardings))[part][name]
+        found[f"pretrain: growth of {part}.{name}"] = functools.partial(tuple, (mesh, grow, table))
+    largest = {}
+    for leaf in sorted(jax.tree.leaves(spec.abstract), key=lambda leaf: leaf.size):
+        largest[leaf.sharding.spec, leaf.ndim] = leaf
+    for (axes, ndim), leaf in largest.items():
+        found[f"checkpoint: digest {list(leaf.shape)} {axes}"] = functools.partial(
+            tuple, (mesh, digest_program(mesh, axes, ndim), leaf)
+        )
+    task = load_config("finetune/default", [("global_batch_size", str(rows))], keys_of="finetune/default")
+    for name, head in HEADS.items():
+        group = head.size if head.kind == "choose" else 1
+        labels = {"regress": ((), np.float32), "span": ((2,), np.int32), "tag": ((seq_len,), np.int32)}
+        shape, dtype = labels.get(head.kind, ((), np.int32))
+        examples = task_batch(rows * group, seq_len) | {
+            "labels": jax.ShapeDtypeStruct((rows * group, *shape), dtype),
+            "weights": jax.ShapeDtypeStruct((rows * group,), np.float32),
+        }
+        found[f"finetune: {name}, training step"] = functools.partial(
+            tuning_step, mesh, task, model, head, abstract_batch(mesh, examples, batch_size=rows * group)
+        )
+        found[f"finetune, predict: {name}"] = functools.partial(
+            forward, mesh, rows * group, run_model, **finetune.build_settings(task, mesh, model, head)
+        )
+    return found
+
+
+def tuning_step(mesh: Mesh, config: ConfigDict, model: BertConfig, head: TaskHead, batch: Any) -> Any:
+    spec, step = finetune.plan_step(mesh, config, model, head, 100)
+    return mesh, step, spec.abstract, batch
+
+
+def task_batch(rows: int, seq_len: int) -> Any:
+    """Returns the shapes of a batch without labels."""
+    names = ("input_ids", "token_type_ids", "positions", "sequence_ids")
+    tokens = dict.fromkeys(names, jax.ShapeDtypeStruct((rows, seq_len), np.int32))
+    return tokens | {"cls_positions": jax.ShapeDtypeStruct((rows, 1), np.int32)}
+
+
+def with_shardings(shapes: Any, shardings: Any) -> Any:
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
+    )
+
+
+def lower(program: Callable[[], Any]) -> Any:
+    """Lowers one of `programs`."""
+    mesh, jitted, *arguments = program()
+    with jax.set_mesh(mesh):
+        return jitted.lower(*arguments)
+
+
+def name_of(lowered: Any) -> str:
+    """Returns the name of a lowered program in JAX's log."""
+    return lowered.as_text()[:200].partition("@jit_")[2].split()[0]
+
+
+def peak_bytes(lowered: Any, options: Any) -> int:
+    """Compiles a program; returns the peak bytes of a device, also if they exceed its memory."""
+    try:
+        return lowered.compile(options or None).memory_analysis().peak_memory_in_bytes
+    except jax.errors.JaxRuntimeError as error:
+        if needs := out_of_memory(error):
+            return needs[0]
+        raise
+
+
+def rows_of(config_name: str, topology: str, rows: dict[tuple[str, str, str], dict], code: str) -> Iterator[dict]:
+    """Yields the missing rows of a config on a topology, the training step's first."""
+    target = open_target(topology)
+    pod = len(target.devices)
+    config = load_config(config_name, [("global_batch_size", str(8 * pod)), ("data.max_predictions", "76")])
+    mesh = make_mesh(config.mesh, target.devices)
+    model = BertConfig(**{**{key: value for key, value in config.model.items() if value != -1}, "vocab_size": 30_522})
+    step_gib = rows.get((config_name, topology, TRAINING_STEP), {}).get("peak_gib")
+    for program, function in programs(mesh, config, model, 512, 8 * pod).items():
+        if rows.get((config_name, topology, program), {}).get("code") == code:
+            continue
+        lowered = lower(function)
+        peak_gib = peak_bytes(lowered, target.compiler_options) / GIB
+        step_gib = peak_gib if program == TRAINING_STEP else step_gib
+        yield {
+            "config": config_name, "topology": topology, "program": program, "name": name_of(lowered),
+            "peak_gib": peak_gib, "step_gib": step_gib, "hbm_gib": target.hbm_bytes / GIB,
+        }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="TOPOLOGY", help="one of " + ", ".join(TOPOLOGIES))
+    add_json_argument(parser, "tpu_programs")
+    options = parser.parse_args()
+    record = Record(options.json, MEASURES, packages=("libtpu",))
+    rows = {(row["config"], row["topology"], row["program"]): row for row in record.earlier("programs")}
+    for config in CONFIGS:
+        for topology in TOPOLOGIES:
+            if options.only not in ("", topology):
+                continue
+            try:
+                for row in rows_of(config, topology, rows, record.stamp["code"]):
+                    print(row, file=sys.stderr, flush=True)
+                    rows[config, topology, row["program"]] = row | record.stamp
+                    record.set_table("programs", COLUMNS, rows.values())
+            except InputError as error:
+                print(f"{topology}: {error}", file=sys.stderr)
+    record.set_table("programs", COLUMNS, rows.values())
+    print(record.render("programs"))
+
+
+if __name__ == "__main__":
+    main()
