@@ -71,7 +71,7 @@ def programs(
     """Returns every program of the commands, by the command and what it does: functions for `lower`.
 
     `config` is that of a pre-training run. Fine-tuning and inference run on sequences of `seq_len` tokens, in batches
-    of `rows` examples on a mesh whose devices all share the batch.
+    of `rows` sequences on a mesh whose devices all share the batch.
     """
     config = fill_in_accumulation(mesh, config)
     sequences = config.data.max_sequences if config.data.packing else 1
@@ -138,18 +138,17 @@ def programs(
         )
     task = load_config("finetune/default", [("global_batch_size", str(rows))], keys_of="finetune/default")
     for name, head in HEADS.items():
-        group = head.size if head.kind == "choose" else 1
         labels = {"regress": ((), np.float32), "span": ((2,), np.int32), "tag": ((seq_len,), np.int32)}
         shape, dtype = labels.get(head.kind, ((), np.int32))
-        examples = task_batch(rows * group, seq_len) | {
-            "labels": jax.ShapeDtypeStruct((rows * group, *shape), dtype),
-            "weights": jax.ShapeDtypeStruct((rows * group,), np.float32),
+        examples = task_batch(rows, seq_len) | {
+            "labels": jax.ShapeDtypeStruct((rows, *shape), dtype),
+            "weights": jax.ShapeDtypeStruct((rows,), np.float32),
         }
         found[f"finetune: {name}, training step"] = functools.partial(
-            tuning_step, mesh, task, model, head, abstract_batch(mesh, examples, batch_size=rows * group)
+            tuning_step, mesh, task, model, head, abstract_batch(mesh, examples, batch_size=rows)
         )
         found[f"finetune, predict: {name}"] = functools.partial(
-            forward, mesh, rows * group, run_model, **finetune.build_settings(task, mesh, model, head)
+            forward, mesh, rows, run_model, **finetune.build_settings(task, mesh, model, head)
         )
     return found
 

@@ -16,6 +16,7 @@ import bert_jax
 from bert_jax.ahead_of_time.target import open_target
 from bert_jax.cli import main
 from bert_jax.config import load_config
+from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
 
@@ -35,7 +36,7 @@ def programs(benchmark: ModuleType, devices: Any, fsdp: int = 1) -> dict[str, Ca
     """Lists the programs of a small model."""
     sizes = {"global_batch_size": 4 * len(devices), "data.max_predictions": 8, "mesh.fsdp": fsdp}
     config = load_config("bert_tiny", [(key, str(value)) for key, value in sizes.items()])
-    return benchmark.programs(make_mesh(config.mesh, devices), config, MODEL, 64, 2 * len(devices))
+    return benchmark.programs(make_mesh(config.mesh, devices), config, MODEL, 64, 4 * len(devices))
 
 
 def run(command: str, *arguments: object, **overrides: object) -> None:
@@ -93,11 +94,10 @@ def test_all_programs_that_the_commands_compile_are_listed(
     ("topology", "fsdp"), [("v5e:2x2", 2), ("v5e:4x4", 4), ("v4:2x2x2", 1), ("v6e:2x2", 2), ("h100:1", 1)]
 )
 def test_every_program_compiles(topology: str, fsdp: int, benchmark: ModuleType):
-    if topology.startswith("h100"):
-        pytest.importorskip("jax_plugins.xla_cuda12", reason="needs the gpu-aot extra")
-    else:
-        pytest.importorskip("libtpu", reason="needs the tpu-aot extra")
-    target = open_target(topology)
+    try:
+        target = open_target(topology)
+    except InputError as error:
+        pytest.skip(str(error))
     for name, program in programs(benchmark, target.devices, fsdp).items():
         peak = benchmark.peak_bytes(benchmark.lower(program), target.compiler_options)
         assert 0 < peak < target.hbm_bytes, name
