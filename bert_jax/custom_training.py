@@ -54,7 +54,7 @@ class Training:
         phases = open_phases(fill_in_from_checkpoint(config))
         if len(phases) > 1:
             raise InputError(f"phases: expected one phase, got {len(phases)}; make a Training for each")
-        self.mesh = make_mesh(config.mesh, devices)
+        self.mesh = make_mesh(config.mesh, devices) if devices else make_mesh(config.mesh)
         self._loaded = load_phase(phases[0], self.mesh)
         phase = self._loaded.phase
         self.config, self.model, self.tokenizer = phase.config, phase.model, phase.datasets[0].tokenizer

@@ -45,6 +45,7 @@ def run(command: str, *arguments: object, **overrides: object) -> None:
     assert main([command, *map(str, arguments), *helpers.flags(values)]) == 0
 
 
+@pytest.mark.long
 def test_all_programs_that_the_commands_compile_are_listed(
     dataset_dir: Path, corpus_file: Path, vocabulary_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     benchmark: ModuleType,
