@@ -32,6 +32,8 @@ _HOME = re.compile(r"^(--[\w.-]+=)~(?=/|$)")
 
 log = logging.getLogger(__name__)
 
+_INTERRUPTED = 130
+
 _COMPUTING = {"check", "pretrain", "evaluate", "finetune", "predict", "study"}
 _IMPORTS_JAX = _COMPUTING | {"fill-mask", "features", "export", "import", "compile"}
 
@@ -42,14 +44,22 @@ def entry_point() -> int:
     if sys.argv[1:2] and sys.argv[1] in _COMPUTING:
         tune_malloc()
     status = main()
+    if _leaves_threads(status):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def _leaves_threads(status: int) -> bool:
+    """Returns whether the end of the interpreter would crash or wait because of JAX's threads."""
+    if status == _INTERRUPTED:
+        return "jax" in sys.modules  # XLA may still be compiling or computing
     if status and "bert_jax.runtime.processes" in sys.modules:
         from bert_jax.runtime.processes import ends_alone
 
-        if ends_alone():
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
-    return status
+        return ends_alone()
+    return False
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BertJaxError as error:
         return _fail(options.command, f"{error}{_similar_name(error.__cause__)}", error.exit_status)
     except KeyboardInterrupt:
-        return _fail(options.command, "interrupted", 130)
+        return _fail(options.command, "interrupted", _INTERRUPTED)
     except Exception as error:
         if (disk := _disk_failure(error)) is not None:
             output = getattr(options, "output", None) or getattr(options, "workdir", None)

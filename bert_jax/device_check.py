@@ -14,7 +14,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -93,11 +93,13 @@ def check_devices(
       show: called with each result at once.
 
     Raises:
-      InputError: a part is unknown, or several processes have no shared workdir.
+      InputError: a part is unknown, the workdir is empty, or several processes have none that they share.
       Interrupted: a stop signal was received while a part trained.
     """
     if unknown := [name for name in only if name not in PARTS]:
         raise InputError(f"--only={','.join(unknown)}: unknown part; expected some of {','.join(PARTS)}")
+    if workdir == "":
+        raise InputError("--workdir is empty; expected a folder, such as --workdir=runs, or no --workdir")
     chosen = [name for name in PARTS if not only or name in only]
     with tempfile.TemporaryDirectory(prefix="bert-jax-check-") as temporary, _new_folder(workdir, temporary) as folder:
         check = _Check(Path(temporary), folder)
@@ -283,8 +285,11 @@ class _Check:
         """Ends a run and resumes it; metrics and state have to equal those of the uninterrupted run to the bit."""
         workdir = self._folder / "resumed"
         if self._killed is None:
-            with suppress(Interrupted):
+            try:
                 run_to_signal(self._dataset, str(workdir), signal.SIGTERM)
+            except Interrupted:
+                if not any(int(step.name) >= STOP_STEP for step in complete_steps(workdir)):
+                    raise  # by a signal to the check itself
             ended = "stopped (SIGTERM)"
         elif self._killed.returncode == -signal.SIGKILL:
             ended = "killed (SIGKILL)"
@@ -382,14 +387,14 @@ class _Check:
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state
         )
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-        checkpointer = Checkpointer(self._folder / "storage", keep=1, config=config, tokenizer=training.tokenizer)
-        began = time.perf_counter()
-        checkpointer.save(0, state, bert_config=training.model, dataset_hashes=[])
-        checkpointer.wait()
-        saved = time.perf_counter()
-        checkpointer.restore(0, abstract)
-        save_seconds, restore_seconds = saved - began, time.perf_counter() - saved
-        checkpointer.close()
+        place = self._folder / "storage"
+        with closing(Checkpointer(place, keep=1, config=config, tokenizer=training.tokenizer)) as checkpointer:
+            began = time.perf_counter()
+            checkpointer.save(0, state, bert_config=training.model, dataset_hashes=[])
+            checkpointer.wait()
+            saved = time.perf_counter()
+            checkpointer.restore(0, abstract)
+            save_seconds, restore_seconds = saved - began, time.perf_counter() - saved
         message = f"{size / 2**20:.0f} MiB: saved at {size / save_seconds / 1e9:.2f} GB/s, restored and verified at "
         message += f"{size / restore_seconds / 1e9:.2f} GB/s"
         return message, {"bytes": size, "save_seconds": save_seconds, "restore_seconds": restore_seconds}

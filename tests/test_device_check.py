@@ -1,6 +1,9 @@
 """`bert-jax check`: on one device, on several, in two processes; and parts that fail."""
 
 import json
+import signal
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from support.devices import one_device  # noqa: F401
 
 from bert_jax import cli, device_check
 from bert_jax.device_check import FAILED, OK, PARTS, SKIPPED, check_devices
+from bert_jax.errors import InputError
 
 NOT_ON_CPU = {"attention": SKIPPED}
 
@@ -80,6 +84,25 @@ def test_difference_above_tolerance_fails(monkeypatch: pytest.MonkeyPatch):
     assert found["cpu"].status == FAILED
     assert "1.0e-03" in found["cpu"].message
     assert found["mesh"].status == OK
+
+
+def test_a_signal_ends_it_and_leaves_no_folder(tmp_path: Path):
+    command = helpers.command("check", "--workdir", tmp_path, "--only", "storage")
+    process = helpers.child_processes.start(command, env=helpers.child_environment(), stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("*/storage")):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_empty_workdir_is_refused():
+    with pytest.raises(InputError, match="--workdir"):
+        check_devices(workdir="")
 
 
 @pytest.mark.long

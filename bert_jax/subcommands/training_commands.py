@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import signal
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ def run_check(options: argparse.Namespace) -> None:
         from bert_jax.tracking.metrics import finite_json
 
         set_up_logging(quiet=True)  # the tiny runs log as runs do
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: the folder is removed
 
         def show(part: PartResult) -> None:
             if not options.json and process_number() == 0:
