@@ -210,7 +210,7 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
     def add_strict(sub: _Parser) -> None:
         sub.add_argument("--strict", action="store_true", help="fail on a bad row instead of skipping it")
 
-    sub = command("check", "Check in two minutes that the devices of this machine or slice train, resume and agree.")
+    sub = command("check", "Check in minutes that the devices of this machine or slice train, resume and agree.")
     sub.add_argument(
         "--workdir", metavar="DIR",
         help="where runs and checkpoints are written, into a new folder that is removed; required with several "
