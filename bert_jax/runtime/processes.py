@@ -178,7 +178,13 @@ def _join(environment: Mapping[str, str]) -> Store | None:
         raise BertJaxError(f"the processes of the run could not connect: {reason}") from error
     if _has_host_alone(environment):  # JAX takes one GPU for each process of a launcher
         jax.config.update("jax_cuda_visible_devices", "all")
-    return distributed.global_state.client if jax.process_count() > 1 else None
+    if jax.process_count() == 1:
+        return None
+    if jax.default_backend() == "cpu":
+        # XLA:CPU (jaxlib 0.10.2) forgets the order of independent collectives in a program that comes from JAX's cache,
+        # and Gloo pairs them by their order: processes wait forever, abort, or exchange the wrong numbers.
+        jax.config.update("jax_enable_compilation_cache", False)
+    return distributed.global_state.client
 
 
 def joined() -> tuple[int, int] | None:
