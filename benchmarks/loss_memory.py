@@ -15,7 +15,6 @@ from bert_jax.ahead_of_time.compiled_step import Step, compile_step
 from bert_jax.ahead_of_time.fit import plans
 from bert_jax.ahead_of_time.target import Target, open_target
 from bert_jax.config import load_config
-from bert_jax.parallel.shared_programs import forget_programs
 from bert_jax.training import cross_entropy
 
 GIB = 1 << 30
@@ -61,12 +60,10 @@ def measure(target: Target, case: str) -> dict:
     chunk = cross_entropy.predictions_per_chunk(predictions, step.model.padded_vocab_size)
     default = cross_entropy.CHUNK_PREDICTIONS
     cross_entropy.CHUNK_PREDICTIONS = predictions
-    forget_programs()  # or else the step that was traced with chunks is compiled again
     try:
         plain = compile_case(target, CASES[case])
     finally:
         cross_entropy.CHUNK_PREDICTIONS = default
-        forget_programs()
     return {
         "case": case,
         "predictions": predictions,

@@ -26,6 +26,7 @@ from bert_jax.training.checkpointing.checkpoints import HEADS, Checkpoint, check
 from bert_jax.training.evaluation import Evaluator, make_eval_step
 from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.initialization.warm_start import initialize_from, open_init
+from bert_jax.training.objectives import make_objective
 from bert_jax.training.phase_data import load_phase
 from bert_jax.training.phases import open_phases
 from bert_jax.training.planning.state_plan import drop_parts
@@ -111,8 +112,9 @@ class Training:
 
     @cached_property
     def _evaluator(self) -> Evaluator:
-        eval_step = make_eval_step(self.mesh, self._spec.graph, self._spec.shardings.parameters)
-        return Evaluator(self.mesh, eval_step, self._loaded.eval_loader, nsp=self.config.objective.nsp)
+        objective = make_objective(self.config)
+        eval_step = make_eval_step(self.mesh, self._spec.graph, self._spec.shardings.parameters, objective)
+        return Evaluator(self.mesh, eval_step, self._loaded.eval_loader, objective)
 
     def save(self, folder: str, state: TrainState) -> None:
         """Writes the parameters as a CHECKPOINT, for `bert_jax.load`, `finetune` and `export`; replaces `folder`.

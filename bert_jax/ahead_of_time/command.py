@@ -18,7 +18,6 @@ from bert_jax.ahead_of_time.target import Target, local_target, open_target
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.parallel.shared_programs import forget_programs
 from bert_jax.runtime.compilation_cache import without_cache
 from bert_jax.runtime.saved_programs import write_programs
 from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
@@ -72,8 +71,6 @@ def compile_config(
     target = local_target() if topology is None else open_target(topology, slices)
     if largest_batch and target.hbm_bytes is None:
         raise InputError(f"--find_batch: the memory of {target.topology} is unknown; set --topology")
-    if output:
-        forget_programs()  # what a run of this process shares may come from the cache
     described, problems, programs = [], [], []
     for plan in plans(config, phase):
         log.info("Compiling steps %d-%d for %s", plan.start + 1, plan.stop, target.topology)

@@ -20,7 +20,7 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from bert_jax.config import ConfigDict, unflatten
+from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.finetuning.batch_order import BatchOrder, work_of_steps
@@ -47,8 +47,7 @@ from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.parallel.compiler_options import quick_compile_options, scans_layers
 from bert_jax.parallel.host_batches import abstract_batch, rows_here
 from bert_jax.parallel.mesh import check_divisibility, make_mesh
-from bert_jax.parallel.shared_programs import shared
-from bert_jax.parallel.step_program import StepPrograms, TrainStep
+from bert_jax.parallel.step_program import TrainStep
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
@@ -66,11 +65,10 @@ from bert_jax.training.initialization.warm_start import initialize_from
 from bert_jax.training.loop import Evaluate, Heartbeat, KeepNonfinite, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.planning.learning_rate import learning_rate_schedule
-from bert_jax.training.planning.saved_step import program_keys
 from bert_jax.training.planning.state_plan import describe_state, drop_parts
 from bert_jax.training.run import Run, log_result, open_run
-from bert_jax.training.state import StateSpec, TrainState, key_data
-from bert_jax.training.train_step import jit_train_step
+from bert_jax.training.state import StateSpec, TrainState
+from bert_jax.training.train_step import make_train_step
 from bert_jax.training.workdir import enter_workdir, watch_stalls
 
 log = logging.getLogger(__name__)
@@ -267,26 +265,18 @@ def plan_step(
     class_weights: Sequence[float] = (),
 ) -> tuple[StateSpec, TrainStep]:  # fmt: skip
     """Returns the state's specification and the jitted training step, which compiles once per padded length."""
-    spec, programs = _plan_programs(mesh, model, head, tuple(class_weights), program_keys(config))
     recipe = config.optimizer
     schedule = learning_rate_schedule(
         recipe.learning_rate, int(recipe.warmup_proportion * total_steps), total_steps, decay_power=recipe.decay_power
     )
-    return replace(spec, seed=config.seed), TrainStep(programs, mesh, key_data(config.seed), schedule)
-
-
-@shared
-def _plan_programs(
-    mesh: Mesh, model: BertConfig, head: TaskHead, class_weights: tuple[float, ...], keys: Mapping[str, Any]
-) -> tuple[StateSpec, StepPrograms]:
-    """Plans what runs with equal `program_keys` share, whatever their seeds and schedules."""
-    config = unflatten(keys)
     settings = build_settings(config, mesh, model, head)
-    optimizer = make_optimizer(config.optimizer, drop_parts(head.frozen, abstract_parameters(model, **settings)[2]))
-    spec = describe_state(mesh, model, optimizer, seed=0, zero1=config.mesh.zero1, frozen=head.frozen, **settings)
-    return spec, jit_train_step(
-        mesh, spec, optimizer, task_objective(head, class_weights),
-        gradient_reduce_dtype=jnp.dtype(config.gradient_reduce_dtype),
+    optimizer = make_optimizer(recipe, drop_parts(head.frozen, abstract_parameters(model, **settings)[2]))
+    spec = describe_state(
+        mesh, model, optimizer, config.seed, zero1=config.mesh.zero1, frozen=head.frozen, **settings
+    )  # fmt: skip
+    return spec, make_train_step(
+        mesh, spec, optimizer, schedule, task_objective(head, class_weights),
+        seed=config.seed, gradient_reduce_dtype=jnp.dtype(config.gradient_reduce_dtype),
         compiler_options=quick_compile_options(mesh),
     )  # fmt: skip
 

@@ -38,7 +38,7 @@ def task_objective(head: TaskHead, class_weights: Sequence[float] = ()) -> Objec
         weighted = _by_class(class_weights, *_labels_and_weights(head, batch)).sum() if class_weights else count
         return {"loss": weighted, "accuracy": count}
 
-    return Objective(row_sums, denominators, ("loss",))
+    return Objective(row_sums, denominators, {"loss": 1.0})
 
 
 def _labels_and_weights(head: TaskHead, batch: Batch[jax.Array]) -> tuple[jax.Array, jax.Array]:

@@ -13,10 +13,8 @@ from bert_jax.model.bert import Parameters
 from bert_jax.parallel.collectives import manual_spec, shard_map_over_batch
 from bert_jax.parallel.mesh import batch_mesh_axes
 from bert_jax.parallel.sharding import batch_sharding, gather_model
-from bert_jax.parallel.shared_programs import shared
 
 
-@shared
 def make_forward_step(
     mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters, forward: Callable[..., Any], out_specs: PartitionSpec
 ) -> Callable[[Parameters, Batch[Any]], Any]:

@@ -28,16 +28,23 @@ def shard_along_data(parameters: Parameters, shardings: Parameters) -> Parameter
 
 
 def like_parameters(mesh: Mesh | AbstractMesh, tree: Any, parameters: Parameters, shardings: Parameters) -> Any:
-    """Returns shardings for `tree`: subtrees with the structure of `parameters` get `shardings`, others are replicated.
+    """Returns shardings for an optimizer's state, `tree`, which put moments on the devices of their parameters.
 
-    It puts optimizer moments on the devices of their parameters.
+    In subtrees with the structure of `parameters`, arrays with the shape of theirs get its sharding. All other arrays
+    are replicated, such as the factored moments of Adafactor.
     """
     structure: Any = jax.tree.structure(parameters)
+    replicated = NamedSharding(mesh, PartitionSpec())
 
     def is_like_parameters(node: Any) -> bool:
         return bool(jax.tree.structure(node) == structure)
 
-    replicated = NamedSharding(mesh, PartitionSpec())
-    return jax.tree.map(
-        lambda node: shardings if is_like_parameters(node) else replicated, tree, is_leaf=is_like_parameters
-    )
+    def place(node: Any) -> Any:
+        if not is_like_parameters(node):
+            return replicated
+        return jax.tree.map(
+            lambda leaf, parameter, sharding: sharding if leaf.shape == parameter.shape else replicated,
+            node, parameters, shardings,
+        )  # fmt: skip
+
+    return jax.tree.map(place, tree, is_leaf=is_like_parameters)

@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -15,8 +14,6 @@ from bert_jax.batch import Batch
 from bert_jax.parallel.host_batches import put_everywhere
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
-ProgramKey = tuple[Shapes, jax.tree_util.PyTreeDef, tuple[Any, ...]]
-"""Shapes of the batch, the structure of seed and schedule, which has the schedule's function, and JAX's settings."""
 
 _SETTINGS: dict[str, Callable[[Any], AbstractContextManager]] = {
     "jax_default_matmul_precision": jax.default_matmul_precision,
@@ -30,30 +27,14 @@ _COMPILING_THREADS = 1
 """The first step waits for its program alone, which has all cores: the compiler uses several threads itself."""
 
 
-@dataclass(frozen=True)
-class StepPrograms:
-    """Jitted `(state, batch, seed, schedule) -> (state, metrics)`, and the programs that were compiled ahead of it.
-
-    Runs that differ only in seed and schedule share it.
-    """
-
-    jitted: Any
-    compiled: dict[ProgramKey, Future[jax.stages.Compiled]] = field(default_factory=dict)
-
-    def find(self, key: ProgramKey) -> Future[jax.stages.Compiled] | None:
-        """Returns a program that is compiled or is being compiled; None if its compilation failed or was cancelled."""
-        program = self.compiled.get(key)
-        failed = program is None or program.cancelled() or (program.done() and program.exception() is not None)
-        return None if failed else program
-
-
 class TrainStep:
     """The training step of a run: `(state, batch) -> (state, metrics)`."""
 
-    def __init__(self, programs: StepPrograms, mesh: Mesh, seed_data: np.ndarray, schedule: Callable[[Any], Any]):
+    def __init__(self, jitted: Any, mesh: Mesh, seed_data: np.ndarray, schedule: Callable[[Any], Any]):
+        """Takes the jitted `(state, batch, seed, schedule) -> (state, metrics)`."""
         is_tree = isinstance(schedule, jax.tree_util.Partial)
         self._run_arguments = seed_data, schedule if is_tree else jax.tree_util.Partial(schedule)
-        self._shared, self._jitted, self._mesh = programs, programs.jitted, mesh
+        self._jitted, self._mesh = jitted, mesh
         self._programs: dict[Shapes, Future[jax.stages.Compiled]] = {}
 
     def __call__(self, state: Any, batch: Batch[Any]) -> tuple[Any, dict[str, jax.Array]]:
@@ -79,9 +60,7 @@ class TrainStep:
         stack.callback(threads.shutdown, wait=False, cancel_futures=True)
         for batch in batches:
             if (shapes := _shapes(batch)) not in self._programs:
-                key = shapes, jax.tree.structure(self._run_arguments), settings
-                program = self._shared.find(key) or threads.submit(self._compile, state, batch, settings)
-                self._programs[shapes] = self._shared.compiled[key] = program
+                self._programs[shapes] = threads.submit(self._compile, state, batch, settings)
 
     def _compile(self, state: Any, batch: Batch[Any], settings: tuple[Any, ...]) -> jax.stages.Compiled:
         with ExitStack() as stack:

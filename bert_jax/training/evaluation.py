@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from bert_jax.batch import Batch, HostBatch, map_arrays
-from bert_jax.config import ConfigDict
+from bert_jax.config import ConfigDict, flatten
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import EvalLoader
 from bert_jax.errors import InputError
@@ -22,14 +22,13 @@ from bert_jax.parallel.forward_step import make_forward_step
 from bert_jax.parallel.host_batches import put_batch, rows_here
 from bert_jax.parallel.mesh import batch_mesh_axes, make_mesh
 from bert_jax.parallel.sharding import parameter_shardings
-from bert_jax.parallel.shared_programs import shared
 from bert_jax.progress import Bars, silent
 from bert_jax.text.vocabulary_extension import find_extension
 from bert_jax.tracking.tracker import Sample
 from bert_jax.training.checkpointing.checkpoint_folders import chosen_steps
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_finite, open_checkpoint
 from bert_jax.training.checks import check_batch_size, compute_dtype, other_vocabulary_error
-from bert_jax.training.objectives import Sums, denominators, pretraining_sums
+from bert_jax.training.objectives import Objective, Sums, make_objective, pretraining
 from bert_jax.training.phases import plan_at
 from bert_jax.training.state import StateSpec
 
@@ -56,17 +55,17 @@ def unigram_nats(datasets: Sequence[PreparedDataset], *, left_to_right: bool) ->
     return -np.log(counts / counts.sum())
 
 
-@shared
 def make_eval_step(
-    mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters
+    mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters, objective: Objective
 ) -> Callable[[Parameters, Batch[Any]], dict[str, Sums]]:
     """Makes the jitted `(parameters, batch) -> sums` over a batch [1, B, ...]: `numerators` and `denominators`.
 
-    The batch also has `unigram_nats`, the loss of each target under the unigram baseline; see `Batch`.
+    They are those of the objective. The batch also has `unigram_nats`, the loss of each target under the unigram
+    baseline; see `Batch`.
     """
 
     def evaluation_sums(model: Any, rows: Batch[jax.Array]) -> dict[str, Sums]:
-        numerators, counts = pretraining_sums(model, rows), denominators(rows)
+        numerators, counts = objective.sums(model, rows, None), objective.denominators(rows)
         numerators["unigram_loss"] = (rows["unigram_nats"] * rows["masked_weights"]).sum()
         counts["unigram_loss"] = counts["mlm_loss"]
         return jax.lax.psum({"numerators": numerators, "denominators": counts}, batch_mesh_axes(mesh))
@@ -82,14 +81,10 @@ class Evaluator:
         mesh: Mesh,
         eval_step: Callable[..., Any],
         loader: EvalLoader,
-        *,
-        nsp: bool,
+        objective: Objective,
     ):
-        """Prepares an evaluation. Each `run` reads all batches of `loader`.
-
-        With `nsp` the next-sentence loss is part of `loss`, which should be as in training.
-        """
-        self._nsp = nsp
+        """Prepares an evaluation by the step of `make_eval_step`. Each `run` reads all batches of `loader`."""
+        self._objective = objective
         self._mesh = mesh
         self._eval_step = eval_step
         self._loader = loader
@@ -104,9 +99,9 @@ class Evaluator:
     def run(self, parameters: Parameters, on_batch: Callable[[], Any] = lambda: None) -> dict[str, float]:
         """Returns `loss, mlm_loss, mlm_accuracy, nsp_loss, nsp_accuracy` and `unigram_loss`; losses in nats.
 
-        A next-sentence head that is not trained (`nsp` False) has no loss and no accuracy. `unigram_loss` is the loss
-        of predicting every target from the word frequencies of the training split: a model above it has learned
-        nothing yet. Calls `on_batch` after each batch.
+        A next-sentence head that is not trained has no loss and no accuracy. `unigram_loss` is the loss of predicting
+        every target from the word frequencies of the training split: a model above it has learned nothing yet. Calls
+        `on_batch` after each batch.
         """
         numerators: dict[str, float] = {}
         denominators: dict[str, float] = {}
@@ -120,14 +115,7 @@ class Evaluator:
                 denominators[name] = denominators.get(name, 0.0) + float(sums["denominators"][name])
             on_batch()
         means = {name: total / denominators[name] for name, total in numerators.items() if denominators[name]}
-        if not self._nsp:
-            means = {name: mean for name, mean in means.items() if not name.startswith("nsp_")}
-        trained = ("mlm_loss", "nsp_loss") if self._nsp else ("mlm_loss",)
-        return {
-            "loss": sum(means.get(name, 0.0) for name in trained),
-            "unigram_loss": 0.0,
-            **means,
-        }
+        return {"loss": self._objective.loss(means), "unigram_loss": 0.0, **means}
 
 
 class MaskedSamples:
@@ -185,7 +173,6 @@ class MaskedSamples:
         return text if stop == real else f"{text} ..."
 
 
-@shared
 def make_samples_step(
     mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters, top: int
 ) -> Callable[[Parameters, Batch[Any]], tuple[jax.Array, jax.Array, jax.Array]]:
@@ -268,16 +255,16 @@ class _CheckpointEvaluation:
     def _evaluator(self, opened: Checkpoint) -> tuple[Evaluator, Parameters]:
         config = plan_at(ConfigDict(opened.config), opened.step).config if opened.config else None
         dtype = compute_dtype(config.dtype if config else "auto")
-        nsp = config.objective.nsp if config else True
-        key = (opened.bert_config, opened.heads, dtype, nsp)
+        key = (opened.bert_config, opened.heads, dtype, tuple(flatten(config.objective)) if config else ())
         if key not in self._evaluators:
             graph, _, info = abstract_parameters(opened.bert_config, dtype=dtype, heads=opened.heads)
             shardings = parameter_shardings(self._mesh, info)
             loader = EvalLoader(
                 [self._dataset], batch_size=self._batch_size, left_to_right=opened.bert_config.is_decoder
             )
-            eval_step = make_eval_step(self._mesh, graph, shardings)
-            self._evaluators[key] = Evaluator(self._mesh, eval_step, loader, nsp=nsp), shardings
+            objective = make_objective(config) if config else pretraining(nsp=True)
+            eval_step = make_eval_step(self._mesh, graph, shardings, objective)
+            self._evaluators[key] = Evaluator(self._mesh, eval_step, loader, objective), shardings
         return self._evaluators[key]
 
 

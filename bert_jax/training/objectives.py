@@ -4,14 +4,16 @@ The result does not depend on how devices and microbatches split a batch: numera
 are sums of weights, are known before the forward pass.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from bert_jax.batch import Batch
+from bert_jax.config import ConfigDict
 from bert_jax.model.bert import VocabularyProjection
 from bert_jax.training.cross_entropy import projected_cross_entropy, weighted_cross_entropy
 
@@ -20,20 +22,27 @@ Sums = dict[str, jax.Array]
 
 @dataclass(frozen=True)
 class Objective:
-    """Training objective: the loss and its auxiliary metrics.
+    """The loss and its auxiliary metrics, in training and in evaluation.
 
     Attributes:
-      sums: maps (model, microbatch, dropout keys [B]) to the numerators of losses and metrics, summed over rows.
+      sums: maps (model, microbatch, dropout keys [B] or None) to the numerators of losses and metrics, summed over
+        rows.
       denominators: maps the global batch, with any leading axes, to the denominator of each sum.
-      losses: names of the means that add up to the loss.
+      weights: weights of the means that add up to the loss, by their names.
+      untrained: parts of the model that the loss does not depend on; they keep their values.
     """
 
     sums: Callable[[Any, Batch[jax.Array], jax.Array | None], Sums]
     denominators: Callable[[Batch[jax.Array]], Sums]
-    losses: tuple[str, ...]
+    weights: Mapping[str, float] = field(hash=False)
+    untrained: tuple[str, ...] = ()
+
+    def loss(self, means: Mapping[str, Any]) -> Any:
+        """Returns the weighted sum of the losses in `means`."""
+        return sum(weight * means[name] for name, weight in self.weights.items() if name in means)
 
 
-def pretraining_sums(model: Any, batch: Batch[jax.Array], keys: jax.Array | None = None, *, nsp: bool = True) -> Sums:
+def _pretraining_sums(model: Any, batch: Batch[jax.Array], keys: jax.Array | None, *, nsp: bool) -> Sums:
     """Sums the numerators of both losses and accuracies over a (micro)batch; skips a missing head.
 
     `model` is called as `BertForPreTraining`, with a dropout key per row [B] or None.
@@ -53,12 +62,6 @@ def pretraining_sums(model: Any, batch: Batch[jax.Array], keys: jax.Array | None
     return sums
 
 
-def denominators(batch: Batch[jax.Array]) -> Sums:
-    """Computes the denominators of a global batch: its weights of predictions and of pairs."""
-    predictions, pairs = batch["masked_weights"].sum(), batch["next_sentence_weights"].sum()
-    return {"mlm_loss": predictions, "mlm_accuracy": predictions, "nsp_loss": pairs, "nsp_accuracy": pairs}
-
-
 def divide(sums: Sums, by: Sums) -> Sums:
     """Divides sums to means over the global batch; 0 for a denominator of 0."""
     return {
@@ -70,13 +73,21 @@ def divide(sums: Sums, by: Sums) -> Sums:
 def pretraining(*, nsp: bool) -> Objective:
     """Returns the paper's objective: the masked-LM loss plus, where `nsp`, the next-sentence loss.
 
-    Without `nsp` the next-sentence head is not trained and has no loss and no accuracy.
+    Without `nsp` the pooler and the next-sentence head are not trained, and there is no next-sentence loss or accuracy.
     """
 
-    def sums(model: Any, batch: Batch[jax.Array], keys: jax.Array | None) -> Sums:
-        return pretraining_sums(model, batch, keys, nsp=nsp)
+    def denominators(batch: Batch[jax.Array]) -> Sums:
+        predictions, pairs = batch["masked_weights"].sum(), batch["next_sentence_weights"].sum()
+        counts = {"mlm_loss": predictions, "mlm_accuracy": predictions}
+        return counts | {"nsp_loss": pairs, "nsp_accuracy": pairs} if nsp else counts
 
-    def counts(batch: Batch[jax.Array]) -> Sums:
-        return {name: count for name, count in denominators(batch).items() if nsp or not name.startswith("nsp_")}
+    return Objective(
+        functools.partial(_pretraining_sums, nsp=nsp), denominators,
+        {"mlm_loss": 1.0, "nsp_loss": 1.0} if nsp else {"mlm_loss": 1.0},
+        untrained=() if nsp else ("pooler", "nsp_head"),
+    )  # fmt: skip
 
-    return Objective(sums, counts, ("mlm_loss", "nsp_loss") if nsp else ("mlm_loss",))
+
+def make_objective(config: ConfigDict) -> Objective:
+    """Returns the objective of a run's config, for its training and its evaluation."""
+    return pretraining(nsp=config.objective.nsp)

@@ -12,6 +12,7 @@ As in NVIDIA's recipe, tensors without decay (LayerNorms, biases) are not scaled
 tensors are those of the paper: one per layer, with query, key and value separate, although parameters are stacked here.
 """
 
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -49,10 +50,7 @@ def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
 
 
 def scale_by_adam(b1: float, b2: float, eps: float, *, bias_correction: bool) -> optax.GradientTransformationExtraArgs:
-    """Computes Adam's direction with the reference's eps, outside the root, and optional bias correction.
-
-    Where the argument `is_finite` of the update is False, the state stays as it is.
-    """
+    """Computes Adam's direction with the reference's eps, outside the root, and optional bias correction."""
 
     def init(parameters: Parameters) -> AdamState:
         def zeros() -> Parameters:
@@ -61,12 +59,11 @@ def scale_by_adam(b1: float, b2: float, eps: float, *, bias_correction: bool) ->
         return AdamState(jnp.zeros((), jnp.int32), zeros(), zeros())
 
     def update(
-        gradients: Parameters, state: AdamState, parameters: Any = None, *, is_finite: jax.Array | bool = True, **_: Any
+        gradients: Parameters, state: AdamState, parameters: Any = None, **_: Any
     ) -> tuple[Parameters, AdamState]:
-        # Selected here, and not after the direction is made of them, so that XLA writes each moment once.
-        updates = state.updates + jnp.asarray(is_finite, jnp.int32)
-        mu = jax.tree.map(lambda m, g: jnp.where(is_finite, b1 * m + (1 - b1) * g, m), state.mu, gradients)
-        nu = jax.tree.map(lambda v, g: jnp.where(is_finite, b2 * v + (1 - b2) * jnp.square(g), v), state.nu, gradients)
+        updates = state.updates + 1
+        mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, gradients)
+        nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * jnp.square(g), state.nu, gradients)
         correct_m, correct_v = (1 - b1**updates, 1 - b2**updates) if bias_correction else (1.0, 1.0)
         direction = jax.tree.map(lambda m, v: (m / correct_m) / (jnp.sqrt(v / correct_v) + eps), mu, nu)
         return direction, AdamState(updates, mu, nu)
@@ -102,12 +99,35 @@ def scale_by_trust_ratio(info: Parameters) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
 
 
+def leave_untrained(
+    optimizer: optax.GradientTransformationExtraArgs, parts: Collection[str]
+) -> optax.GradientTransformationExtraArgs:
+    """Wraps an optimizer: the direction of `parts` of the model is 0, and their moments do not change.
+
+    Variables without a gradient keep their values in the reference, too. Weight decay alone would shrink them, with
+    LAMB's trust ratio by the full learning rate at every step. Their moments stay in the state: a later phase may train
+    them.
+    """
+
+    def has_parts(node: Any) -> bool:
+        return isinstance(node, Mapping) and node.keys() >= set(parts)
+
+    def keep(new: Any, old: Any) -> Any:
+        return {**new, **{part: old[part] for part in parts}} if has_parts(new) else new
+
+    def update(gradients: Parameters, state: Any, parameters: Any = None, **known: Any) -> tuple[Parameters, Any]:
+        direction, updated = optimizer.update(gradients, state, parameters, **known)
+        zeros = {part: jax.tree.map(jnp.zeros_like, direction[part]) for part in parts}
+        return {**direction, **zeros}, jax.tree.map(keep, updated, state, is_leaf=has_parts)
+
+    return optax.GradientTransformationExtraArgs(optimizer.init, update)
+
+
 def make_optimizer(config: ConfigDict, info: Parameters) -> optax.GradientTransformationExtraArgs:
     """Makes the transformation of gradients to a direction; the step scales it by minus the learning rate.
 
-    Its update takes the global norm of the gradients as `grad_norm`, and `is_finite`: where False, its state stays.
-    `config` is the `optimizer` section. `info` has the `ParameterInfo` of each parameter, in a tree like the
-    parameters; see `abstract_parameters`.
+    Its update takes the global norm of the gradients as `grad_norm`. `config` is the `optimizer` section. `info` has
+    the `ParameterInfo` of each parameter, in a tree like the parameters; see `abstract_parameters`.
     """
     # Always four links: the state has one structure, and a run may resume with other settings.
     return optax.chain(

@@ -5,9 +5,8 @@
 
 import logging
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh
 
-from bert_jax.config import ConfigDict, unflatten
+from bert_jax.config import ConfigDict
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.unknown_tokens import MAX_SHARE, unknown_share, warn_of_share
 from bert_jax.errors import InputError
@@ -24,8 +23,7 @@ from bert_jax.model import BertConfig, abstract_parameters, parameter_count
 from bert_jax.parallel.compiler_options import scans_layers
 from bert_jax.parallel.host_batches import rows_here
 from bert_jax.parallel.mesh import count_slices, describe_networks, make_mesh
-from bert_jax.parallel.shared_programs import shared
-from bert_jax.parallel.step_program import StepPrograms, TrainStep
+from bert_jax.parallel.step_program import TrainStep
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
@@ -45,16 +43,15 @@ from bert_jax.training.evaluation import Evaluator, MaskedSamples, make_eval_ste
 from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.initialization.warm_start import initialize_from, open_init
 from bert_jax.training.loop import Evaluate, Heartbeat, KeepNonfinite, LogMetrics, Save, StepRange, Trace, run_steps
-from bert_jax.training.objectives import pretraining
-from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.objectives import make_objective
+from bert_jax.training.optimizer import leave_untrained, make_optimizer
 from bert_jax.training.phase_data import LoadedPhase, count_epochs, count_seen, load_phase, log_data
 from bert_jax.training.phases import Phase, Plan, open_phases
-from bert_jax.training.planning.saved_step import program_keys, run_saved_program
+from bert_jax.training.planning.saved_step import run_saved_program
 from bert_jax.training.planning.state_plan import check_memory, describe_state
-from bert_jax.training.planning.untrained_parts import NEXT_SENTENCE_PARTS, leave_untrained
 from bert_jax.training.run import Run, log_result, open_run
-from bert_jax.training.state import StateSpec, TrainState, key_data
-from bert_jax.training.train_step import jit_train_step
+from bert_jax.training.state import StateSpec, TrainState
+from bert_jax.training.train_step import make_train_step
 from bert_jax.training.workdir import claim_workdir, enter_workdir, watch_stalls
 
 log = logging.getLogger(__name__)
@@ -213,8 +210,8 @@ def plan_state(
     `platform` is that of the mesh's devices; it is required for an `AbstractMesh`.
     """
     optimizer = make_optimizer(config.optimizer, abstract_parameters(model)[2])
-    if not config.objective.nsp:
-        optimizer = leave_untrained(optimizer, NEXT_SENTENCE_PARTS)
+    if untrained := make_objective(config).untrained:
+        optimizer = leave_untrained(optimizer, untrained)
     platform = platform or mesh.devices.flat[0].platform
     spec = describe_state(
         mesh, model, optimizer, config.seed, zero1=config.mesh.zero1, dtype=compute_dtype(config.dtype, platform),
@@ -226,19 +223,11 @@ def plan_state(
 
 def plan_step(mesh: Mesh, plan: Plan, model: BertConfig) -> tuple[StateSpec, TrainStep]:
     """Makes the plan of the state and the jitted training step of a phase."""
-    seed = plan.config.seed
-    spec, programs = _plan_programs(mesh, model, program_keys(plan.config))
-    return replace(spec, seed=seed), TrainStep(programs, mesh, key_data(seed), plan.schedule())
-
-
-@shared
-def _plan_programs(mesh: Mesh, model: BertConfig, keys: Mapping[str, Any]) -> tuple[StateSpec, StepPrograms]:
-    """Plans what runs with equal `program_keys` share, whatever their seeds and schedules."""
-    config = unflatten({**keys, "seed": 0})
+    config = plan.config
     optimizer, spec = plan_state(mesh, config, model)
-    return spec, jit_train_step(
-        mesh, spec, optimizer, pretraining(nsp=config.objective.nsp),
-        gradient_reduce_dtype=jnp.dtype(config.gradient_reduce_dtype),
+    return spec, make_train_step(
+        mesh, spec, optimizer, plan.schedule(), make_objective(config),
+        seed=config.seed, gradient_reduce_dtype=jnp.dtype(config.gradient_reduce_dtype),
     )  # fmt: skip
 
 
@@ -313,9 +302,10 @@ def _make_evaluate(
 ) -> Callable[[int, TrainState], dict[str, float]]:
     """Makes the evaluation of a phase, which logs and returns its scores; those of the old domain begin with `OLD`."""
     config, eval_loader, old_loader = loaded.phase.config, loaded.eval_loader, loaded.old_loader
-    eval_step = make_eval_step(run.mesh, spec.graph, spec.shardings.parameters)
-    evaluator = Evaluator(run.mesh, eval_step, eval_loader, nsp=config.objective.nsp)
-    old_evaluator = Evaluator(run.mesh, eval_step, old_loader, nsp=config.objective.nsp) if old_loader else None
+    objective = make_objective(config)
+    eval_step = make_eval_step(run.mesh, spec.graph, spec.shardings.parameters, objective)
+    evaluator = Evaluator(run.mesh, eval_step, eval_loader, objective)
+    old_evaluator = Evaluator(run.mesh, eval_step, old_loader, objective) if old_loader else None
     samples = MaskedSamples(run.mesh, spec, eval_loader, config.tracking.samples) if eval_loader.batches else None
 
     def evaluate(step: int, state: TrainState) -> dict[str, float]:

@@ -8,7 +8,6 @@ import numpy as np
 from flax import nnx
 
 from bert_jax.model.bert import Parameters
-from bert_jax.training.optimizer import AdamState
 
 
 @jax.tree_util.register_dataclass
@@ -25,11 +24,6 @@ class TrainState:
     optimizer_state: Any
     nonfinite_steps: Any
     nonfinite_streak: Any
-
-    @property
-    def moments(self) -> AdamState:
-        """First and second moments, `mu` and `nu`, in the optimizer's state."""
-        return next(link for link in self.optimizer_state if isinstance(link, AdamState))
 
 
 @dataclass(frozen=True)

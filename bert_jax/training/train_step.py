@@ -1,6 +1,5 @@
 """The training step: a pure function of (state, batch), jitted in one visible place."""
 
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +21,7 @@ from bert_jax.parallel.collectives import (
 )
 from bert_jax.parallel.mesh import batch_mesh_axes
 from bert_jax.parallel.sharding import gather_model
-from bert_jax.parallel.step_program import StepPrograms, TrainStep
+from bert_jax.parallel.step_program import TrainStep
 from bert_jax.training import objectives
 from bert_jax.training.objectives import Objective
 from bert_jax.training.state import StateSpec, TrainState, key_data
@@ -33,45 +32,30 @@ Metrics = dict[str, jax.Array]
 def make_train_step(
     mesh: Mesh,
     spec: StateSpec,
-    optimizer: optax.GradientTransformationExtraArgs,
+    optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
     objective: Objective,
     *,
     seed: int,
     gradient_reduce_dtype: jnp.dtype = jnp.float32,
-) -> TrainStep:
-    """Makes the training step of a run from `jit_train_step`, whose arguments are described there.
-
-    Args:
-      schedule: maps a step to the learning rate. The leaves of a pytree (`learning_rate_schedule`) are arguments of the
-        program, as the seed is: runs that differ only in these share one program in JAX's cache.
-      seed: dropout keys are functions of it, the step and the row of the global batch.
-    """
-    programs = jit_train_step(mesh, spec, optimizer, objective, gradient_reduce_dtype=gradient_reduce_dtype)
-    return TrainStep(programs, mesh, key_data(seed), schedule)
-
-
-def jit_train_step(
-    mesh: Mesh,
-    spec: StateSpec,
-    optimizer: optax.GradientTransformationExtraArgs,
-    objective: Objective,
-    *,
-    gradient_reduce_dtype: jnp.dtype = jnp.float32,
     compiler_options: Mapping[str, Any] | None = None,
-) -> StepPrograms:
-    """Jits the training step `(state, batch, seed, schedule) -> (state, metrics)`; its input state is donated.
+) -> TrainStep:
+    """Makes the training step `(state, batch) -> (state, metrics)`; its input state is donated.
 
     The batch has a leading axis of microbatches: [A, B / A, ...]. Losses are sums over the global batch divided by its
     own counts, so that A changes memory and nothing else. A step whose loss, gradient or update is not finite is
-    skipped: parameters and optimizer stay, and the step is counted. Frozen parts of the model, which are not
-    in `spec.moments`, are not differentiated and count in no norm.
+    skipped: parameters and the state of the optimizer, whichever it is, stay, and the step is counted. Frozen parts of
+    the model, which are not in `spec.moments`, are not differentiated and count in no norm.
 
     Args:
       mesh: the devices.
       spec: plan of the state.
-      optimizer: maps gradients to a direction; see `make_optimizer`.
+      optimizer: maps gradients to a direction, of which the step subtracts the learning rate's multiple. Its update is
+        given the global norm of the gradients as `grad_norm`, if it takes more arguments.
+      schedule: maps a step to the learning rate. The leaves of a pytree (`learning_rate_schedule`) are arguments of the
+        program, as the seed is: runs that differ only in these share one program in JAX's cache.
       objective: the loss and its auxiliary metrics.
+      seed: dropout keys are functions of it, the step and the row of the global batch.
       gradient_reduce_dtype: type of the gradient sum across devices; within a device it is float32.
       compiler_options: options of XLA for this program.
     """
@@ -84,7 +68,7 @@ def jit_train_step(
         model = gather_model(spec.graph, {**parameters, **trained}, shardings, gradient_reduce_dtype)
         # `counts` are the denominators of the global batch, so that the sum of all devices' results is its mean.
         means = objectives.divide(objective.sums(model, microbatch, keys), counts)
-        return functools.reduce(jnp.add, [means[name] for name in objective.losses]), means
+        return objective.loss(means), means
 
     def local_gradients(
         parameters: Parameters, batch: Batch[jax.Array], rows: jax.Array, key: jax.Array, counts: objectives.Sums
@@ -137,9 +121,14 @@ def jit_train_step(
             grad_norm, learning_rate = optax.tree.norm(gradients), schedule(state.step)
             size = float(sum(leaf.size for leaf in jax.tree.leaves(trained)))  # it may exceed an int32
             is_finite = jnp.isfinite(jnp.stack([metrics["loss"], grad_norm, jnp.square(learning_rate) * size])).all()
-            known = {"grad_norm": grad_norm, "is_finite": is_finite}
-            direction, optimizer_state = optimizer.update(gradients, state.optimizer_state, trained, **known)
-            updated = jax.tree.map(lambda p, d: jnp.where(is_finite, p - learning_rate * d, p), trained, direction)
+            direction, optimizer_state = optax.with_extra_args_support(optimizer).update(
+                gradients, state.optimizer_state, trained, grad_norm=grad_norm
+            )
+            updated = jax.tree.map(lambda p, d: p - learning_rate * d, trained, direction)
+            updated, optimizer_state = jax.tree.map(
+                lambda new, old: jnp.where(is_finite, new, old),
+                (updated, optimizer_state), (trained, state.optimizer_state),
+            )  # fmt: skip
         skipped = 1 - is_finite.astype(jnp.int32)
         state = TrainState(
             step=state.step + 1,
@@ -160,4 +149,4 @@ def jit_train_step(
         donate_argnums=0,
         compiler_options=dict(compiler_options or {}) or None,
     )
-    return StepPrograms(jitted)
+    return TrainStep(jitted, mesh, key_data(seed), schedule)

@@ -15,7 +15,6 @@ from bert_jax.ahead_of_time import command
 from bert_jax.ahead_of_time.command import compile_config
 from bert_jax.ahead_of_time.target import Target
 from bert_jax.errors import InputError
-from bert_jax.parallel.shared_programs import forget_programs
 from bert_jax.runtime.saved_programs import SavedPrograms, describe_environment
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 from bert_jax.training.pretrain import pretrain
@@ -111,7 +110,6 @@ def test_changed_code_is_noticed(
     file: str, dataset_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("optax.tree.norm", lambda tree: jnp.float32(1))
-    forget_programs()
     pretrain(
         helpers.small_config(dataset_dir, compiled=file, total_steps=3, eval_batches=0), str(tmp_path / "run")
     )  # fmt: skip

@@ -232,7 +232,7 @@ def test_what_is_frozen_has_no_moments(encoder: Path, task: Path):
     head = TaskHead("tag", 3, bilstm=8, features="sum_all")
     spec, _ = plan_step(make_mesh(config.mesh), config, model, head, 10)
     assert {"embeddings", "encoder"} < set(spec.abstract.parameters)
-    moments = spec.abstract.moments
+    moments = spec.abstract.optimizer_state[1]
     assert set(moments.mu) == set(moments.nu) == set(spec.moments) == {"mix", "bilstm", "output"}
 
 

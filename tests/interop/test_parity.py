@@ -19,7 +19,7 @@ from bert_jax.parallel.host_batches import put_batch
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 from bert_jax.training.initialization.warm_start import initialize_from
-from bert_jax.training.objectives import denominators, divide, pretraining, pretraining_sums
+from bert_jax.training.objectives import divide, pretraining
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.planning.learning_rate import learning_rate_schedule
 from bert_jax.training.planning.state_plan import describe_state
@@ -29,6 +29,8 @@ torch = pytest.importorskip("torch", reason="needs the parity extra: torch and t
 transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+PAPER = pretraining(nsp=True)
 
 
 def both_models(folder: Path, vocabulary: list[str], **sizes: object):
@@ -126,7 +128,7 @@ def test_hidden_states_losses_and_gradients(sizes, rows, length, predictions, vo
         assert_relative(np.asarray(ours)[real], theirs.detach().numpy()[real], 1e-5, f"hidden state {number}")
 
     def loss(parameters):
-        means = divide(pretraining_sums(nnx.merge(graph, parameters), arrays), denominators(arrays))
+        means = divide(PAPER.sums(nnx.merge(graph, parameters), arrays, None), PAPER.denominators(arrays))
         return means["mlm_loss"] + means["nsp_loss"]
 
     got_loss, gradients = jax.jit(jax.value_and_grad(loss))(parameters)
@@ -151,7 +153,7 @@ def test_bfloat16_stays_within_two_percent(vocabulary: list[str], tmp_path: Path
 
     def last_and_means(parameters):
         bert = nnx.merge(graph, parameters)
-        return bert.encode(arrays)[0], divide(pretraining_sums(bert, arrays), denominators(arrays))
+        return bert.encode(arrays)[0], divide(PAPER.sums(bert, arrays, None), PAPER.denominators(arrays))
 
     last, means = jax.jit(last_and_means)(checkpoint.load_parameters())
     assert_relative(np.asarray(last, np.float32)[real], output.hidden_states[-1].detach().numpy()[real], 0.02, "last")

@@ -7,20 +7,13 @@ from contextlib import contextmanager
 
 import jax
 
-from bert_jax.parallel.shared_programs import forget_programs
-
 COMPILED = re.compile(r"Finished XLA compilation of jit\((\w+)\)")
 """Matches a line of JAX's log, with the name of the program."""
 
 
 @contextmanager
-def logged_compilations(*, forget: bool = True) -> Iterator[list[tuple[str, str]]]:
-    """Yields a list that each compilation is added to: the name of the program, and that of the thread.
-
-    Programs that earlier runs of this process compiled are compiled again, unless `forget` is False.
-    """
-    if forget:
-        forget_programs()
+def logged_compilations() -> Iterator[list[tuple[str, str]]]:
+    """Yields a list that each compilation is added to: the name of the program, and that of the thread."""
     found: list[tuple[str, str]] = []
 
     class Names(logging.Handler):

@@ -244,13 +244,7 @@ def strict_devices() -> Iterator[None]:
         _strict_copies(patch)
         _strict_transfers(patch)
         _strict_programs(patch)
-        from bert_jax.parallel.shared_programs import forget_programs
-
-        forget_programs()  # those that are not strict
-        try:
-            yield
-        finally:
-            forget_programs()
+        yield
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from bert_jax.model import BertConfig, initialize
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 from bert_jax.training.evaluation import evaluate_checkpoint, unigram_nats
-from bert_jax.training.objectives import denominators, divide, pretraining_sums
+from bert_jax.training.objectives import divide, pretraining
 from bert_jax.training.pretrain import pretrain
 
 SIZES = {
@@ -30,6 +30,7 @@ SIZES = {
     "max_position_embeddings": 32, "initializer_range": 0.2,
 }  # fmt: skip
 ROWS, LENGTH = 4, 16
+PAPER = pretraining(nsp=True)
 
 
 def make_batch() -> Batch[jax.Array]:
@@ -43,8 +44,8 @@ def compiled_gradients(nsp: bool) -> tuple[Callable, dict]:
     graph, parameters = models.initialize(BertConfig(**SIZES))
 
     def loss(parameters, batch):
-        sums = pretraining_sums(nnx.merge(graph, parameters), batch)
-        means = divide(sums, denominators(batch))
+        sums = PAPER.sums(nnx.merge(graph, parameters), batch, None)
+        means = divide(sums, PAPER.denominators(batch))
         return means["mlm_loss"] + (means["nsp_loss"] if nsp else 0.0)
 
     return jax.jit(jax.grad(loss)), parameters
@@ -83,12 +84,12 @@ def test_the_left_to_right_loss_is_the_mean_over_next_tokens():
     @jax.jit
     def outputs(parameters, batch):
         model = nnx.merge(graph, parameters)
-        return jax.nn.log_softmax(model(batch)[0]), pretraining_sums(model, batch)
+        return jax.nn.log_softmax(model(batch)[0]), PAPER.sums(model, batch, None)
 
     log_p, sums = jax.tree.map(np.asarray, outputs(parameters, batch))
     ids, lengths = np.asarray(batch["input_ids"]), np.asarray(batch["sequence_ids"]).sum(axis=1)
     costs = [-log_p[row, t, ids[row, t + 1]] for row in range(ROWS) for t in range(lengths[row] - 1)]
-    means = divide(sums, denominators(batch))
+    means = divide(sums, PAPER.denominators(batch))
     assert float(means["mlm_loss"]) == pytest.approx(np.mean(costs), rel=1e-5)
 
 

@@ -1,14 +1,21 @@
-import functools
+import dataclasses
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import helpers
+from support.devices import one_device  # noqa: F401
 
+from bert_jax import custom_training
+from bert_jax.config import ConfigDict
+from bert_jax.custom_training import Training
 from bert_jax.model.bert import VocabularyProjection
-from bert_jax.training import cross_entropy, objectives
+from bert_jax.training import cross_entropy, evaluation, objectives, pretrain
 
 weighted_cross_entropy = jax.jit(cross_entropy.weighted_cross_entropy)
+PAPER = objectives.pretraining(nsp=True)
 
 
 def test_cross_entropy_against_plain_numpy():
@@ -41,7 +48,7 @@ def test_target_of_weight_0_does_not_count():
 
 @jax.jit
 def means_of(sums, batch):
-    return objectives.divide(sums, objectives.denominators(batch))
+    return objectives.divide(sums, PAPER.denominators(batch))
 
 
 def test_a_batch_without_pairs_or_predictions_has_a_loss_of_zero():
@@ -59,7 +66,7 @@ def test_each_mean_is_over_its_own_count():
     nsp_logits = np.array([[[0, 1]], [[1, 0]]], np.float32)
     zeros = VocabularyProjection(jnp.zeros((2, 3, 4)), jnp.zeros((5, 4)), jnp.zeros(5), 5)
     model = lambda batch, keys, mlm_output: (mlm_output(zeros), nsp_logits)  # noqa: E731
-    sums = jax.jit(functools.partial(objectives.pretraining_sums, model))(batch)
+    sums = jax.jit(lambda batch: PAPER.sums(model, batch, None))(batch)
     means = {name: float(value) for name, value in means_of(sums, batch).items()}
     assert means["mlm_accuracy"] == means["nsp_accuracy"] == 1.0  # at a tie the first class is taken
     assert abs(means["mlm_loss"] - 1.6094379) < 1e-5
@@ -83,7 +90,7 @@ def test_a_head_that_is_not_trained_has_no_metrics(nsp: bool):
 def test_counts_of_a_large_batch_are_exact():
     """A sum in bfloat16, with 8 bits, stops at 256."""
     rows = 1 << 19
-    counts = jax.jit(objectives.denominators)({
+    counts = jax.jit(PAPER.denominators)({
         "masked_weights": jnp.ones((rows, 20)), "next_sentence_weights": jnp.ones((rows, 1)),
     })  # fmt: skip
     assert counts["mlm_loss"] == counts["mlm_accuracy"] == 20 * rows
@@ -108,3 +115,27 @@ def test_sums_of_many_rows_in_bfloat16_are_those_of_few(chunk: int | None):
     large = sums(np.tile(hidden, (times, 1, 1)), np.tile(labels, (times, 1)))
     assert {value.dtype for value in large} == {jnp.dtype("float32")}
     np.testing.assert_allclose(large, times * np.array(small), rtol=1e-5)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_weight_of_an_objective_is_the_same_in_training_and_evaluation(
+    microbatches: int, dataset_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    paper = objectives.make_objective
+
+    def with_half_of_nsp(config: ConfigDict) -> objectives.Objective:
+        return dataclasses.replace(paper(config), weights={"mlm_loss": 1.0, "nsp_loss": 0.5})
+
+    for module in (pretrain, custom_training, evaluation):
+        monkeypatch.setattr(module, "make_objective", with_half_of_nsp)
+    training = Training(
+        helpers.small_config(
+            dataset_dir, gradient_accumulation=microbatches, optimizer__learning_rate=1e-3, optimizer__warmup_steps=0
+        )
+    )
+    state = training.initial_state()
+    evaluated = training.evaluate(state)
+    assert evaluated["loss"] == pytest.approx(evaluated["mlm_loss"] + 0.5 * evaluated["nsp_loss"], rel=1e-6)
+    _, batch = next(training.batches())
+    _, metrics = jax.device_get(training.step(state, batch))
+    assert metrics["loss"] == pytest.approx(metrics["mlm_loss"] + 0.5 * metrics["nsp_loss"], rel=1e-6)

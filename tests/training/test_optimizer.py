@@ -14,9 +14,8 @@ from bert_jax.finetuning.finetune import finetune
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.layers import ParameterInfo
 from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.training.optimizer import clip_by_norm, decay_mask, make_optimizer
+from bert_jax.training.optimizer import clip_by_norm, decay_mask, leave_untrained, make_optimizer
 from bert_jax.training.planning.learning_rate import learning_rate_schedule
-from bert_jax.training.planning.untrained_parts import leave_untrained
 from bert_jax.training.pretrain import pretrain
 
 SMALL = BertConfig(
@@ -239,19 +238,6 @@ def test_lamb_without_bias_correction_is_warned_of_once(
         )
     warned = [record for record in caplog.records if "optimizer.bias_correction=False" in record.getMessage()]
     assert [record.levelname for record in warned] == ["WARNING"] * 2 * warnings
-
-
-@pytest.mark.parametrize("name", ["adamw", "lamb"])
-def test_an_update_that_is_not_finite_leaves_the_state(name):
-    config = load_config("default", [("optimizer.name", name)]).optimizer
-    optimizer = make_optimizer(config, {"a": ParameterInfo((None,))})
-    parameters = {"a": jnp.ones(3)}
-    before = optimizer.update({"a": jnp.arange(3.0)}, optimizer.init(parameters), parameters)[1]
-    bad = {"a": jnp.array([1.0, jnp.nan, 2.0])}
-    after = optimizer.update(bad, before, parameters, is_finite=jnp.array(False))[1]
-    jax.tree.map(np.testing.assert_array_equal, after, before)
-    moved = optimizer.update({"a": jnp.ones(3)}, before, parameters, is_finite=jnp.array(True))[1]
-    assert int(moved[1].updates) == int(before[1].updates) + 1
 
 
 def test_clipped_gradients_are_those_of_optax():

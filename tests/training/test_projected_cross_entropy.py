@@ -7,6 +7,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from support.batches import make_batch
 
@@ -17,7 +18,6 @@ from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import VocabularyProjection
 from bert_jax.parallel.host_batches import put_batch
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.parallel.shared_programs import forget_programs
 from bert_jax.training import cross_entropy, objectives
 from bert_jax.training.cross_entropy import predictions_per_chunk, projected_cross_entropy
 from bert_jax.training.evaluation import make_eval_step
@@ -177,9 +177,9 @@ class Step:
         model = dataclasses.replace(MODEL, is_decoder=left_to_right)
         optimizer = make_optimizer(load_config("default").optimizer, abstract_parameters(model)[2])
         self.spec = describe_state(self.mesh, model, optimizer, seed=0, scan_layers=False)
-        objective = objectives.pretraining(nsp=not left_to_right)
+        self.objective = objectives.pretraining(nsp=not left_to_right)
         schedule = learning_rate_schedule(1e-2, 2, 100)
-        self.train = make_train_step(self.mesh, self.spec, optimizer, schedule, objective, seed=0)
+        self.train = make_train_step(self.mesh, self.spec, optimizer, schedule, self.objective, seed=0)
         self.batch = make_batch(0, rows=16, length=16, predictions=10, vocab_size=200)
         if left_to_right:
             self.batch |= next_token_targets(self.batch["input_ids"], self.batch["sequence_ids"])
@@ -188,11 +188,11 @@ class Step:
         """Returns the metrics of training, the first moments, which are the gradients, and the sums of evaluation."""
         with jax.set_mesh(self.mesh):
             state = self.spec.make()
-            evaluate = make_eval_step(self.mesh, self.spec.graph, self.spec.shardings.parameters)
+            evaluate = make_eval_step(self.mesh, self.spec.graph, self.spec.shardings.parameters, self.objective)
             nats = {"unigram_nats": np.ones(self.batch["masked_ids"].shape, np.float32)}
             sums = jax.device_get(evaluate(state.parameters, put_batch(self.mesh, self.batch | nats)))
             state, metrics = self.train(state, put_batch(self.mesh, self.batch))
-            return jax.device_get((metrics, state.moments.mu, sums))
+            return jax.device_get((metrics, optax.tree.get(state.optimizer_state, "mu"), sums))
 
     def loops_and_collectives_in_them(self):
         """Returns the trips of each loop, and (kind, elements) of the collectives inside of loops.
@@ -212,7 +212,6 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch):
     """Sets chunks of at most 8 predictions."""
     monkeypatch.setattr(cross_entropy, "CHUNK_PREDICTIONS", 8)
     monkeypatch.setattr(cross_entropy, "CHUNK_BYTES", 0)
-    forget_programs()
 
 
 @functools.cache

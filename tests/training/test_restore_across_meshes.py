@@ -73,7 +73,7 @@ def test_a_state_comes_back_on_any_mesh(before, after, vocabulary_file: Path, tm
     config, spec = spec_on(before)
     state = spec.make()
     moments = jax.tree.map(lambda p: p + 1, state.parameters)
-    state.moments.mu.update(jax.device_put(moments, spec.moments))
+    state.optimizer_state[1].mu.update(jax.device_put(moments, spec.moments))
     expected = jax.device_get(state)
     checkpointer = Checkpointer(epath.Path(tmp_path), keep=1, config=config, tokenizer=tokenizer)
     checkpointer.save(0, state, bert_config=MODEL, dataset_hashes=["made"])

@@ -1,11 +1,13 @@
 """The step on one device, and the same step on meshes of eight."""
 
+import dataclasses
 import functools
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
@@ -15,7 +17,7 @@ from bert_jax.ahead_of_time.hlo import read_collectives
 from bert_jax.config import ConfigDict, load_config
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, abstract_parameters
-from bert_jax.parallel.host_batches import put_batch
+from bert_jax.parallel.host_batches import put_batch, put_everywhere
 from bert_jax.parallel.mesh import check_divisibility, make_mesh
 from bert_jax.parallel.sharding import partition_spec
 from bert_jax.parallel.step_program import TrainStep
@@ -163,12 +165,12 @@ def test_lamb_is_invariant_to_mesh_and_layer_scan():
 
 def test_state_is_initialized_sharded_with_moments_like_parameters():
     run = Run(data=2, fsdp=2, tensor=2)
-    parameters, moments = run.state.parameters, run.state.moments
+    parameters, adam = run.state.parameters, run.state.optimizer_state[1]
     kernel = parameters["encoder"]["layers"]["feed_forward"]["up_kernel"]
     assert kernel.sharding.spec == PartitionSpec(None, "fsdp", "tensor")
     assert kernel.addressable_shards[0].data.shape == (2, 16, 32)
     assert parameters["embeddings"]["word"].addressable_shards[0].data.shape == (128, 16)
-    for tree in (moments.mu, moments.nu):
+    for tree in (adam.mu, adam.nu):
         for parameter, moment in zip(jax.tree.leaves(parameters), jax.tree.leaves(tree), strict=True):
             assert moment.sharding == parameter.sharding
 
@@ -179,7 +181,7 @@ def test_zero1_shards_moments_along_data_and_replicates_parameters():
     run(make_batch(0))
     kernel = run.state.parameters["encoder"]["layers"]["feed_forward"]["up_kernel"]
     assert kernel.addressable_shards[0].data.shape == (2, 32, 64)
-    for tree in (run.state.moments.mu, run.state.moments.nu):
+    for tree in (run.state.optimizer_state[1].mu, run.state.optimizer_state[1].nu):
         moment = tree["encoder"]["layers"]["feed_forward"]["up_kernel"]
         assert moment.addressable_shards[0].data.shape == (2, 32, 16)  # along the longest dimension
     found = collectives(Run(data=4, zero1=True, microbatches=2))
@@ -210,7 +212,7 @@ def test_gradients_are_reduced_in_gradient_reduce_dtype_across_devices_and_float
     def norms(**settings):
         run = Run(microbatches=4, **settings)
         run(make_batch(0))
-        return run.state.moments.mu
+        return run.state.optimizer_state[1].mu
 
     half = {"gradient_reduce_dtype": jnp.bfloat16}
     assert_close(norms(**half), norms(), 0, 0)  # one device: there is nothing to add up across
@@ -290,11 +292,49 @@ def test_nonfinite_step_is_skipped_and_counted():
     assert changed["embeddings"]["word"]
 
 
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        pytest.param(optax.chain(optax.scale_by_lion(), optax.add_decayed_weights(0.01)), id="lion"),
+        pytest.param(optax.trace(0.9, nesterov=True), id="momentum"),
+        pytest.param(optax.scale_by_factored_rms(min_dim_size_to_factor=16), id="adafactor"),
+        pytest.param(optax.chain(optax.scale_by_adam(), optax.scale_by_trust_ratio()), id="lamb"),
+    ],
+)
+@pytest.mark.parametrize("poison", ["nan", "inf"])
+def test_step_that_is_not_finite_changes_nothing_but_its_counters_for_any_optimizer(optimizer, poison):
+    """A run with such a batch in the middle equals the run in which its update is left out, to the bit."""
+    mesh = make_mesh(ConfigDict({"data": 2, "fsdp": 1, "tensor": 1}), jax.devices()[:2])
+    spec = describe_state(mesh, CONFIG, optimizer, seed=0)
+    schedule = learning_rate_schedule(1e-3, 0, 10)
+    step = make_train_step(mesh, spec, optimizer, schedule, objectives.pretraining(nsp=True), seed=0)
+
+    def trained(numbers, skipped=None):
+        with jax.set_mesh(mesh):
+            state = spec.make()
+            for number in numbers:
+                batch = make_batch(number)
+                if number == skipped:
+                    batch["masked_weights"] = np.where(batch["masked_weights"] > 0, np.float32(poison), 0)
+                if number == 3:  # dropout and learning rate are functions of it
+                    state = dataclasses.replace(state, step=put_everywhere(mesh, np.int32(3)))
+                state, metrics = step(state, put_batch(mesh, batch))
+        return jax.device_get((state, metrics))
+
+    (state, metrics), (expected, _) = trained([0, 1, 2, 3], skipped=2), trained([0, 1, 3])
+    assert (state.step, expected.step) == (4, 4)
+    assert (metrics["nonfinite_steps"], metrics["nonfinite_streak"]) == (1, 0)
+    assert np.isfinite(metrics["loss"])
+    assert_close(
+        (state.parameters, state.optimizer_state), (expected.parameters, expected.optimizer_state), rtol=0, atol=0
+    )
+
+
 def test_gradients_are_clipped_by_their_global_norm():
     tight, loose = Run(grad_clip_norm=1e-3), Run()
     norms = [run(make_batch(0))["grad_norm"] for run in (tight, loose)]
     np.testing.assert_allclose(*norms, rtol=1e-6)  # what is logged is the norm before clipping
-    clipped = jnp.sqrt(sum(jnp.sum(jnp.square(m / 0.1)) for m in jax.tree.leaves(tight.state.moments.mu)))
+    clipped = jnp.sqrt(sum(jnp.sum(jnp.square(m / 0.1)) for m in jax.tree.leaves(tight.state.optimizer_state[1].mu)))
     np.testing.assert_allclose(clipped, 1e-3, rtol=1e-4)
 
 
@@ -351,7 +391,7 @@ def test_dropout_differs_between_steps_and_rows_and_is_deterministic():
 def test_metrics_are_those_of_the_objectives():
     assert set(Run()(make_batch(0))) == {
         "loss", "learning_rate", "grad_norm", "nonfinite_steps", "nonfinite_streak",
-        *objectives.denominators(make_batch(0)),
+        *objectives.pretraining(nsp=True).denominators(make_batch(0)),
     }  # fmt: skip
 
 

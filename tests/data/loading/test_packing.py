@@ -179,12 +179,13 @@ def test_losses_and_gradients_are_those_of_the_sequences_alone(dataset, is_decod
         intermediate_size=96, max_position_embeddings=64, initializer_range=0.1, is_decoder=is_decoder,
     )  # fmt: skip
     graph, parameters = initialize(config)
+    objective = objectives.pretraining(nsp=True)
 
     @jax.jit
     @functools.partial(jax.value_and_grad, has_aux=True)
     def loss(parameters, batch):
-        sums = objectives.pretraining_sums(nnx.merge(graph, parameters), batch)
-        means = objectives.divide(sums, objectives.denominators(batch))
+        sums = objective.sums(nnx.merge(graph, parameters), batch, None)
+        means = objectives.divide(sums, objective.denominators(batch))
         return means["mlm_loss"] + means["nsp_loss"], means
 
     plain, packed = (rows_of(dataset, most=most, left_to_right=is_decoder) for most in (1, 6))
