@@ -22,9 +22,6 @@ def get_config():
     config.gradient_accumulation = 1  # Microbatches per step; -1: as many as max_rows_per_device requires.
     config.max_rows_per_device = 0  # Maximum rows of a microbatch per device, if gradient_accumulation=-1.
     config.log_every_steps = 100  # Steps between logged rows of metrics.
-    # Logs and counts a step whose loss is so many deviations above the median of the last 128 steps; 0: none. The
-    # deviation is 1.4826 times the median absolute deviation. Training itself does not change.
-    config.loss_spike_deviations = 10.0
     config.eval_every_steps = 10_000  # Steps between evaluations; 0: only at the end.
     config.eval_at_start = False  # True: also evaluates before the first step, as step 0.
     config.row_order = 2  # Version of the rows' order; a resumed run keeps its own, which is 1 if it recorded none.

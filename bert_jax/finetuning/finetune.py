@@ -53,7 +53,6 @@ from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.processes import is_first
 from bert_jax.tracking.flops import finetuning_flops
-from bert_jax.tracking.nonfinite_batches import NonfiniteBatches
 from bert_jax.tracking.throughput import Throughput
 from bert_jax.tracking.tracker import Tracker
 from bert_jax.training.checkpointing.best_step import BestStep
@@ -62,7 +61,7 @@ from bert_jax.training.checkpointing.checkpointer import Checkpointer
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
 from bert_jax.training.checks import check_attention, compute_dtype, warn_of_uncorrected_lamb
 from bert_jax.training.initialization.warm_start import initialize_from
-from bert_jax.training.loop import Evaluate, Heartbeat, KeepNonfinite, LogMetrics, Save, StepRange, Trace, run_steps
+from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.planning.learning_rate import learning_rate_schedule
 from bert_jax.training.planning.state_plan import describe_state, drop_parts
@@ -342,8 +341,9 @@ def _train(
         warmup_key="optimizer.warmup_proportion",
     )  # fmt: skip
     log_metrics = LogMetrics(
-        run, throughput, every=config.log_every_steps, start=run.start, last=run.total,
+        run, throughput, every=config.log_every_steps, last=run.total,
         extra=lambda step: {"epoch": step / order.steps_an_epoch, **order.count_seen(step)},
+        unlogged=run.checkpointer.unlogged,
     )  # fmt: skip
 
     def save(step: int, state: TrainState) -> None:
@@ -354,9 +354,6 @@ def _train(
     evaluation = Evaluate(evaluate, every=order.steps_an_epoch, is_enough=best.ends_training)
     hooks = [
         Heartbeat(run.stalls),
-        KeepNonfinite(
-            NonfiniteBatches(run.folder, rows, steps.make_batch, lambda step: {"examples": order.examples(step)})
-        ),
         Trace(run.tracer),
         *([evaluation] if evaluate.scored else []),
         log_metrics,

@@ -8,7 +8,14 @@ from bert_jax.finetuning.results import RESULT_FILE, read_result
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training.checkpointing.checkpoints import Checkpoint
 
-_PROGRESS = ("step", "time", "tokens_seen", "examples_seen")  # in rows of metrics, beside the scores
+_PROGRESS = (
+    "step",
+    "time",
+    "tokens_seen",
+    "examples_seen",
+    "sequences",
+    "old_sequences",
+)  # in rows of metrics, beside the scores
 
 
 @dataclass(frozen=True)

@@ -1,87 +1,95 @@
-"""Metrics of a run: `metrics.jsonl`, one JSON object per line, each with a checksum.
+"""Metrics of a run: `metrics.jsonl`, one JSON object a row.
 
-In a remote workdir, which does not support append, they are in part files: see `object_store_log.py`.
+The row of a pre-training evaluation says what it measured: `split`, `data` (hashes of the datasets) and `sequences`
+(evaluated, the first ones of the split). Scores compare only where these are equal.
 """
 
 import json
-import logging
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
-from bert_jax.files import atomic, json_checksums, remote
-from bert_jax.tracking.object_store_log import PartRows, read_parts
+from bert_jax.errors import InputError
+from bert_jax.files import atomic, remote
 from bert_jax.tracking.tracker import Sample, Tracker
 
-log = logging.getLogger(__name__)
-
 METRICS_FILE = "metrics.jsonl"
-DAMAGED_FILE = "metrics.jsonl.damaged"
-METRICS_FOLDER = "metrics"
 SAMPLES = "samples"
 """The `split` of rows that hold text samples and no metrics."""
+OLD = "old_"
+"""Prefix of scores on the dataset in `eval_old_data`; other scores are those of `data.path`."""
+UPLOAD_SECONDS = 30.0
+"""Seconds between uploads of a growing file to an object store."""
 
 
-class MetricsFile(Tracker):
-    """Appends rows to `metrics.jsonl`, or to part files.
+class GrowingFile:
+    """A file that is written row by row: each `write` is in the file, whatever ends the process.
 
-    Drops rows after `resume_step` first: a resumed run writes them again, and the result is that of an uninterrupted
-    run. Damaged lines are kept in `metrics.jsonl.damaged`.
+    An object store cannot append. There the file is kept in memory and uploaded whole at `flush`, and by a `write` at
+    least `UPLOAD_SECONDS` after the last upload: a kill loses no more than that.
     """
 
-    def __init__(self, workdir: epath.Path, resume_step: int):
-        rows, damaged = _read(workdir)
-        if damaged:
-            _keep_damaged(workdir / DAMAGED_FILE, damaged)
-        # A run that starts anew also drops the evaluation at step 0 of one that was killed before its first checkpoint.
-        kept = "".join(_line(row) for row in rows if row["step"] <= resume_step and resume_step)
-        self._rows: _LocalRows | PartRows
-        if remote.is_remote(workdir):
-            self._rows = PartRows(workdir / METRICS_FOLDER, kept)
-        else:
-            self._rows = _LocalRows(workdir / METRICS_FILE, kept)
+    def __init__(self, path: epath.Path, content: bytes = b""):
+        """Replaces the file at `path` by `content`."""
+        self._path, self._content, self._uploaded = path, bytearray(content), time.monotonic()
+        atomic.write_whole(path, content)
+        self._file = None if remote.is_remote(path) else path.open("ab")
 
-    def log_scalars(self, step: int, values: Mapping[str, Any], *, split: str | None, time: float) -> None:
-        self._rows.write(_line({"step": step, **({"split": split} if split else {}), **values, "time": round(time, 3)}))
-
-    def log_samples(self, step: int, samples: Sequence[Sample], *, time: float) -> None:
-        self._rows.write(_line({"step": step, "split": SAMPLES, "samples": list(samples), "time": round(time, 3)}))
-
-    def flush(self) -> None:
-        self._rows.flush()
-
-    def close(self) -> None:
-        self._rows.close()
-
-
-class _LocalRows:
-    """JSON lines in a file, flushed to the system by each `write`."""
-
-    def __init__(self, path: epath.Path, kept: str):
-        """Replaces the file at `path` by the lines `kept`, and opens it for append."""
-        atomic.write_whole(path, kept.encode())
-        self._path = path
-        self._file = path.open("a")
-
-    def write(self, line: str) -> None:
-        """Appends a line."""
-        with atomic.named_errors(self._path):
-            self._file.write(line)
+    def write(self, content: bytes) -> None:
+        """Appends `content`."""
+        if self._file:
+            with atomic.named_errors(self._path):
+                self._file.write(content)
+                self._file.flush()
+            return
+        self._content += content
+        if time.monotonic() - self._uploaded >= UPLOAD_SECONDS:
             self.flush()
 
     def flush(self) -> None:
-        """Flushes the buffer to the system."""
+        """Uploads what an object store lacks."""
+        if not self._file:
+            atomic.write_whole(self._path, bytes(self._content))
+            self._uploaded = time.monotonic()
+
+    def close(self) -> None:
+        """Flushes and closes the file."""
+        self.flush()
+        if self._file:
+            self._file.close()
+
+
+class MetricsFile(Tracker):
+    """Appends rows to `metrics.jsonl`.
+
+    Drops rows after `resume_step` first: a resumed run writes them again, and the result is that of an uninterrupted
+    run.
+    """
+
+    def __init__(self, workdir: epath.Path, resume_step: int):
+        # A run that starts anew also drops the evaluation at step 0 of one that was killed before its first checkpoint.
+        kept = [_line(row) for row in read_metrics(workdir) if row["step"] <= resume_step and resume_step]
+        self._file = GrowingFile(workdir / METRICS_FILE, b"".join(kept))
+
+    def log_scalars(self, step: int, values: Mapping[str, Any], *, split: str | None, time: float) -> None:
+        row = {"step": step, **({"split": split} if split else {}), **values, "time": round(time, 3)}
+        self._file.write(_line(row))
+
+    def log_samples(self, step: int, samples: Sequence[Sample], *, time: float) -> None:
+        self._file.write(_line({"step": step, "split": SAMPLES, "samples": list(samples), "time": round(time, 3)}))
+
+    def flush(self) -> None:
         self._file.flush()
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
 
 
-def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(json_checksums.with_checksum(_finite(row)), allow_nan=False) + "\n"
+def _line(row: Mapping[str, Any]) -> bytes:
+    return finite_json(row).encode() + b"\n"
 
 
 def finite_json(value: Any, **options: Any) -> str:
@@ -98,63 +106,21 @@ def _finite(value: Any) -> Any:
 
 
 def read_metrics(workdir: epath.Path) -> list[dict[str, Any]]:
-    """Returns all rows of a workdir. Damaged lines are skipped with a warning.
+    """Returns all rows of a workdir; [] without any. An unterminated last line, which a kill has cut off, is skipped.
 
-    An unterminated last line that is not a row is skipped silently: a kill has cut it off. For a workdir that was
-    copied from a disk to a store or back, the rows are those written at its current place, if any.
+    Raises InputError for any other line that is not a row, with its number.
     """
-    return _read(workdir)[0]
-
-
-def _read(workdir: epath.Path) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """Returns the rows and the damaged lines, and logs the latter."""
-    sources = (_parts, _file) if remote.is_remote(workdir) else (_file, _parts)
-    for read in sources:
-        path, content = read(workdir)
-        rows, damaged = _parse(content)
-        if damaged:
-            log.warning(
-                "Metrics in %s: %d of %d lines are damaged and skipped", path, len(damaged), len(rows) + len(damaged)
-            )
-        if rows or damaged:
-            return rows, damaged
-    return [], []
-
-
-def _file(workdir: epath.Path) -> tuple[epath.Path, bytes]:
     path = workdir / METRICS_FILE
-    return path, atomic.read_whole(path) if remote.exists(path) else b""
-
-
-def _parts(workdir: epath.Path) -> tuple[epath.Path, bytes]:
-    folder = workdir / METRICS_FOLDER
-    return folder, b"".join(read_parts(folder))
-
-
-def _parse(content: bytes) -> tuple[list[dict[str, Any]], list[bytes]]:
-    rows: list[dict[str, Any]] = []
-    damaged = []
-    *lines, last = content.split(b"\n")
-    for line in lines:
-        row = _row(line)
-        if row is None:
-            damaged.append(line)
-        else:
+    *lines, last = (atomic.read_whole(path) if remote.exists(path) else b"").split(b"\n")
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if row := _row(line):
             rows.append(row)
-    if (row := _row(last)) is not None:
-        rows.append(row)
-    elif _is_whole(last):
-        damaged.append(last)
-    return rows, damaged
-
-
-def _is_whole(line: bytes) -> bool:
-    """Returns whether a line has the end of its object: it was damaged, and not cut off."""
-    try:
-        json.JSONDecoder().raw_decode(line.decode(errors="replace"))
-    except (ValueError, RecursionError):
-        return b'"' + json_checksums.KEY.encode() + b'"' in line and b"}" in line
-    return True
+        elif line.strip():
+            raise InputError(
+                f"{path}:{number}: expected a JSON object with a step, got {line[:60]!r}; delete this line"
+            )
+    return rows + ([row] if (row := _row(last)) else [])
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
@@ -162,12 +128,4 @@ def _row(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line)
     except (ValueError, RecursionError):  # RecursionError: nested too deep
         return None
-    if not isinstance(row, dict) or not isinstance(row.get("step"), int) or not json_checksums.is_intact(row):
-        return None
-    return {name: value for name, value in row.items() if name != json_checksums.KEY}
-
-
-def _keep_damaged(path: epath.Path, lines: list[bytes]) -> None:
-    before = atomic.read_whole(path) if remote.exists(path) else b""
-    atomic.write_whole(path, before + b"".join(line + b"\n" for line in lines))
-    log.warning("Damaged lines of metrics are kept in %s", path)
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None

@@ -44,7 +44,8 @@ class Tracker(AbstractContextManager["Tracker"]):
         """Called once, before anything else."""
 
     def log_scalars(self, step: int, values: Mapping[str, Any], *, split: str | None, time: float) -> None:
-        """Called with a row of metrics. `split` is None for training; a value is a number, which may not be finite."""
+        """Called with a row of metrics. `split` is None for training; a value is a number,
+        which may not be finite, or the text `data`: the hash of the dataset that an evaluation measured."""
 
     def log_samples(self, step: int, samples: Sequence[Sample], *, time: float) -> None:
         """Called with the fills of masked texts after an evaluation."""

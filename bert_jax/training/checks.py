@@ -122,7 +122,6 @@ def check_config(config: ConfigDict, steps: int) -> None:
     check(lambda x: x in OBJECTIVES, f"one of {', '.join(OBJECTIVES)}", "objective.lm")
     check(lambda x: x >= 0, "at least 0", "objective.static_masks")
     check(lambda x: 0 <= x <= MAX_SAMPLES, f"in [0, {MAX_SAMPLES}]", "tracking.samples")
-    check(lambda x: 0 <= x < math.inf, "a number of 0 or more", "loss_spike_deviations")
     order_rules(values["row_order"])
     Milestones.from_config(config)
     if values["objective.lm"] == "ltr" and values["objective.nsp"]:

@@ -18,9 +18,8 @@ from bert_jax.data.loading.prefetch import Prefetch
 from bert_jax.errors import BertJaxError, Interrupted
 from bert_jax.parallel.host_batches import put_batch, put_flag
 from bert_jax.runtime.watchdog import StallWatch
-from bert_jax.tracking.nonfinite_batches import NonfiniteBatches
 from bert_jax.tracking.profiling import StepTracer
-from bert_jax.tracking.running_means import LossSpikes, RunningMeans
+from bert_jax.tracking.running_means import RunningMeans
 from bert_jax.tracking.throughput import Throughput, key_values, short_summary
 from bert_jax.training.run import Run
 from bert_jax.training.state import TrainState
@@ -85,23 +84,25 @@ class LogMetrics(Hook):
     """Writes a row of metrics at each multiple of `every` and at the `last` step: means since the last row, and rates.
 
     If a hook that precedes this one ends the training early, the row of that step is written as well. `extra` maps a
-    step to additional values of its row. A loss `spike_deviations` above the last ones is logged and counted, see
-    `LossSpikes`; 0 counts none.
+    step to additional values of its row. `unlogged` are the sums of `checkpointer.unlogged` for a run that resumes
+    within the phase; None at a phase's start, whose means have no step of another phase.
     """
 
     def __init__(
-        self, run: Run, throughput: Throughput, *, every: int, start: int, last: int,
-        extra: Callable[[int], dict[str, float]], spike_deviations: float = 0.0,
+        self, run: Run, throughput: Throughput, *, every: int, last: int,
+        extra: Callable[[int], dict[str, float]], unlogged: Mapping[str, Any] | None,
     ):  # fmt: skip
         self._run, self._throughput, self._every, self._last, self._extra = run, throughput, every, last, extra
         self._shown = ""  # the latest row, for the bar; before the first row it shows the latest step
-        unlogged = run.checkpointer.unlogged if start == run.start else None
-        self._means, self._spikes = RunningMeans(unlogged), LossSpikes(spike_deviations, unlogged)
+        self._means = RunningMeans(unlogged)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._means.add(values)
-        if spike := self._spikes.add(values):
-            log.warning("Step %d: loss spike: %s of the last steps", step, spike)
+        if values["nonfinite_streak"] == 1:
+            log.warning(
+                "Step %d: loss, gradient or update is not finite (loss %g, gradient norm %g); the step is skipped",
+                step, values["loss"], values["grad_norm"],
+            )  # fmt: skip
         if self._is_regular(step):
             self._write(step)
         self._run.bar.set_postfix_str(self._shown or short_summary(values), refresh=False)
@@ -117,26 +118,14 @@ class LogMetrics(Hook):
         return step % self._every == 0 or step == self._last
 
     def _write(self, step: int) -> None:
-        row = self._means.take() | self._spikes.take() | self._throughput.rates(step) | self._extra(step)
-        if step == self._last:  # a resumed run may begin with the next phase
-            self._spikes.forget()
+        row = self._means.take() | self._throughput.rates(step) | self._extra(step)
         self._run.trackers.log_scalars(step, row)
         log.info("step %d/%d %s", step, self._run.total, key_values(row), extra={"on_bar": True})
         self._shown = short_summary(row)
 
     def unlogged(self) -> dict[str, Any]:
-        """Returns the sums of metrics that no row has yet, and the last losses, as JSON; a checkpoint keeps them."""
-        return self._means.to_dict() | self._spikes.to_dict()
-
-
-class KeepNonfinite(Hook):
-    """Keeps the batches of steps that are not finite."""
-
-    def __init__(self, batches: NonfiniteBatches):
-        self._batches = batches
-
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        self._batches.add(step, values)
+        """Returns the sums of metrics that no row has yet, as JSON; a checkpoint keeps them."""
+        return self._means.to_dict()
 
 
 class Trace(Hook):

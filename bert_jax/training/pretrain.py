@@ -16,6 +16,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.config import ConfigDict
 from bert_jax.data.dataset import PreparedDataset
+from bert_jax.data.loading.loader import EvalLoader
 from bert_jax.data.unknown_tokens import MAX_SHARE, unknown_share, warn_of_share
 from bert_jax.errors import InputError
 from bert_jax.files import remote
@@ -27,11 +28,8 @@ from bert_jax.parallel.step_program import TrainStep
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
-from bert_jax.runtime.processes import is_first
 from bert_jax.runtime.saved_programs import SavedPrograms
-from bert_jax.tracking.before_after import OLD, find_changes, render_changes
-from bert_jax.tracking.metrics import read_metrics
-from bert_jax.tracking.nonfinite_batches import NonfiniteBatches
+from bert_jax.tracking.metrics import OLD
 from bert_jax.tracking.throughput import Throughput, pretraining_work, summary
 from bert_jax.tracking.tracker import Tracker
 from bert_jax.training.checkpointing.checkpoint_folders import newest_step
@@ -42,7 +40,7 @@ from bert_jax.training.checks import compute_dtype, warn_of_uncorrected_lamb
 from bert_jax.training.evaluation import Evaluator, MaskedSamples, make_eval_step
 from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.initialization.warm_start import initialize_from, open_init
-from bert_jax.training.loop import Evaluate, Heartbeat, KeepNonfinite, LogMetrics, Save, StepRange, Trace, run_steps
+from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.objectives import make_objective
 from bert_jax.training.optimizer import leave_untrained, make_optimizer
 from bert_jax.training.phase_data import LoadedPhase, count_epochs, count_seen, load_phase, log_data
@@ -167,9 +165,6 @@ def _pretrain(
                 saves_initial=resumed is None and 0 in milestones,
             )  # fmt: skip
     checkpointer.wait()
-    if is_first():
-        for line in render_changes(find_changes(read_metrics(folder))):
-            log.info("%s", line)
     place, data = shlex.quote(str(folder)), shlex.quote(str(phases[-1].datasets[0].folder))
     log_result(
         newest_step(folder), config.total_steps, f"eval {summary(evaluation)}" if evaluation else "",
@@ -274,9 +269,9 @@ def _train_phase(
         max_nonfinite_steps=config.max_nonfinite_steps,
     )  # fmt: skip
     log_metrics = LogMetrics(
-        run, throughput, every=config.log_every_steps, start=start, last=phase.stop,
+        run, throughput, every=config.log_every_steps, last=phase.stop,
         extra=lambda step: {**count_epochs(train_loader, step), **seen(step)},
-        spike_deviations=config.loss_spike_deviations,
+        unlogged=run.checkpointer.unlogged if phase.start < start == run.start else None,
     )  # fmt: skip
     if start == 0 and config.eval_at_start and eval_loader.batches:
         with jax.set_mesh(run.mesh):
@@ -285,9 +280,6 @@ def _train_phase(
     hooks = [
         Heartbeat(run.stalls),
         log_metrics,
-        KeepNonfinite(
-            NonfiniteBatches(run.folder, rows, steps.make_batch, lambda step: train_loader.instances(step, rows))
-        ),
         Trace(run.tracer),
         *([evaluation] if eval_loader.batches else []),
         Save(save, every=config.checkpoint.every_steps, further=Milestones.from_config(config)),
@@ -306,6 +298,9 @@ def _make_evaluate(
     eval_step = make_eval_step(run.mesh, spec.graph, spec.shardings.parameters, objective)
     evaluator = Evaluator(run.mesh, eval_step, eval_loader, objective)
     old_evaluator = Evaluator(run.mesh, eval_step, old_loader, objective) if old_loader else None
+    measured = _describe_measured(eval_loader)
+    if old_loader:
+        measured |= {f"{OLD}{name}": value for name, value in _describe_measured(old_loader).items()}
     samples = MaskedSamples(run.mesh, spec, eval_loader, config.tracking.samples) if eval_loader.batches else None
 
     def evaluate(step: int, state: TrainState) -> dict[str, float]:
@@ -317,9 +312,18 @@ def _make_evaluate(
                 old = old_evaluator.run(state.parameters, on_batch)
             log.info("Step %d: eval of the old domain %s; baseline %.2f", step, summary(old), old["unigram_loss"])
             values |= {f"{OLD}{name}": value for name, value in old.items()}
-        run.trackers.log_scalars(step, {**values, **seen(step)}, split="eval")
+        run.trackers.log_scalars(step, {**values, **measured, **seen(step)}, split="eval")
         if samples and (fills := samples.fill(state.parameters)):
             run.trackers.log_samples(step, fills)
         return values
 
     return evaluate
+
+
+def _describe_measured(loader: EvalLoader) -> dict[str, Any]:
+    """Returns `data`, the hashes of the datasets, and `sequences`, of their eval split: equal if scores compare."""
+    available = sum(dataset.size("eval") for dataset in loader.datasets)
+    return {
+        "data": ",".join(dataset.info.hash for dataset in loader.datasets),
+        "sequences": min(loader.batches * loader.batch_size, available),
+    }

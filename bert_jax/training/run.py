@@ -21,7 +21,7 @@ from bert_jax.runtime.processes import is_first
 from bert_jax.runtime.watchdog import StallWatch
 from bert_jax.tracking.metrics import MetricsFile
 from bert_jax.tracking.profiling import StepTracer
-from bert_jax.tracking.tensorboard_tracker import TensorBoard
+from bert_jax.tracking.tensorboard import TensorBoard
 from bert_jax.tracking.tracker import RunRecord, Tracker, Trackers
 from bert_jax.tracking.wandb_tracker import WeightsAndBiases
 from bert_jax.training.checkpointing.checkpointer import Checkpointer

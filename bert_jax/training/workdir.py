@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 CHANGEABLE = (
     "total_steps", "gradient_accumulation", "max_rows_per_device", "log_every_steps", "eval_every_steps",
     "eval_batches", "eval_at_start", "eval_old_data", "max_nonfinite_steps",
-    "loss_spike_deviations", "mesh.", "attention", "remat",
+    "mesh.", "attention", "remat",
     "gradient_reduce_dtype", "scan_layers", "checkpoint.", "profile.", "tracking.", "stall_", "data.path",
     "data.seq_len", "optimizer.", "phases", "compilation_cache",
     "compiled",

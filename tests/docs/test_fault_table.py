@@ -12,9 +12,9 @@ TESTS = re.findall(r"^(\d+)\. `(.+)::(.+)`$", TEXT, re.MULTILINE)
 
 
 def test_rows_and_tests_are_numbered_alike():
-    numbers = [str(number) for number in range(1, len(ROWS) + 1)]
-    assert len(numbers) > 25
-    assert [row[0] for row in ROWS] == [number for number, _, _ in TESTS] == numbers
+    numbers = [int(row[0]) for row in ROWS]
+    assert len(numbers) > 20
+    assert numbers == [int(number) for number, _, _ in TESTS] == sorted(set(numbers))
 
 
 def test_the_test_of_each_row_exists():

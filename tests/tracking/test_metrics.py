@@ -1,12 +1,17 @@
 import json
-import logging
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from etils import epath
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from bert_jax.errors import InputError
+from bert_jax.tracking import metrics
 from bert_jax.tracking.metrics import METRICS_FILE, MetricsFile, finite_json, read_metrics
+from bert_jax.tracking.running_means import RunningMeans
+from bert_jax.tracking.tensorboard import TensorBoard
 from bert_jax.tracking.tracker import Trackers
 
 
@@ -40,29 +45,85 @@ def test_nonfinite_values_are_null_and_every_line_is_json(tmp_path):
     text = (tmp_path / METRICS_FILE).read_text()
     row = json.loads(text, parse_constant=lambda name: 1 / 0)
     assert time.time() - row.pop("time") < 60
-    assert len(row.pop("checksum")) == 16
     assert row == {"step": 1, "loss": None, "grad_norm": None, "nonfinite_steps": 1}
 
 
-def damaged_lines() -> list[bytes]:
-    """A flipped bit, no UTF-8, a line that is nested too deep to parse, one that is no row, and an empty one."""
-    flipped = bytes([b"{"[0] ^ 1]) + b'"step": 2, "loss": 0.5}'
-    return [flipped, b'{"step": 3, "los\xf3": 1}', b"[" * 100_000, b"[1]", b""]
+@pytest.mark.parametrize(
+    "line",
+    [b'z"step": 2}', b'{"step": 3, "los\xf3": 1}', b"[" * 100_000, b"[1]"],
+    ids=["flipped", "utf8", "nested", "list"],
+)
+def test_a_line_that_is_no_row_is_refused_with_its_number(line: bytes, tmp_path: Path):
+    content = b"\n".join([b'{"step": 1}', b"", line, b'{"step": 4}'])
+    (tmp_path / METRICS_FILE).write_bytes(content)
+    with pytest.raises(InputError, match=r"metrics\.jsonl:3: "):
+        open_metrics(epath.Path(tmp_path), 3)
+    assert (tmp_path / METRICS_FILE).read_bytes() == content
 
 
-@pytest.mark.parametrize("damaged", damaged_lines(), ids=["flipped", "utf8", "nested", "list", "empty"])
-def test_resume_keeps_the_rows_after_a_damaged_line(damaged: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    lines = [b'{"step": 1, "loss": 1.0}', damaged, b'{"step": 3, "loss": 0.3}', b'{"step": 4, "loss": 0.2}']
-    (tmp_path / METRICS_FILE).write_bytes(b"\n".join(lines) + b'\n{"step": 5, "lo')
-    folder = epath.Path(tmp_path)
-    assert [row["step"] for row in read_metrics(folder)] == [1, 3, 4]
-    for _ in range(2):
-        open_metrics(folder, 3).close()
-        assert [row["step"] for row in read_metrics(folder)] == [1, 3]
-    assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == damaged + b"\n"
-    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert any("metrics.jsonl.damaged" in line for line in warnings)
+def test_rows_edited_by_hand_are_read(tmp_path: Path):
+    (tmp_path / METRICS_FILE).write_text('{"step": 1, "loss": 3}\n\n{"loss": 2.5, "step": 2}')
+    assert read_metrics(epath.Path(tmp_path)) == [{"step": 1, "loss": 3}, {"step": 2, "loss": 2.5}]
 
 
 def test_json_that_is_printed_has_no_nan():
     assert json.loads(finite_json({"a": float("nan"), "b": [float("inf"), 1.5]})) == {"a": None, "b": [None, 1.5]}
+
+
+def test_each_mean_has_a_count_of_its_own():
+    means = RunningMeans()
+    for values in ({"loss": 1.0, "nsp_loss": 0.5}, {"loss": 2.0}, {"loss": 6.0}):
+        means.add({**values, "nonfinite_streak": 0})
+    assert means.take().items() >= {"loss": 3.0, "nsp_loss": 0.5, "steps_averaged": 3}.items()
+
+
+REMOTE = epath.Path("gs://bucket/run")
+
+
+def remote_steps() -> list[int]:
+    return [row["step"] for row in read_metrics(REMOTE)]
+
+
+def test_a_store_gets_one_object_periodically_and_on_flush(store, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    writer = open_metrics(REMOTE, 0)
+    writer.log_scalars(1, {"loss": 1.0})
+    assert remote_steps() == []
+    now[0] = metrics.UPLOAD_SECONDS
+    writer.log_scalars(2, {"loss": 0.5})
+    assert remote_steps() == [1, 2]
+    writer.log_scalars(3, {"loss": 0.25})
+    assert remote_steps() == [1, 2]
+    writer.flush()
+    assert remote_steps() == [1, 2, 3]
+    writer.log_scalars(4, {"loss": 0.2})
+    writer.close()
+    assert remote_steps() == [1, 2, 3, 4]
+    assert store.names("run/") == ["run/metrics.jsonl"]
+    open_metrics(REMOTE, 2)
+    assert remote_steps() == [1, 2]
+    open_metrics(REMOTE, 0)
+    assert remote_steps() == []
+
+
+def test_a_workdir_copied_from_a_store_keeps_its_rows(store, tmp_path: Path):
+    with open_metrics(epath.Path(tmp_path), 0).files[0] as writer:
+        writer.log_scalars(1, {"loss": 1.0}, split=None, time=1.0)
+    store.put("run/metrics.jsonl", (tmp_path / METRICS_FILE).read_bytes())
+    assert read_metrics(REMOTE) == read_metrics(epath.Path(tmp_path))
+
+
+def test_tensorboard_reads_the_event_files_of_a_store(store, tmp_path: Path):
+    for start in (0, 2):
+        with TensorBoard(REMOTE, start) as tracker:
+            for step in (start + 1, start + 2, start + 3):
+                tracker.log_scalars(step, {"loss": 1.0 / step}, split=None, time=1.0)
+                tracker.flush()
+    names = store.names("run/tensorboard/")
+    assert len(names) == 2
+    for name in names:
+        (tmp_path / name.rpartition("/")[2]).write_bytes(store.read(name))
+    viewer = EventAccumulator(str(tmp_path))
+    viewer.Reload()
+    assert [event.step for event in viewer.Scalars("train/loss")] == [1, 2, 3, 4, 5]

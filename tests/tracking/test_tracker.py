@@ -20,7 +20,7 @@ from bert_jax.config import flatten, load_config
 from bert_jax.errors import InputError
 from bert_jax.extras import install_hint
 from bert_jax.tracking.metrics import SAMPLES, MetricsFile, read_metrics
-from bert_jax.tracking.tensorboard_tracker import TensorBoard
+from bert_jax.tracking.tensorboard import TensorBoard
 from bert_jax.tracking.tracker import RunRecord, Tracker, Trackers
 from bert_jax.training.phase_data import count_seen
 from bert_jax.training.pretrain import pretrain

@@ -1,6 +1,5 @@
 """The loop over steps, with a step of its own that counts and a run that writes nothing."""
 
-import json
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +28,6 @@ class FakeRun:
         self.received: Any = None
         self.is_finite = is_finite
         self.flags: list[int] = []
-        self.spikes: list[int] = []
         self.run = SimpleNamespace(
             mesh=make_mesh(ConfigDict({"data": 1, "fsdp": 1, "tensor": 1}), jax.devices()[:1]),
             stop=SimpleNamespace(received=None),
@@ -52,14 +50,14 @@ class FakeRun:
         if done == 10 and self.received:
             self.run.stop.received = self.received  # the signal comes while step 10 runs
         metrics = {
-            "loss": np.float32(done + (1e6 if done in self.spikes else 0)), "learning_rate": np.float32(done / 10),
-            "nonfinite_streak": np.int32(0 if self.is_finite else done),
+            "loss": np.float32(done), "learning_rate": np.float32(done / 10),
+            "grad_norm": np.float32(1), "nonfinite_streak": np.int32(0 if self.is_finite else done),
         }  # fmt: skip
         return np.int32(done), metrics | ({"stop": batch["stop"].max()} if "stop" in batch else {})
 
     def go(
         self, stop: int = 100, eval_every: int = 0, log_every: int = 1_000, save_every: int = 1_000,
-        enough: int = 1_000, deviations: float = 0.0,
+        enough: int = 1_000,
     ):  # fmt: skip
         def save(step: int, state: Any) -> None:
             self.saved.append(step)
@@ -72,7 +70,7 @@ class FakeRun:
             LIMIT,
         )  # fmt: skip
         log_metrics = loop.LogMetrics(
-            run, throughput, every=log_every, start=start, last=stop, extra=lambda step: {}, spike_deviations=deviations
+            run, throughput, every=log_every, last=stop, extra=lambda step: {}, unlogged=run.checkpointer.unlogged
         )
         evaluate = loop.Evaluate(
             lambda step, state: self.evaluated.append(step) or {}, every=eval_every,
@@ -222,21 +220,6 @@ def test_skipped_steps_are_not_in_the_means():
     row = means.take()
     assert np.isnan(row["loss"])
     assert row["steps_averaged"] == 0
-
-
-def test_loss_spikes_are_logged_and_counted_and_a_resumed_run_counts_the_same(caplog):
-    whole, first = FakeRun(), FakeRun()
-    whole.spikes = first.spikes = [50, 61, 75]
-    whole.go(stop=80, log_every=30, deviations=10.0)
-    assert [row["loss_spikes"] for row in whole.rows] == [0, 1, 2]
-    assert [record.args[0] for record in caplog.records if record.levelname == "WARNING"] == [50, 61, 75]
-    first.go(stop=65, log_every=30, save_every=55, deviations=10.0)  # killed after its save at step 55
-    second = FakeRun(unlogged=json.loads(json.dumps(first.unlogged[0])), start=55)
-    second.spikes = whole.spikes
-    second.go(stop=80, log_every=30, deviations=10.0)
-    assert second.rows == whole.rows[1:]
-    assert second.unlogged[-1] == whole.unlogged[-1]  # at the last step no losses are left for the next phase
-    assert "spikes" not in second.unlogged[-1]
 
 
 @pytest.mark.parametrize(("log_every", "logged"), [(5, [5, 10, 12]), (6, [6, 12]), (1_000, [12])])

@@ -15,6 +15,7 @@ from support.devices import all_devices, one_device  # noqa: F401
 from support.runs import assert_same_run, rows_without_times, train, train_until
 
 from bert_jax.config import ConfigDict, load_config
+from bert_jax.data.dataset import PreparedDataset
 from bert_jax.errors import InputError
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training.checkpointing.checkpoints import newest_step, open_checkpoint
@@ -142,6 +143,28 @@ def test_phase_continues_reading_where_previous_phase_stopped(dataset_dir: Path,
     first, *others = phases
     opened = open_phases(helpers.small_config(dataset_dir, phases=({**first, "global_batch_size": 32}, *others)))
     assert [phase.first_row for phase in opened] == [0, 0, 96]
+
+
+def test_a_phase_added_where_a_run_stopped_begins_with_means_of_its_own(dataset_dir: Path, tmp_path: Path):
+    settings = {"log_every_steps": 3, "checkpoint__every_steps": 4, "total_steps": 8, "eval_every_steps": 0}
+    phases = ({"steps": 4}, {"steps": 4, "objective.nsp": False})
+    pretrain(helpers.small_config(dataset_dir, phases=phases, **settings), str(tmp_path / "whole"))
+    pretrain(helpers.small_config(dataset_dir, **settings), str(tmp_path / "run"))
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "8")
+    pretrain(helpers.small_config(dataset_dir, phases=phases, **settings), str(tmp_path / "run"))
+    expected, resumed = (
+        [row for row in rows_without_times(tmp_path / name) if "split" not in row] for name in ("whole", "run")
+    )
+    assert [row["step"] for row in expected] == [3, 4, 6, 8]
+    assert resumed == [row for row in expected if row["step"] != 4]
+    assert all("nsp_loss" not in row and "nsp_accuracy" not in row for row in resumed if row["step"] > 4)
+
+
+def test_an_evaluation_says_what_it_measured(phased_run: tuple[Path, dict], short_dir: Path, dataset_dir: Path):
+    evaluations = [row for row in read_metrics(epath.Path(phased_run[0])) if row.get("split") == "eval"]
+    measured = {row["step"]: (row["data"], row["sequences"]) for row in evaluations}
+    short, long = (PreparedDataset(str(folder)) for folder in (short_dir, dataset_dir))
+    assert measured == {4: (short.info.hash, 2 * 32), 8: (long.info.hash, 2 * 16)}
 
 
 def test_both_phases_are_trained_and_evaluated_on_their_own_data(phased_run: tuple[Path, dict]):

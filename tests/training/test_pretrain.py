@@ -222,9 +222,6 @@ def test_too_many_nonfinite_steps_end_the_run_with_a_checkpoint(dataset_dir: Pat
     assert rows[-1]["step"] == int(newest_step(epath.Path(tmp_path)).name)
     assert rows[-1]["nonfinite_streak"] >= 3
     assert rows[-1]["nonfinite_steps"] == rows[-1]["nonfinite_streak"] == rows[-1]["step"] - 1
-    kept = tmp_path / "nonfinite" / f"step-{rows[-1]['step'] - rows[-1]['nonfinite_steps'] + 1}-process-0.npz"
-    with np.load(kept) as batch:
-        assert batch["input_ids"].shape[0] == len(batch["rows"]) == len(batch["instances"]) == 16
     # The state stayed what it was, so that the run may resume from it with a lower rate.
     better = helpers.small_config(dataset_dir, total_steps=12, max_nonfinite_steps=3, eval_every_steps=0)
     assert pretrain(better, str(tmp_path))["mlm_loss"] < 5
@@ -294,7 +291,6 @@ def test_another_dataset_or_vocabulary_is_refused(
         ({"data__max_predictions": 65, "data__packing": True}, r"data\.max_predictions=65"),
         ({"data__max_predictions": 0}, r"data\.max_predictions=0"),
         ({"model__hidden_size": 10**7, "model__num_attention_heads": 1}, r"GiB.*model\.hidden_size"),
-        ({"loss_spike_deviations": -1}, r"loss_spike_deviations=-1"),
     ],
 )
 def test_invalid_config_is_refused_before_any_work(overrides, message, dataset_dir: Path, tmp_path: Path):

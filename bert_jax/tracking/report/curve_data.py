@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bert_jax.tracking.before_after import OLD
+from bert_jax.tracking.metrics import OLD
 from bert_jax.tracking.report.reported_runs import PRETRAINING, ReportedRun, Rows
 
 MOST_POINTS = 2000

@@ -12,7 +12,7 @@ from matplotlib import pyplot
 
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.tracking.before_after import OLD
+from bert_jax.tracking.metrics import OLD
 from bert_jax.tracking.report.reported_runs import Rows, naming, read_rows
 
 PRETRAINING = {

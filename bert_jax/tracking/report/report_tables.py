@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bert_jax.config import flatten, load_config
-from bert_jax.tracking.before_after import SCORES, find_changes
 from bert_jax.tracking.report.reported_runs import PRETRAINING, ReportedRun, ReportedStudy
 
 _MISSING = "–"
@@ -53,7 +52,7 @@ _NUMBER = ' class="number"'
 
 
 def pretraining_results(runs: Sequence[ReportedRun]) -> str:
-    """Returns the last evaluation of each run beside the unigram baseline, and the scores before and after."""
+    """Returns the last evaluation of each run beside the unigram baseline."""
     heads = [
         "run", "step", "tokens seen", "MLM loss (nats)", "unigram baseline (nats)", "below the baseline",
         "perplexity", "MLM accuracy", "NSP loss (nats)", "NSP accuracy", "skipped steps", "tokens/s (median)",
@@ -75,22 +74,7 @@ def pretraining_results(runs: Sequence[ReportedRun]) -> str:
             number(statistics.median(rates) if rates else None, ",.0f"),
         ])  # fmt: skip
     note = "Last evaluation on held-out text. The unigram baseline predicts each target from word frequencies alone."
-    return table(heads, rows, caption=note) + _before_and_after(runs)
-
-
-def _before_and_after(runs: Sequence[ReportedRun]) -> str:
-    """Returns the scores before the first step and after the last; empty if no run has an evaluation at step 0."""
-    rows = [
-        [
-            escape(run.name), change.domain, SCORES[change.score], number(change.before, ".4f"),
-            number(change.after, ".4f"), number(change.after - change.before, "+.4f"),
-        ]
-        for run in runs for change in find_changes(run.rows)
-    ]  # fmt: skip
-    if not rows:
-        return ""
-    note = "Before the first step and after the last, on held-out text; old: the dataset in <code>eval_old_data</code>."
-    return table(["run", "domain", "score", "before", "after", "change"], rows, caption=note, words=3)
+    return table(heads, rows, caption=note)
 
 
 def finetuning_results(runs: Sequence[ReportedRun]) -> str:
