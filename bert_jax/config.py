@@ -34,7 +34,7 @@ def load_config(
       overrides: (dotted key, text) pairs, the text parsed as the key's type; or a mapping of dotted keys to values.
       keys_of: the packaged config that defines the keys; the config must have exactly these.
 
-    A warm-up of the file that does not end within an overridden number of steps is shortened; see `_fit_warmup`.
+    If overrides shorten the run, its warm-up keeps its share of the steps; see `_fit_warmup`.
 
     Raises InputError for an invalid file, argument, key or value.
     """
@@ -118,10 +118,9 @@ def set_key(config: ConfigDict, key: str, text: str) -> None:
 
 
 def _fit_warmup(run: ConfigDict, before: ConfigDict, overridden: Collection[str], prefix: str) -> None:
-    """Shortens a warm-up that does not end within a shortened run, to its share of the steps in the config's file.
+    """Shortens the warm-up of a shortened run, to its share of the steps in the config's file.
 
-    It applies to the run and to each phase, and logs the new value. A warm-up that an override sets is left as it is:
-    the checks of a run refuse it if it is too long.
+    It applies to the run and to each phase, and logs the new value. A warm-up that an override sets is left as it is.
 
     Args:
       run: a config of pre-training with its overrides; it is changed.
@@ -141,11 +140,11 @@ def _fit_warmup(run: ConfigDict, before: ConfigDict, overridden: Collection[str]
         ends_within = steps if run.optimizer.restart_schedule else run.total_steps
         was_within = old_steps if run.optimizer.restart_schedule else before.total_steps
         is_own = _WARMUP in phase or run.optimizer.restart_schedule
-        if is_own and f"phases.{number}.{_WARMUP}" not in overridden and warmup >= ends_within:
+        if is_own and f"phases.{number}.{_WARMUP}" not in overridden and ends_within < was_within:
             shortened = _shortened(f"{prefix}phases.{number}.{_WARMUP}", warmup, was_within, ends_within)
             phases[number] = {**phase, _WARMUP: shortened}
     run.phases = tuple(phases)
-    if run.optimizer.warmup_steps >= run.total_steps:
+    if run.total_steps < before.total_steps:
         run.optimizer.warmup_steps = _shortened(
             f"{prefix}{_WARMUP}", run.optimizer.warmup_steps, before.total_steps, run.total_steps
         )
@@ -153,7 +152,7 @@ def _fit_warmup(run: ConfigDict, before: ConfigDict, overridden: Collection[str]
 
 def _shortened(key: str, warmup: int, old_steps: int, steps: int) -> int:
     """Returns the warm-up of a run that was shortened from `old_steps` to `steps`, and logs it."""
-    shortened = min(max(1, round(warmup * steps / max(1, old_steps))), max(0, steps - 1))
+    shortened = min(max(1, round(warmup * steps / max(1, old_steps))), max(0, steps - 1), warmup)
     log.info("%s=%d instead of %d: the run has %d steps instead of %d", key, shortened, warmup, steps, old_steps)
     return shortened
 

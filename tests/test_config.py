@@ -194,9 +194,13 @@ def test_tpu_recipes_have_published_batches_and_inferred_microbatches(chip, batc
 
 @pytest.mark.parametrize(
     ("spec", "steps", "warmup"),
-    [("bert_tiny", 40, 1), ("bert_tiny", 500, 12), ("bert_tiny", 501, 500), ("bert_tiny", 1, 0), ("bert_base", 200, 2)],
-)
-def test_preset_warmup_is_shortened_for_a_run_that_it_does_not_end_within(spec: str, steps: int, warmup: int):
+    [
+        ("bert_tiny", 40, 1), ("bert_tiny", 500, 12), ("bert_tiny", 501, 13), ("bert_tiny", 1, 0),
+        ("bert_tiny", 20_000, 500), ("bert_tiny", 40_000, 500), ("bert_base", 200, 2), ("bert_base", 10_000, 100),
+        ("bert_base", 10_001, 100),
+    ],
+)  # fmt: skip
+def test_preset_warmup_has_the_same_share_of_a_shorter_run(spec: str, steps: int, warmup: int):
     config = load_config(spec, [("total_steps", str(steps))])
     assert config.optimizer.warmup_steps == warmup
     check_config(config, config.total_steps)

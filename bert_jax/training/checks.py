@@ -110,7 +110,9 @@ def check_config(config: ConfigDict, steps: int) -> None:
     """Raises InputError, with the key, for a value out of range. `config` is that of a phase of `steps` steps."""
     values = dict(flatten(config))
     check = check_values(values)
-    check(lambda x: x >= 1, "at least 1", "total_steps", "data.max_sequences")
+    check(lambda x: 1 <= x < 2**31, "in [1, 2**31)", "total_steps")
+    check(lambda x: x >= 1, "at least 1", "data.max_sequences")
+    check(lambda x: isinstance(x, bool), "true or false", "objective.nsp")
     check(lambda x: x >= 1 or x == -1, "at least 1, or -1", "gradient_accumulation")
     if values["gradient_accumulation"] == -1:
         check(lambda x: x >= 1, "at least 1 with gradient_accumulation=-1", "max_rows_per_device")

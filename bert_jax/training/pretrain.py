@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from etils import epath
 from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.config import ConfigDict
@@ -103,7 +104,7 @@ def _pretrain(
     lease = enter_workdir(folder, stack)
     resumed = claim_workdir(folder, requested)
     start = resumed or 0
-    if start == config.total_steps:
+    if start == config.total_steps and (_is_evaluated(folder, start) or not loaded[-1].eval_loader.batches):
         log.info("%s is finished: step %d of %d", folder, config.total_steps, config.total_steps)
         return {}
     init = None
@@ -114,7 +115,7 @@ def _pretrain(
             nsp=any(phase.config.objective.nsp for phase in phases), missing_heads=config.init_missing_heads,
         )  # fmt: skip
 
-    current = next(phase for phase in phases if phase.stop > start)
+    current = next((phase for phase in phases if phase.stop > start), phases[-1])
     planned = spec, train_step = plan_step(mesh, current, current.model)
     check_memory(spec.abstract, mesh.local_devices)
 
@@ -155,6 +156,9 @@ def _pretrain(
 
     # --- Phases, in order ----------------------------------------------------------------------------------------
     evaluation: dict[str, float] = {}
+    if start == config.total_steps:  # which was lowered to a step that had been saved and not evaluated
+        with jax.set_mesh(mesh):
+            evaluation = _make_evaluate(run, loaded[-1], spec, lambda step: count_seen(loaded, step))(start, state)
     for phase, ready in zip(phases, loaded, strict=True):
         if start < phase.stop:
             spec, train_step = planned if phase is current else plan_step(mesh, phase, phase.model)
@@ -176,6 +180,12 @@ def _pretrain(
         ],
     )  # fmt: skip
     return evaluation
+
+
+def _is_evaluated(folder: epath.Path, step: int) -> bool:
+    """Returns whether `step` is the last one in the metrics of a workdir, and was evaluated."""
+    rows = read_metrics(folder)
+    return any(row["step"] == step and row.get("split") == "eval" for row in rows) and rows[-1]["step"] == step
 
 
 def describe_inputs(

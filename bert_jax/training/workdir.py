@@ -1,6 +1,7 @@
 """Entry into a workdir, which belongs to one run: an existing run in it must be the same, except for some keys."""
 
 import logging
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -98,7 +99,17 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int | None:
             _warn_of_changed_rows(before, new)
     if changed:
         log.warning("Resuming with changed config keys: %s", "; ".join(changed.values()))
+    if step:
+        _log_changed_rate(plan_phases(ConfigDict(before.config)), phases, step)
     return step
+
+
+def _log_changed_rate(before: Sequence[Plan], now: Sequence[Plan], step: int) -> None:
+    """Logs the learning rates of step `step` and of the next one if the schedule has changed between them."""
+    old, new = (next((plan for plan in plans if plan.stop > step), plans[-1]).schedule() for plans in (before, now))
+    last = float(next(plan for plan in before if plan.stop >= step).schedule()(step - 1))
+    if step < now[-1].stop and not math.isclose(float(new(step)), float(old(step)), rel_tol=1e-6):
+        log.warning("Learning rate: %.3g at step %d, %.3g at step %d", last, step, float(new(step)), step + 1)
 
 
 def _warn_of_changed_rows(before: Checkpoint, phase: Phase) -> None:

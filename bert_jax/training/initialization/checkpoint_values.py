@@ -1,7 +1,8 @@
 """Values of a config that a checkpoint decides: -1 for a number and "auto" for a text, as in `configs/continue.py`."""
 
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from etils import epath
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 
 AUTO = "auto"
 _OBJECTIVE = ("objective.lm", "objective.nsp")
+_WARMUP = "optimizer.warmup_steps"
 _POSITIONS = "model.max_position_embeddings"
 
 
@@ -27,8 +29,9 @@ def fill_in_from_checkpoint(config: ConfigDict, workdir: epath.Path | None = Non
     """Returns the config with the sizes and the objective of the checkpoint in `init`, where it leaves them open.
 
     The sizes are those of the checkpoint, with as many positions as the longest sequence of the datasets if those are
-    more. NSP is trained if the checkpoint was trained with it, and every dataset has pairs. A run that resumes in
-    `workdir` has the values and the order of rows that it began with, and needs no `init`.
+    more. NSP is trained if the checkpoint was trained with it, and every dataset has pairs; each phase has its own. A
+    run that resumes in `workdir` has the values, the order of rows and the finished warm-up that it began with, and
+    needs no `init`.
 
     Raises InputError if no checkpoint is given, for a value of the config that contradicts it, and if `workdir` holds a
     fine-tuning run.
@@ -37,16 +40,18 @@ def fill_in_from_checkpoint(config: ConfigDict, workdir: epath.Path | None = Non
     if before is not None:
         if before.task is not None:
             raise InputError(f"--workdir={workdir}: holds a fine-tuning run; choose another folder")
-        config = _keep_row_order(config, before)
+        config = _keep_warmup(_keep_row_order(config, before), before)
+        if not config.init:
+            config = _filled(config, {"init": before.config["init"]})
     open_keys = _open_keys(config)
     if not open_keys:
         return config
     if before is not None:
-        saved = dict(flatten(ConfigDict(before.config)))
+        saved = dict(_flatten_with_phases(ConfigDict(before.config)))
         return _filled(config, {key: saved[key] for key in open_keys if key in saved})
     if not config.init:
         raise InputError(
-            f"init is not set: {open_keys[0]} and {len(open_keys) - 1} more keys are those of a checkpoint; pass "
+            f"init is not set, which {', '.join(open_keys[:3])}{' ...' if open_keys[3:] else ''} are taken from; pass "
             "--config.init=CHECKPOINT, such as the output of `bert-jax import`"
         )
     checkpoint = open_checkpoint(config.init)
@@ -74,33 +79,63 @@ def _keep_row_order(config: ConfigDict, before: Checkpoint) -> ConfigDict:
     return _filled(config, {"row_order": began})
 
 
+def _keep_warmup(config: ConfigDict, before: Checkpoint) -> ConfigDict:
+    """Returns the config with the warm-up of a run that resumes after it: a run does not warm up again."""
+    began, now = before.config["optimizer"]["warmup_steps"], config.optimizer.warmup_steps
+    if config.optimizer.restart_schedule or began == now or not began <= before.step:
+        return config
+    log.info("%s=%d instead of %d: the warm-up of %s is over", _WARMUP, began, now, before.path)
+    return _filled(config, {_WARMUP: began})
+
+
+def _flatten_with_phases(config: ConfigDict) -> Iterator[tuple[str, Any]]:
+    """Yields (key, value) of every leaf, and of every override of a phase, as `phases.1.objective.nsp`."""
+    yield from flatten(config)
+    for number, phase in enumerate(config.phases):
+        if isinstance(phase, Mapping):
+            yield from ((f"phases.{number}.{key}", value) for key, value in phase.items())
+
+
 def _open_keys(config: ConfigDict) -> list[str]:
     """Returns the keys of sizes and objective whose value is open. The vocabulary's size is that of the dataset."""
     sizes = [f"model.{key}" for key, value in config.model.items() if value in (-1, AUTO) and key != "vocab_size"]
-    values = dict(flatten(config))
-    return [*sizes, *(key for key in _OBJECTIVE if values[key] == AUTO)]
+    objectives = [
+        key for key, value in _flatten_with_phases(config) if str(key).endswith(_OBJECTIVE) and value == AUTO
+    ]  # fmt: skip
+    return [*sizes, *objectives]
 
 
 def _filled(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
+    """Returns the config with other values, by their keys in `_flatten_with_phases`."""
     result = config.copy_and_resolve_references()
+    phases = list(result.phases)
+    for key, value in values.items():
+        if of_phase := re.fullmatch(r"phases\.(\d+)\.(.+)", key):
+            number = int(of_phase[1])
+            phases[number] = {**phases[number], of_phase[2]: value}
     with result.unlocked(), result.ignore_type():
-        result.update_from_flattened_dict(values)
+        result.update_from_flattened_dict({key: value for key, value in values.items() if key in dict(flatten(config))})
+        result.phases = tuple(phases)
     return result.lock()
 
 
 def _checkpoint_values(checkpoint: Checkpoint, config: ConfigDict) -> dict[str, Any]:
     """Returns the values of all keys that a checkpoint may decide."""
-    datasets = _read_datasets(config)
     sizes = checkpoint.bert_config.to_dict()
-    is_decoder = sizes.pop("is_decoder")
-    has_pairs = all(info.options.get("pairs") != "none" for info in datasets)
-    lengths = [info.seq_len for info in datasets] + [plan.config.data.seq_len for plan in plan_phases(config)]
-    return {
-        **{f"model.{name}": value for name, value in sizes.items()},
-        _POSITIONS: max(sizes["max_position_embeddings"], *lengths),
-        "objective.lm": "ltr" if is_decoder else "mlm",
-        "objective.nsp": _trains_nsp(checkpoint) and has_pairs,
-    }
+    lm = "ltr" if sizes.pop("is_decoder") else "mlm"
+    values: dict[str, Any] = {f"model.{name}": value for name, value in sizes.items()}
+    lengths = [sizes["max_position_embeddings"]]
+    has_pairs = True
+    for number, plan in enumerate(plan_phases(config)):
+        paths = data_paths(plan.config) if plan.config.data.path else []
+        datasets = [DatasetInfo.read(remote.parse_path(path)) for path in paths]
+        pairs = all(info.options.get("pairs") != "none" for info in datasets)
+        values[f"phases.{number}.objective.lm"] = lm
+        values[f"phases.{number}.objective.nsp"] = _trains_nsp(checkpoint) and pairs
+        lengths += [plan.config.data.seq_len, *(info.seq_len for info in datasets)]
+        has_pairs &= pairs
+    nsp = _trains_nsp(checkpoint) and has_pairs
+    return {**values, _POSITIONS: max(lengths), "objective.lm": lm, "objective.nsp": nsp}
 
 
 def _trains_nsp(checkpoint: Checkpoint) -> bool:
@@ -108,9 +143,3 @@ def _trains_nsp(checkpoint: Checkpoint) -> bool:
     if checkpoint.config and checkpoint.task is None:
         return bool(plan_at(ConfigDict(checkpoint.config), checkpoint.step).config.objective.nsp)
     return {"pooler", "nsp_head"} <= {*checkpoint.heads} and not checkpoint.bert_config.is_decoder
-
-
-def _read_datasets(config: ConfigDict) -> list[DatasetInfo]:
-    """Reads the descriptions of the datasets of all phases; of none where `data.path` is empty."""
-    paths = [path for plan in plan_phases(config) if plan.config.data.path for path in data_paths(plan.config)]
-    return [DatasetInfo.read(remote.parse_path(path)) for path in dict.fromkeys(paths)]

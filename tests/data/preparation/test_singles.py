@@ -1,9 +1,11 @@
 """Corpora without documents: instances of one segment without loss of text, and without next sentences."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
+from etils import epath
 from support import helpers
 
 from bert_jax.data.dataset import PreparedDataset
@@ -11,6 +13,7 @@ from bert_jax.data.loading.loader import TrainLoader, TrainRows
 from bert_jax.data.loading.masking import Masking
 from bert_jax.data.preparation.instances import make_rng, make_singles
 from bert_jax.errors import InputError
+from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training.phases import open_phases
 from bert_jax.training.pretrain import pretrain
 
@@ -100,3 +103,18 @@ def test_on_the_command_line(vocabulary_file, tmp_path):
     done = helpers.run_cli("prepare", "--input", tmp_path / "tweets.jsonl", "--output", tmp_path / "data", *arguments)
     assert done.returncode == 0, done.stderr
     assert PreparedDataset(str(tmp_path / "data")).size("train") == 31  # a document each
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_nsp_that_a_phase_leaves_open_is_that_of_init_and_false_without_pairs(
+    trained: bool, dataset_dir: Path, singles_dir: Path, tmp_path: Path
+):
+    first = helpers.small_config(dataset_dir, objective__nsp=trained, total_steps=2, optimizer__warmup_steps=1)
+    pretrain(first, str(tmp_path / "init"))
+    phases = ({"steps": 2, "objective.nsp": "auto"}, {"steps": 2, "objective.nsp": False})
+    few = {"total_steps": 4, "eval_batches": 0, "init": tmp_path / "init", "init_missing_heads": True}
+    pretrain(helpers.small_config(dataset_dir, phases=phases, **few), str(tmp_path / "run"))
+    assert ["nsp_loss" in row for row in read_metrics(epath.Path(tmp_path / "run"))] == [trained, trained, False, False]
+    phases = ({"steps": 2}, {"steps": 2, "objective.nsp": "auto", "data.path": str(singles_dir)})
+    pretrain(helpers.small_config(dataset_dir, phases=phases, **few), str(tmp_path / "singles"))
+    assert ["nsp_loss" in row for row in read_metrics(epath.Path(tmp_path / "singles"))] == [True, True, False, False]
