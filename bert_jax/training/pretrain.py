@@ -30,7 +30,7 @@ from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.saved_programs import SavedPrograms
-from bert_jax.tracking.metrics import OLD
+from bert_jax.tracking.metrics import OLD, read_metrics
 from bert_jax.tracking.throughput import Throughput, pretraining_work, summary
 from bert_jax.tracking.tracker import Tracker
 from bert_jax.training.checkpointing.checkpoint_folders import newest_step
