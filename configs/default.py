@@ -24,7 +24,6 @@ def get_config():
     config.log_every_steps = 100  # Steps between logged rows of metrics.
     config.eval_every_steps = 10_000  # Steps between evaluations; 0: only at the end.
     config.eval_at_start = False  # True: also evaluates before the first step, as step 0.
-    config.row_order = 2  # Version of the rows' order; a resumed run keeps its own, which is 1 if it recorded none.
     # A prepared dataset of the old domain, which each evaluation scores as well, as old_mlm_loss and so on; "": none.
     config.eval_old_data = ""
     config.eval_batches = 64  # Batches of global_batch_size sequences; -1: the whole eval split.

@@ -3,7 +3,6 @@
 import ast
 import functools
 import importlib.util
-import re
 import sys
 from pathlib import Path
 
@@ -52,8 +51,6 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "cli": {"command_line", "files", "runtime", "subcommands"},
     "__init__": {"config", "custom_training", "data", "finetuning", "inference", "supported_versions", "training"},
 }  # fmt: skip
-MOST_MODULES = 13
-"""In a folder, `__init__` aside."""
 MODEL_LIBRARIES = {"jax", "flax", "bert_jax"}
 
 
@@ -122,34 +119,6 @@ def test_arrows_form_no_cycle():
         free = [part for part in left if ALLOWED[part] <= done | BASE | {"__init__"}]
         assert free, f"{left} import each other"
         done.update(free)
-
-
-def test_no_base_name_exists_twice():
-    names = [path.stem for path in PACKAGE.rglob("*.py") if path.stem != "__init__"]
-    assert not {name for name in names if names.count(name) > 1}
-
-
-def test_a_folder_holds_few_modules():
-    folders = {path.parent for path in PACKAGE.rglob("*.py")}
-    counts = {str(folder.relative_to(PACKAGE)): len([*folder.glob("*.py")]) - 1 for folder in folders}
-    assert max(counts.values()) <= MOST_MODULES, counts
-
-
-LONGEST_READING = {"One training step": (8, 900), "": (18, 2500)}
-"""Most files and lines of the lists of "Reading order" in CONTRIBUTING.md: of one list, and of all."""
-
-
-def test_the_reading_order_is_short():
-    text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    (section,) = re.findall(r"^## Reading order\n(.*?)^## ", text, re.DOTALL | re.MULTILINE)
-    lists = re.findall(r"^(\w[^\n]*:)\n\n((?:\d+\. [^\n]*\n)+)", section, re.MULTILINE)
-    for beginning, (most_files, most_lines) in LONGEST_READING.items():
-        chosen = [entries for title, entries in lists if title.startswith(beginning)]
-        assert len(chosen) == (1 if beginning else 3)
-        files = [PACKAGE / name for entries in chosen for name in re.findall(r"`([\w/]+\.py)`", entries)]
-        lines = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in files}
-        assert len(lines) == len(files) <= most_files
-        assert sum(lines.values()) <= most_lines, lines
 
 
 def test_names_that_benchmarks_and_launchers_import_exist():

@@ -54,15 +54,12 @@ class BatchOrder:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The padded lengths: the same for all seeds, so that the runs of a search share programs.
-
-        Runs that started before `data.choose_lengths` have all of `LENGTHS`.
-        """
-        if not self.config.data.get("choose_lengths"):
+        """The padded lengths: the same for all seeds, so that the runs of a search share programs."""
+        if not self.config.data.choose_lengths:
             return LENGTHS
         if not self._chosen:
             batches = epoch_of_batches(
-                self.encoded, self.config.global_batch_size, 0, 0, window=self.config.data.get("sort_window")
+                self.encoded, self.config.global_batch_size, 0, 0, window=self.config.data.sort_window
             )
             rows = self.config.num_epochs * self.config.global_batch_size * self.encoded.group
             self._chosen = choose_lengths(
@@ -79,7 +76,7 @@ class BatchOrder:
         if epoch not in epochs:
             batches = epoch_of_batches(
                 self.encoded, self.config.global_batch_size, self.config.seed, epoch,
-                window=self.config.data.get("sort_window"),
+                window=self.config.data.sort_window,
             )  # fmt: skip
             self._epochs = epochs = {**dict(list(epochs.items())[-1:]), epoch: batches}
         return epochs[epoch][place]

@@ -36,7 +36,7 @@ from bert_jax.finetuning.results import (
     scoring_warnings,
     write_result,
 )
-from bert_jax.finetuning.resuming import claim, without_new_keys
+from bert_jax.finetuning.resuming import claim
 from bert_jax.finetuning.task import Split, Task
 from bert_jax.finetuning.task_checks import check_best, check_config, check_head, check_segments, model_of
 from bert_jax.finetuning.task_kinds import read_task
@@ -122,8 +122,7 @@ def _finetune(
     # --- State: 1. resume from the newest checkpoint, 2. start from a pre-trained encoder, 3. or from scratch --------
     lease = enter_workdir(folder, stack)
     latest = claim(folder, config, order.hash)
-    order.config = config = without_new_keys(config, latest.config if latest else None)
-    setup = replace(setup, config=config, predictor=setup.predictor.with_lengths(order.lengths))
+    setup = replace(setup, predictor=setup.predictor.with_lengths(order.lengths))
     start = latest.step if latest else 0
     _compile_ahead(setup, start, stack)  # while the checkpoint is read
     best = BestStep(

@@ -7,7 +7,7 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax.config import ConfigDict, flatten, load_config
+from bert_jax.config import ConfigDict, flatten
 from bert_jax.data.corpora.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
 from bert_jax.files import provenance, remote
@@ -21,8 +21,6 @@ CHANGEABLE = (
     "remat", "gradient_reduce_dtype", "scan_layers", "checkpoint.", "profile.", "tracking.", "stall_", "data.path",
     "init", "compilation_cache",
 )  # fmt: skip
-NEW_KEYS = ("data.sort_window", "data.choose_lengths")
-"""Keys that runs of earlier versions lack: such a run resumes without them."""
 
 
 def claim(folder: epath.Path, config: ConfigDict, dataset_hash: str) -> Checkpoint | None:
@@ -41,21 +39,6 @@ def claim(folder: epath.Path, config: ConfigDict, dataset_hash: str) -> Checkpoi
     return before
 
 
-def without_new_keys(config: ConfigDict, before: Mapping[str, Any] | None) -> ConfigDict:
-    """Returns `config` without the `NEW_KEYS` that the resumed run lacks.
-
-    The run's new checkpoints lack them, too, so that the next start resumes in the same way.
-    """
-    if before is None or not (lacking := set(NEW_KEYS) - dict(flatten(ConfigDict(before))).keys()):
-        return config
-    log.info("Resuming a run that started without %s: its batches do not change", ", ".join(lacking))
-    config = config.copy_and_resolve_references()
-    with config.unlocked():
-        for parent, name in (key.split(".") for key in lacking):
-            del config[parent][name]
-    return config
-
-
 def check_same_run(
     folder: epath.Path, before: Mapping[str, Any], config: ConfigDict, *, sources: Sequence[str] = ()
 ) -> None:
@@ -64,17 +47,12 @@ def check_same_run(
     `sources` are keys of paths that may change only if the old path no longer exists, because it was moved. `init` may
     also change to another path of the same parameters.
     """
-    # A key that the run lacks stands for its default, so that a run of an earlier version resumes. `NEW_KEYS` do not:
-    # a run without them differs from a run with their default.
-    defaults = dict(flatten(load_config("finetune/default", keys_of="finetune/default")))
-    old = {key: value for key, value in defaults.items() if key not in NEW_KEYS} | dict(flatten(ConfigDict(before)))
-    new = dict(flatten(config))
+    old, new = dict(flatten(ConfigDict(before))), dict(flatten(config))
     old = {key: list(value) if isinstance(value, tuple) else value for key, value in old.items()}
     new = {key: list(value) if isinstance(value, tuple) else value for key, value in new.items()}  # as JSON has it
     changed = [
         f"{key} {old.get(key)!r} -> {new[key]!r}" for key in new
         if old.get(key) != new[key]
-        and (key in old or key not in NEW_KEYS)
         and (_is_elsewhere(old.get(key), new[key]) if key in sources else not key.startswith(CHANGEABLE))
         and not (key == "init" and _is_same_encoder(folder, new[key]))
     ]  # fmt: skip

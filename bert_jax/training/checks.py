@@ -11,7 +11,6 @@ from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.loading.order import order_rules
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 from bert_jax.model.attention_kernels.cudnn_attention import CUDNN_HEADS
@@ -124,7 +123,6 @@ def check_config(config: ConfigDict, steps: int) -> None:
     check(lambda x: x in OBJECTIVES, f"one of {', '.join(OBJECTIVES)}", "objective.lm")
     check(lambda x: x >= 0, "at least 0", "objective.static_masks")
     check(lambda x: 0 <= x <= MAX_SAMPLES, f"in [0, {MAX_SAMPLES}]", "tracking.samples")
-    order_rules(values["row_order"])
     Milestones.from_config(config)
     if values["objective.lm"] == "ltr" and values["objective.nsp"]:
         raise InputError(

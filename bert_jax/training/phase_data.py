@@ -104,7 +104,6 @@ def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:
             masking=masking,
             static_masks=config.objective.static_masks,
             max_sequences=phase.max_sequences,
-            row_order=config.row_order,
         )
         for dataset in phase.datasets
     ]

@@ -92,7 +92,7 @@ class Phase(Plan):
 
     def epoch_size(self, dataset: PreparedDataset) -> int:
         """Returns the number of rows of a dataset in an epoch."""
-        return epoch_size(dataset, self.max_sequences, self.config.row_order)
+        return epoch_size(dataset, self.max_sequences)
 
     def mixed(self, rows: int) -> list[int]:
         """Returns how many of the first `rows` rows of the phase's mixture are of each dataset."""

@@ -264,7 +264,7 @@ def _train_phase(
     def save(step: int, state: TrainState) -> None:
         hashes = (*phase.read_before, phase.dataset_hash)
         run.checkpointer.save(
-            step, state, bert_config=phase.model, dataset_hashes=hashes, first_rows=phase.first_rows,
+            step, state, bert_config=phase.model, dataset_hashes=hashes,
             unlogged=log_metrics.unlogged(),
         )  # fmt: skip
 

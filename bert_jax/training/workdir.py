@@ -8,16 +8,15 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax.config import ConfigDict, flatten, load_config
+from bert_jax.config import ConfigDict, flatten
 from bert_jax.data.loading.masking import Masking
-from bert_jax.data.loading.order import FIRST_ORDER
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.runtime.lease import Lease
 from bert_jax.runtime.processes import is_first, process_number, wait_for_first
 from bert_jax.runtime.shared_workdir import check_shared
 from bert_jax.runtime.watchdog import StallWatch
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_place, newest_intact
+from bert_jax.training.checkpointing.checkpoints import check_place, newest_intact
 from bert_jax.training.checks import check_tokenizer
 from bert_jax.training.phases import Phase, Plan, plan_phases
 
@@ -67,9 +66,7 @@ def enter_workdir(folder: epath.Path, stack: ExitStack) -> Lease | None:
 def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int | None:
     """Returns the step of a workdir's newest checkpoint, None for a new one. Raises InputError if it holds another run.
 
-    Another run has another vocabulary, dataset or config. Changes of keys in `CHANGEABLE` are allowed and logged. A
-    phase that an earlier version started at other rows is logged, too: its rest is read at the rows of this version,
-    because a step's batch is a function of the config alone.
+    Another run has another vocabulary, dataset or config. Changes of keys in `CHANGEABLE` are allowed and logged.
     """
     before = newest_intact(folder)
     if before is None:
@@ -95,8 +92,6 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int | None:
                 f"--workdir={folder}: was trained on another dataset than data.path={new.config.data.path} in the "
                 f"phase of steps {_span(new)}; choose another folder"
             )
-        if step < new.stop:
-            _warn_of_changed_rows(before, new)
     if changed:
         log.warning("Resuming with changed config keys: %s", "; ".join(changed.values()))
     if step:
@@ -112,19 +107,6 @@ def _log_changed_rate(before: Sequence[Plan], now: Sequence[Plan], step: int) ->
         log.warning("Learning rate: %.3g at step %d, %.3g at step %d", last, step, float(new(step)), step + 1)
 
 
-def _warn_of_changed_rows(before: Checkpoint, phase: Phase) -> None:
-    """Logs if the phase of a checkpoint started at other rows of its datasets than `phase`."""
-    # Versions that did not record the rows counted them by mixture, not by dataset.
-    began = before.first_rows or tuple(phase.mixed(phase.first_row))
-    for dataset, saved_row, row in zip(phase.datasets, began, phase.first_rows, strict=True):
-        if saved_row != row:
-            log.warning(
-                "The phase of steps %s was started by another version at row %d of %s, which earlier phases had read; "
-                "from step %d on it continues as if started at row %d",
-                _span(phase), saved_row, dataset.folder, before.step + 1, row,
-            )  # fmt: skip
-
-
 def _span(plan: Plan) -> str:
     return f"{plan.start}-{plan.stop}"
 
@@ -135,12 +117,7 @@ def _as_saved(value: Any) -> Any:
 
 
 def _differences(folder: epath.Path, old: Plan, new: Phase) -> dict[str, str]:
-    defaults, saved, now = (
-        {key: _as_saved(value) for key, value in flatten(config)}
-        for config in (load_config("default"), old.config, new.config)
-    )
-    # A key that a run of an earlier version lacks had the effect of its default.
-    before = defaults | {"row_order": FIRST_ORDER} | saved
+    before, now = ({key: _as_saved(value) for key, value in flatten(plan.config)} for plan in (old, new))
     keys = sorted(({*before} & {*now}) - {"phases"})
     changed = {key: f"{key} {before[key]!r} -> {now[key]!r}" for key in keys if before[key] != now[key]}
     refused = [key for key in changed if not key.startswith(CHANGEABLE)]

@@ -23,17 +23,12 @@ from support.models import initialize
 import bert_jax
 from bert_jax.cli import main
 from bert_jax.config import load_config
-from bert_jax.errors import InputError, Interrupted
+from bert_jax.errors import InputError
 from bert_jax.finetuning import fine_tuned
 from bert_jax.finetuning.fine_tuned import evaluate_finetuned
 from bert_jax.finetuning.finetune import finetune
-from bert_jax.finetuning.inputs.batching import epoch_of_batches
-from bert_jax.finetuning.resuming import check_same_run
 from bert_jax.inference.pretrained import fill_mask
 from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.progress import silent
-from bert_jax.runtime.preemption import StopSignal
-from bert_jax.text.sequences import LENGTHS, padded_length
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint, save_parameters
@@ -298,63 +293,6 @@ def test_a_finished_run_scores_again_and_another_is_refused(
     sources.write_checkpoint(tmp_path / "another", vocabulary)
     with pytest.raises(InputError, match=r"--workdir.*\binit \S+ -> "):
         finetune(config_of(tmp_path / "another", task), str(run))
-
-
-def without_keys(workdir: Path, *keys: str) -> list[Path]:
-    """Takes keys of `data` out of every config in a workdir; returns the files that had the first one."""
-    changed = []
-    quoted = f'"{keys[0]}"'.encode()
-    for path in (path for path in workdir.rglob("*") if path.is_file() and quoted in path.read_bytes()):
-        about = json.loads(path.read_text())
-        for key in keys:
-            del about.get("config", about)["data"][key]
-        path.write_text(json.dumps(about))
-        changed.append(path)
-    for step in (workdir / "checkpoints").iterdir():
-        shutil.rmtree(step / "digests", ignore_errors=True)  # earlier versions wrote none
-    return changed
-
-
-def test_a_run_from_before_new_keys_keeps_its_batches(checkpoint: Path, tmp_path: Path, caplog, monkeypatch):
-    """Nothing that it writes has the keys, so that every later start keeps order and lengths, too."""
-    keys, padded = ("sort_window", "choose_lengths"), []
-    rows = [f"{text},{label}" for text, label in texts(64, 0)]
-    (tmp_path / "train.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-    workdir, windows, stop = tmp_path / "run", [], StopSignal()
-
-    def with_window(window: int):
-        few = {"task__dev": "", "task__test": "", "num_epochs": 1}
-        return config_of(checkpoint, tmp_path, data__sort_window=window, **few)
-
-    def stops(**_: object):
-        stop.received = signal.SIGTERM
-        return silent()
-
-    monkeypatch.setattr(
-        "bert_jax.finetuning.batch_order.epoch_of_batches",
-        lambda *of, window: windows.append(window) or epoch_of_batches(*of, window=window),
-    )
-    monkeypatch.setattr(
-        "bert_jax.finetuning.batch_order.padded_length",
-        lambda length, limit, lengths: padded.append(lengths) or padded_length(length, limit, lengths),
-    )
-    with pytest.raises(Interrupted):
-        finetune(with_window(2), str(workdir), stop=stop, bars=stops)
-    assert len(set(padded)) == 1
-    assert padded[0] != LENGTHS
-    with pytest.raises(InputError, match=r"data\.sort_window 2 -> 3"):
-        finetune(with_window(3), str(workdir))
-    assert set(windows) == {2}
-    assert len(without_keys(workdir, *keys)) == 2
-    windows.clear()
-    padded.clear()
-    with caplog.at_level("INFO"):
-        finetune(with_window(2), str(workdir))
-    assert set(windows) == {None}
-    assert set(padded) == {LENGTHS}
-    assert caplog.text.count("data.sort_window") == caplog.text.count("data.choose_lengths") == 1
-    assert not any(without_keys(workdir, key) for key in keys)
-    check_same_run(epath.Path(workdir), json.loads((workdir / "config.json").read_text()), with_window(2))
 
 
 @pytest.mark.long

@@ -1,8 +1,6 @@
 """Rows at which phases begin to read datasets that earlier phases have read."""
 
-import json
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,6 @@ from support.devices import all_devices, one_device  # noqa: F401
 
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
-from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.phase_data import LoadedPhase, log_data, make_loaders
 from bert_jax.training.phases import Phase, open_phases
 from bert_jax.training.pretrain import pretrain
@@ -150,32 +147,6 @@ def begun(dataset_dir: Path, other_dir: Path, tmp_path_factory: pytest.TempPathF
     return workdir
 
 
-@pytest.fixture
-def position(begun: Path, tmp_path: Path) -> Path:
-    """The data position in a copy of that run."""
-    shutil.copytree(begun, tmp_path / "run")
-    return tmp_path / "run" / "checkpoints" / "2" / "position" / "metadata"
-
-
-def test_phase_started_by_an_earlier_version_resumes_with_a_warning(
-    position: Path, dataset_dir: Path, other_dir: Path, caplog: pytest.LogCaptureFixture
-):
-    def logged(total_steps: int) -> list[str]:
-        caplog.clear()
-        phases = open_phases(resumable(dataset_dir, other_dir, total_steps))
-        assert claim_workdir(epath.Path(position.parents[3]), phases) == 2
-        return [record.getMessage() for record in caplog.records if str(dataset_dir) in record.getMessage()]
-
-    saved = json.loads(position.read_text())
-    assert saved["first_rows"] == [16, 0]
-    assert not logged(total_steps=4)
-    position.write_text(json.dumps({key: value for key, value in saved.items() if key != "first_rows"}))
-    shutil.rmtree(position.parents[1] / "digests")  # such a version wrote none
-    (line,) = logged(total_steps=4)
-    assert re.search(rf"\b1-4\b.*\b0\b.*{re.escape(str(dataset_dir))}.*\b3\b.*\b16\b", line)
-    assert not logged(total_steps=2)  # none of the phase is left to read
-
-
 def test_run_resumes_with_another_limit_that_drops_nothing(
     begun: Path, dataset_dir: Path, other_dir: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -188,30 +159,6 @@ def test_run_resumes_with_another_limit_that_drops_nothing(
     for overrides in ({"data__max_predictions": 9}, {"data__max_predictions": -1, "objective__mask_rate": 0.3}):
         with pytest.raises(InputError, match=r"data\.max_predictions=10\b|objective\.mask_rate=0\.15\b"):
             claim_workdir(epath.Path(begun), open_phases(resumable(dataset_dir, other_dir, 4, **overrides)))
-
-
-def test_run_keeps_the_order_of_rows_with_which_it_began(position: Path, dataset_dir: Path, other_dir: Path):
-    """A run that recorded none has order 1."""
-    folder = epath.Path(position.parents[3])
-
-    def order(asked: int) -> int:
-        config = fill_in_from_checkpoint(resumable(dataset_dir, other_dir, 4, row_order=asked), folder)
-        phases = open_phases(config)
-        assert claim_workdir(folder, phases) == 2
-        assert {source.is_sorted for source in make_loaders(phases[1])[0].sources} == {config.row_order == 2}
-        return config.row_order
-
-    assert (order(1), order(2)) == (2, 2)
-    saved = position.parents[1] / "config" / "metadata"
-    config = json.loads(saved.read_text())
-    assert config.pop("row_order") == 2
-    saved.write_text(json.dumps(config))
-    shutil.rmtree(position.parents[1] / "digests")  # such a version wrote none
-    assert (order(1), order(2)) == (1, 1)
-    with pytest.raises(InputError, match="row_order=1 again"):
-        claim_workdir(folder, open_phases(resumable(dataset_dir, other_dir, 4)))
-    with pytest.raises(InputError, match=r"row_order=7\b"):
-        open_phases(resumable(dataset_dir, other_dir, 4, row_order=7))
 
 
 # --- Logs -------------------------------------------------------------------------------------------------------

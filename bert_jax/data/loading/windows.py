@@ -12,7 +12,7 @@ import numpy as np
 
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.hashing import key_from
-from bert_jax.data.loading.order import EpochOrder, OrderRules, order_rules
+from bert_jax.data.loading.order import NEWEST_ORDER, EpochOrder, OrderRules, order_rules
 from bert_jax.data.loading.packing import count_rows, pack
 from bert_jax.data.records import Instances, join, sequence_lengths
 from bert_jax.errors import InputError
@@ -27,7 +27,7 @@ def blocks_a_unit(rules: OrderRules, max_sequences: int) -> int:
     return 1 if max_sequences == 1 else rules.packed_blocks
 
 
-def unit_sizes(dataset: PreparedDataset, max_sequences: int, row_order: int) -> np.ndarray:
+def unit_sizes(dataset: PreparedDataset, max_sequences: int, row_order: int = NEWEST_ORDER) -> np.ndarray:
     """Returns int64 [U], the rows of at most `max_sequences` sequences in each unit of a training split.
 
     `row_order` is the version of the order. Raises InputError for an empty split.
@@ -48,7 +48,7 @@ def unit_sizes(dataset: PreparedDataset, max_sequences: int, row_order: int) -> 
     return cached[max_sequences, blocks]
 
 
-def epoch_size(dataset: PreparedDataset, max_sequences: int, row_order: int) -> int:
+def epoch_size(dataset: PreparedDataset, max_sequences: int, row_order: int = NEWEST_ORDER) -> int:
     """Returns the rows of at most `max_sequences` sequences in an epoch. Raises InputError for an empty split."""
     return int(unit_sizes(dataset, max_sequences, row_order).sum())
 

@@ -15,8 +15,6 @@ from bert_jax.data.hashing import key_from
 from bert_jax.text.sequences import EncodedSequence, pad_sequences
 from bert_jax.text.tokenizer import Tokenizer
 
-_WINDOW_BEFORE = 64
-
 
 @dataclass(frozen=True)
 class Encoding:
@@ -93,7 +91,7 @@ def in_order(examples: EncodedExamples, batch_size: int) -> Iterator[np.ndarray]
 
 
 def epoch_of_batches(
-    examples: EncodedExamples, batch_size: int, seed: int, epoch: int, *, window: int | None
+    examples: EncodedExamples, batch_size: int, seed: int, epoch: int, *, window: int
 ) -> list[np.ndarray]:
     """Returns the examples of each batch of an epoch, int64 [batch_size]: a pure function of its arguments.
 
@@ -106,23 +104,16 @@ def epoch_of_batches(
       batch_size: examples per batch.
       seed: the run's seed.
       epoch: numbered from 0.
-      window: in batches; 1 sorts nothing. None is the order of runs that started before `data.sort_window`: windows of
-        64 batches, whose batches are shuffled over the complete epoch.
+      window: in batches; 1 sorts nothing.
     """
     rng = np.random.Generator(np.random.Philox(key=key_from(seed, epoch)))
     order, lengths = rng.permutation(len(examples)), examples.lengths()
     batches: list[np.ndarray] = []
     rest = len(examples) % batch_size  # not sorted, so that the lengths of the small last batch are not biased
-    size = (window or _WINDOW_BEFORE) * batch_size
+    size = window * batch_size
     for start in range(0, len(order) - rest, size):
         window_order = order[start : min(start + size, len(order) - rest)]
         window_order = window_order[np.argsort(lengths[window_order], kind="stable")]
         window_batches = np.split(window_order, len(window_order) // batch_size)
-        batches += window_batches if window is None else _shuffled(window_batches, rng)
-    if window is None:
-        batches = _shuffled(batches, rng)
+        batches += [window_batches[index] for index in rng.permutation(len(window_batches))]
     return batches + ([order[len(order) - rest :]] if rest else [])
-
-
-def _shuffled(batches: list[np.ndarray], rng: np.random.Generator) -> list[np.ndarray]:
-    return [batches[index] for index in rng.permutation(len(batches))]

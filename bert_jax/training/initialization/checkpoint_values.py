@@ -9,7 +9,6 @@ from etils import epath
 
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.data.dataset import DatasetInfo
-from bert_jax.data.loading.order import FIRST_ORDER
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, newest_intact, open_checkpoint
@@ -30,8 +29,7 @@ def fill_in_from_checkpoint(config: ConfigDict, workdir: epath.Path | None = Non
 
     The sizes are those of the checkpoint, with as many positions as the longest sequence of the datasets if those are
     more. NSP is trained if the checkpoint was trained with it, and every dataset has pairs; each phase has its own. A
-    run that resumes in `workdir` has the values, the order of rows and the finished warm-up that it began with, and
-    needs no `init`.
+    run that resumes in `workdir` has the values and the finished warm-up that it began with, and needs no `init`.
 
     Raises InputError if no checkpoint is given, for a value of the config that contradicts it, and if `workdir` holds a
     fine-tuning run.
@@ -40,7 +38,7 @@ def fill_in_from_checkpoint(config: ConfigDict, workdir: epath.Path | None = Non
     if before is not None:
         if before.task is not None:
             raise InputError(f"--workdir={workdir}: holds a fine-tuning run; choose another folder")
-        config = _keep_warmup(_keep_row_order(config, before), before)
+        config = _keep_warmup(config, before)
         if not config.init:
             config = _filled(config, {"init": before.config["init"]})
     open_keys = _open_keys(config)
@@ -68,15 +66,6 @@ def fill_in_from_checkpoint(config: ConfigDict, workdir: epath.Path | None = Non
         checkpoint.bert_config.max_position_embeddings, filled.objective.lm, filled.objective.nsp,
     )  # fmt: skip
     return filled
-
-
-def _keep_row_order(config: ConfigDict, before: Checkpoint) -> ConfigDict:
-    """Returns the config with the order of rows of a run that resumes."""
-    began = before.config.get("row_order", FIRST_ORDER)
-    if began == config.row_order:
-        return config
-    log.info("row_order=%d instead of %d: that with which the run of %s began", began, config.row_order, before.path)
-    return _filled(config, {"row_order": began})
 
 
 def _keep_warmup(config: ConfigDict, before: Checkpoint) -> ConfigDict:
