@@ -102,7 +102,6 @@ def make_train_step(
         entries = batch.copy()
         asked_to_stop = entries.pop("stop", None)
 
-        # --- Gradients of the global batch ------------------------------------------------------------------------
         key = jax.random.fold_in(jax.random.fold_in(jax.random.wrap_key_data(seed_data), 1), state.step)
         shape = entries["input_ids"].shape[:2]
         rows = jnp.arange(math.prod(shape)).reshape(shape)  # of the global batch, for any number of microbatches
@@ -113,32 +112,7 @@ def make_train_step(
             local_gradients, mesh, (specs, sharded, sharded, replicated, replicated), (moment_specs, replicated)
         )(state.parameters, entries, rows, key, objective.denominators(entries))
 
-        # --- Update, skipped if not finite --------------------------------------------------------------------------
-        # The last number is about the square of the update's norm: a huge learning rate also ruins a run. The updated
-        # parameters would tell exactly, in a pass of its own over all parameters and moments.
-        with jax.named_scope("optimizer"):
-            trained = spec.trained(state.parameters)
-            grad_norm, learning_rate = optax.tree.norm(gradients), schedule(state.step)
-            size = float(sum(leaf.size for leaf in jax.tree.leaves(trained)))  # it may exceed an int32
-            is_finite = jnp.isfinite(jnp.stack([metrics["loss"], grad_norm, jnp.square(learning_rate) * size])).all()
-            direction, optimizer_state = optax.with_extra_args_support(optimizer).update(
-                gradients, state.optimizer_state, trained, grad_norm=grad_norm
-            )
-            updated = jax.tree.map(lambda p, d: p - learning_rate * d, trained, direction)
-            updated, optimizer_state = jax.tree.map(
-                lambda new, old: jnp.where(is_finite, new, old),
-                (updated, optimizer_state), (trained, state.optimizer_state),
-            )  # fmt: skip
-        skipped = 1 - is_finite.astype(jnp.int32)
-        state = TrainState(
-            step=state.step + 1,
-            parameters={**state.parameters, **updated},
-            optimizer_state=optimizer_state,
-            nonfinite_steps=state.nonfinite_steps + skipped,
-            nonfinite_streak=(state.nonfinite_streak + 1) * skipped,
-        )
-        metrics |= {"learning_rate": learning_rate, "grad_norm": grad_norm}
-        metrics |= {"nonfinite_steps": state.nonfinite_steps, "nonfinite_streak": state.nonfinite_streak}
+        state, metrics = apply_gradients(spec, optimizer, state, gradients, metrics, schedule(state.step))
         return state, metrics if asked_to_stop is None else {**metrics, "stop": asked_to_stop.max()}
 
     replicated = NamedSharding(mesh, PartitionSpec())
@@ -150,3 +124,40 @@ def make_train_step(
         compiler_options=dict(compiler_options or {}) or None,
     )
     return TrainStep(jitted, mesh, key_data(seed), schedule)
+
+
+@jax.named_scope("optimizer")
+def apply_gradients(
+    spec: StateSpec, optimizer: optax.GradientTransformation, state: TrainState, gradients: Parameters,
+    metrics: Metrics, learning_rate: jax.Array,
+) -> tuple[TrainState, Metrics]:  # fmt: skip
+    """Returns the state after an update by the gradients of the global batch, and the metrics with those of the update.
+
+    Where loss, gradients or update are not finite, parameters and the state of the optimizer stay as they are.
+    """
+    trained = spec.trained(state.parameters)
+    grad_norm = optax.tree.norm(gradients)
+    # The last number is about the square of the update's norm: a huge learning rate also ruins a run. The updated
+    # parameters would tell exactly, in a pass of its own over all parameters and moments.
+    size = float(sum(leaf.size for leaf in jax.tree.leaves(trained)))  # it may exceed an int32
+    is_finite = jnp.isfinite(jnp.stack([metrics["loss"], grad_norm, jnp.square(learning_rate) * size])).all()
+    direction, optimizer_state = optax.with_extra_args_support(optimizer).update(
+        gradients, state.optimizer_state, trained, grad_norm=grad_norm
+    )
+    updated = jax.tree.map(lambda p, d: p - learning_rate * d, trained, direction)
+    updated, optimizer_state = jax.tree.map(
+        lambda new, old: jnp.where(is_finite, new, old),
+        (updated, optimizer_state), (trained, state.optimizer_state),
+    )  # fmt: skip
+    skipped = 1 - is_finite.astype(jnp.int32)
+    state = TrainState(
+        step=state.step + 1,
+        parameters={**state.parameters, **updated},
+        optimizer_state=optimizer_state,
+        nonfinite_steps=state.nonfinite_steps + skipped,
+        nonfinite_streak=(state.nonfinite_streak + 1) * skipped,
+    )
+    return state, {
+        **metrics, "learning_rate": learning_rate, "grad_norm": grad_norm,
+        "nonfinite_steps": state.nonfinite_steps, "nonfinite_streak": state.nonfinite_streak,
+    }  # fmt: skip
