@@ -11,8 +11,7 @@ import sys
 
 from record import Record, add_json_argument
 
-from bert_jax.ahead_of_time.compiled_step import Step, compile_step
-from bert_jax.ahead_of_time.fit import plans
+from bert_jax.ahead_of_time.compiled_step import Step, compile_step, plans
 from bert_jax.ahead_of_time.target import Target, open_target
 from bert_jax.config import load_config
 from bert_jax.training import cross_entropy
@@ -33,7 +32,7 @@ CASES = {
     "masks of 30%, attention=xla": MASKS,
 }
 MEASURES = (
-    "bert_jax/ahead_of_time/compiled_step.py", "bert_jax/ahead_of_time/fit.py", "bert_jax/ahead_of_time/target.py",
+    "bert_jax/ahead_of_time/compiled_step.py", "bert_jax/ahead_of_time/target.py",
     "bert_jax/model", "bert_jax/parallel", "bert_jax/training/cross_entropy.py", "bert_jax/training/objectives.py",
     "bert_jax/training/train_step.py",
 )  # fmt: skip
@@ -69,8 +68,8 @@ def measure(target: Target, case: str) -> dict:
         "predictions": predictions,
         "chunk": chunk,
         "logits_gib": 4 * predictions * step.model.padded_vocab_size / GIB,
-        "plain_peak_gib": plain.wanted_bytes / GIB,
-        "peak_gib": step.wanted_bytes / GIB,
+        "plain_peak_gib": plain.peak_bytes / GIB,
+        "peak_gib": step.peak_bytes / GIB,
     }
 
 

@@ -32,7 +32,7 @@ COMMANDS = [
     f"bert-jax compile --config=bert_large --topology=v5e:4x4 --config.global_batch_size={16 * 32}",
 ]
 MEASURES = (
-    "bert_jax/ahead_of_time/chips.py", "bert_jax/ahead_of_time/compiled_step.py", "bert_jax/ahead_of_time/fit.py",
+    "bert_jax/ahead_of_time/chips.py", "bert_jax/ahead_of_time/compiled_step.py",
     "bert_jax/ahead_of_time/hlo.py", "bert_jax/ahead_of_time/target.py", "bert_jax/model", "bert_jax/parallel",
     "bert_jax/training/cross_entropy.py", "bert_jax/training/objectives.py", "bert_jax/training/optimizer.py",
     "bert_jax/training/planning", "bert_jax/training/state.py", "bert_jax/training/train_step.py",
@@ -98,7 +98,7 @@ def main() -> None:
             continue
         print(f"{command} ...", file=sys.stderr, flush=True)
         done = subprocess.run(
-            [sys.executable, "-m", "bert_jax.cli", *command.split()[1:], "--json", "--no-advice"],
+            [sys.executable, "-m", "bert_jax.cli", *command.split()[1:], "--json"],
             stdout=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
         if done.returncode not in (0, 2):  # 2: a phase does not fit; its row says so

@@ -282,7 +282,7 @@ def _check_fit(options: argparse.Namespace, accelerator: str | None, slices: int
     done = subprocess.run(
         [
             sys.executable, "-m", "bert_jax.cli", "compile", f"--config={options.config}", f"--topology={chips}",
-            f"--num_slices={slices}", "--no-advice", *(f"--config.{key}={text}" for key, text in options.overrides),
+            f"--num_slices={slices}", *(f"--config.{key}={text}" for key, text in options.overrides),
         ],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False,
     )  # fmt: skip

@@ -1,17 +1,18 @@
-"""Compiles the training step of a phase ahead of time, and describes it."""
+"""`bert-jax compile`: compiles the training step of each phase ahead of time, and describes it."""
 
-import importlib.metadata
+import contextlib
+import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
 
-from bert_jax.ahead_of_time.chips import roofline
-from bert_jax.ahead_of_time.hlo import read_collectives, read_loops
-from bert_jax.ahead_of_time.target import Target, out_of_memory
+from bert_jax.ahead_of_time.chips import clock_rate, roofline
+from bert_jax.ahead_of_time.hlo import count_kernels, read_collectives, read_loops, read_parts
+from bert_jax.ahead_of_time.target import Target, local_target, open_target, out_of_memory
 from bert_jax.config import ConfigDict
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import predictions_per_row
@@ -19,20 +20,27 @@ from bert_jax.errors import BertJaxError, InputError
 from bert_jax.extras import install_hint
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import BATCH_AXES, check_divisibility, fill_in_accumulation, make_mesh
-from bert_jax.runtime.saved_programs import Program, without_source_lines
 from bert_jax.tracking.flops import recomputed_flops, training_flops
 from bert_jax.training.checks import bert_config, check_attention, check_config, compute_dtype, data_paths
+from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.phase_data import abstract_batch, make_masking
-from bert_jax.training.phases import Plan
-from bert_jax.training.planning.saved_step import program_settings
+from bert_jax.training.phases import Plan, plan_phases
 from bert_jax.training.pretrain import plan_step
 
-VERSIONS = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "jax-cuda12-plugin")
-"""Packages of the compiler, whose versions are described."""
-
+FORMAT_VERSION = 1
+"""The format of the output with `--json`."""
+LARGEST_PARTS = 40
+"""Parts of a step in its profile."""
 VOCAB_SIZE = 30_522
 SEQ_LEN = 128
 """Defaults if neither the config nor a dataset sets them."""
+LEFT_OUT = (
+    "collectives and custom kernels, which have no estimate; overlap of instructions; copies and other instructions "
+    "bound by memory take what XLA estimates for them"
+)
+"""What XLA's cost model leaves out of a step's time."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -45,51 +53,25 @@ class RowSizes:
     vocab_size: int
 
 
-def _rows(config: ConfigDict) -> RowSizes:
-    """Reads the sizes from `data.path` if set, else from `data.seq_len` and `model.vocab_size`, else the defaults."""
-    if config.data.path:
-        dataset = PreparedDataset(data_paths(config)[0])
-        seq_len, vocab_size = dataset.info.seq_len, dataset.tokenizer.vocab_size
-        if config.data.seq_len not in (-1, seq_len):
-            raise InputError(f"data.seq_len={config.data.seq_len}: {dataset.folder} has sequences of {seq_len} tokens")
-    else:
-        seq_len = SEQ_LEN if config.data.seq_len == -1 else config.data.seq_len
-        vocab_size = VOCAB_SIZE if config.model.vocab_size == -1 else config.model.vocab_size
-    if seq_len < 1:
-        raise InputError(f"data.seq_len={seq_len}: expected at least 1, or -1")
-    sequences = config.data.max_sequences if config.data.packing else 1
-    return RowSizes(seq_len, predictions_per_row(make_masking(config), seq_len, sequences), sequences, vocab_size)
-
-
 @dataclass(frozen=True)
 class Step:
-    """A compiled training step; `memory` and `text` are None if it does not fit.
+    """A compiled training step.
 
     Attributes:
-      wanted_bytes: peak memory of a device.
-      state_bytes: the part of parameters, moments and counters.
-      memory: argument, output and temporary bytes.
-      text: the program's text; None if it cannot be read, for the reason in `unread`.
+      peak_bytes: peak memory of a device.
+      memory: argument, output and temporary bytes; None if the step does not fit into a device's memory.
+      text: the program's text; None if the step does not fit, or if jaxlib cannot read programs of this libtpu.
       compile_seconds: compilation time.
-      program: the program, for a file of programs, if it is kept.
     """
 
     plan: Plan
     model: BertConfig
     rows: RowSizes
     mesh: dict[str, int]
-    wanted_bytes: int
-    state_bytes: int
+    peak_bytes: int
     memory: dict[str, int] | None
     text: str | None
-    unread: str
     compile_seconds: float
-    program: Program | None = None
-
-    @property
-    def fits(self) -> bool:
-        """True if the step fits into a device's memory."""
-        return self.memory is not None
 
     @property
     def rows_a_device(self) -> int:
@@ -98,9 +80,63 @@ class Step:
         return config.global_batch_size // config.gradient_accumulation // math.prod(self.mesh[a] for a in BATCH_AXES)
 
 
-def compile_step(target: Target, plan: Plan, *, keeps_program: bool = False) -> Step:
-    """Compiles the step of a phase; the result has its `program` if that is kept, which takes memory.
+def compile_config(
+    config: ConfigDict,
+    topology: str | None,
+    *,
+    slices: int = 1,
+    phase: int | None = None,
+    profile: bool = False,
+    show: Callable[[dict[str, Any]], Any] = lambda _: None,
+) -> tuple[dict[str, Any], list[str]]:
+    """Compiles the step of each phase, or of one, and describes each with `describe`.
 
+    Returns the description of the phase that needs the most memory, with those of all phases under `phases`, and a
+    message for each phase that does not fit: by how much, and settings that need less.
+
+    Args:
+      config: the run; `data.path` may be empty.
+      topology: TPUs or GPUs, see `open_target`; None for the devices of this machine.
+      slices: number of slices, connected by a slower network.
+      phase: one of the phases, numbered from 0; None for all.
+      profile: describe the largest parts of the estimated time.
+      show: called with the description of each phase as soon as it is compiled.
+
+    Raises InputError for an invalid config.
+    """
+    config = fill_in_from_checkpoint(config)
+    target = local_target() if topology is None else open_target(topology, slices)
+    described, problems = [], []
+    for plan in plans(config, phase):
+        log.info("Compiling steps %d-%d for %s", plan.start + 1, plan.stop, target.topology)
+        step = compile_step(target, plan)
+        described.append(describe(target, step, profile=profile))
+        show(described[-1])
+        if step.memory is None:
+            needed, usable = (size / (1 << 30) for size in (step.peak_bytes, target.hbm_bytes or 0))
+            problems.append(
+                f"steps {plan.start + 1}-{plan.stop}: need {needed:.2f} GiB per device, which has {usable:.2f} GiB, "
+                f"{needed - usable:.2f} GiB too little; use more devices, or set remat=attention, "
+                f"gradient_accumulation={2 * step.plan.config.gradient_accumulation}, remat=full, mesh.zero1=True, or "
+                "mesh.fsdp=-1 and mesh.data=1"
+            )
+    largest = max(described, key=lambda description: description["peak_bytes"])
+    return {"format_version": FORMAT_VERSION, **largest, "phases": described}, problems
+
+
+def plans(config: ConfigDict, phase: int | None = None) -> list[Plan]:
+    """Returns the phases of a run to compile: all, or the given one. InputError if there is no such phase."""
+    check_config(config, config.total_steps)
+    phases = plan_phases(config)
+    if phase is not None and not 0 <= phase < len(phases):
+        raise InputError(f"--phase={phase}: expected 0 to {len(phases) - 1}")
+    return phases if phase is None else [phases[phase]]
+
+
+def compile_step(target: Target, plan: Plan, make_step: Callable[..., Any] = plan_step) -> Step:
+    """Compiles the step of a phase.
+
+    `make_step(mesh, plan, model)` returns the plan of the state, and a step with the method `lower(state, batch)`.
     InputError for a config that is invalid or not divisible over the devices.
     """
     config = plan.config
@@ -115,81 +151,88 @@ def compile_step(target: Target, plan: Plan, *, keeps_program: bool = False) -> 
     if target.is_gpu and config.attention == "cudnn":
         raise InputError(
             "attention=cudnn: cuDNN compiles its kernels on a GPU; compile on the machine with the GPUs, without "
-            "--topology, or set attention=triton or attention=xla"
+            "--topology, or set attention=xla"
         )
-    spec, train_step = plan_step(mesh, plan, model)
+    spec, train_step = make_step(mesh, plan, model)
     batch = abstract_batch(mesh, config, rows.seq_len, rows.predictions, rows.sequences)
-    state_bytes = sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(spec.abstract)
-    )
-
-    def result(
-        wanted: int, memory: dict[str, int] | None, text: str | None, unread: str = "", program: Program | None = None
-    ) -> Step:
-        seconds = time.perf_counter() - start
-        return Step(
-            plan, model, rows, dict(mesh.shape), wanted, state_bytes, memory, text, unread, round(seconds, 1), program
-        )
-
     start = time.perf_counter()
-    with jax.set_mesh(mesh), without_source_lines():
-        lowered = train_step.lower(spec.abstract, batch)
+    memory = text = None
     try:
-        compiled = lowered.compile(target.compiler_options or None)
+        with jax.set_mesh(mesh):
+            compiled = train_step.lower(spec.abstract, batch).compile(target.compiler_options)
+        sizes: Any = compiled.memory_analysis()
+        peak = sizes.peak_memory_in_bytes
     except jax.errors.JaxRuntimeError as error:
-        if needs := out_of_memory(error):
-            return result(needs[0], None, None)
-        raise BertJaxError(f"the compiler failed: {_first_line(error)}") from error
-    sizes: Any = compiled.memory_analysis()
-    if target.is_gpu and target.hbm_bytes and sizes.peak_memory_in_bytes > target.hbm_bytes:
-        return result(sizes.peak_memory_in_bytes, None, None)  # only the compiler for TPUs refuses such a program
-    memory = {
-        "argument_bytes": sizes.argument_size_in_bytes,
-        "output_bytes": sizes.output_size_in_bytes,
-        "temp_bytes": sizes.temp_size_in_bytes,
-    }
-    try:
-        text, unread = compiled.as_text(), ""
-    except jax.errors.JaxRuntimeError as error:
-        # v5p and v6e run some gathers and scatters on sparse cores, as a kind of call unknown to an older jaxlib.
-        text = None
-        unread = (
-            f"jaxlib {importlib.metadata.version('jaxlib')} cannot read programs of libtpu "
-            f"{importlib.metadata.version('libtpu')}; install matching versions with: {install_hint('tpu-aot')} "
-            f"({_first_line(error)})"
-        )
-    program = Program(lowered, compiled, list(mesh.devices.flat), program_settings(mesh, config, model, batch))
-    return result(sizes.peak_memory_in_bytes, memory, text, unread, program if keeps_program else None)
+        reason = str(error).strip().split("\n")[0]
+        if (needs := out_of_memory(error)) is None:
+            raise BertJaxError(f"the compiler failed: {reason}") from error
+        peak = needs[0]
+    else:  # only the compiler for TPUs refuses a program that does not fit
+        if not (target.is_gpu and target.hbm_bytes and peak > target.hbm_bytes):
+            memory = {
+                f"{part}_bytes": getattr(sizes, f"{part}_size_in_bytes") for part in ("argument", "output", "temp")
+            }
+            # v5p and v6e run some gathers on sparse cores, as a kind of call that an older jaxlib cannot read.
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                text = compiled.as_text()
+    return Step(plan, model, rows, dict(mesh.shape), peak, memory, text, round(time.perf_counter() - start, 1))
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def _rows(config: ConfigDict) -> RowSizes:
+    """Reads the sizes from `data.path` if set, else from `data.seq_len` and `model.vocab_size`, else the defaults."""
+    if config.data.path:
+        dataset = PreparedDataset(data_paths(config)[0])
+        seq_len, vocab_size = dataset.info.seq_len, dataset.tokenizer.vocab_size
+        if config.data.seq_len not in (-1, seq_len):
+            raise InputError(f"data.seq_len={config.data.seq_len}: {dataset.folder} has sequences of {seq_len} tokens")
+    else:
+        seq_len = SEQ_LEN if config.data.seq_len == -1 else config.data.seq_len
+        vocab_size = VOCAB_SIZE if config.model.vocab_size == -1 else config.model.vocab_size
+    sequences = config.data.max_sequences if config.data.packing else 1
+    return RowSizes(seq_len, predictions_per_row(make_masking(config), seq_len, sequences), sequences, vocab_size)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
+def describe(target: Target, step: Step, *, profile: bool = False) -> dict[str, Any]:
+    """Describes a step for JSON: bytes and seconds of one device, FLOPs of one step on all devices.
 
-
-def moved_bytes(described: Mapping[str, Any]) -> int:
-    """Returns the bytes that a step reads and writes in a device's memory, an estimate; see `chips.ASSUMPTIONS`."""
-    state = described["argument_bytes"] + described["output_bytes"]
-    return state + 2 * described["gradient_accumulation"] * described["temp_bytes"]
-
-
-def describe(target: Target, step: Step) -> dict[str, Any]:
-    """Describes a step for JSON: bytes of one device, FLOPs of one step on all devices."""
-    config, rows = step.plan.config, step.rows
+    `estimate` has the time by XLA's cost model: the cycles that XLA:TPU estimates for fusions, copies and others, in
+    all iterations of the loops, divided by the chip's clock. It is deterministic, on any machine. `profile` adds its
+    largest parts. Where there is no estimate, `no_estimate` has the reason.
+    """
+    config, rows, accelerator = step.plan.config, step.rows, target.accelerator
     collectives = None if step.text is None else read_collectives(step.text, step.mesh, target.slices)
     batch, devices = config.global_batch_size, len(target.devices)
     model_flops = batch * training_flops(step.model, rows.seq_len, rows.predictions, rows.sequences)
     recomputed = batch * recomputed_flops(step.model, rows.seq_len, config.remat, config.attention)
-    memory: dict[str, int | None] = dict.fromkeys(("argument_bytes", "output_bytes", "temp_bytes"))
-    memory |= step.memory or {}
-    described = {
+    memory = step.memory or dict.fromkeys(("argument_bytes", "output_bytes", "temp_bytes"), 0)
+    bounds, estimate, no_estimate = None, None, f"the program cannot be read; run: {install_hint('tpu-aot')}"
+    if step.memory and accelerator and accelerator.hbm:
+        moved = memory["argument_bytes"] + memory["output_bytes"]
+        moved += 2 * config.gradient_accumulation * memory["temp_bytes"]
+        flops = (model_flops + recomputed) / devices
+        bounds = roofline(accelerator, flops=flops, memory_bytes=moved, collectives=collectives)
+        bounds["rows_per_second_at_most"] = batch / bounds["at_least_seconds"]
+    if step.text:
+        kind, parts = target.devices[0].device_kind, read_parts(step.text)
+        clock, cycles = clock_rate(kind), sum(part.cycles for part in parts)
+        if not parts:
+            no_estimate = f"XLA estimates no cycles for {target.devices[0].platform}, only for TPUs"
+        elif accelerator is None or clock is None:
+            no_estimate = f"the clock of {kind} is not known"
+        else:
+            estimate = {
+                "seconds": cycles / clock,
+                "mfu": model_flops / devices / accelerator.peak_flops / (cycles / clock),
+                "clock_hz": clock,
+                "custom_kernels": count_kernels(step.text),
+                "left_out": LEFT_OUT,
+            }
+            if profile:
+                estimate["parts"] = [
+                    {**asdict(part), "seconds": part.cycles / clock, "share": part.cycles / cycles}
+                    for part in parts[:LARGEST_PARTS]
+                ]
+    return {
         "topology": target.topology,
         "num_slices": target.slices,
         "devices": devices,
@@ -202,32 +245,17 @@ def describe(target: Target, step: Step) -> dict[str, Any]:
         "dtype": compute_dtype(config.dtype, target.devices[0].platform).name,
         "attention": config.attention,
         "remat": config.remat,
-        "fits": step.fits,
-        "peak_bytes": step.wanted_bytes,
-        **memory,
-        "state_bytes": step.state_bytes,
+        "compile_seconds": step.compile_seconds,
+        "fits": step.memory is not None,
+        "peak_bytes": step.peak_bytes,
+        **(step.memory or dict.fromkeys(memory)),
         "hbm_bytes": target.hbm_bytes,
-        "hbm_share": round(step.wanted_bytes / target.hbm_bytes, 4) if target.hbm_bytes else None,
-        "collectives": None if collectives is None else [asdict(one) for one in collectives],
-        "collectives_unread": step.unread or None,
-        "loops": None if step.text is None else read_loops(step.text),
+        "hbm_share": step.peak_bytes / target.hbm_bytes if target.hbm_bytes else None,
         "model_flops": model_flops,
         "recomputed_flops": recomputed,
-        "compile_seconds": step.compile_seconds,
-        "versions": {name: _version(name) for name in VERSIONS},
-        "roofline": None,
-        "memory_bytes": None,
+        "collectives": None if collectives is None else [asdict(collective) for collective in collectives],
+        "loops": None if step.text is None else read_loops(step.text),
+        "roofline": bounds,
+        "estimate": estimate,
+        "no_estimate": None if estimate or not step.memory else no_estimate,
     }
-    if step.memory:
-        described["memory_bytes"] = moved = moved_bytes(described)
-        if target.accelerator and target.accelerator.hbm:
-            bounds = roofline(
-                target.accelerator, flops=(model_flops + recomputed) / devices, memory_bytes=moved,
-                collectives=collectives,
-            )  # fmt: skip
-            described["roofline"] = {
-                **asdict(bounds), "at_least_seconds": bounds.at_least, "bound": bounds.bound,
-                "one_after_another_seconds": bounds.one_after_another,
-                "rows_per_second_at_most": batch / bounds.at_least,
-            }  # fmt: skip
-    return described

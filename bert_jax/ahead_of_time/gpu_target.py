@@ -1,6 +1,6 @@
 """NVIDIA GPUs as targets of compilation: XLA's compiler for them needs no GPU, only a description of one."""
 
-import importlib.metadata
+import importlib.util
 import math
 import os
 from dataclasses import dataclass
@@ -61,24 +61,16 @@ GPUS = {
 }
 
 
-def is_gpu(topology: str) -> bool:
-    """Returns True for the name of GPUs, such as `h100:8`."""
-    return topology.partition(":")[0] in GPUS
-
-
-def open_gpus(topology: str, name: str, sizes: list[int]) -> tuple[list[Any], int]:
+def open_gpus(topology: str, name: str, sizes: list[int]) -> tuple[tuple[Any, ...], int]:
     """Returns the devices of `h100:8`, or of hosts with several as `h100:4x8`, and the bytes that a run can use of one.
 
     The network between hosts is not told apart from NVLink. No GPU is needed, and one in use is not touched. InputError
     for three dimensions, or without JAX's CUDA plugin.
     """
     if len(sizes) > 2:
-        raise InputError(
-            f"--topology={topology}: expected a number of GPUs, or hosts x GPUs of a host, such as {name}:8 or "
-            f"{name}:4x8"
-        )
-    plugin = next((found for found in map(_plugin, (13, 12)) if found), None)
-    if plugin is None:
+        raise InputError(f"--topology={topology}: expected GPUs, or hosts x GPUs of each: {name}:8 or {name}:4x8")
+    cuda = next((cuda for cuda in (13, 12) if importlib.util.find_spec(f"jax_cuda{cuda}_plugin")), None)
+    if cuda is None:
         raise InputError(f"--topology={topology} requires JAX's CUDA plugin; run: {install_hint('gpu-aot')}")
     jax.config.update("jax_platforms", "cpu")  # only the compiler is used, not a GPU of this machine
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":  # JAX's default, which shows warnings:
@@ -87,22 +79,13 @@ def open_gpus(topology: str, name: str, sizes: list[int]) -> tuple[list[Any], in
     hosts = sizes[0] if len(sizes) == 2 else 1
     try:
         described = topologies.get_topology_desc(
-            platform="cuda", topology=f"1x{hosts}x{math.prod(sizes) // hosts}", target_config=_describe(gpu, plugin)
+            platform="cuda", topology=f"1x{hosts}x{math.prod(sizes) // hosts}", target_config=_describe(gpu, cuda)
         )
     except Exception as error:
         reason = str(error).split("\n")[0]
         raise InputError(f"--topology={topology}: not supported by JAX's CUDA plugin ({reason})") from error
     fraction = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION") or _MEMORY_FRACTION)
-    return list(described.devices), int(fraction * gpu.memory_mib * _MIB)
-
-
-def _plugin(cuda: int) -> int | None:
-    """Returns `cuda` if JAX's plugin for this version of CUDA is installed."""
-    try:
-        importlib.metadata.version(f"jax-cuda{cuda}-plugin")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    return cuda
+    return tuple(described.devices), int(fraction * gpu.memory_mib * _MIB)
 
 
 def _describe(gpu: Gpu, cuda: int) -> str:

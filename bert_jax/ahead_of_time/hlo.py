@@ -1,15 +1,15 @@
-"""Parses the collectives and loops of a compiled step from the text of its program (HLO).
+"""Parses the collectives, loops and estimated times of a compiled step from the text of its program (HLO).
 
 A program is a set of computations; a loop's body runs once per iteration. XLA writes the groups of devices of a
 collective in three notations, from each of which follow the axes of the mesh that it runs along.
 """
 
-import itertools
+import collections
 import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,10 @@ _CALLED = re.compile(
 _WHILE = re.compile(r" while\(.*?condition=%?([\w.\-]+), body=%?([\w.\-]+)")
 _SENT = re.compile(r" = \((.*?), u32\[\].* send\(.*_xla_megascale_transfer_type=\"(\w+)\"")
 _IOTA = r"\(?\[([\d,]+)\](?:T\(([\d,]+)\))?"
+_CONTROL = re.compile(
+    r"while|body|cond|scan|branch_\d+_fun|closed_call|core_call|checkpoint|rematted_computation|shard_map|custom_\w+_call"
+)
+"""Names in the path of an operation that are no module's."""
 _ARRAY = re.compile(r"\b(pred|token|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 
 
@@ -38,25 +42,25 @@ class Collective:
       axes: the mesh axes that the collectives run along; None if the groups do not match any axes.
       dtype: in XLA's notation: f32, bf16.
       loops: depth of loop nesting.
-      instructions: number of instructions in the program.
-      count: number of executions per step, of all instructions.
-      asynchronous: the part of `count` that runs beside other work: in pieces, or from a start to a later end.
-      bytes: per step, of the complete arrays that a device takes part in reducing, gathering or moving.
       devices: number of devices in a group.
       between_slices: True if the arrays cross the network between slices; `bytes` are then those of a device's shard,
         and `devices` are slices.
+      instructions: number of instructions in the program.
+      count: number of executions per step, of all instructions.
+      bytes: per step, of the complete arrays that a device takes part in reducing, gathering or moving.
+      asynchronous: the part of `count` that runs beside other work: in pieces, or from a start to a later end.
     """
 
     kind: str
     axes: tuple[str, ...] | None
     dtype: str
     loops: int
+    devices: int
+    between_slices: bool
     instructions: int
     count: int
     bytes: int
-    devices: int
-    between_slices: bool = False
-    asynchronous: int = 0
+    asynchronous: int
 
     @property
     def bytes_sent(self) -> float:
@@ -71,44 +75,34 @@ def read_collectives(program: str, mesh: Mapping[str, int], slices: int = 1) -> 
     `mesh` has the sizes of the mesh's axes, in order, mapped to `slices` as in `make_mesh`. A collective that is split
     into a chain of pieces, which overlap with other work, is counted once.
     """
-    lines, entry = _computations(program)
     between = dict(zip(mesh, between_slices(mesh, slices), strict=True))
     within = {axis: size // between[axis] for axis, size in mesh.items()}
-    sums: dict[tuple[Any, ...], list[int]] = {}
+    sums: collections.defaultdict[tuple[Any, ...], np.ndarray] = collections.defaultdict(lambda: np.zeros(4, int))
     chains: set[str] = set()
-    for name, (runs, loops) in _runs(lines, entry).items():
-        for line in lines[name]:
-            if match := _INSTRUCTION.match(line):
-                if chain := re.search(r"channel_id=\d+.*chain_id=\"\d+\"", line):
-                    if chain[0] in chains:
-                        continue
-                    chains.add(chain[0])
-                is_asynchronous = bool(chain or match[3])
-                kind = "reduce-scatter" if name.startswith("all-reduce-scatter") else match[2]
-                members = _groups(line)
-                # The program is one slice's: what stays in it may count its devices from 0.
-                cut = within if members and max(map(max, members)) < math.prod(within.values()) else mesh
-                everyone = [list(range(math.prod(cut.values())))]
-                axes = None if members is None else _axes(members or everyone, cut)
-                devices = len((members or everyone)[0])
-                dtype, count = _size(match[1], match[2], started=bool(match[3]), devices=devices)
-                key = (kind, axes, dtype, loops, devices, False)
-            elif match := _SENT.search(line):
-                kind = match[2].lower().replace("_", "-")
-                dtype, count = _size(match[1], kind, started=True, devices=1)
-                is_asynchronous = True
-                axes = tuple(axis for axis, size in between.items() if size > 1)
-                key = (kind, axes, dtype, loops, slices, True)
-            else:
-                continue
-            total = sums.setdefault(key, [0, 0, 0, 0])
-            for i, amount in enumerate((1, runs, runs * count, runs * is_asynchronous)):
-                total[i] += amount
-    found = [
-        Collective(kind, axes, dtype, loops, instructions, count, total, devices, crosses, asynchronous)
-        for (kind, axes, dtype, loops, devices, crosses), (instructions, count, total, asynchronous) in sums.items()
-    ]
-    return sorted(found, key=lambda one: -one.bytes)
+    for line in _lines(program):
+        if match := _INSTRUCTION.match(line.text):
+            if chain := re.search(r"channel_id=\d+.*chain_id=\"\d+\"", line.text):
+                if chain[0] in chains:
+                    continue
+                chains.add(chain[0])
+            is_asynchronous = bool(chain or match[3])
+            kind = "reduce-scatter" if line.computation.startswith("all-reduce-scatter") else match[2]
+            members = _members(line.text, math.prod(mesh.values()))
+            # The program is one slice's: what stays in it may count its devices from 0.
+            is_within = members is not None and members.max() < math.prod(within.values())
+            axes, devices = _axes(members, within if is_within else mesh, kind)
+            dtype, size = _size(match[1], match[2], started=bool(match[3]), devices=devices)
+            key = (kind, axes, dtype, line.loops, devices, False)
+        elif match := _SENT.search(line.text):
+            kind = match[2].lower().replace("_", "-")
+            dtype, size = _size(match[1], kind, started=True, devices=1)
+            is_asynchronous = True
+            key = (kind, tuple(axis for axis, n in between.items() if n > 1), dtype, line.loops, slices, True)
+        else:
+            continue
+        sums[key] += (1, line.runs, line.runs * size, line.runs * is_asynchronous)
+    found = [Collective(*key, *numbers.tolist()) for key, numbers in sums.items()]
+    return sorted(found, key=lambda collective: -collective.bytes)
 
 
 def read_loops(program: str) -> list[dict[str, int]]:
@@ -116,51 +110,112 @@ def read_loops(program: str) -> list[dict[str, int]]:
 
     Twice as many loops as in the source indicate a program that does its work twice.
     """
-    lines, entry = _computations(program)
-    found = []
-    for name, (_, depth) in _runs(lines, entry).items():
-        for line in lines[name]:
-            if loop := _WHILE.search(line):
-                found.append({"depth": depth, "trips": _trips(line, lines[loop[1]])})
-    return sorted(found, key=lambda loop: (loop["depth"], loop["trips"]))
+    loops = [{"depth": line.loops, "trips": line.trips} for line in _lines(program) if line.trips]
+    return sorted(loops, key=lambda loop: (loop["depth"], loop["trips"]))
 
 
-def _computations(program: str) -> tuple[dict[str, list[str]], str]:
-    """Returns the lines of each computation, and the name of the entry computation."""
-    lines: dict[str, list[str]] = {}
+@dataclass(frozen=True)
+class Part:
+    """Instructions of one operation in one module, with the cycles that XLA:TPU estimates for them.
+
+    Attributes:
+      module: named scopes around the operation, as "encoder/attention"; empty without any.
+      operation: JAX's primitive, after the equation of an einsum; XLA's instruction where it has no name.
+      direction: "forward", "backward", "recomputed" in the backward pass, or empty outside of the differentiated part.
+      cycles: per step, on one device.
+      count: number of executions per step.
+    """
+
+    module: str
+    operation: str
+    direction: str
+    cycles: int
+    count: int
+
+
+def read_parts(program: str) -> list[Part]:
+    """Returns the parts of a program whose cycles XLA estimates, the longest first; [] if it estimates none.
+
+    It estimates fusions, copies and the like, not collectives nor custom kernels. Instructions in loops count for each
+    iteration.
+    """
+    sums: collections.defaultdict[tuple[str, str, str], np.ndarray] = collections.defaultdict(lambda: np.zeros(2, int))
+    for line in _lines(program):
+        if cycles := re.search(r'"estimated_cycles":"(\d+)"', line.text):
+            sums[_place(line.text)] += (int(cycles[1]) * line.runs, line.runs)
+    parts = [Part(*place, *numbers.tolist()) for place, numbers in sums.items()]
+    return sorted(parts, key=lambda part: -part.cycles)
+
+
+def count_kernels(program: str) -> int:
+    """Returns the executions per step of custom kernels, whose cycles XLA does not estimate."""
+    return sum(line.runs for line in _lines(program) if 'custom_call_target="tpu_custom_call"' in line.text)
+
+
+def _place(text: str) -> tuple[str, str, str]:
+    """Returns module, operation and direction of an instruction, from the path in its metadata.
+
+    JAX writes "jit(train_step)/transpose(jvp(encoder))/while/body/closed_call/attention/td,df->tf/dot_general".
+    """
+    path = re.search(r'op_name="([^"]*)"', text)
+    if path is None:
+        instruction = re.search(r" ([\w\-]+)\(", text)
+        return "", instruction[1] if instruction else "", ""
+    *scopes, operation = re.sub(r"\bjit\([^/]*\)(?=/|$)|\b(?:jvp|transpose|vmap)\(|\)", "", path[1]).split("/")
+    modules = dict.fromkeys(scope for scope in scopes if re.fullmatch(r"\w+", scope) and not _CONTROL.fullmatch(scope))
+    equations = [scope for scope in scopes if "->" in scope]
+    directions = {"rematted_computation": "recomputed", "transpose(": "backward", "jvp(": "forward", "": ""}
+    direction = next(directions[mark] for mark in directions if mark in path[1])
+    return "/".join(modules), " ".join([*equations[-1:], operation]), direction
+
+
+class _Line(NamedTuple):
+    """An instruction: its computation, text, executions per step, loop depth, and trips of the loop that it is."""
+
+    computation: str
+    text: str
+    runs: int
+    loops: int
+    trips: int
+
+
+def _lines(program: str) -> list[_Line]:
+    """Returns the instructions of all computations that run. ValueError for the text of no compiled program."""
+    computations: dict[str, list[str]] = {}
     entry, current = "", None
-    for line in program.split("\n"):
-        if current is None and (match := _COMPUTATION.match(line)):
-            current = lines.setdefault(match[2], [])
+    for text in program.split("\n"):
+        if current is None and (match := _COMPUTATION.match(text)):
+            current = computations.setdefault(match[2], [])
             entry = match[2] if match[1] else entry
-        elif line.startswith("}"):
+        elif text.startswith("}"):
             current = None
         elif current is not None:
-            current.append(re.sub(r"/\*index=\d+\*/", "", line))
+            current.append(re.sub(r"/\*index=\d+\*/", "", text))
     if not entry:
         raise ValueError("ENTRY not found; expected the text of a compiled program")
-    return lines, entry
-
-
-def _runs(lines: Mapping[str, list[str]], entry: str) -> dict[str, tuple[int, int]]:
-    """Returns for each computation the number of runs per step, and its loop depth."""
     runs: dict[str, tuple[int, int]] = {}
+
+    def trips(text: str) -> int:
+        return _trips(text, computations[loop[1]]) if (loop := _WHILE.search(text)) else 0
 
     def visit(name: str, times: int, loops: int) -> None:
         before, _ = runs.get(name, (0, 0))
         runs[name] = before + times, loops
-        for line in lines[name]:
-            loop = _WHILE.search(line)
-            for called in _called(line):
-                if called not in lines:
+        for text in computations[name]:
+            loop = _WHILE.search(text)
+            for called in _called(text):
+                if called not in computations:
                     continue
                 if loop and called == loop[2]:
-                    visit(called, times * _trips(line, lines[loop[1]]), loops + 1)
-                elif _INSTRUCTION.match(line) is None:  # a collective calls an addition
+                    visit(called, times * trips(text), loops + 1)
+                elif _INSTRUCTION.match(text) is None:  # a collective calls an addition
                     visit(called, times, loops)
 
     visit(entry, 1, 0)
-    return runs
+    return [
+        _Line(name, text, times, loops, trips(text))
+        for name, (times, loops) in runs.items() for text in computations[name]
+    ]  # fmt: skip
 
 
 def _called(line: str) -> Iterator[str]:
@@ -193,63 +248,44 @@ def _size(result: str, kind: str, *, started: bool, devices: int) -> tuple[str, 
     return max(arrays, key=lambda array: array[1])[0], total * (devices if kind == "reduce-scatter" else 1)
 
 
-# --- Groups of devices -------------------------------------------------------------------------------------------
+def _members(line: str, devices: int) -> np.ndarray | None:
+    """Returns the devices of each group of a collective [G, n], as indices in the mesh; None in an unknown notation.
 
-Groups = list[list[int]]
-
-
-def _groups(line: str) -> Groups | None:
-    """Returns a collective's groups of devices, as indices in the mesh: [] if all are in one, None if unknown."""
-    if pairs := re.search(r"source_target_pairs=\{(\{[^=]*\})\}", line):
-        return _joined([[int(place) for place in pair.split(",")] for pair in re.findall(r"\{([\d,]+)\}", pairs[1])])
-    if listed := re.search(r"replica_groups=\{(\{[\d,{} ]*\})\}", line):
-        return [[int(place) for place in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", listed[1])]
+    The groups of a permutation are pairs of source and target.
+    """
+    if listed := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{} ]*\})\}", line):
+        return np.array([group.split(",") for group in re.findall(r"\{([\d,]+)\}", listed[1])], int)
     if iota := re.search(rf"replica_groups=\[([\d,]+)\]<={_IOTA}", line):
-        return _iota(iota[2], iota[3]).reshape(-1, _numbers(iota[1])[-1]).tolist()
+        return _places(iota[2], iota[3]).reshape(-1, _numbers(iota[1])[-1])
     if named := re.search(r"replica_groups=mesh\[([^\]]*)\](.*?)\{([^}]*)\}", line):
         if ":" in named[3]:  # a part of an axis
             return None
         axes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", named[1])}
         order = re.search(_IOTA, named[2])
-        places = _iota(order[1], order[2]) if order else None
-        return _groups_along(axes, tuple(re.findall(r"'(\w+)'", named[3])), places)
-    return []
-
-
-def _joined(pairs: Groups) -> Groups:
-    """Returns the groups of devices connected by pairs of source and target."""
-    groups: list[set[int]] = []
-    for pair in pairs:
-        touching = [group for group in groups if group & set(pair)]
-        groups = [group for group in groups if group not in touching] + [set(pair).union(*touching)]
-    return [sorted(group) for group in groups]
+        places = _places(order[1], order[2]) if order else np.arange(math.prod(axes.values()))
+        along = [list(axes).index(name) for name in re.findall(r"'(\w+)'", named[3])]
+        grid = np.moveaxis(places.reshape(tuple(axes.values())), along, range(-len(along), 0))
+        return grid.reshape(-1, math.prod(grid.shape[-len(along) :]))
+    return np.arange(devices)[None]
 
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
-def _iota(sizes: str, order: str | None) -> np.ndarray:
+def _places(sizes: str, order: str | None) -> np.ndarray:
     """Returns device indices over axes of these sizes, transposed to `order`."""
     places = np.arange(math.prod(_numbers(sizes))).reshape(_numbers(sizes))
     return places.transpose(_numbers(order)) if order else places
 
 
-def _groups_along(mesh: Mapping[str, int], axes: tuple[str, ...], places: np.ndarray | None = None) -> Groups:
-    """Returns the groups of devices that differ only along `axes`."""
-    places = np.arange(math.prod(mesh.values())) if places is None else places
-    along = [i for i, axis in enumerate(mesh) if axis in axes]
-    grid = np.moveaxis(places.reshape(tuple(mesh.values())), along, range(-len(along), 0))
-    return grid.reshape(-1, math.prod(mesh[axis] for axis in axes)).tolist()
-
-
-def _axes(groups: Groups, mesh: Mapping[str, int]) -> tuple[str, ...] | None:
-    """Returns the axes (with more than one device) that the groups run along; None if there are none."""
-
-    def canonical(groups: Groups) -> list[list[int]]:
-        return sorted(map(sorted, groups))
-
-    able = [axis for axis, size in mesh.items() if size > 1]
-    chosen = itertools.chain.from_iterable(itertools.combinations(able, n) for n in range(1, len(able) + 1))
-    wanted = canonical(groups)
-    return next((axes for axes in chosen if canonical(_groups_along(mesh, axes)) == wanted), None)
+def _axes(members: np.ndarray | None, mesh: Mapping[str, int], kind: str) -> tuple[tuple[str, ...] | None, int]:
+    """Returns the axes along which the members of groups differ, None if unknown, and the number of devices in one."""
+    if members is None:
+        return None, math.prod(mesh.values())
+    places = dict(zip(mesh, np.unravel_index(members, tuple(mesh.values())), strict=True))
+    axes = tuple(axis for axis, place in places.items() if (place != place[:, :1]).any())
+    devices = math.prod(mesh[axis] for axis in axes)
+    if kind != "collective-permute" and devices != members.shape[1]:
+        return None, members.shape[1]
+    return axes, devices

@@ -19,7 +19,6 @@ from bert_jax.tracking.accelerators import Accelerator, find_accelerator
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
-
 _FLAT = ("v2", "v3", "v5e", "v6e")
 """Chips with a two-dimensional torus."""
 
@@ -50,8 +49,9 @@ class Target:
     """True for GPUs that this machine need not have."""
 
     @property
-    def compiler_options(self) -> dict[str, str | bool]:
-        return COMPILER_OPTIONS if self.is_gpu else {}
+    def compiler_options(self) -> dict[str, str | bool] | None:
+        """Options of `jax.stages.Lowered.compile`."""
+        return COMPILER_OPTIONS if self.is_gpu else None
 
 
 def open_target(topology: str, slices: int = 1) -> Target:
@@ -60,27 +60,22 @@ def open_target(topology: str, slices: int = 1) -> Target:
     No TPU or GPU is needed, and one in use is not touched. InputError if the compiler is missing or does not know the
     name.
     """
-    if not re.fullmatch(r"[a-z0-9]+:\d+(x\d+){0,2}", topology):
+    name, _, shape = topology.partition(":")
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){0,2}", shape):
         raise InputError(
-            f"--topology={topology}: expected a chip and its count in each dimension, such as v5e:4x4 or h100:8"
+            f"--topology={topology}: expected a chip and at least 1 in each dimension, such as v5e:4x4 or h100:8"
         )
-    name, sizes = topology.partition(":")[0], [int(size) for size in topology.partition(":")[2].split("x")]
-    if min(sizes) < 1:
-        raise InputError(f"--topology={topology}: expected at least 1 in each dimension")
+    sizes = [int(size) for size in shape.split("x")]
+    if slices < 1 or (slices > 1 and name in GPUS):
+        raise InputError(f"--num_slices={slices}: expected at least 1, and 1 for GPUs, whose hosts are h100:{slices}x8")
     if name in GPUS:
-        if slices != 1:
-            raise InputError(f"--num_slices={slices}: GPUs have no slices; use {name}:{slices}x8 for {slices} hosts")
         gpus, memory = open_gpus(topology, name, sizes)
-        return Target(topology, 1, tuple(gpus), memory, find_accelerator(gpus[0].device_kind), is_gpu=True)
-    if len(sizes) < 2:
+        return Target(topology, 1, gpus, memory, find_accelerator(gpus[0].device_kind), is_gpu=True)
+    if len(sizes) < 2 or (name in _FLAT and len(sizes) > 2):
         raise InputError(
-            f"--topology={topology}: {name} needs at least two dimensions, as v5e:2x4; GPUs, which need one, are "
-            f"{', '.join(GPUS)}"
+            f"--topology={topology}: expected {'two' if name in _FLAT else 'two or three'} dimensions of a TPU slice, "
+            f"such as v5e:2x4 or v5p:2x2x2, or one of GPUs, which are {', '.join(GPUS)}"
         )
-    if name in _FLAT and len(sizes) > 2:
-        raise InputError(f"--topology={topology}: {name} has two dimensions; use {name}:4x4, for example")
-    if slices < 1:
-        raise InputError(f"--num_slices={slices}: expected at least 1")
     try:
         importlib.metadata.version("libtpu")
     except importlib.metadata.PackageNotFoundError as error:

@@ -59,11 +59,6 @@ def parse(arguments: Sequence[str], run: Mapping[str, Subcommand]) -> argparse.N
     beam_options = after[1:] if arguments[0] == "prepare" else []
     options = parser.parse_args(accepted if beam_options else accepted + after)
     options.overrides, options.beam_options = overrides, beam_options
-    if options.command == "compile" and options.pareto:
-        if options.topology is None:
-            command.error("--pareto: expected a --topology, such as --topology=v5e:4x4")
-        if options.output:
-            command.error("--output: expected without --pareto, which keeps no program")
     if options.command == "pretrain" and not options.dry_run:
         if options.workdir is None:
             command.error("the following arguments are required: --workdir")
@@ -395,31 +390,18 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
     )  # fmt: skip
     add_json(sub)
 
-    sub = command("compile", "Compile a config's training step ahead of time: memory, collectives, cost.")
+    sub = command("compile", "Compile a config's training step ahead of time: memory, collectives, estimated time.")
     add_config(sub, "--config", spec, "a config of pretrain; data.path may be empty", required=True)
     sub.add_argument(
         "--topology", metavar="CHIP:A[xB[xC]]",
         help="a slice of TPUs, such as v5e:4x4 or v5p:2x2x2, or NVIDIA GPUs: h100:8, or h200:4x8 for four hosts of "
         "eight; default: the devices of this machine",
     )  # fmt: skip
-    sub.add_argument(
-        "--output", default="", metavar="FILE",
-        help="write the compiled steps for `pretrain --config.compiled=FILE`; seed, rate, warm-up and steps may differ",
-    )  # fmt: skip
     sub.add_argument("--num_slices", type=int, default=1, help="slices, connected by a slower network")
     sub.add_argument("--phase", type=int, default=None, help="compile one phase, numbered from 0; default: all")
-    search = sub.add_mutually_exclusive_group()
-    search.add_argument(
-        "--find_batch", action="store_true", help="find the maximum number of rows per device that fits"
-    )
-    search.add_argument(
-        "--pareto", action="store_true",
-        help="compare rows per device, remat and attention for the config's batch: memory, FLOPs, bounds of the time",
-    )  # fmt: skip
     sub.add_argument(
-        "--advice", action=argparse.BooleanOptionalAction, default=True,
-        help="if the step does not fit, search for a setting that does",
-    )  # fmt: skip
+        "--profile", action="store_true", help="list the forty largest parts of a step's time by XLA's cost model"
+    )
     add_json(sub)
 
     sub = command("report", "Report on one run, or on several side by side: curves, scores, configs.")

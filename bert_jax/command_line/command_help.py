@@ -115,12 +115,11 @@ COMMAND_HELP = {
     ),
     "compile": CommandHelp(
         "a config, and the dataset's sizes if data.path is set",
-        "nothing, or FILE, which pretrain loads",
+        "nothing",
         (
             "compile --config=bert_large:v5e --topology=v5e:4x4",
-            "compile --config=bert_base --topology=v5e:2x2 --find_batch --json",
+            "compile --config=bert_base --topology=v5e:2x2 --profile --json",
             "compile --config=bert_large:h100 --topology=h100:8",
-            "compile --config=bert_tiny --config.data.path=data --output=bert_tiny.compiled",
         ),
     ),
     "report": CommandHelp(

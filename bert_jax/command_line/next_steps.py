@@ -51,18 +51,15 @@ def _inspect(options: argparse.Namespace) -> list[str]:
 
 
 def _compile(options: argparse.Namespace) -> list[str]:
-    overrides = _overrides(options, without="compiled" if options.output else "")
-    saved = f" {_quoted(f'--config.compiled={options.output}')}" if options.output else ""
-    return [f"bert-jax pretrain --config={_quoted(options.config)} --workdir=WORKDIR{overrides}{saved}"]
+    return [f"bert-jax pretrain --config={_quoted(options.config)} --workdir=WORKDIR{_overrides(options)}"]
 
 
 def _dry_run(options: argparse.Namespace) -> list[str]:
-    overrides = _overrides(options, without="compiled")
-    return [f"bert-jax compile --config={_quoted(options.config)} --topology=v5e:2x2{overrides}"]
+    return [f"bert-jax compile --config={_quoted(options.config)} --topology=v5e:2x2{_overrides(options)}"]
 
 
-def _overrides(options: argparse.Namespace, *, without: str) -> str:
-    return "".join(f" {_quoted(f'--config.{key}={value}')}" for key, value in options.overrides if key != without)
+def _overrides(options: argparse.Namespace) -> str:
+    return "".join(f" {_quoted(f'--config.{key}={value}')}" for key, value in options.overrides)
 
 
 NEXT_STEPS: dict[str, Callable[[argparse.Namespace], list[str]]] = {

@@ -65,7 +65,7 @@ def run_pretrain(options: argparse.Namespace) -> None:
 
 def _dry_run(options: argparse.Namespace) -> None:
     from bert_jax.ahead_of_time.dry_run import plan_run
-    from bert_jax.ahead_of_time.dry_run_text import render_plan
+    from bert_jax.ahead_of_time.text import render
     from bert_jax.config import load_config
     from bert_jax.tracking.metrics import finite_json
 
@@ -75,7 +75,7 @@ def _dry_run(options: argparse.Namespace) -> None:
         workdir=options.workdir, device=options.device, devices=options.devices, slices=options.num_slices,
         mfu=options.mfu,
     )  # fmt: skip
-    print(finite_json(plan, indent=2) if options.json else render_plan(plan))
+    print(finite_json(plan, indent=2) if options.json else render(plan))
     suggest(options, "dry_run")
 
 
@@ -119,24 +119,13 @@ def run_study(options: argparse.Namespace) -> None:
 
 def run_compile(options: argparse.Namespace) -> None:
     """Runs `bert-jax compile`."""
-    from bert_jax.ahead_of_time.command import compare_settings, compile_config
-    from bert_jax.ahead_of_time.table import render, render_choices
+    from bert_jax.ahead_of_time.compiled_step import compile_config
+    from bert_jax.ahead_of_time.text import render
     from bert_jax.config import load_config
 
-    if options.pareto:
-        compared = compare_settings(
-            load_config(options.config, options.overrides), options.topology,
-            slices=options.num_slices, phase=options.phase,
-            show=lambda phase: None if options.json else print(render_choices(phase), end="\n\n", flush=True),
-        )  # fmt: skip
-        if options.json:
-            print(json.dumps(compared, indent=2))
-        if not all(phase["best"] for phase in compared["phases"]):
-            raise InputError("no setting found that fits; use more devices, or mesh.fsdp=-1 and mesh.data=1")
-        return
     described, problems = compile_config(
-        load_config(options.config, options.overrides), options.topology, output=options.output,
-        slices=options.num_slices, phase=options.phase, largest_batch=options.find_batch, advice=options.advice,
+        load_config(options.config, options.overrides), options.topology, slices=options.num_slices,
+        phase=options.phase, profile=options.profile,
         show=lambda description: None if options.json else print(render(description), end="\n\n", flush=True),
     )  # fmt: skip
     if options.json:

@@ -14,7 +14,7 @@ from support.devices import one_device  # noqa: F401
 
 from bert_jax import cli
 from bert_jax.ahead_of_time.dry_run import plan_run
-from bert_jax.ahead_of_time.dry_run_text import render_plan
+from bert_jax.ahead_of_time.text import render
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, initialize, parameter_count
@@ -55,21 +55,20 @@ def test_plan_counts_parameters_tokens_and_flops(dataset_dir: Path, model: BertC
     assert "seed" not in changed
 
 
-def test_hours_come_from_the_peak_the_given_and_the_measured_mfu(dataset_dir: Path):
+def test_hours_come_from_the_peak_and_the_given_mfu(dataset_dir: Path):
     planned = plan(dataset_dir, device="h100", devices=2, mfu=0.5)
     hours, memory = planned["hours"], planned["memory_bytes"]
     peak, bandwidth = ACCELERATORS["NVIDIA H100"].peak_flops, ACCELERATORS["NVIDIA H100"].hbm
     flops = plan(dataset_dir)["total_model_flops"]
-    assert hours["given_mfu"] == pytest.approx(flops / (2 * peak * 0.5) / 3600)
+    assert hours["expected"] == pytest.approx(flops / (2 * peak * 0.5) / 3600)
     # So small a step takes longer to read and write its state than to compute.
     state_seconds = 2 * (memory["parameters"] + memory["optimizer"]) / bandwidth
     assert state_seconds > flops / planned["total_steps"] / (2 * peak)
-    assert hours["roofline"] == pytest.approx(planned["total_steps"] * state_seconds / 3600)
+    assert hours["at_least"] == pytest.approx(planned["total_steps"] * state_seconds / 3600)
     compute_bound = plan(dataset_dir, device="tpuv3")
     peak = ACCELERATORS["TPU v3"].peak_flops  # of unknown bandwidth
-    assert compute_bound["hours"]["roofline"] == pytest.approx(flops / peak / 3600)
-    assert hours["measured_mfu"] is hours["measured_rate"] is None
-    assert plan(dataset_dir, device="v5e")["hours"]["roofline"] > 0
+    assert compute_bound["hours"]["at_least"] == pytest.approx(flops / peak / 3600)
+    assert plan(dataset_dir, device="v5e")["hours"]["at_least"] > 0
 
 
 def test_memory_is_that_of_the_shards_of_the_state(dataset_dir: Path, model: BertConfig):
@@ -77,7 +76,7 @@ def test_memory_is_that_of_the_shards_of_the_state(dataset_dir: Path, model: Ber
     state = plan_state(make_mesh(config.mesh, jax.devices()[:1]), config, model)[1].abstract
     size = sum(leaf.size * 4 for leaf in jax.tree.leaves(state.parameters))
     whole = plan(dataset_dir)["memory_bytes"]
-    assert (whole["parameters"], whole["gradients"], whole["activations"]) == (size, size, None)
+    assert (whole["parameters"], whole["gradients"]) == (size, size)
     assert whole["optimizer"] == pytest.approx(2 * size, abs=64)
     sharded = plan(dataset_dir, devices=4, mesh__data=1, mesh__fsdp=4)["memory_bytes"]
     assert size / 4 <= sharded["parameters"] < size / 3
@@ -90,7 +89,7 @@ def test_plan_says_which_axes_cross_slices(dataset_dir: Path):
     found = plan(dataset_dir, devices=8, slices=4, mesh__data=-1, mesh__fsdp=2)
     assert found["networks"] == describe_networks({"data": 4, "fsdp": 2, "tensor": 1}, 4, "tpu")
     assert (found["num_slices"], list(found["networks"])) == (4, ["data", "fsdp"])
-    assert all(f"{axis}: {text}" in render_plan(found) for axis, text in found["networks"].items())
+    assert all(f"{axis}  {text}" in render(found) for axis, text in found["networks"].items())
 
 
 def test_checkpoints_are_counted_per_phase(dataset_dir: Path):
@@ -108,7 +107,7 @@ def test_dry_run_needs_no_shards_and_writes_nothing(dataset_dir: Path, tmp_path:
         shard.write_bytes(bytes(shard.stat().st_size))  # of the right size, and without its records
     before = sorted(os.listdir(tmp_path))
     monkeypatch.chdir(tmp_path)
-    text = render_plan(plan(data, workdir="runs/none"))
+    text = render(plan(data, workdir="runs/none"))
     assert "TPU v5e" in text
     assert sorted(os.listdir(tmp_path)) == before
 
@@ -129,8 +128,6 @@ def test_dry_run_needs_no_shards_and_writes_nothing(dataset_dir: Path, tmp_path:
         ({"optimizer__warmup_steps": 8}, r"optimizer\.warmup_steps=8"),
         ({"data__path": "none"}, r"none"),
         ({"init": "none"}, r"none"),
-        ({"compiled": "none"}, r"compiled=none: file not found"),
-        ({"compiled": "."}, r"compiled=\.: is a folder"),
         ({"device": None, "model__num_hidden_layers": 10**6}, r"GiB of memory, but .* has .*num_hidden_layers"),
         ({"device": None, "compilation_cache": f"{__file__}/folder"}, r"compilation_cache=.* is a file"),
     ],
@@ -158,16 +155,14 @@ def test_heads_that_any_phase_needs_are_required_of_init(
 
 
 @pytest.mark.usefixtures("one_device")
-def test_plan_of_a_started_run_uses_what_it_measured(dataset_dir: Path, tmp_path: Path):
+def test_plan_of_a_started_run_has_the_steps_that_are_left(dataset_dir: Path, tmp_path: Path):
     settings = {"total_steps": 6, "checkpoint__every_steps": 4, "eval_batches": 0, "workdir": str(tmp_path / "run")}
     run = {key: value for key, value in settings.items() if key != "workdir"}
     pretrain(helpers.small_config(dataset_dir, **run), settings["workdir"])
     found = plan(dataset_dir, **{**settings, "total_steps": 12})
     assert found["resumes_after_step"] == 6
-    measured = found["hours"]["measured"]
-    assert measured["tokens_per_second"] > 0
-    left = 6 * found["phases"][0]["tokens_per_step"]
-    assert found["hours"]["measured_rate"] == pytest.approx(left / measured["tokens_per_second"] / 3600)
+    whole = plan(dataset_dir, **{**settings, "total_steps": 12, "workdir": str(tmp_path / "new")})
+    assert found["hours"]["at_least"] == pytest.approx(whole["hours"]["at_least"] / 2)
     assert found["checkpoints"]["saves"] == 2  # after steps 8 and 12
     with pytest.raises(InputError, match="global_batch_size"):
         plan(dataset_dir, **{**settings, "global_batch_size": 8})

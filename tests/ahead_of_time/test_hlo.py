@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from bert_jax.ahead_of_time.hlo import Collective, read_collectives, read_loops
+from bert_jax.ahead_of_time.hlo import Collective, Part, count_kernels, read_collectives, read_loops, read_parts
 
 MESH = {"data": 2, "fsdp": 2, "tensor": 2}
 
@@ -160,6 +160,49 @@ def test_programs_of_several_slices_count_devices_within_one_and_send_between():
     assert (between.kind, between.axes, between.devices, between.bytes) == ("all-reduce", ("data",), 2, 16)
     assert between.between_slices
     assert (within.asynchronous, between.asynchronous) == (0, 1)
+
+
+PROFILED = """HloModule m
+
+%fused (a: f32[8]) -> f32[8] {
+  ROOT %m = f32[8]{0} multiply(%a, %a)
+}
+
+%body (a: f32[8]) -> f32[8] {
+  %f.1 = f32[8]{0} fusion(%a), kind=kLoop, calls=%fused, metadata={op_name="jit(step)/shard_map/transpose(jvp(encoder))/while/body/closed_call/attention/attention/checkpoint/cond/branch_0_fun/transpose(jvp(td,df->tf))/dot_general"}, backend_config={"window_config":{"estimated_cycles":"100"}}
+  %f.2 = f32[8]{0} fusion(%f.1), kind=kLoop, calls=%fused, metadata={op_name="jit(step)/shard_map/transpose(jvp(encoder))/while/body/closed_call/attention/checkpoint/rematted_computation/td,df->tf/dot_general"}, backend_config={"window_config":{"estimated_cycles":"10"}}
+  %k = f32[8]{0} custom-call(%f.2), custom_call_target="tpu_custom_call", metadata={op_name="jit(step)/jvp(encoder)/attention"}
+  ROOT %r = f32[8]{0} all-reduce(%k), channel_id=1, replica_groups={{0,1}}
+}
+
+%condition (a: f32[8]) -> pred[] {
+  ROOT %lt = pred[] compare(%i, %n), direction=LT
+}
+
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %c = bf16[8]{0:T(8,128)(2,1)} convert(%p), backend_config={"window_config":{"estimated_cycles":"7"}}
+  %w = f32[8]{0} while(%c), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"24"}}
+  %s.1 = f32[8]{0} fusion(%w), kind=kLoop, calls=%fused, metadata={op_name="jit(step)/optimizer/jit(_where)/select_n"}, backend_config={"window_config":{"estimated_cycles":"20"}}
+  %s.2 = f32[8]{0} fusion(%s.1), kind=kLoop, calls=%fused, metadata={op_name="jit(step)/optimizer/jit(_where)/select_n"}, backend_config={"window_config":{"estimated_cycles":"20"}}
+  ROOT %t = f32[8]{0} fusion(%s.2), kind=kLoop, calls=%fused, metadata={op_name="jit(step)/jvp(jit(take_along_axis))/gather"}, backend_config={"window_config":{"estimated_cycles":"3"}}
+}
+"""  # noqa: E501
+
+
+def test_parts_sum_the_cycles_of_every_iteration_by_module_operation_and_direction():
+    assert read_parts(PROFILED) == [
+        Part("encoder/attention", "td,df->tf dot_general", "backward", 2400, 24),
+        Part("encoder/attention", "td,df->tf dot_general", "recomputed", 240, 24),
+        Part("optimizer", "select_n", "", 40, 2),
+        Part("", "convert", "", 7, 1),
+        Part("", "gather", "forward", 3, 1),
+    ]
+    assert count_kernels(PROFILED) == 24
+
+
+def test_program_without_estimates_has_no_parts():
+    text = jax.jit(lambda x: x * 2 + 1).lower(jax.ShapeDtypeStruct((64,), jnp.float32)).compile().as_text()
+    assert read_parts(text) == []
 
 
 def test_what_is_no_program_is_an_error():

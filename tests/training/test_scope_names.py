@@ -16,7 +16,7 @@ if not named:
         pass
     jax.named_scope = lambda name: Nothing()
 from bert_jax.config import load_config
-from bert_jax.ahead_of_time.fit import plans
+from bert_jax.ahead_of_time.compiled_step import plans
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.training.phase_data import abstract_batch

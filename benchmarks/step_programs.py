@@ -1,0 +1,116 @@
+"""Compiles BERT-LARGE's training step for TPUs in each of its variants; prints estimated time, memory and collectives.
+
+    python benchmarks/step_programs.py                 # some 20 minutes on two cores for a variant
+
+Requires the tpu-aot extra and no TPU. The time is that of XLA's cost model, which leaves out collectives. A row is
+written to the JSON as soon as it exists: a run that is stopped continues with the first case that lacks a row of this
+code, and another variant leaves the rows as they are. The rows of a variant that is gone stay.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from record import Record, add_json_argument, code_digest
+
+from bert_jax.ahead_of_time.compiled_step import compile_step, describe, plans
+from bert_jax.ahead_of_time.target import open_target
+from bert_jax.config import load_config
+from bert_jax.model import BertConfig
+from bert_jax.training.objectives import make_objective
+from bert_jax.training.phases import Plan
+from bert_jax.training.pretrain import plan_state
+from bert_jax.training.train_step import make_train_step
+
+GIB, MIB = 1 << 30, 1 << 20
+VARIANTS: dict[str, Callable[..., Any]] = {"shard_map": make_train_step}
+"""Functions with the arguments of `make_train_step`, whose result has the method `lower(state, batch)`."""
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "16 chips, data": ("v5e:4x4", "bert_large", {"global_batch_size": 512}),
+    "16 chips, data x fsdp": ("v5e:4x4", "bert_large", {"global_batch_size": 512, "mesh.data": 4, "mesh.fsdp": 4}),
+    "16 chips, data x tensor": ("v5e:4x4", "bert_large", {"global_batch_size": 512, "mesh.tensor": 2}),
+    "256 chips, 4 microbatches": ("v5e:16x16", "bert_large:lamb_v5e", {"gradient_accumulation": 4}),
+    "256 chips, 64 microbatches": ("v5e:16x16", "bert_large:lamb_v5e", {"gradient_accumulation": 64}),
+    "1,024 chips": ("v4:8x8x16", "bert_large", {"global_batch_size": 16 * 1024}),
+}
+"""Topology, config and its overrides; of a config with phases the first is compiled."""
+KINDS = ("all-reduce", "all-gather", "reduce-scatter")
+MEASURES = (
+    "bert_jax/ahead_of_time/chips.py", "bert_jax/ahead_of_time/hlo.py", "bert_jax/model", "bert_jax/parallel",
+    "bert_jax/tracking/flops.py", "bert_jax/training/cross_entropy.py", "bert_jax/training/objectives.py",
+    "bert_jax/training/optimizer.py", "bert_jax/training/state.py", "bert_jax/training/train_step.py",
+    "configs/bert_large.py",
+)  # fmt: skip
+COLUMNS = {
+    "step": "{variant}",
+    "case": "{case}",
+    "rows per chip x microbatches": "{rows} x {microbatches}",
+    "estimated ms": "{estimated_ms:,.1f}",
+    "at the peak": "{peak_ms:,.1f}",
+    "estimated MFU": "{mfu:.1%}",
+    "peak GiB": "{peak_gib:.2f}",
+    **{f"{kind}s": f"{{{kind.replace('-', '_')}}}" for kind in (*KINDS, "other")},
+}
+
+
+def measure(variant: str, case: str) -> dict[str, Any]:
+    """Compiles a case of a variant; returns its row, with the collectives of a step on one chip."""
+
+    def make_step(mesh: Mesh, plan: Plan, model: BertConfig) -> Any:
+        optimizer, spec = plan_state(mesh, plan.config, model)
+        return spec, VARIANTS[variant](
+            mesh, spec, optimizer, plan.schedule(), make_objective(plan.config), seed=plan.config.seed,
+            gradient_reduce_dtype=jnp.dtype(plan.config.gradient_reduce_dtype),
+        )  # fmt: skip
+
+    topology, name, overrides = CASES[case]
+    target = open_target(topology)
+    plan = plans(load_config(name, [(key, str(value)) for key, value in overrides.items()]), 0)[0]
+    found = describe(target, compile_step(target, plan, make_step), profile=True)
+    estimate = found["estimate"]
+    row = {
+        "variant": variant, "case": case, "topology": topology, "mesh": found["mesh"], "config": name,
+        "rows": found["rows_a_device"], "microbatches": found["gradient_accumulation"],
+        "peak_gib": found["peak_bytes"] / GIB, "collectives": found["collectives"],
+        "estimated_ms": estimate and 1e3 * estimate["seconds"], "mfu": estimate and estimate["mfu"],
+        "peak_ms": estimate and 1e3 * estimate["seconds"] * estimate["mfu"], "parts": estimate and estimate["parts"],
+    }  # fmt: skip
+    for kind in (*KINDS, "other"):
+        of_kind = [
+            one for one in found["collectives"] or () if (one["kind"] if one["kind"] in KINDS else "other") == kind
+        ]
+        count, looped = (sum(one["count"] for one in of_kind if one["loops"] >= depth) for depth in (0, 1))
+        size = sum(one["bytes"] for one in of_kind) / MIB
+        row[kind.replace("-", "_")] = f"{count:,} ({looped:,} in loops), {size:,.1f} MiB" if count else "none"
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains the text")
+    add_json_argument(parser, "step_programs")
+    options = parser.parse_args()
+    record = Record(options.json, MEASURES, packages=("libtpu",))
+    rows = {(row["case"], row["variant"]): row for row in record.earlier("steps")}
+    measured = code_digest(MEASURES)  # without this script, to which a variant may have been added
+
+    def in_order() -> list[dict[str, Any]]:
+        return sorted(rows.values(), key=lambda row: list(CASES).index(row["case"]))
+
+    for case in (case for case in CASES if options.only in case):
+        for variant in options.variants:
+            if rows.get((case, variant), {}).get("measured") != measured:
+                print(f"{case}, {variant} ...", file=sys.stderr, flush=True)
+                rows[case, variant] = measure(variant, case) | {"measured": measured} | record.stamp
+                record.set_table("steps", COLUMNS, in_order())
+            rows[case, variant]["code"] = record.stamp["code"]
+    record.set_table("steps", COLUMNS, in_order())
+    print(record.render("steps"))
+
+
+if __name__ == "__main__":
+    main()
