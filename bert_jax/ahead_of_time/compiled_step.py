@@ -12,7 +12,7 @@ import jax
 
 from bert_jax.ahead_of_time.chips import clock_rate, roofline
 from bert_jax.ahead_of_time.hlo import count_kernels, read_collectives, read_loops, read_parts
-from bert_jax.ahead_of_time.target import Target, local_target, open_target, out_of_memory
+from bert_jax.ahead_of_time.target import Target, open_target, out_of_memory
 from bert_jax.config import ConfigDict
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import predictions_per_row
@@ -105,7 +105,7 @@ def compile_config(
     Raises InputError for an invalid config.
     """
     config = fill_in_from_checkpoint(config)
-    target = local_target() if topology is None else open_target(topology, slices)
+    target = open_target(topology, slices)
     described, problems = [], []
     for plan in plans(config, phase):
         log.info("Compiling steps %d-%d for %s", plan.start + 1, plan.stop, target.topology)
@@ -148,7 +148,7 @@ def compile_step(target: Target, plan: Plan, make_step: Callable[..., Any] = pla
     model = bert_config(config, rows.vocab_size, rows.seq_len, config.data.path or "a dataset of data.seq_len")
     check_divisibility(mesh, model, config.global_batch_size, config.gradient_accumulation)
     check_attention(config, model, rows.seq_len, mesh)
-    if target.is_gpu and config.attention == "cudnn":
+    if target.is_absent_gpu and config.attention == "cudnn":
         raise InputError(
             "attention=cudnn: cuDNN compiles its kernels on a GPU; compile on the machine with the GPUs, without "
             "--topology, or set attention=xla"
@@ -168,7 +168,7 @@ def compile_step(target: Target, plan: Plan, make_step: Callable[..., Any] = pla
             raise BertJaxError(f"the compiler failed: {reason}") from error
         peak = needs[0]
     else:  # only the compiler for TPUs refuses a program that does not fit
-        if not (target.is_gpu and target.hbm_bytes and peak > target.hbm_bytes):
+        if not (target.is_absent_gpu and target.hbm_bytes and peak > target.hbm_bytes):
             memory = {
                 f"{part}_bytes": getattr(sizes, f"{part}_size_in_bytes") for part in ("argument", "output", "temp")
             }
@@ -204,11 +204,10 @@ def describe(target: Target, step: Step, *, profile: bool = False) -> dict[str, 
     batch, devices = config.global_batch_size, len(target.devices)
     model_flops = batch * training_flops(step.model, rows.seq_len, rows.predictions, rows.sequences)
     recomputed = batch * recomputed_flops(step.model, rows.seq_len, config.remat, config.attention)
-    memory = step.memory or dict.fromkeys(("argument_bytes", "output_bytes", "temp_bytes"), 0)
     bounds, estimate, no_estimate = None, None, f"the program cannot be read; run: {install_hint('tpu-aot')}"
     if step.memory and accelerator and accelerator.hbm:
-        moved = memory["argument_bytes"] + memory["output_bytes"]
-        moved += 2 * config.gradient_accumulation * memory["temp_bytes"]
+        moved = step.memory["argument_bytes"] + step.memory["output_bytes"]
+        moved += 2 * config.gradient_accumulation * step.memory["temp_bytes"]
         flops = (model_flops + recomputed) / devices
         bounds = roofline(accelerator, flops=flops, memory_bytes=moved, collectives=collectives)
         bounds["rows_per_second_at_most"] = batch / bounds["at_least_seconds"]
@@ -248,7 +247,7 @@ def describe(target: Target, step: Step, *, profile: bool = False) -> dict[str, 
         "compile_seconds": step.compile_seconds,
         "fits": step.memory is not None,
         "peak_bytes": step.peak_bytes,
-        **(step.memory or dict.fromkeys(memory)),
+        **(step.memory or {}),
         "hbm_bytes": target.hbm_bytes,
         "hbm_share": step.peak_bytes / target.hbm_bytes if target.hbm_bytes else None,
         "model_flops": model_flops,

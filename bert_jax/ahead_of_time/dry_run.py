@@ -9,7 +9,6 @@ from dataclasses import asdict
 from typing import Any
 
 import jax
-from etils import epath
 from jax.sharding import AbstractMesh
 
 from bert_jax.ahead_of_time.chips import roofline
@@ -19,10 +18,9 @@ from bert_jax.files import remote
 from bert_jax.model import parameter_count
 from bert_jax.parallel.mesh import BATCH_AXES, abstract_mesh, count_slices, describe_networks
 from bert_jax.runtime.compilation_cache import check_folder
-from bert_jax.tracking.accelerators import find_accelerator, named_accelerator
+from bert_jax.tracking.accelerators import Accelerator, find_accelerator, named_accelerator
 from bert_jax.tracking.flops import recomputed_flops
 from bert_jax.tracking.throughput import pretraining_work
-from bert_jax.training.checkpointing.checkpoints import check_place
 from bert_jax.training.checkpointing.retention import plan_saves
 from bert_jax.training.checks import compute_dtype
 from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
@@ -69,17 +67,7 @@ def plan_run(
             raise InputError(f"{option}={count}: expected at least 1")
     if mfu is not None and not 0 < mfu <= 1:
         raise InputError(f"--mfu={mfu}: expected a share above 0 and at most 1, such as 0.4")
-    if device is None:
-        here = jax.devices()
-        kind, platform = here[0].device_kind, here[0].platform
-        slices = slices or (count_slices(here) if devices is None else 1)
-        devices = devices or len(here)
-    else:
-        kind = named_accelerator(device)[0]
-        jax.config.update("jax_platforms", "cpu")  # an accelerator of this machine stays free
-        platform, slices = "tpu" if kind.startswith("TPU") else "gpu", slices or 1
-        devices = devices or slices
-    accelerator = find_accelerator(kind)
+    kind, platform, devices, slices = _find_devices(device, devices, slices)
     if devices % slices:
         raise InputError(f"--num_slices={slices}: {devices} devices are not divisible by it; set --devices={slices}")
     folder = None if workdir is None else remote.absolute(workdir)
@@ -88,7 +76,9 @@ def plan_run(
     mesh = abstract_mesh(config.mesh, devices)
     networks = describe_networks(mesh.shape, slices, platform)
     loaded = [load_phase(phase, mesh, platform) for phase in requested]
-    resumed = None if folder is None else _start(folder, [ready.phase for ready in loaded])
+    if folder is not None and remote.exists(folder) and not folder.is_dir():
+        raise InputError(f"--workdir={folder}: is a file; expected a folder")
+    resumed = None if folder is None else claim_workdir(folder, [ready.phase for ready in loaded])
     model, first = loaded[0].phase.model, loaded[0].phase
     if config.init and resumed is None:
         open_init(
@@ -104,17 +94,6 @@ def plan_run(
         sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(part))
         for part in (state.parameters, state.optimizer_state)
     )
-    tokens = flops = flops_left = seconds_left = 0.0
-    for phase in phases:
-        steps = phase["steps"][1] - phase["steps"][0] + 1
-        left = min(steps, max(0, phase["steps"][1] - (resumed or 0)))
-        tokens += steps * phase["tokens_per_step"]
-        flops += steps * phase["model_flops_per_step"]
-        flops_left += left * phase["model_flops_per_step"]
-        if accelerator:
-            work = (phase["model_flops_per_step"] + phase["recomputed_flops_per_step"]) / devices
-            bounds = roofline(accelerator, flops=work, memory_bytes=2 * (parameters + optimizer))
-            seconds_left += left * bounds["at_least_seconds"]
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     saves = plan_saves(config, [phase["steps"][1] for phase in phases], resumed)
     before = dict(flatten(defaults))
@@ -127,8 +106,7 @@ def plan_run(
         "dtype": compute_dtype(config.dtype, platform).name,
         "resumes_after_step": resumed or 0,
         "total_steps": config.total_steps,
-        "total_tokens": int(tokens),
-        "total_model_flops": flops,
+        **_work(phases, resumed or 0, find_accelerator(kind), devices, 2 * (parameters + optimizer), mfu),
         "networks": networks,
         "phases": phases,
         "memory_bytes": {
@@ -136,11 +114,6 @@ def plan_run(
             "gradients": parameters,
             "optimizer": optimizer,
             "sum_without_activations": 2 * parameters + optimizer,
-        },
-        "hours": accelerator
-        and {
-            "at_least": seconds_left / _HOUR,
-            "expected": flops_left / (accelerator.peak_flops * devices * mfu) / _HOUR if mfu else None,
         },
         "checkpoints": {"bytes": size, **asdict(saves), "kept_bytes": saves.kept * size},
         "changed": [
@@ -151,13 +124,40 @@ def plan_run(
     }
 
 
-def _start(folder: epath.Path, phases: Sequence[Any]) -> int | None:
-    check_place(folder)
-    if not remote.exists(folder):
-        return None
-    if not folder.is_dir():
-        raise InputError(f"--workdir={folder}: is a file; expected a folder")
-    return claim_workdir(folder, phases)
+def _find_devices(name: str | None, count: int | None, slices: int | None) -> tuple[str, str, int, int]:
+    """Returns kind and platform of the devices, and the numbers of devices and of slices."""
+    if name is None:
+        here = jax.devices()
+        slices = slices or (count_slices(here) if count is None else 1)
+        return here[0].device_kind, here[0].platform, count or len(here), slices
+    kind = named_accelerator(name)[0]
+    jax.config.update("jax_platforms", "cpu")  # an accelerator of this machine stays free
+    return kind, "tpu" if kind.startswith("TPU") else "gpu", count or slices or 1, slices or 1
+
+
+def _work(
+    phases: Sequence[dict[str, Any]], start: int, accelerator: Accelerator | None, devices: int, moved_bytes: int,
+    mfu: float | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Returns tokens and FLOPs of the run, and the hours of the steps after `start`; None for an unknown device.
+
+    `at_least` is a lower bound: products at the peak, or `moved_bytes` of state read and written by each step.
+    """
+    tokens, flops, flops_left, seconds = 0, 0.0, 0.0, 0.0
+    for phase in phases:
+        steps = phase["steps"][1] - phase["steps"][0] + 1
+        left = min(steps, max(0, phase["steps"][1] - start))
+        tokens += steps * phase["tokens_per_step"]
+        flops += steps * phase["model_flops_per_step"]
+        flops_left += left * phase["model_flops_per_step"]
+        if accelerator:
+            work = (phase["model_flops_per_step"] + phase["recomputed_flops_per_step"]) / devices
+            seconds += left * roofline(accelerator, flops=work, memory_bytes=moved_bytes)["at_least_seconds"]
+    hours: dict[str, Any] = {}
+    if accelerator:
+        expected = flops_left / (accelerator.peak_flops * devices * mfu) / _HOUR if mfu else None
+        hours = {"at_least": seconds / _HOUR, "expected": expected}
+    return {"total_tokens": tokens, "total_model_flops": flops, "hours": hours or None}
 
 
 def _describe(loaded: LoadedPhase, mesh: AbstractMesh) -> dict[str, Any]:
@@ -180,7 +180,6 @@ def _describe(loaded: LoadedPhase, mesh: AbstractMesh) -> dict[str, Any]:
         "real_token_share": loader.real_share,
         "model_flops_per_step": work.flops,
         "recomputed_flops_per_step": rows * recomputed,
-        "eval_every_steps": config.eval_every_steps,
         "eval_batches": loaded.eval_loader.batches,
         "datasets": [
             {

@@ -1,13 +1,9 @@
 """NVIDIA GPUs as targets of compilation: XLA's compiler for them needs no GPU, only a description of one."""
 
 import importlib.util
-import math
 import os
 from dataclasses import dataclass
 from typing import Any
-
-import jax
-from jax.experimental import topologies
 
 from bert_jax.errors import InputError
 from bert_jax.extras import install_hint
@@ -49,6 +45,12 @@ class Gpu:
     l2_mib: float
     shared_memory: int = 232_448
 
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes that a run can use."""
+        fraction = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION") or _MEMORY_FRACTION)
+        return int(fraction * self.memory_mib * _MIB)
+
 
 # Sources: NVIDIA's data sheets (bandwidth), the CUDA programming guide's table of compute capabilities (shared memory),
 # and for the rest what CUDA reports of each GPU, which OpenXLA records in xla/backends/gpu/target_config/specs.
@@ -61,31 +63,22 @@ GPUS = {
 }
 
 
-def open_gpus(topology: str, name: str, sizes: list[int]) -> tuple[tuple[Any, ...], int]:
-    """Returns the devices of `h100:8`, or of hosts with several as `h100:4x8`, and the bytes that a run can use of one.
+def gpu_options(topology: str, sizes: list[int]) -> dict[str, Any]:
+    """Returns the arguments of `get_topology_desc` for `h100:8`, or for hosts with several GPUs as `h100:4x8`.
 
-    The network between hosts is not told apart from NVLink. No GPU is needed, and one in use is not touched. InputError
-    for three dimensions, or without JAX's CUDA plugin.
+    The network between hosts is not told apart from NVLink. InputError for three dimensions, or without JAX's CUDA
+    plugin.
     """
+    name = topology.partition(":")[0]
     if len(sizes) > 2:
         raise InputError(f"--topology={topology}: expected GPUs, or hosts x GPUs of each: {name}:8 or {name}:4x8")
     cuda = next((cuda for cuda in (13, 12) if importlib.util.find_spec(f"jax_cuda{cuda}_plugin")), None)
     if cuda is None:
         raise InputError(f"--topology={topology} requires JAX's CUDA plugin; run: {install_hint('gpu-aot')}")
-    jax.config.update("jax_platforms", "cpu")  # only the compiler is used, not a GPU of this machine
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":  # JAX's default, which shows warnings:
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # of libraries that only a run needs, and of steps that do not fit
-    gpu = GPUS[name]
-    hosts = sizes[0] if len(sizes) == 2 else 1
-    try:
-        described = topologies.get_topology_desc(
-            platform="cuda", topology=f"1x{hosts}x{math.prod(sizes) // hosts}", target_config=_describe(gpu, cuda)
-        )
-    except Exception as error:
-        reason = str(error).split("\n")[0]
-        raise InputError(f"--topology={topology}: not supported by JAX's CUDA plugin ({reason})") from error
-    fraction = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION") or _MEMORY_FRACTION)
-    return tuple(described.devices), int(fraction * gpu.memory_mib * _MIB)
+    shape = f"1x{sizes[0] if len(sizes) == 2 else 1}x{sizes[-1]}"
+    return {"platform": "cuda", "topology": shape, "target_config": _describe(GPUS[name], cuda)}
 
 
 def _describe(gpu: Gpu, cuda: int) -> str:

@@ -54,7 +54,7 @@ def test_missing_plugin_is_named_with_its_command(monkeypatch: pytest.MonkeyPatc
 
 
 def test_cudnn_is_refused_without_a_gpu(monkeypatch: pytest.MonkeyPatch):
-    target = Target("h100:1", 1, (SimpleNamespace(platform="gpu"),), 60 * GIB, None, is_gpu=True)
+    target = Target("h100:1", 1, (SimpleNamespace(platform="gpu"),), 60 * GIB)
     mesh = SimpleNamespace(shape={"data": 1, "fsdp": 1, "tensor": 1}, devices=SimpleNamespace(flat=target.devices))
     monkeypatch.setattr("bert_jax.ahead_of_time.compiled_step.make_mesh", lambda config, devices: mesh)
     monkeypatch.setattr("bert_jax.ahead_of_time.compiled_step.open_target", lambda topology, slices: target)
@@ -76,7 +76,7 @@ def test_gpu_has_bounds_of_compute_and_memory_and_none_of_its_network():
     mesh = {"data": 1, "fsdp": 1, "tensor": 1}
     step = Step(plan, BertConfig(vocab_size=64), RowSizes(128, 20, 1, 64), mesh, 3 * 10**9, memory, None, 1.0)
     for kind, seconds in (("NVIDIA H200", 4e9 / 4.8e12), ("TPU v2", None)):
-        target = Target("some:1", 1, (SimpleNamespace(platform="gpu", device_kind=kind),), GIB, find_accelerator(kind))
+        target = Target("some:1", 1, (SimpleNamespace(platform="gpu", device_kind=kind),), GIB)
         bounds = describe(target, step)["roofline"]
         assert (bounds and bounds["memory_seconds"]) == (seconds and pytest.approx(seconds))
         assert not bounds or (bounds["network_seconds"] is None and bounds["compute_seconds"] > 0)
