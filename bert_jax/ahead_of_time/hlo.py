@@ -5,9 +5,10 @@ collective in three notations, from each of which follow the axes of the mesh th
 """
 
 import collections
+import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,8 +21,7 @@ KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%?[\w.\-]+ = (\([^=]*\)|\S+) ({'|'.join(KINDS)})(-start)?\(")
 _CALLED = re.compile(
-    r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)|(?:branch|called)_computations="
-    r"\{([^}]*)\}"
+    r"(?:calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)|(?:branch|called)_computations=\{([^}]*)\}"
 )
 _WHILE = re.compile(r" while\(.*?condition=%?([\w.\-]+), body=%?([\w.\-]+)")
 _SENT = re.compile(r" = \((.*?), u32\[\].* send\(.*_xla_megascale_transfer_type=\"(\w+)\"")
@@ -166,7 +166,7 @@ def _place(text: str) -> tuple[str, str, str]:
     equations = [scope for scope in scopes if "->" in scope]
     directions = {"rematted_computation": "recomputed", "transpose(": "backward", "jvp(": "forward", "": ""}
     direction = next(directions[mark] for mark in directions if mark in path[1])
-    return "/".join(modules), " ".join([*equations[-1:], operation]), direction
+    return "/".join(modules), " ".join([*equations[-1:], operation.split(".")[0]]), direction
 
 
 class _Line(NamedTuple):
@@ -195,43 +195,35 @@ def _lines(program: str) -> list[_Line]:
         raise ValueError("ENTRY not found; expected the text of a compiled program")
     runs: dict[str, tuple[int, int]] = {}
 
-    def trips(text: str) -> int:
-        return _trips(text, computations[loop[1]]) if (loop := _WHILE.search(text)) else 0
-
     def visit(name: str, times: int, loops: int) -> None:
         before, _ = runs.get(name, (0, 0))
         runs[name] = before + times, loops
         for text in computations[name]:
-            loop = _WHILE.search(text)
-            for called in _called(text):
-                if called not in computations:
-                    continue
-                if loop and called == loop[2]:
-                    visit(called, times * trips(text), loops + 1)
-                elif _INSTRUCTION.match(text) is None:  # a collective calls an addition
-                    visit(called, times, loops)
+            if loop := _WHILE.search(text):
+                visit(loop[1], times * _trips(text, computations), loops)
+                visit(loop[2], times * _trips(text, computations), loops + 1)
+            elif _INSTRUCTION.match(text) is None:  # a collective calls an addition
+                called = " ".join(itertools.chain.from_iterable(_CALLED.findall(text)))
+                for other in filter(computations.__contains__, re.findall(r"[\w.\-]+", called)):
+                    visit(other, times, loops)
 
     visit(entry, 1, 0)
     return [
-        _Line(name, text, times, loops, trips(text))
+        _Line(name, text, times, loops, _trips(text, computations))
         for name, (times, loops) in runs.items() for text in computations[name]
     ]  # fmt: skip
 
 
-def _called(line: str) -> Iterator[str]:
-    for one, several in _CALLED.findall(line):
-        yield from (name.strip().lstrip("%") for name in ([one] if one else several.split(",")))
-
-
-def _trips(loop: str, condition: list[str]) -> int:
+def _trips(text: str, computations: Mapping[str, list[str]]) -> int:
     """Returns the iterations of a loop: XLA's trip count, or else the constant that its counter is compared with.
 
-    The counter starts at 0. Returns 1 if neither is known.
+    The counter starts at 0. Returns 1 if neither is known, and 0 for another instruction.
     """
-    if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop):
+    loop = _WHILE.search(text)
+    if known := loop and re.search(r'"known_trip_count":\{"n":"(\d+)"', text):
         return int(known[1])
-    constants = [int(match[1]) for line in condition if (match := re.search(r"= s32\[\]\S* constant\((\d+)\)", line))]
-    return constants[0] if len(constants) == 1 else 1
+    constants = re.findall(r"= s32\[\]\S* constant\((\d+)\)", "\n".join(computations[loop[1]])) if loop else ["0"]
+    return int(constants[0]) if len(constants) == 1 else 1
 
 
 def _size(result: str, kind: str, *, started: bool, devices: int) -> tuple[str, int]:

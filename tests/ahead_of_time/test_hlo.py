@@ -184,7 +184,7 @@ ENTRY %main (p: f32[8]) -> f32[8] {
   %w = f32[8]{0} while(%c), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"24"}}
   %s.1 = f32[8]{0} fusion(%w), kind=kLoop, calls=%fused, metadata={op_name="jit(step)/optimizer/jit(_where)/select_n"}, backend_config={"window_config":{"estimated_cycles":"20"}}
   %s.2 = f32[8]{0} fusion(%s.1), kind=kLoop, calls=%fused, metadata={op_name="jit(step)/optimizer/jit(_where)/select_n"}, backend_config={"window_config":{"estimated_cycles":"20"}}
-  ROOT %t = f32[8]{0} fusion(%s.2), kind=kLoop, calls=%fused, metadata={op_name="jit(step)/jvp(jit(take_along_axis))/gather"}, backend_config={"window_config":{"estimated_cycles":"3"}}
+  ROOT %t = f32[8]{0} fusion(%s.2), kind=kLoop, calls=%fused, metadata={op_name="jit(step)/jvp(jit(take_along_axis))/gather.12"}, backend_config={"window_config":{"estimated_cycles":"3"}}
 }
 """  # noqa: E501
 

@@ -233,3 +233,38 @@ def test_an_unfinished_part_is_not_up_to_date(tmp_path: Path, record: ModuleType
         assert overview.state(gpu.files[-1]).startswith("unfinished")
         assert not overview.is_current(gpu)
         written.content["complete"] = {}
+
+
+def test_step_programs_compile_again_what_has_changed_and_not_for_another_variant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    programs = importlib.import_module("step_programs")
+    compiled = []
+
+    def measure(variant: str, case: str) -> dict:
+        if len(compiled) == 4:
+            raise KeyboardInterrupt
+        compiled.append((variant, case))
+        return dict.fromkeys(
+            ("rows", "microbatches", "estimated_ms", "peak_ms", "mfu", "peak_gib", "all_reduce", "all_gather", "other"),
+        ) | {"variant": variant, "case": case, "reduce_scatter": "none"}  # fmt: skip
+
+    monkeypatch.setattr(programs, "measure", measure)
+    monkeypatch.setattr(programs, "code_digest", lambda measures: "first")
+    monkeypatch.setattr(sys, "argv", ["step_programs.py", "--json", str(tmp_path / "out.json")])
+    with pytest.raises(KeyboardInterrupt):
+        programs.main()
+    assert len(json.loads((tmp_path / "out.json").read_text())["tables"]["steps"]["rows"]) == 4
+    compiled.clear()
+    programs.main()
+    assert len(compiled) == 2
+    compiled.clear()
+    monkeypatch.setitem(programs.VARIANTS, "other", print)
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--only", "data x"])
+    programs.main()
+    assert compiled == [("other", "16 chips, data x fsdp"), ("other", "16 chips, data x tensor")]
+    assert "| shard_map | 1,024 chips |" in capsys.readouterr().out
+    compiled.clear()
+    monkeypatch.setattr(programs, "code_digest", lambda measures: "second")
+    programs.main()
+    assert len(compiled) == 4
