@@ -37,6 +37,7 @@ from bert_jax.training import phase_data
 from bert_jax.training.checkpointing.checkpoint_digests import digest_program
 from bert_jax.training.evaluation import SAMPLE_FILLS, SAMPLE_MASKS, make_eval_step, make_samples_step
 from bert_jax.training.initialization.growth import Growth
+from bert_jax.training.objectives import make_objective
 from bert_jax.training.phases import Plan
 from bert_jax.training.pretrain import plan_step
 from bert_jax.training.state import key_data
@@ -81,6 +82,7 @@ def programs(
     words = Extension((model.vocab_size,), ((5, 6),))
     new = BertConfig(**{**model.to_dict(), "vocab_size": model.vocab_size + 1, "max_position_embeddings": 2 * seq_len})
     growth = Growth(model, new, words)
+    evaluate = functools.partial(make_eval_step, objective=make_objective(config))
     everywhere = make_mesh(ConfigDict({"data": -1, "fsdp": 1, "tensor": 1}), list(mesh.devices.flat))
     first = make_mesh(ConfigDict({"data": 1, "fsdp": 1, "tensor": 1}), [mesh.devices.flat[0]])
 
@@ -107,14 +109,14 @@ def programs(
         "pretrain: initial state": lambda: (mesh, spec.initialize, key_data(0), None),
         "pretrain: initial state of loaded parameters": lambda: (mesh, spec.initialize, key_data(0), parameters),
         "pretrain: evaluation": lambda: evaluation(
-            mesh, config.global_batch_size // config.gradient_accumulation, config.data.max_predictions, make_eval_step,
+            mesh, config.global_batch_size // config.gradient_accumulation, config.data.max_predictions, evaluate,
             "unigram_nats",
         ),
         "pretrain: samples": lambda: evaluation(
             mesh, everywhere.size, SAMPLE_MASKS, functools.partial(make_samples_step, top=SAMPLE_FILLS)
         ),
         "evaluate": lambda: evaluation(
-            everywhere, rows, config.data.max_predictions, make_eval_step, "unigram_nats"
+            everywhere, rows, config.data.max_predictions, evaluate, "unigram_nats"
         ),
         "features: four layers": lambda: forward(
             everywhere, rows, select_hidden_states(tuple(range(max(-4, -model.num_hidden_layers), 0)), None)
