@@ -72,7 +72,6 @@ BENCHMARKS = (
     Benchmark("python benchmarks/soak.py", 185),
     Benchmark("python benchmarks/storage_faults.py", 45),
     Benchmark("python benchmarks/many_files.py", 15),
-    Benchmark("python benchmarks/lost_hosts.py --repeats 2 --jobs 2", 40),
     Benchmark("python benchmarks/flips.py --flips 200", 40),
     Benchmark("python benchmarks/attention_memory.py", 30),
     Benchmark("python benchmarks/gpu_memory.py", 15),

@@ -34,7 +34,7 @@ from bert_jax.files.provenance import software
 from bert_jax.inference.pretrained import load
 from bert_jax.interop.huggingface import export
 from bert_jax.runtime.processes import any_process, holds_devices, is_first, joined
-from bert_jax.runtime.shared_workdir import broadcast_first, check_shared
+from bert_jax.runtime.workdir_lock import check_shared, shared_name
 from bert_jax.text.tokenizer import SPECIAL_TOKENS
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.tracking.metrics import read_metrics
@@ -120,7 +120,7 @@ def _new_folder(workdir: str | None, temporary: str) -> Iterator[epath.Path]:
     if joined():
         if not workdir:
             raise InputError("--workdir: required with several processes; use a folder that all see, such as gs://...")
-        name = broadcast_first(name)
+        name = f"bert-jax-check-{shared_name()}"
     folder = remote.absolute(workdir or temporary) / name
     try:
         yield folder

@@ -14,7 +14,7 @@ def get_config():
     # that is remote; none, or a folder. Who can write there can make its readers run code.
     config.compilation_cache = "auto"
     config.stall_minutes = 10.0  # Minutes without a step before the watchdog dumps all thread stacks; 0: never.
-    config.stall_exit_minutes = 0.0  # Minutes without a step before the run ends with status 1; 0: never.
+    config.stall_exit = False  # True: the run then ends with status 1.
 
     config.model = ml_collections.ConfigDict()
     config.model.hidden_dropout_prob = 0.1  # Dropout of embeddings and of the output of each sublayer.

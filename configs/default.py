@@ -14,9 +14,6 @@ from bert_jax.configs import _common
 def get_config():
     config = _common.get_config()
 
-    # A file that `bert-jax compile --output` wrote, whose training step is run instead of compiling it; a step that
-    # does not fit is named in the log, and compiled. Who can write the file can run code as you. "": none.
-    config.compiled = ""
     config.total_steps = 1_000_000  # Optimizer steps.
     config.global_batch_size = 256  # Sequences per step, over all devices and microbatches.
     config.gradient_accumulation = 1  # Microbatches per step; -1: as many as max_rows_per_device requires.

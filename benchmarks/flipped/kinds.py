@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
@@ -22,9 +21,6 @@ from bert_jax.finetuning.results import read_result
 from bert_jax.interop import huggingface_reading
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.runtime.lease import Lease, _holder
-from bert_jax.runtime.lease_file import Found
-from bert_jax.runtime.saved_programs import Program, SavedPrograms, write_programs
 from bert_jax.text.vocabulary_record import open_vocabulary
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.tracking.metrics import read_metrics
@@ -121,14 +117,6 @@ def _reported(folder: Path, path: Path) -> str:
     return hashlib.sha256(_UNKNOWN_KEY.sub("", text).encode()).hexdigest()[:16]
 
 
-def _lease(_: Path, path: Path) -> str:
-    holder = _holder(Found(path.read_bytes()))
-    if holder is None:
-        raise InputError(f"{path}: of an unknown process")  # which a run logs, and waits for the lease to expire
-    known = ("host", "pid", "machine", "started", "token", "renewed")
-    return digest({name: holder[name] for name in known})
-
-
 def _provenance(folder: Path, path: Path) -> str:
     provenance.append(epath.Path(folder), {})
     return digest(json.loads(path.read_text("utf-8"))["runs"])
@@ -149,18 +137,6 @@ def _events(_: Path, path: Path) -> str:
     except (errors.DataLossError, errors.OutOfRangeError) as error:
         raise InputError(f"{path}: {error}") from error
     return digest([bytes(event) for event in events])
-
-
-def _lowered() -> jax.stages.Lowered:
-    return jax.jit(lambda x: jnp.tanh(x @ x) * 2).lower(jax.ShapeDtypeStruct((8, 8), jnp.float32))
-
-
-def _programs(_: Path, path: Path) -> str:
-    """Loads and runs a program; one that cannot be loaded is compiled, with a warning that names the file."""
-    compiled, reason = SavedPrograms.open(f"compiled={path}", str(path)).load(_lowered(), jax.devices()[:1], {})
-    if compiled is None:
-        raise InputError(f"compiled={path}: {reason}")
-    return digest(compiled(jnp.eye(8) / 3))
 
 
 _UNKNOWN_KEY = re.compile(r", '[^']{8,11}': '[0-9a-f]{16}'")
@@ -186,13 +162,11 @@ KINDS = {
     "milestones.json": Kind("records", ("milestones.json",), lambda folder, _: digest(
         sorted(MilestoneRecord(epath.Path(folder)).steps)
     )),
-    "lease.json": Kind("records", ("lease.json",), _lease),
     "result.json": Kind("records", ("result.json",), lambda _, path: digest(
         _UNKNOWN_KEY.sub("", repr(read_result(epath.Path(path))))
     )),
     "search.json": Kind("records", ("search.json",), _reported),
     "table.json of a study": Kind("records", ("table.json",), _reported),
-    "saved programs": Kind("records", ("programs",), _programs),
     "export: weights": Kind("export", ("model.safetensors",), _exported),
     "export: config, vocabulary": Kind(
         "export", ("config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json"), _exported
@@ -223,12 +197,6 @@ def _make_records(made: Path, folder: Path) -> None:
     shutil.copy(made / "studied" / "table.json", folder)
     shutil.copy(next((made / "studied").rglob("search.json")), folder)
     MilestoneRecord(epath.Path(folder)).add(range(0, 2000, 100), write=True)
-    lease = Lease(epath.Path(folder))
-    content = (folder / "lease.json").read_bytes()
-    lease.close()
-    (folder / "lease.json").write_bytes(content)
-    lowered = _lowered()
-    write_programs(str(folder / "programs"), [Program(lowered, lowered.compile(), jax.devices()[:1], {})])
 
 
 def _make_steps(workdir: Path) -> None:

@@ -114,13 +114,13 @@ def _finetune(
     folder = remote.absolute(workdir)
     check_config(config)
     warn_of_uncorrected_lamb([config.optimizer])
-    stalls = watch_stalls(folder, config, stack)
+    stalls = watch_stalls(config, stack)
     setup = _set_up(config, folder, needs_scores, stack)
-    stalls.beat(0)
+    stalls.beat()
     task, order = setup.task, setup.order
 
     # --- State: 1. resume from the newest checkpoint, 2. start from a pre-trained encoder, 3. or from scratch --------
-    lease = enter_workdir(folder, stack)
+    lock = enter_workdir(folder, stack)
     latest = claim(folder, config, order.hash)
     setup = replace(setup, predictor=setup.predictor.with_lengths(order.lengths))
     start = latest.step if latest else 0
@@ -134,7 +134,7 @@ def _finetune(
     stack.callback(checkpointer.close)
     start, state = _first_state(setup, folder, checkpointer, best, start)
     run = open_run(
-        folder, config, setup.mesh, checkpointer, stop, (lease, stalls), bars, stack,
+        folder, config, setup.mesh, checkpointer, stop, (lock, stalls), bars, stack,
         start=start, total=order.total_steps, name="finetune",
         inputs={"init": setup.before.reference(), "task": _describe_task(task, config, order)},
         trackers=trackers,

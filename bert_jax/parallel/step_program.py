@@ -41,12 +41,6 @@ class TrainStep:
         program = self._programs.get(_shapes(batch))
         return (program.result() if program else self._jitted)(state, batch, *self._placed)
 
-    def run_with(self, compiled: jax.stages.Compiled, batch: Batch[Any]) -> None:
-        """Runs `compiled`, which was compiled from `lower`, for batches with the shapes of `batch`."""
-        program: Future[jax.stages.Compiled] = Future()
-        program.set_result(compiled)
-        self._programs[_shapes(batch)] = program
-
     def compile_ahead(self, state: Any, batches: Iterable[Batch[Any]], stack: ExitStack) -> None:
         """Compiles the step for the shapes of `batches` in other threads, in their order; a call waits for its own.
 

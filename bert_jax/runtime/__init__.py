@@ -1,1 +1,1 @@
-"""The life of a run's processes: heartbeats, leases, the watchdog, preemption."""
+"""The life of a run's processes: joining, stop signals, the lock of a workdir, the watchdog."""

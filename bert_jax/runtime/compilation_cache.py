@@ -60,19 +60,6 @@ def kept_programs(setting: str, workdir: epath.Path) -> Iterator[None]:
             compilation_cache.reset_cache()
 
 
-@contextmanager
-def without_cache() -> Iterator[None]:
-    """Compiles programs anew. An executable that a CPU's cache returned cannot be serialized again."""
-    before = jax.config.values["jax_enable_compilation_cache"]
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # JAX reads the setting once
-    try:
-        yield
-    finally:
-        jax.config.update("jax_enable_compilation_cache", before)
-        compilation_cache.reset_cache()
-
-
 def check_setting(setting: str) -> None:
     """Raises InputError for a `compilation_cache` such as "False" or "off", which would be a folder's name."""
     if setting not in (AUTO, NONE) and setting.lower() in _SWITCHES:

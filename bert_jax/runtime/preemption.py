@@ -1,14 +1,17 @@
-"""Stop signal (preemption): SIGTERM and SIGINT set a flag that the loop reads between steps."""
+"""Stop signals (preemption, time limit, closed terminal): they set a flag that the loop reads between steps."""
 
 import signal
 import threading
 from types import FrameType
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
 
 class StopSignal:
-    """Records the first SIGTERM or SIGINT while active; a second one has its usual effect.
+    """Records the first of `SIGNALS` while active; a second one has its usual effect.
 
-    Python delivers signals to the main thread only: in any other thread nothing is recorded.
+    A signal that is ignored stays ignored, such as SIGHUP under nohup. Python delivers signals to the main thread only:
+    in any other thread nothing is recorded.
     """
 
     def __init__(self) -> None:
@@ -17,8 +20,9 @@ class StopSignal:
 
     def __enter__(self) -> "StopSignal":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._previous[number] = signal.signal(number, self._record)
+            for number in SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._record)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -2,11 +2,15 @@
 
 import glob
 import importlib.util
+import json
 import logging
 import os
 import re
+import threading
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,18 +18,18 @@ from jax._src import distributed, xla_bridge  # the client and the state of the 
 from jax.experimental import multihost_utils
 
 from bert_jax.errors import BertJaxError, InputError, Interrupted, NotBegun
-from bert_jax.runtime.first_process import DelayedAborts, FirstProcessWatch
-from bert_jax.runtime.heartbeats import PATIENCE_SECONDS, RESTART_ADVICE, Peers, Store
 
 log = logging.getLogger(__name__)
 
 _is_reported = False
 _joined: tuple[int, int] | None = None
 _PLAIN = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-# Without an answer before JAX aborts processes. Its heartbeats are half as far apart, so that it finds a lost process
-# after 60 s at the earliest: later than `Peers`, which names it.
-_HEARTBEAT_SECONDS = 120
-_SHUTDOWN_SECONDS = 60  # that a finished process waits for the others
+RESTART_ADVICE = "rerun the same command; it resumes from the newest checkpoint"
+_HEARTBEAT_SECONDS = 60  # without a heartbeat until JAX ends the other processes
+_SHUTDOWN_SECONDS = 60  # from the first to the last process, once all have met at the end
+_REASON_SECONDS = 10  # that a process which fails waits for the others, and after a failed collective for the reason
+_DAY_MS = 24 * 3600 * 1000
+_FAILURE = "bert_jax/failure"
 
 
 def _is_one_of_several(environment: Mapping[str, str]) -> bool:
@@ -73,8 +77,9 @@ def _sees_tpus(environment: Mapping[str, str]) -> bool:
 def joined_processes(environment: Mapping[str, str] = os.environ) -> Iterator[None]:
     """Joins the other processes of the run, if there are any. Has to be the first use of JAX.
 
-    Inside, a process that is lost or fails ends all of them: an error that leaves this context is reported to the
-    others, which end with its status. See `ends_alone` for how this process should end then.
+    An error that leaves this context ends the other processes with its status. See `ends_alone` for how this process
+    should end then. JAX's coordination service ends all processes where one is lost. At the end all wait for each
+    other, up to a day: process 0 may have to upload metrics.
 
     The variables `JAX_COORDINATOR_ADDRESS` (HOST:PORT), `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID` come first. Slurm,
     Open MPI, Cloud TPU and GKE are recognized by their variables, from which JAX reads the rest.
@@ -91,39 +96,57 @@ def joined_processes(environment: Mapping[str, str] = os.environ) -> Iterator[No
     if not is_first():
         logging.getLogger("bert_jax").setLevel(logging.WARNING)
     log.info("This is process %d of %d", number, count)
-    peers = Peers(client, number, count)
-    watch = _watch_first(peers) if number else None
-    aborts = None if number else DelayedAborts()
+    watch = threading.Thread(target=_watch_failures, args=(client, number), name="failures", daemon=True)
+    watch.start()
     try:
         yield
     except BaseException as caught:
         error = _convert_collective_error(caught)
+        if isinstance(error, Interrupted) and not isinstance(error, NotBegun):  # all end by themselves, after a save
+            _meet_at_end(client, watch)
+            raise
         if error is not caught:
-            peers.wait_for_reason()
-        if watch and error is caught:  # otherwise process 0 may be lost, which the watch would report
-            watch.close()
-        # After a stop signal all processes end by themselves, with the state on disk.
-        if not isinstance(error, Interrupted) or isinstance(error, NotBegun):
-            message = " ".join(str(error).split()) or type(error).__name__
-            peers.report(getattr(error, "exit_status", BertJaxError.exit_status), f"ended the run: {message}")
-            _is_reported = True
-        else:
-            peers.close()
+            time.sleep(_REASON_SECONDS)  # `watch` ends this process if another has said why
+        message = " ".join(str(error).split()) or type(error).__name__
+        failure = {"status": getattr(error, "exit_status", BertJaxError.exit_status), "number": number}
+        with suppress(Exception):  # another process was first, or process 0 has ended
+            client.key_value_set(_FAILURE, json.dumps({**failure, "message": message}))
+        _wait_for_readers(client, number)
+        _is_reported = True
         if error is caught:
             raise
         raise error from caught
-    finally:
-        if aborts:
-            aborts.close()
-    if watch:
-        watch.close()
-    peers.close()
+    _meet_at_end(client, watch)
 
 
-def _watch_first(peers: Peers) -> FirstProcessWatch:
-    address = distributed.global_state.coordinator_address
-    assert address is not None
-    return FirstProcessWatch(address, peers.silence, patience=PATIENCE_SECONDS, advice=RESTART_ADVICE)
+def _watch_failures(client: Any, number: int) -> None:
+    """Ends this process when another one reports that it fails, or when process 0 is lost."""
+    try:
+        content = client.blocking_key_value_get(_FAILURE, 365 * _DAY_MS)
+    except Exception as error:
+        log.error("Process 0 has ended: %s (%s)", RESTART_ADVICE, str(error).strip().split("\n")[0])
+        os._exit(BertJaxError.exit_status)
+    failure = json.loads(content)
+    if failure and failure["number"] != number:
+        log.error("Process %d ended the run: %s", failure["number"], failure["message"])
+        _wait_for_readers(client, number)
+        os._exit(failure["status"])
+
+
+def _wait_for_readers(client: Any, number: int) -> None:
+    """Waits until all processes know of a failure, but not for those that are lost."""
+    with suppress(Exception):
+        client.wait_at_barrier("bert_jax/failed", _REASON_SECONDS * 1000)
+    if number == 0:  # JAX aborts the others as soon as it ends
+        time.sleep(1)
+
+
+def _meet_at_end(client: Any, watch: threading.Thread) -> None:
+    """Waits for all processes. Afterwards no process works alone: JAX's shutdown aborts those that wait for long."""
+    client.wait_at_barrier("bert_jax/end", _DAY_MS)
+    if is_first():
+        client.key_value_set(_FAILURE, "null")
+    watch.join()
 
 
 def _convert_collective_error(error: BaseException) -> BaseException:
@@ -134,8 +157,8 @@ def _convert_collective_error(error: BaseException) -> BaseException:
     return BertJaxError(f"a collective failed, probably because another process is lost: {RESTART_ADVICE} ({reason})")
 
 
-def _join(environment: Mapping[str, str]) -> Store | None:
-    """Returns the key-value store that the processes share, None for a single one. Raises as `joined_processes`."""
+def _join(environment: Mapping[str, str]) -> Any | None:
+    """Returns the client of JAX's coordination service, None for a single one. Raises as `joined_processes`."""
     given = {name: environment[name] for name in _PLAIN if name in environment}
     if "JAX_COORDINATOR_ADDRESS" in given and _count("OMPI_COMM_WORLD_SIZE", environment) > 1:
         ranks = {"JAX_NUM_PROCESSES": "OMPI_COMM_WORLD_SIZE", "JAX_PROCESS_ID": "OMPI_COMM_WORLD_RANK"}

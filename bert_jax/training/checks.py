@@ -85,7 +85,7 @@ def check_values(values: Mapping[str, Any]) -> Callable[..., None]:
     )  # fmt: skip
     check(lambda x: x <= MAX_GLOBAL_BATCH_SIZE, f"at most {MAX_GLOBAL_BATCH_SIZE}", "global_batch_size")
     check(lambda x: 0 <= x < 2**31, "in [0, 2**31)", "seed")
-    check(lambda x: 0 <= x < math.inf, "a number of minutes, or 0", "stall_minutes", "stall_exit_minutes")
+    check(lambda x: 0 <= x < math.inf, "a number of minutes, or 0", "stall_minutes")
     check(
         lambda x: 0 <= x < math.inf, "a number of 0 or more", "optimizer.learning_rate", "optimizer.weight_decay",
         "optimizer.grad_clip_norm",

@@ -1,6 +1,6 @@
 """Training loop of pre-training and fine-tuning: takes batches, runs steps, and calls hooks between them.
 
-Hooks log metrics, evaluate, save, trace and send heartbeats. They are called in the order of their list.
+Hooks log metrics, evaluate, save, trace and feed the watchdog. They are called in the order of their list.
 """
 
 import logging
@@ -32,7 +32,7 @@ class End(Enum):
     """Reason why a loop ends after the current step."""
 
     LAST_STEP = "last step"
-    STOPPED = "stopped"  # some process received SIGTERM or SIGINT
+    STOPPED = "stopped"  # some process received a stop signal
     NONFINITE = "nonfinite"  # too many non-finite steps in a row
     EARLY = "early"  # a hook ended the training
 
@@ -77,7 +77,7 @@ class Heartbeat(Hook):
         self._stalls = stalls
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        self._stalls.beat(step)
+        self._stalls.beat()
 
 
 class LogMetrics(Hook):

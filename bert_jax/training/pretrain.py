@@ -29,7 +29,6 @@ from bert_jax.parallel.step_program import TrainStep
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
-from bert_jax.runtime.saved_programs import SavedPrograms
 from bert_jax.tracking.metrics import OLD, read_metrics
 from bert_jax.tracking.throughput import Throughput, pretraining_work, summary
 from bert_jax.tracking.tracker import Tracker
@@ -46,7 +45,6 @@ from bert_jax.training.objectives import make_objective
 from bert_jax.training.optimizer import leave_untrained, make_optimizer
 from bert_jax.training.phase_data import LoadedPhase, count_epochs, count_seen, load_phase, log_data
 from bert_jax.training.phases import Phase, Plan, open_phases
-from bert_jax.training.planning.saved_step import run_saved_program
 from bert_jax.training.planning.state_plan import check_memory, describe_state
 from bert_jax.training.run import Run, log_result, open_run
 from bert_jax.training.state import StateSpec, TrainState
@@ -73,7 +71,7 @@ def pretrain(
 
     Raises:
       InputError: config, dataset and devices do not match, or the workdir holds another run or is in use.
-      Interrupted: SIGTERM or SIGINT was received; the state is saved.
+      Interrupted: a stop signal was received, such as SIGTERM; the state is saved.
       BertJaxError: too many non-finite steps in a row; the state is saved.
     """
     with ExitStack() as stack:
@@ -87,7 +85,7 @@ def _pretrain(
     if not workdir:
         raise InputError("--workdir is empty; expected a folder, such as --workdir=runs/tiny")
     folder = remote.absolute(workdir)
-    stalls = watch_stalls(folder, config, stack)
+    stalls = watch_stalls(config, stack)
     config = fill_in_from_checkpoint(config, folder)
     log.info("Opening the datasets")
     requested = open_phases(config)
@@ -95,13 +93,12 @@ def _pretrain(
     for dataset in dict.fromkeys(dataset for phase in requested for dataset in phase.datasets):
         share = unknown_share(dataset.token_counts(), dataset.tokenizer.unk_id)
         warn_of_share(share, dataset.tokenizer, above=MAX_SHARE, where=str(dataset.folder))
-    stalls.beat(0)
+    stalls.beat()
     mesh = make_mesh(config.mesh)
     stack.enter_context(kept_programs(config.compilation_cache, folder))
-    saved = SavedPrograms.open(f"compiled={config.compiled}", config.compiled) if config.compiled else None
     loaded = [load_phase(phase, mesh) for phase in requested]
     phases = [ready.phase for ready in loaded]
-    lease = enter_workdir(folder, stack)
+    lock = enter_workdir(folder, stack)
     resumed = claim_workdir(folder, requested)
     start = resumed or 0
     if start == config.total_steps and (_is_evaluated(folder, start) or not loaded[-1].eval_loader.batches):
@@ -126,9 +123,8 @@ def _pretrain(
         folder, keep=config.checkpoint.keep, milestones=milestones, config=config, tokenizer=tokenizer
     )
     stack.callback(checkpointer.close)
-    if not saved:  # while the state is made
-        batch = next(ready for ready in loaded if ready.phase is current).abstract_batch(mesh)
-        train_step.compile_ahead(spec.abstract, [batch], stack)
+    batch = next(ready for ready in loaded if ready.phase is current).abstract_batch(mesh)
+    train_step.compile_ahead(spec.abstract, [batch], stack)  # while the state is made
     if resumed is not None:
         start, state = checkpointer.restore(start, spec.abstract)  # an earlier step if the newest is damaged
         log.info("Resuming from step %d", start)
@@ -139,7 +135,7 @@ def _pretrain(
         log.info("Initializing the parameters")
         state = spec.make()
     run = open_run(
-        folder, config, mesh, checkpointer, stop, (lease, stalls), bars, stack,
+        folder, config, mesh, checkpointer, stop, (lock, stalls), bars, stack,
         start=start, total=config.total_steps, name="pretrain", trackers=trackers,
         inputs=describe_inputs(phases, init.checkpoint if init else None, loaded[0].old_data),
     )  # fmt: skip
@@ -162,8 +158,6 @@ def _pretrain(
     for phase, ready in zip(phases, loaded, strict=True):
         if start < phase.stop:
             spec, train_step = planned if phase is current else plan_step(mesh, phase, phase.model)
-            if saved:
-                run_saved_program(saved, mesh, ready, spec, train_step)
             state, evaluation = _train_phase(
                 run, ready, spec, train_step, state, max(start, phase.start), lambda step: count_seen(loaded, step),
                 saves_initial=resumed is None and 0 in milestones,

@@ -1,4 +1,4 @@
-"""Resources of a run: checkpoints, metrics, stop signal, watchdog, lease and progress bar."""
+"""Resources of a run: checkpoints, metrics, stop signal, watchdog and progress bar."""
 
 import json
 import logging
@@ -15,10 +15,10 @@ from bert_jax.config import ConfigDict, flatten
 from bert_jax.errors import InputError, NotBegun
 from bert_jax.files import atomic, json_checksums, provenance
 from bert_jax.progress import Bars
-from bert_jax.runtime.lease import Lease
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.processes import is_first
 from bert_jax.runtime.watchdog import StallWatch
+from bert_jax.runtime.workdir_lock import WorkdirLock
 from bert_jax.tracking.metrics import MetricsFile
 from bert_jax.tracking.profiling import StepTracer
 from bert_jax.tracking.tensorboard import TensorBoard
@@ -42,29 +42,26 @@ class Run:
     stop: StopSignal
     stalls: StallWatch
     tracer: StepTracer
-    lease: Lease | None  # in process 0, else None
     bars: Bars
     bar: Any  # progress of the whole run
     start: int  # steps done when the run was opened
     total: int  # steps of the whole run
 
     def check(self) -> None:
-        """Raises the error of a save that failed in the background, and of a lost lease."""
+        """Raises the error of a save that failed in the background."""
         self.checkpointer.check()
-        if self.lease:
-            self.lease.check()
 
     @contextmanager
     def progress(self, step: int, name: str, batches: int) -> Iterator[Callable[[], None]]:
         """Shows the progress of an evaluation after `step`; yields a function to be called after each batch.
 
-        Each batch is a heartbeat as well.
+        Each batch is progress for the watchdog as well.
         """
         with closing(self.bars(total=batches, desc=name, unit="batch", leave=False)) as bar:
 
             def on_batch() -> None:
                 bar.update(1)
-                self.stalls.beat(step)
+                self.stalls.beat()
 
             yield on_batch
 
@@ -87,7 +84,7 @@ def log_result(checkpoint: epath.Path | None, step: int, scores: str, commands: 
 
 def open_run(
     folder: epath.Path, config: ConfigDict, mesh: Mesh, checkpointer: Checkpointer, stop: StopSignal,
-    watch: tuple[Lease | None, StallWatch], bars: Bars, stack: ExitStack, *, start: int, total: int, name: str,
+    watch: tuple[WorkdirLock | None, StallWatch], bars: Bars, stack: ExitStack, *, start: int, total: int, name: str,
     inputs: Mapping[str, Any], trackers: Sequence[Tracker] = (),
 ) -> Run:  # fmt: skip
     """Opens metrics, trace and progress bar of a run of `total` steps that continues after `start`; writes its config.
@@ -101,9 +98,9 @@ def open_run(
         text = json.dumps(content, indent=2) + "\n"
         atomic.write_whole(folder / CONFIG_FILE, text.encode())
     tracking = _open_trackers(folder, config, start, trackers, stack) if is_first() else Trackers()
-    lease, stalls = watch
-    if lease:
-        checkpointer.before_each_save(lease.confirm)
+    lock, stalls = watch
+    if lock:
+        checkpointer.before_each_save(lock.confirm)
     checkpointer.before_each_save(tracking.flush)
     if stop.received:
         raise NotBegun(f"{stop.received.name}: stopped before step {start + 1}; rerun the same command to resume")
@@ -114,7 +111,7 @@ def open_run(
     stack.callback(bar.close)
     tracer = StepTracer(config.profile.steps, folder, records=is_first())
     stack.callback(tracer.close)
-    return Run(folder, mesh, checkpointer, tracking, stop, stalls, tracer, lease, bars, bar, start, total)
+    return Run(folder, mesh, checkpointer, tracking, stop, stalls, tracer, bars, bar, start, total)
 
 
 def _open_trackers(

@@ -12,10 +12,9 @@ from bert_jax.config import ConfigDict, flatten
 from bert_jax.data.loading.masking import Masking
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.runtime.lease import Lease
-from bert_jax.runtime.processes import is_first, process_number, wait_for_first
-from bert_jax.runtime.shared_workdir import check_shared
+from bert_jax.runtime.processes import is_first, wait_for_first
 from bert_jax.runtime.watchdog import StallWatch
+from bert_jax.runtime.workdir_lock import WorkdirLock, check_shared
 from bert_jax.training.checkpointing.checkpoints import check_place, newest_intact
 from bert_jax.training.checks import check_tokenizer
 from bert_jax.training.phases import Phase, Plan, plan_phases
@@ -30,37 +29,36 @@ CHANGEABLE = (
     "mesh.", "attention", "remat",
     "gradient_reduce_dtype", "scan_layers", "checkpoint.", "profile.", "tracking.", "stall_", "data.path",
     "data.seq_len", "optimizer.", "phases", "compilation_cache",
-    "compiled",
 )  # fmt: skip
 
 
 _MAX_PREDICTIONS = "data.max_predictions"  # may change if the number of predictions stays the same
 
 
-def watch_stalls(folder: epath.Path, config: ConfigDict, stack: ExitStack) -> StallWatch:
+def watch_stalls(config: ConfigDict, stack: ExitStack) -> StallWatch:
     """Starts the watchdog of this process, which `stack` closes. It watches the opening of inputs as well."""
-    stalls = StallWatch(folder, process_number(), minutes=config.stall_minutes, exit_minutes=config.stall_exit_minutes)
+    stalls = StallWatch(config.stall_minutes, ends=config.stall_exit)
     stack.callback(stalls.close)
     return stalls
 
 
-def enter_workdir(folder: epath.Path, stack: ExitStack) -> Lease | None:
-    """Makes the folder if needed and holds its lease until `stack` is closed; all processes have to call it.
+def enter_workdir(folder: epath.Path, stack: ExitStack) -> WorkdirLock | None:
+    """Makes the folder if needed and locks it until `stack` is closed; all processes have to call it.
 
-    Returns the lease, in process 0 only. Raises InputError if the folder is a file, is in use by another run, or is not
+    Returns the lock, in process 0 only. Raises InputError if the folder is a file, is in use by another run, or is not
     shared by all processes.
     """
     check_place(folder)
-    lease = None
+    lock = None
     if is_first():
         if remote.exists(folder) and not folder.is_dir():
             raise InputError(f"--workdir={folder}: is a file; expected a folder")
         atomic.make_folder(folder)
-        lease = Lease(folder)
-        stack.callback(lease.close)
+        lock = WorkdirLock(folder)
+        stack.callback(lock.close)
     wait_for_first()
     check_shared(folder)
-    return lease
+    return lock
 
 
 def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int | None:

@@ -12,7 +12,6 @@ from support import doc_pages
 from bert_jax.data.dataset import DatasetInfo, PreparedDataset, Shard, SplitInfo
 from bert_jax.data.records import decode_block, encode_block, make_headers, sequence_lengths
 from bert_jax.interop.huggingface import ARCHITECTURES
-from bert_jax.runtime.lease import _FILE_BYTES, _TYPES
 from bert_jax.tracking.throughput import RATES
 from bert_jax.training.checkpointing.checkpoint_digests import ALGORITHM
 
@@ -64,8 +63,6 @@ def test_every_rate_is_described(name: str):
 
 
 def test_names_are_those_of_the_code():
-    assert all(f"`{name}`" in section("### lease.json") for name in _TYPES)
-    assert f"{_FILE_BYTES:,} bytes" in section("### lease.json")
     assert ALGORITHM in section("## Versions")
     assert all(f"`{name}`" in section("## Exported folder") for name in ARCHITECTURES)
 

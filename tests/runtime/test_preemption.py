@@ -5,10 +5,10 @@ import signal
 
 import pytest
 
-from bert_jax.runtime.preemption import StopSignal
+from bert_jax.runtime.preemption import SIGNALS, StopSignal
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_second_signal_has_its_usual_effect(number: signal.Signals):
     def usual(*_: object) -> None:
         raise KeyboardInterrupt
@@ -22,3 +22,15 @@ def test_a_second_signal_has_its_usual_effect(number: signal.Signals):
                 os.kill(os.getpid(), number)
     finally:
         signal.signal(number, before)
+
+
+def test_an_ignored_hangup_stays_ignored():
+    """As nohup leaves it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignal() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.received is None
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -15,6 +15,7 @@ from support.devices import all_devices, one_device  # noqa: F401
 from support.runs import SETTINGS, assert_same_run, train, train_command, train_until
 
 from bert_jax.errors import BertJaxError, InputError
+from bert_jax.runtime.preemption import SIGNALS
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training.checkpointing.checkpoints import newest_step, open_checkpoint
 from bert_jax.training.pretrain import pretrain
@@ -78,12 +79,17 @@ def test_run_killed_before_its_first_checkpoint_restarts(straight: Path, dataset
     assert_same_run(tmp_path, straight)
 
 
-@pytest.mark.long
-def test_sigint_saves_and_exits_with_75(straight: Path, dataset_dir: Path, tmp_path: Path):
-    stopped = train_until(40, dataset_dir, tmp_path, signal.SIGINT)
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(number, marks=() if number is signal.SIGUSR1 else pytest.mark.long) for number in SIGNALS],
+)
+def test_a_stop_signal_saves_and_exits_with_75(
+    number: signal.Signals, straight: Path, dataset_dir: Path, tmp_path: Path
+):
+    stopped = train_until(40, dataset_dir, tmp_path, number)
     assert stopped.returncode == 75, stopped.stderr
     saved = newest_step(epath.Path(tmp_path))
-    assert re.search(rf"SIGINT: .*step {saved.name}\b", stopped.stderr)
+    assert re.search(rf"{number.name}: .*step {saved.name}\b", stopped.stderr)
     assert int(saved.name) >= 40
     assert "Traceback" not in stopped.stderr
     assert train(dataset_dir, tmp_path).returncode == 0

@@ -1,0 +1,122 @@
+"""One run writes to a workdir at a time, and all its processes see the same folder."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from etils import epath
+from support import child_processes, gcs, helpers
+
+from bert_jax.errors import BertJaxError, InputError
+from bert_jax.runtime import workdir_lock
+from bert_jax.runtime.workdir_lock import LOCK_FILE, WorkdirLock
+
+
+def test_a_workdir_in_use_is_refused_with_host_and_process(tmp_path: Path):
+    lock = WorkdirLock(epath.Path(tmp_path))
+    with pytest.raises(InputError, match=rf"--workdir={tmp_path}: .*process {os.getpid()} on {os.uname().nodename}"):
+        WorkdirLock(epath.Path(tmp_path))
+    lock.confirm()
+    lock.close()
+    WorkdirLock(epath.Path(tmp_path)).close()
+
+
+def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path):
+    code = (
+        "import time; from etils import epath; from bert_jax.runtime.workdir_lock import WorkdirLock\n"
+        f"WorkdirLock(epath.Path({str(tmp_path)!r})); print('locked', flush=True); time.sleep(600)"
+    )
+    child = child_processes.start(
+        [sys.executable, "-c", code], env=helpers.child_environment(), stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout.readline() == "locked\n"
+    with pytest.raises(InputError, match=rf"process {child.pid} on"):
+        WorkdirLock(epath.Path(tmp_path))
+    child.kill()
+    child.wait()
+    WorkdirLock(epath.Path(tmp_path)).close()
+
+
+def test_a_deleted_workdir_ends_the_run(tmp_path: Path):
+    lock = WorkdirLock(epath.Path(tmp_path))
+    (tmp_path / LOCK_FILE).unlink()
+    with pytest.raises(BertJaxError, match=f"--workdir={tmp_path}: "):
+        lock.confirm()
+    assert not list(tmp_path.iterdir())
+    lock.close()
+
+
+def test_in_a_store_the_run_that_begins_last_owns_the_workdir(store: gcs.Emulator):
+    folder = epath.Path("gs://bucket/run")
+    first = WorkdirLock(folder)
+    first.confirm()
+    second = WorkdirLock(folder)
+    with pytest.raises(InputError, match=f"--workdir=gs://bucket/run: .*process {os.getpid()} on"):
+        first.confirm()
+    second.confirm()
+    second.close()
+
+
+def test_two_processes_that_do_not_share_a_workdir_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Simulates process 1 of two: the file of process 0 does not appear, or appears late."""
+    monkeypatch.setattr("jax.process_count", lambda: 2)
+    monkeypatch.setattr(workdir_lock, "is_first", lambda: False)
+    monkeypatch.setattr(workdir_lock, "wait_for_first", lambda: None)
+    monkeypatch.setattr(workdir_lock, "shared_name", lambda: "name")
+    monkeypatch.setattr(workdir_lock.multihost_utils, "process_allgather", lambda seen: [True, seen])
+    monkeypatch.setattr(workdir_lock, "WAIT_SECONDS", 0.3)
+    with pytest.raises(InputError, match=rf"--workdir={tmp_path}: .*\[1\].*gs://"):
+        workdir_lock.check_shared(epath.Path(tmp_path))
+    monkeypatch.setattr(workdir_lock, "WAIT_SECONDS", 30.0)
+    threading.Timer(0.3, (tmp_path / ".shared-name").touch).start()
+    workdir_lock.check_shared(epath.Path(tmp_path))
+
+
+@pytest.mark.long
+def test_workdir_that_is_not_shared_is_refused_by_all_processes(dataset_dir: Path, tmp_path: Path):
+    """Simulates two hosts that get the same path, each on a disk of its own."""
+    hosts = [tmp_path / "a", tmp_path / "b"]
+    together = {"JAX_COORDINATOR_ADDRESS": helpers.free_address(), "JAX_NUM_PROCESSES": "2"}
+    flags = helpers.flags({"data.path": dataset_dir, "total_steps": 1000, "model.max_position_embeddings": 64})
+    for host in hosts:
+        host.mkdir()
+    processes = [
+        child_processes.start(
+            helpers.command("pretrain", "--config=bert_tiny", "--workdir=run", *flags), cwd=host,
+            stderr=subprocess.PIPE, text=True,
+            env=helpers.child_environment(2, **together, JAX_PROCESS_ID=str(number)),
+        )
+        for number, host in enumerate(hosts)
+    ]  # fmt: skip
+    for process, host in zip(processes, hosts, strict=True):
+        written = process.communicate(timeout=200)[1]
+        assert process.returncode == 2, written
+        assert f"--workdir={host / 'run'}: " in written.splitlines()[-1]
+        assert "Traceback" not in written
+
+
+@pytest.mark.long
+def test_two_runs_in_one_workdir_and_one_after_a_kill(dataset_dir: Path, tmp_path: Path):
+    settings = {
+        "data.path": dataset_dir, "total_steps": 100_000, "model.max_position_embeddings": 64, "eval_every_steps": 0,
+        "optimizer.warmup_steps": 1,
+    }  # fmt: skip
+    command = helpers.command("pretrain", "--config=bert_tiny", f"--workdir={tmp_path}", *helpers.flags(settings))
+    first = child_processes.start(command, env=helpers.child_environment(), stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "config.json").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    second = child_processes.run(command, timeout=120, env=helpers.child_environment())
+    assert second.returncode == 2
+    assert f"process {first.pid} on" in second.stderr
+    first.kill()
+    first.wait()
+    short = helpers.command(
+        "pretrain", "--config=bert_tiny", f"--workdir={tmp_path}", *helpers.flags({**settings, "total_steps": 2})
+    )
+    assert child_processes.run(short, timeout=200, env=helpers.child_environment()).returncode == 0
