@@ -25,7 +25,7 @@ def test_a_second_signal_has_its_usual_effect(number: signal.Signals):
 
 
 def test_an_ignored_hangup_stays_ignored():
-    """As nohup leaves it."""
+    """Simulates nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with StopSignal() as stop:
