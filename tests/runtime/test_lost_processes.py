@@ -1,5 +1,6 @@
 """A process that is killed, frozen or fails ends the others in time, with a line that says what happened."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from etils import epath
-from support.several import finish, start, start_commands
+from support import helpers
+from support.several import SETTINGS, finish, start, start_commands
 
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training.checkpointing.checkpoints import newest_step
@@ -71,6 +73,24 @@ def test_failure_of_one_process_ends_all_with_its_status(failing: int, dataset_d
     assert str(paths[failing]) in written[failing].strip().split("\n")[-1]
     other = next(line for line in written[1 - failing].split("\n") if f"Process {failing} ended" in line)
     assert str(paths[failing]) in other
+    assert "Traceback" not in "".join(written)
+
+
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="requires prlimit")
+def test_a_checkpoint_that_one_process_cannot_write_ends_all(dataset_dir: Path, tmp_path: Path):
+    """The kernel refuses files of more than 2,000 bytes to one process, as a full disk of one host does."""
+    flags = helpers.flags({**SETTINGS, "data.path": dataset_dir, "total_steps": 20_000, "eval_every_steps": 0})
+    command = helpers.command("pretrain", "--config=bert_tiny", f"--workdir={tmp_path / 'run'}", *flags)
+    began = time.monotonic()
+    processes = start_commands([command, ["prlimit", "--fsize=2000", *command]])
+    written = [process.communicate(timeout=LIMIT + 60)[1] for process in processes]
+    assert time.monotonic() - began < 60
+    assert processes[1].returncode == 2, written
+    assert processes[0].returncode > 0, written  # its own end, and not an abort by JAX
+    assert newest_step(epath.Path(tmp_path / "run")) is None
+    assert "checkpoint (" in written[0]
+    assert "ulimit -f" in written[1].strip().split("\n")[-1]
+    assert "Process 1 ended the run: " in written[0]
     assert "Traceback" not in "".join(written)
 
 
