@@ -50,7 +50,6 @@ class Benchmark:
 GPU_PARTS = ("check", "parity", "determinism", "speed", "attention", "remat", "torch", "curve")
 BENCHMARKS = (
     Benchmark("python benchmarks/packing.py " + WIKIPEDIA, 2.5),
-    Benchmark("python benchmarks/checkpoint_digests.py --config=bert_large --share 0.25 --folder=runs/digests", 2.5),
     Benchmark("python benchmarks/startup.py --data {data}", 5),
     Benchmark("python benchmarks/restarts.py --kills 3 --every 30", 5),
     Benchmark("python benchmarks/step_speed.py", 12),
@@ -72,7 +71,6 @@ BENCHMARKS = (
     Benchmark("python benchmarks/soak.py", 185),
     Benchmark("python benchmarks/storage_faults.py", 45),
     Benchmark("python benchmarks/many_files.py", 15),
-    Benchmark("python benchmarks/flips.py --flips 200", 40),
     Benchmark("python benchmarks/attention_memory.py", 30),
     Benchmark("python benchmarks/gpu_memory.py", 15),
     Benchmark(

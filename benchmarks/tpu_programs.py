@@ -34,7 +34,6 @@ from bert_jax.parallel.mesh import batch_mesh_axes, fill_in_accumulation, make_m
 from bert_jax.parallel.sharding import parameter_shardings
 from bert_jax.text.vocabulary_extension import Extension
 from bert_jax.training import phase_data
-from bert_jax.training.checkpointing.checkpoint_digests import digest_program
 from bert_jax.training.evaluation import SAMPLE_FILLS, SAMPLE_MASKS, make_eval_step, make_samples_step
 from bert_jax.training.initialization.growth import Growth
 from bert_jax.training.objectives import make_objective
@@ -131,13 +130,6 @@ def programs(
     for (part, name), grow in growth.programs(shardings).items():
         table = with_shardings(parameters, growth.loading_shardings(shardings))[part][name]
         found[f"pretrain: growth of {part}.{name}"] = functools.partial(tuple, (mesh, grow, table))
-    largest = {}
-    for leaf in sorted(jax.tree.leaves(spec.abstract), key=lambda leaf: leaf.size):
-        largest[leaf.sharding.spec, leaf.ndim] = leaf
-    for (axes, ndim), leaf in largest.items():
-        found[f"checkpoint: digest {list(leaf.shape)} {axes}"] = functools.partial(
-            tuple, (mesh, digest_program(mesh, axes, ndim), leaf)
-        )
     task = load_config("finetune/default", [("global_batch_size", str(rows))], keys_of="finetune/default")
     for name, head in HEADS.items():
         labels = {"regress": ((), np.float32), "span": ((2,), np.int32), "tag": ((seq_len,), np.int32)}

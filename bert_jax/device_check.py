@@ -22,6 +22,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 from etils import epath
 
 from bert_jax.config import ConfigDict, load_config
@@ -303,13 +304,13 @@ class _Check:
         for row, other in itertools.zip_longest(*map(_reproducible_rows, (self._trained, workdir))):
             if row != other:
                 raise BertJaxError(f"{ended}, resumed from step {start}: got {other}, expected {row}")
-        digests, others = ((open_checkpoint(str(run)).digests or {})["arrays"] for run in (self._trained, workdir))
-        if changed := [name for name in digests if digests[name] != others.get(name)]:
+        expected, found = _saved_arrays(self._trained), _saved_arrays(workdir)
+        if changed := [name for name in expected if not np.array_equal(expected[name], found[name], equal_nan=True)]:
             raise BertJaxError(
                 f"{ended}, resumed from step {start}: {len(changed)} arrays differ, such as {changed[0]}"
             )
-        message = f"{ended}, resumed from step {start}: metrics and {len(digests)} arrays are equal to the bit"
-        return message, {"ended": ended, "start_step": start, "arrays": len(digests)}
+        message = f"{ended}, resumed from step {start}: metrics and {len(expected)} arrays are equal to the bit"
+        return message, {"ended": ended, "start_step": start, "arrays": len(expected)}
 
     def export(self) -> Outcome:
         """Exports the run for Hugging Face transformers, and loads the export; hidden states have to be equal."""
@@ -405,6 +406,20 @@ PARTS: dict[str, Callable[[_Check], Outcome]] = {
     "cpu": _Check.cpu, "mesh": _Check.mesh, "attention": _Check.attention, "storage": _Check.storage,
 }  # fmt: skip
 """The function of each part, in their order."""
+
+
+def _saved_arrays(workdir: epath.Path) -> dict[str, np.ndarray]:
+    """Returns all arrays of the newest checkpoint of a run, by name; each process reads them whole."""
+    arrays: dict[str, np.ndarray] = {}
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        for item in ("parameters", "optimizer"):
+            path = next(complete_steps(workdir)) / item
+            tree = checkpointer.metadata(path).item_metadata.tree
+            whole = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+            read = checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=whole))
+            for name, array in jax.tree_util.tree_leaves_with_path(read):
+                arrays[item + jax.tree_util.keystr(name, simple=True, separator=".")] = np.asarray(array)
+    return arrays
 
 
 def _reproducible_rows(workdir: epath.Path) -> list[dict[str, Any]]:

@@ -23,8 +23,8 @@ from bert_jax.interop.source_tokenizers.wordpiece_source import SETTINGS, TOKENI
 from bert_jax.interop.weight_files import INDEX, PICKLE, PICKLE_INDEX, WHOLE
 from bert_jax.model.bert import Parameters
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training.checkpointing.checkpoint_damage import DamagedError
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_place, open_checkpoint, save_parameters
+from bert_jax.training.checkpointing.checksums import DamagedError
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def open_source(location: str) -> Checkpoint:
             read_parameters = partial(dict, read_parameters())
     return ForeignCheckpoint(
         path=path, bert_config=found.bert_config, tokenizer=found.tokenizer, heads=found.heads, config={}, step=0,
-        dataset_hashes=(), first_rows=None, task=found.task, read_parameters=read_parameters,
+        dataset_hashes=(), task=found.task, read_parameters=read_parameters,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import jax
 from etils import epath
 
 from bert_jax.config import ConfigDict, flatten
@@ -100,9 +101,10 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int | None:
 def _log_changed_rate(before: Sequence[Plan], now: Sequence[Plan], step: int) -> None:
     """Logs the learning rates of step `step` and of the next one if the schedule has changed between them."""
     old, new = (next((plan for plan in plans if plan.stop > step), plans[-1]).schedule() for plans in (before, now))
-    last = float(next(plan for plan in before if plan.stop >= step).schedule()(step - 1))
-    if step < now[-1].stop and not math.isclose(float(new(step)), float(old(step)), rel_tol=1e-6):
-        log.warning("Learning rate: %.3g at step %d, %.3g at step %d", last, step, float(new(step)), step + 1)
+    rates = next(plan for plan in before if plan.stop >= step).schedule()(step - 1), old(step), new(step)
+    last, expected, following = map(float, jax.device_get(rates))
+    if step < now[-1].stop and not math.isclose(following, expected, rel_tol=1e-6):
+        log.warning("Learning rate: %.3g at step %d, %.3g at step %d", last, step, following, step + 1)
 
 
 def _span(plan: Plan) -> str:

@@ -16,7 +16,6 @@ from bert_jax.finetuning.search import SEARCH_FILE
 from bert_jax.studies.study import ENCODER_FILE, _refuse_another_encoder
 from bert_jax.text.vocabulary_record import open_vocabulary
 from bert_jax.tracking.report.reported_runs import read_reported
-from bert_jax.training.checkpointing.retention import MILESTONES_FILE, MilestoneRecord
 
 
 def newer(path: Path) -> Path:
@@ -38,7 +37,6 @@ def started_from_another(path: Path) -> None:
 READERS: dict[str, Callable[[Path], object]] = {
     INFO_FILE: lambda path: PreparedDataset(str(path.parent)),
     "vocab.txt.json": lambda path: open_vocabulary(str(path).removesuffix(".json")),
-    MILESTONES_FILE: lambda path: MilestoneRecord(epath.Path(path.parent)),
     provenance.FILE: lambda path: provenance.append(epath.Path(path.parent), {}),
     RESULT_FILE: lambda path: read_result(epath.Path(path)),
     SEARCH_FILE: reports,

@@ -14,7 +14,6 @@ from bert_jax.files.json_checksums import checked, is_intact, with_checksum
 from bert_jax.finetuning.results import read_result, write_result
 from bert_jax.tracking.metrics import METRICS_FILE, MetricsFile, read_metrics
 from bert_jax.tracking.report.reported_runs import read_reported
-from bert_jax.training.checkpointing.retention import MILESTONES_FILE, MilestoneRecord
 
 CONTENT = {"format_version": 1, "steps": [0, 30], "score": 0.5, "nested": {"é": None}}
 
@@ -48,11 +47,6 @@ def test_checksum_does_not_depend_on_the_order_of_keys_or_kinds_of_sequences():
     assert not is_intact({**with_checksum(CONTENT), "more": 1})
 
 
-def milestones(folder: Path) -> Path:
-    MilestoneRecord(epath.Path(folder)).add([0, 300], write=True)
-    return folder / MILESTONES_FILE
-
-
 def result(folder: Path) -> Path:
     write_result(epath.Path(folder / "result.json"), {"format_version": 1, "step": 30, "scores": {"dev": {"f1": 0.3}}})
     return folder / "result.json"
@@ -67,11 +61,10 @@ def table(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("write", "read"),
     [
-        (milestones, lambda path: MilestoneRecord(epath.Path(path.parent))),
         (result, lambda path: read_result(epath.Path(path))),
         (table, lambda path: read_reported([str(path)])),
     ],
-    ids=["milestones.json", "result.json", "table.json"],
+    ids=["result.json", "table.json"],
 )
 def test_a_changed_digit_is_refused_by_name(
     write: Callable[[Path], Path], read: Callable[[Path], object], tmp_path: Path

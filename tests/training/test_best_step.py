@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from bert_jax.training.checkpointing.best_step import BestStep
-from bert_jax.training.checkpointing.retention import NO_MILESTONES, Retention
+from bert_jax.training.checkpointing.retention import NO_MILESTONES, retention
 
 
 def scored(*scores: float, **settings: float) -> BestStep:
@@ -73,7 +73,7 @@ def test_best_steps_of_the_newest_checkpoints_are_preserved():
     found = [SimpleNamespace(step=step) for step in (10, 15, 20, 25, 30, 35, 40)]
 
     def kept(keep: int) -> list[int]:
-        preserved = Retention(keep, NO_MILESTONES, (), best.best_up_to).should_preserve(found, context=None)
+        preserved = retention(keep, NO_MILESTONES, (), best.best_up_to).should_preserve(found, context=None)
         return [one.step for one, is_kept in zip(found, preserved, strict=True) if is_kept]
 
     assert kept(1) == [30, 40]

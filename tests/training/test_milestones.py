@@ -17,10 +17,9 @@ from support.runs import assert_same_run, train, train_until
 
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
-from bert_jax.files.json_checksums import with_checksum
 from bert_jax.training.checkpointing.checkpoint_folders import step_folders
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
-from bert_jax.training.checkpointing.retention import MilestoneRecord, Milestones, Retention, plan_saves
+from bert_jax.training.checkpointing.retention import Milestones, plan_saves, retention
 from bert_jax.training.checks import check_config
 from bert_jax.training.pretrain import pretrain
 
@@ -45,8 +44,6 @@ def kept(dataset_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_milestones_are_kept_beside_the_newest(kept: Path):
     assert steps_of(kept) == [0, 3, 4, 5]
-    found = json.loads((kept / "milestones.json").read_text())
-    assert found == with_checksum({"format_version": 1, "steps": [0, 3, 4]})
     assert [open_checkpoint(str(kept / "checkpoints" / str(step))).step for step in (0, 3, 4)] == [0, 3, 4]
 
 
@@ -65,7 +62,6 @@ def test_a_chosen_step_is_opened_without_a_look_into_the_others(kept: Path, monk
 def test_milestones_change_no_other_checkpoint(kept: Path, dataset_dir: Path, tmp_path: Path):
     run(dataset_dir, tmp_path / "plain", 5)
     assert steps_of(tmp_path / "plain") == [5]
-    assert not (tmp_path / "plain" / "milestones.json").exists()
     assert_same_run(kept, tmp_path / "plain")
 
 
@@ -191,15 +187,9 @@ def test_saves_are_planned():
 
 def test_thousands_of_milestones_take_no_time():
     """Retention lists no folder, and so costs a save nothing."""
-    retention = Retention(3, Milestones(frozenset(range(0, 4000, 2)), 0), set())
+    policy = retention(3, Milestones(frozenset(range(0, 4000, 2)), 0), (), lambda _: None)
     found = [SimpleNamespace(step=step) for step in range(4000)]
     began = time.perf_counter()
-    preserved = retention.should_preserve(found, context=None)
+    preserved = policy.should_preserve(found, context=None)
     assert time.perf_counter() - began < 0.5
     assert [step for step, is_kept in enumerate(preserved) if not is_kept] == list(range(1, 3997, 2))
-
-
-def test_damaged_record_is_named(tmp_path: Path):
-    (tmp_path / "milestones.json").write_text('{"steps": 5}')
-    with pytest.raises(InputError, match=r"milestones\.json.*checkpoint\.milestones"):
-        MilestoneRecord(epath.Path(tmp_path))

@@ -111,7 +111,7 @@ def test_milestones_are_kept_and_exported_in_a_store(store, dataset_dir, tmp_pat
     run(*pretrain(dataset_dir, RUN, **{"checkpoint.milestones": "0,3", "checkpoint.keep": 1}))
     run(*pretrain(dataset_dir, RUN, **{"checkpoint.keep": 1, "total_steps": 12}))
     assert kept_steps(epath.Path(RUN)) == [0, 3, 12]
-    assert json.loads(store.read("run/milestones.json"))["steps"] == [0, 3]
+    assert json.loads(store.read("run/checkpoints/12/position/metadata"))["milestones"] == [0, 3]
     export = ["export", "--checkpoint", RUN, "--output", "gs://bucket/hf", "--steps", "all", "--json"]
     run(*export)
     capsys.readouterr()

@@ -5,28 +5,29 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar, cast
 
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
 from bert_jax.config import ConfigDict
-from bert_jax.files import remote
 from bert_jax.model import BertConfig
 from bert_jax.model.bert import HEADS
 from bert_jax.runtime.processes import any_process, is_first, wait_for_first
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checkpointing.best_step import BestStep
-from bert_jax.training.checkpointing.checkpoint_damage import DamagedError, check_arrays, convert_read_errors
-from bert_jax.training.checkpointing.checkpoint_digests import is_known, start_description, start_digests
 from bert_jax.training.checkpointing.checkpoint_folders import FOLDER, complete_steps, set_aside, step_folders
-from bert_jax.training.checkpointing.deferred_json import DeferredJsonSave
-from bert_jax.training.checkpointing.retention import NO_MILESTONES, MilestoneRecord, Milestones, Retention
+from bert_jax.training.checkpointing.checkpoints import read_items
+from bert_jax.training.checkpointing.checksums import DamagedError, convert_read_errors, verify, write_checksums
+from bert_jax.training.checkpointing.retention import NO_MILESTONES, Milestones, retention
 from bert_jax.training.state import TrainState
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Checkpointer:
@@ -44,19 +45,23 @@ class Checkpointer:
         """
         self._workdir = workdir
         self._folder = workdir / FOLDER
-        self._milestones, self._record = milestones, MilestoneRecord(workdir)
         self._best_step = best_step or BestStep(keep_best=False)
         self._is_saving = self._has_failed = False
+        self._step = 0  # that is being saved
+        saved = [int(step.name) for step in step_folders(workdir)]
+        self._milestones = milestones
+        self._kept = _earlier_milestones(workdir) | {step for step in saved if step in milestones}
         self._manager = ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(
-                preservation_policy=Retention(keep, milestones, self._record.steps, self._best_step.best_up_to),
+                preservation_policy=retention(keep, milestones, self._kept, self._best_step.best_up_to),
                 cleanup_tmp_directories=True,
                 enable_async_checkpointing=True,
-                async_options=ocp.AsyncOptions(barrier_sync_fn=self._wait_unless_failed),
+                async_options=ocp.AsyncOptions(
+                    barrier_sync_fn=self._wait_unless_failed, post_finalization_callback=self._write_checksums
+                ),
             ),
         )
-        self._record_milestones(saved := self._manager.all_steps())
         if missed := milestones.up_to(max(saved, default=-1)) - {*saved}:
             log.warning(
                 "%s: %d milestones precede the newest checkpoint and were not saved, the first of them step %d; they "
@@ -74,8 +79,9 @@ class Checkpointer:
         if task is not None:
             self._description |= {"task": task, "heads": [head for head in HEADS if head in heads]}
 
-    def _record_milestones(self, steps: Iterable[int]) -> None:
-        self._record.add((step for step in steps if step in self._milestones), write=is_first())
+    def _write_checksums(self) -> None:
+        """Called by Orbax in process 0 once all processes have written their arrays."""
+        write_checksums(self._folder / str(self._step))
 
     def before_each_save(self, function: Callable[[], None]) -> None:
         """Registers `function` to be called at the start of every save, such as a flush of metrics."""
@@ -83,21 +89,23 @@ class Checkpointer:
 
     def save(
         self, step: int, state: TrainState, *, bert_config: BertConfig, dataset_hashes: Sequence[str],
-        first_rows: Sequence[int] | None = None, unlogged: dict[str, Any] | None = None,
+        unlogged: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """Starts saving `state`; the arrays are copied off the devices before this returns.
 
-        `dataset_hashes` has one hash for each phase that has started. `first_rows` has the first row of the current
-        phase in each of its datasets, None without phases. `unlogged` is the result of `RunningMeans.to_dict`.
+        `dataset_hashes` has one hash for each phase that has started. `unlogged` is the result of
+        `RunningMeans.to_dict`.
         """
         for function in self._before_save:
             function()
-        self._record_milestones([step])
         began = time.perf_counter()
-        self._is_saving = True
-        position: dict[str, Any] = {"next_batch": step, "datasets": list(dataset_hashes), "unlogged": unlogged}
-        if first_rows is not None:
-            position["first_rows"] = list(first_rows)
+        self.wait()  # Orbax would as well; the checksums go to the step that is being saved
+        self._is_saving, self._step = True, step
+        self._kept |= {step} if step in self._milestones else set()
+        position: dict[str, Any] = {
+            "next_batch": step, "datasets": list(dataset_hashes), "unlogged": unlogged,
+            "milestones": sorted(self._kept),
+        }  # fmt: skip
         if (scores := self._best_step.to_dict()) is not None:
             position["evaluations"] = scores
         arrays = {"parameters": state.parameters, "optimizer": _optimizer_item(state)}
@@ -106,14 +114,12 @@ class Checkpointer:
             "bert_config": bert_config.to_dict(),
             **self._description,
         }
-        digests = start_description(arrays, items)  # while the arrays are copied
         items["provenance"] = dict(self.provenance)
         self._manager.save(
             step,
             args=ocp.args.Composite(
                 **{name: ocp.args.StandardSave(tree) for name, tree in arrays.items()},
                 **{name: ocp.args.JsonSave(value) for name, value in items.items()},
-                digests=DeferredJsonSave(digests),
             ),
         )
         seconds = time.perf_counter() - began
@@ -194,57 +200,59 @@ def _size(tree: Any) -> str:
     return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
+def _earlier_milestones(workdir: epath.Path) -> set[int]:
+    """Returns the milestones of the newest intact step: a run that resumes with others keeps these."""
+    for folder in complete_steps(workdir):
+        with suppress(DamagedError):
+            return {*read_items(folder, ["position"])["position"]["milestones"]}
+    return set()
+
+
 def _read_state(folder: epath.Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
     """Reads the state and the position in the folder of a step, in all processes, or raises DamagedError in all.
 
-    Calls the handler without a Checkpointer, whose barrier would block the others if one process fails to read. The
-    digests of the optimizer's arrays are computed while the parameters are read.
+    Calls the handler without a Checkpointer, whose barrier would block the others if one process fails to read.
     """
-    damage, arrays, items = "", {}, {}
-    started: dict[str, Callable[[], dict[str, str]]] = {}
-    trees = {"optimizer": _optimizer_item(abstract), "parameters": abstract.parameters}
-    names = ["position", *["digests"] * remote.exists(folder / "digests")]
-    handler = ocp.CompositeCheckpointHandler()
-    try:
-        with convert_read_errors(folder):
-            read = handler.restore(folder, ocp.args.Composite(**{name: ocp.args.JsonRestore() for name in names}))
-            items = {name: read[name] for name in names}
-            digests = items.get("digests")
-            for name, tree in trees.items():
-                arrays[name] = handler.restore(folder, ocp.args.Composite(**{name: ocp.args.StandardRestore(tree)}))[
-                    name
-                ]
-                # Several processes have to agree first that all have read the arrays: the sums are over all of them.
-                if digests and is_known(digests) and jax.process_count() == 1:
-                    started[name] = start_digests({name: arrays[name]})
-            if items["position"]["next_batch"] != int(jax.device_get(arrays["optimizer"]["step"])):
-                raise DamagedError(f"{folder} is damaged: data position and optimizer step differ; use an earlier step")
-    except DamagedError as error:
-        damage = str(error)
-    finally:
-        handler.close()
-    if any_process(bool(damage)):
-        raise DamagedError(damage or f"{folder} is damaged: another process of the run could not read it")
+    share = jax.process_index(), jax.process_count()
+    _together(folder, lambda: verify(folder, ["optimizer", "parameters", "position"], share=share))
 
-    def found_digests() -> dict[str, str]:
-        results = [started.get(name) or start_digests({name: array}) for name, array in arrays.items()]
-        return {name: digest for result in results for name, digest in result().items()}
+    def read() -> tuple[dict[str, Any], Any, Any]:
+        handler = ocp.CompositeCheckpointHandler()
+        trees = {"optimizer": _optimizer_item(abstract), "parameters": abstract.parameters}
+        try:
+            with convert_read_errors(folder):
+                position = read_items(folder, ["position"])["position"]
+                arguments = {name: ocp.args.StandardRestore(tree) for name, tree in trees.items()}
+                arrays = handler.restore(folder, ocp.args.Composite(**arguments))
+                if position["next_batch"] != int(jax.device_get(arrays["optimizer"]["step"])):
+                    raise DamagedError(
+                        f"{folder} is damaged: data position and optimizer step differ; use an earlier step"
+                    )
+                return position, arrays["optimizer"], arrays["parameters"]
+        finally:
+            handler.close()
 
-    try:
-        check_arrays(folder, found_digests, items.get("digests"))
-    except DamagedError as error:
-        damage = str(error)
-    if any_process(bool(damage)):
-        raise DamagedError(damage or f"{folder} is damaged: another process of the run has read other arrays")
-    optimizer = arrays["optimizer"]
+    position, optimizer, parameters = _together(folder, read)
     state = TrainState(
         step=optimizer["step"],
-        parameters=arrays["parameters"],
+        parameters=parameters,
         optimizer_state=optimizer["state"],
         nonfinite_steps=optimizer["nonfinite_steps"],
         nonfinite_streak=optimizer["nonfinite_streak"],
     )
-    return state, items["position"]
+    return state, position
+
+
+def _together(folder: epath.Path, read: Callable[[], T]) -> T:
+    """Returns the result of `read`; raises DamagedError in all processes if it does in one."""
+    result, damage = None, ""
+    try:
+        result = read()
+    except DamagedError as error:
+        damage = str(error)
+    if any_process(bool(damage)):
+        raise DamagedError(damage or f"{folder} is damaged: another process of the run could not read it")
+    return cast(T, result)
 
 
 def _optimizer_item(state: TrainState) -> dict[str, Any]:

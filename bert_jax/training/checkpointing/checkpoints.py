@@ -3,15 +3,14 @@
 WORKDIR/checkpoints/STEP/
   parameters     parameters of the model
   optimizer      moments and counters
-  position       number of consumed batches; the dataset hash of each phase up to the current one; the first row of
-                 the current phase in each of its datasets; the sums of metrics of steps that are not logged yet; with
-                 `keep_best`, in `evaluations`, the best step, the score of each evaluation, and a hash of the
-                 examples that were scored
+  position       number of consumed batches; the dataset hash of each phase up to the current one; the sums of metrics
+                 of steps that are not logged yet; the milestones so far; with `keep_best`, in `evaluations`, the best
+                 step, the score of each evaluation, and a hash of the examples that were scored
   bert_config    contents of bert_config.json
   tokenizer      the vocabulary and how it is applied
   config         config of the run
-  digests        digests of all arrays and other items, which every load verifies
-  provenance     the run that saved it, see `files/provenance.py`; not digested, and never read back
+  provenance     the run that saved it, see `files/provenance.py`; never read back
+  checksums.json the size and the checksum of each file, which every load verifies
 
 Imported parameters have a folder like that of a step, without optimizer, position and config, and with
 
@@ -22,41 +21,27 @@ Steps of a fine-tuned model have `heads` as well, and
   task           the output layers and the settings that prediction needs
 """
 
+import json
 import logging
 import os
 import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
 from bert_jax.errors import InputError
 from bert_jax.files import provenance, remote
-from bert_jax.files.format_versions import check_version
 from bert_jax.files.local_listing import similar_name
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import HEADS, Parameters
 from bert_jax.text import tokenizer_files
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training.checkpointing.checkpoint_damage import (
-    DamagedError,
-    changed_error,
-    check_arrays,
-    convert_read_errors,
-)
-from bert_jax.training.checkpointing.checkpoint_digests import (
-    FORMAT_VERSION,
-    array_digests,
-    changed_items,
-    describe,
-    is_known,
-    json_digest,
-    nonfinite_arrays,
-)
 from bert_jax.training.checkpointing.checkpoint_folders import (
     best_step,
     complete_steps,
@@ -67,6 +52,13 @@ from bert_jax.training.checkpointing.checkpoint_folders import (
     missing_step,
     newest_step,
     step_folders,
+)
+from bert_jax.training.checkpointing.checksums import (
+    DamagedError,
+    convert_read_errors,
+    fingerprint,
+    verify,
+    write_checksums,
 )
 
 log = logging.getLogger(__name__)
@@ -95,8 +87,7 @@ def check_place(folder: epath.Path) -> None:
 class Checkpoint:
     """Description and path of a checkpoint; parameters are loaded on demand.
 
-    For imported parameters, `config` and `dataset_hashes` are empty and `step` is 0. `first_rows` has the first row of
-    the current phase in each of its datasets; None if the version that saved it did not record it.
+    For imported parameters, `config` and `dataset_hashes` are empty and `step` is 0.
     """
 
     path: epath.Path
@@ -106,9 +97,7 @@ class Checkpoint:
     config: dict[str, Any]
     step: int
     dataset_hashes: tuple[str, ...]
-    first_rows: tuple[int, ...] | None
     task: dict[str, Any] | None = None  # of a fine-tuned model
-    digests: dict[str, Any] | None = None  # None if an older version saved it
 
     @property
     def missing_heads(self) -> tuple[str, ...]:
@@ -116,8 +105,8 @@ class Checkpoint:
         return tuple(head for head in HEADS if head not in self.heads)
 
     def reference(self) -> dict[str, Any]:
-        """Returns `path`, `step` and `digest` (None if an older version saved it), for a provenance record."""
-        return {"path": str(self.path), "step": self.step, "digest": self.digests and json_digest(self.digests)}
+        """Returns `path`, `step` and `digest`, which copies of the checkpoint share, for a provenance record."""
+        return {"path": str(self.path), "step": self.step, "digest": fingerprint(self.path)}
 
     def require_heads(self, *heads: str, by: str) -> None:
         """Raises InputError with the missing ones of `heads`, and with `by`, the user that needs them."""
@@ -129,7 +118,7 @@ class Checkpoint:
     ) -> Parameters:
         """Loads fp32 parameters with `shardings`, by default on the first device.
 
-        Raises DamagedError, an InputError, with the names of arrays that changed since the save.
+        Raises DamagedError, an InputError, with the names of files that changed since the save.
 
         Args:
           shardings: a tree with at least the loaded parts.
@@ -150,24 +139,28 @@ class Checkpoint:
         return self._restore(target, is_partial=parts is not None or (self.task is not None and not settings))
 
     def _restore(self, target: Parameters, *, is_partial: bool) -> Parameters:
-        """Reads and verifies the parameters in `target`, a tree of jax.ShapeDtypeStruct with shardings.
+        """Verifies and reads the parameters in `target`, a tree of jax.ShapeDtypeStruct with shardings.
 
         `is_partial` allows others in the checkpoint.
         """
+        verify(self.path, ["parameters"])
         arguments = ocp.args.PyTreeRestore(
             target,
             restore_args=ocp.checkpoint_utils.construct_restore_args(target),
             partial_restore=is_partial,
         )
         with convert_read_errors(self.path), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            parameters = checkpointer.restore(self.path / "parameters", args=arguments)
-        check_arrays(self.path, lambda: array_digests({"parameters": parameters}), self.digests)
-        return parameters
+            return checkpointer.restore(self.path / "parameters", args=arguments)
 
 
 def check_finite(checkpoint: Checkpoint, parameters: Parameters) -> None:
     """Raises InputError with the names of non-finite parameters. They must not be sharded over processes."""
-    if names := nonfinite_arrays(parameters):
+    leaves = jax.tree_util.tree_leaves_with_path(parameters)
+    names = [
+        jax.tree_util.keystr(path, simple=True, separator=".")
+        for path, leaf in leaves if not np.isfinite(jax.device_get(leaf)).all()
+    ]  # fmt: skip
+    if names:
         raise InputError(f"{checkpoint.path} has NaN or infinity in {', '.join(names[:3])}; use an earlier step")
 
 
@@ -192,17 +185,19 @@ def save_parameters(
         "heads": [head for head in HEADS if head in heads],
         **({} if task is None else {"task": task}),
     }
-    items["digests"] = describe({"parameters": parameters}, items)
     items["provenance"] = provenance.record(inputs or {})
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+    path = remote.absolute(folder)
+    options = ocp.AsyncOptions(post_finalization_callback=lambda: write_checksums(path))
+    with ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(), async_options=options) as checkpointer:
         checkpointer.save(
-            remote.absolute(folder),
+            path,
             args=ocp.args.Composite(
                 parameters=ocp.args.StandardSave(parameters),
                 **{name: ocp.args.JsonSave(value) for name, value in items.items()},
             ),
             force=True,
         )
+        checkpointer.wait_until_finished()
 
 
 def newest_intact(workdir: epath.Path) -> Checkpoint | None:
@@ -280,18 +275,10 @@ def open_checkpoint(location: str, step: int | None = None, *, expected: str = _
         hint = "" if remote.is_remote(given) else _import_hint(location, given)
         raise InputError(f"{location} holds no complete checkpoint{runs}; expected {expected}{hint}")
     from_run = remote.exists(path / "position")
-    optional = [name for name in ("heads", "task", "digests") if remote.exists(path / name)]
+    optional = [name for name in ("heads", "task") if remote.exists(path / name)]
     names = ["bert_config", "tokenizer", *(("config", "position") if from_run else ()), *optional]
-    with convert_read_errors(path), ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-        read = checkpointer.restore(path, args=ocp.args.Composite(**{name: ocp.args.JsonRestore() for name in names}))
-        items = {name: read[name] for name in names}
-    if isinstance(items.get("digests"), dict):
-        check_version(path, items["digests"], FORMAT_VERSION)
+    items = read_items(path, names)
     with convert_read_errors(path):
-        if "digests" in items and not is_known(items["digests"]):
-            raise changed_error(path, ["digests.algorithm"])
-        if "digests" in items and (changed := changed_items(items, items["digests"])):
-            raise changed_error(path, changed)
         position = items.get("position", {})
         best = best_step(position) if step is None and path != given else None
     if best is not None and best != int(path.name):
@@ -305,7 +292,14 @@ def open_checkpoint(location: str, step: int | None = None, *, expected: str = _
             config=items.get("config", {}),
             step=position["next_batch"] if from_run else 0,
             dataset_hashes=tuple(position["datasets"]) if from_run else (),
-            first_rows=tuple(position["first_rows"]) if "first_rows" in position else None,
             task=items.get("task"),
-            digests=items.get("digests"),
         )
+
+
+def read_items(folder: epath.Path, names: Sequence[str]) -> dict[str, Any]:
+    """Verifies and reads items of JSON in the folder of a checkpoint."""
+    verify(folder, names)
+    with convert_read_errors(folder):  # `ocp.Checkpointer` would wait for all processes
+        return {
+            name: json.loads(remote.retry_transient(folder, (folder / name / "metadata").read_text)) for name in names
+        }

@@ -1,24 +1,14 @@
-"""Retention of checkpoints: the newest `checkpoint.keep`, the best step, and milestones, which are never deleted.
+"""Retention of checkpoints: the newest `checkpoint.keep`, the best step, and milestones, which are never deleted."""
 
-    WORKDIR/milestones.json   {"format_version": 1, "steps": [0, 1000, ...], "checksum": ...}
-
-The file lists every step that was saved as a milestone: a resumed run may have others in its config, and keeps these.
-"""
-
-import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from etils import epath
+from orbax.checkpoint import checkpoint_managers as managers
 
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
-from bert_jax.files import atomic, json_checksums, remote
-from bert_jax.files.format_versions import check_version
 
-MILESTONES_FILE = "milestones.json"
-_FORMAT_VERSION = 1
 _KEY, _EVERY_KEY = "checkpoint.milestones", "checkpoint.milestone_every_steps"
 
 
@@ -58,57 +48,34 @@ class Milestones:
 NO_MILESTONES = Milestones()
 
 
-class MilestoneRecord:
-    """The steps in `milestones.json` of a workdir. All processes read it; process 0 alone adds steps."""
-
-    def __init__(self, workdir: epath.Path):
-        """Reads the file, if there is one. InputError if it is damaged, or of a newer version."""
-        self._path = workdir / MILESTONES_FILE
-        self.steps: set[int] = set()
-        if remote.exists(self._path):
-            try:
-                content = dict(json.loads(atomic.read_whole(self._path)))
-                check_version(self._path, content, _FORMAT_VERSION)
-                if not json_checksums.is_intact(content):
-                    raise ValueError("checksum mismatch")
-                self.steps = {int(step) for step in content["steps"]}
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                raise InputError(
-                    f"{self._path}: damaged ({type(error).__name__}: {error}); write the steps to keep into it, such "
-                    f'as {{"format_version": {_FORMAT_VERSION}, "steps": [0, 1000]}}, or delete it to keep those of '
-                    f"{_KEY} alone"
-                ) from error
-
-    def add(self, steps: Iterable[int], *, write: bool) -> None:
-        """Adds steps, and writes the file atomically if `write` and if any is new."""
-        if new := {*steps} - self.steps:
-            self.steps |= new
-            if write:
-                content = json_checksums.with_checksum({"format_version": _FORMAT_VERSION, "steps": sorted(self.steps)})
-                atomic.write_whole(self._path, (json.dumps(content) + "\n").encode())
-
-
 @dataclass(frozen=True)
-class Retention:
-    """Policy of Orbax: preserves the `keep` newest steps and all milestones, those of the record included.
+class BestOfNewest:
+    """Policy of Orbax: preserves the best step of each of the `keep` newest ones.
 
-    It also preserves the best step of each of the newest: if the newest is damaged, a run resumes from another.
-    `best_up_to` maps a step to the best one up to it, None for none.
+    If the newest is damaged, a run resumes from another. `best_up_to` maps a step to the best one up to it, or None.
     """
 
     keep: int
-    milestones: Milestones
-    recorded: Collection[int]
-    best_up_to: Callable[[int], int | None] = lambda step: None
+    best_up_to: Callable[[int], int | None]
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Returns whether each checkpoint, the oldest first, is preserved; takes no look at the disk."""
-        newest = len(checkpoints) - self.keep
-        best = {self.best_up_to(found.step) for found in checkpoints[max(newest, 0) :]}
-        return [
-            place >= newest or found.step in self.milestones or found.step in self.recorded or found.step in best
-            for place, found in enumerate(checkpoints)
+        """Returns whether each checkpoint, the oldest first, is preserved."""
+        best = {self.best_up_to(found.step) for found in checkpoints[-self.keep :]}
+        return [found.step in best for found in checkpoints]
+
+
+def retention(
+    keep: int, milestones: Milestones, earlier: Collection[int], best_up_to: Callable[[int], int | None]
+) -> Any:
+    """Returns Orbax's policy of a run: the `keep` newest steps, the best ones of them, and all milestones."""
+    return managers.AnyPreservationPolicy(
+        [
+            managers.LatestN(keep),
+            managers.CustomSteps([*milestones.steps, *earlier]),
+            *([managers.EveryNSteps(milestones.every)] if milestones.every else []),
+            BestOfNewest(keep, best_up_to),
         ]
+    )
 
 
 @dataclass(frozen=True)

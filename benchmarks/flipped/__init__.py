@@ -1,1 +1,0 @@
-"""Files of bert_jax in which one bit is flipped, and their readers."""
