@@ -38,9 +38,10 @@ def train(dataset: Path, workdir: Path, **overrides: object) -> subprocess.Compl
 
 
 def train_until(
-    step: int, dataset: Path, workdir: Path, send: signal.Signals, *, saved: int | None = None, **overrides: object
-) -> subprocess.CompletedProcess:
-    """Starts the run; sends it a signal once `step` is logged and a checkpoint of step `saved` or later is complete."""
+    step: int, dataset: Path, workdir: Path, send: signal.Signals, *, saved: int | None = None, delay: float = 0.0,
+    **overrides: object,
+) -> subprocess.CompletedProcess:  # fmt: skip
+    """Starts the run; sends it a signal `delay` seconds after `step` was logged and step `saved` or later complete."""
 
     def is_time() -> bool:
         is_logged = any(row["step"] >= step for row in read_metrics(epath.Path(workdir)))
@@ -55,6 +56,7 @@ def train_until(
         assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.005)
+    time.sleep(delay)
     process.send_signal(send)
     _, stderr = process.communicate(timeout=120)
     return subprocess.CompletedProcess(process.args, process.returncode, "", stderr)

@@ -72,6 +72,25 @@ def test_run_killed_stopped_and_resumed_gives_the_same_result(straight: Path, da
     assert_same_run(tmp_path, straight)
 
 
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.long)])
+def test_run_killed_at_random_moments_ends_as_one_that_was_not(kills: int, dataset_dir: Path, tmp_path: Path):
+    """It saves every second step, so that most of them are during a save."""
+    settings = {
+        "total_steps": 20 * (kills + 1), "checkpoint.every_steps": 2, "eval_batches": 0, "eval_every_steps": 0,
+        "log_every_steps": 3,
+    }  # fmt: skip
+    random = np.random.default_rng(kills)
+    for number in range(kills):
+        killed = train_until(1, dataset_dir, tmp_path / "run", signal.SIGKILL, saved=20 * number + 2, **settings,
+                             delay=random.uniform(0, 0.2))  # fmt: skip
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        assert int(newest_step(epath.Path(tmp_path / "run")).name) < settings["total_steps"]
+    for workdir in (tmp_path / "run", tmp_path / "plain"):
+        done = train(dataset_dir, workdir, **settings)
+        assert done.returncode == 0, done.stderr
+    assert_same_run(tmp_path / "run", tmp_path / "plain")
+
+
 @pytest.mark.long
 def test_run_killed_before_its_first_checkpoint_restarts(straight: Path, dataset_dir: Path, tmp_path: Path):
     train_until(10, dataset_dir, tmp_path, signal.SIGKILL)
