@@ -101,6 +101,8 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int | None:
 def _log_changed_rate(before: Sequence[Plan], now: Sequence[Plan], step: int) -> None:
     """Logs the learning rates of step `step` and of the next one if the schedule has changed between them."""
     old, new = (next((plan for plan in plans if plan.stop > step), plans[-1]).schedule() for plans in (before, now))
+    if jax.tree.flatten(old) == jax.tree.flatten(new):
+        return
     rates = next(plan for plan in before if plan.stop >= step).schedule()(step - 1), old(step), new(step)
     last, expected, following = map(float, jax.device_get(rates))
     if step < now[-1].stop and not math.isclose(following, expected, rel_tol=1e-6):

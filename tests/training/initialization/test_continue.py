@@ -1,7 +1,6 @@
 """`--config=continue`: sizes and objective of a checkpoint, and the scores before and after, on both domains."""
 
 import json
-import logging
 from pathlib import Path
 
 import pytest
@@ -53,29 +52,6 @@ def test_the_scores_before_are_those_of_the_checkpoint(
     whole = json.loads(capsys.readouterr().out)
     pretrain(continued.config(domain, init, eval_batches=-1, total_steps=2), str(tmp_path / "run"))
     assert evaluations(tmp_path / "run")[0]["mlm_loss"] == pytest.approx(whole["mlm_loss"], rel=1e-5)
-
-
-def test_the_end_of_a_run_shows_the_scores_before_and_after(
-    init: Checkpoint, domain: Path, dataset_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    with caplog.at_level(logging.INFO, "bert_jax"):
-        pretrain(continued.config(domain, init, eval_old_data=dataset_dir, total_steps=2), str(tmp_path))
-    found = evaluations(tmp_path)
-    lines = [message.split() for message in caplog.messages]
-    for start, prefix in (("new", ""), ("old", "old_")):
-        line = next(words for words in lines if words[:3] == [start, "MLM", "loss"])
-        before, after = (found[step][f"{prefix}mlm_loss"] for step in (0, 2))
-        assert line[-3:] == [f"{before:.4f}", f"{after:.4f}", f"{after - before:+.4f}"]
-
-
-def test_the_report_shows_the_scores_before_and_after(run: Path, tmp_path: Path):
-    assert cli.main(["report", str(run), "--output", str(tmp_path / "report.html")]) == 0
-    page = (tmp_path / "report.html").read_text()
-    found = evaluations(run)
-    for prefix in ("", "old_"):
-        for step in (0, 4):
-            assert f"{found[step][f'{prefix}mlm_loss']:.4f}" in page
-    assert '"old_mlm_loss"' in page  # a line of the panel
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_anew(init: Checkpoint, domain: Path, tmp_path: Path):
