@@ -142,7 +142,7 @@ def test_a_run_that_skips_nothing_says_nothing(tmp_path: Path):
 def test_every_skip_reason_names_the_machine_or_a_command():
     machine = {
         "a disk cannot be mounted here", "a small disk cannot be mounted here", "gcc is not installed", "needs /proc",
-        "needs glibc",
+        "needs glibc", "requires prlimit",
     }  # fmt: skip
     reasons = set()
     for path in HERE.rglob("test_*.py"):

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 from etils import epath
@@ -97,9 +98,13 @@ def open_tokenizer(
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignCheckpoint(Checkpoint):
-    """A model in files of other software, used without an import; it has no digests that a load could verify."""
+    """A model in files of other software, used without an import; it has no checksums that a load could verify."""
 
     read_parameters: Callable[[], Parameters]
+
+    def reference(self) -> dict[str, Any]:
+        """Returns `path` and `step`; there is no `digest`."""
+        return {"path": str(self.path), "step": self.step, "digest": None}
 
     def _restore(self, target: Parameters, *, is_partial: bool) -> Parameters:
         read = self.read_parameters()

@@ -9,10 +9,9 @@ import pytest
 from etils import epath
 
 from bert_jax.errors import InputError
-from bert_jax.files import json_checksums, provenance
+from bert_jax.files import provenance
 from bert_jax.files.json_checksums import checked, is_intact, with_checksum
 from bert_jax.finetuning.results import read_result, write_result
-from bert_jax.tracking.metrics import METRICS_FILE, MetricsFile, read_metrics
 from bert_jax.tracking.report.reported_runs import read_reported
 
 CONTENT = {"format_version": 1, "steps": [0, 30], "score": 0.5, "nested": {"é": None}}
@@ -88,20 +87,3 @@ def test_a_changed_digit_of_provenance_is_kept_aside(tmp_path: Path, caplog: pyt
     assert (tmp_path / provenance.DAMAGED_FILE).read_bytes() == damaged
     assert provenance.DAMAGED_FILE in caplog.text
     assert json.loads(path.read_text())["runs"] == [{"start_step": 40}]
-
-
-def test_no_flipped_bit_changes_a_metric_without_notice(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    writer = MetricsFile(epath.Path(tmp_path), 0)
-    for step in (1, 2):
-        writer.log_scalars(step, {"loss": 2.5 / step}, split=None, time=1.5)
-    writer.close()
-    path = tmp_path / METRICS_FILE
-    whole = read_metrics(epath.Path(tmp_path))
-    assert [set(row) for row in whole] == [{"step", "loss", "time"}] * 2
-    assert json.loads(path.read_text().split("\n")[0])[json_checksums.KEY]
-    for changed in flips(path.read_bytes()):
-        path.write_bytes(changed)
-        caplog.clear()
-        rows = read_metrics(epath.Path(tmp_path))
-        if not caplog.records:
-            assert [{key: row.get(key) for key in ("step", "loss", "time")} for row in rows] == whole

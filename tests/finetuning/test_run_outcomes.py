@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-from etils import epath
 
 from bert_jax.cli import main
 from bert_jax.config import ConfigDict, load_config
@@ -14,7 +13,6 @@ from bert_jax.finetuning.fine_tuned import evaluate_finetuned
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.forward import Predictor
 from bert_jax.finetuning.inputs.batching import Encoding
-from bert_jax.finetuning.resuming import check_same_run
 from bert_jax.finetuning.task_kinds import TASK_KINDS
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 
@@ -127,15 +125,6 @@ def test_a_run_that_is_not_finite_names_the_keys_of_fine_tuning(checkpoint: Path
     with pytest.raises(BertJaxError, match=r"optimizer\.learning_rate .*optimizer\.warmup_proportion") as error:
         finetune(config, str(folder / "run"))
     assert "warmup_steps" not in str(error.value)
-
-
-def test_a_run_of_before_a_key_existed_goes_on_with_its_default(checkpoint: Path, folder: Path):
-    config = config_of(checkpoint, folder)
-    before = json.loads(config.to_json_best_effort())
-    del before["task"]["positive_label"]
-    check_same_run(epath.Path(folder), before, config)
-    with pytest.raises(InputError, match=r"task\.positive_label '' -> 'sea'"):
-        check_same_run(epath.Path(folder), before, config_of(checkpoint, folder, task__positive_label="sea"))
 
 
 def test_entities_of_types_that_training_lacks_are_counted(checkpoint: Path, tmp_path: Path, caplog):
