@@ -106,7 +106,7 @@ def compile_kernel(dropout: float) -> None:
     import jax
     import jax.numpy as jnp
 
-    from bert_jax.model.attention_kernels.pallas_attention import pallas_attention
+    from bert_jax.model.pallas_attention import pallas_attention
 
     sharding = jax.sharding.SingleDeviceSharding(open_target(KERNEL_TOPOLOGY, 1).devices[0])
 

@@ -39,8 +39,8 @@ def get_config():
     config.mesh.tensor = 1  # Shards of heads, feed-forward and vocabulary.
     config.mesh.zero1 = False  # True: optimizer state, but not parameters, is sharded along data too (ZeRO stage 1).
 
-    # Attention is xla, or a kernel that keeps no seq_len x seq_len array: pallas on TPU and triton on GPU, with the
-    # dropout masks of xla, or cudnn on GPU, without dropout (model.attention_probs_dropout_prob=0.0).
+    # Attention is xla, or a kernel that keeps no seq_len x seq_len array: pallas on TPU, with the dropout masks of xla,
+    # or cudnn on GPU, without dropout (model.attention_probs_dropout_prob=0.0).
     config.attention = "xla"
     # The backward pass recomputes none, attention (its arrays of seq_len x seq_len), dots (all but products with
     # weights), or full (all but each layer's input).

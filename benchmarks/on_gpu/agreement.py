@@ -1,8 +1,8 @@
 """Agreement of the training step: with the CPU, and between two runs.
 
 `parity` runs the same batch and state on the GPU and on the CPU, in fp32 with products of the highest precision, and
-compares losses, gradient norm and updated parameters. Other precisions and attention kernels follow, each beside the
-fp32 step on the CPU. `attention=triton` draws the dropout masks of that step, and keeps its dropout.
+compares losses, gradient norm and updated parameters. Other precisions and `attention=cudnn` follow, each beside the
+fp32 step on the CPU.
 `determinism` compares two runs of a process, and two processes, with `--xla_gpu_deterministic_ops=true` and without.
 """
 
@@ -100,19 +100,14 @@ def parity(cases: Cases, scale: Scale) -> None:
     bfloat16 = replace(exact, overrides=(("dtype", "bfloat16"),), precision=None)
     cases.measure("fp32, highest precision", lambda: compare(exact, ()))
     cases.measure("fp32, default precision", lambda: compare(replace(exact, precision=None), ()))
-    cases.measure("fp32, highest precision, attention=triton", lambda: compare(with_kernel(exact, "triton"), ()))
     cases.measure("bf16", lambda: compare(bfloat16, ()))
-    cases.measure("bf16, attention=triton", lambda: compare(with_kernel(bfloat16, "triton"), ()))
     cases.measure("bf16, no attention dropout", lambda: compare(bfloat16, NO_ATTENTION_DROPOUT))
     cases.measure(
         "bf16, attention=cudnn, no attention dropout",
-        lambda: compare(with_kernel(bfloat16, "cudnn"), NO_ATTENTION_DROPOUT),
+        lambda: compare(
+            replace(bfloat16, overrides=(*bfloat16.overrides, ("attention", "cudnn"))), NO_ATTENTION_DROPOUT
+        ),
     )
-
-
-def with_kernel(setting: Setting, kernel: str) -> Setting:
-    """Returns the setting with another attention."""
-    return replace(setting, overrides=(*setting.overrides, ("attention", kernel)))
 
 
 def determinism(cases: Cases, scale: Scale, script: Path, extra: list[str]) -> None:

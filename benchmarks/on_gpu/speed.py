@@ -7,7 +7,7 @@ from on_gpu.cases import Cases, UnsupportedError
 from on_gpu.scale import Scale
 from on_gpu.steps import Setting, Step, largest, rates, seconds_per_step
 
-from bert_jax.model.rematerialization import REMAT_POLICIES
+from bert_jax.model.encoder import REMAT_POLICIES
 
 COLUMNS = {
     "rows": "{rows}",
@@ -21,7 +21,7 @@ COLUMNS = {
 STEP_COLUMNS = {"sequences": "{case}", "outcome": "{outcome}", **COLUMNS}
 ATTENTION_COLUMNS = {"attention": "{case}", "outcome": "{outcome}", **COLUMNS}
 REMAT_COLUMNS = {"recomputed": "{case}", "outcome": "{outcome}", **COLUMNS}
-KERNELS = (("triton", "none"), ("xla", "attention"), ("xla", "none"), ("cudnn", "none"))
+KERNELS = (("xla", "attention"), ("xla", "none"), ("cudnn", "none"))
 """Attention and remat, the more telling ones first."""
 RECIPE = {128: (), 512: (("remat", "attention"),)}
 """Overrides of a phase, by its sequence length; as in configs/bert_large.py."""

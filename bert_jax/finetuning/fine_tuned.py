@@ -37,7 +37,7 @@ def open_model(
     assert found.task is not None
     return load_model(
         found, batch_size=batch_size, max_seq_len=found.task["max_seq_len"], dtype=compute_dtype(dtype),
-        devices=devices, build=BertForTask, head=TaskHead.of_checkpoint(found.task),
+        devices=devices, build=BertForTask, head=TaskHead.from_dict(found.task),
     )  # fmt: skip
 
 

@@ -285,7 +285,7 @@ def plan_step(
 def _open_checkpointer(setup: _Setup, folder: epath.Path, best: BestStep) -> Checkpointer:
     """Opens the checkpoints of a workdir; each describes the task, so that it can be used without its files."""
     config = setup.config
-    task = {**setup.head.about(), "max_seq_len": config.task.max_seq_len, **setup.task.record()}
+    task = {**setup.head.to_dict(), "max_seq_len": config.task.max_seq_len, **setup.task.record()}
     return Checkpointer(
         folder, keep=config.checkpoint.keep, config=config, tokenizer=setup.before.tokenizer, best_step=best,
         task=task, heads=("pooler",) if "pooler" in setup.spec.abstract.parameters else (),

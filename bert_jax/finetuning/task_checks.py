@@ -12,8 +12,7 @@ from bert_jax.finetuning.inputs.batching import EncodedExamples
 from bert_jax.finetuning.task import Split
 from bert_jax.finetuning.task_kinds import TASK_KINDS
 from bert_jax.model import BertConfig
-from bert_jax.model.layer_features import FEATURES, layers_needed
-from bert_jax.model.task_heads import TaskHead
+from bert_jax.model.task_heads import FEATURES, TaskHead, layers_needed
 from bert_jax.training.checks import check_values
 
 _MIN_TOKENS = 4  # [CLS], one token of each text, [SEP]; the second [SEP] may stand for an empty text
@@ -110,7 +109,7 @@ def check_segments(model: BertConfig, examples: EncodedExamples) -> None:
 def check_head(head: TaskHead, mesh: Mesh) -> None:
     """Raises InputError for a head that the task or the mesh does not support."""
     features = head.features
-    if features == "embeddings" and not head.bilstm and not head.is_of_tokens:
+    if features == "embeddings" and not head.bilstm and not head.per_token:
         raise InputError(
             "head.features=embeddings: without a BiLSTM the head reads only the embedding of [CLS], which does not "
             "depend on the text; set head.bilstm"

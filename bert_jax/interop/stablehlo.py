@@ -48,7 +48,7 @@ def export(checkpoint: Checkpoint, output: str) -> list[str]:
     _check_installed()
     settings: dict[str, Any] = {"heads": checkpoint.heads}
     if checkpoint.task is not None:
-        settings = {"build": BertForTask, "head": TaskHead.of_checkpoint(checkpoint.task)}
+        settings = {"build": BertForTask, "head": TaskHead.from_dict(checkpoint.task)}
     parameters = checkpoint.load_parameters(**(settings if checkpoint.task is not None else {}))
     check_finite(checkpoint, parameters)
     flat = flatten(parameters)
@@ -100,7 +100,7 @@ def _programs(checkpoint: Checkpoint, settings: dict[str, Any]) -> dict[str, Pro
 
     def encode(flat: dict[str, jax.Array], *inputs: jax.Array) -> jax.Array:
         model, batch = model_and_batch(flat, *inputs)
-        return model.encode(batch) if is_task else model.encode(batch)[0]
+        return model.features(batch) if is_task else model.encode(batch)[0]
 
     def logits(flat: dict[str, jax.Array], *inputs: jax.Array) -> dict[str, jax.Array]:
         model, batch = model_and_batch(flat, *inputs)

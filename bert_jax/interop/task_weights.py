@@ -43,7 +43,7 @@ def task_model(checkpoint: Checkpoint) -> tuple[str, dict[str, Any], dict[str, n
     task = checkpoint.task
     assert task is not None
     architecture = TASK_ARCHITECTURES[task["kind"]]
-    head = TaskHead.of_checkpoint(task)
+    head = TaskHead.from_dict(task)
     if head.bilstm:
         raise InputError(f"{checkpoint.path}: head.bilstm={head.bilstm}: transformers has no model with a BiLSTM")
     if head.features:
@@ -114,7 +114,7 @@ class StoredTask:
         if self.kind == "span":
             longest = min(longest, _SQUAD_TOKENS)
             windows = {"doc_stride": min(128, longest // 2), "max_query_length": min(64, longest // 2)}
-        return {**TaskHead(self.kind, size).about(), "max_seq_len": longest, **windows, **self.settings}
+        return {**TaskHead(self.kind, size).to_dict(), "max_seq_len": longest, **windows, **self.settings}
 
 
 def read_task(

@@ -7,8 +7,7 @@ meshes appear only in `workarounds.py`. Shapes use one alphabet:
     V vocabulary (padded)    P predictions per row    K sequences per row
 """
 
-from bert_jax.model.bert import BertForPreTraining
+from bert_jax.model.bert import BertForPreTraining, abstract_parameters, initialize, parameter_count
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.parameter_trees import abstract_parameters, initialize, parameter_count
 
 __all__ = ["BertConfig", "BertForPreTraining", "abstract_parameters", "initialize", "parameter_count"]

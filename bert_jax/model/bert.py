@@ -10,9 +10,9 @@ from flax import nnx
 
 from bert_jax.batch import Batch
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.dropout import dropout, row_keys, split_keys
+from bert_jax.model.dropout import dropout, keys_per_row, split_keys
 from bert_jax.model.encoder import Encoder, GatherLayer
-from bert_jax.model.layers import Key, LayerNorm, activation, bias, parameter, truncated_normal
+from bert_jax.model.layers import Key, LayerNorm, activation, bias, parameter, parameter_info, truncated_normal
 from bert_jax.model.workarounds import add_bias, vocabulary_product
 
 Parameters = dict[str, Any]
@@ -39,14 +39,12 @@ class Embeddings(nnx.Module):
         self.dropout_rate = config.hidden_dropout_prob
 
     @jax.named_scope("embeddings")
-    def __call__(
-        self, input_ids: jax.Array, token_type_ids: jax.Array, positions: jax.Array, *, dtype: jnp.dtype,
-        key: Key | None,
-    ) -> jax.Array:  # fmt: skip
-        """Maps three int32 [B, L] to [B, L, D] of `dtype`."""
+    def __call__(self, batch: Batch[jax.Array], keys: Key | None, *, dtype: jnp.dtype) -> jax.Array:
+        """Maps `input_ids, token_type_ids, positions`, int32 [B, L], to [B, L, D] of `dtype`."""
         # A gather, not a one-hot product: its gradient is a scatter-add, 15 times cheaper on a CPU.
-        x = self.word[...][input_ids] + self.position[...][positions] + self.token_type[...][token_type_ids]
-        return dropout(self.norm(x).astype(dtype), self.dropout_rate, key)
+        x = self.word[...][batch["input_ids"]] + self.position[...][batch["positions"]]
+        x += self.token_type[...][batch["token_type_ids"]]
+        return dropout(self.norm(x).astype(dtype), self.dropout_rate, keys)
 
 
 class Pooler(nnx.Module):
@@ -117,25 +115,21 @@ class MaskedLanguageModelHead(nnx.Module):
         return VocabularyProjection(x, word_embeddings, self.output_bias[...], self.vocab_size)
 
 
-class NextSentenceHead(nnx.Module):
-    """Next-sentence head: dense(2) on the pooled vector; class 0 is the next sentence, 1 a random one."""
+class Output(nnx.Module):
+    """Dense layer to fp32 logits, of next-sentence prediction (0: the next sentence, 1: a random one) or of a task."""
 
-    def __init__(self, config: BertConfig, *, key: Key):
-        self.kernel = parameter(truncated_normal(key, (config.hidden_size, 2), config.initializer_range), "embed", None)
-        self.bias = bias((2,), None)
+    def __init__(self, size: int, outputs: int, initializer_range: float, *, key: Key):
+        self.kernel = parameter(truncated_normal(key, (size, outputs), initializer_range), "embed", None)
+        self.bias = bias((outputs,), None)
 
-    @jax.named_scope("nsp_head")
-    def __call__(self, pooled: jax.Array) -> jax.Array:
-        """Maps [B, K, D] to fp32 logits [B, K, 2]."""
-        kernel = self.kernel[...].astype(pooled.dtype)
-        return jnp.einsum("bkd,dc->bkc", pooled, kernel, preferred_element_type=jnp.float32) + self.bias[...]
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [..., D] to fp32 [..., outputs]."""
+        kernel = self.kernel[...].astype(x.dtype)
+        return jnp.einsum("...d,do->...o", x, kernel, preferred_element_type=jnp.float32) + self.bias[...]
 
 
-class BertForPreTraining(nnx.Module):
-    """BERT: encoder, pooler, masked-LM head (output matrix tied to the word embeddings) and next-sentence head.
-
-    A head that is not in `heads` is None.
-    """
+class Bert(nnx.Module):
+    """Embeddings and encoder, without outputs."""
 
     def __init__(
         self,
@@ -146,15 +140,11 @@ class BertForPreTraining(nnx.Module):
         attention: str = "xla",
         remat: str = "none",
         scan_layers: bool = True,
-        heads: Collection[str] = HEADS,
     ):
         """Initializes fp32 parameters; `dtype` is the type of the computation. For the rest see `Encoder`."""
-        embeddings, encoder, pooler, mlm, nsp = jax.random.split(key, 5)
+        embeddings, encoder, *_ = jax.random.split(key, 5)  # a subclass takes the last three
         self.embeddings = Embeddings(config, key=embeddings)
         self.encoder = Encoder(config, key=encoder, attention=attention, remat=remat, scan_layers=scan_layers)
-        self.pooler = Pooler(config, key=pooler) if "pooler" in heads else None
-        self.mlm_head = MaskedLanguageModelHead(config, key=mlm) if "mlm_head" in heads else None
-        self.nsp_head = NextSentenceHead(config, key=nsp) if "nsp_head" in heads else None
         self.config = config
         self.dtype = dtype
 
@@ -167,16 +157,28 @@ class BertForPreTraining(nnx.Module):
         A key, or one key per row [B], turns dropout on. With `all_hidden_states` it also returns every hidden state
         [layers + 1, B, L, D], the embeddings first. For `gather_layer` see `Encoder`.
         """
-        if key is not None and not key.ndim:
-            key = row_keys(key, jnp.arange(batch["input_ids"].shape[0]))
-        embeddings_key, encoder_key = split_keys(key, 2)
-        x = self.embeddings(
-            batch["input_ids"], batch["token_type_ids"], batch["positions"], dtype=self.dtype, key=embeddings_key
-        )
+        embeddings_keys, encoder_keys = split_keys(keys_per_row(key, len(batch["input_ids"])), 2)
+        x = self.embeddings(batch, embeddings_keys, dtype=self.dtype)
         last, hidden = self.encoder(
-            x, batch["sequence_ids"], encoder_key, all_hidden_states=all_hidden_states, gather_layer=gather_layer
+            x, batch["sequence_ids"], encoder_keys, all_hidden_states=all_hidden_states, gather_layer=gather_layer
         )
         return last, None if hidden is None else jnp.concatenate([x[None], hidden])
+
+
+class BertForPreTraining(Bert):
+    """BERT: encoder, pooler, masked-LM head (output matrix tied to the word embeddings) and next-sentence head.
+
+    A head that is not in `heads` is None.
+    """
+
+    def __init__(self, config: BertConfig, *, key: Key, heads: Collection[str] = HEADS, **settings: Any):
+        """Initializes fp32 parameters; for `settings` see `Bert`."""
+        super().__init__(config, key=key, **settings)
+        _, _, pooler, mlm, nsp = jax.random.split(key, 5)
+        self.pooler = Pooler(config, key=pooler) if "pooler" in heads else None
+        self.mlm_head = MaskedLanguageModelHead(config, key=mlm) if "mlm_head" in heads else None
+        size, std = config.hidden_size, config.initializer_range
+        self.nsp_head = Output(size, 2, std, key=nsp) if "nsp_head" in heads else None
 
     def __call__(
         self, batch: Batch[jax.Array], key: Key | None = None, *, gather_layer: GatherLayer | None = None,
@@ -192,5 +194,38 @@ class BertForPreTraining(nnx.Module):
         if self.mlm_head is not None:
             mlm = mlm_output(self.mlm_head(x, batch["masked_positions"], self.embeddings.word[...]))
         if self.pooler is not None and self.nsp_head is not None:
-            nsp_logits = self.nsp_head(self.pooler(x, batch["cls_positions"]))
+            pooled = self.pooler(x, batch["cls_positions"])
+            with jax.named_scope("nsp_head"):
+                nsp_logits = self.nsp_head(pooled)
         return mlm, nsp_logits
+
+
+def initialize(
+    model_config: BertConfig, key: Key, *, build: Callable[..., nnx.Module] = BertForPreTraining, **settings: Any
+) -> tuple[nnx.GraphDef, Parameters]:
+    """Initializes a model and returns (graph, parameters); `settings` go to `build`, the model's class.
+
+    `nnx.merge(graph, parameters)` returns the model. Works under `jax.jit` and `jax.eval_shape`.
+    """
+    graph, state = nnx.split(build(model_config, key=key, **settings))
+    return graph, nnx.to_pure_dict(state)
+
+
+def abstract_parameters(
+    model_config: BertConfig, *, build: Callable[..., nnx.Module] = BertForPreTraining, **settings: Any
+) -> tuple[nnx.GraphDef, Parameters, Parameters]:
+    """Returns (graph, shapes, info): two trees, of `jax.ShapeDtypeStruct`s and of `ParameterInfo`s.
+
+    Takes the arguments of `initialize`, without the key.
+    """
+    model = nnx.eval_shape(lambda: build(model_config, key=jax.random.key(0), **settings))
+    graph, state = nnx.split(model)
+    return graph, nnx.to_pure_dict(state), parameter_info(model)
+
+
+def parameter_count(model_config: BertConfig) -> int:
+    """Counts the parameters of the model, heads included, vocabulary padding excluded."""
+    _, shapes, _ = abstract_parameters(model_config)
+    padded = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    padding = model_config.padded_vocab_size - model_config.vocab_size
+    return padded - padding * (model_config.hidden_size + 1)

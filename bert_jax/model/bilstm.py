@@ -5,8 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.model.dropout import dropout, split_keys
-from bert_jax.model.layers import Key, parameter
-from bert_jax.model.rematerialization import rematerialized
+from bert_jax.model.layers import Key, parameter, rematerialized
 from bert_jax.model.workarounds import recurrent_initializer
 
 _GATES = 4  # input, forget, cell, output

@@ -87,6 +87,11 @@ def row_keys(key: Key, rows: jax.Array) -> Key:
     return jax.vmap(jax.random.fold_in, (None, 0))(key, rows)
 
 
+def keys_per_row(key: Key | None, rows: int) -> Key | None:
+    """Returns keys [B] for a key, and keys [B] or None as they are."""
+    return key if key is None or key.ndim else row_keys(key, jnp.arange(rows))
+
+
 def split_keys(keys: Key | None, count: int) -> Key | tuple[None, ...]:
     """Splits keys [B] to [count, B]; without keys returns `count` Nones."""
     return (None,) * count if keys is None else jax.vmap(lambda key: jax.random.split(key, count), out_axes=1)(keys)

@@ -1,134 +1,34 @@
-"""The encoder: self-attention, feed-forward and post-LN layers, their parameters stacked and scanned over."""
+"""The encoder: post-LN layers of attention and feed-forward, their parameters stacked and scanned over."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from bert_jax.model.attention_kernels.kernel_choice import attend_by_kernel, compares_ids
+from bert_jax.model.attention import SelfAttention
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.dropout import drop, dropout, dropout_mask
-from bert_jax.model.layers import Key, LayerNorm, activation, bias, dense, parameter, truncated_normal
-from bert_jax.model.rematerialization import REMAT_POLICIES, rematerialized
-from bert_jax.model.workarounds import softmax, weight_einsum
+from bert_jax.model.dropout import dropout
+from bert_jax.model.layers import FeedForward, Key, LayerNorm
 
+# Intermediates that the backward pass reads, by their `checkpoint_name`.
+_READ = (
+    "qkv", "attention_context", "fused_attention", "dropout_mask", "norm_input", "norm_scale", "norm_output",
+    "feed_forward",
+)  # fmt: skip
+_READ_BY_ATTENTION = ("attention_probabilities", "attention_dropout_mask")  # of L x L
 
-def attention_mask(sequence_ids: jax.Array, *, causal: bool = False) -> jax.Array:
-    """Returns the attention mask, bool [B, L, L]: each position attends to the positions of its own sequence.
-
-    With `causal` it attends only up to itself. Sequences packed into one row do not see each other, and no real token
-    sees padding (sequence 0). Padding sees padding: it is never read, and every row of the softmax stays defined.
-    """
-    mask = sequence_ids[:, :, None] == sequence_ids[:, None, :]
-    if causal:
-        column = jnp.arange(sequence_ids.shape[1])
-        mask &= column[:, None] >= column
-    return mask
-
-
-class SelfAttention(nnx.Module):
-    """Self-attention softmax(q k / sqrt(H)) v with elementwise dropout on the probabilities, and the projection."""
-
-    def __init__(self, config: BertConfig, *, key: Key, stack: tuple[int, ...], attention: str = "xla"):
-        """Initializes the weights. Raises ValueError if the config asks for dropout and the kernel does not support it.
-
-        Args:
-          config: the sizes.
-          key: of the initial values.
-          stack: leading axes of each parameter, (layers,) in an encoder.
-          attention: one of `ATTENTIONS`; fused kernels recompute [L, L] arrays in the backward pass.
-        """
-        if attention == "cudnn" and config.attention_probs_dropout_prob:
-            raise ValueError(
-                f"attention={attention}: does not support dropout, got attention_probs_dropout_prob="
-                f"{config.attention_probs_dropout_prob}; set it to 0"
-            )
-        inputs, output = jax.random.split(key)
-        size, heads, head, std = (
-            config.hidden_size, config.num_attention_heads, config.head_size, config.initializer_range,
-        )  # fmt: skip
-        # Axis "qkv" stacks three tensors of the paper in one. Per-tensor operations work on its slices.
-        self.qkv_kernel = parameter(
-            truncated_normal(inputs, (*stack, size, 3, heads, head), std), "layers", "embed", "qkv", "heads", "head",
-            compute_cast=True,
-        )  # fmt: skip
-        self.qkv_bias = bias((*stack, 3, heads, head), "layers", "qkv", "heads", "head")
-        self.output_kernel = parameter(
-            truncated_normal(output, (*stack, heads, head, size), std), "layers", "heads", "head", "embed",
-            compute_cast=True,
-        )  # fmt: skip
-        self.output_bias = bias((*stack, size), "layers", "embed")
-        self.dropout_rate = config.attention_probs_dropout_prob
-        self.causal = config.is_decoder
-        self.attention = attention
-
-    def visibility(self, sequence_ids: jax.Array) -> jax.Array:
-        """Returns the attention mask bool [B, L, L], or sequence ids int32 [B, L] for kernels that compare them.
-
-        Expects `sequence_ids` int32 [B, L].
-        """
-        return sequence_ids if compares_ids(self.attention) else attention_mask(sequence_ids, causal=self.causal)
-
-    @jax.named_scope("attention")
-    def __call__(self, x: jax.Array, visibility: jax.Array, key: Key | None) -> jax.Array:
-        """Maps x [B, L, D] and the result of `visibility` to [B, L, D].
-
-        In the equations t is a token of the batch, c one of q, k, v, n a head, h an element of it, d one of D.
-        """
-        qkv = checkpoint_name(dense("td,dcnh->tcnh", x, self.qkv_kernel, self.qkv_bias), "qkv")
-        if self.attention == "xla":
-            context = _attend(qkv, visibility, key, self.dropout_rate)
-        else:
-            context = attend_by_kernel(self.attention, qkv, visibility, key, self.dropout_rate, self.causal)
-        context = checkpoint_name(context, "attention_context")
-        return dense("tnh,nhd->td", context, self.output_kernel, self.output_bias)
-
-
-def _attend(qkv: jax.Array, mask: jax.Array, key: Key | None, dropout_rate: float) -> jax.Array:
-    """Maps q, k, v [B, L, 3, N, H] and a mask bool [B, L, L] to the context [B, L, N, H]."""
-    q, k, v = (qkv[:, :, i] for i in range(3))
-    q = q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype)
-    scores = jnp.einsum("blnh,bmnh->bnlm", q, k, preferred_element_type=jnp.float32)
-    probabilities = softmax(jnp.where(mask[:, None], scores, jnp.finfo(jnp.float32).min), v.dtype)
-    keep = checkpoint_name(dropout_mask(probabilities.shape, dropout_rate, key), "attention_dropout_mask")
-
-    @rematerialized
-    def weigh(probabilities: jax.Array, keep: jax.Array | None, v: jax.Array) -> jax.Array:
-        return jnp.einsum("bnlm,bmnh->blnh", drop(probabilities, keep, dropout_rate), v)
-
-    return weigh(probabilities, keep, v)
-
-
-class FeedForward(nnx.Module):
-    """Feed-forward block: dense(F), activation, dense(D)."""
-
-    def __init__(self, config: BertConfig, *, key: Key, stack: tuple[int, ...]):
-        up, down = jax.random.split(key)
-        size, inner, std = config.hidden_size, config.intermediate_size, config.initializer_range
-        self.up_kernel = parameter(
-            truncated_normal(up, (*stack, size, inner), std), "layers", "embed", "mlp", compute_cast=True
-        )
-        self.up_bias = bias((*stack, inner), "layers", "mlp")
-        self.down_kernel = parameter(
-            truncated_normal(down, (*stack, inner, size), std), "layers", "mlp", "embed", compute_cast=True
-        )
-        self.down_bias = bias((*stack, size), "layers", "embed")
-        self.hidden_act = config.hidden_act
-
-    @jax.named_scope("feed_forward")
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps [B, L, D] to [B, L, D]."""
-        inner = checkpoint_name(dense("td,df->tf", x, self.up_kernel, self.up_bias), "feed_forward")
-
-        @rematerialized
-        def activate_and_project(inner: jax.Array, kernel: jax.Array) -> jax.Array:
-            return weight_einsum("tf,fd->td", activation(self.hidden_act, inner), kernel)
-
-        return activate_and_project(inner, self.down_kernel[...]) + self.down_bias[...].astype(x.dtype)
+REMAT_POLICIES = {
+    # Save the intermediates that the backward pass reads. All others are elementwise work on these, or weights that
+    # FSDP gathers, which would be the whole model if they were saved for every layer.
+    "none": jax.checkpoint_policies.save_only_these_names(*_READ, *_READ_BY_ATTENTION),
+    # Recompute attention's L x L arrays as well (Korthikanti et al. 2022, arXiv:2205.05198).
+    "attention": jax.checkpoint_policies.save_only_these_names(*_READ),
+    "dots": jax.checkpoint_policies.save_only_these_names("weight_product"),  # the results of `weight_einsum`
+    "full": jax.checkpoint_policies.nothing_saveable,  # save only the input of each layer
+}
+"""What a layer saves for the backward pass, which recomputes the rest."""
 
 
 LAYER_KEYS = 3
@@ -187,8 +87,8 @@ class Encoder(nnx.Module):
         graph, state = nnx.split(self.layers)
         stacked = nnx.to_pure_dict(state)
         # Keys are scan inputs: a stateful generator would give every layer the same dropout mask.
-        layer_keys_of = functools.partial(jax.random.split, num=(self.num_layers, LAYER_KEYS))
-        keys = None if key is None else jax.vmap(layer_keys_of, out_axes=2)(key)  # [layers, LAYER_KEYS, B]
+        split = jax.vmap(lambda key: jax.random.split(key, (self.num_layers, LAYER_KEYS)), out_axes=2)
+        keys = None if key is None else split(key)  # [layers, LAYER_KEYS, B]
 
         def run_layer(x: jax.Array, parameters_and_keys: tuple) -> tuple[jax.Array, jax.Array | None]:
             parameters, layer_keys = parameters_and_keys

@@ -1,17 +1,25 @@
-"""Building blocks: parameters, dense layers, LayerNorm, activations."""
+"""Building blocks: parameters with their rules, dense layers, activations, LayerNorm, the feed-forward block."""
 
+import functools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from bert_jax.model.rematerialization import rematerialized
+from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.workarounds import add_bias, erf, weight_einsum
 
 Key = jax.Array
+
+rematerialized: Any = functools.partial(jax.checkpoint, prevent_cse=False)
+"""Rematerializes the wrapped function in the backward pass; only its inputs are saved.
+
+For cheap work: in a Transformer the elementwise ops between products, whose results are many times their inputs.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,13 @@ def parameter(value: jax.Array, *axes: str | None, weight_decay: bool = True, co
     """Makes a parameter with its `ParameterInfo`; `axes` names each dimension."""
     assert len(axes) == value.ndim, (axes, value.shape)
     return nnx.Param(value, info=ParameterInfo(axes, weight_decay, compute_cast))
+
+
+def parameter_info(model: nnx.Module) -> dict[str, Any]:
+    """Returns the `ParameterInfo` of each parameter, in a tree like the parameters."""
+    is_variable = lambda node: isinstance(node, nnx.Variable)  # noqa: E731
+    info = jax.tree.map(lambda variable: variable.get_metadata("info"), nnx.state(model), is_leaf=is_variable)
+    return nnx.to_pure_dict(info)
 
 
 def bias(shape: tuple[int, ...], *axes: str | None) -> nnx.Param:
@@ -90,3 +105,31 @@ class LayerNorm(nnx.Module):
             return (centered * jax.lax.rsqrt(variance + self.eps) * scale + bias).astype(x.dtype)
 
         return normalize(x, checkpoint_name(self.scale[...], "norm_scale"), self.bias[...])
+
+
+class FeedForward(nnx.Module):
+    """Feed-forward block: dense(F), activation, dense(D)."""
+
+    def __init__(self, config: BertConfig, *, key: Key, stack: tuple[int, ...]):
+        up, down = jax.random.split(key)
+        size, inner, std = config.hidden_size, config.intermediate_size, config.initializer_range
+        self.up_kernel = parameter(
+            truncated_normal(up, (*stack, size, inner), std), "layers", "embed", "mlp", compute_cast=True
+        )
+        self.up_bias = bias((*stack, inner), "layers", "mlp")
+        self.down_kernel = parameter(
+            truncated_normal(down, (*stack, inner, size), std), "layers", "mlp", "embed", compute_cast=True
+        )
+        self.down_bias = bias((*stack, size), "layers", "embed")
+        self.hidden_act = config.hidden_act
+
+    @jax.named_scope("feed_forward")
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [B, L, D] to [B, L, D]."""
+        inner = checkpoint_name(dense("td,df->tf", x, self.up_kernel, self.up_bias), "feed_forward")
+
+        @rematerialized
+        def activate_and_project(inner: jax.Array, kernel: jax.Array) -> jax.Array:
+            return weight_einsum("tf,fd->td", activation(self.hidden_act, inner), kernel)
+
+        return activate_and_project(inner, self.down_kernel[...]) + self.down_bias[...].astype(x.dtype)

@@ -9,13 +9,42 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.batch import Batch
-from bert_jax.model.bert import Embeddings, Pooler
+from bert_jax.model.bert import Bert, Output, Pooler
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.bilstm import BiLstm
-from bert_jax.model.dropout import dropout, row_keys, split_keys
-from bert_jax.model.encoder import Encoder, GatherLayer
-from bert_jax.model.layer_features import FEATURES, LayerMix, feature_size, is_mixed, layers_of
-from bert_jax.model.layers import Key, bias, parameter, truncated_normal
+from bert_jax.model.dropout import dropout, keys_per_row, split_keys
+from bert_jax.model.encoder import GatherLayer
+from bert_jax.model.layers import Key, parameter
+
+_LAST_FOUR = (-1, -2, -3, -4)
+_LAYERS = {  # -1 is the last, as in the reference
+    "embeddings": (),
+    "second_to_last": (-2,),
+    "last": (-1,),
+    "sum_last_four": _LAST_FOUR,
+    "concat_last_four": _LAST_FOUR,
+    "sum_all": None,
+}
+
+FEATURES = tuple(_LAYERS)
+"""The six ways of table 7, in its order: one hidden state, the weighted sum of several, or several side by side."""
+
+
+def layers_of(features: str, config: BertConfig) -> tuple[int, ...]:
+    """Returns the layers whose hidden states are read: from 0, or negative from the last; empty for `embeddings`."""
+    layers = _LAYERS[features]
+    return tuple(range(config.num_hidden_layers)) if layers is None else layers
+
+
+def layers_needed(features: str) -> int:
+    """Returns the least number of layers that an encoder needs."""
+    return -min(_LAYERS[features] or (-1,))
+
+
+def feature_size(features: str, config: BertConfig) -> int:
+    """Returns the feature size of a token."""
+    return config.hidden_size * (4 if features == "concat_last_four" else 1)
+
 
 KINDS = ("classify", "regress", "choose", "span", "tag")
 
@@ -47,14 +76,14 @@ class TaskHead:
         assert self.features in ("", *FEATURES), self.features
 
     @classmethod
-    def of_checkpoint(cls, task: Mapping[str, Any]) -> "TaskHead":
-        """Reads the head from a checkpoint's `task`, as written by `about`; dropout is not stored.
+    def from_dict(cls, task: Mapping[str, Any]) -> "TaskHead":
+        """Reads the head from a checkpoint's `task`, as written by `to_dict`; dropout is not stored.
 
         A key that an older checkpoint lacks has its default.
         """
         return cls(**{name: task[name] for name in _IN_CHECKPOINTS if name in task})
 
-    def about(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Returns the fields that rebuild the model, as JSON."""
         return {name: getattr(self, name) for name in _IN_CHECKPOINTS}
 
@@ -69,7 +98,7 @@ class TaskHead:
         return 1 if self.kind == "choose" else self.size
 
     @property
-    def is_of_tokens(self) -> bool:
+    def per_token(self) -> bool:
         """True if every token has its own outputs."""
         return self.kind in ("span", "tag")
 
@@ -77,7 +106,7 @@ class TaskHead:
 _IN_CHECKPOINTS = ("kind", "size", "bilstm", "bilstm_layers", "features")
 
 
-class BertForTask(nnx.Module):
+class BertForTask(Bert):
     """Encoder with a dense layer on each token or on the pooled sequence.
 
     A sequence is pooled as in pre-training, from the position in `cls_positions`. With a BiLSTM it is pooled to the two
@@ -85,23 +114,13 @@ class BertForTask(nnx.Module):
     dropout.
     """
 
-    def __init__(
-        self,
-        config: BertConfig,
-        *,
-        key: Key,
-        head: TaskHead,
-        dtype: jnp.dtype = jnp.float32,
-        attention: str = "xla",
-        remat: str = "none",
-        scan_layers: bool = True,
-    ):
-        """Initializes fp32 parameters; `dtype` is the type of the computation. For the rest see `Encoder`."""
-        embeddings, encoder, pooler, bilstm, output = jax.random.split(key, 5)
-        self.embeddings = Embeddings(config, key=embeddings)
-        self.encoder = Encoder(config, key=encoder, attention=attention, remat=remat, scan_layers=scan_layers)
-        self.mix = LayerMix(len(layers_of(head.features, config))) if is_mixed(head.features) else None
-        pools = not head.is_of_tokens and not head.bilstm and not head.features
+    def __init__(self, config: BertConfig, *, key: Key, head: TaskHead, **settings: Any):
+        """Initializes fp32 parameters; for `settings` see `Bert`."""
+        super().__init__(config, key=key, **settings)
+        _, _, pooler, bilstm, output = jax.random.split(key, 5)
+        sums = head.features.startswith("sum")
+        self.mix = LayerMix(len(layers_of(head.features, config))) if sums else None
+        pools = not head.per_token and not head.bilstm and not head.features
         self.pooler = Pooler(config, key=pooler) if pools else None
         size = feature_size(head.features, config)
         self.bilstm = (
@@ -110,29 +129,23 @@ class BertForTask(nnx.Module):
         )  # fmt: skip
         self.output = Output(2 * head.bilstm or size, head.outputs, config.initializer_range, key=output)
         self.head = head
-        self.config = config
-        self.dtype = dtype
 
-    def encode(
-        self, batch: Batch[jax.Array], keys: Key | None = None, *, gather_layer: GatherLayer | None = None
+    def features(
+        self, batch: Batch[jax.Array], key: Key | None = None, *, gather_layer: GatherLayer | None = None
     ) -> jax.Array:
         """Computes the features that the head reads: [B, L, D], or [B, L, 4 D] of four layers, the last one first.
 
-        One key per row [B] turns dropout on. For `gather_layer` see `Encoder`.
+        Takes the arguments of `Bert.encode`.
         """
         features = self.head.features
-        embeddings_key, encoder_key = split_keys(None if features else keys, 2)
-        x = self.embeddings(
-            batch["input_ids"], batch["token_type_ids"], batch["positions"], dtype=self.dtype, key=embeddings_key
-        )
         if features == "embeddings":
-            return x
-        last, hidden = self.encoder(
-            x, batch["sequence_ids"], encoder_key, all_hidden_states=bool(features), gather_layer=gather_layer
+            return self.embeddings(batch, None, dtype=self.dtype)
+        last, hidden = self.encode(
+            batch, None if features else key, all_hidden_states=bool(features), gather_layer=gather_layer
         )
         if hidden is None:
             return last
-        chosen = [hidden[layer] for layer in layers_of(features, self.config)]
+        chosen = [hidden[1:][layer] for layer in layers_of(features, self.config)]
         return jnp.concatenate(chosen, axis=-1) if self.mix is None else self.mix(jnp.stack(chosen))
 
     def __call__(
@@ -140,30 +153,29 @@ class BertForTask(nnx.Module):
     ) -> jax.Array:
         """Returns fp32 outputs [B, outputs], or [B, L, outputs] per token, for the inputs of `BertForPreTraining`.
 
-        A key, or one key per row [B], turns dropout on. For `gather_layer` see `Encoder`.
+        Takes the arguments of `Bert.encode`.
         """
-        if key is not None and not key.ndim:
-            key = row_keys(key, jnp.arange(batch["input_ids"].shape[0]))
-        _, _, head_keys, bilstm_keys = split_keys(key, 4)  # `encode` splits the first two from the same key
-        x = self.encode(batch, key, gather_layer=gather_layer)
+        keys = keys_per_row(key, len(batch["input_ids"]))
+        _, _, head_keys, bilstm_keys = split_keys(keys, 4)  # `encode` splits the first two from the same keys
+        x = self.features(batch, keys, gather_layer=gather_layer)
         if self.bilstm is not None:
             tokens, sequence = self.bilstm(x, batch["sequence_ids"] > 0, bilstm_keys)
-            x = tokens if self.head.is_of_tokens else sequence
+            x = tokens if self.head.per_token else sequence
         elif self.pooler is not None:
             x = self.pooler(x, batch["cls_positions"])[:, 0]
-        elif not self.head.is_of_tokens:
+        elif not self.head.per_token:
             x = jnp.take_along_axis(x, batch["cls_positions"][:, :, None], axis=1)[:, 0]
         return self.output(dropout(x, self.head.dropout, head_keys))
 
 
-class Output(nnx.Module):
-    """Dense output layer in fp32."""
+class LayerMix(nnx.Module):
+    """Mix scale * sum_k softmax(weights)_k h_k (Peters et al. 2018, arXiv:1802.05365, equation 1); starts as mean."""
 
-    def __init__(self, size: int, outputs: int, initializer_range: float, *, key: Key):
-        self.kernel = parameter(truncated_normal(key, (size, outputs), initializer_range), "embed", None)
-        self.bias = bias((outputs,), None)
+    def __init__(self, layers: int):
+        self.weights = parameter(jnp.zeros(layers, jnp.float32), None, weight_decay=False)
+        self.scale = parameter(jnp.ones((), jnp.float32), weight_decay=False)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps [..., D] to fp32 [..., outputs]."""
-        kernel = self.kernel[...].astype(x.dtype)
-        return jnp.einsum("...d,do->...o", x, kernel, preferred_element_type=jnp.float32) + self.bias[...]
+    def __call__(self, hidden: jax.Array) -> jax.Array:
+        """Maps [layers, B, L, D] to [B, L, D] in the type of `hidden`; sums in fp32."""
+        shares = self.scale[...] * jax.nn.softmax(self.weights[...])
+        return (shares[:, None, None, None] * hidden).sum(axis=0).astype(hidden.dtype)

@@ -1,8 +1,10 @@
 """Standard operations in a form that avoids a defect or a slow path of XLA or JAX, each with its reason.
 
 Where no upstream issue is named, none is known; the plain form is then named. To check whether a workaround can go, put
-the plain form in its place and compare the named symptom. The slow paths of XLA:CPU were measured with jaxlib 0.10.
-Workarounds of collectives are in `parallel.collectives`.
+the plain form in its place and compare the named symptom. Workarounds of collectives are in `parallel.collectives`.
+
+A form for the slow paths of XLA:CPU stays if the plain form makes a training step take 5% more of the CPU's time. The
+figures are of `bert:L4_H256` with 8 rows of 128 tokens on two cores with AVX512-BF16, by jaxlib 0.10.
 """
 
 import functools
@@ -24,159 +26,118 @@ def weight_einsum(equation: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
     the time of a training step on a CPU. `checkpoint_name` calls the result "weight_product".
     """
     tokens = x.reshape(-1, *x.shape[2:])
-    einsum = _bfloat16_einsum if x.dtype == jnp.bfloat16 else jnp.einsum
-    product = checkpoint_name(einsum(equation, tokens, kernel), "weight_product")
+    product = checkpoint_name(_einsum(equation, x.dtype, tokens, kernel), "weight_product")
     return product.reshape(*x.shape[:2], *product.shape[1:])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _bfloat16_einsum(equation: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Computes `jnp.einsum(equation, x, kernel.astype(x.dtype))` for x [T, ...] in bfloat16.
+def vocabulary_product(x: jax.Array, words: jax.Array) -> jax.Array:
+    """Computes the fp32 product [N, V] of x [N, D] and words [V, D], which are multiplied in the type of x."""
+    return _einsum("nd,vd->nv", jnp.float32, x, words)
 
-    Saves x and the kernel as they are. XLA:CPU multiplies matrices of bfloat16 to one of float32 at twice the speed of
-    float32, but to one of bfloat16 at less than that speed: compare the time of a training step with `dtype=bfloat16`
-    on a CPU that has AVX512-BF16.
+
+def _einsum(equation: str, dtype: jnp.dtype, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Computes `jnp.einsum(equation, x, kernel.astype(x.dtype))` in `dtype`, for x [T, ...]."""
+    return (_bfloat16_einsum if x.dtype == jnp.bfloat16 else _plain_einsum)(equation, dtype, x, kernel)
+
+
+def _plain_einsum(equation: str, dtype: jnp.dtype, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return jnp.einsum(equation, x, kernel.astype(x.dtype), preferred_element_type=dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _bfloat16_einsum(equation: str, dtype: jnp.dtype, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Computes `_plain_einsum` for x in bfloat16; saves x and the kernel as they are.
+
+    XLA:CPU multiplies matrices of bfloat16 to one of float32 at twice the speed of float32, but to one of bfloat16 at
+    less than that speed, and a gradient of float32 in float32: a step in bfloat16 takes 43% longer without this.
     """
-    plain = functools.partial(_plain_einsum, equation)
-    return jax.lax.platform_dependent(x, kernel, default=plain, cpu=_product_by_float32)
+
+    def on_cpu(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return _plain_einsum(equation, jnp.float32, x, kernel).astype(dtype)
+
+    plain = functools.partial(_plain_einsum, equation, dtype)
+    return jax.lax.platform_dependent(x, kernel, default=plain, cpu=on_cpu)
 
 
-def _plain_einsum(equation: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    return jnp.einsum(equation, x, kernel.astype(x.dtype))
+def _bfloat16_einsum_forward(equation: str, dtype: jnp.dtype, x: jax.Array, kernel: jax.Array) -> tuple:
+    return _bfloat16_einsum(equation, dtype, x, kernel), (x, kernel)
 
 
-def _bfloat16_einsum_forward(equation: str, x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple]:
-    return _bfloat16_einsum(equation, x, kernel), (x, kernel)
+def _bfloat16_einsum_backward(
+    equation: str, dtype: jnp.dtype, saved: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    inputs, weights, outputs = equation.replace("->", ",").split(",")
 
-
-def _bfloat16_einsum_backward(equation: str, saved: tuple, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     def plain(x: jax.Array, kernel: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jax.vjp(functools.partial(_plain_einsum, equation), x, kernel)[1](gradient)
+        return jax.vjp(functools.partial(_plain_einsum, equation, dtype), x, kernel)[1](gradient)
 
-    return jax.lax.platform_dependent(*saved, gradient, default=plain, cpu=_gradients_by_float32)
+    def on_cpu(x: jax.Array, kernel: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+        gradient = gradient.astype(x.dtype)
+        by_x = _plain_einsum(f"{outputs},{weights}->{inputs}", jnp.float32, gradient, kernel).astype(x.dtype)
+        factors = (x, gradient) if weights[0] in inputs else (gradient, x)
+        by_kernel = _product_over_rows(*(factor.reshape(len(x), -1) for factor in factors))
+        return by_x, by_kernel.reshape(kernel.shape).astype(kernel.dtype)
+
+    return jax.lax.platform_dependent(*saved, gradient, default=plain, cpu=on_cpu)
 
 
 _bfloat16_einsum.defvjp(_bfloat16_einsum_forward, _bfloat16_einsum_backward)
 
-_product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-
-
-def _product_by_float32(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Maps x [T, *inputs] and kernel [*inputs, *outputs] to [T, *outputs]."""
-    matrix = x.reshape(len(x), -1)
-    weights = kernel.reshape(matrix.shape[1], -1).astype(x.dtype)
-    return _product("ti,io->to", matrix, weights).astype(x.dtype).reshape(len(x), *kernel.shape[x.ndim - 1 :])
-
-
-def _gradients_by_float32(x: jax.Array, kernel: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the gradients by x and by the kernel of `_product_by_float32`."""
-    matrix, gradients = x.reshape(len(x), -1), gradient.reshape(len(x), -1)
-    weights = kernel.reshape(matrix.shape[1], -1).astype(x.dtype)
-    by_x = _product("to,io->ti", gradients, weights).astype(x.dtype)
-    by_weights = _product_over_rows(matrix, gradients)
-    return by_x.reshape(x.shape), by_weights.reshape(kernel.shape).astype(kernel.dtype)
-
 
 def _product_over_rows(left: jax.Array, right: jax.Array) -> jax.Array:
-    """Computes `_product("ti,to->io", left, right)`, fp32.
+    """Computes the fp32 product [I, O] of left [T, I] and right [T, O].
 
     XLA:CPU takes longer for a product along the first axis of the left matrix, and turns a transpose followed by a
     product into one. It does not recognize a transpose of three axes, so rows become two of them, with zeros up to a
-    multiple of 8.
+    multiple of 8. A step in bfloat16 takes 16% longer without this.
     """
     padding = ((0, -len(left) % 8), (0, 0))
     left, right = jnp.pad(left, padding), jnp.pad(right, padding)
     transposed = left.reshape(-1, 8, left.shape[1]).transpose(2, 0, 1).reshape(left.shape[::-1])
-    return _product("it,to->io", transposed, right)
-
-
-def vocabulary_product(x: jax.Array, words: jax.Array) -> jax.Array:
-    """Computes the fp32 product [N, V] of x [N, D] and words [V, D], which are multiplied in the type of x.
-
-    XLA:CPU multiplies the fp32 gradient of the result in float32 even if x is in bfloat16, at half the speed: compare
-    the time of a training step with `dtype=bfloat16` on a CPU that has AVX512-BF16. A TPU rounds it by default.
-    """
-    return (_bfloat16_vocabulary_product if x.dtype == jnp.bfloat16 else _plain_vocabulary_product)(x, words)
-
-
-def _plain_vocabulary_product(x: jax.Array, words: jax.Array) -> jax.Array:
-    return _product("nd,vd->nv", x, words.astype(x.dtype))
-
-
-_bfloat16_vocabulary_product = jax.custom_vjp(_plain_vocabulary_product)
-
-
-def _vocabulary_product_forward(x: jax.Array, words: jax.Array) -> tuple[jax.Array, tuple]:
-    return _plain_vocabulary_product(x, words), (x, words)
-
-
-def _vocabulary_product_backward(saved: tuple, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    def plain(x: jax.Array, words: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jax.vjp(_plain_vocabulary_product, x, words)[1](gradient)
-
-    def rounded(x: jax.Array, words: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-        gradient = gradient.astype(x.dtype)
-        by_x = _product("nv,vd->nd", gradient, words.astype(x.dtype)).astype(x.dtype)
-        return by_x, _product_over_rows(gradient, x).astype(words.dtype)
-
-    return jax.lax.platform_dependent(*saved, gradient, default=plain, cpu=rounded)
-
-
-_bfloat16_vocabulary_product.defvjp(_vocabulary_product_forward, _vocabulary_product_backward)
+    return jnp.matmul(transposed, right, preferred_element_type=jnp.float32)
 
 
 def is_argmax(logits: jax.Array, labels: jax.Array, label_logits: jax.Array) -> jax.Array:
     """Computes `jnp.argmax(logits, axis=-1) == labels`, where `label_logits` are the logits of the labels.
 
-    XLA:CPU does not vectorize the two-operand reduction of argmax: compare the time of a training step on a CPU.
+    XLA:CPU does not vectorize the two-operand reduction of argmax, with which a step takes 6% longer.
     """
     largest = logits.max(axis=-1)
     comes_before = jnp.arange(logits.shape[-1]) < labels[..., None]
     return (label_logits == largest) & ~jnp.any((logits == largest[..., None]) & comes_before, axis=-1)
 
 
-_LARGE_BIAS = 8_192
-"""Elements from which XLA:CPU adds up the gradient of an fp32 bias slowly."""
-
-
+@jax.custom_vjp
 def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
     """Computes x [..., *S] + bias [*S] in the type of x.
 
     XLA:CPU adds up the gradient of a bias at 2 GB/s if it has tens of thousands of elements, or if x is in bfloat16;
-    the product of a vector of ones with it takes a thirtieth of the time. Compare the time of a training step on a CPU.
+    the product of a vector of ones with it takes a thirtieth of the time. Without it a step takes 6% longer in float32,
+    and 19% in bfloat16.
     """
-    is_slow = x.dtype == jnp.bfloat16 or bias.size >= _LARGE_BIAS
-    return (_add_bias if is_slow else _plain_add_bias)(x, bias)
-
-
-def _plain_add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
     return x + bias.astype(x.dtype)
 
 
-_add_bias = jax.custom_vjp(_plain_add_bias)
-
-
 def _add_bias_forward(x: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return _plain_add_bias(x, bias), bias
+    return add_bias(x, bias), bias
 
 
 def _add_bias_backward(bias: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     def plain(gradient: jax.Array) -> jax.Array:
-        (total,) = jax.linear_transpose(lambda bias: _plain_add_bias(jnp.zeros_like(gradient), bias), bias)(gradient)
-        return total
+        return jax.linear_transpose(lambda bias: jnp.zeros_like(gradient) + bias.astype(gradient.dtype), bias)(
+            gradient
+        )[0]
 
-    def product(gradient: jax.Array) -> jax.Array:
-        axes = tuple(range(gradient.ndim - bias.ndim))
-        ones = jnp.ones([gradient.shape[axis] for axis in axes], gradient.dtype)
-        dimensions = ((axes, axes), ((), ()))
-        return jax.lax.dot_general(
-            ones, gradient, dimensions, precision="highest", preferred_element_type=jnp.float32
-        ).astype(bias.dtype)  # fmt: skip
+    def on_cpu(gradient: jax.Array) -> jax.Array:
+        rows = gradient.reshape(-1, bias.size)
+        ones = jnp.ones(len(rows), rows.dtype)
+        total = jnp.matmul(ones, rows, precision="highest", preferred_element_type=jnp.float32)
+        return total.reshape(bias.shape).astype(bias.dtype)
 
-    return gradient, jax.lax.platform_dependent(gradient, default=plain, cpu=product)
+    return gradient, jax.lax.platform_dependent(gradient, default=plain, cpu=on_cpu)
 
 
-_add_bias.defvjp(_add_bias_forward, _add_bias_backward)
+add_bias.defvjp(_add_bias_forward, _add_bias_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -228,7 +189,30 @@ jaxlib 0.10 on CPU hosts with few cores: build a `BertForTask` with a BiLSTM und
 """
 
 
-def on_every_axis(function: Callable[..., Any]) -> Callable[..., Any]:
+def kernel_on_mesh(forward: Callable[..., tuple[jax.Array, Any]], backward: Callable[..., jax.Array]) -> Any:
+    """Returns a differentiable function of (x, *inputs) from the calls of a Pallas or cuDNN kernel.
+
+    `forward` maps (x, *inputs) to the result and what `backward` needs, which a layer saves as "fused_attention".
+    `backward` maps (x, *inputs), that, and the gradient of the result to the gradient of x.
+    """
+
+    @jax.custom_vjp
+    def call(x: jax.Array, *inputs: jax.Array) -> jax.Array:
+        return run(x, *inputs)[0]
+
+    def run(x: jax.Array, *inputs: jax.Array) -> tuple[jax.Array, Any]:
+        result, saved = _on_every_axis(forward)(x, *inputs)
+        return vary_like(x, result), (x, *inputs, checkpoint_name(saved, "fused_attention"))
+
+    def differentiate(saved: Any, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
+        by_x = vary_like(gradient, _on_every_axis(backward)(*saved, gradient))
+        return by_x, *(None for _ in saved[2:])
+
+    call.defvjp(run, differentiate)
+    return call
+
+
+def _on_every_axis(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `function` of full arrays in a `jax.shard_map` over the mesh axes that are not yet manual.
 
     A Pallas or cuDNN call in the `jax.shard_map` of a training step needs all mesh axes to be manual and needs VMA
@@ -247,7 +231,7 @@ def vary_like(other: jax.Array, tree: Any) -> Any:
     """Casts leaves to vary along the manual mesh axes of `other`; values do not change.
 
     `manual_axis_type` is not documented; it replaced `jax.typeof(x).vma` and has no public equivalent in jax 0.10.2. It
-    can go with `on_every_axis`.
+    can go with `_on_every_axis`.
     """
 
     def cast(x: jax.Array) -> jax.Array:

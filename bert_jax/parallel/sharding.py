@@ -10,8 +10,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.model.bert import Parameters
-from bert_jax.model.layers import ParameterInfo
-from bert_jax.model.parameter_trees import parameter_info
+from bert_jax.model.layers import ParameterInfo, parameter_info
 from bert_jax.parallel.collectives import gather, manual_spec
 from bert_jax.parallel.mesh import BATCH_AXES
 

@@ -5,8 +5,7 @@ forward pass. BERT-LARGE has 240.6 GFLOP per sequence at 128 tokens with 20 pred
 """
 
 from bert_jax.model import BertConfig
-from bert_jax.model.layer_features import feature_size
-from bert_jax.model.task_heads import TaskHead
+from bert_jax.model.task_heads import TaskHead, feature_size
 
 
 def training_flops(config: BertConfig, seq_len: int, predictions: int, sequences: int = 1) -> float:
@@ -35,11 +34,10 @@ def recomputed_flops(config: BertConfig, seq_len: int, remat: str, attention: st
     """Counts FLOPs of a row's matrix products that the backward pass recomputes; they are not model FLOPs.
 
     `remat` recomputes them, and a fused attention kernel (any but "xla") the queries by keys, which it does not store.
-    The two kernels of "triton" for the backward pass each recompute them, and the gradients of the probabilities once.
     """
     d, f = config.hidden_size, config.intermediate_size
     product = 2.0 * seq_len * seq_len * d  # queries by keys, or probabilities by values
-    fused = {"xla": 0.0, "triton": 3 * product}.get(attention, product)
+    fused = 0.0 if attention == "xla" else product
     per_layer = {
         "none": fused,
         "attention": fused or product,

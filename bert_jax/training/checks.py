@@ -13,9 +13,8 @@ from bert_jax.config import ConfigDict, flatten
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
-from bert_jax.model.attention_kernels.cudnn_attention import CUDNN_HEADS
-from bert_jax.model.attention_kernels.kernel_choice import ATTENTIONS
-from bert_jax.model.rematerialization import REMAT_POLICIES
+from bert_jax.model.attention import ATTENTIONS, CUDNN_HEADS
+from bert_jax.model.encoder import REMAT_POLICIES
 from bert_jax.runtime.compilation_cache import check_setting
 from bert_jax.tracking.profiling import parse_steps
 from bert_jax.tracking.wandb_tracker import check_wandb
@@ -147,39 +146,27 @@ def check_attention(
     `platform` is that of the mesh's devices; it is required for an `AbstractMesh`.
     """
     name, dropout, tensor = config.attention, config.model.attention_probs_dropout_prob, mesh.shape["tensor"]
+    if name == "xla":
+        return
 
     def check(holds: bool, problem: str) -> None:
         if not holds:
             raise InputError(f"attention={name}: {problem}, or set attention=xla")
 
-    if name == "xla":
-        return
+    kernel, here = {"pallas": "tpu", "cudnn": "gpu"}[name], platform or mesh.devices.flat[0].platform
     check(tensor == 1, f"does not support tensor parallelism, got mesh.tensor={tensor}; set mesh.tensor=1")
-    kernel, here = {"pallas": "tpu", "triton": "gpu", "cudnn": "gpu"}[name], platform or mesh.devices.flat[0].platform
     check(here == kernel, f"needs {kernel.upper()} devices, got {here.upper()}; run on {kernel.upper()}")
     dtype = compute_dtype(config.dtype, here)
     if name == "pallas":
         # Few runs need the import, which takes a fourth of a second.
-        from bert_jax.model.attention_kernels.pallas_attention import LANES, LARGEST_KEYS
+        from bert_jax.model.pallas_attention import LANES, LARGEST_KEYS
 
-        longest = LARGEST_KEYS // dtype.itemsize
+        longest, size = LARGEST_KEYS // dtype.itemsize, model.hidden_size
         check(
             seq_len <= longest,
             f"does not support seq_len={seq_len} in {dtype}; prepare with --seq_len {longest} or less",
         )
-        check(
-            model.hidden_size % LANES == 0,
-            f"does not support model.hidden_size={model.hidden_size}; choose a multiple of {LANES}",
-        )
-        return
-    heads = (
-        f"does not support heads of model.hidden_size={model.hidden_size} / model.num_attention_heads="
-        f"{model.num_attention_heads} = {model.head_size} features"
-    )
-    if name == "triton":
-        from bert_jax.model.attention_kernels.triton_attention import HEAD_SIZES
-
-        check(model.head_size in HEAD_SIZES, f"{heads}; choose one of {', '.join(map(str, HEAD_SIZES))}")
+        check(size % LANES == 0, f"does not support model.hidden_size={size}; choose a multiple of {LANES}")
         return
     check(
         dropout == 0,
@@ -187,7 +174,11 @@ def check_attention(
     )
     check(dtype == jnp.bfloat16, f"does not support dtype={dtype}; set dtype=bfloat16")
     check(seq_len % 2 == 0, f"does not support odd seq_len={seq_len}; prepare with an even --seq_len")
-    check(model.head_size in CUDNN_HEADS, f"{heads}; choose a multiple of 8 up to 128")
+    check(
+        model.head_size in CUDNN_HEADS,
+        f"does not support heads of model.hidden_size={model.hidden_size} / model.num_attention_heads="
+        f"{model.num_attention_heads} = {model.head_size} features; choose a multiple of 8 up to 128",
+    )
 
 
 def data_paths(config: ConfigDict) -> list[str]:

@@ -20,8 +20,7 @@ from bert_jax.finetuning.finetune import finetune, plan_step
 from bert_jax.inference import features
 from bert_jax.interop import huggingface
 from bert_jax.model import BertConfig, abstract_parameters, initialize
-from bert_jax.model.layer_features import FEATURES
-from bert_jax.model.task_heads import BertForTask, TaskHead
+from bert_jax.model.task_heads import FEATURES, BertForTask, TaskHead
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint, save_parameters
@@ -209,7 +208,7 @@ def run(encoder: Path, task: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def parameters_of(checkpoint: Path) -> dict:
     found = open_checkpoint(str(checkpoint))
-    head = TaskHead.of_checkpoint(found.task)
+    head = TaskHead.from_dict(found.task)
     return jax.device_get(found.load_parameters(build=BertForTask, head=head))
 
 
@@ -309,7 +308,7 @@ def test_transformers_has_no_such_model(encoder: Path, tmp_path: Path, capsys):
     parameters = nnx.to_pure_dict(nnx.state(build(encoder, head)))
     save_parameters(
         epath.Path(tmp_path / "model"), parameters, bert_config=found.bert_config, tokenizer=found.tokenizer,
-        heads=(), task={**head.about(), "name": "ner"},
+        heads=(), task={**head.to_dict(), "name": "ner"},
     )  # fmt: skip
     assert main(["export", "--checkpoint", str(tmp_path / "model"), "--output", str(tmp_path / "hf")]) == 2
     assert "head.features=sum_all" in capsys.readouterr().err

@@ -31,7 +31,7 @@ def classifier(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> st
     task = {"name": "text", "classes": ["sea", "wood"], "texts": [], "id": "id", "is_pair": False, "max_seq_len": 48}
     save_parameters(
         epath.Path(folder), parameters, bert_config=before.bert_config, tokenizer=before.tokenizer, heads=("pooler",),
-        task={**head.about(), **task},
+        task={**head.to_dict(), **task},
     )  # fmt: skip
     return str(folder)
 

@@ -35,7 +35,7 @@ def models(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         found[name] = str(tmp_path_factory.mktemp(name) / "model")
         save_parameters(
             epath.Path(found[name]), parameters, bert_config=before.bert_config, tokenizer=before.tokenizer,
-            heads=("pooler",) if "pooler" in parameters else (), task={**head.about(), "max_seq_len": 48, **record},
+            heads=("pooler",) if "pooler" in parameters else (), task={**head.to_dict(), "max_seq_len": 48, **record},
         )  # fmt: skip
     return found
 

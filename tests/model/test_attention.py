@@ -1,4 +1,4 @@
-"""Attention kernels against the plain formula; those for TPUs and GPUs run in interpret mode."""
+"""The attention kernel for TPUs, in interpret mode, against the plain formula."""
 
 import dataclasses
 import functools
@@ -13,16 +13,12 @@ from jax.extend import core
 from support.batches import make_device_batch
 from support.models import initialize
 
-from bert_jax.model import BertConfig, abstract_parameters, encoder
-from bert_jax.model.attention_kernels.pallas_attention import pallas_attention
-from bert_jax.model.attention_kernels.triton_attention import HEAD_SIZES, triton_attention
+from bert_jax.model import BertConfig, abstract_parameters, attention
+from bert_jax.model.attention import attention_mask
 from bert_jax.model.dropout import dropout_mask
-from bert_jax.model.encoder import attention_mask
+from bert_jax.model.pallas_attention import pallas_attention
 
-KERNELS = {
-    "pallas": functools.partial(pallas_attention, interpret=True),
-    "triton": functools.partial(triton_attention, interpret=True),
-}
+kernel = functools.partial(pallas_attention, interpret=True)
 LENGTH = 128
 SMALL = BertConfig(
     vocab_size=100, hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
@@ -43,12 +39,11 @@ def packed(length: int = LENGTH) -> np.ndarray:
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch):
-    for name, kernel in KERNELS.items():
-        monkeypatch.setattr(f"bert_jax.model.attention_kernels.{name}_attention.{name}_attention", kernel)
+    monkeypatch.setattr("bert_jax.model.pallas_attention.pallas_attention", kernel)
 
 
 def plain_attention(qkv, sequence_ids, keys, *, dropout_rate, causal):
-    return encoder._attend(qkv, attention_mask(sequence_ids, causal=causal), keys, dropout_rate)
+    return attention.plain_attention(qkv, attention_mask(sequence_ids, causal=causal), keys, dropout_rate)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 5, 6))
@@ -65,70 +60,59 @@ def make_arrays(length: int, heads: int, head: int) -> tuple[np.ndarray, np.ndar
 SHAPES = [
     (padded, 128, 4, 64),  # two steps of two heads
     (packed, 130, 3, 32),  # padded to two blocks of queries, three heads in a step
-    (packed, 73, 2, 40),  # an odd length, whose last key has a random word of its own; a Triton head has 32 features
+    (packed, 73, 2, 40),  # an odd length, whose last key has a random word of its own
     (packed, 384, 1, 128),
 ]
 QUICK = {
-    ("pallas", 0, 0.0, False),
-    ("pallas", 0, 0.1, True),
-    ("pallas", 1, 0.1, False),
-    ("pallas", 1, 0.0, True),
-    ("pallas", 2, 0.5, False),
-    ("pallas", 2, 0.1, True),
-    ("pallas", 3, 0.1, True),
-    ("triton", 0, 0.0, False),
-    ("triton", 1, 0.1, False),
-    ("triton", 2, 0.5, True),
-    ("triton", 3, 0.1, True),
+    (0, 0.0, False),
+    (0, 0.1, True),
+    (1, 0.1, False),
+    (1, 0.0, True),
+    (2, 0.5, False),
+    (2, 0.1, True),
+    (3, 0.1, True),
 }
-"""Kernel, shape, rate and causality: for each kernel every shape, and every rate."""
+"""Shape, rate and causality: every shape, and every rate."""
 
 
 @pytest.mark.parametrize(
-    ("kernel", "shape", "rate", "causal"),
+    ("shape", "rate", "causal"),
     [
         pytest.param(*case, marks=() if case in QUICK else pytest.mark.long)
-        for case in itertools.product(KERNELS, range(len(SHAPES)), (0.0, 0.1, 0.5), (False, True))
+        for case in itertools.product(range(len(SHAPES)), (0.0, 0.1, 0.5), (False, True))
     ],
 )
-def test_kernel_equals_plain_attention(kernel, shape, rate, causal):
+def test_kernel_equals_plain_attention(shape, rate, causal):
     rows, length, heads, head = SHAPES[shape]
-    if kernel == "triton" and head not in HEAD_SIZES:
-        head = 32
     qkv, weights, keys = make_arrays(length, heads, head)
     expected = context_and_gradient(plain_attention, qkv, rows(length), keys, weights, rate, causal)
-    found = context_and_gradient(KERNELS[kernel], qkv, rows(length), keys, weights, rate, causal)
+    found = context_and_gradient(kernel, qkv, rows(length), keys, weights, rate, causal)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kernel", "length", "head"), [("pallas", 129, 129), ("triton", 127, 128)])
-def test_kernel_draws_the_mask_of_plain_attention(kernel, length, head):
+def test_kernel_draws_the_mask_of_plain_attention():
     """Values that are the rows of an identity matrix make the context the dropped probabilities themselves."""
-    rate = 0.3
-    qkv, _, keys = make_arrays(length, 2, head)
-    qkv[:, :, 2] = np.eye(length, head, dtype=np.float32)[:, None]
-    context = KERNELS[kernel](qkv, np.ones((2, length), np.int32), keys, dropout_rate=rate, causal=False)
-    np.testing.assert_array_equal(
-        np.swapaxes(context, 1, 2)[..., :length] > 0, dropout_mask((2, 2, length, length), rate, keys)
-    )
+    length, rate = 129, 0.3
+    qkv, _, keys = make_arrays(length, 2, length)
+    qkv[:, :, 2] = np.eye(length, dtype=np.float32)[:, None]
+    context = kernel(qkv, np.ones((2, length), np.int32), keys, dropout_rate=rate, causal=False)
+    np.testing.assert_array_equal(np.swapaxes(context, 1, 2) > 0, dropout_mask((2, 2, length, length), rate, keys))
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_kernel_drops_nothing_without_keys(kernel):
+def test_kernel_drops_nothing_without_keys():
     qkv, weights, _ = make_arrays(64, 2, 16)
     expected = context_and_gradient(plain_attention, qkv, packed(64), None, weights)
-    found = context_and_gradient(KERNELS[kernel], qkv, packed(64), None, weights, 0.1)
+    found = context_and_gradient(kernel, qkv, packed(64), None, weights, 0.1)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_kernel_in_bfloat16_is_as_accurate_as_plain_attention(name):
+def test_kernel_in_bfloat16_is_as_accurate_as_plain_attention():
     qkv, weights, keys = make_arrays(256, 2, 64)
     expected = context_and_gradient(plain_attention, qkv, packed(256), keys, weights, 0.1)
     errors = {}
-    for side, attend in (("plain", plain_attention), ("kernel", KERNELS[name])):
+    for side, attend in (("plain", plain_attention), ("kernel", kernel)):
         found = context_and_gradient(
             attend, qkv.astype(jnp.bfloat16), packed(256), keys, weights.astype(jnp.bfloat16), 0.1
         )
@@ -148,9 +132,6 @@ def test_kernel_in_bfloat16_is_as_accurate_as_plain_attention(name):
         pytest.param(True, {"attention": "pallas"}, marks=pytest.mark.long),
         pytest.param(False, {"attention": "pallas", "remat": "attention"}, marks=pytest.mark.long),
         pytest.param(False, {"attention": "pallas", "remat": "full"}, marks=pytest.mark.long),
-        (False, {"attention": "triton"}),
-        pytest.param(True, {"attention": "triton"}, marks=pytest.mark.long),
-        pytest.param(False, {"attention": "triton", "remat": "full"}, marks=pytest.mark.long),
     ],
 )
 def test_a_model_with_a_kernel_is_the_model(causal, settings):
@@ -187,7 +168,7 @@ def shapes_in(jaxpr: core.Jaxpr) -> set[tuple[int, ...]]:
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize(("chosen", "is_square"), [("xla", True), ("pallas", False), ("triton", False)])
+@pytest.mark.parametrize(("chosen", "is_square"), [("xla", True), ("pallas", False)])
 def test_kernel_has_no_array_of_length_by_length(chosen, is_square):
     config = dataclasses.replace(SMALL, hidden_size=64, max_position_embeddings=384)
     graph, parameters, _ = abstract_parameters(config, attention=chosen)

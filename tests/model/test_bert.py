@@ -293,7 +293,7 @@ def test_dropout_is_in_four_places_each_with_its_rate_and_a_key_of_its_own(monke
         return jnp.zeros(shape, bool) if silent == len(drawn) else real(shape, rate, key)
 
     real, silent = dropout_mask, 0
-    for module in ("dropout", "encoder"):
+    for module in ("dropout", "attention"):
         monkeypatch.setattr(f"bert_jax.model.{module}.dropout_mask", spy)
     config = dataclasses.replace(SMALL, num_hidden_layers=2, hidden_dropout_prob=0.25, attention_probs_dropout_prob=0.5)
     model = nnx.merge(*initialize(config))

@@ -60,7 +60,7 @@ def write_fine_tuned(folder: Path, before: Checkpoint, kind: str, record: dict[s
     parameters = jax.tree.map(lambda leaf: rng.normal(0, 0.2, leaf.shape).astype(np.float32), shapes)
     save_parameters(
         epath.Path(folder), parameters, bert_config=before.bert_config, tokenizer=before.tokenizer,
-        heads=("pooler",) if "pooler" in parameters else (), task={**head.about(), "max_seq_len": 48, **record},
+        heads=("pooler",) if "pooler" in parameters else (), task={**head.to_dict(), "max_seq_len": 48, **record},
     )  # fmt: skip
     return open_checkpoint(str(folder))
 

@@ -1,7 +1,6 @@
 """Attention kernels in a run: refused settings, the step on a mesh, and use of the checkpoint without them."""
 
 import dataclasses
-import importlib.util
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,10 +19,9 @@ from bert_jax.errors import InputError
 from bert_jax.inference import pretrained
 from bert_jax.inference.features import extract
 from bert_jax.model import BertConfig, abstract_parameters
-from bert_jax.model.attention_kernels.cudnn_attention import cudnn_attention
-from bert_jax.model.attention_kernels.pallas_attention import pallas_attention
-from bert_jax.model.attention_kernels.triton_attention import triton_attention
-from bert_jax.model.workarounds import on_every_axis
+from bert_jax.model.attention import cudnn_attention
+from bert_jax.model.pallas_attention import pallas_attention
+from bert_jax.model.workarounds import _on_every_axis
 from bert_jax.parallel.host_batches import put_batch
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.training import objectives, phase_data
@@ -49,19 +47,19 @@ def make_batch() -> HostBatch:
     return {**batch, "sequence_ids": batch["sequence_ids"] * (1 + (np.arange(LENGTH, dtype=np.int32) > 20))}
 
 
-def interpret(name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Makes a kernel run on any platform. Returns a list that collects the shapes it is traced with."""
-    shapes, kernel = [], {"pallas": pallas_attention, "triton": triton_attention}[name]
+def interpret(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Makes the Pallas kernel run on any platform. Returns a list that collects the shapes it is traced with."""
+    shapes = []
 
     def interpreted(qkv, *inputs, **settings):
         shapes.append(qkv.shape)
-        return kernel(qkv, *inputs, **settings, interpret=True)
+        return pallas_attention(qkv, *inputs, **settings, interpret=True)
 
-    monkeypatch.setattr(f"bert_jax.model.attention_kernels.{name}_attention.{name}_attention", interpreted)
+    monkeypatch.setattr("bert_jax.model.pallas_attention.pallas_attention", interpreted)
     # The interpreter's loop returns its inputs without the mesh axes that they vary along; sums never have them.
     monkeypatch.setattr(
-        f"bert_jax.model.attention_kernels.{name}_attention.on_every_axis",
-        lambda function: on_every_axis(lambda *arrays: function(*(array + 0 for array in arrays))),
+        "bert_jax.model.workarounds._on_every_axis",
+        lambda function: _on_every_axis(lambda *arrays: function(*jax.tree.map(lambda array: array + 0, arrays))),
     )
     return shapes
 
@@ -81,15 +79,14 @@ def make_step(chosen: str, sizes: dict[str, int], dtype=jnp.float32, **model_siz
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("kernel", "head"), [("pallas", 8), ("triton", 16)])
-def test_step_with_a_kernel_equals_the_step_on_a_mesh(kernel: str, head: int, monkeypatch: pytest.MonkeyPatch):
-    shapes, results = interpret(kernel, monkeypatch), []
-    for chosen, sizes in (("xla", {"data": 1}), (kernel, {"data": 4, "fsdp": 2})):
-        mesh, spec, step = make_step(chosen, sizes, hidden_size=4 * head)
+def test_step_with_pallas_on_a_mesh_equals_the_step(monkeypatch: pytest.MonkeyPatch):
+    shapes, results = interpret(monkeypatch), []
+    for chosen, sizes in (("xla", {"data": 1}), ("pallas", {"data": 4, "fsdp": 2})):
+        mesh, spec, step = make_step(chosen, sizes)
         with jax.set_mesh(mesh):
             state, metrics = step(spec.make(), put_batch(mesh, make_batch(), 2))
             results.append(jax.device_get((metrics, state.optimizer_state[1].mu)))
-    assert set(shapes) == {(ROWS // 2 // 8, LENGTH, 3, 4, head)}  # of a microbatch a device's rows
+    assert set(shapes) == {(ROWS // 2 // 8, LENGTH, 3, 4, 8)}  # of a microbatch a device's rows
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(results[0]), jax.tree.leaves(results[1]), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=jax.tree_util.keystr(path))
 
@@ -103,20 +100,6 @@ def test_the_step_with_pallas_is_lowered_to_its_kernels(sizes):
     assert set(re.findall(r"custom_call @([\w$]+)", text)) == {"tpu_custom_call"}
     kernels = set(re.findall(r'kernel_name = "(\w+)"', text))
     assert kernels == {"attention_forward", "attention_backward"}
-
-
-@pytest.mark.parametrize("sizes", [{"data": 1}, {"data": 2, "fsdp": 2}], ids=str)
-def test_the_step_with_triton_is_lowered_to_its_kernels(sizes, monkeypatch: pytest.MonkeyPatch):
-    if importlib.util.find_spec("jax._src.pallas.triton.gpu_info"):  # jax 0.12 asks for the kind of the GPU
-        kind = "NVIDIA H100 80GB HBM3"
-        monkeypatch.setattr("jax._src.pallas.triton.gpu_info.get_device_kind", lambda: kind)
-    mesh, spec, step = make_step("triton", sizes, dtype=jnp.bfloat16, hidden_size=64)
-    with jax.set_mesh(mesh):
-        batch = jax.eval_shape(lambda: put_batch(mesh, make_batch(), 1))
-        text = step.trace(spec.abstract, batch).lower(lowering_platforms=("cuda",)).as_text()
-    kernels = re.findall(r'custom_call @__gpu\$xla\.gpu\.triton\(.*name = "(\w+)"', text)
-    assert set(kernels) == {"attention_forward", "attention_backward_keys", "attention_backward_queries"}
-    assert not re.search(rf"{LENGTH}x{LENGTH}x(?:bf16|f32|i1)", text)
 
 
 def test_the_step_with_cudnn_is_lowered_to_its_calls(monkeypatch: pytest.MonkeyPatch):
@@ -154,13 +137,6 @@ def check(platform: str, *, seq_len: int = 128, tensor: int = 1, **overrides: ob
         ("tpu", {"attention": "pallas", "tensor": 2}, r"mesh\.tensor=2\b.*mesh\.tensor=1\b"),
         ("gpu", {"attention": "pallas"}, "attention=pallas: .*TPU.*GPU"),
         ("tpu", {"attention": "cudnn"}, "attention=cudnn: .*GPU.*TPU"),
-        ("tpu", {"attention": "triton"}, "attention=triton: .*GPU.*TPU"),
-        ("gpu", {"attention": "triton", "tensor": 2}, r"mesh\.tensor=2\b.*mesh\.tensor=1\b"),
-        (
-            "gpu",
-            {"attention": "triton", "model__hidden_size": 192},
-            r"model\.hidden_size=192 / model\.num_attention_heads=2 = 96\b.*16, 32, 64, 128",
-        ),
         ("gpu", {"attention": "cudnn", "tensor": 2}, r"mesh\.tensor=2\b.*mesh\.tensor=1\b"),
         (
             "gpu",
@@ -185,18 +161,14 @@ def test_supported_kernel_settings_are_accepted():
         check("tpu", attention="pallas", seq_len=seq_len, model__attention_probs_dropout_prob=0.1)
     check("tpu", attention="pallas", dtype="float32", remat="attention")
     check("gpu", attention="cudnn", seq_len=510)
-    for seq_len in (63, 512, 8192):
-        check("gpu", attention="triton", seq_len=seq_len, model__attention_probs_dropout_prob=0.1)
-    check("gpu", attention="triton", dtype="float32", remat="attention")
     check("cpu", attention="xla", seq_len=63, tensor=2, model__attention_probs_dropout_prob=0.1, dtype="float32")
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"attention": "flash"}, "attention=flash: .*xla, pallas, triton, cudnn"),
+        ({"attention": "flash"}, "attention=flash: .*xla, pallas, cudnn"),
         ({"attention": "pallas"}, "attention=pallas: .*TPU.*CPU"),
-        ({"attention": "triton"}, "attention=triton: .*GPU.*CPU"),
         ({"attention": "cudnn", "model__attention_probs_dropout_prob": 0.0}, "attention=cudnn: .*GPU.*CPU"),
         (
             {"phases": "({'steps': 4}, {'steps': 4, 'attention': 'pallas'})"},
@@ -232,7 +204,7 @@ def test_checkpoint_trained_with_pallas_works_without_it(
 
     with monkeypatch.context() as patched:
         patched.setattr(phase_data, "check_attention", lambda *of_phase: None)
-        shapes = interpret("pallas", patched)
+        shapes = interpret(patched)
         found = pretrain(config("pallas", 2), run)
     assert set(shapes) == {(16 // 8, LENGTH, 3, 4, 8)}  # in training alone: no device evaluates its rows by itself
     assert open_checkpoint(run).config["attention"] == "pallas"

@@ -16,13 +16,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.model.dropout import LEVELS, hash_number, keep_levels, key_words
 from bert_jax.model.layers import Key
-from bert_jax.model.workarounds import on_every_axis, vary_like
+from bert_jax.model.workarounds import kernel_on_mesh
 
 LANES = 128
 """Elements of a TPU's vector register along its last axis. The hidden size must be a multiple of it."""
@@ -51,27 +50,7 @@ def pallas_attention(
     words = jnp.zeros((rows, 2), jnp.uint32) if keys is None else key_words(keys)
     together = next((c for c in range(1, heads) if heads % c == 0 and c * head % LANES == 0), heads)
     kernels = _Kernels(rows, length, heads, head, together, rate, causal, interpret)
-    return _attend(qkv, sequence_ids, words, kernels)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _attend(qkv: jax.Array, sequence_ids: jax.Array, words: jax.Array, kernels: "_Kernels") -> jax.Array:
-    return _attend_forward(qkv, sequence_ids, words, kernels)[0]
-
-
-def _attend_forward(
-    qkv: jax.Array, sequence_ids: jax.Array, words: jax.Array, kernels: "_Kernels"
-) -> tuple[jax.Array, Any]:
-    context, log_sums = on_every_axis(kernels.forward)(qkv, sequence_ids, words)
-    log_sums = checkpoint_name(log_sums, "fused_attention")
-    return vary_like(qkv, context), (qkv, sequence_ids, words, log_sums)
-
-
-def _attend_backward(kernels: "_Kernels", saved: Any, gradient: jax.Array) -> tuple[jax.Array, None, None]:
-    return vary_like(gradient, on_every_axis(kernels.backward)(*saved, gradient)), None, None
-
-
-_attend.defvjp(_attend_forward, _attend_backward)
+    return kernel_on_mesh(kernels.forward, kernels.backward)(qkv, sequence_ids, words)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,137 @@
+"""Self-attention: the plain formula, the kernel for TPUs and cuDNN's for GPUs."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from bert_jax.model.bert_config import BertConfig
+from bert_jax.model.dropout import drop, dropout_mask
+from bert_jax.model.layers import Key, bias, dense, parameter, rematerialized, truncated_normal
+from bert_jax.model.workarounds import kernel_on_mesh, softmax
+
+ATTENTIONS = ("xla", "pallas", "cudnn")
+"""Implementations of attention: products that the compiler fuses, a kernel for TPUs, and cuDNN's for GPUs.
+
+`cudnn` has no dropout: cuDNN takes the seed of its mask when the step is compiled, and would drop the same in all
+steps and layers.
+"""
+
+CUDNN_HEADS = range(8, 129, 8)
+"""Head sizes that `cudnn` supports on every GPU. It needs an even sequence length."""
+
+
+def attention_mask(sequence_ids: jax.Array, *, causal: bool = False) -> jax.Array:
+    """Returns the attention mask, bool [B, L, L]: each position attends to the positions of its own sequence.
+
+    With `causal` it attends only up to itself. Sequences packed into one row do not see each other, and no real token
+    sees padding (sequence 0). Padding sees padding: it is never read, and every row of the softmax stays defined.
+    """
+    mask = sequence_ids[:, :, None] == sequence_ids[:, None, :]
+    if causal:
+        column = jnp.arange(sequence_ids.shape[1])
+        mask &= column[:, None] >= column
+    return mask
+
+
+class SelfAttention(nnx.Module):
+    """Self-attention softmax(q k / sqrt(H)) v with elementwise dropout on the probabilities, and the projection."""
+
+    def __init__(self, config: BertConfig, *, key: Key, stack: tuple[int, ...], attention: str = "xla"):
+        """Initializes the weights. Raises ValueError if the config asks for dropout and the kernel does not support it.
+
+        Args:
+          config: the sizes.
+          key: of the initial values.
+          stack: leading axes of each parameter, (layers,) in an encoder.
+          attention: one of `ATTENTIONS`; all but "xla" recompute [L, L] arrays in the backward pass.
+        """
+        if attention == "cudnn" and config.attention_probs_dropout_prob:
+            raise ValueError(
+                f"attention={attention}: does not support dropout, got attention_probs_dropout_prob="
+                f"{config.attention_probs_dropout_prob}; set it to 0"
+            )
+        inputs, output = jax.random.split(key)
+        size, heads, head, std = (
+            config.hidden_size, config.num_attention_heads, config.head_size, config.initializer_range,
+        )  # fmt: skip
+        # Axis "qkv" stacks three tensors of the paper in one. Per-tensor operations work on its slices.
+        self.qkv_kernel = parameter(
+            truncated_normal(inputs, (*stack, size, 3, heads, head), std), "layers", "embed", "qkv", "heads", "head",
+            compute_cast=True,
+        )  # fmt: skip
+        self.qkv_bias = bias((*stack, 3, heads, head), "layers", "qkv", "heads", "head")
+        self.output_kernel = parameter(
+            truncated_normal(output, (*stack, heads, head, size), std), "layers", "heads", "head", "embed",
+            compute_cast=True,
+        )  # fmt: skip
+        self.output_bias = bias((*stack, size), "layers", "embed")
+        self.dropout_rate = config.attention_probs_dropout_prob
+        self.causal = config.is_decoder
+        self.attention = attention
+
+    def visibility(self, sequence_ids: jax.Array) -> jax.Array:
+        """Returns the attention mask bool [B, L, L], or sequence ids int32 [B, L] for "pallas", which compares them.
+
+        Expects `sequence_ids` int32 [B, L].
+        """
+        return sequence_ids if self.attention == "pallas" else attention_mask(sequence_ids, causal=self.causal)
+
+    @jax.named_scope("attention")
+    def __call__(self, x: jax.Array, visibility: jax.Array, key: Key | None) -> jax.Array:
+        """Maps x [B, L, D] and the result of `visibility` to [B, L, D].
+
+        In the equations t is a token of the batch, c one of q, k, v, n a head, h an element of it, d one of D.
+        """
+        qkv = checkpoint_name(dense("td,dcnh->tcnh", x, self.qkv_kernel, self.qkv_bias), "qkv")
+        if self.attention == "pallas":
+            # Few runs need this import, which takes a fourth of a second.
+            from bert_jax.model.pallas_attention import pallas_attention
+
+            context = pallas_attention(qkv, visibility, key, dropout_rate=self.dropout_rate, causal=self.causal)
+        elif self.attention == "cudnn":
+            context = cudnn_attention(qkv, visibility)
+        else:
+            context = plain_attention(qkv, visibility, key, self.dropout_rate)
+        context = checkpoint_name(context, "attention_context")
+        return dense("tnh,nhd->td", context, self.output_kernel, self.output_bias)
+
+
+def plain_attention(qkv: jax.Array, mask: jax.Array, key: Key | None, dropout_rate: float) -> jax.Array:
+    """Maps q, k, v [B, L, 3, N, H] and a mask bool [B, L, L] to the context [B, L, N, H]."""
+    q, k, v = (qkv[:, :, i] for i in range(3))
+    q = q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype)
+    scores = jnp.einsum("blnh,bmnh->bnlm", q, k, preferred_element_type=jnp.float32)
+    probabilities = softmax(jnp.where(mask[:, None], scores, jnp.finfo(jnp.float32).min), v.dtype)
+    keep = checkpoint_name(dropout_mask(probabilities.shape, dropout_rate, key), "attention_dropout_mask")
+
+    @rematerialized
+    def weigh(probabilities: jax.Array, keep: jax.Array | None, v: jax.Array) -> jax.Array:
+        return jnp.einsum("bnlm,bmnh->blnh", drop(probabilities, keep, dropout_rate), v)
+
+    return weigh(probabilities, keep, v)
+
+
+def cudnn_attention(qkv: jax.Array, mask: jax.Array) -> jax.Array:
+    """Maps q, k, v [B, L, 3, N, H] in bfloat16 and a mask bool [B, L, L] to the context [B, L, N, H], without dropout.
+
+    The mask is stored once for all heads, and no other array of L x L. Tests lower the kernel for CUDA, inside the
+    training step and with its gradients; it has not been run on a GPU. Raises NotImplementedError for fp32 and for head
+    sizes that are not in `CUDNN_HEADS`, and RuntimeError without cuDNN.
+    """
+
+    def forward(qkv: jax.Array, mask: jax.Array) -> tuple[jax.Array, Any]:
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            context = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation="cudnn")
+            return jnp.swapaxes(context, 1, 2)
+
+        # Slices and swaps here: values computed without the VMA check vary along no axis, as the gradient must, too.
+        context, backward = jax.vjp(attend, *(qkv[:, :, i] for i in range(3)))
+        return jnp.swapaxes(context, 1, 2), backward
+
+    def backward(qkv: jax.Array, mask: jax.Array, saved: Any, gradient: jax.Array) -> jax.Array:
+        return jnp.stack(saved(jnp.swapaxes(gradient, 1, 2)), axis=2)
+
+    return kernel_on_mesh(forward, backward)(qkv, mask)
