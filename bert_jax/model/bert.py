@@ -157,7 +157,7 @@ class Bert(nnx.Module):
         A key, or one key per row [B], turns dropout on. With `all_hidden_states` it also returns every hidden state
         [layers + 1, B, L, D], the embeddings first. For `gather_layer` see `Encoder`.
         """
-        embeddings_keys, encoder_keys = split_keys(keys_per_row(key, len(batch["input_ids"])), 2)
+        embeddings_keys, encoder_keys = split_keys(keys_per_row(key, batch["input_ids"].shape[0]), 2)
         x = self.embeddings(batch, embeddings_keys, dtype=self.dtype)
         last, hidden = self.encoder(
             x, batch["sequence_ids"], encoder_keys, all_hidden_states=all_hidden_states, gather_layer=gather_layer

@@ -155,7 +155,7 @@ class BertForTask(Bert):
 
         Takes the arguments of `Bert.encode`.
         """
-        keys = keys_per_row(key, len(batch["input_ids"]))
+        keys = keys_per_row(key, batch["input_ids"].shape[0])
         _, _, head_keys, bilstm_keys = split_keys(keys, 4)  # `encode` splits the first two from the same keys
         x = self.features(batch, keys, gather_layer=gather_layer)
         if self.bilstm is not None:
