@@ -107,7 +107,7 @@ def batch_of(encoder: Path, *texts: str, position: int = 2) -> dict[str, np.ndar
 
 def encode(model: BertForTask, batch: dict[str, np.ndarray]) -> np.ndarray:
     """The features of the one row of a batch, without padding."""
-    return np.asarray(jax.jit(lambda batch: model.encode(batch))(batch))[0, :-1]
+    return np.asarray(jax.jit(lambda batch: model.features(batch))(batch))[0, :-1]
 
 
 def by_hand(way: str, hidden: np.ndarray) -> np.ndarray:
