@@ -66,9 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand and returns its exit status."""
     options = parse(sys.argv[1:] if arguments is None else arguments)
     set_up_logging(quiet=options.quiet)
-    from bert_jax.files.remote import RetryWarnings  # imports fsspec, which `--help` does not wait for
-
-    RetryWarnings.attach()
+    for library in ("gcsfs", "fsspec"):  # log an error that they raise, too, with its traceback
+        logging.getLogger(library).addHandler(logging.NullHandler())
+        logging.getLogger(library).propagate = False
     if options.command in _IMPORTS_JAX and "jax" not in sys.modules:
         log.info("Importing JAX")
     try:
@@ -88,8 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 141
         if isinstance(error, OSError) and error.errno in _PATH_ERRORS:
             return _fail(options.command, f"{error.filename or error}: {error.strerror}{_similar_name(error)}", 2)
-        if (failure := _storage_failure(error)) is not None:
-            return _fail(options.command, *failure)
+        if isinstance(error, (FileNotFoundError, PermissionError)):  # of a store
+            return _fail(options.command, f"{type(error).__name__}: {error}", 2)
         traceback.print_exc()
         return 1
 
@@ -110,21 +110,6 @@ def _similar_name(error: BaseException | None) -> str:
 def _fail(command: str, message: str, status: int) -> int:
     print(f"bert-jax {command}: {' '.join(message.split())}", file=sys.stderr)
     return status
-
-
-def _storage_failure(error: Exception) -> tuple[str, int] | None:
-    """Maps a storage error raised inside a library to a message and an exit status; None for any other error."""
-    from bert_jax.files import remote
-
-    found: BaseException | None = error
-    while found is not None:
-        if not getattr(found, "errno", None):
-            if (reason := remote.permanent_reason(found)) is not None:
-                return f"{reason} ({remote.describe_error(found)})", 2
-            if remote.is_transient(found):
-                return f"the storage kept failing ({remote.describe_error(found)}); run it again", 1
-        found = found.__cause__ or found.__context__
-    return None
 
 
 _DISK_FAILURES = {

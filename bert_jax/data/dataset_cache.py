@@ -17,7 +17,6 @@ the same path does not use its files. A file with a known digest is verified bef
 import fcntl
 import logging
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,7 +25,7 @@ from etils import epath
 
 from bert_jax.data.file_digests import Expected, VerifiedFiles
 from bert_jax.data.shard_readers import READERS
-from bert_jax.errors import InputError
+from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic, remote
 from bert_jax.files.user_cache import cache_bytes, cache_folder
 
@@ -34,8 +33,6 @@ log = logging.getLogger(__name__)
 
 SHARD_SUFFIX = ".array_record"
 """Of the files that are deleted to make room; the others are small, and kept."""
-
-_ABANDONED_SECONDS = 3600  # without a write, after which a partial download is deleted
 
 
 class LocalFiles:
@@ -85,13 +82,12 @@ class LocalFiles:
         self._cache.mkdir(parents=True, exist_ok=True)
         with _locked(cached):
             if not self._is_intact(cached, size, expected):  # another process has not downloaded it meanwhile
-                _delete_abandoned(cached)
                 if name.endswith(SHARD_SUFFIX):
                     _make_room(size)
 
                 def check(path: Path) -> None:
                     if expected and (mismatch := expected.mismatch(path)):
-                        raise remote.IncompleteError(f"corrupt download: {mismatch}")
+                        raise BertJaxError(f"{self._folder / name}: corrupt download: {mismatch}; run it again")
 
                 atomic.download(self._folder / name, cached, size=size, check=check)
                 if expected:
@@ -166,10 +162,3 @@ def _make_room(needed: int) -> None:
             path.unlink(missing_ok=True)
             READERS.discard(path)
             excess -= used[path][1]
-
-
-def _delete_abandoned(path: Path) -> None:
-    """Deletes partial files of killed downloads."""
-    for partial in path.parent.glob(f"{path.name}.*.partial"):
-        if time.time() - partial.stat().st_mtime > _ABANDONED_SECONDS:
-            partial.unlink(missing_ok=True)

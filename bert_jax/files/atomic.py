@@ -1,21 +1,22 @@
-"""Atomic writes and copies of files and folders, on a local disk or in an object store; see `remote.py`."""
+"""Atomic writes and copies of files and folders, on a local disk or in an object store; see `remote.py`.
+
+An output is written beside its target, as .NAME.partial, and renamed when it is complete. What a killed process left is
+overwritten by the next write of the same output. Each output has one writer.
+"""
 
 import os
-import re
 import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from etils import epath
 
-from bert_jax.files import partial_files
-from bert_jax.files.remote import IncompleteError, is_remote, retry_transient, store_of
-
-_DESCRIPTOR = re.compile(r"/dev/(?:(stdout|stderr)|fd/(\d+))")
+from bert_jax.errors import BertJaxError, InputError
+from bert_jax.files.remote import is_remote, is_taken, parse_path, store_errors, store_of
 
 
 def make_folder(folder: epath.Path) -> None:
@@ -28,85 +29,65 @@ def make_folder(folder: epath.Path) -> None:
         return
     probe = folder / f".write-check-{uuid.uuid4().hex[:8]}"
     write_whole(probe, b"")
-    retry_transient(probe, lambda: probe.unlink(missing_ok=True))
-
-
-@contextmanager
-def named_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Adds the name of a file to an OSError without one, as write(2) of a full disk raises it."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno and error.filename is None:
-            error.filename = os.fspath(path)
-        raise
+    with store_errors(probe):
+        probe.unlink()
 
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Context manager for an atomic write: yields a file that becomes `path` when the block exits without an error.
 
-    After an error, `path` is unchanged. A local file is written beside `path` under a temporary name and renamed; see
-    `partial_files.py`. A remote file is written to the local disk and uploaded. Pipes and devices are written directly,
-    and so is what this process has open, such as /dev/stdout.
+    After an error, `path` is unchanged. A remote file is written to the local disk and uploaded. Pipes and devices,
+    such as /dev/stdout, are appended to directly.
     """
     target = epath.Path(path)
-    if descriptor := _DESCRIPTOR.fullmatch(os.fspath(path)):
-        number = {"stdout": 1, "stderr": 2}.get(descriptor[1]) or int(descriptor[2])
-        with named_errors(target), open(os.dup(number), "wb") as file:  # opened by its name, it would be truncated
-            yield file
-        return
-    with named_errors(target), _whole_path(target) as local, open(local, "wb") as file:
-        yield file
-        file.flush()
-        if local.is_file():
-            os.fsync(file.fileno())
-
-
-@contextmanager
-def _whole_path(target: epath.Path) -> Iterator[Path]:
     if is_remote(target):
-        with tempfile.TemporaryDirectory(prefix="bert-jax-") as folder:
-            local = Path(folder) / target.name
-            yield local
-            upload(local, target)
+        with tempfile.TemporaryFile(prefix="bert-jax-") as file:
+            yield file
+            file.seek(0)
+            store, name = store_of(target)
+            with store_errors(target), store.open(name, "wb") as uploaded:
+                shutil.copyfileobj(file, uploaded, 1 << 20)
         return
-    final = Path(os.fspath(target))
-    if final.exists() and not final.is_file():
-        yield final
-        return
-    final = final.resolve()  # a symbolic link is kept
-    partial_files.delete_abandoned_files(final)
-    partial, lock = partial_files.create_file(final)
+    local = Path(target)  # epath takes a pipe for a file
+    is_device = os.fspath(target).startswith("/dev/") or (local.exists() and not local.is_file())
+    final = Path(os.path.realpath(target))  # a symbolic link is kept
+    partial = local if is_device else final.with_name(f".{final.name}.partial")
     try:
-        yield partial
-        os.replace(partial, final)
+        with store_errors(target), open(partial, "ab" if is_device else "wb") as file:
+            yield file
+            if not is_device:
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(partial, final)
     except BaseException:
-        partial.unlink(missing_ok=True)
+        if not is_device:
+            partial.unlink(missing_ok=True)
         raise
-    finally:
-        if lock is not None:
-            os.close(lock)
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Writes a file atomically. Raises as `retry_transient` does, and OSError for a local file."""
+    """Writes a file atomically. Raises as `store_errors` does."""
     if not is_remote(path):
         with whole_file(path) as file:
             file.write(content)
         return
     store, name = store_of(path)
-    retry_transient(path, lambda: store.pipe_file(name, content))
+    with store_errors(path):
+        store.pipe_file(name, content)
+
+
+def read_whole(path: epath.Path) -> bytes:
+    """Reads a small file. Raises as `store_errors` does."""
+    store, name = store_of(path)
+    with store_errors(path):
+        return store.cat_file(name) if is_remote(path) else path.read_bytes()
 
 
 def place(source: str | os.PathLike[str], target: epath.Path) -> None:
     """Copies a local file to `target` atomically."""
-    if is_remote(target):
-        upload(Path(source), target)
-        return
-    with _whole_path(target) as partial:
-        shutil.copyfile(source, partial)
-        sync(partial)
+    with open(source, "rb") as file, whole_file(target) as copy:
+        shutil.copyfileobj(file, copy, 1 << 20)
 
 
 def sync(path: Path) -> None:
@@ -118,73 +99,50 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Copies a remote file within its store. Raises as `retry_transient` does."""
-    store, name = store_of(source)
-    retry_transient(target, lambda: store.copy(name, os.fspath(target)))
+def download(source: epath.Path, target: Path, *, size: int, check: Callable[[Path], None] = lambda path: None) -> None:
+    """Downloads a remote file of `size` bytes to `target` atomically. `check` validates it before it is renamed.
 
-
-def upload(source: Path, target: epath.Path) -> None:
-    """Uploads a local file as one object and checks the size of the object. Raises as `retry_transient` does."""
-    store, name = store_of(target)
-
-    def put() -> None:
-        store.put_file(os.fspath(source), name)
-        expected, found = source.stat().st_size, store.info(name)["size"]
-        if found != expected:
-            raise IncompleteError(f"incomplete upload: got {found:,} bytes, expected {expected:,} bytes")
-
-    retry_transient(target, put)
-
-
-def download(source: epath.Path, target: Path, *, size: int, check: Callable[[Path], None] | None = None) -> None:
-    """Downloads a remote file to `target` atomically; concurrent downloads are safe.
-
-    Args:
-      source: the remote file.
-      target: a file in a folder that exists.
-      size: bytes of the file; a download of another size is retried.
-      check: validates the downloaded file; raises IncompleteError for content that is not as expected.
-
-    Raises:
-      InputError: the file was not found or access was denied.
-      BertJaxError: the download kept failing or the content stayed corrupt.
-      OSError: the disk is full.
+    Raises as `store_errors` does, BertJaxError for another size, the errors of `check`, and OSError for a full disk.
     """
     store, name = store_of(source)
-
-    def get() -> None:
-        with _whole_path(epath.Path(target)) as partial:
-            store.get_file(name, os.fspath(partial))
-            if (found := partial.stat().st_size) != size:
-                raise IncompleteError(f"incomplete download: got {found:,} bytes, expected {size:,} bytes")
-            if check is not None:
-                check(partial)
-
-    retry_transient(source, get)
+    partial = target.with_name(f".{target.name}.partial")
+    with store_errors(source):
+        store.get_file(name, os.fspath(partial))
+    if (found := partial.stat().st_size) != size:
+        raise BertJaxError(f"{source}: incomplete download: got {found:,} bytes, expected {size:,} bytes; run it again")
+    check(partial)
+    os.replace(partial, target)
 
 
-def read_whole(path: epath.Path) -> bytes:
-    """Reads a small file. Raises as `retry_transient` does, and OSError for a local file."""
-    if not is_remote(path):
-        return path.read_bytes()
-    store, name = store_of(path)
-    return retry_transient(path, lambda: store.cat_file(name))
+def new_folder(output: str) -> epath.Path:
+    """Returns the path of an output folder. Raises InputError unless it does not exist or is empty."""
+    folder = parse_path(output)
+    if not output or is_taken(folder):
+        raise InputError(f"--output={output!r}: already exists and is not empty; expected a new or empty folder")
+    return folder
 
 
-def upload_folder(source: Path, target: epath.Path, last: str) -> None:
-    """Uploads the files of a flat folder, `last` at the end: if `last` exists, the upload is complete.
+@contextmanager
+def whole_folder(folder: epath.Path, last: str) -> Iterator[epath.Path]:
+    """Context manager that yields a new local folder and publishes it as `folder`; deletes it after an error.
 
-    If an upload fails, the files uploaded so far are deleted. Raises as `retry_transient` does.
+    For a local `folder`, which must not exist or must be empty, it lies beside it and is renamed. For a remote one,
+    its files are uploaded one by one, `last` at the end: if `last` exists, the folder is complete.
     """
-    names = sorted((path.name for path in source.iterdir()), key=lambda name: (name == last, name))
-    done: list[epath.Path] = []
+    if is_remote(folder):
+        with tempfile.TemporaryDirectory(prefix="bert-jax-") as local:
+            make_folder(folder)
+            yield epath.Path(local)
+            for path in sorted(Path(local).iterdir(), key=lambda path: (path.name == last, path.name)):
+                place(path, folder / path.name)
+        return
+    final = Path(os.path.realpath(folder))
+    partial = final.with_name(f".{final.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
     try:
-        for name in names:
-            done.append(target / name)
-            upload(source / name, target / name)
+        yield epath.Path(partial)
+        os.replace(partial, final)  # replaces an empty folder, which epath does not
     except BaseException:
-        for path in done:
-            with suppress(Exception):  # raise the first error, not this one
-                path.unlink(missing_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
         raise

@@ -1,10 +1,14 @@
-"""Versions of the JSON files that this package writes: one that is newer than known is refused with the way out."""
+"""JSON files that this package writes: each has a `format_version`, and a newer one is refused with the way out."""
 
+import json
 import os
 from collections.abc import Mapping
 from typing import Any
 
+from etils import epath
+
 from bert_jax.errors import InputError
+from bert_jax.files import atomic
 
 KEY = "format_version"
 
@@ -19,3 +23,18 @@ def check_version(path: str | os.PathLike[str], content: Mapping[str, Any], newe
             f"{os.fspath(path)}: {KEY}={version!r:.40}: expected at most {newest}; install the version of bert_jax "
             "that wrote it"
         )
+
+
+def read_json(path: epath.Path, newest: int = 1) -> dict[str, Any]:
+    """Reads a JSON object. Raises InputError for one that is damaged or of a newer version."""
+    try:
+        content = json.loads(atomic.read_whole(path))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: damaged: no JSON ({error!s:.200}); write it again") from error
+    check_version(path, content, newest)
+    return content
+
+
+def write_json(path: epath.Path, content: Mapping[str, Any]) -> None:
+    """Writes a JSON object atomically."""
+    atomic.write_whole(path, (json.dumps(content, indent=2) + "\n").encode())

@@ -1,8 +1,10 @@
-"""Lists local files below folders and by glob patterns; symbolic links are followed, and cycles are detected."""
+"""Lists local files below folders and by glob patterns, and finds similar names."""
 
 import difflib
 import glob
+import itertools
 import os
+import re
 from pathlib import Path
 
 
@@ -24,62 +26,38 @@ def similar_name(path: str | os.PathLike[str]) -> str:
     return f" (did you mean {missing.parent / close[0]}?)" if close else ""
 
 
-def files_below(folder: Path) -> list[str]:
+def files_below(folder: str) -> list[str]:
     """Returns every file below a folder, sorted; links to folders are followed, and each real folder is read once.
 
     Names that begin with a dot are skipped, as in shell patterns.
     """
     files: list[str] = []
-    for found in _folders(folder):
-        files += [str(entry) for entry in _shown(found) if entry.is_file()]
-    return sorted(files)
+    seen: set[str] = set()
+    for path, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(path)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        # Real folders come before links, so that a folder keeps its own name.
+        folders[:] = sorted(
+            (name for name in folders if not name.startswith(".")),
+            key=lambda name: (os.path.islink(os.path.join(path, name)), name),
+        )
+        files += [os.path.join(path, name) for name in names if not name.startswith(".")]
+    return sorted(file for file in files if os.path.isfile(file))
 
 
 def matches(pattern: str) -> list[str]:
     """Returns the files that a glob pattern matches, sorted, with all files below matching folders.
 
-    `**` matches any number of folders and reads each real folder once. `glob` follows a link to a parent folder 40
-    times, and two of them endlessly.
+    `**` matches any number of folders, each real one once. `glob` follows a link to a parent folder 40 times.
     """
-    found: set[str] = set()
-    for match in _expanded(pattern):
-        if match.is_dir():
-            found.update(files_below(match))
-        else:
-            found.add(str(match))
-    return sorted(found)
+    if "**" not in Path(pattern).parts:
+        found = glob.glob(pattern)
+        return sorted({file for match in found for file in (files_below(match) if os.path.isdir(match) else [match])})
+    from fsspec.utils import glob_translate  # not at the top: `bert-jax --help` does not wait for it
 
-
-def _expanded(pattern: str) -> list[Path]:
-    parts = Path(pattern).parts
-    if "**" not in parts:
-        return [Path(match) for match in glob.glob(pattern)]
-    at = parts.index("**")
-    folders: list[Path] = []
-    for top in _expanded(str(Path(*parts[:at]))) if at else [Path()]:
-        folders += _folders(top) if top.is_dir() else []
-    if not parts[at + 1 :]:
-        return folders
-    return [match for folder in folders for match in _expanded(str(Path(glob.escape(str(folder)), *parts[at + 1 :])))]
-
-
-def _folders(top: Path) -> list[Path]:
-    """Returns a folder and all folders below it, each real folder once."""
-    folders: list[Path] = []
-    seen: set[tuple[int, int]] = set()
-    waiting = [top]
-    while waiting:
-        folder = waiting.pop()
-        status = folder.stat()
-        if (status.st_dev, status.st_ino) in seen:
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        folders.append(folder)
-        below = [entry for entry in _shown(folder) if entry.is_dir()]
-        # Real folders come before links, so that a folder keeps its own name.
-        waiting += sorted(below, key=lambda entry: (entry.is_symlink(), entry.name), reverse=True)
-    return folders
-
-
-def _shown(folder: Path) -> list[Path]:
-    return [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    top = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts))
+    known = re.compile(glob_translate(os.path.normpath(pattern)))
+    files = [Path(file) for file in files_below(str(top))]
+    return [str(file) for file in files if any(known.match(str(path)) for path in (file, *file.parents))]

@@ -20,8 +20,6 @@ its trials started from, and an export that of its checkpoint.
 """
 
 import functools
-import json
-import logging
 import os
 import platform
 import re
@@ -36,24 +34,22 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax.files import atomic, json_checksums, remote
-from bert_jax.files.format_versions import check_version
+from bert_jax.files import remote
+from bert_jax.files.format_versions import read_json, write_json
 from bert_jax.version import __version__
 
-log = logging.getLogger(__name__)
-
 FILE = "provenance.json"
-DAMAGED_FILE = "provenance.json.damaged"
 FORMAT_VERSION = 1
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers", "libtpu")
 HIDDEN = "***"
 
-_SECRET = r"(?:api_?key|access_?key|secret|token|password|passwd|credentials?|signature|sig|key)"
-_SECRET_NAME = re.compile(rf"(?:.*[._-])?{_SECRET}(?:_id)?", re.IGNORECASE)
-_CONFIG_KEYS = ("mask_token", "keep_token", "random_token")  # shares of objective.*, not secrets
-_URL_CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+(?=@)")
-_QUERY_SECRET = re.compile(rf"([?&;][^=&;\s]*{_SECRET}=)[^&;\s]+", re.IGNORECASE)
-_KNOWN_TOKENS = re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|sk-|xox[abp]-|AKIA|ya29\.)[\w.-]{12,}")
+_NAME = r"(?:key|(?<!mask_)(?<!keep_)(?<!random_)token|secret|passw(?:or)?d|credentials?|signature|sig)(?:_id)?"
+_SECRETS = re.compile(
+    r"(://)[^/\s@]+(?=@)"  # user and password of an address
+    rf"|([\w.?&;-]*{_NAME}=|--[\w.-]*{_NAME}\s+)[^\s&;]+"  # NAME=value, --NAME value
+    r"|\b(?:hf_|gh[pousr]_|github_pat_|sk-|xox[abp]-|AKIA|ya29\.)[\w.-]{12,}",
+    re.IGNORECASE,
+)
 _GIT_SECONDS = 10
 
 
@@ -72,33 +68,14 @@ def record(inputs: Mapping[str, Any], *, devices: Mapping[str, Any] | None = Non
 
 def write(folder: epath.Path, entry: Mapping[str, Any]) -> None:
     """Writes `folder/provenance.json` with one entry, atomically."""
-    _write(folder, [entry])
+    write_json(folder / FILE, {"format_version": FORMAT_VERSION, "runs": [entry]})
 
 
 def append(folder: epath.Path, entry: Mapping[str, Any]) -> None:
-    """Adds an entry to `folder/provenance.json`, atomically. A damaged file is logged, and kept under another name.
-
-    Raises InputError for a file of a newer version.
-    """
+    """Adds an entry to `folder/provenance.json`, atomically. Raises InputError for a file of a newer version."""
     path = folder / FILE
-    entries: list[Any] = []
-    if remote.exists(path):
-        try:
-            found = atomic.read_whole(path)
-            content = dict(json.loads(found))
-            check_version(path, content, FORMAT_VERSION)
-            if not json_checksums.is_intact(content):
-                raise ValueError("checksum mismatch")
-            entries = list(content["runs"])
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            atomic.write_whole(folder / DAMAGED_FILE, found)
-            log.warning("%s: damaged (%s); kept as %s, and written anew without its entries", path, error, DAMAGED_FILE)
-    _write(folder, [*entries, entry])
-
-
-def _write(folder: epath.Path, entries: Sequence[Mapping[str, Any]]) -> None:
-    content = json_checksums.with_checksum({"format_version": FORMAT_VERSION, "runs": list(entries)})
-    atomic.write_whole(folder / FILE, (json.dumps(content, indent=2) + "\n").encode())
+    entries = read_json(path, FORMAT_VERSION)["runs"] if remote.exists(path) else []
+    write_json(path, {"format_version": FORMAT_VERSION, "runs": [*entries, entry]})
 
 
 def utc(seconds: float) -> str:
@@ -110,7 +87,7 @@ def command_line(arguments: Sequence[str]) -> str:
     """Returns `sys.argv` as one line for a shell, without secrets."""
     program = Path(arguments[0]).name if arguments else ""
     name = "python -m bert_jax.cli" if program == "cli.py" else program
-    return " ".join([name, *map(shlex.quote, _redact_words(arguments[1:]))])
+    return redact(" ".join([name, *map(shlex.quote, arguments[1:])]))
 
 
 @functools.cache
@@ -150,44 +127,16 @@ def git_commit(clone: Path) -> dict[str, Any]:
         return {}
 
 
-# --- Secrets ---------------------------------------------------------------------------------------------------------
-
-
 def redact(value: Any) -> Any:
-    """Replaces secrets in a JSON value by "***".
+    """Replaces secrets in the texts of a JSON value by "***".
 
-    Secrets are the user and password of a URL, values of a URL's query or of a key whose name ends in key, token,
-    secret, password, credentials or signature, and tokens with a known prefix such as `hf_`. The config keys
+    Secrets are the user and password of an address, the value after a name that ends in key, token, secret, password,
+    credentials or signature (NAME=value, --NAME value), and tokens with a known prefix such as `hf_`. The config keys
     `mask_token`, `keep_token` and `random_token` are none.
     """
     if isinstance(value, Mapping):
-        return {
-            name: HIDDEN if isinstance(entry, str) and _is_secret(name) else redact(entry)
-            for name, entry in value.items()
-        }
+        return {name: redact(entry) for name, entry in value.items()}
     if isinstance(value, str):
         value = value.encode("utf-8", "backslashreplace").decode()  # a path may have bytes that are not UTF-8
-        value = _QUERY_SECRET.sub(rf"\g<1>{HIDDEN}", _URL_CREDENTIALS.sub(HIDDEN, value))
-        return _KNOWN_TOKENS.sub(HIDDEN, value)
+        return _SECRETS.sub(lambda match: f"{match[1] or match[2] or ''}{HIDDEN}", value)
     return [redact(entry) for entry in value] if isinstance(value, list | tuple) else value
-
-
-def _is_secret(name: str) -> bool:
-    last = name.lstrip("-").rpartition(".")[2].replace("-", "_")
-    return bool(_SECRET_NAME.fullmatch(last)) and last not in _CONFIG_KEYS
-
-
-def _redact_words(words: Sequence[str]) -> list[str]:
-    """Redacts the words of a command: values after a secret's NAME (`--NAME=`, `NAME=`, `--NAME `), and URLs."""
-    result: list[str] = []
-    is_value = False  # of the option before
-    for word in words:
-        name, equals, _ = word.partition("=")
-        if is_value and not word.startswith("-"):
-            result.append(HIDDEN)
-            is_value = False
-            continue
-        has_secret_name = re.fullmatch(r"-{0,2}[\w.-]+", name) is not None and _is_secret(name)
-        result.append(f"{name}={HIDDEN}" if equals and has_secret_name else redact(word))
-        is_value = word.startswith("--") and has_secret_name and not equals
-    return result

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from bert_jax.errors import InputError
-from bert_jax.files import atomic, json_checksums, remote
-from bert_jax.files.format_versions import check_version
+from bert_jax.files import remote
+from bert_jax.files.format_versions import read_json, write_json
 from bert_jax.finetuning.task import Split, Task
 from bert_jax.tracking.metrics import finite_json
 from bert_jax.training.checkpointing.best_step import BestStep
@@ -90,16 +89,10 @@ def describe_best(best: BestStep, last: int, steps_an_epoch: int, total_steps: i
 
 
 def write_result(path: epath.Path, result: Mapping[str, Any]) -> None:
-    """Writes `result.json` atomically, with a checksum."""
-    content = json_checksums.with_checksum(json.loads(finite_json(result)))
-    atomic.write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
+    """Writes `result.json` atomically."""
+    write_json(path, json.loads(finite_json(result)))
 
 
 def read_result(path: epath.Path) -> dict[str, Any]:
     """Reads `result.json` at `path`. Raises InputError for a damaged file or a newer version."""
-    try:
-        result = json.loads(remote.retry_transient(path, path.read_text))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: damaged ({error!s:.200}); delete it and run the fine-tuning again") from error
-    check_version(path, result, RESULT_VERSION)
-    return json_checksums.checked(path, result, "delete it and run the fine-tuning again")
+    return read_json(path, RESULT_VERSION)

@@ -1,6 +1,5 @@
 """Resuming of a fine-tuning run: a workdir belongs to one run, whose config may change only in some keys."""
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from bert_jax.config import ConfigDict, flatten
 from bert_jax.data.corpora.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
 from bert_jax.files import provenance, remote
+from bert_jax.files.format_versions import read_json
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, newest_intact, open_checkpoint
 
 log = logging.getLogger(__name__)
@@ -87,6 +87,6 @@ def started_from(folder: epath.Path) -> str | None:
     """Returns the digest of the parameters that the run in a folder started from; None if there is no record of it."""
     path = folder / provenance.FILE
     try:
-        return json.loads(remote.retry_transient(path, path.read_text))["runs"][0]["inputs"]["init"]["digest"]
-    except (OSError, ValueError, LookupError, TypeError):
+        return read_json(path)["runs"][0]["inputs"]["init"]["digest"]
+    except (OSError, InputError, LookupError, TypeError):
         return None

@@ -8,7 +8,6 @@ Each trial is an independent run in its own folder of the workdir. A search that
 was running.
 """
 
-import json
 import logging
 import statistics
 from collections.abc import Mapping
@@ -19,7 +18,8 @@ from etils import epath
 
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
-from bert_jax.files import atomic, json_checksums, remote
+from bert_jax.files import remote
+from bert_jax.files.format_versions import read_json, write_json
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.results import RESULT_FILE, read_result
 from bert_jax.finetuning.resuming import check_same_run, encoder_digest, started_from
@@ -91,8 +91,7 @@ def search(config: ConfigDict, workdir: str, *, stop: StopSignal | None = None, 
             results.setdefault(rate, {})[seed] = _result(trial_config, trial, encoder, stop, bars)
     found = summarize(results)
     if is_first():
-        text = json.dumps(json_checksums.with_checksum(found), indent=2) + "\n"
-        atomic.write_whole(folder / SEARCH_FILE, text.encode())
+        write_json(folder / SEARCH_FILE, found)
     return found
 
 
@@ -120,7 +119,7 @@ def _result(
             "WORKDIR/checkpoints/STEP, or delete the folders of all trials to run them again"
         )
     if remote.exists(path):
-        check_same_run(folder, _read(folder / CONFIG_FILE), config, sources=("init", "data.path"))
+        check_same_run(folder, read_json(folder / CONFIG_FILE), config, sources=("init", "data.path"))
     else:
         if encoder and encoder_digest(config.init) != encoder:
             raise InputError(
@@ -131,14 +130,6 @@ def _result(
         finetune(config, str(folder), needs_scores=True, stop=stop, bars=bars)
         wait_for_first()  # process 0 writes the result that all processes read
     return read_result(path)
-
-
-def _read(path: epath.Path) -> dict[str, Any]:
-    advice = "delete the folder, and run the search again"
-    try:
-        return json_checksums.checked(path, json.loads(remote.retry_transient(path, path.read_text)), advice)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: damaged ({error!s:.200}); {advice}") from error
 
 
 def _main_score(result: Mapping[str, Any]) -> float:

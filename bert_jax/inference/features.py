@@ -33,8 +33,7 @@ import numpy as np
 from bert_jax.batch import Batch
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.files.file_formats import check_lines, not_utf8
-from bert_jax.files.line_reader import lines_from
+from bert_jax.files.text_files import decode_line, is_named_as_records, lines_from, text_format
 from bert_jax.finetuning.forward import Forward, LoadedModel, load_model
 from bert_jax.finetuning.inputs.batching import EncodedExamples
 from bert_jax.inference.opening import open_model_of
@@ -141,7 +140,9 @@ def extract(
     source = Path(input)  # epath takes a pipe for a file
     if not remote.is_remote(input) and source.exists() and not source.is_file():
         raise InputError(f"--input={input}: expected a regular file, since it is read twice; save the input to a file")
-    check_lines(input)
+    if is_named_as_records(input):
+        raise InputError(f"--input={input}: got a table or JSON lines, expected a file of plain text, one text a line")
+    text_format(input)  # refuses what is not text
     found = open_model_of(checkpoint)
     config, tokenizer = found.bert_config, found.tokenizer
     layers = ("-1" if pool else DEFAULT_LAYERS) if layers is None else layers
@@ -189,11 +190,8 @@ def extract(
 
 
 def _texts(path: str) -> Iterator[tuple[str, str | None]]:
-    for number, (_, line) in enumerate(lines_from(path, 0, None), start=1):
-        try:
-            text = line.decode("utf-8").strip()
-        except UnicodeDecodeError as error:
-            raise not_utf8(path, number, line[error.start]) from error
+    for offset, line in lines_from(path, 0, None):
+        text = decode_line(line, path, offset).strip()
         pair = re.fullmatch(r"(.*) \|\|\| (.*)", text, re.DOTALL)
         yield (pair[1], pair[2]) if pair else (text, None)
 

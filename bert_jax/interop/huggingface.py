@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from bert_jax.errors import InputError
 from bert_jax.files import provenance, remote
-from bert_jax.files.output_folder import new_folder, whole_folder
+from bert_jax.files.atomic import new_folder, whole_folder
 from bert_jax.interop.architectures import ARCHITECTURES
 from bert_jax.interop.export_digests import file_digests
 from bert_jax.interop.huggingface_weights import state_dict
@@ -134,7 +134,7 @@ def _check_one_run(workdir: str, output: epath.Path, complete: Collection[int]) 
     `complete` are steps whose revisions were compared before. A step that the workdir has is compared by its digest,
     for a workdir may be moved. A step that it no longer has must be from the same path as one of these.
     """
-    folders = remote.retry_transient(output, lambda: list(output.iterdir())) if remote.exists(output) else []
+    folders = remote.children(output)
     named = {int(child.name.removeprefix("step")): child for child in folders if _REVISION.fullmatch(child.name)}
     exported = {step: found for step, child in named.items() if (found := _exported_checkpoint(child))}
     kept = exported.keys() & set(chosen_steps(workdir, "all"))

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from bert_jax.errors import InputError
 from bert_jax.extras import install_hint
 from bert_jax.files import provenance
-from bert_jax.files.output_folder import new_folder, whole_folder
+from bert_jax.files.atomic import new_folder, whole_folder
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import Parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead

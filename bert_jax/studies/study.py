@@ -31,8 +31,8 @@ from bert_jax.config import ConfigDict, flatten, load_config, set_key
 from bert_jax.configs.studies.default import StudyRow, StudyTask
 from bert_jax.data.corpora.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
-from bert_jax.files import atomic, json_checksums, provenance, remote
-from bert_jax.files.format_versions import check_version
+from bert_jax.files import atomic, provenance, remote
+from bert_jax.files.format_versions import read_json, write_json
 from bert_jax.finetuning.inputs.batching import Encoding
 from bert_jax.finetuning.search import SEARCH_FILE, planned_runs, search
 from bert_jax.finetuning.task_checks import model_of
@@ -226,9 +226,7 @@ def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Ba
                     write_table(table, folder)
             if is_first():
                 atomic.make_folder(tuned)
-                content = {"format_version": _ENCODER_VERSION, **_started_from(row)}
-                sealed = json.dumps(json_checksums.with_checksum(content)) + "\n"
-                atomic.write_whole(tuned / ENCODER_FILE, sealed.encode())
+                write_json(tuned / ENCODER_FILE, {"format_version": _ENCODER_VERSION, **_started_from(row)})
             for task in plan.tasks_of(row):
                 where = tuned / _slug(task.name)
                 log.info("Fine-tuning row %r on task %r", row.name, task.name)
@@ -320,13 +318,7 @@ def _refuse_another_encoder(row: PlannedRow, folder: epath.Path) -> None:
     Folders of earlier versions record less of it.
     """
     path, now = folder / ENCODER_FILE, _started_from(row)
-    advice = f"remove {folder} to fine-tune again"
-    try:
-        before = json.loads(remote.retry_transient(path, path.read_text)) if remote.exists(path) else now
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: damaged ({error!s:.200}); {advice}") from error
-    check_version(path, before, _ENCODER_VERSION)
-    before = json_checksums.checked(path, before, advice)
+    before = read_json(path, _ENCODER_VERSION) if remote.exists(path) else now
     changed = [f"{key} {before[key]!r} -> {now[key]!r}" for key in now if key in before and before[key] != now[key]]
     if changed:
         raise InputError(

@@ -1,6 +1,5 @@
 """The table of a study, as Markdown, JSON and a figure, with the paper's numbers next to ours."""
 
-import json
 import math
 import statistics
 import textwrap
@@ -14,7 +13,8 @@ from etils import epath
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-from bert_jax.files import atomic, json_checksums
+from bert_jax.files import atomic
+from bert_jax.files.format_versions import write_json
 
 TABLE_VERSION = 1
 """The format of `table.json`."""
@@ -119,8 +119,7 @@ class Table:
 def write_table(table: Table, folder: epath.Path) -> None:
     """Writes `table.md`, `table.json` and `table.png` into the folder."""
     atomic.write_whole(folder / "table.md", render(table).encode())
-    content = json_checksums.with_checksum(table.as_json())
-    atomic.write_whole(folder / "table.json", (json.dumps(content, indent=2) + "\n").encode())
+    write_json(folder / "table.json", table.as_json())
     with atomic.whole_file(folder / "table.png") as file:
         _draw(table, file)
 

@@ -41,7 +41,7 @@ class GrowingFile:
     def write(self, content: bytes) -> None:
         """Appends `content`."""
         if self._file:
-            with atomic.named_errors(self._path):
+            with remote.store_errors(self._path):
                 self._file.write(content)
                 self._file.flush()
             return

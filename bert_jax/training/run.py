@@ -13,7 +13,8 @@ from jax.sharding import Mesh
 
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.errors import InputError, NotBegun
-from bert_jax.files import atomic, json_checksums, provenance
+from bert_jax.files import provenance
+from bert_jax.files.format_versions import write_json
 from bert_jax.progress import Bars
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.processes import is_first
@@ -94,9 +95,7 @@ def open_run(
     NotBegun after a stop signal.
     """
     if is_first():
-        content = json_checksums.with_checksum(json.loads(config.to_json_best_effort()))
-        text = json.dumps(content, indent=2) + "\n"
-        atomic.write_whole(folder / CONFIG_FILE, text.encode())
+        write_json(folder / CONFIG_FILE, json.loads(config.to_json_best_effort()))
     tracking = _open_trackers(folder, config, start, trackers, stack) if is_first() else Trackers()
     lock, stalls = watch
     if lock:

@@ -11,8 +11,8 @@ import pytest
 from etils import epath
 
 import bert_jax
+from bert_jax.errors import InputError
 from bert_jax.files import provenance
-from bert_jax.files.json_checksums import with_checksum
 
 
 def test_an_entry_has_time_software_and_inputs(monkeypatch: pytest.MonkeyPatch):
@@ -50,16 +50,15 @@ def test_commit_of_a_clone_and_whether_it_is_modified(tmp_path: Path):
     assert provenance.git_commit(tmp_path) == {**clean, "modified": True}
 
 
-def test_a_resumed_run_appends_an_entry(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_resumed_run_appends_an_entry(tmp_path: Path):
     folder = epath.Path(tmp_path)
     for number in range(2):
         provenance.append(folder, {"start_step": number})
     content = json.loads((tmp_path / provenance.FILE).read_text())
-    assert content == with_checksum({"format_version": 1, "runs": [{"start_step": 0}, {"start_step": 1}]})
+    assert content == {"format_version": 1, "runs": [{"start_step": 0}, {"start_step": 1}]}
     (tmp_path / provenance.FILE).write_text("{")
-    provenance.append(folder, {"start_step": 2})
-    assert json.loads((tmp_path / provenance.FILE).read_text())["runs"] == [{"start_step": 2}]
-    assert provenance.FILE in caplog.text
+    with pytest.raises(InputError, match=provenance.FILE):
+        provenance.append(folder, {"start_step": 2})
 
 
 @pytest.mark.parametrize(
@@ -81,5 +80,5 @@ def test_secrets_are_not_recorded(words: list[str], expected: list[str]):
 
 
 def test_secrets_in_inputs_are_not_recorded():
-    entry = provenance.record({"path": "https://me:abc@host/a", "token": "abc", "files": [{"path": "a?sig=abc"}]})
-    assert entry["inputs"] == {"path": "https://***@host/a", "token": "***", "files": [{"path": "a?sig=***"}]}
+    entry = provenance.record({"path": "https://me:abc@host/a", "files": [{"path": "a?sig=abc"}]})
+    assert entry["inputs"] == {"path": "https://***@host/a", "files": [{"path": "a?sig=***"}]}

@@ -5,14 +5,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from etils import epath
 from support import child_processes, sources
 
-from bert_jax.files.output_folder import whole_folder
+from bert_jax.files.atomic import whole_folder
 from bert_jax.interop import huggingface
 from bert_jax.interop.importing import import_checkpoint
 from bert_jax.training.checkpointing.checkpoints import Checkpoint
@@ -20,7 +19,7 @@ from bert_jax.training.checkpointing.checkpoints import Checkpoint
 UNFINISHED = """
 import signal, sys
 from etils import epath
-from bert_jax.files.output_folder import whole_folder
+from bert_jax.files.atomic import whole_folder
 with whole_folder(epath.Path(sys.argv[1]), last="config.json") as partial:
     (partial / "config.json").write_text("{}")
     print(partial, flush=True)
@@ -45,34 +44,19 @@ def test_every_file_has_the_mode_that_the_umask_gives(umask: int, mode: int, che
     assert "model.safetensors" in modes
 
 
-@pytest.fixture
-def unfinished(tmp_path: Path) -> Iterator[list[tuple[subprocess.Popen, Path]]]:
-    """Two processes that export to `hf` and never finish, each with its partial folder."""
+def test_what_a_killed_export_leaves_is_replaced_by_the_next(tmp_path: Path):
     command = [sys.executable, "-c", UNFINISHED, str(tmp_path / "hf")]
-    processes = [child_processes.start(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    try:
-        yield [(process, Path(process.stdout.readline().strip())) for process in processes if process.stdout]
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-
-
-def test_what_a_killed_export_leaves_is_deleted_by_the_next(unfinished, tmp_path: Path):
-    (killed, abandoned), (_, held) = unfinished
+    killed = child_processes.start(command, stdout=subprocess.PIPE, text=True)
+    assert killed.stdout
+    abandoned = Path(killed.stdout.readline().strip())
     killed.kill()
-    killed.wait()
-    others = [tmp_path / name for name in ("hf.partial", "hf.0123abcd.part", "hf2.0123abcd.partial")]
-    for folder in others:
-        folder.mkdir()
-    (tmp_path / "hf.01234567.partial").write_text("a file of somebody else")
+    killed.communicate()
     assert abandoned.is_dir()
+    (abandoned / "model.safetensors").touch()
+    (tmp_path / "hf.partial").mkdir()  # of somebody else
     with whole_folder(epath.Path(tmp_path / "hf"), last="config.json") as partial:
         (partial / "config.json").write_text("{}")
-    assert not abandoned.exists()
-    assert (held / "config.json").exists()
-    assert all(folder.is_dir() for folder in others)
-    assert (tmp_path / "hf.01234567.partial").read_text() == "a file of somebody else"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "hf.partial"]
     assert [path.name for path in (tmp_path / "hf").iterdir()] == ["config.json"]
 
 

@@ -13,7 +13,7 @@ from support import child_processes, gcs, helpers
 import bert_jax
 from bert_jax.cli import main
 from bert_jax.errors import InputError
-from bert_jax.files import remote
+from bert_jax.files import atomic, remote
 from bert_jax.interop import importing
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
@@ -158,7 +158,7 @@ def test_run_survives_an_outage_of_seconds(store, dataset_dir):
 
 def test_store_without_checkpoint_support_is_refused(dataset_dir, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(remote._PACKAGES, "s3", "json")  # which is installed
-    monkeypatch.setattr(remote, "is_taken", lambda _: False)
+    monkeypatch.setattr(atomic, "is_taken", lambda _: False)
     monkeypatch.setattr(importing, "_names_in", lambda _: set())  # no model of other software either
     for command in (
         pretrain(dataset_dir, "s3://bucket/run"),

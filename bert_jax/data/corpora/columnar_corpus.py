@@ -15,7 +15,7 @@ from bert_jax.data.corpora.corpus_options import CorpusOptions
 from bert_jax.data.corpora.documents import documents_of
 from bert_jax.data.corpora.fields import missing_field
 from bert_jax.errors import BertJaxError, InputError
-from bert_jax.files import line_reader, remote
+from bert_jax.files import remote, text_files
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -192,9 +192,9 @@ class _Column:
             )
 
     def _decode(self, value: bytes, where: str) -> str:
-        if len(value) > line_reader.MAX_LINE_BYTES:
+        if len(value) > text_files.MAX_LINE_BYTES:
             raise InputError(
-                f"{where}: got a text of {len(value):,} bytes, expected at most {line_reader.MAX_LINE_BYTES:,}; split "
+                f"{where}: got a text of {len(value):,} bytes, expected at most {text_files.MAX_LINE_BYTES:,}; split "
                 "it into several rows"
             )
         try:

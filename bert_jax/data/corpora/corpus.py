@@ -11,16 +11,16 @@ documents as reading the files sequentially, for any slice size.
 
 | format | recognized by | a slice is a range of | reader |
 | --- | --- | --- | --- |
-| Parquet, Arrow | first bytes | row groups, record batches | `columnar_corpus` |
+| Parquet, Arrow | suffix | row groups, record batches | `columnar_corpus` |
 | CSV, TSV | suffix | the file | `csv_corpus` |
 | JSON lines | suffix `.jsonl`, `.ndjson`, `.json`, or a first line such as `{"id":` | bytes | `json_corpus` |
-| WikiExtractor's | `<doc id=` at the start | bytes | `text_corpus` |
+| WikiExtractor's | `<doc ` at the start | bytes | `text_corpus` |
 | plain text | any other name | bytes | `text_corpus` |
 | TFDS | `tfds:NAME` | examples | `tfds_corpus` |
 | docstrings | `pydoc`, `pydoc:NAME` | the input | `pydoc_corpus` |
 
 Text, JSON lines, CSV and TSV are also read as `.gz`, `.bz2` or `.zst`; such a file is one slice. The text of a record
-is its field `CorpusOptions.text_field`. `file_formats` refuses other formats.
+is its field `CorpusOptions.text_field`.
 """
 
 import os
@@ -39,8 +39,7 @@ from bert_jax.data.corpora.json_corpus import json_documents
 from bert_jax.data.corpora.text_corpus import text_documents, wiki_documents
 from bert_jax.errors import InputError
 from bert_jax.files import provenance, remote
-from bert_jax.files.file_formats import check_name, text_format
-from bert_jax.files.line_reader import file_bytes, is_compressed
+from bert_jax.files.text_files import file_bytes, is_compressed, text_format
 
 SLICE_BYTES = 8 << 20
 """Bytes on disk that one task reads."""
@@ -99,7 +98,6 @@ def slices_of(files: Sequence[str], options: CorpusOptions, slice_bytes: int = S
 
 
 def _file_slices(path: str, options: CorpusOptions, slice_bytes: int) -> list[Slice]:
-    check_name(path)
     size = file_bytes(path)
     whole = [Slice(path, 0, None, size)]
     if size <= slice_bytes or is_compressed(path):
@@ -144,7 +142,9 @@ def fingerprint(path: str) -> str:
     if tfds_corpus.is_tfds(path):
         return tfds_corpus.fingerprint(path)
     if remote.is_remote(path):
-        return remote.version(path)
+        store, name = remote.store_of(path)
+        with remote.store_errors(path):
+            return str(store.ukey(name))
     status = os.stat(path)
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
 

@@ -16,7 +16,7 @@ from bert_jax.data.corpora import pydoc_corpus, tfds_corpus
 from bert_jax.data.corpora.corpus_options import TEXT_FIELD
 from bert_jax.errors import InputError
 from bert_jax.files import local_listing, remote
-from bert_jax.files.file_formats import is_named_as_records
+from bert_jax.files.text_files import is_named_as_records
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def _expand_one(name: str, text_field: str) -> list[str]:
         return [name]
     if path.is_dir():
         _log_hidden(path)
-        if files := local_listing.files_below(path):
+        if files := local_listing.files_below(name):
             return _without_descriptions(name, files)
         raise InputError(f"--input={name}: the folder contains no files; expected a folder or pattern with text files")
     if not has_magic(name):

@@ -14,9 +14,8 @@ from bert_jax.data.corpora.corpus_options import CorpusOptions
 from bert_jax.data.corpora.documents import documents_of
 from bert_jax.data.corpora.fields import missing_field
 from bert_jax.errors import InputError
-from bert_jax.files import line_reader
-from bert_jax.files.file_formats import decode_line
-from bert_jax.files.line_reader import line_number, lines_from
+from bert_jax.files import text_files
+from bert_jax.files.text_files import decode_line, line_number, lines_from
 
 _QUOTE = b'"'
 _MAX_COLUMNS = 10_000
@@ -166,8 +165,8 @@ class _Records:
     def _extend(self, part: bytes) -> None:
         self._field += part
         self._size += len(part)
-        if self._size > line_reader.MAX_LINE_BYTES:
-            raise self.unclosed(f"{line_reader.MAX_LINE_BYTES} bytes later, the longest record that is read")
+        if self._size > text_files.MAX_LINE_BYTES:
+            raise self.unclosed(f"{text_files.MAX_LINE_BYTES} bytes later, the longest record that is read")
 
     def _append(self, field: bytes) -> None:
         self._fields.append(field)

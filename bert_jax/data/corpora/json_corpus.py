@@ -8,8 +8,7 @@ from bert_jax.data.corpora.corpus_options import CorpusOptions
 from bert_jax.data.corpora.documents import documents_of, is_blank
 from bert_jax.data.corpora.fields import missing_field, nested_names
 from bert_jax.errors import InputError
-from bert_jax.files.file_formats import decode_line
-from bert_jax.files.line_reader import line_number, lines_from
+from bert_jax.files.text_files import decode_line, line_number, lines_from
 
 _TYPES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
 _MISSING = object()

@@ -14,8 +14,7 @@ from typing import Any
 from bert_jax.data.corpora.csv_corpus import has_column
 from bert_jax.errors import InputError
 from bert_jax.files.atomic import sync
-from bert_jax.files.file_formats import compression_of
-from bert_jax.files.line_reader import lines_from
+from bert_jax.files.text_files import compression_of, lines_from
 
 STDIN = "-"
 _BLOCK_BYTES = 1 << 20

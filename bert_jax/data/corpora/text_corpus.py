@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator
 
 from bert_jax.data.corpora.corpus_options import CorpusOptions
 from bert_jax.data.corpora.documents import is_blank
-from bert_jax.files.file_formats import decode_line
-from bert_jax.files.line_reader import first_line_start, line_number, lines_from
+from bert_jax.files.text_files import decode_line, first_line_start, line_number, lines_from
 
 log = logging.getLogger(__name__)
 

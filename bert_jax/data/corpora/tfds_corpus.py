@@ -21,7 +21,7 @@ from etils import epath
 
 from bert_jax.data.corpora.corpus_options import TEXT_FIELD
 from bert_jax.errors import InputError
-from bert_jax.files.line_reader import file_bytes
+from bert_jax.files.text_files import file_bytes
 
 PREFIX = "tfds:"
 EXAMPLE = "tfds:wikipedia/20230601.en:train:text"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from bert_jax.data.corpora import pydoc_corpus, tfds_corpus
 from bert_jax.data.dataset import SplitInfo
 from bert_jax.errors import InputError
-from bert_jax.files.file_formats import text_format
+from bert_jax.files.text_files import text_format
 
 log = logging.getLogger(__name__)
 

@@ -376,7 +376,9 @@ def _arrays(splits: dict[str, list[Built]]) -> dict[str, np.ndarray]:
 def _move(path: Path | epath.Path, target: epath.Path) -> None:
     """Hard-links a file, else copies it. The source is kept, so that a killed run can resume."""
     if remote.is_remote(path):  # staged by a cluster: copied within the store
-        atomic.copy(path, target)
+        store, name = remote.store_of(path)
+        with remote.store_errors(target):
+            store.copy(name, os.fspath(target))
         return
     try:
         os.link(path, os.fspath(target))

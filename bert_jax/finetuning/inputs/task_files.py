@@ -15,7 +15,7 @@ from etils import epath
 from bert_jax.config import ConfigDict
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.files.line_reader import lines_from
+from bert_jax.files.text_files import lines_from
 
 log = logging.getLogger(__name__)
 

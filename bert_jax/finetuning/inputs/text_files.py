@@ -17,7 +17,7 @@ from os import PathLike
 from typing import Any
 
 from bert_jax.errors import InputError
-from bert_jax.files.line_reader import COMPRESSED
+from bert_jax.files.text_files import COMPRESSED
 from bert_jax.finetuning.inputs.task_files import (
     MISSING_LABEL,
     UNKNOWN_LABEL,

@@ -1,6 +1,5 @@
 """Inputs of a report: runs, searches, studies and compiled steps, read from their folders and files."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,8 +9,8 @@ from etils import epath
 
 from bert_jax.config import ConfigDict, flatten
 from bert_jax.errors import InputError
-from bert_jax.files import atomic, json_checksums, remote
-from bert_jax.files.format_versions import check_version
+from bert_jax.files import remote
+from bert_jax.files.format_versions import read_json
 from bert_jax.tracking.metrics import SAMPLES, read_metrics
 
 Rows = list[dict[str, Any]]
@@ -159,12 +158,7 @@ def naming(source: str) -> Iterator[None]:
 def _read_json(path: epath.Path) -> dict[str, Any]:
     if not remote.exists(path):
         raise InputError(f"{path} not found; pass a workdir, or a JSON file of a study, a search or `compile --json`")
-    try:
-        content = json.loads(atomic.read_whole(path))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is no JSON: {error!s:.200}; write it again") from error
-    check_version(path, content, _NEWEST)
-    return json_checksums.checked(path, content, "run the command that wrote it again")
+    return read_json(path, _NEWEST)
 
 
 def _pretraining_seeds(folder: epath.Path, table: Mapping[str, Any]) -> dict[str, int | None]:
@@ -182,10 +176,7 @@ def _pretraining_seeds(folder: epath.Path, table: Mapping[str, Any]) -> dict[str
 
 
 def _children_with_metrics(folder: epath.Path) -> list[epath.Path]:
-    if not remote.exists(folder):
-        return []
-    children = remote.retry_transient(folder, lambda: sorted(folder.iterdir()))
-    return [child for child in children if child.is_dir() and read_metrics(child)]
+    return [child for child in remote.children(folder) if child.is_dir() and read_metrics(child)]
 
 
 def _runs_below(folder: epath.Path, levels: int) -> Iterator[epath.Path]:

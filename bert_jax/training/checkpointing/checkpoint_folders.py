@@ -23,10 +23,7 @@ _ITEMS = ("parameters", "position", "bert_config", "tokenizer", "config")
 def step_folders(workdir: epath.Path) -> list[epath.Path]:
     """Returns the folders with the name of a step, newest first, whatever they contain."""
     folder = workdir / FOLDER
-    if not remote.exists(folder):
-        return []
-    children = remote.retry_transient(folder, lambda: list(folder.iterdir()))
-    steps = [child for child in children if re.fullmatch("0|[1-9][0-9]*", child.name)]
+    steps = [child for child in remote.children(folder) if re.fullmatch("0|[1-9][0-9]*", child.name)]
     return sorted(steps, key=lambda child: int(child.name), reverse=True)
 
 
@@ -108,12 +105,13 @@ def newest_step(workdir: epath.Path) -> epath.Path | None:
 
 def is_saved(folder: epath.Path) -> bool:
     """Returns whether a checkpoint is committed: by a rename on a disk, by a marker file in a store."""
-    return remote.retry_transient(folder, lambda: ocp.utils.is_checkpoint_finalized(folder))
+    with remote.store_errors(folder):
+        return ocp.utils.is_checkpoint_finalized(folder)
 
 
 def missing_items(step: epath.Path) -> list[str]:
     """Returns the items that the folder of a step lacks."""
-    present = remote.retry_transient(step, lambda: {child.name for child in step.iterdir()} if step.is_dir() else set())
+    present = {child.name for child in remote.children(step)}
     return [item for item in _ITEMS if item not in present]
 
 
@@ -122,13 +120,14 @@ def set_aside(step: epath.Path) -> epath.Path:
 
     A store copies and then deletes its files. A kill between the two leaves both, and the next run repeats it.
     """
-    taken = {child.name for child in remote.retry_transient(step.parent, lambda: list(step.parent.iterdir()))}
+    taken = {child.name for child in remote.children(step.parent)}
     names = (f"{step.name}.damaged{number}" for number in ["", *(f"-{count}" for count in range(2, len(taken) + 3))])
     target = step.parent / next(name for name in names if name not in taken)
     if remote.is_remote(step):
         store, name = remote.store_of(step)
-        remote.retry_transient(step, lambda: store.copy(name, os.fspath(target), recursive=True))
-        remote.retry_transient(step, lambda: store.rm(name, recursive=True))
+        with remote.store_errors(step):
+            store.copy(name, os.fspath(target), recursive=True)
+            store.rm(name, recursive=True)
     else:
         os.rename(step, target)
     return target

@@ -36,7 +36,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from bert_jax.errors import InputError
-from bert_jax.files import provenance, remote
+from bert_jax.files import atomic, provenance, remote
 from bert_jax.files.local_listing import similar_name
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import HEADS, Parameters
@@ -300,6 +300,4 @@ def read_items(folder: epath.Path, names: Sequence[str]) -> dict[str, Any]:
     """Verifies and reads items of JSON in the folder of a checkpoint."""
     verify(folder, names)
     with convert_read_errors(folder):  # `ocp.Checkpointer` would wait for all processes
-        return {
-            name: json.loads(remote.retry_transient(folder, (folder / name / "metadata").read_text)) for name in names
-        }
+        return {name: json.loads(atomic.read_whole(folder / name / "metadata")) for name in names}

@@ -8,7 +8,6 @@ committed step has one. A CRC32 finds every change of up to 32 adjacent bits, an
 
 import hashlib
 import json
-import os
 import re
 import zlib
 from collections.abc import Collection, Iterator
@@ -20,7 +19,7 @@ import jax
 from etils import epath
 
 from bert_jax.errors import BertJaxError, InputError
-from bert_jax.files import remote
+from bert_jax.files import atomic, remote
 from bert_jax.files.format_versions import check_version
 
 FILE = "checksums.json"
@@ -41,8 +40,9 @@ def write_checksums(path: epath.Path) -> None:
 
     On a disk its folder has another name until then.
     """
-    siblings = remote.retry_transient(path, lambda: list(path.parent.iterdir()))
-    folder = next((one for one in siblings if one.name.startswith(f"{path.name}.orbax-checkpoint-tmp")), path)
+    folder = next(
+        (one for one in remote.children(path.parent) if one.name.startswith(f"{path.name}.orbax-checkpoint-tmp")), path
+    )
     names = sorted(_names(folder))
     with ThreadPoolExecutor(_THREADS) as threads:
         found = threads.map(lambda name: _checksum(folder / name), names)
@@ -81,14 +81,14 @@ def fingerprint(folder: epath.Path) -> str:
 
 def _read(folder: epath.Path) -> dict[str, Any]:
     """Returns size and checksum of each file."""
-    content = json.loads(remote.retry_transient(folder, (folder / FILE).read_text))
+    content = json.loads(atomic.read_whole(folder / FILE))
     check_version(folder / FILE, content, FORMAT_VERSION)
     return dict(content["files"])
 
 
 def _names(folder: epath.Path, prefix: str = "") -> Iterator[str]:
     """Yields the paths of all files below a folder, relative to it."""
-    for child in remote.retry_transient(folder, lambda: list(folder.iterdir())):
+    for child in remote.children(folder):
         if child.name not in (*_OF_ORBAX, FILE):
             yield from _names(child, f"{prefix}{child.name}/") if child.is_dir() else [prefix + child.name]
 
@@ -96,7 +96,7 @@ def _names(folder: epath.Path, prefix: str = "") -> Iterator[str]:
 def _checksum(path: epath.Path) -> tuple[int, int]:
     """Returns the bytes of a file and their CRC32."""
     size = crc = 0
-    with path.open("rb") as file:
+    with remote.store_errors(path), path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             size, crc = size + len(chunk), zlib.crc32(chunk, crc)
     return size, crc
@@ -115,13 +115,15 @@ def convert_read_errors(folder: epath.Path) -> Iterator[None]:
     """
     try:
         yield
-    except (InputError, MemoryError, jax.errors.JaxRuntimeError):  # JaxRuntimeError: out of device memory
+    except (MemoryError, jax.errors.JaxRuntimeError):  # JaxRuntimeError: out of device memory
         raise
     except Exception as error:  # TensorStore raises untyped errors
+        if isinstance(error, BertJaxError) and not isinstance(error.__cause__, FileNotFoundError):
+            raise
         reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         if isinstance(error, PermissionError) or _DENIED.search(str(error)):
             raise InputError(f"{folder} may not be read ({reason}); check your permissions") from error
-        if _TRANSIENT.search(str(error)) or (remote.is_remote(os.fspath(folder)) and remote.is_transient(error)):
+        if _TRANSIENT.search(str(error)) or isinstance(error, (ConnectionError, TimeoutError)):
             raise BertJaxError(
                 f"{folder} could not be read because of a transient error ({reason}); rerun the command"
             ) from error

@@ -11,7 +11,7 @@ import pytest
 from bert_jax.data.corpora import columnar_corpus
 from bert_jax.data.corpora.corpus import CorpusOptions, Slice, plan, read
 from bert_jax.errors import InputError
-from bert_jax.files import line_reader
+from bert_jax.files import text_files
 
 TEXTS = [f"Document {number}.\n{'It has words. ' * (number % 7)}" for number in range(100)]
 
@@ -62,14 +62,6 @@ def test_slices_cover_row_groups_and_bytes(kind, tmp_path):
     pieces = plan([str(path)], CorpusOptions(), 1)
     assert [(piece.start, piece.end) for piece in pieces] == [(number, number + 1) for number in range(13)]
     assert sum(piece.bytes for piece in pieces) == path.stat().st_size
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_format_is_known_by_the_first_bytes(kind, tmp_path):
-    path = write(tmp_path, kind, TEXTS)
-    for name in ("blob", "corpus.txt"):
-        assert documents(path.rename(tmp_path / name)) == [text.strip() for text in TEXTS]
-        path = tmp_path / name
 
 
 def test_long_documents_are_split_as_in_json_lines(tmp_path, caplog):
@@ -137,7 +129,7 @@ def test_bytes_that_are_no_text_are_named_by_their_row(tmp_path):
 
 
 def test_a_text_that_is_too_long_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(line_reader, "MAX_LINE_BYTES", 5000)
+    monkeypatch.setattr(text_files, "MAX_LINE_BYTES", 5000)
     path = write(tmp_path, "parquet", ["a", "x" * 5001])
     with pytest.raises(InputError, match=r"a\.parquet: row 2: .*5,001 bytes.*5,000"):
         documents(path)

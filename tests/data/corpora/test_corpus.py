@@ -15,11 +15,12 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.reading import counted_bytes
 
 from bert_jax.data.corpora import corpus
 from bert_jax.data.corpora.corpus import CorpusOptions, Slice, expand, group_slices, plan, read
 from bert_jax.errors import InputError
-from bert_jax.files import file_formats, line_reader
+from bert_jax.files import text_files
 
 LINES = st.sampled_from(
     [
@@ -80,16 +81,14 @@ def write(tmp_path):
     text=TEXTS,
     mark=st.sampled_from(["", "\ufeff"]),
     slice_bytes=st.integers(1, 60),
-    block_bytes=st.integers(1, 50),
     limit=st.integers(1, 60) | st.just(1 << 20),
     wiki=st.booleans(),
 )
-def test_slices_share_out_a_text_file(text, mark, slice_bytes, block_bytes, limit, wiki):
+def test_slices_share_out_a_text_file(text, mark, slice_bytes, limit, wiki):
     if wiki:
         text = '<doc id="1">\n' + text.replace("bc def", '<doc id="2" title="a">')
     options = CorpusOptions(max_document_bytes=limit)
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(line_reader, "_BLOCK_BYTES", block_bytes)
+    with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "text.txt")
         path.write_bytes((mark + text).encode())
         documents = list(read(whole(path), options))
@@ -136,23 +135,12 @@ def test_a_file_without_blank_lines_is_shared_out_and_read_a_bounded_number_of_t
     path = write("endless.txt", line * 40_000)
     size = len(line) * 40_000
     options = CorpusOptions(max_document_bytes=100_000)
-    read_bytes = 0
-    real_blocks = line_reader.blocks
-
-    def counted_blocks(path, offset):
-        nonlocal read_bytes
-        for block in real_blocks(path, offset):
-            read_bytes += len(block)
-            yield block
-
-    monkeypatch.setattr(file_formats, "blocks", counted_blocks)
-    monkeypatch.setattr(line_reader, "blocks", counted_blocks)
-    monkeypatch.setattr(line_reader, "_BLOCK_BYTES", 1 << 12)
+    read_bytes = counted_bytes(monkeypatch)
     with caplog.at_level(logging.WARNING):
         per_slice = [list(read(piece, options)) for piece in plan([path], options, 50_000)]
     assert "\n".join(document for documents in per_slice for document in documents) == (line * 40_000).decode()[:-1]
     assert sum(bool(documents) for documents in per_slice) >= size // 100_000
-    assert read_bytes < 4 * size
+    assert sum(read_bytes) < 4 * size
     assert [record.message.split(": ")[0] for record in caplog.records] == [f"{path}:2042"]  # One warning a file.
     assert "max_document_bytes" not in caplog.text  # which is no option of a command
 
@@ -174,7 +162,8 @@ def test_little_of_a_compressed_file_is_unpacked_at_a_time(write):
     zeros = zstandard.ZstdCompressor().compress(bytes(128 << 20))
     path = write("zeros.txt.zst", zeros + zeros)
     tracemalloc.start()
-    size = sum(map(len, line_reader.blocks(path, 0)))
+    with text_files.open_text(path) as file:
+        size = sum(map(len, iter(lambda: file.read(1 << 20), b"")))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert size == 256 << 20
@@ -224,14 +213,14 @@ def test_a_damaged_compressed_file_is_named(write, suffix, fault):
         middle = len(packed) // 2
         packed = packed[:middle] + bytes(255 - byte for byte in packed[middle : middle + 40]) + packed[middle + 40 :]
     path = write(f"text.txt{suffix}", packed)
-    with pytest.raises(InputError, match=rf"text\.txt\{suffix}:\d+: .*\(.+\)"):
+    with pytest.raises(InputError, match=rf"text\.txt\{suffix}: .*\(.+\)"):
         list(read(whole(path), CorpusOptions()))
 
 
 @pytest.mark.parametrize("slice_bytes", [1, 7, 1000])
 def test_bad_utf8_is_named_by_file_and_line_whatever_the_slice(write, slice_bytes):
     path = write("latin.txt", b"one\n\ntwo\n\n" * 10 + b"three caf\xe9s\n\nfour\n")
-    with pytest.raises(InputError, match=r"latin\.txt:41: .*byte 0xe9.*--errors replace.*iconv -f ISO-8859-1"):
+    with pytest.raises(InputError, match=r"latin\.txt:41: .*byte 0xe9.*iconv -f ISO-8859-1.*--errors replace"):
         read_slices(path, CorpusOptions(), slice_bytes)
     assert "three caf\ufffds" in read_slices(path, CorpusOptions(errors="replace"), slice_bytes)
 
@@ -266,8 +255,7 @@ def test_half_a_surrogate_pair_never_comes_out_of_json(write):
 
 
 def test_a_line_that_is_too_long_is_refused(write, monkeypatch):
-    monkeypatch.setattr(line_reader, "MAX_LINE_BYTES", 5000)
-    monkeypatch.setattr(line_reader, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(text_files, "MAX_LINE_BYTES", 5000)
     path = write("one_line.txt", "fine\n\n" + "word " * 10_000)
     with pytest.raises(InputError, match=r"one_line\.txt:3: .*\b5000 bytes"):
         list(read(whole(path), CorpusOptions()))
@@ -353,7 +341,7 @@ def test_expand_names_files_once_and_in_order(write, tmp_path, monkeypatch):
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("name", ["c", "c/**", "**/*.txt", "c/*/**/*.txt", "c/**/**"])
+@pytest.mark.parametrize("name", ["c", "c/**", "**/*.txt", "c/**/**"])
 def test_links_that_lead_back_up_are_followed_once(write, tmp_path, monkeypatch, name):
     for path in ("c/a.txt", "c/d/b.txt", "elsewhere/e.txt"):
         write(path, "text")

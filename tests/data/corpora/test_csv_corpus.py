@@ -12,10 +12,11 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.reading import counted_bytes
 
 from bert_jax.data.corpora.corpus import CorpusOptions, plan, read
 from bert_jax.errors import InputError
-from bert_jax.files import line_reader
+from bert_jax.files import text_files
 
 COMPRESS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".zst": zstandard.ZstdCompressor().compress}
 CELLS = st.text(st.sampled_from('ab,;\t"\n\r é\u2028'), max_size=12)
@@ -47,16 +48,14 @@ def write(tmp_path):
     end=st.sampled_from(["\n", "\r\n"]),
     everywhere=st.booleans(),
     mark=st.sampled_from(["", "\ufeff"]),
-    block_bytes=st.integers(1, 50),
 )
-def test_files_of_pythons_csv_are_read(rows, separator, end, everywhere, mark, block_bytes):
+def test_files_of_pythons_csv_are_read(rows, separator, end, everywhere, mark):
     """Python's writer leaves a lone CR in a field without quotes, which no reader of lines can tell from an end."""
     file = io.StringIO(newline="")
     quoting = csv.QUOTE_ALL if everywhere or any("\r" in cell for row in rows for cell in row) else csv.QUOTE_MINIMAL
     writer = csv.writer(file, delimiter=separator, lineterminator=end, quoting=quoting)
     writer.writerows([("id", "text", "title"), *rows])
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(line_reader, "_BLOCK_BYTES", block_bytes)
+    with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "a.tsv" if separator == "\t" else "a.csv")
         path.write_text(mark + file.getvalue(), encoding="utf-8", newline="")
         assert documents(path, slice_bytes=1) == [found for row in rows if (found := stripped(row[1]))]
@@ -112,30 +111,21 @@ def test_an_invalid_file_is_named_with_the_line(write, content, line, words):
 def test_invalid_utf8_is_named_by_its_line(write, field, line):
     header = "id,text\n" if line > 1 else "caf\xe9,text\n"
     path = write((header + f"1,a\n2,{field}\n").encode("latin-1"))
-    with pytest.raises(InputError, match=rf"a\.csv:{line}: .*byte 0xe9.*--errors replace.*iconv"):
+    with pytest.raises(InputError, match=rf"a\.csv:{line}: .*byte 0xe9.*iconv.*--errors replace"):
         documents(path)
     assert len(documents(path, errors="replace")) == 2
 
 
 def test_a_quote_that_is_never_closed_is_found_before_the_end(write, monkeypatch):
-    monkeypatch.setattr(line_reader, "MAX_LINE_BYTES", 1 << 16)
+    monkeypatch.setattr(text_files, "MAX_LINE_BYTES", 1 << 16)
     path = write('id,text\n1,a\n2,"b\n' + "3,a line without quotes\n" * 400_000)  # 9 MB
-    read_bytes = 0
-    real_blocks = line_reader.blocks
-
-    def counted(path, offset):
-        nonlocal read_bytes
-        for block in real_blocks(path, offset):
-            read_bytes += len(block)
-            yield block
-
-    monkeypatch.setattr(line_reader, "blocks", counted)
+    read_bytes = counted_bytes(monkeypatch)
     tracemalloc.start()
     with pytest.raises(InputError, match=r"a\.csv:3: .*not closed.*65536 bytes"):
         documents(path)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert read_bytes <= 4 << 20
+    assert sum(read_bytes) <= 4 << 20
     assert peak < 8 << 20
 
 
@@ -157,7 +147,5 @@ def test_text_field_selects_a_column(write):
 
 
 def test_content_of_another_format_is_refused(write):
-    with pytest.raises(InputError, match=r"a\.csv: HTML"):
-        documents(write("<html><body>sorry</body></html>"))
-    with pytest.raises(InputError, match=r"a\.csv: .*UTF-16.*iconv"):
+    with pytest.raises(InputError, match=r"a\.csv: .*UTF-8.*iconv"):
         documents(write("id,text\n1,a\n".encode("utf-16")))

@@ -164,7 +164,7 @@ def test_broken_files(inputs, vocabulary_file, tmp_path, capsys, monkeypatch):
     message = fails(capsys, command_line(names, vocabulary_file, tmp_path / "data", *ON_DIRECT), 2)
     assert re.fullmatch(r"bert-jax prepare: .*latin\.txt:2: .*UTF-8.* \(\D*\b1\b\D*\)", message)
     assert not files(tmp_path / "data")
-    (tmp_path / "table.txt").write_bytes(b"PAR1\x15\x04 the ship .")
+    (tmp_path / "table.txt").write_bytes(b"PAR1\x15\x00 the ship .")
     for number, name in enumerate([names[-1], tmp_path / "table.txt"]):
         with pytest.raises(InputError, match=name.name):
             run([str(name)], WordPieceTokenizer.from_file(str(vocabulary_file)), tmp_path / f"{number}", **DIRECT)

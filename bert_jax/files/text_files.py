@@ -1,0 +1,161 @@
+"""Opens files of text, reads their lines from any offset and decodes them.
+
+Offsets are in the decompressed file. The name's extension says how it is compressed and what it holds.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+from typing import BinaryIO
+
+from bert_jax.errors import InputError
+from bert_jax.files import remote
+
+MAX_LINE_BYTES = 64 << 20
+"""Length limit of a line, since a line must fit in memory."""
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+_MAGIC = {".gz": b"\x1f\x8b\x08", ".bz2": b"BZh", ".zst": b"\x28\xb5\x2f\xfd"}
+_HEAD_BYTES = 4096
+_JSON_OBJECT = re.compile(rb'[ \t]*\{[ \t]*"[^"]*"[ \t]*:')
+_FORMATS = {
+    ".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv", ".tsv": "tsv", ".tab": "tsv",
+    ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow",
+}  # fmt: skip
+
+
+def open_text(path: str) -> BinaryIO:
+    """Opens a file for reading; .gz, .bz2 and .zst files are decompressed, all of their parts, to the last byte.
+
+    pyarrow notices a truncated file, which the stream readers of `zstandard` and fsspec take for a shorter one.
+    """
+    file = remote.open_to_read(path) if remote.is_remote(path) else open(path, "rb")  # noqa: SIM115
+    if not is_compressed(path):
+        return file
+    import pyarrow as pa
+
+    return BufferedReader(pa.CompressedInputStream(pa.PythonFile(file, mode="r"), COMPRESSED[_suffix(path)]), 1 << 20)
+
+
+def lines_from(path: str, start: int, end: int | None) -> Iterator[tuple[int, bytes]]:
+    """Yields (offset, line) for every line that begins at or after `start`, to the end of the file.
+
+    Yields nothing if no line begins in [start, end). The line has no trailing "\n", and the file's byte order mark is
+    dropped. Raises InputError for a file that cannot be read, and for a line of more than MAX_LINE_BYTES.
+    """
+    with _named(path), open_text(path) as file:
+        offset = start
+        if start:
+            file.seek(start - 1)
+            while (rest := file.readline(_HEAD_BYTES)) and not rest.endswith(b"\n"):
+                offset += len(rest)  # of a line that begins before `start`
+                if end is not None and offset > end:
+                    return
+            offset += len(rest) - 1
+        if end is not None and offset >= end:
+            return
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            if len(line) > MAX_LINE_BYTES:
+                where = f"{path}:{line_number(path, offset)}"
+                raise InputError(f"{where}: a line must be at most {MAX_LINE_BYTES} bytes; insert line breaks")
+            text = line.removesuffix(b"\n")
+            yield offset, text if offset else text.removeprefix(BYTE_ORDER_MARK)
+            offset += len(line)
+
+
+def first_line_start(path: str, start: int, end: int | None) -> int | None:
+    """Returns the offset of the first line that begins in [start, end), or None."""
+    return 0 if start == 0 else next((offset for offset, _ in lines_from(path, start, end)), None)
+
+
+def line_number(path: str, offset: int) -> int:
+    """Returns the number, from 1, of the line that begins at `offset`. Slow, for messages: reads the file up to it."""
+    number = 1
+    with _named(path), open_text(path) as file:
+        while offset > 0 and (block := file.read(min(offset, 1 << 20))):
+            number += block.count(b"\n")
+            offset -= len(block)
+    return number
+
+
+def decode_line(line: bytes, path: str, offset: int, errors: str = "strict") -> str:
+    """Decodes the line of a file that begins at `offset`; `errors` as in `bytes.decode`.
+
+    Raises InputError for bytes that are not UTF-8, with the file and the number of the line.
+    """
+    try:
+        return line.decode("utf-8", errors)
+    except UnicodeDecodeError as error:
+        number = line_number(path, offset) + line.count(b"\n", 0, error.start)
+        raise InputError(
+            f"{path}:{number}: not UTF-8 (byte 0x{line[error.start]:02x}); re-encode the file, such as with iconv -f "
+            "ISO-8859-1 -t UTF-8, or pass --errors replace to prepare and vocab"
+        ) from error
+
+
+def text_format(path: str) -> str:
+    """Returns the format of a corpus file: "parquet", "arrow", "csv", "tsv", "json" (lines), "wiki" or "text".
+
+    The name's extension decides. A file of another name is "wiki" (WikiExtractor's) if it begins with <doc, "json" if
+    with an object. Raises InputError for a file that is not text, and for a compressed table.
+    """
+    suffix = _suffix(path.lower().removesuffix(_suffix(path)) if is_compressed(path) else path)
+    found = _FORMATS.get(suffix, "")
+    if found in ("parquet", "arrow"):
+        if is_compressed(path):
+            raise InputError(f"{path}: compressed {found} cannot be read in parts; decompress it")
+        return found
+    with _named(path), open_text(path) as file:
+        head = file.read(_HEAD_BYTES).removeprefix(BYTE_ORDER_MARK)
+    if actual := compression_of(head):
+        raise InputError(f"{path}: got {actual} data, expected text; rename it to {path}{actual} or decompress it")
+    if b"\0" in head:
+        raise InputError(
+            f"{path}: not text in UTF-8 (byte 0x00 at offset {head.index(0)}); re-encode it, such as with iconv -f "
+            "UTF-16 -t UTF-8, convert it to text, or name text files only, such as '*.txt'"
+        )
+    return found or ("wiki" if head.startswith(b"<doc ") else "json" if _JSON_OBJECT.match(head) else "text")
+
+
+def is_named_as_records(path: str) -> bool:
+    """Returns True for the name of a file of records: Parquet, Arrow, CSV, TSV or JSON lines."""
+    return _suffix(path.lower().removesuffix(_suffix(path)) if is_compressed(path) else path) in _FORMATS
+
+
+def compression_of(head: bytes) -> str:
+    """Returns the suffix of compressed data, such as ".gz", from its first bytes; "" for other data."""
+    return next((suffix for suffix, magic in _MAGIC.items() if head.startswith(magic)), "")
+
+
+def is_compressed(path: str) -> bool:
+    """Returns True for a path with a compression suffix."""
+    return _suffix(path) in COMPRESSED
+
+
+def _suffix(path: str) -> str:
+    return os.path.splitext(path.lower())[1]
+
+
+def file_bytes(path: str) -> int:
+    """Returns the size of a file in bytes, as it is stored. Raises InputError if it cannot be read."""
+    with _named(path):
+        if not remote.is_remote(path):
+            return Path(path).stat().st_size
+        store, name = remote.store_of(path)
+        with remote.store_errors(path):
+            return int(store.info(name)["size"])
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Raises errors of reading a file as an InputError with its name."""
+    try:
+        with remote.store_errors(path):
+            yield
+    except (OSError, EOFError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise InputError(f"{path}: cannot be read ({reason}); check it, or fetch it again") from error

@@ -1,0 +1,123 @@
+"""Files of text: formats, compression, lines from any offset, and the errors for files that are not text."""
+
+import bz2
+import gzip
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from bert_jax import cli
+from bert_jax.data.corpora.corpus import CorpusOptions, plan, read
+from bert_jax.errors import InputError
+from bert_jax.files import text_files
+from bert_jax.files.text_files import decode_line, first_line_start, line_number, lines_from
+
+TEXT = "the ship sees the storm .\n\na little wave .\n"
+COMPRESS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".zst": zstandard.ZstdCompressor().compress}
+
+
+def documents(path, errors="strict", slice_bytes=1 << 20) -> list[str]:
+    options = CorpusOptions(errors=errors)
+    return [document for piece in plan([str(path)], options, slice_bytes) for document in read(piece, options)]
+
+
+@pytest.mark.parametrize("suffix", list(COMPRESS))
+def test_lines_from_any_offset(suffix: str, tmp_path: Path):
+    path = tmp_path / f"lines.txt{suffix}"
+    content = b"ab\n\nlong\nend"
+    path.write_bytes(COMPRESS[suffix](content))
+    begins = [(0, b"ab"), (3, b""), (4, b"long"), (9, b"end")]
+    starts = [0] if suffix else range(11)  # compressed files are read from their start
+    for start, end in itertools.product(starts, (None, 5, 9, 10, 20)):
+        expected = [line for line in begins if line[0] >= start]
+        if end is not None and not any(start <= offset < end for offset, _ in begins):
+            expected = []
+        assert list(lines_from(str(path), start, end)) == expected
+        found = next((offset for offset, _ in begins if start <= offset < (end or 99)), None)
+        assert first_line_start(str(path), start, end) == found
+    assert [line_number(str(path), offset) for offset, _ in begins] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+def test_all_parts_of_a_compressed_file_are_read_and_a_cut_one_is_refused(suffix: str, tmp_path: Path):
+    path = tmp_path / f"a.txt{suffix}"
+    content = COMPRESS[suffix](b"one\ntwo\n" * 1000) + COMPRESS[suffix](b"three\n")
+    path.write_bytes(content)
+    assert [line for _, line in lines_from(str(path), 0, None)] == [b"one", b"two"] * 1000 + [b"three"]
+    path.write_bytes(content[:-4])
+    with pytest.raises(InputError, match=rf"^{path}: .*[Tt]runcated"):
+        list(lines_from(str(path), 0, None))
+
+
+@pytest.mark.parametrize("name", ["corpus.txt", "corpus", "wiki.jsonl", "corpus.txt.zst", "table.csv"])
+@pytest.mark.parametrize("content", [b"SQLite format 3\0abc", TEXT.encode("utf-16")], ids=["binary", "utf16"])
+def test_a_file_that_is_no_text_is_refused(content: bytes, name: str, tmp_path: Path):
+    path = tmp_path / name
+    path.write_bytes(COMPRESS[".zst" if name.endswith(".zst") else ""](content))
+    with pytest.raises(InputError, match=rf"^{path}: .*UTF-8.*0x00"):
+        documents(path, "replace")
+
+
+def test_invalid_utf8_is_refused_with_its_line(tmp_path: Path):
+    (tmp_path / "a.txt").write_bytes(b"the ship .\nthe caf\xe9 .\n")
+    with pytest.raises(InputError, match=r"a\.txt:2: .*UTF-8.*0xe9"):
+        documents(tmp_path / "a.txt")
+    assert documents(tmp_path / "a.txt", "replace") == ["the ship .\nthe caf\ufffd ."]
+    assert decode_line(b"caf\xe9", "", 0, "ignore") == "caf"
+
+
+def test_compressed_data_under_a_plain_name_is_refused(tmp_path: Path):
+    for suffix in (".gz", ".bz2", ".zst"):
+        (tmp_path / "a.txt").write_bytes(COMPRESS[suffix](TEXT.encode()))
+        with pytest.raises(InputError, match=rf"a\.txt: .*{suffix}"):
+            documents(tmp_path / "a.txt")
+
+
+def test_compressed_parquet_is_refused(tmp_path: Path):
+    pq.write_table(pa.table({"text": ["the ship ."]}), tmp_path / "a.parquet")
+    (tmp_path / "a.parquet.gz").write_bytes(gzip.compress((tmp_path / "a.parquet").read_bytes()))
+    with pytest.raises(InputError, match=r"a\.parquet\.gz: .*decompress"):
+        documents(tmp_path / "a.parquet.gz")
+
+
+@pytest.mark.parametrize("suffix", list(COMPRESS))
+@pytest.mark.parametrize(
+    "text", [TEXT, "id,text\n1,a\n", "<html>a</html>\n", "[a] of {b}\n", "\ufeffthe ship .\n", "漢字\n"]
+)
+def test_any_text_is_accepted(text: str, suffix: str, tmp_path: Path):
+    path = tmp_path / f"corpus.txt{suffix}"
+    path.write_bytes(COMPRESS[suffix](text.encode()))
+    assert "\n\n".join(documents(path)).split() == text.removeprefix("\ufeff").split()
+
+
+@pytest.mark.parametrize("name", ["wiki_00", "wiki.xml", "wiki.txt"])
+def test_files_of_wikiextractor_are_known_by_their_beginning(name: str, tmp_path: Path):
+    (tmp_path / name).write_text('<doc id="1" url="u" title="A">\nA\n\nThe ship.\n\n</doc>\n')
+    assert documents(tmp_path / name) == ["The ship."]
+    (tmp_path / name).write_text('{"id": "1", "text": "The ship."}\n')
+    assert documents(tmp_path / name) == ["The ship."]
+
+
+def test_a_line_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(text_files, "MAX_LINE_BYTES", 100)
+    (tmp_path / "a.txt").write_bytes(b"short\n" + b"x" * 101 + b"\n")
+    with pytest.raises(InputError, match=r"a\.txt:2: .*\b100 bytes"):
+        documents(tmp_path / "a.txt")
+
+
+def test_prepare_and_vocab_exit_with_2_and_write_nothing(tmp_path, vocabulary_file, capsys):
+    (tmp_path / "corpus.txt").write_bytes(b"SQLite format 3\0" + np.arange(2000, dtype="<u2").tobytes())
+    for command, output in (
+        (["prepare", "--vocab", vocabulary_file, "--workers", 1], "data"),
+        (["vocab", "--size", 100], "made.txt"),
+    ):
+        arguments = [*command, "--input", tmp_path / "corpus.txt", "--output", tmp_path / output, "--errors", "replace"]
+        assert cli.main([str(argument) for argument in arguments]) == 2
+        assert f"{tmp_path / 'corpus.txt'}: " in capsys.readouterr().err
+    assert not (tmp_path / "data" / "dataset.json").exists()
+    assert not (tmp_path / "made.txt").exists()
