@@ -125,7 +125,7 @@ def write_encoder(encoder: Path, folder: Path) -> None:
 
 
 def read_task(folder: Path, vocabulary: Path) -> Any:
-    from bert_jax.config import load_config
+    from bert_jax.config import FinetuneConfig, load_config
     from bert_jax.finetuning.inputs.batching import Encoding
     from bert_jax.finetuning.task_kinds import TASK_KINDS
     from bert_jax.text.wordpiece import WordPieceTokenizer
@@ -138,7 +138,7 @@ def read_task(folder: Path, vocabulary: Path) -> Any:
             "task.text_pair": "text_pair" if has_pairs else "", "task.regression": folder.name == "stsb",
         }  # fmt: skip
     name = "finetune/ner" if folder.name == "wnut17" else "finetune/text"
-    config = load_config(name, [(key, str(value)) for key, value in settings.items()], keys_of="finetune/default")
+    config = load_config(name, [(key, str(value)) for key, value in settings.items()], kind=FinetuneConfig)
     tokenizer = WordPieceTokenizer.from_file(str(vocabulary))
     return TASK_KINDS[config.task.kind].from_config(config, Encoding(tokenizer, MAX_SEQ_LEN))
 

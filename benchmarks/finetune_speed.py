@@ -51,6 +51,7 @@ def prepare(folder: Path, data: Path, task_name: str, model: str, examples: int)
     from bert_jax.interop import huggingface
     from bert_jax.model import BertConfig, initialize, parameter_count
     from bert_jax.model.bert import HEADS
+    from bert_jax.sections import to_dict
     from bert_jax.text.wordpiece import WordPieceTokenizer
     from bert_jax.training.checkpointing.checkpoints import open_checkpoint, save_parameters
 
@@ -61,7 +62,7 @@ def prepare(folder: Path, data: Path, task_name: str, model: str, examples: int)
             pair = {} if row.text_b is None else {"text_pair": row.text_b}
             file.write(json.dumps({"text": row.text_a, **pair, "label": row.label}) + "\n")
     tokenizer = WordPieceTokenizer.from_file(str(data / "vocab" / "bert-base-uncased-vocab.txt"))
-    config = BertConfig(**{**load_config(model).model.to_dict(), "vocab_size": tokenizer.vocab_size})
+    config = BertConfig(**{**to_dict(load_config(model).model), "vocab_size": tokenizer.vocab_size})
     _, parameters = jax.jit(lambda: initialize(config, jax.random.key(0)))()
     save_parameters(
         epath.Path(folder / CHECKPOINT), parameters, bert_config=config, tokenizer=tokenizer, heads=HEADS
@@ -96,7 +97,7 @@ def finetune_bert_jax(folder: Path, task: dict, epochs: int) -> dict:
     tune_malloc()  # as the command does, before JAX has threads
     import jax
 
-    from bert_jax.config import load_config
+    from bert_jax.config import FinetuneConfig, load_config
     from bert_jax.finetuning.finetune import finetune
 
     compiled: list[float] = []
@@ -116,9 +117,7 @@ def finetune_bert_jax(folder: Path, task: dict, epochs: int) -> dict:
         "optimizer.grad_clip_norm": CLIP, "optimizer.bias_correction": True,  # as torch's AdamW has it
         "data.sort_window": 64,
     }  # fmt: skip
-    config = load_config(
-        "finetune/text", [(key, str(value)) for key, value in settings.items()], keys_of="finetune/default"
-    )
+    config = load_config("finetune/text", [(key, str(value)) for key, value in settings.items()], kind=FinetuneConfig)
     clock = Clock()
     with tempfile.TemporaryDirectory() as workdir:
         finetune(config, workdir, bars=lambda **_: clock)

@@ -124,9 +124,10 @@ def _flops_per_row(config: str) -> float:
 
     from bert_jax.config import load_config
     from bert_jax.model import BertConfig
+    from bert_jax.sections import to_dict
     from bert_jax.tracking.flops import training_flops
 
-    model = BertConfig.from_dict({**load_config(config).model.to_dict(), "vocab_size": VOCAB_SIZE})
+    model = BertConfig.from_dict({**to_dict(load_config(config).model), "vocab_size": VOCAB_SIZE})
     return training_flops(model, SEQ_LEN, PREDICTIONS[SEQ_LEN], 1)
 
 
@@ -172,10 +173,11 @@ def _torch_rounds(name: str, config_name: str, seconds: float) -> Callable[[], f
     from transformers import BertConfig, BertForPreTraining
 
     from bert_jax.config import load_config
+    from bert_jax.sections import to_dict
 
     config = load_config(config_name)
     torch.manual_seed(0)
-    model = BertForPreTraining(BertConfig(**config.model.to_dict() | {"vocab_size": VOCAB_SIZE})).train()
+    model = BertForPreTraining(BertConfig(**to_dict(config.model) | {"vocab_size": VOCAB_SIZE})).train()
     settings, is_tuned = config.optimizer, name != "torch"
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, betas=(settings.b1, settings.b2), eps=settings.eps,

@@ -19,7 +19,8 @@ from record import Record, add_json_argument
 
 from bert_jax.ahead_of_time.target import open_target, out_of_memory
 from bert_jax.batch import pretraining_shapes
-from bert_jax.config import ConfigDict, load_config
+from bert_jax.config import FinetuneConfig, PretrainConfig, load_config
+from bert_jax.config_keys import MeshKeys
 from bert_jax.errors import InputError
 from bert_jax.finetuning import finetune
 from bert_jax.finetuning.forward import run_model
@@ -32,6 +33,7 @@ from bert_jax.parallel.forward_step import make_forward_step
 from bert_jax.parallel.host_batches import abstract_batch
 from bert_jax.parallel.mesh import batch_mesh_axes, fill_in_accumulation, make_mesh
 from bert_jax.parallel.sharding import parameter_shardings
+from bert_jax.sections import flatten
 from bert_jax.text.vocabulary_extension import Extension
 from bert_jax.training import phase_data
 from bert_jax.training.evaluation import SAMPLE_FILLS, SAMPLE_MASKS, make_eval_step, make_samples_step
@@ -66,7 +68,7 @@ COLUMNS = {
 
 
 def programs(
-    mesh: Mesh, config: ConfigDict, model: BertConfig, seq_len: int, rows: int
+    mesh: Mesh, config: PretrainConfig, model: BertConfig, seq_len: int, rows: int
 ) -> dict[str, Callable[[], Any]]:
     """Returns every program of the commands, by the command and what it does: functions for `lower`.
 
@@ -82,8 +84,8 @@ def programs(
     new = BertConfig(**{**model.to_dict(), "vocab_size": model.vocab_size + 1, "max_position_embeddings": 2 * seq_len})
     growth = Growth(model, new, words)
     evaluate = functools.partial(make_eval_step, objective=make_objective(config))
-    everywhere = make_mesh(ConfigDict({"data": -1, "fsdp": 1, "tensor": 1}), list(mesh.devices.flat))
-    first = make_mesh(ConfigDict({"data": 1, "fsdp": 1, "tensor": 1}), [mesh.devices.flat[0]])
+    everywhere = make_mesh(MeshKeys(data=-1, fsdp=1, tensor=1), list(mesh.devices.flat))
+    first = make_mesh(MeshKeys(data=1, fsdp=1, tensor=1), [mesh.devices.flat[0]])
 
     def evaluation(mesh: Mesh, rows: int, predictions: int, make: Any, *entries: str) -> tuple[Any, ...]:
         shapes: Any = pretraining_shapes(rows, seq_len, predictions, sequences)
@@ -130,7 +132,7 @@ def programs(
     for (part, name), grow in growth.programs(shardings).items():
         table = with_shardings(parameters, growth.loading_shardings(shardings))[part][name]
         found[f"pretrain: growth of {part}.{name}"] = functools.partial(tuple, (mesh, grow, table))
-    task = load_config("finetune/default", [("global_batch_size", str(rows))], keys_of="finetune/default")
+    task = load_config("finetune/default", [("global_batch_size", str(rows))], kind=FinetuneConfig)
     for name, head in HEADS.items():
         labels = {"regress": ((), np.float32), "span": ((2,), np.int32), "tag": ((seq_len,), np.int32)}
         shape, dtype = labels.get(head.kind, ((), np.int32))
@@ -147,7 +149,7 @@ def programs(
     return found
 
 
-def tuning_step(mesh: Mesh, config: ConfigDict, model: BertConfig, head: TaskHead, batch: Any) -> Any:
+def tuning_step(mesh: Mesh, config: PretrainConfig, model: BertConfig, head: TaskHead, batch: Any) -> Any:
     spec, step = finetune.plan_step(mesh, config, model, head, 100)
     return mesh, step, spec.abstract, batch
 
@@ -193,7 +195,8 @@ def rows_of(config_name: str, topology: str, rows: dict[tuple[str, str, str], di
     pod = len(target.devices)
     config = load_config(config_name, [("global_batch_size", str(8 * pod)), ("data.max_predictions", "76")])
     mesh = make_mesh(config.mesh, target.devices)
-    model = BertConfig(**{**{key: value for key, value in config.model.items() if value != -1}, "vocab_size": 30_522})
+    sizes = {key: value for key, value in flatten(config.model) if value != -1}
+    model = BertConfig(**{**sizes, "vocab_size": 30_522})
     step_gib = rows.get((config_name, topology, TRAINING_STEP), {}).get("peak_gib")
     for program, function in programs(mesh, config, model, 512, 8 * pod).items():
         if rows.get((config_name, topology, program), {}).get("code") == code:

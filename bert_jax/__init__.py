@@ -18,7 +18,7 @@ from bert_jax.supported_versions import check_installed
 from bert_jax.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from bert_jax.config import load_config
+    from bert_jax.config import FinetuneConfig, PretrainConfig, load_config
     from bert_jax.custom_training import Training
     from bert_jax.data.dataset import PreparedDataset
     from bert_jax.errors import BertJaxError, InputError
@@ -32,8 +32,10 @@ _MODULES = {
     "Encoded": "inference.text_encoder",
     "Filling": "inference.pretrained",
     "FineTuned": "inference.pretrained",
+    "FinetuneConfig": "config",
     "InputError": "errors",
     "PreTrained": "inference.pretrained",
+    "PretrainConfig": "config",
     "PreparedDataset": "data.dataset",
     "Training": "custom_training",
     "finetune": "finetuning.finetune",
@@ -46,9 +48,11 @@ __all__ = [
     "Encoded",
     "Filling",
     "FineTuned",
+    "FinetuneConfig",
     "InputError",
     "PreTrained",
     "PreparedDataset",
+    "PretrainConfig",
     "Training",
     "__version__",
     "finetune",

@@ -1,17 +1,25 @@
 """The packaged configs: names, what their docstrings say, and the comments of their keys. Runs none of them.
 
-`bert-jax --help` and completion list configs, so that this module imports only the standard library.
+`bert-jax --help` and completion list configs, so that this module imports no other package.
 """
 
 import ast
+import functools
 import importlib
 import importlib.util
 import re
 from pathlib import Path
 
+from bert_jax import config_keys
+from bert_jax.sections import Section, kinds
+
 KINDS = {"pretrain": "", "finetune": "finetune/", "study": "studies/"}
 """Prefix of the names of a command's configs."""
-_COMMON = "_common"
+
+CONFIG_TYPES: dict[str, type[Section]] = {
+    "pretrain": config_keys.PretrainConfig, "finetune": config_keys.FinetuneConfig, "study": config_keys.StudyConfig
+}  # fmt: skip
+"""Type of a command's configs."""
 
 
 def aliases() -> dict[str, str]:
@@ -36,11 +44,6 @@ def kind_of(spec: str) -> str:
     return next((command for command in ("finetune", "study") if KINDS[command] in f"/{path}"), "pretrain")
 
 
-def keys_of(command: str) -> str:
-    """Returns the name of the config that defines the keys of a command's configs."""
-    return f"{KINDS[command]}default"
-
-
 def summaries(command: str = "") -> dict[str, str]:
     """Returns the first sentence of each config's docstring by its name, those of one command or all."""
     files = config_files()
@@ -56,16 +59,15 @@ def docstring(spec: str) -> str:
     return ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "" if file and file.is_file() else ""
 
 
-def key_comments(command: str) -> dict[str, str]:
-    """Returns the comment of each config key that has one, from the files that define the keys of a command."""
-    name = keys_of(command)
+def key_comments(kind: type[Section]) -> dict[str, str]:
+    """Returns the comment of each key of a config, by its dotted name; of a section too if it has one."""
     comments: dict[str, str] = {}
-    if command == "study":
-        comments |= {f"pretraining.{key}": text for key, text in key_comments("pretrain").items()}
-    file = config_files()[name]
-    shared = [] if command == "study" else [next(iter(config_files().values())).parent / f"{_COMMON}.py"]
-    for source in [*shared, file]:
-        comments |= _comments(source.read_text(encoding="utf-8"))
+    own = _comments()
+    for name, type_of in kinds(kind).items():
+        if text := next((own[base.__name__, name] for base in kind.__mro__ if (base.__name__, name) in own), ""):
+            comments[name] = text
+        if isinstance(type_of, type) and issubclass(type_of, Section):
+            comments |= {f"{name}.{key}": comment for key, comment in key_comments(type_of).items()}
     return comments
 
 
@@ -74,17 +76,21 @@ def _first_sentence(file: Path) -> str:
     return re.split(r"(?<=[.]) (?=[A-Z`])", text)[0]
 
 
-def _comments(source: str) -> dict[str, str]:
-    """Returns the comment of each `config.KEY = VALUE`: that on its line, or the lines before it."""
-    comments: dict[str, str] = {}
+@functools.cache
+def _comments() -> dict[tuple[str, str], str]:
+    """Returns the comment of each field by (class, field): that on its line, or the lines before it."""
+    comments: dict[tuple[str, str], str] = {}
     before: list[str] = []
-    for line in source.split("\n"):
-        if alone := re.fullmatch(r"\s+# (.*)", line):
+    owner = ""
+    for line in Path(config_keys.__file__).read_text(encoding="utf-8").split("\n"):
+        if alone := re.fullmatch(r"    # (.*)", line):
             before.append(alone[1])
             continue
-        if assignment := re.match(r"\s+config\.([\w.]+) = ", line):
+        if of_class := re.match(r"class (\w+)", line):
+            owner = of_class[1]
+        elif field := re.match(r"    (\w+): .* = ", line):
             own = re.search(r"  # (.*)$", line)
             if text := own[1] if own else " ".join(before):
-                comments[assignment[1]] = text
+                comments[owner, field[1]] = text
         before = []
     return comments

@@ -16,7 +16,7 @@ from functools import cached_property
 import jax
 
 from bert_jax.batch import Batch
-from bert_jax.config import ConfigDict
+from bert_jax.config_keys import PretrainConfig
 from bert_jax.data.loading.prefetch import Prefetch
 from bert_jax.errors import InputError
 from bert_jax.files import remote
@@ -45,7 +45,7 @@ class Training:
       tokenizer: the tokenizer of the dataset.
     """
 
-    def __init__(self, config: ConfigDict, devices: Sequence[jax.Device] | None = None):
+    def __init__(self, config: PretrainConfig, devices: Sequence[jax.Device] | None = None):
         """Opens the dataset of `config.data.path`, and plans the state and the step; allocates no parameters.
 
         `devices` are those of the mesh, by default all.
@@ -69,7 +69,7 @@ class Training:
             return self._spec.make()
         init = open_init(
             config.init, self.model, self._loaded.phase.datasets[0],
-            nsp=config.objective.nsp, missing_heads=config.init_missing_heads,
+            nsp=config.objective.nsp is True, missing_heads=config.init_missing_heads,
         )  # fmt: skip
         self._init = init.checkpoint
         return initialize_from(init.checkpoint, self._spec, init.growth)

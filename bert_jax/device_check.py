@@ -25,7 +25,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from bert_jax.config import ConfigDict, load_config
+from bert_jax.config import PretrainConfig, load_config
 from bert_jax.custom_training import Training
 from bert_jax.data.preparation.options import PrepareOptions
 from bert_jax.data.preparation.pipeline import prepare
@@ -182,7 +182,7 @@ def run_to_signal(dataset: str, workdir: str, number: int) -> None:
     pretrain(tiny_config(dataset), workdir, trackers=trackers)
 
 
-def tiny_config(dataset: str, **overrides: Any) -> ConfigDict:
+def tiny_config(dataset: str, **overrides: Any) -> PretrainConfig:
     """Returns the config of a tiny model with dropout; in `overrides`, double underscores stand for dots.
 
     Its sizes are divisible by 8 devices along `tensor` and 128 along `fsdp`, its batch by all devices.

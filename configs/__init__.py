@@ -6,7 +6,7 @@ ALIASES = {f"bert_{size}": f"bert:{size}" for size in ("mini", "small", "medium"
 """Names of configs that are another config with an argument."""
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> types.SimpleNamespace:
     """Returns an alias as a module with `get_config`, for `from bert_jax.configs import bert_base`."""
     if name not in ALIASES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,25 +23,29 @@ Score to expect: the paper's, which `studies/table5`, `studies/table6` and `stud
 pre-train and fine-tune all rows of a table.
 """
 
+from ml_collections import ConfigDict
+
 from bert_jax.configs import bert
 
-_LTR = {"objective.lm": "ltr", "objective.nsp": False}
+_LTR: dict[str, object] = {"objective.lm": "ltr", "objective.nsp": False}
 
 
-def _size(layers, hidden, heads):
+def _size(layers: int, hidden: int, heads: int) -> dict[str, object]:
     return {
         "model.num_hidden_layers": layers, "model.hidden_size": hidden, "model.num_attention_heads": heads,
         "model.intermediate_size": 4 * hidden,
     }  # fmt: skip
 
 
-def _masks(mask, same, random):
+def _masks(mask: int, same: int, random: int) -> dict[str, object]:
     return {
         "objective.mask_token": mask / 100, "objective.keep_token": same / 100, "objective.random_token": random / 100
     }  # fmt: skip
 
 
-TABLE_5 = {"bert_base": {}, "no_nsp": {"objective.nsp": False}, "ltr_no_nsp": _LTR, "ltr_no_nsp_bilstm": _LTR}
+TABLE_5: dict[str, dict[str, object]] = {
+    "bert_base": {}, "no_nsp": {"objective.nsp": False}, "ltr_no_nsp": _LTR, "ltr_no_nsp_bilstm": _LTR
+}  # fmt: skip
 TABLE_6 = {
     f"L{layers}_H{hidden}_A{heads}": _size(layers, hidden, heads)
     for layers, hidden, heads in (
@@ -58,7 +62,7 @@ ROWS = {**TABLE_5, **TABLE_6, **TABLE_8}
 """Overrides of BERT-BASE's config, by the row's name."""
 
 
-def get_config(row="bert_base"):
+def get_config(row: str = "bert_base") -> ConfigDict:
     if row not in ROWS:
         raise ValueError(f"{row!r}: unknown row; expected one of {', '.join(ROWS)}")
     config = bert.get_config()

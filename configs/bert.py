@@ -28,6 +28,8 @@ docs/numbers/expected_numbers.md lists other records.
 
 import re
 
+from ml_collections import ConfigDict
+
 from bert_jax.configs import default
 
 SIZES = {
@@ -36,7 +38,7 @@ SIZES = {
 """Layers and hidden size."""
 
 
-def get_config(size="base"):
+def get_config(size: str = "base") -> ConfigDict:
     match = re.fullmatch(r"L(\d+)_H(\d+)(?:_A(\d+))?", size)
     if not match and size not in SIZES:
         raise ValueError(

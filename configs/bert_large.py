@@ -28,6 +28,10 @@ Score to expect: an MLM loss of 1.17 (perplexity 3.23, the paper's table 6); wit
 DeepLearningExamples, probably with NSP's loss.
 """
 
+from collections.abc import Mapping
+
+from ml_collections import ConfigDict
+
 from bert_jax.configs import bert
 
 # Rows of a microbatch on a device, at 128 tokens and at 512, with room to spare (benchmarks/tpu_topologies.py), data
@@ -42,7 +46,7 @@ CHIPS |= dict.fromkeys(("a100", "h100"), (256, 64))
 CHIPS |= dict.fromkeys(("h200", "b200", "gb200"), (512, 128))
 
 
-def get_config(recipe=""):
+def get_config(recipe: str = "") -> ConfigDict:
     is_lamb = recipe.split("_")[0] == "lamb"
     chip = recipe.removeprefix("lamb").removeprefix("_") if is_lamb else recipe
     if recipe not in ("", "lamb", *CHIPS, *(f"lamb_{name}" for name in CHIPS)):
@@ -62,7 +66,7 @@ def get_config(recipe=""):
     return config
 
 
-def _lamb(config):
+def _lamb(config: ConfigDict) -> None:
     config.optimizer.name = "lamb"
     config.optimizer.bias_correction = True
     config.optimizer.decay_power = 0.5
@@ -85,7 +89,7 @@ def _lamb(config):
     )  # fmt: skip
 
 
-def _on_chip(config, rows_of_128, rows_of_512, attention_of_512):
+def _on_chip(config: ConfigDict, rows_of_128: int, rows_of_512: int, attention_of_512: Mapping[str, str]) -> None:
     first, second = config.phases
     config.gradient_accumulation = -1
     config.phases = (

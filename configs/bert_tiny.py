@@ -15,10 +15,12 @@ Adam's bias correction is on, unlike in the paper: with a warm-up of hundreds of
 still far too small when the rate is high, and without correction the MLM loss stays on its first plateau.
 """
 
+from ml_collections import ConfigDict
+
 from bert_jax.configs import bert
 
 
-def get_config():
+def get_config() -> ConfigDict:
     config = bert.get_config("tiny")
     config.model.initializer_range = 0.08  # About 1 / sqrt(hidden_size); the paper's 0.02 is for 768 and more.
     config.model.hidden_dropout_prob = 0.0

@@ -18,10 +18,12 @@ Hardware, time: not yet run at this size. `--dry_run` prints the hours of a devi
 Score to expect: an MLM loss on the new domain below that of step 0. docs/guides/continue_pretraining.md has a run.
 """
 
+from ml_collections import ConfigDict
+
 from bert_jax.configs import default
 
 
-def get_config():
+def get_config() -> ConfigDict:
     config = default.get_config()
     with config.ignore_type():
         for key, value in config.model.items():

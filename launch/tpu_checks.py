@@ -218,12 +218,12 @@ def _check_config(options: argparse.Namespace) -> Iterator[str]:
         return
     if not options.workdir:
         refuse("--workdir: expected a folder, got ''; give --workdir=gs://BUCKET/FOLDER")
-    from bert_jax.config import load_config
+    from bert_jax.config import FinetuneConfig, load_config
 
     if options.command == "finetune":
         from bert_jax.finetuning.task_checks import check_config
 
-        config = load_config(options.config, options.overrides, keys_of="finetune/default")
+        config = load_config(options.config, options.overrides, kind=FinetuneConfig)
         check_config(config)
         yield from (path for path in (config.init, config.data.path) if path)
         return

@@ -14,19 +14,20 @@ from support.devices import one_device  # noqa: F401
 import bert_jax
 from bert_jax import cli
 from bert_jax.errors import InputError
+from bert_jax.sections import with_values
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
 
 
 @pytest.fixture(scope="module")
-def config(dataset_dir: Path) -> bert_jax.config.ConfigDict:
+def config(dataset_dir: Path) -> bert_jax.PretrainConfig:
     overrides = {"total_steps": 4, "gradient_accumulation": 2, "model__num_hidden_layers": 1}
     return helpers.small_config(dataset_dir, **overrides)
 
 
 @pytest.fixture(scope="module")
-def training(config: bert_jax.config.ConfigDict, one_device: None) -> bert_jax.Training:  # noqa: F811
+def training(config: bert_jax.PretrainConfig, one_device: None) -> bert_jax.Training:  # noqa: F811
     return bert_jax.Training(config)
 
 
@@ -51,13 +52,11 @@ def test_its_steps_are_those_of_pretrain(training: bert_jax.Training, tmp_path: 
 
 
 def test_a_head_that_is_not_trained_is_not_saved(
-    config: bert_jax.config.ConfigDict, dataset_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    config: bert_jax.PretrainConfig, dataset_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ):
     first = bert_jax.Training(config)
     first.save(str(tmp_path / "first"), first.initial_state())
-    settings = config.copy_and_resolve_references()
-    settings.objective.nsp, settings.init = False, str(tmp_path / "first")
-    settings.eval_batches = -1
+    settings = with_values(config, {"objective.nsp": False, "init": tmp_path / "first", "eval_batches": -1})
     training = bert_jax.Training(settings)
     state = training.initial_state()
     training.save(str(tmp_path / "own"), state)
@@ -94,9 +93,8 @@ def test_batches_resume_at_any_step(training: bert_jax.Training):
     np.testing.assert_array_equal(batch["input_ids"], every[4]["input_ids"])
 
 
-def test_a_loop_of_several_phases_is_refused(config: bert_jax.config.ConfigDict):
-    several = config.copy_and_resolve_references()
-    several.phases = ({"steps": 2}, {"steps": 2})
+def test_a_loop_of_several_phases_is_refused(config: bert_jax.PretrainConfig):
+    several = with_values(config, {"phases": ({"steps": 2}, {"steps": 2})})
     with pytest.raises(InputError, match=r"phases.* 2"):
         bert_jax.Training(several)
 

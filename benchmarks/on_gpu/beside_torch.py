@@ -19,6 +19,7 @@ from sides import Side, UnsupportedError, serve
 from torch_batch import torch_inputs
 
 from bert_jax.config import load_config
+from bert_jax.sections import to_dict
 
 COLUMNS = {
     "sequences": "{case}",
@@ -82,7 +83,7 @@ def _torch_rounds(scale: Scale, seq_len: int, on_cpu: bool) -> Callable[[], floa
         raise UnsupportedError("torch sees no GPU")
     device = "cpu" if on_cpu else "cuda"
     config = load_config(scale.large)
-    sizes = config.model.to_dict() | {"vocab_size": VOCAB_SIZE}
+    sizes = to_dict(config.model) | {"vocab_size": VOCAB_SIZE}
     torch.manual_seed(0)
     model = BertForPreTraining(BertConfig(**sizes, attn_implementation="sdpa")).to(device).train()
     forward = model if on_cpu else torch.compile(model)

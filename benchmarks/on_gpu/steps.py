@@ -19,12 +19,13 @@ from on_gpu.cases import is_out_of_memory
 from sides import UnsupportedError
 
 from bert_jax.batch import Batch, HostBatch, map_arrays
-from bert_jax.config import ConfigDict, load_config
+from bert_jax.config import PretrainConfig, load_config
 from bert_jax.data.loading.packing import most_predictions, pack, pack_batch
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.parallel.compiler_options import scans_layers
 from bert_jax.parallel.host_batches import put_batch, put_everywhere
 from bert_jax.parallel.mesh import make_mesh
+from bert_jax.sections import to_dict
 from bert_jax.tracking.accelerators import find_accelerator
 from bert_jax.tracking.flops import training_flops
 from bert_jax.training.objectives import pretraining
@@ -160,7 +161,9 @@ class Step:
         return self._compiled(state, self.batch, *self._arguments)
 
 
-def describe(mesh: Mesh, config: ConfigDict, model: BertConfig, optimizer: optax.GradientTransformation) -> StateSpec:
+def describe(
+    mesh: Mesh, config: PretrainConfig, model: BertConfig, optimizer: optax.GradientTransformation
+) -> StateSpec:
     """Returns the plan of the state of a config."""
     platform, dtype = mesh.devices.flat[0].platform, config.dtype
     if dtype == "auto":
@@ -171,8 +174,8 @@ def describe(mesh: Mesh, config: ConfigDict, model: BertConfig, optimizer: optax
     )  # fmt: skip
 
 
-def _model(config: ConfigDict) -> BertConfig:
-    return BertConfig.from_dict({**config.model.to_dict(), "vocab_size": VOCAB_SIZE})
+def _model(config: PretrainConfig) -> BertConfig:
+    return BertConfig.from_dict({**to_dict(config.model), "vocab_size": VOCAB_SIZE})
 
 
 def bytes_limit(device: jax.Device) -> float | None:

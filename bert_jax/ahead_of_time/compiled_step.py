@@ -13,7 +13,7 @@ import jax
 from bert_jax.ahead_of_time.chips import clock_rate, roofline
 from bert_jax.ahead_of_time.hlo import count_kernels, read_collectives, read_loops, read_parts
 from bert_jax.ahead_of_time.target import Target, open_target, out_of_memory
-from bert_jax.config import ConfigDict
+from bert_jax.config_keys import PretrainConfig
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import predictions_per_row
 from bert_jax.errors import BertJaxError, InputError
@@ -81,7 +81,7 @@ class Step:
 
 
 def compile_config(
-    config: ConfigDict,
+    config: PretrainConfig,
     topology: str | None,
     *,
     slices: int = 1,
@@ -124,7 +124,7 @@ def compile_config(
     return {"format_version": FORMAT_VERSION, **largest, "phases": described}, problems
 
 
-def plans(config: ConfigDict, phase: int | None = None) -> list[Plan]:
+def plans(config: PretrainConfig, phase: int | None = None) -> list[Plan]:
     """Returns the phases of a run to compile: all, or the given one. InputError if there is no such phase."""
     check_config(config, config.total_steps)
     phases = plan_phases(config)
@@ -178,7 +178,7 @@ def compile_step(target: Target, plan: Plan, make_step: Callable[..., Any] = pla
     return Step(plan, model, rows, dict(mesh.shape), peak, memory, text, round(time.perf_counter() - start, 1))
 
 
-def _rows(config: ConfigDict) -> RowSizes:
+def _rows(config: PretrainConfig) -> RowSizes:
     """Reads the sizes from `data.path` if set, else from `data.seq_len` and `model.vocab_size`, else the defaults."""
     if config.data.path:
         dataset = PreparedDataset(data_paths(config)[0])

@@ -12,12 +12,13 @@ import jax
 from jax.sharding import AbstractMesh
 
 from bert_jax.ahead_of_time.chips import roofline
-from bert_jax.config import ConfigDict, flatten
+from bert_jax.config_keys import PretrainConfig
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.model import parameter_count
 from bert_jax.parallel.mesh import BATCH_AXES, abstract_mesh, count_slices, describe_networks
 from bert_jax.runtime.compilation_cache import check_folder
+from bert_jax.sections import flatten
 from bert_jax.tracking.accelerators import Accelerator, find_accelerator, named_accelerator
 from bert_jax.tracking.flops import recomputed_flops
 from bert_jax.tracking.throughput import pretraining_work
@@ -35,8 +36,7 @@ _HOUR = 3600.0
 
 
 def plan_run(
-    config: ConfigDict,
-    defaults: ConfigDict,
+    config: PretrainConfig,
     *,
     workdir: str | None = None,
     device: str | None = None,
@@ -51,7 +51,6 @@ def plan_run(
 
     Args:
       config: the run; see `configs/default.py`.
-      defaults: the config that `changed` is the difference to.
       workdir: the folder of the run. If it has a checkpoint, the run resumes from it; None if there is none yet.
       device: name of a device, see `named_accelerator`; None for those of this machine.
       devices: number of devices; by default those of this machine, or 1 of a named device.
@@ -96,7 +95,7 @@ def plan_run(
     )
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     saves = plan_saves(config, [phase["steps"][1] for phase in phases], resumed)
-    before = dict(flatten(defaults))
+    before = dict(flatten(PretrainConfig()))
     return {
         "parameters": parameter_count(model),
         "device": kind,

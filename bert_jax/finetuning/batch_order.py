@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bert_jax.batch import HostBatch, map_arrays
-from bert_jax.config import ConfigDict
+from bert_jax.config_keys import FinetuneConfig
 from bert_jax.data.hashing import key_from
 from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs.batching import EncodedExamples, epoch_of_batches
@@ -33,7 +33,7 @@ class BatchOrder:
     """
 
     encoded: EncodedExamples
-    config: ConfigDict
+    config: FinetuneConfig
     flops: Callable[[int], float]
     platform: str
 

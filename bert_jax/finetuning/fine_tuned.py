@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from bert_jax.config import load_config
+from bert_jax.config_keys import TaskKeys
 from bert_jax.data.corpora.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
@@ -23,6 +23,7 @@ from bert_jax.finetuning.task import Split, with_main_metric
 from bert_jax.finetuning.task_kinds import TASK_KINDS, Record, TrainedTask
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.progress import Bars, silent
+from bert_jax.sections import to_dict
 from bert_jax.training.checkpointing.checkpoints import Checkpoint
 from bert_jax.training.checks import check_batch_size, compute_dtype
 
@@ -54,7 +55,7 @@ def trained_task(found: Checkpoint) -> TrainedTask:
 
 def _record(found: Checkpoint) -> Record:
     """Returns a checkpoint's record, completed from its run's config and then the defaults: old records lack keys."""
-    defaults = load_config("finetune/default", keys_of="finetune/default").task.to_dict()
+    defaults = to_dict(TaskKeys())
     threshold = _null_threshold(found)
     return {**defaults, **found.config.get("task", {}), "null_threshold": threshold, **(found.task or {})}
 

@@ -20,7 +20,7 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from bert_jax.config import ConfigDict
+from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.finetuning.batch_order import BatchOrder, work_of_steps
@@ -52,6 +52,7 @@ from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.processes import is_first
+from bert_jax.sections import to_dict
 from bert_jax.tracking.flops import finetuning_flops
 from bert_jax.tracking.throughput import Throughput
 from bert_jax.tracking.tracker import Tracker
@@ -74,7 +75,7 @@ log = logging.getLogger(__name__)
 
 
 def finetune(
-    config: ConfigDict, workdir: str, *, needs_scores: bool = False, stop: StopSignal | None = None,
+    config: FinetuneConfig, workdir: str, *, needs_scores: bool = False, stop: StopSignal | None = None,
     bars: Bars = silent, trackers: Sequence[Tracker] = (),
 ) -> dict[str, dict[str, float]]:  # fmt: skip
     """Fine-tunes a checkpoint in `workdir`, resuming from the newest checkpoint there, if any.
@@ -105,7 +106,7 @@ def finetune(
 
 
 def _finetune(
-    config: ConfigDict, workdir: str, needs_scores: bool, stop: StopSignal, bars: Bars, trackers: Sequence[Tracker],
+    config: FinetuneConfig, workdir: str, needs_scores: bool, stop: StopSignal, bars: Bars, trackers: Sequence[Tracker],
     stack: ExitStack,
 ) -> dict[str, dict[str, float]]:  # fmt: skip
     # --- Checks, before any work. The run uses what they build --------------------------------------------------------
@@ -126,7 +127,7 @@ def _finetune(
     start = latest.step if latest else 0
     _compile_ahead(setup, start, stack)  # while the checkpoint is read
     best = BestStep(
-        keep_best=config.keep_best, **config.early_stopping,
+        keep_best=config.keep_best, **to_dict(config.early_stopping),
         scored=next({"split": split.name, "hash": split.hash()} for split in setup.splits if split.score)
         if config.keep_best else None,
     )  # fmt: skip
@@ -183,7 +184,7 @@ def _finetune(
 class _Setup:
     """A run whose inputs are open and checked: checkpoint, task and programs."""
 
-    config: ConfigDict
+    config: FinetuneConfig
     before: Checkpoint
     model: BertConfig
     mesh: Mesh
@@ -205,7 +206,7 @@ class _Setup:
         return rows_here(self.mesh, self.batch_size, self.config.gradient_accumulation)
 
 
-def _set_up(config: ConfigDict, folder: epath.Path, needs_scores: bool, stack: ExitStack) -> _Setup:
+def _set_up(config: FinetuneConfig, folder: epath.Path, needs_scores: bool, stack: ExitStack) -> _Setup:
     """Opens the checkpoint, reads the task and makes the programs; raises the InputErrors of `finetune`."""
     log.info("Opening the checkpoint %s", config.init)
     before = open_checkpoint(config.init)
@@ -223,7 +224,7 @@ def _set_up(config: ConfigDict, folder: epath.Path, needs_scores: bool, stack: E
     check_best(config, splits)
     if needs_scores and not any(split.score for split in splits):
         raise InputError("task.dev: a search requires a labelled split to compare runs; set it to a labelled file")
-    head = TaskHead(task.kind, task.size, **config.head)
+    head = TaskHead(task.kind, task.size, **to_dict(config.head))
     check_head(head, mesh)
     platform = mesh.devices.flat[0].platform
     order = BatchOrder(rows, config, functools.partial(finetuning_flops, model, head), platform)
@@ -242,13 +243,13 @@ def _set_up(config: ConfigDict, folder: epath.Path, needs_scores: bool, stack: E
     return _Setup(config, before, model, mesh, task, splits, order, head, spec, train_step, predictor)
 
 
-def _describe_task(task: Task, config: ConfigDict, order: BatchOrder) -> dict[str, Any]:
+def _describe_task(task: Task, config: FinetuneConfig, order: BatchOrder) -> dict[str, Any]:
     """Returns the task's name, the given paths and the hash of the training examples, for a provenance record."""
-    given = {split: config.task[split] for split in ("train", "dev", "test") if config.task[split]}
+    given = {split: path for split in ("train", "dev", "test") if (path := getattr(config.task, split))}
     return {"name": task.name, "path": config.data.path, "files": given, "hash": order.hash}
 
 
-def build_settings(config: ConfigDict, mesh: Mesh, model: BertConfig, head: TaskHead) -> dict[str, Any]:
+def build_settings(config: FinetuneConfig, mesh: Mesh, model: BertConfig, head: TaskHead) -> dict[str, Any]:
     """Returns the settings of the model with its head, for `abstract_parameters`."""
     platform = mesh.devices.flat[0].platform
     return {
@@ -259,7 +260,7 @@ def build_settings(config: ConfigDict, mesh: Mesh, model: BertConfig, head: Task
 
 
 def plan_step(
-    mesh: Mesh, config: ConfigDict, model: BertConfig, head: TaskHead, total_steps: int,
+    mesh: Mesh, config: FinetuneConfig, model: BertConfig, head: TaskHead, total_steps: int,
     class_weights: Sequence[float] = (),
 ) -> tuple[StateSpec, TrainStep]:  # fmt: skip
     """Returns the state's specification and the jitted training step, which compiles once per padded length."""

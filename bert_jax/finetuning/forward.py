@@ -14,7 +14,7 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from bert_jax.batch import Batch, map_arrays
-from bert_jax.config import ConfigDict
+from bert_jax.config_keys import MeshKeys
 from bert_jax.finetuning.inputs.batching import EncodedExamples, in_order
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import Parameters
@@ -142,7 +142,7 @@ def load_model(
       forward: computes the outputs.
       settings: model settings for `abstract_parameters`; by default pre-training with the present heads.
     """
-    mesh = make_mesh(ConfigDict({"data": -1, "fsdp": 1, "tensor": 1}), devices)
+    mesh = make_mesh(MeshKeys(), devices)
     graph, _, axes = abstract_parameters(found.bert_config, dtype=dtype, **(settings or {"heads": found.heads}))
     shardings = parameter_shardings(mesh, axes)
     parameters = found.load_parameters(shardings, **settings)

@@ -6,11 +6,12 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax.config import ConfigDict, flatten
+from bert_jax.config_keys import FinetuneConfig
 from bert_jax.data.corpora.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
 from bert_jax.files import provenance, remote
 from bert_jax.files.format_versions import read_json
+from bert_jax.sections import flatten, from_mapping
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, newest_intact, open_checkpoint
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ CHANGEABLE = (
 )  # fmt: skip
 
 
-def claim(folder: epath.Path, config: ConfigDict, dataset_hash: str) -> Checkpoint | None:
+def claim(folder: epath.Path, config: FinetuneConfig, dataset_hash: str) -> Checkpoint | None:
     """Returns the newest checkpoint of a workdir, None for a new one. InputError if it holds another run."""
     before = newest_intact(folder)
     if before is None:
@@ -40,16 +41,14 @@ def claim(folder: epath.Path, config: ConfigDict, dataset_hash: str) -> Checkpoi
 
 
 def check_same_run(
-    folder: epath.Path, before: Mapping[str, Any], config: ConfigDict, *, sources: Sequence[str] = ()
+    folder: epath.Path, before: Mapping[str, Any], config: FinetuneConfig, *, sources: Sequence[str] = ()
 ) -> None:
     """Raises InputError if the config differs from that of the run in `folder`, except in `CHANGEABLE` keys.
 
     `sources` are keys of paths that may change only if the old path no longer exists, because it was moved. `init` may
     also change to another path of the same parameters.
     """
-    old, new = dict(flatten(ConfigDict(before))), dict(flatten(config))
-    old = {key: list(value) if isinstance(value, tuple) else value for key, value in old.items()}
-    new = {key: list(value) if isinstance(value, tuple) else value for key, value in new.items()}  # as JSON has it
+    old, new = dict(flatten(from_mapping(FinetuneConfig, before))), dict(flatten(config))
     changed = [
         f"{key} {old.get(key)!r} -> {new[key]!r}" for key in new
         if old.get(key) != new[key]

@@ -16,7 +16,7 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax.config import ConfigDict
+from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.files.format_versions import read_json, write_json
@@ -28,6 +28,7 @@ from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.processes import is_first, wait_for_first
+from bert_jax.sections import flatten, with_values
 from bert_jax.training.run import CONFIG_FILE
 
 log = logging.getLogger(__name__)
@@ -47,31 +48,33 @@ def _text_of(rate: float) -> str:
     return short if float(short) == rate else repr(rate)
 
 
-def is_search(config: ConfigDict) -> bool:
+def is_search(config: FinetuneConfig) -> bool:
     """Returns True if the config sets learning rates or seeds to search."""
     return bool(config.search.learning_rates or config.search.seeds)
 
 
-def planned_runs(config: ConfigDict) -> dict[tuple[float, int], ConfigDict]:
+def planned_runs(config: FinetuneConfig) -> dict[tuple[float, int], FinetuneConfig]:
     """Returns the config of each trial of a search, by learning rate and seed.
 
     Raises InputError for an invalid or duplicate rate or seed, and as `check_config` does.
     """
-    expected = (("learning_rates", (int, float), "float"), ("seeds", (int,), "int"))
-    for name, kinds, kind in expected:
-        values = list(config.search[name])
-        if not all(isinstance(value, kinds) and not isinstance(value, bool) for value in values):
-            raise InputError(f"search.{name}={values}: expected values of type {kind}")
+    for name, values in flatten(config.search):
         if len(set(values)) < len(values):
             raise InputError(f"search.{name}={values}: duplicate value; list each value once")
-    rates = [float(rate) for rate in config.search.learning_rates] or [config.optimizer.learning_rate]
-    runs = {at: _config_of_one(config, *at) for at in product(rates, list(config.search.seeds) or [config.seed])}
+    rates = config.search.learning_rates or (config.optimizer.learning_rate,)
+    no_search = {"search.learning_rates": (), "search.seeds": ()}
+    runs = {
+        (rate, seed): with_values(config, {"optimizer.learning_rate": rate, "seed": seed, **no_search})
+        for rate, seed in product(rates, config.search.seeds or (config.seed,))
+    }
     for one in runs.values():
         check_config(one)
     return runs
 
 
-def search(config: ConfigDict, workdir: str, *, stop: StopSignal | None = None, bars: Bars = silent) -> dict[str, Any]:
+def search(
+    config: FinetuneConfig, workdir: str, *, stop: StopSignal | None = None, bars: Bars = silent
+) -> dict[str, Any]:
     """Runs `finetune` for each learning rate and seed, and writes a summary to `WORKDIR/search.json`.
 
     Returns the summary: `format_version`; `metric`; `by_learning_rate` (`median`, `best`, `worst`, and the `scores` of
@@ -95,16 +98,8 @@ def search(config: ConfigDict, workdir: str, *, stop: StopSignal | None = None, 
     return found
 
 
-def _config_of_one(config: ConfigDict, rate: float, seed: int) -> ConfigDict:
-    one = config.copy_and_resolve_references()
-    with one.unlocked():
-        one.optimizer.learning_rate, one.seed = rate, seed
-        one.search.learning_rates, one.search.seeds = (), ()
-    return one
-
-
 def _result(
-    config: ConfigDict, folder: epath.Path, encoder: str | None, stop: StopSignal | None, bars: Bars
+    config: FinetuneConfig, folder: epath.Path, encoder: str | None, stop: StopSignal | None, bars: Bars
 ) -> dict[str, Any]:
     """Runs the trial in `folder` unless it is finished, and returns its result.
 

@@ -1,43 +1,26 @@
 """Checks of a fine-tuning config, made before any work."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 from jax.sharding import Mesh
 
-from bert_jax.config import ConfigDict, flatten
+from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs.batching import EncodedExamples
 from bert_jax.finetuning.task import Split
 from bert_jax.finetuning.task_kinds import TASK_KINDS
 from bert_jax.model import BertConfig
-from bert_jax.model.task_heads import FEATURES, TaskHead, layers_needed
-from bert_jax.training.checks import check_values
+from bert_jax.model.task_heads import TaskHead, layers_needed
+from bert_jax.sections import to_dict
+from bert_jax.training.checks import check_environment
 
-_MIN_TOKENS = 4  # [CLS], one token of each text, [SEP]; the second [SEP] may stand for an empty text
 
-
-def check_config(config: ConfigDict) -> None:
+def check_config(config: FinetuneConfig) -> None:
     """Raises InputError, with the key, for a value out of range."""
-    values = dict(flatten(config))
-    check = check_values(values)
-    check(lambda x: x >= 1, "at least 1", "num_epochs", "gradient_accumulation", "eval_batch_size", "data.sort_window")
-    check(lambda x: x >= _MIN_TOKENS, f"at least {_MIN_TOKENS}", "task.max_seq_len")
-    check(lambda x: x >= 0, "at least 0", "head.bilstm")
-    check(lambda x: x >= 1, "at least 1", "head.bilstm_layers")
-    check(lambda x: x in ("", *FEATURES), f"empty or one of {', '.join(FEATURES)}", "head.features")
-    check(
-        lambda x: x >= 1, "at least 1", "task.doc_stride", "task.max_query_length", "task.n_best",
-        "task.max_answer_length",
-    )  # fmt: skip
-    check(
-        lambda x: 0 <= x < 1, "in [0, 1)", "head.dropout", "optimizer.warmup_proportion",
-        "model.hidden_dropout_prob", "model.attention_probs_dropout_prob",
-    )  # fmt: skip
-    check(lambda x: x in TASK_KINDS, f"one of {', '.join(TASK_KINDS)}", "task.kind")
-    check(lambda x: x >= 0, "at least 0", "early_stopping.patience")
-    check(lambda x: 0 <= x < math.inf, "a finite number of at least 0", "early_stopping.min_delta")
+    check_environment(config)
+    if config.task.kind not in TASK_KINDS:
+        raise InputError(f"task.kind={config.task.kind}: must be one of {', '.join(TASK_KINDS)}")
     _check_early_stopping(config)
     if config.task.class_weights and (config.task.kind in ("squad", "choice") or config.task.regression):
         raise InputError(
@@ -57,7 +40,7 @@ def check_config(config: ConfigDict) -> None:
         raise InputError("init is empty; set the checkpoint to start from with --config.init=CHECKPOINT")
 
 
-def _check_early_stopping(config: ConfigDict) -> None:
+def _check_early_stopping(config: FinetuneConfig) -> None:
     patience, min_delta = config.early_stopping.patience, config.early_stopping.min_delta
     if patience and not config.keep_best:
         raise InputError(
@@ -70,7 +53,7 @@ def _check_early_stopping(config: ConfigDict) -> None:
         )
 
 
-def check_best(config: ConfigDict, splits: Sequence[Split]) -> None:
+def check_best(config: FinetuneConfig, splits: Sequence[Split]) -> None:
     """Raises InputError if the best epoch cannot be chosen: no split but a test split has labels."""
     first = next((split.name for split in splits if split.score is not None), None)
     if config.keep_best and (first is None or first.startswith("test")):
@@ -80,9 +63,9 @@ def check_best(config: ConfigDict, splits: Sequence[Split]) -> None:
         )
 
 
-def model_of(config: ConfigDict, encoder: BertConfig) -> BertConfig:
+def model_of(config: FinetuneConfig, encoder: BertConfig) -> BertConfig:
     """Returns the encoder with the config's dropout. InputError if it has too few positions or layers."""
-    model = dataclasses.replace(encoder, **dict(config.model.items()))
+    model = dataclasses.replace(encoder, **to_dict(config.model))
     if config.task.max_seq_len > model.max_position_embeddings:
         raise InputError(
             f"task.max_seq_len={config.task.max_seq_len}: the encoder reads at most {model.max_position_embeddings} "

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Protocol
 
-from bert_jax.config import ConfigDict
+from bert_jax.config_keys import FinetuneConfig
 from bert_jax.data.corpora.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs import conll
@@ -284,7 +284,7 @@ class TaskKind:
       from_record: makes the task of a fine-tuned checkpoint from its record.
     """
 
-    from_config: Callable[[ConfigDict, Encoding], Task]
+    from_config: Callable[[FinetuneConfig, Encoding], Task]
     from_record: Callable[[Record, Encoding], TrainedTask]
 
 
@@ -298,7 +298,7 @@ TASK_KINDS = {
 """By `task.kind`, which is the first part of a record's `name` as well."""
 
 
-def read_task(config: ConfigDict, encoding: Encoding) -> Task:
+def read_task(config: FinetuneConfig, encoding: Encoding) -> Task:
     """Reads the files of a config, for training.
 
     Raises InputError if a file cannot be read, or if the task lacks the main metric or the labels of the config.

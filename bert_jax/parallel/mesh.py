@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from bert_jax.config import ConfigDict
+from bert_jax.config_keys import MeshKeys, PretrainConfig
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 
@@ -19,7 +20,7 @@ BATCH_AXES = ("data", "fsdp")
 """The mesh axes that shard the rows of a batch."""
 
 
-def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(config: MeshKeys, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Makes the mesh of `devices`, by default all; `config` is the `mesh` section, in which one -1 is inferred.
 
     With several slices (TPU slices, or GPU nodes) `data` spans the slow network between them, then `fsdp`, and `tensor`
@@ -65,15 +66,15 @@ def describe_networks(sizes: Mapping[str, int], slices: int, platform: str) -> d
     return found
 
 
-def abstract_mesh(config: ConfigDict, devices: int) -> AbstractMesh:
+def abstract_mesh(config: MeshKeys, devices: int) -> AbstractMesh:
     """Makes the mesh of a number of devices that need not exist, in one slice. Raises InputError as `make_mesh`."""
     sizes = mesh_sizes(config, devices)
     return AbstractMesh(tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
-def mesh_sizes(config: ConfigDict, devices: int) -> dict[str, int]:
+def mesh_sizes(config: MeshKeys, devices: int) -> dict[str, int]:
     """Returns the size of each axis, with a -1 inferred from the number of devices. InputError if it does not match."""
-    wanted, sizes = _named_sizes(config), {axis: config[axis] for axis in MESH_AXES}
+    wanted, sizes = _named_sizes(config), {axis: getattr(config, axis) for axis in MESH_AXES}
     free = [axis for axis, size in sizes.items() if size == -1]
     if len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
         raise InputError(f"{wanted}: sizes must be at least 1; at most one may be -1")
@@ -87,8 +88,8 @@ def mesh_sizes(config: ConfigDict, devices: int) -> dict[str, int]:
     return sizes
 
 
-def _named_sizes(config: ConfigDict) -> str:
-    return " x ".join(f"mesh.{axis}={config[axis]}" for axis in MESH_AXES)
+def _named_sizes(config: MeshKeys) -> str:
+    return " x ".join(f"mesh.{axis}={getattr(config, axis)}" for axis in MESH_AXES)
 
 
 def between_slices(sizes: Mapping[str, int], slices: int) -> tuple[int, int, int]:
@@ -112,7 +113,7 @@ def batch_mesh_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     return tuple(axis for axis in BATCH_AXES if mesh.shape[axis] > 1)
 
 
-def fill_in_accumulation(mesh: Mesh | AbstractMesh, config: ConfigDict) -> ConfigDict:
+def fill_in_accumulation(mesh: Mesh | AbstractMesh, config: PretrainConfig) -> PretrainConfig:
     """Infers `gradient_accumulation` from -1: the fewest microbatches that `max_rows_per_device` allows.
 
     Returns the config, which needs the number of devices. Raises InputError if the batch is not divisible by it.
@@ -125,12 +126,10 @@ def fill_in_accumulation(mesh: Mesh | AbstractMesh, config: ConfigDict) -> Confi
         raise InputError(
             f"global_batch_size={config.global_batch_size} is not divisible by {copies} devices (mesh.data x mesh.fsdp)"
         )
-    filled = config.copy_and_resolve_references()
-    with filled.unlocked():
-        filled.gradient_accumulation = next(
-            count for count in range(1, rows + 1) if rows % count == 0 and rows // count <= config.max_rows_per_device
-        )
-    return filled
+    microbatches = next(
+        count for count in range(1, rows + 1) if rows % count == 0 and rows // count <= config.max_rows_per_device
+    )
+    return replace(config, gradient_accumulation=microbatches)
 
 
 def check_divisibility(

@@ -3,7 +3,7 @@
     bert-jax study configs/studies/table5.py --workdir=runs/table5 \\
       --config.pretraining.data.path=DATASET --config.task_data=FOLDER --config.finetuning.num_epochs=3
 
-`configs/studies/default.py` has the types of rows and tasks. `--config.pretraining.KEY` applies to all rows,
+`config_keys.py` has the types of rows and tasks. `--config.pretraining.KEY` applies to all rows,
 `--config.finetuning.KEY` to all tasks. Every run has its own workdir inside the study's and resumes from its
 checkpoint, so that the same command resumes a stopped study:
 
@@ -22,13 +22,13 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 from etils import epath
 
-from bert_jax.config import ConfigDict, flatten, load_config, set_key
-from bert_jax.configs.studies.default import StudyRow, StudyTask
+from bert_jax.config import load_config
+from bert_jax.config_keys import FinetuneConfig, PretrainConfig, StudyConfig, StudyTask
 from bert_jax.data.corpora.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, provenance, remote
@@ -43,6 +43,7 @@ from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import AUTO, kept_programs
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.processes import is_first
+from bert_jax.sections import flatten, to_dict, with_values
 from bert_jax.studies.study_table import PERPLEXITY, Cell, Table, write_table
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.tracking.metrics import read_metrics
@@ -62,7 +63,6 @@ _HARMLESS_IN_PHASES = (
     "gradient_reduce_dtype",
 )  # fmt: skip
 _FINETUNING_PREFIX = "finetuning."
-Entry = TypeVar("Entry", StudyRow, StudyTask)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class PlannedRow:
     """
 
     name: str
-    pretraining: ConfigDict | None
+    pretraining: PretrainConfig | None
     encoder: str
     config: str
     finetuning: Mapping[str, Any]
@@ -104,20 +104,18 @@ class Study:
         """Returns the tasks that the row is fine-tuned on."""
         return [task for task in self.tasks if task.name in row.tasks]
 
-    def config_of(self, row: PlannedRow, task: StudyTask, encoder: str) -> ConfigDict:
+    def config_of(self, row: PlannedRow, task: StudyTask, encoder: str) -> FinetuneConfig:
         """Returns the config of fine-tuning `row` on `task`. Precedence, lowest first: config, task, row, overrides.
 
         Raises InputError for an unknown key or an invalid value.
         """
-        keys = [(key, str(value)) for source in (task.finetuning, row.finetuning) for key, value in source.items()]
+        keys = {**task.finetuning, **row.finetuning, **dict(self.overrides)}
         where = f"row {row.name!r}, task {task.name!r}"
-        config = _with_context(
-            where, load_config, row.config or task.config, [*keys, *self.overrides], keys_of="finetune/default"
-        )
+        config = _with_context(where, load_config, row.config or task.config, keys, kind=FinetuneConfig)
         path = config.data.path
         if self.task_data and not is_tfds(path) and not remote.is_remote(path):
-            set_key(config, "data.path", os.path.join(self.task_data, path))
-        set_key(config, "init", encoder)
+            path = os.path.join(self.task_data, path)
+        config = with_values(config, {"data.path": path, "init": encoder})
         if config.search.learning_rates and "optimizer.learning_rate" in dict(self.overrides):
             raise InputError(
                 f"{where}: optimizer.learning_rate has no effect in a search; set "
@@ -137,8 +135,10 @@ def load_study(spec: str, overrides: Sequence[tuple[str, str]] = ()) -> Study:
         (key.removeprefix(_FINETUNING_PREFIX), text) for key, text in overrides if key.startswith(_FINETUNING_PREFIX)
     ]
     own = [(key, text) for key, text in overrides if not key.startswith(_FINETUNING_PREFIX)]
-    config = load_config(spec, own, keys_of="studies/default")
-    tasks = _entries(StudyTask, config.tasks)
+    config = load_config(spec, own, kind=StudyConfig)
+    tasks = config.tasks
+    if not config.rows or not tasks:
+        raise InputError("rows, tasks: expected a tuple of StudyRow and one of StudyTask; got none")
     rows = _rows(config, [task.name for task in tasks])
     _refuse_duplicates("tasks", [_slug(task.name) for task in tasks])
     plan = Study(
@@ -260,7 +260,7 @@ def _read_tasks(plan: Study, folder: epath.Path) -> None:
         tokenizer = None
         for task in plan.tasks_of(row):
             config = plan.config_of(row, task, row.encoder)
-            files = (config.data.path, config.task.to_json_best_effort())
+            files = (config.data.path, config.task)
             if files in read or remote.exists(_tuned(folder, row) / _slug(task.name) / SEARCH_FILE):
                 continue
             read.add(files)
@@ -275,7 +275,7 @@ def _tokenizer(row: PlannedRow) -> Tokenizer:
     return _phases(row.pretraining)[0].datasets[0].tokenizer
 
 
-def _phases(pretraining: ConfigDict) -> list[Phase]:
+def _phases(pretraining: PretrainConfig) -> list[Phase]:
     return open_phases(fill_in_from_checkpoint(pretraining))
 
 
@@ -348,55 +348,32 @@ def _value(scores: Mapping[str, Mapping[str, float]], wanted: str, task: str) ->
 # --- Reading the config ------------------------------------------------------------------------------------------
 
 
-def _rows(config: ConfigDict, tasks: Sequence[str]) -> list[PlannedRow]:
+def _rows(config: StudyConfig, tasks: Sequence[str]) -> list[PlannedRow]:
     rows: list[PlannedRow] = []
     shared: dict[str, str] = {}  # a pre-training config, and the folder of the first row with it
-    for row in _entries(StudyRow, config.rows):
+    for row in config.rows:
         name, pretraining, encoder = row.name, None, row.checkpoint
         if encoder:
-            if row.pretraining is not None or encoder not in config.checkpoints:
-                known = ", ".join(config.checkpoints)
+            given = to_dict(config.checkpoints)
+            if row.pretraining is not None or encoder not in given:
+                known = ", ".join(given)
                 raise InputError(
                     f"row {name!r}: checkpoint={encoder!r}: expected one of {known}, and no pretraining in the row"
                 )
-            if not config.checkpoints[encoder] and name in (config.only_rows or (name,)):
+            if not given[encoder] and name in (config.only_rows or (name,)):
                 raise InputError(
                     f"row {name!r}: set --config.checkpoints.{encoder}=CHECKPOINT, or skip it with --config.only_rows"
                 )
-            encoder = config.checkpoints[encoder]
+            encoder = given[encoder]
         else:
-            pretraining = config.pretraining.copy_and_resolve_references()
-            for key, value in (row.pretraining or {}).items():
-                _with_context(f"row {name!r}", set_key, pretraining, key, str(value))
-            encoder = shared.setdefault(pretraining.to_json_best_effort(), _slug(name))
+            pretraining = _with_context(f"row {name!r}", with_values, config.pretraining, row.pretraining or {})
+            encoder = shared.setdefault(json.dumps(to_dict(pretraining)), _slug(name))
         row_tasks = row.tasks or tasks
         if unknown := [task for task in row_tasks if task not in tasks]:
             raise InputError(f"row {name!r}: tasks: unknown task {unknown[0]!r}; expected {', '.join(tasks)}")
         rows.append(PlannedRow(name, pretraining, encoder, row.config, row.finetuning, row_tasks, row.paper))
     _refuse_duplicates("rows", [_slug(row.name) for row in rows])
     return rows
-
-
-def _entries(kind: type[Entry], given: Any) -> list[Entry]:
-    """Returns the rows or tasks of a config, which may be dicts. Raises InputError for an unknown or invalid key."""
-    if not isinstance(given, (tuple, list)) or not given or not all(isinstance(e, (kind, Mapping)) for e in given):
-        raise InputError(
-            f"{kind.KEY}={given!r:.80}: expected a tuple of {kind.__name__}, or of dicts, each with a name"
-        )
-    known = {field.name for field in fields(kind)}
-    entries = []
-    for entry in given:
-        if isinstance(entry, kind):
-            entries.append(entry)
-            continue
-        if unknown := sorted(set(entry) - known, key=str):
-            where = f"{kind.KEY}: {entry.get('name')!r}"
-            raise InputError(f"{where}: unknown key {unknown[0]!r}; expected {', '.join(sorted(known))}")
-        try:
-            entries.append(kind(**entry))
-        except ValueError as error:
-            raise InputError(str(error)) from error
-    return entries
 
 
 def _only(what: str, given: Sequence[Any], names: Sequence[str]) -> list[Any]:

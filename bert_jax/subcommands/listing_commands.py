@@ -23,11 +23,12 @@ def run_configs(options: argparse.Namespace) -> None:
         width = max(map(len, found))
         print_result(options, found, "\n".join(f"{name:<{width}}  {text}" for name, text in found.items()))
         return
-    from bert_jax.config import flatten, load_config
+    from bert_jax.config import load_config
+    from bert_jax.sections import flatten
 
     kind = config_listing.kind_of(options.config)
-    config = load_config(options.config, options.overrides, keys_of=config_listing.keys_of(kind))
-    comments, values = config_listing.key_comments(kind), dict(flatten(config))
+    config = load_config(options.config, options.overrides, kind=config_listing.CONFIG_TYPES[kind])
+    comments, values = config_listing.key_comments(type(config)), dict(flatten(config))
     if options.json:
         keys = {key: {"value": value, "comment": comments.get(key, "")} for key, value in values.items()}
         print(json.dumps({"config": options.config, "keys": keys}, indent=2, ensure_ascii=False, default=vars))

@@ -6,7 +6,6 @@ import signal
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from bert_jax import config_listing
 from bert_jax.command_line.command_results import print_result, suggest
 from bert_jax.command_line.console import bars, set_up_logging
 from bert_jax.errors import BertJaxError, InputError
@@ -69,11 +68,9 @@ def _dry_run(options: argparse.Namespace) -> None:
     from bert_jax.config import load_config
     from bert_jax.tracking.metrics import finite_json
 
-    kind = config_listing.keys_of("pretrain")
     plan = plan_run(
-        load_config(options.config, options.overrides, keys_of=kind), load_config(kind),
-        workdir=options.workdir, device=options.device, devices=options.devices, slices=options.num_slices,
-        mfu=options.mfu,
+        load_config(options.config, options.overrides), workdir=options.workdir, device=options.device,
+        devices=options.devices, slices=options.num_slices, mfu=options.mfu,
     )  # fmt: skip
     print(finite_json(plan, indent=2) if options.json else render(plan))
     suggest(options, "dry_run")
@@ -84,7 +81,7 @@ def run_finetune(options: argparse.Namespace) -> None:
     from bert_jax.runtime.preemption import StopSignal
 
     with StopSignal() as stop:
-        from bert_jax.config import load_config
+        from bert_jax.config import FinetuneConfig, load_config
         from bert_jax.finetuning.finetune import finetune
         from bert_jax.finetuning.results import unscored
         from bert_jax.finetuning.search import is_search, search
@@ -94,7 +91,7 @@ def run_finetune(options: argparse.Namespace) -> None:
         with joined_processes():
             progress = bars(quiet=options.quiet) if is_first() else silent
             strict = [("data.strict", "True")] if options.strict else []
-            config = load_config(options.config, [*options.overrides, *strict], keys_of="finetune/default")
+            config = load_config(options.config, [*options.overrides, *strict], kind=FinetuneConfig)
             run = search if is_search(config) else finetune
             scores = run(config, options.workdir, stop=stop, bars=progress)
             if is_first():

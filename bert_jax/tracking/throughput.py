@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from bert_jax.config import ConfigDict
+from bert_jax.config_keys import PretrainConfig
 from bert_jax.data.loading.loader import TrainLoader
 from bert_jax.model import BertConfig
 from bert_jax.tracking.accelerators import find_accelerator
@@ -151,7 +151,7 @@ def _peak_flops(platform: str, device_kind: str) -> float | None:
     return accelerator.peak_flops if accelerator else None
 
 
-def pretraining_work(config: ConfigDict, model: BertConfig, loader: TrainLoader) -> Callable[[int], StepWork]:
+def pretraining_work(config: PretrainConfig, model: BertConfig, loader: TrainLoader) -> Callable[[int], StepWork]:
     """Computes the work of a step of pre-training, which is the same for all steps of a phase."""
     first = loader.sources[0]
     seq_len, rows = first.dataset.info.seq_len, config.global_batch_size

@@ -2,20 +2,20 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
-from bert_jax.config import ConfigDict, flatten
+from bert_jax.config_keys import OptimizerKeys, PretrainConfig, RunConfig
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
-from bert_jax.model.attention import ATTENTIONS, CUDNN_HEADS
-from bert_jax.model.encoder import REMAT_POLICIES
+from bert_jax.model.attention import CUDNN_HEADS
 from bert_jax.runtime.compilation_cache import check_setting
+from bert_jax.sections import to_dict
 from bert_jax.tracking.profiling import parse_steps
 from bert_jax.tracking.wandb_tracker import check_wandb
 from bert_jax.training.checkpointing.checkpoints import Checkpoint
@@ -24,24 +24,17 @@ from bert_jax.training.optimizer import OPTIMIZERS
 
 log = logging.getLogger(__name__)
 
-OBJECTIVES = ("mlm", "ltr")
 _SMALLEST_SHARE = 1e-6
-DTYPES = ("auto", "float32", "bfloat16")
-REDUCE_DTYPES = DTYPES[1:]
 MAX_BATCH_SIZE = 1 << 16
 """Limit in rows outside of training: no device holds more."""
-MAX_SAMPLES = 64
-"""Limit of text samples, whose fills are logged at each evaluation."""
-MAX_GLOBAL_BATCH_SIZE = 1 << 20
-"""Limit in training: 16 times the 65,536 sequences of LAMB's recipe."""
 
 
-def bert_config(config: ConfigDict, vocab_size: int, seq_len: int, source: str) -> BertConfig:
+def bert_config(config: PretrainConfig, vocab_size: int, seq_len: int, source: str) -> BertConfig:
     """Makes the model's sizes for rows of `seq_len` tokens and the vocabulary of `source`, which -1 stands for.
 
     Raises InputError if they do not match.
     """
-    sizes = dict(config.model.items())
+    sizes: dict[str, Any] = to_dict(config.model)
     if sizes["vocab_size"] == -1:
         sizes["vocab_size"] = vocab_size
     if sizes["vocab_size"] != vocab_size:
@@ -64,82 +57,42 @@ def bert_config(config: ConfigDict, vocab_size: int, seq_len: int, source: str) 
     return model
 
 
-def check_values(values: Mapping[str, Any]) -> Callable[..., None]:
-    """Checks the keys that every run has, and returns `check(holds, expected, *keys)` for further keys.
-
-    `check` raises InputError for a key whose value is not `expected`, a text that completes "must be". InputError as
-    well if JAX is set to 64 bits.
-    """
+def check_environment(config: RunConfig) -> None:
+    """Raises InputError for what no run can have: 64 bits, an unknown optimizer, W&B without its package."""
     if jax.config.values["jax_enable_x64"]:
         raise InputError("JAX_ENABLE_X64 is set: training computes with at most 32 bits; unset it")
-
-    def check(holds: Callable[[Any], bool], expected: str, *keys: str) -> None:
-        for key in keys:
-            if not holds(values[key]):
-                raise InputError(f"{key}={values[key]}: must be {expected}")
-
-    check(
-        lambda x: x >= 1, "at least 1", "global_batch_size", "log_every_steps", "max_nonfinite_steps",
-        "checkpoint.every_steps", "checkpoint.keep",
-    )  # fmt: skip
-    check(lambda x: x <= MAX_GLOBAL_BATCH_SIZE, f"at most {MAX_GLOBAL_BATCH_SIZE}", "global_batch_size")
-    check(lambda x: 0 <= x < 2**31, "in [0, 2**31)", "seed")
-    check(lambda x: 0 <= x < math.inf, "a number of minutes, or 0", "stall_minutes")
-    check(
-        lambda x: 0 <= x < math.inf, "a number of 0 or more", "optimizer.learning_rate", "optimizer.weight_decay",
-        "optimizer.grad_clip_norm",
-    )  # fmt: skip
-    check(lambda x: 0 < x < math.inf, "above 0", "optimizer.decay_power", "optimizer.eps")
-    check(lambda x: 0 <= x < 1, "in [0, 1)", "optimizer.b1", "optimizer.b2")
-    check(lambda x: x in ATTENTIONS, f"one of {', '.join(ATTENTIONS)}", "attention")
-    check(lambda x: x in REMAT_POLICIES, f"one of {', '.join(REMAT_POLICIES)}", "remat")
-    check(lambda x: x in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}", "optimizer.name")
-    check(bool, "auto, none or a folder", "compilation_cache")
-    check_setting(values["compilation_cache"])
-    check(lambda x: x in (True, False, "auto"), "true, false or auto", "scan_layers")
-    check(lambda x: x in DTYPES, f"one of {', '.join(DTYPES)}", "dtype")
-    check(lambda x: x in REDUCE_DTYPES, f"one of {', '.join(REDUCE_DTYPES)}", "gradient_reduce_dtype")
-    parse_steps(values["profile.steps"])
-    check_wandb(values["tracking.wandb_project"])
-    return check
+    if config.optimizer.name not in OPTIMIZERS:
+        raise InputError(f"optimizer.name={config.optimizer.name}: must be one of {', '.join(OPTIMIZERS)}")
+    check_setting(config.compilation_cache)
+    parse_steps(config.profile.steps)
+    check_wandb(config.tracking.wandb_project)
 
 
-def check_config(config: ConfigDict, steps: int) -> None:
-    """Raises InputError, with the key, for a value out of range. `config` is that of a phase of `steps` steps."""
-    values = dict(flatten(config))
-    check = check_values(values)
-    check(lambda x: 1 <= x < 2**31, "in [1, 2**31)", "total_steps")
-    check(lambda x: x >= 1, "at least 1", "data.max_sequences")
-    check(lambda x: isinstance(x, bool), "true or false", "objective.nsp")
-    check(lambda x: x >= 1 or x == -1, "at least 1, or -1", "gradient_accumulation")
-    if values["gradient_accumulation"] == -1:
-        check(lambda x: x >= 1, "at least 1 with gradient_accumulation=-1", "max_rows_per_device")
-    check(lambda x: x >= 0, "at least 0", "max_rows_per_device", "eval_every_steps", "optimizer.warmup_steps")
-    check(lambda x: x >= -1, "at least -1", "eval_batches")
-    check(lambda x: x >= 1 or x == -1, "at least 1, or -1", "data.seq_len")
-    check(lambda x: 0 <= x < math.inf, "a number of 0 or more", "model.initializer_range")
-    check(lambda x: 0 < x < math.inf, "above 0", "model.layer_norm_eps")
-    check(lambda x: x in OBJECTIVES, f"one of {', '.join(OBJECTIVES)}", "objective.lm")
-    check(lambda x: x >= 0, "at least 0", "objective.static_masks")
-    check(lambda x: 0 <= x <= MAX_SAMPLES, f"in [0, {MAX_SAMPLES}]", "tracking.samples")
+def check_config(config: PretrainConfig, steps: int) -> None:
+    """Raises InputError, with the key, for values that do not match. `config` is that of a phase of `steps` steps."""
+    check_environment(config)
+    if config.gradient_accumulation == -1 and config.max_rows_per_device < 1:
+        raise InputError(
+            f"max_rows_per_device={config.max_rows_per_device}: must be at least 1 with gradient_accumulation=-1"
+        )
     Milestones.from_config(config)
-    if values["objective.lm"] == "ltr" and values["objective.nsp"]:
+    if config.objective.lm == "ltr" and config.objective.nsp:
         raise InputError(
             "objective.lm=ltr does not support objective.nsp=True: under a causal mask [CLS] sees only itself and "
             "cannot predict the next sentence; set objective.nsp=False"
         )
-    restarts, total = values["optimizer.restart_schedule"], values["total_steps"]
+    restarts, total, warmup = config.optimizer.restart_schedule, config.total_steps, config.optimizer.warmup_steps
     within = steps if restarts else total
-    if values["optimizer.warmup_steps"] >= within:
+    if warmup >= within:
         raise InputError(
-            f"optimizer.warmup_steps={values['optimizer.warmup_steps']}: must be below "
+            f"optimizer.warmup_steps={warmup}: must be below "
             f"{f'the {steps} steps of its phase' if restarts else f'total_steps={total}'}; otherwise the learning rate "
             f"never reaches its peak; set optimizer.warmup_steps={within // 10}"
         )
 
 
 def check_attention(
-    config: ConfigDict, model: BertConfig, seq_len: int, mesh: Mesh | AbstractMesh, platform: str | None = None
+    config: RunConfig, model: BertConfig, seq_len: int, mesh: Mesh | AbstractMesh, platform: str | None = None
 ) -> None:
     """Raises InputError if the kernel in `attention` does not support the rest of the config.
 
@@ -181,7 +134,7 @@ def check_attention(
     )
 
 
-def data_paths(config: ConfigDict) -> list[str]:
+def data_paths(config: PretrainConfig) -> list[str]:
     """Returns the folders in `data.path`. Raises InputError for none, an empty one between commas, or a duplicate."""
     paths = [path.strip() for path in config.data.path.split(",")]
     if not config.data.path:
@@ -193,12 +146,12 @@ def data_paths(config: ConfigDict) -> list[str]:
     return paths
 
 
-def check_mixture(config: ConfigDict, datasets: Sequence[PreparedDataset]) -> None:
+def check_mixture(config: PretrainConfig, datasets: Sequence[PreparedDataset]) -> None:
     """Raises InputError if the datasets of a run, its weights and its objective do not match."""
-    weights = tuple(config.data.weights)
+    weights = config.data.weights
     if weights and len(weights) != len(datasets):
         raise InputError(f"data.weights={weights}: expected {len(datasets)} weights, one for each dataset in data.path")
-    if not all(isinstance(weight, (int, float)) and 0 < weight < math.inf for weight in weights):
+    if not all(0 < weight < math.inf for weight in weights):
         raise InputError(f"data.weights={weights}: must be numbers above 0")
     if weights and not min(weights) / max(weights) > _SMALLEST_SHARE:
         raise InputError(f"data.weights={weights}: the smallest must be above {_SMALLEST_SHARE:g} times the largest")
@@ -254,7 +207,7 @@ def check_same_tokenizer(dataset: PreparedDataset, other: PreparedDataset) -> No
         )
 
 
-def warn_of_uncorrected_lamb(sections: Iterable[ConfigDict]) -> None:
+def warn_of_uncorrected_lamb(sections: Iterable[OptimizerKeys]) -> None:
     """Logs one warning if an `optimizer` section is LAMB without bias correction, which is off by default.
 
     The default does not depend on the name: a run that started without bias correction resumes without it.

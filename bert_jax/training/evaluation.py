@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from bert_jax.batch import Batch, HostBatch, map_arrays
-from bert_jax.config import ConfigDict, flatten
+from bert_jax.config_keys import MeshKeys, PretrainConfig
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import EvalLoader
 from bert_jax.errors import InputError
@@ -23,6 +23,7 @@ from bert_jax.parallel.host_batches import put_batch, rows_here
 from bert_jax.parallel.mesh import batch_mesh_axes, make_mesh
 from bert_jax.parallel.sharding import parameter_shardings
 from bert_jax.progress import Bars, silent
+from bert_jax.sections import from_mapping
 from bert_jax.text.vocabulary_extension import find_extension
 from bert_jax.tracking.tracker import Sample
 from bert_jax.training.checkpointing.checkpoint_folders import chosen_steps
@@ -237,7 +238,7 @@ class _CheckpointEvaluation:
     def __init__(self, data: str, batch_size: int, bars: Bars):
         check_batch_size(batch_size)
         self._dataset, self._bars = PreparedDataset(data), bars
-        self._mesh = make_mesh(ConfigDict({"data": -1, "fsdp": 1, "tensor": 1}))
+        self._mesh = make_mesh(MeshKeys())
         batch_size = min(batch_size, self._dataset.size("eval"))
         self._batch_size = -(-batch_size // self._mesh.size) * self._mesh.size
         self._evaluators: dict[Any, tuple[Evaluator, Parameters]] = {}  # with the shardings of the parameters
@@ -253,9 +254,9 @@ class _CheckpointEvaluation:
             return evaluator.run(parameters, on_batch=lambda: bar.update(1))
 
     def _evaluator(self, opened: Checkpoint) -> tuple[Evaluator, Parameters]:
-        config = plan_at(ConfigDict(opened.config), opened.step).config if opened.config else None
+        config = plan_at(from_mapping(PretrainConfig, opened.config), opened.step).config if opened.config else None
         dtype = compute_dtype(config.dtype if config else "auto")
-        key = (opened.bert_config, opened.heads, dtype, tuple(flatten(config.objective)) if config else ())
+        key = (opened.bert_config, opened.heads, dtype, config.objective if config else None)
         if key not in self._evaluators:
             graph, _, info = abstract_parameters(opened.bert_config, dtype=dtype, heads=opened.heads)
             shardings = parameter_shardings(self._mesh, info)

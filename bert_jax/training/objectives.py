@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.batch import Batch
-from bert_jax.config import ConfigDict
+from bert_jax.config_keys import PretrainConfig
 from bert_jax.model.bert import VocabularyProjection
 from bert_jax.training.cross_entropy import projected_cross_entropy, weighted_cross_entropy
 
@@ -88,6 +88,6 @@ def pretraining(*, nsp: bool) -> Objective:
     )  # fmt: skip
 
 
-def make_objective(config: ConfigDict) -> Objective:
+def make_objective(config: PretrainConfig) -> Objective:
     """Returns the objective of a run's config, for its training and its evaluation."""
-    return pretraining(nsp=config.objective.nsp)
+    return pretraining(nsp=config.objective.nsp is True)

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bert_jax.config import ConfigDict
+from bert_jax.config_keys import OptimizerKeys
 from bert_jax.model.bert import Parameters
 from bert_jax.model.layers import ParameterInfo
 
@@ -123,7 +123,7 @@ def leave_untrained(
     return optax.GradientTransformationExtraArgs(optimizer.init, update)
 
 
-def make_optimizer(config: ConfigDict, info: Parameters) -> optax.GradientTransformationExtraArgs:
+def make_optimizer(config: OptimizerKeys, info: Parameters) -> optax.GradientTransformationExtraArgs:
     """Makes the transformation of gradients to a direction; the step scales it by minus the learning rate.
 
     Its update takes the global norm of the gradients as `grad_norm`. `config` is the `optimizer` section. `info` has

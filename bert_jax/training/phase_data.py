@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.batch import Batch, map_arrays, pretraining_shapes
-from bert_jax.config import ConfigDict
+from bert_jax.config_keys import PretrainConfig
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import EvalLoader, TrainLoader, TrainRows
 from bert_jax.data.loading.masking import Masking, prediction_counts
@@ -44,7 +44,7 @@ class LoadedPhase:
         return self.old_loader.datasets[0] if self.old_loader else None
 
 
-def make_masking(config: ConfigDict) -> Masking | None:
+def make_masking(config: PretrainConfig) -> Masking | None:
     """Makes the masking of a config, None for a left-to-right model. Raises InputError for invalid masks."""
     objective = config.objective
     masking = Masking(
@@ -77,7 +77,7 @@ def load_phase(phase: Phase, mesh: Mesh | AbstractMesh, platform: str | None = N
 
 
 def abstract_batch(
-    mesh: Mesh, config: ConfigDict, seq_len: int, predictions: int, sequences: int
+    mesh: Mesh, config: PretrainConfig, seq_len: int, predictions: int, sequences: int
 ) -> Batch[jax.ShapeDtypeStruct]:
     """Returns the shapes and shardings of a step's batch on `mesh`: rows of L tokens, P predictions and K sequences.
 
@@ -120,7 +120,7 @@ def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:
     return train_loader, _make_eval_loader(config, phase.datasets)
 
 
-def _make_eval_loader(config: ConfigDict, datasets: Sequence[PreparedDataset]) -> EvalLoader:
+def _make_eval_loader(config: PretrainConfig, datasets: Sequence[PreparedDataset]) -> EvalLoader:
     return EvalLoader(
         datasets,
         batch_size=config.global_batch_size // config.gradient_accumulation,

@@ -17,7 +17,7 @@ from typing import Any
 
 import optax
 
-from bert_jax.config import ConfigDict, flatten, set_key
+from bert_jax.config_keys import PretrainConfig
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.hashing import key_from
 from bert_jax.data.loading.loader import make_mixture
@@ -25,6 +25,7 @@ from bert_jax.data.loading.mixture import row_shares
 from bert_jax.data.loading.windows import epoch_size
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
+from bert_jax.sections import flatten, with_values
 from bert_jax.training.checks import bert_config, check_config, check_mixture, check_same_tokenizer, data_paths
 from bert_jax.training.planning.learning_rate import learning_rate_schedule
 
@@ -43,7 +44,7 @@ class Plan:
 
     start: int
     stop: int
-    config: ConfigDict
+    config: PretrainConfig
 
     def schedule(self) -> optax.Schedule:
         """Maps a step of the run to the learning rate: one schedule for the whole run unless each phase restarts it."""
@@ -98,7 +99,7 @@ class Phase(Plan):
         """Returns how many of the first `rows` rows of the phase's mixture are of each dataset."""
         if len(self.datasets) == 1:
             return [rows]
-        weights = tuple(self.config.data.weights)
+        weights = self.config.data.weights
         sizes = [] if weights else [self.epoch_size(dataset) for dataset in self.datasets]
         return make_mixture(self.datasets, row_shares(sizes, weights), self.config.seed).counts(rows)
 
@@ -114,18 +115,14 @@ class Phase(Plan):
         return self.datasets[0].info.seq_len
 
 
-def plan_phases(config: ConfigDict) -> list[Plan]:
+def plan_phases(config: PretrainConfig) -> list[Plan]:
     """Returns the phases of a run's config, in order.
 
     Steps of -1, in at most one phase, are inferred. Raises InputError for a key that a phase may not set, and for steps
     that do not sum to `total_steps`.
     """
-    if not all(isinstance(phase, Mapping) for phase in config.phases):
-        raise InputError(f"phases={config.phases!r}: expected a tuple of dicts of overrides, each with its steps")
-    overrides: Sequence[Mapping[str, Any]] = list(config.phases) or [{"steps": -1}]
+    overrides: Sequence[Mapping[str, Any]] = config.phases or ({"steps": -1},)
     for number, phase in enumerate(overrides):
-        if invalid := [key for key in phase if not isinstance(key, str)]:
-            raise InputError(f"phases.{number}: keys must be strings such as 'data.path', got {invalid[0]!r:.60}")
         if type(steps := phase.get("steps")) is not int or (steps < 1 and steps != -1):
             raise InputError(f"phases.{number}.steps={steps!r}: must be a number of steps, or -1 to infer it")
     given = [phase["steps"] for phase in overrides]
@@ -143,26 +140,23 @@ def plan_phases(config: ConfigDict) -> list[Plan]:
     return plans
 
 
-def _apply(config: ConfigDict, number: int, phase: Mapping[str, Any]) -> ConfigDict:
-    result = config.copy_and_resolve_references()
-    for key, value in phase.items():
-        if key == "steps":
-            continue
+def _apply(config: PretrainConfig, number: int, phase: Mapping[str, Any]) -> PretrainConfig:
+    values = {key: value for key, value in phase.items() if key != "steps"}
+    for key in values:
         if key in dict(flatten(config)) and not key.startswith(PHASE_KEYS):
             raise InputError(f"phases.{number}.{key}: a phase may not set this key; set it for the whole run")
-        try:
-            set_key(result, key, str(value))
-        except InputError as error:
-            raise InputError(f"phases.{number}: {error}") from error
-    return result
+    try:
+        return with_values(config, values)
+    except InputError as error:
+        raise InputError(f"phases.{number}.{error}") from error
 
 
-def plan_at(config: ConfigDict, step: int) -> Plan:
+def plan_at(config: PretrainConfig, step: int) -> Plan:
     """Returns the phase that made the state after `step` steps; at a boundary, the one that ends there."""
     return next(plan for plan in plan_phases(config) if step <= plan.stop)
 
 
-def open_phases(config: ConfigDict) -> list[Phase]:
+def open_phases(config: PretrainConfig) -> list[Phase]:
     """Opens the datasets of the phases and checks them against the model.
 
     Raises InputError for values out of range, datasets of different vocabularies, and sequences longer than the model

@@ -15,7 +15,7 @@ import optax
 from etils import epath
 from jax.sharding import AbstractMesh, Mesh
 
-from bert_jax.config import ConfigDict
+from bert_jax.config_keys import PretrainConfig
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import EvalLoader
 from bert_jax.data.unknown_tokens import MAX_SHARE, unknown_share, warn_of_share
@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 def pretrain(
-    config: ConfigDict, workdir: str, *, stop: StopSignal | None = None, bars: Bars = silent,
+    config: PretrainConfig, workdir: str, *, stop: StopSignal | None = None, bars: Bars = silent,
     trackers: Sequence[Tracker] = (),
 ) -> dict[str, float]:  # fmt: skip
     """Runs the pre-training of `config` in `workdir`, and resumes from its newest checkpoint if there is one.
@@ -79,7 +79,7 @@ def pretrain(
 
 
 def _pretrain(
-    config: ConfigDict, workdir: str, stop: StopSignal, bars: Bars, trackers: Sequence[Tracker], stack: ExitStack
+    config: PretrainConfig, workdir: str, stop: StopSignal, bars: Bars, trackers: Sequence[Tracker], stack: ExitStack
 ) -> dict[str, float]:
     # --- Checks, before any work. The run uses what they build --------------------------------------------------------
     if not workdir:
@@ -202,7 +202,7 @@ def describe_inputs(
 
 
 def plan_state(
-    mesh: Mesh | AbstractMesh, config: ConfigDict, model: BertConfig, platform: str | None = None
+    mesh: Mesh | AbstractMesh, config: PretrainConfig, model: BertConfig, platform: str | None = None
 ) -> tuple[optax.GradientTransformationExtraArgs, StateSpec]:
     """Makes the optimizer and the plan of the state. Phases differ only in how the model runs.
 

@@ -11,7 +11,7 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from bert_jax.config import ConfigDict, flatten
+from bert_jax.config_keys import RunConfig
 from bert_jax.errors import InputError, NotBegun
 from bert_jax.files import provenance
 from bert_jax.files.format_versions import write_json
@@ -20,6 +20,7 @@ from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.processes import is_first
 from bert_jax.runtime.watchdog import StallWatch
 from bert_jax.runtime.workdir_lock import WorkdirLock
+from bert_jax.sections import flatten, to_dict
 from bert_jax.tracking.metrics import MetricsFile
 from bert_jax.tracking.profiling import StepTracer
 from bert_jax.tracking.tensorboard import TensorBoard
@@ -84,7 +85,7 @@ def log_result(checkpoint: epath.Path | None, step: int, scores: str, commands: 
 
 
 def open_run(
-    folder: epath.Path, config: ConfigDict, mesh: Mesh, checkpointer: Checkpointer, stop: StopSignal,
+    folder: epath.Path, config: RunConfig, mesh: Mesh, checkpointer: Checkpointer, stop: StopSignal,
     watch: tuple[WorkdirLock | None, StallWatch], bars: Bars, stack: ExitStack, *, start: int, total: int, name: str,
     inputs: Mapping[str, Any], trackers: Sequence[Tracker] = (),
 ) -> Run:  # fmt: skip
@@ -95,7 +96,7 @@ def open_run(
     NotBegun after a stop signal.
     """
     if is_first():
-        write_json(folder / CONFIG_FILE, json.loads(config.to_json_best_effort()))
+        write_json(folder / CONFIG_FILE, to_dict(config))
     tracking = _open_trackers(folder, config, start, trackers, stack) if is_first() else Trackers()
     lock, stalls = watch
     if lock:
@@ -114,7 +115,7 @@ def open_run(
 
 
 def _open_trackers(
-    folder: epath.Path, config: ConfigDict, start: int, others: Sequence[Tracker], stack: ExitStack
+    folder: epath.Path, config: RunConfig, start: int, others: Sequence[Tracker], stack: ExitStack
 ) -> Trackers:
     """Opens the trackers of the workdir and of the config, and logs the config to all. `stack` closes them."""
     files: list[Tracker] = []

@@ -4,18 +4,18 @@ import logging
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
 
 import jax
 from etils import epath
 
-from bert_jax.config import ConfigDict, flatten
+from bert_jax.config_keys import RunConfig
 from bert_jax.data.loading.masking import Masking
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.runtime.processes import is_first, wait_for_first
 from bert_jax.runtime.watchdog import StallWatch
 from bert_jax.runtime.workdir_lock import WorkdirLock, check_shared
+from bert_jax.sections import flatten, from_mapping
 from bert_jax.training.checkpointing.checkpoints import check_place, newest_intact
 from bert_jax.training.checks import check_tokenizer
 from bert_jax.training.phases import Phase, Plan, plan_phases
@@ -36,7 +36,7 @@ CHANGEABLE = (
 _MAX_PREDICTIONS = "data.max_predictions"  # may change if the number of predictions stays the same
 
 
-def watch_stalls(config: ConfigDict, stack: ExitStack) -> StallWatch:
+def watch_stalls(config: RunConfig, stack: ExitStack) -> StallWatch:
     """Starts the watchdog of this process, which `stack` closes. It watches the opening of inputs as well."""
     stalls = StallWatch(config.stall_minutes, ends=config.stall_exit)
     stack.callback(stalls.close)
@@ -77,7 +77,8 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int | None:
             f"--workdir={folder}: is at step {step}, past total_steps={phases[-1].stop}; raise total_steps"
         )
     changed: dict[str, str] = {}
-    for number, (old, new) in enumerate(zip(plan_phases(ConfigDict(before.config)), phases, strict=False)):
+    plans = plan_phases(from_mapping(type(phases[0].config), before.config))
+    for number, (old, new) in enumerate(zip(plans, phases, strict=False)):
         if number and old.start >= step:
             break
         if min(old.stop, step) != min(new.stop, step):
@@ -94,7 +95,7 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int | None:
     if changed:
         log.warning("Resuming with changed config keys: %s", "; ".join(changed.values()))
     if step:
-        _log_changed_rate(plan_phases(ConfigDict(before.config)), phases, step)
+        _log_changed_rate(plans, phases, step)
     return step
 
 
@@ -113,14 +114,9 @@ def _span(plan: Plan) -> str:
     return f"{plan.start}-{plan.stop}"
 
 
-def _as_saved(value: Any) -> Any:
-    """Converts a tuple to a list, as in the JSON of a checkpoint's config."""
-    return list(value) if isinstance(value, tuple) else value
-
-
 def _differences(folder: epath.Path, old: Plan, new: Phase) -> dict[str, str]:
-    before, now = ({key: _as_saved(value) for key, value in flatten(plan.config)} for plan in (old, new))
-    keys = sorted(({*before} & {*now}) - {"phases"})
+    before, now = (dict(flatten(plan.config)) for plan in (old, new))
+    keys = sorted({*now} - {"phases"})
     changed = {key: f"{key} {before[key]!r} -> {now[key]!r}" for key in keys if before[key] != now[key]}
     refused = [key for key in changed if not key.startswith(CHANGEABLE)]
     if _MAX_PREDICTIONS in refused and _predictions(old, new.seq_len) == _predictions(new, new.seq_len):

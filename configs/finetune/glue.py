@@ -10,12 +10,14 @@ BERT-Tiny; docs/numbers/expected_numbers.md has the scores.
 Score to expect: 93.5 on the test set of SST-2 (BERT-BASE, the paper's table 1); `studies/table1` has all tasks.
 """
 
+from ml_collections import ConfigDict
+
 from bert_jax.configs.finetune import default
 
 TASKS = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
 
 
-def get_config(task=""):
+def get_config(task: str = "") -> ConfigDict:
     if task not in TASKS:
         raise ValueError(f"{task!r}: unknown GLUE task; expected one of {', '.join(TASKS)}")
     config = default.get_config()

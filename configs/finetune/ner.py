@@ -7,10 +7,12 @@ Hardware, time: not yet run with BERT-BASE. `benchmarks/small_study.sh` has run 
 Score to expect: an F1 of 96.4 on the dev set of CoNLL-2003 and 92.4 on its test set (BERT-BASE, the paper's table 7).
 """
 
+from ml_collections import ConfigDict
+
 from bert_jax.configs.finetune import default
 
 
-def get_config():
+def get_config() -> ConfigDict:
     config = default.get_config()
     config.task.kind = "ner"
     config.optimizer.learning_rate = 5e-5

@@ -14,10 +14,12 @@ The paper gives only the size of the tagger, 2 layers of 768. Adam's rate and th
 on features of Peters et al. 2018 (arXiv:1802.05365), which also has a CRF.
 """
 
+from ml_collections import ConfigDict
+
 from bert_jax.configs.finetune import default
 
 
-def get_config(features="concat_last_four"):
+def get_config(features: str = "concat_last_four") -> ConfigDict:
     config = default.get_config()
     config.task.kind = "ner"
     config.head.features = features

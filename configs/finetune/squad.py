@@ -6,10 +6,12 @@ Hardware, time: not yet run with BERT-BASE. `benchmarks/small_study.sh` has run 
 Score to expect: an F1 of 88.5 on the dev set of 1.1 with BERT-BASE, of 90.9 with BERT-LARGE (the paper's table 2).
 """
 
+from ml_collections import ConfigDict
+
 from bert_jax.configs.finetune import default
 
 
-def get_config(version="1.1"):
+def get_config(version: str = "1.1") -> ConfigDict:
     if version not in ("1.1", "2.0"):
         raise ValueError(f"{version!r}: unknown SQuAD version; expected 1.1 or 2.0")
     config = default.get_config()

@@ -10,8 +10,10 @@ Hardware, time: not yet run with BERT-BASE. `benchmarks/small_study.sh` has run 
 Score to expect: it depends on your data.
 """
 
+from ml_collections import ConfigDict
+
 from bert_jax.configs.finetune import default
 
 
-def get_config():
+def get_config() -> ConfigDict:
     return default.get_config()

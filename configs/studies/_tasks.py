@@ -3,12 +3,14 @@
 `--config.task_data=FOLDER` holds them as glue/CoLA, glue/MNLI, ..., squad, swag, conll2003.
 """
 
-from bert_jax.configs.studies.default import StudyTask
+from collections.abc import Mapping
+
+from bert_jax.config_keys import StudyTask
 
 SEEDS = (0, 1, 2, 3, 4)
 
 
-def glue(task, folder, columns=None):
+def glue(task: str, folder: str, columns: Mapping[str, str] | None = None) -> StudyTask:
     """Returns a GLUE task that searches the paper's learning rates with five restarts."""
     finetuning = {
         "data.path": f"glue/{folder}", "search.learning_rates": (5e-5, 4e-5, 3e-5, 2e-5), "search.seeds": SEEDS

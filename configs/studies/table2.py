@@ -11,11 +11,13 @@ Scores to expect: the paper's, which each row lists as `paper`.
 
 import dataclasses
 
+from ml_collections import ConfigDict
+
+from bert_jax.config_keys import StudyRow
 from bert_jax.configs.studies import _tasks, default
-from bert_jax.configs.studies.default import StudyRow
 
 
-def get_config():
+def get_config() -> ConfigDict:
     config = default.get_config()
     config.title = "Table 2: SQuAD 1.1"
     config.rows = (

@@ -9,9 +9,11 @@ Runs: 3 of pre-training (98,304,000,000 tokens), 340 of fine-tuning. Hardware, t
 Scores to expect: the paper's, which each row lists as `paper`.
 """
 
+from ml_collections import ConfigDict
+
+from bert_jax.config_keys import StudyRow
 from bert_jax.configs import ablations
 from bert_jax.configs.studies import _tasks, default
-from bert_jax.configs.studies.default import StudyRow
 
 ROWS = (
     # row, the table's name, MNLI-m, QNLI, MRPC, SST-2, SQuAD
@@ -23,7 +25,7 @@ ROWS = (
 COLUMNS = ("MNLI-m", "QNLI", "MRPC", "SST-2", "SQuAD")
 
 
-def get_config():
+def get_config() -> ConfigDict:
     config = default.get_config()
     config.title = "Table 5: pre-training tasks"
     config.note = (

@@ -8,9 +8,11 @@ Runs: 6 of pre-training (196,608,000,000 tokens), 360 of fine-tuning. Hardware, 
 Scores to expect: the paper's, which each row lists as `paper`.
 """
 
+from ml_collections import ConfigDict
+
+from bert_jax.config_keys import StudyRow
 from bert_jax.configs import ablations
 from bert_jax.configs.studies import _tasks, default
-from bert_jax.configs.studies.default import StudyRow
 
 ROWS = (
     # row, perplexity, MNLI-m, MRPC, SST-2
@@ -24,7 +26,7 @@ ROWS = (
 COLUMNS = ("perplexity", "MNLI-m", "MRPC", "SST-2")
 
 
-def get_config():
+def get_config() -> ConfigDict:
     config = default.get_config()
     config.title = "Table 6: model sizes"
     config.perplexity = True

@@ -11,8 +11,10 @@ Scores to expect: the paper's, which each row lists as `paper`.
 
 import dataclasses
 
+from ml_collections import ConfigDict
+
+from bert_jax.config_keys import StudyRow
 from bert_jax.configs.studies import _tasks, default
-from bert_jax.configs.studies.default import StudyRow
 
 FEATURES = (
     ("Embeddings", "embeddings", 91.0),
@@ -24,7 +26,7 @@ FEATURES = (
 )
 
 
-def get_config():
+def get_config() -> ConfigDict:
     config = default.get_config()
     config.title = "Table 7: CoNLL-2003, F1"
     config.rows = (

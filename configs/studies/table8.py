@@ -8,9 +8,11 @@ Runs: 6 of pre-training (196,608,000,000 tokens), 270 of fine-tuning. Hardware, 
 Scores to expect: the paper's, which each row lists as `paper`.
 """
 
+from ml_collections import ConfigDict
+
+from bert_jax.config_keys import StudyRow
 from bert_jax.configs import ablations
 from bert_jax.configs.studies import _tasks, default
-from bert_jax.configs.studies.default import StudyRow
 
 ROWS = (
     # [MASK], same, random; MNLI, NER fine-tuned, NER on features
@@ -24,7 +26,7 @@ ROWS = (
 COLUMNS = ("MNLI-m", "NER", "NER, features")
 
 
-def get_config():
+def get_config() -> ConfigDict:
     config = default.get_config()
     config.title = "Table 8: what becomes of the tokens to predict, in percent: [MASK] / same / random"
     config.rows = tuple(

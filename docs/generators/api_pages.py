@@ -5,7 +5,8 @@ import inspect
 import bert_jax
 
 MODULES = {  # modules that the documentation promises, besides the package itself: heading and names, () for all
-    "bert_jax.config": ("Configs", ("load_config", "set_key", "flatten")),
+    "bert_jax.config": ("Configs", ("load_config", "to_config_dict")),
+    "bert_jax.sections": ("Sections of configs", ("with_values", "from_mapping", "to_dict", "flatten")),
     "bert_jax.training.pretrain": ("Pre-training", ("pretrain",)),
     "bert_jax.finetuning.finetune": ("Fine-tuning", ("finetune",)),
     "bert_jax.finetuning.fine_tuned": ("Predictions of a fine-tuned model", ("predict", "evaluate_finetuned")),

@@ -1,13 +1,12 @@
 """Tables of all config keys: default, type and comment, read from the sources of the configs."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bert_jax.config import ConfigDict, flatten, load_config
-from bert_jax.config_listing import key_comments, kind_of
-from bert_jax.configs.studies.default import StudyRow, StudyTask
+from bert_jax.config_keys import StudyRow, StudyTask
+from bert_jax.config_listing import CONFIG_TYPES, key_comments, kind_of
 from bert_jax.finetuning import resuming
+from bert_jax.sections import flatten
 from bert_jax.training import phases, workdir
 
 SECTIONS = {  # the first part of a key: the heading of its table
@@ -45,10 +44,11 @@ def keys(config: str) -> list[Key]:
 
     Raises ValueError for a key without a comment.
     """
-    comments = key_comments(kind_of(config))
+    kind = CONFIG_TYPES[kind_of(config)]
+    comments = key_comments(kind)
     order = {key: number for number, key in enumerate(comments)}
     found = []
-    for name, value in flatten(load_config(config, keys_of=config)):
+    for name, value in flatten(kind()):
         if config == "studies/default" and name.startswith("pretraining."):
             continue
         comment = comments.get(name) or comments.get(name.rpartition(".")[0])
@@ -79,10 +79,8 @@ def studies() -> str:
     """Returns the tables of a study's keys, and of the keys of its rows and tasks."""
     parts = [_tables(keys("studies/default"), "study", {})]
     for entry in (StudyRow, StudyTask):
-        head, _, attributes = (entry.__doc__ or "").partition("Attributes:\n")
-        rows = re.findall(r"^ {4,6}(\w+): (.+(?:\n {8}.+)*)", attributes, re.MULTILINE)
-        parts.append(f"### `{entry.__name__}`\n\n{head.strip()}\n\n| key | meaning |\n| --- | --- |")
-        parts[-1] += "".join(f"\n| `{name}` | {_cell(' '.join(text.split()))} |" for name, text in rows)
+        parts.append(f"### `{entry.__name__}`\n\n{entry.__doc__}\n\n| key | meaning |\n| --- | --- |")
+        parts[-1] += "".join(f"\n| `{name}` | {_cell(text)} |" for name, text in key_comments(entry).items())
     return "\n\n".join(parts) + "\n"
 
 
@@ -105,8 +103,6 @@ def _tables(found: list[Key], command: str, marks: Mapping[str, Callable[[str], 
 
 
 def _literal(value: object) -> str:
-    if isinstance(value, ConfigDict):
-        return "{}"
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 

@@ -19,6 +19,7 @@ from bert_jax.config import load_config
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, initialize, parameter_count
 from bert_jax.parallel.mesh import describe_networks, make_mesh
+from bert_jax.sections import to_dict
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.tracking.accelerators import ACCELERATORS, named_accelerator
 from bert_jax.tracking.flops import training_flops
@@ -35,7 +36,7 @@ def plan(dataset: Path, **settings):
 @pytest.fixture(scope="module")
 def model(dataset_dir: Path) -> BertConfig:
     config = helpers.small_config(dataset_dir)
-    return BertConfig.from_dict({**config.model.to_dict(), "vocab_size": vocabulary_size(dataset_dir)})
+    return BertConfig.from_dict({**to_dict(config.model), "vocab_size": vocabulary_size(dataset_dir)})
 
 
 def vocabulary_size(dataset: Path) -> int:

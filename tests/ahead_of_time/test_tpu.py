@@ -193,10 +193,11 @@ from bert_jax.model import BertConfig
 from bert_jax.training.pretrain import plan_state
 from bert_jax.training.state import key_data
 from bert_jax.parallel.mesh import make_mesh
+from bert_jax.sections import to_dict
 target = open_target("v5e:4x4")
 config = load_config("bert_large", [("mesh.data", "1"), ("mesh.fsdp", "-1")])
 mesh = make_mesh(config.mesh, target.devices)
-_, spec = plan_state(mesh, config, BertConfig.from_dict({**config.model, "vocab_size": 30_522}))
+_, spec = plan_state(mesh, config, BertConfig.from_dict({**to_dict(config.model), "vocab_size": 30_522}))
 sizes = spec.initialize.lower(key_data(0), None).compile().memory_analysis()
 print(sum(leaf.size * 4 for leaf in jax.tree.leaves(spec.abstract)), sizes.peak_memory_in_bytes)
 """

@@ -9,7 +9,7 @@ import pytest
 from etils import epath
 
 import bert_jax
-from bert_jax.config import ConfigDict, load_config
+from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError
 from bert_jax.finetuning.fine_tuned import evaluate_finetuned
 from bert_jax.finetuning.finetune import finetune
@@ -32,10 +32,10 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def config_of(checkpoint: Path, folder: Path, **overrides: object) -> ConfigDict:
+def config_of(checkpoint: Path, folder: Path, **overrides: object) -> FinetuneConfig:
     keys = {key.replace("__", "."): value for key, value in overrides.items()}
     return load_config(
-        "finetune/text", {**SETTINGS, "init": checkpoint, "data.path": folder, **keys}, keys_of="finetune/default"
+        "finetune/text", {**SETTINGS, "init": checkpoint, "data.path": folder, **keys}, kind=FinetuneConfig
     )
 
 
@@ -221,7 +221,7 @@ def test_main_metric_of_a_tagger_may_be_that_of_a_type(checkpoint: Path, tmp_pat
 
     def task_of(metric: str):
         values = {"init": checkpoint, "data.path": tmp_path, "task.main_metric": metric}
-        config = load_config("finetune/ner", values, keys_of="finetune/default")
+        config = load_config("finetune/ner", values, kind=FinetuneConfig)
         return read_task(config, Encoding(open_checkpoint(str(checkpoint)).tokenizer, 16))
 
     task = task_of("f1_WOOD")

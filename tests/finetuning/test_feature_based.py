@@ -14,7 +14,7 @@ from flax import nnx
 from support import helpers, sources
 
 from bert_jax.cli import main
-from bert_jax.config import ConfigDict, load_config
+from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError
 from bert_jax.finetuning.finetune import finetune, plan_step
 from bert_jax.inference import features
@@ -64,14 +64,12 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config_of(name: str, encoder: Path, task: Path, **overrides: object) -> ConfigDict:
+def config_of(name: str, encoder: Path, task: Path, **overrides: object) -> FinetuneConfig:
     values = {**SETTINGS, "init": encoder, "data.path": task,
               **{key.replace("__", "."): value for key, value in overrides.items()}}  # fmt: skip
     if name == "text":
         values |= {"task.train": "train.csv", "task.dev": "dev.csv"}
-    return load_config(
-        f"finetune/{name}", [(key, str(value)) for key, value in values.items()], keys_of="finetune/default"
-    )
+    return load_config(f"finetune/{name}", [(key, str(value)) for key, value in values.items()], kind=FinetuneConfig)
 
 
 def build(encoder: Path, head: TaskHead) -> BertForTask:

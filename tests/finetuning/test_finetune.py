@@ -22,7 +22,7 @@ from support.models import initialize
 
 import bert_jax
 from bert_jax.cli import main
-from bert_jax.config import load_config
+from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError
 from bert_jax.finetuning import fine_tuned
 from bert_jax.finetuning.fine_tuned import evaluate_finetuned
@@ -72,7 +72,7 @@ def config_of(checkpoint: Path, task: Path, **overrides: object):
     values = {**SETTINGS, "init": checkpoint, "data.path": task,
               **{key.replace("__", "."): value for key, value in overrides.items()}}  # fmt: skip
     pairs = [(key, str(value)) for key, value in values.items()]
-    return load_config("finetune/text", pairs, keys_of="finetune/default")
+    return load_config("finetune/text", pairs, kind=FinetuneConfig)
 
 
 def flags(checkpoint: Path, task: Path, **overrides: object) -> list[str]:
@@ -339,7 +339,7 @@ def test_glue_files_are_learned_from_a_fine_tuned_encoder(run: Path, tmp_path: P
     pairs = [("init", str(run)), ("data.path", str(folder)), ("optimizer.learning_rate", "1e-2"),
              ("optimizer.bias_correction", "True"), ("task.max_seq_len", "64"),
              ("global_batch_size", "16")]  # fmt: skip
-    config = load_config("finetune/glue:sst2", pairs, keys_of="finetune/default")
+    config = load_config("finetune/glue:sst2", pairs, kind=FinetuneConfig)
     scores = finetune(config, str(tmp_path / "run"))
     assert scores["dev"]["accuracy"] > 0.85
     assert set(scores["dev"]) == {"accuracy"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support import helpers
 
-from bert_jax.config import load_config
+from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError
 from bert_jax.finetuning.fine_tuned import evaluate_finetuned, predict
 from bert_jax.finetuning.finetune import finetune
@@ -25,7 +25,7 @@ def config_of(name: str, encoder: Path, folder: Path, **overrides: object):
     values = {**SETTINGS, "init": encoder, "data.path": folder,
               **{key.replace("__", "."): value for key, value in overrides.items()}}  # fmt: skip
     pairs = [(key, str(value)) for key, value in values.items()]
-    return load_config(f"finetune/{name}", pairs, keys_of="finetune/default")
+    return load_config(f"finetune/{name}", pairs, kind=FinetuneConfig)
 
 
 def sentence(rng: random.Random, topic: str, length: int = 6) -> str:

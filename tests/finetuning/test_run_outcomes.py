@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.cli import main
-from bert_jax.config import ConfigDict, load_config
+from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.finetuning.fine_tuned import evaluate_finetuned
 from bert_jax.finetuning.finetune import finetune
@@ -27,9 +27,9 @@ def values_of(checkpoint: Path, folder: Path, **overrides: object) -> dict[str, 
     }  # fmt: skip
 
 
-def config_of(checkpoint: Path, folder: Path, **overrides: object) -> ConfigDict:
+def config_of(checkpoint: Path, folder: Path, **overrides: object) -> FinetuneConfig:
     pairs = [(key, str(value)) for key, value in values_of(checkpoint, folder, **overrides).items()]
-    return load_config("finetune/text", pairs, keys_of="finetune/default")
+    return load_config("finetune/text", pairs, kind=FinetuneConfig)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_entities_of_types_that_training_lacks_are_counted(checkpoint: Path, tmp
     (tmp_path / "train.conll").write_text("the O\nship B-SEA\n")
     (tmp_path / "dev.conll").write_text("the B-WOOD\nfox I-WOOD\n\nship B-SEA\n\nfox B-WOOD\nowl X\n")
     pairs = [("init", str(checkpoint)), ("data.path", str(tmp_path))]
-    config = load_config("finetune/ner", pairs, keys_of="finetune/default")
+    config = load_config("finetune/ner", pairs, kind=FinetuneConfig)
     task = TASK_KINDS["ner"].from_config(config, Encoding(open_checkpoint(str(checkpoint)).tokenizer, 16))
     (dev,) = task.splits()
     assert (dev.scorable, dev.left_out) == (2, {"unknown_label": 1})

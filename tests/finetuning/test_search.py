@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.config import load_config, set_key
+from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError, Interrupted
 from bert_jax.finetuning import search as module
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.search import folder_of, is_search, search, summarize
+from bert_jax.sections import with_values
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
 
 
@@ -21,7 +22,7 @@ def config_of(checkpoint: Path, folder: Path, **search_for: str):
         **{f"search.{name}": value for name, value in search_for.items()},
     }  # fmt: skip
     pairs = [(key, str(value)) for key, value in values.items()]
-    return load_config("finetune/text", pairs, keys_of="finetune/default")
+    return load_config("finetune/text", pairs, kind=FinetuneConfig)
 
 
 @pytest.fixture
@@ -80,10 +81,10 @@ def test_what_is_reported():
 
 def test_what_cannot_be_searched_is_refused(checkpoint: Path, folder: Path):
     assert not is_search(config_of(checkpoint, folder))
-    with pytest.raises(InputError, match=r"search\.seeds=\[1, 1\]"):
+    with pytest.raises(InputError, match=r"search\.seeds=\(1, 1\)"):
         search(config_of(checkpoint, folder, seeds="(1, 1)"), str(folder / "runs"))
-    without = config_of(checkpoint, folder, seeds="(1, 2)").copy_and_resolve_references()
-    without.task.dev = ""
+    without = config_of(checkpoint, folder, seeds="(1, 2)")
+    without = with_values(without, {"task.dev": ""})
     with pytest.raises(InputError, match=r"task\.dev"):
         search(without, str(folder / "runs"))
     assert not list((folder / "runs").glob("*/checkpoints"))  # which is known before any of the runs
@@ -103,9 +104,7 @@ def test_finished_search_is_of_its_config_data_and_encoder_wherever_they_are(
         ({"data.path": str(tmp_path / "other")}, r"data\.path '.*' -> '.*other'"),
         ({"init": str(tmp_path / "another")}, r"init '.*' -> '.*another'"),
     ):
-        another = config.copy_and_resolve_references()
-        for key, value in change.items():
-            set_key(another, key, str(value))
+        another = with_values(config, change)
         with pytest.raises(InputError, match=changed):
             search(another, str(tmp_path / "runs"))
     assert search(config, str(tmp_path / "runs")) == found

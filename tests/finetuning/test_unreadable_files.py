@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support import squad_examples
 
-from bert_jax.config import load_config
+from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs.batching import Encoding
 from bert_jax.finetuning.inputs.choice_files import read_choices
@@ -134,7 +134,7 @@ def test_a_bad_row_before_the_first_usable_one_is_named_once(
     path = tmp_path / "train.csv"
     path.write_bytes(b"text,label\n" + bad + b"\nthe ship .,1\nthe owl .,2\n")
     keys = [("task.train", str(path))]
-    config = load_config("finetune/text", keys, keys_of="finetune/default")
+    config = load_config("finetune/text", keys, kind=FinetuneConfig)
     own_task(config, Encoding(WordPieceTokenizer(vocabulary, lowercase=True), 16))
     assert caplog.text.count(f"{path}:2: ") == 1
 

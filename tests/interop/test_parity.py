@@ -11,7 +11,8 @@ from flax import nnx
 from support import batches, sources
 
 from bert_jax.batch import HostBatch
-from bert_jax.config import ConfigDict, load_config
+from bert_jax.config import load_config
+from bert_jax.config_keys import MeshKeys
 from bert_jax.interop.huggingface_weights import state_dict
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import HEADS
@@ -190,7 +191,7 @@ def test_two_hundred_steps_side_by_side(vocabulary: list[str], tmp_path: Path):
     steps, peak, warmup = 200, 1e-3, 20
     checkpoint, model = both_models(tmp_path, vocabulary, hidden_act="gelu_new")
     reference = ReferenceOptimizer(model, peak, warmup, steps)
-    mesh = make_mesh(ConfigDict({"data": 1, "fsdp": 1, "tensor": 1}), jax.devices()[:1])
+    mesh = make_mesh(MeshKeys(data=1, fsdp=1, tensor=1), jax.devices()[:1])
     optimizer = make_optimizer(load_config("default").optimizer, abstract_parameters(checkpoint.bert_config)[2])
     spec = describe_state(mesh, checkpoint.bert_config, optimizer, seed=0)
     schedule = learning_rate_schedule(peak, warmup, steps)

@@ -15,6 +15,7 @@ from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, abstract_parameters, parameter_count
 from bert_jax.model.dropout import dropout_mask
 from bert_jax.parallel.mesh import abstract_mesh
+from bert_jax.sections import to_dict
 from bert_jax.training.phases import plan_phases
 from bert_jax.training.pretrain import plan_state
 
@@ -54,9 +55,9 @@ TABLE_6 = [(3, 768, 12), (6, 768, 3), (6, 768, 12), (12, 768, 12), (12, 1024, 16
 
 @pytest.mark.parametrize(("layers", "size", "heads"), [*RELEASED, *TABLE_6])
 def test_any_size_by_argument_has_the_papers_parameters(layers, size, heads):
-    named = load_config(f"bert:L{layers}_H{size}_A{heads}").model.to_dict()
+    named = to_dict(load_config(f"bert:L{layers}_H{size}_A{heads}").model)
     if heads == size // 64:
-        assert load_config(f"bert:L{layers}_H{size}").model.to_dict() == named
+        assert to_dict(load_config(f"bert:L{layers}_H{size}").model) == named
     config = BertConfig(**{**named, "vocab_size": 30_522})
     assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == (layers, size, heads)
     embeddings = (30_522 + 512 + 2) * size + 2 * size

@@ -14,6 +14,7 @@ from bert_jax.config import load_config
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.sharding import batch_sharding
+from bert_jax.sections import to_dict
 from bert_jax.training.pretrain import plan_state
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -39,7 +40,7 @@ def test_shardings_match_the_golden_file(config_name, mesh_name, request: pytest
     overrides = {f"mesh.{key}": value for key, value in MESHES[mesh_name].items()}
     config = load_config(config_name, [(key, str(value)) for key, value in overrides.items()])
     mesh = make_mesh(config.mesh)
-    sizes = {**config.model, "vocab_size": 30_522}
+    sizes = {**to_dict(config.model), "vocab_size": 30_522}
     _, spec = plan_state(mesh, config, BertConfig.from_dict(sizes))
     lines = [
         describe(path, leaf.shape, leaf.sharding) for path, leaf in jax.tree_util.tree_leaves_with_path(spec.abstract)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bert_jax.ahead_of_time.target import open_target
-from bert_jax.config import ConfigDict
+from bert_jax.config_keys import MeshKeys
 from bert_jax.errors import InputError
 from bert_jax.parallel.mesh import MESH_AXES, make_mesh
 
@@ -58,7 +58,7 @@ def problems(topology: str, slices: int) -> list[str]:
     found = []
     for sizes in divisions(len(devices), slices):
         inferred = MESH_AXES[sum(sizes) % 3]
-        mesh = make_mesh(ConfigDict({**dict(zip(MESH_AXES, sizes, strict=True)), inferred: -1}), devices)
+        mesh = make_mesh(MeshKeys(**{**dict(zip(MESH_AXES, sizes, strict=True)), inferred: -1}), devices)
         grid = np.vectorize(numbers.__getitem__)(mesh.devices)
         if grid.shape != sizes or len(np.unique(grid)) != len(devices):
             found.append(f"{sizes}: {grid.shape}")
@@ -94,4 +94,4 @@ def test_every_division_of_all_topologies_is_a_mesh_of_neighbours():
 @pytest.mark.parametrize("sizes", [(-1, 3, 1), (5, 1, 1), (-1, 1, 32)])
 def test_sizes_that_do_not_divide_a_topology_are_refused(sizes: tuple[int, int, int]):
     with pytest.raises(InputError, match=r"mesh\.data=.*\b16 devices|mesh\.data=.*got 16"):
-        make_mesh(ConfigDict(dict(zip(MESH_AXES, sizes, strict=True))), open_target("v6e:4x4").devices)
+        make_mesh(MeshKeys(*sizes), open_target("v6e:4x4").devices)

@@ -12,12 +12,13 @@ from etils import epath
 from support import helpers
 
 from bert_jax.cli import main
-from bert_jax.config import ConfigDict, flatten, load_config
+from bert_jax.config import PretrainConfig, load_config
 from bert_jax.configs.studies.default import StudyRow, StudyTask
 from bert_jax.errors import InputError, Interrupted
 from bert_jax.finetuning.search import planned_runs
 from bert_jax.model import BertConfig, initialize
 from bert_jax.model.bert import HEADS
+from bert_jax.sections import flatten
 from bert_jax.studies import study as module
 from bert_jax.studies.study import load_study, study
 from bert_jax.studies.study_table import Cell, Table, render, write_table
@@ -100,7 +101,7 @@ def test_a_study_goes_on_where_it_was_stopped(spec: str, overrides, tmp_path: Pa
         results = {seed: {"dev": {"accuracy": 0.01 * len(runs) + 0.1 * seed}} for seed in config.search.seeds}
         return {"metric": "accuracy", "learning_rate": 1e-2, "results": results}
 
-    searched: list[ConfigDict] = []
+    searched: list[PretrainConfig] = []
     monkeypatch.setattr(module, "pretrain", fake_pretrain)
     monkeypatch.setattr(module, "search", fake_search)
     plan = load_study(spec, [*overrides, ("finetuning.optimizer.learning_rate", "1e-2")])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from support import helpers, sources
 
-from bert_jax.config import ConfigDict, load_config
+from bert_jax.config import PretrainConfig, load_config
 from bert_jax.text.vocabulary_extension import extend_vocabulary
 from bert_jax.text.vocabulary_record import save_vocabulary
 from bert_jax.text.wordpiece import WordPieceTokenizer
@@ -32,7 +32,7 @@ def write_domain(folder: Path, vocabulary: list[str], *, extended: bool = False,
     return folder / "data"
 
 
-def config(data: Path, source: Path | Checkpoint, **overrides: object) -> ConfigDict:
+def config(data: Path, source: Path | Checkpoint, **overrides: object) -> PretrainConfig:
     """Returns a run of `continue` of seconds; in `overrides`, double underscores stand for dots."""
     chosen = {
         "data__path": data, "init": source.path if isinstance(source, Checkpoint) else source, "total_steps": 4,

@@ -8,10 +8,13 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bert_jax import cli
-from bert_jax.config import ConfigDict, flatten, load_config
+from bert_jax.config import FinetuneConfig, load_config
+from bert_jax.config_listing import CONFIG_TYPES, kind_of
 from bert_jax.errors import InputError
+from bert_jax.sections import flatten
 
 KEYS_OF = {"pretrain": "default", "compile": "default", "finetune": "finetune/default", "study": "studies/default"}
 
@@ -105,13 +108,13 @@ def _load(words: Sequence[str], folder: Path | None) -> None:
     read_config(words[0], KEYS_OF[words[0]] if is_elsewhere else options.config, options.overrides)
 
 
-def read_config(command: str, config: str, pairs: Sequence[tuple[str, str]]) -> ConfigDict:
+def read_config(command: str, config: str, pairs: Sequence[tuple[str, str]]) -> Any:
     """Loads a command's config with overrides; those of a study's fine-tuning are checked and dropped."""
     if command == "study":
         finetuning = [(key.removeprefix(_FINETUNING), text) for key, text in pairs if key.startswith(_FINETUNING)]
-        load_config("finetune/default", finetuning, keys_of="finetune/default")
+        load_config("finetune/default", finetuning, kind=FinetuneConfig)
         pairs = [(key, text) for key, text in pairs if not key.startswith(_FINETUNING)]
-    return load_config(config, pairs, keys_of=KEYS_OF[command])
+    return load_config(config, pairs, kind=CONFIG_TYPES[kind_of(KEYS_OF[command])])
 
 
 def cheap(words: Sequence[str]) -> list[str]:
@@ -136,7 +139,7 @@ def cheap(words: Sequence[str]) -> list[str]:
     return words
 
 
-def overrides(command: str, config: ConfigDict) -> dict[str, object]:
+def overrides(command: str, config: Any) -> dict[str, object]:
     if command in ("pretrain", "compile"):
         return _pretraining(config)
     if command == "finetune":
@@ -152,7 +155,7 @@ def overrides(command: str, config: ConfigDict) -> dict[str, object]:
     return {}
 
 
-def _pretraining(config: ConfigDict) -> dict[str, object]:
+def _pretraining(config: Any) -> dict[str, object]:
     chosen: dict[str, object] = dict(PRETRAIN)
     if config.model.hidden_size == -1:  # the sizes of a checkpoint
         chosen = {key: value for key, value in chosen.items() if not key.startswith("model.")}
@@ -166,7 +169,7 @@ def _pretraining(config: ConfigDict) -> dict[str, object]:
     return chosen
 
 
-def _finetuning(config: ConfigDict) -> dict[str, object]:
+def _finetuning(config: Any) -> dict[str, object]:
     now = dict(flatten(config))
     chosen = {key: value for key, value in FINETUNE.items() if not key.startswith("head.") or now[key]}
     for key in ("search.learning_rates", "search.seeds"):

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from support import child_processes
 
 from bert_jax import cli
-from bert_jax.config import ConfigDict, load_config
+from bert_jax.config import PretrainConfig, load_config
 from bert_jax.data.dataset import DatasetInfo
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
 from bert_jax.text.tokenizer import SPECIAL_TOKENS
@@ -74,7 +75,7 @@ def prepare_dataset(corpus: Path, vocabulary: Path, output: Path, workers: int =
     )
 
 
-def small_config(dataset: Path, **overrides: object) -> ConfigDict:
+def small_config(dataset: Path, kind: type[PretrainConfig] = PretrainConfig, **overrides: object) -> Any:
     """Returns the config of a run of seconds; in `overrides`, double underscores stand for dots."""
     chosen = {
         "data__path": dataset, "model__hidden_size": 32, "model__num_attention_heads": 4,
@@ -84,7 +85,7 @@ def small_config(dataset: Path, **overrides: object) -> ConfigDict:
         "tracking__samples": 0,  # a program less to compile
         **overrides,
     }  # fmt: skip
-    return load_config("bert_tiny", [(key.replace("__", "."), str(value)) for key, value in chosen.items()])
+    return load_config("bert_tiny", {key.replace("__", "."): value for key, value in chosen.items()}, kind=kind)
 
 
 def flags(config_overrides: dict[str, object]) -> list[str]:

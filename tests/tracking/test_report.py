@@ -14,9 +14,10 @@ import pytest
 from support import helpers
 
 from bert_jax import cli
-from bert_jax.config import load_config
+from bert_jax.config import FinetuneConfig, PretrainConfig, load_config
 from bert_jax.errors import InputError
 from bert_jax.finetuning.search import summarize
+from bert_jax.sections import to_dict
 from bert_jax.tracking.report import curve_images
 from bert_jax.tracking.report.curve_data import MOST_POINTS
 from bert_jax.tracking.report.report_page import write_report
@@ -47,9 +48,9 @@ def write_rows(folder: Path, *rows: dict, config: dict[str, object] | None = Non
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if config is not None:
-        keys_of = "finetune/default" if spec.startswith("finetune") else "default"
-        loaded = load_config(spec, [(key, str(value)) for key, value in config.items()], keys_of=keys_of)
-        (folder / "config.json").write_text(loaded.to_json_best_effort())
+        kind = FinetuneConfig if spec.startswith("finetune") else PretrainConfig
+        loaded = load_config(spec, [(key, str(value)) for key, value in config.items()], kind=kind)
+        (folder / "config.json").write_text(json.dumps(to_dict(loaded)))
     return str(folder)
 
 

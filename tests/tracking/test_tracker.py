@@ -16,9 +16,10 @@ from support import helpers
 from support.devices import one_device  # noqa: F401
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from bert_jax.config import flatten, load_config
+from bert_jax.config import load_config
 from bert_jax.errors import InputError
 from bert_jax.extras import install_hint
+from bert_jax.sections import flatten
 from bert_jax.tracking.metrics import SAMPLES, MetricsFile, read_metrics
 from bert_jax.tracking.tensorboard import TensorBoard
 from bert_jax.tracking.tracker import RunRecord, Tracker, Trackers

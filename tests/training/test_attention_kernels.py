@@ -14,7 +14,8 @@ from jax._src.cudnn import fused_attention_stablehlo
 from support import batches, helpers
 
 from bert_jax.batch import HostBatch
-from bert_jax.config import ConfigDict, load_config
+from bert_jax.config import load_config
+from bert_jax.config_keys import MeshKeys
 from bert_jax.errors import InputError
 from bert_jax.inference import pretrained
 from bert_jax.inference.features import extract
@@ -24,6 +25,7 @@ from bert_jax.model.pallas_attention import pallas_attention
 from bert_jax.model.workarounds import _on_every_axis
 from bert_jax.parallel.host_batches import put_batch
 from bert_jax.parallel.mesh import make_mesh
+from bert_jax.sections import to_dict
 from bert_jax.training import objectives, phase_data
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 from bert_jax.training.checks import check_attention
@@ -65,9 +67,7 @@ def interpret(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 
 def make_step(chosen: str, sizes: dict[str, int], dtype=jnp.float32, **model_sizes: object):
-    mesh = make_mesh(
-        ConfigDict({"data": 1, "fsdp": 1, "tensor": 1, **sizes}), jax.devices()[: np.prod([*sizes.values()])]
-    )
+    mesh = make_mesh(MeshKeys(**{"data": 1, **sizes}), jax.devices()[: np.prod([*sizes.values()])])
     optimizer = make_optimizer(load_config("default").optimizer, abstract_parameters(MODEL)[2])
     model = dataclasses.replace(MODEL, **model_sizes)
     spec = describe_state(mesh, model, optimizer, seed=0, dtype=dtype, attention=chosen)
@@ -124,7 +124,7 @@ def check(platform: str, *, seq_len: int = 128, tensor: int = 1, **overrides: ob
     chosen = {"model.attention_probs_dropout_prob": 0.0, "dtype": "bfloat16", **overrides}
     config = load_config("bert_tiny", [(key.replace("__", "."), str(value)) for key, value in chosen.items()])
     devices = np.array([SimpleNamespace(platform=platform)])
-    model = BertConfig(**{**config.model.to_dict(), "vocab_size": 100})
+    model = BertConfig(**{**to_dict(config.model), "vocab_size": 100})
     check_attention(config, model, seq_len, SimpleNamespace(devices=devices, shape={"tensor": tensor}))
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.config import ConfigDict
+from bert_jax.config_keys import MeshKeys
 from bert_jax.errors import BertJaxError, Interrupted
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.tracking.profiling import StepTracer
@@ -29,7 +29,7 @@ class FakeRun:
         self.is_finite = is_finite
         self.flags: list[int] = []
         self.run = SimpleNamespace(
-            mesh=make_mesh(ConfigDict({"data": 1, "fsdp": 1, "tensor": 1}), jax.devices()[:1]),
+            mesh=make_mesh(MeshKeys(data=1, fsdp=1, tensor=1), jax.devices()[:1]),
             stop=SimpleNamespace(received=None),
             bar=SimpleNamespace(
                 set_postfix_str=lambda text, refresh=True: None, unpause=lambda: None, update=lambda count: None

@@ -15,7 +15,7 @@ from support import helpers
 from support.devices import one_device  # noqa: F401
 from support.runs import assert_same_run, train, train_until
 
-from bert_jax.config import load_config
+from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError
 from bert_jax.training.checkpointing.checkpoint_folders import step_folders
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
@@ -170,7 +170,7 @@ def test_wrong_milestones_are_refused(overrides: dict[str, str], message: str):
 @pytest.mark.parametrize("key", ["milestones", "milestone_every_steps"])
 def test_fine_tuning_has_no_milestones(key: str):
     with pytest.raises(InputError, match=rf"checkpoint\.{key}"):
-        load_config("finetune/text", [(f"checkpoint.{key}", "5")], keys_of="finetune/default")
+        load_config("finetune/text", [(f"checkpoint.{key}", "5")], kind=FinetuneConfig)
 
 
 def test_saves_are_planned():

@@ -9,7 +9,8 @@ from support import helpers
 from support.devices import one_device  # noqa: F401
 
 from bert_jax import custom_training
-from bert_jax.config import ConfigDict
+from bert_jax.config import PretrainConfig
+from bert_jax.config_keys import ObjectiveKeys
 from bert_jax.custom_training import Training
 from bert_jax.model.bert import VocabularyProjection
 from bert_jax.training import cross_entropy, evaluation, objectives, pretrain
@@ -117,22 +118,32 @@ def test_sums_of_many_rows_in_bfloat16_are_those_of_few(chunk: int | None):
     np.testing.assert_allclose(large, times * np.array(small), rtol=1e-5)
 
 
+@dataclasses.dataclass(frozen=True)
+class WeightedKeys(ObjectiveKeys):
+    weight_of_nsp: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Weighted(PretrainConfig):
+    objective: WeightedKeys = WeightedKeys()
+
+
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_weight_of_an_objective_is_the_same_in_training_and_evaluation(
     microbatches: int, dataset_dir: Path, monkeypatch: pytest.MonkeyPatch
 ):
     paper = objectives.make_objective
 
-    def with_half_of_nsp(config: ConfigDict) -> objectives.Objective:
-        return dataclasses.replace(paper(config), weights={"mlm_loss": 1.0, "nsp_loss": 0.5})
+    def weighted(config: Weighted) -> objectives.Objective:
+        return dataclasses.replace(paper(config), weights={"mlm_loss": 1.0, "nsp_loss": config.objective.weight_of_nsp})
 
     for module in (pretrain, custom_training, evaluation):
-        monkeypatch.setattr(module, "make_objective", with_half_of_nsp)
-    training = Training(
-        helpers.small_config(
-            dataset_dir, gradient_accumulation=microbatches, optimizer__learning_rate=1e-3, optimizer__warmup_steps=0
-        )
-    )
+        monkeypatch.setattr(module, "make_objective", weighted)
+    config = helpers.small_config(
+        dataset_dir, kind=Weighted, gradient_accumulation=microbatches, optimizer__learning_rate=1e-3,
+        optimizer__warmup_steps=0, objective__weight_of_nsp=0.5,
+    )  # fmt: skip
+    training = Training(config)
     state = training.initial_state()
     evaluated = training.evaluate(state)
     assert evaluated["loss"] == pytest.approx(evaluated["mlm_loss"] + 0.5 * evaluated["nsp_loss"], rel=1e-6)

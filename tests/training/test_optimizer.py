@@ -8,7 +8,7 @@ import pytest
 from support import helpers
 from support.models import initialize
 
-from bert_jax.config import load_config
+from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.model import BertConfig, abstract_parameters
@@ -233,7 +233,7 @@ def test_lamb_without_bias_correction_is_warned_of_once(
     finetuning = [("optimizer.name", name), ("optimizer.bias_correction", str(bias_correction)), ("init", "nowhere")]
     with pytest.raises(InputError, match="nowhere"):
         finetune(
-            load_config("finetune/text", [*finetuning, ("data.path", "nowhere")], keys_of="finetune/default"),
+            load_config("finetune/text", [*finetuning, ("data.path", "nowhere")], kind=FinetuneConfig),
             str(tmp_path / "run"),
         )
     warned = [record for record in caplog.records if "optimizer.bias_correction=False" in record.getMessage()]

@@ -9,7 +9,7 @@ from etils import epath
 from support import helpers
 from support.devices import all_devices, one_device  # noqa: F401
 
-from bert_jax.config import ConfigDict
+from bert_jax.config import PretrainConfig
 from bert_jax.errors import InputError
 from bert_jax.training.phase_data import LoadedPhase, log_data, make_loaders
 from bert_jax.training.phases import Phase, open_phases
@@ -20,7 +20,7 @@ STEPS = 4
 PACKED = {"data.packing": True, "data.max_sequences": 4}
 
 
-def config_of(dataset: Path, *phases: dict, **overrides: object) -> ConfigDict:
+def config_of(dataset: Path, *phases: dict, **overrides: object) -> PretrainConfig:
     return helpers.small_config(
         dataset, phases=tuple({"steps": STEPS, **phase} for phase in phases), total_steps=STEPS * len(phases),
         optimizer__warmup_steps=1, **overrides,
@@ -132,7 +132,7 @@ def test_phases_that_read_the_same_rows_are_one_run(mixed: bool, packing: bool, 
 # --- Resumed runs -----------------------------------------------------------------------------------------------
 
 
-def resumable(dataset: Path, other: Path, total_steps: int, **overrides: object) -> ConfigDict:
+def resumable(dataset: Path, other: Path, total_steps: int, **overrides: object) -> PretrainConfig:
     phases = ({"steps": 1}, {"steps": -1, "data.path": f"{dataset},{other}"})
     return helpers.small_config(
         dataset, phases=phases, total_steps=total_steps, optimizer__warmup_steps=1, eval_batches=0, **overrides

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -14,9 +15,10 @@ from support import helpers
 from support.devices import all_devices, one_device  # noqa: F401
 from support.runs import assert_same_run, rows_without_times, train, train_until
 
-from bert_jax.config import ConfigDict, load_config
+from bert_jax.config import PretrainConfig, load_config
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.errors import InputError
+from bert_jax.sections import from_mapping, to_dict
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training.checkpointing.checkpoints import newest_step, open_checkpoint
 from bert_jax.training.evaluation import evaluate_checkpoint
@@ -81,13 +83,11 @@ def test_plan_covers_every_step_with_its_config(short_dir: Path, dataset_dir: Pa
         ("({'data.path': 'x'},)", r"phases\.0\.steps=None: "),
         ("({'steps': 8, 'model.hidden_size': 64},)", r"phases\.0\.model\.hidden_size: "),
         ("({'steps': 8, 'seed': 64},)", r"phases\.0\.seed: "),
-        ("({'steps': 8, 'data.pat': 'x'},)", r"phases\.0: .*data\.pat\b.*data\.path"),
-        ("({'steps': 8, 'global_batch_size': 'x'},)", r"phases\.0: .*global_batch_size\b.*\bint\b"),
+        ("({'steps': 8, 'data.pat': 'x'},)", r"phases\.0\.data\.pat: .*data\.path"),
+        ("({'steps': 8, 'global_batch_size': 'x'},)", r"phases\.0\.global_batch_size=x: .*\bint\b"),
         ("({'steps': 8, 'global_batch_size': 20},)", r"global_batch_size=20\b"),
         ("({'steps': 8, 'objective.mask_rate': 2.0},)", "mask_rate"),
         ("({'steps': 8, 'data.path': '/nowhere'},)", "/nowhere"),
-        ("(8,)", r"phases=\(8,\): "),
-        ("({'steps': 8, 1: 2},)", r"phases\.0: .*\b1$"),
         ("({'steps': 2, 'optimizer.warmup_steps': 2}, {'steps': -1})", r"optimizer\.warmup_steps=2: .*\b2 "),
     ],
 )
@@ -119,8 +119,9 @@ def test_one_key_of_one_phase_from_the_command_line(tmp_path: Path):
     ):
         with pytest.raises(InputError, match=message):
             load_config("bert_tiny", [*overrides, (key, "x")])
-    with pytest.raises(InputError, match=r"phases\.0\.steps.*\b8\b"):
-        load_config("bert_tiny", [("phases", "(8,)"), ("phases.0.steps", "5")])
+    for phases in ("(8,)", "({'steps': 8, 1: 2},)"):
+        with pytest.raises(InputError, match=rf"--config\.phases={re.escape(phases)}: expected a tuple of dicts"):
+            load_config("bert_tiny", [("phases", phases)])
 
 
 def test_the_schedule_is_one_or_restarts(short_dir: Path, dataset_dir: Path, phased_run: tuple[Path, dict]):
@@ -292,7 +293,7 @@ def mixed(dataset_dir, other_dir, **overrides):
 def test_a_plan_survives_json(dataset_dir, other_dir):
     """A checkpoint stores the config as JSON: tuples come back as lists."""
     config = mixed(dataset_dir, other_dir)
-    again = ConfigDict(json.loads(config.to_json_best_effort()))
+    again = from_mapping(PretrainConfig, json.loads(json.dumps(to_dict(config))))
     assert [tuple(plan.config.data.weights) for plan in plan_phases(again)] == [(), (0.1, 0.9)]
 
 

@@ -12,7 +12,8 @@ import pytest
 from support.batches import make_batch
 
 from bert_jax.ahead_of_time.hlo import read_collectives, read_loops
-from bert_jax.config import ConfigDict, load_config
+from bert_jax.config import load_config
+from bert_jax.config_keys import MeshKeys
 from bert_jax.data.loading.loader import next_token_targets
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import VocabularyProjection
@@ -173,7 +174,7 @@ class Step:
 
     def __init__(self, *, left_to_right: bool = False, **mesh: int):
         sizes = {"data": 1, "fsdp": 1, "tensor": 1, **mesh}
-        self.mesh = make_mesh(ConfigDict(sizes), jax.devices()[: math.prod(sizes.values())])
+        self.mesh = make_mesh(MeshKeys(**sizes), jax.devices()[: math.prod(sizes.values())])
         model = dataclasses.replace(MODEL, is_decoder=left_to_right)
         optimizer = make_optimizer(load_config("default").optimizer, abstract_parameters(model)[2])
         self.spec = describe_state(self.mesh, model, optimizer, seed=0, scan_layers=False)

@@ -84,7 +84,9 @@ def test_a_fine_tuning_names_its_encoder_and_examples(workdir: Path, tmp_path: P
         "init": workdir, "data.path": tmp_path, "task.train": "train.csv", "task.max_seq_len": 16, "num_epochs": 1,
         "global_batch_size": 8,
     }  # fmt: skip
-    bert_jax.finetune(bert_jax.load_config("finetune/text", overrides, keys_of="finetune/default"), str(tmp_path / "r"))
+    bert_jax.finetune(
+        bert_jax.load_config("finetune/text", overrides, kind=bert_jax.FinetuneConfig), str(tmp_path / "r")
+    )
     (entry,) = runs(tmp_path / "r")
     assert entry["inputs"]["init"] == open_checkpoint(str(workdir)).reference()
     task = entry["inputs"]["task"]

@@ -19,6 +19,7 @@ from bert_jax.config import load_config
 from bert_jax.ahead_of_time.compiled_step import plans
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
+from bert_jax.sections import to_dict
 from bert_jax.training.phase_data import abstract_batch
 from bert_jax.training.pretrain import plan_step
 settings = {
@@ -27,7 +28,8 @@ settings = {
 }
 config = load_config("bert_tiny", [(key, str(value)) for key, value in settings.items()])
 mesh = make_mesh(config.mesh)
-spec, step = plan_step(mesh, plans(config, None)[0], BertConfig.from_dict({**config.model, "is_decoder": False}))
+model = BertConfig.from_dict({**to_dict(config.model), "is_decoder": False})
+spec, step = plan_step(mesh, plans(config, None)[0], model)
 batch = abstract_batch(mesh, config, 16, 3, 1)
 with jax.set_mesh(mesh):
     lowered = step.lower(spec.abstract, batch)

@@ -18,7 +18,8 @@ from support.strict_device import StrictDeviceError, StrictProgram, strict_devic
 
 import bert_jax
 from bert_jax.batch import HostBatch
-from bert_jax.config import ConfigDict, load_config
+from bert_jax.config import FinetuneConfig, PretrainConfig, load_config
+from bert_jax.config_keys import MeshKeys
 from bert_jax.errors import BertJaxError, Interrupted
 from bert_jax.finetuning.search import search
 from bert_jax.parallel.host_batches import put_batch, put_flag
@@ -36,7 +37,7 @@ def strict() -> Any:
 
 @pytest.fixture
 def mesh() -> jax.sharding.Mesh:
-    return make_mesh(ConfigDict({"data": 2, "fsdp": 2, "tensor": 2}), jax.devices())
+    return make_mesh(MeshKeys(data=2, fsdp=2, tensor=2), jax.devices())
 
 
 # --- The strictness --------------------------------------------------------------------------------------------------
@@ -117,7 +118,7 @@ class Stop(SimpleNamespace):
         return signal.SIGTERM if self.looks < 0 else None
 
 
-def config_of(dataset_dir: Path, **overrides: object) -> ConfigDict:
+def config_of(dataset_dir: Path, **overrides: object) -> PretrainConfig:
     settings = {
         "total_steps": 6, "checkpoint__every_steps": 2, "eval_every_steps": 3, "eval_batches": 1, "log_every_steps": 1,
         "tracking__samples": 2, "model__num_hidden_layers": 1, "eval_at_start": True, "checkpoint__milestones": "(0,)",
@@ -169,7 +170,7 @@ def test_finetuning_with_a_search(strict, dataset_dir: Path, tmp_path: Path):
         "task.max_seq_len": 16, "num_epochs": 2, "global_batch_size": 8, "keep_best": True,
         "search.learning_rates": "(1e-2, 1e-3)", "search.seeds": "(0,)",
     }  # fmt: skip
-    config = load_config("finetune/text", [(key, str(v)) for key, v in values.items()], keys_of="finetune/default")
+    config = load_config("finetune/text", [(key, str(v)) for key, v in values.items()], kind=FinetuneConfig)
     assert len(search(config, str(tmp_path / "runs"))["by_learning_rate"]) == 2
 
 

@@ -14,7 +14,8 @@ from jax.sharding import Mesh, PartitionSpec
 from support import batches
 
 from bert_jax.ahead_of_time.hlo import read_collectives
-from bert_jax.config import ConfigDict, load_config
+from bert_jax.config import load_config
+from bert_jax.config_keys import MeshKeys
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.parallel.host_batches import put_batch, put_everywhere
@@ -45,9 +46,7 @@ def _programs(
     gradient_reduce_dtype: jnp.dtype, optimizer: tuple[tuple[str, object], ...],
 ) -> tuple[Mesh, StateSpec, TrainStep]:  # fmt: skip
     """Mesh, plan of the state and step, traced once for all tests that run the same."""
-    mesh = make_mesh(
-        ConfigDict(dict(zip(("data", "fsdp", "tensor"), sizes, strict=True))), jax.devices()[: math.prod(sizes)]
-    )
+    mesh = make_mesh(MeshKeys(*sizes), jax.devices()[: math.prod(sizes)])
     config = load_config("default", [(f"optimizer.{name}", str(value)) for name, value in optimizer]).optimizer
     transformation = make_optimizer(config, abstract_parameters(model)[2])
     spec = describe_state(mesh, model, transformation, seed=0, zero1=zero1, scan_layers=scan_layers)
@@ -127,7 +126,7 @@ def test_step_with_dropout_is_the_same_on_every_mesh(sizes, one_device):
 
 def test_seed_and_schedule_do_not_recompile():
     def program(seed: int, rate: float, warmup: int = 2, total: int = 100, power: float = 1.0) -> str:
-        mesh = make_mesh(ConfigDict({"data": 1, "fsdp": 1, "tensor": 1}), jax.devices()[:1])
+        mesh = make_mesh(MeshKeys(data=1, fsdp=1, tensor=1), jax.devices()[:1])
         optimizer = make_optimizer(load_config("default").optimizer, abstract_parameters(CONFIG)[2])
         spec = describe_state(mesh, CONFIG, optimizer, seed=seed)
         schedule = learning_rate_schedule(rate, warmup, total, decay_power=power)
@@ -143,7 +142,7 @@ def test_seed_and_schedule_do_not_recompile():
 
 
 def test_runs_that_differ_in_seed_alone_initialize_by_one_program():
-    mesh = make_mesh(ConfigDict({"data": 1, "fsdp": 1, "tensor": 1}), jax.devices()[:1])
+    mesh = make_mesh(MeshKeys(data=1, fsdp=1, tensor=1), jax.devices()[:1])
     optimizer = make_optimizer(load_config("default").optimizer, abstract_parameters(CONFIG)[2])
     specs = [describe_state(mesh, CONFIG, optimizer, seed=seed) for seed in (0, 7)]
     first, second = (spec.initialize.lower(key_data(spec.seed)).as_text() for spec in specs)
@@ -304,7 +303,7 @@ def test_nonfinite_step_is_skipped_and_counted():
 @pytest.mark.parametrize("poison", ["nan", "inf"])
 def test_step_that_is_not_finite_changes_nothing_but_its_counters_for_any_optimizer(optimizer, poison):
     """A run with such a batch in the middle equals the run in which its update is left out, to the bit."""
-    mesh = make_mesh(ConfigDict({"data": 2, "fsdp": 1, "tensor": 1}), jax.devices()[:2])
+    mesh = make_mesh(MeshKeys(data=2, fsdp=1, tensor=1), jax.devices()[:2])
     spec = describe_state(mesh, CONFIG, optimizer, seed=0)
     schedule = learning_rate_schedule(1e-3, 0, 10)
     step = make_train_step(mesh, spec, optimizer, schedule, objectives.pretraining(nsp=True), seed=0)
@@ -412,7 +411,7 @@ def test_mesh_axis_shards_one_dimension_only():
 )
 def test_mesh_that_does_not_match_the_devices_is_refused(mesh, message):
     with pytest.raises(InputError, match=message):
-        make_mesh(ConfigDict(mesh))
+        make_mesh(MeshKeys(**mesh))
 
 
 @pytest.mark.parametrize(
@@ -425,4 +424,4 @@ def test_mesh_that_does_not_match_the_devices_is_refused(mesh, message):
 )
 def test_sizes_not_divisible_by_the_mesh_are_refused(mesh, batch, accumulation, message):
     with pytest.raises(InputError, match=message):
-        check_divisibility(make_mesh(ConfigDict(mesh)), CONFIG, batch, accumulation)
+        check_divisibility(make_mesh(MeshKeys(**mesh)), CONFIG, batch, accumulation)

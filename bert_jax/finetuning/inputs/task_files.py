@@ -12,7 +12,7 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax.config import ConfigDict
+from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.files.text_files import lines_from
@@ -33,7 +33,7 @@ NO_GOLD_LABEL = "no_gold_label"
 # --- Finding ----------------------------------------------------------------------------------------------------------
 
 
-def split_files(config: ConfigDict, usual: Mapping[str, Sequence[str]]) -> dict[str, str]:
+def split_files(config: FinetuneConfig, usual: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Returns the path of each split found; `train` is required.
 
     Args:
@@ -45,7 +45,7 @@ def split_files(config: ConfigDict, usual: Mapping[str, Sequence[str]]) -> dict[
     """
     found: dict[str, str] = {}
     for split, names in usual.items():
-        if given := config.task[split]:
+        if given := getattr(config.task, split):
             found[split] = os.path.join(config.data.path, given)
         else:
             found |= usual_files(config.data.path, {split: names})

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from bert_jax.config import ConfigDict
+from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.finetuning import task_metrics
 from bert_jax.finetuning.inputs.batching import EncodedExamples, Encoding
@@ -92,7 +92,7 @@ class ChoiceTask:
         )  # fmt: skip
 
 
-def choice_task(config: ConfigDict, encoding: Encoding) -> ChoiceTask:
+def choice_task(config: FinetuneConfig, encoding: Encoding) -> ChoiceTask:
     """Reads the files in `data.path`, in SWAG's, CODAH's or the generic format.
 
     Raises InputError if a file cannot be read or has another number of endings.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from bert_jax.config import ConfigDict
+from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs.batching import EncodedExamples, Encoding
 from bert_jax.finetuning.inputs.conll import (
@@ -127,7 +127,7 @@ class NerTask:
         )  # fmt: skip
 
 
-def ner_task(config: ConfigDict, encoding: Encoding) -> NerTask:
+def ner_task(config: FinetuneConfig, encoding: Encoding) -> NerTask:
     """Reads CoNLL files in `data.path`; the training file defines the tags. InputError if a file cannot be read."""
     task = config.task
     bad_rows = BadRows(strict=config.data.strict)

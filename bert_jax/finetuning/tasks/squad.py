@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from bert_jax.config import ConfigDict
+from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs.batching import EncodedExamples, Encoding
 from bert_jax.finetuning.inputs.squad_files import Question, read_questions
@@ -126,7 +126,7 @@ def _prediction(identity: str, text: str, found: Answers) -> dict[str, Any]:
     return {"id": identity, "prediction": text, "probability": probabilities.get(text), **odds}
 
 
-def squad_task(config: ConfigDict, encoding: Encoding) -> SquadTask:
+def squad_task(config: FinetuneConfig, encoding: Encoding) -> SquadTask:
     """Reads the official JSON files in `data.path`. InputError if a file cannot be read."""
     task = config.task
     if task.test:

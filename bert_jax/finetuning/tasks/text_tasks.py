@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from bert_jax.config import ConfigDict
+from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.finetuning import task_metrics
 from bert_jax.finetuning.inputs import text_files
@@ -147,7 +147,7 @@ class TextTask:
         return {"prediction": self.classes[int(outputs.argmax())], "probabilities": by_class}
 
 
-def glue_task(config: ConfigDict, encoding: Encoding) -> TextTask:
+def glue_task(config: FinetuneConfig, encoding: Encoding) -> TextTask:
     """Reads a GLUE task from `data.path`. InputError for an unknown task or a missing file."""
     task = glue.get_task(config.task.name)
     bad_rows = BadRows(strict=config.data.strict)
@@ -167,7 +167,7 @@ def glue_task(config: ConfigDict, encoding: Encoding) -> TextTask:
     )  # fmt: skip
 
 
-def own_task(config: ConfigDict, encoding: Encoding) -> TextTask:
+def own_task(config: FinetuneConfig, encoding: Encoding) -> TextTask:
     """Reads the user's own files `task.train`, `task.dev` and `task.test`. InputError if one cannot be read."""
     task = config.task
     if not task.train:

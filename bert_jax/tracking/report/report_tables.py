@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bert_jax.config import flatten, load_config
+from bert_jax.config_keys import FinetuneConfig, PretrainConfig
+from bert_jax.sections import flatten
 from bert_jax.tracking.report.reported_runs import PRETRAINING, ReportedRun, ReportedStudy
 
 _MISSING = "–"
 _SHOWN_EVALUATIONS = 8  # columns of a table of samples
-_KEYS_OF = {PRETRAINING: "default"}  # of fine-tuning: finetune/default
 
 
 def escape(text: object) -> str:
@@ -108,8 +108,8 @@ def config_differences(runs: Sequence[ReportedRun], kind: str) -> str:
     known = [run for run in runs if run.config]
     if not known:
         return "<p>No run has a config.json.</p>"
-    spec = _KEYS_OF.get(kind, "finetune/default")
-    defaults = dict(flatten(load_config(spec, keys_of=spec)))
+    spec = "default" if kind == PRETRAINING else "finetune/default"
+    defaults = dict(flatten(PretrainConfig() if kind == PRETRAINING else FinetuneConfig()))
     rows = []
     for key in dict.fromkeys(key for values in (defaults, *(run.config for run in known)) for key in values):
         default = _text(defaults.get(key))

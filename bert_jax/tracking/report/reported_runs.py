@@ -7,10 +7,11 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax.config import ConfigDict, flatten
+from bert_jax.config_keys import FinetuneConfig, PretrainConfig
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.files.format_versions import read_json
+from bert_jax.sections import flatten_mapping
 from bert_jax.tracking.metrics import SAMPLES, read_metrics
 
 Rows = list[dict[str, Any]]
@@ -118,9 +119,11 @@ def kind_of(rows: Rows) -> str:
 def _read_run(path: str, name: str, folder: epath.Path) -> ReportedRun:
     rows = read_rows(path if folder == remote.parse_path(path) else str(folder))
     samples = [row for row in read_metrics(folder) if row.get("split") == SAMPLES]
-    config = ConfigDict(_read_json(folder / _CONFIG)) if remote.exists(folder / _CONFIG) else ConfigDict()
+    kind = kind_of(rows)
+    keys = PretrainConfig if kind == PRETRAINING else FinetuneConfig
+    config = _read_json(folder / _CONFIG) if remote.exists(folder / _CONFIG) else {}
     result = _read_json(folder / _RESULT) if remote.exists(folder / _RESULT) else {}
-    return ReportedRun(name, kind_of(rows), rows, samples, dict(flatten(config)), result)
+    return ReportedRun(name, kind, rows, samples, dict(flatten_mapping(keys, config)), result)
 
 
 def _read_file(reported: Reported, path: str, file: epath.Path) -> None:

@@ -1,6 +1,5 @@
 """Checkpoints of a run in progress: saves its states in the background, restores them, and deletes old ones."""
 
-import json
 import logging
 import sys
 import threading
@@ -13,10 +12,11 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from bert_jax.config import ConfigDict
+from bert_jax.config_keys import RunConfig
 from bert_jax.model import BertConfig
 from bert_jax.model.bert import HEADS
 from bert_jax.runtime.processes import any_process, is_first, wait_for_first
+from bert_jax.sections import to_dict
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checkpointing.best_step import BestStep
 from bert_jax.training.checkpointing.checkpoint_folders import FOLDER, complete_steps, set_aside, step_folders
@@ -34,7 +34,7 @@ class Checkpointer:
     """Saves (asynchronously) and restores the states of one workdir; keeps the newest, the best and milestones."""
 
     def __init__(
-        self, workdir: epath.Path, *, keep: int, config: ConfigDict, tokenizer: Tokenizer,
+        self, workdir: epath.Path, *, keep: int, config: RunConfig, tokenizer: Tokenizer,
         task: dict[str, Any] | None = None, heads: Collection[str] = HEADS, milestones: Milestones = NO_MILESTONES,
         best_step: BestStep | None = None,
     ):  # fmt: skip
@@ -72,9 +72,9 @@ class Checkpointer:
         """The entry of the run that saves, see `files/provenance.py`."""
         self.unlogged: dict[str, Any] | None = None
         """Sums of metrics of the restored step that are not logged yet; see `RunningMeans`."""
-        self._description = {
+        self._description: dict[str, Any] = {
             "tokenizer": tokenizer.to_json(),
-            "config": json.loads(config.to_json_best_effort()),
+            "config": to_dict(config),
         }
         if task is not None:
             self._description |= {"task": task, "heads": [head for head in HEADS if head in heads]}

@@ -6,10 +6,10 @@ from typing import Any
 
 from orbax.checkpoint import checkpoint_managers as managers
 
-from bert_jax.config import ConfigDict
+from bert_jax.config_keys import PretrainConfig
 from bert_jax.errors import InputError
 
-_KEY, _EVERY_KEY = "checkpoint.milestones", "checkpoint.milestone_every_steps"
+_KEY = "checkpoint.milestones"
 
 
 @dataclass(frozen=True)
@@ -20,20 +20,17 @@ class Milestones:
     every: int = 0
 
     @classmethod
-    def from_config(cls, config: ConfigDict) -> "Milestones":
+    def from_config(cls, config: PretrainConfig) -> "Milestones":
         """Returns the milestones of a pre-training config. InputError, with the key, for an invalid step."""
-        given, every, total = config.checkpoint.milestones, config.checkpoint.milestone_every_steps, config.total_steps
-        steps = tuple(given)
-        if wrong := [step for step in steps if type(step) is not int or step < 0]:
-            raise InputError(f"{_KEY}={given!r:.80}: expected steps such as 0,1000,10000; got {wrong[0]!r}")
+        steps, every, total = config.checkpoint.milestones, config.checkpoint.milestone_every_steps, config.total_steps
+        if wrong := [step for step in steps if step < 0]:
+            raise InputError(f"{_KEY}={steps!r:.80}: expected steps such as 0,1000,10000; got {wrong[0]!r}")
         if duplicate := sorted(step for step in {*steps} if steps.count(step) > 1):
-            raise InputError(f"{_KEY}={given!r:.80}: duplicate step {duplicate[0]}; list each step once")
+            raise InputError(f"{_KEY}={steps!r:.80}: duplicate step {duplicate[0]}; list each step once")
         if steps and max(steps) > total:
             raise InputError(
-                f"{_KEY}={given!r:.80}: step {max(steps)} is past total_steps={total}; list steps of 0 to {total}"
+                f"{_KEY}={steps!r:.80}: step {max(steps)} is past total_steps={total}; list steps of 0 to {total}"
             )
-        if every < 0:
-            raise InputError(f"{_EVERY_KEY}={every}: must be a number of steps, or 0 for none")
         return cls(frozenset(steps), every)
 
     def __contains__(self, step: object) -> bool:
@@ -93,7 +90,7 @@ class SavePlan:
     kept: int
 
 
-def plan_saves(config: ConfigDict, phase_ends: Iterable[int], start: int | None) -> SavePlan:
+def plan_saves(config: PretrainConfig, phase_ends: Iterable[int], start: int | None) -> SavePlan:
     """Plans the saves of a run that resumes from the checkpoint of step `start`; None for a new run."""
     milestones, every = Milestones.from_config(config).up_to(config.total_steps), config.checkpoint.every_steps
     regular = {*range(every, config.total_steps + 1, every), *phase_ends}

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.config import load_config
+from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.inputs.batching import Encoding
@@ -110,7 +110,7 @@ def test_class_of_weight_0_is_not_learned(checkpoint: Path, folder: Path):
         "task.max_seq_len": 16, "num_epochs": 6, "global_batch_size": 8, "optimizer.learning_rate": 1e-2,
         "task.class_weights": "{'night': 0}", "gradient_accumulation": 2,
     }  # fmt: skip
-    config = load_config("finetune/text", settings, keys_of="finetune/default")
+    config = load_config("finetune/text", settings, kind=FinetuneConfig)
     assert finetune(config, str(folder / "run"))["dev"]["accuracy"] == pytest.approx(1 / 3)
 
 
@@ -128,7 +128,7 @@ def test_tasks_without_classes_refuse_weights(spec: str, settings: dict, checkpo
         (folder / f"{split}.tsv").write_text("sentence1\tsentence2\tscore\nthe ship .\tthe owl .\t2.5\n")
     common = {"init": checkpoint, "data.path": folder, "task.class_weights": "balanced", "task.max_seq_len": 16}
     values = {**common, **settings}
-    config = load_config(f"finetune/{spec}", values, keys_of="finetune/default")
+    config = load_config(f"finetune/{spec}", values, kind=FinetuneConfig)
     with pytest.raises(InputError, match=r"task\.class_weights=balanced"):
         finetune(config, str(folder / "run"))
     assert not (folder / "run").exists()
@@ -137,6 +137,6 @@ def test_tasks_without_classes_refuse_weights(spec: str, settings: dict, checkpo
 def test_labels_of_a_task_are_checked_with_its_files(checkpoint: Path, tmp_path: Path):
     (tmp_path / "train.conll").write_text("the O\nship B-SEA\n")
     values = {"init": checkpoint, "data.path": tmp_path, "task.class_weights": "{'B-SKY': 2.0}"}
-    config = load_config("finetune/ner", values, keys_of="finetune/default")
+    config = load_config("finetune/ner", values, kind=FinetuneConfig)
     with pytest.raises(InputError, match=r"task\.class_weights.*'B-SKY'.*'O', 'B-SEA', 'I-SEA'"):
         read_task(config, Encoding(open_checkpoint(str(checkpoint)).tokenizer, 16))

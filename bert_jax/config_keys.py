@@ -1,0 +1,492 @@
+"""Every key of pre-training, fine-tuning and studies, once: its type, its range, its default, and what it is.
+
+Defaults are the paper's values: BERT-BASE at sequence length 128 (Devlin et al. 2019, appendix A.2), and for
+fine-tuning (section 4 and appendix A.3) batches of 32, three epochs, and as the learning rate the best on dev of 5e-5,
+4e-5, 3e-5 and 2e-5. `configs/` has the differences from them; `configs/bert.py` is the record of a run with them.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+from bert_jax.errors import InputError
+from bert_jax.sections import Must, Section
+
+Positive = Annotated[int, Must("at least 1", lambda x: x >= 1)]
+PositiveOrOpen = Annotated[int, Must("at least 1, or -1", lambda x: x >= 1 or x == -1)]
+NotNegative = Annotated[int, Must("at least 0", lambda x: x >= 0)]
+NotNegativeNumber = Annotated[float, Must("a number of 0 or more", lambda x: 0 <= x < math.inf)]
+PositiveNumber = Annotated[float, Must("above 0", lambda x: 0 < x < math.inf)]
+ShareBelow1 = Annotated[float, Must("in [0, 1)", lambda x: 0 <= x < 1)]
+Steps = Annotated[int, Must("in [1, 2**31)", lambda x: 1 <= x < 2**31)]
+Seed = Annotated[int, Must("in [0, 2**31)", lambda x: 0 <= x < 2**31)]
+BatchSize = Annotated[int, Must("at least 1", lambda x: x >= 1), Must(f"at most {1 << 20}", lambda x: x <= 1 << 20)]
+Features = Literal["", "embeddings", "second_to_last", "last", "sum_last_four", "concat_last_four", "sum_all"]
+
+# --- Keys that pre-training and fine-tuning share ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelKeys(Section):
+    """Dropout rates; -1: as init."""
+
+    hidden_dropout_prob: float = 0.1  # Dropout of embeddings and of the output of each sublayer.
+    attention_probs_dropout_prob: float = 0.1  # Dropout of attention's weights.
+
+
+@dataclass(frozen=True)
+class OptimizerKeys(Section):
+    """Optimizer and learning rate."""
+
+    name: str = "adamw"  # adamw, or lamb for batches of ten thousands.
+    learning_rate: NotNegativeNumber = 1e-4  # Peak, at the end of the warm-up.
+    # After the warm-up, the rate is peak * (1 - step / total_steps) ** decay_power.
+    decay_power: PositiveNumber = 1.0
+    weight_decay: NotNegativeNumber = 0.01  # Biases and LayerNorms have none.
+    b1: ShareBelow1 = 0.9  # Decay of the mean of the gradients, per step.
+    b2: ShareBelow1 = 0.999  # Decay of the mean of their squares, per step.
+    eps: PositiveNumber = 1e-6  # Added to the root of the mean of the squares.
+    grad_clip_norm: NotNegativeNumber = 1.0  # Global norm; 0: no clipping.
+    # The reference's AdamW has no bias correction: its updates are up to 6.5 times those of torch's, 3 times after 100
+    # steps and 1.3 times after 1,000. In a short run 2e-5 without it scores as 1e-4 with it: True needs higher rates.
+    # LAMB's recipes have it.
+    bias_correction: bool = False
+
+
+@dataclass(frozen=True)
+class MeshKeys(Section):
+    """Devices along each axis; -1 infers one of them."""
+
+    data: int = -1  # Copies of the parameters.
+    fsdp: int = 1  # Shards of parameters and optimizer state, along the hidden size.
+    tensor: int = 1  # Shards of heads, feed-forward and vocabulary.
+    # True: optimizer state, but not parameters, is sharded along data too (ZeRO stage 1).
+    zero1: bool = False
+
+
+@dataclass(frozen=True)
+class CheckpointKeys(Section):
+    """Checkpoints."""
+
+    every_steps: Positive = 5_000  # Steps; also saved at the end and on SIGTERM.
+    keep: Positive = 3  # Newest checkpoints kept, beside the milestones.
+
+
+@dataclass(frozen=True)
+class ProfileKeys(Section):
+    """Profiler traces."""
+
+    steps: str = ""  # A:B traces steps A to B into WORKDIR/profile.
+
+
+@dataclass(frozen=True)
+class TrackingKeys(Section):
+    """Trackers beside TensorBoard."""
+
+    wandb_project: str = ""  # A project of Weights & Biases, which the run is logged to as well; "": none.
+    wandb_entity: str = ""  # The user or team of the project; "": the login's default.
+
+
+@dataclass(frozen=True)
+class DataKeys(Section):
+    """Data."""
+
+    path: str = ""  # The folder of the data.
+
+
+@dataclass(frozen=True)
+class RunConfig(Section):
+    """The keys of any run."""
+
+    SYNONYMS: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "optimizer.learning_rate": ("lr", "peak_lr", "max_lr"),
+        "optimizer.warmup_steps": ("warmup", "num_warmup_steps", "warmup_ratio"),
+        "optimizer.warmup_proportion": ("warmup", "num_warmup_steps", "warmup_ratio", "warmup_steps"),
+        "optimizer.weight_decay": ("wd",),
+        "optimizer.grad_clip_norm": ("grad_clip", "clip", "max_grad_norm", "gradient_clipping"),
+        "optimizer.b1": ("beta1", "beta_1", "adam_beta1"),
+        "optimizer.b2": ("beta2", "beta_2", "adam_beta2"),
+        "optimizer.eps": ("epsilon", "adam_epsilon"),
+        "optimizer.name": ("optim",),
+        "global_batch_size": ("batch_size", "train_batch_size", "per_device_train_batch_size"),
+        "eval_batch_size": ("per_device_eval_batch_size",),
+        "gradient_accumulation": ("grad_accum", "gradient_accumulation_steps", "accumulate_grad_batches"),
+        "total_steps": (
+            "steps", "max_steps", "num_steps", "num_train_steps", "train_steps", "epochs", "num_train_epochs",
+        ),
+        "num_epochs": ("epochs", "num_train_epochs", "max_epochs", "steps", "max_steps", "num_train_steps"),
+        "log_every_steps": ("logging_steps", "log_every"),
+        "eval_every_steps": ("eval_steps", "eval_every"),
+        "checkpoint.every_steps": ("save_steps", "save_every", "save_checkpoints_steps"),
+        "checkpoint.keep": ("save_total_limit", "max_to_keep"),
+        "checkpoint.milestones": ("keep_steps", "save_steps_list"),
+        "checkpoint.milestone_every_steps": ("keep_period", "keep_every", "milestone_every"),
+        "dtype": ("bf16", "fp16", "precision", "mixed_precision"),
+        "remat": ("gradient_checkpointing", "recompute"),
+        "objective.mask_rate": ("mlm_probability", "mlm_prob", "masked_lm_prob"),
+        "data.max_predictions": ("max_predictions_per_seq",),
+        "data.seq_len": ("seq_length", "max_seq_length", "max_seq_len", "max_length"),
+        "task.max_seq_len": ("seq_len", "seq_length", "max_seq_length", "max_length"),
+        "model.hidden_size": ("hidden", "hidden_dim", "d_model", "n_embd"),
+        "model.num_hidden_layers": ("layers", "num_layers", "n_layer"),
+        "model.num_attention_heads": ("heads", "num_heads", "n_head"),
+        "model.intermediate_size": ("d_ff", "ffn_dim", "mlp_dim"),
+        "model.hidden_dropout_prob": ("dropout", "hidden_dropout"),
+        "model.attention_probs_dropout_prob": ("attention_dropout", "attn_dropout"),
+        "init": ("init_checkpoint", "pretrained", "model_name_or_path"),
+        "keep_best": ("load_best_model_at_end", "restore_best_weights", "save_best_only"),
+        "early_stopping.patience": ("patience", "early_stopping", "early_stopping_patience"),
+        "early_stopping.min_delta": ("min_delta", "early_stopping_threshold"),
+        "task.main_metric": ("metric_for_best_model", "monitor"),
+        "task.class_weights": ("class_weight", "loss_weights"),
+    }  # fmt: skip
+
+    seed: Seed = 0  # Seeds new parameters, data order, masks and dropout.
+    # Computes in float32, bfloat16, or auto: bfloat16 on TPU and GPU. Parameters are always float32.
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    global_batch_size: BatchSize = 256  # Rows per step, over all devices and microbatches.
+    gradient_accumulation: PositiveOrOpen = 1  # Microbatches per step.
+    log_every_steps: Positive = 100  # Steps between logged rows of metrics.
+    # Stops a run after so many skipped updates (non-finite loss or gradient) in a row.
+    max_nonfinite_steps: Positive = 10
+    # Keeps compiled programs, which later runs read: auto is ~/.cache/bert_jax/programs, or a folder in the workdir if
+    # that is remote; none, or a folder. Who can write there can make its readers run code.
+    compilation_cache: Annotated[str, Must("auto, none or a folder", bool)] = "auto"
+    # Minutes without a step before the watchdog dumps all thread stacks; 0: never.
+    stall_minutes: Annotated[float, Must("a number of minutes, or 0", lambda x: 0 <= x < math.inf)] = 10.0
+    stall_exit: bool = False  # True: the run then ends with status 1.
+    # A checkpoint to initialize the parameters from; the optimizer is fresh.
+    init: str = ""
+    model: ModelKeys = ModelKeys()
+    data: DataKeys = DataKeys()
+    optimizer: OptimizerKeys = OptimizerKeys()
+    mesh: MeshKeys = MeshKeys()  # Devices along each axis; -1 infers one of them.
+    # Attention is xla, or a kernel that keeps no seq_len x seq_len array: pallas on TPU, with the dropout masks of xla,
+    # or cudnn on GPU, without dropout (model.attention_probs_dropout_prob=0.0).
+    attention: Literal["xla", "pallas", "cudnn"] = "xla"
+    # The backward pass recomputes none, attention (its arrays of seq_len x seq_len), dots (all but products with
+    # weights), or full (all but each layer's input).
+    remat: Literal["none", "attention", "dots", "full"] = "none"
+    # Type in which gradients are reduced; bfloat16 halves the traffic.
+    gradient_reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+    # True scans over the layers; False unrolls them, which compiles longer and is faster on a CPU. auto unrolls up to
+    # 12 layers on a CPU and scans otherwise.
+    scan_layers: bool | Literal["auto"] = "auto"
+    checkpoint: CheckpointKeys = CheckpointKeys()
+    profile: ProfileKeys = ProfileKeys()
+    tracking: TrackingKeys = TrackingKeys()
+
+
+# --- Pre-training ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PretrainModelKeys(ModelKeys):
+    """BertConfig, by the names of bert_config.json. A number of -1, or auto, is that of init."""
+
+    vocab_size: int = -1  # Pieces of the vocabulary; -1: as many as the dataset's has.
+    hidden_size: int = 768  # Units of a token's state.
+    num_hidden_layers: int = 12  # Layers of the encoder.
+    num_attention_heads: int = 12  # Heads per layer; hidden_size is divisible by it.
+    intermediate_size: int = 3072  # Units of the feed-forward layer.
+    hidden_act: str = "gelu"  # gelu: erf; gelu_new: tanh, as in Google's code; auto: as init.
+    max_position_embeddings: int = 512  # Maximum tokens of a sequence.
+    type_vocab_size: int = 2  # Segments that have an embedding.
+    # Standard deviation of new weights, which are truncated at two of it.
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12  # Added to the variance in LayerNorm.
+
+
+@dataclass(frozen=True)
+class ObjectiveKeys(Section):
+    """What is predicted, and how tokens are masked for it."""
+
+    lm: Literal["mlm", "ltr", "auto"] = "mlm"  # ltr: every next token, causal, requires nsp=False; auto: as init.
+    # False: no next-sentence loss; auto: as init, and False for datasets without pairs.
+    nsp: bool | Literal["auto"] = True
+    mask_rate: float = 0.15  # Share of a sequence's tokens that are predicted.
+    mask_token: float = 0.8  # Share of predicted tokens that become [MASK].
+    keep_token: float = 0.1  # Share of predicted tokens that stay as they are.
+    random_token: float = 0.1  # Share of predicted tokens that become a random one; the three sum to 1.
+    whole_word: bool = False  # True: the pieces of a word are masked together.
+    static_masks: NotNegative = 0  # k: each instance has only k different masks; 0: new ones every epoch.
+
+
+@dataclass(frozen=True)
+class PretrainDataKeys(DataKeys):
+    """Prepared datasets and their rows."""
+
+    path: str = ""  # The folder of a prepared dataset, or several, separated by commas.
+    # Shares of the datasets in the rows, such as (0.8, 0.2); (): proportional to their sizes.
+    weights: tuple[float, ...] = ()
+    # Tokens per row; -1: as the dataset was prepared, which any other number must equal.
+    seq_len: PositiveOrOpen = -1
+    # Maximum predictions per sequence; -1: round(objective.mask_rate * its length), at least 1.
+    max_predictions: int = -1
+    packing: bool = False  # True: several short sequences share a row, and attend only to themselves.
+    max_sequences: Positive = 8  # Maximum sequences per row, if packing.
+
+
+@dataclass(frozen=True)
+class PretrainOptimizerKeys(OptimizerKeys):
+    """Optimizer and learning rate."""
+
+    warmup_steps: NotNegative = 10_000  # Steps, linear from 0.
+    restart_schedule: bool = False  # True: every phase has a warm-up and a decay of its own.
+
+
+@dataclass(frozen=True)
+class PretrainCheckpointKeys(CheckpointKeys):
+    """Checkpoints."""
+
+    # Steps whose checkpoints are saved and never deleted, such as 0,512,1000; 0 is the initial state.
+    milestones: tuple[int, ...] = ()
+    milestone_every_steps: NotNegative = 0  # Steps: multiples are milestones, too, and 0 is one; 0: none.
+
+
+@dataclass(frozen=True)
+class PretrainTrackingKeys(TrackingKeys):
+    """Trackers beside TensorBoard."""
+
+    # Masked texts of the eval split whose fills each evaluation logs; 0: none. They are logged as text, also to W&B.
+    samples: Annotated[int, Must("in [0, 64]", lambda x: 0 <= x <= 64)] = 3
+
+
+@dataclass(frozen=True)
+class PretrainConfig(RunConfig):
+    """The keys of pre-training."""
+
+    total_steps: Steps = 1_000_000  # Optimizer steps.
+    global_batch_size: BatchSize = 256  # Sequences per step, over all devices and microbatches.
+    # Microbatches per step; -1: as many as max_rows_per_device requires.
+    gradient_accumulation: PositiveOrOpen = 1
+    max_rows_per_device: NotNegative = 0  # Maximum rows of a microbatch per device, if gradient_accumulation=-1.
+    eval_every_steps: NotNegative = 10_000  # Steps between evaluations; 0: only at the end.
+    eval_at_start: bool = False  # True: also evaluates before the first step, as step 0.
+    # A prepared dataset of the old domain, which each evaluation scores as well, as old_mlm_loss and so on; "": none.
+    eval_old_data: str = ""
+    # Batches of global_batch_size sequences; -1: the whole eval split.
+    eval_batches: Annotated[int, Must("at least -1", lambda x: x >= -1)] = 64
+    model: PretrainModelKeys = PretrainModelKeys()
+    objective: ObjectiveKeys = ObjectiveKeys()
+    data: PretrainDataKeys = PretrainDataKeys()
+    optimizer: PretrainOptimizerKeys = PretrainOptimizerKeys()
+    # A checkpoint to initialize the parameters from; the optimizer is fresh. Keys of model that are -1 or auto have its
+    # values, except model.vocab_size.
+    init: str = ""
+    init_missing_heads: bool = False  # True: heads missing there are initialized from the seed; False: refused.
+    # Dicts of overrides with their steps: ({"steps": 900_000, "data.path": "data128"}, ...).
+    phases: tuple[Mapping[str, object], ...] = ()
+    checkpoint: PretrainCheckpointKeys = PretrainCheckpointKeys()
+    tracking: PretrainTrackingKeys = PretrainTrackingKeys()
+
+
+# --- Fine-tuning -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FinetuneModelKeys(ModelKeys):
+    """The encoder's dropout rates; its other settings are the checkpoint's."""
+
+    hidden_dropout_prob: ShareBelow1 = 0.1  # Dropout of embeddings and of the output of each sublayer.
+    attention_probs_dropout_prob: ShareBelow1 = 0.1  # Dropout of attention's weights.
+
+
+@dataclass(frozen=True)
+class EarlyStoppingKeys(Section):
+    """Early stopping, which requires keep_best. The learning rate is that of num_epochs."""
+
+    patience: NotNegative = 0  # Epochs without improvement, after which training ends; 0: any number.
+    # A score improves if it is above that of the last improvement by more than this, in the unit of the metric.
+    min_delta: NotNegativeNumber = 0.0
+
+
+@dataclass(frozen=True)
+class FinetuneDataKeys(DataKeys):
+    """The task's files and their batches."""
+
+    path: str = ""  # The task's folder.
+    strict: bool = False  # True: fail on a bad row; False: skip and count it.
+    # Number of batches among which examples are sorted by length, which saves padding; 1: shuffled batches. Examples of
+    # a length share sources and labels: 8 and 64 cost up to 0.03 of STS-B's Spearman correlation
+    # (benchmarks/batch_order).
+    sort_window: Positive = 1
+    # True: pads batches to as few lengths as take the least time together with compiling a program for each; False: to
+    # the next of 16, 32, 48, 64, 96, 128, 192, 256, 384 and 512 tokens.
+    choose_lengths: bool = True
+
+
+@dataclass(frozen=True)
+class TaskKeys(Section):
+    """The task."""
+
+    kind: str = "text"  # glue, text, squad, choice or ner.
+    name: str = ""  # glue: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli.
+    # The metric that a search, keep_best and early_stopping compare, such as f1_macro; "": the task's own.
+    main_metric: str = ""
+    # glue, text and ner: weights of the classes in the loss: balanced, or by label as {'good': 1.0, 'bad': 2.5}, 1.0
+    # for others. "": all 1.0.
+    class_weights: str = ""
+    # Tokens; longer texts are truncated. [CLS], a token of each text and [SEP] need 4.
+    max_seq_len: Annotated[int, Must("at least 4", lambda x: x >= 4)] = 128
+    # The file to train on, in data.path; "": its usual name. text has no usual name: set a .csv, .tsv or .jsonl file.
+    train: str = ""
+    dev: str = ""  # The file to score on.
+    test: str = ""  # The file to predict.
+    text: str = ""  # text: field of the text; "": finds it.
+    text_pair: str = ""  # text: field of a second text; "": none.
+    label: str = "label"  # text: field of the label.
+    positive_label: str = ""  # text: of two labels, the one that f1 is of; "": the one that sorts last.
+    regression: bool = False  # text: True if labels are numbers.
+    version_2: bool = False  # squad: True for 2.0, where a question may have no answer.
+    doc_stride: Positive = 128  # squad: tokens from the start of a paragraph's window to the start of the next.
+    max_query_length: Positive = 64  # squad: maximum tokens of a question.
+    n_best: Positive = 20  # squad: number of best starts and ends that are combined.
+    max_answer_length: Positive = 30  # squad: maximum tokens of an answer.
+    document_context: bool = False  # ner: True reads a sentence with those around it in its document.
+    word_column: int = 0  # ner: column of the word in a line, from 0.
+    tag_column: int = -1  # ner: column of the tag; -1: the last.
+
+
+@dataclass(frozen=True)
+class HeadKeys(Section):
+    """What is above the encoder."""
+
+    dropout: ShareBelow1 = 0.1  # Dropout of the output layer's input.
+    # Units per direction of a randomly initialized BiLSTM below the output layer; 0: none.
+    bilstm: NotNegative = 0
+    bilstm_layers: Positive = 1  # Layers of that BiLSTM, with the same dropout between them.
+    # "": fine-tunes the encoder. Else freezes it, without dropout, and reads of its layers: embeddings, second_to_last,
+    # last, sum_last_four, concat_last_four or sum_all; sums have learned weights.
+    features: Features = ""
+
+
+@dataclass(frozen=True)
+class FinetuneOptimizerKeys(OptimizerKeys):
+    """Optimizer and learning rate."""
+
+    learning_rate: NotNegativeNumber = 2e-5  # Peak, at the end of the warm-up.
+    warmup_proportion: ShareBelow1 = 0.1  # Share of all steps, linear from 0.
+
+
+@dataclass(frozen=True)
+class FinetuneCheckpointKeys(CheckpointKeys):
+    """Checkpoints."""
+
+    every_steps: Positive = 1_000  # Steps; also saved at the end and on SIGTERM.
+    keep: Positive = 1  # Newest checkpoints kept.
+
+
+@dataclass(frozen=True)
+class SearchKeys(Section):
+    """Several runs, each in a folder of its own in the workdir."""
+
+    # Replaces optimizer.learning_rate: (5e-5, 4e-5, 3e-5, 2e-5) are the paper's.
+    learning_rates: tuple[float, ...] = ()
+    seeds: tuple[int, ...] = ()  # Replaces seed.
+
+
+@dataclass(frozen=True)
+class FinetuneConfig(RunConfig):
+    """The keys of fine-tuning."""
+
+    # The checkpoint to fine-tune: a workdir, one of its checkpoints/STEP, or what import wrote.
+    init: str = ""
+    # True: uses sizes and vocabulary of the checkpoint, and none of its parameters.
+    from_scratch: bool = False
+    num_epochs: Positive = 3  # Passes over the training examples.
+    global_batch_size: BatchSize = 32  # Examples per step, over all devices and microbatches.
+    gradient_accumulation: Positive = 1  # Microbatches per step.
+    log_every_steps: Positive = 50  # Steps between logged rows of metrics.
+    eval_batch_size: Positive = 64  # Examples, over all devices.
+    # True: the result is the epoch with the best task.main_metric on the first scored split, of equals the earliest;
+    # its checkpoint is kept beside the newest. False: the last epoch, as in the paper.
+    keep_best: bool = False
+    early_stopping: EarlyStoppingKeys = EarlyStoppingKeys()
+    model: FinetuneModelKeys = FinetuneModelKeys()
+    data: FinetuneDataKeys = FinetuneDataKeys()
+    task: TaskKeys = TaskKeys()
+    head: HeadKeys = HeadKeys()
+    optimizer: FinetuneOptimizerKeys = FinetuneOptimizerKeys()
+    checkpoint: FinetuneCheckpointKeys = FinetuneCheckpointKeys()
+    search: SearchKeys = SearchKeys()
+
+
+# --- Studies -----------------------------------------------------------------------------------------------------
+
+
+def _check_name(what: str, name: str) -> None:
+    if not re.search(r"[^\W_]", name):
+        raise InputError(f"{what}: name={name!r}: must contain a letter or digit, since it names a folder")
+
+
+@dataclass(frozen=True)
+class StudyRow(Section):
+    """A row of a study's table: an encoder."""
+
+    name: str = ""  # The row's name in the table.
+    # Overrides of the study's `pretraining`; rows with the same overrides share one run.
+    pretraining: Mapping[str, object] | None = None
+    checkpoint: str = ""  # base or large, a key of the study's `checkpoints`, instead of pretraining.
+    config: str = ""  # A config of fine-tuning, instead of the tasks'.
+    finetuning: Mapping[str, object] = field(default_factory=dict)  # Overrides of fine-tuning, for all tasks.
+    tasks: tuple[str, ...] = ()  # Names of the tasks that it is fine-tuned on; (): all.
+    paper: Mapping[str, float] = field(default_factory=dict)  # The paper's numbers, by column.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_name("rows", self.name)
+
+
+@dataclass(frozen=True)
+class StudyTask(Section):
+    """A task that rows are fine-tuned on."""
+
+    name: str = ""  # The task's name.
+    config: str = ""  # A config of fine-tuning, as `--config` of finetune takes it.
+    # Overrides of fine-tuning; its data.path is relative to the study's `task_data`.
+    finetuning: Mapping[str, object] = field(default_factory=dict)
+    # The table's columns and their scores, such as {"MNLI-m": "dev_matched/accuracy"}; by default one column, of the
+    # task's name, with its main metric.
+    columns: Mapping[str, str] = field(default_factory=dict)
+    scale: float = 100.0  # Factor of the scores; 1 for scores that are percentages already, such as SQuAD's.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_name("tasks", self.name)
+        if not self.config:
+            raise InputError(
+                f"tasks: {self.name!r}: config is missing; set a fine-tuning config, such as finetune/glue:sst2"
+            )
+        object.__setattr__(self, "columns", self.columns or {self.name: ""})
+
+
+@dataclass(frozen=True)
+class StudyCheckpointKeys(Section):
+    """Encoders that exist already."""
+
+    base: str = ""  # A checkpoint of BERT-BASE.
+    large: str = ""  # A checkpoint of BERT-LARGE.
+
+
+@dataclass(frozen=True)
+class StudyConfig(Section):
+    """The keys of a study: a table whose rows are encoders, pre-trained here or before.
+
+    Its columns are scores of the tasks that each of them is fine-tuned on.
+    """
+
+    SYNONYMS: ClassVar[Mapping[str, tuple[str, ...]]] = RunConfig.SYNONYMS
+
+    title: str = ""  # Title of the table.
+    note: str = ""  # Text below the title, such as the metrics of the columns.
+    pretraining: PretrainConfig = PretrainConfig()  # A whole config of pre-training, by default of BERT-BASE.
+    checkpoints: StudyCheckpointKeys = StudyCheckpointKeys()  # Encoders that exist already.
+    task_data: str = ""  # Folder of the tasks' data.
+    rows: tuple[StudyRow, ...] = ()  # `StudyRow`s, or dicts with their keys.
+    tasks: tuple[StudyTask, ...] = ()  # `StudyTask`s, or dicts with their keys.
+    only_rows: tuple[str, ...] = ()  # Names of rows to run; (): all.
+    only_tasks: tuple[str, ...] = ()  # Names of tasks to run; (): all.
+    perplexity: bool = False  # True: a column with the perplexity of pre-training on held-out text.

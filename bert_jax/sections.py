@@ -1,0 +1,225 @@
+"""Typed configs: frozen dataclasses whose fields are keys and sections, and that check names, types and ranges.
+
+@dataclass(frozen=True)
+class DataKeys(Section):
+    path: str = ""
+    seq_len: Annotated[int, Must("at least 1, or -1", lambda x: x >= 1 or x == -1)] = -1
+"""
+
+import ast
+import dataclasses
+import difflib
+import os
+import re
+import types
+from collections import abc
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from bert_jax.errors import InputError
+
+_UNIONS = (types.UnionType, Union)
+_PHASE_KEY = re.compile(r"((?:.+\.)?phases)\.([0-9]{1,9})\.(.+)")
+
+
+@dataclass(frozen=True)
+class Must:
+    """A condition on the value of a key. `expected` completes "must be"."""
+
+    expected: str
+    holds: Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Base of configs and of their sections.
+
+    A value is converted to the type of its field: a text is parsed, a list is also a tuple, an int also a float, and a
+    mapping also a section. InputError, with the key, for one of another type or out of range.
+    """
+
+    SYNONYMS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Keys, with their names in other programs; an unknown key that is one of these is told so."""
+
+    def __post_init__(self) -> None:
+        for name, kind in kinds(type(self)).items():
+            value = getattr(self, name)
+            try:
+                converted = _converted(kind, value)
+            except InputError as error:
+                raise InputError(f"{name}.{error}") from error
+            except (ValueError, KeyError, TypeError, SyntaxError, OverflowError, RecursionError, MemoryError) as error:
+                raise InputError(f"{name}={value!s:.80}: expected {_expected(kind)}") from error
+            for must in get_args(kind)[1:] if get_origin(kind) is Annotated else ():
+                if not must.holds(converted):
+                    raise InputError(f"{name}={value!s:.80}: must be {must.expected}")
+            object.__setattr__(self, name, converted)
+
+
+S = TypeVar("S", bound=Section)
+
+
+def kinds(section: type[Section]) -> dict[str, Any]:
+    """Returns the type of each field of a section, with its conditions."""
+    hints = get_type_hints(section, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(section)}
+
+
+def _converted(kind: Any, value: Any) -> Any:
+    """Returns a value as the type of an annotation. Raises the errors that `Section` catches if it has another."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _converted(inner[0], value)
+    if origin in _UNIONS:
+        first, second = inner
+        try:
+            return _converted(second, value)
+        except (ValueError, KeyError, TypeError):
+            return _converted(first, value)
+    if origin is tuple:
+        values = ast.literal_eval(value) if isinstance(value, str) else value
+        if type(values) in (int, float):  # one entry, typed without a comma
+            values = (values,)
+        if not isinstance(values, (tuple, list)):
+            raise ValueError
+        return tuple(_converted(inner[0], one) for one in values)
+    if origin is abc.Mapping:
+        return {_converted(inner[0], key): _converted(inner[1], one) for key, one in dict(value).items()}
+    if kind is bool and not isinstance(value, bool):
+        return {"true": True, "1": True, "false": False, "0": False}[str(value).lower()]
+    if kind is int:
+        number = ast.literal_eval(value) if isinstance(value, str) else value
+        if isinstance(number, bool) or number != int(number):
+            raise ValueError
+        return int(number)
+    if kind is float and not isinstance(value, bool):
+        return float(value)
+    if isinstance(kind, type) and issubclass(kind, Section) and isinstance(value, Mapping):
+        return from_mapping(kind, value)
+    if kind is str and isinstance(value, os.PathLike):
+        return str(value)
+    if value not in inner if origin is Literal else not isinstance(value, kind):
+        raise ValueError
+    return value
+
+
+def _names(kind: Any) -> list[str]:
+    """Returns the texts of all values of a type; empty if it has too many."""
+    if kind is bool:
+        return ["true", "false"]
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    parts = [_names(one) for one in get_args(kind)] if get_origin(kind) in _UNIONS else []
+    return [name for names in parts for name in names] if all(parts) else []
+
+
+def _expected(kind: Any) -> str:
+    """Describes the values of a type."""
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    if kind is not bool and (names := _names(kind)):
+        return f"one of {', '.join(names)}"
+    if get_origin(kind) is tuple:
+        item = get_args(kind)[0]
+        return f"a tuple of {'dicts' if get_origin(item) is abc.Mapping else f'{item.__name__} values'}"
+    return f"a value of type {kind.__name__ if isinstance(kind, type) and not get_args(kind) else kind}"
+
+
+def flatten(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields (dotted key, value) of every key."""
+    for name in kinds(type(section)):
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            yield from flatten(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def flatten_mapping(kind: type[Section], values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields (dotted key, value) of a mapping with the sections of `kind`, such as that of a JSON file."""
+    for name, value in values.items():
+        inner = kinds(kind).get(name)
+        if isinstance(inner, type) and issubclass(inner, Section) and isinstance(value, Mapping):
+            yield from flatten_mapping(inner, value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def from_mapping(kind: type[S], values: Mapping[str, Any]) -> S:
+    """Makes a config or a section; keys that are missing have their defaults. Raises InputError as `with_values`."""
+    return with_values(kind(), dict(flatten_mapping(kind, values)))
+
+
+def with_values(section: S, values: Mapping[str, Any]) -> S:
+    """Returns the section with other values, by dotted key; `phases.1.KEY` is a key of one phase.
+
+    Raises InputError, with the key, for an unknown one and for an invalid value.
+    """
+    known = dict(flatten(section))
+    of_phases = {key: match for key in values if (match := _PHASE_KEY.fullmatch(key)) and match[1] in known}
+    for key in values:
+        if key not in known and key not in of_phases:
+            raise InputError(f"{key}: unknown key{nearest(key, known, type(section).SYNONYMS)}")
+    section = _updated(section, {key: value for key, value in values.items() if key not in of_phases})
+    for key, match in of_phases.items():
+        phases = _with_phase_key(section, match[1], int(match[2]), match[3], values[key])
+        section = _updated(section, {match[1]: phases})
+    return section
+
+
+def _with_phase_key(section: Section, phases_key: str, number: int, key: str, value: Any) -> tuple[dict[str, Any], ...]:
+    """Returns the phases with another value of one key of phase `number`."""
+    where = f"{phases_key}.{number}"
+    *parents, _ = phases_key.split(".")
+    for name in parents:
+        section = getattr(section, name)
+    phases: tuple[dict[str, Any], ...] = dict(flatten(section))["phases"]
+    if number >= len(phases):
+        raise InputError(f"{where}.{key}: the config has {len(phases)} phases, numbered from 0")
+    try:
+        if key == "steps":
+            value = _converted(int, value)
+        else:
+            value = dict(flatten(with_values(section, {key: value})))[key]
+    except InputError as error:
+        raise InputError(f"{where}.{error}") from error
+    except (ValueError, TypeError, SyntaxError) as error:
+        raise InputError(f"{where}.steps={value}: expected a value of type int") from error
+    return tuple({**phase, key: value} if i == number else phase for i, phase in enumerate(phases))
+
+
+def _updated(section: S, values: Mapping[str, Any]) -> S:
+    """Returns the section with other values, by the dotted keys of its fields."""
+    changes: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        name, _, rest = key.partition(".")
+        if rest:
+            inner.setdefault(name, {})[rest] = value
+        else:
+            changes[name] = value
+    for name, part in inner.items():
+        try:
+            changes[name] = _updated(getattr(section, name), part)
+        except InputError as error:
+            raise InputError(f"{name}.{error}") from error
+    return dataclasses.replace(section, **changes)
+
+
+def to_dict(section: Section) -> dict[str, Any]:
+    """Returns the config as nested dicts, as its JSON has it."""
+    return dataclasses.asdict(section)
+
+
+def nearest(name: str, known: Iterable[str], synonyms: Mapping[str, tuple[str, ...]] = Section.SYNONYMS) -> str:
+    """Returns a "did you mean" hint: the key that `name` is a synonym of, or else the most similar key; "" if none."""
+    last = name.rpartition(".")[2]
+    by_last = {other.rpartition(".")[2]: other for other in known}
+    meant = [key for key, names in synonyms.items() if last.lower().replace("-", "_") in names]
+    close = (
+        [other for key in meant for other in known if f".{other}".endswith(f".{key}")]
+        or difflib.get_close_matches(name, known, 1, 0.6)
+        or [by_last[match] for match in difflib.get_close_matches(last, list(by_last), 1, 0.6)]
+    )
+    return f" (did you mean {close[0]}?)" if close else ""
