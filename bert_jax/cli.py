@@ -139,7 +139,8 @@ def _file_of(error: BaseException | None) -> str:
             return os.fsdecode(error.filename)
         paths = re.findall(r"""["'](/[^"']+)["']""", str(error))
         if found := [path for path in paths if not path.endswith(".py")]:  # which are those of a worker's traceback
-            return found[0]
+            result: str = found[0]
+            return result
         error = error.__cause__ or error.__context__
     return ""
 

@@ -24,7 +24,8 @@ CONFIG_TYPES: dict[str, type[Section]] = {
 
 def aliases() -> dict[str, str]:
     """Returns the names of packaged configs that are another config with an argument: {"bert_base": "bert:base"}."""
-    return importlib.import_module("bert_jax.configs").ALIASES
+    result: dict[str, str] = importlib.import_module("bert_jax.configs").ALIASES
+    return result
 
 
 def config_files() -> dict[str, Path]:

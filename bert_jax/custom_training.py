@@ -20,9 +20,10 @@ from bert_jax.config_keys import PretrainConfig
 from bert_jax.data.loading.prefetch import Prefetch
 from bert_jax.errors import InputError
 from bert_jax.files import remote
+from bert_jax.model.bert import HEADS
 from bert_jax.parallel.host_batches import put_batch, rows_here
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.training.checkpointing.checkpoints import HEADS, Checkpoint, check_place, save_parameters
+from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_place, save_parameters
 from bert_jax.training.evaluation import Evaluator, make_eval_step
 from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.initialization.warm_start import initialize_from, open_init

@@ -104,7 +104,7 @@ class _Parser(argparse.ArgumentParser):
     """The command, a key of `config_listing.KINDS`, whose configs `--help` lists."""
 
     @property
-    def epilog(self) -> str:  # type: ignore[override]
+    def epilog(self) -> str:
         """The end of the help, from `COMMAND_HELP`. It reads the configs, and is made only when it is needed."""
         return _epilog(self.get_default("command_name"), self.configs)
 

@@ -30,7 +30,7 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 from etils import epath
 
-from bert_jax.data.dataset_cache import LocalFiles, cache_folder
+from bert_jax.data.dataset_cache import LocalFiles
 from bert_jax.data.dataset_fields import check_fields
 from bert_jax.data.file_digests import Expected, new_digest, records_digest
 from bert_jax.data.hashing import key_from
@@ -39,6 +39,7 @@ from bert_jax.data.shard_readers import READERS
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic, remote
 from bert_jax.files.local_listing import similar_name
+from bert_jax.files.user_cache import cache_folder
 from bert_jax.text.tokenizer_files import open_described, tokenizer_class
 
 log = logging.getLogger(__name__)

@@ -77,7 +77,7 @@ def _need(fields: dict[str, Any], name: str, kind: type, where: str = "") -> Any
 
 
 def _count(fields: dict[str, Any], name: str, where: str = "", *, least: int = 0, most: int = _MOST) -> int:
-    value = _need(fields, name, int, where)
+    value: int = _need(fields, name, int, where)
     if not least <= value <= most:
         raise FieldError(f"{where}{name}: got {value}, expected {least} to {most}")
     return value

@@ -27,7 +27,8 @@ def mix(x: Any) -> Any:
 def random_bits(key: np.ndarray | np.uint64, counter: np.ndarray) -> np.ndarray:
     """Returns uint64 draws: element `counter` of the stream `key`. Both are uint64 and are broadcast together."""
     with np.errstate(over="ignore"):
-        return mix(mix(key) + (counter + np.uint64(1)) * _GOLDEN)
+        result: np.ndarray = mix(mix(key) + (counter + np.uint64(1)) * _GOLDEN)
+        return result
 
 
 def key_from(*parts: object) -> int:

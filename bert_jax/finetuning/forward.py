@@ -32,14 +32,15 @@ Forward = Callable[[Any, Batch[jax.Array]], jax.Array]
 
 def run_model(model: Any, batch: Batch[jax.Array]) -> jax.Array:
     """Returns what the model returns."""
-    return model(batch)
+    result: jax.Array = model(batch)
+    return result
 
 
 class Predictor:
     """Runs a model on examples sorted by length, and returns the outputs of each example in the original order."""
 
     def __init__(
-        self, mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters, tokenizer: Tokenizer, *,
+        self, mesh: Mesh, graph: nnx.GraphDef[Any], shardings: Parameters, tokenizer: Tokenizer, *,
         batch_size: int, max_seq_len: int, forward: Forward = run_model, lengths: Sequence[int] = LENGTHS,
     ):  # fmt: skip
         """Builds the step. The devices divide `batch_size` examples; sequences have at most `max_seq_len` tokens.
@@ -111,7 +112,7 @@ class Predictor:
 class LoadedModel:
     """A checkpoint's parameters on devices, and what runs its model on batches of `batch_size` examples."""
 
-    graph: nnx.GraphDef
+    graph: nnx.GraphDef[Any]
     parameters: Parameters
     predictor: Predictor
     batch_size: int

@@ -77,7 +77,8 @@ def _is_same_encoder(folder: epath.Path, init: str) -> bool:
 def encoder_digest(init: str) -> str | None:
     """Returns the digest of the parameters in `init`; None if they are gone, or an older version saved them."""
     try:
-        return open_checkpoint(init).reference()["digest"]
+        result: str | None = open_checkpoint(init).reference()["digest"]
+        return result
     except InputError:  # which a run that needs them raises
         return None
 

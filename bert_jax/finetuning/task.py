@@ -19,7 +19,8 @@ Outputs = Sequence[np.ndarray]
 def softmax(outputs: np.ndarray) -> np.ndarray:
     """Returns the probabilities, fp64 [labels], of an example's outputs [labels]."""
     exponents = np.exp(outputs.astype(np.float64) - outputs.max())
-    return exponents / exponents.sum()
+    result: np.ndarray = exponents / exponents.sum()
+    return result
 
 
 @dataclass(frozen=True)
@@ -107,4 +108,5 @@ def with_main_metric(task: Task, name: str) -> Task:
         raise InputError(
             f"task.main_metric={name}: expected one of {', '.join(task.metrics)}, the metrics of {task.name}"
         )
-    return dataclasses.replace(cast(Any, task), main_metric=name)
+    result: Task = dataclasses.replace(cast(Any, task), main_metric=name)
+    return result

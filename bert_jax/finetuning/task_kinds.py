@@ -224,7 +224,8 @@ class TrainedSquad:
     @property
     def version_2(self) -> bool:
         """True if a question may have no answer (SQuAD 2.0)."""
-        return self.record["name"].endswith("/2.0")
+        result: bool = self.record["name"].endswith("/2.0")
+        return result
 
     def files(self, folder: str) -> dict[str, str]:
         return _scored_files(folder, {"dev": (f"dev-v{'2.0' if self.version_2 else '1.1'}.json",)})

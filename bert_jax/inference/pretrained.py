@@ -221,7 +221,9 @@ class Filling:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
-def top_words(graph: nnx.GraphDef, parameters: Parameters, hidden: jax.Array, top: int) -> tuple[jax.Array, jax.Array]:
+def top_words(
+    graph: nnx.GraphDef[Any], parameters: Parameters, hidden: jax.Array, top: int
+) -> tuple[jax.Array, jax.Array]:
     """Returns the probabilities and ids of the `top` words, each [N, top], for the hidden states [N, D] of masks."""
     model = nnx.merge(graph, parameters)
     projection = model.mlm_head(hidden[None], jnp.arange(len(hidden))[None], model.embeddings.word[...])

@@ -107,7 +107,7 @@ def parameters_of(
     `weights` maps the names of `layout` to functions that read the weight.
     """
     _, shapes, _ = abstract_parameters(config, heads=heads)
-    parameters = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
+    parameters: Parameters = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
     for weight in layout(config, heads):
         weight.write(parameters, weights[weight.name]())
     return parameters

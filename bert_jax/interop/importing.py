@@ -109,11 +109,12 @@ class ForeignCheckpoint(Checkpoint):
     def _restore(self, target: Parameters, *, is_partial: bool) -> Parameters:
         read = self.read_parameters()
         parts = {part: read[part] for part in target}
-        return jax.tree.map(
+        result: Parameters = jax.tree.map(
             lambda leaf, value: jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda at: value[at]),
             target,
             parts,
         )
+        return result
 
 
 def holds_model(location: str) -> bool:

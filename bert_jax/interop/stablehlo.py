@@ -100,7 +100,8 @@ def _programs(checkpoint: Checkpoint, settings: dict[str, Any]) -> dict[str, Pro
 
     def encode(flat: dict[str, jax.Array], *inputs: jax.Array) -> jax.Array:
         model, batch = model_and_batch(flat, *inputs)
-        return model.features(batch) if is_task else model.encode(batch)[0]
+        result: jax.Array = model.features(batch) if is_task else model.encode(batch)[0]
+        return result
 
     def logits(flat: dict[str, jax.Array], *inputs: jax.Array) -> dict[str, jax.Array]:
         model, batch = model_and_batch(flat, *inputs)

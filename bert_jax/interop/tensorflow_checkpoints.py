@@ -7,6 +7,7 @@ import logging
 import os
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -90,7 +91,7 @@ def read(prefix: epath.Path, *, lowercase: bool | None = None) -> Source:
     return assemble(folder / BERT_CONFIG, config, tokenizer, weights, ())
 
 
-def _check_is_bert(path: epath.Path, values: dict) -> None:
+def _check_is_bert(path: epath.Path, values: dict[str, Any]) -> None:
     size = values.get("hidden_size", BertConfig().hidden_size)
     if values.get("embedding_size", size) != size:
         raise InputError(

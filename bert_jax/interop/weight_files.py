@@ -121,7 +121,8 @@ def _open_safetensors(path: epath.Path) -> dict[str, StoredWeight]:
     def reader(name: str) -> Callable[[], np.ndarray]:
         def read() -> np.ndarray:
             with safe_open(str(path), "numpy") as opened:
-                return opened.get_tensor(name)
+                result: np.ndarray = opened.get_tensor(name)
+                return result
 
         return read
 
@@ -163,7 +164,8 @@ def _open_pickle(path: epath.Path) -> dict[str, StoredWeight]:
 
 
 def _to_numpy(tensor: Any) -> np.ndarray:
-    return tensor.float().numpy()
+    result: np.ndarray = tensor.float().numpy()
+    return result
 
 
 def _check_file(path: epath.Path) -> None:

@@ -134,4 +134,5 @@ def cudnn_attention(qkv: jax.Array, mask: jax.Array) -> jax.Array:
     def backward(qkv: jax.Array, mask: jax.Array, saved: Any, gradient: jax.Array) -> jax.Array:
         return jnp.stack(saved(jnp.swapaxes(gradient, 1, 2)), axis=2)
 
-    return kernel_on_mesh(forward, backward)(qkv, mask)
+    result: jax.Array = kernel_on_mesh(forward, backward)(qkv, mask)
+    return result

@@ -202,7 +202,7 @@ class BertForPreTraining(Bert):
 
 def initialize(
     model_config: BertConfig, key: Key, *, build: Callable[..., nnx.Module] = BertForPreTraining, **settings: Any
-) -> tuple[nnx.GraphDef, Parameters]:
+) -> tuple[nnx.GraphDef[Any], Parameters]:
     """Initializes a model and returns (graph, parameters); `settings` go to `build`, the model's class.
 
     `nnx.merge(graph, parameters)` returns the model. Works under `jax.jit` and `jax.eval_shape`.
@@ -213,7 +213,7 @@ def initialize(
 
 def abstract_parameters(
     model_config: BertConfig, *, build: Callable[..., nnx.Module] = BertForPreTraining, **settings: Any
-) -> tuple[nnx.GraphDef, Parameters, Parameters]:
+) -> tuple[nnx.GraphDef[Any], Parameters, Parameters]:
     """Returns (graph, shapes, info): two trees, of `jax.ShapeDtypeStruct`s and of `ParameterInfo`s.
 
     Takes the arguments of `initialize`, without the key.
@@ -228,4 +228,5 @@ def parameter_count(model_config: BertConfig) -> int:
     _, shapes, _ = abstract_parameters(model_config)
     padded = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     padding = model_config.padded_vocab_size - model_config.vocab_size
-    return padded - padding * (model_config.hidden_size + 1)
+    result: int = padded - padding * (model_config.hidden_size + 1)
+    return result

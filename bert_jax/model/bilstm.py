@@ -1,5 +1,7 @@
 """A bidirectional LSTM (Hochreiter and Schmidhuber 1997; Graves and Schmidhuber 2005) over padded rows."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -58,7 +60,7 @@ def _both_directions(forward: Lstm, backward: Lstm, x: jax.Array, is_real: jax.A
         cell = jax.nn.sigmoid(gates[:, :, 1]) * cell + jax.nn.sigmoid(gates[:, :, 0]) * jnp.tanh(gates[:, :, 2])
         return cell, jax.nn.sigmoid(gates[:, :, 3]) * jnp.tanh(cell)
 
-    def step(carry: tuple[jax.Array, jax.Array], now: tuple[jax.Array, jax.Array]) -> tuple:
+    def step(carry: tuple[jax.Array, jax.Array], now: tuple[jax.Array, jax.Array]) -> tuple[Any, ...]:
         cell, state = carry
         gates_from_input, real = now
         from_state = jnp.einsum("dbh,dhgk->dbgk", state, state_kernel, preferred_element_type=jnp.float32)

@@ -87,10 +87,12 @@ class Encoder(nnx.Module):
         graph, state = nnx.split(self.layers)
         stacked = nnx.to_pure_dict(state)
         # Keys are scan inputs: a stateful generator would give every layer the same dropout mask.
-        split = jax.vmap(lambda key: jax.random.split(key, (self.num_layers, LAYER_KEYS)), out_axes=2)
+        split: Callable[[Key], Key] = jax.vmap(
+            lambda key: jax.random.split(key, (self.num_layers, LAYER_KEYS)), out_axes=2
+        )
         keys = None if key is None else split(key)  # [layers, LAYER_KEYS, B]
 
-        def run_layer(x: jax.Array, parameters_and_keys: tuple) -> tuple[jax.Array, jax.Array | None]:
+        def run_layer(x: jax.Array, parameters_and_keys: tuple[Any, ...]) -> tuple[jax.Array, jax.Array | None]:
             parameters, layer_keys = parameters_and_keys
             if gather_layer is not None:
                 parameters = gather_layer(parameters)

@@ -1,9 +1,9 @@
 """Building blocks: parameters with their rules, dense layers, activations, LayerNorm, the feed-forward block."""
 
-import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,16 @@ from bert_jax.model.workarounds import add_bias, erf, weight_einsum
 
 Key = jax.Array
 
-rematerialized: Any = functools.partial(jax.checkpoint, prevent_cse=False)
-"""Rematerializes the wrapped function in the backward pass; only its inputs are saved.
+F = TypeVar("F", bound=Callable[..., Any])
 
-For cheap work: in a Transformer the elementwise ops between products, whose results are many times their inputs.
-"""
+
+def rematerialized(function: F) -> F:
+    """Rematerializes the wrapped function in the backward pass; only its inputs are saved.
+
+    For cheap work: in a Transformer the elementwise ops between products, whose results are many times their inputs.
+    """
+    wrapped: F = jax.checkpoint(function, prevent_cse=False)
+    return wrapped
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,9 @@ class ParameterInfo:
     compute_cast: bool = False
 
 
-def parameter(value: jax.Array, *axes: str | None, weight_decay: bool = True, compute_cast: bool = False) -> nnx.Param:
+def parameter(
+    value: jax.Array, *axes: str | None, weight_decay: bool = True, compute_cast: bool = False
+) -> nnx.Param[jax.Array]:
     """Makes a parameter with its `ParameterInfo`; `axes` names each dimension."""
     assert len(axes) == value.ndim, (axes, value.shape)
     return nnx.Param(value, info=ParameterInfo(axes, weight_decay, compute_cast))
@@ -50,7 +57,7 @@ def parameter_info(model: nnx.Module) -> dict[str, Any]:
     return nnx.to_pure_dict(info)
 
 
-def bias(shape: tuple[int, ...], *axes: str | None) -> nnx.Param:
+def bias(shape: tuple[int, ...], *axes: str | None) -> nnx.Param[jax.Array]:
     """Makes a parameter of zeros, fp32, without weight decay."""
     return parameter(jnp.zeros(shape, jnp.float32), *axes, weight_decay=False)
 
@@ -60,7 +67,7 @@ def truncated_normal(key: Key, shape: tuple[int, ...], stddev: float) -> jax.Arr
     return stddev * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
 
 
-def dense(equation: str, x: jax.Array, kernel: nnx.Param, bias: nnx.Param) -> jax.Array:
+def dense(equation: str, x: jax.Array, kernel: nnx.Param[jax.Array], bias: nnx.Param[jax.Array]) -> jax.Array:
     """Computes `weight_einsum` plus bias.
 
     For the backward pass x and the kernel are saved as they are: a kernel in the type of x, or x in another shape,
@@ -132,4 +139,5 @@ class FeedForward(nnx.Module):
         def activate_and_project(inner: jax.Array, kernel: jax.Array) -> jax.Array:
             return weight_einsum("tf,fd->td", activation(self.hidden_act, inner), kernel)
 
-        return activate_and_project(inner, self.down_kernel[...]) + self.down_bias[...].astype(x.dtype)
+        result: jax.Array = activate_and_project(inner, self.down_kernel[...]) + self.down_bias[...].astype(x.dtype)
+        return result

@@ -50,7 +50,8 @@ def pallas_attention(
     words = jnp.zeros((rows, 2), jnp.uint32) if keys is None else key_words(keys)
     together = next((c for c in range(1, heads) if heads % c == 0 and c * head % LANES == 0), heads)
     kernels = _Kernels(rows, length, heads, head, together, rate, causal, interpret)
-    return kernel_on_mesh(kernels.forward, kernels.backward)(qkv, sequence_ids, words)
+    result: jax.Array = kernel_on_mesh(kernels.forward, kernels.backward)(qkv, sequence_ids, words)
+    return result
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,8 @@ def weight_einsum(equation: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
     """
     tokens = x.reshape(-1, *x.shape[2:])
     product = checkpoint_name(_einsum(equation, x.dtype, tokens, kernel), "weight_product")
-    return product.reshape(*x.shape[:2], *product.shape[1:])
+    result: jax.Array = product.reshape(*x.shape[:2], *product.shape[1:])
+    return result
 
 
 def vocabulary_product(x: jax.Array, words: jax.Array) -> jax.Array:
@@ -56,10 +57,11 @@ def _bfloat16_einsum(equation: str, dtype: jnp.dtype, x: jax.Array, kernel: jax.
         return _plain_einsum(equation, jnp.float32, x, kernel).astype(dtype)
 
     plain = functools.partial(_plain_einsum, equation, dtype)
-    return jax.lax.platform_dependent(x, kernel, default=plain, cpu=on_cpu)
+    result: jax.Array = jax.lax.platform_dependent(x, kernel, default=plain, cpu=on_cpu)
+    return result
 
 
-def _bfloat16_einsum_forward(equation: str, dtype: jnp.dtype, x: jax.Array, kernel: jax.Array) -> tuple:
+def _bfloat16_einsum_forward(equation: str, dtype: jnp.dtype, x: jax.Array, kernel: jax.Array) -> tuple[Any, ...]:
     return _bfloat16_einsum(equation, dtype, x, kernel), (x, kernel)
 
 
@@ -69,7 +71,9 @@ def _bfloat16_einsum_backward(
     inputs, weights, outputs = equation.replace("->", ",").split(",")
 
     def plain(x: jax.Array, kernel: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jax.vjp(functools.partial(_plain_einsum, equation, dtype), x, kernel)[1](gradient)
+        _, pullback = jax.vjp(functools.partial(_plain_einsum, equation, dtype), x, kernel)
+        of_x, of_kernel = pullback(gradient)
+        return of_x, of_kernel
 
     def on_cpu(x: jax.Array, kernel: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
         gradient = gradient.astype(x.dtype)
@@ -78,7 +82,8 @@ def _bfloat16_einsum_backward(
         by_kernel = _product_over_rows(*(factor.reshape(len(x), -1) for factor in factors))
         return by_x, by_kernel.reshape(kernel.shape).astype(kernel.dtype)
 
-    return jax.lax.platform_dependent(*saved, gradient, default=plain, cpu=on_cpu)
+    result: tuple[jax.Array, jax.Array] = jax.lax.platform_dependent(*saved, gradient, default=plain, cpu=on_cpu)
+    return result
 
 
 _bfloat16_einsum.defvjp(_bfloat16_einsum_forward, _bfloat16_einsum_backward)
@@ -124,9 +129,9 @@ def _add_bias_forward(x: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Arr
 
 def _add_bias_backward(bias: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     def plain(gradient: jax.Array) -> jax.Array:
-        return jax.linear_transpose(lambda bias: jnp.zeros_like(gradient) + bias.astype(gradient.dtype), bias)(
-            gradient
-        )[0]
+        transpose = jax.linear_transpose(lambda bias: jnp.zeros_like(gradient) + bias.astype(gradient.dtype), bias)
+        result: jax.Array = transpose(gradient)[0]
+        return result
 
     def on_cpu(gradient: jax.Array) -> jax.Array:
         rows = gradient.reshape(-1, bias.size)
@@ -236,6 +241,7 @@ def vary_like(other: jax.Array, tree: Any) -> Any:
 
     def cast(x: jax.Array) -> jax.Array:
         axes = jax.typeof(other).manual_axis_type.varying - jax.typeof(x).manual_axis_type.varying
-        return jax.lax.pcast(x, tuple(axes), to="varying")
+        result: jax.Array = jax.lax.pcast(x, tuple(axes), to="varying")
+        return result
 
     return jax.tree.map(cast, tree)

@@ -111,7 +111,7 @@ class Study:
         """
         keys = {**task.finetuning, **row.finetuning, **dict(self.overrides)}
         where = f"row {row.name!r}, task {task.name!r}"
-        config = _with_context(where, load_config, row.config or task.config, keys, kind=FinetuneConfig)
+        config: FinetuneConfig = _with_context(where, load_config, row.config or task.config, keys, kind=FinetuneConfig)
         path = config.data.path
         if self.task_data and not is_tfds(path) and not remote.is_remote(path):
             path = os.path.join(self.task_data, path)

@@ -12,6 +12,7 @@ from etils import epath
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
+from matplotlib.lines import Line2D
 
 from bert_jax.files import atomic
 from bert_jax.files.format_versions import write_json
@@ -248,7 +249,7 @@ def _draw(table: Table, file: Any) -> None:
     figure.suptitle(textwrap.fill(_literal(table.title), int(_LETTERS_AN_INCH * width)), fontsize="large")
     has_paper = any(table.paper_difference(row, column) is not None for row in table.rows for column in table.columns)
     marks = {"a restart": restart, "mean": mean, **({"the paper": paper} if has_paper else {})}
-    handles = [pyplot.Line2D([], [], label=label, **style) for label, style in marks.items()]
+    handles = [Line2D([], [], label=label, **style) for label, style in marks.items()]
     figure.legend(
         handles=handles, loc="outside lower center", ncols=len(handles), fontsize="small", frameon=False,
         title=f"difference to {_literal(table.rows[0])}",

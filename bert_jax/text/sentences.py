@@ -50,7 +50,8 @@ def lines(text: str) -> list[str]:
 
 def _segment(line: str, language: str) -> list[str]:
     try:
-        return sentencex.segment(language, line)
+        result: list[str] = sentencex.segment(language, line)
+        return result
     except BaseException as error:  # A Rust panic is not an Exception; one line must not end hours of work.
         if type(error).__name__ != "PanicException":
             raise

@@ -124,7 +124,8 @@ class Tokenizer(abc.ABC):
 
     def continues_word(self, input_ids: np.ndarray) -> np.ndarray:
         """Returns bool [B, L]: the tokens of `input_ids` [B, L] that belong to the word of the token before them."""
-        return self.continuation[input_ids]
+        result: np.ndarray = self.continuation[input_ids]
+        return result
 
     def id_to_token(self, index: int) -> str:
         """Returns the piece of an id. Raises IndexError for an id outside [0, V)."""

@@ -139,7 +139,7 @@ def _open_recorded(path: str, record: epath.Path, options: Mapping[str, bool]) -
 
 def _read(record: epath.Path) -> dict[str, Any]:
     try:
-        value = json.loads(atomic.read_whole(record))
+        value: dict[str, Any] = json.loads(atomic.read_whole(record))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{record}: not a vocabulary record ({error}); delete or rename it") from error
     if isinstance(value, dict):

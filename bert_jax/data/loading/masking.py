@@ -142,7 +142,7 @@ def _choose_tokens(order: np.ndarray, maskable: np.ndarray, targets: np.ndarray)
     values = np.where(maskable, order >> np.uint64(1), _LAST)
     least = np.sort(np.partition(values, most - 1, axis=1)[:, :most], axis=1)  # much faster than a sort of all columns
     last = np.take_along_axis(least, np.maximum(counts - 1, 0)[:, None], axis=1)
-    chosen = (values <= last) & (counts > 0)[:, None]
+    chosen: np.ndarray = (values <= last) & (counts > 0)[:, None]
     for row in np.nonzero(np.count_nonzero(chosen, axis=1) != counts)[0].tolist():  # equal draws at the end
         chosen[row] = False
         chosen[row, np.argsort(values[row], kind="stable")[: counts[row]]] = True
@@ -170,10 +170,12 @@ def _choose_words(order: np.ndarray, maskable: np.ndarray, continues: np.ndarray
         taken[fits, word_at[fits, rank]] = True
         if (total == targets).all():
             break
-    return maskable & np.take_along_axis(taken, word, axis=1)
+    result: np.ndarray = maskable & np.take_along_axis(taken, word, axis=1)
+    return result
 
 
 def mask_keys(instance_ids: np.ndarray, seed_key: int, epochs: np.ndarray | int) -> np.ndarray:
     """Returns uint64 [B]: the key of each instance's mask in an epoch, independent of batch and process."""
     with np.errstate(over="ignore"):
-        return mix(mix(instance_ids ^ np.uint64(seed_key)) + np.asarray(epochs).astype(np.uint64))
+        result: np.ndarray = mix(mix(instance_ids ^ np.uint64(seed_key)) + np.asarray(epochs).astype(np.uint64))
+        return result

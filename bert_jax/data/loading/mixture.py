@@ -14,7 +14,8 @@ def row_shares(sizes: Sequence[int], weights: Sequence[float] = ()) -> list[floa
     """Returns each source's share of the rows, proportional to `weights`, by default to `sizes` (rows an epoch)."""
     shares = np.asarray(weights or sizes, np.float64)
     shares /= shares.max()
-    return (shares / shares.sum()).tolist()
+    result: list[float] = (shares / shares.sum()).tolist()
+    return result
 
 
 class Mixture:
@@ -32,7 +33,8 @@ class Mixture:
     def _period_counts(self, period: int) -> list[int]:
         """Returns the number of rows of each source before a period."""
         if not self._has_rare_source:
-            return np.diff([period * _PERIOD * bound // _ONE for bound in self._bounds]).tolist()
+            result: list[int] = np.diff([period * _PERIOD * bound // _ONE for bound in self._bounds]).tolist()
+            return result
         counts = [period * _PERIOD * share // _ONE for share in self._shares]
         counts[self._shares.index(max(self._shares))] += period * _PERIOD - sum(counts)
         return counts
@@ -59,4 +61,5 @@ class Mixture:
         period = rows // _PERIOD
         counts = np.array(self._period_counts(period))
         sources, _ = self.locate(np.arange(period * _PERIOD, rows))
-        return (counts + np.bincount(sources, minlength=len(counts))).tolist()
+        result: list[int] = (counts + np.bincount(sources, minlength=len(counts))).tolist()
+        return result

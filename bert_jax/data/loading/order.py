@@ -131,7 +131,8 @@ class EpochOrder:
         """Returns a key for each row of a window, in shuffled order: that of its unit, then of its place in it."""
         places, units = self._shuffled[key], self.window_units(*key)
         unit_of = np.repeat(units, self.unit_sizes[units])
-        return (unit_of << _PLACE_BITS | np.arange(len(unit_of)))[places]
+        result: np.ndarray = (unit_of << _PLACE_BITS | np.arange(len(unit_of)))[places]
+        return result
 
     def _shuffle(self, key: tuple[int, int]) -> np.ndarray:
         """Returns a permutation of the rows of a window."""

@@ -79,7 +79,8 @@ class Window:
         """Returns indices into `instances` of rows [n], whose units were read: int64 [n, K], -1 for an empty slot."""
         units = self.units_of(places)
         rows = self.loaded[units] + places - self.firsts[units]
-        return rows[:, None] if self.packs is None else self.packs[rows]
+        result: np.ndarray = rows[:, None] if self.packs is None else self.packs[rows]
+        return result
 
 
 @dataclass

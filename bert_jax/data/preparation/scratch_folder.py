@@ -128,7 +128,8 @@ def save_array(file: BinaryIO, array: np.ndarray) -> None:
 def load_array(path: Path) -> np.ndarray:
     """Reads a .npy file of unfinished work. Raises BertJaxError for a damaged file."""
     try:
-        return np.load(path)
+        result: np.ndarray = np.load(path)
+        return result
     except OSError:
         raise
     except Exception as error:  # a damaged header raises any class, such as tokenize.TokenError

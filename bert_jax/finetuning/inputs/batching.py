@@ -53,7 +53,8 @@ class EncodedExamples:
     def lengths(self) -> np.ndarray:
         """Returns the tokens of each example's longest sequence, int64 [examples]."""
         tokens = np.array([len(sequence.input_ids) for sequence in self.sequences], np.int64)
-        return tokens.reshape(-1, self.group).max(axis=1)
+        result: np.ndarray = tokens.reshape(-1, self.group).max(axis=1)
+        return result
 
     def batch(self, examples: np.ndarray, seq_len: int, count: int, tokenizer: Tokenizer) -> HostBatch:
         """Returns the batch of `examples`, padded to `seq_len` tokens and to the rows of `count` examples.

@@ -180,7 +180,7 @@ def own_task(config: FinetuneConfig, encoding: Encoding) -> TextTask:
     )
     bad_rows = BadRows(strict=config.data.strict)
 
-    def read(file: str, labels: tuple[str, ...] | None, *, labelled: bool = True) -> tuple:
+    def read(file: str, labels: tuple[str, ...] | None, *, labelled: bool = True) -> tuple[Any, ...]:
         return text_files.read_texts(
             os.path.join(config.data.path, file),
             bad_rows,

@@ -84,4 +84,5 @@ def _model_class() -> type[message.Message]:
         )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("bert_jax.Model"))
+    result: type[message.Message] = message_factory.GetMessageClass(pool.FindMessageTypeByName("bert_jax.Model"))
+    return result

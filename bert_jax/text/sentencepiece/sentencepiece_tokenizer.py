@@ -221,7 +221,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     def continues_word(self, input_ids: np.ndarray) -> np.ndarray:
         """Returns bool [B, L]: the tokens that belong to the word of the token before them."""
-        continues = ~self._begins_word[input_ids]
+        continues: np.ndarray = ~self._begins_word[input_ids]
         continues[:, 1:] &= ~self._ends_word[input_ids[:, :-1]]
         return continues
 

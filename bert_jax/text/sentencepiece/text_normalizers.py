@@ -69,7 +69,8 @@ class ModelNormalizer:
     def normalize(self, text: str) -> str:
         # SentencePiece drops white space at the beginning, which separates a text from a special token before it.
         leading = " " if text[:1].isspace() else ""
-        return leading + self._processor.normalize(text).replace("▁", " ")
+        result: str = leading + self._processor.normalize(text).replace("▁", " ")
+        return result
 
     def normalize_with_offsets(self, text: str) -> tuple[str, np.ndarray]:
         normalized, starts = self._processor.normalize(text, with_offsets=True)
