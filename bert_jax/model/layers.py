@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,7 @@ def rematerialized(function: F) -> F:
 
     For cheap work: in a Transformer the elementwise ops between products, whose results are many times their inputs.
     """
-    wrapped: F = jax.checkpoint(function, prevent_cse=False)
-    return wrapped
+    return cast(F, jax.checkpoint(function, prevent_cse=False))
 
 
 @dataclass(frozen=True)
