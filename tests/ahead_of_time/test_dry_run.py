@@ -15,7 +15,6 @@ from support.devices import one_device  # noqa: F401
 from bert_jax import cli
 from bert_jax.ahead_of_time.dry_run import plan_run
 from bert_jax.ahead_of_time.text import render
-from bert_jax.config import load_config
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, initialize, parameter_count
 from bert_jax.parallel.mesh import describe_networks, make_mesh
@@ -30,7 +29,7 @@ from bert_jax.training.pretrain import plan_state, pretrain
 def plan(dataset: Path, **settings):
     names = ("workdir", "device", "devices", "slices", "mfu")
     chosen = {"device": "v5e", **{name: settings.pop(name) for name in names if name in settings}}
-    return plan_run(helpers.small_config(dataset, **settings), load_config("default"), **chosen)
+    return plan_run(helpers.small_config(dataset, **settings), **chosen)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from bert_jax.finetuning.fine_tuned import evaluate_finetuned, predict
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.inputs.batching import Encoding
 from bert_jax.finetuning.task_kinds import TASK_KINDS
+from bert_jax.sections import with_values
 from bert_jax.training.checkpointing.checkpoints import open_checkpoint
 
 SETTINGS = {
@@ -186,7 +187,7 @@ def test_squad_1_wants_answers_and_has_no_test_file(checkpoint: Path, tmp_path: 
     config = config_of("squad", checkpoint, tmp_path, task__doc_stride=16, task__max_query_length=8)
     with pytest.raises(InputError, match=r"dev-v1\.1\.json: .*q\d+ .*\d+ .*/squad:2\.0"):
         finetune(config, str(tmp_path / "run"))
-    config.task.test = "test.json"
+    config = with_values(config, {"task.test": "test.json"})
     with pytest.raises(InputError, match=r"task\.test=test\.json"):
         finetune(config, str(tmp_path / "run"))
 

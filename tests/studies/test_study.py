@@ -13,7 +13,7 @@ from support import helpers
 
 from bert_jax.cli import main
 from bert_jax.config import PretrainConfig, load_config
-from bert_jax.configs.studies.default import StudyRow, StudyTask
+from bert_jax.config_keys import StudyRow, StudyTask
 from bert_jax.errors import InputError, Interrupted
 from bert_jax.finetuning.search import planned_runs
 from bert_jax.model import BertConfig, initialize
