@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from bert_jax.errors import InputError
 from bert_jax.sections import Must, Section
 
 Positive = Annotated[int, Must("at least 1", lambda x: x >= 1)]
@@ -417,16 +416,14 @@ class FinetuneConfig(RunConfig):
 # --- Studies -----------------------------------------------------------------------------------------------------
 
 
-def _check_name(what: str, name: str) -> None:
-    if not re.search(r"[^\W_]", name):
-        raise InputError(f"{what}: name={name!r}: must contain a letter or digit, since it names a folder")
+Name = Annotated[str, Must("a text with a letter or digit, since it names a folder", re.compile(r"[^\W_]").search)]
 
 
 @dataclass(frozen=True)
 class StudyRow(Section):
     """A row of a study's table: an encoder."""
 
-    name: str = ""  # The row's name in the table.
+    name: Name = ""  # The row's name in the table.
     # Overrides of the study's `pretraining`; rows with the same overrides share one run.
     pretraining: Mapping[str, object] | None = None
     checkpoint: str = ""  # base or large, a key of the study's `checkpoints`, instead of pretraining.
@@ -435,17 +432,14 @@ class StudyRow(Section):
     tasks: tuple[str, ...] = ()  # Names of the tasks that it is fine-tuned on; (): all.
     paper: Mapping[str, float] = field(default_factory=dict)  # The paper's numbers, by column.
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_name("rows", self.name)
-
 
 @dataclass(frozen=True)
 class StudyTask(Section):
     """A task that rows are fine-tuned on."""
 
-    name: str = ""  # The task's name.
-    config: str = ""  # A config of fine-tuning, as `--config` of finetune takes it.
+    name: Name = ""  # The task's name.
+    # A config of fine-tuning, as `--config` of finetune takes it, such as finetune/glue:sst2.
+    config: Annotated[str, Must("a fine-tuning config, such as finetune/glue:sst2", bool)] = ""
     # Overrides of fine-tuning; its data.path is relative to the study's `task_data`.
     finetuning: Mapping[str, object] = field(default_factory=dict)
     # The table's columns and their scores, such as {"MNLI-m": "dev_matched/accuracy"}; by default one column, of the
@@ -455,11 +449,6 @@ class StudyTask(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_name("tasks", self.name)
-        if not self.config:
-            raise InputError(
-                f"tasks: {self.name!r}: config is missing; set a fine-tuning config, such as finetune/glue:sst2"
-            )
         object.__setattr__(self, "columns", self.columns or {self.name: ""})
 
 

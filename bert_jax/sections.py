@@ -83,7 +83,7 @@ def _converted(kind: Any, value: Any) -> Any:
             values = (values,)
         if not isinstance(values, (tuple, list)):
             raise ValueError
-        return tuple(_converted(inner[0], one) for one in values)
+        return tuple(_item(inner[0], number, one) for number, one in enumerate(values))
     if origin is abc.Mapping:
         return {_converted(inner[0], key): _converted(inner[1], one) for key, one in dict(value).items()}
     if kind is bool and not isinstance(value, bool):
@@ -102,6 +102,13 @@ def _converted(kind: Any, value: Any) -> Any:
     if value not in inner if origin is Literal else not isinstance(value, kind):
         raise ValueError
     return value
+
+
+def _item(kind: Any, number: int, value: Any) -> Any:
+    try:
+        return _converted(kind, value)
+    except InputError as error:
+        raise InputError(f"{number}.{error}") from error
 
 
 def _names(kind: Any) -> list[str]:
@@ -123,6 +130,8 @@ def _expected(kind: Any) -> str:
     if get_origin(kind) is tuple:
         item = get_args(kind)[0]
         return f"a tuple of {'dicts' if get_origin(item) is abc.Mapping else f'{item.__name__} values'}"
+    if get_origin(kind) is abc.Mapping:
+        return "a dict"
     return f"a value of type {kind.__name__ if isinstance(kind, type) and not get_args(kind) else kind}"
 
 
@@ -148,7 +157,11 @@ def flatten_mapping(kind: type[Section], values: Mapping[str, Any], prefix: str 
 
 def from_mapping(kind: type[S], values: Mapping[str, Any]) -> S:
     """Makes a config or a section; keys that are missing have their defaults. Raises InputError as `with_values`."""
-    return with_values(kind(), dict(flatten_mapping(kind, values)))
+    known = kinds(kind)
+    for name in values:
+        if name not in known:
+            raise InputError(f"{name}: unknown key{nearest(str(name), known, kind.SYNONYMS)}")
+    return kind(**values)
 
 
 def with_values(section: S, values: Mapping[str, Any]) -> S:
