@@ -81,7 +81,8 @@ def read_whole(path: epath.Path) -> bytes:
     """Reads a small file. Raises as `store_errors` does."""
     store, name = store_of(path)
     with store_errors(path):
-        return store.cat_file(name) if is_remote(path) else path.read_bytes()
+        result: bytes = store.cat_file(name) if is_remote(path) else path.read_bytes()
+        return result
 
 
 def place(source: str | os.PathLike[str], target: epath.Path) -> None:

@@ -63,7 +63,8 @@ def record(inputs: Mapping[str, Any], *, devices: Mapping[str, Any] | None = Non
         "inputs": inputs,
         **values,
     }
-    return redact({name: value for name, value in entry.items() if value is not None})
+    result: dict[str, Any] = redact({name: value for name, value in entry.items() if value is not None})
+    return result
 
 
 def write(folder: epath.Path, entry: Mapping[str, Any]) -> None:
@@ -87,7 +88,8 @@ def command_line(arguments: Sequence[str]) -> str:
     """Returns `sys.argv` as one line for a shell, without secrets."""
     program = Path(arguments[0]).name if arguments else ""
     name = "python -m bert_jax.cli" if program == "cli.py" else program
-    return redact(" ".join([name, *map(shlex.quote, arguments[1:])]))
+    result: str = redact(" ".join([name, *map(shlex.quote, arguments[1:])]))
+    return result
 
 
 @functools.cache

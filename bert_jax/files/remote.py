@@ -62,7 +62,8 @@ def absolute(path: str | os.PathLike[str]) -> epath.Path:
 
 def store_of(path: str | os.PathLike[str]) -> tuple[Any, str]:
     """Returns the file system of a path, and the path within it."""
-    return fsspec.core.url_to_fs(os.fspath(path))
+    result: tuple[Any, str] = fsspec.core.url_to_fs(os.fspath(path))
+    return result
 
 
 @contextmanager
@@ -92,7 +93,8 @@ def store_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 def exists(path: epath.Path) -> bool:
     """Returns True if the file or folder exists. Raises as `store_errors` does."""
     with store_errors(path):
-        return path.exists()
+        result: bool = path.exists()
+        return result
 
 
 def children(folder: epath.Path) -> list[epath.Path]:

@@ -87,6 +87,7 @@ def started_from(folder: epath.Path) -> str | None:
     """Returns the digest of the parameters that the run in a folder started from; None if there is no record of it."""
     path = folder / provenance.FILE
     try:
-        return read_json(path)["runs"][0]["inputs"]["init"]["digest"]
+        result: str | None = read_json(path)["runs"][0]["inputs"]["init"]["digest"]
+        return result
     except (OSError, InputError, LookupError, TypeError):
         return None

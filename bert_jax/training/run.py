@@ -1,6 +1,5 @@
 """Resources of a run: checkpoints, metrics, stop signal, watchdog and progress bar."""
 
-import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager

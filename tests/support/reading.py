@@ -1,4 +1,4 @@
-"""How much of a text file is read."""
+"""Counts how much of a text file is read."""
 
 import pytest
 
