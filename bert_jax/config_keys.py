@@ -200,7 +200,7 @@ class PretrainModelKeys(ModelKeys):
 
 @dataclass(frozen=True)
 class ObjectiveKeys(Section):
-    """What is predicted, and how tokens are masked for it."""
+    """Objective of pre-training, and the masks of its tokens."""
 
     lm: Literal["mlm", "ltr", "auto"] = "mlm"  # ltr: every next token, causal, requires nsp=False; auto: as init.
     # False: no next-sentence loss; auto: as init, and False for datasets without pairs.
@@ -351,7 +351,7 @@ class TaskKeys(Section):
 
 @dataclass(frozen=True)
 class HeadKeys(Section):
-    """What is above the encoder."""
+    """Layers above the encoder."""
 
     dropout: ShareBelow1 = 0.1  # Dropout of the output layer's input.
     # Units per direction of a randomly initialized BiLSTM below the output layer; 0: none.
