@@ -36,7 +36,7 @@ setup(
     # configs/ is installed as bert_jax.configs: `--config=bert_base` works from a wheel as from a clone.
     package_dir={"bert_jax": "bert_jax", "bert_jax.configs": "configs"},
     packages=[*find_packages(include=["bert_jax", "bert_jax.*"]), *CONFIGS],
-    package_data={"bert_jax": ["py.typed"], "bert_jax.tracking.report": ["*.css", "*.js"]},
+    package_data={"bert_jax": ["py.typed"]},
     install_requires=list(SUPPORTED["REQUIREMENTS"]),
     extras_require={
         "gpu": ["jax[cuda13]"],  # in the range of install_requires

@@ -49,7 +49,7 @@ def test_one_version_for_all(metadata: dict[str, Any], capsys: pytest.CaptureFix
 
 def test_the_package_is_typed_and_has_its_configs(metadata: dict[str, Any]):
     assert (REPOSITORY / "bert_jax" / "py.typed").exists()
-    assert metadata["package_data"] == {"bert_jax": ["py.typed"], "bert_jax.tracking.report": ["*.css", "*.js"]}
+    assert metadata["package_data"] == {"bert_jax": ["py.typed"]}
     folders = {".".join(path.parent.relative_to(REPOSITORY).parts) for path in (REPOSITORY / "configs").rglob("*.py")}
     assert {f"bert_jax.{folder}" for folder in folders} <= set(metadata["packages"])
     assert metadata["python_requires"] == ">=3.11"

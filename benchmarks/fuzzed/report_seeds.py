@@ -24,15 +24,6 @@ def search() -> list[bytes]:
                     "by_learning_rate": {"2e-05": found, "5e-05": found}})  # fmt: skip
 
 
-def compiled() -> list[bytes]:
-    collective = {"kind": "all-reduce", "axes": ["data"], "dtype": "f32", "count": 2, "bytes": 2248740}
-    phase = {"topology": "v5e:2x2", "num_slices": 1, "mesh": {"data": 4, "fsdp": 1}, "steps": [1, 200], "remat": "none",
-             "global_batch_size": 16, "seq_len": 128, "peak_bytes": 18570752, "hbm_share": 0.001, "fits": True,
-             "roofline": {"at_least_seconds": 4e-5, "bound": "memory", "rows_per_second_at_most": 425930.7},
-             "collectives": [collective]}  # fmt: skip
-    return _encode({"format_version": 1, "topology": "v5e:2x2", "phases": [phase]})
-
-
 def pretraining() -> list[bytes]:
     rows: list[dict[str, Any]] = []
     for step in (10, 20):

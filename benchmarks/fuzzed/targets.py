@@ -308,14 +308,9 @@ def _metrics(path: Path) -> None:
 
 
 def _report(path: Path) -> None:
-    from bert_jax.tracking.report.report_page import make_page
-    from bert_jax.tracking.report.reported_runs import read_reported
+    from bert_jax.tracking.report import make_page
 
-    make_page(read_reported([str(path)]))
-
-
-def _report_run(path: Path) -> None:
-    _report(path.parent)
+    make_page([str(path.parent)])
 
 
 _JSON_LINES = "".join(
@@ -377,9 +372,8 @@ TARGETS = {
     "metrics.jsonl": Target("metrics.jsonl", lambda: _encoded(_METRICS), _metrics),
     "report: a study's table": Target("table.json", report_seeds.study, _report),
     "report: a search": Target("search.json", report_seeds.search, _report),
-    "report: a compiled step": Target("compiled.json", report_seeds.compiled, _report),
-    "report: metrics of pre-training": Target("metrics.jsonl", report_seeds.pretraining, _report_run),
-    "report: metrics of fine-tuning": Target("metrics.jsonl", report_seeds.finetuning, _report_run),
+    "report: metrics of pre-training": Target("metrics.jsonl", report_seeds.pretraining, _report),
+    "report: metrics of fine-tuning": Target("metrics.jsonl", report_seeds.finetuning, _report),
 }  # fmt: skip
 
 if importlib.util.find_spec("tensorflow"):

@@ -407,7 +407,7 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
     sub = command("report", "Report on one run, or on several side by side: curves, scores, configs.")
     sub.add_argument(
         "workdir", nargs="+", metavar="RUN",
-        help="a workdir of pretrain, finetune or study, or a JSON file that `compile --json` printed",
+        help="a workdir of pretrain, finetune or study, or of a search",
     )  # fmt: skip
     sub.add_argument(
         "--output", required=True, metavar="FILE",

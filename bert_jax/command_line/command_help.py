@@ -123,7 +123,7 @@ COMMAND_HELP = {
         ),
     ),
     "report": CommandHelp(
-        "the metrics of workdirs, or the JSON of compile",
+        "the metrics of workdirs",
         "FILE, a page or an image",
         ("report runs/base --output=curves.png", "report runs/base runs/mine --output=curves.svg"),
     ),

@@ -10,7 +10,7 @@ from bert_jax.command_line.command_results import print_result
 
 def run_report(options: argparse.Namespace) -> None:
     """Runs `bert-jax report`."""
-    from bert_jax.tracking.report.report_page import write_report
+    from bert_jax.tracking.report import write_report
 
     write_report(options.workdir, options.output)
     print_result(options, {"output": options.output, "workdirs": options.workdir}, options.output)

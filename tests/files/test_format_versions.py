@@ -15,7 +15,7 @@ from bert_jax.finetuning.results import RESULT_FILE, read_result
 from bert_jax.finetuning.search import SEARCH_FILE
 from bert_jax.studies.study import ENCODER_FILE, _refuse_another_encoder
 from bert_jax.text.vocabulary_record import open_vocabulary
-from bert_jax.tracking.report.reported_runs import read_reported
+from bert_jax.tracking.report import make_page
 
 
 def newer(path: Path) -> Path:
@@ -26,7 +26,7 @@ def newer(path: Path) -> Path:
 
 
 def reports(path: Path) -> object:
-    return read_reported([str(path)])
+    return make_page([str(path.parent)])
 
 
 def started_from_another(path: Path) -> None:
@@ -41,7 +41,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     RESULT_FILE: lambda path: read_result(epath.Path(path)),
     SEARCH_FILE: reports,
     "table.json": reports,
-    "compiled.json": reports,
     ENCODER_FILE: started_from_another,
 }
 
