@@ -19,7 +19,6 @@ from pathlib import Path
 from bert_jax.command_line.arguments import parse as parse_arguments
 from bert_jax.command_line.console import set_up_logging
 from bert_jax.errors import BertJaxError
-from bert_jax.files.local_listing import similar_name
 from bert_jax.runtime.background_errors import show_background_errors
 from bert_jax.runtime.malloc import tune_malloc
 from bert_jax.subcommands import data_commands, listing_commands, model_commands, training_commands
@@ -104,7 +103,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _similar_name(error: BaseException | None) -> str:
     """Returns a hint with the path that is most similar to the one that was not found."""
-    return similar_name(error.filename) if isinstance(error, FileNotFoundError) and error.filename else ""
+    if not isinstance(error, FileNotFoundError) or not error.filename:
+        return ""
+    from bert_jax.files.remote import similar_name  # not at the top: `bert-jax --help` does not wait for fsspec
+
+    return similar_name(error.filename)
 
 
 def _fail(command: str, message: str, status: int) -> int:

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict, FieldReference
 from bert_jax import config_listing
 from bert_jax.config_keys import FinetuneConfig, PretrainConfig, RunConfig, StudyConfig
 from bert_jax.errors import InputError
-from bert_jax.files.local_listing import similar_name
+from bert_jax.files.remote import similar_name
 from bert_jax.sections import Section, from_mapping, kinds, nearest, with_values
 
 __all__ = ["FinetuneConfig", "PretrainConfig", "RunConfig", "StudyConfig", "load_config", "to_config_dict"]

@@ -1,1 +1,1 @@
-"""Local and remote files: retries, atomic writes, line reading, format detection."""
+"""Paths on disks and in stores, atomic writes, lines of text, versions of files, provenance."""

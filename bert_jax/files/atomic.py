@@ -1,13 +1,13 @@
 """Atomic writes and copies of files and folders, on a local disk or in an object store; see `remote.py`.
 
 An output is written beside its target, as .NAME.partial, and renamed when it is complete. What a killed process left is
-overwritten by the next write of the same output. Each output has one writer.
+overwritten by the next write of the same output. Each output has one writer. A store creates an object with the last
+byte of its upload.
 """
 
 import os
 import shutil
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +27,7 @@ def make_folder(folder: epath.Path) -> None:
     if not is_remote(folder):
         folder.mkdir(parents=True, exist_ok=True)
         return
-    probe = folder / f".write-check-{uuid.uuid4().hex[:8]}"
+    probe = folder / f".write-check-{os.urandom(4).hex()}"
     write_whole(probe, b"")
     with store_errors(probe):
         probe.unlink()
@@ -38,66 +38,51 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Context manager for an atomic write: yields a file that becomes `path` when the block exits without an error.
 
     After an error, `path` is unchanged. A remote file is written to the local disk and uploaded. Pipes and devices,
-    such as /dev/stdout, are appended to directly.
+    such as /dev/stdout, are appended to directly. Raises as `store_errors` does.
     """
-    target = epath.Path(path)
-    if is_remote(target):
+    if is_remote(path):
         with tempfile.TemporaryFile(prefix="bert-jax-") as file:
             yield file
             file.seek(0)
-            store, name = store_of(target)
-            with store_errors(target), store.open(name, "wb") as uploaded:
+            store, name = store_of(path)
+            with store_errors(path), store.open(name, "wb") as uploaded:
                 shutil.copyfileobj(file, uploaded, 1 << 20)
         return
-    local = Path(target)  # epath takes a pipe for a file
-    is_device = os.fspath(target).startswith("/dev/") or (local.exists() and not local.is_file())
-    final = Path(os.path.realpath(target))  # a symbolic link is kept
-    partial = local if is_device else final.with_name(f".{final.name}.partial")
+    final = Path(os.path.realpath(path))  # a symbolic link is kept
+    if os.fspath(path).startswith("/dev/") or (final.exists() and not final.is_file()):
+        with store_errors(path), open(path, "ab") as device:
+            yield device
+        return
+    partial = final.with_name(f".{final.name}.partial")
     try:
-        with store_errors(target), open(partial, "ab" if is_device else "wb") as file:
+        with store_errors(path), open(partial, "wb") as file:
             yield file
-            if not is_device:
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(partial, final)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(partial, final)
     except BaseException:
-        if not is_device:
-            partial.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
     """Writes a file atomically. Raises as `store_errors` does."""
-    if not is_remote(path):
-        with whole_file(path) as file:
-            file.write(content)
-        return
-    store, name = store_of(path)
-    with store_errors(path):
-        store.pipe_file(name, content)
+    with whole_file(path) as file:
+        file.write(content)
 
 
 def read_whole(path: epath.Path) -> bytes:
     """Reads a small file. Raises as `store_errors` does."""
     store, name = store_of(path)
     with store_errors(path):
-        result: bytes = store.cat_file(name) if is_remote(path) else path.read_bytes()
-        return result
+        content: bytes = store.cat_file(name) if is_remote(path) else path.read_bytes()
+    return content
 
 
 def place(source: str | os.PathLike[str], target: epath.Path) -> None:
     """Copies a local file to `target` atomically."""
     with open(source, "rb") as file, whole_file(target) as copy:
         shutil.copyfileobj(file, copy, 1 << 20)
-
-
-def sync(path: Path) -> None:
-    """Flushes a local file or folder to the disk with fsync(2), so that it survives a power loss."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def download(source: epath.Path, target: Path, *, size: int, check: Callable[[Path], None] = lambda path: None) -> None:

@@ -9,8 +9,8 @@ run that wrote it, in the item `provenance`. An entry has these keys; those that
 
 time        the start of the run, in UTC: "2026-11-22T23:50:00Z"
 command     the command line, without secrets
-software    `bert_jax` (version), `commit` and `modified` if bert_jax runs from a clone of its repository, `python`, and
-            the version of each installed package of `PACKAGES`
+software    `bert_jax` (version), `commit` if bert_jax runs from a clone of its repository, `python`, and the version of
+            each installed package of `PACKAGES`
 devices     of a run of a model: `platform`, `kind`, `count`, `processes`
 inputs      the dataset's or checkpoint's path with its hash or digest, files with size and time; see the writers
 start_step  of a training run: the steps done when it started or resumed
@@ -20,14 +20,13 @@ its trials started from, and an export that of its checkpoint.
 """
 
 import functools
-import os
 import platform
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+import time
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -39,9 +38,7 @@ from bert_jax.files.format_versions import read_json, write_json
 from bert_jax.version import __version__
 
 FILE = "provenance.json"
-FORMAT_VERSION = 1
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers", "libtpu")
-HIDDEN = "***"
 
 _NAME = r"(?:key|(?<!mask_)(?<!keep_)(?<!random_)token|secret|passw(?:or)?d|credentials?|signature|sig)(?:_id)?"
 _SECRETS = re.compile(
@@ -50,57 +47,32 @@ _SECRETS = re.compile(
     r"|\b(?:hf_|gh[pousr]_|github_pat_|sk-|xox[abp]-|AKIA|ya29\.)[\w.-]{12,}",
     re.IGNORECASE,
 )
-_GIT_SECONDS = 10
 
 
-def record(inputs: Mapping[str, Any], *, devices: Mapping[str, Any] | None = None, **values: Any) -> dict[str, Any]:
+def record(inputs: Mapping[str, Any], **values: Any) -> dict[str, Any]:
     """Returns an entry for the present process. `inputs` and `values` are JSON; None values are dropped."""
-    entry = {
-        "time": utc(datetime.now(UTC).timestamp()),
-        "command": command_line(sys.argv),
-        "software": dict(software()),
-        "devices": devices,
-        "inputs": inputs,
-        **values,
-    }
-    result: dict[str, Any] = redact({name: value for name, value in entry.items() if value is not None})
-    return result
-
-
-def write(folder: epath.Path, entry: Mapping[str, Any]) -> None:
-    """Writes `folder/provenance.json` with one entry, atomically."""
-    write_json(folder / FILE, {"format_version": FORMAT_VERSION, "runs": [entry]})
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    entry = {"time": utc(time.time()), "command": command, "software": software(), **values, "inputs": inputs}
+    return {name: redact(value) for name, value in entry.items() if value is not None}
 
 
 def append(folder: epath.Path, entry: Mapping[str, Any]) -> None:
     """Adds an entry to `folder/provenance.json`, atomically. Raises InputError for a file of a newer version."""
     path = folder / FILE
-    entries = read_json(path, FORMAT_VERSION)["runs"] if remote.exists(path) else []
-    write_json(path, {"format_version": FORMAT_VERSION, "runs": [*entries, entry]})
+    entries = read_json(path)["runs"] if remote.exists(path) else []
+    write_json(path, {"format_version": 1, "runs": [*entries, entry]})
 
 
 def utc(seconds: float) -> str:
     """Returns seconds since 1970 as an ISO 8601 time in UTC."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def command_line(arguments: Sequence[str]) -> str:
-    """Returns `sys.argv` as one line for a shell, without secrets."""
-    program = Path(arguments[0]).name if arguments else ""
-    name = "python -m bert_jax.cli" if program == "cli.py" else program
-    result: str = redact(" ".join([name, *map(shlex.quote, arguments[1:])]))
-    return result
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 @functools.cache
-def software() -> Mapping[str, Any]:
+def software() -> Mapping[str, str]:
     """Returns the versions of bert_jax, Python and `PACKAGES`, and the commit of a clone."""
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+    found = {name: [*metadata.distributions(name=name)] for name in PACKAGES}
+    versions = {name: installed[0].version for name, installed in found.items() if installed}
     return {
         "bert_jax": __version__,
         **git_commit(Path(__file__).parents[2]),
@@ -109,24 +81,15 @@ def software() -> Mapping[str, Any]:
     }
 
 
-def git_commit(clone: Path) -> dict[str, Any]:
-    """Returns `commit` and `modified` (tracked files differ from it); {} without a clone or without git."""
-    if not (clone / ".git").exists():
-        return {}
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "-C", os.fspath(clone), *arguments], env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True,
-        ).stdout.strip()  # fmt: skip
-
+def git_commit(clone: Path) -> dict[str, str]:
+    """Returns `commit`, with "-dirty" if tracked files differ from it; {} without a clone or without git."""
+    command = ["git", "--no-optional-locks", f"--git-dir={clone}/.git", f"--work-tree={clone}"]
+    describe = ["describe", "--always", "--exclude=*", "--abbrev=40", "--dirty"]
     try:
-        return {
-            "commit": git("rev-parse", "HEAD"),
-            "modified": bool(git("status", "--porcelain", "--untracked-files=no")),
-        }
+        done = subprocess.run([*command, *describe], capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return {}
+    return {"commit": done.stdout.strip()}
 
 
 def redact(value: Any) -> Any:
@@ -140,5 +103,5 @@ def redact(value: Any) -> Any:
         return {name: redact(entry) for name, entry in value.items()}
     if isinstance(value, str):
         value = value.encode("utf-8", "backslashreplace").decode()  # a path may have bytes that are not UTF-8
-        return _SECRETS.sub(lambda match: f"{match[1] or match[2] or ''}{HIDDEN}", value)
+        return _SECRETS.sub(lambda match: f"{match[1] or match[2] or ''}***", value)
     return [redact(entry) for entry in value] if isinstance(value, list | tuple) else value

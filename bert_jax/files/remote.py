@@ -1,22 +1,21 @@
-"""Paths of disks and object stores (gs://, s3://, az://, hf://), which `etils.epath` opens through fsspec.
+"""Paths on a disk and in object stores (`gs://`, `s3://`, `az://`, `hf://`).
 
-Object stores support neither appending nor renames, and a folder is only a name prefix. Uploading an object is atomic;
-`atomic.py` gives that guarantee for local files, too.
-
-The library of each store retries transient errors (gcsfs: six times, for up to a minute). An error that it gives up on
-ends the command, see `store_errors`.
+The library of each store retries broken connections, 429 and 5xx. Errors that it still raises, or that no retry would
+change, are raised with the path.
 """
 
+import difflib
+import glob
 import importlib.util
 import io
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from glob import has_magic
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import fsspec
-import fsspec.config
 from etils import epath
 
 from bert_jax.errors import BertJaxError, InputError
@@ -24,6 +23,7 @@ from bert_jax.extras import install_hint
 
 _PACKAGES = {"gs": "gcsfs", "s3": "s3fs", "az": "adlfs", "hf": "huggingface_hub"}  # scheme: the package that opens it
 _EXTRAS = {"gs": "gcs", "hf": "hf"}  # scheme: the extra of this package with what opens it
+_DENIED = re.compile("forbidden|anonymous|credential|unauthorized", re.IGNORECASE)  # in untyped errors of stores
 # Cached listings hide later writes of other processes; gcsfs and s3fs never expire theirs. Disabled globally because
 # epath and Orbax open file systems of their own.
 for _protocol in ("gcs", "s3", "abfs"):
@@ -62,8 +62,8 @@ def absolute(path: str | os.PathLike[str]) -> epath.Path:
 
 def store_of(path: str | os.PathLike[str]) -> tuple[Any, str]:
     """Returns the file system of a path, and the path within it."""
-    result: tuple[Any, str] = fsspec.core.url_to_fs(os.fspath(path))
-    return result
+    store, name = fsspec.core.url_to_fs(os.fspath(path))
+    return store, name
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def store_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         words = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         if isinstance(error, (FileNotFoundError, ValueError)):
             raise InputError(f"{os.fspath(path)}: not found, or no valid name ({words})") from error
-        if isinstance(error, PermissionError) or "Forbidden" in words:
+        if isinstance(error, PermissionError) or _DENIED.search(words):
             raise InputError(f"{os.fspath(path)}: access denied; check your credentials ({words})") from error
         raise BertJaxError(f"{os.fspath(path)}: the store failed ({words}); run the command again") from error
 
@@ -93,12 +93,11 @@ def store_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 def exists(path: epath.Path) -> bool:
     """Returns True if the file or folder exists. Raises as `store_errors` does."""
     with store_errors(path):
-        result: bool = path.exists()
-        return result
+        return bool(path.exists())
 
 
 def children(folder: epath.Path) -> list[epath.Path]:
-    """Returns what is directly in a folder; [] if it does not exist. Raises as `store_errors` does."""
+    """Returns what is directly in a folder, sorted; [] if it does not exist. Raises as `store_errors` does."""
     with store_errors(folder):
         return sorted(folder.iterdir()) if folder.exists() else []
 
@@ -113,32 +112,28 @@ def sizes(folder: epath.Path) -> dict[str, int]:
     """Lists the files directly in a remote folder with their bytes, in one request; {} for a missing folder."""
     store, name = store_of(folder)
     with store_errors(folder):
-        try:
-            entries = store.ls(name, detail=True)
-        except FileNotFoundError:
-            return {}
-    return {entry["name"].rpartition("/")[2]: int(entry["size"]) for entry in entries if entry["type"] == "file"}
-
-
-def files(path: str) -> list[str]:
-    """Returns the remote files that a path, a folder or a pattern matches, sorted; for a folder all files below it.
-
-    Names below a folder are skipped if they begin with a dot, as in shell patterns. Raises as `store_errors` does.
-    """
-    store, name = store_of(path)
-    with store_errors(path):
-        try:
-            store.info(name)  # first, because a file name may contain pattern characters
-            tops = [name]
-        except FileNotFoundError:
-            tops = store.glob(name) if has_magic(name) else []
-        found = {(file, top) for top in tops for file in store.find(top)}
-    shown = {file for file, top in found if "/." not in file.removeprefix(top)}
-    return sorted(store.unstrip_protocol(file) for file in shown)
+        files = store.find(name, maxdepth=1, detail=True)
+    return {path.rpartition("/")[2]: int(info["size"]) for path, info in files.items()}
 
 
 def open_to_read(path: str) -> BinaryIO:
-    """Opens a remote file, seekable, for reading bytes. Raises as `store_errors` does."""
-    store, name = store_of(path)
+    """Opens a file, seekable, for reading bytes. Raises as `store_errors` does."""
     with store_errors(path):
+        if not is_remote(path):
+            return open(path, "rb")
+        store, name = store_of(path)
         return io.BufferedReader(store.open(name, "rb"), 1 << 20)
+
+
+def similar_name(path: str | os.PathLike[str]) -> str:
+    """Returns " (did you mean NAME?)" with the most similar path that exists; "" if none, or if `path` is remote.
+
+    Searches the folder in which the path stops to exist.
+    """
+    missing = Path(path)
+    if is_remote(path) or missing.exists():
+        return ""
+    while not missing.parent.exists():
+        missing = missing.parent
+    close = difflib.get_close_matches(missing.name, glob.glob("*", root_dir=missing.parent), 1)
+    return f" (did you mean {missing.parent / close[0]}?)" if close else ""

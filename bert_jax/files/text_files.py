@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
-from pathlib import Path
 from typing import BinaryIO
+
+from etils import epath
 
 from bert_jax.errors import InputError
 from bert_jax.files import remote
@@ -17,9 +18,8 @@ from bert_jax.files import remote
 MAX_LINE_BYTES = 64 << 20
 """Length limit of a line, since a line must fit in memory."""
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-_MAGIC = {".gz": b"\x1f\x8b\x08", ".bz2": b"BZh", ".zst": b"\x28\xb5\x2f\xfd"}
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _HEAD_BYTES = 4096
 _JSON_OBJECT = re.compile(rb'[ \t]*\{[ \t]*"[^"]*"[ \t]*:')
 _FORMATS = {
@@ -28,17 +28,51 @@ _FORMATS = {
 }  # fmt: skip
 
 
+def is_compressed(path: str) -> bool:
+    """Returns True for a path with a compression extension."""
+    return path.lower().endswith(tuple(COMPRESSED))
+
+
+def named_format(path: str) -> str:
+    """Returns "parquet", "arrow", "csv", "tsv" or "json" (lines) for the extension of a name; "" for any other.
+
+    An extension of compression behind it does not count.
+    """
+    stem, extension = os.path.splitext(path.lower())
+    return _FORMATS.get(os.path.splitext(stem)[1] if extension in COMPRESSED else extension, "")
+
+
+def text_format(path: str) -> str:
+    """Returns the format of a corpus file: "text", "wiki" (WikiExtractor's), or one of `named_format`.
+
+    A file of another name is "wiki" if it begins with <doc, and "json" if it begins with an object. Raises InputError
+    for a file that cannot be read, and for one that is neither text nor named as a table.
+    """
+    named = named_format(path)
+    if named in ("parquet", "arrow"):
+        return named
+    with _named(path), open_text(path) as file:
+        head = file.read(_HEAD_BYTES).removeprefix(_BYTE_ORDER_MARK)
+    if b"\0" in head:
+        raise InputError(
+            f"{path}: not text in UTF-8 (byte 0x00 at offset {head.index(0)}); name compressed files .gz, .bz2 or "
+            ".zst, re-encode text, such as with iconv -f UTF-16 -t UTF-8, and leave out other files"
+        )
+    return named or ("wiki" if head.startswith(b"<doc ") else "json" if _JSON_OBJECT.match(head) else "text")
+
+
 def open_text(path: str) -> BinaryIO:
     """Opens a file for reading; .gz, .bz2 and .zst files are decompressed, all of their parts, to the last byte.
 
     pyarrow notices a truncated file, which the stream readers of `zstandard` and fsspec take for a shorter one.
     """
-    file = remote.open_to_read(path) if remote.is_remote(path) else open(path, "rb")  # noqa: SIM115
+    file = remote.open_to_read(path)
     if not is_compressed(path):
         return file
     import pyarrow as pa
 
-    return BufferedReader(pa.CompressedInputStream(pa.PythonFile(file, mode="r"), COMPRESSED[_suffix(path)]), 1 << 20)
+    compression = COMPRESSED[os.path.splitext(path.lower())[1]]
+    return BufferedReader(pa.CompressedInputStream(pa.PythonFile(file, mode="r"), compression), 1 << 20)
 
 
 def lines_from(path: str, start: int, end: int | None) -> Iterator[tuple[int, bytes]]:
@@ -49,13 +83,9 @@ def lines_from(path: str, start: int, end: int | None) -> Iterator[tuple[int, by
     """
     with _named(path), open_text(path) as file:
         offset = start
-        if start:
+        if start:  # skips the rest of a line that begins before
             file.seek(start - 1)
-            while (rest := file.readline(_HEAD_BYTES)) and not rest.endswith(b"\n"):
-                offset += len(rest)  # of a line that begins before `start`
-                if end is not None and offset > end:
-                    return
-            offset += len(rest) - 1
+            offset += len(file.readline(-1 if end is None else end - start + 1)) - 1
         if end is not None and offset >= end:
             return
         while line := file.readline(MAX_LINE_BYTES + 1):
@@ -63,13 +93,8 @@ def lines_from(path: str, start: int, end: int | None) -> Iterator[tuple[int, by
                 where = f"{path}:{line_number(path, offset)}"
                 raise InputError(f"{where}: a line must be at most {MAX_LINE_BYTES} bytes; insert line breaks")
             text = line.removesuffix(b"\n")
-            yield offset, text if offset else text.removeprefix(BYTE_ORDER_MARK)
+            yield offset, text if offset else text.removeprefix(_BYTE_ORDER_MARK)
             offset += len(line)
-
-
-def first_line_start(path: str, start: int, end: int | None) -> int | None:
-    """Returns the offset of the first line that begins in [start, end), or None."""
-    return 0 if start == 0 else next((offset for offset, _ in lines_from(path, start, end)), None)
 
 
 def line_number(path: str, offset: int) -> int:
@@ -97,57 +122,10 @@ def decode_line(line: bytes, path: str, offset: int, errors: str = "strict") -> 
         ) from error
 
 
-def text_format(path: str) -> str:
-    """Returns the format of a corpus file: "parquet", "arrow", "csv", "tsv", "json" (lines), "wiki" or "text".
-
-    The name's extension decides. A file of another name is "wiki" (WikiExtractor's) if it begins with <doc, "json" if
-    with an object. Raises InputError for a file that is not text, and for a compressed table.
-    """
-    suffix = _suffix(path.lower().removesuffix(_suffix(path)) if is_compressed(path) else path)
-    found = _FORMATS.get(suffix, "")
-    if found in ("parquet", "arrow"):
-        if is_compressed(path):
-            raise InputError(f"{path}: compressed {found} cannot be read in parts; decompress it")
-        return found
-    with _named(path), open_text(path) as file:
-        head = file.read(_HEAD_BYTES).removeprefix(BYTE_ORDER_MARK)
-    if actual := compression_of(head):
-        raise InputError(f"{path}: got {actual} data, expected text; rename it to {path}{actual} or decompress it")
-    if b"\0" in head:
-        raise InputError(
-            f"{path}: not text in UTF-8 (byte 0x00 at offset {head.index(0)}); re-encode it, such as with iconv -f "
-            "UTF-16 -t UTF-8, convert it to text, or name text files only, such as '*.txt'"
-        )
-    return found or ("wiki" if head.startswith(b"<doc ") else "json" if _JSON_OBJECT.match(head) else "text")
-
-
-def is_named_as_records(path: str) -> bool:
-    """Returns True for the name of a file of records: Parquet, Arrow, CSV, TSV or JSON lines."""
-    return _suffix(path.lower().removesuffix(_suffix(path)) if is_compressed(path) else path) in _FORMATS
-
-
-def compression_of(head: bytes) -> str:
-    """Returns the suffix of compressed data, such as ".gz", from its first bytes; "" for other data."""
-    return next((suffix for suffix, magic in _MAGIC.items() if head.startswith(magic)), "")
-
-
-def is_compressed(path: str) -> bool:
-    """Returns True for a path with a compression suffix."""
-    return _suffix(path) in COMPRESSED
-
-
-def _suffix(path: str) -> str:
-    return os.path.splitext(path.lower())[1]
-
-
 def file_bytes(path: str) -> int:
     """Returns the size of a file in bytes, as it is stored. Raises InputError if it cannot be read."""
     with _named(path):
-        if not remote.is_remote(path):
-            return Path(path).stat().st_size
-        store, name = remote.store_of(path)
-        with remote.store_errors(path):
-            return int(store.info(name)["size"])
+        return int(epath.Path(path).stat().length)
 
 
 @contextmanager

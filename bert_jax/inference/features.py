@@ -33,7 +33,7 @@ import numpy as np
 from bert_jax.batch import Batch
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.files.text_files import decode_line, is_named_as_records, lines_from, text_format
+from bert_jax.files.text_files import decode_line, lines_from, named_format, text_format
 from bert_jax.finetuning.forward import Forward, LoadedModel, load_model
 from bert_jax.finetuning.inputs.batching import EncodedExamples
 from bert_jax.inference.opening import open_model_of
@@ -140,7 +140,7 @@ def extract(
     source = Path(input)  # epath takes a pipe for a file
     if not remote.is_remote(input) and source.exists() and not source.is_file():
         raise InputError(f"--input={input}: expected a regular file, since it is read twice; save the input to a file")
-    if is_named_as_records(input):
+    if named_format(input):
         raise InputError(f"--input={input}: got a table or JSON lines, expected a file of plain text, one text a line")
     text_format(input)  # refuses what is not text
     found = open_model_of(checkpoint)

@@ -197,7 +197,7 @@ def _export(
         save_file(weights, str(partial / WHOLE), metadata={"format": "pt"})
         os.chmod(partial / WHOLE, os.stat(partial / CONFIG).st_mode & 0o777)  # save_file makes it 0600
         digests = file_digests(Path(partial), skipped=(CARD,))
-        provenance.write(partial, provenance.record({"checkpoint": checkpoint.reference()}, files=digests))
+        provenance.append(partial, provenance.record({"checkpoint": checkpoint.reference()}, files=digests))
     return architecture
 
 

@@ -15,7 +15,7 @@ from etils import epath
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.files.atomic import new_folder
-from bert_jax.files.local_listing import similar_name
+from bert_jax.files.remote import similar_name
 from bert_jax.interop import huggingface_reading, tensorflow_checkpoints
 from bert_jax.interop.huggingface_reading import CONFIG, Source
 from bert_jax.interop.source_tokenizers.huggingface_tokenizer import read_tokenizer

@@ -65,7 +65,7 @@ def export(checkpoint: Checkpoint, output: str) -> list[str]:
             "calling_convention_version": jax_export.maximum_supported_calling_convention_version,
             "config": checkpoint.bert_config.to_dict(),
         }  # fmt: skip
-        provenance.write(partial, provenance.record({"checkpoint": checkpoint.reference()}))
+        provenance.append(partial, provenance.record({"checkpoint": checkpoint.reference()}))
         (partial / DESCRIPTION).write_text(json.dumps(described, indent=2) + "\n")
         os.chmod(partial / PARAMETERS, os.stat(partial / DESCRIPTION).st_mode & 0o777)  # save_file makes it 0600
     return list(programs)

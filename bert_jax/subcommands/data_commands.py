@@ -88,7 +88,7 @@ def _documents(options: argparse.Namespace) -> Iterator[Iterator[str]]:
     reading = make_options(CorpusOptions, options)
     with (
         tempfile.TemporaryDirectory(prefix="bert-jax-vocab-") as folder,
-        spooled(options.input, Path(folder), reading.text_field) as (inputs, _),
+        spooled(options.input, Path(folder)) as (inputs, _),
     ):
         yield _read_documents(corpus.plan(inputs, reading), reading, bars(quiet=options.quiet))
 

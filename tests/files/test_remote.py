@@ -18,6 +18,7 @@ from gcsfs import GCSFileSystem
 from support.gcs import Emulator
 
 from bert_jax.cli import main
+from bert_jax.data.corpora.corpus_inputs import expand
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic, remote
 from bert_jax.files.text_files import lines_from
@@ -72,11 +73,12 @@ def test_files_of_folders_and_patterns(store):
     for name in ("a.txt", "b.txt", "sub/c.txt", ".hidden/d.txt", "sub/.e.txt", "x[1].txt"):
         atomic.write_whole(FOLDER / name, b"text")
     below = [f"{FOLDER}/{name}" for name in ("a.txt", "b.txt", "sub/c.txt", "x[1].txt")]
-    assert remote.files(str(FOLDER)) == below
-    assert remote.files(f"{FOLDER}/*.txt") == [below[0], below[1], below[3]]
-    assert remote.files(f"{FOLDER}/s*") == [below[2]]
-    assert remote.files(f"{FOLDER}/x[1].txt") == [below[3]]
-    assert remote.files(f"{FOLDER}/none") == []
+    assert expand([str(FOLDER)]) == below
+    assert expand([f"{FOLDER}/*.txt"]) == [below[0], below[1], below[3]]
+    assert expand([f"{FOLDER}/s*"]) == [below[2]]
+    assert expand([f"{FOLDER}/x[1].txt"]) == [below[3]]
+    with pytest.raises(InputError, match=f"{FOLDER}/none"):
+        expand([f"{FOLDER}/none"])
 
 
 def test_writes_of_other_processes_are_visible(store):

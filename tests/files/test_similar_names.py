@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bert_jax.files.local_listing import similar_name
+from bert_jax.files.remote import similar_name
 
 
 def test_missing_path_suggests_the_most_similar_one(tmp_path: Path):

@@ -15,7 +15,7 @@ from bert_jax import cli
 from bert_jax.data.corpora.corpus import CorpusOptions, plan, read
 from bert_jax.errors import InputError
 from bert_jax.files import text_files
-from bert_jax.files.text_files import decode_line, first_line_start, line_number, lines_from
+from bert_jax.files.text_files import decode_line, line_number, lines_from
 
 TEXT = "the ship sees the storm .\n\na little wave .\n"
 COMPRESS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".zst": zstandard.ZstdCompressor().compress}
@@ -38,8 +38,6 @@ def test_lines_from_any_offset(suffix: str, tmp_path: Path):
         if end is not None and not any(start <= offset < end for offset, _ in begins):
             expected = []
         assert list(lines_from(str(path), start, end)) == expected
-        found = next((offset for offset, _ in begins if start <= offset < (end or 99)), None)
-        assert first_line_start(str(path), start, end) == found
     assert [line_number(str(path), offset) for offset, _ in begins] == [1, 2, 3, 4]
 
 
@@ -74,14 +72,14 @@ def test_invalid_utf8_is_refused_with_its_line(tmp_path: Path):
 def test_compressed_data_under_a_plain_name_is_refused(tmp_path: Path):
     for suffix in (".gz", ".bz2", ".zst"):
         (tmp_path / "a.txt").write_bytes(COMPRESS[suffix](TEXT.encode()))
-        with pytest.raises(InputError, match=rf"a\.txt: .*{suffix}"):
+        with pytest.raises(InputError, match=rf"a\.txt: .*UTF-8.*{suffix}"):
             documents(tmp_path / "a.txt")
 
 
 def test_compressed_parquet_is_refused(tmp_path: Path):
     pq.write_table(pa.table({"text": ["the ship ."]}), tmp_path / "a.parquet")
     (tmp_path / "a.parquet.gz").write_bytes(gzip.compress((tmp_path / "a.parquet").read_bytes()))
-    with pytest.raises(InputError, match=r"a\.parquet\.gz: .*decompress"):
+    with pytest.raises(InputError, match=r"a\.parquet\.gz: cannot be read as Parquet"):
         documents(tmp_path / "a.parquet.gz")
 
 

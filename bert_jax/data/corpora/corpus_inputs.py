@@ -5,18 +5,17 @@ loading scripts in the folder of Parquet, Arrow, CSV, TSV or JSON files or in a 
 if there are such files. A file that is named itself is always read, and so are all files of a folder of plain text.
 """
 
+import glob
 import logging
 import os
 import re
-from collections.abc import Sequence
-from glob import has_magic
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 from bert_jax.data.corpora import pydoc_corpus, tfds_corpus
 from bert_jax.data.corpora.corpus_options import TEXT_FIELD
 from bert_jax.errors import InputError
-from bert_jax.files import local_listing, remote
-from bert_jax.files.text_files import is_named_as_records
+from bert_jax.files import remote
+from bert_jax.files.text_files import named_format
 
 log = logging.getLogger(__name__)
 
@@ -61,38 +60,43 @@ def _expand_one(name: str, text_field: str) -> list[str]:
     if tfds_corpus.is_tfds(name):
         return [tfds_corpus.normalize(name, text_field)]
     if remote.is_remote(name):
-        return _without_descriptions(name, _expand_remote(name))
-    path = Path(name)
-    if path.is_file():  # First, because a file name may contain pattern characters.
-        return [name]
-    if path.is_dir():
-        _log_hidden(path)
-        if files := local_listing.files_below(name):
-            return _without_descriptions(name, files)
-        raise InputError(f"--input={name}: the folder contains no files; expected a folder or pattern with text files")
-    if not has_magic(name):
-        hint = local_listing.similar_name(name)
-        raise InputError(f"--input={name}: not found: no such file or folder{hint}; check the path")
-    if found := local_listing.matches(name):
-        return _without_descriptions(name, found)
-    raise InputError(
-        f"--input={name}: the pattern matches no file; check it, and quote it to protect it from the shell"
-    )
+        remote.parse_path(name)
+        files = _remote_files(name)
+    else:
+        # First as a name, because it may contain pattern characters.
+        tops = [name] if os.path.exists(name) else glob.glob(name, recursive=True)
+        files = sorted({file for top in tops for file in _local_files(top) if os.path.isfile(file)})
+    if files:
+        return _without_descriptions(name, files)
+    if glob.has_magic(name):
+        raise InputError(
+            f"--input={name}: the pattern matches no file; check it, and quote it to protect it from the shell"
+        )
+    raise InputError(f"--input={name}: not found{remote.similar_name(name)}, or a folder without files; check the path")
 
 
-def _expand_remote(name: str) -> list[str]:
-    remote.parse_path(name)
-    if files := remote.files(name):
-        return files
-    login = ", and log in for a private or gated repository: hf auth login" if name.startswith("hf://") else ""
-    raise InputError(
-        f"--input={name}: not found: no such file or folder, or it is empty; check the path or pattern{login}"
-    )
+def _local_files(top: str) -> Iterator[str]:
+    """Yields a file, or all files below a folder, through links to other folders, each real folder once."""
+    if not os.path.isdir(top):
+        yield top
+    read: set[str] = set()
+    for folder, below, names in os.walk(top, followlinks=True):
+        if (real := os.path.realpath(folder)) in read:
+            below.clear()
+            continue
+        read.add(real)
+        if hidden := [name for name in [*below, *names] if name.startswith(".") and folder == top]:
+            log.info("--input=%s: skipped, because their names begin with a dot: %s", folder, _some(sorted(hidden)))
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        yield from (os.path.join(folder, name) for name in names if not name.startswith("."))
 
 
-def _log_hidden(folder: Path) -> None:
-    if hidden := sorted(entry.name for entry in folder.iterdir() if entry.name.startswith(".")):
-        log.info("--input=%s: skipped, because their names begin with a dot: %s", folder, _some(hidden))
+def _remote_files(name: str) -> list[str]:
+    store, path = remote.store_of(name)
+    with remote.store_errors(name):
+        tops = [path] if store.exists(path) or not glob.has_magic(path) else store.glob(path)
+        files = {file for top in tops for file in store.find(top) if "/." not in file.removeprefix(top)}
+    return sorted(store.unstrip_protocol(file) for file in files)
 
 
 def _some(names: Sequence[str]) -> str:
@@ -106,7 +110,7 @@ def _without_descriptions(name: str, files: list[str]) -> list[str]:
     describing = {path for path in files if _DESCRIBES.fullmatch(os.path.basename(path))}
     folders: set[str] = set()
     for path in files:
-        if path not in describing and is_named_as_records(path):
+        if path not in describing and named_format(path):
             folder = os.path.dirname(path)
             while folder not in folders:
                 folders.add(folder)

@@ -31,12 +31,6 @@ def csv_documents(path: str, kind: str, options: CorpusOptions) -> Iterator[str]
     return documents_of(_texts(path, kind, options), options, lambda offset: f"{path}:{line_number(path, offset)}")
 
 
-def has_column(line: bytes, name: str) -> bool:
-    """Returns True for a line that is a header of several columns, one of which is `name`."""
-    columns = line.rstrip(b"\r").split(_separator_of(line))
-    return len(columns) > 1 and name.encode() in [column.strip(b'"') for column in columns]
-
-
 def _separator_of(header: bytes) -> bytes:
     """Returns the separator of a CSV file's header: a comma, or without one a semicolon or tab that occurs in it."""
     return next((separator for separator in (b",", b";", b"\t") if separator in header), b",")

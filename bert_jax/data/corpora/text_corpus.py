@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 from bert_jax.data.corpora.corpus_options import CorpusOptions
 from bert_jax.data.corpora.documents import is_blank
-from bert_jax.files.text_files import decode_line, first_line_start, line_number, lines_from
+from bert_jax.files.text_files import decode_line, line_number, lines_from
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,8 @@ class _TextReader:
             return 0
         block = self.start // self.options.max_document_bytes
         block_start = block * self.options.max_document_bytes
-        return block if first_line_start(self.path, block_start, self.start) is not None else block - 1
+        begins_there = block_start == 0 or any(True for _ in lines_from(self.path, block_start, self.start))
+        return block if begins_there else block - 1
 
     def _is_quiet(self, low: int, last_boundary: int) -> bool:
         """Returns True if no boundary begins between `low` and the current line; usually reads only a few lines."""

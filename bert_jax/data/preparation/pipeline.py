@@ -37,7 +37,7 @@ from bert_jax.data.file_digests import array_digest
 from bert_jax.data.preparation.corpus_hints import warn_of_random_pairs, warn_of_short_documents
 from bert_jax.data.preparation.filters import repeated_lines
 from bert_jax.data.preparation.options import MAX_SHARE, PrepareOptions
-from bert_jax.data.preparation.scratch_folder import TEMPORARY, locked, save_array, scratch_folder, scratch_path
+from bert_jax.data.preparation.scratch_folder import TEMPORARY, locked, save_array, scratch_folder, scratch_path, sync
 from bert_jax.data.preparation.shards import BuildTask, Built, build, finished_shard, shard_ranges
 from bert_jax.data.preparation.sorted_runs import SortedRun, TokenizeTask, finished_runs, tokenize
 from bert_jax.data.preparation.worker_pool import Result, Task, map_tasks
@@ -125,7 +125,7 @@ def prepare(
             log.info("The dataset was complete when an earlier call was interrupted; deleted its temporary files")
             return DatasetInfo.read(folder)
         _check_shards(folder, work)
-        paths, described = stack.enter_context(spooled(inputs, work, options.text_field))
+        paths, described = stack.enter_context(spooled(inputs, work))
         slices = slices or corpus.plan(paths, options)
         files = list(dict.fromkeys(piece.path for piece in slices))
         if beam is None:
@@ -152,7 +152,7 @@ def prepare(
         check_share(unknown, allow_unk, tokenizer)
         info = _describe(splits, tokenizer, options, seed)
         read = {"corpus": corpus.describe_files(slices, described, options), "vocabulary": {"sha256": tokenizer.sha256}}
-        provenance.write(folder, provenance.record(read, dataset_hash=info.hash))
+        provenance.append(folder, provenance.record(read, dataset_hash=info.hash))
         (work / _CALL).write_text(call, encoding="utf-8")
         _publish(folder, work, shards, splits, tokenizer, info)
         warn_of_share(unknown, tokenizer, above=WARN_SHARE, where=str(folder))
@@ -357,10 +357,10 @@ def _publish(
             save_array(file, array)
     atomic.write_whole(folder / tokenizer.vocabulary_file, tokenizer.vocabulary_bytes())
     if not remote.is_remote(folder):
-        atomic.sync(Path(os.fspath(folder)))
+        sync(Path(os.fspath(folder)))
     atomic.write_whole(folder / INFO_FILE, info.to_json().encode())
     if not remote.is_remote(folder):
-        atomic.sync(Path(os.fspath(folder)))
+        sync(Path(os.fspath(folder)))
 
 
 def _arrays(splits: dict[str, list[Built]]) -> dict[str, np.ndarray]:

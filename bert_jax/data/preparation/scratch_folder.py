@@ -17,7 +17,7 @@ from etils import epath
 from bert_jax.data.hashing import key_from
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import remote
-from bert_jax.files.atomic import sync, write_whole
+from bert_jax.files.atomic import write_whole
 
 TEMPORARY = ".prepare"
 _LOCK = ".prepare.lock"
@@ -91,6 +91,15 @@ def locked(folder: epath.Path, work: Path) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)  # the next process to lock it checks for a finished dataset
+    finally:
+        os.close(descriptor)
+
+
+def sync(path: Path) -> None:
+    """Flushes a local file or folder to the disk with fsync(2), so that it survives a power loss."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

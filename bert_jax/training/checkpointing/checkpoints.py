@@ -37,7 +37,7 @@ from etils import epath
 
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, provenance, remote
-from bert_jax.files.local_listing import similar_name
+from bert_jax.files.remote import similar_name
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import HEADS, Parameters
 from bert_jax.text import tokenizer_files

@@ -341,8 +341,7 @@ def test_expand_names_files_once_and_in_order(write, tmp_path, monkeypatch):
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("name", ["c", "c/**", "**/*.txt", "c/**/**"])
-def test_links_that_lead_back_up_are_followed_once(write, tmp_path, monkeypatch, name):
+def test_links_that_lead_back_up_are_followed_once(write, tmp_path, monkeypatch):
     for path in ("c/a.txt", "c/d/b.txt", "elsewhere/e.txt"):
         write(path, "text")
     for link, target in {
@@ -351,12 +350,10 @@ def test_links_that_lead_back_up_are_followed_once(write, tmp_path, monkeypatch,
     }.items():  # fmt: skip
         (tmp_path / link).symlink_to(target)
     monkeypatch.chdir(tmp_path)
-    files = {os.path.realpath(path): path for path in expand([name])}
+    files = {os.path.realpath(path): path for path in expand(["c"])}
     expected = {str(tmp_path / path) for path in ("c/a.txt", "c/d/b.txt", "elsewhere/e.txt")}
     assert set(files) == expected
-    assert len(expand([name])) == len(files)
-    if name == "c":
-        assert list(files.values()) == ["c/a.txt", "c/d/b.txt", "c/d/far/e.txt"]
+    assert list(files.values()) == expand(["c"]) == ["c/a.txt", "c/d/b.txt", "c/d/far/e.txt"]
 
 
 def test_patterns_of_any_depth(write, tmp_path, monkeypatch):

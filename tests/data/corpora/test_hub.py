@@ -70,9 +70,9 @@ def test_a_pinned_revision_is_read_and_recorded(hub, vocabulary_file, tmp_path):
 @pytest.mark.parametrize(
     ("name", "environment", "word"),
     [
-        ("hf://datasets/owner/none", {}, "hf auth login"),
+        ("hf://datasets/owner/none", {}, "authenticated"),
         ("hf://datasets/owner/wiki@v9/en", {}, "not found"),
-        ("hf://datasets/owner/wiki/fr/*.parquet", {}, "not found"),
+        ("hf://datasets/owner/wiki/fr/*.parquet", {}, "no file"),
         ("hf://wiki", {}, "name"),
         ("hf://datasets/owner/wiki", {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE"),
         ("hf://datasets/owner/wiki", {"HF_ENDPOINT": "http://nowhere.invalid"}, "ConnectError"),
