@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if (disk := _disk_failure(error)) is not None:
             output = getattr(options, "output", None) or getattr(options, "workdir", None)
             where = _file_of(error) or (f"output: {output}" if output else "")
-            return _fail(options.command, f"{disk[0]}{f' ({where})' if where else ''}; {disk[1]}", 2)
+            return _fail(options.command, f"{disk[0]}{f' ({where})' if where else ''}; {disk[1]}", 1)
         if isinstance(error, BrokenPipeError):  # the reader of the pipe, such as `head`, has exited
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141

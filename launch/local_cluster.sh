@@ -3,10 +3,9 @@
 #
 #     launch/local_cluster.sh 2 bert-jax pretrain --config=bert_tiny --workdir=runs/two --config.data.path=data
 #
-# Each line of output starts with the index of its process. SIGTERM and SIGINT are forwarded to all processes; SIGHUP,
-# which a closing terminal sends, is forwarded as SIGTERM. When a process fails, the others receive SIGTERM. The exit
-# status is that of the first process that failed; otherwise 75 (saved, rerun the command) if any process exited with
-# it; otherwise 0.
+# Each line of output starts with the index of its process. SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 are forwarded
+# to all processes. When a process fails, the others receive SIGTERM. The exit status is that of the first process that
+# failed; otherwise 75 (saved, rerun the command) if any process exited with it; otherwise 0.
 exec python3 - "$@" <<'PYTHON'
 import os
 import signal
@@ -43,10 +42,9 @@ def send(number, _frame=None):
 
 
 processes, copies, asked = [], [], []
-signal.signal(signal.SIGTERM, send)
-signal.signal(signal.SIGINT, send)
-if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
-    signal.signal(signal.SIGHUP, lambda *_: send(signal.SIGTERM))
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    if signal.getsignal(number) != signal.SIG_IGN:  # as SIGHUP is under nohup
+        signal.signal(number, send)
 for number in range(count):
     together = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count), "JAX_PROCESS_ID": str(number)}
     processes.append(

@@ -97,14 +97,15 @@ def test_failures_are_counted_across_starts_and_a_save_is_none(slurm: Slurm):
     assert not (slurm.folder / "bert-jax-7.failures").exists()
 
 
-def test_signal_is_forwarded_and_the_job_waits_for_the_save(slurm: Slurm):
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+def test_signal_is_forwarded_and_the_job_waits_for_the_save(sent: signal.Signals, slurm: Slurm):
     saving = f"""echo $$ > {slurm.folder}/pid
         trap 'sleep 0.3; exit 75' TERM; touch {slurm.folder}/up; while :; do sleep 0.05; done"""
     process = slurm.start("bash", "-c", saving)
     while not (slurm.folder / "up").exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(sent)
     status, _, calls = slurm.finish(process)
     assert (status, calls) == (75, ["scancel --signal=TERM 7", "scontrol requeue 7"])
 

@@ -85,8 +85,7 @@ def test_a_checkpoint_that_one_process_cannot_write_ends_all(dataset_dir: Path, 
     processes = start_commands([command, ["prlimit", "--fsize=2000", *command]])
     written = [process.communicate(timeout=LIMIT + 60)[1] for process in processes]
     assert time.monotonic() - began < 60
-    assert processes[1].returncode == 2, written
-    assert processes[0].returncode > 0, written  # its own end, and not an abort by JAX
+    assert [process.returncode for process in processes] == [1, 1], written
     assert newest_step(epath.Path(tmp_path / "run")) is None
     assert "checkpoint (" in written[0]
     assert "ulimit -f" in written[1].strip().split("\n")[-1]

@@ -15,6 +15,7 @@ from support import child_processes, helpers
 from support.several import finish, start
 
 from bert_jax.errors import BertJaxError, InputError
+from bert_jax.runtime.preemption import SIGNALS
 from bert_jax.runtime.processes import joined_processes
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
@@ -222,14 +223,15 @@ def test_the_local_cluster_ends_as_its_processes_do(script, status):
     assert done.returncode == status, done.stderr
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("sent", SIGNALS)
 def test_local_cluster_numbers_its_processes_and_forwards_signals(sent: signal.Signals):
     script = (
-        'trap "exit 75" TERM; echo "$JAX_PROCESS_ID of $JAX_NUM_PROCESSES at $JAX_COORDINATOR_ADDRESS"; sleep 60 & wait'
+        f'trap "exit 75" {sent.name[3:]}; '
+        'echo "$JAX_PROCESS_ID of $JAX_NUM_PROCESSES at $JAX_COORDINATOR_ADDRESS"; sleep 60 & wait'
     )
     process = child_processes.start(
         [LAUNCHER, "2", "sh", "-c", script], stdout=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # under nohup tests inherit that it is ignored
+        preexec_fn=lambda: signal.signal(sent, signal.SIG_DFL),  # tests may inherit that it is ignored, as under nohup
     )  # fmt: skip
     lines = sorted(process.stdout.readline() for _ in range(2))
     process.send_signal(sent)
