@@ -35,7 +35,7 @@ from bert_jax.files.provenance import software
 from bert_jax.inference.pretrained import load
 from bert_jax.interop.huggingface import export
 from bert_jax.runtime.processes import any_process, holds_devices, is_first, joined
-from bert_jax.runtime.workdir_lock import check_shared, shared_name
+from bert_jax.runtime.workdir_lock import WorkdirLock, shared_name
 from bert_jax.text.tokenizer import SPECIAL_TOKENS
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.tracking.metrics import read_metrics
@@ -234,7 +234,6 @@ class _Check:
     @cached_property
     def _trained(self) -> epath.Path:
         """The workdir of the uninterrupted run."""
-        check_shared(self._folder)
         pretrain(tiny_config(self._dataset), str(self._folder / "run"))
         return self._folder / "run"
 
@@ -371,7 +370,6 @@ class _Check:
 
     def storage(self) -> Outcome:
         """Measures the rates at which a run saves and restores a state of about 260 MiB."""
-        check_shared(self._folder)
         width = 512
         shards = math.gcd(jax.device_count(), width)
         config = tiny_config(self._dataset, model__hidden_size=width, model__num_hidden_layers=7,
@@ -387,7 +385,10 @@ class _Check:
         )
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         place = self._folder / "storage"
-        with closing(Checkpointer(place, keep=1, config=config, tokenizer=training.tokenizer)) as checkpointer:
+        with (
+            closing(WorkdirLock(place)),
+            closing(Checkpointer(place, keep=1, config=config, tokenizer=training.tokenizer)) as checkpointer,
+        ):
             began = time.perf_counter()
             checkpointer.save(0, state, bert_config=training.model, dataset_hashes=[])
             checkpointer.wait()

@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 
 from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
 
-NOT_COMPARED = ("provenance.json", "lock.json", "*.tfevents.*", "*.heartbeat", "preempted_*")
+NOT_COMPARED = ("provenance.json", "lock", "*.tfevents.*")
 """Files with times, names of processes and versions."""
 ITEMS = ("position", "bert_config", "config", "tokenizer", "heads")
 """JSON of a checkpoint, but for its digests, which depend on the names of folders."""

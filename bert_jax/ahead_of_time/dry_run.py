@@ -17,7 +17,6 @@ from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.model import parameter_count
 from bert_jax.parallel.mesh import BATCH_AXES, abstract_mesh, count_slices, describe_networks
-from bert_jax.runtime.compilation_cache import check_folder
 from bert_jax.sections import flatten
 from bert_jax.tracking.accelerators import Accelerator, find_accelerator, named_accelerator
 from bert_jax.tracking.flops import recomputed_flops
@@ -86,7 +85,6 @@ def plan_run(
         )  # fmt: skip
     state = plan_state(mesh, first.config, model, platform)[1].abstract
     if device is None:
-        check_folder(config.compilation_cache)
         check_memory(state, jax.local_devices()[:devices])
     phases = [_describe(ready, mesh) for ready in loaded]
     parameters, optimizer = (

@@ -43,12 +43,12 @@ def cache_bytes() -> int:
 def make_private(folder: Path) -> str:
     """Makes a folder that only this user may write to. Returns why an existing one is not private, or an empty string.
 
-    A folder is not private either if everybody may rename one above it.
-
-    Raises:
-      OSError: the folder cannot be created.
+    A folder is not private either if it cannot be made, or if everybody may rename one above it.
     """
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        return str(error)
     status = folder.stat()
     if status.st_uid != os.getuid():
         return f"it belongs to user {status.st_uid}"

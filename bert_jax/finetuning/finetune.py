@@ -62,7 +62,7 @@ from bert_jax.training.checkpointing.checkpointer import Checkpointer
 from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
 from bert_jax.training.checks import check_attention, compute_dtype, warn_of_uncorrected_lamb
 from bert_jax.training.initialization.warm_start import initialize_from
-from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRange, Trace, run_steps
+from bert_jax.training.loop import Evaluate, FeedWatchdog, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.planning.learning_rate import learning_rate_schedule
 from bert_jax.training.planning.state_plan import describe_state, drop_parts
@@ -353,7 +353,7 @@ def _train(
 
     evaluation = Evaluate(evaluate, every=order.steps_an_epoch, is_enough=best.ends_training)
     hooks = [
-        Heartbeat(run.stalls),
+        FeedWatchdog(run.stalls),
         Trace(run.tracer),
         *([evaluation] if evaluate.scored else []),
         log_metrics,

@@ -15,6 +15,7 @@ from itertools import product
 from typing import Any
 
 from etils import epath
+from jax.experimental import multihost_utils
 
 from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
@@ -27,7 +28,7 @@ from bert_jax.finetuning.task_checks import check_config
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
-from bert_jax.runtime.processes import is_first, wait_for_first
+from bert_jax.runtime.processes import is_first
 from bert_jax.sections import flatten, with_values
 from bert_jax.training.run import CONFIG_FILE
 
@@ -123,7 +124,7 @@ def _result(
             )
         log.info("Starting the trial learning_rate=%g, seed=%d", config.optimizer.learning_rate, config.seed)
         finetune(config, str(folder), needs_scores=True, stop=stop, bars=bars)
-        wait_for_first()  # process 0 writes the result that all processes read
+        multihost_utils.sync_global_devices("trial")  # process 0 writes the result that all processes read
     return read_result(path)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 _DEVICES = ("nvidia0", "nvidiactl", "accel0", "accel", "vfio", "kfd")  # GPUs and TPUs in /dev
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8  # parameters of mallopt in glibc
-_NEVER = -1
 
 
 def tune_malloc() -> None:
@@ -22,5 +21,5 @@ def tune_malloc() -> None:
         return
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         libc = ctypes.CDLL("libc.so.6")
-        for parameter, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, 256 << 20), (_ARENA_MAX, 1)):
+        for parameter, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_TOP_PAD, 256 << 20), (_ARENA_MAX, 1)):
             libc.mallopt(parameter, value)

@@ -19,10 +19,9 @@ class StopSignal:
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> "StopSignal":
-        if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._previous[number] = signal.signal(number, self._record)
+        for number in SIGNALS if threading.current_thread() is threading.main_thread() else ():
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._record)
         return self
 
     def __exit__(self, *_: object) -> None:

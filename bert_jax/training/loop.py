@@ -70,7 +70,7 @@ class Hook:
         return False
 
 
-class Heartbeat(Hook):
+class FeedWatchdog(Hook):
     """Tells the watchdog of each finished step."""
 
     def __init__(self, stalls: StallWatch):

@@ -40,7 +40,7 @@ from bert_jax.training.checks import compute_dtype, warn_of_uncorrected_lamb
 from bert_jax.training.evaluation import Evaluator, MaskedSamples, make_eval_step
 from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.initialization.warm_start import initialize_from, open_init
-from bert_jax.training.loop import Evaluate, Heartbeat, LogMetrics, Save, StepRange, Trace, run_steps
+from bert_jax.training.loop import Evaluate, FeedWatchdog, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.objectives import make_objective
 from bert_jax.training.optimizer import leave_untrained, make_optimizer
 from bert_jax.training.phase_data import LoadedPhase, count_epochs, count_seen, load_phase, log_data
@@ -282,7 +282,7 @@ def _train_phase(
             evaluate(0, state)
     evaluation = Evaluate(evaluate, every=config.eval_every_steps)
     hooks = [
-        Heartbeat(run.stalls),
+        FeedWatchdog(run.stalls),
         log_metrics,
         Trace(run.tracer),
         *([evaluation] if eval_loader.batches else []),

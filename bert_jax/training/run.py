@@ -85,7 +85,7 @@ def log_result(checkpoint: epath.Path | None, step: int, scores: str, commands: 
 
 def open_run(
     folder: epath.Path, config: RunConfig, mesh: Mesh, checkpointer: Checkpointer, stop: StopSignal,
-    watch: tuple[WorkdirLock | None, StallWatch], bars: Bars, stack: ExitStack, *, start: int, total: int, name: str,
+    watch: tuple[WorkdirLock, StallWatch], bars: Bars, stack: ExitStack, *, start: int, total: int, name: str,
     inputs: Mapping[str, Any], trackers: Sequence[Tracker] = (),
 ) -> Run:  # fmt: skip
     """Opens metrics, trace and progress bar of a run of `total` steps that continues after `start`; writes its config.
@@ -98,8 +98,7 @@ def open_run(
         write_json(folder / CONFIG_FILE, to_dict(config))
     tracking = _open_trackers(folder, config, start, trackers, stack) if is_first() else Trackers()
     lock, stalls = watch
-    if lock:
-        checkpointer.before_each_save(lock.confirm)
+    checkpointer.before_each_save(lock.confirm)
     checkpointer.before_each_save(tracking.flush)
     if stop.received:
         raise NotBegun(f"{stop.received.name}: stopped before step {start + 1}; rerun the same command to resume")

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import jax
 from etils import epath
@@ -11,10 +11,10 @@ from etils import epath
 from bert_jax.config_keys import RunConfig
 from bert_jax.data.loading.masking import Masking
 from bert_jax.errors import InputError
-from bert_jax.files import atomic, remote
-from bert_jax.runtime.processes import is_first, wait_for_first
+from bert_jax.files import remote
+from bert_jax.runtime.processes import is_first
 from bert_jax.runtime.watchdog import StallWatch
-from bert_jax.runtime.workdir_lock import WorkdirLock, check_shared
+from bert_jax.runtime.workdir_lock import WorkdirLock
 from bert_jax.sections import flatten, from_mapping
 from bert_jax.training.checkpointing.checkpoints import check_place, newest_intact
 from bert_jax.training.checks import check_tokenizer
@@ -43,23 +43,15 @@ def watch_stalls(config: RunConfig, stack: ExitStack) -> StallWatch:
     return stalls
 
 
-def enter_workdir(folder: epath.Path, stack: ExitStack) -> WorkdirLock | None:
+def enter_workdir(folder: epath.Path, stack: ExitStack) -> WorkdirLock:
     """Makes the folder if needed and locks it until `stack` is closed; all processes have to call it.
 
-    Returns the lock, in process 0 only. Raises InputError if the folder is a file, is in use by another run, or is not
-    shared by all processes.
+    Raises InputError if the folder is a file, is in use by another run, or is not shared by all processes.
     """
     check_place(folder)
-    lock = None
-    if is_first():
-        if remote.exists(folder) and not folder.is_dir():
-            raise InputError(f"--workdir={folder}: is a file; expected a folder")
-        atomic.make_folder(folder)
-        lock = WorkdirLock(folder)
-        stack.callback(lock.close)
-    wait_for_first()
-    check_shared(folder)
-    return lock
+    if is_first() and remote.exists(folder) and not folder.is_dir():
+        raise InputError(f"--workdir={folder}: is a file; expected a folder")
+    return stack.enter_context(closing(WorkdirLock(folder)))
 
 
 def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int | None:

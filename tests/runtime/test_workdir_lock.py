@@ -62,18 +62,17 @@ def test_in_a_store_the_run_that_begins_last_owns_the_workdir(store: gcs.Emulato
 
 
 def test_two_processes_that_do_not_share_a_workdir_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Simulates process 1 of two: the file of process 0 does not appear, or appears late."""
-    monkeypatch.setattr("jax.process_count", lambda: 2)
+    """Simulates process 1 of two: the lock of process 0 does not appear, or appears late."""
+    monkeypatch.setattr("jax.process_index", lambda: 1)
     monkeypatch.setattr(workdir_lock, "is_first", lambda: False)
-    monkeypatch.setattr(workdir_lock, "wait_for_first", lambda: None)
+    monkeypatch.setattr(workdir_lock.multihost_utils, "sync_global_devices", lambda name: None)
     monkeypatch.setattr(workdir_lock, "shared_name", lambda: "name")
-    monkeypatch.setattr(workdir_lock.multihost_utils, "process_allgather", lambda seen: [True, seen])
     monkeypatch.setattr(workdir_lock, "WAIT_SECONDS", 0.3)
-    with pytest.raises(InputError, match=rf"--workdir={tmp_path}: .*\[1\].*gs://"):
-        workdir_lock.check_shared(epath.Path(tmp_path))
+    with pytest.raises(InputError, match=rf"--workdir={tmp_path}: process 1 .*gs://"):
+        WorkdirLock(epath.Path(tmp_path))
     monkeypatch.setattr(workdir_lock, "WAIT_SECONDS", 30.0)
-    threading.Timer(0.3, (tmp_path / ".shared-name").touch).start()
-    workdir_lock.check_shared(epath.Path(tmp_path))
+    threading.Timer(0.3, (tmp_path / LOCK_FILE).write_text, ["process 7 on host, run name"]).start()
+    WorkdirLock(epath.Path(tmp_path)).confirm()
 
 
 @pytest.mark.long
@@ -92,10 +91,10 @@ def test_workdir_that_is_not_shared_is_refused_by_all_processes(dataset_dir: Pat
         )
         for number, host in enumerate(hosts)
     ]  # fmt: skip
-    for process, host in zip(processes, hosts, strict=True):
+    for process in processes:
         written = process.communicate(timeout=200)[1]
         assert process.returncode == 2, written
-        assert f"--workdir={host / 'run'}: " in written.splitlines()[-1]
+        assert f"--workdir={hosts[1] / 'run'}: process 1 " in written.splitlines()[-1]
         assert "Traceback" not in written
 
 

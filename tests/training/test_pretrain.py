@@ -155,7 +155,7 @@ def test_without_an_eval_split_there_is_no_evaluation(corpus_file: Path, vocabul
 
 def test_a_finished_run_has_nothing_to_do(straight: Path, dataset_dir: Path):
     def times() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in straight.rglob("*") if path.name != "lock.json"}
+        return {path: path.stat().st_mtime_ns for path in straight.rglob("*") if path.name != "lock"}
 
     before = times()
     result = train(dataset_dir, straight)

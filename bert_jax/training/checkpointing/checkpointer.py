@@ -11,11 +11,12 @@ from typing import Any, TypeVar, cast
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
+from jax.experimental import multihost_utils
 
 from bert_jax.config_keys import RunConfig
 from bert_jax.model import BertConfig
 from bert_jax.model.bert import HEADS
-from bert_jax.runtime.processes import any_process, is_first, wait_for_first
+from bert_jax.runtime.processes import any_process, is_first
 from bert_jax.sections import to_dict
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checkpointing.best_step import BestStep
@@ -156,13 +157,13 @@ class Checkpointer:
         for line in damage:
             log.warning("%s", line)
         newer = [folder for folder in step_folders(self._workdir) if int(folder.name) > step]
-        wait_for_first()  # until all processes have listed the same folders
+        multihost_utils.sync_global_devices("listed")  # until all processes have listed the same folders
         if not newer:
             return
         if is_first():
             for folder in newer:
                 log.warning("Renamed damaged or newer checkpoint %s to %s", folder, set_aside(folder).name)
-        wait_for_first()
+        multihost_utils.sync_global_devices("renamed")
         self._manager.reload()
 
     def check(self) -> None:
