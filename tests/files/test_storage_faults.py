@@ -61,7 +61,7 @@ def test_writes_cut_short_are_continued(run, corpus_file: Path, tmp_path: Path):
 
 
 def test_a_read_that_fails_is_one_line_with_the_file(run, corpus_file: Path, tmp_path: Path):
-    line = last_line(run(vocab(corpus_file, tmp_path / "vocab.txt"), "read", corpus_file, errno.EIO), 1)
+    line = last_line(run(vocab(corpus_file, tmp_path / "vocab.txt"), "read", corpus_file, errno.EIO), 2)
     assert "failed to read" in line or "Input/output error" in line
     assert str(corpus_file) in line
     assert not list(tmp_path.iterdir())

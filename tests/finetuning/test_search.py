@@ -141,10 +141,10 @@ def test_rates_have_all_their_digits_and_a_search_its_folder(checkpoint: Path, f
 def test_no_process_reads_a_result_before_the_first_one_has_written_it(checkpoint: Path, folder: Path, monkeypatch):
     one = folder / "runs" / "lr-0.01-seed-0"
 
-    def first_has_come() -> None:
+    def first_has_come(_: str) -> None:
         one.mkdir(parents=True)
         (one / "result.json").write_text('{"main_metric": "accuracy", "scores": {"dev": {"accuracy": 0.5}}}')
 
     monkeypatch.setattr(module, "finetune", lambda *args, **options: None)  # as in another process
-    monkeypatch.setattr(module, "wait_for_first", first_has_come)
+    monkeypatch.setattr(module.multihost_utils, "sync_global_devices", first_has_come)
     assert search(config_of(checkpoint, folder, learning_rates="(1e-2,)"), str(folder / "runs"))["median"] == 0.5
