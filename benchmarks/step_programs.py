@@ -15,6 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from record import Record, add_json_argument, code_digest
+from step_variants import make_data_manual_step, make_plain_step
 
 from bert_jax.ahead_of_time.compiled_step import compile_step, describe, plans
 from bert_jax.ahead_of_time.target import open_target
@@ -26,7 +27,9 @@ from bert_jax.training.pretrain import plan_state
 from bert_jax.training.train_step import make_train_step
 
 GIB, MIB = 1 << 30, 1 << 20
-VARIANTS: dict[str, Callable[..., Any]] = {"shard_map": make_train_step}
+VARIANTS: dict[str, Callable[..., Any]] = {
+    "shard_map": make_train_step, "plain jit": make_plain_step, "jit, data manual": make_data_manual_step,
+}  # fmt: skip
 """Functions with the arguments of `make_train_step`, whose result has the method `lower(state, batch)`."""
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "16 chips, data": ("v5e:4x4", "bert_large", {"global_batch_size": 512}),
@@ -39,7 +42,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Topology, config and its overrides; of a config with phases the first is compiled."""
 KINDS = ("all-reduce", "all-gather", "reduce-scatter")
 MEASURES = (
-    "bert_jax/ahead_of_time/chips.py", "bert_jax/ahead_of_time/hlo.py", "bert_jax/model", "bert_jax/parallel",
+    "benchmarks/step_variants.py", "bert_jax/ahead_of_time/chips.py", "bert_jax/ahead_of_time/hlo.py",
+    "bert_jax/model", "bert_jax/parallel",
     "bert_jax/tracking/flops.py", "bert_jax/training/cross_entropy.py", "bert_jax/training/objectives.py",
     "bert_jax/training/optimizer.py", "bert_jax/training/state.py", "bert_jax/training/train_step.py",
     "configs/bert_large.py",

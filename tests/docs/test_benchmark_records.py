@@ -250,6 +250,7 @@ def test_step_programs_compile_again_what_has_changed_and_not_for_another_varian
         ) | {"variant": variant, "case": case, "reduce_scatter": "none"}  # fmt: skip
 
     monkeypatch.setattr(programs, "measure", measure)
+    monkeypatch.setattr(programs, "VARIANTS", {"shard_map": print})
     monkeypatch.setattr(programs, "code_digest", lambda measures: "first")
     monkeypatch.setattr(sys, "argv", ["step_programs.py", "--json", str(tmp_path / "out.json")])
     with pytest.raises(KeyboardInterrupt):
