@@ -26,7 +26,8 @@ VOCABULARY_SIZE, NEW_WORDS, MIN_COUNT = 8192, 2000, 20
 TEXTS = 2000
 """Held-out texts of each domain."""
 MEASURES = (
-    "bert_jax/text/vocabulary_extension.py", "bert_jax/training/initialization", "configs/bert_tiny.py",
+    "bert_jax/text/vocabulary_extension.py", "bert_jax/training/growth.py", "bert_jax/training/warm_start.py",
+    "configs/bert_tiny.py",
     "configs/continue.py",
 )  # fmt: skip
 SHORT = {

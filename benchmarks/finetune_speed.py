@@ -53,7 +53,7 @@ def prepare(folder: Path, data: Path, task_name: str, model: str, examples: int)
     from bert_jax.model.bert import HEADS
     from bert_jax.sections import to_dict
     from bert_jax.text.wordpiece import WordPieceTokenizer
-    from bert_jax.training.checkpointing.checkpoints import open_checkpoint, save_parameters
+    from bert_jax.training.checkpoints import open_checkpoint, save_parameters
 
     task = glue.get_task(task_name)
     rows = glue.read_split(data / "glue", task, "train", BadRows())[:examples]

@@ -43,7 +43,7 @@ SENTENCES = (
 MEASURES = (
     "bert_jax/data/loading", "bert_jax/model", "bert_jax/text/sentences.py", "bert_jax/text/sentencepiece",
     "bert_jax/text/wordpiece.py", "bert_jax/training/cross_entropy.py", "bert_jax/training/objectives.py",
-    "bert_jax/training/optimizer.py", "bert_jax/training/planning", "bert_jax/training/train_step.py",
+    "bert_jax/training/optimizer.py", "bert_jax/training/train_step.py",
     "benchmarks/korean.py", "configs/bert_tiny.py",
 )  # fmt: skip
 
@@ -163,7 +163,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from bert_jax.model import parameter_count
-    from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+    from bert_jax.training.checkpoints import open_checkpoint
 
     record = Record(options.json, MEASURES, packages=("tokenizers", "sentencepiece", "sentencex"))
     folder = options.folder / record.stamp["code"]

@@ -23,8 +23,7 @@ from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
 from bert_jax.parallel.host_batches import put_batch
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.text.wordpiece import WordPieceTokenizer
-from bert_jax.training.phase_data import make_loaders
-from bert_jax.training.phases import open_phases
+from bert_jax.training.phases import make_loaders, open_phases
 from bert_jax.training.pretrain import plan_step
 
 STEPS = 3  # per round

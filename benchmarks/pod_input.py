@@ -35,8 +35,7 @@ from bert_jax.data.loading.loader import TrainLoader, TrainRows
 from bert_jax.data.loading.order import ORDERS
 from bert_jax.data.loading.prefetch import Prefetch
 from bert_jax.data.records import BLOCK, encode_block
-from bert_jax.training.phase_data import make_masking
-from bert_jax.training.phases import plan_phases
+from bert_jax.training.phases import make_masking, plan_phases
 
 CONFIG = "bert_large:lamb_v5e"
 CHIPS_A_HOST = 4  # of Google's machines for v5e slices of several hosts

@@ -35,9 +35,9 @@ from bert_jax.parallel.mesh import batch_mesh_axes, fill_in_accumulation, make_m
 from bert_jax.parallel.sharding import parameter_shardings
 from bert_jax.sections import flatten
 from bert_jax.text.vocabulary_extension import Extension
-from bert_jax.training import phase_data
+from bert_jax.training import phases
 from bert_jax.training.evaluation import SAMPLE_FILLS, SAMPLE_MASKS, make_eval_step, make_samples_step
-from bert_jax.training.initialization.growth import Growth
+from bert_jax.training.growth import Growth
 from bert_jax.training.objectives import make_objective
 from bert_jax.training.phases import Plan
 from bert_jax.training.pretrain import plan_step
@@ -79,7 +79,7 @@ def programs(
     sequences = config.data.max_sequences if config.data.packing else 1
     spec, step = plan_step(mesh, Plan(0, config.total_steps, config), model)
     parameters, shardings = spec.abstract.parameters, spec.shardings.parameters
-    batch = phase_data.abstract_batch(mesh, config, seq_len, config.data.max_predictions, sequences)
+    batch = phases.abstract_batch(mesh, config, seq_len, config.data.max_predictions, sequences)
     words = Extension((model.vocab_size,), ((5, 6),))
     new = BertConfig(**{**model.to_dict(), "vocab_size": model.vocab_size + 1, "max_position_embeddings": 2 * seq_len})
     growth = Growth(model, new, words)

@@ -19,7 +19,7 @@ from bert_jax.data.corpora import corpus
 from bert_jax.data.corpora.corpus_options import CorpusOptions
 from bert_jax.model import abstract_parameters
 from bert_jax.text.wordpiece import WordPieceTokenizer
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.training.checkpoints import open_checkpoint
 
 SEQ_LEN = 32
 WORDS = 18

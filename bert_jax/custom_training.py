@@ -23,17 +23,15 @@ from bert_jax.files import remote
 from bert_jax.model.bert import HEADS
 from bert_jax.parallel.host_batches import put_batch, rows_here
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_place, save_parameters
+from bert_jax.training.checkpoint_values import fill_in_from_checkpoint
+from bert_jax.training.checkpoints import Checkpoint, check_place, save_parameters
 from bert_jax.training.evaluation import Evaluator, make_eval_step
-from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
-from bert_jax.training.initialization.warm_start import initialize_from, open_init
 from bert_jax.training.objectives import make_objective
-from bert_jax.training.phase_data import load_phase
-from bert_jax.training.phases import open_phases
-from bert_jax.training.planning.state_plan import drop_parts
+from bert_jax.training.phases import load_phase, open_phases
 from bert_jax.training.pretrain import describe_inputs, plan_step
-from bert_jax.training.state import TrainState
+from bert_jax.training.state import TrainState, drop_parts
 from bert_jax.training.train_step import Metrics
+from bert_jax.training.warm_start import initialize_from, open_init
 
 
 class Training:

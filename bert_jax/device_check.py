@@ -41,9 +41,8 @@ from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
 from bert_jax.tracking.tracker import Tracker
-from bert_jax.training.checkpointing.checkpoint_folders import complete_steps
-from bert_jax.training.checkpointing.checkpointer import Checkpointer
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.training.checkpointer import Checkpointer
+from bert_jax.training.checkpoints import complete_steps, open_checkpoint
 from bert_jax.training.pretrain import pretrain
 from bert_jax.training.run import describe_devices
 

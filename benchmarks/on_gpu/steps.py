@@ -22,17 +22,15 @@ from bert_jax.batch import Batch, HostBatch, map_arrays
 from bert_jax.config import PretrainConfig, load_config
 from bert_jax.data.loading.packing import most_predictions, pack, pack_batch
 from bert_jax.model import BertConfig, abstract_parameters
-from bert_jax.parallel.compiler_options import scans_layers
 from bert_jax.parallel.host_batches import put_batch, put_everywhere
 from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.step_program import scans_layers
 from bert_jax.sections import to_dict
 from bert_jax.tracking.accelerators import find_accelerator
 from bert_jax.tracking.flops import training_flops
 from bert_jax.training.objectives import pretraining
-from bert_jax.training.optimizer import make_optimizer
-from bert_jax.training.planning.learning_rate import learning_rate_schedule
-from bert_jax.training.planning.state_plan import describe_state
-from bert_jax.training.state import StateSpec, TrainState, key_data
+from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from bert_jax.training.state import StateSpec, TrainState, describe_state, key_data
 from bert_jax.training.train_step import make_train_step
 
 VOCAB_SIZE = 30_522

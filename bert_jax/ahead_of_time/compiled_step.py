@@ -21,10 +21,9 @@ from bert_jax.extras import install_hint
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import BATCH_AXES, check_divisibility, fill_in_accumulation, make_mesh
 from bert_jax.tracking.flops import recomputed_flops, training_flops
+from bert_jax.training.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.checks import bert_config, check_attention, check_config, compute_dtype, data_paths
-from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
-from bert_jax.training.phase_data import abstract_batch, make_masking
-from bert_jax.training.phases import Plan, plan_phases
+from bert_jax.training.phases import Plan, abstract_batch, make_masking, plan_phases
 from bert_jax.training.pretrain import plan_step
 
 FORMAT_VERSION = 1

@@ -21,15 +21,14 @@ from bert_jax.sections import flatten
 from bert_jax.tracking.accelerators import Accelerator, find_accelerator, named_accelerator
 from bert_jax.tracking.flops import recomputed_flops
 from bert_jax.tracking.throughput import pretraining_work
-from bert_jax.training.checkpointing.retention import plan_saves
+from bert_jax.training.checkpoint_values import fill_in_from_checkpoint
+from bert_jax.training.checkpointer import plan_saves
 from bert_jax.training.checks import compute_dtype
-from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
-from bert_jax.training.initialization.warm_start import open_init
-from bert_jax.training.phase_data import LoadedPhase, load_phase
-from bert_jax.training.phases import open_phases
-from bert_jax.training.planning.state_plan import check_memory
+from bert_jax.training.phases import LoadedPhase, load_phase, open_phases
 from bert_jax.training.pretrain import plan_state
-from bert_jax.training.workdir import claim_workdir
+from bert_jax.training.run import claim_workdir
+from bert_jax.training.state import check_memory
+from bert_jax.training.warm_start import open_init
 
 _HOUR = 3600.0
 

@@ -24,7 +24,7 @@ from bert_jax.finetuning.task_kinds import TASK_KINDS, Record, TrainedTask
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.progress import Bars, silent
 from bert_jax.sections import to_dict
-from bert_jax.training.checkpointing.checkpoints import Checkpoint
+from bert_jax.training.checkpoints import Checkpoint
 from bert_jax.training.checks import check_batch_size, compute_dtype
 
 log = logging.getLogger(__name__)

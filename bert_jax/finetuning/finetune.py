@@ -44,10 +44,9 @@ from bert_jax.finetuning.tasks.class_weights import class_weights
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import Parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.parallel.compiler_options import quick_compile_options, scans_layers
 from bert_jax.parallel.host_batches import abstract_batch, rows_here
 from bert_jax.parallel.mesh import check_divisibility, make_mesh
-from bert_jax.parallel.step_program import TrainStep
+from bert_jax.parallel.step_program import TrainStep, quick_compile_options, scans_layers
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
@@ -56,20 +55,15 @@ from bert_jax.sections import to_dict
 from bert_jax.tracking.flops import finetuning_flops
 from bert_jax.tracking.throughput import Throughput
 from bert_jax.tracking.tracker import Tracker
-from bert_jax.training.checkpointing.best_step import BestStep
-from bert_jax.training.checkpointing.checkpoint_folders import FOLDER, find_best
-from bert_jax.training.checkpointing.checkpointer import Checkpointer
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
+from bert_jax.training.checkpointer import BestStep, Checkpointer
+from bert_jax.training.checkpoints import FOLDER, Checkpoint, find_best, open_checkpoint
 from bert_jax.training.checks import check_attention, compute_dtype, warn_of_uncorrected_lamb
-from bert_jax.training.initialization.warm_start import initialize_from
 from bert_jax.training.loop import Evaluate, FeedWatchdog, LogMetrics, Save, StepRange, Trace, run_steps
-from bert_jax.training.optimizer import make_optimizer
-from bert_jax.training.planning.learning_rate import learning_rate_schedule
-from bert_jax.training.planning.state_plan import describe_state, drop_parts
-from bert_jax.training.run import Run, log_result, open_run
-from bert_jax.training.state import StateSpec, TrainState
+from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from bert_jax.training.run import Run, enter_workdir, log_result, open_run, watch_stalls
+from bert_jax.training.state import StateSpec, TrainState, describe_state, drop_parts
 from bert_jax.training.train_step import make_train_step
-from bert_jax.training.workdir import enter_workdir, watch_stalls
+from bert_jax.training.warm_start import initialize_from
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from bert_jax.parallel.mesh import batch_mesh_axes, make_mesh
 from bert_jax.parallel.sharding import parameter_shardings
 from bert_jax.text.sequences import LENGTHS, padded_length
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training.checkpointing.checkpoints import Checkpoint
+from bert_jax.training.checkpoints import Checkpoint
 
 Forward = Callable[[Any, Batch[jax.Array]], jax.Array]
 """Maps a model and a batch to outputs [B, ...], or [B, L, ...] per token. Equal programs are shared by its identity."""

@@ -12,8 +12,8 @@ from bert_jax.files import remote
 from bert_jax.files.format_versions import read_json, write_json
 from bert_jax.finetuning.task import Split, Task
 from bert_jax.tracking.metrics import finite_json
-from bert_jax.training.checkpointing.best_step import BestStep
-from bert_jax.training.checkpointing.checkpoint_folders import newest_step
+from bert_jax.training.checkpointer import BestStep
+from bert_jax.training.checkpoints import newest_step
 
 RESULT_FILE = "result.json"
 RESULT_VERSION = 1

@@ -12,7 +12,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import provenance, remote
 from bert_jax.files.format_versions import read_json
 from bert_jax.sections import flatten, from_mapping
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, newest_intact, open_checkpoint
+from bert_jax.training.checkpoints import Checkpoint, newest_intact, open_checkpoint
 
 log = logging.getLogger(__name__)
 

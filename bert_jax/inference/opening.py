@@ -3,7 +3,7 @@
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.interop.importing import holds_model, open_source
-from bert_jax.training.checkpointing.checkpoints import (
+from bert_jax.training.checkpoints import (
     Checkpoint,
     is_checkpoint,
     may_hold_checkpoints,

@@ -23,7 +23,7 @@ from bert_jax.model.bert import Parameters
 from bert_jax.model.task_heads import BertForTask
 from bert_jax.text.sequences import EncodedSequence, pad_sequences
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training.checkpointing.checkpoints import Checkpoint
+from bert_jax.training.checkpoints import Checkpoint
 
 
 @dataclass(frozen=True)

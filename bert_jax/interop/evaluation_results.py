@@ -6,7 +6,7 @@ from typing import Any
 from bert_jax.files import remote
 from bert_jax.finetuning.results import RESULT_FILE, read_result
 from bert_jax.tracking.metrics import read_metrics
-from bert_jax.training.checkpointing.checkpoints import Checkpoint
+from bert_jax.training.checkpoints import Checkpoint
 
 _PROGRESS = (
     "step",

@@ -23,8 +23,7 @@ from bert_jax.interop.task_weights import task_model
 from bert_jax.interop.weight_files import WHOLE, read_json
 from bert_jax.model import BertConfig
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training.checkpointing.checkpoint_folders import chosen_steps
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_finite, open_checkpoint
+from bert_jax.training.checkpoints import Checkpoint, check_finite, chosen_steps, open_checkpoint
 
 log = logging.getLogger(__name__)
 

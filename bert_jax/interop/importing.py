@@ -24,8 +24,8 @@ from bert_jax.interop.source_tokenizers.wordpiece_source import SETTINGS, TOKENI
 from bert_jax.interop.weight_files import INDEX, PICKLE, PICKLE_INDEX, WHOLE
 from bert_jax.model.bert import Parameters
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_place, open_checkpoint, save_parameters
-from bert_jax.training.checkpointing.checksums import DamagedError
+from bert_jax.training.checkpoints import Checkpoint, check_place, open_checkpoint, save_parameters
+from bert_jax.training.checksums import DamagedError
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def import_checkpoint(source: str, output: str, *, lowercase: bool | None = None
     Args:
       source: a folder of `transformers`, see `huggingface_reading.read`; or a folder with a TensorFlow checkpoint, or
         the prefix of one, see `tensorflow_checkpoints.read`.
-      output: a new folder; see `training.checkpointing.checkpoints` for its contents.
+      output: a new folder; see `training.checkpoints` for its contents.
       lowercase: whether text is lowercased; None takes the source's setting.
 
     Raises:

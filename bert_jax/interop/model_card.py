@@ -13,7 +13,7 @@ from bert_jax import __version__
 from bert_jax.interop.architectures import PIPELINES, TASK_ARCHITECTURES
 from bert_jax.interop.evaluation_results import SplitScores, read_results
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training.checkpointing.checkpoints import Checkpoint
+from bert_jax.training.checkpoints import Checkpoint
 
 CARD = "README.md"
 

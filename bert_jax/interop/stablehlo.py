@@ -24,7 +24,7 @@ from bert_jax.files.atomic import new_folder, whole_folder
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import Parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_finite
+from bert_jax.training.checkpoints import Checkpoint, check_finite
 
 PARAMETERS = "parameters.safetensors"
 DESCRIPTION = "stablehlo.json"

@@ -21,7 +21,7 @@ from bert_jax.interop.weight_files import StoredWeight
 from bert_jax.model import BertConfig
 from bert_jax.model.bert import Parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, check_finite
+from bert_jax.training.checkpoints import Checkpoint, check_finite
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class StoredTask:
         return self.kind in ("span", "tag")
 
     def record(self, config: BertConfig) -> dict[str, Any]:
-        """Returns the checkpoint's `task`; see `training.checkpointing.checkpoints`."""
+        """Returns the checkpoint's `task`; see `training.checkpoints`."""
         size = self.settings.get("size", len(self.output["bias"]))
         longest = min(config.max_position_embeddings, self.max_seq_len or config.max_position_embeddings)
         windows = {}

@@ -47,10 +47,9 @@ from bert_jax.sections import flatten, to_dict, with_values
 from bert_jax.studies.study_table import PERPLEXITY, Cell, Table, write_table
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.tracking.metrics import read_metrics
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint
-from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
-from bert_jax.training.phase_data import load_phase
-from bert_jax.training.phases import Phase, open_phases
+from bert_jax.training.checkpoint_values import fill_in_from_checkpoint
+from bert_jax.training.checkpoints import open_checkpoint
+from bert_jax.training.phases import Phase, load_phase, open_phases
 from bert_jax.training.pretrain import pretrain
 from bert_jax.training.run import describe_devices
 

@@ -22,34 +22,37 @@ from bert_jax.data.unknown_tokens import MAX_SHARE, unknown_share, warn_of_share
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.model import BertConfig, abstract_parameters, parameter_count
-from bert_jax.parallel.compiler_options import scans_layers
 from bert_jax.parallel.host_batches import rows_here
 from bert_jax.parallel.mesh import count_slices, describe_networks, make_mesh
-from bert_jax.parallel.step_program import TrainStep
+from bert_jax.parallel.step_program import TrainStep, scans_layers
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.tracking.metrics import OLD, read_metrics
 from bert_jax.tracking.throughput import Throughput, pretraining_work, summary
 from bert_jax.tracking.tracker import Tracker
-from bert_jax.training.checkpointing.checkpoint_folders import newest_step
-from bert_jax.training.checkpointing.checkpointer import Checkpointer
-from bert_jax.training.checkpointing.checkpoints import Checkpoint
-from bert_jax.training.checkpointing.retention import Milestones, SavePlan, plan_saves
+from bert_jax.training.checkpoint_values import fill_in_from_checkpoint
+from bert_jax.training.checkpointer import Checkpointer, Milestones, SavePlan, plan_saves
+from bert_jax.training.checkpoints import Checkpoint, newest_step
 from bert_jax.training.checks import compute_dtype, warn_of_uncorrected_lamb
 from bert_jax.training.evaluation import Evaluator, MaskedSamples, make_eval_step
-from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
-from bert_jax.training.initialization.warm_start import initialize_from, open_init
 from bert_jax.training.loop import Evaluate, FeedWatchdog, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.objectives import make_objective
 from bert_jax.training.optimizer import leave_untrained, make_optimizer
-from bert_jax.training.phase_data import LoadedPhase, count_epochs, count_seen, load_phase, log_data
-from bert_jax.training.phases import Phase, Plan, open_phases
-from bert_jax.training.planning.state_plan import check_memory, describe_state
-from bert_jax.training.run import Run, log_result, open_run
-from bert_jax.training.state import StateSpec, TrainState
+from bert_jax.training.phases import (
+    LoadedPhase,
+    Phase,
+    Plan,
+    count_epochs,
+    count_seen,
+    load_phase,
+    log_data,
+    open_phases,
+)
+from bert_jax.training.run import Run, claim_workdir, enter_workdir, log_result, open_run, watch_stalls
+from bert_jax.training.state import StateSpec, TrainState, check_memory, describe_state
 from bert_jax.training.train_step import make_train_step
-from bert_jax.training.workdir import claim_workdir, enter_workdir, watch_stalls
+from bert_jax.training.warm_start import initialize_from, open_init
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from bert_jax.config_keys import StudyRow, StudyTask
 from bert_jax.config_listing import CONFIG_TYPES, key_comments, kind_of
 from bert_jax.finetuning import resuming
 from bert_jax.sections import flatten
-from bert_jax.training import phases, workdir
+from bert_jax.training import phases, run
 
 SECTIONS = {  # the first part of a key: the heading of its table
     "": "The run",
@@ -64,7 +64,7 @@ def pretraining() -> str:
     """Returns the tables of pre-training's keys."""
     return _tables(keys("default"), "pretrain", {
         "phase": lambda key: key.startswith(phases.PHASE_KEYS),
-        "on resume": lambda key: key.startswith(workdir.CHANGEABLE),
+        "on resume": lambda key: key.startswith(run.CHANGEABLE),
     })  # fmt: skip
 
 

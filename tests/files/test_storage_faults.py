@@ -14,7 +14,7 @@ from support import child_processes, helpers, runs, several
 from support.faults import COMMANDS, LIMIT, TRAINING, command, content, last_line, vocab
 
 from bert_jax.cli import main
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.training.checkpoints import open_checkpoint
 
 # --- Writes ------------------------------------------------------------------------------------------------------
 

@@ -18,8 +18,7 @@ from bert_jax.finetuning.search import search
 from bert_jax.finetuning.task_kinds import read_task
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
-from bert_jax.training.checkpointing.checkpoint_folders import kept_steps
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.training.checkpoints import kept_steps, open_checkpoint
 
 AN_EPOCH, EPOCHS, PATIENCE = 4, 8, 2  # steps, epochs, epochs
 TRAIN = ["the ship .,sea", "the owl .,night"] * 14 + ["the fox .,sea", "the moon .,night"] * 2

@@ -23,7 +23,7 @@ from bert_jax.model import BertConfig, abstract_parameters, initialize
 from bert_jax.model.task_heads import FEATURES, BertForTask, TaskHead
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.tracking.metrics import read_metrics
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint, save_parameters
+from bert_jax.training.checkpoints import open_checkpoint, save_parameters
 
 SIZES = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "num_hidden_layers": 5}
 TEXT = "the ship sees the storm near a little tower ."

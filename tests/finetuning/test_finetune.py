@@ -31,7 +31,7 @@ from bert_jax.inference.pretrained import fill_mask
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint, save_parameters
+from bert_jax.training.checkpoints import open_checkpoint, save_parameters
 
 SETTINGS = {
     "num_epochs": 2, "global_batch_size": 16, "log_every_steps": 5, "optimizer.learning_rate": 1e-2,

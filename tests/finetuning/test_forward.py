@@ -10,7 +10,7 @@ from bert_jax.finetuning.forward import load_model
 from bert_jax.finetuning.inputs.batching import EncodedExamples
 from bert_jax.model import BertForPreTraining
 from bert_jax.text.sequences import EncodedSequence
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.training.checkpoints import open_checkpoint
 
 
 def test_one_program_per_padded_length_and_outputs_in_the_order_of_the_examples(checkpoint: Path):

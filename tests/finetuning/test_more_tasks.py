@@ -14,7 +14,7 @@ from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.inputs.batching import Encoding
 from bert_jax.finetuning.task_kinds import TASK_KINDS
 from bert_jax.sections import with_values
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.training.checkpoints import open_checkpoint
 
 SETTINGS = {
     "num_epochs": 3, "global_batch_size": 16, "log_every_steps": 10, "optimizer.learning_rate": 1e-2,

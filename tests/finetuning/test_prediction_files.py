@@ -14,7 +14,7 @@ from bert_jax.finetuning.inputs.task_files import BadRows
 from bert_jax.finetuning.inputs.text_files import read_texts
 from bert_jax.finetuning.prediction_files import write_predictions
 from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint, save_parameters
+from bert_jax.training.checkpoints import open_checkpoint, save_parameters
 
 ROWS = [
     {"id": "a", "text": 'say "ho",\tship\n', "prediction": "sea", "probabilities": {"sea": 0.75, "wood": 0.25}},

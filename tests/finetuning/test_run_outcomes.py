@@ -14,7 +14,7 @@ from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.forward import Predictor
 from bert_jax.finetuning.inputs.batching import Encoding
 from bert_jax.finetuning.task_kinds import TASK_KINDS
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.training.checkpoints import open_checkpoint
 
 TRAIN = "text,label\n" + "the ship .,sea\nthe owl .,night\n" * 8
 

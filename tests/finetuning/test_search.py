@@ -12,7 +12,7 @@ from bert_jax.finetuning import search as module
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.search import folder_of, is_search, search, summarize
 from bert_jax.sections import with_values
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
+from bert_jax.training.checkpoints import Checkpoint, open_checkpoint
 
 
 def config_of(checkpoint: Path, folder: Path, **search_for: str):

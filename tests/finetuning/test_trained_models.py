@@ -14,7 +14,7 @@ from bert_jax.cli import main
 from bert_jax.errors import InputError
 from bert_jax.finetuning.fine_tuned import evaluate_finetuned, predict
 from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint, save_parameters
+from bert_jax.training.checkpoints import open_checkpoint, save_parameters
 
 TAGS = ["O", "B-SEA", "I-SEA"]
 RECORDS: dict[str, tuple[str, int, dict[str, Any]]] = {

@@ -23,8 +23,8 @@ from bert_jax.inference.opening import open_model_of
 from bert_jax.interop import huggingface, importing
 from bert_jax.interop.importing import import_checkpoint
 from bert_jax.text.sentencepiece.sentencepiece_training import train_sentencepiece
-from bert_jax.training.checkpointing import checkpoints
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.training import checkpoints
+from bert_jax.training.checkpoints import open_checkpoint
 
 TEXT = "the ship sees the storm ."
 RECORDS: dict[str, tuple[int, dict[str, Any]]] = {

@@ -11,7 +11,7 @@ import bert_jax
 from bert_jax.errors import InputError
 from bert_jax.inference.text_encoder import POOLS
 from bert_jax.interop import huggingface
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.training.checkpoints import open_checkpoint
 
 TEXTS = ["the ship .", "a storm near the harbour sees the moon .", "", "the owl hears a ghost ."]
 

@@ -12,7 +12,7 @@ from bert_jax.data.dataset import PreparedDataset
 from bert_jax.interop import huggingface
 from bert_jax.interop.source_tokenizers.huggingface_tokenizer import read_tokenizer
 from bert_jax.text.wordpiece import TokenizerRules
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.training.checkpoints import open_checkpoint
 
 
 def prepare(corpus: Path, vocabulary: Path, output: Path, *more: object) -> int:

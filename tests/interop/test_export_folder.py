@@ -14,7 +14,7 @@ from support import child_processes, sources
 from bert_jax.files.atomic import whole_folder
 from bert_jax.interop import huggingface
 from bert_jax.interop.importing import import_checkpoint
-from bert_jax.training.checkpointing.checkpoints import Checkpoint
+from bert_jax.training.checkpoints import Checkpoint
 
 UNFINISHED = """
 import signal, sys

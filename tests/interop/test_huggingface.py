@@ -12,7 +12,7 @@ from bert_jax.inference.pretrained import load
 from bert_jax.interop import huggingface
 from bert_jax.interop.importing import import_checkpoint
 from bert_jax.model.bert import HEADS
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
+from bert_jax.training.checkpoints import Checkpoint, open_checkpoint
 from bert_jax.training.pretrain import pretrain
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch and transformers")

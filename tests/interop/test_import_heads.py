@@ -17,7 +17,7 @@ from bert_jax.errors import InputError
 from bert_jax.extras import install_hint
 from bert_jax.interop import huggingface
 from bert_jax.interop.importing import import_checkpoint
-from bert_jax.training.checkpointing.checkpoints import Checkpoint
+from bert_jax.training.checkpoints import Checkpoint
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch and transformers")
 transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")

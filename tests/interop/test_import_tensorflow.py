@@ -24,7 +24,7 @@ from bert_jax.interop import tensorflow_checkpoints
 from bert_jax.interop.importing import import_checkpoint, open_source
 from bert_jax.interop.tensorflow_names import VALUE, is_training_state
 from bert_jax.model.bert import HEADS
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
+from bert_jax.training.checkpoints import Checkpoint, open_checkpoint
 
 TEXTS = ["the ship sees the [MASK] .", "a little storm near the harbour .", "the old clock"]
 PAIRS = ["the moon hears a ghost .", "star .", "the old clock and the baker of the market ."]

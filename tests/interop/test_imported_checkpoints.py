@@ -15,7 +15,7 @@ from bert_jax.errors import InputError
 from bert_jax.interop import huggingface
 from bert_jax.interop.importing import import_checkpoint
 from bert_jax.model.bert import HEADS
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint, save_parameters
+from bert_jax.training.checkpoints import open_checkpoint, save_parameters
 from bert_jax.training.evaluation import evaluate_checkpoint
 from bert_jax.training.pretrain import pretrain
 

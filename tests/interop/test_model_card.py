@@ -13,7 +13,7 @@ from bert_jax.interop import huggingface
 from bert_jax.interop.model_card import Publication, model_card
 from bert_jax.text.sentencepiece.sentencepiece_training import train_sentencepiece
 from bert_jax.text.wordpiece import TokenizerRules, WordPieceTokenizer
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.pretrain import pretrain
 
 hub = pytest.importorskip("huggingface_hub", reason="needs the parity extra: torch and transformers")

@@ -12,7 +12,7 @@ import bert_jax
 from bert_jax import cli
 from bert_jax.errors import InputError
 from bert_jax.interop import huggingface
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.pretrain import pretrain
 
 MILESTONES = {"total_steps": 3, "checkpoint__milestones": (0, 1), "checkpoint__keep": 1, "eval_batches": 0}

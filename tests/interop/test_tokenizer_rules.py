@@ -17,7 +17,7 @@ from bert_jax.interop.importing import import_checkpoint
 from bert_jax.interop.source_tokenizers.huggingface_tokenizer import read_tokenizer
 from bert_jax.text.tokenizer import SPECIAL_TOKENS
 from bert_jax.text.wordpiece import CONTINUATION, TokenizerRules, WordPieceTokenizer
-from bert_jax.training.checkpointing.checkpoints import Checkpoint
+from bert_jax.training.checkpoints import Checkpoint
 
 CHARACTERS = [*"aeoxé.,'-ασςοδυεύ", "中", "\ue000", "\U0002b820", "Σ", "Ο", "A"]
 WORDS = [

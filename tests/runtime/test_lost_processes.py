@@ -13,7 +13,7 @@ from support import helpers
 from support.several import SETTINGS, finish, start, start_commands
 
 from bert_jax.tracking.metrics import read_metrics
-from bert_jax.training.checkpointing.checkpoints import newest_step
+from bert_jax.training.checkpoints import newest_step
 
 MANY = {"total_steps": 20_000, "eval_every_steps": 0, "eval_batches": 0, "checkpoint__every_steps": 20}
 LIMIT = 120.0  # seconds for the others to end in

@@ -23,7 +23,7 @@ from bert_jax.studies import study as module
 from bert_jax.studies.study import load_study, study
 from bert_jax.studies.study_table import Cell, Table, render, write_table
 from bert_jax.text.wordpiece import WordPieceTokenizer
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, save_parameters
+from bert_jax.training.checkpoints import Checkpoint, save_parameters
 
 REPOSITORY = helpers.REPOSITORY
 STUDIES = sorted(path.stem for path in (REPOSITORY / "configs" / "studies").glob("table*.py"))

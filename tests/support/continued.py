@@ -8,7 +8,7 @@ from bert_jax.config import PretrainConfig, load_config
 from bert_jax.text.vocabulary_extension import extend_vocabulary
 from bert_jax.text.vocabulary_record import save_vocabulary
 from bert_jax.text.wordpiece import WordPieceTokenizer
-from bert_jax.training.checkpointing.checkpoints import Checkpoint
+from bert_jax.training.checkpoints import Checkpoint
 
 NEW_WORDS = ["shipwreck", "moonlit", *(f"sailor{letter}" for letter in "abcdefgh")]
 

@@ -12,7 +12,7 @@ from bert_jax.model.bert import HEADS
 from bert_jax.text.sentencepiece.sentencepiece_training import train_sentencepiece
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.wordpiece import WordPieceTokenizer
-from bert_jax.training.checkpointing.checkpoints import save_parameters
+from bert_jax.training.checkpoints import save_parameters
 
 
 def save_encoder(folder: Path, tokenizer: Tokenizer) -> Path:

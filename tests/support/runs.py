@@ -14,7 +14,7 @@ from support import child_processes, helpers
 
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
-from bert_jax.training.checkpointing.checkpoints import newest_step
+from bert_jax.training.checkpoints import newest_step
 
 SETTINGS = {
     "model.hidden_size": 32, "model.num_attention_heads": 2, "model.intermediate_size": 64,

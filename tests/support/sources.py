@@ -21,7 +21,7 @@ from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.text.sentencepiece.sentencepiece_tokenizer import SentencePieceTokenizer
 from bert_jax.text.tokenizer import SPECIAL_TOKENS
 from bert_jax.text.wordpiece import WordPieceTokenizer
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint, save_parameters
+from bert_jax.training.checkpoints import Checkpoint, open_checkpoint, save_parameters
 
 # Two layers, so that tests detect swapped layers; three heads of 16, so that all sizes differ.
 SIZES = {

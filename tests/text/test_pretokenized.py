@@ -19,7 +19,7 @@ from bert_jax.finetuning.tasks.squad_windows import build_windows
 from bert_jax.model import BertConfig
 from bert_jax.model.bert import HEADS
 from bert_jax.text.vocabulary_record import open_vocabulary
-from bert_jax.training.checkpointing.checkpoints import save_parameters
+from bert_jax.training.checkpoints import save_parameters
 
 # As MeCab, mecab-ko and a Chinese segmenter write it. BERT's own rules split "2,000", "AI-기반" and Chinese words, and
 # drop the zero-width non-joiner of "می‌روم".

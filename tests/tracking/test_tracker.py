@@ -23,7 +23,7 @@ from bert_jax.sections import flatten
 from bert_jax.tracking.metrics import SAMPLES, MetricsFile, read_metrics
 from bert_jax.tracking.tensorboard import TensorBoard
 from bert_jax.tracking.tracker import RunRecord, Tracker, Trackers
-from bert_jax.training.phase_data import count_seen
+from bert_jax.training.phases import count_seen
 from bert_jax.training.pretrain import pretrain
 
 SAMPLE = {

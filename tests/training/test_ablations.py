@@ -20,7 +20,7 @@ from bert_jax.errors import InputError
 from bert_jax.inference.pretrained import fill_mask, load
 from bert_jax.model import BertConfig, initialize
 from bert_jax.tracking.metrics import read_metrics
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.evaluation import evaluate_checkpoint, unigram_nats
 from bert_jax.training.objectives import divide, pretraining
 from bert_jax.training.pretrain import pretrain
@@ -176,14 +176,14 @@ def test_left_to_right_with_nsp_is_refused(dataset_dir: Path, tmp_path: Path):
 
 def test_masking_settings_reach_the_batches(dataset_dir: Path, tmp_path: Path, monkeypatch):
     seen = []
-    from bert_jax.training import phase_data
+    from bert_jax.training import phases
 
     def spy(dataset, **settings):
         seen.append(settings)
         return real(dataset, **settings)
 
-    real = phase_data.TrainRows
-    monkeypatch.setattr(phase_data, "TrainRows", spy)
+    real = phases.TrainRows
+    monkeypatch.setattr(phases, "TrainRows", spy)
     config = helpers.small_config(
         dataset_dir, objective__mask_rate=0.3, objective__mask_token=0.0, objective__keep_token=0.2,
         objective__random_token=0.8, objective__whole_word=True, objective__static_masks=2, total_steps=3,

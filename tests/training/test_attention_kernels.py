@@ -26,16 +26,16 @@ from bert_jax.model.workarounds import _on_every_axis
 from bert_jax.parallel.host_batches import put_batch
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.sections import to_dict
-from bert_jax.training import objectives, phase_data
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.training import objectives, phases
+from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.checks import check_attention
 from bert_jax.training.evaluation import evaluate_checkpoint
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.phases import open_phases
-from bert_jax.training.planning.state_plan import describe_state
 from bert_jax.training.pretrain import pretrain
+from bert_jax.training.run import claim_workdir
+from bert_jax.training.state import describe_state
 from bert_jax.training.train_step import make_train_step
-from bert_jax.training.workdir import claim_workdir
 
 LENGTH, ROWS = 128, 16
 MODEL = BertConfig(
@@ -203,7 +203,7 @@ def test_checkpoint_trained_with_pallas_works_without_it(
         )  # fmt: skip
 
     with monkeypatch.context() as patched:
-        patched.setattr(phase_data, "check_attention", lambda *of_phase: None)
+        patched.setattr(phases, "check_attention", lambda *of_phase: None)
         shapes = interpret(patched)
         found = pretrain(config("pallas", 2), run)
     assert set(shapes) == {(16 // 8, LENGTH, 3, 4, 8)}  # in training alone: no device evaluates its rows by itself

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bert_jax.training.checkpointing.best_step import BestStep
-from bert_jax.training.checkpointing.retention import NO_MILESTONES, retention
+from bert_jax.training.checkpointer import NO_MILESTONES, BestStep, retention
 
 
 def scored(*scores: float, **settings: float) -> BestStep:

@@ -9,7 +9,7 @@ from support.devices import one_device  # noqa: F401
 
 from bert_jax.errors import InputError
 from bert_jax.tracking.metrics import read_metrics
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.pretrain import pretrain
 
 

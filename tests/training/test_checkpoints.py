@@ -17,10 +17,9 @@ from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.text.wordpiece import WordPieceTokenizer
-from bert_jax.training.checkpointing.checkpoint_folders import newest_step, set_aside, step_folders
-from bert_jax.training.checkpointing.checkpointer import Checkpointer
-from bert_jax.training.checkpointing.checkpoints import newest_intact, open_checkpoint
-from bert_jax.training.checkpointing.checksums import FILE, DamagedError
+from bert_jax.training.checkpointer import Checkpointer
+from bert_jax.training.checkpoints import newest_intact, newest_step, open_checkpoint, set_aside, step_folders
+from bert_jax.training.checksums import FILE, DamagedError
 from bert_jax.training.pretrain import plan_state
 from bert_jax.training.state import StateSpec, TrainState
 

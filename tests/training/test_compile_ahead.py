@@ -11,8 +11,7 @@ from support.devices import one_device  # noqa: F401
 
 from bert_jax.parallel.host_batches import abstract_batch
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.training.phase_data import load_phase
-from bert_jax.training.phases import open_phases
+from bert_jax.training.phases import load_phase, open_phases
 from bert_jax.training.pretrain import plan_step, pretrain
 
 

@@ -17,9 +17,8 @@ from support.runs import assert_same_run, train, train_until
 
 from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError
-from bert_jax.training.checkpointing.checkpoint_folders import step_folders
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint
-from bert_jax.training.checkpointing.retention import Milestones, plan_saves, retention
+from bert_jax.training.checkpointer import Milestones, plan_saves, retention
+from bert_jax.training.checkpoints import open_checkpoint, step_folders
 from bert_jax.training.checks import check_config
 from bert_jax.training.pretrain import pretrain
 
@@ -49,12 +48,12 @@ def test_milestones_are_kept_beside_the_newest(kept: Path):
 
 def test_a_chosen_step_is_opened_without_a_look_into_the_others(kept: Path, monkeypatch: pytest.MonkeyPatch):
     """A workdir may have thousands of them, in a store."""
-    from bert_jax.training.checkpointing import checkpoint_folders
+    from bert_jax.training import checkpoints
 
     seen: set[str] = set()
-    real = checkpoint_folders.is_saved
-    monkeypatch.setattr(checkpoint_folders, "is_saved", lambda folder: (seen.add(folder.name), real(folder))[1])
-    assert checkpoint_folders.chosen_steps(str(kept), "3, 0") == [0, 3]
+    real = checkpoints.is_saved
+    monkeypatch.setattr(checkpoints, "is_saved", lambda folder: (seen.add(folder.name), real(folder))[1])
+    assert checkpoints.chosen_steps(str(kept), "3, 0") == [0, 3]
     assert open_checkpoint(str(kept), 3).step == 3
     assert seen == {"0", "3"}
 

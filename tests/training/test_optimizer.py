@@ -14,8 +14,13 @@ from bert_jax.finetuning.finetune import finetune
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.layers import ParameterInfo
 from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.training.optimizer import clip_by_norm, decay_mask, leave_untrained, make_optimizer
-from bert_jax.training.planning.learning_rate import learning_rate_schedule
+from bert_jax.training.optimizer import (
+    clip_by_norm,
+    decay_mask,
+    learning_rate_schedule,
+    leave_untrained,
+    make_optimizer,
+)
 from bert_jax.training.pretrain import pretrain
 
 SMALL = BertConfig(

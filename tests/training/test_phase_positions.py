@@ -11,10 +11,9 @@ from support.devices import all_devices, one_device  # noqa: F401
 
 from bert_jax.config import PretrainConfig
 from bert_jax.errors import InputError
-from bert_jax.training.phase_data import LoadedPhase, log_data, make_loaders
-from bert_jax.training.phases import Phase, open_phases
+from bert_jax.training.phases import LoadedPhase, Phase, log_data, make_loaders, open_phases
 from bert_jax.training.pretrain import pretrain
-from bert_jax.training.workdir import claim_workdir
+from bert_jax.training.run import claim_workdir
 
 STEPS = 4
 PACKED = {"data.packing": True, "data.max_sequences": 4}

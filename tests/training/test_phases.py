@@ -20,7 +20,7 @@ from bert_jax.data.dataset import PreparedDataset
 from bert_jax.errors import InputError
 from bert_jax.sections import from_mapping, to_dict
 from bert_jax.tracking.metrics import read_metrics
-from bert_jax.training.checkpointing.checkpoints import newest_step, open_checkpoint
+from bert_jax.training.checkpoints import newest_step, open_checkpoint
 from bert_jax.training.evaluation import evaluate_checkpoint
 from bert_jax.training.phases import open_phases, plan_at, plan_phases
 from bert_jax.training.pretrain import pretrain

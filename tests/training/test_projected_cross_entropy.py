@@ -22,9 +22,8 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.training import cross_entropy, objectives
 from bert_jax.training.cross_entropy import predictions_per_chunk, projected_cross_entropy
 from bert_jax.training.evaluation import make_eval_step
-from bert_jax.training.optimizer import make_optimizer
-from bert_jax.training.planning.learning_rate import learning_rate_schedule
-from bert_jax.training.planning.state_plan import describe_state
+from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from bert_jax.training.state import describe_state
 from bert_jax.training.train_step import make_train_step
 
 ROWS, PREDICTIONS, SIZE, VOCABULARY, PADDED = 5, 7, 24, 90, 96

@@ -17,8 +17,7 @@ from bert_jax.files import atomic, remote
 from bert_jax.interop import importing
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
-from bert_jax.training.checkpointing.checkpoint_folders import kept_steps
-from bert_jax.training.checkpointing.checkpoints import newest_step, open_checkpoint
+from bert_jax.training.checkpoints import kept_steps, newest_step, open_checkpoint
 
 DATA, RUN = "gs://bucket/data", "gs://bucket/run"
 SETTINGS = {

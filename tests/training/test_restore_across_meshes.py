@@ -12,8 +12,8 @@ from bert_jax.config import load_config
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.text.wordpiece import WordPieceTokenizer
-from bert_jax.training.checkpointing.checkpointer import Checkpointer
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.training.checkpointer import Checkpointer
+from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.pretrain import plan_state
 
 MODEL = BertConfig(

@@ -11,7 +11,7 @@ from support.devices import one_device  # noqa: F401
 
 import bert_jax
 from bert_jax.cli import main
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.training.checkpoints import open_checkpoint
 
 KEYS = {"time", "command", "software", "inputs"}
 

@@ -20,7 +20,7 @@ from bert_jax.ahead_of_time.compiled_step import plans
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.sections import to_dict
-from bert_jax.training.phase_data import abstract_batch
+from bert_jax.training.phases import abstract_batch
 from bert_jax.training.pretrain import plan_step
 settings = {
     "model.hidden_size": 32, "model.num_attention_heads": 2, "model.intermediate_size": 64, "model.vocab_size": 200,

@@ -19,7 +19,7 @@ from bert_jax.runtime.preemption import SIGNALS
 from bert_jax.runtime.processes import joined_processes
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
-from bert_jax.training.checkpointing.checkpoints import newest_step
+from bert_jax.training.checkpoints import newest_step
 
 SLURM_STEP = {"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "node[0-1]"}
 LAUNCHER = helpers.REPOSITORY / "launch" / "local_cluster.sh"

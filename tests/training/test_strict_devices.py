@@ -25,7 +25,7 @@ from bert_jax.finetuning.search import search
 from bert_jax.parallel.host_batches import put_batch, put_flag
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.tracking.metrics import read_metrics
-from bert_jax.training.checkpointing.checkpoints import newest_step, open_checkpoint
+from bert_jax.training.checkpoints import newest_step, open_checkpoint
 from bert_jax.training.pretrain import pretrain
 
 

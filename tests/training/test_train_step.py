@@ -23,10 +23,8 @@ from bert_jax.parallel.mesh import check_divisibility, make_mesh
 from bert_jax.parallel.sharding import partition_spec
 from bert_jax.parallel.step_program import TrainStep
 from bert_jax.training import objectives
-from bert_jax.training.optimizer import make_optimizer
-from bert_jax.training.planning.learning_rate import learning_rate_schedule
-from bert_jax.training.planning.state_plan import describe_state
-from bert_jax.training.state import StateSpec, key_data
+from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from bert_jax.training.state import StateSpec, describe_state, key_data
 from bert_jax.training.train_step import make_train_step
 
 CONFIG = BertConfig(

@@ -16,21 +16,20 @@ from support.devices import all_devices, one_device  # noqa: F401
 from bert_jax.errors import InputError
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.profiling import parse_steps
-from bert_jax.training import phase_data
-from bert_jax.training.checkpointing import checkpoints
+from bert_jax.training import checkpoints, phases
 from bert_jax.training.pretrain import pretrain
 
 UNDISTURBED = {"eval_every_steps": 0, "eval_batches": 0, "checkpoint__every_steps": 1_000}
 
 
 def slow_batches(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    make = phase_data.TrainLoader.batch
+    make = phases.TrainLoader.batch
 
     def batch(loader, step, rows):
         time.sleep(seconds)
         return make(loader, step, rows)
 
-    monkeypatch.setattr(phase_data.TrainLoader, "batch", batch)
+    monkeypatch.setattr(phases.TrainLoader, "batch", batch)
 
 
 def test_rows_have_step_times_and_the_share_of_waiting(dataset_dir: Path, tmp_path: Path, monkeypatch):

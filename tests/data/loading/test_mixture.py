@@ -14,7 +14,7 @@ from bert_jax.data.loading.masking import Masking
 from bert_jax.data.loading.mixture import Mixture, row_shares
 from bert_jax.errors import InputError
 from bert_jax.tracking.metrics import read_metrics
-from bert_jax.training import workdir
+from bert_jax.training import run
 from bert_jax.training.phases import open_phases
 from bert_jax.training.pretrain import pretrain
 
@@ -201,10 +201,10 @@ def test_a_mixture_cannot_be_changed_in_a_workdir(dataset_dir, other_dir, tmp_pa
     checkpoint = SimpleNamespace(
         step=4, config=before.to_dict(), tokenizer=tokenizer, dataset_hashes=hashes, first_rows=(0, 0)
     )
-    monkeypatch.setattr(workdir, "newest_intact", lambda folder: checkpoint)
-    assert workdir.claim_workdir(tmp_path, phases) == 4
+    monkeypatch.setattr(run, "newest_intact", lambda folder: checkpoint)
+    assert run.claim_workdir(tmp_path, phases) == 4
     with pytest.raises(InputError, match=r"data\.weights"):
-        workdir.claim_workdir(tmp_path, open_phases(config([dataset_dir, other_dir], data__weights=(1, 2))))
+        run.claim_workdir(tmp_path, open_phases(config([dataset_dir, other_dir], data__weights=(1, 2))))
 
 
 def test_periods_differ_and_so_do_keys():

@@ -14,7 +14,7 @@ from bert_jax.finetuning.losses import task_objective
 from bert_jax.finetuning.task_kinds import read_task
 from bert_jax.finetuning.tasks.class_weights import class_weights
 from bert_jax.model.task_heads import TaskHead
-from bert_jax.training.checkpointing.checkpoints import open_checkpoint
+from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.objectives import divide
 
 WEIGHTS = (0.5, 2.0, 3.0)

@@ -6,7 +6,7 @@ import pytest
 from support import continued
 from support.devices import all_devices, one_device  # noqa: F401
 
-from bert_jax.training.checkpointing.checkpoints import Checkpoint
+from bert_jax.training.checkpoints import Checkpoint
 
 
 @pytest.fixture(scope="session")

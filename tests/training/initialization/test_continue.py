@@ -10,8 +10,8 @@ from support.runs import rows_without_times
 from bert_jax import Training, cli
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
-from bert_jax.training.initialization.checkpoint_values import fill_in_from_checkpoint
+from bert_jax.training.checkpoint_values import fill_in_from_checkpoint
+from bert_jax.training.checkpoints import Checkpoint, open_checkpoint
 from bert_jax.training.pretrain import pretrain
 
 

@@ -14,7 +14,7 @@ from bert_jax import cli
 from bert_jax.errors import InputError
 from bert_jax.model import abstract_parameters
 from bert_jax.text.wordpiece import WordPieceTokenizer
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
+from bert_jax.training.checkpoints import Checkpoint, open_checkpoint
 from bert_jax.training.evaluation import evaluate_checkpoint
 from bert_jax.training.pretrain import pretrain
 

@@ -11,10 +11,10 @@ from bert_jax.data.dataset import DatasetInfo
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.sections import flatten, from_mapping, with_values
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, newest_intact, open_checkpoint
+from bert_jax.training.checkpoints import Checkpoint, newest_intact, open_checkpoint
 from bert_jax.training.checks import data_paths
-from bert_jax.training.initialization.warm_start import check_sizes
 from bert_jax.training.phases import plan_at, plan_phases
+from bert_jax.training.warm_start import check_sizes
 
 log = logging.getLogger(__name__)
 

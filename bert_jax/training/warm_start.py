@@ -10,9 +10,9 @@ from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 from bert_jax.model.bert import HEADS
 from bert_jax.text.vocabulary_extension import find_extension
-from bert_jax.training.checkpointing.checkpoints import Checkpoint, open_checkpoint
+from bert_jax.training.checkpoints import Checkpoint, open_checkpoint
 from bert_jax.training.checks import other_vocabulary_error
-from bert_jax.training.initialization.growth import Growth
+from bert_jax.training.growth import Growth
 from bert_jax.training.state import StateSpec, TrainState
 
 log = logging.getLogger(__name__)

@@ -1,34 +1,211 @@
-"""Checkpoints of a run in progress: saves its states in the background, restores them, and deletes old ones."""
+"""Checkpoints of a run in progress: saves its states in the background, restores them, and deletes old ones.
+
+It keeps the newest `checkpoint.keep`, the best step by the scores of the evaluations, and milestones.
+"""
 
 import logging
+import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
+from orbax.checkpoint import checkpoint_managers as managers
 
-from bert_jax.config_keys import RunConfig
+from bert_jax.config_keys import PretrainConfig, RunConfig
+from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 from bert_jax.model.bert import HEADS
 from bert_jax.runtime.processes import any_process, is_first
 from bert_jax.sections import to_dict
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training.checkpointing.best_step import BestStep
-from bert_jax.training.checkpointing.checkpoint_folders import FOLDER, complete_steps, set_aside, step_folders
-from bert_jax.training.checkpointing.checkpoints import read_items
-from bert_jax.training.checkpointing.checksums import DamagedError, convert_read_errors, verify, write_checksums
-from bert_jax.training.checkpointing.retention import NO_MILESTONES, Milestones, retention
+from bert_jax.training.checkpoints import FOLDER, complete_steps, read_items, set_aside, step_folders
+from bert_jax.training.checksums import DamagedError, convert_read_errors, verify, write_checksums
 from bert_jax.training.state import TrainState
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_KEY = "checkpoint.milestones"
+
+
+@dataclass(frozen=True)
+class Milestones:
+    """The milestones of a config: some `steps`, and the multiples of `every`, 0 among them; every=0 has none."""
+
+    steps: frozenset[int] = frozenset()
+    every: int = 0
+
+    @classmethod
+    def from_config(cls, config: PretrainConfig) -> "Milestones":
+        """Returns the milestones of a pre-training config. InputError, with the key, for an invalid step."""
+        steps, every, total = config.checkpoint.milestones, config.checkpoint.milestone_every_steps, config.total_steps
+        if wrong := [step for step in steps if step < 0]:
+            raise InputError(f"{_KEY}={steps!r:.80}: expected steps such as 0,1000,10000; got {wrong[0]!r}")
+        if duplicate := sorted(step for step in {*steps} if steps.count(step) > 1):
+            raise InputError(f"{_KEY}={steps!r:.80}: duplicate step {duplicate[0]}; list each step once")
+        if steps and max(steps) > total:
+            raise InputError(
+                f"{_KEY}={steps!r:.80}: step {max(steps)} is past total_steps={total}; list steps of 0 to {total}"
+            )
+        return cls(frozenset(steps), every)
+
+    def __contains__(self, step: object) -> bool:
+        return isinstance(step, int) and (step in self.steps or (self.every > 0 and step % self.every == 0))
+
+    def up_to(self, last: int) -> set[int]:
+        """Returns the milestones of 0 to `last`; none if it is negative."""
+        listed = {step for step in self.steps if step <= last}
+        return listed | {*(range(0, last + 1, self.every) if self.every else ())}
+
+
+NO_MILESTONES = Milestones()
+
+
+@dataclass(frozen=True)
+class BestOfNewest:
+    """Policy of Orbax: preserves the best step of each of the `keep` newest ones.
+
+    If the newest is damaged, a run resumes from another. `best_up_to` maps a step to the best one up to it, or None.
+    """
+
+    keep: int
+    best_up_to: Callable[[int], int | None]
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Returns whether each checkpoint, the oldest first, is preserved."""
+        best = {self.best_up_to(found.step) for found in checkpoints[-self.keep :]}
+        return [found.step in best for found in checkpoints]
+
+
+def retention(
+    keep: int, milestones: Milestones, earlier: Collection[int], best_up_to: Callable[[int], int | None]
+) -> Any:
+    """Returns Orbax's policy of a run: the `keep` newest steps, the best ones of them, and all milestones."""
+    return managers.AnyPreservationPolicy(
+        [
+            managers.LatestN(keep),
+            managers.CustomSteps([*milestones.steps, *earlier]),
+            *([managers.EveryNSteps(milestones.every)] if milestones.every else []),
+            BestOfNewest(keep, best_up_to),
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class SavePlan:
+    """Checkpoints of a run: those that are still to be saved, and those that its end leaves on the disk.
+
+    Attributes:
+      saves: number of saves that are left.
+      milestones: number of milestones of the whole run.
+      kept: number of checkpoints that are kept, milestones included.
+    """
+
+    saves: int
+    milestones: int
+    kept: int
+
+
+def plan_saves(config: PretrainConfig, phase_ends: Iterable[int], start: int | None) -> SavePlan:
+    """Plans the saves of a run that resumes from the checkpoint of step `start`; None for a new run."""
+    milestones, every = Milestones.from_config(config).up_to(config.total_steps), config.checkpoint.every_steps
+    regular = {*range(every, config.total_steps + 1, every), *phase_ends}
+    due = {step for step in regular | milestones if start is None or step > start}
+    on_disk = due if start is None else due | {start}
+    kept = milestones.union(sorted(on_disk)[-config.checkpoint.keep :])
+    return SavePlan(len(due), len(milestones), len(kept))
+
+
+class BestStep:
+    """Scores of a run's evaluations, of which higher is better; the best step; and whether training is to end.
+
+    Without `keep_best` there is no best step, and nothing ends early.
+    """
+
+    def __init__(
+        self, *, keep_best: bool, patience: int = 0, min_delta: float = 0.0, scored: Mapping[str, str] | None = None
+    ):  # fmt: skip
+        """Starts without scores.
+
+        Args:
+          keep_best: choose the best step.
+          patience: evaluations without improvement that end the training; 0 for any number.
+          min_delta: a score improves if it is above that of the last improvement by more than this.
+          scored: the `split` that the scores are of, and the `hash` of its examples; None if unknown.
+        """
+        self._scored = scored
+        self._keep_best, self._patience, self._min_delta = keep_best, patience, min_delta
+        self._scores: list[tuple[int, float | None]] = []  # None is not finite, and never the best
+
+    def add(self, step: int, score: float) -> None:
+        """Adds the score of the evaluation after `step`, in the order of steps."""
+        self._scores.append((step, score if math.isfinite(score) else None))
+
+    def restore(self, saved: Mapping[str, Any] | None) -> None:
+        """Replaces the scores by the result of `to_dict`; by none if a checkpoint has None.
+
+        Raises InputError if they are those of other examples.
+        """
+        before = (saved or {}).get("scored")
+        if before and self._scored and before != self._scored:
+            raise InputError(
+                f"keep_best=True: the epochs so far were scored by other examples of {before['split']}; restore the "
+                "old file, or choose another workdir"
+            )
+        self._scores = [(step, score) for step, score in saved["scores"]] if saved else []
+
+    def to_dict(self) -> dict[str, Any] | None:
+        """Returns `best_step`, `scores`, a list of [step, score], and `scored`, as JSON; None without `keep_best`."""
+        if not self._keep_best:
+            return None
+        scored = {} if self._scored is None else {"scored": dict(self._scored)}
+        return {"best_step": self.best, "scores": [list(pair) for pair in self._scores], **scored}
+
+    @property
+    def best(self) -> int | None:
+        """The step with the best score, the earliest of equals; None if there is none."""
+        return self.best_up_to(None)
+
+    def best_up_to(self, last: int | None) -> int | None:
+        """Returns the best of the steps up to `last`, None for all: the one that a checkpoint of `last` refers to."""
+        finite = [
+            (score, step) for step, score in self._scores
+            if score is not None and (last is None or step <= last)
+        ]  # fmt: skip
+        return max(finite, key=lambda pair: pair[0])[1] if self._keep_best and finite else None
+
+    def __contains__(self, step: object) -> bool:
+        """Returns whether `step` is the best one so far, which has to be saved."""
+        return step is not None and step == self.best
+
+    @property
+    def score(self) -> float | None:
+        """The best score; None if there is none."""
+        return dict(self._scores)[self.best] if self.best is not None else None
+
+    def without_improvement(self) -> int:
+        """Counts the latest evaluations that did not improve the score by more than `min_delta`."""
+        reference, count = -math.inf, 0
+        for _, score in self._scores:
+            improves = score is not None and score > reference + self._min_delta
+            reference, count = (score, 0) if improves and score is not None else (reference, count + 1)
+        return count
+
+    def ends_training(self) -> bool:
+        """Returns whether `patience` evaluations have not improved the score."""
+        return self._keep_best and 0 < self._patience <= self.without_improvement()
+
+
+# --- Saving and restoring ----------------------------------------------------------------------------------------
 
 
 class Checkpointer:

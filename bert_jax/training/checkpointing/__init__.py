@@ -1,1 +1,0 @@
-"""Checkpoints of a run: saving, verifying, loading."""

@@ -1,1 +1,0 @@
-"""Initialization of a run from another checkpoint: its sizes, its parameters, and their growth."""
