@@ -204,13 +204,16 @@ class _Check:
     def __init__(self, local: Path, folder: epath.Path):
         self._local, self._folder = local, folder
         self._dataset = str(local / "data")
-        self._killed: subprocess.CompletedProcess | None = None
+        self._killed: subprocess.CompletedProcess[str] | None = None
 
     def make_dataset(self) -> None:
         """Prepares a few hundred documents of a made-up language, the same in every process."""
         rng = random.Random(0)
         words = ["".join(pair) for pair in itertools.product("bdfgklmnprst", ("a", "e", "i", "o", "u", "ai", "ou"))]
-        sentence = lambda topic: " ".join(rng.choices(topic, k=rng.randint(4, 9))) + " ."  # noqa: E731
+
+        def sentence(topic: list[str]) -> str:
+            return " ".join(rng.choices(topic, k=rng.randint(4, 9))) + " ."
+
         documents = []
         for _ in range(300):
             topic = words[rng.randrange(0, len(words), 12) :][:12]

@@ -28,7 +28,7 @@ def check_version(path: str | os.PathLike[str], content: Mapping[str, Any], newe
 def read_json(path: epath.Path, newest: int = 1) -> dict[str, Any]:
     """Reads a JSON object. Raises InputError for one that is damaged or of a newer version."""
     try:
-        content = json.loads(atomic.read_whole(path))
+        content: dict[str, Any] = json.loads(atomic.read_whole(path))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: damaged: no JSON ({error!s:.200}); write it again") from error
     check_version(path, content, newest)

@@ -37,9 +37,10 @@ def _replicated_axes(sharding: NamedSharding) -> tuple[str, ...]:
 
 def mark_varying(parameters: Parameters, shardings: Parameters) -> Parameters:
     """Casts parameters to device-varying, so that autodiff inserts no psum for their gradients."""
-    return jax.tree.map(
+    result: Parameters = jax.tree.map(
         lambda value, sharding: jax.lax.pcast(value, _replicated_axes(sharding), to="varying"), parameters, shardings
     )
+    return result
 
 
 def varying_zeros(mesh: Mesh, like: Any) -> Any:
@@ -66,11 +67,13 @@ def reduce_gradients(
             return value
 
         def reduce(x: jax.Array) -> jax.Array:
-            return jax.lax.psum(_scatter(x, cuts), _replicated_axes(target))
+            result: jax.Array = jax.lax.psum(_scatter(x, cuts), _replicated_axes(target))
+            return result
 
         return _on_tensor_shards(reduce, sharding)(value.astype(reduce_dtype)).astype(value.dtype)
 
-    return jax.tree.map(total, gradients, shardings, targets)
+    result: Parameters = jax.tree.map(total, gradients, shardings, targets)
+    return result
 
 
 def _on_tensor_shards(

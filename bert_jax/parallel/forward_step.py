@@ -16,7 +16,7 @@ from bert_jax.parallel.sharding import batch_sharding, gather_model
 
 
 def make_forward_step(
-    mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters, forward: Callable[..., Any], out_specs: PartitionSpec
+    mesh: Mesh, graph: nnx.GraphDef[Any], shardings: Parameters, forward: Callable[..., Any], out_specs: PartitionSpec
 ) -> Callable[[Parameters, Batch[Any]], Any]:
     """Makes the jitted `(parameters, batch) -> forward(model, rows)` of a batch [1, B, ...]; results are replicated.
 

@@ -39,7 +39,8 @@ def partition_spec(logical_axes: tuple[str | None, ...]) -> PartitionSpec:
 
 def parameter_shardings(mesh: Mesh | AbstractMesh, info: Parameters) -> Parameters:
     """Returns a `NamedSharding` for every parameter; `info` has its `ParameterInfo`, see `abstract_parameters`."""
-    return jax.tree.map(lambda one: NamedSharding(mesh, partition_spec(one.logical_axes)), info)
+    result: Parameters = jax.tree.map(lambda one: NamedSharding(mesh, partition_spec(one.logical_axes)), info)
+    return result
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -48,7 +49,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def gather_model(
-    graph: nnx.GraphDef, parameters: Parameters, shardings: Parameters, reduce_dtype: jnp.dtype
+    graph: nnx.GraphDef[Any], parameters: Parameters, shardings: Parameters, reduce_dtype: jnp.dtype
 ) -> Callable[..., Any]:
     """Builds the model from parameters that may be sharded along `fsdp`, and returns it as a function.
 
@@ -63,16 +64,17 @@ def gather_model(
         return gather(value, sharding, model.dtype if info.compute_cast else value.dtype, reduce_dtype)
 
     def gather_layer(layer: Parameters) -> Parameters:
-        return jax.tree.map(gather_one, layer, layer_shardings, info["encoder"]["layers"])
+        result: Parameters = jax.tree.map(gather_one, layer, layer_shardings, info["encoder"]["layers"])
+        return result
 
     outside = {part: jax.tree.map(gather_one, parameters[part], shardings[part], info[part]) for part in parameters
                if part != "encoder"}  # fmt: skip
-    model = nnx.merge(graph, {**parameters, **outside})
+    merged: Callable[..., Any] = nnx.merge(graph, {**parameters, **outside})
     stacked = shardings["encoder"]["layers"]
     if not any(any(manual_spec(sharding)) for sharding in jax.tree.leaves(stacked)):
-        return model
+        return merged
     layer_shardings = jax.tree.map(lambda s: NamedSharding(s.mesh, PartitionSpec(*s.spec[1:])), stacked)
-    return functools.partial(model, gather_layer=gather_layer)
+    return functools.partial(merged, gather_layer=gather_layer)
 
 
 def shard_along_data(parameters: Parameters, shardings: Parameters) -> Parameters:
@@ -91,7 +93,8 @@ def shard_along_data(parameters: Parameters, shardings: Parameters) -> Parameter
             axes[max(divisible, key=lambda i: parameter.shape[i])] = "data"
         return NamedSharding(sharding.mesh, PartitionSpec(*axes))
 
-    return jax.tree.map(shard, parameters, shardings)
+    result: Parameters = jax.tree.map(shard, parameters, shardings)
+    return result
 
 
 def like_parameters(mesh: Mesh | AbstractMesh, tree: Any, parameters: Parameters, shardings: Parameters) -> Any:

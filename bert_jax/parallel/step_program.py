@@ -16,7 +16,7 @@ from bert_jax.parallel.host_batches import put_everywhere
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
-_SETTINGS: dict[str, Callable[[Any], AbstractContextManager]] = {
+_SETTINGS: dict[str, Callable[[Any], AbstractContextManager[None]]] = {
     "jax_default_matmul_precision": jax.default_matmul_precision,
     "jax_default_prng_impl": jax.default_prng_impl,
     "jax_numpy_dtype_promotion": jax.numpy_dtype_promotion,
@@ -40,7 +40,9 @@ class TrainStep:
 
     def __call__(self, state: Any, batch: Batch[Any]) -> tuple[Any, dict[str, jax.Array]]:
         program = self._programs.get(_shapes(batch))
-        return (program.result() if program else self._jitted)(state, batch, *self._placed)
+        step: Any = program.result() if program else self._jitted
+        new, metrics = step(state, batch, *self._placed)
+        return new, metrics
 
     def compile_ahead(self, state: Any, batches: Iterable[Batch[Any]], stack: ExitStack) -> None:
         """Compiles the step for the shapes of `batches` in other threads, in their order; a call waits for its own.
@@ -71,11 +73,13 @@ class TrainStep:
 
     def trace(self, state: Any, batch: Batch[Any]) -> jax.stages.Traced:
         """Traces the step to a jaxpr; state and batch may be `jax.ShapeDtypeStruct`s."""
-        return self._jitted.trace(state, batch, *self._run_arguments)
+        result: jax.stages.Traced = self._jitted.trace(state, batch, *self._run_arguments)
+        return result
 
     def lower(self, state: Any, batch: Batch[Any]) -> jax.stages.Lowered:
         """Lowers the step to the compiler's input."""
-        return self.trace(state, batch).lower()
+        result: jax.stages.Lowered = self.trace(state, batch).lower()
+        return result
 
 
 def _shapes(batch: Batch[Any]) -> Shapes:

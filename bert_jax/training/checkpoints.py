@@ -139,7 +139,8 @@ class Checkpoint:
             partial_restore=is_partial,
         )
         with convert_read_errors(self.path), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            return checkpointer.restore(self.path / "parameters", args=arguments)
+            result: Parameters = checkpointer.restore(self.path / "parameters", args=arguments)
+            return result
 
 
 def check_finite(checkpoint: Checkpoint, parameters: Parameters) -> None:
@@ -362,7 +363,8 @@ def missing_step(workdir: str, step: int, kept: Sequence[int]) -> str:
 
 def best_step(position: Mapping[str, Any]) -> int | None:
     """Returns the best step that the `position` of a checkpoint names; None without `keep_best`."""
-    return position.get("evaluations", {}).get("best_step")
+    result: int | None = position.get("evaluations", {}).get("best_step")
+    return result
 
 
 def find_best(workdir: epath.Path, newest: int, best: int) -> int:
@@ -384,7 +386,8 @@ def newest_step(workdir: epath.Path) -> epath.Path | None:
 def is_saved(folder: epath.Path) -> bool:
     """Returns whether a checkpoint is committed: by a rename on a disk, by a marker file in a store."""
     with remote.store_errors(folder):
-        return ocp.utils.is_checkpoint_finalized(folder)
+        result: bool = ocp.utils.is_checkpoint_finalized(folder)
+        return result
 
 
 def missing_items(step: epath.Path) -> list[str]:

@@ -79,7 +79,8 @@ def _chunked_cross_entropy(
         return jax.tree.map(jnp.add, total, weighted_cross_entropy(logits, labels, weights)), None
 
     zeros = vary_like(hidden, (jnp.float32(0), jnp.float32(0)))
-    return jax.lax.scan(add_chunk, zeros, (hidden, labels, weights))[0]
+    result: tuple[jax.Array, jax.Array] = jax.lax.scan(add_chunk, zeros, (hidden, labels, weights))[0]
+    return result
 
 
 def _chunked_cross_entropy_forward(

@@ -52,11 +52,12 @@ def unigram_nats(datasets: Sequence[PreparedDataset], *, left_to_right: bool) ->
         share = separators / max(1, targets)
         counts[datasets[0].tokenizer.sep_id] += counts.sum() * share / (1 - share)
     counts += 1  # smoothing: without it, a token that is not in the training split would make the baseline infinite
-    return -np.log(counts / counts.sum())
+    result: np.ndarray = -np.log(counts / counts.sum())
+    return result
 
 
 def make_eval_step(
-    mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters, objective: Objective
+    mesh: Mesh, graph: nnx.GraphDef[Any], shardings: Parameters, objective: Objective
 ) -> Callable[[Parameters, Batch[Any]], dict[str, Sums]]:
     """Makes the jitted `(parameters, batch) -> sums` over a batch [1, B, ...]: `numerators` and `denominators`.
 
@@ -68,7 +69,9 @@ def make_eval_step(
         numerators, counts = objective.sums(model, rows, None), objective.denominators(rows)
         numerators["unigram_loss"] = (rows["unigram_nats"] * rows["masked_weights"]).sum()
         counts["unigram_loss"] = counts["mlm_loss"]
-        return jax.lax.psum({"numerators": numerators, "denominators": counts}, batch_mesh_axes(mesh))
+        here = {"numerators": numerators, "denominators": counts}
+        sums: dict[str, Sums] = jax.lax.psum(here, batch_mesh_axes(mesh))
+        return sums
 
     return make_forward_step(mesh, graph, shardings, evaluation_sums, PartitionSpec())
 
@@ -174,7 +177,7 @@ class MaskedSamples:
 
 
 def make_samples_step(
-    mesh: Mesh, graph: nnx.GraphDef, shardings: Parameters, top: int
+    mesh: Mesh, graph: nnx.GraphDef[Any], shardings: Parameters, top: int
 ) -> Callable[[Parameters, Batch[Any]], tuple[jax.Array, jax.Array, jax.Array]]:
     """Makes the jitted step that returns, for each masked position, the target's probability and the `top` words."""
 
@@ -195,10 +198,7 @@ def _mask_first(batch: HostBatch, mask_id: int) -> HostBatch:
     for row, (places, targets, used) in enumerate(zip(positions, batch["masked_ids"], weights > 0, strict=True)):
         ids[row, places[used]] = targets[used]
         ids[row, places[used][:SAMPLE_MASKS]] = mask_id
-    first = {
-        name: batch[name][:, :SAMPLE_MASKS]  # type: ignore[literal-required]
-        for name in ("masked_positions", "masked_ids", "masked_weights")
-    }
+    first = {name: batch[name][:, :SAMPLE_MASKS] for name in ("masked_positions", "masked_ids", "masked_weights")}
     return cast(HostBatch, {**batch, **first, "input_ids": ids})
 
 

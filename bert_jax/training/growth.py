@@ -103,7 +103,8 @@ class Growth:
             start=jnp.zeros((len(self.words.ids), *table.shape[1:]), table.dtype),
         )
         grown: Any = jnp.zeros((self.new.padded_vocab_size, *table.shape[1:]), table.dtype)
-        return grown.at[: self.old.vocab_size].set(kept).at[np.array(self.words.ids)].set(means)
+        result: jax.Array = grown.at[: self.old.vocab_size].set(kept).at[np.array(self.words.ids)].set(means)
+        return result
 
     def _grow_positions(self, table: jax.Array) -> jax.Array:
         """Maps the rows [P, D] of the old positions to more, which repeat them."""

@@ -56,7 +56,8 @@ def scale_by_adam(b1: float, b2: float, eps: float, *, bias_correction: bool) ->
 
     def init(parameters: Parameters) -> AdamState:
         def zeros() -> Parameters:
-            return jax.tree.map(jnp.zeros_like, parameters)
+            result: Parameters = jax.tree.map(jnp.zeros_like, parameters)
+            return result
 
         return AdamState(jnp.zeros((), jnp.int32), zeros(), zeros())
 
@@ -75,7 +76,8 @@ def scale_by_adam(b1: float, b2: float, eps: float, *, bias_correction: bool) ->
 
 def decay_mask(info: Parameters) -> Parameters:
     """Marks the parameters that decay with True, by their `ParameterInfo`."""
-    return jax.tree.map(lambda one: one.weight_decay, info)
+    result: Parameters = jax.tree.map(lambda one: one.weight_decay, info)
+    return result
 
 
 _TENSOR_AXES = ("layers", "qkv")  # axes that stack separate tensors of the paper

@@ -18,7 +18,8 @@ from jax.sharding import AbstractMesh, Mesh
 from bert_jax.config_keys import PretrainConfig
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import EvalLoader
-from bert_jax.data.unknown_tokens import MAX_SHARE, unknown_share, warn_of_share
+from bert_jax.data.preparation.options import MAX_SHARE
+from bert_jax.data.unknown_tokens import unknown_share, warn_of_share
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.model import BertConfig, abstract_parameters, parameter_count

@@ -44,7 +44,7 @@ class StateSpec:
     model have no moments and are not in it.
     """
 
-    graph: nnx.GraphDef
+    graph: nnx.GraphDef[Any]
     abstract: TrainState  # of jax.ShapeDtypeStruct with shardings
     shardings: TrainState
     moments: Parameters  # shardings
@@ -53,7 +53,8 @@ class StateSpec:
 
     def make(self, given: Parameters | None = None) -> TrainState:
         """Makes the initial state, directly in its shardings; `given` parts of the parameters replace random ones."""
-        return self.initialize(key_data(self.seed), given)
+        result: TrainState = self.initialize(key_data(self.seed), given)
+        return result
 
     def trained(self, tree: Parameters) -> Parameters:
         """Drops the frozen parts of the model from a tree like the parameters."""
@@ -62,7 +63,8 @@ class StateSpec:
 
 def key_data(seed: int) -> np.ndarray:
     """Returns the key of a seed as numbers, a program's argument on any number of hosts."""
-    return jax.device_get(jax.random.key_data(jax.random.key(seed)))
+    result: np.ndarray = jax.device_get(jax.random.key_data(jax.random.key(seed)))
+    return result
 
 
 def describe_state(
