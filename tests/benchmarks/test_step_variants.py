@@ -13,9 +13,8 @@ from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.parallel.host_batches import put_batch
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.training import objectives
-from bert_jax.training.optimizer import make_optimizer
-from bert_jax.training.planning.learning_rate import learning_rate_schedule
-from bert_jax.training.planning.state_plan import describe_state
+from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from bert_jax.training.state import describe_state
 from bert_jax.training.train_step import make_train_step
 
 MODEL = BertConfig(

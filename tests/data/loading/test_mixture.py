@@ -13,6 +13,7 @@ from bert_jax.data.loading.loader import EvalLoader, TrainLoader, TrainRows
 from bert_jax.data.loading.masking import Masking
 from bert_jax.data.loading.mixture import Mixture, row_shares
 from bert_jax.errors import InputError
+from bert_jax.sections import to_dict
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training import run
 from bert_jax.training.phases import open_phases
@@ -169,8 +170,8 @@ def test_a_mixed_and_packed_run_resumes_to_the_bit(dataset_dir, other_dir, tmp_p
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"data__weights": (1, 2, 3)}, r"data\.weights=\(1, 2, 3\): .*\b2 "),
-        ({"data__weights": (1, 0)}, r"data\.weights=\(1, 0\): "),
+        ({"data__weights": (1, 2, 3)}, r"data\.weights=\(1\.0, 2\.0, 3\.0\): .*\b2 "),
+        ({"data__weights": (1, 0)}, r"data\.weights=\(1\.0, 0\.0\): "),
         ({"data__weights": (1, "x")}, r"data\.weights=\(1, 'x'\): "),
         ({"data__max_sequences": 0}, r"data\.max_sequences=0: "),
     ],
@@ -199,7 +200,7 @@ def test_a_mixture_cannot_be_changed_in_a_workdir(dataset_dir, other_dir, tmp_pa
     tokenizer = phases[0].datasets[0].tokenizer
     hashes = tuple(phase.dataset_hash for phase in phases)
     checkpoint = SimpleNamespace(
-        step=4, config=before.to_dict(), tokenizer=tokenizer, dataset_hashes=hashes, first_rows=(0, 0)
+        step=4, config=to_dict(before), tokenizer=tokenizer, dataset_hashes=hashes, first_rows=(0, 0)
     )
     monkeypatch.setattr(run, "newest_intact", lambda folder: checkpoint)
     assert run.claim_workdir(tmp_path, phases) == 4
