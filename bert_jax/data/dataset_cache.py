@@ -5,9 +5,9 @@ therefore downloaded on first use and cached for later runs and for other proces
 
     $BERT_JAX_CACHE (or ~/.cache/bert_jax)/datasets/HASH OF THE DATASET/NAME
 
-The shards have at most the size of `cache_bytes`, and that of the files that are being downloaded: before a download,
-the least recently used shards of any dataset are deleted, except those that a process is about to open. A shard that is
-needed again is downloaded again.
+The shards have at most `$BERT_JAX_CACHE_GB` gigabytes, 50 by default, and the size of the files that are being
+downloaded: before a download, the least recently used shards of any dataset are deleted, except those that a process is
+about to open. A shard that is needed again is downloaded again.
 
 The cache may be deleted at any time. It is keyed by the hash of the dataset, so that a dataset that replaces another at
 the same path does not use its files. A file with a known digest is verified before its first use, cached or not; see
@@ -16,6 +16,7 @@ the same path does not use its files. A file with a known digest is verified bef
 
 import fcntl
 import logging
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,10 +28,11 @@ from bert_jax.data.file_digests import Expected, VerifiedFiles
 from bert_jax.data.shard_readers import READERS
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic, remote
-from bert_jax.files.user_cache import cache_bytes, cache_folder
+from bert_jax.files.user_cache import cache_folder
 
 log = logging.getLogger(__name__)
 
+_SIZE = "BERT_JAX_CACHE_GB"
 SHARD_SUFFIX = ".array_record"
 """Of the files that are deleted to make room; the others are small, and kept."""
 
@@ -131,6 +133,15 @@ class LocalFiles:
         return True
 
 
+def _cache_bytes() -> float:
+    """Returns the size that the shards of all datasets may have. Raises InputError for an invalid one."""
+    size = os.environ.get(_SIZE) or "50"
+    with suppress(ValueError):
+        if 0 < float(size) < math.inf:
+            return float(size) * 1e9
+    raise InputError(f"{_SIZE}={size}: expected a number of gigabytes above 0, such as 50")
+
+
 def _lock_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.lock")
 
@@ -149,12 +160,12 @@ def _locked(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
 
 
 def _make_room(needed: int) -> None:
-    """Deletes the least recently used shards of all datasets, until `needed` more bytes fit in `cache_bytes`."""
+    """Deletes the least recently used shards of all datasets, until `needed` more bytes fit in the cache."""
     used: dict[Path, tuple[float, int]] = {}
     for path in (cache_folder() / "datasets").glob(f"*/*{SHARD_SUFFIX}"):
         with suppress(FileNotFoundError):  # deleted by another process meanwhile
             used[path] = _lock_of(path).stat().st_mtime, path.stat().st_size
-    excess = sum(size for _, size in used.values()) + needed - cache_bytes()
+    excess = sum(size for _, size in used.values()) + needed - _cache_bytes()
     for path in sorted(used, key=lambda path: used[path]):
         if excess <= 0:
             return

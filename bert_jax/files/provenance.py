@@ -71,14 +71,10 @@ def utc(seconds: float) -> str:
 @functools.cache
 def software() -> Mapping[str, str]:
     """Returns the versions of bert_jax, Python and `PACKAGES`, and the commit of a clone."""
-    found = {name: [*metadata.distributions(name=name)] for name in PACKAGES}
-    versions = {name: installed[0].version for name, installed in found.items() if installed}
-    return {
-        "bert_jax": __version__,
-        **git_commit(Path(__file__).parents[2]),
-        "python": platform.python_version(),
-        **versions,
-    }
+    installed = {name: [*metadata.distributions(name=name)] for name in PACKAGES}
+    versions = {name: found[0].version for name, found in installed.items() if found}
+    own = {"bert_jax": __version__, **git_commit(Path(__file__).parents[2])}
+    return {**own, "python": platform.python_version(), **versions}
 
 
 def git_commit(clone: Path) -> dict[str, str]:

@@ -23,6 +23,7 @@ from bert_jax.extras import install_hint
 
 _PACKAGES = {"gs": "gcsfs", "s3": "s3fs", "az": "adlfs", "hf": "huggingface_hub"}  # scheme: the package that opens it
 _EXTRAS = {"gs": "gcs", "hf": "hf"}  # scheme: the extra of this package with what opens it
+SILENCE_SECONDS = 60.0
 _DENIED = re.compile("forbidden|anonymous|credential|unauthorized", re.IGNORECASE)  # in untyped errors of stores
 # Cached listings hide later writes of other processes; gcsfs and s3fs never expire theirs. Disabled globally because
 # epath and Orbax open file systems of their own.
@@ -52,6 +53,7 @@ def parse_path(path: str | os.PathLike[str]) -> epath.Path:
         if not rest.strip("/"):
             example = "hf://datasets/OWNER/NAME/PATH" if scheme == "hf" else f"{scheme}://BUCKET/PATH"
             raise InputError(f"{name}: no bucket name; expected {example}")
+        _limit_silence(scheme)
     return epath.Path(name)
 
 
@@ -62,8 +64,18 @@ def absolute(path: str | os.PathLike[str]) -> epath.Path:
 
 def store_of(path: str | os.PathLike[str]) -> tuple[Any, str]:
     """Returns the file system of a path, and the path within it."""
+    _limit_silence(os.fspath(path).partition("://")[0])
     store, name = fsspec.core.url_to_fs(os.fspath(path))
     return store, name
+
+
+def _limit_silence(scheme: str) -> None:
+    """Has gcsfs retry requests whose connection is silent for a minute, for which it would wait for ever."""
+    if scheme == "gs":
+        import aiohttp
+
+        silence = aiohttp.ClientTimeout(sock_connect=SILENCE_SECONDS, sock_read=SILENCE_SECONDS)
+        fsspec.config.conf["gcs"].setdefault("requests_timeout", silence)
 
 
 @contextmanager

@@ -8,11 +8,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from bert_jax.errors import InputError
-
 CACHE_VARIABLE = "BERT_JAX_CACHE"
-SIZE_VARIABLE = "BERT_JAX_CACHE_GB"
-_DEFAULT_GB = 50.0
 
 
 def cache_folder() -> Path:
@@ -23,21 +19,6 @@ def cache_folder() -> Path:
         return Path.home().absolute() / ".cache" / "bert_jax"
     except RuntimeError:
         return Path(tempfile.gettempdir(), f"bert_jax-{os.getuid()}")
-
-
-def cache_bytes() -> int:
-    """Returns the size that the cached shards of remote datasets may have, of all processes of this machine together.
-
-    It is that of `$BERT_JAX_CACHE_GB`, by default 50 GB. Raises InputError if that is not a number above 0.
-    """
-    given = os.environ.get(SIZE_VARIABLE) or _DEFAULT_GB
-    try:
-        size = int(float(given) * 1e9)
-    except (ValueError, OverflowError):
-        size = 0
-    if size <= 0:
-        raise InputError(f"{SIZE_VARIABLE}={given}: expected a number of gigabytes above 0, such as 50")
-    return size
 
 
 def make_private(folder: Path) -> str:
