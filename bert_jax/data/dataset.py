@@ -38,8 +38,7 @@ from bert_jax.data.records import BLOCK, Instances, Unmasked, decode_block, join
 from bert_jax.data.shard_readers import READERS
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic, remote
-from bert_jax.files.remote import similar_name
-from bert_jax.files.user_cache import cache_folder
+from bert_jax.files.remote import cache_folder, similar_name
 from bert_jax.text.tokenizer_files import open_described, tokenizer_class
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from bert_jax.data.file_digests import Expected, VerifiedFiles
 from bert_jax.data.shard_readers import READERS
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic, remote
-from bert_jax.files.user_cache import cache_folder
+from bert_jax.files.remote import cache_folder
 
 log = logging.getLogger(__name__)
 

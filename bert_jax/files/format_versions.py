@@ -10,19 +10,15 @@ from etils import epath
 from bert_jax.errors import InputError
 from bert_jax.files import atomic
 
-KEY = "format_version"
-
 
 def check_version(path: str | os.PathLike[str], content: Mapping[str, Any], newest: int) -> None:
     """Raises InputError if `format_version` of a file is newer than `newest`; a file without it has version 1."""
     if not isinstance(content, Mapping):
         raise InputError(f"{os.fspath(path)}: expected a JSON object, got {type(content).__name__}")
-    version = content.get(KEY, 1)
+    version = content.get("format_version", 1)
     if type(version) is not int or not 1 <= version <= newest:
-        raise InputError(
-            f"{os.fspath(path)}: {KEY}={version!r:.40}: expected at most {newest}; install the version of bert_jax "
-            "that wrote it"
-        )
+        name = f"{os.fspath(path)}: format_version={version!r:.40}"
+        raise InputError(f"{name}: expected at most {newest}; install the version of bert_jax that wrote it")
 
 
 def read_json(path: epath.Path, newest: int = 1) -> dict[str, Any]:

@@ -79,10 +79,9 @@ def software() -> Mapping[str, str]:
 
 def git_commit(clone: Path) -> dict[str, str]:
     """Returns `commit`, with "-dirty" if tracked files differ from it; {} without a clone or without git."""
-    command = ["git", "--no-optional-locks", f"--git-dir={clone}/.git", f"--work-tree={clone}"]
-    describe = ["describe", "--always", "--exclude=*", "--abbrev=40", "--dirty"]
+    command = shlex.split("git --no-optional-locks --git-dir=.git describe --always --exclude=* --abbrev=40 --dirty")
     try:
-        done = subprocess.run([*command, *describe], capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(command, cwd=clone, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return {}
     return {"commit": done.stdout.strip()}

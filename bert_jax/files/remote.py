@@ -10,6 +10,7 @@ import importlib.util
 import io
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -135,6 +136,19 @@ def open_to_read(path: str) -> BinaryIO:
             return open(path, "rb")
         store, name = store_of(path)
         return io.BufferedReader(store.open(name, "rb"), 1 << 20)
+
+
+def cache_folder() -> Path:
+    """Returns the user's cache folder: `$BERT_JAX_CACHE`, or `~/.cache/bert_jax`.
+
+    A user without a home, such as a bare user id in a container, has one in the folder of temporary files.
+    """
+    if chosen := os.environ.get("BERT_JAX_CACHE"):
+        return Path(chosen).absolute()
+    try:
+        return Path.home().absolute() / ".cache" / "bert_jax"
+    except RuntimeError:
+        return Path(tempfile.gettempdir(), f"bert_jax-{os.getuid()}")
 
 
 def similar_name(path: str | os.PathLike[str]) -> str:

@@ -28,11 +28,6 @@ _FORMATS = {
 }  # fmt: skip
 
 
-def is_compressed(path: str) -> bool:
-    """Returns True for a path with a compression extension."""
-    return path.lower().endswith(tuple(COMPRESSED))
-
-
 def named_format(path: str) -> str:
     """Returns "parquet", "arrow", "csv", "tsv" or "json" (lines) for the extension of a name; "" for any other.
 
@@ -67,12 +62,11 @@ def open_text(path: str) -> BinaryIO:
     pyarrow notices a truncated file, which the stream readers of `zstandard` and fsspec take for a shorter one.
     """
     file = remote.open_to_read(path)
-    if not is_compressed(path):
+    if (extension := os.path.splitext(path.lower())[1]) not in COMPRESSED:
         return file
     import pyarrow as pa
 
-    compression = COMPRESSED[os.path.splitext(path.lower())[1]]
-    return BufferedReader(pa.CompressedInputStream(pa.PythonFile(file, mode="r"), compression), 1 << 20)
+    return BufferedReader(pa.CompressedInputStream(file, COMPRESSED[extension]), 1 << 20)
 
 
 def lines_from(path: str, start: int, end: int | None) -> Iterator[tuple[int, bytes]]:

@@ -6,8 +6,11 @@ user's own cache is private.
 """
 
 import logging
+import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import jax
 from etils import epath
@@ -15,7 +18,6 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from bert_jax.errors import InputError
 from bert_jax.files import remote
-from bert_jax.files.user_cache import cache_folder, make_private
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +69,8 @@ def _folder(setting: str, workdir: epath.Path) -> str | None:
     if setting == NONE:
         return None
     if setting == AUTO and not remote.is_remote(workdir):
-        own = cache_folder() / FOLDER
-        if problem := make_private(own):
+        own = remote.cache_folder() / FOLDER
+        if problem := _make_private(own):
             log.warning("%s: compiled programs are not kept there: %s; set compilation_cache to a folder", own, problem)
         return None if problem else str(own)
     folder = workdir / FOLDER if setting == AUTO else remote.absolute(setting)
@@ -78,3 +80,16 @@ def _folder(setting: str, workdir: epath.Path) -> str | None:
     except OSError as error:
         raise InputError(f"compilation_cache={setting}: cannot be a folder ({error.strerror})") from error
     return str(folder)
+
+
+def _make_private(folder: Path) -> str:
+    """Makes a folder into which nobody else can put programs. Returns why an existing one is not private, or ""."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        return str(error)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"another user may write to it (owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o})"
+    above = [path for path in folder.parents if path.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH]
+    return f"everybody may rename folders in {above[0]}" if above else ""

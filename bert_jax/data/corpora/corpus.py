@@ -39,7 +39,7 @@ from bert_jax.data.corpora.json_corpus import json_documents
 from bert_jax.data.corpora.text_corpus import text_documents, wiki_documents
 from bert_jax.errors import InputError
 from bert_jax.files import provenance, remote
-from bert_jax.files.text_files import file_bytes, is_compressed, text_format
+from bert_jax.files.text_files import COMPRESSED, file_bytes, text_format
 
 SLICE_BYTES = 8 << 20
 """Bytes on disk that one task reads."""
@@ -100,7 +100,7 @@ def slices_of(files: Sequence[str], options: CorpusOptions, slice_bytes: int = S
 def _file_slices(path: str, options: CorpusOptions, slice_bytes: int) -> list[Slice]:
     size = file_bytes(path)
     whole = [Slice(path, 0, None, size)]
-    if size <= slice_bytes or is_compressed(path):
+    if size <= slice_bytes or path.lower().endswith(tuple(COMPRESSED)):
         return whole
     kind = text_format(path)
     if kind in ("csv", "tsv") or (kind == "text" and options.documents == "file"):
