@@ -1,27 +1,7 @@
-"""Valid files of what `bert-jax report` shows, without checksums: damage reaches what draws them."""
+"""Valid metrics of runs that `bert-jax report` shows."""
 
 import json
 from typing import Any
-
-
-def _encode(content: Any) -> list[bytes]:
-    return [json.dumps(content).encode()]
-
-
-def study() -> list[bytes]:
-    cell = {"mean": 90.0, "deviation": 0.5, "median": 90.1, "best": 90.9, "spread": 1.2, "values": [89.5, 90.1],
-            "seeds": ["0", "1"], "learning_rate": 3e-5, "paper": 92.7, "difference": 0.0, "difference_error": 0.3,
-            "paper_difference": -0.2}  # fmt: skip
-    trained = {"steps": 400, "mlm_loss": 4.1, "mlm_accuracy": 0.3, "nsp_loss": 0.2, "nsp_accuracy": 0.9,
-               "unigram_loss": 7.0, "perplexity": 60.3}  # fmt: skip
-    rows = [{"name": name, "pretraining": trained, "columns": {"SST-2": cell}} for name in ("MLM & NSP", "no NSP")]
-    return _encode({"format_version": 1, "title": "T", "note": "N", "columns": ["SST-2"], "rows": rows})
-
-
-def search() -> list[bytes]:
-    found = {"median": 0.8, "worst": 0.7, "best": 0.9, "scores": {"0": 0.7, "1": 0.9}}
-    return _encode({"format_version": 1, "metric": "accuracy", "learning_rate": 2e-5,
-                    "by_learning_rate": {"2e-05": found, "5e-05": found}})  # fmt: skip
 
 
 def pretraining() -> list[bytes]:

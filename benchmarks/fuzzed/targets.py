@@ -308,9 +308,9 @@ def _metrics(path: Path) -> None:
 
 
 def _report(path: Path) -> None:
-    from bert_jax.tracking.report import make_page
+    from bert_jax.tracking.report import write_report
 
-    make_page([str(path.parent)])
+    write_report([str(path.parent)], str(path.with_suffix(".html")))
 
 
 _JSON_LINES = "".join(
@@ -370,8 +370,6 @@ TARGETS = {
     ),
     "dataset: block of instances": Target("block", _blocks, _block),
     "metrics.jsonl": Target("metrics.jsonl", lambda: _encoded(_METRICS), _metrics),
-    "report: a study's table": Target("table.json", report_seeds.study, _report),
-    "report: a search": Target("search.json", report_seeds.search, _report),
     "report: metrics of pre-training": Target("metrics.jsonl", report_seeds.pretraining, _report),
     "report: metrics of fine-tuning": Target("metrics.jsonl", report_seeds.finetuning, _report),
 }  # fmt: skip

@@ -407,11 +407,11 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
     sub = command("report", "Report on one run, or on several side by side: curves, scores, configs.")
     sub.add_argument(
         "workdir", nargs="+", metavar="RUN",
-        help="a workdir of pretrain, finetune or study, or of a search",
+        help="a workdir of pretrain, finetune or study, or a folder of workdirs",
     )  # fmt: skip
     sub.add_argument(
         "--output", required=True, metavar="FILE",
-        help="a .html, which works offline; or the curves alone as a .png, .svg or .pdf",
+        help="a .html, which works offline; the tables alone as .md; or the curves alone as a .png, .svg or .pdf",
     )  # fmt: skip
     add_json(sub)
 

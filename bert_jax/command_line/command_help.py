@@ -124,8 +124,8 @@ COMMAND_HELP = {
     ),
     "report": CommandHelp(
         "the metrics of workdirs",
-        "FILE, a page or an image",
-        ("report runs/base --output=curves.png", "report runs/base runs/mine --output=curves.svg"),
+        "FILE, a page, tables or an image",
+        ("report runs/base --output=curves.png", "report runs/base runs/mine --output=report.html"),
     ),
     "configs": CommandHelp("the packaged configs, or FILE.py", "nothing", ("configs", "configs bert_tiny")),
     "completion": CommandHelp(

@@ -12,8 +12,8 @@ def run_report(options: argparse.Namespace) -> None:
     """Runs `bert-jax report`."""
     from bert_jax.tracking.report import write_report
 
-    write_report(options.workdir, options.output)
-    print_result(options, {"output": options.output, "workdirs": options.workdir}, options.output)
+    results = write_report(options.workdir, options.output)
+    print_result(options, {"output": options.output, "workdirs": options.workdir, "results": results}, options.output)
 
 
 def run_configs(options: argparse.Namespace) -> None:

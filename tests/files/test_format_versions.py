@@ -12,10 +12,8 @@ from bert_jax.data.dataset import INFO_FILE, PreparedDataset
 from bert_jax.errors import InputError
 from bert_jax.files import provenance
 from bert_jax.finetuning.results import RESULT_FILE, read_result
-from bert_jax.finetuning.search import SEARCH_FILE
 from bert_jax.studies.study import ENCODER_FILE, _refuse_another_encoder
 from bert_jax.text.vocabulary_record import open_vocabulary
-from bert_jax.tracking.report import make_page
 
 
 def newer(path: Path) -> Path:
@@ -23,10 +21,6 @@ def newer(path: Path) -> Path:
     content = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps({**content, "format_version": content.get("format_version", 1) + 100}))
     return path
-
-
-def reports(path: Path) -> object:
-    return make_page([str(path.parent)])
 
 
 def started_from_another(path: Path) -> None:
@@ -39,8 +33,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "vocab.txt.json": lambda path: open_vocabulary(str(path).removesuffix(".json")),
     provenance.FILE: lambda path: provenance.append(epath.Path(path.parent), {}),
     RESULT_FILE: lambda path: read_result(epath.Path(path)),
-    SEARCH_FILE: reports,
-    "table.json": reports,
     ENCODER_FILE: started_from_another,
 }
 
