@@ -177,7 +177,10 @@ def save_parameters(
     }
     items["provenance"] = provenance.record(inputs or {})
     path = remote.absolute(folder)
-    options = ocp.AsyncOptions(post_finalization_callback=lambda: write_checksums(path))
+    options = ocp.AsyncOptions(
+        create_directories_asynchronously=False,  # else threads wait ten minutes for a folder that cannot be made
+        post_finalization_callback=lambda: write_checksums(path),
+    )
     with ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(), async_options=options) as checkpointer:
         checkpointer.save(
             path,
