@@ -26,15 +26,15 @@ def parts(output: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def test_killed_run_resumes_and_nothing_is_left(tmp_path: Path):
+def test_stopped_run_resumes_and_nothing_is_left(tmp_path: Path):
     words = ("check", "--only", "devices,resume,export", "--json", "--workdir", tmp_path)
     done = helpers.run_cli(*words, XLA_FLAGS="")  # optimized steps: there are many
     assert done.returncode == 0, done.stderr
     found = parts(done.stdout)
     assert {name: part["status"] for name, part in found.items()} == dict.fromkeys(("devices", "resume", "export"), OK)
     assert found["devices"]["values"]["count"] == 1
-    assert found["resume"]["values"]["ended"] == "killed (SIGKILL)"
-    assert found["resume"]["values"]["start_step"] == 10
+    assert 15 <= found["resume"]["values"]["start_step"] < 30
+    assert found["resume"]["values"]["equal_arrays"] > 20
     assert not list(tmp_path.iterdir())
 
 

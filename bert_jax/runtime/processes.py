@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import distributed, xla_bridge  # the client and the state of the backends have no public name
+from jax._src import distributed  # the client has no public name
 from jax.experimental import multihost_utils
 
 from bert_jax.errors import BertJaxError, InputError, Interrupted, NotBegun
@@ -165,11 +165,6 @@ def joined() -> tuple[int, int] | None:
     """Returns index and count of the processes of the run, None for a single one. Does not initialize JAX."""
     state = distributed.global_state
     return (state.process_id, state.num_processes) if state.client and state.num_processes > 1 else None
-
-
-def holds_devices() -> bool:
-    """Returns whether JAX's backends are initialized, so that no child process can use the accelerator."""
-    return xla_bridge.backends_are_initialized()
 
 
 def is_first() -> bool:

@@ -13,25 +13,24 @@ from bert_jax.progress import silent
 
 def run_check(options: argparse.Namespace) -> None:
     """Runs `bert-jax check`. Raises BertJaxError if a part failed."""
-    from bert_jax.runtime.processes import is_first, joined, joined_processes
+    from bert_jax.runtime.processes import is_first, joined_processes
 
     with joined_processes():
         from bert_jax.device_check import FAILED, PartResult, check_devices
         from bert_jax.tracking.metrics import finite_json
 
         set_up_logging(quiet=True)  # the tiny runs log as runs do
-        speaks = not joined() or is_first()  # a single process must leave the devices to a child at first
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: the folder is removed
 
         def show(part: PartResult) -> None:
-            if speaks and not options.json:
+            if is_first() and not options.json:
                 status = part.status.upper() if part.status == FAILED else part.status
                 print(f"{status:<8}{part.name:<10}{part.seconds:>6.1f} s  {part.message}", flush=True)
 
         only = [name for name in (options.only or "").split(",") if name]
         results = check_devices(options.workdir, only, show)
         failed = [part.name for part in results if part.status == FAILED]
-        if speaks and options.json:
+        if is_first() and options.json:
             parts = [asdict(part) for part in results]
             print(finite_json({"ok": not failed, "parts": parts}, indent=2))
     if failed:
