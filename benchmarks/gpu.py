@@ -56,7 +56,7 @@ from record import REPOSITORY, RESULTS, Record, code_digest
 SCRIPT = Path(__file__).resolve()
 STEP = ("jax", "flax", "optax", "ml_collections", "numpy")
 """Packages that a training step needs."""
-RUN = (*STEP, "orbax.checkpoint", "array_record", "sentencex", "tokenizers", "tqdm", "zstandard")
+RUN = (*STEP, "orbax.checkpoint", "array_record", "sentencex", "tokenizers", "tqdm")
 """Packages that a run needs: all of bert_jax."""
 MEASURES = (
     "benchmarks/gpu.py", "benchmarks/on_gpu", "benchmarks/torch_batch.py", "bert_jax/batch.py", "bert_jax/data/loading",

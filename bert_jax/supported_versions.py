@@ -30,7 +30,6 @@ REQUIREMENTS = (
     "tensorflow-datasets>=4.9.10,<5",
     "tokenizers>=0.21,<0.24",
     "tqdm>=4.66,<5",
-    "zstandard>=0.22,<0.26",
 )
 """The range of each package, from the lowest version that the tests pass with to below the next untested series."""
 

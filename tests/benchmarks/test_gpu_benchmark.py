@@ -208,9 +208,9 @@ def test_the_curve_needs_the_packages_of_its_text(modules: SimpleNamespace, monk
     monkeypatch.setattr(modules.gpu.importlib.util, "find_spec", lambda name: None)
     curve = next(part for part in modules.gpu.PARTS if part.name == "curve")
     absent = curve.missing(argparse.Namespace(data="", rehearse=False))
-    assert {"zstandard", "matplotlib"} <= set(absent)
+    assert {"tokenizers", "matplotlib"} <= set(absent)
     absent = curve.missing(argparse.Namespace(data="dataset", rehearse=False))
-    assert "zstandard" in absent
+    assert "tokenizers" in absent
     assert "matplotlib" not in absent
 
 
