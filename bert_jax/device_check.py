@@ -37,7 +37,7 @@ from bert_jax.text.tokenizer import SPECIAL_TOKENS
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
-from bert_jax.tracking.tracker import Tracker
+from bert_jax.tracking.trackers import Tracker
 from bert_jax.training.checkpoints import complete_steps, open_checkpoint
 from bert_jax.training.pretrain import pretrain
 from bert_jax.training.run import describe_devices

@@ -26,8 +26,7 @@ from bert_jax.parallel.host_batches import put_batch, put_everywhere
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.step_program import scans_layers
 from bert_jax.sections import to_dict
-from bert_jax.tracking.accelerators import find_accelerator
-from bert_jax.tracking.flops import training_flops
+from bert_jax.tracking.flops import find_accelerator, training_flops
 from bert_jax.training.objectives import pretraining
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.training.state import StateSpec, TrainState, describe_state, key_data

@@ -1,10 +1,10 @@
-"""Bounds on a step's time, from the rates in `tracking.accelerators`, and the clocks of TPUs."""
+"""Bounds on a step's time, from the rates in `tracking.flops`, and the clocks of TPUs."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from bert_jax.ahead_of_time.hlo import Collective
-from bert_jax.tracking.accelerators import Accelerator, find_accelerator
+from bert_jax.tracking.flops import Accelerator, find_accelerator
 
 ASSUMPTIONS = (
     "matrix products, with those recomputed by remat, at the dense bf16 peak; state read and written once per step, "

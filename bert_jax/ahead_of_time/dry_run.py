@@ -18,8 +18,7 @@ from bert_jax.files import remote
 from bert_jax.model import parameter_count
 from bert_jax.parallel.mesh import BATCH_AXES, abstract_mesh, count_slices, describe_networks
 from bert_jax.sections import flatten
-from bert_jax.tracking.accelerators import Accelerator, find_accelerator, named_accelerator
-from bert_jax.tracking.flops import recomputed_flops
+from bert_jax.tracking.flops import Accelerator, find_accelerator, named_accelerator, recomputed_flops
 from bert_jax.tracking.throughput import pretraining_work
 from bert_jax.training.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.checkpointer import plan_saves

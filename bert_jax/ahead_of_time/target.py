@@ -15,7 +15,7 @@ from bert_jax.ahead_of_time.gpu_target import COMPILER_OPTIONS, GPUS, gpu_option
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.extras import install_hint
 from bert_jax.parallel.mesh import count_slices
-from bert_jax.tracking.accelerators import Accelerator, find_accelerator
+from bert_jax.tracking.flops import Accelerator, find_accelerator
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -46,7 +46,7 @@ class Target:
 
     @property
     def accelerator(self) -> Accelerator | None:
-        """Rates of a device; None if `tracking.accelerators` does not know it."""
+        """Rates of a device; None if `tracking.flops` does not know it."""
         return find_accelerator(self.devices[0].device_kind)
 
     @property

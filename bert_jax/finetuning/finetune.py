@@ -54,7 +54,7 @@ from bert_jax.runtime.processes import is_first
 from bert_jax.sections import to_dict
 from bert_jax.tracking.flops import finetuning_flops
 from bert_jax.tracking.throughput import Throughput
-from bert_jax.tracking.tracker import Tracker
+from bert_jax.tracking.trackers import Tracker
 from bert_jax.training.checkpointer import BestStep, Checkpointer
 from bert_jax.training.checkpoints import FOLDER, Checkpoint, find_best, open_checkpoint
 from bert_jax.training.checks import check_attention, compute_dtype, warn_of_uncorrected_lamb

@@ -5,22 +5,22 @@ The row of a pre-training evaluation says what it measured: `split`, `data` (has
 """
 
 import json
-import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
 
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.tracking.tracker import Sample, Tracker
 
 METRICS_FILE = "metrics.jsonl"
 SAMPLES = "samples"
 """The `split` of rows that hold text samples and no metrics."""
 OLD = "old_"
 """Prefix of scores on the dataset in `eval_old_data`; other scores are those of `data.path`."""
+LAST_VALUE = ("learning_rate", "nonfinite_steps", "nonfinite_streak")
+"""Metrics that are logged as their last value; all others are logged as means."""
 UPLOAD_SECONDS = 30.0
 """Seconds between uploads of a growing file to an object store."""
 
@@ -62,47 +62,9 @@ class GrowingFile:
             self._file.close()
 
 
-class MetricsFile(Tracker):
-    """Appends rows to `metrics.jsonl`.
-
-    Drops rows after `resume_step` first: a resumed run writes them again, and the result is that of an uninterrupted
-    run.
-    """
-
-    def __init__(self, workdir: epath.Path, resume_step: int):
-        # A run that starts anew also drops the evaluation at step 0 of one that was killed before its first checkpoint.
-        kept = [_line(row) for row in read_metrics(workdir) if row["step"] <= resume_step and resume_step]
-        self._file = GrowingFile(workdir / METRICS_FILE, b"".join(kept))
-
-    def log_scalars(self, step: int, values: Mapping[str, Any], *, split: str | None, time: float) -> None:
-        row = {"step": step, **({"split": split} if split else {}), **values, "time": round(time, 3)}
-        self._file.write(_line(row))
-
-    def log_samples(self, step: int, samples: Sequence[Sample], *, time: float) -> None:
-        self._file.write(_line({"step": step, "split": SAMPLES, "samples": list(samples), "time": round(time, 3)}))
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _line(row: Mapping[str, Any]) -> bytes:
-    return finite_json(row).encode() + b"\n"
-
-
 def finite_json(value: Any, **options: Any) -> str:
     """Returns JSON with null for NaN and infinity, which JSON lacks. `options` go to `json.dumps`."""
-    return json.dumps(_finite(value), allow_nan=False, **options)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(json.loads(json.dumps(value), parse_constant=lambda name: None), **options)
 
 
 def read_metrics(workdir: epath.Path) -> list[dict[str, Any]]:
@@ -129,3 +91,44 @@ def _row(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):  # RecursionError: nested too deep
         return None
     return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+class RunningMeans:
+    """Accumulates the metrics of steps until a row is logged.
+
+    Each mean has a count of its own, and skips a step whose loss or gradient is not finite. The accumulated sums are
+    saved with a checkpoint, so that the first row of a resumed run is that of an uninterrupted run.
+    """
+
+    def __init__(self, unlogged: Mapping[str, Any] | None = None):
+        """Restores the result of `to_dict` in `unlogged`; None starts with no steps."""
+        saved = unlogged or {"steps": 0, "sums": {}}
+        self._steps: int = saved["steps"]
+        self._sums: dict[str, tuple[float, int]] = {name: (total, n) for name, (total, n) in saved["sums"].items()}
+        self._last: dict[str, float] = {}
+
+    def add(self, values: Mapping[str, float]) -> None:
+        """Adds the metrics of one step, which include `nonfinite_streak`."""
+        self._last = dict(values)
+        if values["nonfinite_streak"]:
+            return
+        self._steps += 1
+        for name, value in values.items():
+            if name not in LAST_VALUE:
+                total, count = self._sums.get(name, (0.0, 0))
+                self._sums[name] = total + value, count + 1
+
+    def take(self) -> dict[str, float]:
+        """Returns the metrics of a row and resets the sums.
+
+        `steps_averaged` is the number of steps in the means. If all were skipped it is 0, and the values are those of
+        the last step.
+        """
+        means = {name: total / count for name, (total, count) in self._sums.items()}
+        row = {**self._last, **means, "steps_averaged": self._steps}
+        self._steps, self._sums = 0, {}
+        return row
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the sums and counts of the steps that are not logged yet, as JSON."""
+        return {"steps": self._steps, "sums": {name: list(sums) for name, sums in self._sums.items()}}

@@ -22,13 +22,9 @@ from bert_jax.files import atomic, remote
 from bert_jax.files.format_versions import read_json
 from bert_jax.sections import Section, flatten, flatten_mapping
 from bert_jax.tracking.metrics import OLD, SAMPLES, read_metrics
-from bert_jax.tracking.running_means import LAST_VALUE
 
-MOST_POINTS = 2000
+MOST_POINTS = 200
 """Points of a curve; of more rows, each point is the mean of as many as needed."""
-SMOOTHED_ROWS = 10
-"""Logged training rows in the running mean that is drawn over them."""
-_IMAGES = (".png", ".svg", ".pdf")
 _HEADINGS = {PretrainConfig: "Pre-training", FinetuneConfig: "Fine-tuning"}
 _AXES = ("step", "tokens_seen", "hours")
 _FIRST = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "loss")  # panels
@@ -105,13 +101,10 @@ def _read_run(name: str, folder: epath.Path, rows: Sequence[Mapping[str, Any]]) 
         read_json(file) if remote.exists(file) else {} for file in (folder / "config.json", folder / "result.json")
     )
     splits: dict[str, list[Mapping[str, Any]]] = {"training": [], "eval": [], SAMPLES: []}
-    start = None
     for row in rows:
+        hours = (row.get("time", math.nan) - rows[0].get("time", math.nan)) / 3600
         numbers = {key: value for key, value in row.items() if isinstance(value, (int, float))}
-        if "time" in numbers:
-            start = numbers["time"] if start is None else start
-            numbers["hours"] = (numbers["time"] - start) / 3600
-        splits[row.get("split", "training")].append(numbers)
+        splits[row.get("split", "training")].append({**numbers, "hours": hours})
     evaluations = [row for row in splits["eval"] if row["step"] == result.get("step")] or splits["eval"]
     final = {**(splits["training"] or [{}])[-1], **(evaluations or [{}])[-1]}
     return ReportedRun(name, kind, splits, dict(flatten_mapping(kind, config)), _phase_starts(config), final)
@@ -188,12 +181,6 @@ def curves(run: ReportedRun) -> Iterator[tuple[str, str, np.ndarray]]:
             yield panel, label, np.stack([part.mean(0) for part in parts])
 
 
-def _smooth(values: np.ndarray) -> np.ndarray:
-    """Returns the mean of up to `SMOOTHED_ROWS` values around each."""
-    window = np.ones(min(SMOOTHED_ROWS, len(values)))
-    return np.convolve(values, window, "same") / np.convolve(np.ones_like(values), window, "same")
-
-
 def make_figure(runs: Sequence[ReportedRun]) -> Any:
     """Returns plotly's figure of runs: a panel for each metric, a color for each run, its phases as dotted lines."""
     from plotly.subplots import make_subplots
@@ -205,48 +192,38 @@ def make_figure(runs: Sequence[ReportedRun]) -> Any:
     down = -(-len(panels) // 2)
     figure = make_subplots(down, 2, subplot_titles=[escape(panel) for panel in panels], vertical_spacing=0.2 / down)
     colors = {run.name: _COLORS[number % len(_COLORS)] for number, run in enumerate(runs)}
-    axes: dict[str, list[list[float]]] = {axis: [] for axis in _AXES}
     for run, panel, label, points in drawn:
-        place, name, y = panels.index(panel), escape(run.name), points[:, -1]
+        place, name = panels.index(panel), escape(run.name)
         mode, dash = _STYLES.get(label, ("lines+markers", "dot"))
-        is_smooth = label == "training" and panel not in LAST_VALUE
-        for values, opacity in [(_smooth(y), 1.0), (y, 0.25)] if is_smooth else [(y, 1.0)]:
-            for axis, positions in zip(_AXES, points.T, strict=False):
-                axes[axis].append(_numbers(positions))
-            figure.add_scatter(
-                x=axes["step"][-1], y=_numbers(values), opacity=opacity, name=name, legendgroup=name,
-                showlegend=all(trace.name != name for trace in figure.data),
-                mode=mode, line={"color": colors[run.name], "dash": dash},
-                hovertemplate=f"{name}, {escape(label)}: %{{y:.5g}} at %{{x:,}}<extra></extra>",
-                row=place // 2 + 1, col=place % 2 + 1,
-            )  # fmt: skip
+        figure.add_scatter(
+            x=points[:, 0].tolist(), y=points[:, -1].tolist(), name=name, legendgroup=name,
+            showlegend=all(trace.name != name for trace in figure.data),
+            mode=mode, line={"color": colors[run.name], "dash": dash},
+            hovertemplate=f"{name}, {escape(label)}: %{{y:.5g}} at %{{x:,}}<extra></extra>",
+            row=place // 2 + 1, col=place % 2 + 1,
+        )  # fmt: skip
     for run in runs:
         for number, step in enumerate(run.phases, 2):
             text = {"text": f"phase {number}", "textposition": "start", "textangle": 0, "xanchor": "left"}
             figure.add_vline(step, line_dash="dot", line_color=colors[run.name], label=text)
+    shapes, losses = figure.layout.shapes, [number for number, panel in enumerate(panels, 1) if panel.endswith("loss")]
+    choices: list[tuple[str, str, list[Any]]] = [
+        (f"by {axis}", "update", [{"x": [points[:, column].tolist() for *_, points in drawn]},
+                                  {"shapes": [] if column else shapes}])
+        for column, axis in enumerate(_AXES)
+    ]  # fmt: skip
+    for scale in ("linear", "log"):
+        choices.append((f"{scale} losses", "relayout", [{f"yaxis{number}.type": scale for number in losses}]))
+    buttons = [{"label": label, "method": method, "args": args} for label, method, args in choices]
+    menu = {"type": "buttons", "direction": "right", "showactive": False, "x": 0, "y": 1 + 0.12 / down}
     figure.update_xaxes(matches="x", showticklabels=True)
     figure.update_yaxes(tickformat="~g")
-    shapes = figure.layout.shapes
-    by_axis = [
-        {"label": f"by {axis}", "method": "update", "args": [{"x": xs}, {"shapes": shapes if axis == "step" else []}]}
-        for axis, xs in axes.items()
-    ]
-    names = [f"yaxis{number + 1 if number else ''}.type" for number, panel in enumerate(panels) if "loss" in panel]
-    scales = [
-        {"label": f"{kind} losses", "method": "relayout", "args": [dict.fromkeys(names, kind)]}
-        for kind in ("linear", "log")
-    ]
-    menu = {"type": "buttons", "direction": "right", "xanchor": "left", "yanchor": "bottom", "y": 1 + 0.12 / down}
     figure.update_layout(
         template="plotly_white", height=90 + 300 * down,
         legend={"orientation": "h", "yanchor": "bottom", "y": 1 + 0.25 / down},
-        updatemenus=[{**menu, "x": 0, "buttons": by_axis}, {**menu, "x": 0.55, "buttons": scales}],
+        updatemenus=[{**menu, "xanchor": "left", "yanchor": "bottom", "buttons": buttons}],
     )  # fmt: skip
     return figure
-
-
-def _numbers(values: np.ndarray) -> list[float]:
-    return [float(f"{value:.7g}") for value in values]
 
 
 def make_image(figure: Any, image_format: str) -> bytes:
@@ -267,7 +244,7 @@ def make_image(figure: Any, image_format: str) -> bytes:
     for trace in figure.data:
         style = {"solid": "-", "dash": "--", "dot": ":"}[trace.line.dash] + ("o" if "markers" in trace.mode else "")
         plot = plots.flat[int(trace.yaxis[1:] or 1) - 1]
-        [line] = plot.plot(trace.x, trace.y, style, color=trace.line.color, alpha=trace.opacity, markersize=4)
+        [line] = plot.plot(trace.x, trace.y, style, color=trace.line.color, markersize=4)
         lines.setdefault(" " + unescape(trace.name).replace("$", r"\$"), line)  # a name with _ would have no entry
     for shape in figure.layout.shapes:
         plots.flat[int(shape.xref[1:] or 1) - 1].axvline(shape.x0, color=shape.line.color, linestyle=":")
@@ -288,27 +265,24 @@ def write_report(paths: Sequence[str], output: str) -> list[dict[str, Any]]:
     both kinds of runs, and another ending.
     """
     suffix = epath.Path(output).suffix.lower()
-    if suffix not in (*_IMAGES, ".html", ".md"):
+    if suffix not in (".html", ".md", ".png", ".svg", ".pdf"):
         raise InputError(f"--output={output}: must end with .html, .md, .png, .svg or .pdf, got {suffix!r}")
     runs = read_runs(paths)
     groups = {name: found for kind, name in _HEADINGS.items() if (found := [run for run in runs if run.kind is kind])}
-    if suffix in _IMAGES:
-        if len(groups) > 1:
-            names = " and ".join(found[0].name for found in groups.values())
-            raise InputError(f"{names} are of pre-training and of fine-tuning; use --output=report.html for both")
-        content = make_image(make_figure(runs), suffix[1:])
-    else:
-        parts = [] if suffix == ".md" else [_HEAD]
+    tables = {heading: (results(found), settings(found)) for heading, found in groups.items()}
+    if suffix == ".html":
+        parts = [_HEAD]
         for heading, found in groups.items():
-            tables = results(found), settings(found)
-            if suffix == ".md":
-                parts.append("\n".join([f"# {heading}\n", *map(_markdown, tables)]))
-            else:
-                figure = make_figure(found).to_html(full_html=False, include_plotlyjs=len(parts) == 1)
-                parts.append(f"<h1>{heading}</h1>{_html(tables[0])}{figure}{_html(tables[1])}")
-        content = "\n".join(parts).encode()
+            figure = make_figure(found).to_html(full_html=False, include_plotlyjs=len(parts) == 1)
+            parts.append(f"<h1>{heading}</h1>{_html(tables[heading][0])}{figure}{_html(tables[heading][1])}")
+        content = "".join(parts).encode()
+    elif suffix == ".md":
+        texts = [f"# {heading}\n\n{_markdown(first)}\n{_markdown(last)}" for heading, (first, last) in tables.items()]
+        content = "\n".join(texts).encode()
+    elif len(groups) > 1:
+        names = " and ".join(found[0].name for found in groups.values())
+        raise InputError(f"{names} are of pre-training and of fine-tuning; use --output=report.html for both")
+    else:
+        content = make_image(make_figure(runs), suffix[1:])
     atomic.write_whole(remote.parse_path(output), content)
-    return [
-        dict(zip(heads, row, strict=True)) for found in groups.values() for _, heads, rows in [results(found)]
-        for row in rows
-    ]  # fmt: skip
+    return [dict(zip(heads, row, strict=True)) for (_, heads, rows), _ in tables.values() for row in rows]

@@ -16,8 +16,8 @@ from bert_jax.model import BertConfig
 from bert_jax.model.attention import CUDNN_HEADS
 from bert_jax.runtime.compilation_cache import check_setting
 from bert_jax.sections import to_dict
-from bert_jax.tracking.profiling import parse_steps
-from bert_jax.tracking.wandb_tracker import check_wandb
+from bert_jax.tracking.throughput import parse_steps
+from bert_jax.tracking.trackers import check_wandb
 from bert_jax.training.checkpointer import Milestones
 from bert_jax.training.checkpoints import Checkpoint
 from bert_jax.training.optimizer import OPTIMIZERS

@@ -25,7 +25,7 @@ from bert_jax.parallel.sharding import parameter_shardings
 from bert_jax.progress import Bars, silent
 from bert_jax.sections import from_mapping
 from bert_jax.text.vocabulary_extension import find_extension
-from bert_jax.tracking.tracker import Sample
+from bert_jax.tracking.trackers import Sample
 from bert_jax.training.checkpoints import Checkpoint, check_finite, chosen_steps, open_checkpoint
 from bert_jax.training.checks import check_batch_size, compute_dtype, other_vocabulary_error
 from bert_jax.training.objectives import Objective, Sums, make_objective, pretraining

@@ -18,9 +18,8 @@ from bert_jax.data.loading.prefetch import Prefetch
 from bert_jax.errors import BertJaxError, Interrupted
 from bert_jax.parallel.host_batches import put_batch, put_flag
 from bert_jax.runtime.watchdog import StallWatch
-from bert_jax.tracking.profiling import StepTracer
-from bert_jax.tracking.running_means import RunningMeans
-from bert_jax.tracking.throughput import Throughput, key_values, short_summary
+from bert_jax.tracking.metrics import RunningMeans
+from bert_jax.tracking.throughput import StepTracer, Throughput, key_values, summary
 from bert_jax.training.run import Run
 from bert_jax.training.state import TrainState
 from bert_jax.training.train_step import Metrics
@@ -105,7 +104,7 @@ class LogMetrics(Hook):
             )  # fmt: skip
         if self._is_regular(step):
             self._write(step)
-        self._run.bar.set_postfix_str(self._shown or short_summary(values), refresh=False)
+        self._run.bar.set_postfix_str(self._shown or summary(values), refresh=False)
         self._run.bar.update(1)
 
     def is_due(self, step: int, ends: Ends) -> bool:
@@ -118,10 +117,10 @@ class LogMetrics(Hook):
         return step % self._every == 0 or step == self._last
 
     def _write(self, step: int) -> None:
-        row = self._means.take() | self._throughput.rates(step) | self._extra(step)
+        row = self._means.take() | self._throughput.rates() | self._extra(step)
         self._run.trackers.log_scalars(step, row)
         log.info("step %d/%d %s", step, self._run.total, key_values(row), extra={"on_bar": True})
-        self._shown = short_summary(row)
+        self._shown = summary(row)
 
     def unlogged(self) -> dict[str, Any]:
         """Returns the sums of metrics that no row has yet, as JSON; a checkpoint keeps them."""

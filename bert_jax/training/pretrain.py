@@ -31,7 +31,7 @@ from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.tracking.metrics import OLD, read_metrics
 from bert_jax.tracking.throughput import Throughput, pretraining_work, summary
-from bert_jax.tracking.tracker import Tracker
+from bert_jax.tracking.trackers import Tracker
 from bert_jax.training.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.checkpointer import Checkpointer, Milestones, SavePlan, plan_saves
 from bert_jax.training.checkpoints import Checkpoint, newest_step
@@ -169,7 +169,7 @@ def _pretrain(
     checkpointer.wait()
     place, data = shlex.quote(str(folder)), shlex.quote(str(phases[-1].datasets[0].folder))
     log_result(
-        newest_step(folder), config.total_steps, f"eval {summary(evaluation)}" if evaluation else "",
+        newest_step(folder), config.total_steps, f"eval {summary(evaluation, '.1%')}" if evaluation else "",
         [
             f"evaluate --checkpoint={place} --data={data}",
             f"finetune --config=finetune/glue:TASK --config.init={place} --config.data.path=FOLDER --workdir=WORKDIR",
@@ -314,11 +314,13 @@ def _make_evaluate(
     def evaluate(step: int, state: TrainState) -> dict[str, float]:
         with run.progress(step, "evaluate", eval_loader.batches) as on_batch:
             values = evaluator.run(state.parameters, on_batch)
-        log.info("Step %d: eval %s; unigram baseline %.2f", step, summary(values), values["unigram_loss"])
+        log.info("Step %d: eval %s; unigram baseline %.2f", step, summary(values, ".1%"), values["unigram_loss"])
         if old_evaluator and old_loader:
             with run.progress(step, "evaluate old data", old_loader.batches) as on_batch:
                 old = old_evaluator.run(state.parameters, on_batch)
-            log.info("Step %d: eval of the old domain %s; baseline %.2f", step, summary(old), old["unigram_loss"])
+            log.info(
+                "Step %d: eval of the old domain %s; baseline %.2f", step, summary(old, ".1%"), old["unigram_loss"]
+            )
             values |= {f"{OLD}{name}": value for name, value in old.items()}
         run.trackers.log_scalars(step, {**values, **measured, **seen(step)}, split="eval")
         if samples and (fills := samples.fill(state.parameters)):

@@ -22,11 +22,8 @@ from bert_jax.runtime.processes import is_first
 from bert_jax.runtime.watchdog import StallWatch
 from bert_jax.runtime.workdir_lock import WorkdirLock
 from bert_jax.sections import flatten, from_mapping, to_dict
-from bert_jax.tracking.metrics import MetricsFile
-from bert_jax.tracking.profiling import StepTracer
-from bert_jax.tracking.tensorboard import TensorBoard
-from bert_jax.tracking.tracker import RunRecord, Tracker, Trackers
-from bert_jax.tracking.wandb_tracker import WeightsAndBiases
+from bert_jax.tracking.throughput import StepTracer
+from bert_jax.tracking.trackers import MetricsFile, RunRecord, TensorBoard, Tracker, Trackers, WeightsAndBiases
 from bert_jax.training.checkpointer import Checkpointer
 from bert_jax.training.checkpoints import check_place, newest_intact
 from bert_jax.training.checks import check_tokenizer

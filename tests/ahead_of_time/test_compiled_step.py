@@ -16,8 +16,7 @@ from bert_jax.ahead_of_time.text import render
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
-from bert_jax.tracking.accelerators import find_accelerator
-from bert_jax.tracking.flops import recomputed_flops, training_flops
+from bert_jax.tracking.flops import find_accelerator, recomputed_flops, training_flops
 
 GIB = 1 << 30
 LARGE = BertConfig(num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096)

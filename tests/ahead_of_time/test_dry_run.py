@@ -20,8 +20,7 @@ from bert_jax.model import BertConfig, initialize, parameter_count
 from bert_jax.parallel.mesh import describe_networks, make_mesh
 from bert_jax.sections import to_dict
 from bert_jax.text.wordpiece import WordPieceTokenizer
-from bert_jax.tracking.accelerators import ACCELERATORS, named_accelerator
-from bert_jax.tracking.flops import training_flops
+from bert_jax.tracking.flops import ACCELERATORS, named_accelerator, training_flops
 from bert_jax.training.checkpoints import save_parameters
 from bert_jax.training.pretrain import plan_state, pretrain
 

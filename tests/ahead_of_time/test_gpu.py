@@ -14,7 +14,7 @@ from bert_jax.ahead_of_time.target import Target, open_target
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
-from bert_jax.tracking.accelerators import ACCELERATORS, find_accelerator
+from bert_jax.tracking.flops import ACCELERATORS, find_accelerator
 from bert_jax.training.phases import Plan
 
 GIB = 1 << 30

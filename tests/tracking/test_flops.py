@@ -1,3 +1,4 @@
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -5,8 +6,7 @@ import pytest
 from bert_jax.model import BertConfig
 from bert_jax.model.task_heads import TaskHead
 from bert_jax.tracking import throughput
-from bert_jax.tracking.accelerators import find_accelerator
-from bert_jax.tracking.flops import finetuning_flops, training_flops
+from bert_jax.tracking.flops import find_accelerator, finetuning_flops, training_flops
 
 LARGE = BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
 
@@ -59,10 +59,10 @@ def test_unknown_accelerator_is_warned_of_once_and_cpu_is_not(monkeypatch: pytes
     def rates(platform: str, device_kind: str) -> dict[str, float]:
         devices = [SimpleNamespace(platform=platform, device_kind=device_kind)] * 2
         monkeypatch.setattr(throughput.jax, "devices", lambda: devices)
-        measured = throughput.Throughput(lambda step: throughput.StepWork(1.0, 1.0, None, 1.0))
+        measured = throughput.Throughput(lambda step: throughput.StepWork(1.0, 1.0, math.nan, 1.0))
         measured.finished(1, 0.0)
         measured.finished(2, 0.0)
-        return measured.rates(2)
+        return measured.rates()
 
     assert "mfu" in rates("tpu", "TPU7x")
     assert "mfu" not in rates("cpu", "cpu")

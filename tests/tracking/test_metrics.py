@@ -1,5 +1,6 @@
 import json
 import time
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,10 +10,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from bert_jax.errors import InputError
 from bert_jax.tracking import metrics
-from bert_jax.tracking.metrics import METRICS_FILE, MetricsFile, finite_json, read_metrics
-from bert_jax.tracking.running_means import RunningMeans
-from bert_jax.tracking.tensorboard import TensorBoard
-from bert_jax.tracking.tracker import Trackers
+from bert_jax.tracking.metrics import METRICS_FILE, RunningMeans, finite_json, read_metrics
+from bert_jax.tracking.trackers import MetricsFile, TensorBoard, Trackers
 
 
 def open_metrics(workdir: epath.Path, resume_step: int) -> Trackers:
@@ -108,7 +107,7 @@ def test_a_store_gets_one_object_periodically_and_on_flush(store, monkeypatch):
 
 
 def test_a_workdir_copied_from_a_store_keeps_its_rows(store, tmp_path: Path):
-    with open_metrics(epath.Path(tmp_path), 0).files[0] as writer:
+    with closing(open_metrics(epath.Path(tmp_path), 0).files[0]) as writer:
         writer.log_scalars(1, {"loss": 1.0}, split=None, time=1.0)
     store.put("run/metrics.jsonl", (tmp_path / METRICS_FILE).read_bytes())
     assert read_metrics(REMOTE) == read_metrics(epath.Path(tmp_path))
@@ -116,7 +115,7 @@ def test_a_workdir_copied_from_a_store_keeps_its_rows(store, tmp_path: Path):
 
 def test_tensorboard_reads_the_event_files_of_a_store(store, tmp_path: Path):
     for start in (0, 2):
-        with TensorBoard(REMOTE, start) as tracker:
+        with closing(TensorBoard(REMOTE, start)) as tracker:
             for step in (start + 1, start + 2, start + 3):
                 tracker.log_scalars(step, {"loss": 1.0 / step}, split=None, time=1.0)
                 tracker.flush()

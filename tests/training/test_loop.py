@@ -11,8 +11,8 @@ import pytest
 from bert_jax.config_keys import MeshKeys
 from bert_jax.errors import BertJaxError, Interrupted
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.tracking.profiling import StepTracer
-from bert_jax.tracking.running_means import RunningMeans
+from bert_jax.tracking.metrics import RunningMeans
+from bert_jax.tracking.throughput import StepTracer
 from bert_jax.training import loop
 
 LIMIT = 10
@@ -64,7 +64,7 @@ class FakeRun:
             self.unlogged.append(log_metrics.unlogged())
 
         start, run = self.run.start, self.run
-        throughput = SimpleNamespace(pause=lambda: None, finished=lambda *_: None, rates=lambda step: {})
+        throughput = SimpleNamespace(pause=lambda: None, finished=lambda *_: None, rates=lambda: {})
         steps = loop.StepRange(
             start, stop, self.train_step, lambda step: {"input_ids": np.zeros((2, 4), np.int32)}, 2, 1, throughput,
             LIMIT,

@@ -15,7 +15,7 @@ from support.devices import all_devices, one_device  # noqa: F401
 
 from bert_jax.errors import InputError
 from bert_jax.tracking.metrics import read_metrics
-from bert_jax.tracking.profiling import parse_steps
+from bert_jax.tracking.throughput import parse_steps
 from bert_jax.training import checkpoints, phases
 from bert_jax.training.pretrain import pretrain
 

@@ -6,6 +6,7 @@ import struct
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +21,8 @@ from bert_jax.config import load_config
 from bert_jax.errors import InputError
 from bert_jax.extras import install_hint
 from bert_jax.sections import flatten
-from bert_jax.tracking.metrics import SAMPLES, MetricsFile, read_metrics
-from bert_jax.tracking.tensorboard import TensorBoard
-from bert_jax.tracking.tracker import RunRecord, Tracker, Trackers
+from bert_jax.tracking.metrics import SAMPLES, read_metrics
+from bert_jax.tracking.trackers import MetricsFile, RunRecord, TensorBoard, Tracker, Trackers
 from bert_jax.training.phases import count_seen
 from bert_jax.training.pretrain import pretrain
 
@@ -75,7 +75,7 @@ def events_of(workdir: Path) -> EventAccumulator:
 
 def test_tensorboard_has_scalars_hyperparameters_and_samples(tmp_path: Path):
     config = dict(flatten(load_config("bert_tiny")))
-    with TensorBoard(epath.Path(tmp_path), 0) as tracker:
+    with closing(TensorBoard(epath.Path(tmp_path), 0)) as tracker:
         tracker.log_config(RunRecord(epath.Path(tmp_path), config, 0))
         tracker.log_scalars(3, {"loss": 2.5, "grad_norm": float("nan"), "mfu": None}, split=None, time=100.0)
         tracker.log_scalars(3, {"loss": 2.0}, split="eval", time=101.0)
@@ -183,7 +183,7 @@ def test_tracker_of_the_caller_gets_what_the_files_get(logged: tuple[Path, Recor
 
 def test_wandb_project_without_the_package_is_refused(dataset_dir: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    from bert_jax.tracking.wandb_tracker import check_wandb
+    from bert_jax.tracking.trackers import check_wandb
 
     check_wandb("")
     with pytest.raises(InputError, match=rf"tracking\.wandb_project=mine\b.*{re.escape(install_hint('wandb'))}"):
@@ -209,13 +209,13 @@ def wandb_records(path: Path) -> Iterator[Any]:
 
 def test_wandb_gets_the_run_and_a_resumed_run_continues_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     wandb = pytest.importorskip("wandb")
-    from bert_jax.tracking.wandb_tracker import WeightsAndBiases
+    from bert_jax.tracking.trackers import WeightsAndBiases
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     workdir = epath.Path(tmp_path / "run")
     workdir.mkdir()
     for start in (0, 4):
-        with WeightsAndBiases("project", "team", workdir) as tracker:
+        with closing(WeightsAndBiases("project", "team", workdir)) as tracker:
             tracker.log_config(RunRecord(workdir, {"optimizer.learning_rate": 0.125}, start))
             tracker.log_scalars(start + 2, {"loss": 2.5}, split=None, time=100.0)
             tracker.log_scalars(start + 2, {"loss": 2.0}, split="eval", time=101.0)
@@ -240,7 +240,7 @@ def test_wandb_gets_the_run_and_a_resumed_run_continues_it(tmp_path: Path, monke
 
 
 def test_wandb_project_of_its_own_starts_another_run(tmp_path: Path):
-    from bert_jax.tracking.wandb_tracker import _identity
+    from bert_jax.tracking.trackers import _identity
 
     path = epath.Path(tmp_path / "wandb.json")
     first = _identity(path, "project", "")
