@@ -198,6 +198,12 @@ def test_errors_that_stay_are_raised_without_a_retry(status, message, store):
         atomic.write_whole(FOLDER / "a", b"new") if status == 403 else atomic.read_whole(FOLDER / "none")
 
 
+@pytest.mark.parametrize("message", ["Anonymous caller does not have storage.objects.get access", "Unauthorized"])
+def test_missing_credentials_are_the_users_to_fix(message: str):
+    with pytest.raises(InputError, match=r"^gs://bucket/a: .*credentials"), remote.store_errors("gs://bucket/a"):
+        raise gcsfs.retry.HttpError({"code": 401, "message": message})
+
+
 def test_errors_that_pass_are_retried_by_the_library_and_then_end_the_command(store, monkeypatch):
     pause = asyncio.sleep
     monkeypatch.setattr(gcsfs.retry, "asyncio", SimpleNamespace(sleep=lambda _: pause(0)))
