@@ -62,7 +62,7 @@ BENCHMARKS = (
     Benchmark("python benchmarks/finetune_speed.py --data {data} --repeats 3", 40),
     Benchmark("python benchmarks/tpu_topologies.py", 25),
     Benchmark("python benchmarks/tpu_programs.py", 120),
-    Benchmark("python benchmarks/step_programs.py", 5),
+    Benchmark("python benchmarks/step_programs.py", 35),
     Benchmark("python benchmarks/korean.py {data}/corpus/kowiki/kowiki.jsonl.gz", 30),
     Benchmark("python benchmarks/loss_memory.py", 15),
     Benchmark("python benchmarks/kills.py --kills 500", 60),

@@ -1,6 +1,6 @@
 """Compiles BERT-LARGE's training step for TPUs in each of its variants; prints estimated time, memory and collectives.
 
-    python benchmarks/step_programs.py                 # some 5 minutes on two cores for a variant
+    python benchmarks/step_programs.py                 # some 12 minutes on two cores for a variant
 
 Requires the tpu-aot extra and no TPU. The time is that of XLA's cost model, which leaves out collectives. A row is
 written to the JSON as soon as it exists: a run that is stopped continues with the first case that lacks a row of this
