@@ -65,6 +65,9 @@ def load_config(spec: str, overrides: Overrides = (), *, kind: type[Section] = P
             raise InputError(f"--config={spec}: {path} takes no argument, got :{argument}; leave it out")
         path, _, argument = aliases[path].partition(":")
     file = Path(path) if path.endswith(".py") else _packaged(path)
+    command = config_listing.kind_of(path)
+    if not path.endswith(".py") and not issubclass(kind, config_listing.CONFIG_TYPES[command]):
+        raise InputError(f"--config={spec}: is a config of `bert-jax {command}`")
     if not file.is_file():
         raise InputError(f"--config={spec}: file {file} not found{similar_name(file)}")
     try:

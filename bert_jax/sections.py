@@ -43,17 +43,21 @@ class Section:
     """Keys, with their names in other programs; an unknown key that is one of these is told so."""
 
     def __post_init__(self) -> None:
-        for name, kind in kinds(type(self)).items():
+        for field, (name, kind) in zip(dataclasses.fields(self), kinds(type(self)).items(), strict=True):
             value = getattr(self, name)
+            default = field.default
+            example = f", such as {default}" if isinstance(default, (int, float, str)) and default != "" else ""
             try:
                 converted = _converted(kind, value)
             except InputError as error:
                 raise InputError(f"{name}.{error}") from error
             except (ValueError, KeyError, TypeError, SyntaxError, OverflowError, RecursionError, MemoryError) as error:
-                raise InputError(f"{name}={value!s:.80}: expected {_expected(kind)}") from error
+                raise InputError(
+                    f"{name}={value!s:.80}: expected {_expected(kind) or f'{_type(kind)}{example}'}"
+                ) from error
             for must in get_args(kind)[1:] if get_origin(kind) is Annotated else ():
                 if not must.holds(converted):
-                    raise InputError(f"{name}={value!s:.80}: must be {must.expected}")
+                    raise InputError(f"{name}={value!s:.80}: must be {must.expected}{example}")
             object.__setattr__(self, name, converted)
 
 
@@ -116,13 +120,13 @@ def _names(kind: Any) -> list[str]:
     if kind is bool:
         return ["true", "false"]
     if get_origin(kind) is Literal:
-        return list(get_args(kind))
+        return [name or '""' for name in get_args(kind)]
     parts = [_names(one) for one in get_args(kind)] if get_origin(kind) in _UNIONS else []
     return [name for names in parts for name in names] if all(parts) else []
 
 
-def _expected(kind: Any) -> str:
-    """Describes the values of a type."""
+def _expected(kind: Any, example: str) -> str:
+    """Describes the values of a type, by all of them or by one."""
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     if kind is not bool and (names := _names(kind)):
@@ -132,7 +136,7 @@ def _expected(kind: Any) -> str:
         return f"a tuple of {'dicts' if get_origin(item) is abc.Mapping else f'{item.__name__} values'}"
     if get_origin(kind) is abc.Mapping:
         return "a dict"
-    return f"a value of type {kind.__name__ if isinstance(kind, type) and not get_args(kind) else kind}"
+    return f"a value of type {kind.__name__ if isinstance(kind, type) and not get_args(kind) else kind}{example}"
 
 
 def flatten(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
