@@ -52,9 +52,7 @@ class Section:
             except InputError as error:
                 raise InputError(f"{name}.{error}") from error
             except (ValueError, KeyError, TypeError, SyntaxError, OverflowError, RecursionError, MemoryError) as error:
-                raise InputError(
-                    f"{name}={value!s:.80}: expected {_expected(kind) or f'{_type(kind)}{example}'}"
-                ) from error
+                raise InputError(f"{name}={value!s:.80}: expected {_expected(kind, example)}") from error
             for must in get_args(kind)[1:] if get_origin(kind) is Annotated else ():
                 if not must.holds(converted):
                     raise InputError(f"{name}={value!s:.80}: must be {must.expected}{example}")
