@@ -197,6 +197,7 @@ def make_figure(runs: Sequence[ReportedRun]) -> Any:
         mode, dash = _STYLES.get(label, ("lines+markers", "dot"))
         figure.add_scatter(
             x=points[:, 0].tolist(), y=points[:, -1].tolist(), name=name, legendgroup=name,
+            opacity=0.5 if label == "training" else 1.0,
             showlegend=all(trace.name != name for trace in figure.data),
             mode=mode, line={"color": colors[run.name], "dash": dash},
             hovertemplate=f"{name}, {escape(label)}: %{{y:.5g}} at %{{x:,}}<extra></extra>",
@@ -210,7 +211,7 @@ def make_figure(runs: Sequence[ReportedRun]) -> Any:
     choices: list[tuple[str, str, list[Any]]] = [
         (f"by {axis}", "update", [{"x": [points[:, column].tolist() for *_, points in drawn]},
                                   {"shapes": [] if column else shapes}])
-        for column, axis in enumerate(_AXES)
+        for column, axis in enumerate(_AXES) if not any(np.isnan(points[:, column]).any() for *_, points in drawn)
     ]  # fmt: skip
     for scale in ("linear", "log"):
         choices.append((f"{scale} losses", "relayout", [{f"yaxis{number}.type": scale for number in losses}]))
@@ -244,7 +245,7 @@ def make_image(figure: Any, image_format: str) -> bytes:
     for trace in figure.data:
         style = {"solid": "-", "dash": "--", "dot": ":"}[trace.line.dash] + ("o" if "markers" in trace.mode else "")
         plot = plots.flat[int(trace.yaxis[1:] or 1) - 1]
-        [line] = plot.plot(trace.x, trace.y, style, color=trace.line.color, markersize=4)
+        [line] = plot.plot(trace.x, trace.y, style, color=trace.line.color, alpha=trace.opacity, markersize=4)
         lines.setdefault(" " + unescape(trace.name).replace("$", r"\$"), line)  # a name with _ would have no entry
     for shape in figure.layout.shapes:
         plots.flat[int(shape.xref[1:] or 1) - 1].axvline(shape.x0, color=shape.line.color, linestyle=":")
