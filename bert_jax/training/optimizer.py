@@ -133,13 +133,19 @@ def make_optimizer(config: OptimizerKeys, info: Parameters) -> optax.GradientTra
     Its update takes the global norm of the gradients as `grad_norm`. `config` is the `optimizer` section. `info` has
     the `ParameterInfo` of each parameter, in a tree like the parameters; see `abstract_parameters`.
     """
-    # Always four links: the state has one structure, and a run may resume with other settings.
+    # Always four links: AdamW and LAMB have one structure of their state, and a run may change between them.
     return optax.chain(
         clip_by_norm(config.grad_clip_norm) if config.grad_clip_norm else optax.identity(),
         scale_by_adam(config.b1, config.b2, config.eps, bias_correction=config.bias_correction),
         optax.add_decayed_weights(config.weight_decay, mask=decay_mask(info)),
         scale_by_trust_ratio(info) if config.name == "lamb" else optax.identity(),
     )
+
+
+def state_structure(config: OptimizerKeys) -> Any:
+    """Returns the structure of the optimizer's state for one parameter: a run keeps it when it resumes."""
+    optimizer = make_optimizer(config, {"kernel": ParameterInfo((None,))})
+    return jax.tree.structure(jax.eval_shape(optimizer.init, {"kernel": jax.ShapeDtypeStruct((1,), jnp.float32)}))
 
 
 def learning_rate_schedule(

@@ -27,6 +27,7 @@ from bert_jax.tracking.trackers import MetricsFile, RunRecord, TensorBoard, Trac
 from bert_jax.training.checkpointer import Checkpointer
 from bert_jax.training.checkpoints import check_place, newest_intact
 from bert_jax.training.checks import check_tokenizer
+from bert_jax.training.optimizer import state_structure
 from bert_jax.training.phases import Phase, Plan, plan_phases
 
 log = logging.getLogger(__name__)
@@ -183,6 +184,12 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int | None:
         )
     changed: dict[str, str] = {}
     plans = plan_phases(from_mapping(type(phases[0].config), before.config))
+    has, wanted = plans[0].config.optimizer, phases[0].config.optimizer
+    if state_structure(has) != state_structure(wanted):
+        raise InputError(
+            f"--workdir={folder}: its optimizer's state is that of optimizer.name={has.name}, which "
+            f"optimizer.name={wanted.name} cannot continue; set optimizer.name={has.name}, or choose another folder"
+        )
     for number, (old, new) in enumerate(zip(plans, phases, strict=False)):
         if number and old.start >= step:
             break
