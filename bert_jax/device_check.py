@@ -8,8 +8,11 @@ import math
 import os
 import random
 import signal
+import subprocess
+import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,6 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 from etils import epath
+from jax._src import xla_bridge  # the state of the backends has no public name
 
 from bert_jax.config import PretrainConfig, load_config
 from bert_jax.custom_training import Training
@@ -31,7 +35,7 @@ from bert_jax.files.provenance import software
 from bert_jax.inference.pretrained import load
 from bert_jax.interop.huggingface import export
 from bert_jax.runtime.preemption import StopSignal
-from bert_jax.runtime.processes import any_process, is_first
+from bert_jax.runtime.processes import any_process, is_first, joined
 from bert_jax.runtime.workdir_lock import shared_name
 from bert_jax.text.tokenizer import SPECIAL_TOKENS
 from bert_jax.text.wordpiece import WordPieceTokenizer
@@ -76,7 +80,8 @@ def check_devices(
 ) -> list[PartResult]:
     """Checks the devices of all processes, which have to call it alike, and returns the result of each part.
 
-    A part that fails in any process has failed in all, and the next one follows.
+    A part that fails in any process has failed in all, and the next one follows. In a single process that has not used
+    JAX yet, "resume" kills a child process before this one takes the accelerator.
 
     Args:
       workdir: folder in which runs and checkpoints are written, each into a new folder that is removed; by default a
@@ -95,8 +100,11 @@ def check_devices(
     with tempfile.TemporaryDirectory(prefix="bert-jax-check-") as temporary, _new_folder(workdir, temporary) as folder:
         check = _Check(Path(temporary), folder)
         check.make_dataset()
+        chosen = [name for name in PARTS if not only or name in only]
+        if "resume" in chosen and joined() is None and not xla_bridge.backends_are_initialized():
+            check.train_in_killed_child()
         results = []
-        for name in (name for name in PARTS if not only or name in only):
+        for name in chosen:
             results.append(_run_part(name, check))
             show(results[-1])
         return results
@@ -105,9 +113,11 @@ def check_devices(
 @contextmanager
 def _new_folder(workdir: str | None, temporary: str) -> Iterator[epath.Path]:
     """Yields a new folder in `workdir`, the same in all processes, and removes it. The parts that need it make it."""
-    if jax.process_count() > 1 and not workdir:
+    if joined() and not workdir:
         raise InputError("--workdir: required with several processes; use a folder that all see, such as gs://...")
-    folder = remote.absolute(workdir or temporary) / f"bert-jax-check-{shared_name()}"
+    folder = (
+        remote.absolute(workdir or temporary) / f"bert-jax-check-{shared_name() if joined() else uuid.uuid4().hex[:16]}"
+    )
     try:
         yield folder
     finally:
@@ -142,15 +152,15 @@ def _text(value: Any) -> str:
 # --- The tiny runs -------------------------------------------------------------------------------------------------
 
 
-class _StoppingTracker(Tracker):
-    """Stops the run after a step, as a stop signal does."""
+class EndingTracker(Tracker):
+    """Ends the run after a step, by a function."""
 
-    def __init__(self, stop: StopSignal):
-        self._stop = stop
+    def __init__(self, end: Callable[[], None]):
+        self._end = end
 
     def log_scalars(self, step: int, values: Any, *, split: str | None, time: float) -> None:
         if step == STOP_STEP:
-            self._stop.received = signal.SIGTERM
+            self._end()
 
 
 def tiny_config(dataset: str, **overrides: Any) -> PretrainConfig:
@@ -176,6 +186,7 @@ class _Check:
     def __init__(self, local: Path, folder: epath.Path):
         self._local, self._folder = local, folder
         self._dataset = str(local / "data")
+        self._killed: subprocess.CompletedProcess[str] | None = None
 
     def make_dataset(self) -> None:
         """Prepares a few hundred documents of a made-up language, the same in every process."""
@@ -187,6 +198,16 @@ class _Check:
                 file.write("\n" * (number % 8 == 0) + " ".join(rng.choices(topic, k=rng.randint(4, 9))) + " .\n")
         options = PrepareOptions(seq_len=64, eval_fraction=0.1, sentences="lines")
         prepare([str(text)], WordPieceTokenizer([*SPECIAL_TOKENS, ".", *words], True), self._dataset, options)
+
+    def train_in_killed_child(self) -> None:
+        """Trains in a child process that kills itself."""
+        code = (
+            "import os, signal, sys; from bert_jax.device_check import EndingTracker, pretrain, tiny_config\n"
+            "tracker = EndingTracker(lambda: os.kill(os.getpid(), signal.SIGKILL))\n"
+            "pretrain(tiny_config(sys.argv[1]), sys.argv[2], trackers=[tracker])"
+        )
+        command = [sys.executable, "-c", code, self._dataset, str(self._folder / "resumed")]
+        self._killed = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
 
     @cached_property
     def _trained(self) -> epath.Path:
@@ -231,13 +252,19 @@ class _Check:
         return {"steps": len(losses), "first_loss": first, "last_loss": last}
 
     def resume(self) -> dict[str, Any]:
-        """Stops a run and resumes it; metrics and parameters have to equal those of one without a stop to the bit."""
-        stop, workdir = StopSignal(), self._folder / "resumed"
-        with suppress(Interrupted):
-            pretrain(tiny_config(self._dataset), str(workdir), stop=stop, trackers=[_StoppingTracker(stop)])
+        """Ends a run and resumes it; metrics and parameters have to equal those of one without an end to the bit."""
+        workdir, ended = self._folder / "resumed", "SIGKILL"
+        if self._killed is None:
+            stop, ended = StopSignal(), "SIGTERM"
+            tracker = EndingTracker(lambda: setattr(stop, "received", signal.SIGTERM))
+            with suppress(Interrupted):
+                pretrain(tiny_config(self._dataset), str(workdir), stop=stop, trackers=[tracker])
+        elif self._killed.returncode != -signal.SIGKILL:
+            reason = self._killed.stderr.strip().split("\n")[-1]
+            raise BertJaxError(f"a child process ended with {self._killed.returncode}, expected SIGKILL: {reason}")
         start = max((int(step.name) for step in complete_steps(workdir)), default=0)
-        if not STOP_STEP <= start < STEPS:
-            raise BertJaxError(f"stopped after step {STOP_STEP}: found checkpoint {start}; expected one before {STEPS}")
+        if not 0 < start < STEPS:
+            raise BertJaxError(f"{ended} after step {STOP_STEP}: found checkpoint {start}; expected one before {STEPS}")
         pretrain(tiny_config(self._dataset), str(workdir))
         rows = itertools.zip_longest(*map(_reproducible_rows, (self._trained, workdir)))
         if changed := [row for row in rows if row[0] != row[1]]:
@@ -245,7 +272,7 @@ class _Check:
         arrays = [jax.tree.leaves(open_checkpoint(str(run)).load_parameters()) for run in (self._trained, workdir)]
         if differing := sum(not np.array_equal(ours, theirs) for ours, theirs in zip(*arrays, strict=True)):
             raise BertJaxError(f"resumed from step {start}: {differing} of {len(arrays[0])} arrays differ")
-        return {"start_step": start, "equal_rows": STEPS, "equal_arrays": len(arrays[0])}
+        return {"ended_by": ended, "start_step": start, "equal_rows": STEPS, "equal_arrays": len(arrays[0])}
 
     def export(self) -> dict[str, Any]:
         """Exports the run for Hugging Face transformers, and loads the export; hidden states have to be equal."""
