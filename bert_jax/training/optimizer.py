@@ -52,7 +52,10 @@ def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
 
 
 def scale_by_adam(b1: float, b2: float, eps: float, *, bias_correction: bool) -> optax.GradientTransformationExtraArgs:
-    """Computes Adam's direction with the reference's eps, outside the root, and optional bias correction."""
+    """Computes Adam's direction with the reference's eps, outside the root, and optional bias correction.
+
+    Where the argument `is_finite` of the update is False, the state stays as it is.
+    """
 
     def init(parameters: Parameters) -> AdamState:
         def zeros() -> Parameters:
@@ -62,11 +65,12 @@ def scale_by_adam(b1: float, b2: float, eps: float, *, bias_correction: bool) ->
         return AdamState(jnp.zeros((), jnp.int32), zeros(), zeros())
 
     def update(
-        gradients: Parameters, state: AdamState, parameters: Any = None, **_: Any
+        gradients: Parameters, state: AdamState, parameters: Any = None, *, is_finite: jax.Array | bool = True, **_: Any
     ) -> tuple[Parameters, AdamState]:
-        updates = state.updates + 1
-        mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, gradients)
-        nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * jnp.square(g), state.nu, gradients)
+        # Selected here, and not after the direction is made of them, so that XLA writes each moment once.
+        updates = state.updates + jnp.asarray(is_finite, jnp.int32)
+        mu = jax.tree.map(lambda m, g: jnp.where(is_finite, b1 * m + (1 - b1) * g, m), state.mu, gradients)
+        nu = jax.tree.map(lambda v, g: jnp.where(is_finite, b2 * v + (1 - b2) * jnp.square(g), v), state.nu, gradients)
         correct_m, correct_v = (1 - b1**updates, 1 - b2**updates) if bias_correction else (1.0, 1.0)
         direction = jax.tree.map(lambda m, v: (m / correct_m) / (jnp.sqrt(v / correct_v) + eps), mu, nu)
         return direction, AdamState(updates, mu, nu)
