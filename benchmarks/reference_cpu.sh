@@ -30,4 +30,4 @@ fi
 "${train[@]}"
 
 bert-jax evaluate --checkpoint "$out/run" --data "$out/data128" | tee "$out/evaluation.json"
-bert-jax report "$out/run" --output "$out/curves.png"
+bert-jax report "$out/run" --output "$out/report.html"

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -158,8 +158,8 @@ class EndingTracker(Tracker):
     def __init__(self, end: Callable[[], None]):
         self._end = end
 
-    def log_scalars(self, step: int, values: Any, *, split: str | None, time: float) -> None:
-        if step == STOP_STEP:
+    def log(self, row: Mapping[str, Any]) -> None:
+        if row["step"] == STOP_STEP:
             self._end()
 
 

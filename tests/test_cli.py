@@ -217,7 +217,7 @@ def test_json_is_the_only_output(journey: Path, tmp_path: Path, capsys: pytest.C
     imported = results(["import", "--source", tmp_path / "hf", "--output", tmp_path / "imported"], capsys)
     assert imported["cased"] is False
     assert "mlm_head" in imported["heads"]
-    assert results(["report", run, "--output", tmp_path / "c.png"], capsys)["workdirs"] == [str(run)]
+    assert results(["report", run, "--output", tmp_path / "c.html"], capsys)["workdirs"] == [str(run)]
 
 
 TEXT = "the ship sees the storm near the [MASK] ."
@@ -260,8 +260,8 @@ def test_export_and_report(journey: Path, tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "mine" / "config.json").write_text("mine")
     assert cli.main([*arguments[:-1], str(tmp_path / "mine")]) == 2
     assert (tmp_path / "mine" / "config.json").read_text() == "mine"
-    assert cli.main(["report", str(journey / "run"), "--output", str(tmp_path / "curves.png")]) == 0
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert cli.main(["report", str(journey / "run"), "--output", str(tmp_path / "report.html")]) == 0
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
     assert cli.main(["report", str(journey / "run"), "--output", str(tmp_path / "curves.doc")]) == 2
 
 

@@ -158,7 +158,7 @@ def _work(
 def _describe(loaded: LoadedPhase, mesh: AbstractMesh) -> dict[str, Any]:
     """Describes the work of a phase."""
     phase, config, loader = loaded.phase, loaded.phase.config, loaded.train_loader
-    work = pretraining_work(config, phase.model, loader)(phase.start + 1)
+    work = pretraining_work(config, phase.model, loader)
     rows, copies = config.global_batch_size, math.prod(mesh.shape[axis] for axis in BATCH_AXES)
     recomputed = recomputed_flops(phase.model, phase.seq_len, config.remat, config.attention)
     before, after = loader.epochs(phase.start), loader.epochs(phase.stop)

@@ -409,10 +409,7 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
         "workdir", nargs="+", metavar="RUN",
         help="a workdir of pretrain, finetune or study, or a folder of workdirs",
     )  # fmt: skip
-    sub.add_argument(
-        "--output", required=True, metavar="FILE",
-        help="a .html, which works offline; the tables alone as .md; or the curves alone as a .png, .svg or .pdf",
-    )  # fmt: skip
+    sub.add_argument("--output", required=True, metavar="FILE", help="a .html, which works offline")
     add_json(sub)
 
     sub = command("configs", "List the packaged configs, or print the keys of one with values and comments.")

@@ -125,7 +125,7 @@ COMMAND_HELP = {
     "report": CommandHelp(
         "the metrics of workdirs",
         "FILE, a page, tables or an image",
-        ("report runs/base --output=curves.png", "report runs/base runs/mine --output=report.html"),
+        ("report runs/base --output=report.html", "report runs/base runs/mine --output=report.html"),
     ),
     "configs": CommandHelp("the packaged configs, or FILE.py", "nothing", ("configs", "configs bert_tiny")),
     "completion": CommandHelp(

@@ -1,6 +1,5 @@
 """Order of batches in fine-tuning: which examples a step trains on, and how long its rows are."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -115,6 +114,6 @@ def work_of_steps(model: BertConfig, head: TaskHead, order: BatchOrder) -> Calla
         examples, seq_len = order.examples(step - 1), order.seq_len(step - 1)
         rows = order.config.global_batch_size * order.encoded.group
         flops = rows * finetuning_flops(model, head, seq_len)
-        return StepWork(float(len(examples)), float(rows * seq_len), math.nan, flops)
+        return StepWork(float(len(examples)), float(rows * seq_len), flops)
 
     return step_work

@@ -378,7 +378,7 @@ class _EvaluateSplits:
         if step in best or (best.best is None and step == run.total):
             self.final = Final(step, outputs, split_scores)
         row = {f"{name}/{metric}": value for name, scores in split_scores.items() for metric, value in scores.items()}
-        run.trackers.log_scalars(step, {**row, **setup.order.count_seen(step)}, split="eval")
+        run.trackers.log(step, {**row, **setup.order.count_seen(step)}, split="eval")
         log.info("Step %d: %s", step, "  ".join(f"{name} {value:.4f}" for name, value in row.items()))
         if best.ends_training():
             log.info(

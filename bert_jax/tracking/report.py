@@ -1,16 +1,14 @@
-"""`bert-jax report`: results, curves and settings of runs beside each other, as a page, Markdown or an image.
+"""`bert-jax report`: one page with results, curves, fills and settings of runs beside each other.
 
-Metrics have their names of `metrics.jsonl`. Plotly draws the page, which loads nothing; matplotlib draws images.
+Metrics have their names of `metrics.jsonl`. Plotly draws the page, which loads nothing.
 """
 
-import io
-import itertools
 import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape, unescape
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -25,20 +23,13 @@ from bert_jax.tracking.metrics import OLD, SAMPLES, read_metrics
 
 MOST_POINTS = 200
 """Points of a curve; of more rows, each point is the mean of as many as needed."""
+MOST_FILLS = 6
+"""Evaluations whose fills are shown, the last one among them."""
 _HEADINGS = {PretrainConfig: "Pre-training", FinetuneConfig: "Fine-tuning"}
 _AXES = ("step", "tokens_seen", "hours")
-_FIRST = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "loss")  # panels
-_LAST = ("learning_rate", "grad_norm", "tokens_per_second", "step_seconds_p50", "mfu", "input_wait_share",
-         "nonfinite_steps")  # fmt: skip
 _NO_SCORES = re.compile(r"split|step|hours|time|.*_seen|(old_)?(data|sequences)")
-_NO_CURVES = re.compile(
-    rf"{_NO_SCORES.pattern}|epoch.*|nonfinite_streak|steps_averaged|examples_per_second|.*_p9.|old_unigram_.*"
-)
-_STYLES = {
-    "training": ("lines", "solid"), "unigram baseline": ("lines", "dash"),
-    "eval": ("lines+markers", "solid"), "dev": ("lines+markers", "solid"),
-}  # fmt: skip
-_COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2", "#7f7f7f")
+_NO_CURVES = re.compile(rf"{_NO_SCORES.pattern}|epoch.*|nonfinite_streak|steps_averaged|examples_.*|old_unigram_.*")
+_DASHES = {"training": "solid", "eval": "solid", "dev": "solid", "unigram baseline": "dash"}  # others are dotted
 # No address may be loaded, whatever a file of a run contains. Plotly writes styles and makes images of plots.
 _HEAD = (
     '<!doctype html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
@@ -59,7 +50,6 @@ class ReportedRun:
       kind: class of its config.
       splits: rows of its metrics, by split.
       config: values by dotted key; empty without a config.
-      phases: the last step before each phase but the first.
       result: metrics of the last evaluation, or of that of `result.json`, and of the last training row.
     """
 
@@ -67,7 +57,6 @@ class ReportedRun:
     kind: type[Section]
     splits: Mapping[str, Sequence[Mapping[str, Any]]]
     config: Mapping[str, Any]
-    phases: Sequence[int]
     result: Mapping[str, Any]
 
 
@@ -84,15 +73,11 @@ def read_runs(paths: Sequence[str]) -> list[ReportedRun]:
         if not with_metrics:
             raise InputError(f"{path} has no metrics; pass the --workdir of `bert-jax pretrain`, `finetune` or `study`")
         rows |= with_metrics
-    names = [folder.name for folder in rows]
-    names = names if len({*names}) == len(names) else [str(folder) for folder in rows]
-    runs = []
-    for name, (folder, found) in zip(names, rows.items(), strict=True):
-        try:
-            runs.append(_read_run(name, folder, found))
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise InputError(f"{folder}: unexpected contents ({type(error).__name__}: {error!s:.99})") from error
-    return runs
+    are_distinct = len({folder.name for folder in rows}) == len(rows)
+    try:
+        return [_read_run(folder.name if are_distinct else str(folder), folder, rows[folder]) for folder in rows]
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InputError(f"{', '.join(paths)}: unexpected contents ({type(error).__name__}: {error!s:.99})") from error
 
 
 def _read_run(name: str, folder: epath.Path, rows: Sequence[Mapping[str, Any]]) -> ReportedRun:
@@ -103,20 +88,11 @@ def _read_run(name: str, folder: epath.Path, rows: Sequence[Mapping[str, Any]]) 
     splits: dict[str, list[Mapping[str, Any]]] = {"training": [], "eval": [], SAMPLES: []}
     for row in rows:
         hours = (row.get("time", math.nan) - rows[0].get("time", math.nan)) / 3600
-        numbers = {key: value for key, value in row.items() if isinstance(value, (int, float))}
-        splits[row.get("split", "training")].append({**numbers, "hours": hours})
+        values = {key: value for key, value in row.items() if key == SAMPLES or isinstance(value, (int, float))}
+        splits[row.get("split", "training")].append({**values, "hours": hours})
     evaluations = [row for row in splits["eval"] if row["step"] == result.get("step")] or splits["eval"]
     final = {**(splits["training"] or [{}])[-1], **(evaluations or [{}])[-1]}
-    return ReportedRun(name, kind, splits, dict(flatten_mapping(kind, config)), _phase_starts(config), final)
-
-
-def _phase_starts(config: Mapping[str, Any]) -> list[int]:
-    steps = [phase["steps"] for phase in config.get("phases", ())]
-    rest = config.get("total_steps", 0) - sum(count for count in steps if count != -1)
-    return list(itertools.accumulate(rest if count == -1 else count for count in steps))[:-1]
-
-
-# --- Tables ------------------------------------------------------------------------------------------------------
+    return ReportedRun(name, kind, splits, dict(flatten_mapping(kind, config)), final)
 
 
 def results(runs: Sequence[ReportedRun]) -> Table:
@@ -136,39 +112,40 @@ def settings(runs: Sequence[ReportedRun]) -> Table:
     for key in dict.fromkeys([*defaults, *(key for run in known for key in run.config)]):
         default, *values = (json.dumps(of.get(key, defaults.get(key))) for of in ({}, *(run.config for run in known)))
         if {*values} - {default}:
-            differs = len({*values}) > 1
-            rows.append([f"{key} *" if differs else key, default, *values])
+            rows.append([f"{key} *" if len({*values}) > 1 else key, default, *values])
     rows.sort(key=lambda row: not row[0].endswith("*"))
     note = "Settings that differ from the defaults; those with * differ between runs."
     return note, ["key", "default", *(run.name for run in known)], rows
 
 
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.5g}" if abs(value) < 1000 else f"{value:,.0f}"
-    return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _markdown(table: Table) -> str:
-    note, heads, rows = table
-    lines = [heads, ["---"] * len(heads), *([_cell(value) for value in row] for row in rows)]
-    text = "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
-    return f"{note}\n\n{text}\n"
+def fills(run: ReportedRun) -> Table:
+    """Returns the most probable word for each mask of its texts, evaluation by evaluation."""
+    found = run.splits[SAMPLES]
+    shown = [found[place] for place in sorted({*np.linspace(0, len(found) - 1, MOST_FILLS).round().astype(int)})]
+    masks = [[(text["text"], mask) for text in row[SAMPLES] for mask in text["masks"]] for row in shown]
+    rows = [
+        [column[0][0], column[0][1]["target"], *("{} {:.2f}".format(*mask["fills"][0]) for _, mask in column)]
+        for column in zip(*masks, strict=True)
+    ]
+    return f"{run.name}: most probable fills by step", ["text", "target", *(str(row["step"]) for row in shown)], rows
 
 
 def _html(table: Table) -> str:
+    def cell(value: Any) -> str:
+        if isinstance(value, float):
+            return f"{value:.5g}" if abs(value) < 1000 else f"{value:,.0f}"
+        return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
     note, heads, rows = table
     head = "".join(f"<th>{escape(text)}" for text in heads)
-    body = "".join("<tr>" + "".join(f"<td>{escape(_cell(value))}" for value in row) for row in rows)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell(value))}" for value in row) for row in rows)
     return f"<p>{escape(note)}</p><table><tr>{head}{body}</table>"
-
-
-# --- Curves ------------------------------------------------------------------------------------------------------
 
 
 def curves(run: ReportedRun) -> Iterator[tuple[str, str, np.ndarray]]:
     """Yields panel, label and points [n, 4] of each curve: the values on the axes, then that of the metric."""
-    for split, rows in [(split, run.splits[split]) for split in ("training", "eval")]:
+    for split in ("eval", "training"):
+        rows = run.splits[split]
         for key in dict.fromkeys(key for row in rows for key in row):
             if _NO_CURVES.fullmatch(key):
                 continue
@@ -182,108 +159,57 @@ def curves(run: ReportedRun) -> Iterator[tuple[str, str, np.ndarray]]:
 
 
 def make_figure(runs: Sequence[ReportedRun]) -> Any:
-    """Returns plotly's figure of runs: a panel for each metric, a color for each run, its phases as dotted lines."""
+    """Returns plotly's figure of runs: a panel for each metric, a color for each run."""
+    from plotly.colors import qualitative
     from plotly.subplots import make_subplots
 
     drawn = [(run, *curve) for run in runs for curve in curves(run)]
-    known = dict.fromkeys(panel for _, panel, _, _ in drawn)
-    middle = [panel for panel in known if panel not in (*_FIRST, *_LAST)]
-    panels = [panel for panel in (*_FIRST, *middle, *_LAST) if panel in known]
+    panels = list(dict.fromkeys(panel for _, panel, _, _ in drawn))
     down = -(-len(panels) // 2)
     figure = make_subplots(down, 2, subplot_titles=[escape(panel) for panel in panels], vertical_spacing=0.2 / down)
-    colors = {run.name: _COLORS[number % len(_COLORS)] for number, run in enumerate(runs)}
+    colors = {run.name: qualitative.D3[number % 10] for number, run in enumerate(runs)}
     for run, panel, label, points in drawn:
         place, name = panels.index(panel), escape(run.name)
-        mode, dash = _STYLES.get(label, ("lines+markers", "dot"))
         figure.add_scatter(
             x=points[:, 0].tolist(), y=points[:, -1].tolist(), name=name, legendgroup=name,
             opacity=0.5 if label == "training" else 1.0,
             showlegend=all(trace.name != name for trace in figure.data),
-            mode=mode, line={"color": colors[run.name], "dash": dash},
+            mode="lines" if label in ("training", "unigram baseline") and len(points) > 1 else "lines+markers",
+            line={"color": colors[run.name], "dash": _DASHES.get(label, "dot")},
             hovertemplate=f"{name}, {escape(label)}: %{{y:.5g}} at %{{x:,}}<extra></extra>",
             row=place // 2 + 1, col=place % 2 + 1,
         )  # fmt: skip
-    for run in runs:
-        for number, step in enumerate(run.phases, 2):
-            text = {"text": f"phase {number}", "textposition": "start", "textangle": 0, "xanchor": "left"}
-            figure.add_vline(step, line_dash="dot", line_color=colors[run.name], label=text)
-    shapes, losses = figure.layout.shapes, [number for number, panel in enumerate(panels, 1) if panel.endswith("loss")]
-    choices: list[tuple[str, str, list[Any]]] = [
-        (f"by {axis}", "update", [{"x": [points[:, column].tolist() for *_, points in drawn]},
-                                  {"shapes": [] if column else shapes}])
-        for column, axis in enumerate(_AXES) if not any(np.isnan(points[:, column]).any() for *_, points in drawn)
+    columns = {f"by {axis}": [points[:, column] for *_, points in drawn] for column, axis in enumerate(_AXES)}
+    buttons = [
+        {"label": label, "method": "restyle", "args": [{"x": [values.tolist() for values in column]}]}
+        for label, column in columns.items() if not any(np.isnan(values).any() for values in column)
     ]  # fmt: skip
-    for scale in ("linear", "log"):
-        choices.append((f"{scale} losses", "relayout", [{f"yaxis{number}.type": scale for number in losses}]))
-    buttons = [{"label": label, "method": method, "args": args} for label, method, args in choices]
-    menu = {"type": "buttons", "direction": "right", "showactive": False, "x": 0, "y": 1 + 0.12 / down}
+    menu = {"type": "buttons", "direction": "right", "x": 0, "y": 1 + 0.12 / down, "buttons": buttons}
     figure.update_xaxes(matches="x", showticklabels=True)
     figure.update_yaxes(tickformat="~g")
     figure.update_layout(
         template="plotly_white", height=90 + 300 * down,
         legend={"orientation": "h", "yanchor": "bottom", "y": 1 + 0.25 / down},
-        updatemenus=[{**menu, "xanchor": "left", "yanchor": "bottom", "buttons": buttons}],
+        updatemenus=[{**menu, "xanchor": "left", "yanchor": "bottom"}],
     )  # fmt: skip
     return figure
 
 
-def make_image(figure: Any, image_format: str) -> bytes:
-    """Draws the curves of plotly's figure by matplotlib, which needs no browser."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    titles = [unescape(note.text) for note in figure.layout.annotations]
-    size = (12, 1 + 1.6 * len(titles))
-    drawing, plots = pyplot.subplots(-(-len(titles) // 2), 2, figsize=size, squeeze=False, layout="constrained")
-    for plot, title in itertools.zip_longest(plots.flat, titles):
-        plot.set_title(title, parse_math=False)
-        plot.grid(alpha=0.3)
-        plot.set_visible(title is not None)
-    lines: dict[str, Any] = {}
-    for trace in figure.data:
-        style = {"solid": "-", "dash": "--", "dot": ":"}[trace.line.dash] + ("o" if "markers" in trace.mode else "")
-        plot = plots.flat[int(trace.yaxis[1:] or 1) - 1]
-        [line] = plot.plot(trace.x, trace.y, style, color=trace.line.color, alpha=trace.opacity, markersize=4)
-        lines.setdefault(" " + unescape(trace.name).replace("$", r"\$"), line)  # a name with _ would have no entry
-    for shape in figure.layout.shapes:
-        plots.flat[int(shape.xref[1:] or 1) - 1].axvline(shape.x0, color=shape.line.color, linestyle=":")
-    drawing.legend(handles=list(lines.values()), labels=list(lines), loc="outside upper center", ncols=4)
-    image = io.BytesIO()
-    drawing.savefig(image, format=image_format, dpi=110)
-    pyplot.close(drawing)
-    return image.getvalue()
-
-
-# --- Report ------------------------------------------------------------------------------------------------------
-
-
 def write_report(paths: Sequence[str], output: str) -> list[dict[str, Any]]:
-    """Writes a report on runs, as `output` ends: .html, .md without curves, or .png, .svg, .pdf with curves alone.
+    """Writes a page on runs to `output`, which ends with .html.
 
-    Returns the results of each run by the heads of their table. Raises InputError for a path without runs, an image of
-    both kinds of runs, and another ending.
+    Returns the results of each run by the heads of their table. Raises InputError for a path without runs, and for
+    another ending.
     """
-    suffix = epath.Path(output).suffix.lower()
-    if suffix not in (".html", ".md", ".png", ".svg", ".pdf"):
-        raise InputError(f"--output={output}: must end with .html, .md, .png, .svg or .pdf, got {suffix!r}")
-    runs = read_runs(paths)
-    groups = {name: found for kind, name in _HEADINGS.items() if (found := [run for run in runs if run.kind is kind])}
-    tables = {heading: (results(found), settings(found)) for heading, found in groups.items()}
-    if suffix == ".html":
-        parts = [_HEAD]
-        for heading, found in groups.items():
-            figure = make_figure(found).to_html(full_html=False, include_plotlyjs=len(parts) == 1)
-            parts.append(f"<h1>{heading}</h1>{_html(tables[heading][0])}{figure}{_html(tables[heading][1])}")
-        content = "".join(parts).encode()
-    elif suffix == ".md":
-        texts = [f"# {heading}\n\n{_markdown(first)}\n{_markdown(last)}" for heading, (first, last) in tables.items()]
-        content = "\n".join(texts).encode()
-    elif len(groups) > 1:
-        names = " and ".join(found[0].name for found in groups.values())
-        raise InputError(f"{names} are of pre-training and of fine-tuning; use --output=report.html for both")
-    else:
-        content = make_image(make_figure(runs), suffix[1:])
-    atomic.write_whole(remote.parse_path(output), content)
-    return [dict(zip(heads, row, strict=True)) for (_, heads, rows), _ in tables.values() for row in rows]
+    if not output.lower().endswith(".html"):
+        raise InputError(f"--output={output}: must end with .html, such as report.html")
+    runs, parts, rows = read_runs(paths), [_HEAD], []
+    for kind, heading in _HEADINGS.items():
+        if group := [run for run in runs if run.kind is kind]:
+            figure = make_figure(group).to_html(full_html=False, include_plotlyjs=len(parts) == 1)
+            table = results(group)
+            samples = [_html(fills(run)) for run in group if run.splits[SAMPLES]]
+            parts += [f"<h1>{heading}</h1>", _html(table), figure, *samples, _html(settings(group))]
+            rows += [dict(zip(table[1], row, strict=True)) for row in table[2]]
+    atomic.write_whole(remote.parse_path(output), "".join(parts).encode())
+    return rows

@@ -1,12 +1,9 @@
 """Throughput of a run, one-line summaries of its metrics, and profiler traces for TensorBoard or Perfetto."""
 
-import functools
 import logging
-import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -16,59 +13,36 @@ from etils import epath
 from bert_jax.config_keys import PretrainConfig
 from bert_jax.data.loading.loader import TrainLoader
 from bert_jax.errors import InputError
-from bert_jax.files import atomic
+from bert_jax.files import remote
 from bert_jax.model import BertConfig
 from bert_jax.tracking.flops import find_accelerator, training_flops
 
 log = logging.getLogger(__name__)
 
-PERCENTILES = (50, 90, 99)
-RATES = (
-    "examples_per_second", "tokens_per_second", "real_tokens_per_second", "mfu",
-    *(f"step_seconds_p{percent}" for percent in PERCENTILES), "input_wait_share",
-)  # fmt: skip
+RATES = ("examples_per_second", "tokens_per_second", "mfu", "step_seconds", "input_wait_share")
 """Names of the metrics of `Throughput.rates`."""
 NOT_REPRODUCIBLE = (*RATES, "time")
 """Names of all metrics that differ between two runs of the same config."""
+_FIRST = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "loss", "tokens_per_second", "input_wait_share")
 
 
-_FIRST = (
-    "mlm_loss", "nsp_loss", "loss", "mlm_accuracy", "nsp_accuracy", "learning_rate", "tokens_per_second", "mfu"
-)  # fmt: skip
-_NOT_IN_LINES = ("steps_averaged", "nonfinite_streak", "step_seconds_p90", "step_seconds_p99")
-
-
-def summary(values: Mapping[str, float], accuracies: str = ".0%") -> str:
-    """Formats the metrics for a progress bar, the most important first; two spaces separate them."""
-    parts = [
-        f"{head} {values[f'{head}_loss']:.3f} ({values[f'{head}_accuracy']:{accuracies}})"
-        for head in ("mlm", "nsp") if f"{head}_loss" in values
-    ]  # fmt: skip
-    parts.append(f"loss {values['loss']:.3f}")
-    if "tokens_per_second" in values:
-        parts.append(f"{values['tokens_per_second']:,.0f} tok/s")
-    if values.get("input_wait_share", 0.0) >= 0.05:
-        parts.append(f"{values['input_wait_share']:.0%} waiting for input")
-    return "  ".join(parts)
+def summary(values: Mapping[str, float]) -> str:
+    """Formats the main metrics for a progress bar, the most important first; two spaces separate them."""
+    return key_values({name: values[name] for name in _FIRST if name in values}).replace(" ", "  ")
 
 
 def key_values(values: Mapping[str, float]) -> str:
-    """Formats a row of metrics as `key=value` words, for a line of the log that programs can search."""
-    first = [name for name in _FIRST if name in values]
-    rest = [name for name in values if name not in _FIRST and name not in _NOT_IN_LINES]
-    texts = {name: f"{values[name]:.0f}" if abs(values[name]) >= 10_000 else f"{values[name]:.4g}" for name in values}
-    return " ".join(f"{name}={texts[name]}" for name in [*first, *rest])
+    """Formats metrics as `key=value` words, for a line of the log that programs can search."""
+    names = dict.fromkeys([*(name for name in _FIRST if name in values), *values])
+    texts = {name: f"{values[name]:.0f}" if abs(values[name]) >= 10_000 else f"{values[name]:.4g}" for name in names}
+    return " ".join(f"{name}={text}" for name, text in texts.items())
 
 
 class StepWork(NamedTuple):
-    """Work of one step: examples, tokens (with padding), real tokens (without padding) and model FLOPs.
-
-    `real_tokens` is NaN if it is not measured.
-    """
+    """Work of one step: examples, tokens (with padding) and model FLOPs."""
 
     examples: float
     tokens: float
-    real_tokens: float
     flops: float
 
 
@@ -79,9 +53,11 @@ class Throughput:
         """Starts measuring; `work` maps a step to its work."""
         self._work = work
         self._steps: list[tuple[int, float, float]] = []  # step, time of its end, seconds waited for input until then
-        devices = jax.devices()
-        peak = _peak_flops(devices[0].platform, devices[0].device_kind)
-        self._peak = peak and peak * len(devices)
+        device = jax.devices()[0]
+        accelerator = find_accelerator(device.device_kind)
+        self._peak = accelerator and accelerator.peak_flops * jax.device_count()
+        if accelerator is None and device.platform != "cpu":
+            log.warning("No mfu is reported: the peak FLOP/s of device %s are not known", device.device_kind)
 
     def pause(self) -> None:
         """Excludes the time until the next finished step."""
@@ -92,49 +68,33 @@ class Throughput:
         self._steps.append((step, time.perf_counter(), waited))
 
     def rates(self) -> dict[str, float]:
-        """Returns the metrics in `RATES` since the last row.
+        """Returns the metrics in `RATES` since the last row; none directly after a pause.
 
         `examples_per_second` counts sequences, packed or not. `tokens_per_second` counts padding, as `mfu` does, which
-        needs a device of known peak. `real_tokens_per_second` is for packed rows only. `step_seconds_p50` and the other
-        percentiles are of the time between the ends of two steps. `input_wait_share` is the share of time in which the
-        loop waited for a batch. There are none directly after a pause.
+        needs a device of known peak. `step_seconds` is the median time between the ends of two steps.
+        `input_wait_share` is the share of time in which the loop waited for a batch.
         """
         if len(self._steps) < 2:
             return {}
         steps, ends, waited = zip(*self._steps, strict=True)
         self._steps = self._steps[-1:]
         seconds = ends[-1] - ends[0]
-        work = np.sum([self._work(step) for step in steps[1:]], axis=0)
-        examples, tokens, real_tokens, flops = (work / seconds).tolist()
-        rates = {"examples_per_second": examples, "tokens_per_second": tokens}
-        if not math.isnan(real_tokens):
-            rates["real_tokens_per_second"] = real_tokens
-        if self._peak:
-            rates["mfu"] = flops / self._peak
-        for percent, value in zip(PERCENTILES, np.percentile(np.diff(ends), PERCENTILES).tolist(), strict=True):
-            rates[f"step_seconds_p{percent}"] = value
-        rates["input_wait_share"] = (waited[-1] - waited[0]) / seconds
-        return rates
+        examples, tokens, flops = (np.sum([self._work(step) for step in steps[1:]], axis=0) / seconds).tolist()
+        return {
+            "examples_per_second": examples,
+            "tokens_per_second": tokens,
+            **({"mfu": flops / self._peak} if self._peak else {}),
+            "step_seconds": float(np.median(np.diff(ends))),
+            "input_wait_share": (waited[-1] - waited[0]) / seconds,
+        }
 
 
-@functools.cache
-def _peak_flops(platform: str, device_kind: str) -> float | None:
-    """Returns the dense bf16 FLOP/s of a device; None if unknown, with one warning per process."""
-    accelerator = find_accelerator(device_kind)
-    if accelerator is None and platform != "cpu":
-        log.warning("No mfu is reported: the peak FLOP/s of device %s are not known", device_kind)
-    return accelerator.peak_flops if accelerator else None
-
-
-def pretraining_work(config: PretrainConfig, model: BertConfig, loader: TrainLoader) -> Callable[[int], StepWork]:
-    """Computes the work of a step of pre-training, which is the same for all steps of a phase."""
-    first = loader.sources[0]
-    seq_len, rows = first.dataset.info.seq_len, config.global_batch_size
+def pretraining_work(config: PretrainConfig, model: BertConfig, loader: TrainLoader) -> StepWork:
+    """Computes the work of each step of a phase."""
+    first, rows = loader.sources[0], config.global_batch_size
+    seq_len = first.dataset.info.seq_len
     flops = training_flops(model, seq_len, first.predictions, first.max_sequences)
-    tokens = float(rows * seq_len)
-    real = tokens * loader.real_share if config.data.packing else math.nan
-    work = StepWork(rows * loader.sequences_a_row, tokens, real, rows * flops)
-    return lambda step: work
+    return StepWork(rows * loader.sequences_a_row, float(rows * seq_len), rows * flops)
 
 
 def parse_steps(steps: str) -> range:
@@ -176,13 +136,10 @@ class StepTracer:
         """Stops the trace and writes it to the workdir."""
         if self._folder is None:
             return
-        with self._folder as folder:
+        with self._folder as folder, remote.store_errors(self._target):
             self._folder = None
-            if not self._records:
-                return
-            jax.profiler.stop_trace()
-            for path in (path for path in Path(folder).rglob("*") if path.is_file()):
-                target = self._target / str(path.relative_to(folder))
-                atomic.make_folder(target.parent)
-                atomic.place(path, target)
+            if self._records:
+                jax.profiler.stop_trace()
+                store, name = remote.store_of(self._target)
+                store.put(f"{folder}/", name, recursive=True)
         log.info("Wrote profiler trace; view it with: tensorboard --logdir %s, or at ui.perfetto.dev", self._target)

@@ -1,11 +1,9 @@
-"""Trackers: receivers of the config, the metrics and the text samples that a run logs.
+"""Trackers: receivers of the config and of the rows of `metrics.jsonl`.
 
 A run has one for `metrics.jsonl`, one for TensorBoard, and those that the config or the caller adds.
 """
 
-import functools
 import importlib.util
-import json
 import logging
 import math
 import secrets
@@ -19,10 +17,7 @@ from typing import Any
 from etils import epath
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.compat.proto.tensor_pb2 import TensorProto
-from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from bert_jax.errors import InputError
@@ -33,43 +28,23 @@ from bert_jax.tracking.metrics import METRICS_FILE, SAMPLES, GrowingFile, finite
 log = logging.getLogger(__name__)
 
 TENSORBOARD_FOLDER = "tensorboard"
-WANDB_FILE = "wandb.json"
-"""Names the run in W&B, so that a resumed run continues it."""
-Sample = Mapping[str, Any]
-"""A masked text and its fills, as JSON: `text`, with [MASK]s, and `masks`. Each of these has its `target`, the
-`probability` of it, and `fills`: the most probable words with their probabilities, best first."""
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """A run as its trackers see it.
-
-    Attributes:
-      workdir: the folder of the run.
-      config: the hyper-parameters, by dotted key.
-      start: steps done when the run was opened; above 0 if it resumes.
-    """
-
-    workdir: epath.Path
-    config: Mapping[str, Any]
-    start: int
+WANDB_FILE = "wandb_id"
+"""The id of the run in W&B, so that a resumed run continues it."""
 
 
 class Tracker:
-    """Receiver of what a run logs, in process 0. A subclass overrides the methods that it needs.
+    """Receiver of what a run logs, in process 0. A subclass overrides the methods that it needs."""
 
-    Steps ascend, and a resumed run logs the steps after its checkpoint again. `time` is in unix seconds.
-    """
+    def log_config(self, config: Mapping[str, Any]) -> None:
+        """Called once, before anything else, with the hyper-parameters by dotted key."""
 
-    def log_config(self, run: RunRecord) -> None:
-        """Called once, before anything else."""
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Called with each row of `metrics.jsonl`, whose values may be NaN or infinite.
 
-    def log_scalars(self, step: int, values: Mapping[str, Any], *, split: str | None, time: float) -> None:
-        """Called with a row of metrics. `split` is None for training; a value is a number,
-        which may not be finite, or the text `data`: the hash of the dataset that an evaluation measured."""
-
-    def log_samples(self, step: int, samples: Sequence[Sample], *, time: float) -> None:
-        """Called with the fills of masked texts after an evaluation."""
+        `split` is absent for training, "eval" for an evaluation, and "samples" for a row whose `samples` are masked
+        texts and their fills. `time` is in unix seconds. Steps ascend; a resumed run logs the steps after its
+        checkpoint again.
+        """
 
     def flush(self) -> None:
         """Called before each checkpoint: writes everything to where it survives a kill."""
@@ -91,19 +66,14 @@ class Trackers:
     others: Sequence[Tracker] = ()
     _failed: list[Tracker] = field(default_factory=list)
 
-    def log_config(self, run: RunRecord) -> None:
-        """Logs the config of the run."""
-        self._each(lambda tracker: tracker.log_config(run))
+    def log_config(self, config: Mapping[str, Any]) -> None:
+        """Logs the hyper-parameters of the run."""
+        self._each(lambda tracker: tracker.log_config(config))
 
-    def log_scalars(self, step: int, values: Mapping[str, Any], split: str | None = None) -> None:
-        """Logs a row of metrics. `split` is "eval" for evaluations and None for training."""
-        now = time.time()
-        self._each(lambda tracker: tracker.log_scalars(step, values, split=split, time=now))
-
-    def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Logs the fills of masked texts."""
-        now = time.time()
-        self._each(lambda tracker: tracker.log_samples(step, samples, time=now))
+    def log(self, step: int, values: Mapping[str, Any], split: str | None = None) -> None:
+        """Logs a row; see `Tracker.log`."""
+        row = {"step": step, **({"split": split} if split else {}), **values, "time": round(time.time(), 3)}
+        self._each(lambda tracker: tracker.log(row))
 
     def flush(self) -> None:
         """Writes everything to where it survives a kill."""
@@ -113,7 +83,7 @@ class Trackers:
         """Closes every tracker, those that failed too, and files first; then raises an error of `files`."""
         with ExitStack() as stack:
             for tracker in self.others:
-                stack.callback(self._guarded, tracker, tracker.close)
+                stack.callback(self._guarded, tracker, lambda tracker: tracker.close())
             for tracker in self.files:
                 stack.callback(tracker.close)
 
@@ -122,17 +92,17 @@ class Trackers:
             call(tracker)
         for tracker in self.others:
             if tracker not in self._failed:
-                self._guarded(tracker, functools.partial(call, tracker))
+                self._guarded(tracker, call)
 
-    def _guarded(self, tracker: Tracker, call: Callable[[], None]) -> None:
+    def _guarded(self, tracker: Tracker, call: Callable[[Tracker], None]) -> None:
         try:
-            call()
+            call(tracker)
         except Exception:
             self._failed.append(tracker)
             log.exception("Tracker %s failed and is not used any more; the run continues", type(tracker).__name__)
 
 
-class MetricsFile(Tracker):
+class MetricsFile(GrowingFile, Tracker):
     """Appends rows to `metrics.jsonl`.
 
     Drops rows after `resume_step` first: a resumed run writes them again, and the result is that of an uninterrupted
@@ -142,20 +112,10 @@ class MetricsFile(Tracker):
     def __init__(self, workdir: epath.Path, resume_step: int):
         # A run that starts anew also drops the evaluation at step 0 of one that was killed before its first checkpoint.
         kept = [_line(row) for row in read_metrics(workdir) if row["step"] <= resume_step and resume_step]
-        self._file = GrowingFile(workdir / METRICS_FILE, b"".join(kept))
+        super().__init__(workdir / METRICS_FILE, b"".join(kept))
 
-    def log_scalars(self, step: int, values: Mapping[str, Any], *, split: str | None, time: float) -> None:
-        row = {"step": step, **({"split": split} if split else {}), **values, "time": round(time, 3)}
-        self._file.write(_line(row))
-
-    def log_samples(self, step: int, samples: Sequence[Sample], *, time: float) -> None:
-        self._file.write(_line({"step": step, "split": SAMPLES, "samples": list(samples), "time": round(time, 3)}))
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
+    def log(self, row: Mapping[str, Any]) -> None:
+        self.write(_line(row))
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
@@ -165,8 +125,7 @@ def _line(row: Mapping[str, Any]) -> bytes:
 class TensorBoard(Tracker):
     """Writes events to WORKDIR/tensorboard; those of an earlier start after `resume_step` are no longer shown.
 
-    The usual writers (SummaryWriter) have a background thread, and block forever after it has died of a full disk. They
-    also import TensorFlow or torch if installed, which takes seconds at each start.
+    TensorBoard's own writers import TensorFlow if it is installed, and write in a background thread.
     """
 
     def __init__(self, workdir: epath.Path, resume_step: int):
@@ -174,6 +133,7 @@ class TensorBoard(Tracker):
         folder = workdir / TENSORBOARD_FOLDER
         if not remote.is_remote(folder):
             folder.mkdir(exist_ok=True)
+        self._name, self._start = str(workdir), resume_step
         self._events = RecordWriter(
             GrowingFile(folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}")
         )
@@ -181,23 +141,18 @@ class TensorBoard(Tracker):
         purge = SessionLog(status=SessionLog.START)  # TensorBoard drops its events from this step on
         self._write(time.time(), step=resume_step + 1, session_log=purge)
 
-    def log_config(self, run: RunRecord) -> None:
-        values = {key: value if isinstance(value, (bool, int, float)) else str(value)
-                  for key, value in run.config.items()}  # fmt: skip
-        rows = "\n".join(f"| {key} | {json.dumps(value)} |" for key, value in run.config.items())
-        table = _markdown("config", f"| key | value |\n| --- | --- |\n{rows}")
-        for summary in (hparams_pb(values, trial_id=str(run.workdir)), table):
-            self._write(time.time(), step=run.start, summary=summary)
+    def log_config(self, config: Mapping[str, Any]) -> None:
+        values = {key: value if isinstance(value, (bool, int, float)) else str(value) for key, value in config.items()}
+        self._write(time.time(), step=self._start, summary=hparams_pb(values, trial_id=self._name))
 
-    def log_scalars(self, step: int, values: Mapping[str, Any], *, split: str | None, time: float) -> None:
-        for name, value in values.items():
-            if isinstance(value, (int, float)) and math.isfinite(value):  # TensorBoard does not support other values
-                tag = f"{split or 'train'}/{name}"
-                self._write(time, step=step, summary=Summary(value=[Summary.Value(tag=tag, simple_value=value)]))
-
-    def log_samples(self, step: int, samples: Sequence[Sample], *, time: float) -> None:
-        for number, sample in enumerate(samples):
-            self._write(time, step=step, summary=_markdown(f"samples/{number}", _sample_table(sample)))
+    def log(self, row: Mapping[str, Any]) -> None:
+        prefix = row.get("split", "train")
+        values = [
+            Summary.Value(tag=f"{prefix}/{name}", simple_value=value)
+            for name, value in row.items()
+            if name not in ("step", "time") and isinstance(value, (int, float)) and math.isfinite(value)
+        ]  # TensorBoard does not support other values
+        self._write(row["time"], step=row["step"], summary=Summary(value=values))
 
     def flush(self) -> None:
         self._events.flush()
@@ -207,18 +162,6 @@ class TensorBoard(Tracker):
 
     def _write(self, time: float, **fields: Any) -> None:
         self._events.write(Event(wall_time=time, **fields).SerializeToString())
-
-
-def _markdown(name: str, text: str) -> Summary:
-    tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()])
-    metadata = create_summary_metadata(display_name=name, description="")
-    return Summary(value=[Summary.Value(tag=name, metadata=metadata, tensor=tensor)])
-
-
-def _sample_table(sample: Sample) -> str:
-    """Formats a sample: the masked text, and a row for each mask."""
-    rows = [f"| {mask['target']} | {mask['probability']:.3f} | {_fills(mask)} |" for mask in sample["masks"]]
-    return "\n".join([sample["text"], "", "| target | probability | fills |", "| --- | --- | --- |", *rows])
 
 
 def check_wandb(project: str) -> None:
@@ -237,12 +180,14 @@ class WeightsAndBiases(Tracker):
         """Opens the run. Raises InputError if W&B refuses it, such as without a login."""
         import wandb
 
-        identity = _identity(workdir / WANDB_FILE, project, entity)
+        path = workdir / WANDB_FILE
+        if not remote.exists(path):
+            atomic.write_whole(path, secrets.token_hex(8).encode())
         try:
             self._run = wandb.init(
                 project=project,
                 entity=entity or None,
-                id=identity,
+                id=atomic.read_whole(path).decode(),
                 name=workdir.name,
                 dir=None if remote.is_remote(workdir) else str(workdir),
                 resume="allow",
@@ -255,35 +200,12 @@ class WeightsAndBiases(Tracker):
             ) from error
         log.info("Weights & Biases: %s", f"offline, in {self._run.dir}" if self._run.offline else self._run.url)
 
-    def log_config(self, run: RunRecord) -> None:
-        self._run.config.update(dict(run.config), allow_val_change=True)
+    def log_config(self, config: Mapping[str, Any]) -> None:
+        self._run.config.update(dict(config), allow_val_change=True)
 
-    def log_scalars(self, step: int, values: Mapping[str, Any], *, split: str | None, time: float) -> None:
-        self._run.log({f"{split or 'train'}/{name}": value for name, value in values.items()}, step=step)
-
-    def log_samples(self, step: int, samples: Sequence[Sample], *, time: float) -> None:
-        import wandb
-
-        table = wandb.Table(columns=["step", "text", "target", "probability", "fills"])
-        for sample in samples:
-            for mask in sample["masks"]:
-                table.add_data(step, sample["text"], mask["target"], mask["probability"], _fills(mask))
-        self._run.log({"samples": table}, step=step)
+    def log(self, row: Mapping[str, Any]) -> None:
+        if (split := row.get("split", "train")) != SAMPLES:
+            self._run.log({f"{split}/{name}": value for name, value in row.items()}, step=row["step"])
 
     def close(self) -> None:
         self._run.finish()
-
-
-def _identity(path: epath.Path, project: str, entity: str) -> str:
-    """Returns the id of the workdir's run in the project, a new one at first."""
-    place = {"project": project, "entity": entity}
-    before = json.loads(atomic.read_whole(path)) if remote.exists(path) else {}
-    if {key: before.get(key) for key in place} == place:
-        return str(before["id"])
-    identity = secrets.token_hex(8)
-    atomic.write_whole(path, (json.dumps({"id": identity, **place}) + "\n").encode())
-    return identity
-
-
-def _fills(mask: Mapping[str, Any]) -> str:
-    return ", ".join(f"{word} {probability:.3f}" for word, probability in mask["fills"])

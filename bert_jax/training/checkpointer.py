@@ -248,7 +248,7 @@ class Checkpointer:
         self._before_save: list[Callable[[], None]] = []
         self.provenance: Mapping[str, Any] = {}
         """The entry of the run that saves, see `files/provenance.py`."""
-        self.unlogged: dict[str, Any] | None = None
+        self.unlogged: dict[str, list[float]] | None = None
         """Sums of metrics of the restored step that are not logged yet; see `RunningMeans`."""
         self._description: dict[str, Any] = {
             "tokenizer": tokenizer.to_json(),
@@ -267,12 +267,12 @@ class Checkpointer:
 
     def save(
         self, step: int, state: TrainState, *, bert_config: BertConfig, dataset_hashes: Sequence[str],
-        unlogged: dict[str, Any] | None = None,
+        unlogged: dict[str, list[float]] | None = None,
     ) -> None:  # fmt: skip
         """Starts saving `state`; the arrays are copied off the devices before this returns.
 
         `dataset_hashes` has one hash for each phase that has started. `unlogged` is the result of
-        `RunningMeans.to_dict`.
+        `LogMetrics.unlogged`.
         """
         for function in self._before_save:
             function()

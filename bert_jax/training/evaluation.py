@@ -25,7 +25,6 @@ from bert_jax.parallel.sharding import parameter_shardings
 from bert_jax.progress import Bars, silent
 from bert_jax.sections import from_mapping
 from bert_jax.text.vocabulary_extension import find_extension
-from bert_jax.tracking.trackers import Sample
 from bert_jax.training.checkpoints import Checkpoint, check_finite, chosen_steps, open_checkpoint
 from bert_jax.training.checks import check_batch_size, compute_dtype, other_vocabulary_error
 from bert_jax.training.objectives import Objective, Sums, make_objective, pretraining
@@ -141,14 +140,14 @@ class MaskedSamples:
         top = min(SAMPLE_FILLS, self._tokenizer.vocab_size)
         self._step = make_samples_step(mesh, spec.graph, spec.shardings.parameters, top)
 
-    def fill(self, parameters: Parameters) -> list[Sample]:
+    def fill(self, parameters: Parameters) -> list[dict[str, Any]]:
         """Returns the samples with the fills of `parameters`; all processes have to call it."""
         if not self._count:
             return []
         here = rows_here(self._mesh, self._rows)
         batch = put_batch(self._mesh, map_arrays(lambda entry: entry[here], self._batch), batch_size=self._rows)
         target, probabilities, tokens = jax.device_get(self._step(parameters, batch))
-        samples: list[Sample] = []
+        samples: list[dict[str, Any]] = []
         for row, text in enumerate(self._texts):
             masks = [
                 {

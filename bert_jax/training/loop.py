@@ -89,7 +89,7 @@ class LogMetrics(Hook):
 
     def __init__(
         self, run: Run, throughput: Throughput, *, every: int, last: int,
-        extra: Callable[[int], dict[str, float]], unlogged: Mapping[str, Any] | None,
+        extra: Callable[[int], dict[str, float]], unlogged: Mapping[str, list[float]] | None,
     ):  # fmt: skip
         self._run, self._throughput, self._every, self._last, self._extra = run, throughput, every, last, extra
         self._shown = ""  # the latest row, for the bar; before the first row it shows the latest step
@@ -118,13 +118,13 @@ class LogMetrics(Hook):
 
     def _write(self, step: int) -> None:
         row = self._means.take() | self._throughput.rates() | self._extra(step)
-        self._run.trackers.log_scalars(step, row)
+        self._run.trackers.log(step, row)
         log.info("step %d/%d %s", step, self._run.total, key_values(row), extra={"on_bar": True})
         self._shown = summary(row)
 
-    def unlogged(self) -> dict[str, Any]:
+    def unlogged(self) -> dict[str, list[float]]:
         """Returns the sums of metrics that no row has yet, as JSON; a checkpoint keeps them."""
-        return self._means.to_dict()
+        return dict(self._means.sums)
 
 
 class Trace(Hook):

@@ -29,8 +29,8 @@ from bert_jax.parallel.step_program import TrainStep, scans_layers
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
-from bert_jax.tracking.metrics import OLD, read_metrics
-from bert_jax.tracking.throughput import Throughput, pretraining_work, summary
+from bert_jax.tracking.metrics import OLD, SAMPLES, read_metrics
+from bert_jax.tracking.throughput import Throughput, key_values, pretraining_work
 from bert_jax.tracking.trackers import Tracker
 from bert_jax.training.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.checkpointer import Checkpointer, Milestones, SavePlan, plan_saves
@@ -169,7 +169,7 @@ def _pretrain(
     checkpointer.wait()
     place, data = shlex.quote(str(folder)), shlex.quote(str(phases[-1].datasets[0].folder))
     log_result(
-        newest_step(folder), config.total_steps, f"eval {summary(evaluation, '.1%')}" if evaluation else "",
+        newest_step(folder), config.total_steps, f"eval {key_values(evaluation)}" if evaluation else "",
         [
             f"evaluate --checkpoint={place} --data={data}",
             f"finetune --config=finetune/glue:TASK --config.init={place} --config.data.path=FOLDER --workdir=WORKDIR",
@@ -267,7 +267,8 @@ def _train_phase(
         )  # fmt: skip
 
     rows = rows_here(run.mesh, config.global_batch_size, config.gradient_accumulation)
-    throughput = Throughput(pretraining_work(config, phase.model, train_loader))
+    work = pretraining_work(config, phase.model, train_loader)
+    throughput = Throughput(lambda step: work)
     steps = StepRange(
         start, phase.stop, train_step,
         make_batch=lambda step: train_loader.batch(step, rows),
@@ -314,17 +315,15 @@ def _make_evaluate(
     def evaluate(step: int, state: TrainState) -> dict[str, float]:
         with run.progress(step, "evaluate", eval_loader.batches) as on_batch:
             values = evaluator.run(state.parameters, on_batch)
-        log.info("Step %d: eval %s; unigram baseline %.2f", step, summary(values, ".1%"), values["unigram_loss"])
+        log.info("Step %d: evaluation: %s", step, key_values(values))
         if old_evaluator and old_loader:
             with run.progress(step, "evaluate old data", old_loader.batches) as on_batch:
                 old = old_evaluator.run(state.parameters, on_batch)
-            log.info(
-                "Step %d: eval of the old domain %s; baseline %.2f", step, summary(old, ".1%"), old["unigram_loss"]
-            )
+            log.info("Step %d: evaluation on the old domain: %s", step, key_values(old))
             values |= {f"{OLD}{name}": value for name, value in old.items()}
-        run.trackers.log_scalars(step, {**values, **measured, **seen(step)}, split="eval")
+        run.trackers.log(step, {**values, **measured, **seen(step)}, split="eval")
         if samples and (fills := samples.fill(state.parameters)):
-            run.trackers.log_samples(step, fills)
+            run.trackers.log(step, {"samples": fills}, split=SAMPLES)
         return values
 
     return evaluate

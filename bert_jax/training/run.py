@@ -23,7 +23,7 @@ from bert_jax.runtime.watchdog import StallWatch
 from bert_jax.runtime.workdir_lock import WorkdirLock
 from bert_jax.sections import flatten, from_mapping, to_dict
 from bert_jax.tracking.throughput import StepTracer
-from bert_jax.tracking.trackers import MetricsFile, RunRecord, TensorBoard, Tracker, Trackers, WeightsAndBiases
+from bert_jax.tracking.trackers import MetricsFile, TensorBoard, Tracker, Trackers, WeightsAndBiases
 from bert_jax.training.checkpointer import Checkpointer
 from bert_jax.training.checkpoints import check_place, newest_intact
 from bert_jax.training.checks import check_tokenizer
@@ -132,7 +132,7 @@ def _open_trackers(
             raise
         except Exception:  # a resumed run must not wait for a service that is down
             log.exception("Weights & Biases could not be reached and is not used; the run continues")
-    trackers.log_config(RunRecord(folder, dict(flatten(config)), start))
+    trackers.log_config(dict(flatten(config)))
     return trackers
 
 

@@ -22,13 +22,13 @@ def test_resume_drops_metrics_after_checkpoint(tmp_path):
     folder = epath.Path(tmp_path)
     writer = open_metrics(folder, 0)
     for step in range(1, 6):
-        writer.log_scalars(step, {"loss": 1.0 / step})
-    writer.log_scalars(4, {"loss": 0.5}, "eval")
+        writer.log(step, {"loss": 1.0 / step})
+    writer.log(4, {"loss": 0.5}, "eval")
     writer.close()
     with (tmp_path / METRICS_FILE).open("a") as file:
         file.write('{"step": 6, "lo')  # cut off by a kill
     writer = open_metrics(folder, 4)
-    writer.log_scalars(5, {"loss": 7.0})
+    writer.log(5, {"loss": 7.0})
     writer.close()
     rows = read_metrics(folder)
     assert [(row["step"], row.get("split")) for row in rows] == [
@@ -39,7 +39,7 @@ def test_resume_drops_metrics_after_checkpoint(tmp_path):
 
 def test_nonfinite_values_are_null_and_every_line_is_json(tmp_path):
     writer = open_metrics(epath.Path(tmp_path), 0)
-    writer.log_scalars(1, {"loss": float("nan"), "grad_norm": float("inf"), "nonfinite_steps": 1})
+    writer.log(1, {"loss": float("nan"), "grad_norm": float("inf"), "nonfinite_steps": 1})
     writer.close()
     text = (tmp_path / METRICS_FILE).read_text()
     row = json.loads(text, parse_constant=lambda name: 1 / 0)
@@ -87,16 +87,16 @@ def test_a_store_gets_one_object_periodically_and_on_flush(store, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(metrics, "time", SimpleNamespace(monotonic=lambda: now[0]))
     writer = open_metrics(REMOTE, 0)
-    writer.log_scalars(1, {"loss": 1.0})
+    writer.log(1, {"loss": 1.0})
     assert remote_steps() == []
     now[0] = metrics.UPLOAD_SECONDS
-    writer.log_scalars(2, {"loss": 0.5})
+    writer.log(2, {"loss": 0.5})
     assert remote_steps() == [1, 2]
-    writer.log_scalars(3, {"loss": 0.25})
+    writer.log(3, {"loss": 0.25})
     assert remote_steps() == [1, 2]
     writer.flush()
     assert remote_steps() == [1, 2, 3]
-    writer.log_scalars(4, {"loss": 0.2})
+    writer.log(4, {"loss": 0.2})
     writer.close()
     assert remote_steps() == [1, 2, 3, 4]
     assert store.names("run/") == ["run/metrics.jsonl"]
@@ -108,7 +108,7 @@ def test_a_store_gets_one_object_periodically_and_on_flush(store, monkeypatch):
 
 def test_a_workdir_copied_from_a_store_keeps_its_rows(store, tmp_path: Path):
     with closing(open_metrics(epath.Path(tmp_path), 0).files[0]) as writer:
-        writer.log_scalars(1, {"loss": 1.0}, split=None, time=1.0)
+        writer.log({"step": 1, "loss": 1.0, "time": 1.0})
     store.put("run/metrics.jsonl", (tmp_path / METRICS_FILE).read_bytes())
     assert read_metrics(REMOTE) == read_metrics(epath.Path(tmp_path))
 
@@ -117,7 +117,7 @@ def test_tensorboard_reads_the_event_files_of_a_store(store, tmp_path: Path):
     for start in (0, 2):
         with closing(TensorBoard(REMOTE, start)) as tracker:
             for step in (start + 1, start + 2, start + 3):
-                tracker.log_scalars(step, {"loss": 1.0 / step}, split=None, time=1.0)
+                tracker.log({"step": step, "loss": 1.0 / step, "time": 1.0})
                 tracker.flush()
     names = store.names("run/tensorboard/")
     assert len(names) == 2

@@ -1,4 +1,4 @@
-"""Reports: the HTML page with its curves and tables, and images of curves."""
+"""Reports: the HTML page with its curves and tables."""
 
 import json
 import re
@@ -119,7 +119,7 @@ def test_page_has_a_figure_for_each_kind_of_run(tmp_path: Path):
     titles = [[note["text"] for note in layout["annotations"]] for _, layout in figures_of(page)]
     assert titles == [
         ["mlm_loss", "mlm_accuracy", "loss", "learning_rate", "grad_norm", "nonfinite_steps"],
-        ["loss", "accuracy", "f1", "learning_rate", "grad_norm"],
+        ["accuracy", "f1", "loss", "learning_rate", "grad_norm"],
     ]
     traces, layout = figures_of(page)[0]
     [number] = [number for number, trace in enumerate(traces) if "old data" in trace["hovertemplate"]]
@@ -127,33 +127,10 @@ def test_page_has_a_figure_for_each_kind_of_run(tmp_path: Path):
     assert buttons == {"by step": [3], "by tokens_seen": [192], "by hours": [pytest.approx(2170 / 3600)]}
 
 
-def test_losses_can_have_a_logarithmic_axis(tmp_path: Path):
-    run = write_rows(tmp_path / "base", trained(1, mlm_loss=9.0, mlm_accuracy=0.1), trained(2, mlm_loss=8.0))
-    [(_, layout)] = figures_of(page_of(tmp_path, run))
-    assert [note["text"] for note in layout["annotations"]][:3] == ["mlm_loss", "mlm_accuracy", "loss"]
-    *_, linear, log = layout["updatemenus"][0]["buttons"]
-    assert log["args"] == [{"yaxis1.type": "log", "yaxis3.type": "log"}]
-    assert linear["args"] == [{"yaxis1.type": "linear", "yaxis3.type": "linear"}]
-
-
-def test_phases_are_marked(tmp_path: Path):
-    run = write_rows(
-        tmp_path / "base", trained(1, mlm_loss=9.0, tokens_seen=64), trained(9, mlm_loss=9.0, tokens_seen=576),
-        config={"total_steps": 10, "phases": ({"steps": 3}, {"steps": -1, "data.path": "long"}, {"steps": 2})},
-    )  # fmt: skip
-    [(_, layout)] = figures_of(page_of(tmp_path, run))
-    assert {(shape["x0"], shape["label"]["text"]) for shape in layout["shapes"]} == {(3, "phase 2"), (8, "phase 3")}
-    assert len(layout["shapes"]) == 2 * len(layout["annotations"])  # in each panel
-    by_step, by_tokens, _, _ = layout["updatemenus"][0]["buttons"]  # no times, and no hours
-    assert [len(button["args"][1]["shapes"]) for button in (by_step, by_tokens)] == [len(layout["shapes"]), 0]
-    write_report([run], str(tmp_path / "phases.png"))
-
-
 def test_long_runs_are_drawn_by_means(tmp_path: Path):
     rows = [trained(step, mlm_loss=float(step)) for step in range(1, 2 * MOST_POINTS + 1)]
-    traces, _ = figures_of(page_of(tmp_path, write_rows(tmp_path / "long", *rows)))[0]
-    [trace] = [trace for trace in traces if trace["yaxis"] == "y"]
-    assert trace["x"] == trace["y"] == [2 * point + 1.5 for point in range(MOST_POINTS)]
+    steps, losses = curves_of(page_of(tmp_path, write_rows(tmp_path / "long", *rows)))["mlm_loss"]["long, training"]
+    assert steps == losses == [2 * point + 1.5 for point in range(MOST_POINTS)]
 
 
 def test_runs_are_named_as_they_are_and_apart(tmp_path: Path):
@@ -165,48 +142,22 @@ def test_runs_are_named_as_they_are_and_apart(tmp_path: Path):
     assert [trace["name"] for trace in traces if trace["showlegend"]] == runs
     [(traces, _)] = figures_of(page_of(tmp_path, *runs[1:]))
     assert [trace["name"] for trace in traces if trace["showlegend"]] == ["lr$5_$6", "_base"]
-    for name in ("a.png", "a.svg", "a.pdf"):
-        write_report(runs, str(tmp_path / name))
-        assert (tmp_path / name).stat().st_size > 1000
-
-
-def test_image_has_the_curves_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from matplotlib import pyplot
-
-    figures = []
-    monkeypatch.setattr(pyplot, "close", figures.append)
-    rows = trained(5), trained(10, loss=0.5), evaluated(5, dev__accuracy=0.5), evaluated(10, dev__accuracy=0.75)
-    write_report([write_rows(tmp_path / "mnli", *rows)], str(tmp_path / "curves.svg"))
-    plots = {plot.get_title(): plot for plot in figures[0].axes if plot.get_visible()}
-    assert list(plots) == ["loss", "accuracy", "learning_rate", "grad_norm"]
-    [line] = plots["accuracy"].lines
-    assert (list(line.get_xdata()), list(line.get_ydata())) == ([5, 10], [0.5, 0.75])
-    assert [list(line.get_ydata()) for line in plots["loss"].lines] == [[1.0, 0.5]]
-    assert [text.get_text().strip() for text in figures[0].legends[0].get_texts()] == ["mnli"]
-    assert (tmp_path / "curves.svg").read_text().startswith("<?xml")
 
 
 # --- Inputs ------------------------------------------------------------------------------------------------------
 
 
-def test_image_of_both_kinds_is_refused(tmp_path: Path):
-    runs = [write_rows(tmp_path / "a", trained(1, mlm_loss=9.0)), write_rows(tmp_path / "b", trained(1))]
-    with pytest.raises(InputError, match=r"^a and b .*\.html"):
-        write_report(runs, str(tmp_path / "curves.png"))
-
-
-@pytest.mark.parametrize("output", ["curves.png", "report.html"])
 @pytest.mark.parametrize("path", ["empty", "missing"])
-def test_a_folder_without_metrics_is_refused(path: str, output: str, tmp_path: Path):
+def test_a_folder_without_metrics_is_refused(path: str, tmp_path: Path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=rf"{tmp_path / path} has no metrics"):
-        write_report([str(tmp_path / path)], str(tmp_path / output))
-    assert not (tmp_path / output).exists()
+        write_report([str(tmp_path / path)], str(tmp_path / "report.html"))
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_output_of_another_type_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture):
     run = write_rows(tmp_path / "run", trained(1))
-    assert cli.main(["report", run, "--output", str(tmp_path / "report.gif")]) == 2
+    assert cli.main(["report", run, "--output", str(tmp_path / "report.png")]) == 2
     assert ".html" in capsys.readouterr().err
 
 
@@ -214,7 +165,7 @@ def test_output_of_another_type_is_refused(tmp_path: Path, capsys: pytest.Captur
 def test_a_search_a_study_and_a_folder_are_their_runs(folder: str, tmp_path: Path):
     for name in ("a", "b"):
         write_rows(tmp_path / folder / name, trained(1))
-    found = write_report([str(tmp_path / folder.split("/")[0])], str(tmp_path / "report.md"))
+    found = write_report([str(tmp_path / folder.split("/")[0])], str(tmp_path / "report.html"))
     assert [row["run"] for row in found] == ["a", "b"]
 
 
@@ -222,8 +173,6 @@ def test_a_search_a_study_and_a_folder_are_their_runs(folder: str, tmp_path: Pat
     ("file", "content"),
     [
         ("config.json", []),
-        ("config.json", {"phases": [{}]}),
-        ("config.json", {"phases": [{"steps": "many"}]}),
         ("result.json", "score"),
         ("metrics.jsonl", {"step": 2, "split": ["eval"]}),
     ],
@@ -266,20 +215,26 @@ def test_page_has_the_settings_beside_defaults_and_other_runs(tmp_path: Path):
     assert page.index("seed *") < page.index("model.hidden_size")
 
 
-def test_tables_are_markdown_and_json_as_well(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_results_are_json_as_well(tmp_path: Path, capsys: pytest.CaptureFixture):
     row = evaluated(2, mlm_loss=1.5, tokens_seen=12345, sequences=8)
-    run = write_rows(tmp_path / "a|b", trained(2, mlm_loss=2.0, tokens_per_second=1234.5), row, config={"seed": 7})
-    output = tmp_path / "report.md"
+    run = write_rows(tmp_path / "a", trained(2, mlm_loss=2.0, tokens_per_second=1234.5), row, config={"seed": 7})
+    output = tmp_path / "report.html"
     assert cli.main(["report", run, "--output", str(output), "--json"]) == 0
-    text = output.read_text()
-    assert "| run | step | tokens_seen | loss | mlm_loss | tokens_per_second |" in text
-    assert r"| a\|b | 2 | 12,345 | 1 | 1.5 | 1,234 |" in text
-    assert "| seed | 0 | 7 |" in text
     assert json.loads(capsys.readouterr().out) == {
         "output": str(output), "workdirs": [run],
-        "results": [{"run": "a|b", "step": 2, "tokens_seen": 12345, "loss": 1.0, "mlm_loss": 1.5,
+        "results": [{"run": "a", "step": 2, "tokens_seen": 12345, "loss": 1.0, "mlm_loss": 1.5,
                      "tokens_per_second": 1234.5}],
     }  # fmt: skip
+
+
+def test_page_has_the_fills_of_each_mask_over_time(tmp_path: Path):
+    rows = [sampled(step, f"w{step}", f"v{step}") for step in range(21)]
+    page = page_of(tmp_path, write_rows(tmp_path / "run", trained(1, mlm_loss=9.0), *rows))
+    steps = (0, 4, 8, 12, 16, 20)
+    assert cells(page, "text") == ["text", "target", *(str(step) for step in steps)]
+    [first, second] = re.findall("<tr><td>a .MASK. text(.*?)(?=<tr>|</table>)", page)
+    assert first.split("<td>")[1:] == ["dark", *(f"w{step} 0.50" for step in steps)]
+    assert second.split("<td>")[1:] == ["dark", *(f"v{step} 0.50" for step in steps)]
 
 
 # --- Safety and a browser ----------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class FakeRun:
             ),
             checkpointer=SimpleNamespace(wait=lambda: None, unlogged=unlogged),
             check=lambda: None,
-            trackers=SimpleNamespace(log_scalars=lambda step, row: self.rows.append({"step": step, **row})),
+            trackers=SimpleNamespace(log=lambda step, row: self.rows.append({"step": step, **row})),
             start=start,
             total=100,
         )
@@ -98,7 +98,7 @@ def test_bar_shows_the_latest_step_before_the_first_row():
     fake.go(stop=3)
     assert shown[0] == "compiling"
     assert "compiling" not in shown[1]
-    assert re.search(r"loss 1\b", shown[1])
+    assert re.search(r"loss=1\b", shown[1])
 
 
 @pytest.mark.parametrize("when", ["between", "evaluated", "traced"])
@@ -230,7 +230,7 @@ def test_hook_ends_the_training_early(log_every: int, logged: list[int]):
     assert (fake.evaluated, fake.saved) == ([4, 8, 12], [12])
     assert [row["step"] for row in fake.rows] == logged
     assert sum(row["steps_averaged"] for row in fake.rows) == 12
-    assert fake.unlogged == [{"steps": 0, "sums": {}}]
+    assert fake.unlogged == [{}]
 
 
 def test_signal_at_the_step_of_an_early_end_is_heard():

@@ -99,8 +99,8 @@ def test_run_killed_during_a_save_to_a_store_resumes(store, dataset_dir, tmp_pat
     imported = open_checkpoint("gs://bucket/imported")
     for ours, theirs in zip(helpers.leaves(imported.load_parameters()), helpers.leaves(ends[0]), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    run("report", RUN, "--output", "gs://bucket/curves.png")
-    assert store.read("curves.png").startswith(b"\x89PNG")
+    run("report", RUN, "--output", "gs://bucket/report.html")
+    assert store.read("report.html").startswith(b"<!doctype html>")
     assert main(["export", "--checkpoint", RUN, "--output", "gs://bucket/hf"]) == 2
     assert "gs://bucket/hf" in capsys.readouterr().err
 

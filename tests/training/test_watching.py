@@ -37,7 +37,7 @@ def test_rows_have_step_times_and_the_share_of_waiting(dataset_dir: Path, tmp_pa
     config = helpers.small_config(dataset_dir, total_steps=16, log_every_steps=16, **UNDISTURBED)
     pretrain(config, str(tmp_path))
     (row,) = read_metrics(epath.Path(tmp_path))
-    assert 0.3 < row["step_seconds_p50"] <= row["step_seconds_p90"] <= row["step_seconds_p99"] < 5
+    assert 0.3 < row["step_seconds"] < 5
     assert 0.3 < row["input_wait_share"] <= 1
     assert 16 / 1.0 < row["examples_per_second"] < 16 / 0.2
 
