@@ -4,7 +4,7 @@
 
 Parts, each a process of its own that writes gpu_PART.json into the folder after every case:
 
-    check        `bert-jax check`: the machine trains, resumes, exports and agrees
+    check        `bert-jax check`: the machine trains, resumes and agrees with its CPU
     parity       the training step beside the CPU's: losses, gradient norm, updated parameters
     determinism  two runs, two processes, with --xla_gpu_deterministic_ops=true and without
     speed        BERT-LARGE at 128 and 512 tokens, unpacked and packed: the largest batch that fits

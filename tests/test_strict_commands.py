@@ -47,7 +47,7 @@ def test_all_commands_on_strict_devices(
         chosen = {"data.path": dataset_dir, **SETTINGS, **mesh, **settings}
         together("pretrain", "--config=bert_tiny", f"--workdir={workdir}", *helpers.flags(chosen))
 
-    together("check", "--workdir=.", "--only=train,resume,export,cpu")
+    together("check", "--workdir=.")
     pretrain("base", **{"profile.steps": "2:3"})
     pretrain("base", total_steps=6)  # resumes
     phases = "({'steps': 2}, {'steps': 2, 'objective.nsp': False})"

@@ -38,9 +38,7 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "inference": {"config", "files", "finetuning", "interop", "model", "parallel", "text", "training"},
     "ahead_of_time": {"config", "data", "files", "model", "parallel", "runtime", "tracking", "training"},
     "custom_training": {"config", "data", "files", "model", "parallel", "training"},
-    "device_check": {
-        "config", "custom_training", "data", "files", "inference", "interop", "runtime", "text", "tracking", "training",
-    },
+    "device_check": {"config", "custom_training", "data", "files", "runtime", "text", "tracking", "training"},
     "studies": {
         "config", "configs", "data", "files", "finetuning", "model", "parallel", "runtime", "text", "tracking",
         "training",

@@ -211,10 +211,6 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
         help="where runs and checkpoints are written, into a new folder that is removed; required with several "
         "processes, which must all see it; default: a temporary folder",
     )  # fmt: skip
-    sub.add_argument(
-        "--only", metavar="PART,PART",
-        help="some of devices, train, resume, export, cpu, mesh, attention, storage; default: all",
-    )  # fmt: skip
     add_json(sub)
 
     sub = command("vocab", "Train a vocabulary (WordPiece, or SentencePiece's unigram or BPE), or extend one.")

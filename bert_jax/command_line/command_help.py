@@ -16,7 +16,7 @@ COMMAND_HELP = {
     "check": CommandHelp(
         "nothing",
         "nothing that it keeps",
-        ("check", "check --workdir=runs", "check --only devices,storage --workdir=gs://bucket/runs --json"),
+        ("check", "check --workdir=runs", "check --workdir=gs://bucket/runs --json"),
     ),
     "vocab": CommandHelp(
         "text, JSON lines, CSV, Parquet, Arrow, TFDS datasets, or stdin",

@@ -16,25 +16,23 @@ def run_check(options: argparse.Namespace) -> None:
     from bert_jax.runtime.processes import is_first, joined_processes
 
     with joined_processes():
-        from bert_jax.device_check import FAILED, PartResult, check_devices
-        from bert_jax.tracking.metrics import finite_json
+        from bert_jax.device_check import check_devices
 
         set_up_logging(quiet=True)  # the tiny runs log as runs do
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: the folder is removed
-
-        def show(part: PartResult) -> None:
+        parts = []
+        for part in check_devices(options.workdir):
+            parts.append(asdict(part))
             if is_first() and not options.json:
-                status = part.status.upper() if part.status == FAILED else part.status
-                print(f"{status:<8}{part.name:<10}{part.seconds:>6.1f} s  {part.message}", flush=True)
-
-        only = [name for name in (options.only or "").split(",") if name]
-        results = check_devices(options.workdir, only, show)
-        failed = [part.name for part in results if part.status == FAILED]
+                print(
+                    f"{'ok' if part.ok else 'FAILED':<8}{part.name:<10}{part.seconds:>6.1f} s  {part.message}",
+                    flush=True,
+                )
+        failed = [part["name"] for part in parts if not part["ok"]]
         if is_first() and options.json:
-            parts = [asdict(part) for part in results]
-            print(finite_json({"ok": not failed, "parts": parts}, indent=2))
+            print(json.dumps({"ok": not failed, "parts": parts}, indent=2))
     if failed:
-        raise BertJaxError(f"failed: {', '.join(failed)} ({len(failed)} of {len(results)} parts)")
+        raise BertJaxError(f"failed: {', '.join(failed)} ({len(failed)} of {len(parts)} parts)")
 
 
 def run_pretrain(options: argparse.Namespace) -> None:
