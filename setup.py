@@ -43,8 +43,6 @@ setup(
         "tpu": ["jax[tpu]"],
         # For `compile`, on any machine: the libtpu that goes with this jax, whose programs its jaxlib can read.
         "tpu-aot": ["jax[tpu]"],
-        # For `compile` with GPUs, on any machine: the compiler without the libraries that a run needs.
-        "gpu-aot": ["jax[cuda13-local]", "nvidia-cuda-nvcc>=13.0.48,<14", "nvidia-nvvm>=13.0.48,<14"],
         "wandb": ["wandb>=0.31,<1"],  # tracking.wandb_project
         "beam": ["apache-beam>=2.70"],
         "dataflow": ["apache-beam[gcp]>=2.70", "gcsfs"],

@@ -1,4 +1,4 @@
-"""The memory of BERT-LARGE's compiled step on TPUs and GPUs that this machine need not have."""
+"""The memory of BERT-LARGE's compiled step on TPUs that this machine need not have."""
 
 from bert_jax.ahead_of_time.compiled_step import compile_step, plans
 from bert_jax.ahead_of_time.target import open_target
@@ -26,7 +26,7 @@ def measure_memory(topology: str, seq_len: int, rows: int, attention: str, remat
     step = compile_step(target, plans(config, None)[0])
     row = {
         **dict(zip(CASE, (topology, seq_len, rows, attention, remat), strict=True)),
-        "peak_gib": step.peak_bytes / GIB, "usable_gib": target.hbm_bytes / GIB,
-        "excess": "" if step.memory else ": does not fit", "compile_seconds": step.compile_seconds,
+        "peak_gib": step["peak_bytes"] / GIB, "usable_gib": target.hbm_bytes / GIB,
+        "excess": "" if step["fits"] else ": does not fit", "compile_seconds": step["compile_seconds"],
     }  # fmt: skip
-    return row if step.memory is None else row | {"temporaries_gib": step.memory["temp_bytes"] / GIB}
+    return row | {"temporaries_gib": step["temp_bytes"] / GIB} if step["fits"] else row

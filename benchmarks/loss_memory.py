@@ -11,9 +11,10 @@ import sys
 
 from record import Record, add_json_argument
 
-from bert_jax.ahead_of_time.compiled_step import Step, compile_step, plans
+from bert_jax.ahead_of_time.compiled_step import VOCAB_SIZE, compile_step, plans
 from bert_jax.ahead_of_time.target import Target, open_target
 from bert_jax.config import load_config
+from bert_jax.model import BertConfig
 from bert_jax.training import cross_entropy
 
 GIB = 1 << 30
@@ -46,7 +47,7 @@ COLUMNS = {
 }
 
 
-def compile_case(target: Target, overrides: dict[str, str]) -> Step:
+def compile_case(target: Target, overrides: dict[str, str]) -> dict:
     """Compiles the step of a case."""
     config = load_config("bert_large", list((COMMON | overrides).items()))
     return compile_step(target, plans(config, None)[0])
@@ -55,8 +56,9 @@ def compile_case(target: Target, overrides: dict[str, str]) -> Step:
 def measure(target: Target, case: str) -> dict:
     """Returns the row of a case, for `COLUMNS`."""
     step = compile_case(target, CASES[case])
-    predictions = step.rows_a_device * step.rows.predictions
-    chunk = cross_entropy.predictions_per_chunk(predictions, step.model.padded_vocab_size)
+    predictions = step["rows_per_device"] * step["predictions"]
+    words = BertConfig(vocab_size=VOCAB_SIZE).padded_vocab_size
+    chunk = cross_entropy.predictions_per_chunk(predictions, words)
     default = cross_entropy.CHUNK_PREDICTIONS
     cross_entropy.CHUNK_PREDICTIONS = predictions
     try:
@@ -67,9 +69,9 @@ def measure(target: Target, case: str) -> dict:
         "case": case,
         "predictions": predictions,
         "chunk": chunk,
-        "logits_gib": 4 * predictions * step.model.padded_vocab_size / GIB,
-        "plain_peak_gib": plain.peak_bytes / GIB,
-        "peak_gib": step.peak_bytes / GIB,
+        "logits_gib": 4 * predictions * words / GIB,
+        "plain_peak_gib": plain["peak_bytes"] / GIB,
+        "peak_gib": step["peak_bytes"] / GIB,
     }
 
 

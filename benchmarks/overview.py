@@ -72,7 +72,6 @@ BENCHMARKS = (
     Benchmark("python benchmarks/storage_faults.py", 45),
     Benchmark("python benchmarks/many_files.py", 15),
     Benchmark("python benchmarks/attention_memory.py", 30),
-    Benchmark("python benchmarks/gpu_memory.py", 15),
     Benchmark(
         f"python benchmarks/prepare_memory.py {WIKIPEDIA} --gigabytes 5.2 --bucket_tokens 4194304", 90
     ),

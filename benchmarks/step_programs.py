@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from record import Record, add_json_argument, code_digest
 from step_variants import make_data_manual_step, make_plain_step
 
-from bert_jax.ahead_of_time.compiled_step import compile_step, describe, plans
+from bert_jax.ahead_of_time.compiled_step import compile_step, plans
 from bert_jax.ahead_of_time.target import open_target
 from bert_jax.config import load_config
 from bert_jax.model import BertConfig
@@ -42,7 +42,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Topology, config and its overrides; of a config with phases the first is compiled."""
 KINDS = ("all-reduce", "all-gather", "reduce-scatter")
 MEASURES = (
-    "benchmarks/step_variants.py", "bert_jax/ahead_of_time/chips.py", "bert_jax/ahead_of_time/hlo.py",
+    "benchmarks/step_variants.py", "bert_jax/ahead_of_time/compiled_step.py", "bert_jax/ahead_of_time/hlo.py",
     "bert_jax/model", "bert_jax/parallel",
     "bert_jax/tracking/flops.py", "bert_jax/training/cross_entropy.py", "bert_jax/training/objectives.py",
     "bert_jax/training/optimizer.py", "bert_jax/training/state.py", "bert_jax/training/train_step.py",
@@ -73,11 +73,11 @@ def measure(variant: str, case: str) -> dict[str, Any]:
     topology, name, overrides = CASES[case]
     target = open_target(topology)
     plan = plans(load_config(name, [(key, str(value)) for key, value in overrides.items()]), 0)[0]
-    found = describe(target, compile_step(target, plan, make_step), profile=True)
+    found = compile_step(target, plan, make_step, profile=True)
     estimate = found["estimate"]
     row = {
         "variant": variant, "case": case, "topology": topology, "mesh": found["mesh"], "config": name,
-        "rows": found["rows_a_device"], "microbatches": found["gradient_accumulation"],
+        "rows": found["rows_per_device"], "microbatches": found["gradient_accumulation"],
         "peak_gib": found["peak_bytes"] / GIB, "collectives": found["collectives"],
         "estimated_ms": estimate and 1e3 * estimate["seconds"], "mfu": estimate and estimate["mfu"],
         "peak_ms": estimate and 1e3 * estimate["seconds"] * estimate["mfu"], "parts": estimate and estimate["parts"],

@@ -1,4 +1,4 @@
-"""Compiles BERT-LARGE with LAMB's batches for TPU slices of many sizes; prints memory, collectives and lower bounds.
+"""Compiles BERT-LARGE with LAMB's batches for TPU slices of many sizes; prints memory and collectives.
 
     python benchmarks/tpu_topologies.py                # some 25 minutes on two cores; --only v5e for one chip's rows
 
@@ -32,8 +32,8 @@ COMMANDS = [
     f"bert-jax compile --config=bert_large --topology=v5e:4x4 --config.global_batch_size={16 * 32}",
 ]
 MEASURES = (
-    "bert_jax/ahead_of_time/chips.py", "bert_jax/ahead_of_time/compiled_step.py",
-    "bert_jax/ahead_of_time/hlo.py", "bert_jax/ahead_of_time/target.py", "bert_jax/model", "bert_jax/parallel",
+    "bert_jax/ahead_of_time/compiled_step.py", "bert_jax/ahead_of_time/hlo.py",
+    "bert_jax/ahead_of_time/target.py", "bert_jax/model", "bert_jax/parallel",
     "bert_jax/training/cross_entropy.py", "bert_jax/training/objectives.py", "bert_jax/training/optimizer.py",
     "bert_jax/training/state.py", "bert_jax/training/train_step.py",
     "configs/bert_large.py",
@@ -47,8 +47,6 @@ COLUMNS = {
     "arguments, temporaries, GiB": "{arguments_gib:.2f}, {temporaries_gib:.2f}",
     "all-reduce, MiB": "{all_reduce_mib:,.1f}",
     "in loops": "{collectives_in_loops}",
-    "at least, ms: compute, memory, network": "{compute_ms:,.0f}, {memory_ms:,.0f}, {network_ms:,.0f}",
-    "rows/s at most": "{rows_per_second_at_most:,.0f}",
     "command": "`{command}`",
 }
 
@@ -58,7 +56,7 @@ def make_row(found: dict, command: str) -> dict:
     row = {
         "chips": found["devices"],
         "seq_len": found["seq_len"],
-        "rows_per_chip": found["rows_a_device"],
+        "rows_per_chip": found["rows_per_device"],
         "microbatches": found["gradient_accumulation"],
         "peak_gib": found["peak_bytes"] / GIB,
         "hbm_gib": found["hbm_bytes"] / GIB,
@@ -67,16 +65,12 @@ def make_row(found: dict, command: str) -> dict:
     }
     if not found["fits"]:
         return row
-    bounds, sent = found["roofline"], found["collectives"]
-    for part in ("compute", "memory", "network"):
-        seconds = bounds[f"{part}_seconds"]
-        row[f"{part}_ms"] = None if seconds is None else 1e3 * seconds
+    sent = found["collectives"]
     return row | {
         "arguments_gib": found["argument_bytes"] / GIB,
         "temporaries_gib": found["temp_bytes"] / GIB,
         "all_reduce_mib": None if sent is None else sum(x["bytes"] for x in sent if x["kind"] == "all-reduce") / MIB,
         "collectives_in_loops": None if sent is None else sum(x["count"] for x in sent if x["loops"]),
-        "rows_per_second_at_most": bounds["rows_per_second_at_most"],
     }
 
 

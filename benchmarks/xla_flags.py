@@ -30,8 +30,8 @@ COMMON = (
     "--config.gradient_accumulation=1", "--json",
 )  # fmt: skip
 MEASURES = (
-    "bert_jax/ahead_of_time/chips.py", "bert_jax/ahead_of_time/compiled_step.py",
-    "bert_jax/ahead_of_time/hlo.py", "bert_jax/ahead_of_time/target.py", "bert_jax/model", "bert_jax/parallel",
+    "bert_jax/ahead_of_time/compiled_step.py", "bert_jax/ahead_of_time/hlo.py",
+    "bert_jax/ahead_of_time/target.py", "bert_jax/model", "bert_jax/parallel",
     "bert_jax/training/cross_entropy.py", "bert_jax/training/objectives.py", "bert_jax/training/optimizer.py",
     "bert_jax/training/train_step.py",
     "launch/xla_flags.sh",

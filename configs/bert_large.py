@@ -41,7 +41,7 @@ from bert_jax.configs import bert
 CHIPS = {"v4": (128, 32), "v5e": (64, 16), "v5p": (256, 128), "v6e": (128, 32)}
 # With v5p's rows, which take 51 of its 95 GiB: a device of TPU7x, half a chip, has as much memory.
 CHIPS["tpu7x"] = CHIPS["v5p"]
-# They take about half of the 75% of a GPU's memory that a run can use (benchmarks/gpu_memory.py).
+# A run can use 75% of a GPU's memory: 59 GiB of an A100 or H100, above the 51 of v5p's rows; the others have more.
 CHIPS |= dict.fromkeys(("a100", "h100"), (256, 64))
 CHIPS |= dict.fromkeys(("h200", "b200", "gb200"), (512, 128))
 

@@ -26,7 +26,7 @@ from bert_jax.parallel.host_batches import put_batch, put_everywhere
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.step_program import scans_layers
 from bert_jax.sections import to_dict
-from bert_jax.tracking.flops import find_accelerator, training_flops
+from bert_jax.tracking.flops import peak_flops, training_flops
 from bert_jax.training.objectives import pretraining
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.training.state import StateSpec, TrainState, describe_state, key_data
@@ -51,7 +51,7 @@ Result = TypeVar("Result")
 HEADROOM = 0.95
 """Share of the allocator's memory that a program may use: the rest is for its fragmentation."""
 LEAST_BYTES = 28
-"""Bytes of a step per token, layer and hidden unit, at least: 29 to 53 in benchmarks/results/gpu_memory.json."""
+"""Bytes of a step per token, layer and hidden unit, at least."""
 
 
 @dataclass(frozen=True)
@@ -244,13 +244,13 @@ def timed(work: Callable[[], Any]) -> float:
 
 def rates(step: Step, seconds: float, device: jax.Device | None = None) -> dict[str, Any]:
     """Returns the columns of a measured step; `mfu` is None on a device whose peak is unknown."""
-    accelerator = find_accelerator((device or jax.devices()[0]).device_kind)
+    peak = peak_flops((device or jax.devices()[0]).device_kind)
     return {
         "rows": step.batch["input_ids"].shape[0] * step.batch["input_ids"].shape[1],
         "step_ms": 1000 * seconds,
         "sequences_per_second": step.sequences / seconds,
         "tflops": step.flops / seconds / 1e12,
-        "mfu": step.flops / seconds / accelerator.peak_flops if accelerator else None,
+        "mfu": step.flops / seconds / peak if peak else None,
         "peak_gib": step.peak_gib,
         "compile_seconds": step.compile_seconds,
     }

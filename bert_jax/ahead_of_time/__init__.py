@@ -1,8 +1,8 @@
-"""Ahead-of-time compilation of a config's training step for TPUs and GPUs: memory, collectives and time.
+"""Ahead-of-time compilation of a config's training step for TPUs: memory, collectives and time; the plan of a run.
 
-XLA's compiler for TPUs comes with libtpu, that for NVIDIA GPUs with JAX's CUDA plugin, and neither needs a device. The
-peak memory tells whether the step fits into a device. The compiled program lists the collectives between devices, for
-one chip or for thousands, and XLA:TPU's estimate of the time of each part.
+XLA's compiler for TPUs comes with libtpu, and needs no TPU. The peak memory tells whether the step fits into a device.
+The compiled program lists the collectives between devices, for one chip or for thousands, and XLA's estimate of the
+time of each part.
 
     bert-jax compile --config=bert_large --topology=v5e:16x16 --config.global_batch_size=8192
 """

@@ -4,123 +4,58 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 import jax
 
-from bert_jax.ahead_of_time.chips import clock_rate, roofline
-from bert_jax.ahead_of_time.hlo import count_kernels, read_collectives, read_loops, read_parts
+from bert_jax.ahead_of_time.hlo import read_collectives, read_loops, read_parts
 from bert_jax.ahead_of_time.target import Target, open_target, out_of_memory
 from bert_jax.config_keys import PretrainConfig
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import predictions_per_row
 from bert_jax.errors import BertJaxError, InputError
-from bert_jax.extras import install_hint
-from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import BATCH_AXES, check_divisibility, fill_in_accumulation, make_mesh
-from bert_jax.tracking.flops import recomputed_flops, training_flops
+from bert_jax.tracking.flops import peak_flops, training_flops
 from bert_jax.training.checkpoint_values import fill_in_from_checkpoint
-from bert_jax.training.checks import bert_config, check_attention, check_config, compute_dtype, data_paths
+from bert_jax.training.checks import bert_config, check_attention, check_config, check_mixture, data_paths
 from bert_jax.training.phases import Plan, abstract_batch, make_masking, plan_phases
 from bert_jax.training.pretrain import plan_step
 
-FORMAT_VERSION = 1
-"""The format of the output with `--json`."""
 LARGEST_PARTS = 40
 """Parts of a step in its profile."""
 VOCAB_SIZE = 30_522
 SEQ_LEN = 128
 """Defaults if neither the config nor a dataset sets them."""
 LEFT_OUT = (
-    "collectives and custom kernels, which have no estimate; overlap of instructions; copies and other instructions "
-    "bound by memory take what XLA estimates for them"
+    "collectives and custom kernels such as attention=pallas, which have no estimate; overlap of instructions; copies "
+    "and other instructions bound by memory take what XLA estimates for them"
 )
 """What XLA's cost model leaves out of a step's time."""
+
+_MULTIPLY_ADDS = {
+    "TPU v4": 8 * 128**2, "TPU v5 lite": 4 * 128**2, "TPU v5e": 4 * 128**2, "TPU v5": 8 * 128**2,
+    "TPU v5p": 8 * 128**2, "TPU v6 lite": 4 * 256**2, "TPU v6e": 4 * 256**2,
+}  # fmt: skip
+"""Multiply-adds in a cycle: the number of a chip's matrix units (MXUs) times the square of their width."""
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class RowSizes:
-    """Sizes of a batch's rows: L tokens, P predictions, K sequences; and the vocabulary's size."""
+def compile_phases(
+    config: PretrainConfig, topology: str | None, *, slices: int = 1, phase: int | None = None, profile: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Compiles the step of each phase, or of the one numbered `phase` from 0, and yields what `compile_step` returns.
 
-    seq_len: int
-    predictions: int
-    sequences: int
-    vocab_size: int
-
-
-@dataclass(frozen=True)
-class Step:
-    """A compiled training step.
-
-    Attributes:
-      peak_bytes: peak memory of a device.
-      memory: argument, output and temporary bytes; None if the step does not fit into a device's memory.
-      text: the program's text; None if the step does not fit, or if jaxlib cannot read programs of this libtpu.
-      compile_seconds: compilation time.
-    """
-
-    plan: Plan
-    model: BertConfig
-    rows: RowSizes
-    mesh: dict[str, int]
-    peak_bytes: int
-    memory: dict[str, int] | None
-    text: str | None
-    compile_seconds: float
-
-    @property
-    def rows_a_device(self) -> int:
-        """Rows per device and microbatch."""
-        config = self.plan.config
-        return config.global_batch_size // config.gradient_accumulation // math.prod(self.mesh[a] for a in BATCH_AXES)
-
-
-def compile_config(
-    config: PretrainConfig,
-    topology: str | None,
-    *,
-    slices: int = 1,
-    phase: int | None = None,
-    profile: bool = False,
-    show: Callable[[dict[str, Any]], Any] = lambda _: None,
-) -> tuple[dict[str, Any], list[str]]:
-    """Compiles the step of each phase, or of one, and describes each with `describe`.
-
-    Returns the description of the phase that needs the most memory, with those of all phases under `phases`, and a
-    message for each phase that does not fit: by how much, and settings that need less.
-
-    Args:
-      config: the run; `data.path` may be empty.
-      topology: TPUs or GPUs, see `open_target`; None for the devices of this machine.
-      slices: number of slices, connected by a slower network.
-      phase: one of the phases, numbered from 0; None for all.
-      profile: describe the largest parts of the estimated time.
-      show: called with the description of each phase as soon as it is compiled.
-
-    Raises InputError for an invalid config.
+    `data.path` may be empty. See `open_target` for `topology` and the number of `slices`, which a slower network
+    connects. Raises InputError for an invalid config.
     """
     config = fill_in_from_checkpoint(config)
     target = open_target(topology, slices)
-    described, problems = [], []
     for plan in plans(config, phase):
         log.info("Compiling steps %d-%d for %s", plan.start + 1, plan.stop, target.topology)
-        step = compile_step(target, plan)
-        described.append(describe(target, step, profile=profile))
-        show(described[-1])
-        if step.memory is None:
-            needed, usable = (size / (1 << 30) for size in (step.peak_bytes, target.hbm_bytes or 0))
-            problems.append(
-                f"steps {plan.start + 1}-{plan.stop}: need {needed:.2f} GiB per device, which has {usable:.2f} GiB, "
-                f"{needed - usable:.2f} GiB too little; use more devices, or set remat=attention, "
-                f"gradient_accumulation={2 * step.plan.config.gradient_accumulation}, remat=full, mesh.zero1=True, or "
-                "mesh.fsdp=-1 and mesh.data=1"
-            )
-    largest = max(described, key=lambda description: description["peak_bytes"])
-    return {"format_version": FORMAT_VERSION, **largest, "phases": described}, problems
+        yield compile_step(target, plan, profile=profile)
 
 
 def plans(config: PretrainConfig, phase: int | None = None) -> list[Plan]:
@@ -132,128 +67,99 @@ def plans(config: PretrainConfig, phase: int | None = None) -> list[Plan]:
     return phases if phase is None else [phases[phase]]
 
 
-def compile_step(target: Target, plan: Plan, make_step: Callable[..., Any] = plan_step) -> Step:
-    """Compiles the step of a phase.
+def compile_step(
+    target: Target, plan: Plan, make_step: Callable[..., Any] = plan_step, *, profile: bool = False
+) -> dict[str, Any]:
+    """Compiles the step of a phase, and describes it for JSON: bytes and seconds of one device, FLOPs of all devices.
 
     `make_step(mesh, plan, model)` returns the plan of the state, and a step with the method `lower(state, batch)`.
+    The sizes of a row are those of `data.path` if set, else of the config. `problem` says by how much a step does not
+    fit, and which settings need less; it is None for a step that fits. Sizes that are not known are missing or None.
     InputError for a config that is invalid or not divisible over the devices.
     """
-    config = plan.config
-    check_config(config, plan.stop - plan.start)
-    mesh = make_mesh(config.mesh, target.devices)
-    config = fill_in_accumulation(mesh, config)
-    plan = Plan(plan.start, plan.stop, config)
-    rows = _rows(config)
-    model = bert_config(config, rows.vocab_size, rows.seq_len, config.data.path or "a dataset of data.seq_len")
-    check_divisibility(mesh, model, config.global_batch_size, config.gradient_accumulation)
-    check_attention(config, model, rows.seq_len, mesh)
-    if target.is_absent_gpu and config.attention == "cudnn":
-        raise InputError(
-            "attention=cudnn: cuDNN compiles its kernels on a GPU; compile on the machine with the GPUs, without "
-            "--topology, or set attention=xla"
-        )
-    spec, train_step = make_step(mesh, plan, model)
-    batch = abstract_batch(mesh, config, rows.seq_len, rows.predictions, rows.sequences)
-    start = time.perf_counter()
-    memory = text = None
-    try:
-        with jax.set_mesh(mesh):
-            compiled = train_step.lower(spec.abstract, batch).compile(target.compiler_options)
-        sizes: Any = compiled.memory_analysis()
-        peak = sizes.peak_memory_in_bytes
-    except jax.errors.JaxRuntimeError as error:
-        reason = str(error).strip().split("\n")[0]
-        if (needs := out_of_memory(error)) is None:
-            raise BertJaxError(f"the compiler failed: {reason}") from error
-        peak = needs[0]
-    else:  # only the compiler for TPUs refuses a program that does not fit
-        if not (target.is_absent_gpu and target.hbm_bytes and peak > target.hbm_bytes):
-            memory = {
-                f"{part}_bytes": getattr(sizes, f"{part}_size_in_bytes") for part in ("argument", "output", "temp")
-            }
-            # v5p and v6e run some gathers on sparse cores, as a kind of call that an older jaxlib cannot read.
-            with contextlib.suppress(jax.errors.JaxRuntimeError):
-                text = compiled.as_text()
-    return Step(plan, model, rows, dict(mesh.shape), peak, memory, text, round(time.perf_counter() - start, 1))
-
-
-def _rows(config: PretrainConfig) -> RowSizes:
-    """Reads the sizes from `data.path` if set, else from `data.seq_len` and `model.vocab_size`, else the defaults."""
+    check_config(plan.config, plan.stop - plan.start)
+    mesh = make_mesh(plan.config.mesh, target.devices)
+    config = fill_in_accumulation(mesh, plan.config)
     if config.data.path:
-        dataset = PreparedDataset(data_paths(config)[0])
-        seq_len, vocab_size = dataset.info.seq_len, dataset.tokenizer.vocab_size
-        if config.data.seq_len not in (-1, seq_len):
-            raise InputError(f"data.seq_len={config.data.seq_len}: {dataset.folder} has sequences of {seq_len} tokens")
+        datasets = [PreparedDataset(path) for path in data_paths(config)]
+        check_mixture(config, datasets)
+        seq_len, vocab_size = datasets[0].info.seq_len, datasets[0].tokenizer.vocab_size
     else:
         seq_len = SEQ_LEN if config.data.seq_len == -1 else config.data.seq_len
         vocab_size = VOCAB_SIZE if config.model.vocab_size == -1 else config.model.vocab_size
     sequences = config.data.max_sequences if config.data.packing else 1
-    return RowSizes(seq_len, predictions_per_row(make_masking(config), seq_len, sequences), sequences, vocab_size)
-
-
-def describe(target: Target, step: Step, *, profile: bool = False) -> dict[str, Any]:
-    """Describes a step for JSON: bytes and seconds of one device, FLOPs of one step on all devices.
-
-    `estimate` has the time by XLA's cost model: the cycles that XLA:TPU estimates for fusions, copies and others, in
-    all iterations of the loops, divided by the chip's clock. It is deterministic, on any machine. `profile` adds its
-    largest parts. Where there is no estimate, `no_estimate` has the reason.
-    """
-    config, rows, accelerator = step.plan.config, step.rows, target.accelerator
-    collectives = None if step.text is None else read_collectives(step.text, step.mesh, target.slices)
-    batch, devices = config.global_batch_size, len(target.devices)
-    model_flops = batch * training_flops(step.model, rows.seq_len, rows.predictions, rows.sequences)
-    recomputed = batch * recomputed_flops(step.model, rows.seq_len, config.remat, config.attention)
-    bounds, estimate, no_estimate = None, None, f"the program cannot be read; run: {install_hint('tpu-aot')}"
-    if step.memory and accelerator and accelerator.hbm:
-        moved = step.memory["argument_bytes"] + step.memory["output_bytes"]
-        moved += 2 * config.gradient_accumulation * step.memory["temp_bytes"]
-        flops = (model_flops + recomputed) / devices
-        bounds = roofline(accelerator, flops=flops, memory_bytes=moved, collectives=collectives)
-        bounds["rows_per_second_at_most"] = batch / bounds["at_least_seconds"]
-    if step.text:
-        kind, parts = target.devices[0].device_kind, read_parts(step.text)
-        clock, cycles = clock_rate(kind), sum(part.cycles for part in parts)
-        if not parts:
-            no_estimate = f"XLA estimates no cycles for {target.devices[0].platform}, only for TPUs"
-        elif accelerator is None or clock is None:
-            no_estimate = f"the clock of {kind} is not known"
-        else:
-            estimate = {
-                "seconds": cycles / clock,
-                "mfu": model_flops / devices / accelerator.peak_flops / (cycles / clock),
-                "clock_hz": clock,
-                "custom_kernels": count_kernels(step.text),
-                "left_out": LEFT_OUT,
-            }
-            if profile:
-                estimate["parts"] = [
-                    {**asdict(part), "seconds": part.cycles / clock, "share": part.cycles / cycles}
-                    for part in parts[:LARGEST_PARTS]
-                ]
+    predictions = predictions_per_row(make_masking(config), seq_len, sequences)
+    model = bert_config(config, vocab_size, seq_len, config.data.path or "a dataset of data.seq_len")
+    rows, microbatches, devices = config.global_batch_size, config.gradient_accumulation, len(target.devices)
+    check_divisibility(mesh, model, rows, microbatches)
+    check_attention(config, model, seq_len, mesh)
+    spec, train_step = make_step(mesh, Plan(plan.start, plan.stop, config), model)
+    batch = abstract_batch(mesh, config, seq_len, predictions, sequences)
+    start = time.perf_counter()
+    memory, program = {}, ""
+    try:
+        with jax.set_mesh(mesh):
+            compiled = train_step.lower(spec.abstract, batch).compile()
+    except jax.errors.JaxRuntimeError as error:  # only the compiler for TPUs refuses a program that does not fit
+        if (needs := out_of_memory(error)) is None:
+            raise BertJaxError(f"the compiler failed: {str(error).strip().splitlines()[0]}") from error
+        peak = needs[0]
+    else:
+        sizes: Any = compiled.memory_analysis()
+        memory = {f"{part}_bytes": getattr(sizes, f"{part}_size_in_bytes") for part in ("argument", "output", "temp")}
+        peak = sizes.peak_memory_in_bytes
+        if target.devices[0].platform == "cpu":  # whose peak is that of the arguments alone
+            peak = sum(memory.values()) - sizes.alias_size_in_bytes
+        # v5p and v6e run some gathers on sparse cores, as a kind of call that an older jaxlib cannot read.
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            program = compiled.as_text()
+    hbm, problem = target.hbm_bytes, None
+    if hbm and peak > hbm:
+        needed, usable = peak / (1 << 30), hbm / (1 << 30)
+        problem = (
+            f"steps {plan.start + 1}-{plan.stop}: need {needed:.2f} GiB per device, which has {usable:.2f} GiB, "
+            f"{needed - usable:.2f} GiB too little; use more devices, or set remat=attention, gradient_accumulation="
+            f"{2 * microbatches}, remat=full, mesh.zero1=True, or mesh.fsdp=-1 and mesh.data=1"
+        )
+    model_flops = rows * training_flops(model, seq_len, predictions, sequences)
     return {
         "topology": target.topology,
         "num_slices": target.slices,
         "devices": devices,
-        "mesh": step.mesh,
-        "steps": [step.plan.start + 1, step.plan.stop],
-        "global_batch_size": batch,
-        "gradient_accumulation": config.gradient_accumulation,
-        "rows_a_device": step.rows_a_device,
-        **asdict(rows),
-        "dtype": compute_dtype(config.dtype, target.devices[0].platform).name,
-        "attention": config.attention,
-        "remat": config.remat,
-        "compile_seconds": step.compile_seconds,
-        "fits": step.memory is not None,
-        "peak_bytes": step.peak_bytes,
-        **(step.memory or {}),
-        "hbm_bytes": target.hbm_bytes,
-        "hbm_share": step.peak_bytes / target.hbm_bytes if target.hbm_bytes else None,
+        "mesh": dict(mesh.shape),
+        "first_step": plan.start + 1,
+        "last_step": plan.stop,
+        "seq_len": seq_len,
+        "predictions": predictions,
+        "global_batch_size": rows,
+        "gradient_accumulation": microbatches,
+        "rows_per_device": rows // microbatches // math.prod(mesh.shape[axis] for axis in BATCH_AXES),
+        "compile_seconds": round(time.perf_counter() - start, 1),
+        "fits": problem is None,
+        "peak_bytes": peak,
+        **memory,
+        "hbm_bytes": hbm,
+        "hbm_share": peak / hbm if hbm else None,
         "model_flops": model_flops,
-        "recomputed_flops": recomputed,
-        "collectives": None if collectives is None else [asdict(collective) for collective in collectives],
-        "loops": None if step.text is None else read_loops(step.text),
-        "roofline": bounds,
-        "estimate": estimate,
-        "no_estimate": None if estimate or not step.memory else no_estimate,
+        "loops": read_loops(program) if program else None,
+        "collectives": [asdict(c) for c in read_collectives(program, mesh.shape, target.slices)] if program else None,
+        "estimate": estimate_time(program, target.devices[0].device_kind, model_flops / devices, profile=profile),
+        "problem": problem,
     }
+
+
+def estimate_time(program: str, kind: str, model_flops: float, *, profile: bool = False) -> dict[str, Any] | None:
+    """Estimates seconds and MFU of a step: the cycles that XLA:TPU writes into its program, over the chip's clock.
+
+    `kind` is the `device_kind`, `model_flops` are those of a device; `profile` adds the largest parts. Returns None for
+    other devices, chips of unknown clock, and an empty program.
+    """
+    parts, peak = read_parts(program) if program else [], peak_flops(kind)
+    if not parts or peak is None or kind not in _MULTIPLY_ADDS:
+        return None
+    clock, cycles = peak / (2 * _MULTIPLY_ADDS[kind]), sum(part.cycles for part in parts)
+    seconds = cycles / clock
+    largest = [asdict(p) | {"seconds": p.cycles / clock, "share": p.cycles / cycles} for p in parts[:LARGEST_PARTS]]
+    return {"seconds": seconds, "mfu": model_flops / peak / seconds, "clock_hz": clock, "left_out": LEFT_OUT} | (
+        {"parts": largest} if profile else {}
+    )

@@ -18,7 +18,7 @@ from bert_jax.parallel.mesh import between_slices
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) [^\n]*\{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
 _INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%?[\w.\-]+ = (\([^=]*\)|\S+) ({'|'.join(KINDS)})(-start)?\(")
 _CALLED = re.compile(
     r"(?:calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)|(?:branch|called)_computations=\{([^}]*)\}"
@@ -61,12 +61,6 @@ class Collective:
     count: int
     bytes: int
     asynchronous: int
-
-    @property
-    def bytes_sent(self) -> float:
-        """Bytes that a device sends per step in a ring of devices, as on a TPU's torus."""
-        share = (self.devices - 1) / self.devices
-        return self.bytes * {"all-reduce": 2 * share, "collective-permute": 1.0}.get(self.kind, share)
 
 
 def read_collectives(program: str, mesh: Mapping[str, int], slices: int = 1) -> list[Collective]:
@@ -147,11 +141,6 @@ def read_parts(program: str) -> list[Part]:
     return sorted(parts, key=lambda part: -part.cycles)
 
 
-def count_kernels(program: str) -> int:
-    """Returns the executions per step of custom kernels, whose cycles XLA does not estimate."""
-    return sum(line.runs for line in _lines(program) if 'custom_call_target="tpu_custom_call"' in line.text)
-
-
 def _place(text: str) -> tuple[str, str, str]:
     """Returns module, operation and direction of an instruction, from the path in its metadata.
 
@@ -181,17 +170,10 @@ class _Line(NamedTuple):
 
 def _lines(program: str) -> list[_Line]:
     """Returns the instructions of all computations that run. ValueError for the text of no compiled program."""
-    computations: dict[str, list[str]] = {}
-    entry, current = "", None
-    for text in program.split("\n"):
-        if current is None and (match := _COMPUTATION.match(text)):
-            current = computations.setdefault(match[2], [])
-            entry = match[2] if match[1] else entry
-        elif text.startswith("}"):
-            current = None
-        elif current is not None:
-            current.append(re.sub(r"/\*index=\d+\*/", "", text))
-    if not entry:
+    found = _COMPUTATION.findall(re.sub(r"/\*index=\d+\*/", "", program))
+    computations = {name: body.splitlines() for _, name, body in found}
+    entry = next((name for is_entry, name, _ in found if is_entry), None)
+    if entry is None:
         raise ValueError("ENTRY not found; expected the text of a compiled program")
     runs: dict[str, tuple[int, int]] = {}
 
@@ -248,7 +230,7 @@ def _members(line: str, devices: int) -> np.ndarray | None:
     if listed := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{} ]*\})\}", line):
         return np.array([group.split(",") for group in re.findall(r"\{([\d,]+)\}", listed[1])], int)
     if iota := re.search(rf"replica_groups=\[([\d,]+)\]<={_IOTA}", line):
-        return _places(iota[2], iota[3]).reshape(-1, _numbers(iota[1])[-1])
+        return _places(iota[2], iota[3]).reshape(-1, int(iota[1].split(",")[-1]))
     if named := re.search(r"replica_groups=mesh\[([^\]]*)\](.*?)\{([^}]*)\}", line):
         if ":" in named[3]:  # a part of an axis
             return None
@@ -261,14 +243,11 @@ def _members(line: str, devices: int) -> np.ndarray | None:
     return np.arange(devices)[None]
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(",")))
-
-
 def _places(sizes: str, order: str | None) -> np.ndarray:
     """Returns device indices over axes of these sizes, transposed to `order`."""
-    places = np.arange(math.prod(_numbers(sizes))).reshape(_numbers(sizes))
-    return places.transpose(_numbers(order)) if order else places
+    shape = [int(size) for size in sizes.split(",")]
+    places = np.arange(math.prod(shape)).reshape(shape)
+    return places.transpose([int(axis) for axis in order.split(",")]) if order else places
 
 
 def _axes(members: np.ndarray | None, mesh: Mapping[str, int], kind: str) -> tuple[tuple[str, ...] | None, int]:

@@ -1,67 +1,58 @@
 """Renders plans of runs and descriptions of compiled steps as text: the keys of their JSON, with units."""
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-_UNIT = re.compile(r"(?:^|_)(bytes|seconds|hours|share|mfu)$")
+_SCALES: dict[str, dict[str, float]] = {
+    "bytes": {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "bytes": 1},
+    "seconds": {"s": 1, "ms": 1e-3, "us": 1e-6},
+    "hours": {"hours": 1, "minutes": 1 / 60, "seconds": 1 / 3600},
+    "share": {"%": 0.01},
+    "mfu": {"%": 0.01},
+}
+"""Units, the largest first, by the last word of a key."""
 
 
-def render(record: Mapping[str, Any], unit: str = "") -> str:
+def render(record: Mapping[str, Any], indent: str = "") -> str:
     """Renders a record: a line for each key, then a block for each record and a table for each list of records in it.
 
-    Skips keys without a value (None). The end of a key names the unit: bytes, seconds, hours, or a share.
+    Skips keys without a value (None).
     """
-    return "\n".join(_lines(record, unit))
-
-
-def _lines(record: Mapping[str, Any], unit: str) -> Iterator[str]:
-    known = {key: value for key, value in record.items() if value is not None}
-    blocks = {key for key, value in known.items() if key != "mesh" and _is_block(value)}
-    width = max((len(key) for key in known.keys() - blocks), default=0)
-    yield from (f"{key:<{width}}  {_text(known[key], _unit(key, unit))}" for key in known if key not in blocks)
-    for key in (key for key in known if key in blocks):
-        rows = [known[key]] if isinstance(known[key], Mapping) else known[key]
-        if rows[0] is known[key] or any(map(_is_block, rows[0].values())):
-            for row in rows:
-                yield from ("", key, *(f"  {line}" if line else "" for line in _lines(row, _unit(key, unit))))
+    blocks = {key: value for key, value in record.items() if _is_block(value)}
+    plain = {key: value for key, value in record.items() if value is not None and key not in blocks}
+    width = max(map(len, plain), default=0)
+    lines = [f"{indent}{key:<{width}}  {_text(value, key)}" for key, value in plain.items()]
+    for key, value in blocks.items():
+        rows = [value] if isinstance(value, Mapping) else value
+        if rows[0] is value or any(map(_is_block, rows[0].values())):
+            lines += [f"\n{indent}{key}\n{render(row, indent + '  ')}" for row in rows]
         else:
-            yield from ("", key, *_table(rows))
+            lines += ["", f"{indent}{key}", *_table(rows, f"{indent}  ")]
+    return "\n".join(lines)
 
 
 def _is_block(value: Any) -> bool:
-    return isinstance(value, Mapping) or (isinstance(value, Sequence) and any(isinstance(v, Mapping) for v in value))
+    return isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(v, Mapping) for v in value))
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    texts = [list(rows[0]), *([_text(value, _unit(key)) for key, value in row.items()] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    numeric = [isinstance(value, int | float) for value in rows[0].values()]
-    for row in texts:
-        cells = zip(row, widths, numeric, strict=True)
-        yield "  " + "  ".join(cell.rjust(n) if right else cell.ljust(n) for cell, n, right in cells).rstrip()
+def _table(rows: Sequence[Mapping[str, Any]], indent: str) -> list[str]:
+    texts = [list(rows[0]), *([_text(value, key) for key, value in row.items()] for row in rows)]
+    columns = [
+        [text.rjust(width) if isinstance(value, int | float) else text.ljust(width) for text in column]
+        for column, value in zip(zip(*texts, strict=True), rows[0].values(), strict=True)
+        for width in [max(map(len, column))]
+    ]
+    return [f"{indent}{'  '.join(row)}".rstrip() for row in zip(*columns, strict=True)]
 
 
-def _unit(key: str, otherwise: str = "") -> str:
-    return unit[1] if (unit := _UNIT.search(key)) else otherwise
-
-
-def _text(value: Any, unit: str = "") -> str:
-    if isinstance(value, Mapping):
-        return " ".join(f"{key}={size}" for key, size in value.items())
-    if isinstance(value, bool) or value is None:
+def _text(value: Any, key: str = "") -> str:
+    if value is None or isinstance(value, bool):
         return {True: "yes", False: "no", None: "?"}[value]
     if isinstance(value, list | tuple):
-        return (" - " if value and isinstance(value[0], int) else " ").join(map(_text, value)) or "none"
+        return " ".join(map(_text, value)) or "none"
     if not isinstance(value, int | float):
         return str(value) or "-"
-    match unit:
-        case "bytes":
-            return f"{value / (1 << 30):,.2f} GiB" if value >= 1 << 30 else f"{value / (1 << 20):,.2f} MiB"
-        case "seconds":
-            return f"{1e3 * value:,.2f} ms" if value < 5 else f"{value:,.1f} s"
-        case "hours":
-            return f"{value:,.1f} hours" if value >= 1 else f"{60 * value:,.2f} minutes"
-        case "share" | "mfu":
-            return f"{value:.1%}"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if 100 <= value < 1e9 else f"{value:.4g}"
+    if scales := _SCALES.get(key.rpartition("_")[2]):
+        unit = next((unit for unit, size in scales.items() if value >= size), list(scales)[-1])
+        return f"{value / scales[unit]:,.2f} {unit}"
+    return f"{value:,.0f}" if isinstance(value, int) or 100 <= value < 1e15 else f"{value:.4g}"

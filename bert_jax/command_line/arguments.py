@@ -62,9 +62,7 @@ def parse(arguments: Sequence[str], run: Mapping[str, Subcommand]) -> argparse.N
     if options.command == "pretrain" and not options.dry_run:
         if options.workdir is None:
             command.error("the following arguments are required: --workdir")
-        if planning := [
-            name for name in ("device", "devices", "num_slices", "mfu") if getattr(options, name) is not None
-        ]:
+        if planning := [name for name in ("device", "devices", "mfu") if getattr(options, name) is not None]:
             command.error(f"--{planning[0]}: expected only with --dry_run; a run uses the devices of the machine")
     return options
 
@@ -271,10 +269,7 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
     sub.add_argument("--device", metavar="NAME", help="dry_run: the device, such as v5e or h100; default: this one")
     sub.add_argument("--devices", type=int, metavar="N", help="dry_run: number of devices; default: those here, or 1")
     sub.add_argument(
-        "--num_slices", type=int, metavar="N", help="dry_run: TPU slices or GPU nodes of the devices; default: 1"
-    )
-    sub.add_argument(
-        "--mfu", type=float, metavar="SHARE", help="dry_run: expected model FLOPs utilization, for the hours"
+        "--mfu", type=float, metavar="SHARE", help="dry_run: model FLOPs utilization, for the hours; default: 1.0"
     )
     add_json(sub)
 
@@ -390,8 +385,7 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
     add_config(sub, "--config", spec, "a config of pretrain; data.path may be empty", required=True)
     sub.add_argument(
         "--topology", metavar="CHIP:A[xB[xC]]",
-        help="a slice of TPUs, such as v5e:4x4 or v5p:2x2x2, or NVIDIA GPUs: h100:8, or h200:4x8 for four hosts of "
-        "eight; default: the devices of this machine",
+        help="a slice of TPUs, such as v5e:4x4 or v5p:2x2x2; default: the devices of this machine",
     )  # fmt: skip
     sub.add_argument("--num_slices", type=int, default=1, help="slices, connected by a slower network")
     sub.add_argument("--phase", type=int, default=None, help="compile one phase, numbered from 0; default: all")

@@ -119,7 +119,6 @@ COMMAND_HELP = {
         (
             "compile --config=bert_large:v5e --topology=v5e:4x4",
             "compile --config=bert_base --topology=v5e:2x2 --profile --json",
-            "compile --config=bert_large:h100 --topology=h100:8",
         ),
     ),
     "report": CommandHelp(

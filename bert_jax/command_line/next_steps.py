@@ -54,16 +54,12 @@ def _compile(options: argparse.Namespace) -> list[str]:
     return [f"bert-jax pretrain --config={_quoted(options.config)} --workdir=WORKDIR{_overrides(options)}"]
 
 
-def _dry_run(options: argparse.Namespace) -> list[str]:
-    return [f"bert-jax compile --config={_quoted(options.config)} --topology=v5e:2x2{_overrides(options)}"]
-
-
 def _overrides(options: argparse.Namespace) -> str:
     return "".join(f" {_quoted(f'--config.{key}={value}')}" for key, value in options.overrides)
 
 
 NEXT_STEPS: dict[str, Callable[[argparse.Namespace], list[str]]] = {
     "vocab": _vocab, "prepare": _prepare, "inspect": _inspect, "predict": _predict, "evaluate": _evaluate,
-    "export": _export, "import": _import, "compile": _compile, "dry_run": _dry_run,
+    "export": _export, "import": _import, "compile": _compile,
 }  # fmt: skip
-"""By command. `pretrain` and `finetune` log theirs when a run is finished, and "dry_run" is that of `--dry_run`."""
+"""By command. `pretrain` and `finetune` log theirs when a run is finished."""

@@ -64,10 +64,9 @@ def _dry_run(options: argparse.Namespace) -> None:
 
     plan = plan_run(
         load_config(options.config, options.overrides), workdir=options.workdir, device=options.device,
-        devices=options.devices, slices=options.num_slices, mfu=options.mfu,
+        devices=options.devices, mfu=1.0 if options.mfu is None else options.mfu,
     )  # fmt: skip
     print(finite_json(plan, indent=2) if options.json else render(plan))
-    suggest(options, "dry_run")
 
 
 def run_finetune(options: argparse.Namespace) -> None:
@@ -110,17 +109,20 @@ def run_study(options: argparse.Namespace) -> None:
 
 def run_compile(options: argparse.Namespace) -> None:
     """Runs `bert-jax compile`."""
-    from bert_jax.ahead_of_time.compiled_step import compile_config
+    from bert_jax.ahead_of_time.compiled_step import compile_phases
     from bert_jax.ahead_of_time.text import render
     from bert_jax.config import load_config
 
-    described, problems = compile_config(
+    phases = []
+    for phase in compile_phases(
         load_config(options.config, options.overrides), options.topology, slices=options.num_slices,
         phase=options.phase, profile=options.profile,
-        show=lambda description: None if options.json else print(render(description), end="\n\n", flush=True),
-    )  # fmt: skip
+    ):  # fmt: skip
+        phases.append(phase)
+        if not options.json:
+            print(render(phase), end="\n\n", flush=True)
     if options.json:
-        print(json.dumps(described, indent=2))
-    if problems:
+        print(json.dumps({"phases": phases}, indent=2))
+    if problems := [phase["problem"] for phase in phases if phase["problem"]]:
         raise InputError("; ".join(problems))
     suggest(options)

@@ -15,7 +15,7 @@ from bert_jax.data.loading.loader import TrainLoader
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.model import BertConfig
-from bert_jax.tracking.flops import find_accelerator, training_flops
+from bert_jax.tracking.flops import peak_flops, training_flops
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +54,9 @@ class Throughput:
         self._work = work
         self._steps: list[tuple[int, float, float]] = []  # step, time of its end, seconds waited for input until then
         device = jax.devices()[0]
-        accelerator = find_accelerator(device.device_kind)
-        self._peak = accelerator and accelerator.peak_flops * jax.device_count()
-        if accelerator is None and device.platform != "cpu":
+        peak = peak_flops(device.device_kind)
+        self._peak = peak and peak * jax.device_count()
+        if peak is None and device.platform != "cpu":
             log.warning("No mfu is reported: the peak FLOP/s of device %s are not known", device.device_kind)
 
     def pause(self) -> None:

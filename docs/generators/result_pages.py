@@ -51,14 +51,7 @@ def result_values() -> dict[str, Any]:
         found[path.stem] = content["values"] | {
             "tables": {name: table["rows"] for name, table in content["tables"].items()}
         }
-    found["tpu_topologies"]["network_shares"] = network_shares(found["tpu_topologies"]["tables"]["topologies"])
     return found | {"reference_cpu": _read(REFERENCE / "evaluation.json"), "english_wikipedia": english_wikipedia()}
-
-
-def network_shares(rows: list[dict[str, Any]]) -> tuple[float, float]:
-    """Returns the least and the largest share of the network in the time of the products, on 256 chips."""
-    shares = [row["network_ms"] / row["compute_ms"] for row in rows if row["chips"] == 256]
-    return min(shares), max(shares)
 
 
 def english_wikipedia() -> dict[str, float]:

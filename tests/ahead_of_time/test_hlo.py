@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from bert_jax.ahead_of_time.hlo import Collective, Part, count_kernels, read_collectives, read_loops, read_parts
+from bert_jax.ahead_of_time.hlo import Collective, Part, read_collectives, read_loops, read_parts
 
 MESH = {"data": 2, "fsdp": 2, "tensor": 2}
 
@@ -48,31 +48,30 @@ def test_groups_of_devices_are_along_axes_however_they_are_written(groups, axes)
 
 
 @pytest.mark.parametrize(
-    ("instruction", "kind", "dtype", "size", "sent"),
+    ("instruction", "kind", "dtype", "size"),
     [
-        ("f32[16]{0:T(8)} all-reduce(%p)", "all-reduce", "f32", 64, 64),
-        ("bf16[16]{0} all-reduce(%p)", "all-reduce", "bf16", 32, 32),
-        ("(f32[16]{0}, f32[]) all-reduce(%p, %q)", "all-reduce", "f32", 68, 68),
-        ("f32[16]{0} all-reduce-start(%p)", "all-reduce", "f32", 64, 64),
-        ("pred[16]{0} all-gather(%p)", "all-gather", "pred", 16, 8),
-        ("(f32[8]{0}, f32[16]{0}) all-gather-start(%p)", "all-gather", "f32", 64, 32),
-        ("f32[16]{0} reduce-scatter(%p)", "reduce-scatter", "f32", 128, 64),
-        ("f32[16]{0} all-to-all(%p)", "all-to-all", "f32", 64, 32),
-        ("((f32[8], f32[4]), (f32[16], f32[8])) all-gather-start(%p, %q)", "all-gather", "f32", 96, 48),
-        ("((f32[16]{0}), f32[8]{0}) reduce-scatter-start(%p)", "reduce-scatter", "f32", 64, 32),
-        ("(f32[16]{0}, /*index=1*/f32[16]{0}, u32[], u32[]) all-to-all-start(%p)", "all-to-all", "f32", 64, 32),
+        ("f32[16]{0:T(8)} all-reduce(%p)", "all-reduce", "f32", 64),
+        ("bf16[16]{0} all-reduce(%p)", "all-reduce", "bf16", 32),
+        ("(f32[16]{0}, f32[]) all-reduce(%p, %q)", "all-reduce", "f32", 68),
+        ("f32[16]{0} all-reduce-start(%p)", "all-reduce", "f32", 64),
+        ("pred[16]{0} all-gather(%p)", "all-gather", "pred", 16),
+        ("(f32[8]{0}, f32[16]{0}) all-gather-start(%p)", "all-gather", "f32", 64),
+        ("f32[16]{0} reduce-scatter(%p)", "reduce-scatter", "f32", 128),
+        ("f32[16]{0} all-to-all(%p)", "all-to-all", "f32", 64),
+        ("((f32[8], f32[4]), (f32[16], f32[8])) all-gather-start(%p, %q)", "all-gather", "f32", 96),
+        ("((f32[16]{0}), f32[8]{0}) reduce-scatter-start(%p)", "reduce-scatter", "f32", 64),
+        ("(f32[16]{0}, /*index=1*/f32[16]{0}, u32[], u32[]) all-to-all-start(%p)", "all-to-all", "f32", 64),
     ],
 )
-def test_kinds_types_and_sizes(instruction, kind, dtype, size, sent):
+def test_kinds_types_and_sizes(instruction, kind, dtype, size):
     found = only(program(f"%x.1 = {instruction}, channel_id=1, replica_groups=[4,2]<=[8]"))
     assert (found.kind, found.dtype, found.bytes, found.devices) == (kind, dtype, size, 2)
-    assert found.bytes_sent == sent
 
 
 def test_a_permutation_is_along_the_axes_that_it_connects():
     pairs = "source_target_pairs={{0,4},{4,0},{1,5},{5,1},{2,6},{6,2},{3,7},{7,3}}"
     found = only(program(f"%x = f32[16]{{0}} collective-permute(%p), channel_id=1, {pairs}"))
-    assert (found.kind, found.axes, found.bytes_sent) == ("collective-permute", ("data",), 64)
+    assert (found.kind, found.axes, found.bytes) == ("collective-permute", ("data",), 64)
 
 
 def test_what_stands_in_loops_runs_as_often_as_they_go_round():
@@ -197,7 +196,6 @@ def test_parts_sum_the_cycles_of_every_iteration_by_module_operation_and_directi
         Part("", "convert", "", 7, 1),
         Part("", "gather", "forward", 3, 1),
     ]
-    assert count_kernels(PROFILED) == 24
 
 
 def test_program_without_estimates_has_no_parts():

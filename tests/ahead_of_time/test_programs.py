@@ -89,14 +89,12 @@ def test_all_programs_that_the_commands_compile_are_listed(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("topology", "fsdp"), [("v5e:2x2", 2), ("v5e:4x4", 4), ("v4:2x2x2", 1), ("v6e:2x2", 2), ("h100:1", 1)]
-)
+@pytest.mark.parametrize(("topology", "fsdp"), [("v5e:2x2", 2), ("v5e:4x4", 4), ("v4:2x2x2", 1), ("v6e:2x2", 2)])
 def test_every_program_compiles(topology: str, fsdp: int, benchmark: ModuleType):
     try:
         target = open_target(topology)
     except InputError as error:
         pytest.skip(str(error))
     for name, program in programs(benchmark, target.devices, fsdp).items():
-        peak = benchmark.peak_bytes(benchmark.lower(program), target.compiler_options)
+        peak = benchmark.peak_bytes(benchmark.lower(program))
         assert 0 < peak < target.hbm_bytes, name

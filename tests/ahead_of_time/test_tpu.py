@@ -1,12 +1,15 @@
 """`bert-jax compile` with the TPU compiler itself, on this machine without a TPU."""
 
 import json
+import math
 import re
 import subprocess
 import sys
 
 import pytest
 from support import helpers
+
+from bert_jax.ahead_of_time.target import LARGEST
 
 pytest.importorskip("libtpu", reason="needs the tpu-aot extra")
 
@@ -24,7 +27,7 @@ def run(*arguments: object, config: str = "bert_tiny", expect: int = 0, **overri
 
 
 def compiled(*arguments: object, **settings: object) -> dict:
-    return json.loads(run("--json", *arguments, **settings).stdout)
+    return json.loads(run("--json", *arguments, **settings).stdout)["phases"][0]
 
 
 def parameters(hidden: int = 128, layers: int = 2) -> int:
@@ -37,7 +40,7 @@ def parameters(hidden: int = 128, layers: int = 2) -> int:
 @pytest.mark.long
 def test_data_parallel_sends_one_gradient_and_nothing_in_a_loop():
     found = compiled("--topology=v5e:2x4", gradient_accumulation=2, scan_layers=True, model__num_hidden_layers=3)
-    assert (found["devices"], found["mesh"], found["rows_a_device"]) == (8, {"data": 8, "fsdp": 1, "tensor": 1}, 4)
+    assert (found["devices"], found["mesh"], found["rows_per_device"]) == (8, {"data": 8, "fsdp": 1, "tensor": 1}, 4)
     assert {(one["kind"], one["loops"]) for one in found["collectives"]} == {("all-reduce", 0)}
     assert {tuple(one["axes"]) for one in found["collectives"]} == {("data",)}
     sent = sum(one["bytes"] for one in found["collectives"])
@@ -47,10 +50,6 @@ def test_data_parallel_sends_one_gradient_and_nothing_in_a_loop():
     assert found["loops"] == loops
     assert found["peak_bytes"] < 2**30 < found["hbm_bytes"] == 15.75 * 2**30
     assert found["argument_bytes"] > 3 * 4 * parameters(layers=3)
-    bounds = found["roofline"]
-    assert bounds["at_least_seconds"] == max(bounds[f"{part}_seconds"] for part in ("compute", "memory", "network"))
-    assert bounds["compute_seconds"] == pytest.approx(found["model_flops"] / 8 / 197e12)
-    assert bounds["network_seconds"] == pytest.approx(sent * 2 * 7 / 8 / (4.5e10 * 4), rel=0.01)
 
 
 @pytest.mark.long
@@ -116,21 +115,32 @@ def test_pallas_attention_keeps_no_probabilities():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "overrides", "message"),
+    ("topology", "overrides", "message"),
     [
-        (("--topology=v9:2x2",), {}, "--topology=v9:2x2: "),
+        ("v5e:16x32", {}, "--topology=v5e:16x32: "),
+        ("v5e:3x3", {}, "--topology=v5e:3x3: "),
         pytest.param(
-            ("--topology=v5e:2x4",),
-            {"attention": "cudnn", "model.attention_probs_dropout_prob": 0.0},
-            "attention=cudnn: ",
+            "v5e:2x4", {"attention": "cudnn", "model.attention_probs_dropout_prob": 0.0}, "attention=cudnn: ",
             marks=pytest.mark.long,
         ),
     ],
-)
-def test_errors_are_one_line(arguments, overrides, message):
-    done = run(*arguments, expect=2, **overrides)
+)  # fmt: skip
+def test_errors_are_one_line(topology, overrides, message):
+    done = run(f"--topology={topology}", expect=2, **overrides)
     (line,) = helpers.error_lines(done.stderr)
     assert line.startswith(f"bert-jax compile: {message}")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("chip", LARGEST)
+def test_largest_slices_open(chip: str):
+    topology = f"{chip}:{'x'.join(map(str, LARGEST[chip]))}"
+    code = f"from bert_jax.ahead_of_time.target import open_target; print(len(open_target('{topology}').devices))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=helpers.child_environment(XLA_FLAGS=""), capture_output=True, text=True,
+        timeout=280, check=True,
+    )  # fmt: skip
+    assert int(done.stdout) == math.prod(LARGEST[chip]) * (2 if chip in ("v2", "v3", "tpu7x") else 1)
 
 
 @pytest.mark.long
@@ -148,25 +158,17 @@ def test_estimated_time_of_bert_large_on_v5e_and_its_profile():
     assert {part["count"] % 24 for part in products if part["module"].startswith("encoder")} == {0}
 
 
-RATES = """
+RATE = """
 import sys
 import jax
 import jax.numpy as jnp
-from bert_jax.ahead_of_time.chips import clock_rate
-from bert_jax.ahead_of_time.hlo import read_parts
+from bert_jax.ahead_of_time.compiled_step import estimate_time
 from bert_jax.ahead_of_time.target import open_target
-target = open_target(sys.argv[1])
-device = target.devices[0]
-
-def seconds(function, dtype, *shapes):
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    arrays = [jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape in shapes]
-    text = jax.jit(function).lower(*arrays).compile().as_text()
-    return sum(part.cycles for part in read_parts(text)) / clock_rate(device.device_kind)
-
-product = 2 * 4096 * 4096 * 1024 / seconds(jnp.matmul, jnp.bfloat16, (4096, 4096), (4096, 1024))
-moved = 2 * 4 * 2**27 / seconds(lambda x: 2 * x + 1, jnp.float32, (2**13, 2**14))
-print(product / target.accelerator.peak_flops, moved / target.accelerator.hbm)
+device = open_target(sys.argv[1]).devices[0]
+sharding = jax.sharding.SingleDeviceSharding(device)
+arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=sharding) for shape in ((4096, 4096), (4096, 1024))]
+program = jax.jit(jnp.matmul).lower(*arrays).compile().as_text()
+print(estimate_time(program, device.device_kind, 2 * 4096 * 4096 * 1024)["mfu"])
 """
 
 
@@ -174,15 +176,12 @@ print(product / target.accelerator.peak_flops, moved / target.accelerator.hbm)
 @pytest.mark.parametrize(
     ("topology", "least"), [("v5e:2x2", 0.9), ("v4:2x2x1", 0.75), ("v5p:2x2x1", 0.75), ("v6e:2x2", 0.75)]
 )
-def test_clock_gives_a_product_and_a_pass_through_memory_plausible_shares_of_the_chip(topology: str, least: float):
-    """The two rates come from different parts of the data sheet, and depend on the same clock."""
+def test_clock_gives_a_product_a_plausible_share_of_the_peak(topology: str, least: float):
     done = subprocess.run(
-        [sys.executable, "-c", RATES, topology], env=helpers.child_environment(XLA_FLAGS=""), capture_output=True,
+        [sys.executable, "-c", RATE, topology], env=helpers.child_environment(XLA_FLAGS=""), capture_output=True,
         text=True, timeout=280, check=True,
     )  # fmt: skip
-    product, memory = map(float, done.stdout.split()[-2:])
-    assert least < product < 1
-    assert 0.65 < memory < 0.9
+    assert least < float(done.stdout.split()[-1]) < 1
 
 
 SHARDED_STATE = """
@@ -229,5 +228,5 @@ def test_temporaries_do_not_grow_with_the_chips():
 @pytest.mark.long
 def test_lambs_batch_on_1024_chips_fits_unaccumulated():
     found = compiled("--topology=v4:8x8x16", "--phase=0", config="bert_large:lamb", global_batch_size=65_536)
-    assert (found["devices"], found["rows_a_device"]) == (1024, 64)
+    assert (found["devices"], found["rows_per_device"]) == (1024, 64)
     assert found["peak_bytes"] < 24 * 2**30

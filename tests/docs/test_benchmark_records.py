@@ -129,12 +129,9 @@ def test_code_digest_follows_the_files(tmp_path: Path, record: ModuleType, monke
 def test_topologies_continue_where_they_were_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     topologies = importlib.import_module("tpu_topologies")
     phase = {
-        "devices": 8, "seq_len": 128, "rows_a_device": 64, "gradient_accumulation": 2, "peak_bytes": 1 << 30,
+        "devices": 8, "seq_len": 128, "rows_per_device": 64, "gradient_accumulation": 2, "peak_bytes": 1 << 30,
         "hbm_bytes": 1 << 34, "argument_bytes": 1 << 29, "temp_bytes": 1 << 29, "fits": True,
         "collectives": [{"kind": "all-reduce", "bytes": 1 << 20, "count": 1, "loops": 0}],
-        "roofline": {
-            "compute_seconds": 0.5, "memory_seconds": 0.25, "network_seconds": None, "rows_per_second_at_most": 99.0,
-        },
     }  # fmt: skip
     compiled = []
 
@@ -157,7 +154,7 @@ def test_topologies_continue_where_they_were_stopped(tmp_path: Path, monkeypatch
     rows = json.loads((tmp_path / "out.json").read_text())["tables"]["topologies"]["rows"]
     assert [row["excess"] for row in rows] == ["", ": does not fit"] * 4
     assert len({row["code"] for row in rows}) == 1
-    assert "| 500, 250, ? | 99 |" in capsys.readouterr().out
+    assert "| 1.00 / 16.00: does not fit |" in capsys.readouterr().out
     compiled.clear()
     topologies.main()
     assert not compiled

@@ -14,7 +14,6 @@ COMMANDS = (  # part of a skip reason, and the command that runs the tests
     (r"\bflatbuffers\b", f"{PIP} '.[stablehlo]'"),
     (r"\b(apache_beam|pyarrow)\b", f"{PIP} '.[beam]'"),
     (r"\blibtpu\b|\btpu-aot\b", f"{PIP} '.[tpu-aot]'"),
-    (r"\bgpu-aot\b", f"{PIP} '.[gpu-aot]'"),
     (r"\b(seqeval|sklearn|scipy|shellcheck)\b|\bdev extra\b", f"{PIP} '.[dev]'"),
     (r"\b(myst_nb|sphinx_book_theme)\b|\bdocs extra\b", f"{PIP} '.[docs]'"),
     (r"\bwandb\b", f"{PIP} '.[wandb]'"),
