@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.run(options)
         return 0
     except BertJaxError as error:
-        return _fail(options.command, f"{error}{_similar_name(error.__cause__)}", error.exit_status)
+        return _fail(options.command, str(error), error.exit_status)
     except KeyboardInterrupt:
         return _fail(options.command, "interrupted", _INTERRUPTED)
     except Exception as error:
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
         if isinstance(error, OSError) and error.errno in _PATH_ERRORS:
-            return _fail(options.command, f"{error.filename or error}: {error.strerror}{_similar_name(error)}", 2)
+            return _fail(options.command, f"{error.filename or error}: {error.strerror}", 2)
         if isinstance(error, (FileNotFoundError, PermissionError)):  # of a store
             return _fail(options.command, f"{type(error).__name__}: {error}", 2)
         traceback.print_exc()
@@ -99,15 +99,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     A shell replaces it only at the start of a word.
     """
     return parse_arguments([_HOME.sub(lambda option: f"{option[1]}{Path.home()}", word) for word in arguments], _RUN)
-
-
-def _similar_name(error: BaseException | None) -> str:
-    """Returns a hint with the path that is most similar to the one that was not found."""
-    if not isinstance(error, FileNotFoundError) or not error.filename:
-        return ""
-    from bert_jax.files.remote import similar_name  # not at the top: `bert-jax --help` does not wait for fsspec
-
-    return similar_name(error.filename)
 
 
 def _fail(command: str, message: str, status: int) -> int:

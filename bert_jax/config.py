@@ -14,7 +14,6 @@ from ml_collections import ConfigDict, FieldReference
 from bert_jax import config_listing
 from bert_jax.config_keys import FinetuneConfig, PretrainConfig, RunConfig, StudyConfig
 from bert_jax.errors import InputError
-from bert_jax.files.remote import similar_name
 from bert_jax.sections import Section, from_mapping, kinds, nearest, with_values
 
 __all__ = ["FinetuneConfig", "PretrainConfig", "RunConfig", "StudyConfig", "load_config", "to_config_dict"]
@@ -69,7 +68,7 @@ def load_config(spec: str, overrides: Overrides = (), *, kind: type[Section] = P
     if not path.endswith(".py") and not issubclass(kind, config_listing.CONFIG_TYPES[command]):
         raise InputError(f"--config={spec}: is a config of `bert-jax {command}`")
     if not file.is_file():
-        raise InputError(f"--config={spec}: file {file} not found{similar_name(file)}")
+        raise InputError(f"--config={spec}: file {file} not found")
     try:
         before = from_mapping(kind, _run_file(spec, file, argument).to_dict())
     except InputError as error:

@@ -38,7 +38,7 @@ from bert_jax.data.records import BLOCK, Instances, Unmasked, decode_block, join
 from bert_jax.data.shard_readers import READERS
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic, remote
-from bert_jax.files.remote import cache_folder, similar_name
+from bert_jax.files.remote import cache_folder
 from bert_jax.text.tokenizer_files import open_described, tokenizer_class
 
 log = logging.getLogger(__name__)
@@ -116,9 +116,7 @@ class DatasetInfo:
         """Reads `dataset.json`. Raises InputError if it is missing, damaged or of an unsupported format version."""
         path = folder / INFO_FILE
         if not remote.exists(path):
-            raise InputError(
-                f"{folder}: {INFO_FILE} not found{similar_name(folder)}; expected a dataset of `bert-jax prepare`"
-            )
+            raise InputError(f"{folder}: {INFO_FILE} not found; expected a dataset of `bert-jax prepare`")
         text = atomic.read_whole(path)
         try:
             content = json.loads(text)

@@ -48,20 +48,29 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             with store_errors(path), store.open(name, "wb") as uploaded:
                 shutil.copyfileobj(file, uploaded, 1 << 20)
         return
-    final = Path(os.path.realpath(path))  # a symbolic link is kept
-    if os.fspath(path).startswith("/dev/") or (final.exists() and not final.is_file()):
+    if os.fspath(path).startswith("/dev/") or (os.path.exists(path) and not os.path.isfile(path)):
         with store_errors(path), open(path, "ab") as device:
             yield device
         return
+    with store_errors(path), _partial(path) as partial, open(partial, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _partial(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yields the path of what becomes `path` when the block exits without an error, and is deleted after one."""
+    final = Path(os.path.realpath(path))  # a symbolic link is kept
     partial = final.with_name(f".{final.name}.partial")
     try:
-        with store_errors(path), open(partial, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(partial, final)
+        yield partial
+        os.replace(partial, final)  # replaces an empty folder, which epath does not
     except BaseException:
-        partial.unlink(missing_ok=True)
+        if partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        else:
+            partial.unlink(missing_ok=True)
         raise
 
 
@@ -122,13 +131,7 @@ def whole_folder(folder: epath.Path, last: str) -> Iterator[epath.Path]:
             for path in sorted(Path(local).iterdir(), key=lambda path: (path.name == last, path.name)):
                 place(path, folder / path.name)
         return
-    final = Path(os.path.realpath(folder))
-    partial = final.with_name(f".{final.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        yield epath.Path(partial)
-        os.replace(partial, final)  # replaces an empty folder, which epath does not
-    except BaseException:
+    with _partial(folder) as partial:
         shutil.rmtree(partial, ignore_errors=True)
-        raise
+        partial.mkdir(parents=True)
+        yield epath.Path(partial)

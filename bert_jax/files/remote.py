@@ -4,13 +4,10 @@ The library of each store retries broken connections, 429 and 5xx. Errors that i
 change, are raised with the path.
 """
 
-import difflib
-import glob
 import importlib.util
 import io
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,10 +17,8 @@ import fsspec
 from etils import epath
 
 from bert_jax.errors import BertJaxError, InputError
-from bert_jax.extras import install_hint
 
 _PACKAGES = {"gs": "gcsfs", "s3": "s3fs", "az": "adlfs", "hf": "huggingface_hub"}  # scheme: the package that opens it
-_EXTRAS = {"gs": "gcs", "hf": "hf"}  # scheme: the extra of this package with what opens it
 SILENCE_SECONDS = 60.0
 _DENIED = re.compile("forbidden|anonymous|credential|unauthorized", re.IGNORECASE)  # in untyped errors of stores
 # Cached listings hide later writes of other processes; gcsfs and s3fs never expire theirs. Disabled globally because
@@ -49,12 +44,14 @@ def parse_path(path: str | os.PathLike[str]) -> epath.Path:
             known = ", ".join(f"{known}://" for known in _PACKAGES)
             raise InputError(f"{name}: unknown scheme {scheme}://; expected a local path or one of {known}")
         if importlib.util.find_spec(package := _PACKAGES[scheme]) is None:
-            install = install_hint(_EXTRAS[scheme]) if scheme in _EXTRAS else f"pip install {package}"
-            raise InputError(f"{name}: {package} is not installed; run {install}")
+            raise InputError(f"{name}: {package} is not installed; run pip install {package}")
         if not rest.strip("/"):
-            example = "hf://datasets/OWNER/NAME/PATH" if scheme == "hf" else f"{scheme}://BUCKET/PATH"
-            raise InputError(f"{name}: no bucket name; expected {example}")
-        _limit_silence(scheme)
+            raise InputError(f"{name}: no bucket name; expected {scheme}://BUCKET/PATH")
+        if scheme == "gs":  # gcsfs would wait for ever for a connection that is silent
+            import aiohttp
+
+            silence = aiohttp.ClientTimeout(sock_connect=SILENCE_SECONDS, sock_read=SILENCE_SECONDS)
+            fsspec.config.conf["gcs"].setdefault("requests_timeout", silence)
     return epath.Path(name)
 
 
@@ -65,18 +62,8 @@ def absolute(path: str | os.PathLike[str]) -> epath.Path:
 
 def store_of(path: str | os.PathLike[str]) -> tuple[Any, str]:
     """Returns the file system of a path, and the path within it."""
-    _limit_silence(os.fspath(path).partition("://")[0])
     store, name = fsspec.core.url_to_fs(os.fspath(path))
     return store, name
-
-
-def _limit_silence(scheme: str) -> None:
-    """Has gcsfs retry requests whose connection is silent for a minute, for which it would wait for ever."""
-    if scheme == "gs":
-        import aiohttp
-
-        silence = aiohttp.ClientTimeout(sock_connect=SILENCE_SECONDS, sock_read=SILENCE_SECONDS)
-        fsspec.config.conf["gcs"].setdefault("requests_timeout", silence)
 
 
 @contextmanager
@@ -139,27 +126,5 @@ def open_to_read(path: str) -> BinaryIO:
 
 
 def cache_folder() -> Path:
-    """Returns the user's cache folder: `$BERT_JAX_CACHE`, or `~/.cache/bert_jax`.
-
-    A user without a home, such as a bare user id in a container, has one in the folder of temporary files.
-    """
-    if chosen := os.environ.get("BERT_JAX_CACHE"):
-        return Path(chosen).absolute()
-    try:
-        return Path.home().absolute() / ".cache" / "bert_jax"
-    except RuntimeError:
-        return Path(tempfile.gettempdir(), f"bert_jax-{os.getuid()}")
-
-
-def similar_name(path: str | os.PathLike[str]) -> str:
-    """Returns " (did you mean NAME?)" with the most similar path that exists; "" if none, or if `path` is remote.
-
-    Searches the folder in which the path stops to exist.
-    """
-    missing = Path(path)
-    if is_remote(path) or missing.exists():
-        return ""
-    while not missing.parent.exists():
-        missing = missing.parent
-    close = difflib.get_close_matches(missing.name, glob.glob("*", root_dir=missing.parent), 1)
-    return f" (did you mean {missing.parent / close[0]}?)" if close else ""
+    """Returns the user's cache folder: `$BERT_JAX_CACHE`, or `~/.cache/bert_jax`."""
+    return Path(os.environ.get("BERT_JAX_CACHE") or Path("~/.cache/bert_jax").expanduser()).absolute()

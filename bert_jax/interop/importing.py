@@ -15,7 +15,6 @@ from etils import epath
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.files.atomic import new_folder
-from bert_jax.files.remote import similar_name
 from bert_jax.interop import huggingface_reading, tensorflow_checkpoints
 from bert_jax.interop.huggingface_reading import CONFIG, Source
 from bert_jax.interop.source_tokenizers.huggingface_tokenizer import read_tokenizer
@@ -207,8 +206,7 @@ def _read(source: epath.Path, lowercase: bool | None, *, option: str = "") -> So
         return tensorflow_checkpoints.read(prefix, lowercase=lowercase)
     if not source.is_dir():
         raise InputError(
-            f"{option}{source}: local folder or checkpoint not found{similar_name(source)}; download the model, and "
-            "give its folder"
+            f"{option}{source}: local folder or checkpoint not found; download the model, and give its folder"
         )
     if {PICKLE, PICKLE_INDEX} & {*names}:
         return _read_huggingface(source, names, lowercase, option)

@@ -5,12 +5,12 @@ programs of different accelerators and CPUs apart. Whoever can write to the cach
 user's own cache is private.
 """
 
+import errno
 import logging
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import jax
 from etils import epath
@@ -43,8 +43,8 @@ def kept_programs(setting: str, workdir: epath.Path) -> Iterator[None]:
     if jax.config.values["jax_compilation_cache_dir"] or not jax.config.values["jax_enable_compilation_cache"]:
         yield
         return
-    if folder := _folder(setting, workdir):
-        log.info("Compiled programs are kept in %s", folder)
+    folder = _folder(setting, workdir)
+    log.info("Compiled programs are kept in %s", folder)
     try:
         _use(folder, is_on=bool(folder))
         yield
@@ -68,28 +68,22 @@ def _folder(setting: str, workdir: epath.Path) -> str | None:
     """Returns the cache's folder, which exists if it is local, or None."""
     if setting == NONE:
         return None
-    if setting == AUTO and not remote.is_remote(workdir):
-        own = remote.cache_folder() / FOLDER
-        if problem := _make_private(own):
-            log.warning("%s: compiled programs are not kept there: %s; set compilation_cache to a folder", own, problem)
-        return None if problem else str(own)
-    folder = workdir / FOLDER if setting == AUTO else remote.absolute(setting)
+    if setting != AUTO or remote.is_remote(workdir):
+        folder = workdir / FOLDER if setting == AUTO else remote.absolute(setting)
+        if remote.is_remote(folder):
+            return str(folder)
+    else:
+        folder = epath.Path(remote.cache_folder()) / FOLDER
     try:
-        if not remote.is_remote(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        status = os.stat(folder)
+        if setting == AUTO and (status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+            mode = f"owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}"
+            raise PermissionError(errno.EPERM, f"another user may write to it ({mode})")
     except OSError as error:
-        raise InputError(f"compilation_cache={setting}: cannot be a folder ({error.strerror})") from error
+        if setting != AUTO:
+            raise InputError(f"compilation_cache={setting}: cannot be a folder ({error.strerror})") from error
+        reason = f"compiled programs are not kept there: {error.strerror}"
+        log.warning("%s: %s; set compilation_cache to a folder", folder, reason)
+        return None
     return str(folder)
-
-
-def _make_private(folder: Path) -> str:
-    """Makes a folder into which nobody else can put programs. Returns why an existing one is not private, or ""."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        return str(error)
-    status = folder.stat()
-    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"another user may write to it (owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o})"
-    above = [path for path in folder.parents if path.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH]
-    return f"everybody may rename folders in {above[0]}" if above else ""

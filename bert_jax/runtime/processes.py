@@ -1,6 +1,5 @@
 """Processes of a run: one on a laptop, one per host on a TPU pod, one per GPU or node under Slurm."""
 
-import glob
 import json
 import logging
 import os
@@ -9,12 +8,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from typing import Any
 
 import jax
 import numpy as np
-from jax._src import distributed  # the client has no public name
+from jax._src import cloud_tpu_init, distributed  # the client has no public name
 from jax.experimental import multihost_utils
 
 from bert_jax.errors import BertJaxError, InputError, Interrupted, NotBegun
@@ -44,8 +42,7 @@ def _is_one_of_several(environment: Mapping[str, str]) -> bool:
 
 def _sees_tpus(environment: Mapping[str, str]) -> bool:
     """Returns whether this host has TPUs. It may be one of a pod slice, whose hosts find each other by metadata."""
-    has_chips = bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"))
-    return has_chips and "tpu" in environment.get("JAX_PLATFORMS", "tpu") and find_spec("libtpu") is not None
+    return cloud_tpu_init.running_in_cloud_tpu_vm and "tpu" in environment.get("JAX_PLATFORMS", "tpu")
 
 
 @contextmanager
@@ -84,8 +81,7 @@ def joined_processes(environment: Mapping[str, str] = os.environ) -> Iterator[No
         is_lost = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in message
         if is_lost:
             time.sleep(10)  # `watch` ends this process if another has said why
-            reason = str(error).strip().split("\n")[0]
-            message = f"a collective failed, probably because another process is lost: {RESTART_ADVICE} ({reason})"
+            message = f"a collective failed, probably because another process is lost: {RESTART_ADVICE} ({message})"
         failure = {"status": getattr(error, "exit_status", BertJaxError.exit_status), "number": number}
         with suppress(Exception):  # another process was first, or process 0 has ended
             client.key_value_set(_FAILURE, json.dumps({**failure, "message": message}))
@@ -151,14 +147,11 @@ def _plain_options(environment: Mapping[str, str]) -> dict[str, Any]:
         given = {name: environment[rank] for name, rank in ranks.items()} | given
     if not given:
         return {}
-    if missing := ", ".join(name for name in _PLAIN if name not in given):
-        raise InputError(f"{', '.join(given)} is set without {missing}; set all three, or none for a single process")
-    address, count, number = (given[name] for name in _PLAIN)
-    if not re.fullmatch("[0-9]{1,9} [0-9]{1,9}", f"{count} {number}") or int(number) >= int(count):
-        raise InputError(f"JAX_NUM_PROCESSES={count}, JAX_PROCESS_ID={number}: expected numbers, such as 2 and 0 or 1")
-    if not re.fullmatch(".+:[0-9]{1,5}", address):
-        raise InputError(f"JAX_COORDINATOR_ADDRESS={address}: expected HOST:PORT of process 0, such as node0:12345")
-    return {"coordinator_address": address, "num_processes": int(count), "process_id": int(number)}
+    address, count, number = (given.get(name, "") for name in _PLAIN)
+    if re.fullmatch(r".+:\d{1,5} \d{1,9} \d{1,9}", f"{address} {count} {number}") and int(number) < int(count):
+        return {"coordinator_address": address, "num_processes": int(count), "process_id": int(number)}
+    values = " ".join(f"{name}={given.get(name, '')}" for name in _PLAIN)
+    raise InputError(f"{values}: expected HOST:PORT of process 0, a count and a number below it; or set none of them")
 
 
 def joined() -> tuple[int, int] | None:

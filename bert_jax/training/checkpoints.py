@@ -37,7 +37,6 @@ from etils import epath
 
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, provenance, remote
-from bert_jax.files.remote import similar_name
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import HEADS, Parameters
 from bert_jax.text import tokenizer_files
@@ -260,7 +259,7 @@ def open_checkpoint(location: str, step: int | None = None, *, expected: str = _
     given = remote.absolute(location)
     check_place(given)
     if not remote.exists(given):
-        hint = similar_name(location) or _download_hint(location)
+        hint = _download_hint(location)
         raise InputError(f"{location} does not exist; expected {expected}{hint}")
     path = _step_of(location, given, step) if step is not None else newest_step(given) or given
     if not all(remote.exists(path / item) for item in _PARAMETER_ITEMS) or not is_saved(path):

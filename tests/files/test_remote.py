@@ -51,7 +51,7 @@ def test_a_remote_path_is_not_made_absolute(tmp_path, monkeypatch):
         ("ftp://host/a", "ftp://host/a: .*gs://"),
         ("gs://", "^gs://: "),
         ("s3://bucket/a", "s3://bucket/a: .*pip install s3fs"),
-        ("gs://bucket/a", "gs://bucket/a: .*pip install 'gcsfs>="),
+        ("gs://bucket/a", "gs://bucket/a: .*pip install gcsfs"),
     ],
 )
 def test_paths_that_cannot_be_opened_are_refused(path, message, monkeypatch):
@@ -224,7 +224,7 @@ def test_a_connection_that_is_silent_is_given_up_and_the_request_repeated(store,
     store.requests.clear()
     store.stall("GET", "folder/a", "alt=media", seconds=2, times=1)
     try:
-        assert atomic.read_whole(FOLDER / "a") == b"text"
+        assert atomic.read_whole(remote.parse_path(FOLDER / "a")) == b"text"
     finally:
         del fsspec.config.conf["gcs"]["requests_timeout"]
         GCSFileSystem.clear_instance_cache()
@@ -278,7 +278,7 @@ def test_commands_report_store_errors_in_one_line(store, capsys, tmp_path, vocab
         (["evaluate", "--checkpoint", f"{FOLDER}/none", "--data", denied], f"{FOLDER}/none"),
         (["export", "--checkpoint", denied, "--output", str(tmp_path / "b")], "Forbidden"),
         (["import", "--source", f"{FOLDER}/none", "--output", str(tmp_path / "b")], f"{FOLDER}/none"),
-        (["report", f"{FOLDER}/none", "--output", str(tmp_path / "c.png")], f"{FOLDER}/none"),
+        (["report", f"{FOLDER}/none", "--output", str(tmp_path / "c.html")], f"{FOLDER}/none"),
         (
             ["vocab", "--input", str(corpus_file), "--output", "gs://nothing/vocab.txt", "--size", "200"],
             "gs://nothing/",

@@ -12,7 +12,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from support import helpers
 
 from bert_jax.errors import InputError
-from bert_jax.runtime.compilation_cache import _make_private, kept_programs
+from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.training.checks import check_config
 
 NAMES = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
@@ -126,12 +126,3 @@ def test_a_second_run_of_another_length_reads_the_programs(dataset_dir: Path, tm
         lines.append(sorted(path.name for path in (tmp_path / "programs").iterdir() if path.name.endswith("-cache")))
     assert lines[0] == lines[1]
     assert any(name.startswith("jit_train_step") for name in lines[0])
-
-
-def test_folder_below_one_that_everybody_may_write_to_is_not_private(tmp_path: Path):
-    folder = tmp_path / "shared" / "cache"
-    assert _make_private(folder) == ""
-    (tmp_path / "shared").chmod(0o777)
-    assert str(tmp_path / "shared") in _make_private(folder)
-    (tmp_path / "shared").chmod(0o1777)  # as /tmp: nobody else may rename the folder
-    assert _make_private(folder) == ""

@@ -72,7 +72,7 @@ def _expand_one(name: str, text_field: str) -> list[str]:
         raise InputError(
             f"--input={name}: the pattern matches no file; check it, and quote it to protect it from the shell"
         )
-    raise InputError(f"--input={name}: not found{remote.similar_name(name)}, or a folder without files; check the path")
+    raise InputError(f"--input={name}: not found, or a folder without files; check the path")
 
 
 def _local_files(top: str) -> Iterator[str]:
