@@ -80,7 +80,7 @@ def plan_run(
         for part in (state.parameters, state.optimizer_state)
     )
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    saves = plan_saves(config, [phase["last_step"] for phase in phases], resumed)
+    saves = plan_saves(config, [phase["last_step"] for phase in phases], resumed, folder)
     peak, start = peak_flops(kind), resumed or 0
     left = sum(
         phase["model_flops_per_step"] * max(0, phase["last_step"] - max(start, phase["first_step"] - 1))
@@ -100,9 +100,8 @@ def plan_run(
         "phases": phases,
         "memory": {
             "parameter_bytes": parameters,
-            "gradient_bytes": parameters,
             "optimizer_bytes": optimizer,
-            "sum_without_activations_bytes": 2 * parameters + optimizer,
+            "sum_with_gradients_bytes": 2 * parameters + optimizer,
         },
         "checkpoints": {"bytes": size, **asdict(saves), "kept_bytes": saves.kept * size},
     }
@@ -122,7 +121,6 @@ def _describe(loaded: LoadedPhase, mesh: AbstractMesh) -> dict[str, Any]:
         "global_batch_size": rows,
         "gradient_accumulation": config.gradient_accumulation,
         "rows_per_device": rows // config.gradient_accumulation // copies,
-        "predictions_per_row": loader.sources[0].predictions,
         "tokens_per_step": int(work.tokens),
         "real_token_share": loader.real_share,
         "model_flops_per_step": work.flops,

@@ -5,7 +5,6 @@ collective in three notations, from each of which follow the axes of the mesh th
 """
 
 import collections
-import itertools
 import math
 import re
 from collections.abc import Mapping
@@ -20,15 +19,11 @@ KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) [^\n]*\{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
 _INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%?[\w.\-]+ = (\([^=]*\)|\S+) ({'|'.join(KINDS)})(-start)?\(")
-_CALLED = re.compile(
-    r"(?:calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)|(?:branch|called)_computations=\{([^}]*)\}"
-)
+_CALLED = re.compile(r"(?:calls|to_apply|\w+_computations?)=(\{[^}]*\}|%?[\w.\-]+)")
 _WHILE = re.compile(r" while\(.*?condition=%?([\w.\-]+), body=%?([\w.\-]+)")
 _SENT = re.compile(r" = \((.*?), u32\[\].* send\(.*_xla_megascale_transfer_type=\"(\w+)\"")
 _IOTA = r"\(?\[([\d,]+)\](?:T\(([\d,]+)\))?"
-_CONTROL = re.compile(
-    r"while|body|cond|scan|branch_\d+_fun|closed_call|core_call|checkpoint|rematted_computation|shard_map|custom_\w+_call"
-)
+_CONTROL = re.compile(r"while|body|cond|scan|branch_\d+_fun|\w+_call|checkpoint|rematted_computation|shard_map")
 """Names in the path of an operation that are no module's."""
 _ARRAY = re.compile(r"\b(pred|token|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 
@@ -95,8 +90,7 @@ def read_collectives(program: str, mesh: Mapping[str, int], slices: int = 1) -> 
         else:
             continue
         sums[key] += (1, line.runs, line.runs * size, line.runs * is_asynchronous)
-    found = [Collective(*key, *numbers.tolist()) for key, numbers in sums.items()]
-    return sorted(found, key=lambda collective: -collective.bytes)
+    return sorted((Collective(*key, *numbers.tolist()) for key, numbers in sums.items()), key=lambda one: -one.bytes)
 
 
 def read_loops(program: str) -> list[dict[str, int]]:
@@ -137,8 +131,7 @@ def read_parts(program: str) -> list[Part]:
     for line in _lines(program):
         if cycles := re.search(r'"estimated_cycles":"(\d+)"', line.text):
             sums[_place(line.text)] += (int(cycles[1]) * line.runs, line.runs)
-    parts = [Part(*place, *numbers.tolist()) for place, numbers in sums.items()]
-    return sorted(parts, key=lambda part: -part.cycles)
+    return sorted((Part(*place, *numbers.tolist()) for place, numbers in sums.items()), key=lambda part: -part.cycles)
 
 
 def _place(text: str) -> tuple[str, str, str]:
@@ -185,8 +178,8 @@ def _lines(program: str) -> list[_Line]:
                 visit(loop[1], times * _trips(text, computations), loops)
                 visit(loop[2], times * _trips(text, computations), loops + 1)
             elif _INSTRUCTION.match(text) is None:  # a collective calls an addition
-                called = " ".join(itertools.chain.from_iterable(_CALLED.findall(text)))
-                for other in filter(computations.__contains__, re.findall(r"[\w.\-]+", called)):
+                called = re.findall(r"[\w.\-]+", " ".join(_CALLED.findall(text)))
+                for other in filter(computations.__contains__, called):
                     visit(other, times, loops)
 
     visit(entry, 1, 0)
@@ -212,9 +205,8 @@ def _size(result: str, kind: str, *, started: bool, devices: int) -> tuple[str, 
     """Returns dtype and bytes of a collective's complete arrays, from the type of its result."""
     arrays = []
     for dtype, shape in _ARRAY.findall(result):
-        bits = re.search(r"\d+", dtype)
-        elements = math.prod(int(size) for size in shape.split(",") if size)
-        arrays.append((dtype, elements * (int(bits[0]) if bits else 8) // 8))
+        bits = int((re.findall(r"\d+", dtype) or [8])[0])
+        arrays.append((dtype, math.prod(int(size) for size in shape.split(",") if size) * bits // 8))
     if started and kind != "all-reduce":  # (operands, results, state): what is started has both
         arrays = [array for array in arrays if array[0] != "u32"]
         arrays = arrays[len(arrays) // 2 :]

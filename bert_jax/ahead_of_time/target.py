@@ -48,9 +48,9 @@ def open_target(topology: str | None, slices: int = 1) -> Target:
     No TPU is needed, and one in use is not touched. None opens the devices of this machine, named as in `cpu:8`.
     InputError if no such slice exists, or libtpu is missing.
     """
+    if slices < 1 or (slices > 1 and topology is None):
+        raise InputError(f"--num_slices={slices}: expected at least 1, or several of a --topology such as v5e:4x4")
     if topology is None:
-        if slices != 1:
-            raise InputError(f"--num_slices={slices}: expected --topology, the slices' name, such as v5e:4x4")
         devices: tuple[Any, ...] = tuple(jax.devices())
         name = f"{devices[0].platform}:{len(devices)}"
         return Target(name, count_slices(devices), devices, _usable_memory(devices[0]))
@@ -60,8 +60,6 @@ def open_target(topology: str | None, slices: int = 1) -> Target:
     if not sizes or len(sizes) != len(largest) or any(map(int.__gt__, sorted(sizes), sorted(largest))):
         slices_of_chips = ", ".join(f"{chip}:{'x'.join(map(str, most))}" for chip, most in LARGEST.items())
         raise InputError(f"--topology={topology}: expected a slice such as v5e:4x4, of at most {slices_of_chips}")
-    if slices < 1:
-        raise InputError(f"--num_slices={slices}: expected at least 1")
     if not importlib.util.find_spec("libtpu"):
         raise InputError(f"compile requires libtpu; run: {install_hint('tpu-aot')}")
     for variable, value in _ENVIRONMENT.items():
@@ -98,9 +96,7 @@ def out_of_memory(error: Exception) -> tuple[int, int] | None:
     """Parses (bytes needed, bytes available) from the compiler's out-of-memory error; None for another error."""
     text = str(error)
     size = r"([\d.]+)([KMGT]?)"
-    found = re.search(rf"Used {size} of {size} hbm", text) or re.search(
-        rf"memory required for [\w ]+ \({size}\) exceeds available HBM \({size}\)", text
-    )
+    found = re.search(rf"(?:Used |\(){size}\)? (?:of|exceeds available HBM) \(?{size}", text)
     if "RESOURCE_EXHAUSTED" not in text or not found:
         return None
     needed, available = (int(float(found[i]) * _UNITS[found[i + 1]]) for i in (1, 3))

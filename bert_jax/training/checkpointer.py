@@ -115,13 +115,17 @@ class SavePlan:
     kept: int
 
 
-def plan_saves(config: PretrainConfig, phase_ends: Iterable[int], start: int | None) -> SavePlan:
-    """Plans the saves of a run that resumes from the checkpoint of step `start`; None for a new run."""
+def plan_saves(
+    config: PretrainConfig, phase_ends: Iterable[int], start: int | None, workdir: epath.Path | None
+) -> SavePlan:
+    """Plans the saves of a run that resumes from the checkpoint of step `start` of `workdir`; None for a new run."""
     milestones, every = Milestones.from_config(config).up_to(config.total_steps), config.checkpoint.every_steps
     regular = {*range(every, config.total_steps + 1, every), *phase_ends}
     due = {step for step in regular | milestones if start is None or step > start}
-    on_disk = due if start is None else due | {start}
-    kept = milestones.union(sorted(on_disk)[-config.checkpoint.keep :])
+    saved, earlier = set[int](), set[int]()
+    if workdir is not None and start is not None:  # newer steps are damaged
+        saved, earlier = {step for step in _saved_steps(workdir) if step <= start}, _earlier_milestones(workdir)
+    kept = {*sorted(due | saved)[-config.checkpoint.keep :], *((due | saved) & (milestones | earlier))}
     return SavePlan(len(due), len(milestones), len(kept))
 
 
@@ -226,7 +230,7 @@ class Checkpointer:
         self._best_step = best_step or BestStep(keep_best=False)
         self._is_saving = self._has_failed = False
         self._step = 0  # that is being saved
-        saved = [int(step.name) for step in step_folders(workdir)]
+        saved = _saved_steps(workdir)
         self._milestones = milestones
         self._kept = _earlier_milestones(workdir) | {step for step in saved if step in milestones}
         self._manager = ocp.CheckpointManager(
@@ -376,6 +380,10 @@ def _size(tree: Any) -> str:
     """Returns the bytes of all arrays, for the log."""
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
     return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+
+
+def _saved_steps(workdir: epath.Path) -> list[int]:
+    return [int(step.name) for step in step_folders(workdir)]
 
 
 def _earlier_milestones(workdir: epath.Path) -> set[int]:

@@ -152,7 +152,7 @@ def _pretrain(
     networks = describe_networks(mesh.shape, count_slices(mesh.devices.flat), mesh.devices.flat[0].platform)
     for axis, networks_of_axis in networks.items():
         log.info("Mesh axis %s: %s", axis, networks_of_axis)
-    _log_disk_use(plan_saves(config, [phase.stop for phase in phases], resumed), spec)
+    _log_disk_use(plan_saves(config, [phase.stop for phase in phases], resumed, folder), spec)
 
     # --- Phases, in order ----------------------------------------------------------------------------------------
     evaluation: dict[str, float] = {}

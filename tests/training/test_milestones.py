@@ -172,15 +172,17 @@ def test_fine_tuning_has_no_milestones(key: str):
         load_config("finetune/text", [(f"checkpoint.{key}", "5")], kind=FinetuneConfig)
 
 
-def test_saves_are_planned():
+def test_saves_are_planned(tmp_path: Path):
     settings = {
         "total_steps": 100, "checkpoint.every_steps": 30, "checkpoint.keep": 2, "checkpoint.milestones": (0, 5, 90),
         "checkpoint.milestone_every_steps": 50,
     }  # fmt: skip
     config = load_config("bert_tiny", settings)
-    new = plan_saves(config, [100], None)  # 0, 5, 30, 50, 60, 90, 100
+    new = plan_saves(config, [100], None, None)  # 0, 5, 30, 50, 60, 90, 100
     assert (new.saves, new.milestones, new.kept) == (7, 5, 5)  # kept: 0, 5, 50, 90, 100
-    resumed = plan_saves(config, [100], 60)
+    for step in (0, 5, 50, 60):
+        (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
+    resumed = plan_saves(config, [100], 60, epath.Path(tmp_path))
     assert (resumed.saves, resumed.milestones, resumed.kept) == (2, 5, 5)
 
 
