@@ -26,7 +26,7 @@ VOCABULARY_SIZE, NEW_WORDS, MIN_COUNT = 8192, 2000, 20
 TEXTS = 2000
 """Held-out texts of each domain."""
 MEASURES = (
-    "bert_jax/text/vocabulary_extension.py", "bert_jax/training/growth.py", "bert_jax/training/warm_start.py",
+    "bert_jax/text/vocabulary_extension.py", "bert_jax/training/initialization.py",
     "configs/bert_tiny.py",
     "configs/continue.py",
 )  # fmt: skip
@@ -88,9 +88,7 @@ def train(folder: Path) -> None:
     data, base = {"data.path": folder / "general"}, folder / "base"
     run("pretrain", "--config=bert_tiny", f"--workdir={base}", *flags({**BASE, **data}))
     for name in ("books", "books_new"):
-        settings = {
-            **CONTINUED, "data.path": folder / name, "init": base, "eval_old_data": folder / "general",
-        }  # fmt: skip
+        settings = {**CONTINUED, "data.path": folder / name, "init": base}
         run("pretrain", "--config=continue", f"--workdir={folder / f'continued_{name}'}", *flags(settings))
     training = Training(load_config("continue", {**CONTINUED, "data.path": folder / "books_new", "init": base}))
     training.save(str(folder / "grown"), training.initial_state())
@@ -116,6 +114,8 @@ def word_losses(checkpoint: Path, texts: dict[str, list[Text]]) -> dict[str, flo
 def measure(folder: Path, data: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Returns the rows of the table, and the single values."""
     from bert_jax.text.vocabulary_record import open_vocabulary
+    from bert_jax.training.checkpoints import open_checkpoint
+    from bert_jax.training.evaluation import evaluate_checkpoint
 
     tokenizers = [open_vocabulary(str(folder / name), cased=False) for name in ("vocab.txt", "extended.txt")]
     texts = {
@@ -131,7 +131,8 @@ def measure(folder: Path, data: Path) -> tuple[list[dict[str, Any]], dict[str, A
         ("continued with new words", tokenizers[1], "continued_books_new", extended[-1]),
     ):
         row = {"model": name, "pieces": tokenizer.vocab_size, "steps": scores["step"]}
-        row |= {key: scores[key] for key in ("mlm_loss", "old_mlm_loss")}
+        old = evaluate_checkpoint(open_checkpoint(str(folder / checkpoint)), str(folder / "general"))
+        row |= {"mlm_loss": scores["mlm_loss"], "old_mlm_loss": old["mlm_loss"]}
         rows.append(row | word_losses(folder / checkpoint, texts))
     values = {
         "added": tokenizers[1].vocab_size - tokenizers[0].vocab_size, "domain_words": rows[0]["domain_words"],

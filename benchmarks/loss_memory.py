@@ -15,7 +15,7 @@ from bert_jax.ahead_of_time.compiled_step import VOCAB_SIZE, compile_step, plans
 from bert_jax.ahead_of_time.target import Target, open_target
 from bert_jax.config import load_config
 from bert_jax.model import BertConfig
-from bert_jax.training import cross_entropy
+from bert_jax.training import objectives
 
 GIB = 1 << 30
 TOPOLOGY = "v5p:2x2x1"
@@ -34,7 +34,7 @@ CASES = {
 }
 MEASURES = (
     "bert_jax/ahead_of_time/compiled_step.py", "bert_jax/ahead_of_time/target.py",
-    "bert_jax/model", "bert_jax/parallel", "bert_jax/training/cross_entropy.py", "bert_jax/training/objectives.py",
+    "bert_jax/model", "bert_jax/parallel", "bert_jax/training/objectives.py",
     "bert_jax/training/train_step.py",
 )  # fmt: skip
 COLUMNS = {
@@ -58,13 +58,13 @@ def measure(target: Target, case: str) -> dict:
     step = compile_case(target, CASES[case])
     predictions = step["rows_per_device"] * step["predictions"]
     words = BertConfig(vocab_size=VOCAB_SIZE).padded_vocab_size
-    chunk = cross_entropy.predictions_per_chunk(predictions, words)
-    default = cross_entropy.CHUNK_PREDICTIONS
-    cross_entropy.CHUNK_PREDICTIONS = predictions
+    chunk = objectives.predictions_per_chunk(predictions, words)
+    default = objectives.CHUNK_PREDICTIONS
+    objectives.CHUNK_PREDICTIONS = predictions
     try:
         plain = compile_case(target, CASES[case])
     finally:
-        cross_entropy.CHUNK_PREDICTIONS = default
+        objectives.CHUNK_PREDICTIONS = default
     return {
         "case": case,
         "predictions": predictions,

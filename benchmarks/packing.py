@@ -23,7 +23,7 @@ from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
 from bert_jax.parallel.host_batches import put_batch
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.text.wordpiece import WordPieceTokenizer
-from bert_jax.training.phases import make_loaders, open_phases
+from bert_jax.training.phases import open_phases
 from bert_jax.training.pretrain import plan_step
 
 STEPS = 3  # per round
@@ -89,9 +89,9 @@ class Side:
             "global_batch_size": options.batch_size, "optimizer.warmup_steps": 1,
         }  # fmt: skip
         config = load_config(options.config, [(key, str(value)) for key, value in overrides.items()])
-        (phase,) = open_phases(config)
         self.mesh = make_mesh(config.mesh)
-        self.loader, _ = make_loaders(phase)
+        (phase,) = open_phases(config, self.mesh)
+        self.loader = phase.train_loader
         spec, self.train_step = plan_step(self.mesh, phase, phase.model)
         self.state, self.step = spec.make(), 0
         self.batch_size = options.batch_size

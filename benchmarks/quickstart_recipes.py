@@ -23,7 +23,7 @@ INPUT = ("pydoc", "pydoc:numpy,scipy,matplotlib")  # as in launch/quickstart.sh
 VOCABULARY_SIZE = 2048
 PREPARE = ("--eval_fraction", "0.05", "--max_line_repeats", "1")
 MEASURES = (
-    "bert_jax/data/loading", "bert_jax/model", "bert_jax/training/cross_entropy.py", "bert_jax/training/objectives.py",
+    "bert_jax/data/loading", "bert_jax/model", "bert_jax/training/objectives.py",
     "bert_jax/training/optimizer.py", "bert_jax/training/train_step.py",
     "configs/bert_tiny.py", "configs/quickstart.py",
 )  # fmt: skip

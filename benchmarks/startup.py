@@ -101,7 +101,7 @@ def run_child(options: argparse.Namespace) -> dict[str, Any]:
     watch = Stopwatch()
     watch.seconds["imports"] = time.process_time()
     for name, part in {
-        "open_phases": "data", "make_mesh": "data", "load_phase": "data", "enter_workdir": "open", "open_run": "open",
+        "open_phases": "data", "make_mesh": "data", "enter_workdir": "open", "open_run": "open",
         "claim_workdir": "open", "Checkpointer": "open", "plan_step": "plan", "_make_evaluate": "open",
     }.items():  # fmt: skip
         watch.wrap(pretrain, name, part)

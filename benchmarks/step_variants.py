@@ -13,12 +13,11 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.batch import Batch
-from bert_jax.model.bert import Parameters
-from bert_jax.model.dropout import row_keys
-from bert_jax.model.encoder import Layer
+from bert_jax.model.bert import Layer, Parameters
+from bert_jax.model.layers import row_keys
 from bert_jax.parallel.mesh import BATCH_AXES
 from bert_jax.parallel.step_program import TrainStep
-from bert_jax.training import cross_entropy, objectives
+from bert_jax.training import objectives
 from bert_jax.training.objectives import Objective
 from bert_jax.training.state import StateSpec, TrainState, key_data
 from bert_jax.training.train_step import Metrics, apply_gradients
@@ -119,7 +118,7 @@ def _accumulate(
         model = nnx.merge(spec.graph, {**parameters, **trained})
         model.encoder.layers.__class__ = layer
         # Chunks of predictions would mix the rows of devices.
-        with mock.patch.object(cross_entropy, "CHUNK_PREDICTIONS", sys.maxsize):
+        with mock.patch.object(objectives, "CHUNK_PREDICTIONS", sys.maxsize):
             means = objectives.divide(objective.sums(model, microbatch, keys), counts)
         return objective.loss(means), means
 

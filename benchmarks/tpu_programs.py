@@ -28,15 +28,14 @@ from bert_jax.inference.pretrained import top_words
 from bert_jax.inference.text_encoder import text_states
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.task_heads import TaskHead
-from bert_jax.parallel.forward_step import make_forward_step
 from bert_jax.parallel.host_batches import abstract_batch
 from bert_jax.parallel.mesh import batch_mesh_axes, fill_in_accumulation, make_mesh
-from bert_jax.parallel.sharding import parameter_shardings
+from bert_jax.parallel.sharding import make_forward_step, parameter_shardings
 from bert_jax.sections import flatten
 from bert_jax.text.vocabulary_extension import Extension
 from bert_jax.training import phases
 from bert_jax.training.evaluation import SAMPLE_FILLS, SAMPLE_MASKS, make_eval_step, make_samples_step
-from bert_jax.training.growth import Growth
+from bert_jax.training.initialization import Growth
 from bert_jax.training.objectives import make_objective
 from bert_jax.training.phases import Plan
 from bert_jax.training.pretrain import plan_step

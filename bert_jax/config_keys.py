@@ -236,13 +236,22 @@ class PretrainOptimizerKeys(OptimizerKeys):
     restart_schedule: bool = False  # True: every phase has a warm-up and a decay of its own.
 
 
+def _are_different_steps(steps: tuple[int, ...]) -> bool:
+    return min(steps, default=0) >= 0 and len({*steps}) == len(steps)
+
+
 @dataclass(frozen=True)
 class PretrainCheckpointKeys(CheckpointKeys):
     """Checkpoints."""
 
     # Steps whose checkpoints are saved and never deleted, such as 0,512,1000; 0 is the initial state.
-    milestones: tuple[int, ...] = ()
+    milestones: Annotated[tuple[int, ...], Must("different steps of at least 0", _are_different_steps)] = ()
     milestone_every_steps: NotNegative = 0  # Steps: multiples are milestones, too, and 0 is one; 0: none.
+
+    def is_milestone(self, step: int) -> bool:
+        """Returns whether the checkpoint of `step` is saved and never deleted."""
+        every = self.milestone_every_steps
+        return step in self.milestones or (every > 0 and step % every == 0)
 
 
 @dataclass(frozen=True)
@@ -264,8 +273,6 @@ class PretrainConfig(RunConfig):
     max_rows_per_device: NotNegative = 0  # Maximum rows of a microbatch per device, if gradient_accumulation=-1.
     eval_every_steps: NotNegative = 10_000  # Steps between evaluations; 0: only at the end.
     eval_at_start: bool = False  # True: also evaluates before the first step, as step 0.
-    # A prepared dataset of the old domain, which each evaluation scores as well, as old_mlm_loss and so on; "": none.
-    eval_old_data: str = ""
     # Batches of global_batch_size sequences; -1: the whole eval split.
     eval_batches: Annotated[int, Must("at least -1", lambda x: x >= -1)] = 64
     model: PretrainModelKeys = PretrainModelKeys()

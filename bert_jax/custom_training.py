@@ -23,15 +23,14 @@ from bert_jax.files import remote
 from bert_jax.model.bert import HEADS
 from bert_jax.parallel.host_batches import put_batch, rows_here
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.training.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.checkpoints import Checkpoint, check_place, save_parameters
-from bert_jax.training.evaluation import Evaluator, make_eval_step
+from bert_jax.training.evaluation import Evaluator
+from bert_jax.training.initialization import fill_in_from_checkpoint, initialize_from, open_init
 from bert_jax.training.objectives import make_objective
-from bert_jax.training.phases import load_phase, open_phases
+from bert_jax.training.phases import open_phases
 from bert_jax.training.pretrain import describe_inputs, plan_step
 from bert_jax.training.state import TrainState, drop_parts
 from bert_jax.training.train_step import Metrics
-from bert_jax.training.warm_start import initialize_from, open_init
 
 
 class Training:
@@ -51,25 +50,20 @@ class Training:
 
         Raises InputError if config, dataset and devices do not match, and for a config of several phases.
         """
-        phases = open_phases(fill_in_from_checkpoint(config))
-        if len(phases) > 1:
-            raise InputError(f"phases: expected one phase, got {len(phases)}; make a Training for each")
         self.mesh = make_mesh(config.mesh, devices) if devices else make_mesh(config.mesh)
-        self._loaded = load_phase(phases[0], self.mesh)
-        phase = self._loaded.phase
+        self._phase, *others = open_phases(fill_in_from_checkpoint(config), self.mesh)
+        if others:
+            raise InputError(f"phases: expected one phase, got {1 + len(others)}; make a Training for each")
+        phase = self._phase
         self.config, self.model, self.tokenizer = phase.config, phase.model, phase.datasets[0].tokenizer
         self._spec, self._step = plan_step(self.mesh, phase, self.model)
         self._init: Checkpoint | None = None
 
     def initial_state(self) -> TrainState:
         """Makes the state of step 0: from the checkpoint `config.init`, else at random from `config.seed`."""
-        config = self.config
-        if not config.init:
+        if not self.config.init:
             return self._spec.make()
-        init = open_init(
-            config.init, self.model, self._loaded.phase.datasets[0],
-            nsp=config.objective.nsp is True, missing_heads=config.init_missing_heads,
-        )  # fmt: skip
+        init = open_init([self._phase])
         self._init = init.checkpoint
         return initialize_from(init.checkpoint, self._spec, init.growth)
 
@@ -82,7 +76,7 @@ class Training:
         rows = rows_here(self.mesh, config.global_batch_size, config.gradient_accumulation)
 
         def make(step: int) -> Batch[jax.Array]:
-            batch = self._loaded.train_loader.batch(step, rows)
+            batch = self._phase.train_loader.batch(step, rows)
             return put_batch(self.mesh, batch, config.gradient_accumulation, batch_size=config.global_batch_size)
 
         with closing(Prefetch(make, start, config.total_steps)) as batches:
@@ -102,7 +96,7 @@ class Training:
 
         Raises InputError if the dataset has no eval split.
         """
-        if not self._loaded.eval_loader.batches:
+        if not self._phase.eval_loader.batches:
             raise InputError(
                 f"data.path={self.config.data.path}: no eval split, or eval_batches=0; nothing to evaluate"
             )
@@ -111,9 +105,8 @@ class Training:
 
     @cached_property
     def _evaluator(self) -> Evaluator:
-        objective = make_objective(self.config)
-        eval_step = make_eval_step(self.mesh, self._spec.graph, self._spec.shardings.parameters, objective)
-        return Evaluator(self.mesh, eval_step, self._loaded.eval_loader, objective)
+        spec, objective = self._spec, make_objective(self.config)
+        return Evaluator(self.mesh, spec.graph, spec.shardings.parameters, self._phase.eval_loader, objective)
 
     def save(self, folder: str, state: TrainState) -> None:
         """Writes the parameters as a CHECKPOINT, for `bert_jax.load`, `finetune` and `export`; replaces `folder`.
@@ -128,5 +121,5 @@ class Training:
         save_parameters(
             target, parameters, bert_config=self.model, tokenizer=self.tokenizer,
             heads=[head for head in HEADS if head in parameters],
-            inputs=describe_inputs([self._loaded.phase], self._init),
+            inputs=describe_inputs([self._phase], self._init),
         )  # fmt: skip

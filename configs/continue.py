@@ -4,7 +4,7 @@
     bert-jax pretrain --config=continue --workdir=runs/continued --config.init=CHECKPOINT --config.data.path=DATASET
 
 CHECKPOINT is the output of `bert-jax import`, or a workdir. Its parameters are the start; the optimizer is fresh. The
-losses before the first step are logged as step 0. `eval_old_data` evaluates a dataset of the old domain as well.
+losses before the first step are logged as step 0.
 
 The peak rate of 1e-4 with bias correction, for batches of 256, is that of task-adaptive pre-training by Gururangan et
 al. (2020, arXiv:2004.10964), and the warm-up of 6% is theirs, too; their domain-adaptive pre-training has 12,500 steps

@@ -16,8 +16,8 @@ from bert_jax import cli
 from bert_jax.errors import InputError
 from bert_jax.sections import with_values
 from bert_jax.tracking.metrics import read_metrics
-from bert_jax.training.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.checkpoints import open_checkpoint
+from bert_jax.training.initialization import fill_in_from_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from on_gpu.cases import Cases, UnsupportedError
 from on_gpu.scale import Scale
 from on_gpu.steps import Setting, Step, largest, rates, seconds_per_step
 
-from bert_jax.model.encoder import REMAT_POLICIES
+from bert_jax.model.bert import REMAT_POLICIES
 
 COLUMNS = {
     "rows": "{rows}",

@@ -17,13 +17,12 @@ from bert_jax.model import parameter_count
 from bert_jax.parallel.mesh import BATCH_AXES, abstract_mesh
 from bert_jax.tracking.flops import device_kind, peak_flops
 from bert_jax.tracking.throughput import pretraining_work
-from bert_jax.training.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.checkpointer import plan_saves
-from bert_jax.training.phases import LoadedPhase, load_phase, open_phases
+from bert_jax.training.initialization import fill_in_from_checkpoint, open_init
+from bert_jax.training.phases import Phase, open_phases
 from bert_jax.training.pretrain import plan_state
 from bert_jax.training.run import claim_workdir
 from bert_jax.training.state import check_memory
-from bert_jax.training.warm_start import open_init
 
 
 def plan_run(
@@ -59,18 +58,15 @@ def plan_run(
         jax.config.update("jax_platforms", "cpu")  # an accelerator of this machine stays free
     folder = None if workdir is None else remote.absolute(workdir)
     config = fill_in_from_checkpoint(config, folder)
-    requested = open_phases(config)
     mesh = abstract_mesh(config.mesh, devices)
-    loaded = [load_phase(phase, mesh, platform) for phase in requested]
+    loaded = open_phases(config, mesh, platform)
     if folder is not None and remote.exists(folder) and not folder.is_dir():
         raise InputError(f"--workdir={folder}: is a file; expected a folder")
-    resumed = None if folder is None else claim_workdir(folder, [ready.phase for ready in loaded])
-    model, first = loaded[0].phase.model, loaded[0].phase
+    before = None if folder is None else claim_workdir(folder, loaded)
+    resumed = before.step if before else None
+    model, first = loaded[0].model, loaded[0]
     if config.init and resumed is None:
-        open_init(
-            config.init, model, first.datasets[0],
-            nsp=any(phase.config.objective.nsp for phase in requested), missing_heads=config.init_missing_heads,
-        )  # fmt: skip
+        open_init(loaded)
     state = plan_state(mesh, first.config, model, platform)[1].abstract
     if device is None:
         check_memory(state, jax.local_devices()[:devices])
@@ -80,7 +76,7 @@ def plan_run(
         for part in (state.parameters, state.optimizer_state)
     )
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    saves = plan_saves(config, [phase["last_step"] for phase in phases], resumed, folder)
+    saves = plan_saves(config, [phase["last_step"] for phase in phases], before, folder)
     peak, start = peak_flops(kind), resumed or 0
     left = sum(
         phase["model_flops_per_step"] * max(0, phase["last_step"] - max(start, phase["first_step"] - 1))
@@ -107,9 +103,9 @@ def plan_run(
     }
 
 
-def _describe(loaded: LoadedPhase, mesh: AbstractMesh) -> dict[str, Any]:
+def _describe(phase: Phase, mesh: AbstractMesh) -> dict[str, Any]:
     """Describes the work of a phase."""
-    phase, config, loader = loaded.phase, loaded.phase.config, loaded.train_loader
+    config, loader = phase.config, phase.train_loader
     work = pretraining_work(config, phase.model, loader)
     rows, copies = config.global_batch_size, math.prod(mesh.shape[axis] for axis in BATCH_AXES)
     before, after = loader.epochs(phase.start), loader.epochs(phase.stop)

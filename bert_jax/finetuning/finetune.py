@@ -10,7 +10,7 @@ import functools
 import logging
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.finetuning.batch_order import BatchOrder, work_of_steps
+from bert_jax.finetuning.best_step import BestStep
 from bert_jax.finetuning.forward import Predictor
 from bert_jax.finetuning.inputs.batching import Encoding
 from bert_jax.finetuning.losses import task_objective
@@ -51,19 +52,20 @@ from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.processes import is_first
+from bert_jax.runtime.watchdog import StallWatch
 from bert_jax.sections import to_dict
 from bert_jax.tracking.flops import finetuning_flops
 from bert_jax.tracking.throughput import Throughput
 from bert_jax.tracking.trackers import Tracker
-from bert_jax.training.checkpointer import BestStep, Checkpointer
-from bert_jax.training.checkpoints import FOLDER, Checkpoint, find_best, open_checkpoint
-from bert_jax.training.checks import check_attention, compute_dtype, warn_of_uncorrected_lamb
-from bert_jax.training.loop import Evaluate, FeedWatchdog, LogMetrics, Save, StepRange, Trace, run_steps
+from bert_jax.training.checkpointer import Checkpointer
+from bert_jax.training.checkpoints import FOLDER, Checkpoint, open_checkpoint
+from bert_jax.training.checks import check_attention, compute_dtype
+from bert_jax.training.initialization import initialize_from
+from bert_jax.training.loop import Evaluate, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from bert_jax.training.run import Run, enter_workdir, log_result, open_run, watch_stalls
+from bert_jax.training.run import Run, enter_workdir, log_result, open_run
 from bert_jax.training.state import StateSpec, TrainState, describe_state, drop_parts
 from bert_jax.training.train_step import make_train_step
-from bert_jax.training.warm_start import initialize_from
 
 log = logging.getLogger(__name__)
 
@@ -108,8 +110,7 @@ def _finetune(
         raise InputError("--workdir is empty; give a folder")
     folder = remote.absolute(workdir)
     check_config(config)
-    warn_of_uncorrected_lamb([config.optimizer])
-    stalls = watch_stalls(config, stack)
+    stalls = stack.enter_context(closing(StallWatch(config.stall_minutes, ends=config.stall_exit)))
     setup = _set_up(config, folder, needs_scores, stack)
     stalls.beat()
     task, order = setup.task, setup.order
@@ -127,9 +128,9 @@ def _finetune(
     )  # fmt: skip
     checkpointer = _open_checkpointer(setup, folder, best)
     stack.callback(checkpointer.close)
-    start, state = _first_state(setup, folder, checkpointer, best, start)
+    start, state, unlogged = _first_state(setup, folder, checkpointer, best, start)
     run = open_run(
-        folder, config, setup.mesh, checkpointer, stop, (lock, stalls), bars, stack,
+        folder, config, setup.mesh, checkpointer, stop, lock, stalls, bars, stack,
         start=start, total=order.total_steps, name="finetune",
         inputs={"init": setup.before.reference(), "task": _describe_task(task, config, order)},
         trackers=trackers,
@@ -138,7 +139,7 @@ def _finetune(
     # --- Loop ----------------------------------------------------------------------------------------------------
     evaluate = _EvaluateSplits(run, setup, best)
     if start < order.total_steps and not best.ends_training():
-        state = _train(run, setup, state, best, evaluate)
+        state = _train(run, setup, state, best, evaluate, unlogged)
     checkpointer.wait()
 
     # --- Result --------------------------------------------------------------------------------------------------
@@ -279,12 +280,13 @@ def plan_step(
 
 def _open_checkpointer(setup: _Setup, folder: epath.Path, best: BestStep) -> Checkpointer:
     """Opens the checkpoints of a workdir; each describes the task, so that it can be used without its files."""
-    config = setup.config
+    config, has_pooler = setup.config, "pooler" in setup.spec.abstract.parameters
     task = {**setup.head.to_dict(), "max_seq_len": config.task.max_seq_len, **setup.task.record()}
-    return Checkpointer(
-        folder, keep=config.checkpoint.keep, config=config, tokenizer=setup.before.tokenizer, best_step=best,
-        task=task, heads=("pooler",) if "pooler" in setup.spec.abstract.parameters else (),
-    )  # fmt: skip
+    description = {
+        "tokenizer": setup.before.tokenizer.to_json(), "config": to_dict(config), "task": task,
+        "heads": ["pooler"] if has_pooler else [],
+    }  # fmt: skip
+    return Checkpointer(folder, description, keep=config.checkpoint.keep, is_kept=lambda step: step == best.best)
 
 
 def _compile_ahead(setup: _Setup, start: int, stack: ExitStack) -> None:
@@ -300,26 +302,31 @@ def _compile_ahead(setup: _Setup, start: int, stack: ExitStack) -> None:
 
 def _first_state(
     setup: _Setup, folder: epath.Path, checkpointer: Checkpointer, best: BestStep, newest: int
-) -> tuple[int, TrainState]:
-    """Returns the number of steps done and the state: that of `newest`, or an initial one if it is 0."""
+) -> tuple[int, TrainState, dict[str, Any] | None]:
+    """Returns the number of steps done, the state, and sums of metrics: those of `newest`, or initial ones if it is 0.
+
+    If the newest step is damaged they are those of an earlier one. The training then repeats what followed.
+    """
     if newest:
-        start, state = checkpointer.restore(newest, setup.spec.abstract)  # an earlier step if the newest is damaged
+        start, state, position = checkpointer.restore(newest, setup.spec.abstract)
+        best.restore(position.get("evaluations"))
         log.info("Resuming from step %d", start)
-        if best.best is not None:
-            find_best(folder, start, best.best)
-        return start, state
+        if best.best is not None and start == newest:
+            open_checkpoint(str(folder), best.best)  # InputError if it was deleted
+        return start, state, position["unlogged"]
     if setup.config.from_scratch:
         log.info("Initializing the parameters")
-        return 0, setup.spec.make()
+        return 0, setup.spec.make(), None
     log.info("Loading the parameters of %s", setup.before.path)
-    return 0, initialize_from(setup.before, setup.spec)
+    return 0, initialize_from(setup.before, setup.spec), None
 
 
 # --- Loop --------------------------------------------------------------------------------------------------------
 
 
 def _train(
-    run: Run, setup: _Setup, state: TrainState, best: BestStep, evaluate: "_EvaluateSplits"
+    run: Run, setup: _Setup, state: TrainState, best: BestStep, evaluate: "_EvaluateSplits",
+    unlogged: dict[str, Any] | None,
 ) -> TrainState:  # fmt: skip
     """Trains from step `run.start` + 1 to the end, evaluates and saves; returns the last state. `state` is donated."""
     config, order = setup.config, setup.order
@@ -337,21 +344,21 @@ def _train(
     log_metrics = LogMetrics(
         run, throughput, every=config.log_every_steps, last=run.total,
         extra=lambda step: {"epoch": step / order.steps_an_epoch, **order.count_seen(step)},
-        unlogged=run.checkpointer.unlogged,
+        unlogged=unlogged,
     )  # fmt: skip
 
     def save(step: int, state: TrainState) -> None:
-        run.checkpointer.save(
-            step, state, bert_config=setup.model, dataset_hashes=(order.hash,), unlogged=log_metrics.unlogged()
-        )
+        position = {"datasets": [order.hash], "unlogged": log_metrics.unlogged()}
+        if (evaluations := best.to_dict()) is not None:
+            position["evaluations"] = evaluations
+        run.checkpointer.save(step, state, setup.model, position)
 
     evaluation = Evaluate(evaluate, every=order.steps_an_epoch, is_enough=best.ends_training)
     hooks = [
-        FeedWatchdog(run.stalls),
         Trace(run.tracer),
         *([evaluation] if evaluate.scored else []),
         log_metrics,
-        Save(save, every=config.checkpoint.every_steps, further=best),
+        Save(save, every=config.checkpoint.every_steps, is_chosen=lambda step: step == best.best),
     ]
     return run_steps(run, steps, state, hooks)
 
@@ -375,7 +382,7 @@ class _EvaluateSplits:
             outputs[split.name] = _outputs(run, setup.predictor, state.parameters, split, step)
             split_scores[split.name] = split.score(outputs[split.name])
         best.add(step, split_scores[self.scored[0].name][setup.task.main_metric])
-        if step in best or (best.best is None and step == run.total):
+        if step == best.best or (best.best is None and step == run.total):
             self.final = Final(step, outputs, split_scores)
         row = {f"{name}/{metric}": value for name, scores in split_scores.items() for metric, value in scores.items()}
         run.trackers.log(step, {**row, **setup.order.count_seen(step)}, split="eval")
@@ -390,7 +397,7 @@ class _EvaluateSplits:
 
 
 def _outputs(run: Run, predictor: Predictor, parameters: Parameters, split: Split, step: int) -> list[np.ndarray]:
-    with run.progress(step, split.name, predictor.batches(split.examples)) as on_batch:
+    with run.progress(split.name, predictor.batches(split.examples)) as on_batch:
         return predictor.outputs(parameters, split.examples, on_batch)
 
 

@@ -18,10 +18,9 @@ from bert_jax.config_keys import MeshKeys
 from bert_jax.finetuning.inputs.batching import EncodedExamples, in_order
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import Parameters
-from bert_jax.parallel.forward_step import make_forward_step
 from bert_jax.parallel.host_batches import put_batch, rows_here
 from bert_jax.parallel.mesh import batch_mesh_axes, make_mesh
-from bert_jax.parallel.sharding import parameter_shardings
+from bert_jax.parallel.sharding import make_forward_step, parameter_shardings
 from bert_jax.text.sequences import LENGTHS, padded_length
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checkpoints import Checkpoint

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 
 from bert_jax.batch import Batch
 from bert_jax.model.task_heads import TaskHead
-from bert_jax.training.cross_entropy import weighted_cross_entropy
-from bert_jax.training.objectives import Objective, Sums
+from bert_jax.training.objectives import Objective, Sums, weighted_cross_entropy
 
 
 def task_objective(head: TaskHead, class_weights: Sequence[float] = ()) -> Objective:

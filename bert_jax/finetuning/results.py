@@ -10,9 +10,9 @@ from etils import epath
 
 from bert_jax.files import remote
 from bert_jax.files.format_versions import read_json, write_json
+from bert_jax.finetuning.best_step import BestStep
 from bert_jax.finetuning.task import Split, Task
 from bert_jax.tracking.metrics import finite_json
-from bert_jax.training.checkpointer import BestStep
 from bert_jax.training.checkpoints import newest_step
 
 RESULT_FILE = "result.json"

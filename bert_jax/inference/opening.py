@@ -10,11 +10,6 @@ from bert_jax.training.checkpoints import (
     open_checkpoint,
 )
 
-_MODELS = (
-    "a workdir, one of its checkpoints/STEP, the output of import or export, a folder of transformers, or a TensorFlow "
-    "checkpoint"
-)
-
 
 def open_model_of(location: str, step: int | None = None) -> Checkpoint:
     """Opens a MODEL; its parameters are loaded on demand, straight from its files.
@@ -34,7 +29,7 @@ def open_model_of(location: str, step: int | None = None) -> Checkpoint:
             return open_source(location)
         if models := _models_in(location):
             raise InputError(f"{location}: holds several models; give one of them, such as {models[-1]}")
-    return open_checkpoint(location, step, expected=_MODELS)
+    return open_checkpoint(location, step)
 
 
 def _models_in(location: str) -> list[str]:

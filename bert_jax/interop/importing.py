@@ -23,8 +23,7 @@ from bert_jax.interop.source_tokenizers.wordpiece_source import SETTINGS, TOKENI
 from bert_jax.interop.weight_files import INDEX, PICKLE, PICKLE_INDEX, WHOLE
 from bert_jax.model.bert import Parameters
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training.checkpoints import Checkpoint, check_place, open_checkpoint, save_parameters
-from bert_jax.training.checksums import DamagedError
+from bert_jax.training.checkpoints import Checkpoint, DamagedError, check_place, open_checkpoint, save_parameters
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.dropout import drop, dropout_mask
-from bert_jax.model.layers import Key, bias, dense, parameter, rematerialized, truncated_normal
+from bert_jax.model.layers import Key, bias, dense, drop, dropout_mask, parameter, rematerialized, truncated_normal
 from bert_jax.model.workarounds import kernel_on_mesh, softmax
 
 ATTENTIONS = ("xla", "pallas", "cudnn")

@@ -19,8 +19,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bert_jax.model.dropout import LEVELS, hash_number, keep_levels, key_words
-from bert_jax.model.layers import Key
+from bert_jax.model.layers import LEVELS, Key, hash_number, keep_levels, key_words
 from bert_jax.model.workarounds import kernel_on_mesh
 
 LANES = 128

@@ -47,25 +47,6 @@ def count_slices(devices: Iterable[jax.Device]) -> int:
     return len({getattr(device, "slice_index", None) for device in devices})
 
 
-def describe_networks(sizes: Mapping[str, int], slices: int, platform: str) -> dict[str, str]:
-    """Describes, for each mesh axis of more than one device, the networks that its collectives cross.
-
-    `sizes` are those of `mesh_sizes`, `platform` is tpu, gpu or cpu. Raises InputError as `between_slices`.
-    """
-    unit, slow, fast = {"tpu": ("slice", "DCN", "ICI"), "gpu": ("node", "the network", "NVLink or PCIe")}.get(
-        platform, ("slice", "the network", "memory")
-    )
-    found = {}
-    for (axis, size), across in zip(sizes.items(), between_slices(sizes, slices), strict=True):
-        within = size // across
-        parts = [f"{across} {unit}s ({slow})"] * (across > 1) + [f"{within} devices within a {unit} ({fast})"] * (
-            within > 1
-        )
-        if parts:
-            found[axis] = " x ".join(parts)
-    return found
-
-
 def abstract_mesh(config: MeshKeys, devices: int) -> AbstractMesh:
     """Makes the mesh of a number of devices that need not exist, in one slice. Raises InputError as `make_mesh`."""
     sizes = mesh_sizes(config, devices)

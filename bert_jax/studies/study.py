@@ -47,9 +47,9 @@ from bert_jax.sections import flatten, to_dict, with_values
 from bert_jax.studies.study_table import PERPLEXITY, Cell, Table, write_table
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.tracking.metrics import read_metrics
-from bert_jax.training.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.checkpoints import open_checkpoint
-from bert_jax.training.phases import Phase, load_phase, open_phases
+from bert_jax.training.initialization import fill_in_from_checkpoint
+from bert_jax.training.phases import Phase, open_phases
 from bert_jax.training.pretrain import pretrain
 from bert_jax.training.run import describe_devices
 
@@ -165,9 +165,7 @@ def _encoder_config(row: PlannedRow) -> BertConfig:
         return open_checkpoint(row.encoder).bert_config
     if not row.pretraining.data.path and not row.pretraining.phases:
         raise InputError("--config.pretraining.data.path=DIR: expected the output of `bert-jax prepare`, got nothing")
-    mesh = make_mesh(row.pretraining.mesh)
-    models = [load_phase(phase, mesh).phase.model for phase in _phases(row.pretraining)]
-    return models[0]
+    return _first_phase(row.pretraining).model
 
 
 def _compilation_cache(plan: Study) -> str:
@@ -271,11 +269,12 @@ def _read_tasks(plan: Study, folder: epath.Path) -> None:
 def _tokenizer(row: PlannedRow) -> Tokenizer:
     if row.pretraining is None:
         return open_checkpoint(row.encoder).tokenizer
-    return _phases(row.pretraining)[0].datasets[0].tokenizer
+    return _first_phase(row.pretraining).datasets[0].tokenizer
 
 
-def _phases(pretraining: PretrainConfig) -> list[Phase]:
-    return open_phases(fill_in_from_checkpoint(pretraining))
+def _first_phase(pretraining: PretrainConfig) -> Phase:
+    """Opens all phases, which checks them."""
+    return open_phases(fill_in_from_checkpoint(pretraining), make_mesh(pretraining.mesh))[0]
 
 
 def _pretrained(row: PlannedRow, encoder: str, stop: StopSignal, bars: Bars) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 An extension keeps every id of the old vocabulary: new words are appended, or replace `[unusedN]` pieces. A checkpoint
 of the old vocabulary can therefore be trained with the new one; the rows of new words are made from those of their old
-pieces, see `training/growth.py`.
+pieces, see `training/initialization.py`.
 
 Candidates are the whole words that the old vocabulary splits, ranked by the tokens that each would save: its count
 times (its pieces - 1). Pieces that continue a word are not proposed: WordPiece takes the longest match, so that a new

@@ -17,8 +17,6 @@ from bert_jax.files import atomic, remote
 METRICS_FILE = "metrics.jsonl"
 SAMPLES = "samples"
 """The `split` of rows that hold text samples and no metrics."""
-OLD = "old_"
-"""Prefix of scores on the dataset in `eval_old_data`; other scores are those of `data.path`."""
 LAST_VALUE = ("learning_rate", "nonfinite_steps", "nonfinite_streak")
 """Metrics that are logged as their last value; all others are logged as means."""
 UPLOAD_SECONDS = 30.0

@@ -19,7 +19,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.files.format_versions import read_json
 from bert_jax.sections import Section, flatten, flatten_mapping
-from bert_jax.tracking.metrics import OLD, SAMPLES, read_metrics
+from bert_jax.tracking.metrics import SAMPLES, read_metrics
 
 MOST_POINTS = 200
 """Points of a curve; of more rows, each point is the mean of as many as needed."""
@@ -151,8 +151,8 @@ def curves(run: ReportedRun) -> Iterator[tuple[str, str, np.ndarray]]:
                 continue
             points = np.array([[row.get(axis, math.nan) for axis in (*_AXES, key)] for row in rows if key in row])
             parts = np.array_split(points, min(MOST_POINTS, len(points)))
-            part, _, panel = key.removeprefix(OLD).rpartition("/")
-            label = "old data" if key.startswith(OLD) else part or split
+            part, _, panel = key.rpartition("/")
+            label = part or split
             if key == "unigram_loss":
                 panel, label = "mlm_loss", "unigram baseline"
             yield panel, label, np.stack([part.mean(0) for part in parts])

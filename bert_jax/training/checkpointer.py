@@ -1,15 +1,10 @@
-"""Checkpoints of a run in progress: saves its states in the background, restores them, and deletes old ones.
-
-It keeps the newest `checkpoint.keep`, the best step by the scores of the evaluations, and milestones.
-"""
+"""Checkpoints of a run in progress: saves its states in the background, restores them, and deletes old ones."""
 
 import logging
-import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -19,85 +14,37 @@ from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as managers
 
-from bert_jax.config_keys import PretrainConfig, RunConfig
-from bert_jax.errors import InputError
+from bert_jax.config_keys import PretrainConfig
 from bert_jax.model import BertConfig
-from bert_jax.model.bert import HEADS
 from bert_jax.runtime.processes import any_process, is_first
-from bert_jax.sections import to_dict
-from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training.checkpoints import FOLDER, complete_steps, read_items, set_aside, step_folders
-from bert_jax.training.checksums import DamagedError, convert_read_errors, verify, write_checksums
+from bert_jax.training.checkpoints import (
+    FOLDER,
+    Checkpoint,
+    DamagedError,
+    complete_steps,
+    convert_read_errors,
+    read_items,
+    set_aside,
+    step_folders,
+    verify,
+    write_checksums,
+)
 from bert_jax.training.state import TrainState
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_KEY = "checkpoint.milestones"
-
 
 @dataclass(frozen=True)
-class Milestones:
-    """The milestones of a config: some `steps`, and the multiples of `every`, 0 among them; every=0 has none."""
+class KeepChosen:
+    """Policy of Orbax that preserves the steps for which `is_kept` returns True."""
 
-    steps: frozenset[int] = frozenset()
-    every: int = 0
-
-    @classmethod
-    def from_config(cls, config: PretrainConfig) -> "Milestones":
-        """Returns the milestones of a pre-training config. InputError, with the key, for an invalid step."""
-        steps, every, total = config.checkpoint.milestones, config.checkpoint.milestone_every_steps, config.total_steps
-        if wrong := [step for step in steps if step < 0]:
-            raise InputError(f"{_KEY}={steps!r:.80}: expected steps such as 0,1000,10000; got {wrong[0]!r}")
-        if duplicate := sorted(step for step in {*steps} if steps.count(step) > 1):
-            raise InputError(f"{_KEY}={steps!r:.80}: duplicate step {duplicate[0]}; list each step once")
-        if steps and max(steps) > total:
-            raise InputError(
-                f"{_KEY}={steps!r:.80}: step {max(steps)} is past total_steps={total}; list steps of 0 to {total}"
-            )
-        return cls(frozenset(steps), every)
-
-    def __contains__(self, step: object) -> bool:
-        return isinstance(step, int) and (step in self.steps or (self.every > 0 and step % self.every == 0))
-
-    def up_to(self, last: int) -> set[int]:
-        """Returns the milestones of 0 to `last`; none if it is negative."""
-        listed = {step for step in self.steps if step <= last}
-        return listed | {*(range(0, last + 1, self.every) if self.every else ())}
-
-
-NO_MILESTONES = Milestones()
-
-
-@dataclass(frozen=True)
-class BestOfNewest:
-    """Policy of Orbax: preserves the best step of each of the `keep` newest ones.
-
-    If the newest is damaged, a run resumes from another. `best_up_to` maps a step to the best one up to it, or None.
-    """
-
-    keep: int
-    best_up_to: Callable[[int], int | None]
+    is_kept: Callable[[int], bool]
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Returns whether each checkpoint, the oldest first, is preserved."""
-        best = {self.best_up_to(found.step) for found in checkpoints[-self.keep :]}
-        return [found.step in best for found in checkpoints]
-
-
-def retention(
-    keep: int, milestones: Milestones, earlier: Collection[int], best_up_to: Callable[[int], int | None]
-) -> Any:
-    """Returns Orbax's policy of a run: the `keep` newest steps, the best ones of them, and all milestones."""
-    return managers.AnyPreservationPolicy(
-        [
-            managers.LatestN(keep),
-            managers.CustomSteps([*milestones.steps, *earlier]),
-            *([managers.EveryNSteps(milestones.every)] if milestones.every else []),
-            BestOfNewest(keep, best_up_to),
-        ]
-    )
+        """Returns whether each checkpoint is preserved."""
+        return [self.is_kept(found.step) for found in checkpoints]
 
 
 @dataclass(frozen=True)
@@ -116,187 +63,75 @@ class SavePlan:
 
 
 def plan_saves(
-    config: PretrainConfig, phase_ends: Iterable[int], start: int | None, workdir: epath.Path | None
+    config: PretrainConfig, phase_ends: Iterable[int], before: Checkpoint | None, workdir: epath.Path | None
 ) -> SavePlan:
-    """Plans the saves of a run that resumes from the checkpoint of step `start` of `workdir`; None for a new run."""
-    milestones, every = Milestones.from_config(config).up_to(config.total_steps), config.checkpoint.every_steps
-    regular = {*range(every, config.total_steps + 1, every), *phase_ends}
-    due = {step for step in regular | milestones if start is None or step > start}
-    saved, earlier = set[int](), set[int]()
-    if workdir is not None and start is not None:  # newer steps are damaged
-        saved, earlier = {step for step in _saved_steps(workdir) if step <= start}, _earlier_milestones(workdir)
-    kept = {*sorted(due | saved)[-config.checkpoint.keep :], *((due | saved) & (milestones | earlier))}
+    """Plans the saves of a run that resumes from the checkpoint `before` of `workdir`; None for a new run."""
+    keys, total = config.checkpoint, config.total_steps
+    every = keys.milestone_every_steps
+    milestones = {*keys.milestones, *(range(0, total + 1, every) if every else ())}
+    regular = {*range(keys.every_steps, total + 1, keys.every_steps), *phase_ends}
+    due, saved, earlier = regular | milestones, set[int](), set[int]()
+    if before is not None and workdir is not None:  # newer steps are damaged
+        due = {step for step in due if step > before.step}
+        saved, earlier = {int(step.name) for step in step_folders(workdir)}, {*before.milestones}
+        saved = {step for step in saved if step <= before.step}
+    kept = {*sorted(due | saved)[-keys.keep :], *((due | saved) & (milestones | earlier))}
     return SavePlan(len(due), len(milestones), len(kept))
 
 
-class BestStep:
-    """Scores of a run's evaluations, of which higher is better; the best step; and whether training is to end.
-
-    Without `keep_best` there is no best step, and nothing ends early.
-    """
-
-    def __init__(
-        self, *, keep_best: bool, patience: int = 0, min_delta: float = 0.0, scored: Mapping[str, str] | None = None
-    ):  # fmt: skip
-        """Starts without scores.
-
-        Args:
-          keep_best: choose the best step.
-          patience: evaluations without improvement that end the training; 0 for any number.
-          min_delta: a score improves if it is above that of the last improvement by more than this.
-          scored: the `split` that the scores are of, and the `hash` of its examples; None if unknown.
-        """
-        self._scored = scored
-        self._keep_best, self._patience, self._min_delta = keep_best, patience, min_delta
-        self._scores: list[tuple[int, float | None]] = []  # None is not finite, and never the best
-
-    def add(self, step: int, score: float) -> None:
-        """Adds the score of the evaluation after `step`, in the order of steps."""
-        self._scores.append((step, score if math.isfinite(score) else None))
-
-    def restore(self, saved: Mapping[str, Any] | None) -> None:
-        """Replaces the scores by the result of `to_dict`; by none if a checkpoint has None.
-
-        Raises InputError if they are those of other examples.
-        """
-        before = (saved or {}).get("scored")
-        if before and self._scored and before != self._scored:
-            raise InputError(
-                f"keep_best=True: the epochs so far were scored by other examples of {before['split']}; restore the "
-                "old file, or choose another workdir"
-            )
-        self._scores = [(step, score) for step, score in saved["scores"]] if saved else []
-
-    def to_dict(self) -> dict[str, Any] | None:
-        """Returns `best_step`, `scores`, a list of [step, score], and `scored`, as JSON; None without `keep_best`."""
-        if not self._keep_best:
-            return None
-        scored = {} if self._scored is None else {"scored": dict(self._scored)}
-        return {"best_step": self.best, "scores": [list(pair) for pair in self._scores], **scored}
-
-    @property
-    def best(self) -> int | None:
-        """The step with the best score, the earliest of equals; None if there is none."""
-        return self.best_up_to(None)
-
-    def best_up_to(self, last: int | None) -> int | None:
-        """Returns the best of the steps up to `last`, None for all: the one that a checkpoint of `last` refers to."""
-        finite = [
-            (score, step) for step, score in self._scores
-            if score is not None and (last is None or step <= last)
-        ]  # fmt: skip
-        return max(finite, key=lambda pair: pair[0])[1] if self._keep_best and finite else None
-
-    def __contains__(self, step: object) -> bool:
-        """Returns whether `step` is the best one so far, which has to be saved."""
-        return step is not None and step == self.best
-
-    @property
-    def score(self) -> float | None:
-        """The best score; None if there is none."""
-        return dict(self._scores)[self.best] if self.best is not None else None
-
-    def without_improvement(self) -> int:
-        """Counts the latest evaluations that did not improve the score by more than `min_delta`."""
-        reference, count = -math.inf, 0
-        for _, score in self._scores:
-            improves = score is not None and score > reference + self._min_delta
-            reference, count = (score, 0) if improves and score is not None else (reference, count + 1)
-        return count
-
-    def ends_training(self) -> bool:
-        """Returns whether `patience` evaluations have not improved the score."""
-        return self._keep_best and 0 < self._patience <= self.without_improvement()
-
-
-# --- Saving and restoring ----------------------------------------------------------------------------------------
-
-
 class Checkpointer:
-    """Saves (asynchronously) and restores the states of one workdir; keeps the newest, the best and milestones."""
+    """Saves (asynchronously) and restores the states of one workdir."""
 
     def __init__(
-        self, workdir: epath.Path, *, keep: int, config: RunConfig, tokenizer: Tokenizer,
-        task: dict[str, Any] | None = None, heads: Collection[str] = HEADS, milestones: Milestones = NO_MILESTONES,
-        best_step: BestStep | None = None,
+        self, workdir: epath.Path, description: Mapping[str, Any], *, keep: int,
+        is_kept: Callable[[int], bool] = lambda step: False,
     ):  # fmt: skip
-        """Opens the workdir's checkpoints; keeps the `keep` newest ones, and never deletes `milestones`.
+        """Opens the workdir's checkpoints; deletes all but the `keep` newest ones and those that `is_kept` chooses.
 
-        A fine-tuned model has a `task`, and `heads` names its pre-training heads; both are JSON. A run with a
-        `best_step` keeps that step, too; its scores are saved and restored with the state.
+        `description` has the items of JSON that all steps share: config, tokenizer, and those of a fine-tuned model.
         """
         self._workdir = workdir
         self._folder = workdir / FOLDER
-        self._best_step = best_step or BestStep(keep_best=False)
+        self._description = dict(description)
         self._is_saving = self._has_failed = False
         self._step = 0  # that is being saved
-        saved = _saved_steps(workdir)
-        self._milestones = milestones
-        self._kept = _earlier_milestones(workdir) | {step for step in saved if step in milestones}
-        self._manager = ocp.CheckpointManager(
-            self._folder,
-            options=ocp.CheckpointManagerOptions(
-                preservation_policy=retention(keep, milestones, self._kept, self._best_step.best_up_to),
-                cleanup_tmp_directories=True,
-                enable_async_checkpointing=True,
-                async_options=ocp.AsyncOptions(
-                    barrier_sync_fn=self._wait_unless_failed, post_finalization_callback=self._write_checksums
-                ),
-            ),
-        )
-        if missed := milestones.up_to(max(saved, default=-1)) - {*saved}:
-            log.warning(
-                "%s: %d milestones precede the newest checkpoint and were not saved, the first of them step %d; they "
-                "stay missing", workdir, len(missed), min(missed),
-            )  # fmt: skip
         self._before_save: list[Callable[[], None]] = []
         self.provenance: Mapping[str, Any] = {}
         """The entry of the run that saves, see `files/provenance.py`."""
-        self.unlogged: dict[str, list[float]] | None = None
-        """Sums of metrics of the restored step that are not logged yet; see `RunningMeans`."""
-        self._description: dict[str, Any] = {
-            "tokenizer": tokenizer.to_json(),
-            "config": to_dict(config),
-        }
-        if task is not None:
-            self._description |= {"task": task, "heads": [head for head in HEADS if head in heads]}
-
-    def _write_checksums(self) -> None:
-        """Called by Orbax in process 0 once all processes have written their arrays."""
-        write_checksums(self._folder / str(self._step))
+        self._manager = ocp.CheckpointManager(
+            self._folder,
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=managers.AnyPreservationPolicy([managers.LatestN(keep), KeepChosen(is_kept)]),
+                cleanup_tmp_directories=True,
+                enable_async_checkpointing=True,
+                async_options=ocp.AsyncOptions(
+                    barrier_sync_fn=self._wait_unless_failed,
+                    # in process 0, once all processes have written their arrays
+                    post_finalization_callback=lambda: write_checksums(self._folder / str(self._step)),
+                ),
+            ),
+        )
 
     def before_each_save(self, function: Callable[[], None]) -> None:
         """Registers `function` to be called at the start of every save, such as a flush of metrics."""
         self._before_save.append(function)
 
-    def save(
-        self, step: int, state: TrainState, *, bert_config: BertConfig, dataset_hashes: Sequence[str],
-        unlogged: dict[str, list[float]] | None = None,
-    ) -> None:  # fmt: skip
+    def save(self, step: int, state: TrainState, bert_config: BertConfig, position: Mapping[str, Any]) -> None:
         """Starts saving `state`; the arrays are copied off the devices before this returns.
 
-        `dataset_hashes` has one hash for each phase that has started. `unlogged` is the result of
-        `LogMetrics.unlogged`.
+        `position` has what a run needs to go on: `datasets`, the hash of each phase that has started, `unlogged`, the
+        result of `LogMetrics.unlogged`, and entries of the caller. It may name `step` itself as kept.
         """
         for function in self._before_save:
             function()
         began = time.perf_counter()
         self.wait()  # Orbax would as well; the checksums go to the step that is being saved
         self._is_saving, self._step = True, step
-        self._kept |= {step} if step in self._milestones else set()
-        position: dict[str, Any] = {
-            "next_batch": step, "datasets": list(dataset_hashes), "unlogged": unlogged,
-            "milestones": sorted(self._kept),
-        }  # fmt: skip
-        if (scores := self._best_step.to_dict()) is not None:
-            position["evaluations"] = scores
         arrays = {"parameters": state.parameters, "optimizer": _optimizer_item(state)}
         items = {
-            "position": position,
-            "bert_config": bert_config.to_dict(),
-            **self._description,
-        }
-        items["provenance"] = dict(self.provenance)
+            "position": {"next_batch": step, **position}, "bert_config": bert_config.to_dict(), **self._description,
+            "provenance": dict(self.provenance),
+        }  # fmt: skip
         self._manager.save(
             step,
             args=ocp.args.Composite(
@@ -309,8 +144,8 @@ class Checkpointer:
             "Step %d: checkpoint (%s) copied in %.1f s, and written in the background", step, _size(state), seconds
         )
 
-    def restore(self, newest: int, abstract: TrainState) -> tuple[int, TrainState]:
-        """Returns the newest intact step up to `newest`, and its state with the shardings of `abstract`.
+    def restore(self, newest: int, abstract: TrainState) -> tuple[int, TrainState, dict[str, Any]]:
+        """Returns the newest intact step up to `newest`, its state with the shardings of `abstract`, and its position.
 
         Any mesh may have saved it. All processes have to call it and get the same step. Newer steps are renamed to
         STEP.damaged, because the run repeats them. Raises DamagedError if no step is intact.
@@ -326,24 +161,21 @@ class Checkpointer:
             except DamagedError as error:
                 damage.append(str(error))  # the error itself would keep arrays alive
                 continue
-            log.info("Restored and verified in %.1f s", time.perf_counter() - began)
-            self._set_aside_after(int(folder.name), damage)
-            self.unlogged = position.get("unlogged")
-            self._best_step.restore(position.get("evaluations"))
-            return int(folder.name), state
+            log.info("Restored and verified step %s in %.1f s", folder.name, time.perf_counter() - began)
+            for line in damage:
+                log.warning("%s", line)
+            self._set_aside_after(int(folder.name))
+            return int(folder.name), state, position
         raise DamagedError(damage[0] if damage else f"{self._folder / str(newest)} was deleted; rerun the command")
 
-    def _set_aside_after(self, step: int, damage: Sequence[str]) -> None:
-        """Sets aside the folders of steps after `step`, which Orbax would not overwrite."""
-        for line in damage:
-            log.warning("%s", line)
+    def _set_aside_after(self, step: int) -> None:
+        """Renames the folders of steps after `step`, which Orbax would not overwrite."""
         newer = [folder for folder in step_folders(self._workdir) if int(folder.name) > step]
         multihost_utils.sync_global_devices("listed")  # until all processes have listed the same folders
         if not newer:
             return
-        if is_first():
-            for folder in newer:
-                log.warning("Renamed damaged or newer checkpoint %s to %s", folder, set_aside(folder).name)
+        for folder in newer if is_first() else ():
+            log.warning("Renamed damaged or newer checkpoint %s to %s", folder, set_aside(folder).name)
         multihost_utils.sync_global_devices("renamed")
         self._manager.reload()
 
@@ -356,8 +188,6 @@ class Checkpointer:
     def wait(self) -> None:
         """Waits until every save is on disk; raises the error of a failed one."""
         self._is_saving = self._has_failed = False
-        if self._manager.is_saving_in_progress():
-            log.info("Waiting for the checkpoint to be written")
         self._manager.wait_until_finished()
 
     def _wait_unless_failed(self, *, key: str, timeout_ms: int) -> None:
@@ -382,18 +212,6 @@ def _size(tree: Any) -> str:
     return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
-def _saved_steps(workdir: epath.Path) -> list[int]:
-    return [int(step.name) for step in step_folders(workdir)]
-
-
-def _earlier_milestones(workdir: epath.Path) -> set[int]:
-    """Returns the milestones of the newest intact step: a run that resumes with others keeps these."""
-    for folder in complete_steps(workdir):
-        with suppress(DamagedError):
-            return {*read_items(folder, ["position"])["position"]["milestones"]}
-    return set()
-
-
 def _read_state(folder: epath.Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
     """Reads the state and the position in the folder of a step, in all processes, or raises DamagedError in all.
 
@@ -402,7 +220,7 @@ def _read_state(folder: epath.Path, abstract: TrainState) -> tuple[TrainState, d
     share = jax.process_index(), jax.process_count()
     _together(folder, lambda: verify(folder, ["optimizer", "parameters", "position"], share=share))
 
-    def read() -> tuple[dict[str, Any], Any, Any]:
+    def read() -> tuple[TrainState, dict[str, Any]]:
         handler = ocp.CompositeCheckpointHandler()
         trees = {"optimizer": _optimizer_item(abstract), "parameters": abstract.parameters}
         try:
@@ -410,23 +228,17 @@ def _read_state(folder: epath.Path, abstract: TrainState) -> tuple[TrainState, d
                 position = read_items(folder, ["position"])["position"]
                 arguments = {name: ocp.args.StandardRestore(tree) for name, tree in trees.items()}
                 arrays = handler.restore(folder, ocp.args.Composite(**arguments))
-                if position["next_batch"] != int(jax.device_get(arrays["optimizer"]["step"])):
-                    raise DamagedError(
-                        f"{folder} is damaged: data position and optimizer step differ; use an earlier step"
-                    )
-                return position, arrays["optimizer"], arrays["parameters"]
         finally:
             handler.close()
+        optimizer = dict(arrays["optimizer"])
+        if position["next_batch"] != int(jax.device_get(optimizer["step"])):
+            raise DamagedError(f"{folder} is damaged: data position and optimizer step differ; use an earlier step")
+        state = TrainState(
+            parameters=arrays["parameters"], optimizer_state=optimizer.pop("state"), **optimizer
+        )  # fmt: skip
+        return state, position
 
-    position, optimizer, parameters = _together(folder, read)
-    state = TrainState(
-        step=optimizer["step"],
-        parameters=parameters,
-        optimizer_state=optimizer["state"],
-        nonfinite_steps=optimizer["nonfinite_steps"],
-        nonfinite_streak=optimizer["nonfinite_streak"],
-    )
-    return state, position
+    return _together(folder, read)
 
 
 def _together(folder: epath.Path, read: Callable[[], T]) -> T:
@@ -443,8 +255,6 @@ def _together(folder: epath.Path, read: Callable[[], T]) -> T:
 
 def _optimizer_item(state: TrainState) -> dict[str, Any]:
     return {
-        "state": state.optimizer_state,
-        "step": state.step,
-        "nonfinite_steps": state.nonfinite_steps,
+        "state": state.optimizer_state, "step": state.step, "nonfinite_steps": state.nonfinite_steps,
         "nonfinite_streak": state.nonfinite_streak,
-    }
+    }  # fmt: skip

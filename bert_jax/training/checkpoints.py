@@ -10,7 +10,7 @@ WORKDIR/checkpoints/STEP/
   tokenizer      the vocabulary and how it is applied
   config         config of the run
   provenance     the run that saved it, see `files/provenance.py`; never read back
-  checksums.json the size and the checksum of each file, which every load verifies
+  checksums.json {"format_version": 1, "files": {"parameters/d/1b9f...": [BYTES, CRC32], ...}}, which a load verifies
 
 Imported parameters have a folder like that of a step, without optimizer, position and config, and with
 
@@ -19,14 +19,20 @@ Imported parameters have a folder like that of a step, without optimizer, positi
 Steps of a fine-tuned model have `heads` as well, and
 
   task           the output layers and the settings that prediction needs
+
+Process 0 writes the checksums after all processes have written their arrays and before Orbax commits the step. A CRC32
+finds every change of up to 32 adjacent bits, and any other with probability 1 - 2**-32.
 """
 
+import hashlib
 import json
 import logging
 import os
 import re
-import shlex
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,27 +41,22 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from bert_jax.errors import InputError
+from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic, provenance, remote
+from bert_jax.files.format_versions import check_version
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import HEADS, Parameters
 from bert_jax.text import tokenizer_files
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training.checksums import (
-    DamagedError,
-    convert_read_errors,
-    fingerprint,
-    verify,
-    write_checksums,
-)
 
 log = logging.getLogger(__name__)
 
 
+FOLDER = "checkpoints"
+_LISTED_STEPS = 4  # maximum in an error
 _PARAMETER_ITEMS = ("parameters", "bert_config")  # of a step, and of imported parameters
-_CHECKPOINTS = "a workdir, one of its checkpoints/STEP, or the output of `bert-jax import`"
-_FOREIGN_WEIGHTS = re.compile(r"(model|pytorch_model)[\w-]*\.(safetensors|bin)|.*\.ckpt.*\.index")
-_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_ITEMS = (*_PARAMETER_ITEMS, "position", "tokenizer", "config")
+"""Items of every step of a run. Without `optimizer` a step can be read, but a resume falls back to an earlier one."""
 
 
 def may_hold_checkpoints(folder: epath.Path) -> bool:
@@ -85,6 +86,7 @@ class Checkpoint:
     config: dict[str, Any]
     step: int
     dataset_hashes: tuple[str, ...]
+    milestones: tuple[int, ...] = ()
     task: dict[str, Any] | None = None  # of a fine-tuned model
 
     @property
@@ -121,9 +123,8 @@ class Checkpoint:
             shardings = jax.tree.map(lambda _: first, shapes)
         target = jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            shapes,
-            {part: shardings[part] for part in shapes},
-        )
+            shapes, {part: shardings[part] for part in shapes},
+        )  # fmt: skip
         return self._restore(target, is_partial=parts is not None or (self.task is not None and not settings))
 
     def _restore(self, target: Parameters, *, is_partial: bool) -> Parameters:
@@ -132,11 +133,8 @@ class Checkpoint:
         `is_partial` allows others in the checkpoint.
         """
         verify(self.path, ["parameters"])
-        arguments = ocp.args.PyTreeRestore(
-            target,
-            restore_args=ocp.checkpoint_utils.construct_restore_args(target),
-            partial_restore=is_partial,
-        )
+        restore_args = ocp.checkpoint_utils.construct_restore_args(target)
+        arguments = ocp.args.PyTreeRestore(target, restore_args=restore_args, partial_restore=is_partial)
         with convert_read_errors(self.path), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             result: Parameters = checkpointer.restore(self.path / "parameters", args=arguments)
             return result
@@ -210,37 +208,6 @@ def newest_intact(workdir: epath.Path) -> Checkpoint | None:
     return None
 
 
-def _workdirs_in(folder: epath.Path) -> list[str]:
-    """Lists the workdirs in a folder, such as a search, that have a complete step; empty for a remote (slow) folder."""
-    is_local = not remote.is_remote(folder) and folder.is_dir()
-    return sorted(child.name for child in folder.iterdir() if newest_step(child)) if is_local else []
-
-
-def _step_of(location: str, workdir: epath.Path, step: int) -> epath.Path:
-    """Returns the folder of a step of a workdir. InputError, with the steps that there are, if it is not complete."""
-    if folder := find_step(workdir, step):
-        return folder
-    if kept := kept_steps(workdir):
-        raise InputError(f"step={step}: {missing_step(location, step, kept)}")
-    raise InputError(f"step={step}: {location} is not a workdir with checkpoints; give a workdir, or no step")
-
-
-def _download_hint(location: str) -> str:
-    """Returns how to get a model of the Hugging Face Hub, if a path that does not exist may be the name of one."""
-    owner, _, name = location.rpartition("/")
-    if not _HUB_NAME.fullmatch(location) or (owner and epath.Path(owner).exists()):
-        return ""
-    return f"; to use the model of this name on the Hugging Face Hub, run: hf download {location} --local-dir {name}"
-
-
-def _import_hint(location: str, folder: epath.Path) -> str:
-    """Returns how to convert the model of other software in a local folder, if there is one."""
-    names = [child.name for child in folder.iterdir()] if folder.is_dir() else []
-    if not any(map(_FOREIGN_WEIGHTS.fullmatch, names)):
-        return ""
-    return f"; to use the model in it, run: bert-jax import --source {shlex.quote(location)} --output imported"
-
-
 def is_checkpoint(given: epath.Path) -> bool:
     """Returns whether a path is a workdir with a complete step, the folder of a step, or imported parameters.
 
@@ -250,40 +217,40 @@ def is_checkpoint(given: epath.Path) -> bool:
     return all(remote.exists(given / item) for item in _PARAMETER_ITEMS) or newest_step(given) is not None
 
 
-def open_checkpoint(location: str, step: int | None = None, *, expected: str = _CHECKPOINTS) -> Checkpoint:
+def open_checkpoint(location: str, step: int | None = None) -> Checkpoint:
     """Opens a CHECKPOINT: a workdir, the folder of a step, or imported parameters.
 
     Of a workdir it opens the newest complete step, or the best one that this names; `step` chooses another. Raises
-    InputError, with what was `expected`, if there is none, and for one of a newer version.
+    InputError if there is none, and for one of a newer version.
     """
     given = remote.absolute(location)
     check_place(given)
-    if not remote.exists(given):
-        hint = _download_hint(location)
-        raise InputError(f"{location} does not exist; expected {expected}{hint}")
-    path = _step_of(location, given, step) if step is not None else newest_step(given) or given
-    if not all(remote.exists(path / item) for item in _PARAMETER_ITEMS) or not is_saved(path):
-        runs = "".join(f" ({name} in it does)" for name in _workdirs_in(given)[:1])
-        hint = "" if remote.is_remote(given) else _import_hint(location, given)
-        raise InputError(f"{location} holds no complete checkpoint{runs}; expected {expected}{hint}")
-    from_run = remote.exists(path / "position")
-    optional = [name for name in ("heads", "task") if remote.exists(path / name)]
-    names = ["bert_config", "tokenizer", *(("config", "position") if from_run else ()), *optional]
+    path = newest_step(given) or given if step is None else find_step(given, step)
+    if path is None:
+        raise _no_step_error(given, f"step={step}")
+    if not is_saved(path) or not all(remote.exists(path / item) for item in _PARAMETER_ITEMS):
+        problem = "holds no complete checkpoint" if remote.exists(given) else "does not exist"
+        raise InputError(
+            f"{location} {problem}; expected a workdir, one of its checkpoints/STEP, or the output of `bert-jax "
+            f"import`, which reads folders of transformers"
+        )
+    names = ["bert_config", "tokenizer"]
+    names += [name for name in ("config", "position", "heads", "task") if remote.exists(path / name)]
     items = read_items(path, names)
     with convert_read_errors(path):
         position = items.get("position", {})
-        best = best_step(position) if step is None and path != given else None
-    if best is not None and best != int(path.name):
-        return open_checkpoint(location, find_best(given, int(path.name), best), expected=expected)
-    with convert_read_errors(path):
+        best = position.get("evaluations", {}).get("best_step") if step is None and path != given else None
+        if best is not None and best != int(path.name):
+            return open_checkpoint(location, best)
         return Checkpoint(
             path=path,
             bert_config=BertConfig.from_dict(items["bert_config"]),
             tokenizer=tokenizer_files.from_json(items["tokenizer"]),
             heads=tuple(items.get("heads", HEADS)),
             config=items.get("config", {}),
-            step=position["next_batch"] if from_run else 0,
-            dataset_hashes=tuple(position["datasets"]) if from_run else (),
+            step=position.get("next_batch", 0),
+            dataset_hashes=tuple(position.get("datasets", ())),
+            milestones=tuple(position.get("milestones", ())),
             task=items.get("task"),
         )
 
@@ -295,12 +262,6 @@ def read_items(folder: epath.Path, names: Sequence[str]) -> dict[str, Any]:
         return {name: json.loads(atomic.read_whole(folder / name / "metadata")) for name in names}
 
 
-FOLDER = "checkpoints"
-_LISTED_STEPS = 4  # maximum in an error
-_ITEMS = ("parameters", "position", "bert_config", "tokenizer", "config")
-"""Items of every step of a run. Without `optimizer` a step can be read, but a resume falls back to an earlier one."""
-
-
 def step_folders(workdir: epath.Path) -> list[epath.Path]:
     """Returns the folders with the name of a step, newest first, whatever they contain."""
     folder = workdir / FOLDER
@@ -310,13 +271,16 @@ def step_folders(workdir: epath.Path) -> list[epath.Path]:
 
 def complete_steps(workdir: epath.Path) -> Iterator[epath.Path]:
     """Yields the folders of complete steps, newest first. Logs and skips one that lacks an item."""
-    for step in step_folders(workdir):
-        if not is_saved(step):
-            continue  # killed during the save, which is not damage
-        if missing := missing_items(step):
-            log.warning("%s has no %s and is skipped; delete that folder", step, ", ".join(missing))
-        else:
-            yield step
+    return (step for step in step_folders(workdir) if _is_complete(step))
+
+
+def _is_complete(step: epath.Path) -> bool:
+    if not is_saved(step):
+        return False  # killed during the save, which is not damage
+    present = {child.name for child in remote.children(step)}
+    if missing := [item for item in _ITEMS if item not in present]:
+        log.warning("%s has no %s and is skipped; delete that folder", step, ", ".join(missing))
+    return not missing
 
 
 def kept_steps(workdir: epath.Path) -> list[int]:
@@ -327,7 +291,7 @@ def kept_steps(workdir: epath.Path) -> list[int]:
 def find_step(workdir: epath.Path, step: int) -> epath.Path | None:
     """Returns the folder of a step of a workdir, None if it is not complete. Looks into no other folder."""
     folder = workdir / FOLDER / str(step)
-    return folder if remote.exists(folder) and is_saved(folder) and not missing_items(folder) else None
+    return folder if remote.exists(folder) and _is_complete(folder) else None
 
 
 def chosen_steps(workdir: str, steps: str) -> list[int]:
@@ -338,46 +302,20 @@ def chosen_steps(workdir: str, steps: str) -> list[int]:
     """
     folder = remote.absolute(workdir)
     words = [word.strip() for word in steps.split(",")]
-    if steps == "all":
-        if kept := kept_steps(folder):
-            return kept
-        raise _not_a_workdir(workdir, steps)
-    if not all(re.fullmatch("0|[1-9][0-9]*", word) for word in words):
+    if steps != "all" and not all(re.fullmatch("0|[1-9][0-9]*", word) for word in words):
         raise InputError(f"--steps={steps}: expected all, or step numbers such as 0,1000")
-    chosen = sorted({int(word) for word in words})
-    if missing := [step for step in chosen if not find_step(folder, step)]:
-        if not (kept := kept_steps(folder)):
-            raise _not_a_workdir(workdir, steps)
-        raise InputError(f"--steps={steps}: {missing_step(workdir, missing[0], kept)}")
+    chosen = kept_steps(folder) if steps == "all" else sorted({int(word) for word in words})
+    if not chosen or (steps != "all" and not all(find_step(folder, step) for step in chosen)):
+        raise _no_step_error(folder, f"--steps={steps}")
     return chosen
 
 
-def _not_a_workdir(workdir: str, steps: str) -> InputError:
-    return InputError(f"--steps={steps}: {workdir} is not a workdir with checkpoints; give a workdir, or no --steps")
-
-
-def missing_step(workdir: str, step: int, kept: Sequence[int]) -> str:
-    """Describes, for an error, that a step is not among those that a workdir keeps."""
-    nearest = sorted(sorted(kept, key=lambda other: abs(other - step))[:_LISTED_STEPS])
-    listed = ", ".join(map(str, nearest)) + (" and others" if len(kept) > _LISTED_STEPS else "")
-    return f"{workdir} has no checkpoint of step {step}; it has {listed}"
-
-
-def best_step(position: Mapping[str, Any]) -> int | None:
-    """Returns the best step that the `position` of a checkpoint names; None without `keep_best`."""
-    result: int | None = position.get("evaluations", {}).get("best_step")
-    return result
-
-
-def find_best(workdir: epath.Path, newest: int, best: int) -> int:
-    """Returns `best`, the best step that the step `newest` of a workdir names. InputError if it is not complete."""
-    if not find_step(workdir, best):
-        found = ", ".join(map(str, kept_steps(workdir)))
-        raise InputError(
-            f"{workdir}: the best step up to step {newest} is {best}, which was deleted; found {found}; restore "
-            f"{workdir / FOLDER / str(best)}, or name the folder of a step"
-        )
-    return best
+def _no_step_error(workdir: epath.Path, option: str) -> InputError:
+    """Returns the error for a step, in `option`, that a workdir does not have."""
+    if kept := kept_steps(workdir):
+        newest = ", ".join(map(str, kept[-_LISTED_STEPS:]))
+        return InputError(f"{option}: {workdir} has no such checkpoint; the newest are {newest}")
+    return InputError(f"{option}: {workdir} is not a workdir with checkpoints; give a workdir, or no step")
 
 
 def newest_step(workdir: epath.Path) -> epath.Path | None:
@@ -390,12 +328,6 @@ def is_saved(folder: epath.Path) -> bool:
     with remote.store_errors(folder):
         result: bool = ocp.utils.is_checkpoint_finalized(folder)
         return result
-
-
-def missing_items(step: epath.Path) -> list[str]:
-    """Returns the items that the folder of a step lacks."""
-    present = {child.name for child in remote.children(step)}
-    return [item for item in _ITEMS if item not in present]
 
 
 def set_aside(step: epath.Path) -> epath.Path:
@@ -414,3 +346,103 @@ def set_aside(step: epath.Path) -> epath.Path:
     else:
         os.rename(step, target)
     return target
+
+
+FILE = "checksums.json"
+FORMAT_VERSION = 1
+"""Version of all items of a checkpoint."""
+
+_OF_ORBAX = ("_CHECKPOINT_METADATA", "commit_success.txt")  # written at the commit, and not read
+_CHUNK = 16 << 20
+_THREADS = 8
+_TRANSIENT = re.compile("UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED")  # in TensorStore's untyped errors
+
+
+class DamagedError(InputError):
+    """An existing checkpoint that cannot be read, or differs from what was saved."""
+
+
+def write_checksums(path: epath.Path) -> None:
+    """Writes the checksums of all files of a checkpoint that Orbax has written and is about to commit as `path`.
+
+    On a disk its folder has another name until then.
+    """
+    folder = next(
+        (one for one in remote.children(path.parent) if one.name.startswith(f"{path.name}.orbax-checkpoint-tmp")), path
+    )
+    content = {"format_version": FORMAT_VERSION, "files": _checksums(folder, sorted(_names(folder)))}
+    (folder / FILE).write_text(json.dumps(content) + "\n")
+
+
+def verify(folder: epath.Path, items: Collection[str], *, share: tuple[int, int] = (0, 1)) -> None:
+    """Raises DamagedError if files of some items of a checkpoint have changed since the save, are missing or new.
+
+    With a `share` of (i, n) it reads every n-th file alone, from the i-th: that of one of n processes.
+    """
+    with convert_read_errors(folder):
+        saved = {name: entry for name, entry in _read(folder).items() if name.partition("/")[0] in items}
+        names = {f"{item}/{name}" for item in items for name in _names(folder / item)}
+        found = _checksums(folder, sorted(names & saved.keys())[share[0] :: share[1]])
+    changed = sorted(names ^ saved.keys()) + [name for name, entry in found.items() if entry != saved[name]]
+    if changed:
+        listed = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+        raise DamagedError(
+            f"{folder} is damaged ({listed} changed since the save); use an earlier step, or recreate it"
+        )
+
+
+def fingerprint(folder: epath.Path) -> str:
+    """Returns a SHA-256 that is the same for copies of a checkpoint, and for no other."""
+    with convert_read_errors(folder):
+        return hashlib.sha256(json.dumps(_read(folder), sort_keys=True).encode()).hexdigest()
+
+
+def _read(folder: epath.Path) -> dict[str, list[int]]:
+    """Returns size and checksum of each file."""
+    content = json.loads(atomic.read_whole(folder / FILE))
+    check_version(folder / FILE, content, FORMAT_VERSION)
+    return dict(content["files"])
+
+
+def _names(folder: epath.Path, prefix: str = "") -> Iterator[str]:
+    """Yields the paths of all files below a folder, relative to it."""
+    for child in remote.children(folder):
+        if child.name not in (*_OF_ORBAX, FILE):
+            yield from _names(child, f"{prefix}{child.name}/") if child.is_dir() else [prefix + child.name]
+
+
+def _checksums(folder: epath.Path, names: Collection[str]) -> dict[str, list[int]]:
+    """Returns the bytes of each file and their CRC32."""
+
+    def compute(name: str) -> list[int]:
+        size = crc = 0
+        with remote.store_errors(folder / name), (folder / name).open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+        return [size, crc]
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return dict(zip(names, threads.map(compute, names), strict=True))
+
+
+@contextmanager
+def convert_read_errors(folder: epath.Path) -> Iterator[None]:
+    """Re-raises errors on reading a checkpoint as one-line errors that name the folder.
+
+    Missing permissions raise InputError, transient errors BertJaxError, all others DamagedError.
+    """
+    try:
+        yield
+    except (MemoryError, jax.errors.JaxRuntimeError):  # JaxRuntimeError: out of device memory
+        raise
+    except Exception as error:  # TensorStore raises untyped errors
+        if isinstance(error, BertJaxError) and not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        reason = f"({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})"
+        if isinstance(error, PermissionError) or "PERMISSION_DENIED" in reason:
+            raise InputError(f"{folder} may not be read {reason}; check your permissions") from error
+        if isinstance(error, (ConnectionError, TimeoutError)) or _TRANSIENT.search(reason):
+            raise BertJaxError(f"{folder} could not be read {reason}; rerun the command") from error
+        raise DamagedError(
+            f"{folder} is damaged or of another model {reason}; use an earlier step, or recreate it"
+        ) from error

@@ -2,14 +2,14 @@
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
-from bert_jax.config_keys import OptimizerKeys, PretrainConfig, RunConfig
+from bert_jax.config_keys import PretrainConfig, RunConfig
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
@@ -18,7 +18,6 @@ from bert_jax.runtime.compilation_cache import check_setting
 from bert_jax.sections import to_dict
 from bert_jax.tracking.throughput import parse_steps
 from bert_jax.tracking.trackers import check_wandb
-from bert_jax.training.checkpointer import Milestones
 from bert_jax.training.checkpoints import Checkpoint
 from bert_jax.training.optimizer import OPTIMIZERS
 
@@ -75,7 +74,8 @@ def check_config(config: PretrainConfig, steps: int) -> None:
         raise InputError(
             f"max_rows_per_device={config.max_rows_per_device}: must be at least 1 with gradient_accumulation=-1"
         )
-    Milestones.from_config(config)
+    if (last := max(config.checkpoint.milestones, default=0)) > config.total_steps:
+        raise InputError(f"checkpoint.milestones: step {last} is past total_steps={config.total_steps}")
     if config.objective.lm == "ltr" and config.objective.nsp:
         raise InputError(
             "objective.lm=ltr does not support objective.nsp=True: under a causal mask [CLS] sees only itself and "
@@ -204,16 +204,4 @@ def check_same_tokenizer(dataset: PreparedDataset, other: PreparedDataset) -> No
     if dataset.tokenizer.sha256 != other.tokenizer.sha256:
         raise InputError(
             f"{dataset.folder} and {other.folder} were prepared with different vocabularies; prepare both with one"
-        )
-
-
-def warn_of_uncorrected_lamb(sections: Iterable[OptimizerKeys]) -> None:
-    """Logs one warning if an `optimizer` section is LAMB without bias correction, which is off by default.
-
-    The default does not depend on the name: a run that started without bias correction resumes without it.
-    """
-    if any(section.name == "lamb" and not section.bias_correction for section in sections):
-        log.warning(
-            "optimizer.name=lamb with optimizer.bias_correction=False: the paper and NVIDIA's recipe correct the bias "
-            "of the moments; set optimizer.bias_correction=True unless this is meant"
         )

@@ -1,7 +1,8 @@
 """Evaluation of pre-training losses on the eval split, with a unigram baseline."""
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, cast
 
@@ -18,10 +19,9 @@ from bert_jax.data.loading.loader import EvalLoader
 from bert_jax.errors import InputError
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import Parameters
-from bert_jax.parallel.forward_step import make_forward_step
 from bert_jax.parallel.host_batches import put_batch, rows_here
 from bert_jax.parallel.mesh import batch_mesh_axes, make_mesh
-from bert_jax.parallel.sharding import parameter_shardings
+from bert_jax.parallel.sharding import make_forward_step, parameter_shardings
 from bert_jax.progress import Bars, silent
 from bert_jax.sections import from_mapping
 from bert_jax.text.vocabulary_extension import find_extension
@@ -76,27 +76,16 @@ def make_eval_step(
 
 
 class Evaluator:
-    """Evaluates parameters on fixed batches. `run` returns means over all of them, as sums divided by sums."""
+    """Evaluates parameters on a fixed number of `batches`. `run` returns means over all, as sums divided by sums."""
 
     def __init__(
-        self,
-        mesh: Mesh,
-        eval_step: Callable[..., Any],
-        loader: EvalLoader,
-        objective: Objective,
-    ):
+        self, mesh: Mesh, graph: nnx.GraphDef[Any], shardings: Parameters, loader: EvalLoader, objective: Objective
+    ):  # fmt: skip
         """Prepares an evaluation by the step of `make_eval_step`. Each `run` reads all batches of `loader`."""
-        self._objective = objective
-        self._mesh = mesh
-        self._eval_step = eval_step
-        self._loader = loader
+        self._objective, self._mesh, self._loader, self.batches = objective, mesh, loader, loader.batches
+        self._eval_step = make_eval_step(mesh, graph, shardings, objective)
         self._rows = rows_here(mesh, loader.batch_size)
         self._unigram_nats = unigram_nats(loader.datasets, left_to_right=loader.masking is None)
-
-    @property
-    def batches(self) -> int:
-        """Number of batches that `run` reads."""
-        return self._loader.batches
 
     def run(self, parameters: Parameters, on_batch: Callable[[], Any] = lambda: None) -> dict[str, float]:
         """Returns `loss, mlm_loss, mlm_accuracy, nsp_loss, nsp_accuracy` and `unigram_loss`; losses in nats.
@@ -105,18 +94,16 @@ class Evaluator:
         every target from the word frequencies of the training split: a model above it has learned nothing yet. Calls
         `on_batch` after each batch.
         """
-        numerators: dict[str, float] = {}
-        denominators: dict[str, float] = {}
-        for number in range(self._loader.batches):
+        totals: dict[str, np.ndarray] = {}  # numerator and denominator, in float64
+        for number in range(self.batches):
             batch = self._loader.batch(number, self._rows)
             batch["unigram_nats"] = self._unigram_nats[batch["masked_ids"]].astype(np.float32)
             placed = put_batch(self._mesh, batch, batch_size=self._loader.batch_size)
             sums = jax.device_get(self._eval_step(parameters, placed))
-            for name in sums["numerators"]:
-                numerators[name] = numerators.get(name, 0.0) + float(sums["numerators"][name])
-                denominators[name] = denominators.get(name, 0.0) + float(sums["denominators"][name])
+            for name, numerator in sums["numerators"].items():
+                totals[name] = totals.get(name, 0.0) + np.array([numerator, sums["denominators"][name]], np.float64)
             on_batch()
-        means = {name: total / denominators[name] for name, total in numerators.items() if denominators[name]}
+        means = {name: float(numerator / count) for name, (numerator, count) in totals.items() if count}
         return {"loss": self._objective.loss(means), "unigram_loss": 0.0, **means}
 
 
@@ -212,7 +199,7 @@ def evaluate_checkpoint(
     Raises InputError if the checkpoint lacks both heads, is damaged or has non-finite parameters; and if the dataset
     has no eval split, another vocabulary, longer sequences than the model, or pairs for a model with one segment.
     """
-    return _CheckpointEvaluation(data, batch_size, bars).scores(opened)
+    return next(_evaluate([opened], data, batch_size, bars))
 
 
 def evaluate_steps(
@@ -226,45 +213,34 @@ def evaluate_steps(
     chosen = chosen_steps(workdir, steps)
     if (newest := open_checkpoint(workdir, chosen[-1])).task is not None:
         raise InputError(f"--steps={steps}: {newest.path} is fine-tuned; give the --checkpoint of each of its steps")
-    evaluation = _CheckpointEvaluation(data, batch_size, bars)
-    return [{"step": step, **evaluation.scores(open_checkpoint(workdir, step))} for step in chosen]
+    scores = _evaluate((open_checkpoint(workdir, step) for step in chosen), data, batch_size, bars)
+    return [{"step": step, **found} for step, found in zip(chosen, scores, strict=True)]
 
 
-class _CheckpointEvaluation:
-    """Evaluates checkpoints on the eval split of a dataset; those with the same settings share a program."""
-
-    def __init__(self, data: str, batch_size: int, bars: Bars):
-        check_batch_size(batch_size)
-        self._dataset, self._bars = PreparedDataset(data), bars
-        self._mesh = make_mesh(MeshKeys())
-        batch_size = min(batch_size, self._dataset.size("eval"))
-        self._batch_size = -(-batch_size // self._mesh.size) * self._mesh.size
-        self._evaluators: dict[Any, tuple[Evaluator, Parameters]] = {}  # with the shardings of the parameters
-
-    def scores(self, opened: Checkpoint) -> dict[str, float]:
-        """Returns the scores of a checkpoint; raises the errors of `evaluate_checkpoint`."""
-        _check_evaluable(opened, self._dataset)
-        evaluator, shardings = self._evaluator(opened)
-        parameters = opened.load_parameters(shardings)
-        check_finite(opened, parameters)
-        batches = evaluator.batches
-        with closing(self._bars(total=batches, desc=f"evaluate step {opened.step}", unit="batch")) as bar:
-            return evaluator.run(parameters, on_batch=lambda: bar.update(1))
-
-    def _evaluator(self, opened: Checkpoint) -> tuple[Evaluator, Parameters]:
+def _evaluate(
+    checkpoints: Iterable[Checkpoint], data: str, batch_size: int, bars: Bars
+) -> Iterator[dict[str, float]]:  # fmt: skip
+    """Yields the scores of each checkpoint; those with the same settings share a program."""
+    check_batch_size(batch_size)
+    dataset, mesh = PreparedDataset(data), make_mesh(MeshKeys())
+    rows = -(-min(batch_size, dataset.size("eval")) // mesh.size) * mesh.size
+    evaluators: dict[Any, tuple[Evaluator, Parameters]] = {}  # with the shardings of the parameters
+    for opened in checkpoints:
+        _check_evaluable(opened, dataset)
         config = plan_at(from_mapping(PretrainConfig, opened.config), opened.step).config if opened.config else None
         dtype = compute_dtype(config.dtype if config else "auto")
         key = (opened.bert_config, opened.heads, dtype, config.objective if config else None)
-        if key not in self._evaluators:
+        if key not in evaluators:
             graph, _, info = abstract_parameters(opened.bert_config, dtype=dtype, heads=opened.heads)
-            shardings = parameter_shardings(self._mesh, info)
-            loader = EvalLoader(
-                [self._dataset], batch_size=self._batch_size, left_to_right=opened.bert_config.is_decoder
-            )
+            shardings = parameter_shardings(mesh, info)
+            loader = EvalLoader([dataset], batch_size=rows, left_to_right=opened.bert_config.is_decoder)
             objective = make_objective(config) if config else pretraining(nsp=True)
-            eval_step = make_eval_step(self._mesh, graph, shardings, objective)
-            self._evaluators[key] = Evaluator(self._mesh, eval_step, loader, objective), shardings
-        return self._evaluators[key]
+            evaluators[key] = Evaluator(mesh, graph, shardings, loader, objective), shardings
+        evaluator, shardings = evaluators[key]
+        parameters = opened.load_parameters(shardings)
+        check_finite(opened, parameters)
+        with closing(bars(total=evaluator.batches, desc=f"evaluate step {opened.step}", unit="batch")) as bar:
+            yield evaluator.run(parameters, on_batch=functools.partial(bar.update, 1))
 
 
 def _check_evaluable(opened: Checkpoint, dataset: PreparedDataset) -> None:

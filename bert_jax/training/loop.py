@@ -1,11 +1,11 @@
 """Training loop of pre-training and fine-tuning: takes batches, runs steps, and calls hooks between them.
 
-Hooks log metrics, evaluate, save, trace and feed the watchdog. They are called in the order of their list.
+Hooks log metrics, evaluate, save and trace. They are called in the order of their list.
 """
 
 import logging
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
@@ -17,7 +17,6 @@ from bert_jax.batch import Batch, HostBatch
 from bert_jax.data.loading.prefetch import Prefetch
 from bert_jax.errors import BertJaxError, Interrupted
 from bert_jax.parallel.host_batches import put_batch, put_flag
-from bert_jax.runtime.watchdog import StallWatch
 from bert_jax.tracking.metrics import RunningMeans
 from bert_jax.tracking.throughput import StepTracer, Throughput, key_values, summary
 from bert_jax.training.run import Run
@@ -69,21 +68,11 @@ class Hook:
         return False
 
 
-class FeedWatchdog(Hook):
-    """Tells the watchdog of each finished step."""
-
-    def __init__(self, stalls: StallWatch):
-        self._stalls = stalls
-
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        self._stalls.beat()
-
-
 class LogMetrics(Hook):
     """Writes a row of metrics at each multiple of `every` and at the `last` step: means since the last row, and rates.
 
     If a hook that precedes this one ends the training early, the row of that step is written as well. `extra` maps a
-    step to additional values of its row. `unlogged` are the sums of `checkpointer.unlogged` for a run that resumes
+    step to additional values of its row. `unlogged` are the sums of `RunningMeans` for a run that resumes
     within the phase; None at a phase's start, whose means have no step of another phase.
     """
 
@@ -175,13 +164,15 @@ class Evaluate(Hook):
 
 
 class Save(Hook):
-    """Saves a checkpoint at each multiple of `every`, at `further` steps and at every end of the loop, of any kind."""
+    """Saves a checkpoint at each multiple of `every`, at chosen steps, and at every end of the loop, of any kind."""
 
-    def __init__(self, save: Callable[[int, TrainState], None], *, every: int, further: Container[int] = ()):
-        self._save, self._every, self._further = save, every, further
+    def __init__(
+        self, save: Callable[[int, TrainState], None], *, every: int, is_chosen: Callable[[int], bool]
+    ):  # fmt: skip
+        self._save, self._every, self._is_chosen = save, every, is_chosen
 
     def is_due(self, step: int, ends: Ends) -> bool:
-        return bool(ends) or step % self._every == 0 or step in self._further
+        return bool(ends) or step % self._every == 0 or self._is_chosen(step)
 
     def after(self, step: int, state: TrainState) -> None:
         self._save(step, state)
@@ -246,6 +237,7 @@ def run_steps(run: Run, steps: StepRange, state: TrainState, hooks: Sequence[Hoo
         if values["nonfinite_streak"] >= steps.max_nonfinite_steps:
             ends.add(End.NONFINITE)
         steps.throughput.finished(step, batches.waited)
+        run.stalls.beat()
         for hook in hooks:
             hook.metrics(step, values)
 

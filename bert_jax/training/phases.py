@@ -25,16 +25,13 @@ from bert_jax.batch import Batch, map_arrays, pretraining_shapes
 from bert_jax.config_keys import PretrainConfig
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.hashing import key_from
-from bert_jax.data.loading.loader import EvalLoader, TrainLoader, TrainRows, make_mixture
+from bert_jax.data.loading.loader import EvalLoader, TrainLoader, TrainRows
 from bert_jax.data.loading.masking import Masking, prediction_counts
-from bert_jax.data.loading.mixture import row_shares
-from bert_jax.data.loading.windows import epoch_size
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 from bert_jax.parallel import host_batches
 from bert_jax.parallel.mesh import check_divisibility, fill_in_accumulation
 from bert_jax.sections import flatten, with_values
-from bert_jax.text.vocabulary_extension import find_extension
 from bert_jax.training.checks import (
     bert_config,
     check_attention,
@@ -80,57 +77,31 @@ class Plan:
 
 @dataclass(frozen=True)
 class Phase(Plan):
-    """Plan with its open datasets.
+    """Plan with its open datasets and their loaders.
 
     Attributes:
       datasets: the datasets, in the order of `data.path`.
       model: the sizes of the model.
-      first_row: number of rows of the same mixture that earlier phases have read.
-      first_rows: first row of the phase in each dataset, counted over all epochs.
-      read_before: `dataset_hash` of each earlier phase.
+      train_loader: the batches of its steps.
+      eval_loader: the batches of an evaluation.
+      dataset_hashes: a hash of the rows of each phase up to this one, equal for equal rows.
     """
 
     datasets: tuple[PreparedDataset, ...]
     model: BertConfig
-    first_row: int
-    first_rows: tuple[int, ...]
-    read_before: tuple[str, ...]
-
-    @property
-    def dataset_hash(self) -> str:
-        """Hash of the rows: equal for equal rows."""
-        hashes = [dataset.info.hash for dataset in self.datasets]
-        if len(hashes) == 1 and not self.config.data.packing:
-            return hashes[0]
-        return f"{key_from(*hashes, *self.config.data.weights, self.max_sequences):016x}"
-
-    @property
-    def max_sequences(self) -> int:
-        """Maximal number of sequences in a row, K."""
-        return self.config.data.max_sequences if self.config.data.packing else 1
-
-    def epoch_size(self, dataset: PreparedDataset) -> int:
-        """Returns the number of rows of a dataset in an epoch."""
-        return epoch_size(dataset, self.max_sequences)
-
-    def mixed(self, rows: int) -> list[int]:
-        """Returns how many of the first `rows` rows of the phase's mixture are of each dataset."""
-        if len(self.datasets) == 1:
-            return [rows]
-        weights = self.config.data.weights
-        sizes = [] if weights else [self.epoch_size(dataset) for dataset in self.datasets]
-        return make_mixture(self.datasets, row_shares(sizes, weights), self.config.seed).counts(rows)
-
-    def next_rows(self) -> list[int]:
-        """Returns the row of each dataset that comes after the phase."""
-        end = self.first_row + (self.stop - self.start) * self.config.global_batch_size
-        before, after = self.mixed(self.first_row), self.mixed(end)
-        return [row + stop - start for row, start, stop in zip(self.first_rows, before, after, strict=True)]
+    train_loader: TrainLoader
+    eval_loader: EvalLoader
+    dataset_hashes: tuple[str, ...]
 
     @property
     def seq_len(self) -> int:
         """Tokens in a row, L."""
         return self.datasets[0].info.seq_len
+
+    def abstract_batch(self, mesh: Mesh) -> Batch[jax.ShapeDtypeStruct]:
+        """Returns the shapes and shardings of a step's batch on `mesh`."""
+        source = self.train_loader.sources[0]
+        return abstract_batch(mesh, self.config, self.seq_len, source.predictions, source.max_sequences)
 
 
 def plan_phases(config: PretrainConfig) -> list[Plan]:
@@ -163,6 +134,8 @@ def _apply(config: PretrainConfig, number: int, phase: Mapping[str, Any]) -> Pre
     for key in values:
         if key in dict(flatten(config)) and not key.startswith(PHASE_KEYS):
             raise InputError(f"phases.{number}.{key}: a phase may not set this key; set it for the whole run")
+        if key.startswith("objective.") and values[key] == "auto":
+            raise InputError(f"phases.{number}.{key}=auto: the run resolves it; set it for the whole run")
     try:
         return with_values(config, values)
     except InputError as error:
@@ -174,16 +147,18 @@ def plan_at(config: PretrainConfig, step: int) -> Plan:
     return next(plan for plan in plan_phases(config) if step <= plan.stop)
 
 
-def open_phases(config: PretrainConfig) -> list[Phase]:
-    """Opens the datasets of the phases and checks them against the model.
+def open_phases(
+    config: PretrainConfig, mesh: Mesh | AbstractMesh, platform: str | None = None
+) -> list[Phase]:  # fmt: skip
+    """Opens the datasets of the phases, checks them against model and mesh, and makes their loaders.
 
-    Raises InputError for values out of range, datasets of different vocabularies, and sequences longer than the model
-    supports.
+    `platform` is that of the mesh's devices; it is required for an `AbstractMesh`.
+
+    Raises InputError for values out of range or that do not match the mesh, datasets of different vocabularies,
+    sequences longer than the model supports, invalid masks, and an empty training split.
     """
     check_config(config, config.total_steps)
     datasets: dict[str, PreparedDataset] = {}
-    rows_read: dict[str, int] = {}
-    last_read: dict[str, tuple[Phase, int]] = {}  # by dataset hash: the last phase that reads it, its index there
     phases: list[Phase] = []
     for plan in plan_phases(config):
         check_config(plan.config, plan.stop - plan.start)
@@ -193,49 +168,68 @@ def open_phases(config: PretrainConfig) -> list[Phase]:
             check_same_tokenizer(dataset, (phases[0].datasets if phases else [*opened, dataset])[0])
             opened.append(dataset)
         check_mixture(plan.config, opened)
-        model = bert_config(plan.config, opened[0].tokenizer.vocab_size, opened[0].info.seq_len, str(opened[0].folder))
-        read_before = tuple(earlier.dataset_hash for earlier in phases)
-        phase = Phase(plan.start, plan.stop, plan.config, tuple(opened), model, 0, (), read_before)
-        before = rows_read.get(phase.dataset_hash, 0)
-        rows_read[phase.dataset_hash] = before + (plan.stop - plan.start) * plan.config.global_batch_size
-        first_rows = tuple(_first_row(dataset, phase, last_read.get(dataset.info.hash)) for dataset in opened)
-        phase = replace(phase, first_row=before, first_rows=first_rows)
-        last_read |= {dataset.info.hash: (phase, index) for index, dataset in enumerate(opened)}
-        phases.append(phase)
+        seq_len = opened[0].info.seq_len
+        model = bert_config(plan.config, opened[0].tokenizer.vocab_size, seq_len, str(opened[0].folder))
+        inferred = fill_in_accumulation(mesh, plan.config)
+        if inferred is not plan.config:
+            log.info(
+                "Steps %d-%d: inferred gradient_accumulation=%d", plan.start + 1, plan.stop,
+                inferred.gradient_accumulation,
+            )  # fmt: skip
+        plan = replace(plan, config=inferred)
+        check_divisibility(mesh, model, inferred.global_batch_size, inferred.gradient_accumulation)
+        check_attention(inferred, model, seq_len, mesh, platform)
+        phases.append(_open_phase(plan, opened, model, phases))
     return phases
 
 
-def _first_row(dataset: PreparedDataset, phase: Phase, last_read: tuple[Phase, int] | None) -> int:
-    """Returns the first row of `phase` in a dataset, given the phase that read it last."""
-    if last_read is None:
-        return 0
-    before, index = last_read
-    row = before.next_rows()[index]
-    if before.max_sequences == phase.max_sequences:
-        return row
-    epochs = -(-row // before.epoch_size(dataset))
-    return epochs * phase.epoch_size(dataset)
+def _open_phase(plan: Plan, datasets: Sequence[PreparedDataset], model: BertConfig, before: Sequence[Phase]) -> Phase:
+    """Makes the loaders of a phase, which continue after those of the phases before it."""
+    config = plan.config
+    max_sequences = config.data.max_sequences if config.data.packing else 1
+    sources = [
+        TrainRows(
+            dataset, seed=config.seed, masking=make_masking(config), static_masks=config.objective.static_masks,
+            max_sequences=max_sequences,
+        )
+        for dataset in datasets
+    ]  # fmt: skip
+    hashes = [dataset.info.hash for dataset in datasets]
+    rows_hash = hashes[0]
+    if len(hashes) > 1 or config.data.packing:
+        rows_hash = f"{key_from(*hashes, *config.data.weights, max_sequences):016x}"
+    train_loader = TrainLoader(
+        sources,
+        seed=config.seed,
+        global_batch_size=config.global_batch_size,
+        weights=tuple(config.data.weights),
+        first_step=plan.start,
+        first_row=sum(
+            (phase.stop - phase.start) * phase.config.global_batch_size
+            for phase in before if phase.dataset_hashes[-1] == rows_hash
+        ),
+        first_rows=[_first_row(source, before) for source in sources],
+        stop=plan.stop,
+    )  # fmt: skip
+    eval_loader = EvalLoader(
+        datasets,
+        batch_size=config.global_batch_size // config.gradient_accumulation,
+        batches=config.eval_batches * config.gradient_accumulation,
+        left_to_right=config.objective.lm == "ltr",
+    )
+    read = before[-1].dataset_hashes if before else ()
+    return Phase(
+        plan.start, plan.stop, config, tuple(datasets), model, train_loader, eval_loader, (*read, rows_hash)
+    )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class LoadedPhase:
-    """A phase with its loaders. `old_loader` is that of the old domain, None without `eval_old_data`."""
-
-    phase: Phase
-    train_loader: TrainLoader
-    eval_loader: EvalLoader
-    old_loader: EvalLoader | None
-
-    def abstract_batch(self, mesh: Mesh) -> Batch[jax.ShapeDtypeStruct]:
-        """Returns the shapes and shardings of a step's batch on `mesh`."""
-        phase = self.phase
-        predictions = self.train_loader.sources[0].predictions
-        return abstract_batch(mesh, phase.config, phase.seq_len, predictions, phase.max_sequences)
-
-    @property
-    def old_data(self) -> PreparedDataset | None:
-        """The dataset of the old domain."""
-        return self.old_loader.datasets[0] if self.old_loader else None
+def _first_row(rows: TrainRows, before: Sequence[Phase]) -> int:
+    """Returns the row that follows those that earlier phases have read of a dataset; of other packing, an epoch's."""
+    for phase in reversed(before):
+        for source, row in zip(phase.train_loader.sources, phase.train_loader.next_rows(phase.stop), strict=True):
+            if source.dataset.info.hash == rows.dataset.info.hash:
+                return row if source.max_sequences == rows.max_sequences else -(-row // source.size) * rows.size
+    return 0
 
 
 def make_masking(config: PretrainConfig) -> Masking | None:
@@ -250,24 +244,6 @@ def make_masking(config: PretrainConfig) -> Masking | None:
         whole_word=objective.whole_word,
     )
     return None if objective.lm == "ltr" else masking
-
-
-def load_phase(phase: Phase, mesh: Mesh | AbstractMesh, platform: str | None = None) -> LoadedPhase:
-    """Makes the loaders of a phase, and infers its microbatches if they are not given.
-
-    `platform` is that of the mesh's devices; it is required for an `AbstractMesh`.
-
-    Raises InputError if batch, model or attention do not match the mesh, for invalid masks, and for an empty training
-    split.
-    """
-    config = fill_in_accumulation(mesh, phase.config)
-    if config is not phase.config:
-        microbatches = config.gradient_accumulation
-        log.info("Steps %d-%d: inferred gradient_accumulation=%d", phase.start + 1, phase.stop, microbatches)
-        phase = replace(phase, config=config)
-    check_divisibility(mesh, phase.model, config.global_batch_size, config.gradient_accumulation)
-    check_attention(config, phase.model, phase.seq_len, mesh, platform)
-    return LoadedPhase(phase, *make_loaders(phase), make_old_loader(phase))
 
 
 def abstract_batch(
@@ -287,91 +263,28 @@ def abstract_batch(
     return batch
 
 
-def make_loaders(phase: Phase) -> tuple[TrainLoader, EvalLoader]:
-    """Makes the loaders of both splits. Raises InputError for invalid masks and an empty training split."""
-    config = phase.config
-    masking = make_masking(config)
-    sources = [
-        TrainRows(
-            dataset,
-            seed=config.seed,
-            masking=masking,
-            static_masks=config.objective.static_masks,
-            max_sequences=phase.max_sequences,
-        )
-        for dataset in phase.datasets
-    ]
-    train_loader = TrainLoader(
-        sources,
-        seed=config.seed,
-        global_batch_size=config.global_batch_size,
-        weights=tuple(config.data.weights),
-        first_step=phase.start,
-        first_row=phase.first_row,
-        first_rows=phase.first_rows,
-        stop=phase.stop,
-    )
-    return train_loader, _make_eval_loader(config, phase.datasets)
-
-
-def _make_eval_loader(config: PretrainConfig, datasets: Sequence[PreparedDataset]) -> EvalLoader:
-    return EvalLoader(
-        datasets,
-        batch_size=config.global_batch_size // config.gradient_accumulation,
-        batches=config.eval_batches * config.gradient_accumulation,
-        left_to_right=config.objective.lm == "ltr",
-    )
-
-
-def make_old_loader(phase: Phase) -> EvalLoader | None:
-    """Makes the loader of the dataset in `eval_old_data`, None without one.
-
-    Raises InputError if it or those of the phase have no eval split, if it has longer sequences than the model has
-    positions, or a vocabulary that neither is the run's nor is extended by it.
-    """
-    if not phase.config.eval_old_data:
-        return None
-    key, run = f"eval_old_data={phase.config.eval_old_data}", phase.datasets[0]
-    dataset = PreparedDataset(phase.config.eval_old_data)
-    if find_extension(dataset.tokenizer, run.tokenizer) is None:
-        raise InputError(
-            f"{key}: was prepared with another vocabulary than {run.folder}, which does not extend it; prepare both "
-            "with one --vocab"
-        )
-    if dataset.info.seq_len > phase.model.max_position_embeddings:
-        raise InputError(
-            f"{key}: has sequences of {dataset.info.seq_len} tokens, but model.max_position_embeddings="
-            f"{phase.model.max_position_embeddings}; prepare it with --seq_len {phase.seq_len}"
-        )
-    if not dataset.size("eval") or not sum(other.size("eval") for other in phase.datasets):
-        raise InputError(f"{key}: it or {run.folder} has no eval split; prepare both with --eval_fraction above 0")
-    return _make_eval_loader(phase.config, [dataset])
-
-
 def count_epochs(loader: TrainLoader, step: int) -> dict[str, float]:
     """Returns the epochs of each dataset read after `step` steps, by its index in `data.path`."""
     seen = loader.epochs(step)
     return {"epoch": seen[0]} if len(seen) == 1 else {f"epoch_{place}": count for place, count in enumerate(seen)}
 
 
-def count_seen(phases: Sequence[LoadedPhase], step: int) -> dict[str, int]:
+def count_seen(phases: Sequence[Phase], step: int) -> dict[str, int]:
     """Returns `tokens_seen`, with padding, and `examples_seen` after `step` steps of a run with these phases.
 
     Both are functions of the step alone. For packed rows, a row counts as the mean number of sequences in a row.
     """
     tokens = examples = 0
-    for loaded in phases:
-        phase = loaded.phase
+    for phase in phases:
         rows = max(0, min(step, phase.stop) - phase.start) * phase.config.global_batch_size
         tokens += rows * phase.seq_len
-        examples += round(rows * loaded.train_loader.sequences_a_row)
+        examples += round(rows * phase.train_loader.sequences_a_row)
     return {"tokens_seen": tokens, "examples_seen": examples}
 
 
-def log_data(loaded: LoadedPhase, start: int) -> None:
-    """Logs data and predictions of a phase after step `start`, and the targets that `data.max_predictions` drops."""
-    phase, loader = loaded.phase, loaded.train_loader
-    rows = phase.config.global_batch_size
+def log_data(phase: Phase, start: int) -> None:
+    """Logs the rows of a phase after step `start`, and where it reads its datasets."""
+    loader, rows = phase.train_loader, phase.config.global_batch_size
     log.info(
         "Steps %d-%d: %s tokens per step, in %d rows of %d (%.1f%% real), %.3g sequences and up to %d predictions per "
         "row",
@@ -384,19 +297,14 @@ def log_data(loaded: LoadedPhase, start: int) -> None:
             source.dataset.folder, f"{source.dataset.size('train'):,}", start + 1, f"{row % source.size + 1:,}",
             f"{source.size:,}", row // source.size + 1, epochs, phase.stop,
         )  # fmt: skip
-    if not loaded.eval_loader.batches:
+    if (masking := make_masking(phase.config)) is not None:
+        most, wanted = masking.predictions(phase.seq_len), prediction_counts(phase.seq_len, masking.mask_rate)
+        if most < wanted:
+            log.warning(
+                "data.max_predictions=%d: predicts %d of the %d targets of a full sequence; -1 predicts all",
+                masking.max_predictions, most, wanted,
+            )  # fmt: skip
+    if not phase.eval_loader.batches:
         log.warning(
             "Steps %d-%d: no evaluation, because the dataset has no eval split or eval_batches=0", start + 1, phase.stop
         )
-    masking = make_masking(phase.config)
-    if masking is None or masking.predictions(phase.seq_len) == prediction_counts(phase.seq_len, masking.mask_rate):
-        return
-    lengths = np.arange(phase.seq_len + 1)
-    counts = sum(np.bincount(dataset.lengths("train"), minlength=len(lengths)) for dataset in phase.datasets)
-    log.warning(
-        "Steps %d-%d: data.max_predictions=%d predicts %d of the %d targets of a full sequence "
-        "(objective.mask_rate=%g), and %.1f%% of all tokens; -1 predicts all targets",
-        start + 1, phase.stop, masking.max_predictions, masking.predictions(phase.seq_len),
-        prediction_counts(phase.seq_len, masking.mask_rate), masking.mask_rate,
-        100 * (counts @ masking.predictions(lengths)) / (counts @ lengths),
-    )  # fmt: skip

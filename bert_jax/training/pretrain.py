@@ -6,7 +6,7 @@
 import logging
 import shlex
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import jax
@@ -16,44 +16,34 @@ from etils import epath
 from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.config_keys import PretrainConfig
-from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.loading.loader import EvalLoader
 from bert_jax.data.preparation.options import MAX_SHARE
 from bert_jax.data.unknown_tokens import unknown_share, warn_of_share
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.model import BertConfig, abstract_parameters, parameter_count
 from bert_jax.parallel.host_batches import rows_here
-from bert_jax.parallel.mesh import count_slices, describe_networks, make_mesh
+from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.step_program import TrainStep, scans_layers
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
-from bert_jax.tracking.metrics import OLD, SAMPLES, read_metrics
+from bert_jax.runtime.watchdog import StallWatch
+from bert_jax.sections import to_dict
+from bert_jax.tracking.metrics import SAMPLES, read_metrics
 from bert_jax.tracking.throughput import Throughput, key_values, pretraining_work
 from bert_jax.tracking.trackers import Tracker
-from bert_jax.training.checkpoint_values import fill_in_from_checkpoint
-from bert_jax.training.checkpointer import Checkpointer, Milestones, SavePlan, plan_saves
+from bert_jax.training.checkpointer import Checkpointer
 from bert_jax.training.checkpoints import Checkpoint, newest_step
-from bert_jax.training.checks import compute_dtype, warn_of_uncorrected_lamb
-from bert_jax.training.evaluation import Evaluator, MaskedSamples, make_eval_step
-from bert_jax.training.loop import Evaluate, FeedWatchdog, LogMetrics, Save, StepRange, Trace, run_steps
+from bert_jax.training.checks import compute_dtype
+from bert_jax.training.evaluation import Evaluator, MaskedSamples
+from bert_jax.training.initialization import fill_in_from_checkpoint, initialize_from, open_init
+from bert_jax.training.loop import Evaluate, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.objectives import make_objective
 from bert_jax.training.optimizer import leave_untrained, make_optimizer
-from bert_jax.training.phases import (
-    LoadedPhase,
-    Phase,
-    Plan,
-    count_epochs,
-    count_seen,
-    load_phase,
-    log_data,
-    open_phases,
-)
-from bert_jax.training.run import Run, claim_workdir, enter_workdir, log_result, open_run, watch_stalls
+from bert_jax.training.phases import Phase, Plan, count_epochs, count_seen, log_data, open_phases
+from bert_jax.training.run import Run, claim_workdir, enter_workdir, log_result, open_run
 from bert_jax.training.state import StateSpec, TrainState, check_memory, describe_state
 from bert_jax.training.train_step import make_train_step
-from bert_jax.training.warm_start import initialize_from, open_init
 
 log = logging.getLogger(__name__)
 
@@ -89,48 +79,41 @@ def _pretrain(
     if not workdir:
         raise InputError("--workdir is empty; expected a folder, such as --workdir=runs/tiny")
     folder = remote.absolute(workdir)
-    stalls = watch_stalls(config, stack)
+    stalls = stack.enter_context(closing(StallWatch(config.stall_minutes, ends=config.stall_exit)))
     config = fill_in_from_checkpoint(config, folder)
     log.info("Opening the datasets")
-    requested = open_phases(config)
-    warn_of_uncorrected_lamb(phase.config.optimizer for phase in requested)
-    for dataset in dict.fromkeys(dataset for phase in requested for dataset in phase.datasets):
+    mesh = make_mesh(config.mesh)
+    stack.enter_context(kept_programs(config.compilation_cache, folder))
+    phases = open_phases(config, mesh)
+    for dataset in dict.fromkeys(dataset for phase in phases for dataset in phase.datasets):
         share = unknown_share(dataset.token_counts(), dataset.tokenizer.unk_id)
         warn_of_share(share, dataset.tokenizer, above=MAX_SHARE, where=str(dataset.folder))
     stalls.beat()
-    mesh = make_mesh(config.mesh)
-    stack.enter_context(kept_programs(config.compilation_cache, folder))
-    loaded = [load_phase(phase, mesh) for phase in requested]
-    phases = [ready.phase for ready in loaded]
     lock = enter_workdir(folder, stack)
-    resumed = claim_workdir(folder, requested)
-    start = resumed or 0
-    if start == config.total_steps and (_is_evaluated(folder, start) or not loaded[-1].eval_loader.batches):
+    before = claim_workdir(folder, phases)
+    start = before.step if before else 0
+    if start == config.total_steps and (_is_evaluated(folder, start) or not phases[-1].eval_loader.batches):
         log.info("%s is finished: step %d of %d", folder, config.total_steps, config.total_steps)
         return {}
-    init = None
-    if config.init and resumed is None:
-        first = phases[0]
-        init = open_init(
-            config.init, first.model, first.datasets[0],
-            nsp=any(phase.config.objective.nsp for phase in phases), missing_heads=config.init_missing_heads,
-        )  # fmt: skip
-
+    init = open_init(phases) if config.init and before is None else None
     current = next((phase for phase in phases if phase.stop > start), phases[-1])
     planned = spec, train_step = plan_step(mesh, current, current.model)
     check_memory(spec.abstract, mesh.local_devices)
 
     # --- State: 1. from the newest checkpoint, 2. from another run's parameters, 3. from scratch ----------------------
-    tokenizer = phases[0].datasets[0].tokenizer
-    milestones = Milestones.from_config(config)
+    milestones = {*(before.milestones if before else ())}  # those of other configs stay
+    if before and config.checkpoint.is_milestone(start):
+        milestones.add(start)
     checkpointer = Checkpointer(
-        folder, keep=config.checkpoint.keep, milestones=milestones, config=config, tokenizer=tokenizer
-    )
+        folder, {"tokenizer": phases[0].datasets[0].tokenizer.to_json(), "config": to_dict(config)},
+        keep=config.checkpoint.keep, is_kept=lambda step: step in milestones or config.checkpoint.is_milestone(step),
+    )  # fmt: skip
     stack.callback(checkpointer.close)
-    batch = next(ready for ready in loaded if ready.phase is current).abstract_batch(mesh)
-    train_step.compile_ahead(spec.abstract, [batch], stack)  # while the state is made
-    if resumed is not None:
-        start, state = checkpointer.restore(start, spec.abstract)  # an earlier step if the newest is damaged
+    train_step.compile_ahead(spec.abstract, [current.abstract_batch(mesh)], stack)  # while the state is made
+    unlogged = None
+    if before is not None:
+        start, state, position = checkpointer.restore(start, spec.abstract)  # an earlier step if the newest is damaged
+        unlogged = position["unlogged"]
         log.info("Resuming from step %d", start)
     elif init:
         log.info("Loading the parameters of %s", init.checkpoint.path)
@@ -139,9 +122,9 @@ def _pretrain(
         log.info("Initializing the parameters")
         state = spec.make()
     run = open_run(
-        folder, config, mesh, checkpointer, stop, (lock, stalls), bars, stack,
+        folder, config, mesh, checkpointer, stop, lock, stalls, bars, stack,
         start=start, total=config.total_steps, name="pretrain", trackers=trackers,
-        inputs=describe_inputs(phases, init.checkpoint if init else None, loaded[0].old_data),
+        inputs=describe_inputs(phases, init.checkpoint if init else None),
     )  # fmt: skip
     log.info(
         "%s parameters on %d %s devices, mesh %s; steps %d to %d of %d; checkpoints and metrics go to %s",
@@ -149,23 +132,18 @@ def _pretrain(
         ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items()), start + 1, config.total_steps,
         config.total_steps, folder,
     )  # fmt: skip
-    networks = describe_networks(mesh.shape, count_slices(mesh.devices.flat), mesh.devices.flat[0].platform)
-    for axis, networks_of_axis in networks.items():
-        log.info("Mesh axis %s: %s", axis, networks_of_axis)
-    _log_disk_use(plan_saves(config, [phase.stop for phase in phases], resumed, folder), spec)
 
     # --- Phases, in order ----------------------------------------------------------------------------------------
     evaluation: dict[str, float] = {}
     if start == config.total_steps:  # which was lowered to a step that had been saved and not evaluated
         with jax.set_mesh(mesh):
-            evaluation = _make_evaluate(run, loaded[-1], spec, lambda step: count_seen(loaded, step))(start, state)
-    for phase, ready in zip(phases, loaded, strict=True):
+            evaluation = _make_evaluate(run, phases, phases[-1], spec)(start, state)
+    for phase in phases:
         if start < phase.stop:
             spec, train_step = planned if phase is current else plan_step(mesh, phase, phase.model)
             state, evaluation = _train_phase(
-                run, ready, spec, train_step, state, max(start, phase.start), lambda step: count_seen(loaded, step),
-                saves_initial=resumed is None and 0 in milestones,
-            )  # fmt: skip
+                run, phases, phase, spec, train_step, state, max(start, phase.start), unlogged, milestones
+            )
     checkpointer.wait()
     place, data = shlex.quote(str(folder)), shlex.quote(str(phases[-1].datasets[0].folder))
     log_result(
@@ -186,17 +164,11 @@ def _is_evaluated(folder: epath.Path, step: int) -> bool:
     return any(row["step"] == step and row.get("split") == "eval" for row in rows) and rows[-1]["step"] == step
 
 
-def describe_inputs(
-    phases: Sequence[Phase], init: Checkpoint | None, old: PreparedDataset | None = None
-) -> dict[str, Any]:
-    """Returns the datasets with their hashes, the vocabulary and the initial checkpoint, for a provenance record.
-
-    `old` is the dataset of the old domain, if any.
-    """
+def describe_inputs(phases: Sequence[Phase], init: Checkpoint | None) -> dict[str, Any]:
+    """Returns the datasets with their hashes, the vocabulary and the initial checkpoint, for a provenance record."""
     datasets = list(dict.fromkeys(dataset for phase in phases for dataset in phase.datasets))
     return {
         "datasets": [{"path": str(dataset.folder), "hash": dataset.info.hash} for dataset in datasets],
-        **({"old_data": {"path": str(old.folder), "hash": old.info.hash}} if old else {}),
         "vocabulary": {"sha256": datasets[0].tokenizer.sha256},
         **({"init": init.reference()} if init else {}),
     }
@@ -234,105 +206,79 @@ def plan_step(mesh: Mesh, plan: Plan, model: BertConfig) -> tuple[StateSpec, Tra
     )  # fmt: skip
 
 
-def _log_disk_use(plan: SavePlan, spec: StateSpec) -> None:
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(spec.abstract))
-    log.info(
-        "Checkpoints: %d saves of %.3f GB; the run keeps %d, %d of them milestones: %.3f GB of disk",
-        plan.saves, size / 1e9, plan.kept, plan.milestones, plan.kept * size / 1e9,
-    )  # fmt: skip
-
-
 # --- One phase ---------------------------------------------------------------------------------------------------
 
 
 def _train_phase(
-    run: Run, loaded: LoadedPhase, spec: StateSpec, train_step: TrainStep, state: TrainState, start: int,
-    seen: Callable[[int], dict[str, int]], *, saves_initial: bool,
+    run: Run, phases: Sequence[Phase], phase: Phase, spec: StateSpec, train_step: TrainStep, state: TrainState,
+    start: int, unlogged: dict[str, Any] | None, milestones: set[int],
 ) -> tuple[TrainState, dict[str, float]]:  # fmt: skip
     """Trains from step `start` + 1 to the end of the phase, evaluates and saves. Returns state and last evaluation.
 
-    `state` is the state after `start` steps; it is donated. `seen` is `count_seen` of the run. `saves_initial` saves
-    the state of step 0, too. Raises the errors of `pretrain`.
+    `state` is the state after `start` steps; it is donated. `unlogged` are the sums of metrics of a run that resumes.
+    `milestones` are those that were saved, to which it adds. Raises the errors of `pretrain`.
     """
-    phase, config = loaded.phase, loaded.phase.config
-    train_loader, eval_loader = loaded.train_loader, loaded.eval_loader
-    log_data(loaded, start)
-    evaluate = _make_evaluate(run, loaded, spec, seen)
+    config, loader = phase.config, phase.train_loader
+    log_data(phase, start)
+    rows = rows_here(run.mesh, config.global_batch_size, config.gradient_accumulation)
+    work = pretraining_work(config, phase.model, loader)
+    throughput = Throughput(lambda step: work)
+    log_metrics = LogMetrics(
+        run, throughput, every=config.log_every_steps, last=phase.stop,
+        extra=lambda step: {**count_epochs(loader, step), **count_seen(phases, step)},
+        unlogged=unlogged if phase.start < start == run.start else None,
+    )  # fmt: skip
 
     def save(step: int, state: TrainState) -> None:
-        hashes = (*phase.read_before, phase.dataset_hash)
-        run.checkpointer.save(
-            step, state, bert_config=phase.model, dataset_hashes=hashes,
-            unlogged=log_metrics.unlogged(),
-        )  # fmt: skip
+        milestones.update({step} if config.checkpoint.is_milestone(step) else ())
+        position = {
+            "datasets": phase.dataset_hashes, "unlogged": log_metrics.unlogged(), "milestones": sorted(milestones)
+        }  # fmt: skip
+        run.checkpointer.save(step, state, phase.model, position)
 
-    rows = rows_here(run.mesh, config.global_batch_size, config.gradient_accumulation)
-    work = pretraining_work(config, phase.model, train_loader)
-    throughput = Throughput(lambda step: work)
+    evaluation = Evaluate(_make_evaluate(run, phases, phase, spec), every=config.eval_every_steps)
+    hooks = [
+        log_metrics,
+        Trace(run.tracer),
+        *([evaluation] if phase.eval_loader.batches else []),
+        Save(save, every=config.checkpoint.every_steps, is_chosen=config.checkpoint.is_milestone),
+    ]
+    if start == 0 and config.eval_at_start and phase.eval_loader.batches:
+        with jax.set_mesh(run.mesh):
+            evaluation.after(0, state)
+    if start == 0 and run.start == 0 and config.checkpoint.is_milestone(0) and 0 not in milestones:
+        save(0, state)
     steps = StepRange(
         start, phase.stop, train_step,
-        make_batch=lambda step: train_loader.batch(step, rows),
+        make_batch=lambda step: loader.batch(step, rows),
         batch_size=config.global_batch_size,
         microbatches=config.gradient_accumulation,
         throughput=throughput,
         max_nonfinite_steps=config.max_nonfinite_steps,
     )  # fmt: skip
-    log_metrics = LogMetrics(
-        run, throughput, every=config.log_every_steps, last=phase.stop,
-        extra=lambda step: {**count_epochs(train_loader, step), **seen(step)},
-        unlogged=run.checkpointer.unlogged if phase.start < start == run.start else None,
-    )  # fmt: skip
-    if start == 0 and config.eval_at_start and eval_loader.batches:
-        with jax.set_mesh(run.mesh):
-            evaluate(0, state)
-    evaluation = Evaluate(evaluate, every=config.eval_every_steps)
-    hooks = [
-        FeedWatchdog(run.stalls),
-        log_metrics,
-        Trace(run.tracer),
-        *([evaluation] if eval_loader.batches else []),
-        Save(save, every=config.checkpoint.every_steps, further=Milestones.from_config(config)),
-    ]
-    if saves_initial and start == 0:
-        save(0, state)
     return run_steps(run, steps, state, hooks), evaluation.scores
 
 
 def _make_evaluate(
-    run: Run, loaded: LoadedPhase, spec: StateSpec, seen: Callable[[int], dict[str, int]]
+    run: Run, phases: Sequence[Phase], phase: Phase, spec: StateSpec
 ) -> Callable[[int, TrainState], dict[str, float]]:
-    """Makes the evaluation of a phase, which logs and returns its scores; those of the old domain begin with `OLD`."""
-    config, eval_loader, old_loader = loaded.phase.config, loaded.eval_loader, loaded.old_loader
-    objective = make_objective(config)
-    eval_step = make_eval_step(run.mesh, spec.graph, spec.shardings.parameters, objective)
-    evaluator = Evaluator(run.mesh, eval_step, eval_loader, objective)
-    old_evaluator = Evaluator(run.mesh, eval_step, old_loader, objective) if old_loader else None
-    measured = _describe_measured(eval_loader)
-    if old_loader:
-        measured |= {f"{OLD}{name}": value for name, value in _describe_measured(old_loader).items()}
-    samples = MaskedSamples(run.mesh, spec, eval_loader, config.tracking.samples) if eval_loader.batches else None
+    """Makes the evaluation of a phase, which logs and returns its scores, and logs what it measured."""
+    loader = phase.eval_loader
+    evaluator = Evaluator(run.mesh, spec.graph, spec.shardings.parameters, loader, make_objective(phase.config))
+    samples = MaskedSamples(run.mesh, spec, loader, phase.config.tracking.samples) if loader.batches else None
+    available = sum(dataset.size("eval") for dataset in loader.datasets)
+    measured = {
+        "data": ",".join(dataset.info.hash for dataset in loader.datasets),
+        "sequences": min(loader.batches * loader.batch_size, available),
+    }
 
     def evaluate(step: int, state: TrainState) -> dict[str, float]:
-        with run.progress(step, "evaluate", eval_loader.batches) as on_batch:
+        with run.progress("evaluate", loader.batches) as on_batch:
             values = evaluator.run(state.parameters, on_batch)
         log.info("Step %d: evaluation: %s", step, key_values(values))
-        if old_evaluator and old_loader:
-            with run.progress(step, "evaluate old data", old_loader.batches) as on_batch:
-                old = old_evaluator.run(state.parameters, on_batch)
-            log.info("Step %d: evaluation on the old domain: %s", step, key_values(old))
-            values |= {f"{OLD}{name}": value for name, value in old.items()}
-        run.trackers.log(step, {**values, **measured, **seen(step)}, split="eval")
+        run.trackers.log(step, {**values, **measured, **count_seen(phases, step)}, split="eval")
         if samples and (fills := samples.fill(state.parameters)):
             run.trackers.log(step, {"samples": fills}, split=SAMPLES)
         return values
 
     return evaluate
-
-
-def _describe_measured(loader: EvalLoader) -> dict[str, Any]:
-    """Returns `data`, the hashes of the datasets, and `sequences`, of their eval split: equal if scores compare."""
-    available = sum(dataset.size("eval") for dataset in loader.datasets)
-    return {
-        "data": ",".join(dataset.info.hash for dataset in loader.datasets),
-        "sequences": min(loader.batches * loader.batch_size, available),
-    }

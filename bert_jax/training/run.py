@@ -12,7 +12,6 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bert_jax.config_keys import RunConfig
-from bert_jax.data.loading.masking import Masking
 from bert_jax.errors import InputError, NotBegun
 from bert_jax.files import provenance, remote
 from bert_jax.files.format_versions import write_json
@@ -25,7 +24,7 @@ from bert_jax.sections import flatten, from_mapping, to_dict
 from bert_jax.tracking.throughput import StepTracer
 from bert_jax.tracking.trackers import MetricsFile, TensorBoard, Tracker, Trackers, WeightsAndBiases
 from bert_jax.training.checkpointer import Checkpointer
-from bert_jax.training.checkpoints import check_place, newest_intact
+from bert_jax.training.checkpoints import Checkpoint, check_place, newest_intact
 from bert_jax.training.checks import check_tokenizer
 from bert_jax.training.optimizer import state_structure
 from bert_jax.training.phases import Phase, Plan, plan_phases
@@ -56,8 +55,8 @@ class Run:
         self.checkpointer.check()
 
     @contextmanager
-    def progress(self, step: int, name: str, batches: int) -> Iterator[Callable[[], None]]:
-        """Shows the progress of an evaluation after `step`; yields a function to be called after each batch.
+    def progress(self, name: str, batches: int) -> Iterator[Callable[[], None]]:
+        """Shows the progress of an evaluation; yields a function to be called after each batch.
 
         Each batch is progress for the watchdog as well.
         """
@@ -87,20 +86,24 @@ def log_result(checkpoint: epath.Path | None, step: int, scores: str, commands: 
 
 
 def open_run(
-    folder: epath.Path, config: RunConfig, mesh: Mesh, checkpointer: Checkpointer, stop: StopSignal,
-    watch: tuple[WorkdirLock, StallWatch], bars: Bars, stack: ExitStack, *, start: int, total: int, name: str,
-    inputs: Mapping[str, Any], trackers: Sequence[Tracker] = (),
+    folder: epath.Path, config: RunConfig, mesh: Mesh, checkpointer: Checkpointer, stop: StopSignal, lock: WorkdirLock,
+    stalls: StallWatch, bars: Bars, stack: ExitStack, *, start: int, total: int, name: str, inputs: Mapping[str, Any],
+    trackers: Sequence[Tracker] = (),
 ) -> Run:  # fmt: skip
     """Opens metrics, trace and progress bar of a run of `total` steps that continues after `start`; writes its config.
 
-    Adds an entry with `inputs` to its provenance record. `stack` closes what is opened. `watch` has the results of
-    `enter_workdir` and `watch_stalls`, `name` is the label of the bar, `trackers` are those of the caller. Raises
-    NotBegun after a stop signal.
+    Adds an entry with `inputs` to its provenance record. `stack` closes what is opened. `name` is the label of the bar,
+    `trackers` are those of the caller. Raises NotBegun after a stop signal.
     """
+    files: list[Tracker] = []
+    services = list(trackers)
+    tracking = Trackers(files, services) if is_first() else Trackers()
     if is_first():
         write_json(folder / CONFIG_FILE, to_dict(config))
-    tracking = _open_trackers(folder, config, start, trackers, stack) if is_first() else Trackers()
-    lock, stalls = watch
+        stack.callback(tracking.close)
+        files += [MetricsFile(folder, start), TensorBoard(folder, start)]
+        services += open_wandb(config.tracking.wandb_project, config.tracking.wandb_entity, folder)
+        tracking.log_config(dict(flatten(config)))
     checkpointer.before_each_save(lock.confirm)
     checkpointer.before_each_save(tracking.flush)
     if stop.received:
@@ -115,46 +118,25 @@ def open_run(
     return Run(folder, mesh, checkpointer, tracking, stop, stalls, tracer, bars, bar, start, total)
 
 
-def _open_trackers(
-    folder: epath.Path, config: RunConfig, start: int, others: Sequence[Tracker], stack: ExitStack
-) -> Trackers:
-    """Opens the trackers of the workdir and of the config, and logs the config to all. `stack` closes them."""
-    files: list[Tracker] = []
-    services = list(others)
-    trackers = Trackers(files, services)
-    stack.callback(trackers.close)
-    files.append(MetricsFile(folder, start))
-    files.append(TensorBoard(folder, start))
-    if config.tracking.wandb_project:
-        try:
-            services.append(WeightsAndBiases(config.tracking.wandb_project, config.tracking.wandb_entity, folder))
-        except InputError:
-            raise
-        except Exception:  # a resumed run must not wait for a service that is down
-            log.exception("Weights & Biases could not be reached and is not used; the run continues")
-    trackers.log_config(dict(flatten(config)))
-    return trackers
+def open_wandb(project: str, entity: str, folder: epath.Path) -> list[Tracker]:
+    """Returns the tracker of a project of W&B, if there is one and it can be reached: a resumed run must not wait."""
+    try:
+        return [WeightsAndBiases(project, entity, folder)] if project else []
+    except InputError:
+        raise
+    except Exception:
+        log.exception("Weights & Biases could not be reached and is not used; the run continues")
+        return []
 
 
 # Keys that may change when a run resumes; any other change would make it another run in the same folder. Phases are
 # compared by their resulting configs, so that one may be added to a finished run.
 CHANGEABLE = (
     "total_steps", "gradient_accumulation", "max_rows_per_device", "log_every_steps", "eval_every_steps",
-    "eval_batches", "eval_at_start", "eval_old_data", "max_nonfinite_steps",
-    "mesh.", "attention", "remat",
-    "gradient_reduce_dtype", "scan_layers", "checkpoint.", "profile.", "tracking.", "stall_", "data.path",
-    "data.seq_len", "optimizer.", "phases", "compilation_cache",
+    "eval_batches", "eval_at_start", "max_nonfinite_steps", "mesh.", "attention", "remat", "gradient_reduce_dtype",
+    "scan_layers", "checkpoint.", "profile.", "tracking.", "stall_", "data.path", "data.seq_len", "optimizer.",
+    "phases", "compilation_cache",
 )  # fmt: skip
-
-
-_MAX_PREDICTIONS = "data.max_predictions"  # may change if the number of predictions stays the same
-
-
-def watch_stalls(config: RunConfig, stack: ExitStack) -> StallWatch:
-    """Starts the watchdog of this process, which `stack` closes. It watches the opening of inputs as well."""
-    stalls = StallWatch(config.stall_minutes, ends=config.stall_exit)
-    stack.callback(stalls.close)
-    return stalls
 
 
 def enter_workdir(folder: epath.Path, stack: ExitStack) -> WorkdirLock:
@@ -168,8 +150,8 @@ def enter_workdir(folder: epath.Path, stack: ExitStack) -> WorkdirLock:
     return stack.enter_context(closing(WorkdirLock(folder)))
 
 
-def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int | None:
-    """Returns the step of a workdir's newest checkpoint, None for a new one. Raises InputError if it holds another run.
+def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> Checkpoint | None:
+    """Returns a workdir's newest checkpoint, None for a new one. Raises InputError if it holds another run.
 
     Another run has another vocabulary, dataset or config. Changes of keys in `CHANGEABLE` are allowed and logged.
     """
@@ -182,7 +164,6 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int | None:
         raise InputError(
             f"--workdir={folder}: is at step {step}, past total_steps={phases[-1].stop}; raise total_steps"
         )
-    changed: dict[str, str] = {}
     plans = plan_phases(from_mapping(type(phases[0].config), before.config))
     has, wanted = plans[0].config.optimizer, phases[0].config.optimizer
     if state_structure(has) != state_structure(wanted):
@@ -190,25 +171,35 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> int | None:
             f"--workdir={folder}: its optimizer's state is that of optimizer.name={has.name}, which "
             f"optimizer.name={wanted.name} cannot continue; set optimizer.name={has.name}, or choose another folder"
         )
-    for number, (old, new) in enumerate(zip(plans, phases, strict=False)):
-        if number and old.start >= step:
-            break
+    changed: dict[str, str] = {}
+    for old, new, dataset_hash in zip(plans, phases, before.dataset_hashes, strict=False):
         if min(old.stop, step) != min(new.stop, step):
             raise InputError(
-                f"--workdir={folder}: is at step {step} and has a phase of steps {_span(old)}, but the config has "
-                f"{_span(new)}; a phase that has started can only be extended"
+                f"--workdir={folder}: is at step {step} and has a phase of steps {old.start}-{old.stop}, but the "
+                f"config has {new.start}-{new.stop}; a phase that has started can only be extended"
             )
-        changed |= _differences(folder, old, new)
-        if before.dataset_hashes[number : number + 1] != (new.dataset_hash,):
+        values, kept = dict(flatten(new.config)), dict(flatten(old.config))
+        differences = {
+            key: f"{key} {kept[key]!r} -> {value!r}" for key, value in sorted(values.items())
+            if value != kept[key] and key != "phases"
+        }  # fmt: skip
+        if refused := [key for key in differences if not key.startswith(CHANGEABLE)]:
+            said = "; ".join(differences[key] for key in refused)
+            raise InputError(
+                f"--workdir={folder}: holds a run with another config ({said}); set "
+                f"{', '.join(f'{key}={kept[key]}' for key in refused)} again, or choose another folder"
+            )
+        changed |= differences
+        if dataset_hash != new.dataset_hashes[-1]:
             raise InputError(
                 f"--workdir={folder}: was trained on another dataset than data.path={new.config.data.path} in the "
-                f"phase of steps {_span(new)}; choose another folder"
+                f"phase of steps {new.start}-{new.stop}; choose another folder"
             )
     if changed:
         log.warning("Resuming with changed config keys: %s", "; ".join(changed.values()))
     if step:
         _log_changed_rate(plans, phases, step)
-    return step
+    return before
 
 
 def _log_changed_rate(before: Sequence[Plan], now: Sequence[Plan], step: int) -> None:
@@ -220,29 +211,3 @@ def _log_changed_rate(before: Sequence[Plan], now: Sequence[Plan], step: int) ->
     last, expected, following = map(float, jax.device_get(rates))
     if step < now[-1].stop and not math.isclose(following, expected, rel_tol=1e-6):
         log.warning("Learning rate: %.3g at step %d, %.3g at step %d", last, step, following, step + 1)
-
-
-def _span(plan: Plan) -> str:
-    return f"{plan.start}-{plan.stop}"
-
-
-def _differences(folder: epath.Path, old: Plan, new: Phase) -> dict[str, str]:
-    before, now = (dict(flatten(plan.config)) for plan in (old, new))
-    keys = sorted({*now} - {"phases"})
-    changed = {key: f"{key} {before[key]!r} -> {now[key]!r}" for key in keys if before[key] != now[key]}
-    refused = [key for key in changed if not key.startswith(CHANGEABLE)]
-    if _MAX_PREDICTIONS in refused and _predictions(old, new.seq_len) == _predictions(new, new.seq_len):
-        refused.remove(_MAX_PREDICTIONS)
-    if refused:
-        raise InputError(
-            f"--workdir={folder}: holds a run with another config ({'; '.join(changed[key] for key in refused)}); set "
-            f"{', '.join(f'{key}={before[key]}' for key in refused)} again, or choose another folder"
-        )
-    return changed
-
-
-def _predictions(plan: Plan, seq_len: int) -> int:
-    """Counts the predictions of a full sequence. If equal, shorter sequences and the masks are equal, too."""
-    config = plan.config
-    masking = Masking(config.data.max_predictions, config.objective.mask_rate)
-    return seq_len if config.objective.lm == "ltr" else int(masking.predictions(seq_len))

@@ -11,16 +11,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.batch import Batch
 from bert_jax.model.bert import Parameters
-from bert_jax.model.dropout import row_keys
-from bert_jax.parallel.collectives import (
+from bert_jax.model.layers import row_keys
+from bert_jax.parallel.mesh import batch_mesh_axes
+from bert_jax.parallel.sharding import (
+    gather_model,
     manual_spec,
     mark_varying,
     reduce_gradients,
     shard_map_over_batch,
     varying_zeros,
 )
-from bert_jax.parallel.mesh import batch_mesh_axes
-from bert_jax.parallel.sharding import gather_model
 from bert_jax.parallel.step_program import TrainStep
 from bert_jax.training import objectives
 from bert_jax.training.objectives import Objective

@@ -66,7 +66,7 @@ def test_all_programs_that_the_commands_compile_are_listed(
             run("pretrain", "--config=bert_tiny", f"--workdir={first}", **small, total_steps=total)
         run(
             "pretrain", "--config=continue", f"--workdir={tmp_path}/continued", **steps, total_steps=1, init=first,
-            data__path=tmp_path / "new", eval_old_data=dataset_dir, model__max_position_embeddings=96,
+            data__path=tmp_path / "new", model__max_position_embeddings=96,
         )  # fmt: skip
         run("evaluate", f"--checkpoint={first}", f"--data={dataset_dir}")
         texts = ["features", f"--checkpoint={first}", f"--input={tmp_path}/texts.txt", "--layers=-1"]

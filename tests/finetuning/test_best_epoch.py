@@ -152,9 +152,9 @@ def test_deleted_best_checkpoint_is_named(stopped: Path, checkpoint: Path, folde
     workdir = Path(shutil.copytree(stopped, tmp_path / "run"))
     best = result_of(stopped)["best"]["step"]
     shutil.rmtree(workdir / "checkpoints" / str(best))
-    with pytest.raises(InputError, match=rf"^{workdir}: the best step .*checkpoints/{best}\b"):  # no damage
+    with pytest.raises(InputError, match=rf"^step={best}: {workdir}"):  # no damage
         open_checkpoint(str(workdir))
-    with pytest.raises(InputError, match=rf"checkpoints/{best}\b"):
+    with pytest.raises(InputError, match=rf"^step={best}: {workdir}"):
         finetune(config_of(checkpoint, folder, early_stopping__patience=PATIENCE), str(workdir))
 
 

@@ -53,7 +53,7 @@ def test_each_pair_is_run_once_whatever_happens_between(checkpoint: Path, folder
     assert runs[0][2] == "lr-0.01-seed-3"
     assert json.loads((folder / "runs" / "search.json").read_text()) == found
     assert open_checkpoint(str(folder / "runs" / found["best"]["folder"])).task is not None
-    with pytest.raises(InputError, match=r"runs .*lr-0\.001-seed-3"):
+    with pytest.raises(InputError, match="runs holds no complete checkpoint"):
         open_checkpoint(str(folder / "runs"))
     caplog.clear()
     with caplog.at_level("INFO"):

@@ -11,8 +11,7 @@ from support.models import initialize
 from bert_jax.batch import Batch, map_arrays
 from bert_jax.finetuning.losses import task_objective
 from bert_jax.model import BertConfig
-from bert_jax.model.bilstm import BiLstm
-from bert_jax.model.task_heads import BertForTask, TaskHead
+from bert_jax.model.task_heads import BertForTask, BiLstm, TaskHead
 from bert_jax.training.objectives import divide
 
 MODEL = BertConfig(

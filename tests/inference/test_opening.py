@@ -151,17 +151,6 @@ def test_folder_in_one_that_may_not_be_listed_loads(
     assert_same(bert_jax.load(str(folder)), bert_jax.load(str(checkpoint)))
 
 
-@pytest.mark.parametrize("name", ["bert-base-uncased", "google-bert/bert-base-uncased"])
-def test_name_on_the_hub_says_how_to_download_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=rf"hf download {name} --local-dir bert-base-uncased$"):
-        bert_jax.load(name)
-    (tmp_path / "google-bert").mkdir()
-    with pytest.raises(InputError) as refusal:
-        bert_jax.load("google-bert/nothing")
-    assert "hf download" not in str(refusal.value)
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -197,7 +186,7 @@ def test_folder_of_several_exports_names_one_of_them(folders: dict[str, tuple[Pa
 
 def test_init_from_a_folder_of_transformers_says_how_to_import_it(folders: dict[str, tuple[Path, Path]]):
     folder = folders["pretraining"][1]
-    with pytest.raises(InputError, match=rf"bert-jax import --source {folder} "):
+    with pytest.raises(InputError, match=rf"{folder} .*bert-jax import"):
         open_checkpoint(str(folder))
 
 
@@ -255,4 +244,4 @@ def test_commands_take_a_folder_of_transformers(
 def test_command_names_a_model_that_is_not_there(capsys: pytest.CaptureFixture):
     assert cli.main(["fill-mask", "--checkpoint", "bert-base-cased", "a [MASK] ."]) == 2
     (line,) = helpers.error_lines(capsys.readouterr().err)
-    assert "hf download bert-base-cased" in line
+    assert "bert-base-cased does not exist" in line

@@ -15,7 +15,7 @@ from support.models import initialize
 
 from bert_jax.model import BertConfig, abstract_parameters, attention
 from bert_jax.model.attention import attention_mask
-from bert_jax.model.dropout import dropout_mask
+from bert_jax.model.layers import dropout_mask
 from bert_jax.model.pallas_attention import pallas_attention
 
 kernel = functools.partial(pallas_attention, interpret=True)

@@ -13,7 +13,7 @@ from support.models import initialize
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, abstract_parameters, parameter_count
-from bert_jax.model.dropout import dropout_mask
+from bert_jax.model.layers import dropout_mask
 from bert_jax.parallel.mesh import abstract_mesh
 from bert_jax.sections import to_dict
 from bert_jax.training.phases import plan_phases
@@ -294,7 +294,7 @@ def test_dropout_is_in_four_places_each_with_its_rate_and_a_key_of_its_own(monke
         return jnp.zeros(shape, bool) if silent == len(drawn) else real(shape, rate, key)
 
     real, silent = dropout_mask, 0
-    for module in ("dropout", "attention"):
+    for module in ("layers", "attention"):
         monkeypatch.setattr(f"bert_jax.model.{module}.dropout_mask", spy)
     config = dataclasses.replace(SMALL, num_hidden_layers=2, hidden_dropout_prob=0.25, attention_probs_dropout_prob=0.5)
     model = nnx.merge(*initialize(config))

@@ -11,8 +11,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from bert_jax.model.bert_config import ACTIVATIONS
-from bert_jax.model.dropout import drop, dropout, dropout_mask, row_keys
-from bert_jax.model.layers import LayerNorm, activation, bias, dense, parameter
+from bert_jax.model.layers import LayerNorm, activation, bias, dense, drop, dropout, dropout_mask, parameter, row_keys
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])

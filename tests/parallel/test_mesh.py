@@ -1,13 +1,11 @@
 """Meshes over slices, and what depends on how many devices there are."""
 
-import re
-
 import jax
 import pytest
 
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
-from bert_jax.parallel.mesh import between_slices, count_slices, describe_networks, fill_in_accumulation, make_mesh
+from bert_jax.parallel.mesh import between_slices, count_slices, fill_in_accumulation, make_mesh
 
 
 @pytest.mark.parametrize(
@@ -29,21 +27,6 @@ def test_only_data_and_fsdp_axes_span_slices(sizes, slices, expected):
 def test_tensor_axis_across_slices_is_refused(sizes):
     with pytest.raises(InputError, match=r"mesh\.tensor=\d+: .*\b4 .*mesh\.data .*\b4,"):
         between_slices(dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)), 4)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "slices", "platform", "expected"),
-    [
-        ((512, 1, 1), 2, "tpu", {"data": r"2 slices \(DCN\) x 256 .*\(ICI\)"}),
-        ((2, 128, 1), 2, "tpu", {"data": r"2 slices \(DCN\)", "fsdp": r"128 .*\(ICI\)"}),
-        ((2, 8, 2), 4, "gpu", {"data": "2 nodes .*", "fsdp": "2 nodes .* x 4 .*NVLink.*", "tensor": "2 .*NVLink.*"}),
-        ((1, 1, 1), 1, "cpu", {}),
-    ],
-)
-def test_networks_of_axes_are_those_that_the_mesh_lays_them_over(sizes, slices, platform, expected):
-    found = describe_networks(dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)), slices, platform)
-    assert list(found) == list(expected)
-    assert all(re.fullmatch(expected[axis], text) for axis, text in found.items())
 
 
 def test_slices_are_counted_by_the_devices_that_have_them():

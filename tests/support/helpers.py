@@ -20,8 +20,11 @@ from bert_jax import cli
 from bert_jax.config import PretrainConfig, load_config
 from bert_jax.data.dataset import DatasetInfo
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
+from bert_jax.parallel.mesh import make_mesh
 from bert_jax.text.tokenizer import SPECIAL_TOKENS
 from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.training import phases
+from bert_jax.training.phases import Phase
 
 REPOSITORY = Path(__file__).parents[2]
 STRICT = "BERT_JAX_TEST_STRICT_DEVICES"
@@ -86,6 +89,11 @@ def small_config(dataset: Path, kind: type[PretrainConfig] = PretrainConfig, **o
         **overrides,
     }  # fmt: skip
     return load_config("bert_tiny", {key.replace("__", "."): value for key, value in chosen.items()}, kind=kind)
+
+
+def open_phases(config: PretrainConfig) -> list[Phase]:
+    """Opens the phases of a run on this process's devices."""
+    return phases.open_phases(config, make_mesh(config.mesh))
 
 
 def flags(config_overrides: dict[str, object]) -> list[str]:

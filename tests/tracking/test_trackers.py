@@ -130,10 +130,10 @@ def test_run_logs_time_and_cumulative_counts(logged: tuple[Path, Recorder]):
 
 def test_cumulative_counts_are_sums_over_phases():
     def phase(start: int, stop: int, rows: int, seq_len: int, sequences: float) -> Any:
-        described = SimpleNamespace(
-            start=start, stop=stop, seq_len=seq_len, config=SimpleNamespace(global_batch_size=rows)
-        )
-        return SimpleNamespace(phase=described, train_loader=SimpleNamespace(sequences_a_row=sequences))
+        return SimpleNamespace(
+            start=start, stop=stop, seq_len=seq_len, config=SimpleNamespace(global_batch_size=rows),
+            train_loader=SimpleNamespace(sequences_a_row=sequences),
+        )  # fmt: skip
 
     phases = [phase(0, 10, 4, 128, 1.0), phase(10, 12, 2, 512, 2.5)]
     assert count_seen(phases, 3) == {"tokens_seen": 3 * 4 * 128, "examples_seen": 12}

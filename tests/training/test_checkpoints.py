@@ -16,10 +16,18 @@ from bert_jax.config import load_config
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
+from bert_jax.sections import to_dict
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.training.checkpointer import Checkpointer
-from bert_jax.training.checkpoints import newest_intact, newest_step, open_checkpoint, set_aside, step_folders
-from bert_jax.training.checksums import FILE, DamagedError
+from bert_jax.training.checkpoints import (
+    FILE,
+    DamagedError,
+    newest_intact,
+    newest_step,
+    open_checkpoint,
+    set_aside,
+    step_folders,
+)
 from bert_jax.training.pretrain import plan_state
 from bert_jax.training.state import StateSpec, TrainState
 
@@ -69,13 +77,14 @@ def made_state(spec: StateSpec, step: int) -> TrainState:
 def with_steps(workdir: object, spec: StateSpec, tokenizer: WordPieceTokenizer, *steps: int) -> None:
     checkpointer = opened(workdir, tokenizer)
     for step in steps:
-        checkpointer.save(step, made_state(spec, step), bert_config=MODEL, dataset_hashes=["made"])
+        checkpointer.save(step, made_state(spec, step), MODEL, {"datasets": ["made"]})
         checkpointer.wait()
     checkpointer.close()
 
 
 def opened(workdir: object, tokenizer: WordPieceTokenizer) -> Checkpointer:
-    return Checkpointer(epath.Path(workdir), keep=KEEP, config=CONFIG, tokenizer=tokenizer)
+    description = {"config": to_dict(CONFIG), "tokenizer": tokenizer.to_json()}
+    return Checkpointer(epath.Path(workdir), description, keep=KEEP)
 
 
 def array_files(step: Path, item: str) -> list[Path]:
@@ -166,13 +175,13 @@ def test_resume_falls_back_to_newest_intact_step(
     for file in array_files(workdir / "checkpoints" / "30", item):  # one may hold nothing that is referred to
         DAMAGE[damage](file)
     checkpointer = opened(workdir, tokenizer)
-    step, state = checkpointer.restore(30, spec.abstract)
+    step, state, _ = checkpointer.restore(30, spec.abstract)
     assert (step, int(state.step)) == (20, 20)
     assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["10", "20", "30.damaged"]
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert any("checkpoints/30 " in line for line in warnings)
     assert any("30.damaged" in line for line in warnings)
-    checkpointer.save(30, made_state(spec, 30), bert_config=MODEL, dataset_hashes=["made"])
+    checkpointer.save(30, made_state(spec, 30), MODEL, {"datasets": ["made"]})
     checkpointer.close()
     assert newest_step(epath.Path(workdir)).name == "30"
 
@@ -240,7 +249,7 @@ def test_a_step_that_lacks_an_item_is_named_and_skipped(
     assert lacks is None or lacks in caplog.text
     checkpointer = opened(workdir, tokenizer)
     assert checkpointer.restore(30, spec.abstract)[0] == 30
-    checkpointer.save(31, made_state(spec, 31), bert_config=MODEL, dataset_hashes=["made"])
+    checkpointer.save(31, made_state(spec, 31), MODEL, {"datasets": ["made"]})
     checkpointer.close()
     assert open_checkpoint(str(workdir)).path.name == "31"
     assert (workdir / "checkpoints" / "99.damaged").exists()

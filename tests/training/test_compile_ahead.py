@@ -11,7 +11,6 @@ from support.devices import one_device  # noqa: F401
 
 from bert_jax.parallel.host_batches import abstract_batch
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.training.phases import load_phase, open_phases
 from bert_jax.training.pretrain import plan_step, pretrain
 
 
@@ -20,12 +19,12 @@ def test_shapes_of_a_batch_are_those_that_are_compiled_and_an_error_is_raised_by
 ):
     config = helpers.small_config(dataset_dir, gradient_accumulation=2)
     mesh = make_mesh(config.mesh)
-    loaded = load_phase(open_phases(config)[0], mesh)
+    (loaded,) = helpers.open_phases(config)
     host = loaded.train_loader.batch(0, range(config.global_batch_size))
     described = abstract_batch(mesh, host, 2, batch_size=config.global_batch_size)
     assert described == loaded.abstract_batch(mesh)
     assert described["input_ids"].shape == (2, 8, 64)
-    spec, step = plan_step(mesh, loaded.phase, loaded.phase.model)
+    spec, step = plan_step(mesh, loaded, loaded.model)
     monkeypatch.setattr(step, "lower", lambda *_: (_ for _ in ()).throw(ValueError("of the compiler")))
     with ExitStack() as stack:
         step.compile_ahead(spec.abstract, [described], stack)

@@ -24,6 +24,7 @@ class FakeRun:
     def __init__(self, tracer: Any = None, unlogged: dict | None = None, start: int = 0, *, is_finite: bool = True):
         self.saved: list[int] = []
         self.unlogged: list[dict] = []
+        self.sums = unlogged
         self.rows: list[dict] = []
         self.received: Any = None
         self.is_finite = is_finite
@@ -34,7 +35,8 @@ class FakeRun:
             bar=SimpleNamespace(
                 set_postfix_str=lambda text, refresh=True: None, unpause=lambda: None, update=lambda count: None
             ),
-            checkpointer=SimpleNamespace(wait=lambda: None, unlogged=unlogged),
+            checkpointer=SimpleNamespace(wait=lambda: None),
+            stalls=SimpleNamespace(beat=lambda: None),
             check=lambda: None,
             trackers=SimpleNamespace(log=lambda step, row: self.rows.append({"step": step, **row})),
             start=start,
@@ -70,13 +72,19 @@ class FakeRun:
             LIMIT,
         )  # fmt: skip
         log_metrics = loop.LogMetrics(
-            run, throughput, every=log_every, last=stop, extra=lambda step: {}, unlogged=run.checkpointer.unlogged
+            run, throughput, every=log_every, last=stop, extra=lambda step: {}, unlogged=self.sums
         )
         evaluate = loop.Evaluate(
             lambda step, state: self.evaluated.append(step) or {}, every=eval_every,
             is_enough=lambda: self.evaluated[-1] >= enough,
         )  # fmt: skip
-        hooks = [loop.Trace(self.tracer), evaluate, log_metrics, loop.Save(save, every=save_every), *self.hooks]
+        hooks = [
+            loop.Trace(self.tracer),
+            evaluate,
+            log_metrics,
+            loop.Save(save, every=save_every, is_chosen=lambda step: False),
+            *self.hooks,
+        ]
         with jax.transfer_guard("allow"):
             return loop.run_steps(run, steps, np.int32(start), hooks)
 

@@ -1,10 +1,8 @@
 """Milestones: checkpoints that are saved at chosen steps, and never deleted."""
 
 import json
-import logging
 import shutil
 import signal
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +15,7 @@ from support.runs import assert_same_run, train, train_until
 
 from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError
-from bert_jax.training.checkpointer import Milestones, plan_saves, retention
+from bert_jax.training.checkpointer import plan_saves
 from bert_jax.training.checkpoints import open_checkpoint, step_folders
 from bert_jax.training.checks import check_config
 from bert_jax.training.pretrain import pretrain
@@ -86,14 +84,10 @@ def test_run_resumes_from_a_milestone(kept: Path, dataset_dir: Path, tmp_path: P
     assert_same_run(tmp_path / "run", kept)
 
 
-def test_milestones_stay_after_a_resume_with_others(
-    kept: Path, dataset_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_milestones_stay_after_a_resume_with_others(kept: Path, dataset_dir: Path, tmp_path: Path):
     shutil.copytree(kept, tmp_path / "run")
     run(dataset_dir, tmp_path / "run", 8, checkpoint__milestones=(2, 5, 7))
     assert steps_of(tmp_path / "run") == [0, 3, 4, 5, 7, 8]
-    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert [record.args[1:] for record in warnings if record.module == "checkpointer"] == [(1, 2)]  # one: step 2
     run(dataset_dir, tmp_path / "run", 11)
     assert steps_of(tmp_path / "run") == [0, 3, 4, 5, 7, 11]
 
@@ -150,7 +144,7 @@ def test_steps_as_they_are_typed(text: str, expected: tuple[int, ...]):
         ({"milestones": "-1"}, r"checkpoint\.milestones=.*-1"),
         ({"milestones": "1.5"}, r"checkpoint\.milestones=.*1\.5"),
         ({"milestones": "True,"}, r"checkpoint\.milestones=.*True"),
-        ({"milestones": "10,101"}, r"checkpoint\.milestones=.*101.*total_steps=100"),
+        ({"milestones": "10,101"}, r"checkpoint\.milestones: .*101.*total_steps=100"),
         ({"milestone_every_steps": "-1"}, r"checkpoint\.milestone_every_steps=-1"),
         ({"milestone": "5"}, r"checkpoint\.milestone.*checkpoint\.milestones"),
         ({"keep_period": "5"}, r"checkpoint\.keep_period.*checkpoint\.milestone_every_steps"),
@@ -182,15 +176,5 @@ def test_saves_are_planned(tmp_path: Path):
     assert (new.saves, new.milestones, new.kept) == (7, 5, 5)  # kept: 0, 5, 50, 90, 100
     for step in (0, 5, 50, 60):
         (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
-    resumed = plan_saves(config, [100], 60, epath.Path(tmp_path))
+    resumed = plan_saves(config, [100], SimpleNamespace(step=60, milestones=()), epath.Path(tmp_path))
     assert (resumed.saves, resumed.milestones, resumed.kept) == (2, 5, 5)
-
-
-def test_thousands_of_milestones_take_no_time():
-    """Retention lists no folder, and so costs a save nothing."""
-    policy = retention(3, Milestones(frozenset(range(0, 4000, 2)), 0), (), lambda _: None)
-    found = [SimpleNamespace(step=step) for step in range(4000)]
-    began = time.perf_counter()
-    preserved = policy.should_preserve(found, context=None)
-    assert time.perf_counter() - began < 0.5
-    assert [step for step, is_kept in enumerate(preserved) if not is_kept] == list(range(1, 3997, 2))

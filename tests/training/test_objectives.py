@@ -13,9 +13,9 @@ from bert_jax.config import PretrainConfig
 from bert_jax.config_keys import ObjectiveKeys
 from bert_jax.custom_training import Training
 from bert_jax.model.bert import VocabularyProjection
-from bert_jax.training import cross_entropy, evaluation, objectives, pretrain
+from bert_jax.training import evaluation, objectives, pretrain
 
-weighted_cross_entropy = jax.jit(cross_entropy.weighted_cross_entropy)
+weighted_cross_entropy = jax.jit(objectives.weighted_cross_entropy)
 PAPER = objectives.pretraining(nsp=True)
 
 

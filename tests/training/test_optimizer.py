@@ -9,10 +9,9 @@ import pytest
 from support import helpers
 from support.models import initialize
 
-from bert_jax.config import FinetuneConfig, load_config
+from bert_jax.config import load_config
 from bert_jax.config_keys import OptimizerKeys
 from bert_jax.errors import InputError
-from bert_jax.finetuning.finetune import finetune
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.layers import ParameterInfo
 from bert_jax.model.task_heads import BertForTask, TaskHead
@@ -227,26 +226,6 @@ def test_untrained_parts_keep_their_values_and_moments(name: str):
         jax.tree.map(np.testing.assert_array_equal, new, {**all_trained, "pooler": old["pooler"]})
         assert (all_trained["pooler"]["kernel"] != old["pooler"]["kernel"]).any()
     assert after.updates == trained.updates == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "bias_correction", "warnings"), [("lamb", False, 1), ("lamb", True, 0), ("adamw", False, 0)]
-)
-def test_lamb_without_bias_correction_is_warned_of_once(
-    name: str, bias_correction: bool, warnings: int, dataset_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    (tmp_path / "file").touch()
-    chosen = {"optimizer__name": name, "optimizer__bias_correction": bias_correction}
-    with pytest.raises(InputError, match=f"--workdir={tmp_path / 'file'}: "):
-        pretrain(helpers.small_config(dataset_dir, **chosen), str(tmp_path / "file"))
-    finetuning = [("optimizer.name", name), ("optimizer.bias_correction", str(bias_correction)), ("init", "nowhere")]
-    with pytest.raises(InputError, match="nowhere"):
-        finetune(
-            load_config("finetune/text", [*finetuning, ("data.path", "nowhere")], kind=FinetuneConfig),
-            str(tmp_path / "run"),
-        )
-    warned = [record for record in caplog.records if "optimizer.bias_correction=False" in record.getMessage()]
-    assert [record.levelname for record in warned] == ["WARNING"] * 2 * warnings
 
 
 def test_clipped_gradients_are_those_of_optax():

@@ -19,9 +19,9 @@ from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import VocabularyProjection
 from bert_jax.parallel.host_batches import put_batch
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.training import cross_entropy, objectives
-from bert_jax.training.cross_entropy import predictions_per_chunk, projected_cross_entropy
+from bert_jax.training import objectives
 from bert_jax.training.evaluation import make_eval_step
+from bert_jax.training.objectives import predictions_per_chunk, projected_cross_entropy
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.training.state import describe_state
 from bert_jax.training.train_step import make_train_step
@@ -210,8 +210,8 @@ class Step:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch):
     """Sets chunks of at most 8 predictions."""
-    monkeypatch.setattr(cross_entropy, "CHUNK_PREDICTIONS", 8)
-    monkeypatch.setattr(cross_entropy, "CHUNK_BYTES", 0)
+    monkeypatch.setattr(objectives, "CHUNK_PREDICTIONS", 8)
+    monkeypatch.setattr(objectives, "CHUNK_BYTES", 0)
 
 
 @functools.cache

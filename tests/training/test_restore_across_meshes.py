@@ -11,6 +11,7 @@ from etils import epath
 from bert_jax.config import load_config
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
+from bert_jax.sections import to_dict
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.training.checkpointer import Checkpointer
 from bert_jax.training.checkpoints import open_checkpoint
@@ -75,12 +76,14 @@ def test_a_state_comes_back_on_any_mesh(before, after, vocabulary_file: Path, tm
     moments = jax.tree.map(lambda p: p + 1, state.parameters)
     state.optimizer_state[1].mu.update(jax.device_put(moments, spec.moments))
     expected = jax.device_get(state)
-    checkpointer = Checkpointer(epath.Path(tmp_path), keep=1, config=config, tokenizer=tokenizer)
-    checkpointer.save(0, state, bert_config=MODEL, dataset_hashes=["made"])
+    checkpointer = Checkpointer(
+        epath.Path(tmp_path), {"config": to_dict(config), "tokenizer": tokenizer.to_json()}, keep=1
+    )
+    checkpointer.save(0, state, MODEL, {"datasets": ["made"]})
     checkpointer.wait()
     others = jax.live_arrays()  # this state among them, for as long as somebody holds it
     _, spec = spec_on(after)
-    _, restored = checkpointer.restore(0, spec.abstract)
+    _, restored, _ = checkpointer.restore(0, spec.abstract)
     held = bytes_on(jax.devices()[0], without=others)
     checkpointer.close()
     pieces = [math.prod(leaf.sharding.shard_shape(leaf.shape)) * 4 for leaf in jax.tree.leaves(spec.abstract)]

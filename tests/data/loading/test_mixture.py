@@ -16,7 +16,6 @@ from bert_jax.errors import InputError
 from bert_jax.sections import to_dict
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training import run
-from bert_jax.training.phases import open_phases
 from bert_jax.training.pretrain import pretrain
 
 
@@ -195,16 +194,14 @@ def test_incompatible_datasets_are_refused(dataset_dir, vocabulary_file, corpus_
 
 def test_a_mixture_cannot_be_changed_in_a_workdir(dataset_dir, other_dir, tmp_path, monkeypatch):
     before = config([dataset_dir, other_dir])
-    phases = open_phases(before)
+    phases = helpers.open_phases(before)
     tokenizer = phases[0].datasets[0].tokenizer
-    hashes = tuple(phase.dataset_hash for phase in phases)
-    checkpoint = SimpleNamespace(
-        step=4, config=to_dict(before), tokenizer=tokenizer, dataset_hashes=hashes, first_rows=(0, 0)
-    )
+    hashes = phases[-1].dataset_hashes
+    checkpoint = SimpleNamespace(step=4, config=to_dict(before), tokenizer=tokenizer, dataset_hashes=hashes)
     monkeypatch.setattr(run, "newest_intact", lambda folder: checkpoint)
-    assert run.claim_workdir(tmp_path, phases) == 4
+    assert run.claim_workdir(tmp_path, phases) is checkpoint
     with pytest.raises(InputError, match=r"data\.weights"):
-        run.claim_workdir(tmp_path, open_phases(config([dataset_dir, other_dir], data__weights=(1, 2))))
+        run.claim_workdir(tmp_path, helpers.open_phases(config([dataset_dir, other_dir], data__weights=(1, 2))))
 
 
 def test_periods_differ_and_so_do_keys():

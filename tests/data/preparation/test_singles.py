@@ -14,7 +14,6 @@ from bert_jax.data.loading.masking import Masking
 from bert_jax.data.preparation.instances import make_rng, make_singles
 from bert_jax.errors import InputError
 from bert_jax.tracking.metrics import read_metrics
-from bert_jax.training.phases import open_phases
 from bert_jax.training.pretrain import pretrain
 
 
@@ -84,8 +83,8 @@ def test_rows(singles_dir):
 
 def test_pretraining_wants_no_nsp(singles_dir):
     with pytest.raises(InputError, match=r"objective\.nsp=False"):
-        open_phases(helpers.small_config(singles_dir))
-    open_phases(helpers.small_config(singles_dir, objective__nsp=False, data__packing=True))
+        helpers.open_phases(helpers.small_config(singles_dir))
+    helpers.open_phases(helpers.small_config(singles_dir, objective__nsp=False, data__packing=True))
 
 
 @pytest.mark.long

@@ -10,16 +10,16 @@ from support.runs import rows_without_times
 from bert_jax import Training, cli
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
-from bert_jax.training.checkpoint_values import fill_in_from_checkpoint
 from bert_jax.training.checkpoints import Checkpoint, open_checkpoint
+from bert_jax.training.initialization import fill_in_from_checkpoint
 from bert_jax.training.pretrain import pretrain
 
 
 @pytest.fixture(scope="module")
-def run(init: Checkpoint, domain: Path, dataset_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run on the domain, evaluated on the old domain as well."""
+def run(init: Checkpoint, domain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on the domain."""
     folder = tmp_path_factory.mktemp("run")
-    pretrain(continued.config(domain, init, eval_old_data=dataset_dir), str(folder))
+    pretrain(continued.config(domain, init), str(folder))
     return folder
 
 
@@ -35,11 +35,11 @@ def test_the_sizes_are_those_of_the_checkpoint(run: Path, init: Checkpoint):
     assert saved["objective"]["nsp"] is True
 
 
-def test_both_domains_are_evaluated_before_and_after(run: Path):
+def test_domain_is_evaluated_before_and_after(run: Path):
     found = evaluations(run)
     assert list(found) == [0, 2, 4]
     for scores in found.values():
-        assert {"mlm_loss", "nsp_loss", "old_mlm_loss", "old_nsp_accuracy", "old_unigram_loss"} <= scores.keys()
+        assert {"mlm_loss", "nsp_loss", "unigram_loss"} <= scores.keys()
     assert found[4]["mlm_loss"] < found[0]["mlm_loss"]
     assert found[0]["tokens_seen"] == 0
 
@@ -149,18 +149,3 @@ def test_dry_run_plans_the_checkpoints_model(
     assert plan["memory_bytes"]["parameters"] < 4_000_000
     assert cli.main([*arguments, "--config.model.hidden_size=64"]) == 2
     assert "hidden_size=48" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("problem", ["vocabulary", "length", "split"])
-def test_unsuitable_old_data_is_refused(
-    problem: str, domain: Path, init: Checkpoint, vocabulary: list[str], corpus_file: Path, vocabulary_file: Path,
-    tmp_path: Path,
-):  # fmt: skip
-    other = vocabulary_file
-    if problem == "vocabulary":
-        other = tmp_path / "vocab.txt"
-        other.write_text("\n".join([*vocabulary[:-2], vocabulary[-1], vocabulary[-2]]) + "\n")
-    options = {"length": {"seq_len": 128}, "split": {"eval_fraction": 0.0}}.get(problem, {})
-    helpers.prepare_dataset(corpus_file, other, tmp_path / "old", **options)
-    with pytest.raises(InputError, match=f"eval_old_data={tmp_path / 'old'}"):
-        pretrain(continued.config(domain, init, eval_old_data=tmp_path / "old"), str(tmp_path / "run"))

@@ -15,7 +15,6 @@ from bert_jax.errors import InputError
 from bert_jax.model import abstract_parameters
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.training.checkpoints import Checkpoint, open_checkpoint
-from bert_jax.training.evaluation import evaluate_checkpoint
 from bert_jax.training.pretrain import pretrain
 
 FROZEN = {"optimizer__learning_rate": 0.0, "total_steps": 1, "optimizer__warmup_steps": 0, "eval_at_start": False}
@@ -132,24 +131,6 @@ def test_a_vocabulary_that_is_no_extension_is_refused(vocabulary: list[str], ini
     data = continued.write_domain(tmp_path / "domain", other, extended=True)
     with pytest.raises(InputError, match=f"{data} .*{init.path}"):
         pretrain(continued.config(data, init), str(tmp_path / "run"))
-
-
-def test_old_data_may_have_the_old_vocabulary(
-    extended_domain: Path, dataset_dir: Path, init: Checkpoint, tmp_path: Path
-):
-    scores = pretrain(continued.config(extended_domain, init, eval_old_data=dataset_dir, total_steps=2), str(tmp_path))
-    whole = pretrain(
-        continued.config(
-            extended_domain, init, eval_old_data=dataset_dir, total_steps=2, eval_batches=-1, eval_at_start=False
-        ),
-        str(tmp_path / "whole"),
-    )
-    assert evaluate_checkpoint(open_checkpoint(str(tmp_path / "whole")), str(dataset_dir))["mlm_loss"] == pytest.approx(
-        whole["old_mlm_loss"], rel=1e-4
-    )
-    assert scores["old_mlm_loss"] > 0
-    with pytest.raises(InputError, match="eval_old_data"):
-        pretrain(continued.config(dataset_dir, init, eval_old_data=extended_domain), str(tmp_path / "reverse"))
 
 
 def test_the_exported_model_is_that_of_the_run(init: Checkpoint, vocabulary: list[str], tmp_path: Path):

@@ -2,11 +2,10 @@
 
 import json
 import math
-from types import SimpleNamespace
 
 import pytest
 
-from bert_jax.training.checkpointer import NO_MILESTONES, BestStep, retention
+from bert_jax.finetuning.best_step import BestStep
 
 
 def scored(*scores: float, **settings: float) -> BestStep:
@@ -20,8 +19,6 @@ def scored(*scores: float, **settings: float) -> BestStep:
 def test_best_step_is_the_earliest_of_equal_scores():
     best = scored(0.1, 0.7, 0.7, 0.3)
     assert (best.best, best.score) == (20, 0.7)
-    assert [step in best for step in (10, 20, 30)] == [False, True, False]
-    assert [best.best_up_to(step) for step in (9, 10, 25, 40)] == [None, 10, 20, 20]
 
 
 def test_run_without_keep_best_has_no_best_step():
@@ -65,15 +62,3 @@ def test_restored_scores_continue_as_if_never_stopped():
     assert (restored.best, restored.ends_training()) == (10, True)
     restored.restore(None)
     assert restored.best is None
-
-
-def test_best_steps_of_the_newest_checkpoints_are_preserved():
-    best = scored(0.5, 0.4, 0.6, 0.1)
-    found = [SimpleNamespace(step=step) for step in (10, 15, 20, 25, 30, 35, 40)]
-
-    def kept(keep: int) -> list[int]:
-        preserved = retention(keep, NO_MILESTONES, (), best.best_up_to).should_preserve(found, context=None)
-        return [one.step for one, is_kept in zip(found, preserved, strict=True) if is_kept]
-
-    assert kept(1) == [30, 40]
-    assert kept(4) == [10, 25, 30, 35, 40]  # a run that resumes from step 25 needs step 10

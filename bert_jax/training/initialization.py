@@ -1,0 +1,292 @@
+"""Start of a run from the parameters of the CHECKPOINT in `init`: values that it decides, and rows that are new.
+
+A new word's row of the word embeddings is the mean of the rows of its old pieces, and its bias of the masked-LM head is
+the mean of theirs. The embeddings are tied to the output, so that its logit is then, at every position, the mean of the
+logits of its pieces: its unnormalized probability is their geometric mean, at most their arithmetic mean, and a new
+word cannot take more probability than its pieces have. Random rows can take nearly all of it (Hewitt 2021,
+"Initializing New Word Embeddings for Pretrained Language Models").
+
+New positions repeat the old ones, from the first: position P + i has the row of position i, as in Longformer (Beltagy
+et al. 2020, arXiv:2004.05150, section 5). Attention to neighbours, which heads have learned from the differences of
+rows, then works at once everywhere except next to multiples of P.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from jax.sharding import NamedSharding, PartitionSpec
+
+from bert_jax.config_keys import PretrainConfig
+from bert_jax.data.dataset import DatasetInfo
+from bert_jax.errors import InputError
+from bert_jax.files import remote
+from bert_jax.model import BertConfig
+from bert_jax.model.bert import HEADS, Parameters
+from bert_jax.sections import flatten, from_mapping, with_values
+from bert_jax.text.vocabulary_extension import Extension, find_extension
+from bert_jax.training.checkpoints import Checkpoint, newest_intact, open_checkpoint
+from bert_jax.training.checks import data_paths, other_vocabulary_error
+from bert_jax.training.phases import Phase, plan_at, plan_phases
+from bert_jax.training.state import StateSpec, TrainState
+
+log = logging.getLogger(__name__)
+
+_LANGUAGE_MODELS = {False: "mlm", True: "ltr"}  # by `is_decoder`
+# Fields in which the model may differ from the checkpoint: they change no shape and no meaning of a parameter.
+_FREE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
+
+
+# --- Parameters ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Difference of a run's model to the checkpoint that it is initialized from.
+
+    Attributes:
+      old: the sizes of the checkpoint.
+      new: the sizes of the run, with at least as many pieces and positions.
+      words: the new words of the run's vocabulary.
+    """
+
+    old: BertConfig
+    new: BertConfig
+    words: Extension
+
+    def log(self) -> None:
+        """Logs the rows that the run adds, and their initial values."""
+        if self.words.ids:
+            log.info(
+                "Vocabulary: %s new words, %s pieces instead of %s; their embeddings and biases start as the means of "
+                "those of their old pieces",
+                f"{len(self.words.ids):,}", f"{self.new.vocab_size:,}", f"{self.old.vocab_size:,}",
+            )  # fmt: skip
+        before, after = self.old.max_position_embeddings, self.new.max_position_embeddings
+        if after > before:
+            log.info(
+                "Positions: %d instead of %d; the embeddings of positions %d to %d start as copies of those from 0",
+                after, before, before, after - 1,
+            )  # fmt: skip
+
+    def grow(self, parameters: Parameters, shardings: Parameters) -> Parameters:
+        """Returns `parameters` with the tables of the new sizes, sharded as `shardings`; other arrays are unchanged."""
+        result = {part: dict(value) for part, value in parameters.items()}
+        for (part, name), grow in self.programs(shardings).items():
+            result[part][name] = grow(result[part][name])
+        return result
+
+    def programs(self, shardings: Parameters) -> dict[tuple[str, str], Any]:
+        """Returns the jitted functions of the tables that grow, by part of the model and name."""
+        return {
+            (part, name): jax.jit(grow, out_shardings=shardings[part][name])
+            for part, name, grow in self._tables()
+            if part in shardings
+        }
+
+    def loading_shardings(self, shardings: Parameters) -> Parameters:
+        """Returns the shardings in which the old tables are loaded, before they grow.
+
+        An old table need not be divisible by a mesh axis that divides the new one, so its rows are replicated.
+        """
+        result = {part: dict(value) for part, value in shardings.items()}
+        for part, name, _ in self._tables():
+            if part in result:
+                sharding: NamedSharding = result[part][name]
+                result[part][name] = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec[1:]))
+        return result
+
+    def _tables(self) -> list[tuple[str, str, Callable[[jax.Array], jax.Array]]]:
+        """Returns the part, the name and the function of each table that grows."""
+        tables: list[tuple[str, str, Callable[[jax.Array], jax.Array]]] = []
+        if self.words.ids:
+            tables = [("embeddings", "word", self._grow_words), ("mlm_head", "output_bias", self._grow_words)]
+        if self.new.max_position_embeddings > self.old.max_position_embeddings:
+            tables.append(("embeddings", "position", self._grow_positions))
+        return tables
+
+    def _grow_words(self, table: jax.Array) -> jax.Array:
+        """Maps the rows [V, ...] of the old pieces, with V padded, to those of the new vocabulary."""
+        places, weights = _piece_weights(self.words)
+        kept = table[: self.old.vocab_size]
+        shape = (-1,) + (1,) * (table.ndim - 1)
+        means = sum(
+            (weight.reshape(shape) * table[place] for place, weight in zip(places, weights, strict=True)),
+            start=jnp.zeros((len(self.words.ids), *table.shape[1:]), table.dtype),
+        )
+        grown: Any = jnp.zeros((self.new.padded_vocab_size, *table.shape[1:]), table.dtype)
+        result: jax.Array = grown.at[: self.old.vocab_size].set(kept).at[np.array(self.words.ids)].set(means)
+        return result
+
+    def _grow_positions(self, table: jax.Array) -> jax.Array:
+        """Maps the rows [P, D] of the old positions to more, which repeat them."""
+        return table[jnp.arange(self.new.max_position_embeddings) % self.old.max_position_embeddings]
+
+
+def _piece_weights(words: Extension) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the pieces of N words, and their weights in the mean: int32 and float32 [most pieces, N].
+
+    Places after a word's last piece have piece 0 and weight 0.
+    """
+    most = max(map(len, words.pieces))
+    places = np.zeros((most, len(words.ids)), np.int32)
+    weights = np.zeros(places.shape, np.float32)
+    for word, pieces in enumerate(words.pieces):
+        places[: len(pieces), word] = pieces
+        weights[: len(pieces), word] = 1 / len(pieces)
+    return places, weights
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """A checkpoint to initialize a run from, and the growth of its parameters."""
+
+    checkpoint: Checkpoint
+    growth: Growth
+
+
+def open_init(phases: Sequence[Phase]) -> WarmStart:
+    """Opens the checkpoint that a run with these phases is initialized from, `init` of its config.
+
+    The datasets' vocabulary may extend that of the checkpoint, and the model may have more positions.
+
+    Raises InputError if its vocabulary or sizes differ otherwise; and if it lacks a head that the run trains, and
+    `init_missing_heads` is False.
+    """
+    config, model, dataset = phases[0].config, phases[0].model, phases[0].datasets[0]
+    checkpoint = open_checkpoint(config.init)
+    words = find_extension(checkpoint.tokenizer, dataset.tokenizer)
+    if words is None:
+        raise other_vocabulary_error(checkpoint, dataset)
+    check_sizes(checkpoint, {name: value for name, value in model.to_dict().items() if name != "vocab_size"})
+    trained = HEADS if any(phase.config.objective.nsp for phase in phases) else ("mlm_head",)
+    missing = [head for head in trained if head not in checkpoint.heads]
+    if missing and not config.init_missing_heads:
+        raise InputError(
+            f"init={checkpoint.path}: has no {', '.join(missing)}; set init_missing_heads=True to initialize them "
+            "randomly" + (", or objective.nsp=False" if "mlm_head" not in missing else "")
+        )
+    return WarmStart(checkpoint, Growth(checkpoint.bert_config, model, words))
+
+
+def check_sizes(checkpoint: Checkpoint, sizes: Mapping[str, Any], *, source: str = "init") -> None:
+    """Raises InputError if fields of BertConfig contradict those of the checkpoint, which the key `source` named."""
+    saved = checkpoint.bert_config.to_dict()
+    different = [
+        f"objective.lm={_LANGUAGE_MODELS[saved[name]]} (here objective.lm={_LANGUAGE_MODELS[value]})"
+        if name == "is_decoder" else f"{name}={saved[name]!r} (here model.{name}={value!r})"
+        for name, value in sizes.items()
+        if value != saved[name] and name not in _FREE
+        and not (name == "max_position_embeddings" and value > saved[name])
+    ]  # fmt: skip
+    if different:
+        raise InputError(f"{source}={checkpoint.path}: was trained with {', '.join(different)}; set the same values")
+
+
+def initialize_from(checkpoint: Checkpoint, spec: StateSpec, growth: Growth | None = None) -> TrainState:
+    """Makes a new state with the checkpoint's parameters, at step 0 with zero moments.
+
+    Parts that the checkpoint lacks, a head or a task's output, are initialized randomly. The parameters first grow by
+    `growth`, if any.
+    """
+    parts: Collection[str] = spec.abstract.parameters
+    shared = [part for part in parts if part in ("embeddings", "encoder", *checkpoint.heads)]
+    shardings = {part: spec.shardings.parameters[part] for part in shared}
+    loaded = checkpoint.load_parameters(growth.loading_shardings(shardings) if growth else shardings, parts=shared)
+    log.info("Initialized from the parameters of %s", checkpoint.path)
+    if growth:
+        growth.log()
+        loaded = growth.grow(loaded, shardings)
+    if missing := [part for part in parts if part not in loaded]:
+        log.info("Initialized randomly from the seed: %s", ", ".join(missing))
+    return spec.make(loaded)
+
+
+# --- Values of a config that a checkpoint decides: -1 for a number and "auto" for a text, as in configs/continue.py
+
+AUTO = "auto"
+_WARMUP = "optimizer.warmup_steps"
+
+
+def fill_in_from_checkpoint(config: PretrainConfig, workdir: epath.Path | None = None) -> PretrainConfig:
+    """Returns the config with the sizes and the objective of the checkpoint in `init`, where it leaves them open.
+
+    The sizes are those of the checkpoint, with as many positions as the longest sequence of the datasets if those are
+    more. NSP is trained if the checkpoint was trained with it, and every dataset has pairs. A run that resumes in
+    `workdir` has the values and the finished warm-up that it began with, and needs no `init`.
+
+    Raises InputError if no checkpoint is given, for a value of the config that contradicts it, and if `workdir` holds a
+    fine-tuning run.
+    """
+    before = newest_intact(workdir) if workdir is not None else None
+    if before is not None:
+        if before.task is not None:
+            raise InputError(f"--workdir={workdir}: holds a fine-tuning run; choose another folder")
+        config = _keep_warmup(config, before)
+        if not config.init:
+            config = with_values(config, {"init": before.config["init"]})
+    open_keys = [
+        key for key, value in flatten(config)
+        if value in (-1, AUTO) and key.startswith(("model.", "objective.")) and key != "model.vocab_size"
+    ]  # fmt: skip
+    if not open_keys:
+        return config
+    if before is not None:
+        saved = dict(flatten(from_mapping(type(config), before.config)))
+        return with_values(config, {key: saved[key] for key in open_keys})
+    if not config.init:
+        raise InputError(
+            f"init is not set, which {', '.join(open_keys[:3])}{' ...' if open_keys[3:] else ''} are taken from; pass "
+            "--config.init=CHECKPOINT, such as the output of `bert-jax import`"
+        )
+    checkpoint = open_checkpoint(config.init)
+    given = {key: value for key, value in flatten(config.model) if f"model.{key}" not in open_keys}
+    given.pop("vocab_size")
+    if "objective.lm" not in open_keys:
+        given["is_decoder"] = config.objective.lm == "ltr"
+    check_sizes(checkpoint, given)
+    values = _checkpoint_values(checkpoint, config)
+    filled = with_values(config, {key: values[key] for key in open_keys})
+    log.info(
+        "As in %s: %d layers of %d with %d heads, %d positions; objective.lm=%s, objective.nsp=%s",
+        checkpoint.path, filled.model.num_hidden_layers, filled.model.hidden_size, filled.model.num_attention_heads,
+        checkpoint.bert_config.max_position_embeddings, filled.objective.lm, filled.objective.nsp,
+    )  # fmt: skip
+    return filled
+
+
+def _keep_warmup(config: PretrainConfig, before: Checkpoint) -> PretrainConfig:
+    """Returns the config with the warm-up of a run that resumes after it: a run does not warm up again."""
+    began, now = before.config["optimizer"]["warmup_steps"], config.optimizer.warmup_steps
+    if config.optimizer.restart_schedule or began == now or not began <= before.step:
+        return config
+    log.info("%s=%d instead of %d: the warm-up of %s is over", _WARMUP, began, now, before.path)
+    return with_values(config, {_WARMUP: began})
+
+
+def _checkpoint_values(checkpoint: Checkpoint, config: PretrainConfig) -> dict[str, Any]:
+    """Returns the values of all keys that a checkpoint may decide."""
+    sizes = checkpoint.bert_config.to_dict()
+    lm = "ltr" if sizes.pop("is_decoder") else "mlm"
+    plans = plan_phases(config)
+    paths = [path for plan in plans if plan.config.data.path for path in data_paths(plan.config)]
+    datasets = [DatasetInfo.read(remote.parse_path(path)) for path in paths]
+    lengths = [*(plan.config.data.seq_len for plan in plans), *(info.seq_len for info in datasets)]
+    sizes["max_position_embeddings"] = max(sizes["max_position_embeddings"], *lengths)
+    has_pairs = all(info.options.get("pairs") != "none" for info in datasets)
+    return {
+        **{f"model.{name}": value for name, value in sizes.items()},
+        "objective.lm": lm, "objective.nsp": _trains_nsp(checkpoint) and has_pairs,
+    }  # fmt: skip
+
+
+def _trains_nsp(checkpoint: Checkpoint) -> bool:
+    """Returns whether a checkpoint was trained with NSP: by its config; an imported one by its heads."""
+    if checkpoint.config and checkpoint.task is None:
+        return bool(plan_at(from_mapping(PretrainConfig, checkpoint.config), checkpoint.step).config.objective.nsp)
+    return {"pooler", "nsp_head"} <= {*checkpoint.heads} and not checkpoint.bert_config.is_decoder
