@@ -100,8 +100,9 @@ def test_pretrain_warns_of_such_a_dataset_at_its_start(tokenizer, tmp_path, capl
         path = corpus(tmp_path / f"{name}.txt", unknown)
         preparing_module.prepare([path], tokenizer, str(tmp_path / name), options, allow_unk=1.0)
         caplog.clear()
-        with caplog.at_level(logging.WARNING), pytest.raises(InputError, match=r"mesh|devices"):
-            pretrain(helpers.small_config(tmp_path / name, mesh__data=3), str(tmp_path / "run"))
+        (tmp_path / "file").touch()
+        with caplog.at_level(logging.WARNING), pytest.raises(InputError, match="is a file"):
+            pretrain(helpers.small_config(tmp_path / name), str(tmp_path / "file"))
         found = [record.getMessage() for record in caplog.records if "[UNK]" in record.getMessage()]
         assert len(found) == (name == "bad")
         assert all(str(tmp_path / "bad") in line for line in found)

@@ -107,5 +107,5 @@ def test_without_the_package_the_command_that_installs_it_is_named(monkeypatch, 
 
 
 def test_an_address_without_a_name_is_refused():
-    with pytest.raises(InputError, match="hf://datasets/OWNER/NAME/PATH"):
+    with pytest.raises(InputError, match="hf://: no bucket name"):
         remote.parse_path("hf://")

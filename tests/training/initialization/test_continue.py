@@ -146,6 +146,6 @@ def test_dry_run_plans_the_checkpoints_model(
     assert cli.main(arguments) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["total_steps"] == load_config("continue").total_steps
-    assert plan["memory_bytes"]["parameters"] < 4_000_000
+    assert plan["memory"]["parameter_bytes"] < 4_000_000
     assert cli.main([*arguments, "--config.model.hidden_size=64"]) == 2
     assert "hidden_size=48" in capsys.readouterr().err
