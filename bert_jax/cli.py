@@ -23,18 +23,19 @@ from bert_jax.runtime.background_errors import show_background_errors
 from bert_jax.runtime.malloc import tune_malloc
 from bert_jax.subcommands import data_commands, listing_commands, model_commands, training_commands
 
-_PATH_ERRORS = {  # errno of a bad path given by the user
-    errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EROFS,
-}  # fmt: skip
-
+_PATH_ERRORS = (FileNotFoundError, PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError)
+_DISK_ERRORS = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)]
 _HOME = re.compile(r"^(--[\w.-]+=)~(?=/|$)")
-
-log = logging.getLogger(__name__)
-
 _INTERRUPTED = 130
-
 _COMPUTING = {"check", "pretrain", "evaluate", "finetune", "predict", "study"}
-_IMPORTS_JAX = _COMPUTING | {"fill-mask", "features", "export", "import", "compile"}
+
+_RUN = {
+    name.removeprefix("run_").replace("_", "-"): function
+    for module in (data_commands, listing_commands, model_commands, training_commands)
+    for name, function in vars(module).items()
+    if name.startswith("run_")
+}
+"""The function of each subcommand, such as `run_fill_mask` of "fill-mask"."""
 
 
 def entry_point() -> int:
@@ -43,22 +44,13 @@ def entry_point() -> int:
     if sys.argv[1:2] and sys.argv[1] in _COMPUTING:
         tune_malloc()
     status = main()
-    if _leaves_threads(status):
+    processes = sys.modules.get("bert_jax.runtime.processes")
+    # The end of the interpreter would crash or wait: XLA may still compute, or JAX would wait for lost processes.
+    if (status == _INTERRUPTED and "jax" in sys.modules) or (status and processes and processes.ends_alone()):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
     return status
-
-
-def _leaves_threads(status: int) -> bool:
-    """Returns whether the end of the interpreter would crash or wait because of JAX's threads."""
-    if status == _INTERRUPTED:
-        return "jax" in sys.modules  # XLA may still be compiling or computing
-    if status and "bert_jax.runtime.processes" in sys.modules:
-        from bert_jax.runtime.processes import ends_alone
-
-        return ends_alone()
-    return False
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,8 +60,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for library in ("gcsfs", "fsspec"):  # log an error that they raise, too, with its traceback
         logging.getLogger(library).addHandler(logging.NullHandler())
         logging.getLogger(library).propagate = False
-    if options.command in _IMPORTS_JAX and "jax" not in sys.modules:
-        log.info("Importing JAX")
     try:
         options.run(options)
         return 0
@@ -77,18 +67,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(options.command, str(error), error.exit_status)
     except KeyboardInterrupt:
         return _fail(options.command, "interrupted", _INTERRUPTED)
+    except BrokenPipeError:  # the reader of the pipe, such as `head`, has exited
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except Exception as error:
-        if (disk := _disk_failure(error)) is not None:
-            output = getattr(options, "output", None) or getattr(options, "workdir", None)
-            where = _file_of(error) or (f"output: {output}" if output else "")
-            return _fail(options.command, f"{disk[0]}{f' ({where})' if where else ''}; {disk[1]}", 1)
-        if isinstance(error, BrokenPipeError):  # the reader of the pipe, such as `head`, has exited
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 141
-        if isinstance(error, OSError) and error.errno in _PATH_ERRORS:
-            return _fail(options.command, f"{error.filename or error}: {error.strerror}", 2)
-        if isinstance(error, (FileNotFoundError, PermissionError)):  # of a store
-            return _fail(options.command, f"{type(error).__name__}: {error}", 2)
+        if message := _disk_error(error):
+            return _fail(options.command, f"{message}; free space, or check disk and limits, and run it again", 1)
+        if isinstance(error, _PATH_ERRORS) or getattr(error, "errno", 0) in (errno.ENAMETOOLONG, errno.EROFS):
+            return _fail(options.command, str(error), 2)
         traceback.print_exc()
         return 1
 
@@ -101,64 +87,19 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parse_arguments([_HOME.sub(lambda option: f"{option[1]}{Path.home()}", word) for word in arguments], _RUN)
 
 
-def _fail(command: str, message: str, status: int) -> int:
-    print(f"bert-jax {command}: {' '.join(message.split())}", file=sys.stderr)
-    return status
-
-
-_DISK_FAILURES = {
-    errno.ENOSPC: ("the disk is full", "free space and run it again"),
-    errno.EDQUOT: ("the disk quota is exceeded", "free space or raise the quota, and run it again"),
-    errno.EFBIG: ("a file is larger than the limit", "raise it (`ulimit -f`), and run it again"),
-    errno.EIO: ("the disk failed to read or write", "check it (`dmesg`), and run it again"),
-}
-
-
-def _disk_failure(error: BaseException | None) -> tuple[str, str] | None:
-    """Returns what is wrong with a disk and what to do, None for an error of another cause."""
+def _disk_error(error: BaseException | None) -> str:
+    """Returns the error of a full or failing disk, with its file or what a library says; "" for another cause."""
     while error is not None:
-        for number, failure in _DISK_FAILURES.items():
-            if isinstance(error, OSError) and error.errno == number:
-                return failure
-            if os.strerror(number) in str(error):  # as TensorStore and ArrayRecord say it
-                return failure
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def _file_of(error: BaseException | None) -> str:
-    """Returns the file that an error names, "" without one: those of libraries have a path in quotes in the text."""
-    while error is not None:
-        if isinstance(error, OSError) and error.filename:
-            return os.fsdecode(error.filename)
-        paths = re.findall(r"""["'](/[^"']+)["']""", str(error))
-        if found := [path for path in paths if not path.endswith(".py")]:  # which are those of a worker's traceback
-            result: str = found[0]
-            return result
+        if names := [name for name in _DISK_ERRORS if name in str(error)]:
+            return f"{names[0]} ({getattr(error, 'filename', None) or str(error)[:200]})"
         error = error.__cause__ or error.__context__
     return ""
 
 
-_RUN = {
-    "check": training_commands.run_check,
-    "vocab": data_commands.run_vocab,
-    "prepare": data_commands.run_prepare,
-    "inspect": data_commands.run_inspect,
-    "pretrain": training_commands.run_pretrain,
-    "evaluate": model_commands.run_evaluate,
-    "finetune": training_commands.run_finetune,
-    "predict": model_commands.run_predict,
-    "study": training_commands.run_study,
-    "fill-mask": model_commands.run_fill_mask,
-    "features": model_commands.run_features,
-    "export": model_commands.run_export,
-    "import": model_commands.run_import,
-    "compile": training_commands.run_compile,
-    "report": listing_commands.run_report,
-    "configs": listing_commands.run_configs,
-    "completion": listing_commands.run_completion,
-}
-"""The function of each subcommand."""
+def _fail(command: str, message: str, status: int) -> int:
+    print(f"bert-jax {command}: {' '.join(message.split())}", file=sys.stderr)
+    return status
+
 
 if __name__ == "__main__":
     sys.exit(entry_point())

@@ -121,9 +121,8 @@ NOT_RUN = {
 }
 
 
-@pytest.mark.parametrize("options", [[], ["-p", "xdist", "-n", "1"]], ids=["alone", "xdist"])
-def test_summary_lists_skipped_tests_and_the_commands_that_run_them(options: list[str], tmp_path: Path):
-    done = run_pytest(tmp_path, SKIPS, "-m", "not long and not slurm", *options)
+def test_summary_lists_skipped_tests_and_the_commands_that_run_them(tmp_path: Path):
+    done = run_pytest(tmp_path, SKIPS, "-m", "not long and not slurm")
     assert done.returncode == 0, done.stdout
     lines = {line.strip() for line in done.stdout.splitlines()}
     assert lines >= NOT_RUN, done.stdout
