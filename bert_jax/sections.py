@@ -87,7 +87,7 @@ def _converted(kind: Any, value: Any) -> Any:
             raise ValueError
         return tuple(_item(inner[0], number, one) for number, one in enumerate(values))
     if origin is abc.Mapping:
-        return {_converted(inner[0], key): _converted(inner[1], one) for key, one in dict(value).items()}
+        return {_converted(inner[0], key): _item(inner[1], key, one) for key, one in dict(value).items()}
     if kind is bool and not isinstance(value, bool):
         return {"true": True, "1": True, "false": False, "0": False}[str(value).lower()]
     if kind is int:
@@ -97,6 +97,8 @@ def _converted(kind: Any, value: Any) -> Any:
         return int(number)
     if kind is float and not isinstance(value, bool):
         return float(value)
+    if kind is Any:
+        return value
     if isinstance(kind, type) and issubclass(kind, Section) and isinstance(value, Mapping):
         return from_mapping(kind, value)
     if kind is str and isinstance(value, os.PathLike):
@@ -106,11 +108,11 @@ def _converted(kind: Any, value: Any) -> Any:
     return value
 
 
-def _item(kind: Any, number: int, value: Any) -> Any:
+def _item(kind: Any, name: object, value: Any) -> Any:
     try:
         return _converted(kind, value)
     except InputError as error:
-        raise InputError(f"{number}.{error}") from error
+        raise InputError(f"{name}.{error}") from error
 
 
 def _names(kind: Any) -> list[str]:

@@ -3,7 +3,6 @@
 Imports the standard library alone: `setup.py` runs this file before any package is installed.
 """
 
-import re
 import warnings
 from collections.abc import Iterable
 
@@ -12,6 +11,7 @@ REQUIREMENTS = (
     "etils[epath]>=1.10,<2",
     "flax>=0.12.5,<0.13",
     "fsspec",
+    "grain>=0.2.18,<0.3",
     "jax>=0.10,<0.13",
     "matplotlib>=3.8.4,<4",
     "ml_collections>=1.0,<2",
@@ -19,6 +19,7 @@ REQUIREMENTS = (
     "plotly>=6.0,<8",
     "optax>=0.2.6,<0.3",
     "orbax-checkpoint>=0.11.30,<0.13",
+    "packaging",
     "pyarrow>=18.0,<27",
     "PyYAML>=6.0.3,<7",
     "protobuf>=5.29,<8",
@@ -44,33 +45,20 @@ def check_installed(requirements: Iterable[str] = REQUIREMENTS) -> None:
     """
     from importlib import metadata
 
-    for requirement in requirements:
-        name, lowest, above = _parse(requirement)
-        if name not in CHECKED_AT_IMPORT:
+    from packaging.requirements import Requirement
+    from packaging.version import Version
+
+    for text in requirements:
+        requirement = Requirement(text)
+        if requirement.name not in CHECKED_AT_IMPORT:
             continue
         try:
-            found = metadata.version(name)
+            found = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
             continue
-        fix = f"expected {requirement}; run: pip install '{requirement}'"
-        if _release(found) < _release(lowest):
-            raise ImportError(f"{name} {found} is not supported: {fix}")
-        if _release(found) >= _release(above):
-            warnings.warn(f"{name} {found} has not been tested: {fix}", stacklevel=3)
-
-
-def _parse(requirement: str) -> tuple[str, str, str]:
-    """Splits "flax>=0.12.5,<0.13" into its name, the lowest version and the exclusive upper bound."""
-    match = re.fullmatch(r"([\w-]+)(?:\[\w+\])?(?:>=([\d.]+),<([\d.]+))?", requirement)
-    assert match, requirement
-    name, lowest, above = match.groups()
-    return name, lowest or "0", above or "9999"
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """Returns the numbers of "0.12.0.dev1" as (0, 12), without zeros at the end and whatever follows them."""
-    numbers = re.match(r"\d+(?:\.\d+)*", version)
-    release = [int(number) for number in numbers[0].split(".")] if numbers else []
-    while release and release[-1] == 0:
-        release.pop()
-    return tuple(release)
+        if requirement.specifier.contains(Version(found).base_version):
+            continue
+        fix = f"expected {text}; run: pip install '{text}'"
+        if any(one.operator == ">=" and Version(found) < Version(one.version) for one in requirement.specifier):
+            raise ImportError(f"{requirement.name} {found} is not supported: {fix}")
+        warnings.warn(f"{requirement.name} {found} has not been tested: {fix}", stacklevel=3)

@@ -272,7 +272,7 @@ def _open_dataset(path: Path) -> None:
     from bert_jax.data.dataset import PreparedDataset
 
     dataset = PreparedDataset(str(path.parent))
-    dataset.read_blocks("train", np.arange(1))
+    dataset.instances("train", np.arange(1))
 
 
 def _read_lengths(path: Path) -> None:
@@ -281,22 +281,20 @@ def _read_lengths(path: Path) -> None:
     PreparedDataset(str(path.parent)).lengths("train")
 
 
-def _block(path: Path) -> None:
-    from bert_jax.data.records import decode_block
+def _record(path: Path) -> None:
+    from bert_jax.data.records import decode
 
     try:
-        decode_block(path.read_bytes(), len(VOCABULARY))
+        decode([path.read_bytes()], len(VOCABULARY))
     except ValueError as error:  # its refusal; the reader of a shard adds the shard's name
         raise InputError(str(error)) from error
 
 
-def _blocks() -> list[bytes]:
-    from bert_jax.data.records import encode_block, make_headers
+def _records() -> list[bytes]:
+    from bert_jax.data.records import make_headers
 
-    ids = np.arange(5, 25, dtype=np.uint16)
-    lengths = np.array([10, 10])
-    headers = make_headers(np.arange(2, dtype=np.uint64), lengths // 2, lengths // 2, np.zeros(2, np.uint8))
-    return [encode_block(headers, [ids.tobytes()])]
+    headers = make_headers(np.arange(1), np.array([5]), np.array([5]), np.zeros(1, np.uint8))
+    return [headers.tobytes() + np.arange(5, 15, dtype=np.uint16).tobytes()]
 
 
 def _metrics(path: Path) -> None:
@@ -368,7 +366,7 @@ TARGETS = {
     "dataset: lengths": Target(
         "train-lengths.npy", lambda: [_dataset()["train-lengths.npy"]], _read_lengths, _write_dataset
     ),
-    "dataset: block of instances": Target("block", _blocks, _block),
+    "dataset: record of an instance": Target("record", _records, _record),
     "metrics.jsonl": Target("metrics.jsonl", lambda: _encoded(_METRICS), _metrics),
     "report: metrics of pre-training": Target("metrics.jsonl", report_seeds.pretraining, _report),
     "report: metrics of fine-tuning": Target("metrics.jsonl", report_seeds.finetuning, _report),

@@ -7,7 +7,7 @@ import numpy as np
 
 from bert_jax.batch import HostBatch, map_arrays
 from bert_jax.data.dataset import PreparedDataset, SplitInfo
-from bert_jax.data.loading.loader import TrainRows
+from bert_jax.data.loading.loader import PACKED_TOGETHER, TrainRows
 from bert_jax.data.loading.masking import Masking
 from bert_jax.data.loading.packing import pack_lengths
 from bert_jax.data.unknown_tokens import unknown_share
@@ -15,7 +15,6 @@ from bert_jax.errors import InputError
 from bert_jax.text.tokenizer import Tokenizer
 
 MAX_SEQUENCES = 8  # in a row, for the estimate of packing
-_PACKED_TOGETHER = 8192
 _BINS = 8
 _BAR = 40  # characters
 
@@ -56,7 +55,7 @@ def inspect_dataset(path: str, *, samples: int = 3, seed: int = 0) -> dict[str, 
 
 
 def _split(split: SplitInfo, lengths: np.ndarray, seq_len: int) -> dict[str, Any]:
-    sample = lengths[:_PACKED_TOGETHER]
+    sample = lengths[:PACKED_TOGETHER]
     rows = sum(count for count, _ in pack_lengths(sample, seq_len, MAX_SEQUENCES))
     edges = np.unique(np.linspace(0, seq_len, _BINS + 1).astype(np.int64))
     histogram, _ = np.histogram(lengths, np.append(edges[:-1] + 1, seq_len + 1))

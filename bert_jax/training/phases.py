@@ -209,7 +209,6 @@ def _open_phase(plan: Plan, datasets: Sequence[PreparedDataset], model: BertConf
             for phase in before if phase.dataset_hashes[-1] == rows_hash
         ),
         first_rows=[_first_row(source, before) for source in sources],
-        stop=plan.stop,
     )  # fmt: skip
     eval_loader = EvalLoader(
         datasets,

@@ -12,7 +12,7 @@ MODULES = {  # modules that the documentation promises, besides the package itse
     "bert_jax.finetuning.fine_tuned": ("Predictions of a fine-tuned model", ("predict", "evaluate_finetuned")),
     "bert_jax.inference.features": ("Features", ("extract",)),
     "bert_jax.data.dataset": ("Prepared datasets", ("PreparedDataset", "DatasetInfo", "SplitInfo", "Shard")),
-    "bert_jax.data.records": ("Records", ("Instances", "encode_block", "decode_block", "make_headers")),
+    "bert_jax.data.records": ("Records", ("Instances", "decode", "make_headers")),
     "bert_jax.batch": ("Batches", ("Batch",)),
     "bert_jax.model.bert_config": ("Model config", ("BertConfig",)),
     "bert_jax.text.tokenizer": ("Tokenizers", ("Tokenizer",)),

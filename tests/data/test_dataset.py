@@ -1,4 +1,3 @@
-import hashlib
 import json
 import re
 import shutil
@@ -14,11 +13,10 @@ from bert_jax.data.dataset import (
     TOKEN_COUNTS_FILE,
     DatasetInfo,
     PreparedDataset,
-    ShardWriter,
     lengths_file,
 )
-from bert_jax.data.records import BLOCK
 from bert_jax.errors import BertJaxError, InputError
+from bert_jax.files import atomic
 
 
 @pytest.fixture
@@ -33,24 +31,12 @@ def test_reads_in_any_order(dataset_dir):
     dataset = PreparedDataset(str(dataset_dir))
     size = dataset.size("train")
     whole = dataset.instances("train", np.arange(size))
-    assert len(np.unique(whole["instance_ids"])) == size > BLOCK
+    assert len(np.unique(whole["instance_ids"])) == size
     order = np.random.default_rng(0).integers(0, size, 300)
-    for chosen in (order, np.array([size - 1]), np.array([BLOCK, BLOCK - 1, BLOCK])):
+    for chosen in (order, np.array([size - 1]), np.array([7, 6, 7])):
         found = dataset.instances("train", chosen)
         for name, entry in whole.items():
             np.testing.assert_array_equal(found[name], entry[chosen])
-
-
-def test_blocks(dataset_dir):
-    dataset = PreparedDataset(str(dataset_dir))
-    sizes = dataset.block_sizes("train")
-    assert sizes.sum() == dataset.size("train")
-    assert (sizes[:-1] == BLOCK).all()
-    whole = dataset.instances("train", np.arange(dataset.size("train")))["instance_ids"]
-    read = dataset.read_blocks("train", np.array([1, 0, 1]))
-    expected = [whole[BLOCK : BLOCK + sizes[1]], whole[:BLOCK], whole[BLOCK : BLOCK + sizes[1]]]
-    np.testing.assert_array_equal(read.headers["id"], np.concatenate(expected))
-    assert not len(dataset.block_sizes("test"))
 
 
 def test_lengths(dataset_dir):
@@ -64,7 +50,6 @@ def test_sizes(dataset_dir):
     dataset = PreparedDataset(str(dataset_dir))
     assert dataset.size("train") == dataset.info.splits["train"].instances > 0
     assert dataset.size("eval") == dataset.info.splits["eval"].instances > 0
-    assert dataset.size("test") == 0
 
 
 def test_info_round_trip(dataset_dir, tmp_path):
@@ -134,8 +119,8 @@ def edit_info(folder, change):
 
 
 def test_other_format_version(dataset_copy):
-    edit_info(dataset_copy, lambda content: content.update(format_version=1))
-    with pytest.raises(InputError, match=r"dataset\.json.*format_version=1\b"):
+    edit_info(dataset_copy, lambda content: content.update(format_version=2))
+    with pytest.raises(InputError, match=r"dataset\.json.*\b2\b"):
         PreparedDataset(str(dataset_copy))
 
 
@@ -147,7 +132,7 @@ def test_other_format_version(dataset_copy):
         lambda text: "[]",
         lambda text: "null",
         lambda text: "{}",
-        lambda text: '{"format_version": 2}',
+        lambda text: '{"format_version": 1}',
         lambda text: text.replace('"seq_len": 64', '"seq_len": 65'),
         lambda text: text.replace('"sha256"', '"sha255"'),
         lambda text: text.replace('"splits"', '"slips"'),
@@ -182,6 +167,11 @@ def test_changed_vocabulary(dataset_copy):
         PreparedDataset(str(dataset_copy))
 
 
+def read_array(folder, name):
+    dataset = PreparedDataset(folder)
+    return dataset.token_counts() if name == TOKEN_COUNTS_FILE else dataset.lengths("train")
+
+
 @pytest.mark.parametrize("content", [None, b"", b"\x93NUMPY\x01\x00", b"something else"])
 @pytest.mark.parametrize("name", [TOKEN_COUNTS_FILE, lengths_file("train")])
 def test_damaged_arrays(dataset_copy, name, content):
@@ -189,22 +179,8 @@ def test_damaged_arrays(dataset_copy, name, content):
     path.unlink()
     if content is not None:
         path.write_bytes(content)
-    dataset = PreparedDataset(str(dataset_copy))
     with pytest.raises(InputError, match=name):
-        dataset.token_counts() if name == TOKEN_COUNTS_FILE else dataset.lengths("train")
-
-
-def test_shard_writer_renames_on_close(tmp_path):
-    folder = epath.Path(tmp_path)
-    writer = ShardWriter(folder / "train.array_record")
-    writer.write(b"one")
-    writer.write(b"two")
-    assert [path.name for path in tmp_path.iterdir()] == ["train.array_record.partial"]
-    shard = writer.close(7)
-    assert [path.name for path in tmp_path.iterdir()] == ["train.array_record"]
-    assert (shard.file, shard.instances) == ("train.array_record", 7)
-    assert shard.digest == hashlib.blake2b(b"onetwo", digest_size=16).hexdigest()
-    assert shard.bytes == (tmp_path / "train.array_record").stat().st_size
+        read_array(str(dataset_copy), name)
 
 
 def test_the_documented_example_opens_it_with_grain(dataset_dir, tmp_path, monkeypatch):
@@ -215,7 +191,7 @@ def test_the_documented_example_opens_it_with_grain(dataset_dir, tmp_path, monke
     names: dict = {}
     exec(example, names)
     dataset = PreparedDataset(str(dataset_dir))
-    assert sum(len(block) for block in names["blocks"]) == dataset.size("train")
+    assert len(names["records"]) == dataset.size("train")
     first = dataset.instances("train", np.array([0]))
     length = names["header"]["len_a"]
     assert names["segment_a"].tolist() == first["input_ids"][0, 1 : 1 + length].tolist()
@@ -225,12 +201,59 @@ def test_the_documented_example_opens_it_with_grain(dataset_dir, tmp_path, monke
 def test_lengths_of_another_split_are_refused(dataset_copy):
     path = dataset_copy / lengths_file("train")
     np.save(path, np.load(path)[:-1])
-    with pytest.raises(InputError, match=r"train-lengths\.npy: .*[0-9a-f]{32}.*[0-9a-f]{32}"):
+    with pytest.raises(InputError, match=r"train-lengths\.npy: damaged"):
         PreparedDataset(str(dataset_copy)).lengths("train")
 
 
-def test_a_block_with_another_count_is_refused(dataset_copy):
+def test_ids_and_lengths_out_of_range_are_refused(dataset_copy):
+    """Devices clamp indices without an error."""
+    indices = np.arange(20)
     dataset = PreparedDataset(str(dataset_copy))
-    dataset._blocks["train"][0] -= 1
-    with pytest.raises(BertJaxError, match=r"train-0.*\bblock 0\b.*\d+"):
-        dataset.read_blocks("train", np.array([0]))
+    dataset.tokenizer.vocab_size = 20
+    with pytest.raises(InputError, match="token id"):
+        dataset.instances("train", indices)
+    dataset = PreparedDataset(str(dataset_copy))
+    object.__setattr__(dataset.info, "seq_len", 8)
+    with pytest.raises(InputError, match="a sequence of"):
+        dataset.instances("train", indices)
+
+
+# --- In a store -------------------------------------------------------------------------------------------------
+
+URL = "gs://bucket/data"
+
+
+@pytest.fixture
+def there(dataset_dir, store, tmp_path, monkeypatch):
+    """The dataset in a store, and an empty cache."""
+    for path in dataset_dir.iterdir():
+        store.put(f"data/{path.name}", path.read_bytes())
+    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_a_dataset_in_a_store_is_copied_once(there, dataset_dir, store, monkeypatch):
+    local, remote = PreparedDataset(str(dataset_dir)), PreparedDataset(URL)
+    indices = np.arange(local.size("train"))
+    for name, entry in local.instances("train", indices).items():
+        np.testing.assert_array_equal(remote.instances("train", indices)[name], entry)
+    np.testing.assert_array_equal(remote.lengths("eval"), local.lengths("eval"))
+    monkeypatch.setattr(atomic, "download", lambda *_, **__: pytest.fail("downloaded again"))
+    assert PreparedDataset(URL).info == local.info
+
+
+def test_a_corrupt_download_is_reported_and_not_kept(there, dataset_dir, store):
+    shard = shard_of(dataset_dir)
+    content = shard.read_bytes()
+    store.put(f"data/{shard.name}", content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(BertJaxError, match=f"{shard.name}: corrupt download"):
+        PreparedDataset(URL)
+    store.put(f"data/{shard.name}", content)
+    PreparedDataset(URL)
+
+
+def test_a_missing_shard_in_a_store_is_named(there, dataset_dir, store):
+    shard = shard_of(dataset_dir)
+    store.delete(f"data/{shard.name}")
+    with pytest.raises(InputError, match=f"{shard.name}: not found"):
+        PreparedDataset(URL)

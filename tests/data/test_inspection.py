@@ -13,7 +13,6 @@ from bert_jax.data.inspection import inspect_dataset, join_tokens, render
 from bert_jax.data.loading.loader import TrainRows
 from bert_jax.data.loading.masking import Masking, prediction_counts
 from bert_jax.data.loading.packing import pack_lengths
-from bert_jax.data.records import decode_block
 from bert_jax.text.wordpiece import WordPieceTokenizer
 
 
@@ -86,9 +85,3 @@ def test_report_agrees_with_the_dataset(dataset_dir: Path):
             pieces = [dataset.tokenizer.id_to_token(int(token)) for token in (was, ids[position])]
             assert not weight or f"{{{pieces[0]}>{pieces[1]}}}" in sample["text"]
     assert {sample["b_is"] for sample in report["samples"]} == {"random", "next"}
-
-
-def test_a_record_with_something_after_its_count_is_no_block():
-    assert len(decode_block(bytes(8), 300)) == 0
-    with pytest.raises(ValueError, match=r"block.*\b1\b"):
-        decode_block(bytes(4) + b"\1" + bytes(3), 300)

@@ -1,4 +1,4 @@
-"""Blocks of instances: binary format and layout of rows."""
+"""Records of instances: binary format and layout of rows."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,7 @@ import pytest
 from bert_jax.data.records import (
     RANDOM_NEXT,
     SINGLE,
-    decode_block,
-    encode_block,
-    join,
+    decode,
     make_headers,
     pad_batch,
     sequence_lengths,
@@ -24,20 +22,19 @@ def make_tokenizer(pieces):
 
 
 def encode(pairs, ids, dtype):
-    """Encodes a block of (A, B, label) triples; B is None for a single segment."""
+    """Encodes (A, B, label) triples as records; B is None for a single segment."""
     headers = make_headers(
         np.array(ids, np.uint64),
         np.array([len(a) for a, _, _ in pairs]),
         np.array([len(b or []) for _, b, _ in pairs]),
         np.array([SINGLE if b is None else label * RANDOM_NEXT for _, b, label in pairs]),
     )
-    segments = [np.array(tokens or [], dtype).tobytes() for a, b, _ in pairs for tokens in (a, b)]
-    return encode_block(headers, segments)
+    tokens = [np.array([*a, *(b or [])], dtype).tobytes() for a, b, _ in pairs]
+    return [header.tobytes() + content for header, content in zip(headers, tokens, strict=True)]
 
 
-def laid_out(record, seq_len, tokenizer):
-    instances = decode_block(record, tokenizer.vocab_size)
-    return pad_batch(instances, np.arange(len(instances)), seq_len, tokenizer)
+def laid_out(records, seq_len, tokenizer):
+    return pad_batch(decode(records, tokenizer.vocab_size), seq_len, tokenizer)
 
 
 @pytest.mark.parametrize("vocab_size", [300, 1 << 16, (1 << 16) + 1, 70_000])
@@ -83,11 +80,11 @@ def test_special_ids_in_a_segment_are_text():
 
 def test_bytes():
     """Pins the binary layout of records to `FORMAT_VERSION`."""
-    record = encode([([1, 2, 3], [258], True), ([4], None, False)], [0x0102030405060708, 9], token_dtype(300))
-    headers = (
-        "0807060504030201" + "0300" + "0100" + "0100" + "0000" + "0900000000000000" + "0100" + "0000" + "0200" + "0000"
-    )
-    assert record.hex() == "0200000000000000" + headers + "010002000300" + "0201" + "0400"
+    pair, single = encode(
+        [([1, 2, 3], [258], True), ([4], None, False)], [0x0102030405060708, 9], token_dtype(300)
+    )  # fmt: skip
+    assert pair.hex() == "0807060504030201" + "0300" + "0100" + "0100" + "0000" + "010002000300" + "0201"
+    assert single.hex() == "0900000000000000" + "0100" + "0000" + "0200" + "0000" + "0400"
 
 
 def test_one_segment():
@@ -104,22 +101,15 @@ def test_one_segment():
 @pytest.mark.parametrize(
     "spoil", [lambda r: r[:5], lambda r: r[:-2], lambda r: r + b"xx", lambda r: r[:-1], lambda r: b"\xff" * 40]
 )
-def test_invalid_blocks_are_refused(spoil):
-    record = encode([([1, 2], [3], False)], [1], token_dtype(300))
-    with pytest.raises(ValueError, match=r"block.*\d"):
-        decode_block(spoil(record), 300)
+def test_invalid_records_are_refused(spoil):
+    good, bad = encode([([1, 2], [3], False)] * 2, [1, 2], token_dtype(300))
+    with pytest.raises(ValueError, match=r"record.*\d"):
+        decode([good, spoil(bad)], 300)
 
 
-def test_blocks_joined():
-    dtype, tokenizer = token_dtype(300), make_tokenizer(300)
-    pairs = [([1, 2], [3], False), ([4], [5, 6], True), ([7], [8], False)]
-    one = laid_out(encode(pairs, [1, 2, 3], dtype), 8, tokenizer)
-    parts = [decode_block(encode(pairs[:1], [1], dtype), 300), decode_block(encode(pairs[1:], [2, 3], dtype), 300)]
-    joined = join(parts)
-    assert sequence_lengths(joined.headers).tolist() == [6, 6, 5]
-    other = pad_batch(joined, np.array([2, 0, 1]), 8, tokenizer)
-    for name in one:
-        np.testing.assert_array_equal(other[name], one[name][[2, 0, 1]])
+def test_lengths_of_sequences():
+    records = encode([([1, 2], [3], False), ([4], [5, 6], True), ([7], None, False)], [1, 2, 3], token_dtype(300))
+    assert sequence_lengths(decode(records, 300).headers).tolist() == [6, 6, 3]
 
 
 def test_longest_sequence():

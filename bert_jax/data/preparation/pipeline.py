@@ -32,12 +32,19 @@ from etils import epath
 
 from bert_jax.data.corpora import corpus
 from bert_jax.data.corpora.standard_input import STDIN, spooled
-from bert_jax.data.dataset import INFO_FILE, TOKEN_COUNTS_FILE, DatasetInfo, SplitInfo, lengths_file
-from bert_jax.data.file_digests import array_digest
+from bert_jax.data.dataset import (
+    INFO_FILE,
+    TOKEN_COUNTS_FILE,
+    DatasetInfo,
+    SplitInfo,
+    array_bytes,
+    digest,
+    lengths_file,
+)
 from bert_jax.data.preparation.corpus_hints import warn_of_random_pairs, warn_of_short_documents
 from bert_jax.data.preparation.filters import repeated_lines
 from bert_jax.data.preparation.options import MAX_SHARE, PrepareOptions
-from bert_jax.data.preparation.scratch_folder import TEMPORARY, locked, save_array, scratch_folder, scratch_path, sync
+from bert_jax.data.preparation.scratch_folder import TEMPORARY, locked, scratch_folder, scratch_path, sync
 from bert_jax.data.preparation.shards import BuildTask, Built, build, finished_shard, shard_ranges
 from bert_jax.data.preparation.sorted_runs import SortedRun, TokenizeTask, finished_runs, tokenize
 from bert_jax.data.preparation.worker_pool import Result, Task, map_tasks
@@ -317,10 +324,7 @@ def _describe(splits: dict[str, list[Built]], tokenizer: Tokenizer, options: Pre
         options=options.as_recorded(),
         splits={split: _split_info(buckets) for split, buckets in splits.items()},
         dropped=_dropped(splits),
-        files={
-            **{bucket.shard.file: bucket.file_digest for buckets in splits.values() for bucket in buckets},
-            **{name: array_digest(array) for name, array in _arrays(splits).items()},
-        },
+        arrays={name: digest(array_bytes(array)) for name, array in _arrays(splits).items()},
     ).with_hash()
 
 
@@ -353,8 +357,7 @@ def _publish(
     with ThreadPoolExecutor(16) as pool:  # threads, because copies of remote files wait for the network
         list(pool.map(lambda name: _move(shards[name], folder / name), shards))
     for name, array in _arrays(splits).items():
-        with atomic.whole_file(folder / name) as file:
-            save_array(file, array)
+        atomic.write_whole(folder / name, array_bytes(array))
     atomic.write_whole(folder / tokenizer.vocabulary_file, tokenizer.vocabulary_bytes())
     if not remote.is_remote(folder):
         sync(Path(os.fspath(folder)))

@@ -2,26 +2,26 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from etils import epath
+from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 
-from bert_jax.data.dataset import Shard, ShardWriter
-from bert_jax.data.file_digests import file_digest
+from bert_jax.data.dataset import Shard, file_digest
 from bert_jax.data.hashing import key_from, random_bits
 from bert_jax.data.preparation.filters import filter_documents
 from bert_jax.data.preparation.instances import make_pairs, make_rng, make_singles
 from bert_jax.data.preparation.options import PrepareOptions
 from bert_jax.data.preparation.scratch_folder import load_array, read_finished, save_array, write_finished
 from bert_jax.data.preparation.sorted_runs import SortedRun, hash_range_of
-from bert_jax.data.records import BLOCK, RANDOM_NEXT, SINGLE, encode_block, make_headers, sequence_lengths
+from bert_jax.data.records import RANDOM_NEXT, SINGLE, make_headers, sequence_lengths
 from bert_jax.text.tokenizer import token_dtype
 
-_VERSION = 2  # of the format of a shard and its .shard.json
+_VERSION = 3  # of the format of a shard and its .shard.json
+_WRITER_OPTIONS = "group_size:16"  # records compressed and read together: fewer make larger files, more slower reads
 
 
 def eval_threshold(runs: Sequence[SortedRun], fraction: float) -> int:
@@ -101,11 +101,10 @@ class BuildTask:
 class Built:
     """Finished shard with statistics: `lengths` uint16 [N] of sequences, `token_counts` int64 [V] of documents.
 
-    `dropped` counts filtered documents and lines by rule; `file_digest` is the digest of the shard's bytes.
+    `dropped` counts filtered documents and lines by rule.
     """
 
     shard: Shard
-    file_digest: str
     documents: int
     sentences: int
     tokens: int
@@ -215,7 +214,6 @@ def build(task: BuildTask) -> Built:
     shard, lengths = _write_shard(task, bucket.tokens, all_ids, all_spans)
     built = Built(
         shard=shard,
-        file_digest=file_digest(task.path),
         documents=len(bucket.documents),
         sentences=sum(len(document) - 1 for document in bucket.documents),
         tokens=sum(document[-1] - document[0] for document in bucket.documents),
@@ -252,11 +250,21 @@ def _write_shard(task: BuildTask, tokens: np.ndarray, ids: np.ndarray, spans: np
     flags = np.full(len(spans), SINGLE) if task.options.pairs == "none" else spans[:, 4] * RANDOM_NEXT
     headers = make_headers(ids[order], len_a, len_b, flags)
     data = np.ascontiguousarray(tokens).data.cast("B")
-    writer = ShardWriter(epath.Path(task.path))
-    for first in range(0, len(spans), BLOCK):
-        segments: list[memoryview] = []
-        for a_start, a_stop, b_start, b_stop, _ in (spans[first : first + BLOCK] * tokens.itemsize).tolist():
-            segments += (data[a_start:a_stop], data[b_start:b_stop])
-        writer.write(encode_block(headers[first : first + BLOCK], segments))
-    shard = writer.close(len(spans))
-    return replace(shard, file=task.file), sequence_lengths(headers).astype(np.uint16)
+    partial = task.path.with_name(f"{task.path.name}.partial")
+    try:
+        writer = ArrayRecordWriter(str(partial), _WRITER_OPTIONS)
+        for header, (a_start, a_stop, b_start, b_stop, _) in zip(
+            headers, (spans * tokens.itemsize).tolist(), strict=True
+        ):
+            writer.write(b"".join((header.tobytes(), data[a_start:a_stop], data[b_start:b_stop])))
+        writer.close()
+        reader = ArrayRecordReader(str(partial))
+        count = reader.num_records()
+        reader.close()
+    except (RuntimeError, ValueError) as error:
+        raise OSError(f"{task.path}: could not be written ({error})") from error
+    if count != len(spans):
+        raise OSError(f"{task.path}: got {count} records on disk, expected {len(spans)}")
+    partial.replace(task.path)
+    shard = Shard(task.file, len(spans), task.path.stat().st_size, file_digest(task.path))
+    return shard, sequence_lengths(headers).astype(np.uint16)

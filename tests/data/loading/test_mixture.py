@@ -70,28 +70,19 @@ def test_the_rows_of_earlier_runs_stay_where_they_were():
     assert numbers.tolist() == [2046, 1226, 1227, 818, 2047, 819, 2048, 2049, 820, 821, 2050, 822]
 
 
-def test_a_small_source_does_not_delay_the_reading_ahead(dataset_dir, other_dir):
-    large, small = (SimpleNamespace(
-        size=size, window_rows=min(size, 32_768), is_sorted=True, max_sequences=1, real_share=0.5,
-        dataset=SimpleNamespace(size=lambda split, size=size: size, info=SimpleNamespace(hash=str(size))),
-    ) for size in (10_000_000, 20_000))  # fmt: skip
-    alone, both = (TrainLoader(sources, seed=0, global_batch_size=256) for sources in ([large], [large, small]))
-    assert both._steps_ahead == pytest.approx(alone._steps_ahead, abs=1)
-
-
-def rows_of(folder, seed=0, row_order=2):
-    return TrainRows(PreparedDataset(str(folder)), seed=seed, masking=Masking(10), row_order=row_order)
+def rows_of(folder, seed=0):
+    return TrainRows(PreparedDataset(str(folder)), seed=seed, masking=Masking(10))
 
 
 def test_each_source_in_its_own_epochs(dataset_dir, other_dir):
-    sources = [rows_of(dataset_dir, row_order=1), rows_of(other_dir, row_order=1)]
+    sources = [rows_of(dataset_dir), rows_of(other_dir)]
     loader = TrainLoader(sources, seed=0, global_batch_size=64, weights=(0.5, 0.5))
     steps = 2 * sources[1].size // 32
     batches = [loader.batch(step) for step in range(steps)]
     seen = np.concatenate([batch["next_sentence_labels"] for batch in batches])
     assert seen.shape == (64 * steps, 1)
     first, second = loader.epochs(steps)
-    assert second == pytest.approx(2, abs=0.1)
+    assert second == pytest.approx(2, abs=0.2)
     assert first == pytest.approx(second * sources[1].size / sources[0].size, rel=0.1)
     # The rows are the sources' own, each in its order.
     mixed = np.concatenate([batch["input_ids"] for batch in batches])

@@ -65,7 +65,7 @@ def read_again(inputs, tokenizer, output, caplog, **options):
         ((shards, "save_array"), 4),
         ((sorted_runs, "save_array"), 3),
         ((scratch_folder, "write_whole"), 0),
-        ((prepare_module, "save_array"), 0),
+        ((prepare_module, "array_bytes"), 0),
         ((prepare_module, "_move"), 2),
     ],
 )
