@@ -213,13 +213,18 @@ class ObjectiveKeys(Section):
     static_masks: NotNegative = 0  # k: each instance has only k different masks; 0: new ones every epoch.
 
 
+def _are_weights(weights: str | tuple[float, ...]) -> bool:
+    return not isinstance(weights, str) or re.fullmatch(r"size\*\*(0|1|0?\.[0-9]+|1\.0+)", weights) is not None
+
+
 @dataclass(frozen=True)
 class PretrainDataKeys(DataKeys):
     """Prepared datasets and their rows."""
 
     path: str = ""  # The folder of a prepared dataset, or several, separated by commas.
-    # Shares of the datasets in the rows, such as (0.8, 0.2); (): proportional to their sizes.
-    weights: tuple[float, ...] = ()
+    # Shares of the datasets in the rows, such as (0.8, 0.2), or size**0.7: proportional to a power of their sizes, from
+    # 0 to 1; (): proportional to their sizes.
+    weights: Annotated[str | tuple[float, ...], Must("numbers, or size**0.7", _are_weights)] = ()
     # Tokens per row; -1: as the dataset was prepared, which any other number must equal.
     seq_len: PositiveOrOpen = -1
     # Maximum predictions per sequence; -1: round(objective.mask_rate * its length), at least 1.

@@ -135,20 +135,22 @@ def check_attention(
 
 
 def data_paths(config: PretrainConfig) -> list[str]:
-    """Returns the folders in `data.path`. Raises InputError for none, an empty one between commas, or a duplicate."""
+    """Returns the folders in `data.path`. Raises InputError for none, and for an empty one between commas."""
     paths = [path.strip() for path in config.data.path.split(",")]
     if not config.data.path:
         raise InputError("data.path is not set; pass --config.data.path=DIR, the output of `bert-jax prepare`")
-    if "" in paths or len(set(paths)) < len(paths):
-        raise InputError(
-            f"data.path={config.data.path}: expected folders separated by commas, without empty or duplicate ones"
-        )
+    if "" in paths:
+        raise InputError(f"data.path={config.data.path}: expected folders separated by commas, without empty ones")
     return paths
 
 
 def check_mixture(config: PretrainConfig, datasets: Sequence[PreparedDataset]) -> None:
     """Raises InputError if the datasets of a run, its weights and its objective do not match."""
-    weights = config.data.weights
+    hashes = [dataset.info.hash for dataset in datasets]
+    if len({*hashes}) < len(hashes):
+        same = [str(dataset.folder) for dataset in datasets if hashes.count(dataset.info.hash) > 1]
+        raise InputError(f"data.path={config.data.path}: {' and '.join(same)} are the same dataset; name it once")
+    weights = () if isinstance(config.data.weights, str) else config.data.weights
     if weights and len(weights) != len(datasets):
         raise InputError(f"data.weights={weights}: expected {len(datasets)} weights, one for each dataset in data.path")
     if not all(0 < weight < math.inf for weight in weights):

@@ -197,12 +197,15 @@ def _open_phase(plan: Plan, datasets: Sequence[PreparedDataset], model: BertConf
     hashes = [dataset.info.hash for dataset in datasets]
     rows_hash = hashes[0]
     if len(hashes) > 1 or config.data.packing:
-        rows_hash = f"{key_from(*hashes, *config.data.weights, max_sequences):016x}"
+        rows_hash = f"{key_from(*hashes, config.data.weights, max_sequences):016x}"
+    weights = config.data.weights
+    if isinstance(weights, str):
+        weights = tuple(source.size ** float(weights.removeprefix("size**")) for source in sources)
     train_loader = TrainLoader(
         sources,
         seed=config.seed,
         global_batch_size=config.global_batch_size,
-        weights=tuple(config.data.weights),
+        weights=weights,
         first_step=plan.start,
         first_row=sum(
             (phase.stop - phase.start) * phase.config.global_batch_size

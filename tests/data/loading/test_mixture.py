@@ -1,5 +1,6 @@
 """Mixtures of datasets: shares, epochs of each dataset, and refused combinations."""
 
+import shutil
 import signal
 from types import SimpleNamespace
 
@@ -160,6 +161,8 @@ def test_a_mixed_and_packed_run_resumes_to_the_bit(dataset_dir, other_dir, tmp_p
     ("overrides", "message"),
     [
         ({"data__weights": (1, 2, 3)}, r"data\.weights=\(1\.0, 2\.0, 3\.0\): .*\b2 "),
+        ({"data__weights": "size**2"}, r"data\.weights=size\*\*2: must be .*size\*\*0\.7"),
+        ({"data__weights": "sizes"}, r"data\.weights=sizes: "),
         ({"data__weights": (1, 0)}, r"data\.weights=\(1\.0, 0\.0\): "),
         ({"data__weights": (1, "x")}, r"data\.weights=\(1, 'x'\): "),
         ({"data__max_sequences": 0}, r"data\.max_sequences=0: "),
@@ -224,3 +227,21 @@ def test_sequences_a_row_and_share_of_real_tokens_are_those_of_the_batches(datas
     assert loader.sequences_a_row > 1.2
     assert batch["sequence_ids"].max(axis=1).mean() == pytest.approx(loader.sequences_a_row, rel=0.05)
     assert (batch["sequence_ids"] > 0).mean() == pytest.approx(loader.real_share, rel=0.02)
+
+
+def test_weights_may_be_a_power_of_the_sizes(dataset_dir, other_dir):
+    shares = {}
+    for power in ("0", "0.5", "1"):
+        (phase,) = helpers.open_phases(config([dataset_dir, other_dir], data__weights=f"size**{power}"))
+        rows = phase.train_loader.next_rows(1000)
+        shares[power] = rows[0] / sum(rows)
+    first, second = (PreparedDataset(str(folder)).size("train") for folder in (dataset_dir, other_dir))
+    assert shares["0"] == pytest.approx(0.5, abs=0.01)
+    assert shares["0.5"] == pytest.approx(first**0.5 / (first**0.5 + second**0.5), abs=0.01)
+    assert shares["1"] == pytest.approx(first / (first + second), abs=0.01)
+
+
+def test_one_dataset_under_two_paths_is_refused(dataset_dir, tmp_path):
+    shutil.copytree(dataset_dir, tmp_path / "copy")
+    with pytest.raises(InputError, match=f"{dataset_dir} and {tmp_path / 'copy'} are the same dataset"):
+        helpers.open_phases(config([dataset_dir, tmp_path / "copy"]))
