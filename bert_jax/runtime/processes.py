@@ -27,7 +27,10 @@ _FAILURE = "bert_jax/failure"
 
 def _is_one_of_several(environment: Mapping[str, str]) -> bool:
     """Returns whether a launcher that JAX supports has started several processes."""
-    tasks = int(environment.get("SLURM_NTASKS", "1"))
+    tasks_text = environment.get("SLURM_NTASKS", "1")
+    if not re.fullmatch("[0-9]{1,9}", tasks_text):
+        raise InputError(f"SLURM_NTASKS={tasks_text}: expected a number, such as 1; unset it outside of Slurm")
+    tasks = int(tasks_text)
     is_slurm = tasks > 1 and "SLURM_PROCID" in environment
     if is_slurm and "SLURM_STEP_NODELIST" not in environment:  # in a batch script, which Slurm starts once
         hint = f"use srun, or --ntasks=1 --cpus-per-task={tasks} for one process with as many cores"

@@ -125,6 +125,7 @@ def test_stop_signal_to_one_process_stops_all_at_one_step_and_one_process_resume
             {"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0", "JAX_COORDINATOR_ADDRESS": "127.0.0.1"},
             r"JAX_COORDINATOR_ADDRESS=127\.0\.0\.1 .*HOST:PORT",
         ),
+        ({"SLURM_NTASKS": "x", "SLURM_PROCID": "0"}, "SLURM_NTASKS=x: expected"),
         ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, "SLURM_NTASKS=8: .*srun.* --ntasks=1 --cpus-per-task=8"),
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, "JAX_COORDINATOR_ADDRESS: Open MPI 5 .*HOST:PORT"),
     ],
