@@ -70,7 +70,7 @@ def events_of(workdir: Path) -> EventAccumulator:
     return events
 
 
-def test_tensorboard_has_scalars_and_hyperparameters(tmp_path: Path):
+def test_tensorboard_has_scalars_hyperparameters_and_samples(tmp_path: Path):
     config = dict(flatten(load_config("bert_tiny")))
     with closing(TensorBoard(epath.Path(tmp_path), 0)) as tracker:
         tracker.log_config(config)
@@ -81,6 +81,9 @@ def test_tensorboard_has_scalars_and_hyperparameters(tmp_path: Path):
     assert [(event.wall_time, event.step, event.value) for event in events.Scalars("train/loss")] == [(100.0, 3, 2.5)]
     assert [(event.step, event.value) for event in events.Scalars("eval/loss")] == [(3, 2.0)]
     assert events.Tags()["scalars"] == ["train/loss", "eval/loss"]
+    [sample] = events.Tensors("samples/0")
+    assert (sample.step, sample.wall_time) == (3, 102.0)
+    assert b"[MASK]" in sample.tensor_proto.string_val[0]
     assert events.PluginTagToContent("hparams").keys() == {"_hparams_/session_start_info"}
     assert "tensorflow" not in sys.modules
 
@@ -223,5 +226,6 @@ def test_wandb_gets_the_run_and_a_resumed_run_continues_it(tmp_path: Path, monke
                 item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
             })  # fmt: skip
     assert [(row["_step"], row["train/loss"], row["eval/loss"]) for row in history] == [(2, 2.5, 2.0), (6, 2.5, 2.0)]
-    assert not any("samples" in name for row in history for name in row)  # sentences of the eval split
+    assert [row["samples/nrows"] for row in history] == [1, 1]
+    assert "train/time" not in history[0]
     assert configs == [0.125, 0.125]
