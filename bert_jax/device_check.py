@@ -25,7 +25,7 @@ from bert_jax.config import PretrainConfig, load_config
 from bert_jax.custom_training import Training
 from bert_jax.data.preparation.options import PrepareOptions
 from bert_jax.data.preparation.pipeline import prepare
-from bert_jax.errors import BertJaxError, InputError, Interrupted
+from bert_jax.errors import BertJaxError, InputError, Interrupted, NotBegun
 from bert_jax.files import remote
 from bert_jax.files.provenance import software
 from bert_jax.runtime.preemption import StopSignal
@@ -75,6 +75,8 @@ def check_devices(workdir: str | None = None) -> Iterator[PartResult]:
       InputError: several processes have no workdir.
       Interrupted: a stop signal was received while a part trained.
     """
+    if workdir == "":
+        raise InputError("--workdir is empty; expected a folder, or no --workdir for a temporary one")
     if joined() and not workdir:
         raise InputError("--workdir: required with several processes; use a folder that all see, such as gs://...")
     with tempfile.TemporaryDirectory(prefix="bert-jax-check-") as temporary:
@@ -93,8 +95,8 @@ def _run_part(part: Callable[..., str], config: PretrainConfig, folder: epath.Pa
     began, ok = time.perf_counter(), True
     try:
         message = part(config, folder)
-    except Interrupted:
-        raise
+    except Interrupted as error:
+        raise NotBegun(f"{part.__name__}: stopped by a signal; a check keeps nothing, run it again") from error
     except Exception as error:  # of any library: it is the result
         ok, message = False, f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
         if not is_first():

@@ -111,6 +111,8 @@ class DatasetInfo(Section):
             info = from_mapping(cls, content)
             if {*info.splits} != {*SPLITS} or {*info.arrays} != {TOKEN_COUNTS_FILE, *map(lengths_file, SPLITS)}:
                 raise ValueError("splits or arrays are missing")
+            if not info.tokenizer.keys() >= {"kind", "sha256", "vocab_size"}:
+                raise ValueError("tokenizer: fields are missing")
         except InputError as error:
             raise error if str(path) in str(error) else InputError(f"{path}: {error}") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -157,6 +159,8 @@ class PreparedDataset:
         self.tokenizer = open_described(str(self._local / vocabulary), dict(info.tokenizer))
         if self.tokenizer.sha256 != info.tokenizer["sha256"]:
             raise InputError(f"{self.folder / vocabulary}: sha256 is not that of {INFO_FILE}; restore the vocabulary")
+        is_copy = remote.is_remote(self.folder)
+        self._way_out = "delete it, to copy it again" if is_copy else "copy or prepare the dataset again"
         self._ends = {name: np.cumsum([shard.instances for shard in split.shards], dtype=np.int64)
                       for name, split in info.splits.items()}  # fmt: skip
         self._reader = functools.lru_cache(_MAX_OPEN)(functools.partial(_open_reader, self._local))
@@ -181,7 +185,7 @@ class PreparedDataset:
     def _array(self, name: str) -> np.ndarray:
         content = (self._local / name).read_bytes()
         if digest(content) != self.info.arrays[name]:
-            raise InputError(f"{self.folder / name}: damaged; copy or prepare the dataset again")
+            raise InputError(f"{self._local / name}: damaged; {self._way_out}")
         result: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
         return result
 
@@ -200,8 +204,8 @@ class PreparedDataset:
             try:
                 found = self._reader(shards[number].file).read(inside.tolist())
             except (RuntimeError, ValueError, IndexError) as error:
-                file = self.folder / shards[number].file
-                raise BertJaxError(f"{file}: cannot be read ({error}); copy or prepare the dataset again") from error
+                file = self._local / shards[number].file
+                raise BertJaxError(f"{file}: cannot be read ({error}); {self._way_out}") from error
             for place, record in zip(places.tolist(), found, strict=True):
                 records[place] = record
         try:
@@ -243,8 +247,9 @@ def _local_copy(folder: epath.Path, name: str, files: Sequence[str], shards: Seq
                 if file in digests and file_digest(path) != digests[file]:
                     raise BertJaxError(f"{folder / file}: corrupt download; run the command again")
 
-            if file in sizes and not (local / file).exists():
-                atomic.download(folder / file, local / file, size=sizes[file], check=check)
+            copy = local / file
+            if file in sizes and not (copy.exists() and copy.stat().st_size == sizes[file]):
+                atomic.download(folder / file, copy, size=sizes[file], check=check)
 
         with open(local / ".lock", "w") as lock, ThreadPoolExecutor(_DOWNLOADS) as threads:
             fcntl.flock(lock, fcntl.LOCK_EX)

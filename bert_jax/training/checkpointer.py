@@ -120,7 +120,7 @@ class Checkpointer:
         """Starts saving `state`; the arrays are copied off the devices before this returns.
 
         `position` has what a run needs to go on: `datasets`, the hash of each phase that has started, `unlogged`, the
-        result of `LogMetrics.unlogged`, and entries of the caller. It may name `step` itself as kept.
+        result of `LogMetrics.unlogged`, and entries of the caller, such as its milestones.
         """
         for function in self._before_save:
             function()

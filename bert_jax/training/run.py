@@ -102,7 +102,7 @@ def open_run(
         write_json(folder / CONFIG_FILE, to_dict(config))
         stack.callback(tracking.close)
         files += [MetricsFile(folder, start), TensorBoard(folder, start)]
-        services += open_wandb(config.tracking.wandb_project, config.tracking.wandb_entity, folder)
+        services += _open_wandb(config.tracking.wandb_project, config.tracking.wandb_entity, folder)
         tracking.log_config(dict(flatten(config)))
     checkpointer.before_each_save(lock.confirm)
     checkpointer.before_each_save(tracking.flush)
@@ -118,7 +118,7 @@ def open_run(
     return Run(folder, mesh, checkpointer, tracking, stop, stalls, tracer, bars, bar, start, total)
 
 
-def open_wandb(project: str, entity: str, folder: epath.Path) -> list[Tracker]:
+def _open_wandb(project: str, entity: str, folder: epath.Path) -> list[Tracker]:
     """Returns the tracker of a project of W&B, if there is one and it can be reached: a resumed run must not wait."""
     try:
         return [WeightsAndBiases(project, entity, folder)] if project else []

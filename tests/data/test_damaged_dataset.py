@@ -78,7 +78,7 @@ def test_few_shards_are_open_at_a_time(several_shards, monkeypatch):
     ("key", "value"),
     [
         ("seq_len", "64"), ("seq_len", 0), ("seq_len", 40_000), ("seed", None), ("splits", {}),
-        ("tokenizer", None), ("dropped", 3), ("arrays", {}), ("splits.train.shards", {}),
+        ("tokenizer", None), ("tokenizer", {}), ("dropped", 3), ("arrays", {}), ("splits.train.shards", {}),
         ("splits.train.documents", -1), ("splits.train.shards.0.file", "../x"), ("splits.train.shards.0.bytes", "x"),
     ],
 )  # fmt: skip

@@ -252,6 +252,19 @@ def test_a_corrupt_download_is_reported_and_not_kept(there, dataset_dir, store):
     PreparedDataset(URL)
 
 
+def test_a_truncated_copy_is_made_again_and_a_damaged_one_is_named(there, dataset_dir, store):
+    name = shard_of(dataset_dir).name
+    PreparedDataset(URL)
+    (copy,) = there.glob(f"datasets/*/{name}")
+    content = copy.read_bytes()
+    copy.write_bytes(content[:-5])
+    dataset = PreparedDataset(URL)
+    assert copy.read_bytes() == content
+    copy.write_bytes(bytes(byte ^ 0xFF for byte in content))
+    with pytest.raises(BertJaxError, match=f"{copy}: cannot be read .*; delete it"):
+        dataset.instances("train", np.arange(dataset.size("train")))
+
+
 def test_a_missing_shard_in_a_store_is_named(there, dataset_dir, store):
     shard = shard_of(dataset_dir)
     store.delete(f"data/{shard.name}")
