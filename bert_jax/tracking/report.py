@@ -27,8 +27,8 @@ MOST_FILLS = 6
 """Evaluations whose fills are shown, the last one among them."""
 _HEADINGS = {PretrainConfig: "Pre-training", FinetuneConfig: "Fine-tuning"}
 _AXES = ("step", "tokens_seen", "hours")
-_NO_SCORES = re.compile(r"split|step|hours|time|.*_seen|(old_)?(data|sequences)")
-_NO_CURVES = re.compile(rf"{_NO_SCORES.pattern}|epoch.*|nonfinite_streak|steps_averaged|examples_.*|old_unigram_.*")
+_NO_SCORES = re.compile(r"split|step|hours|time|.*_seen|data|sequences")
+_NO_CURVES = re.compile(rf"{_NO_SCORES.pattern}|epoch.*|nonfinite_streak|steps_averaged|examples_.*")
 _DASHES = {"training": "solid", "eval": "solid", "dev": "solid", "unigram baseline": "dash"}  # others are dotted
 # No address may be loaded, whatever a file of a run contains. Plotly writes styles and makes images of plots.
 _HEAD = (
