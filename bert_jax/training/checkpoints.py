@@ -89,11 +89,6 @@ class Checkpoint:
     milestones: tuple[int, ...] = ()
     task: dict[str, Any] | None = None  # of a fine-tuned model
 
-    @property
-    def missing_heads(self) -> tuple[str, ...]:
-        """Heads in `HEADS` that the checkpoint lacks."""
-        return tuple(head for head in HEADS if head not in self.heads)
-
     def reference(self) -> dict[str, Any]:
         """Returns `path`, `step` and `digest`, which copies of the checkpoint share, for a provenance record."""
         return {"path": str(self.path), "step": self.step, "digest": fingerprint(self.path)}
