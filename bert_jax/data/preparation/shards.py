@@ -253,10 +253,10 @@ def _write_shard(task: BuildTask, tokens: np.ndarray, ids: np.ndarray, spans: np
     partial = task.path.with_name(f"{task.path.name}.partial")
     try:
         writer = ArrayRecordWriter(str(partial), _WRITER_OPTIONS)
-        for header, (a_start, a_stop, b_start, b_stop, _) in zip(
-            headers, (spans * tokens.itemsize).tolist(), strict=True
-        ):
-            writer.write(b"".join((header.tobytes(), data[a_start:a_stop], data[b_start:b_stop])))
+        header, size = headers.tobytes(), headers.itemsize
+        for number, (a_start, a_stop, b_start, b_stop, _) in enumerate((spans * tokens.itemsize).tolist()):
+            parts = header[number * size : (number + 1) * size], data[a_start:a_stop], data[b_start:b_stop]
+            writer.write(b"".join(parts))
         writer.close()
         reader = ArrayRecordReader(str(partial))
         count = reader.num_records()
