@@ -121,7 +121,11 @@ def main() -> None:
         inside = {"user": user, "folder": folder, "environment": environment}
         run(root, ["sh", "-c", "test $(id -u) != 0 && python -c 'import bert_jax, jax'"], **inside)
         run(root, ["sh", "-c", "echo the ship sees the moon . > text.txt"], **inside)
-        run(root, [*entry_point, "vocab", "--input", "text.txt", "--output", "vocab.txt", "--size", "100"], **inside)
+        run(
+            root,
+            [*entry_point, "vocab", "--input", "text.txt", "--output", "tokenizer.json", "--size", "100"],
+            **inside,
+        )
     except subprocess.CalledProcessError as error:
         print(f"{options.dockerfile}: status {error.returncode} of {error.cmd[-1]}", file=sys.stderr)
         sys.exit(1)

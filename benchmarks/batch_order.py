@@ -5,9 +5,9 @@
     python benchmarks/batch_order.py run --folder=WORK --results=FILE.jsonl
     python benchmarks/batch_order.py table --results=FILE.jsonl
 
-`prepare` takes an encoder in Hugging Face's layout (model.safetensors, config.json, vocab.txt) and writes small tasks:
-samples of STS-B, CoLA, SST-2 and WNUT-17, and pairs made from SQuAD in the way of QNLI. --data has glue/, squad/ and
-wnut17/. An encoder keeps only the word pieces of its task, which changes no score.
+`prepare` takes an encoder in Hugging Face's layout (model.safetensors, config.json, vocab.txt) and writes small
+tasks: samples of STS-B, CoLA, SST-2 and WNUT-17, and pairs made from SQuAD in the way of QNLI. --data has glue/,
+squad/ and wnut17/. An encoder keeps only the word pieces of its task, which changes no score.
 
 `orders` trains nothing. For each order of batches it prints the tokens per example with padding, and the variation of
 labels between batches: the variance of a batch's mean label, and that of its moving average (0.9, as in Adam), as
@@ -128,7 +128,7 @@ def read_task(folder: Path, vocabulary: Path) -> Any:
     from bert_jax.config import FinetuneConfig, load_config
     from bert_jax.finetuning.inputs.batching import Encoding
     from bert_jax.finetuning.task_kinds import TASK_KINDS
-    from bert_jax.text.wordpiece import WordPieceTokenizer
+    from bert_jax.text.conversion import convert_vocabulary
 
     settings: dict[str, object] = {"data.path": folder}
     if folder.name != "wnut17":
@@ -139,7 +139,7 @@ def read_task(folder: Path, vocabulary: Path) -> Any:
         }  # fmt: skip
     name = "finetune/ner" if folder.name == "wnut17" else "finetune/text"
     config = load_config(name, [(key, str(value)) for key, value in settings.items()], kind=FinetuneConfig)
-    tokenizer = WordPieceTokenizer.from_file(str(vocabulary))
+    tokenizer = convert_vocabulary(str(vocabulary))
     return TASK_KINDS[config.task.kind].from_config(config, Encoding(tokenizer, MAX_SEQ_LEN))
 
 

@@ -66,7 +66,7 @@ def prepare(folder: Path, data: Path) -> None:
     """Makes the two vocabularies and the three datasets, unless they exist."""
     general = corpus_files(data, "enwiki", ".jsonl.gz", GENERAL)
     domain = corpus_files(data, "books", ".txt.gz", DOMAIN)
-    old, new = folder / "vocab.txt", folder / "extended.txt"
+    old, new = folder / "tokenizer.json", folder / "extended.json"
     if not old.exists():
         run("vocab", "--input", *general, "--size", VOCABULARY_SIZE, "--output", old)
     if not new.exists():
@@ -113,11 +113,11 @@ def word_losses(checkpoint: Path, texts: dict[str, list[Text]]) -> dict[str, flo
 
 def measure(folder: Path, data: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Returns the rows of the table, and the single values."""
-    from bert_jax.text.vocabulary_record import open_vocabulary
+    from bert_jax.text.tokenizer import read_tokenizer
     from bert_jax.training.checkpoints import open_checkpoint
     from bert_jax.training.evaluation import evaluate_checkpoint
 
-    tokenizers = [open_vocabulary(str(folder / name), cased=False) for name in ("vocab.txt", "extended.txt")]
+    tokenizers = [read_tokenizer(folder / name) for name in ("tokenizer.json", "extended.json")]
     texts = {
         "domain": choose_texts(corpus_files(data, "books", ".txt.gz", DOMAIN_HELD_OUT), tokenizers, TEXTS),
         "old": choose_texts(corpus_files(data, "enwiki", ".jsonl.gz", GENERAL_HELD_OUT), tokenizers, TEXTS),

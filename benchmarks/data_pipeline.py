@@ -54,11 +54,11 @@ def tokenizer_alone(files: list[str], vocab: str, folder: Path) -> dict[str, flo
 
 def prepare(files: list[str], vocab: str, folder: Path) -> dict[str, float]:
     from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
-    from bert_jax.text.wordpiece import WordPieceTokenizer
+    from bert_jax.text.conversion import convert_vocabulary
 
     shutil.rmtree(folder / "ours", ignore_errors=True)
     start = time.process_time()
-    tokenizer = WordPieceTokenizer.from_file(vocab)
+    tokenizer = convert_vocabulary(vocab)
     info = prepare(files, tokenizer, str(folder / "ours"), PrepareOptions(seq_len=SEQ_LEN), workers=1)
     return {
         "count": sum(split.tokens for split in info.splits.values()),

@@ -52,7 +52,7 @@ def prepare(folder: Path, data: Path, task_name: str, model: str, examples: int)
     from bert_jax.model import BertConfig, initialize, parameter_count
     from bert_jax.model.bert import HEADS
     from bert_jax.sections import to_dict
-    from bert_jax.text.wordpiece import WordPieceTokenizer
+    from bert_jax.text.conversion import convert_vocabulary
     from bert_jax.training.checkpoints import open_checkpoint, save_parameters
 
     task = glue.get_task(task_name)
@@ -61,7 +61,7 @@ def prepare(folder: Path, data: Path, task_name: str, model: str, examples: int)
         for row in rows:
             pair = {} if row.text_b is None else {"text_pair": row.text_b}
             file.write(json.dumps({"text": row.text_a, **pair, "label": row.label}) + "\n")
-    tokenizer = WordPieceTokenizer.from_file(str(data / "vocab" / "bert-base-uncased-vocab.txt"))
+    tokenizer = convert_vocabulary(str(data / "vocab" / "bert-base-uncased-vocab.txt"))
     config = BertConfig(**{**to_dict(load_config(model).model), "vocab_size": tokenizer.vocab_size})
     _, parameters = jax.jit(lambda: initialize(config, jax.random.key(0)))()
     save_parameters(

@@ -52,7 +52,7 @@ TRAFFIC = {
 
 def prepare(folder: Path) -> Path:
     """Returns the dataset, prepared if it is missing."""
-    data, vocabulary = folder / "data", folder / "vocab.txt"
+    data, vocabulary = folder / "data", folder / "tokenizer.json"
     if "BERT_JAX_DATA" not in os.environ:
         raise SystemExit("BERT_JAX_DATA is not set; set it to the folder that has corpus/enwiki/*.jsonl.gz")
     text = sorted((Path(os.environ["BERT_JAX_DATA"]) / "corpus" / "enwiki").glob("*.jsonl.gz"))[0]

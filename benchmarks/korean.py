@@ -41,7 +41,7 @@ SENTENCES = (
     "그녀는 대학교를 [MASK] 후 가수가 되었다.",
 )
 MEASURES = (
-    "bert_jax/data/loading", "bert_jax/model", "bert_jax/text/sentences.py", "bert_jax/text/sentencepiece",
+    "bert_jax/data/loading", "bert_jax/model", "bert_jax/text/sentences.py", "bert_jax/text/vocabulary_training.py",
     "bert_jax/text/wordpiece.py", "bert_jax/training/objectives.py",
     "bert_jax/training/optimizer.py", "bert_jax/training/train_step.py",
     "benchmarks/korean.py", "configs/bert_tiny.py",
@@ -95,7 +95,7 @@ def write_articles(source: Path, folder: Path) -> list[str]:
 def make_dataset(folder: Path, kind: str) -> tuple[Path, Path]:
     """Returns the vocabulary and the dataset of a kind, made if missing."""
     name = kind.replace(" --", "_")
-    vocabulary = folder / f"{name}.{'model' if '--kind' in KINDS[kind] else 'txt'}"
+    vocabulary = folder / f"{name}.json"
     data = folder / f"data_{name}"
     if not vocabulary.exists():
         bert_jax("vocab", "--input", folder / "training.jsonl", "--output", vocabulary, "--size", SIZE, *KINDS[kind])
@@ -109,9 +109,9 @@ def make_dataset(folder: Path, kind: str) -> tuple[Path, Path]:
 
 def vocabulary_row(vocabulary: Path, held_out: list[str]) -> dict[str, Any]:
     """Returns what a vocabulary makes of the held-out text."""
-    from bert_jax.text.vocabulary_record import open_vocabulary
+    from bert_jax.text.tokenizer import read_tokenizer
 
-    tokenizer = open_vocabulary(str(vocabulary))
+    tokenizer = read_tokenizer(vocabulary)
     lines = [line for text in held_out for line in text.split("\n")]
     tokens = [token for ids in tokenizer.encode_batch(lines) for token in ids]
     words = [word for line in lines for word in line.split()]

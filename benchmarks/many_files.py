@@ -104,7 +104,7 @@ def call(folder: Path, *words: str) -> dict[str, Any]:
 
 def make_dataset(folder: Path, path: Path, least: int) -> dict[str, Any]:
     """Prepares made-up text as at least so many shards for training."""
-    vocab, text, tokens = folder / "vocab.txt", folder / "text.txt", 1 << 24
+    vocab, text, tokens = folder / "tokenizer.json", folder / "text.txt", 1 << 24
     if not vocab.exists():
         write_text(text, least)
         call(folder, "vocab", f"--input={text}", f"--output={vocab}", "--size=2048")

@@ -22,7 +22,7 @@ from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
 from bert_jax.parallel.host_batches import put_batch
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.conversion import convert_vocabulary
 from bert_jax.training.phases import open_phases
 from bert_jax.training.pretrain import plan_step
 
@@ -48,7 +48,7 @@ def main() -> None:
     options = parser.parse_args()
     record = Record(options.json, MEASURES)
     with tempfile.TemporaryDirectory() as temporary:
-        tokenizer = WordPieceTokenizer.from_file(options.vocab)
+        tokenizer = convert_vocabulary(options.vocab)
         data = str(Path(temporary) / "data")
         prepare(sorted(glob(options.input)), tokenizer, data, PrepareOptions(seq_len=512), workers=2)
         lengths = PreparedDataset(data).lengths("train")

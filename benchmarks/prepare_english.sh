@@ -3,7 +3,7 @@
 #
 #   benchmarks/prepare_english.sh DATA OUTPUT
 #
-# DATA holds corpus/enwiki/*.jsonl.gz and corpus/books/*.txt.gz: 36 M tokens of English. Writes OUTPUT/vocab.txt (8,192
+# DATA holds corpus/enwiki/*.jsonl.gz and corpus/books/*.txt.gz: 36 M tokens of English. Writes OUTPUT/tokenizer.json (8,192
 # pieces), and OUTPUT/data32 and OUTPUT/data128 with sequences of 32 and 128 tokens.
 set -euo pipefail
 
@@ -13,9 +13,9 @@ corpus=("$data/corpus/enwiki/*.jsonl.gz" "$data/corpus/books/*.txt.gz")
 export JAX_PLATFORMS=cpu
 mkdir -p "$out"
 
-[ -e "$out/vocab.txt" ] || bert-jax vocab --input "${corpus[@]}" --documents file --size 8192 --output "$out/vocab.txt"
+[ -e "$out/tokenizer.json" ] || bert-jax vocab --input "${corpus[@]}" --documents file --size 8192 --output "$out/tokenizer.json"
 for length in 32 128; do
   [ -e "$out/data$length/dataset.json" ] ||
-    bert-jax prepare --input "${corpus[@]}" --documents file --vocab "$out/vocab.txt" --output "$out/data$length" \
+    bert-jax prepare --input "${corpus[@]}" --documents file --vocab "$out/tokenizer.json" --output "$out/data$length" \
       --seq_len $length
 done

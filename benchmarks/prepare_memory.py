@@ -85,8 +85,10 @@ def main() -> None:
         size = make_corpus(sorted(glob(options.input)), folder / "corpus", int(options.gigabytes * 1e9))
         print(f"{size / 1e9:.1f} GB of text", file=sys.stderr, flush=True)
         start = time.time()
+        cli, vocabulary = [sys.executable, "-m", "bert_jax.cli"], folder / "tokenizer.json"
+        subprocess.run([*cli, "vocab", "--from", options.vocab, "--output", vocabulary], check=True)
         command = [
-            sys.executable, "-m", "bert_jax.cli", "prepare", "--input", folder / "corpus", "--vocab", options.vocab,
+            *cli, "prepare", "--input", folder / "corpus", "--vocab", vocabulary,
             "--output", folder / "data", "--workers", str(options.workers),
             "--bucket_tokens", str(options.bucket_tokens),
         ]  # fmt: skip

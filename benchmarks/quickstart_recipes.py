@@ -80,7 +80,7 @@ class CpuClock:
 
 def prepare(folder: Path, seq_len: int) -> Path:
     """Returns the dataset of `seq_len` tokens, prepared if it is missing."""
-    vocabulary, data = folder / "vocab.txt", folder / f"data{seq_len}"
+    vocabulary, data = folder / "tokenizer.json", folder / f"data{seq_len}"
     cli = [sys.executable, "-m", "bert_jax.cli"]
     if not vocabulary.exists():
         size = ["--size", str(VOCABULARY_SIZE)]

@@ -52,7 +52,7 @@ class Measured:
 
 
 def prepare(folder: Path) -> Path:
-    vocabulary, data = folder / "vocab.txt", folder / "data"
+    vocabulary, data = folder / "tokenizer.json", folder / "data"
     cli = [sys.executable, "-m", "bert_jax.cli"]
     subprocess.run([*cli, "vocab", "--input", "pydoc", "--output", vocabulary, "--size", "4000"], check=True)
     command = ["prepare", "--input", "pydoc", "--vocab", vocabulary, "--output", data, "--seq_len", "128"]

@@ -137,9 +137,9 @@ def _samples(folder: Path) -> list[dict[str, Any]]:
 def _make_inputs(folder: Path, environment: dict[str, str]) -> int:
     """Prepares the dataset, and returns the steps of a minute."""
     (folder / "tmp").mkdir(parents=True)
-    _call(environment, folder, "vocab", "--input=pydoc", f"--output={folder}/vocab.txt", "--size=2048")
-    _call(environment, folder, "prepare", "--input=pydoc", f"--vocab={folder}/vocab.txt", f"--output={folder}/data",
-          "--seq_len=64", "--eval_fraction=0.05")  # fmt: skip
+    _call(environment, folder, "vocab", "--input=pydoc", f"--output={folder}/tokenizer.json", "--size=2048")
+    _call(environment, folder, "prepare", "--input=pydoc", f"--vocab={folder}/tokenizer.json",
+          f"--output={folder}/data", "--seq_len=64", "--eval_fraction=0.05")  # fmt: skip
     return _steps_per_minute(folder, environment)
 
 

@@ -50,12 +50,15 @@ HELP_COLUMNS = {"command": "{command}", "s": "{seconds:.2f}", "CPU s": "{cpu_sec
 
 def prepare(folder: Path, data: Path) -> Path:
     """Writes the dataset of all runs."""
-    command = [
-        "prepare", "--input", data / "corpus" / "sample_text.txt", "--vocab",
-        data / "vocab" / "bert-base-uncased-vocab.txt", "--output", folder / "data", "--seq_len", SEQ_LEN,
-        "--dupe_factor", 1, "--eval_fraction", 0.1,
-    ]  # fmt: skip
-    subprocess.run([sys.executable, "-m", "bert_jax.cli", *map(str, command)], check=True, stdout=subprocess.DEVNULL)
+    vocabulary = folder / "tokenizer.json"
+    commands = (
+        ("vocab", "--from", data / "vocab" / "bert-base-uncased-vocab.txt", "--output", vocabulary),
+        ("prepare", "--input", data / "corpus" / "sample_text.txt", "--vocab", vocabulary, "--output", folder / "data",
+         "--seq_len", SEQ_LEN, "--dupe_factor", 1, "--eval_fraction", 0.1),
+    )  # fmt: skip
+    for command in commands:
+        words = [sys.executable, "-m", "bert_jax.cli", *map(str, command)]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
     return folder / "data"
 
 

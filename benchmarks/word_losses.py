@@ -18,7 +18,7 @@ from flax import nnx
 from bert_jax.data.corpora import corpus
 from bert_jax.data.corpora.corpus_options import CorpusOptions
 from bert_jax.model import abstract_parameters
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checkpoints import open_checkpoint
 
 SEQ_LEN = 32
@@ -48,9 +48,7 @@ class WordLoss:
     words: int
 
 
-def choose_texts(
-    files: Sequence[str], tokenizers: Sequence[WordPieceTokenizer], count: int, seed: int = 0
-) -> list[Text]:
+def choose_texts(files: Sequence[str], tokenizers: Sequence[Tokenizer], count: int, seed: int = 0) -> list[Text]:
     """Returns up to `count` texts of the files, evenly spread, that all tokenizers encode whole and without [UNK]."""
     rng = np.random.default_rng(seed)
     texts = list(_windows(files))
@@ -79,18 +77,18 @@ def _windows(files: Iterable[str]) -> Iterator[str]:
                     yield " ".join(words[start : start + WORDS])
 
 
-def group_words(ids: Sequence[int], tokenizer: WordPieceTokenizer) -> list[list[int]]:
+def group_words(ids: Sequence[int], tokenizer: Tokenizer) -> list[list[int]]:
     """Returns the places in `ids` of each word's pieces."""
     words: list[list[int]] = []
     for place, token in enumerate(ids):
-        if tokenizer.continuation[token] and words:
+        if tokenizer.is_attached(token) and words:
             words[-1].append(place)
         else:
             words.append([place])
     return words
 
 
-def word_loss(location: str, texts: Sequence[Text], tokenizer: WordPieceTokenizer | None = None) -> WordLoss:
+def word_loss(location: str, texts: Sequence[Text], tokenizer: Tokenizer | None = None) -> WordLoss:
     """Returns the losses of a checkpoint; `tokenizer` encodes the texts, by default with the checkpoint's own."""
     checkpoint = open_checkpoint(location)
     tokenizer = tokenizer or checkpoint.tokenizer
@@ -122,7 +120,7 @@ def word_loss(location: str, texts: Sequence[Text], tokenizer: WordPieceTokenize
 
 def _mask(
     encoded: Sequence[list[int]], words: Sequence[list[list[int]]], texts: Sequence[Text],
-    tokenizer: WordPieceTokenizer, number: int,
+    tokenizer: Tokenizer, number: int,
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """Returns a batch that predicts piece `number` of each masked word: it and the pieces after it are masked."""
     shape = (BATCH, SEQ_LEN)

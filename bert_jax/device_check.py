@@ -33,7 +33,7 @@ from bert_jax.runtime.processes import any_process, is_first, joined
 from bert_jax.runtime.workdir_lock import shared_name
 from bert_jax.sections import with_values
 from bert_jax.text.tokenizer import SPECIAL_TOKENS
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.wordpiece import wordpiece_tokenizer
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
 from bert_jax.tracking.trackers import Tracker
@@ -113,7 +113,7 @@ def _make_dataset(folder: Path) -> str:
         for number in range(2400):
             topic = words[number // 8 % 5 * 12 :][:12]
             file.write("\n" * (number % 8 == 0) + " ".join(rng.choices(topic, k=rng.randint(4, 9))) + " .\n")
-    tokenizer = WordPieceTokenizer([*SPECIAL_TOKENS, ".", *words], True)
+    tokenizer = wordpiece_tokenizer([*SPECIAL_TOKENS, ".", *words], True)
     options = PrepareOptions(seq_len=64, eval_fraction=0.1, sentences="lines")
     prepare([str(folder / "text.txt")], tokenizer, str(folder / "data"), options)
     return str(folder / "data")

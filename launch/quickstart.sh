@@ -20,10 +20,10 @@ step() { printf '\n== %s\n' "$*"; }
 exists() { [ -e "$1" ] && echo "$1 already exists"; }
 
 step "1/6  vocabulary: 2,048 word pieces"
-exists "$out/vocab.txt" || bert-jax vocab --input "${text[@]}" --size 2048 --output "$out/vocab.txt"
+exists "$out/tokenizer.json" || bert-jax vocab --input "${text[@]}" --size 2048 --output "$out/tokenizer.json"
 
 step "2/6  dataset: sentence pairs of 32 tokens, 5% of the documents held out"
-exists "$out/data/dataset.json" || bert-jax prepare --input "${text[@]}" --vocab "$out/vocab.txt" \
+exists "$out/data/dataset.json" || bert-jax prepare --input "${text[@]}" --vocab "$out/tokenizer.json" \
   --output "$out/data" --seq_len 32 --eval_fraction 0.05 --max_line_repeats 1 --workers 2
 
 step "3/6  pre-training: masked words and next sentences"
@@ -68,7 +68,7 @@ path = shlex.quote(out)
 print(f"""
 In {out}:
   run/ (checkpoints, metrics), hf/ (for transformers), report.html,
-  vocab.txt, data/, evaluation.json
+  tokenizer.json, data/, evaluation.json
 
 Next: fill masks of your own, look at the data, train a larger model
   {bin}/bert-jax fill-mask --checkpoint {path}/run "The [MASK] is empty."

@@ -23,7 +23,7 @@ import orbax.checkpoint as ocp
 import pytest
 from support.strict_device import strict_devices
 
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer, read_tokenizer
 
 gc.disable()  # until tests are collected
 
@@ -108,8 +108,8 @@ def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def vocabulary_file(tmp_path_factory: pytest.TempPathFactory, vocabulary: list[str]) -> Path:
-    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
-    path.write_text("\n".join(vocabulary) + "\n")
+    path = tmp_path_factory.mktemp("vocabulary") / "tokenizer.json"
+    helpers.write_tokenizer(path, vocabulary)
     return path
 
 
@@ -131,8 +131,8 @@ def other_dir(tmp_path_factory: pytest.TempPathFactory, vocabulary_file: Path) -
 
 
 @pytest.fixture(scope="session")
-def tokenizer(vocabulary_file: Path) -> WordPieceTokenizer:
-    return WordPieceTokenizer.from_file(str(vocabulary_file))
+def tokenizer(vocabulary_file: Path) -> Tokenizer:
+    return read_tokenizer(vocabulary_file)
 
 
 @pytest.fixture(autouse=True)

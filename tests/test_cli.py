@@ -20,7 +20,7 @@ from bert_jax.command_line.arguments import SHELLS, make_options
 from bert_jax.command_line.command_help import COMMAND_HELP
 from bert_jax.command_line.next_steps import NEXT_STEPS
 from bert_jax.data.preparation.options import PrepareOptions
-from bert_jax.text.tokenizer import SPECIAL_TOKENS
+from bert_jax.text.tokenizer import SPECIAL_TOKENS, read_tokenizer
 from bert_jax.tracking.metrics import read_metrics
 
 SHORT = {
@@ -41,8 +41,8 @@ def go(folder: Path, training: dict[str, object]) -> Path:
     """Raw text, vocabulary, dataset and a trained model, each made by its command."""
     (folder / "corpus.txt").write_text(helpers.make_corpus(documents=400))
     commands = [
-        ("vocab", "--input", folder / "*.txt", "--output", folder / "vocab", "--size", 200),
-        ("prepare", "--input", folder / "corpus.txt", "--vocab", folder / "vocab", "--output", folder / "data",
+        ("vocab", "--input", folder / "*.txt", "--output", folder / "vocab.json", "--size", 200),
+        ("prepare", "--input", folder / "corpus.txt", "--vocab", folder / "vocab.json", "--output", folder / "data",
          "--seq_len", 64, "--eval_fraction", 0.1, "--workers", 2),
         ("pretrain", "--config=bert_tiny", "--workdir", folder / "run", f"--config.data.path={folder / 'data'}",
          *helpers.flags(training)),
@@ -61,8 +61,8 @@ def journey(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_vocabulary(journey: Path):
-    pieces = (journey / "vocab").read_text().split("\n")
-    assert tuple(pieces[:5]) == SPECIAL_TOKENS
+    pieces = read_tokenizer(journey / "vocab.json").vocab
+    assert pieces[:5] == SPECIAL_TOKENS
     assert {"sailor", "ship"} <= set(pieces)
 
 
@@ -199,9 +199,9 @@ def test_home_folder_is_found_after_an_equals_sign(tmp_path: Path, monkeypatch: 
 
 def test_json_is_the_only_output(journey: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     run, data, corpus = journey / "run", journey / "data", journey / "corpus.txt"
-    vocab = results(["vocab", "--input", corpus, "--output", tmp_path / "v", "--size", 150], capsys)
-    assert (vocab["output"], vocab["pieces"], vocab["cased"]) == (str(tmp_path / "v"), 150, False)
-    prepare = ["prepare", "--input", corpus, "--vocab", tmp_path / "v", "--output", tmp_path / "d", "--workers", 1]
+    vocab = results(["vocab", "--input", corpus, "--output", tmp_path / "v.json", "--size", 150], capsys)
+    assert (vocab["output"], vocab["pieces"], vocab["cased"]) == (str(tmp_path / "v.json"), 150, False)
+    prepare = ["prepare", "--input", corpus, "--vocab", tmp_path / "v.json", "--output", tmp_path / "d", "--workers", 1]
     assert results([*prepare, "--seq_len", 64], capsys)["train"]["documents"] > 300
     assert results(["evaluate", "--checkpoint", run, "--data", data], capsys)["mlm_loss"] > 0
     ((filling, *_),) = results(["fill-mask", "--checkpoint", run, TEXT, "--top", 2], capsys)["texts"][0]["masks"]
@@ -250,7 +250,7 @@ def test_export_and_report(journey: Path, tmp_path: Path, capsys: pytest.Capture
     arguments = ["export", "--checkpoint", str(journey / "run"), "--output", str(tmp_path / "hf")]
     assert cli.main(arguments) == 0
     assert {path.name for path in (tmp_path / "hf").iterdir()} >= {
-        "config.json", "model.safetensors", "vocab.txt", "tokenizer.json", "tokenizer_config.json",
+        "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
     assert cli.main(arguments) == 2
     assert str(tmp_path / "hf") in capsys.readouterr().err
@@ -289,10 +289,10 @@ def test_bad_corpora(vocabulary_file: Path, tmp_path: Path, capsys: pytest.Captu
 
 
 def test_bad_vocabularies(corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n")
-    arguments = ["prepare", "--input", corpus_file, "--vocab", tmp_path / "vocab.txt", "--output", tmp_path / "data"]
-    fails_with_one_line(arguments, capsys, "[MASK]", "vocab.txt")
-    arguments = ["vocab", "--input", corpus_file, "--size", 10, "--output", tmp_path / "small.txt"]
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "WordPiece", "vocab": {"[PAD]": 0, "the": 1}}}')
+    arguments = ["prepare", "--input", corpus_file, "--vocab", tmp_path / "tokenizer.json"]
+    fails_with_one_line([*arguments, "--output", tmp_path / "data"], capsys, "[MASK]", "tokenizer.json")
+    arguments = ["vocab", "--input", corpus_file, "--size", 10, "--output", tmp_path / "small.json"]
     fails_with_one_line(arguments, capsys, "10")
 
 
@@ -301,7 +301,7 @@ def test_bad_options_are_refused_before_files_are_read(tmp_path: Path, capsys: p
     fails_with_one_line([*arguments, "--seq_len=7"], capsys, "--seq_len=7", "8")
     fails_with_one_line([*arguments, "--language=enn"], capsys, "--language='enn'")
     fails_with_one_line([*arguments, "--max_line_repeats=-1"], capsys, "--max_line_repeats=-1")
-    arguments = ["vocab", "--input", tmp_path / "none", "--output", tmp_path / "vocab.txt"]
+    arguments = ["vocab", "--input", tmp_path / "none", "--output", tmp_path / "tokenizer.json"]
     fails_with_one_line([*arguments, f"--size={10**12}"], capsys, f"--size={10**12}", str(1 << 22))
 
 
@@ -390,7 +390,7 @@ def test_words_that_are_not_options_of_the_command():
 
 
 def test_commands_that_do_not_train_do_not_wait_for_jax():
-    modules = "bert_jax.cli, bert_jax.data.preparation.pipeline, bert_jax.text.vocabulary"
+    modules = "bert_jax.cli, bert_jax.data.preparation.pipeline, bert_jax.text.vocabulary_training"
     code = f"import sys, {modules}; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -155,8 +155,8 @@ def test_an_installed_wheel_trains_from_an_empty_folder(installed: Path, tmp_pat
 
     (tmp_path / "text.txt").write_text(helpers.make_corpus(documents=60))
     assert command("--version").strip() == bert_jax.__version__
-    command("vocab", "--input", "text.txt", "--output", "vocab.txt", "--size", 200)
-    command("prepare", "--input", "text.txt", "--vocab", "vocab.txt", "--output", "data", "--seq_len", 32,
+    command("vocab", "--input", "text.txt", "--output", "tokenizer.json", "--size", 200)
+    command("prepare", "--input", "text.txt", "--vocab", "tokenizer.json", "--output", "data", "--seq_len", 32,
             "--eval_fraction", 0.2)  # fmt: skip
     small: dict[str, object] = {
         "model.num_hidden_layers": 1, "model.hidden_size": 32, "model.num_attention_heads": 2,

@@ -95,9 +95,9 @@ def _sentencepiece() -> list[bytes]:
 
 
 def _vocabulary(path: Path) -> None:
-    from bert_jax.text.vocabulary_record import open_vocabulary
+    from bert_jax.text.conversion import convert_vocabulary
 
-    tokenizer = open_vocabulary(str(path))
+    tokenizer = convert_vocabulary(str(path))
     tokenizer.encode_batch(list(TEXTS))
 
 
@@ -249,7 +249,7 @@ def _dataset() -> dict[str, bytes]:
     import tempfile
 
     from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
-    from bert_jax.text.wordpiece import WordPieceTokenizer
+    from bert_jax.text.wordpiece import wordpiece_tokenizer
 
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder, "text.txt")
@@ -258,7 +258,7 @@ def _dataset() -> dict[str, bytes]:
         )
         output = Path(folder, "data")
         prepare(
-            [str(text)], WordPieceTokenizer(VOCABULARY, True), str(output), PrepareOptions(seq_len=16), allow_unk=1.0
+            [str(text)], wordpiece_tokenizer(VOCABULARY, True), str(output), PrepareOptions(seq_len=16), allow_unk=1.0
         )
         return {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()}
 

@@ -81,7 +81,8 @@ def _finetune(**more: object) -> Callable[[Path, Path], Words]:
 
 def _prepare(*more: object) -> Callable[[Path, Path], Words]:
     return lambda inputs, output: [
-        "prepare", "--input", inputs / "text", "--vocab", inputs / "vocab.txt", "--output", output, "--seq_len", 64,
+        "prepare", "--input", inputs / "text", "--vocab", inputs / "tokenizer.json", "--output", output,
+        "--seq_len", 64,
         "--dupe_factor", 3, "--bucket_tokens", 65_536, "--eval_fraction", 0.1, *more,
     ]  # fmt: skip
 
@@ -97,7 +98,7 @@ CASES = {
         lambda inputs, output: ["study", inputs / "study.py", f"--workdir={output}"], resumes=True
     ),
     "vocab": Case(
-        lambda inputs, output: ["vocab", "--input", "pydoc", "--output", output / "vocab.txt", "--size",
+        lambda inputs, output: ["vocab", "--input", "pydoc", "--output", output / "tokenizer.json", "--size",
                                 VOCABULARY_SIZE],
         writes_files=True,
     ),
@@ -152,9 +153,9 @@ def make_inputs(folder: Path, environment: Mapping[str, str]) -> None:
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     _write_texts(folder)
-    run("vocab", "--input", TEXT, "--output", folder / "vocab.txt", "--size", VOCABULARY_SIZE)
+    run("vocab", "--input", TEXT, "--output", folder / "tokenizer.json", "--size", VOCABULARY_SIZE)
     for length in (32, 64):
-        run("prepare", "--input", TEXT, "--vocab", folder / "vocab.txt", "--output", folder / f"data{length}",
+        run("prepare", "--input", TEXT, "--vocab", folder / "tokenizer.json", "--output", folder / f"data{length}",
             "--seq_len", length, "--eval_fraction", 0.1)  # fmt: skip
     run(*_pretrain(total_steps=20)(folder, folder / "base"))
     run("export", "--checkpoint", folder / "base", "--output", folder / "exported")

@@ -80,7 +80,7 @@ def curve(cases: Cases, record: Record, scale: Scale, work: Path, data: str, min
 
 def prepare(work: Path, scale: Scale) -> str:
     """Returns the dataset of `scale.text`, prepared if it is missing."""
-    vocabulary, data = work / "vocab.txt", work / "data"
+    vocabulary, data = work / "tokenizer.json", work / "data"
     cli = [sys.executable, "-m", "bert_jax.cli"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     options = {

@@ -15,7 +15,7 @@ from bert_jax import __version__, config_listing
 from bert_jax.command_line.command_help import COMMAND_HELP
 from bert_jax.data.corpora.corpus_options import CorpusOptions
 from bert_jax.data.preparation.options import MAX_SHARE, PrepareOptions
-from bert_jax.text.vocabulary_options import ExtensionOptions, TextOptions, VocabularyOptions
+from bert_jax.text.vocabulary_options import ExtensionOptions, VocabularyOptions
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
 _PATHS = ("GLOB", "FILE", "DIR", "DIR|FILE", "CHECKPOINT", "FILE|CHECKPOINT", "WORKDIR")
@@ -178,9 +178,9 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
     def add_json(sub: _Parser) -> None:
         sub.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
-    def add_input(sub: _Parser) -> None:
+    def add_input(sub: _Parser, *, required: bool = True) -> None:
         sub.add_argument(
-            "--input", nargs="+", required=True, metavar="GLOB",
+            "--input", nargs="+", required=required, metavar="GLOB",
             help="files, folders or patterns: text (a blank line between documents), JSON lines, CSV, TSV, also .gz, "
             ".bz2, .zst; Parquet, Arrow; `hf://datasets/NAME/...` and other stores; `-` is stdin; "
             "`tfds:NAME[:SPLIT[:FEATURE]]` is a TFDS dataset; `pydoc` is Python's own documentation, in English; "
@@ -211,18 +211,22 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
     )  # fmt: skip
     add_json(sub)
 
-    sub = command("vocab", "Train a vocabulary (WordPiece, or SentencePiece's unigram or BPE), or extend one.")
-    add_input(sub)
+    sub = command("vocab", "Train a vocabulary: WordPiece, Unigram, BPE or byte-level BPE; or extend or convert one.")
+    add_input(sub, required=False)
     sub.add_fields(CorpusOptions)
     sub.add_fields(VocabularyOptions)
     sub.add_argument(
         "--output", required=True, metavar="FILE",
-        help="the vocabulary, one piece per line, or a SentencePiece model; FILE.json records how it was trained",
+        help="a new tokenizer.json: the vocabulary and the rules for text",
     )  # fmt: skip
     sub.add_argument(
         "--extend", metavar="FILE|CHECKPOINT",
-        help="a WordPiece vocabulary, or a checkpoint, export or folder of transformers with one; its ids keep their "
+        help="a tokenizer.json of WordPiece, or a folder with one, as for `prepare --vocab`; its ids keep their "
         "meaning, and the words of the input that it splits are added, those first that save the most tokens",
+    )  # fmt: skip
+    sub.add_argument(
+        "--from", dest="source", metavar="FILE",
+        help="instead of --input: convert a vocab.txt, or a SentencePiece model (its name ends in .model)",
     )  # fmt: skip
     sub.add_fields(ExtensionOptions)
     add_json(sub)
@@ -231,11 +235,8 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
     add_input(sub)
     sub.add_argument(
         "--vocab", required=True, metavar="FILE|CHECKPOINT",
-        help="the vocabulary, or a SentencePiece model; FILE.json, or an uppercase letter in a vocabulary without it, "
-        "determines whether it is cased. Or the folder of a checkpoint, an export or a model of transformers, whose "
-        "tokenizer is used with all its rules",
+        help="a tokenizer.json, or a folder with one: a dataset, an export or a model of transformers; or a checkpoint",
     )  # fmt: skip
-    sub.add_fields(TextOptions)
     sub.add_argument(
         "--allow_unk", type=float, default=MAX_SHARE, metavar="SHARE",
         help="maximum share of [UNK] tokens before failing",

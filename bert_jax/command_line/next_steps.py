@@ -8,7 +8,7 @@ _quoted = shlex.quote
 
 
 def _vocab(options: argparse.Namespace) -> list[str]:
-    corpus = " ".join(map(_quoted, options.input))
+    corpus = " ".join(map(_quoted, options.input or ["text/*.txt"]))
     return [f"bert-jax prepare --input {corpus} --vocab {_quoted(options.output)} --output data"]
 
 

@@ -1,7 +1,7 @@
 """Prepared datasets: format of their folder, metadata, and random access to instances.
 
     dataset.json            metadata: format version, tokenizer, seq_len, seed, options, counts, shards, digests, hash
-    vocab.txt               the vocabulary, one piece a line; sentencepiece.model of a SentencePiece vocabulary
+    tokenizer.json          the tokenizer; tokenizer_config.json names its special tokens, see `text/tokenizer.py`
     token_counts.npy        int64 [V]: number of occurrences of each token in the training documents
     train-lengths.npy       uint16 [N]: tokens in each sequence, special ones included, in order of shards; also eval-
     train-00000-of-00012.array_record, ...; eval-00000-of-00001.array_record
@@ -34,7 +34,7 @@ from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic, remote
 from bert_jax.files.format_versions import check_version
 from bert_jax.sections import Must, Section, from_mapping
-from bert_jax.text.tokenizer_files import open_described, tokenizer_class
+from bert_jax.text import tokenizer
 
 FORMAT_VERSION = 1
 INFO_FILE = "dataset.json"
@@ -78,7 +78,7 @@ class SplitInfo(Section):
 class DatasetInfo(Section):
     """Contents of `dataset.json`. `hash` covers all other fields: datasets with equal hashes are equal."""
 
-    tokenizer: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # kind, vocab_size, sha256, and its rules
+    tokenizer: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # kind, lowercase, vocab_size, sha256
     seq_len: Annotated[int, Must("in [1, 2**15]", lambda x: 1 <= x <= 1 << 15)] = 128
     seed: int = 0
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -153,12 +153,11 @@ class PreparedDataset:
     def __init__(self, path: str):
         self.folder = remote.parse_path(path)
         self.info = info = DatasetInfo.read(self.folder)
-        vocabulary = tokenizer_class(info.tokenizer["kind"]).vocabulary_file
         shards = [shard for split in info.splits.values() for shard in split.shards]
-        self._local = _local_copy(self.folder, info.hash, [vocabulary, *info.arrays], shards)
-        self.tokenizer = open_described(str(self._local / vocabulary), dict(info.tokenizer))
+        self._local = _local_copy(self.folder, info.hash, [tokenizer.FILE, tokenizer.SETTINGS, *info.arrays], shards)
+        self.tokenizer = tokenizer.read_tokenizer(self._local / tokenizer.FILE)
         if self.tokenizer.sha256 != info.tokenizer["sha256"]:
-            raise InputError(f"{self.folder / vocabulary}: sha256 is not that of {INFO_FILE}; restore the vocabulary")
+            raise InputError(f"{self.folder / tokenizer.FILE}: sha256 is not that of {INFO_FILE}; restore the file")
         is_copy = remote.is_remote(self.folder)
         self._way_out = "delete it, to copy it again" if is_copy else "copy or prepare the dataset again"
         self._ends = {name: np.cumsum([shard.instances for shard in split.shards], dtype=np.int64)

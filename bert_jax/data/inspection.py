@@ -116,7 +116,7 @@ def join_tokens(tokenizer: Tokenizer, ids: Sequence[int], marked: Mapping[int, s
     for position, token in enumerate(ids):
         if position in marked:
             words.append(marked[position])
-        elif not tokenizer.continuation[token]:
+        elif not tokenizer.is_attached(token):
             words.append(tokenizer.piece_text(token))
         elif words and not words[-1].endswith(("}", "]")):
             words[-1] += tokenizer.piece_text(token)

@@ -20,12 +20,14 @@ from bert_jax.files.remote import is_remote, is_taken, parse_path, store_errors,
 
 
 def make_folder(folder: epath.Path) -> None:
-    """Creates a local folder with its parents; for a remote one, checks write access with a probe object.
+    """Creates a local folder with its parents, and checks that it can be written to; for a remote one, with a probe.
 
     Object stores have no folders, and some clients would create a bucket whose name is a typo.
     """
     if not is_remote(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        with store_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
         return
     probe = folder / f".write-check-{os.urandom(4).hex()}"
     write_whole(probe, b"")

@@ -22,6 +22,7 @@ from bert_jax.interop.model_card import CARD, Publication, model_card
 from bert_jax.interop.task_weights import task_model
 from bert_jax.interop.weight_files import WHOLE, read_json
 from bert_jax.model import BertConfig
+from bert_jax.text.conversion import VOCABULARY
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checkpoints import Checkpoint, check_finite, chosen_steps, open_checkpoint
 
@@ -186,7 +187,9 @@ def _export(
         weights = state_dict(parameters, config, heads)
     with whole_folder(folder, last=CONFIG) as partial:
         longest = checkpoint.task["max_seq_len"] if checkpoint.task is not None else config.max_position_embeddings
-        tokenizer.save_huggingface(str(partial), model_max_length=longest)
+        tokenizer.save(partial, model_max_length=longest)
+        if tokenizer.kind == "wordpiece":  # for BertTokenizer of version 4, and for other programs
+            (partial / VOCABULARY).write_text("".join(f"{piece}\n" for piece in tokenizer.vocab), encoding="utf-8")
         (partial / CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
         count = sum(value.size for value in weights.values())
         card = model_card(

@@ -13,13 +13,12 @@ from bert_jax.errors import InputError
 from bert_jax.interop.architectures import TASK_CLASSES, check_is_bert, named_architectures, required_heads
 from bert_jax.interop.export_digests import warn_of_changes
 from bert_jax.interop.huggingface_weights import Weight, layout, parameters_of
-from bert_jax.interop.source_tokenizers.huggingface_tokenizer import read_tokenizer
-from bert_jax.interop.source_tokenizers.wordpiece_source import SETTINGS
 from bert_jax.interop.task_weights import read_task
 from bert_jax.interop.weight_files import StoredWeight, open_weights, read_json
 from bert_jax.model import BertConfig
 from bert_jax.model.bert import HEADS, Parameters
-from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.conversion import open_folder
+from bert_jax.text.tokenizer import SETTINGS, Tokenizer
 
 CONFIG = "config.json"
 
@@ -66,7 +65,7 @@ def read(folder: epath.Path, *, lowercase: bool | None = None) -> Source:
     check_is_bert(folder / CONFIG, values)
     named = named_architectures(folder / CONFIG, values)
     config = bert_config(folder / CONFIG, values)
-    tokenizer = read_tokenizer(folder, lowercase=lowercase)
+    tokenizer = open_folder(folder, lowercase=lowercase)
     check_vocabulary(folder / CONFIG, config, tokenizer)
     weights = _by_canonical_name(folder, open_weights(folder))
     architecture = next((TASK_CLASSES[name] for name in named if name in TASK_CLASSES), None)

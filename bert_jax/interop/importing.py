@@ -17,12 +17,10 @@ from bert_jax.files import atomic, remote
 from bert_jax.files.atomic import new_folder
 from bert_jax.interop import huggingface_reading, tensorflow_checkpoints
 from bert_jax.interop.huggingface_reading import CONFIG, Source
-from bert_jax.interop.source_tokenizers.huggingface_tokenizer import read_tokenizer
-from bert_jax.interop.source_tokenizers.sentencepiece_source import find_model
-from bert_jax.interop.source_tokenizers.wordpiece_source import SETTINGS, TOKENIZER, VOCABULARY
 from bert_jax.interop.weight_files import INDEX, PICKLE, PICKLE_INDEX, WHOLE
 from bert_jax.model.bert import Parameters
-from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.conversion import open_folder
+from bert_jax.text.tokenizer import FILE, SETTINGS, Tokenizer, read_tokenizer
 from bert_jax.training.checkpoints import Checkpoint, DamagedError, check_place, open_checkpoint, save_parameters
 
 log = logging.getLogger(__name__)
@@ -59,39 +57,33 @@ def import_checkpoint(source: str, output: str, *, lowercase: bool | None = None
     return open_checkpoint(output)
 
 
-def open_tokenizer(
-    location: str, *, cased: bool = False, keep_accents: bool = False, pretokenized: bool = False
-) -> Tokenizer:
-    """Opens the tokenizer of a folder with all of its rules.
+def open_tokenizer(location: str) -> Tokenizer:
+    """Opens a tokenizer with all of its rules.
 
     Args:
-      location: a CHECKPOINT, or a folder of `transformers` or `export` with the tokenizer's files.
-      cased: the value of `--cased`, which may not contradict the tokenizer.
-      keep_accents: that of `--keep_accents`.
-      pretokenized: that of `--pretokenized`.
+      location: a `tokenizer.json`; a folder with one: a dataset, an export, or one of `transformers`; a folder of
+        `transformers` with a `vocab.txt` or a SentencePiece model; or a CHECKPOINT.
 
-    Raises InputError for a folder that is neither, and for a tokenizer that this package does not have.
+    Raises InputError for anything else.
     """
-    folder = remote.parse_path(location)
-    found = {name for name in (TOKENIZER, SETTINGS, VOCABULARY, CONFIG) if remote.exists(folder / name)}
-    if found & {TOKENIZER, SETTINGS} or (CONFIG in found and (VOCABULARY in found or find_model(folder))):
+    path = remote.parse_path(location)
+    if path.suffix == ".json":
+        return read_tokenizer(path)
+    if path.suffix in (".txt", ".model") and not path.is_dir():
+        raise InputError(
+            f"{location}: expected a {FILE}; convert it with `bert-jax vocab --from {location} --output {FILE}`"
+        )
+    if remote.exists(path / FILE):
+        return read_tokenizer(path / FILE)
+    if remote.exists(path / CONFIG) or remote.exists(path / SETTINGS):
         with _on_this_machine(location) as here:
-            tokenizer = read_tokenizer(here)
-    else:
-        try:
-            tokenizer = open_checkpoint(location).tokenizer
-        except DamagedError:
-            raise
-        except InputError as error:
-            raise InputError(f"{error}; or a folder with {TOKENIZER}; or a vocabulary file") from error
-    for option, contradicts in (
-        ("--cased", cased and tokenizer.lowercase),
-        ("--keep_accents", keep_accents and tokenizer.strip_accents),
-        ("--pretokenized", pretokenized and tokenizer.described_rules().get("text_rules") != "pretokenized"),
-    ):
-        if contradicts:
-            raise InputError(f"{option}: contradicts the tokenizer of {location}, {tokenizer}; remove {option}")
-    return tokenizer
+            return open_folder(here)
+    try:
+        return open_checkpoint(location).tokenizer
+    except DamagedError:
+        raise
+    except InputError as error:
+        raise InputError(f"{error}; or a {FILE}, or a folder with one") from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -135,7 +135,7 @@ def _description(checkpoint: Checkpoint, architecture: str, parameters: int) -> 
 def _vocabulary(tokenizer: Tokenizer) -> str:
     case = "uncased" if tokenizer.lowercase else "cased"
     accents = "stripped" if tokenizer.strip_accents else "kept"
-    is_split = tokenizer.described_rules().get("text_rules") == "pretokenized"
+    is_split = tokenizer.is_pretokenized
     split = ", for text with white space between its words or morphemes" if is_split else ""
     return f"{tokenizer.vocab_size:,} pieces of {tokenizer.title}, {case}, accents {accents}{split}"
 

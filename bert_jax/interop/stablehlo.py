@@ -57,7 +57,7 @@ def export(checkpoint: Checkpoint, output: str) -> list[str]:
         for name, program in programs.items():
             (partial / f"{name}.stablehlo").write_bytes(_serialize(program, flat, checkpoint))
         save_file(flat, str(partial / PARAMETERS))
-        checkpoint.tokenizer.save_huggingface(str(partial), model_max_length=_longest(checkpoint))
+        checkpoint.tokenizer.save(partial, model_max_length=_longest(checkpoint))
         (partial / "README.md").write_text(_readme(checkpoint, list(programs)))
         described = {
             "programs": list(programs), "inputs": list(INPUTS), "platforms": list(PLATFORMS),

@@ -15,11 +15,12 @@ from etils import epath
 from bert_jax.errors import InputError
 from bert_jax.extras import install_hint
 from bert_jax.interop.huggingface_reading import Source, assemble, bert_config, check_vocabulary
-from bert_jax.interop.source_tokenizers.wordpiece_source import SETTINGS, VOCABULARY
 from bert_jax.interop.tensorflow_names import is_training_state, weights_of
 from bert_jax.interop.weight_files import finite, read_json
 from bert_jax.model import BertConfig
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.conversion import VOCABULARY, read_vocab_file
+from bert_jax.text.tokenizer import SETTINGS
+from bert_jax.text.wordpiece import wordpiece_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ def read(prefix: epath.Path, *, lowercase: bool | None = None) -> Source:
     if values.get("hidden_act") == "gelu":
         values = {**values, "hidden_act": "gelu_new"}
     config = bert_config(folder / BERT_CONFIG, values)
-    tokenizer = WordPieceTokenizer.from_file(str(folder / VOCABULARY), _case(folder, lowercase))
+    tokenizer = wordpiece_tokenizer(read_vocab_file(folder / VOCABULARY), _case(folder, lowercase))
     check_vocabulary(folder / BERT_CONFIG, config, tokenizer)
     shapes, reader = _open(prefix)
     weights, others = weights_of(shapes, reader, config)

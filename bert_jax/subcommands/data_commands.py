@@ -14,9 +14,12 @@ from bert_jax.command_line.command_results import print_result, suggest
 from bert_jax.command_line.console import bars
 from bert_jax.data.corpora.corpus_options import CorpusOptions
 from bert_jax.data.preparation.options import PrepareOptions
+from bert_jax.errors import InputError
 from bert_jax.progress import Bars
 
 if TYPE_CHECKING:
+    from etils import epath
+
     from bert_jax.text.tokenizer import Tokenizer
     from bert_jax.text.vocabulary_options import ExtensionOptions, VocabularyOptions
 
@@ -26,49 +29,78 @@ log = logging.getLogger(__name__)
 
 def run_vocab(options: argparse.Namespace) -> None:
     """Runs `bert-jax vocab`."""
-    from bert_jax.files import atomic, remote
-    from bert_jax.text.vocabulary_options import ExtensionOptions, VocabularyOptions, check_extension
-    from bert_jax.text.vocabulary_record import check_free
+    from bert_jax.files import atomic
+    from bert_jax.text.vocabulary_options import ExtensionOptions, VocabularyOptions, check_vocab_options
 
     training, extension = make_options(VocabularyOptions, options), make_options(ExtensionOptions, options)
-    check_extension(options.extend, training, extension)
-    check_free(options.output)
-    atomic.make_folder(remote.parse_path(options.output).parent)
-    if options.extend:
-        values, text = _extend_vocabulary(options, extension)
+    check_vocab_options(options.input, options.source, options.extend, training, extension)
+    output = _new_tokenizer_file(options.output)
+    if options.source:
+        values, text, tokenizer = _convert_vocabulary(options)
+    elif options.extend:
+        values, text, tokenizer = _extend_vocabulary(options, extension)
     else:
-        values, text = _train_vocabulary(options, training)
+        values, text, tokenizer = _train_vocabulary(options, training)
+    atomic.write_whole(output, tokenizer.file_bytes())
     print_result(options, values, text)
     suggest(options)
 
 
-def _train_vocabulary(options: argparse.Namespace, training: "VocabularyOptions") -> tuple[dict[str, Any], str]:
-    from bert_jax.text.vocabulary_record import save_vocabulary
+def _new_tokenizer_file(output: str) -> "epath.Path":
+    """Returns the path of a new file. Raises InputError for a path that is taken or does not end in .json."""
+    from bert_jax.files import atomic, remote
+    from bert_jax.text.tokenizer import FILE
+
+    path = remote.parse_path(output)
+    if path.suffix != ".json":
+        raise InputError(f"--output={output}: expected a name that ends in .json, such as {FILE}")
+    if remote.exists(path):
+        raise InputError(f"--output={output}: already exists; choose another path or delete it")
+    atomic.make_folder(path.parent)
+    return path
+
+
+def _convert_vocabulary(options: argparse.Namespace) -> tuple[dict[str, Any], str, "Tokenizer"]:
+    from bert_jax.text.conversion import convert_vocabulary
+
+    tokenizer = convert_vocabulary(
+        options.source, cased=options.cased, keep_accents=options.keep_accents, pretokenized=options.pretokenized
+    )
+    return _described(options, tokenizer), f"{options.output}: {tokenizer.vocab_size:,} pieces", tokenizer
+
+
+def _train_vocabulary(
+    options: argparse.Namespace, training: "VocabularyOptions"
+) -> tuple[dict[str, Any], str, "Tokenizer"]:
     from bert_jax.text.vocabulary_training import train_vocabulary
 
     with _documents(options) as documents:
         tokenizer = train_vocabulary(documents, training)
-    save_vocabulary(options.output, tokenizer)
-    values = {
-        "output": options.output, "pieces": tokenizer.vocab_size, "kind": training.kind, "cased": training.cased,
+    return _described(options, tokenizer), f"{options.output}: {tokenizer.vocab_size:,} pieces", tokenizer
+
+
+def _described(options: argparse.Namespace, tokenizer: "Tokenizer") -> dict[str, Any]:
+    return {
+        "output": options.output, "pieces": tokenizer.vocab_size, "kind": tokenizer.kind,
+        "cased": not tokenizer.lowercase,
     }  # fmt: skip
-    return values, f"{options.output}: {tokenizer.vocab_size:,} pieces"
 
 
-def _extend_vocabulary(options: argparse.Namespace, extension: "ExtensionOptions") -> tuple[dict[str, Any], str]:
+def _extend_vocabulary(
+    options: argparse.Namespace, extension: "ExtensionOptions"
+) -> tuple[dict[str, Any], str, "Tokenizer"]:
     from bert_jax.text.vocabulary_extension import check_wordpiece, extend_by_documents
-    from bert_jax.text.vocabulary_record import save_vocabulary
 
-    old = check_wordpiece(_open_tokenizer(options.extend, options), f"--extend={options.extend}")
+    old = _open_tokenizer(options.extend)
+    check_wordpiece(old, f"--extend={options.extend}")
     with _documents(options) as documents:
         extended = extend_by_documents(
             documents, old, number=extension.add, min_count=extension.min_count,
             replace_unused=extension.replace_unused,
         )  # fmt: skip
-    save_vocabulary(options.output, extended.tokenizer, extends=old)
     pieces, words = extended.tokenizer.vocab_size, extended.words
     values = {
-        "output": options.output, "pieces": pieces, "kind": old.kind, "cased": not old.lowercase,
+        **_described(options, extended.tokenizer),
         "extends": options.extend, "added": len(words), "replaced_unused": old.vocab_size + len(words) - pieces,
         "tokens_before": extended.tokens_before, "tokens_after": extended.tokens_after,
     }  # fmt: skip
@@ -76,7 +108,7 @@ def _extend_vocabulary(options: argparse.Namespace, extension: "ExtensionOptions
         f"{options.output}: {pieces:,} pieces, {len(words):,} of them new, such as {', '.join(words[:5])}; "
         f"{extended.tokens_after:,} tokens in the input instead of {extended.tokens_before:,}"
     )
-    return values, text
+    return values, text, extended.tokenizer
 
 
 @contextmanager
@@ -93,18 +125,18 @@ def _documents(options: argparse.Namespace) -> Iterator[Iterator[str]]:
         yield _read_documents(corpus.plan(inputs, reading), reading, bars(quiet=options.quiet))
 
 
-def _open_tokenizer(location: str, options: argparse.Namespace) -> "Tokenizer":
-    """Opens the tokenizer of a vocabulary's file; or, after the import of JAX, that of a folder."""
+def _open_tokenizer(location: str) -> "Tokenizer":
+    """Opens the tokenizer of a file; or, after the import of JAX, that of a folder."""
     from bert_jax.files import remote
-    from bert_jax.text.vocabulary_record import open_vocabulary
+    from bert_jax.text.tokenizer import read_tokenizer
 
-    given = {name: getattr(options, name) for name in ("cased", "keep_accents", "pretokenized")}
-    if not remote.parse_path(location).is_dir():
-        return open_vocabulary(location, **given)
+    path = remote.parse_path(location)
+    if path.suffix == ".json":
+        return read_tokenizer(path)
     log.info("Importing JAX")
     from bert_jax.interop.importing import open_tokenizer
 
-    return open_tokenizer(location, **given)
+    return open_tokenizer(location)
 
 
 def _read_documents(slices: Sequence[Any], reading: CorpusOptions, progress: Bars) -> Iterator[str]:
@@ -123,7 +155,7 @@ def run_prepare(options: argparse.Namespace) -> None:
     from bert_jax.data.preparation.pipeline import describe, prepare
 
     prepare_options = make_options(PrepareOptions, options)
-    tokenizer = _open_tokenizer(options.vocab, options)
+    tokenizer = _open_tokenizer(options.vocab)
     info = prepare(
         options.input, tokenizer, options.output, prepare_options,
         seed=options.seed, workers=options.workers, scratch=options.scratch, runner=options.runner,

@@ -1,20 +1,44 @@
-"""The interface of tokenizers: text to ids and back, word starts, and the files of other libraries.
+"""Tokenizers: a `tokenizer.json` of the `tokenizers` library, with the roles of its special tokens.
 
-`WordPieceTokenizer` and `SentencePieceTokenizer` implement it; `tokenizer_files` opens either.
+The file has all rules of a tokenizer: the normalization of text, the splitting into words, and the pieces. `bert-jax
+vocab` writes one; a dataset, a checkpoint and an export have it; and any model of `transformers` brings one. Text is
+encoded by the library, so that ids are those of `transformers`.
 """
 
-import abc
+import functools
+import hashlib
 import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, ClassVar
+import os
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers import processors
+from etils import epath
+from tokenizers import decoders
 
+from bert_jax.errors import InputError
+from bert_jax.files import atomic, remote
+
+FILE, SETTINGS, SPECIAL_TOKENS_MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+"""Names of files in a folder of `transformers`; the latter two state the special tokens."""
+
+ROLES = ("pad", "unk", "cls", "sep", "mask")
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""Special tokens of a vocabulary, in the order of their ids (from 0) in a vocabulary that `bert-jax vocab` trains."""
+"""Special tokens by role, in the order of their ids (from 0) in a vocabulary that `bert-jax vocab` trains."""
+
+_USUAL_NAMES = (("[PAD]", "<pad>"), ("[UNK]", "<unk>"), ("[CLS]", "<s>"), ("[SEP]", "</s>"), ("[MASK]", "<mask>"))
+_TITLES = {
+    "wordpiece": "WordPiece", "unigram": "Unigram", "bpe": "BPE", "byte_bpe": "byte-level BPE",
+    "wordlevel": "whole words",
+}  # fmt: skip
+_SPACE = "\u2581"  # in which pieces of Unigram and BPE have the space before them
+_WITHOUT_SPACES = (  # scripts, by the beginning of a character's Unicode name
+    "CJK", "HIRAGANA", "KATAKANA", "BOPOMOFO", "IDEOGRAPHIC", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "JAVANESE",
+    "BALINESE", "TAI LE", "TAI THAM", "NEW TAI LUE", "TAI VIET", "YI SYLLABLE", "TANGUT", "NUSHU",
+)  # fmt: skip
+_DAMAGED = "\ufffd"  # decoded from a part of a character's bytes
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -22,110 +46,139 @@ def token_dtype(vocab_size: int) -> np.dtype:
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
 
-class Tokenizer(abc.ABC):
-    """Tokenizer of a vocabulary. Immutable; pickles as its vocabulary and its rules.
+class Tokenizer:
+    """A tokenizer and the roles of its special tokens. Immutable; pickles as its JSON.
 
     Attributes:
-      kind: the name of the kind in files: "wordpiece" or "sentencepiece".
-      vocabulary_file: the name of the vocabulary's file in a folder.
-      vocab: the pieces; the index is the id.
-      special_tokens: the pieces of [PAD], [UNK], [CLS], [SEP] and [MASK], in this order.
-      lowercase: whether text is lower-cased.
-      strip_accents: whether accents are stripped.
-      vocab_size: the number of pieces, V.
+      content: the contents of `tokenizer.json`, with [CLS] A [SEP] B [SEP] as its template.
+      special_tokens: the names of [PAD], [UNK], [CLS], [SEP] and [MASK] in this tokenizer, in this order.
+      kind: the algorithm: "wordpiece", "unigram", "bpe", "byte_bpe" or "wordlevel".
+      vocab: the pieces; the index is the id. Empty for an id without a piece.
+      vocab_size: the number of ids, V.
       pad_id, unk_id, cls_id, sep_id, mask_id: ids of the special tokens.
-      continuation: [V] bool, the pieces that are written without a space before them, such as `##ing`.
+      lowercase, strip_accents: whether text is lower-cased, and whether accents are stripped.
+      word_prefix: what text needs before it to be encoded as after other text: a space or nothing.
     """
 
-    kind: ClassVar[str]
-    vocabulary_file: ClassVar[str]
-    strip_accents: bool
-    continuation: np.ndarray
+    def __init__(self, content: Mapping[str, Any], special_tokens: Sequence[str] | None = None) -> None:
+        """Builds a tokenizer.
 
-    def __init__(self, vocab: tuple[str, ...], lowercase: bool, special_tokens: tuple[str, ...]) -> None:
-        """Numbers the pieces. `vocab` contains the special tokens, in the order of `SPECIAL_TOKENS`."""
-        self.vocab = vocab
-        self.lowercase = lowercase
-        self.special_tokens = special_tokens
-        self.vocab_size = len(vocab)
-        self._ids = {piece: index for index, piece in enumerate(vocab)}
-        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (self._ids[t] for t in special_tokens)
+        Args:
+          content: the contents of a `tokenizer.json`.
+          special_tokens: the names in the order of `ROLES`; None for the usual names, such as [CLS] or <s>.
+
+        Raises:
+          InputError: the library refuses the content, or a special token is missing.
+        """
+        ids = _ids(content)
+        self.special_tokens = tuple(special_tokens or _find_special_tokens(ids))
+        if missing := [token for token in self.special_tokens if token not in ids]:
+            raise InputError(f"the tokenizer lacks its special tokens {' '.join(missing)}; add them as special tokens")
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (ids[name] for name in self.special_tokens)
+        self.content = _with_roles(content, ids, self.special_tokens)
+        self.vocab_size = max(ids.values()) + 1
+        pieces = [""] * self.vocab_size
+        for piece, index in ids.items():
+            pieces[index] = piece
+        self.vocab = tuple(pieces)
+        self._ids = ids
+        self._plain = _build(_without_special_tokens(self.content, self.special_tokens))
+        self.kind = _kind(self.content)
+        normalizer = self._plain.normalizer
+        self.lowercase, self.strip_accents = (
+            normalizer is not None and plain in normalizer.normalize_str(text)
+            for text, plain in (("A", "a"), ("é", "e"))
+        )
+        begin, inside = self.encode_batch(["a", " a"])
+        self.word_prefix = "" if begin == inside else " "
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.vocab_size} pieces, lowercase={self.lowercase}, sha256={self.sha256[:8]})"
+        return f"Tokenizer({self.title}, {self.vocab_size} pieces, lowercase={self.lowercase}, {self.sha256[:8]})"
 
-    @property
-    @abc.abstractmethod
-    def title(self) -> str:
-        """The name of the algorithm, for readers."""
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (json.dumps(self.to_json()),)
 
-    @property
-    @abc.abstractmethod
-    def sha256(self) -> str:
-        """Hash that is equal if ids have the same meaning."""
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Tokenizer":
+        """Builds a tokenizer from the result of `to_json`. InputError for anything else."""
+        if not isinstance(value, dict) or value.keys() != {"special_tokens", "tokenizer"}:
+            raise InputError("tokenizer: expected the keys special_tokens and tokenizer")
+        return cls(value["tokenizer"], value["special_tokens"])
 
-    @property
-    @abc.abstractmethod
-    def fast_tokenizer(self) -> tokenizers.Tokenizer:
-        """The same tokenizer in the format of `tokenizers`, which `transformers` reads."""
-
-    @abc.abstractmethod
     def to_json(self) -> dict[str, Any]:
         """Returns the complete tokenizer as JSON, for a checkpoint."""
+        return {"special_tokens": list(self.special_tokens), "tokenizer": self.content}
 
-    @abc.abstractmethod
-    def described_rules(self) -> dict[str, Any]:
-        """Returns the rules that are not the default, as in `dataset.json` beside `kind` and `lowercase`."""
+    @property
+    def title(self) -> str:
+        """The name of the algorithm, for readers."""
+        return _TITLES[self.kind]
 
-    @abc.abstractmethod
-    def vocabulary_bytes(self) -> bytes:
-        """Returns the contents of `vocabulary_file`."""
+    @property
+    def is_pretokenized(self) -> bool:
+        """True if words are split at white space alone."""
+        return (self.content["pre_tokenizer"] or {}).get("type") == "WhitespaceSplit"
 
-    @abc.abstractmethod
-    def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Returns the ids of each text, without [CLS] and [SEP]. A literal "[SEP]" or "[MASK]" is ordinary text.
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Hash that is equal if ids have the same meaning.
 
-        The ids of a text are those of its words, split at U+0020, one after the other.
+        For WordPiece it is that of the pieces, of case and accents, and of splitting at white space alone. It is the
+        same for both sets of rules that text is cleaned by, which differ on rare characters; see `wordpiece.py`.
         """
+        value: Any = {part: self.content[part] for part in ("normalizer", "pre_tokenizer", "model")}
+        if self.kind == "wordpiece":
+            value = [self.vocab, self.lowercase, self.strip_accents, self.is_pretokenized]
+        return hashlib.sha256(json.dumps([value, self.special_tokens], sort_keys=True).encode()).hexdigest()
 
-    @abc.abstractmethod
-    def encode_batch_with_offsets(self, texts: list[str]) -> list[tuple[list[int], np.ndarray]]:
+    @functools.cached_property
+    def _full(self) -> tokenizers.Tokenizer:
+        """The tokenizer that recognizes special tokens in text, which `_plain` does not."""
+        full = _build(self.content)
+        if self.kind == "wordpiece":  # without it, the library joins punctuation marks to words
+            full.decoder = decoders.WordPiece(self.content["model"]["continuing_subword_prefix"], cleanup=False)
+        return full
+
+    @property
+    def encodes_words(self) -> bool:
+        """True if the ids of a text are those of its words, split at U+0020, one after the other."""
+        types = {step["type"] for step in _steps(self.content["pre_tokenizer"])}
+        return self.kind == "wordpiece" or (self.kind in ("unigram", "bpe") and "Metaspace" in types)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of each text, without [CLS] and [SEP]. A literal "[SEP]" or "[MASK]" is ordinary text."""
+        return [encoding.ids for encoding in self._plain.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_words(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of each text as if other text and a space came before it."""
+        return self.encode_batch([self.word_prefix + text for text in texts])
+
+    def encode_batch_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], np.ndarray]]:
         """Returns the ids of each text as `encode_batch` does, and the character offsets of each token.
 
         Returns:
           For each text, n ids and [n, 2] int32 offsets: a token is `text[begin:end]`, in characters of the original
-          text, before it is cleaned or lower-cased. Begins and ends never decrease. Pieces of one character share its
-          offsets.
+          text, before it is normalized, without the spaces around it. Begins and ends never decrease. Pieces of one
+          character share its offsets; a stripped accent belongs to its base character.
         """
+        encoded = self._plain.encode_batch(list(texts), add_special_tokens=False)
+        return [(encoding.ids, _offsets(text, encoding.offsets)) for text, encoding in zip(texts, encoded, strict=True)]
 
-    @abc.abstractmethod
     def encode_with_special_tokens(self, text: str, pair: str | None = None) -> tuple[list[int], list[int]]:
         """Encodes [CLS] text [SEP] or [CLS] text [SEP] pair [SEP]; literal special tokens in a text become their ids.
 
         Returns:
           `input_ids` and `token_type_ids`, which are 1 for the pair and its [SEP], else 0.
         """
+        encoding = self._full.encode(text, pair)
+        return encoding.ids, encoding.type_ids
 
-    @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """Joins pieces to text; special tokens are kept.
-
-        Raises:
-          IndexError: an id outside [0, V).
-        """
-
-    @abc.abstractmethod
-    def piece_text(self, index: int) -> str:
-        """Returns the text of a piece, without the mark of a word's start or continuation."""
-
-    @abc.abstractmethod
-    def huggingface_settings(self) -> dict[str, Any]:
-        """Returns the entries of `tokenizer_config.json` that describe the case and the splitting of text."""
-
-    def continues_word(self, input_ids: np.ndarray) -> np.ndarray:
-        """Returns bool [B, L]: the tokens of `input_ids` [B, L] that belong to the word of the token before them."""
-        result: np.ndarray = self.continuation[input_ids]
-        return result
+        """Joins pieces to text; special tokens are kept. Raises IndexError for an id outside [0, V)."""
+        for index in ids:
+            self.id_to_token(int(index))
+        text: str = self._full.decode([int(index) for index in ids], skip_special_tokens=False)
+        return text.removeprefix(" ")
 
     def id_to_token(self, index: int) -> str:
         """Returns the piece of an id. Raises IndexError for an id outside [0, V)."""
@@ -137,39 +190,266 @@ class Tokenizer(abc.ABC):
         """Returns the id of a piece, or that of [UNK] for an unknown one."""
         return self._ids.get(token, self.unk_id)
 
-    def save_huggingface(self, folder: str, model_max_length: int) -> None:
-        """Writes the files that `transformers` reads a tokenizer from: tokenizer.json, its configs, and the vocabulary.
+    def piece_text(self, index: int) -> str:
+        """Returns the text of a piece, without the mark of a word's start or continuation."""
+        return self._surface(index).removeprefix(" ")
 
-        Its AutoTokenizer returns the ids of `encode_with_special_tokens`. Its class is the generic one, which follows
-        tokenizer.json: BertTokenizer of version 5 limits words to 100 characters, whatever that file says.
+    def is_attached(self, index: int) -> bool:
+        """Returns whether a piece is written without a space before it, such as `##ing`."""
+        if self.kind == "wordpiece":
+            return not self._word_bounds[0][index]
+        return not self._surface(index).startswith(" ") and self.vocab[index] not in self.special_tokens
+
+    def continues_word(self, input_ids: np.ndarray) -> np.ndarray:
+        """Returns bool [B, L]: the tokens of `input_ids` [B, L] that belong to the word of the token before them.
+
+        WordPiece marks the pieces that continue a word. Elsewhere a piece begins a word after a space; at a punctuation
+        mark or symbol, and after one, as in BERT's own splitting; and anywhere in scripts that are written without
+        spaces, such as Chinese characters, kana, Thai and Khmer.
+        """
+        begins, ends = self._word_bounds
+        continues: np.ndarray = ~begins[input_ids]
+        continues[:, 1:] &= ~ends[input_ids[:, :-1]]
+        return continues
+
+    @functools.cached_property
+    def _word_bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Bool [V] twice: the pieces that begin a word, and those after which a word begins."""
+        begins, ends = np.ones((2, self.vocab_size), bool)
+        if self.kind == "wordpiece":
+            prefix = self.content["model"]["continuing_subword_prefix"]
+            return np.array([not piece.startswith(prefix) for piece in self.vocab]), ~begins
+        for index, piece in enumerate(self.vocab):
+            if piece in self.special_tokens:
+                continue
+            text = self._surface(index)
+            word = text.removeprefix(" ")
+            begins[index] = text.startswith(" ") or (bool(word) and not _joins(word[0], piece))
+            ends[index] = bool(word) and not _joins(word[-1])
+        return begins, ends
+
+    def _surface(self, index: int) -> str:
+        """Returns the text of a piece with the space before it, if its word begins with it."""
+        piece = self.id_to_token(index)
+        if self.kind == "byte_bpe" and piece not in self._added:
+            decoded: str = decoders.ByteLevel().decode([piece])
+            return decoded
+        if self.kind == "wordpiece":
+            return piece.removeprefix(self.content["model"]["continuing_subword_prefix"])
+        return piece.replace(_SPACE, " ")
+
+    @functools.cached_property
+    def _added(self) -> set[str]:
+        return {token["content"] for token in self.content["added_tokens"]}
+
+    def save(self, folder: str | os.PathLike[str], model_max_length: int | None = None) -> None:
+        """Writes `tokenizer.json` and `tokenizer_config.json`, from which `transformers` reads the same tokenizer.
+
+        Its class is the generic one, which follows tokenizer.json: BertTokenizer of version 5 limits words to 100
+        characters, whatever that file says.
 
         Args:
-          folder: a local folder; created if missing.
-          model_max_length: the number of positions of the model.
+          folder: an existing folder.
+          model_max_length: the number of positions of the model; None if there is none.
         """
-        path = Path(folder)
-        path.mkdir(parents=True, exist_ok=True)
-        names = ("pad", "unk", "cls", "sep", "mask")
-        special = {f"{name}_token": piece for name, piece in zip(names, self.special_tokens, strict=True)}
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
-            **self.huggingface_settings(),
-            "model_max_length": model_max_length,
-            **special,
+            "do_lower_case": self.lowercase,
+            "strip_accents": self.strip_accents,
+            **({"model_max_length": model_max_length} if model_max_length else {}),
+            **{f"{role}_token": token for role, token in zip(ROLES, self.special_tokens, strict=True)},
         }
-        (path / self.vocabulary_file).write_bytes(self.vocabulary_bytes())
-        (path / "tokenizer.json").write_text(self.fast_tokenizer.to_str(pretty=True), encoding="utf-8")
-        (path / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
-        (path / "special_tokens_map.json").write_text(json.dumps(special, indent=2) + "\n")
+        place = remote.parse_path(os.fspath(folder))
+        atomic.write_whole(place / FILE, self.file_bytes())
+        atomic.write_whole(place / SETTINGS, (json.dumps(config, indent=2) + "\n").encode())
+
+    def file_bytes(self) -> bytes:
+        """Returns the contents of `tokenizer.json`."""
+        return (json.dumps(self.content, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def add_special_tokens(fast: tokenizers.Tokenizer, tokenizer: Tokenizer) -> None:
-    """Makes a tokenizer of `tokenizers` recognize special tokens in text, and add [CLS] and [SEP]."""
-    _, _, cls, sep, _ = tokenizer.special_tokens
-    fast.add_special_tokens(list(tokenizer.special_tokens))
-    fast.post_processor = processors.TemplateProcessing(
-        single=f"{cls}:0 $A:0 {sep}:0",
-        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
-        special_tokens=[(cls, tokenizer.cls_id), (sep, tokenizer.sep_id)],
-    )
+def read_tokenizer(location: str | os.PathLike[str]) -> Tokenizer:
+    """Reads a `tokenizer.json`, with the special tokens that the files of `transformers` beside it state.
+
+    Raises InputError if the file is missing, of another format, or lacks a special token.
+    """
+    path = remote.parse_path(os.fspath(location))
+    try:
+        content = json.loads(atomic.read_whole(path))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: expected a {FILE} ({error!s:.200})") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error}); expected a {FILE}") from error
+    try:
+        return Tokenizer(content, _stated_special_tokens(path.parent, content))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def _stated_special_tokens(folder: epath.Path, content: Any) -> list[str] | None:
+    """Returns the names in the settings of a folder, or the usual ones where it has none; None without settings."""
+    stated: dict[str, Any] = {}
+    for name in (SPECIAL_TOKENS_MAP, SETTINGS):
+        if remote.exists(folder / name):
+            try:
+                stated |= json.loads(atomic.read_whole(folder / name))
+            except (ValueError, TypeError) as error:
+                raise InputError(f"{folder / name}: expected a JSON object ({error!s:.200})") from error
+    named = [stated.get(f"{role}_token") for role in ROLES]
+    names = [token.get("content") if isinstance(token, dict) else token for token in named]
+    if not any(names):
+        return None
+    usual = _find_special_tokens(_ids(content), known=names)
+    return [str(name or other) for name, other in zip(names, usual, strict=True)]
+
+
+def _ids(content: Any) -> dict[str, int]:
+    """Returns the id of each piece. Raises InputError for a content of another form."""
+    try:
+        vocab = content["model"]["vocab"]
+        ids = dict(vocab) if isinstance(vocab, dict) else {piece: index for index, (piece, _) in enumerate(vocab)}
+        ids |= {token["content"]: token["id"] for token in content.get("added_tokens") or []}
+    except (TypeError, KeyError, ValueError) as error:
+        raise InputError(
+            f"expected the format of `tokenizers`: model.vocab and added_tokens ({error!r:.80})"
+        ) from error
+    for part in ("normalizer", "pre_tokenizer"):
+        if not isinstance(content.get(part), dict | None):
+            raise InputError(f"{part}={content[part]!r:.60}: expected an object or null")
+    if not ids or not all(type(index) is int and 0 <= index < 1 << 24 for index in ids.values()):
+        raise InputError("model.vocab: expected ids from 0")
+    return ids
+
+
+def _find_special_tokens(ids: Mapping[str, int], known: Sequence[str | None] = (None,) * len(ROLES)) -> list[str]:
+    """Returns the first usual name of each role that is a piece, except of those whose name is known.
+
+    Raises InputError for a role without one.
+    """
+    found = [
+        name or next((one for one in usual if one in ids), None)
+        for name, usual in zip(known, _USUAL_NAMES, strict=True)
+    ]
+    if missing := [SPECIAL_TOKENS[index] for index, name in enumerate(found) if name is None]:
+        raise InputError(
+            f"the tokenizer lacks special tokens: {' '.join(missing)}; name them in a {SETTINGS} beside it, such as "
+            '"mask_token": "<MASK>"'
+        )
+    return [str(name) for name in found]
+
+
+def _kind(content: Mapping[str, Any]) -> str:
+    kind = content["model"].get("type", "WordPiece").lower()
+    if kind == "bpe" and any(step["type"] == "ByteLevel" for step in _steps(content["pre_tokenizer"])):
+        return "byte_bpe"
+    if kind not in _TITLES:
+        raise InputError(f"model.type={kind!r:.60}: expected WordPiece, Unigram, BPE or WordLevel")
+    return str(kind)
+
+
+def _steps(step: Any) -> Iterator[dict[str, Any]]:
+    """Yields a normalizer or pre-tokenizer of `tokenizer.json`, or the parts of a sequence of them."""
+    if step and step["type"] == "Sequence":
+        for part in step.get("pretokenizers") or step.get("normalizers") or []:
+            yield from _steps(part)
+    elif step:
+        yield step
+
+
+def _with_roles(content: Mapping[str, Any], ids: Mapping[str, int], special_tokens: Sequence[str]) -> dict[str, Any]:
+    """Returns the content with special tokens for the roles, and the template of BERT's input."""
+    _, _, cls, sep, _ = special_tokens
+    added = {token["content"]: token for token in content.get("added_tokens") or []}
+    for name in special_tokens:
+        rules = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        added[name] = {"id": ids[name], "content": name, **rules, **added.get(name, {}), "special": True}
+
+    def piece(name: str, segment: int) -> dict[str, Any]:
+        return {"SpecialToken": {"id": name, "type_id": segment}}
+
+    def text(name: str, segment: int) -> dict[str, Any]:
+        return {"Sequence": {"id": name, "type_id": segment}}
+
+    first = [piece(cls, 0), text("A", 0), piece(sep, 0)]
+    template = {
+        "type": "TemplateProcessing",
+        "single": first,
+        "pair": [*first, text("B", 1), piece(sep, 1)],
+        "special_tokens": {name: {"id": name, "ids": [ids[name]], "tokens": [name]} for name in (cls, sep)},
+    }
+    return {
+        "version": "1.0", "truncation": None, "padding": None,
+        "added_tokens": sorted(added.values(), key=lambda token: token["id"]),
+        "normalizer": content.get("normalizer"), "pre_tokenizer": content.get("pre_tokenizer"),
+        "post_processor": template, "decoder": content.get("decoder"),
+        "model": {"type": "WordPiece", **content["model"]},
+    }  # fmt: skip
+
+
+def _without_special_tokens(content: Mapping[str, Any], special_tokens: Sequence[str]) -> dict[str, Any]:
+    """Returns the content of a tokenizer for which the names of special tokens are ordinary text."""
+    model = dict(content["model"])
+    hidden = {name: f"{name} " for name in special_tokens if name != model.get("unk_token")}  # no word has a space
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {hidden.get(piece, piece): index for piece, index in model["vocab"].items()}
+    else:
+        model["vocab"] = [(hidden.get(piece, piece), score) for piece, score in model["vocab"]]
+    added = [token for token in content["added_tokens"] if not token.get("special")]
+    return {**content, "added_tokens": added, "post_processor": None, "model": model}
+
+
+def _build(content: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    try:
+        built = tokenizers.Tokenizer.from_str(json.dumps(content))
+        built.encode("a")
+        return built
+    except Exception as error:  # the library raises no other class
+        raise InputError(f"the library `tokenizers` refuses the file: {error!s:.200}") from error
+
+
+def _offsets(text: str, found: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Returns offsets [n, 2] of tokens, without spaces, and with the accents that no token has."""
+    offsets = np.array(found, np.int32).reshape(-1, 2)
+    for row, (begin, end) in enumerate(found):
+        if begin < end and (text[begin].isspace() or text[end - 1].isspace()):
+            word = text[begin:end]
+            begin += len(word) - len(word.lstrip())
+            offsets[row] = begin, max(begin, begin + len(word.strip()))
+    if not text.isascii():
+        for place, character in enumerate(text):
+            if character >= "\u0300" and unicodedata.category(character) == "Mn":
+                inside = (offsets[:, 0] <= place) & (place < offsets[:, 1])
+                offsets[(offsets[:, 1] == place) & (offsets[:, 0] < place) & ~inside.any(), 1] = place + 1
+    return np.maximum.accumulate(offsets, axis=0)
+
+
+def _joins(character: str, piece: str = "") -> bool:
+    """Returns True for letters, digits and marks of scripts that are written with spaces between words.
+
+    The bytes of `piece` decide for a part of a character: two of them tell the script, and the first alone whether it
+    is most likely one without spaces.
+    """
+    if character == _DAMAGED:
+        data = bytes(_bytes_of_pieces().get(one, 0) for one in piece)
+        length = 4 if data[:1] >= b"\xf0" else 3 if data[:1] >= b"\xe0" else 2
+        if len(data) < 2:
+            return not (b"\xe2" <= data < b"\xea" or data >= b"\xf0")
+        character = (data + b"\x81\x81")[:length].decode("utf-8", "replace")[0]
+    if character != _DAMAGED and unicodedata.category(character)[0] not in "LMN":
+        return False
+    return not unicodedata.name(character, "").startswith(_WITHOUT_SPACES)
+
+
+@functools.cache
+def _bytes_of_pieces() -> dict[str, int]:
+    """Returns the byte for which each character stands in pieces of byte-level BPE."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+@functools.lru_cache(maxsize=4)
+def _unpickled(text: str) -> Tokenizer:
+    """Returns the tokenizer cached in this process, so that unpickling it with every task builds it once."""
+    return Tokenizer.from_json(json.loads(text))

@@ -11,15 +11,18 @@ words that it begins. AVocaDo (Hong et al. 2021, arXiv:2110.13434) and exBERT (T
 vocabulary that is trained on the domain instead.
 """
 
+import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import tokenizers
+
 from bert_jax.errors import InputError
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.text.vocabulary import count_words
-from bert_jax.text.wordpiece import CONTINUATION, WordPieceTokenizer
+from bert_jax.text.vocabulary_training import count_words
+from bert_jax.text.wordpiece import CONTINUATION
 
 log = logging.getLogger(__name__)
 
@@ -44,14 +47,14 @@ class Extension:
 class ExtendedVocabulary:
     """The tokenizer of an extended vocabulary, its new words, best first, and the tokens of the input with both."""
 
-    tokenizer: WordPieceTokenizer
+    tokenizer: Tokenizer
     words: tuple[str, ...]
     tokens_before: int
     tokens_after: int
 
 
 def extend_by_documents(
-    documents: Iterable[str], tokenizer: WordPieceTokenizer, *, number: int, min_count: int,
+    documents: Iterable[str], tokenizer: Tokenizer, *, number: int, min_count: int,
     replace_unused: bool = False,
 ) -> ExtendedVocabulary:  # fmt: skip
     """Extends the vocabulary of `tokenizer` with the words of documents, which are streamed once.
@@ -59,30 +62,28 @@ def extend_by_documents(
     The result depends only on the text, not on the order of the documents. For the other arguments and errors see
     `propose_words` and `extend_vocabulary`.
     """
-    counts = count_words(documents, tokenizer.lowercase, tokenizer.rules)
+    counts = count_words(documents, tokenizers.Tokenizer.from_str(json.dumps(tokenizer.content)))
     words = propose_words(counts, tokenizer, number=number, min_count=min_count)
     extended = extend_vocabulary(tokenizer, words, replace_unused=replace_unused)
     before, after = (_count_tokens(counts, one) for one in (tokenizer, extended))
     return ExtendedVocabulary(extended, tuple(words), before, after)
 
 
-def _count_tokens(counts: Mapping[str, int], tokenizer: WordPieceTokenizer) -> int:
+def _count_tokens(counts: Mapping[str, int], tokenizer: Tokenizer) -> int:
     encoded = tokenizer.encode_batch(list(counts))
     return sum(count * len(ids) for count, ids in zip(counts.values(), encoded, strict=True))
 
 
-def check_wordpiece(tokenizer: Tokenizer, source: str) -> WordPieceTokenizer:
-    """Returns the tokenizer. Raises InputError, with its `source`, for one that is not WordPiece."""
-    if not isinstance(tokenizer, WordPieceTokenizer):
+def check_wordpiece(tokenizer: Tokenizer, source: str) -> None:
+    """Raises InputError, with the tokenizer's `source`, for one that is not WordPiece."""
+    if tokenizer.kind != "wordpiece":
         raise InputError(
-            f"{source}: is a SentencePiece vocabulary, and only WordPiece can be extended; continue with its pieces"
+            f"{source}: is a vocabulary of {tokenizer.title}, and only WordPiece can be extended; continue with its "
+            "pieces"
         )
-    return tokenizer
 
 
-def propose_words(
-    counts: Mapping[str, int], tokenizer: WordPieceTokenizer, *, number: int, min_count: int
-) -> list[str]:
+def propose_words(counts: Mapping[str, int], tokenizer: Tokenizer, *, number: int, min_count: int) -> list[str]:
     """Returns at most `number` words that would save the most tokens, best first; ties are in alphabetical order.
 
     Words need a letter, so that numbers are not proposed, and pieces: a word that is [UNK] has nothing to start from.
@@ -114,9 +115,7 @@ def propose_words(
     return sorted(saved, key=lambda word: (-saved[word], word))[:number]
 
 
-def extend_vocabulary(
-    tokenizer: WordPieceTokenizer, words: Sequence[str], *, replace_unused: bool = False
-) -> WordPieceTokenizer:
+def extend_vocabulary(tokenizer: Tokenizer, words: Sequence[str], *, replace_unused: bool = False) -> Tokenizer:
     """Returns the tokenizer with `words` after its pieces; with `replace_unused`, first in place of `[unusedN]`.
 
     All other rules of the tokenizer stay. Raises InputError for a word that is a piece already.
@@ -127,7 +126,11 @@ def extend_vocabulary(
         for slot, word in zip(slots, words, strict=False):
             pieces[slot] = word
         rest = rest[len(slots) :]
-    return WordPieceTokenizer([*pieces, *rest], tokenizer.lowercase, tokenizer.rules)
+    vocab = {piece: index for index, piece in enumerate([*pieces, *rest])}
+    if len(vocab) < len(pieces) + len(rest):
+        raise InputError(f"{next(word for word in words if word in tokenizer.vocab)!r} is a piece already")
+    model = {**tokenizer.content["model"], "vocab": vocab}
+    return Tokenizer({**tokenizer.content, "model": model}, tokenizer.special_tokens)
 
 
 def find_extension(old: Tokenizer, new: Tokenizer) -> Extension | None:
@@ -138,7 +141,7 @@ def find_extension(old: Tokenizer, new: Tokenizer) -> Extension | None:
     """
     if new.sha256 == old.sha256:
         return Extension((), ())
-    if not (isinstance(old, WordPieceTokenizer) and isinstance(new, WordPieceTokenizer)):
+    if {old.kind, new.kind} != {"wordpiece"}:
         return None
     rules = [(one.lowercase, one.strip_accents, one.is_pretokenized) for one in (old, new)]
     if rules[0] != rules[1] or new.vocab_size < old.vocab_size:

@@ -1,13 +1,13 @@
 """Options of `bert-jax vocab`, and those of the text that `prepare` shares; each is declared once."""
 
 import dataclasses
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from bert_jax.errors import InputError
 from bert_jax.option_fields import CheckedOptions, option
 
-WORDPIECE = "wordpiece"
-SENTENCEPIECE_KINDS = ("unigram", "bpe")
+KINDS = ("wordpiece", "unigram", "bpe", "byte_bpe")
 
 WORDPIECE_COVERAGE = 0.99995
 """The share of the text's characters that a WordPiece alphabet covers, from the most frequent down.
@@ -15,8 +15,10 @@ WORDPIECE_COVERAGE = 0.99995
 A word with any other character is [UNK]. Without the limit, rare characters fill the vocabulary: with 1.0, half of
 8,192 pieces trained on English Wikipedia are characters like U+10CC0.
 """
-SENTENCEPIECE_COVERAGE = 0.9995
-"""The default of the `sentencepiece` library."""
+SUBWORD_COVERAGE = 0.9995
+"""The same share for Unigram and BPE; the default of the `sentencepiece` library."""
+
+_LOWEST_COVERAGE = 0.98  # of the trainer of `sentencepiece`
 
 MAX_PIECES = 1 << 22
 """Maximum pieces of a vocabulary to train: the trainers allocate memory for all before they count a word."""
@@ -27,7 +29,7 @@ SAMPLE_BYTES = 128 << 20
 
 @dataclass(frozen=True)
 class TextOptions(CheckedOptions):
-    """Rules for the text of a vocabulary. `prepare` takes them from the vocabulary's record, if it has one."""
+    """Rules for the text of a vocabulary, which its tokenizer.json has."""
 
     cased: bool = option(False, "keep case and accents")
     keep_accents: bool = option(
@@ -43,37 +45,51 @@ class VocabularyOptions(TextOptions):
     """Options that, with a corpus, determine a vocabulary."""
 
     kind: str = option(
-        WORDPIECE,
-        "wordpiece, as BERT; unigram or bpe: a SentencePiece model, as for text without spaces, such as Thai",
-        choices=(WORDPIECE, *SENTENCEPIECE_KINDS),
+        "wordpiece",
+        "wordpiece, as BERT; unigram or bpe, whose pieces have the space before a word, as for text without spaces, "
+        "such as Thai; byte_bpe, as RoBERTa and ModernBERT, which has a piece for every byte and no [UNK]",
+        choices=KINDS,
     )
     size: int = option(30522, "maximum number of pieces, special tokens included", low=1, high=MAX_PIECES)
     character_coverage: float = option(
         0.0,
         "share of the text's characters that become pieces; words with others are [UNK]; "
-        f"0: {WORDPIECE_COVERAGE} for wordpiece, {SENTENCEPIECE_COVERAGE} for unigram and bpe",
+        f"0: {WORDPIECE_COVERAGE} for wordpiece, {SUBWORD_COVERAGE} for unigram and bpe",
         low=0,
         high=1,
         metavar="SHARE",
     )
     sample_bytes: int = option(
         0,
-        f"unigram, bpe: bytes of text to train on, chosen by hash; memory is some ten times as much; 0: {SAMPLE_BYTES}",
+        f"unigram: bytes of text to train on, chosen by hash; memory is some ten times as much; 0: {SAMPLE_BYTES}",
         low=0,
         metavar="N",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kind == WORDPIECE and self.sample_bytes:
-            raise InputError(f"--sample_bytes={self.sample_bytes}: --kind=wordpiece counts the words of the whole text")
-        if self.kind != WORDPIECE and self.pretokenized:
+        if self.kind != "unigram" and self.sample_bytes:
+            raise InputError(
+                f"--sample_bytes={self.sample_bytes}: --kind={self.kind} counts the words of the whole text"
+            )
+        if self.kind != "wordpiece" and self.pretokenized:
             raise InputError(f"--pretokenized: pieces of --kind={self.kind} never cross a space; remove --pretokenized")
+        if self.kind == "unigram" and self.coverage < _LOWEST_COVERAGE:
+            raise InputError(
+                f"--character_coverage={self.coverage}: --kind=unigram expects at least {_LOWEST_COVERAGE}"
+            )
+        if self.kind == "byte_bpe" and self.character_coverage:
+            raise InputError("--character_coverage: --kind=byte_bpe covers every character; remove it")
 
     @property
     def coverage(self) -> float:
         """The share of the text's characters that become pieces."""
-        return self.character_coverage or (WORDPIECE_COVERAGE if self.kind == WORDPIECE else SENTENCEPIECE_COVERAGE)
+        return self.character_coverage or (WORDPIECE_COVERAGE if self.kind == "wordpiece" else SUBWORD_COVERAGE)
+
+    @property
+    def sample_limit(self) -> int:
+        """Maximum bytes of text to train on."""
+        return self.sample_bytes or SAMPLE_BYTES
 
     @property
     def strip_accents(self) -> bool:
@@ -92,13 +108,32 @@ class ExtensionOptions(CheckedOptions):
     )
 
 
-def check_extension(extend: str | None, training: VocabularyOptions, extension: ExtensionOptions) -> None:
-    """Raises InputError for options of `vocab` that have no effect with `--extend`, or without it."""
-    unused: CheckedOptions = training if extend else extension
-    for field in dataclasses.fields(unused):  # type: ignore[arg-type]
-        value = getattr(unused, field.name)
-        if value == field.default or (extend and field.name in TextOptions.__dataclass_fields__):
-            continue
-        given = f"--{field.name}" if value is True else f"--{field.name}={value}"
-        fix = f"remove it, or --extend={extend}" if extend else f"add --extend FILE, or remove --{field.name}"
-        raise InputError(f"{given}: has no effect {'with' if extend else 'without'} --extend; {fix}")
+def check_vocab_options(
+    inputs: Sequence[str] | None,
+    source: str | None,
+    extend: str | None,
+    training: VocabularyOptions,
+    extension: ExtensionOptions,
+) -> None:
+    """Raises InputError for options of `vocab` that have no effect together, or for a missing one."""
+    if source and extend:
+        raise InputError(f"--from={source}: converts a vocabulary as it is; remove --extend, and extend the result")
+    if bool(inputs) == bool(source):
+        raise InputError(
+            f"--from={source}: has no effect with --input" if source else "expected --input, or --from FILE"
+        )
+    if not extend:
+        _check_unused(extension, (), "without --extend; add --extend FILE, or remove it")
+    if extend:
+        _check_unused(training, (), f"with --extend={extend}, whose rules are kept; remove it")
+    elif source:
+        _check_unused(training, TextOptions.__dataclass_fields__, f"with --from={source}; remove it")
+
+
+def _check_unused(options: CheckedOptions, used: Collection[str], why: str) -> None:
+    """Raises InputError for a value that is not the default of an option that is not `used`."""
+    for field in dataclasses.fields(options):  # type: ignore[arg-type]
+        value = getattr(options, field.name)
+        if field.name not in used and value != field.default:
+            given = f"--{field.name}" if value is True else f"--{field.name}={value}"
+            raise InputError(f"{given}: has no effect {why}")

@@ -1,47 +1,261 @@
-"""Trains a vocabulary of any kind: `bert-jax vocab`."""
+"""Trains a vocabulary: `bert-jax vocab`.
 
+WordPiece and BPE are trained by the `tokenizers` library, which merges the most frequent pair of adjacent pieces until
+the vocabulary is full; Google's trainer was never released. By default it is not deterministic: it numbers the initial
+pieces in the order of a randomized hash table and breaks ties by those numbers. Here words are counted first, and the
+trainer gets the initial pieces in sorted order. The vocabulary is then deterministic: it depends only on the text, not
+on the run, the number of threads or the order of the documents. Memory grows with the number of distinct words.
+"""
+
+import json
 import logging
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-from bert_jax.text.sentencepiece.sentencepiece_training import train_sentencepiece
-from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.text.vocabulary import train_wordpiece
-from bert_jax.text.vocabulary_options import SAMPLE_BYTES, WORDPIECE, VocabularyOptions
-from bert_jax.text.wordpiece import TokenizerRules, WordPieceTokenizer
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+
+from bert_jax.errors import InputError
+from bert_jax.text import wordpiece
+from bert_jax.text.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_jax.text.unigram_training import train_unigram
+from bert_jax.text.vocabulary_options import VocabularyOptions
+from bert_jax.text.wordpiece import CONTINUATION, MAX_WORD_CHARACTERS
 
 log = logging.getLogger(__name__)
 
+_CHUNK_CHARACTERS = 1 << 14
+_MIN_PAIR_COUNT = 2
+_LONG_WORD = 20  # characters
+_LONG_SHARE = 0.2  # of the characters; German has some 0.02
 _CHECKED_CHARACTERS = 1 << 20  # of the text's start, for the warning about vowel signs and syllables
 _WARNED_SHARE = 0.02
 _HANGUL = re.compile("[\uac00-\ud7a3]")
+
+_DROPPED = (
+    r"[\u0000-\u0008\u000E-\u001F\u007F-\u0084\u0086-\u009F\uFFFD"
+    r"\u00AD\u0600-\u0605\u061C\u06DD\u070F\u0890\u0891\u08E2\u180E\u200E\u200F\u202A-\u202E\u2060-\u2064\u2066-\u206F"
+    r"\uFEFF\uFFF9-\uFFFB]"
+)
+_ACCENTS = r"[\u0300-\u036F\u1AB0-\u1AFF\u1DC0-\u1DFF\u20D0-\u20FF\uFE20-\uFE2F]"
+_SPACES = r"[\s\u200B\u2581]+"
+_WHITE_SPACE = "▁ĠĊĉč"  # as in words of BPE and of byte-level BPE: U+0020, and line ends and tabs
 
 
 def train_vocabulary(documents: Iterable[str], options: VocabularyOptions) -> Tokenizer:
     """Trains a vocabulary on documents, which are streamed once, and returns its tokenizer.
 
+    The ids 0 to 4 are those of `SPECIAL_TOKENS`. A small corpus may give fewer pieces than `options.size`, which is
+    logged.
+
     Raises:
       InputError: the documents have no words, or `options.size` is too small for their characters.
     """
-    if options.kind != WORDPIECE:
-        return train_sentencepiece(
-            documents,
-            options.size,
-            kind=options.kind,
-            lowercase=not options.cased,
-            strip_accents=options.strip_accents,
-            character_coverage=options.coverage,
-            sample_bytes=options.sample_bytes or SAMPLE_BYTES,
-        )
-    rules = TokenizerRules(
-        text="pretokenized" if options.pretokenized else "reference", strip_accents=options.strip_accents
-    )
-    if options.strip_accents:
+    if options.kind == "wordpiece" and options.strip_accents:
         documents = _warn_of_stripped(documents)
-    vocabulary = train_wordpiece(documents, options.size, not options.cased, rules, options.coverage)
-    return WordPieceTokenizer(vocabulary, not options.cased, rules)
+    fast, documents = _steps_of_kind(options), _chunks(documents)
+    if options.kind == "unigram":
+        fast.model = train_unigram(documents, options, fast.normalizer)
+    else:
+        fast.model = _train(count_words(documents, fast), fast, options)
+    tokenizer = Tokenizer(json.loads(fast.to_str()))
+    if tokenizer.vocab_size < options.size:
+        log.warning(
+            "The vocabulary has %d pieces, fewer than --size=%d: the text has no more frequent pairs",
+            tokenizer.vocab_size,
+            options.size,
+        )
+    return tokenizer
+
+
+def _steps_of_kind(options: VocabularyOptions) -> tokenizers.Tokenizer:
+    """Returns a tokenizer without pieces that normalizes and splits text as that of the options does.
+
+    WordPiece does as BERT does. The text of Unigram and BPE is normalized to NFKC without control characters, and split
+    at spaces, which are a part of their pieces. That of byte-level BPE keeps every character.
+    """
+    lowercase, strip_accents = not options.cased, options.strip_accents
+    fast = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 1}, unk_token="[UNK]"))
+    if options.kind == "wordpiece":
+        text = wordpiece.PRETOKENIZED if options.pretokenized else wordpiece.REFERENCE
+        fast.normalizer = wordpiece.normalizer(lowercase, None if strip_accents == lowercase else strip_accents, text)
+        fast.pre_tokenizer = wordpiece.pre_tokenizer(text)
+        fast.decoder = decoders.WordPiece(prefix=CONTINUATION)
+        return fast
+    case: list[normalizers.Normalizer] = [normalizers.Lowercase()] if lowercase else []
+    if strip_accents:
+        case += [normalizers.NFD(), *_drop(_ACCENTS), normalizers.NFC()]
+    if options.kind == "byte_bpe":
+        fast.normalizer = normalizers.Sequence(case)
+        fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        fast.decoder = decoders.ByteLevel()
+        return fast
+    spaces = [normalizers.Replace(Regex(_SPACES), " "), normalizers.Replace(Regex(" $"), "")]
+    fast.normalizer = normalizers.Sequence([*_drop(_DROPPED), normalizers.NFKC(), *case, *spaces])
+    # A space mark is put before the text alone: after a special token in it, the text has its own spaces.
+    fast.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first", split=True)
+    fast.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="first", split=True)
+    return fast
+
+
+def _drop(characters: str) -> list[normalizers.Normalizer]:
+    """Returns steps that drop characters; those at the beginning become a space.
+
+    `tokenizers` puts the space mark before a text only if the text's first character is still there.
+    """
+    return [normalizers.Replace(Regex(f"^{characters}+"), " "), normalizers.Replace(Regex(characters), "")]
+
+
+def _train(words: Mapping[str, int], fast: tokenizers.Tokenizer, options: VocabularyOptions) -> models.Model:
+    """Returns the model of counted words, which are as `fast` splits them. InputError for too small a size."""
+    if options.kind == "wordpiece":
+        words = _drop_long_words(words)
+    elif not any(word.strip(_WHITE_SPACE) for word in words):
+        raise InputError(
+            "--input: the corpus has no words to train a vocabulary on; check that its files are not empty"
+        )
+    if options.kind == "byte_bpe":
+        alphabet = {*pre_tokenizers.ByteLevel.alphabet()}
+    else:
+        covered = _alphabet(words, options.coverage)
+        words = {word: count for word, count in words.items() if covered.issuperset(word)}
+        alphabet = {character for word in words for character in word}
+    continuations = sorted({c for word in words for c in word[1:]}) if options.kind == "wordpiece" else []
+    needed = len(SPECIAL_TOKENS) + len(alphabet) + len(continuations)
+    if options.size < needed:
+        raise InputError(
+            f"--size={options.size}: too small for this text; expected at least {needed} ({len(SPECIAL_TOKENS)} "
+            f"special tokens, {len(alphabet)} characters and {len(continuations)} continuations)"
+        )
+    if options.kind == "wordpiece":
+        return _merge_wordpieces(words, sorted(alphabet), [CONTINUATION + c for c in continuations], options.size)
+    trainer = trainers.BpeTrainer(
+        vocab_size=options.size,
+        min_frequency=_MIN_PAIR_COUNT,
+        show_progress=False,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(alphabet),
+    )
+    model = models.BPE(unk_token=None if options.kind == "byte_bpe" else "[UNK]", fuse_unk=True)
+    return _merge(words, model, trainer)
+
+
+def _merge_wordpieces(
+    words: Mapping[str, int], alphabet: list[str], continuations: list[str], size: int
+) -> models.Model:
+    """Returns the WordPiece model: special tokens, the alphabet, its continuations, merges from the most frequent."""
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=_MIN_PAIR_COUNT,
+        show_progress=False,
+        special_tokens=[*SPECIAL_TOKENS, *continuations],  # Numbered in this order, before any word.
+    )
+    ids = json.loads(_merge(words, models.WordPiece(unk_token="[UNK]"), trainer).__getstate__())["vocab"]
+    first = [*SPECIAL_TOKENS, *alphabet, *continuations]
+    merged = [piece for piece in sorted(ids, key=ids.__getitem__) if piece not in {*first}]
+    pieces = {piece: index for index, piece in enumerate([*first, *merged])}
+    return models.WordPiece(
+        pieces, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS,
+        continuing_subword_prefix=CONTINUATION,
+    )  # fmt: skip
+
+
+def _merge(words: Mapping[str, int], model: models.Model, trainer: Any) -> models.Model:
+    fast = tokenizers.Tokenizer(model)
+    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast.train_from_iterator(_repeated(words), trainer)
+    trained: models.Model = fast.model
+    return trained
+
+
+def count_words(documents: Iterable[str], splitting: tokenizers.Tokenizer) -> dict[str, int]:
+    """Counts words as a tokenizer splits them, also those that are too long for it and are [UNK]."""
+    fast = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    if splitting.normalizer is not None:
+        fast.normalizer = splitting.normalizer
+    fast.pre_tokenizer = splitting.pre_tokenizer
+    counter = trainers.WordPieceTrainer(vocab_size=0, show_progress=False)
+    fast.train_from_iterator(documents, counter)
+    # The trainer exposes its counts only in its pickled state.
+    counts = json.loads(counter.__getstate__())["WordPieceTrainer"]["bpe_trainer"]["words"]
+    return {word: counts[word] for word in sorted(counts)}
+
+
+def _drop_long_words(words: Mapping[str, int]) -> dict[str, int]:
+    """Returns the words that the tokenizer does not take for [UNK]; warns of text that is written without spaces.
+
+    Raises:
+      InputError: there are no such words.
+    """
+    kept = {word: count for word, count in words.items() if len(word) <= MAX_WORD_CHARACTERS}
+    characters = sum(len(word) * count for word, count in words.items())
+    long = sum(len(word) * count for word, count in words.items() if len(word) > _LONG_WORD)
+    if not kept:
+        found = f"only words of more than {MAX_WORD_CHARACTERS} characters, which are [UNK]" if words else "no words"
+        fix = "pass --kind unigram for text without spaces" if words else "check that its files are not empty"
+        raise InputError(f"--input: the corpus has {found}; {fix}")
+    if long > _LONG_SHARE * characters:
+        log.warning(
+            "%.0f%% of the text is in words of more than %d characters: it seems to be written without spaces, and "
+            "WordPiece takes what is between two spaces for a word. Pass --kind unigram; or segment the text into "
+            "words first, and pass --pretokenized",
+            100 * long / characters,
+            _LONG_WORD,
+        )
+    return kept
+
+
+def _chunks(documents: Iterable[str]) -> Iterator[str]:
+    """Yields text in chunks that end at white space, since the library needs some fifty times the memory of each.
+
+    Where there is no white space, one ends anywhere: a word of that length is [UNK] in any case.
+    """
+    white_space = re.compile(r"\s")
+    for document in documents:
+        start = 0
+        while len(document) - start > 4 * _CHUNK_CHARACTERS:
+            found = white_space.search(document, start + _CHUNK_CHARACTERS, start + 4 * _CHUNK_CHARACTERS)
+            end = found.start() if found else start + 4 * _CHUNK_CHARACTERS
+            yield document[start:end]
+            start = end
+        yield document[start:]
+
+
+def _alphabet(words: Mapping[str, int], coverage: float) -> set[str]:
+    """Returns the most frequent characters, with at least a share of `coverage` of the text's characters."""
+    counts: Counter[str] = Counter()
+    for word, count in words.items():
+        for character in word:
+            counts[character] += count
+    minimum = coverage * counts.total()
+    alphabet: set[str] = set()
+    covered = 0
+    for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        if covered >= minimum:
+            break
+        alphabet.add(character)
+        covered += count
+    return alphabet
+
+
+def _repeated(words: Mapping[str, int]) -> Iterator[str]:
+    """Yields text in which each word occurs as often as counted, since the trainer accepts text but no counts."""
+    chunk: list[str] = []
+    characters = 0
+    for word, count in words.items():
+        limit = max(1, _CHUNK_CHARACTERS // (len(word) + 1))
+        while count:
+            repeats = min(count, limit)
+            chunk.append(" ".join([word] * repeats))
+            characters += (len(word) + 1) * repeats
+            count -= repeats
+            if characters >= _CHUNK_CHARACTERS:
+                yield " ".join(chunk)
+                chunk, characters = [], 0
+    yield " ".join(chunk)
 
 
 def _warn_of_stripped(documents: Iterable[str]) -> Iterator[str]:

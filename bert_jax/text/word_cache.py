@@ -1,7 +1,8 @@
 """Memoizes tokenization by word, at several times the speed of the tokenizer.
 
-BERT tokenizes each word independently, so the ids of a text are the concatenated ids of its words, and few distinct
-words make up most of any text. Texts are split at U+0020 only: the tokenizer handles all other word boundaries.
+Most tokenizers tokenize each word independently, so the ids of a text are the concatenated ids of its words, and few
+distinct words make up most of any text. Texts are split at U+0020 only: the tokenizer handles all other word
+boundaries. Texts of other tokenizers, such as those of byte-level BPE, are not split.
 """
 
 import functools
@@ -30,8 +31,10 @@ class WordCache:
     def encode(self, texts: Sequence[str]) -> list[bytes]:
         """Returns the ids of each text, without [CLS] and [SEP], as the bytes of an array of `dtype`.
 
-        The ids equal those of `Tokenizer.encode_batch`.
+        The ids equal those of `Tokenizer.encode_words`.
         """
+        if not self.tokenizer.encodes_words:
+            return [np.array(ids, self.dtype).tobytes() for ids in self.tokenizer.encode_words(texts)]
         split = [text.split(" ") for text in texts]
         with self._lock:
             return self._encode(split)

@@ -46,7 +46,6 @@ from bert_jax.files import atomic, provenance, remote
 from bert_jax.files.format_versions import check_version
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import HEADS, Parameters
-from bert_jax.text import tokenizer_files
 from bert_jax.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -240,7 +239,7 @@ def open_checkpoint(location: str, step: int | None = None) -> Checkpoint:
         return Checkpoint(
             path=path,
             bert_config=BertConfig.from_dict(items["bert_config"]),
-            tokenizer=tokenizer_files.from_json(items["tokenizer"]),
+            tokenizer=Tokenizer.from_json(items["tokenizer"]),
             heads=tuple(items.get("heads", HEADS)),
             config=items.get("config", {}),
             step=position.get("next_batch", 0),

@@ -19,7 +19,7 @@ from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, initialize, parameter_count
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.sections import to_dict
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.tokenizer import read_tokenizer
 from bert_jax.tracking.flops import PEAK_FLOPS, device_kind, training_flops
 from bert_jax.training.checkpoints import save_parameters
 from bert_jax.training.pretrain import plan_state, pretrain
@@ -121,7 +121,7 @@ def test_heads_that_any_phase_needs_are_required_of_init(
     _, parameters = initialize(config, jax.random.key(0))
     save_parameters(
         epath.Path(tmp_path / "init"), {part: value for part, value in parameters.items() if part != "nsp_head"},
-        bert_config=config, tokenizer=WordPieceTokenizer.from_file(str(vocabulary_file)), heads=("pooler", "mlm_head"),
+        bert_config=config, tokenizer=read_tokenizer(vocabulary_file), heads=("pooler", "mlm_head"),
     )  # fmt: skip
     settings = {"init": str(tmp_path / "init"), "objective__nsp": False}
     assert plan(dataset_dir, **settings)["phases"]

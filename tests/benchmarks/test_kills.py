@@ -50,7 +50,7 @@ def test_equal_runs_differ_in_times_alone(workdir: Path, other: Path, outcomes: 
     [
         (lambda run: (run / "metrics.jsonl").write_text('{"step": 1, "mlm_loss": 2.6}\n'), "metrics.jsonl"),
         (lambda run: (run / "config.json").unlink(), "config.json"),
-        (lambda run: (run / "vocab.txt.partial").touch(), "vocab.txt.partial"),
+        (lambda run: (run / "tokenizer.json.partial").touch(), "tokenizer.json.partial"),
         (
             lambda run: save(run / "checkpoints" / "10", np.array([0, 1, 2, 4.0])),
             "checkpoints/10/parameters['weights']",

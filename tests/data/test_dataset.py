@@ -17,6 +17,7 @@ from bert_jax.data.dataset import (
 )
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic
+from bert_jax.text.tokenizer import read_tokenizer
 
 
 @pytest.fixture
@@ -156,14 +157,14 @@ def test_dataset_json_that_is_not_utf8(dataset_copy):
 
 
 def test_changed_vocabulary(dataset_copy):
-    path = dataset_copy / "vocab.txt"
-    pieces = path.read_text().split("\n")
+    path = dataset_copy / "tokenizer.json"
+    pieces = list(read_tokenizer(path).vocab)
     pieces[-3], pieces[-2] = pieces[-2], pieces[-3]
-    path.write_text("\n".join(pieces))
-    with pytest.raises(InputError, match=r"vocab\.txt"):
+    helpers.write_tokenizer(path, pieces)
+    with pytest.raises(InputError, match=r"tokenizer\.json"):
         PreparedDataset(str(dataset_copy))
     path.unlink()
-    with pytest.raises(InputError, match=r"vocab\.txt"):
+    with pytest.raises(InputError, match=r"tokenizer\.json"):
         PreparedDataset(str(dataset_copy))
 
 

@@ -13,7 +13,7 @@ from bert_jax.data.inspection import inspect_dataset, join_tokens, render
 from bert_jax.data.loading.loader import TrainRows
 from bert_jax.data.loading.masking import Masking, prediction_counts
 from bert_jax.data.loading.packing import pack_lengths
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.wordpiece import wordpiece_tokenizer
 
 
 def test_numbers(dataset_dir: Path):
@@ -50,7 +50,7 @@ def test_report_has_the_share_of_unknown_tokens(tmp_path: Path, vocabulary_file:
 
 def test_pieces_are_joined_to_words_but_not_to_special_tokens_or_masks():
     pieces = ["[CLS]", "play", "##ing", "[MASK]", "##s", "[SEP]", "##ch", "line", "[SEP]"]
-    tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", *dict.fromkeys(pieces)], lowercase=True)
+    tokenizer = wordpiece_tokenizer(["[PAD]", "[UNK]", *dict.fromkeys(pieces)], lowercase=True)
     ids = [tokenizer.token_to_id(piece) for piece in pieces]
     assert join_tokens(tokenizer, ids, {3: "{a>[MASK]}"}) == "[CLS] playing {a>[MASK]} ##s [SEP] ##ch line [SEP]"
 

@@ -12,13 +12,13 @@ from bert_jax.data.records import (
     sequence_lengths,
 )
 from bert_jax.text.tokenizer import SPECIAL_TOKENS, token_dtype
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.wordpiece import wordpiece_tokenizer
 
 
 def make_tokenizer(pieces):
     # The special tokens last and out of order: nothing may rest on their usual ids.
     words = [f"w{i}" for i in range(pieces - len(SPECIAL_TOKENS))]
-    return WordPieceTokenizer([*words, *reversed(SPECIAL_TOKENS)], lowercase=True)
+    return wordpiece_tokenizer([*words, *reversed(SPECIAL_TOKENS)], lowercase=True)
 
 
 def encode(pairs, ids, dtype):

@@ -53,7 +53,7 @@ def test_commands_are_found_in_shell_code(shell: str, expected: list[list[str]])
         ["pretrain", "--config=bert_base", "--workdir=runs/base", "--config.no_such_key=1"],
         ["pretrain", "--config=no_such_config", "--workdir=runs/base"],
         ["finetune", "--config=finetune/text", "--workdir=w", "--config.total_steps=3"],
-        ["prepare", "--input", "text", "--vocab", "vocab.txt"],
+        ["prepare", "--input", "text", "--vocab", "tokenizer.json"],
         ["study", "studies/table5", "--workdir=w", "--config.finetuning.no_such_key=1"],
         ["no-such-command", "..."],
     ],

@@ -13,7 +13,6 @@ from bert_jax.errors import InputError
 from bert_jax.files import provenance
 from bert_jax.finetuning.results import RESULT_FILE, read_result
 from bert_jax.studies.study import ENCODER_FILE, _refuse_another_encoder
-from bert_jax.text.vocabulary_record import open_vocabulary
 
 
 def newer(path: Path) -> Path:
@@ -30,7 +29,6 @@ def started_from_another(path: Path) -> None:
 
 READERS: dict[str, Callable[[Path], object]] = {
     INFO_FILE: lambda path: PreparedDataset(str(path.parent)),
-    "vocab.txt.json": lambda path: open_vocabulary(str(path).removesuffix(".json")),
     provenance.FILE: lambda path: provenance.append(epath.Path(path.parent), {}),
     RESULT_FILE: lambda path: read_result(epath.Path(path)),
     ENCODER_FILE: started_from_another,

@@ -258,7 +258,7 @@ def test_a_download_that_ends_early_fails(store, tmp_path):
 
 
 def test_commands_report_store_errors_in_one_line(store, capsys, tmp_path, vocabulary_file, corpus_file):
-    store.put("folder/vocab.txt", b"x")
+    store.put("folder/tokenizer.json", b"x")
     denied = f"{FOLDER}/denied"
     store.fail("denied", status=403)
     given = ["--input", str(corpus_file), "--vocab", str(vocabulary_file)]
@@ -280,7 +280,7 @@ def test_commands_report_store_errors_in_one_line(store, capsys, tmp_path, vocab
         (["import", "--source", f"{FOLDER}/none", "--output", str(tmp_path / "b")], f"{FOLDER}/none"),
         (["report", f"{FOLDER}/none", "--output", str(tmp_path / "c.html")], f"{FOLDER}/none"),
         (
-            ["vocab", "--input", str(corpus_file), "--output", "gs://nothing/vocab.txt", "--size", "200"],
+            ["vocab", "--input", str(corpus_file), "--output", "gs://nothing/tokenizer.json", "--size", "200"],
             "gs://nothing/",
         ),
     ]:

@@ -21,7 +21,7 @@ from bert_jax.training.checkpoints import open_checkpoint
 
 @pytest.mark.parametrize("number", [errno.EDQUOT, errno.EIO, errno.ENOSPC, errno.EFBIG], ids=errno.errorcode.get)
 def test_a_write_that_fails_is_one_line_with_the_file(number: int, run, corpus_file: Path, tmp_path: Path):
-    output = tmp_path / "vocab.txt"
+    output = tmp_path / "tokenizer.json"
     line = last_line(run(vocab(corpus_file, output), "write", tmp_path.name, number), 1)
     assert os.strerror(number) in line
     assert str(output) in line
@@ -49,7 +49,7 @@ def test_writes_cut_short_are_continued(run, corpus_file: Path, tmp_path: Path):
     """write(2) may write less than it was given; each of these writes half."""
     for folder, call in (("short", "write"), ("whole", "")):
         (tmp_path / folder).mkdir()
-        last_line(run(vocab(corpus_file, tmp_path / folder / "vocab.txt"), call, tmp_path / folder), 0)
+        last_line(run(vocab(corpus_file, tmp_path / folder / "tokenizer.json"), call, tmp_path / folder), 0)
     assert content(tmp_path / "short") == content(tmp_path / "whole")
 
 
@@ -57,16 +57,16 @@ def test_writes_cut_short_are_continued(run, corpus_file: Path, tmp_path: Path):
 
 
 def test_a_read_that_fails_is_one_line_with_the_file(run, corpus_file: Path, tmp_path: Path):
-    line = last_line(run(vocab(corpus_file, tmp_path / "vocab.txt"), "read", corpus_file, errno.EIO), 2)
+    line = last_line(run(vocab(corpus_file, tmp_path / "tokenizer.json"), "read", corpus_file, errno.EIO), 2)
     assert "failed to read" in line or "Input/output error" in line
     assert str(corpus_file) in line
     assert not list(tmp_path.iterdir())
 
 
 def test_a_slow_read_is_waited_for(run, corpus_file: Path, tmp_path: Path):
-    last_line(run(vocab(corpus_file, tmp_path / "slow.txt"), "read", corpus_file, seconds=1), 0)
-    last_line(run(vocab(corpus_file, tmp_path / "plain.txt")), 0)
-    assert (tmp_path / "slow.txt").read_bytes() == (tmp_path / "plain.txt").read_bytes()
+    last_line(run(vocab(corpus_file, tmp_path / "slow.json"), "read", corpus_file, seconds=1), 0)
+    last_line(run(vocab(corpus_file, tmp_path / "plain.json")), 0)
+    assert (tmp_path / "slow.json").read_bytes() == (tmp_path / "plain.json").read_bytes()
 
 
 @pytest.mark.parametrize("part", ["train-lengths", "train-00000"], ids=["at the start", "in a step"])

@@ -120,10 +120,10 @@ def test_prepare_and_vocab_exit_with_2_and_write_nothing(tmp_path, vocabulary_fi
     (tmp_path / "corpus.txt").write_bytes(b"SQLite format 3\0" + np.arange(2000, dtype="<u2").tobytes())
     for command, output in (
         (["prepare", "--vocab", vocabulary_file, "--workers", 1], "data"),
-        (["vocab", "--size", 100], "made.txt"),
+        (["vocab", "--size", 100], "made.json"),
     ):
         arguments = [*command, "--input", tmp_path / "corpus.txt", "--output", tmp_path / output, "--errors", "replace"]
         assert cli.main([str(argument) for argument in arguments]) == 2
         assert f"{tmp_path / 'corpus.txt'}: " in capsys.readouterr().err
     assert not (tmp_path / "data" / "dataset.json").exists()
-    assert not (tmp_path / "made.txt").exists()
+    assert not (tmp_path / "made.json").exists()

@@ -16,7 +16,7 @@ from bert_jax.finetuning.inputs.task_files import BadRows
 from bert_jax.finetuning.inputs.text_files import read_texts
 from bert_jax.finetuning.tasks.glue import get_task, read_split
 from bert_jax.finetuning.tasks.text_tasks import own_task
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.wordpiece import wordpiece_tokenizer
 
 DEEP = "[" * 100_000 + "]" * 100_000
 GOOD = {"text": "the ship .", "label": 1}
@@ -135,7 +135,7 @@ def test_a_bad_row_before_the_first_usable_one_is_named_once(
     path.write_bytes(b"text,label\n" + bad + b"\nthe ship .,1\nthe owl .,2\n")
     keys = [("task.train", str(path))]
     config = load_config("finetune/text", keys, kind=FinetuneConfig)
-    own_task(config, Encoding(WordPieceTokenizer(vocabulary, lowercase=True), 16))
+    own_task(config, Encoding(wordpiece_tokenizer(vocabulary, lowercase=True), 16))
     assert caplog.text.count(f"{path}:2: ") == 1
 
 

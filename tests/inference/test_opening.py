@@ -22,7 +22,8 @@ from bert_jax.inference import opening
 from bert_jax.inference.opening import open_model_of
 from bert_jax.interop import huggingface, importing
 from bert_jax.interop.importing import import_checkpoint
-from bert_jax.text.sentencepiece.sentencepiece_training import train_sentencepiece
+from bert_jax.text.vocabulary_options import VocabularyOptions
+from bert_jax.text.vocabulary_training import train_vocabulary
 from bert_jax.training import checkpoints
 from bert_jax.training.checkpoints import open_checkpoint
 
@@ -123,7 +124,7 @@ def test_folder_with_sentencepiece_in_a_store_that_holds_no_checkpoints_loads(
     store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     texts = [document.lower() for document in helpers.make_corpus(40).splitlines() if document]
-    tokenizer = train_sentencepiece(texts, 150, kind="unigram", lowercase=True, strip_accents=True)
+    tokenizer = train_vocabulary(texts, VocabularyOptions(kind="unigram", size=150))
     checkpoint = sources.write_checkpoint(tmp_path / "pieces", tokenizer)
     huggingface.export(checkpoint, str(tmp_path / "hf"))
     for path in (tmp_path / "hf").iterdir():

@@ -11,8 +11,9 @@ from support import helpers, sources
 from bert_jax import cli
 from bert_jax.interop import huggingface
 from bert_jax.interop.model_card import Publication, model_card
-from bert_jax.text.sentencepiece.sentencepiece_training import train_sentencepiece
-from bert_jax.text.wordpiece import TokenizerRules, WordPieceTokenizer
+from bert_jax.text.vocabulary_options import VocabularyOptions
+from bert_jax.text.vocabulary_training import train_vocabulary
+from bert_jax.text.wordpiece import wordpiece_tokenizer
 from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.pretrain import pretrain
 
@@ -65,11 +66,9 @@ def test_the_kind_of_tokenizer_and_its_rules(vocabulary: list[str], tmp_path: Pa
     sentences = helpers.make_corpus(20).split("\n")
     tokenizers = {
         "WordPiece, uncased, accents stripped": checkpoint.tokenizer,
-        "WordPiece, uncased, accents kept": WordPieceTokenizer(vocabulary, True, TokenizerRules(strip_accents=False)),
-        "WordPiece, cased, accents kept": WordPieceTokenizer(vocabulary, False),
-        "SentencePiece (BPE), cased, accents kept": train_sentencepiece(
-            sentences, 200, kind="bpe", lowercase=False, strip_accents=False
-        ),
+        "WordPiece, uncased, accents kept": wordpiece_tokenizer(vocabulary, True, strip_accents=False),
+        "WordPiece, cased, accents kept": wordpiece_tokenizer(vocabulary, False),
+        "BPE, cased, accents kept": train_vocabulary(sentences, VocabularyOptions(kind="bpe", size=200, cased=True)),
     }
     for described, tokenizer in tokenizers.items():
         changed = dataclasses.replace(checkpoint, tokenizer=tokenizer)

@@ -44,7 +44,7 @@ def test_every_kept_step_has_a_folder(workdir: Path, tmp_path: Path, capsys: pyt
         alone = tmp_path / f"alone{step}"
         huggingface.export(open_checkpoint(str(workdir), step), str(alone))
         assert {path.name for path in (output / f"step{step}").iterdir()} == {path.name for path in alone.iterdir()}
-        for name in ("model.safetensors", "config.json", "tokenizer.json", "vocab.txt"):
+        for name in ("model.safetensors", "config.json", "vocab.txt", "tokenizer.json"):
             assert (output / f"step{step}" / name).read_bytes() == (alone / name).read_bytes()
         card = (output / f"step{step}" / "README.md").read_text()
         assert f'revision="step{step}"' in card

@@ -22,7 +22,7 @@ from bert_jax.sections import flatten
 from bert_jax.studies import study as module
 from bert_jax.studies.study import load_study, study
 from bert_jax.studies.study_table import Cell, Table, render, write_table
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.wordpiece import wordpiece_tokenizer
 from bert_jax.training.checkpoints import Checkpoint, save_parameters
 
 REPOSITORY = helpers.REPOSITORY
@@ -413,7 +413,7 @@ def test_a_figure_of_many_columns_has_several_lines(tmp_path: Path):
 def deep_encoder(vocabulary: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Writes an encoder with as many layers and positions as the paper's tables read."""
     folder = tmp_path_factory.mktemp("deep") / "encoder"
-    tokenizer = WordPieceTokenizer(vocabulary, lowercase=True)
+    tokenizer = wordpiece_tokenizer(vocabulary, lowercase=True)
     model = BertConfig(
         vocab_size=tokenizer.vocab_size, hidden_size=8, num_hidden_layers=4, num_attention_heads=2, intermediate_size=8,
         max_position_embeddings=512,

@@ -6,8 +6,7 @@ from support import helpers, sources
 
 from bert_jax.config import PretrainConfig, load_config
 from bert_jax.text.vocabulary_extension import extend_vocabulary
-from bert_jax.text.vocabulary_record import save_vocabulary
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.wordpiece import wordpiece_tokenizer
 from bert_jax.training.checkpoints import Checkpoint
 
 NEW_WORDS = ["shipwreck", "moonlit", *(f"sailor{letter}" for letter in "abcdefgh")]
@@ -25,10 +24,10 @@ def write_domain(folder: Path, vocabulary: list[str], *, extended: bool = False,
     for number, word in enumerate(["ship", "moon", "sailor", "sailor"]):
         text = text.replace(f"the {word} ", f"the {NEW_WORDS[number]} ", 200)
     (folder / "corpus.txt").write_text(text)
-    tokenizer = WordPieceTokenizer(vocabulary, lowercase=True)
+    tokenizer = wordpiece_tokenizer(vocabulary, lowercase=True)
     tokenizer = extend_vocabulary(tokenizer, NEW_WORDS) if extended else tokenizer
-    save_vocabulary(str(folder / "vocab.txt"), tokenizer)
-    helpers.prepare_dataset(folder / "corpus.txt", folder / "vocab.txt", folder / "data", **options)
+    (folder / "tokenizer.json").write_bytes(tokenizer.file_bytes())
+    helpers.prepare_dataset(folder / "corpus.txt", folder / "tokenizer.json", folder / "data", **options)
     return folder / "data"
 
 

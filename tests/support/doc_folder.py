@@ -64,13 +64,13 @@ class Store:
             "tasks": (lambda: self._sst2("tasks/glue"), ()),
             "squad": (self._squad, ()),
             "conll2003": (self._conll, ()),
-            "vocab.txt": (
-                lambda: self._run("vocab", "--input", "text/*.txt", "wiki/*.jsonl.gz", "--output", "vocab.txt"),
+            "tokenizer.json": (
+                lambda: self._run("vocab", "--input", "text/*.txt", "wiki/*.jsonl.gz", "--output", "tokenizer.json"),
                 ("text", "wiki"),
             ),
-            "data": (lambda: self._prepare("data", 128), ("vocab.txt",)),
-            "data128": (lambda: self._prepare("data128", 128), ("vocab.txt",)),
-            "data512": (lambda: self._prepare("data512", 512), ("vocab.txt",)),
+            "data": (lambda: self._prepare("data", 128), ("tokenizer.json",)),
+            "data128": (lambda: self._prepare("data128", 128), ("tokenizer.json",)),
+            "data512": (lambda: self._prepare("data512", 512), ("tokenizer.json",)),
             "runs/base": (
                 lambda: self._run("pretrain", "--config=bert_base", "--workdir=runs/base", "--config.data.path=data"),
                 ("data",),
@@ -141,7 +141,7 @@ class Store:
 
     def _prepare(self, name: str, seq_len: int) -> None:
         self._run(
-            "prepare", "--input", "text/*.txt", "wiki/*.jsonl.gz", "--vocab", "vocab.txt", "--output", name,
+            "prepare", "--input", "text/*.txt", "wiki/*.jsonl.gz", "--vocab", "tokenizer.json", "--output", name,
             "--seq_len", str(seq_len),
         )  # fmt: skip
 

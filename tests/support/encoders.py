@@ -9,9 +9,10 @@ from support import helpers
 
 from bert_jax.model import BertConfig, initialize
 from bert_jax.model.bert import HEADS
-from bert_jax.text.sentencepiece.sentencepiece_training import train_sentencepiece
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.vocabulary_options import VocabularyOptions
+from bert_jax.text.vocabulary_training import train_vocabulary
+from bert_jax.text.wordpiece import wordpiece_tokenizer
 from bert_jax.training.checkpoints import save_parameters
 
 
@@ -28,12 +29,12 @@ def save_encoder(folder: Path, tokenizer: Tokenizer) -> Path:
 @pytest.fixture(scope="session")
 def checkpoint(vocabulary: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An encoder with its initial values."""
-    return save_encoder(tmp_path_factory.mktemp("encoder") / "encoder", WordPieceTokenizer(vocabulary, lowercase=True))
+    return save_encoder(tmp_path_factory.mktemp("encoder") / "encoder", wordpiece_tokenizer(vocabulary, lowercase=True))
 
 
 @pytest.fixture(scope="session")
 def sentencepiece_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An encoder with its initial values and a BPE vocabulary, in which some words are several pieces."""
     corpus = helpers.make_corpus(80).split("\n")
-    tokenizer = train_sentencepiece(corpus, 150, kind="bpe", lowercase=True, strip_accents=True)
+    tokenizer = train_vocabulary(corpus, VocabularyOptions(kind="bpe", size=150))
     return save_encoder(tmp_path_factory.mktemp("encoder") / "encoder", tokenizer)

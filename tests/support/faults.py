@@ -32,7 +32,7 @@ def vocab(corpus: Path, output: Path) -> list[object]:
 def command(name: str, made: Path, dataset: Path, corpus: Path, vocabulary: Path, output: Path) -> list[object]:
     training = helpers.flags({**TRAINING, "data.path": dataset})
     return {
-        "vocab": vocab(corpus, output / "vocab.txt"),
+        "vocab": vocab(corpus, output / "tokenizer.json"),
         "prepare": ["prepare", "--input", corpus, "--vocab", vocabulary, "--output", output, "--sentences", "lines"],
         "pretrain": ["pretrain", "--config=bert_tiny", f"--workdir={output}", *training],
         "export": ["export", "--checkpoint", made / "run", "--output", output],

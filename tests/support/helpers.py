@@ -21,8 +21,8 @@ from bert_jax.config import PretrainConfig, load_config
 from bert_jax.data.dataset import DatasetInfo
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.text.tokenizer import SPECIAL_TOKENS
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.tokenizer import SPECIAL_TOKENS, read_tokenizer
+from bert_jax.text.wordpiece import wordpiece_tokenizer
 from bert_jax.training import phases
 from bert_jax.training.phases import Phase
 
@@ -67,11 +67,16 @@ def make_corpus(documents: int, seed: int = 0, sentences: tuple[int, int] = (2, 
     return "\n\n".join(result) + "\n"
 
 
+def write_tokenizer(path: Path, pieces: Sequence[str], *, lowercase: bool = True) -> None:
+    """Writes the `tokenizer.json` of a WordPiece vocabulary."""
+    path.write_bytes(wordpiece_tokenizer(pieces, lowercase).file_bytes())
+
+
 def prepare_dataset(corpus: Path, vocabulary: Path, output: Path, workers: int = 1, **options: object) -> DatasetInfo:
     chosen = {"seq_len": 64, "eval_fraction": 0.1, "sentences": "lines", **options}
     return prepare(
         [str(corpus)],
-        WordPieceTokenizer.from_file(str(vocabulary)),
+        read_tokenizer(vocabulary),
         str(output),
         PrepareOptions(**chosen),  # type: ignore[arg-type]
         workers=workers,

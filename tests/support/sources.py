@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from etils import epath
 from safetensors.numpy import load_file, save_file
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import models, normalizers, pre_tokenizers
 
 from bert_jax.errors import InputError
 from bert_jax.interop import huggingface
@@ -18,9 +19,8 @@ from bert_jax.interop.importing import import_checkpoint
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import HEADS, Parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.text.sentencepiece.sentencepiece_tokenizer import SentencePieceTokenizer
-from bert_jax.text.tokenizer import SPECIAL_TOKENS
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_jax.text.wordpiece import wordpiece_tokenizer
 from bert_jax.training.checkpoints import Checkpoint, open_checkpoint, save_parameters
 
 # Two layers, so that tests detect swapped layers; three heads of 16, so that all sizes differ.
@@ -42,9 +42,9 @@ def random_parameters(config: BertConfig, heads: Collection[str]) -> Parameters:
 
 
 def write_checkpoint(
-    folder: Path, vocabulary: list[str] | SentencePieceTokenizer, heads: Collection[str] = HEADS, **sizes: object
+    folder: Path, vocabulary: list[str] | Tokenizer, heads: Collection[str] = HEADS, **sizes: object
 ) -> Checkpoint:
-    tokenizer = WordPieceTokenizer(vocabulary, lowercase=True) if isinstance(vocabulary, list) else vocabulary
+    tokenizer = wordpiece_tokenizer(vocabulary, lowercase=True) if isinstance(vocabulary, list) else vocabulary
     config = BertConfig(**{"vocab_size": tokenizer.vocab_size, **SIZES, **sizes})  # type: ignore[arg-type]
     save_parameters(
         epath.Path(folder), random_parameters(config, heads), bert_config=config, tokenizer=tokenizer, heads=heads
@@ -75,7 +75,7 @@ def write_source(folder: Path, vocabulary: list[str], heads: Collection[str] = H
 def write_tokenizer(folder: Path, vocabulary: list[str], *, lowercase: bool = True) -> None:
     """Writes the tokenizer files of a typical folder, with `vocab.txt`."""
     ids = {piece: number for number, piece in enumerate(vocabulary)}
-    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
+    tokenizer = FastTokenizer(models.WordPiece(ids, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))

@@ -8,16 +8,17 @@ from typing import Any
 from support import helpers
 
 from bert_jax.finetuning.inputs.squad_files import Answer, Question
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.wordpiece import wordpiece_tokenizer
 
 PUNCTUATION = "()-,'$"
 DIGITS = "0123456789"
 
 
-def tokenizer(lowercase: bool = True) -> WordPieceTokenizer:
+def tokenizer(lowercase: bool = True) -> Tokenizer:
     """Returns a tokenizer of ASCII letters and digits, the synthetic language's words, punctuation and Chinese."""
     more = [*PUNCTUATION, *DIGITS, *(f"##{digit}" for digit in DIGITS), "日", "本", "ᄒ", "##ᅡ", "##ᆫ"]
-    return WordPieceTokenizer([*helpers.make_vocabulary(), *more], lowercase)
+    return wordpiece_tokenizer([*helpers.make_vocabulary(), *more], lowercase)
 
 
 def question(context: str, answer: str | None = None, ask: str = "the old fox ?", name: str = "q") -> Question:

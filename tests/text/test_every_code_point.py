@@ -16,9 +16,13 @@ from functools import cache
 
 import pytest
 from support.reference_tokenizer import is_chinese, tokenize, words
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import models
 
-from bert_jax.text.vocabulary import count_words
-from bert_jax.text.wordpiece import WordPieceTokenizer, normalizer, pre_tokenizer
+from bert_jax.text.conversion import convert_vocabulary
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.vocabulary_training import count_words
+from bert_jax.text.wordpiece import normalizer, pre_tokenizer
 
 EVERYTHING = [*range(0xD800), *range(0xE000, 0x110000)]  # but surrogates, which are no characters
 SCRIPTS = [p for p in EVERYTHING if p < 0x20000 or 0xE0000 <= p < 0xE1000]
@@ -157,19 +161,21 @@ def test_text_of_all_code_points(lowercase):
 def test_a_vocabulary_is_learnt_from_the_same_words(lowercase):
     texts = [*GREEK, "ÉCOLE\ue000 a\tb\u2028c 中国\U0002b820x a\u0085b ⹕z, x\u200by", "a" * 200 + " " + "b" * 201]
     expected = Counter(word for text in texts for word in words(text, lowercase))
-    assert count_words(texts, lowercase) == expected
+    splitting = FastTokenizer(models.WordPiece(unk_token="[UNK]"))
+    splitting.normalizer, splitting.pre_tokenizer = normalizer(lowercase), pre_tokenizer()
+    assert count_words(texts, splitting) == expected
 
 
 RELEASED = [("uncased", True), ("cased", False), ("multilingual-cased", False)]
 
 
 @pytest.fixture(scope="module", params=RELEASED, ids=[name for name, _ in RELEASED])
-def released(request, data_dir) -> WordPieceTokenizer:
-    name, lowercase = request.param
-    return WordPieceTokenizer.from_file(str(data_dir / f"vocab/bert-base-{name}-vocab.txt"), lowercase)
+def released(request, data_dir) -> Tokenizer:
+    name, _ = request.param
+    return convert_vocabulary(str(data_dir / f"vocab/bert-base-{name}-vocab.txt"))
 
 
-def expected_ids(tokenizer: WordPieceTokenizer, texts: list[str]) -> list[list[int]]:
+def expected_ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     vocabulary = {piece: index for index, piece in enumerate(tokenizer.vocab)}
     return [[vocabulary[piece] for piece in tokenize(text, vocabulary, tokenizer.lowercase)] for text in texts]
 

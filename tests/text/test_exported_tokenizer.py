@@ -3,8 +3,9 @@
 import pytest
 from support.reference_tokenizer import tokenize, words
 
-from bert_jax.text.tokenizer import SPECIAL_TOKENS
-from bert_jax.text.wordpiece import CONTINUATION, WordPieceTokenizer
+from bert_jax.text.conversion import convert_vocabulary
+from bert_jax.text.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_jax.text.wordpiece import CONTINUATION, wordpiece_tokenizer
 
 PLAIN = [
     "", " \t\r\n", "Hello, World! It's £3.50 (~€4) at 5^2 `o'clock`…", "un-BELIEVABLE ##ing # #ing @user https://a.b/c_d",
@@ -23,10 +24,10 @@ SPECIAL += ["[MASK]\u0301", "[MA\u200bSK]"]
 MADE, RELEASED = ["made, uncased", "made, cased"], ["uncased", "cased", "multilingual-cased"]
 
 
-def made(lowercase: bool) -> WordPieceTokenizer:
+def made(lowercase: bool) -> Tokenizer:
     """Vocabulary with an initial and a `##` piece for every character, so that all characters have different ids."""
     characters = sorted({c for text in [*PLAIN, *SPECIAL] for word in words(text, lowercase) for c in word})
-    return WordPieceTokenizer([*SPECIAL_TOKENS, *characters, *(CONTINUATION + c for c in characters)], lowercase)
+    return wordpiece_tokenizer([*SPECIAL_TOKENS, *characters, *(CONTINUATION + c for c in characters)], lowercase)
 
 
 @pytest.fixture(scope="module", params=[*MADE, *RELEASED])
@@ -38,9 +39,9 @@ def both(request, tmp_path_factory):
         ours = made(lowercase)
     else:
         data_dir = request.getfixturevalue("data_dir")
-        ours = WordPieceTokenizer.from_file(str(data_dir / f"vocab/bert-base-{request.param}-vocab.txt"), lowercase)
+        ours = convert_vocabulary(str(data_dir / f"vocab/bert-base-{request.param}-vocab.txt"))
     folder = tmp_path_factory.mktemp("exported")
-    ours.save_huggingface(str(folder), model_max_length=512)
+    ours.save(folder, model_max_length=512)
     return ours, transformers.AutoTokenizer.from_pretrained(str(folder))
 
 

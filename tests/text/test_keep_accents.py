@@ -9,6 +9,7 @@ import pytest
 from bert_jax import cli
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.inspection import inspect_dataset
+from bert_jax.text.tokenizer import read_tokenizer
 
 KOREAN = [
     "나는 오늘 학교에 간다.", "우리는 어제 바다에서 물고기를 보았다.", "어머니는 시장에서 사과를 사셨다.",
@@ -34,13 +35,22 @@ DO_WITHOUT = {
 
 def vocab(folder, documents, *options: object, size: int = 400) -> int:
     (folder / "text.txt").write_text("\n\n".join(documents * 4) + "\n")
-    arguments = ["vocab", "--input", folder / "text.txt", "--output", folder / "vocab.txt", "--size", size, *options]
+    arguments = [
+        "vocab",
+        "--input",
+        folder / "text.txt",
+        "--output",
+        folder / "tokenizer.json",
+        "--size",
+        size,
+        *options,
+    ]
     return cli.main([str(argument) for argument in arguments])
 
 
 def prepare(folder, *options: object) -> PreparedDataset:
     arguments = [
-        "prepare", "--input", folder / "text.txt", "--vocab", folder / "vocab.txt", "--output", folder / "data",
+        "prepare", "--input", folder / "text.txt", "--vocab", folder / "tokenizer.json", "--output", folder / "data",
         "--pairs", "none", "--workers", 1, "--seq_len", 32, *options,
     ]  # fmt: skip
     assert cli.main([str(argument) for argument in arguments]) == 0
@@ -89,7 +99,7 @@ def test_uncased_korean_keeps_its_syllables(tmp_path):
     assert dataset.tokenizer.decode(dataset.tokenizer.encode_batch(["우산을 BOOK"])[0]) == "우산을 book"
     assert not any("\u1100" <= character <= "\u11ff" for piece in pieces for character in piece)
     assert inspect_dataset(str(tmp_path / "data"))["unk_rate"] == 0
-    assert json.loads((tmp_path / "vocab.txt.json").read_text())["strip_accents"] is False
+    assert not read_tokenizer(tmp_path / "tokenizer.json").strip_accents
 
 
 def test_without_the_option_syllables_are_split(tmp_path):
@@ -108,7 +118,7 @@ def test_korean_wikipedia(data_dir, tmp_path):
     for name, chosen in (("train", articles[held_out:]), ("text", articles[:held_out])):
         rows = (json.dumps({"text": text}, ensure_ascii=False) for text in chosen)
         (tmp_path / f"{name}.txt").write_text("\n".join(rows) + "\n")
-    words = ["vocab", "--input", tmp_path / "train.txt", "--output", tmp_path / "vocab.txt", "--size", 16_000]
+    words = ["vocab", "--input", tmp_path / "train.txt", "--output", tmp_path / "tokenizer.json", "--size", 16_000]
     assert cli.main([*map(str, words), "--keep_accents"]) == 0
     prepare(tmp_path, "--language", "ko")
     report = inspect_dataset(str(tmp_path / "data"))

@@ -8,7 +8,7 @@ import bert_jax
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.inference.pretrained import fill_mask
 from bert_jax.text.tokenizer import SPECIAL_TOKENS
-from bert_jax.text.wordpiece import TokenizerRules, WordPieceTokenizer
+from bert_jax.text.wordpiece import wordpiece_tokenizer
 
 LITERALS = [
     "[SEP] the ship [SEP]", "the [MASK] ship", "[CLS] the ship", "[PAD] [PAD] the ship", "the ship [UNK] sees",
@@ -37,7 +37,7 @@ def test_no_special_token_comes_out_of_a_corpus(pieces, tmp_path, lowercase):
     corpus = tmp_path / "corpus.txt"
     documents = ["\n".join(f"the ship sees {text}\n{text}" for text in LITERALS[n:] + LITERALS[:n]) for n in range(19)]
     corpus.write_text("\n\n".join(documents) + "\n")
-    tokenizer = WordPieceTokenizer(pieces, lowercase)
+    tokenizer = wordpiece_tokenizer(pieces, lowercase)
     helpers.prepare(
         [str(corpus)],
         tokenizer,
@@ -62,7 +62,7 @@ def test_no_special_token_comes_out_of_a_corpus(pieces, tmp_path, lowercase):
 
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_no_special_token_comes_out_of_pretokenized_text(pieces, lowercase):
-    tokenizer = WordPieceTokenizer(pieces, lowercase, TokenizerRules(text="pretokenized"))
+    tokenizer = wordpiece_tokenizer(pieces, lowercase, text="pretokenized")
     special = {tokenizer.token_to_id(token) for token in SPECIAL_TOKENS if token != "[UNK]"}
     texts = ["the [MASK] ship [SEP] sees", *LITERALS]
     assert not special & {index for ids in tokenizer.encode_batch(texts) for index in ids}

@@ -8,7 +8,7 @@ import pytest
 from support import reference_tokenizer as reference
 from support import squad_examples
 
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 ALPHABET = [
     *"abcXYZ 09.-($\t\n", " ", "é", "É", "e\u0301", "o\u0302\u0301", "ñ", "ﬁ", "İ", "ß", "Σ", "ς", "½", "Ǆ",
@@ -45,7 +45,7 @@ def places(text: str, lowercase: bool) -> list[list[tuple[str, int]]]:
     return [word for word in result if word]
 
 
-def slow_offsets(text: str, tokenizer: WordPieceTokenizer) -> list[tuple[int, int, int]]:
+def slow_offsets(text: str, tokenizer: Tokenizer) -> list[tuple[int, int, int]]:
     """Returns id, begin and end of every token."""
     vocabulary = set(tokenizer.vocab)
     result = []
@@ -61,13 +61,13 @@ def slow_offsets(text: str, tokenizer: WordPieceTokenizer) -> list[tuple[int, in
     return result
 
 
-def fast_offsets(text: str, tokenizer: WordPieceTokenizer) -> list[tuple[int, int, int]]:
+def fast_offsets(text: str, tokenizer: Tokenizer) -> list[tuple[int, int, int]]:
     ((ids, offsets),) = tokenizer.encode_batch_with_offsets([text])
     return [(index, *pair) for index, pair in zip(ids, offsets.tolist(), strict=True)]
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["uncased", "cased"])
-def tokenizer(request: pytest.FixtureRequest) -> WordPieceTokenizer:
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     return squad_examples.tokenizer(request.param)
 
 
@@ -90,7 +90,7 @@ def test_what_tokens_stand_for():
         assert [text[begin:end] for _, begin, end in fast_offsets(text, uncased)] == expected, repr(text)
 
 
-def test_random_texts(tokenizer: WordPieceTokenizer):
+def test_random_texts(tokenizer: Tokenizer):
     rng = random.Random(1)
     texts = ["".join(rng.choices(ALPHABET, k=rng.randint(0, 30))) for _ in range(4_000)]
     encoded = tokenizer.encode_batch_with_offsets(texts)
@@ -102,7 +102,7 @@ def test_random_texts(tokenizer: WordPieceTokenizer):
 
 
 @pytest.mark.long
-def test_every_code_point(tokenizer: WordPieceTokenizer):
+def test_every_code_point(tokenizer: Tokenizer):
     """Offsets differ only for code points that the docstring of `tokenization.py` lists as split differently."""
     different = []
     for point in range(sys.maxunicode + 1):

@@ -18,7 +18,7 @@ from bert_jax.finetuning.tasks.ner_windows import encode_windows
 from bert_jax.finetuning.tasks.squad_windows import build_windows
 from bert_jax.model import BertConfig
 from bert_jax.model.bert import HEADS
-from bert_jax.text.vocabulary_record import open_vocabulary
+from bert_jax.text.tokenizer import read_tokenizer
 from bert_jax.training.checkpoints import save_parameters
 
 # As MeCab, mecab-ko and a Chinese segmenter write it. BERT's own rules split "2,000", "AI-기반" and Chinese words, and
@@ -38,9 +38,9 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pretokenized")
     documents = ["\n".join(lines * 3) for lines in DOCUMENTS.values()]
     (folder / "text.txt").write_text("\n\n".join(documents) + "\n")
-    arguments = ["vocab", "--input", folder / "text.txt", "--output", folder / "vocab.txt", "--size", 400]
+    arguments = ["vocab", "--input", folder / "text.txt", "--output", folder / "tokenizer.json", "--size", 400]
     assert run(*arguments, "--pretokenized", "--cased", "--character_coverage", 1) == 0
-    tokenizer = open_vocabulary(str(folder / "vocab.txt"))
+    tokenizer = read_tokenizer(folder / "tokenizer.json")
     config = BertConfig(vocab_size=tokenizer.vocab_size, **sources.SIZES)
     parameters = sources.random_parameters(config, HEADS)
     save_parameters(epath.Path(folder / "checkpoint"), parameters, bert_config=config, tokenizer=tokenizer, heads=HEADS)
@@ -57,13 +57,12 @@ def words_of(tokenizer, ids) -> list[str]:
 
 
 def test_each_word_is_one_of_the_texts(folder):
-    tokenizer = open_vocabulary(str(folder / "vocab.txt"))
+    tokenizer = read_tokenizer(folder / "tokenizer.json")
     for line, ids in zip(LINES, tokenizer.encode_batch(LINES), strict=True):
         assert words_of(tokenizer, ids) == line.split()
         starts = ~tokenizer.continues_word(np.array([ids]))[0]
         assert starts.sum() == len(line.split())
-    record = json.loads((folder / "vocab.txt.json").read_text())
-    assert record["text_rules"] == "pretokenized"
+    assert tokenizer.is_pretokenized
 
 
 @pytest.mark.parametrize("options", [["--sentences", "lines"], [], ["--language", "ja"], ["--language", "ko"]])
@@ -72,11 +71,12 @@ def test_a_dataset_has_the_words_of_the_text(options, folder, tmp_path):
     paragraphs = [" ".join(lines) if "--sentences" not in options else "\n".join(lines) for lines in DOCUMENTS.values()]
     (tmp_path / "text.txt").write_text("\n\n".join(paragraphs) + "\n")
     assert run(
-        "prepare", "--input", tmp_path / "text.txt", "--vocab", folder / "vocab.txt", "--output", tmp_path / "data",
+        "prepare", "--input", tmp_path / "text.txt", "--vocab", folder / "tokenizer.json",
+        "--output", tmp_path / "data",
         "--pairs", "none", "--workers", 1, "--seq_len", 64, "--eval_fraction", 0, "--short_seq_prob", 0, *options,
     ) == 0  # fmt: skip
     dataset = PreparedDataset(str(tmp_path / "data"))
-    assert dataset.info.tokenizer["text_rules"] == "pretokenized"
+    assert dataset.tokenizer.is_pretokenized
     assert dataset.info.splits["train"].sentences == len(LINES)
     expected = np.bincount(
         np.concatenate(dataset.tokenizer.encode_batch(LINES)), minlength=dataset.tokenizer.vocab_size
@@ -87,10 +87,10 @@ def test_a_dataset_has_the_words_of_the_text(options, folder, tmp_path):
 def test_a_mask_is_a_word(folder, capsys):
     assert run("fill-mask", "--checkpoint", folder / "checkpoint", "--json", "本 は [MASK] 円 だっ た 。") == 0
     (found,) = json.loads(capsys.readouterr().out)["texts"]
-    tokenizer = open_vocabulary(str(folder / "vocab.txt"))
+    tokenizer = read_tokenizer(folder / "tokenizer.json")
     for filling in found["masks"][0]:
         piece = filling["token"]
-        if not tokenizer.continuation[tokenizer.token_to_id(piece)]:
+        if not tokenizer.is_attached(tokenizer.token_to_id(piece)):
             assert filling["text"] == f"本 は {piece} 円 だっ た 。"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.text.sequences import encode_sequence, truncate_pair
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer, read_tokenizer
 
 
 def truncate_one_by_one(a: list[int], b: list[int], limit: int) -> tuple[list[int], list[int]]:
@@ -25,11 +25,11 @@ def test_pairs_are_truncated_like_the_reference():
 
 
 @pytest.fixture
-def tokenizer(vocabulary_file: Path) -> WordPieceTokenizer:
-    return WordPieceTokenizer.from_file(str(vocabulary_file))
+def tokenizer(vocabulary_file: Path) -> Tokenizer:
+    return read_tokenizer(vocabulary_file)
 
 
-def test_special_tokens_and_segments(tokenizer: WordPieceTokenizer):
+def test_special_tokens_and_segments(tokenizer: Tokenizer):
     cls, sep = tokenizer.cls_id, tokenizer.sep_id
     one = encode_sequence(tokenizer, [7, 8, 9], None, 8)
     assert (one.input_ids, one.first_length) == ((cls, 7, 8, 9, sep), 5)

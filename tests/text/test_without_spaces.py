@@ -59,7 +59,7 @@ def prepare(folder, vocabulary, language: str) -> PreparedDataset:
 def test_pieces_of_sentences_without_spaces(language, tmp_path):
     """BPE, since a unigram model of so little text has hardly a piece of two characters."""
     lines = write_corpus(tmp_path, language)
-    vocabulary = tmp_path / "bpe.model"
+    vocabulary = tmp_path / "bpe.json"
     kind = ["--kind", "bpe", "--size", 80, "--character_coverage", 1]
     assert run("vocab", "--input", tmp_path / "text.txt", "--output", vocabulary, *kind) == 0
     dataset = prepare(tmp_path, vocabulary, language)
@@ -80,7 +80,7 @@ def test_pieces_of_sentences_without_spaces(language, tmp_path):
 def test_a_model_of_text_without_spaces(language, options, tmp_path, capsys):
     """Pre-trained for a few steps with whole-word masks, it fills the mask in the middle of a sentence."""
     lines = write_corpus(tmp_path, language)
-    vocabulary = tmp_path / "vocabulary"
+    vocabulary = tmp_path / "vocabulary.json"
     options = [*options, "--character_coverage", 1]
     assert run("vocab", "--input", tmp_path / "text.txt", "--output", vocabulary, *options) == 0
     tokenizer = prepare(tmp_path, vocabulary, language).tokenizer
@@ -108,9 +108,9 @@ def test_a_model_of_text_without_spaces(language, options, tmp_path, capsys):
 
 def test_chinese_is_split_by_character(tmp_path):
     lines = write_corpus(tmp_path, "zh")
-    arguments = ["--input", tmp_path / "text.txt", "--output", tmp_path / "vocab.txt", "--size", 200]
+    arguments = ["--input", tmp_path / "text.txt", "--output", tmp_path / "tokenizer.json", "--size", 200]
     assert run("vocab", *arguments) == 0
-    dataset = prepare(tmp_path, tmp_path / "vocab.txt", "zh")
+    dataset = prepare(tmp_path, tmp_path / "tokenizer.json", "zh")
     assert sum(split.sentences for split in dataset.info.splits.values()) == len(lines)
     for line, ids in zip(lines, dataset.tokenizer.encode_batch(lines), strict=True):
         assert [dataset.tokenizer.id_to_token(token) for token in ids] == list(line)
@@ -124,9 +124,9 @@ def warned(capsys, text: str) -> bool:
 def test_wordpiece_of_text_without_spaces_is_warned_of(language, tmp_path, capsys):
     (tmp_path / "text.txt").write_text("\n\n".join("".join(lines) for lines in corpus(language)) + "\n")
     arguments = ["vocab", "--input", tmp_path / "text.txt", "--size", 900, "--keep_accents", "--output"]
-    assert run(*arguments, tmp_path / "vocab.txt") == 0
+    assert run(*arguments, tmp_path / "tokenizer.json") == 0
     assert warned(capsys, "--kind unigram")
-    assert run(*arguments, tmp_path / "unigram.model", "--kind", "unigram", "--size", 80) == 0
+    assert run(*arguments, tmp_path / "unigram.json", "--kind", "unigram", "--size", 80) == 0
     assert not warned(capsys, "--kind unigram")
 
 
@@ -143,14 +143,16 @@ def test_wordpiece_of_text_without_spaces_is_warned_of(language, tmp_path, capsy
 )
 def test_words_of_other_languages_are_short_enough(text, tmp_path, capsys):
     (tmp_path / "text.txt").write_text(f"{text}\n" * 4)
-    arguments = ["vocab", "--input", tmp_path / "text.txt", "--output", tmp_path / "vocab.txt", "--keep_accents"]
+    arguments = ["vocab", "--input", tmp_path / "text.txt", "--output", tmp_path / "tokenizer.json", "--keep_accents"]
     assert run(*arguments) == 0
     assert not warned(capsys, "--kind unigram")
 
 
 def test_a_corpus_of_words_that_are_all_too_long_is_refused(tmp_path, capsys):
     (tmp_path / "text.txt").write_text("กินข้าว" * 40 + "\n")
-    assert run("vocab", "--input", tmp_path / "text.txt", "--output", tmp_path / "vocab.txt", "--keep_accents") == 2
+    assert (
+        run("vocab", "--input", tmp_path / "text.txt", "--output", tmp_path / "tokenizer.json", "--keep_accents") == 2
+    )
     error = capsys.readouterr().err
     assert "--kind unigram" in error
     assert "200" in error
@@ -159,7 +161,7 @@ def test_a_corpus_of_words_that_are_all_too_long_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize("language", ["th", "lo"])
 def test_splitting_thai_names_the_option(language, tmp_path, capsys):
     write_corpus(tmp_path, language)
-    vocabulary = tmp_path / "unigram.model"
+    vocabulary = tmp_path / "unigram.json"
     kind = ["--kind", "unigram", "--size", 90]
     assert run("vocab", "--input", tmp_path / "text.txt", "--output", vocabulary, *kind) == 0
     arguments = ["prepare", "--input", tmp_path / "text.txt", "--vocab", vocabulary, "--workers", 1]

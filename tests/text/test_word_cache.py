@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from bert_jax.text import word_cache as module
+from bert_jax.text.conversion import convert_vocabulary
 from bert_jax.text.word_cache import WordCache, word_cache
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.wordpiece import wordpiece_tokenizer
 
 
 def assert_same(tokenizer, texts, cache=None):
@@ -26,7 +27,7 @@ def assert_same(tokenizer, texts, cache=None):
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_odd_texts(vocabulary, lowercase):
     """Samples of disputed white space, context-dependent characters and long words."""
-    tokenizer = WordPieceTokenizer([*dict.fromkeys([*vocabulary, *"σςabé.", "##σ", "##ς", "##a", "##b"])], lowercase)
+    tokenizer = wordpiece_tokenizer([*dict.fromkeys([*vocabulary, *"σςabé.", "##σ", "##ς", "##a", "##b"])], lowercase)
     odd = [
         *" \t\r\x0b\x0c\x1c\x1f\x85\xa0\u2028\u2029\u3000\u200b\ufeff\x00'.,-",
         "Σ",
@@ -47,9 +48,7 @@ def test_odd_texts(vocabulary, lowercase):
 @pytest.mark.parametrize("characters", [20_000, pytest.param(-1, marks=pytest.mark.long)], ids=["start", "all"])
 def test_real_text(characters, lowercase, data_dir):
     """Reads the start of each file, at least `characters` characters of it if it has them; the long test reads all."""
-    tokenizer = WordPieceTokenizer.from_file(
-        str(data_dir / "vocab" / f"bert-base-{'un' if lowercase else ''}cased-vocab.txt"), lowercase
-    )
+    tokenizer = convert_vocabulary(str(data_dir / "vocab" / f"bert-base-{'un' if lowercase else ''}cased-vocab.txt"))
     cache = WordCache(tokenizer)
     files = sorted((data_dir / "corpus").rglob("*"))
     read = 0
@@ -80,7 +79,7 @@ def test_one_for_a_process(tokenizer):
     """Tasks unpickle a tokenizer each, but share one cache."""
     assert pickle.loads(pickle.dumps(tokenizer)) is pickle.loads(pickle.dumps(tokenizer))
     assert word_cache(tokenizer) is word_cache(tokenizer)
-    other = WordPieceTokenizer(tokenizer.vocab, not tokenizer.lowercase)
+    other = wordpiece_tokenizer(tokenizer.vocab, not tokenizer.lowercase)
     assert pickle.loads(pickle.dumps(other)).lowercase is other.lowercase
 
 
@@ -92,6 +91,8 @@ def test_threads(tokenizer, monkeypatch):
     cache = WordCache(tokenizer)
 
     class Slow:
+        encodes_words = True
+
         def encode_batch(self, words):
             time.sleep(0.002)
             return tokenizer.encode_batch(words)

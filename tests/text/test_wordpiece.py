@@ -1,13 +1,14 @@
 import json
 import pickle
 
-import numpy as np
 import pytest
-from tokenizers import Tokenizer
+from etils import epath
+from tokenizers import Tokenizer as FastTokenizer
 
 from bert_jax.errors import InputError
-from bert_jax.text.tokenizer import SPECIAL_TOKENS
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.conversion import convert_vocabulary, read_vocab_file
+from bert_jax.text.tokenizer import SPECIAL_TOKENS, Tokenizer, read_tokenizer
+from bert_jax.text.wordpiece import wordpiece_tokenizer
 
 PIECES = [
     *SPECIAL_TOKENS,
@@ -28,11 +29,11 @@ PIECES += ["中", "国", "a", "##a", "the"]
 
 
 @pytest.fixture
-def tokenizer() -> WordPieceTokenizer:
-    return WordPieceTokenizer(PIECES, lowercase=True)
+def tokenizer() -> Tokenizer:
+    return wordpiece_tokenizer(PIECES, lowercase=True)
 
 
-def pieces(tokenizer: WordPieceTokenizer, text: str) -> list[str]:
+def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
     return [tokenizer.id_to_token(index) for index in tokenizer.encode_batch([text])[0]]
 
 
@@ -49,7 +50,7 @@ def test_words_above_200_characters_are_unknown(tokenizer):
 
 
 def test_a_cased_vocabulary_keeps_case_and_accents():
-    tokenizer = WordPieceTokenizer(PIECES, lowercase=False)
+    tokenizer = wordpiece_tokenizer(PIECES, lowercase=False)
     assert pieces(tokenizer, "Unaffable café UN") == ["Un", "##aff", "##able", "café", "[UNK]"]
 
 
@@ -78,8 +79,7 @@ def test_attributes(tokenizer):
     )
     assert tokenizer.vocab == tuple(PIECES)
     assert tokenizer.vocab_size == len(PIECES)
-    assert tokenizer.continuation.dtype == np.bool_
-    assert [piece for piece, tail in zip(PIECES, tokenizer.continuation, strict=True) if tail] == [
+    assert [piece for index, piece in enumerate(PIECES) if tokenizer.is_attached(index)] == [
         "##aff",
         "##able",
         "##ing",
@@ -94,30 +94,30 @@ def test_attributes(tokenizer):
 
 
 def test_the_hash_is_of_all_that_decides_the_ids(tokenizer):
-    assert tokenizer.sha256 == WordPieceTokenizer(list(PIECES), lowercase=True).sha256
-    others = [WordPieceTokenizer(PIECES, lowercase=False), WordPieceTokenizer([*PIECES[:-2], "the", "##a"], True)]
+    assert tokenizer.sha256 == wordpiece_tokenizer(list(PIECES), lowercase=True).sha256
+    others = [wordpiece_tokenizer(PIECES, lowercase=False), wordpiece_tokenizer([*PIECES[:-2], "the", "##a"], True)]
     assert len({tokenizer.sha256, *(other.sha256 for other in others)}) == 3
 
 
 def test_it_survives_pickle_json_and_files(tokenizer, tmp_path):
-    (tmp_path / "vocab.txt").write_bytes(tokenizer.vocabulary_bytes())
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer.file_bytes())
     copies = [
         pickle.loads(pickle.dumps(tokenizer)),
-        WordPieceTokenizer.from_json(json.loads(json.dumps(tokenizer.to_json()))),
-        WordPieceTokenizer.from_file(str(tmp_path / "vocab.txt"), lowercase=True),
+        Tokenizer.from_json(json.loads(json.dumps(tokenizer.to_json()))),
+        read_tokenizer(tmp_path / "tokenizer.json"),
     ]
     for copy in copies:
         assert copy.sha256 == tokenizer.sha256
         assert pieces(copy, "Unaffable 中") == ["un", "##aff", "##able", "中"]
-    assert tokenizer.to_json()["kind"] == "wordpiece"
-    with pytest.raises(InputError, match="kind='sentencepiece'"):
-        WordPieceTokenizer.from_json({"kind": "sentencepiece"})
+    for value in ({"kind": "sentencepiece"}, [], {"special_tokens": [], "tokenizer": {}}):
+        with pytest.raises(InputError):
+            Tokenizer.from_json(value)
 
 
 def test_only_a_newline_ends_a_line_of_a_vocabulary(tmp_path):
     path = tmp_path / "vocab.txt"
     path.write_bytes(("\ufeff" + "\r\n".join([*SPECIAL_TOKENS, "a\u2028b", "\x85", "c"]) + "\r\n").encode())
-    assert WordPieceTokenizer.from_file(str(path)).vocab == (*SPECIAL_TOKENS, "a\u2028b", "\x85", "c")
+    assert tuple(read_vocab_file(epath.Path(path))) == (*SPECIAL_TOKENS, "a\u2028b", "\x85", "c")
 
 
 @pytest.mark.parametrize(
@@ -134,12 +134,12 @@ def test_a_faulty_vocabulary_is_refused(tmp_path, content, message):
     path = tmp_path / "vocab.txt"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InputError, match=message):
-        WordPieceTokenizer.from_file(str(path))
+        convert_vocabulary(str(path))
 
 
 def test_a_vocabulary_that_is_not_there_is_named(tmp_path):
     with pytest.raises(InputError, match=r"nothing\.txt: "):
-        WordPieceTokenizer.from_file(str(tmp_path / "nothing.txt"))
+        convert_vocabulary(str(tmp_path / "nothing.txt"))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_vocabulary_that_is_not_there_is_named(tmp_path):
     ],
 )
 def test_the_released_vocabularies(data_dir, name, lowercase, text, expected):
-    tokenizer = WordPieceTokenizer.from_file(str(data_dir / f"vocab/bert-base-{name}-vocab.txt"), lowercase)
+    tokenizer = convert_vocabulary(str(data_dir / f"vocab/bert-base-{name}-vocab.txt"))
     assert (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id) == (
         0,
         100,
@@ -163,14 +163,14 @@ def test_the_released_vocabularies(data_dir, name, lowercase, text, expected):
 
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_the_exported_files_are_the_tokenizer(tmp_path, lowercase):
-    tokenizer = WordPieceTokenizer(PIECES, lowercase)
-    tokenizer.save_huggingface(str(tmp_path / "new"), model_max_length=128)
+    tokenizer = wordpiece_tokenizer(PIECES, lowercase)
+    (tmp_path / "new").mkdir()
+    tokenizer.save(tmp_path / "new", model_max_length=128)
     config = json.loads((tmp_path / "new/tokenizer_config.json").read_text())
     assert config["do_lower_case"] is lowercase
     assert config["model_max_length"] == 128
     assert config["mask_token"] == "[MASK]"
-    assert WordPieceTokenizer.from_file(str(tmp_path / "new/vocab.txt"), lowercase).sha256 == tokenizer.sha256
-    loaded = Tokenizer.from_file(str(tmp_path / "new/tokenizer.json"))
+    loaded = FastTokenizer.from_file(str(tmp_path / "new/tokenizer.json"))
     text = "Unaffable [MASK] " + "a" * 150
     assert loaded.encode(text).ids == tokenizer.encode_with_special_tokens(text)[0]
 
@@ -178,8 +178,8 @@ def test_the_exported_files_are_the_tokenizer(tmp_path, lowercase):
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_transformers_gives_the_same_ids(tmp_path, lowercase):
     transformers = pytest.importorskip("transformers")
-    tokenizer = WordPieceTokenizer(PIECES, lowercase)
-    tokenizer.save_huggingface(str(tmp_path), model_max_length=128)
+    tokenizer = wordpiece_tokenizer(PIECES, lowercase)
+    tokenizer.save(tmp_path, model_max_length=128)
     loaded = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
     assert loaded.model_max_length == 128
     assert len(loaded) == tokenizer.vocab_size

@@ -17,7 +17,8 @@ from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.sections import to_dict
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.wordpiece import wordpiece_tokenizer
 from bert_jax.training.checkpointer import Checkpointer
 from bert_jax.training.checkpoints import (
     FILE,
@@ -48,7 +49,7 @@ def spec() -> StateSpec:
 def saved(spec: StateSpec, vocabulary: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workdir with the steps 10, 20 and 30."""
     workdir = tmp_path_factory.mktemp("run")
-    with_steps(workdir, spec, WordPieceTokenizer(vocabulary, lowercase=True), 10, 20, 30)
+    with_steps(workdir, spec, wordpiece_tokenizer(vocabulary, lowercase=True), 10, 20, 30)
     return workdir
 
 
@@ -59,8 +60,8 @@ def workdir(saved: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def tokenizer(vocabulary: list[str]) -> WordPieceTokenizer:
-    return WordPieceTokenizer(vocabulary, lowercase=True)
+def tokenizer(vocabulary: list[str]) -> Tokenizer:
+    return wordpiece_tokenizer(vocabulary, lowercase=True)
 
 
 def made_state(spec: StateSpec, step: int) -> TrainState:
@@ -74,7 +75,7 @@ def made_state(spec: StateSpec, step: int) -> TrainState:
     return jax.tree.map(make, spec.abstract)
 
 
-def with_steps(workdir: object, spec: StateSpec, tokenizer: WordPieceTokenizer, *steps: int) -> None:
+def with_steps(workdir: object, spec: StateSpec, tokenizer: Tokenizer, *steps: int) -> None:
     checkpointer = opened(workdir, tokenizer)
     for step in steps:
         checkpointer.save(step, made_state(spec, step), MODEL, {"datasets": ["made"]})
@@ -82,7 +83,7 @@ def with_steps(workdir: object, spec: StateSpec, tokenizer: WordPieceTokenizer, 
     checkpointer.close()
 
 
-def opened(workdir: object, tokenizer: WordPieceTokenizer) -> Checkpointer:
+def opened(workdir: object, tokenizer: Tokenizer) -> Checkpointer:
     description = {"config": to_dict(CONFIG), "tokenizer": tokenizer.to_json()}
     return Checkpointer(epath.Path(workdir), description, keep=KEEP)
 
@@ -112,7 +113,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("flips", [6, pytest.param(60, marks=pytest.mark.long)])
-def test_every_flipped_bit_is_found(flips: int, workdir: Path, spec: StateSpec, tokenizer: WordPieceTokenizer):
+def test_every_flipped_bit_is_found(flips: int, workdir: Path, spec: StateSpec, tokenizer: Tokenizer):
     """In any file of a step but those in which Orbax notes the commit, and the provenance, which nothing reads."""
     step, random = workdir / "checkpoints" / "30", np.random.default_rng(0)
     files = [
@@ -169,7 +170,7 @@ def test_resume_falls_back_to_newest_intact_step(
     damage: str,
     workdir: Path,
     spec: StateSpec,
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     caplog: pytest.LogCaptureFixture,
 ):
     for file in array_files(workdir / "checkpoints" / "30", item):  # one may hold nothing that is referred to
@@ -186,7 +187,7 @@ def test_resume_falls_back_to_newest_intact_step(
     assert newest_step(epath.Path(workdir)).name == "30"
 
 
-def test_without_an_intact_step_nothing_is_moved(workdir: Path, spec: StateSpec, tokenizer: WordPieceTokenizer):
+def test_without_an_intact_step_nothing_is_moved(workdir: Path, spec: StateSpec, tokenizer: Tokenizer):
     for step in (10, 20, 30):
         for file in array_files(
             workdir / "checkpoints" / str(step), "parameters"
@@ -236,7 +237,7 @@ def test_a_step_without_checksums_is_damaged(workdir: Path):
     "lacks", [None, "parameters", *(pytest.param(name, marks=pytest.mark.long) for name in ("position", "config"))]
 )
 def test_a_step_that_lacks_an_item_is_named_and_skipped(
-    lacks: str | None, workdir: Path, spec: StateSpec, tokenizer: WordPieceTokenizer, caplog: pytest.LogCaptureFixture
+    lacks: str | None, workdir: Path, spec: StateSpec, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ):
     if lacks is None:
         (workdir / "checkpoints" / "99").mkdir()
@@ -261,9 +262,7 @@ def test_workdir_with_only_an_incomplete_step_is_refused(tmp_path: Path):
         newest_intact(epath.Path(tmp_path))
 
 
-def test_unreadable_file_is_not_reported_as_damage(
-    workdir: Path, spec: StateSpec, tokenizer: WordPieceTokenizer, monkeypatch
-):
+def test_unreadable_file_is_not_reported_as_damage(workdir: Path, spec: StateSpec, tokenizer: Tokenizer, monkeypatch):
     def denied(*_: object, **__: object) -> None:
         raise ValueError('PERMISSION_DENIED: Error opening "d/x": Permission denied [errno 13]')
 

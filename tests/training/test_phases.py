@@ -102,8 +102,8 @@ def test_invalid_phases_are_refused(phases: str, message: str, dataset_dir: Path
 def test_phases_of_different_vocabularies_are_refused(
     corpus_file: Path, vocabulary: list[str], dataset_dir: Path, tmp_path: Path
 ):
-    (tmp_path / "vocab.txt").write_text("\n".join([*vocabulary[:-2], vocabulary[-1], vocabulary[-2]]) + "\n")
-    helpers.prepare_dataset(corpus_file, tmp_path / "vocab.txt", tmp_path / "other")
+    helpers.write_tokenizer(tmp_path / "tokenizer.json", [*vocabulary[:-2], vocabulary[-1], vocabulary[-2]])
+    helpers.prepare_dataset(corpus_file, tmp_path / "tokenizer.json", tmp_path / "other")
     with pytest.raises(InputError, match=f"{dataset_dir} .*{tmp_path / 'other'} "):
         helpers.open_phases(phased(tmp_path / "other", dataset_dir))
 
@@ -278,8 +278,8 @@ def test_init_that_does_not_fit_is_refused(
 def test_init_of_another_vocabulary_is_refused(
     corpus_file: Path, vocabulary: list[str], short_run: Path, tmp_path: Path
 ):
-    (tmp_path / "vocab.txt").write_text("\n".join([*vocabulary[:-2], vocabulary[-1], vocabulary[-2]]) + "\n")
-    helpers.prepare_dataset(corpus_file, tmp_path / "vocab.txt", tmp_path / "other")
+    helpers.write_tokenizer(tmp_path / "tokenizer.json", [*vocabulary[:-2], vocabulary[-1], vocabulary[-2]])
+    helpers.prepare_dataset(corpus_file, tmp_path / "tokenizer.json", tmp_path / "other")
     with pytest.raises(InputError, match=f"{tmp_path / 'other'} .*{short_run}"):
         pretrain(helpers.small_config(tmp_path / "other", init=short_run), str(tmp_path / "run"))
 

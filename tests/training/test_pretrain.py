@@ -280,12 +280,12 @@ def test_another_dataset_or_vocabulary_is_refused(
 ):
     overrides = {key.replace(".", "__"): value for key, value in SETTINGS.items()}
     swapped = [*vocabulary[:-2], vocabulary[-1], vocabulary[-2]]
-    (tmp_path / "vocab.txt").write_text("\n".join(swapped) + "\n")
-    helpers.prepare_dataset(corpus_file, tmp_path / "vocab.txt", tmp_path / "other_vocabulary")
+    helpers.write_tokenizer(tmp_path / "tokenizer.json", swapped)
+    helpers.prepare_dataset(corpus_file, tmp_path / "tokenizer.json", tmp_path / "other_vocabulary")
     with pytest.raises(InputError, match=f"{tmp_path / 'other_vocabulary'} .*{straight}"):
         pretrain(helpers.small_config(tmp_path / "other_vocabulary", **overrides), str(straight))
-    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
-    helpers.prepare_dataset(corpus_file, tmp_path / "vocab.txt", tmp_path / "other_data", dupe_factor=2)
+    helpers.write_tokenizer(tmp_path / "tokenizer.json", vocabulary)
+    helpers.prepare_dataset(corpus_file, tmp_path / "tokenizer.json", tmp_path / "other_data", dupe_factor=2)
     with pytest.raises(InputError, match=f"{straight}: .*{tmp_path / 'other_data'}"):
         pretrain(helpers.small_config(tmp_path / "other_data", **overrides), str(straight))
 

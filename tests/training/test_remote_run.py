@@ -124,8 +124,8 @@ def test_milestones_are_kept_and_exported_in_a_store(store, dataset_dir, tmp_pat
 @pytest.mark.long
 def test_text_goes_in_and_features_come_out(store, dataset_dir, corpus_file, tmp_path, capsys):
     store.put("corpus.txt", corpus_file.read_bytes())
-    run("vocab", "--input", "gs://bucket/corpus.txt", "--output", "gs://bucket/vocab.txt", "--size", "120")
-    made = ["--vocab", "gs://bucket/vocab.txt", "--output", DATA, "--seq_len", "64", "--sentences", "lines"]
+    run("vocab", "--input", "gs://bucket/corpus.txt", "--output", "gs://bucket/tokenizer.json", "--size", "120")
+    made = ["--vocab", "gs://bucket/tokenizer.json", "--output", DATA, "--seq_len", "64", "--sentences", "lines"]
     run("prepare", "--input", "gs://bucket/*.txt", *made, "--workers", "2", "--bucket_tokens", "8192")
     run("inspect", DATA)
     overrides = {"total_steps": 4, "eval_every_steps": 0, "eval_batches": 0, "checkpoint.every_steps": 2}

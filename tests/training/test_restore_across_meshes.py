@@ -12,7 +12,7 @@ from bert_jax.config import load_config
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.sections import to_dict
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.tokenizer import read_tokenizer
 from bert_jax.training.checkpointer import Checkpointer
 from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.pretrain import plan_state
@@ -70,7 +70,7 @@ def other_arrays():
     ],
 )
 def test_a_state_comes_back_on_any_mesh(before, after, vocabulary_file: Path, tmp_path: Path):
-    tokenizer = WordPieceTokenizer.from_file(str(vocabulary_file))
+    tokenizer = read_tokenizer(vocabulary_file)
     config, spec = spec_on(before)
     state = spec.make()
     moments = jax.tree.map(lambda p: p + 1, state.parameters)

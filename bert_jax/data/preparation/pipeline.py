@@ -61,7 +61,7 @@ from bert_jax.extras import install_hint
 from bert_jax.files import atomic, provenance, remote
 from bert_jax.progress import Bars, silent
 from bert_jax.text.languages import log_fallback
-from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.tokenizer import FILE, SETTINGS, Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -317,7 +317,6 @@ def _describe(splits: dict[str, list[Built]], tokenizer: Tokenizer, options: Pre
             "lowercase": tokenizer.lowercase,
             "vocab_size": tokenizer.vocab_size,
             "sha256": tokenizer.sha256,
-            **tokenizer.described_rules(),
         },
         seq_len=options.seq_len,
         seed=seed,
@@ -349,16 +348,14 @@ def _publish(
         (folder / stale).unlink(missing_ok=True)
     if not remote.is_remote(folder):
         for unfinished in folder.glob("*.partial"):
-            if unfinished.name.startswith(
-                (INFO_FILE, tokenizer.vocabulary_file, TOKEN_COUNTS_FILE, *map(lengths_file, splits))
-            ):
+            if unfinished.name.startswith((INFO_FILE, FILE, SETTINGS, TOKEN_COUNTS_FILE, *map(lengths_file, splits))):
                 unfinished.unlink()
     atomic.write_whole(work / _PUBLISHED, json.dumps(sorted(shards)).encode())
     with ThreadPoolExecutor(16) as pool:  # threads, because copies of remote files wait for the network
         list(pool.map(lambda name: _move(shards[name], folder / name), shards))
     for name, array in _arrays(splits).items():
         atomic.write_whole(folder / name, array_bytes(array))
-    atomic.write_whole(folder / tokenizer.vocabulary_file, tokenizer.vocabulary_bytes())
+    tokenizer.save(folder)
     if not remote.is_remote(folder):
         sync(Path(os.fspath(folder)))
     atomic.write_whole(folder / INFO_FILE, info.to_json().encode())

@@ -41,8 +41,7 @@ class TokenizeTask:
         options = self.options
         reading = (options.documents, options.errors, options.text_field, options.max_document_bytes)
         splitting = (options.sentences, options.language, bool(options.max_line_repeats))
-        rules = sorted(self.tokenizer.described_rules().items())
-        parts = (self.pieces, self.fingerprints, _VERSION, self.tokenizer.sha256, *reading, *splitting, *rules)
+        parts = (self.pieces, self.fingerprints, _VERSION, self.tokenizer.sha256, *reading, *splitting)
         return f"{key_from(*parts):016x}"
 
 

@@ -90,7 +90,7 @@ def _pieces(tokenizer: Tokenizer, sentences: Sequence[TaggedSentence], limit: in
     encoded: dict[str, tuple[int, ...]] = {}
     for start in range(0, len(words), _BATCH):
         batch = words[start : start + _BATCH]
-        for word, ids in zip(batch, tokenizer.encode_batch(batch), strict=True):
+        for word, ids in zip(batch, tokenizer.encode_words(batch), strict=True):
             encoded[word] = tuple(ids[:limit])
     return encoded
 

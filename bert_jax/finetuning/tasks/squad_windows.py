@@ -151,4 +151,4 @@ def _encode_once(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, tuple[
 
 
 def _encode_questions(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> list[list[int]]:
-    return [ids[:limit] for ids in tokenizer.encode_batch(list(texts))]
+    return [ids[:limit] for ids in tokenizer.encode_batch(texts)]

@@ -99,7 +99,7 @@ def test_denied_access_is_not_a_missing_file(hub, vocabulary_file, tmp_path):
 
 def test_without_the_package_the_command_that_installs_it_is_named(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(remote.importlib.util, "find_spec", lambda *_: None)
-    arguments = ["vocab", "--input", "hf://datasets/owner/wiki", "--output", str(tmp_path / "vocab.txt")]
+    arguments = ["vocab", "--input", "hf://datasets/owner/wiki", "--output", str(tmp_path / "tokenizer.json")]
     assert cli.main(arguments) == 2
     error = capsys.readouterr().err
     assert "huggingface_hub" in error

@@ -91,7 +91,7 @@ def test_vocab_reads_stdin(pipe, tmp_path):
     pieces = {}
     for name, content in {"a": LINES, "b": TEXT}.items():
         pipe(content)
-        output = tmp_path / name
+        output = tmp_path / f"{name}.json"
         assert cli.main(["vocab", "--input", "-", "--output", str(output), "--size", "300", "--quiet"]) == 0
         pieces[name] = output.read_text()
     assert pieces["a"] == pieces["b"]

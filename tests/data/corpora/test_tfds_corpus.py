@@ -21,7 +21,7 @@ from bert_jax.data.corpora.corpus import CorpusOptions, expand, plan, read
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
 from bert_jax.errors import InputError
 from bert_jax.files import provenance
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.tokenizer import read_tokenizer
 
 TEXTS = [f"  {text}\r\n\n \u3000\n" for text in helpers.make_corpus(documents=300).split("\n\n")]
 LATIN = ["café", b"caf\xe9", "tea", "tea", "tea"]
@@ -137,7 +137,7 @@ def test_workers_write_the_dataset_of_one_process_and_of_json_lines(tmp_path, vo
     assert "ensor" not in result.stderr
     assert not (tmp_path / "mark").exists()
 
-    tokenizer = WordPieceTokenizer.from_file(str(vocabulary_file))
+    tokenizer = read_tokenizer(vocabulary_file)
     cut = corpus.plan
     monkeypatch.setattr(corpus, "plan", lambda inputs, options: cut(inputs, options, 50_000))
     assert len(corpus.plan(["tfds:fables"], CorpusOptions())) > 5
@@ -204,7 +204,7 @@ def test_a_long_document_is_broken_with_a_warning(caplog):
 
 def refusal(capsys, tmp_path, name):
     """Returns the one-line error of `bert-jax vocab` for an input."""
-    assert cli.main(["vocab", "--input", name, "--output", str(tmp_path / "vocab.txt"), "--size", "200"]) == 2
+    assert cli.main(["vocab", "--input", name, "--output", str(tmp_path / "tokenizer.json"), "--size", "200"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("bert-jax vocab: ")
     assert error.count("\n") == 1

@@ -270,7 +270,7 @@ def test_random_tokens_are_of_the_whole_vocabulary(dataset):
 
 def test_whole_words_go_by_the_tokenizers_pieces(dataset, monkeypatch):
     pieces = np.arange(dataset.tokenizer.vocab_size) % 2 == 0  # the corpus has whole words alone
-    monkeypatch.setattr(dataset.tokenizer, "continuation", pieces)
+    monkeypatch.setattr(dataset.tokenizer, "continues_word", lambda input_ids: pieces[input_ids])
     loader = make(dataset, batch=200, whole_word=True, mask_token=1, keep_token=0, random_token=0)
     masked = loader.batch(0)["input_ids"] == dataset.tokenizer.mask_id
     plain = dataset.instances("train", loader.examples(0)[0])

@@ -15,6 +15,7 @@ from bert_jax.data.loading.masking import Masking
 from bert_jax.data.loading.mixture import Mixture, row_shares
 from bert_jax.errors import InputError
 from bert_jax.sections import to_dict
+from bert_jax.text.tokenizer import read_tokenizer
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training import run
 from bert_jax.training.pretrain import pretrain
@@ -179,9 +180,9 @@ def test_incompatible_datasets_are_refused(dataset_dir, vocabulary_file, corpus_
     helpers.prepare_dataset(corpus_file, vocabulary_file, tmp_path / "short", seq_len=32)
     with pytest.raises(InputError, match=f"{tmp_path / 'short'}.*--seq_len"):
         pretrain(config([dataset_dir, tmp_path / "short"]), str(tmp_path / "run"))
-    pieces = vocabulary_file.read_text().splitlines()
-    (tmp_path / "vocab.txt").write_text("\n".join([*pieces, "zzz"]) + "\n")
-    helpers.prepare_dataset(corpus_file, tmp_path / "vocab.txt", tmp_path / "words")
+    pieces = read_tokenizer(vocabulary_file).vocab
+    helpers.write_tokenizer(tmp_path / "tokenizer.json", [*pieces, "zzz"])
+    helpers.prepare_dataset(corpus_file, tmp_path / "tokenizer.json", tmp_path / "words")
     with pytest.raises(InputError, match=str(tmp_path / "words")):
         pretrain(config([dataset_dir, tmp_path / "words"]), str(tmp_path / "run"))
     with pytest.raises(InputError, match=rf"data\.path={dataset_dir},{dataset_dir}"):

@@ -16,7 +16,7 @@ from bert_jax.data.dataset import INFO_FILE
 from bert_jax.data.preparation import shards, sorted_runs
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
 from bert_jax.errors import InputError
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.tokenizer import read_tokenizer
 
 pytest.importorskip("apache_beam")
 
@@ -167,7 +167,7 @@ def test_broken_files(inputs, vocabulary_file, tmp_path, capsys, monkeypatch):
     (tmp_path / "table.txt").write_bytes(b"PAR1\x15\x00 the ship .")
     for number, name in enumerate([names[-1], tmp_path / "table.txt"]):
         with pytest.raises(InputError, match=name.name):
-            run([str(name)], WordPieceTokenizer.from_file(str(vocabulary_file)), tmp_path / f"{number}", **DIRECT)
+            run([str(name)], read_tokenizer(vocabulary_file), tmp_path / f"{number}", **DIRECT)
 
 
 def test_no_text(vocabulary_file, tmp_path, capsys):

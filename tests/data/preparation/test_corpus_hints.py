@@ -9,7 +9,7 @@ import pytest
 from support import helpers
 from support.preparing import run
 
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.conversion import convert_vocabulary
 
 SENTENCES = ["the ship sees the old sailor .", "a wave hears the ghost .", "the owl finds a moon ."]
 
@@ -86,5 +86,5 @@ def test_nothing_is_said_of_a_corpus_of_documents(rule, tokenizer, tmp_path, cap
 def test_real_corpora(name, expected, data_dir, tmp_path, caplog):
     vocabulary = str(data_dir / "vocab/bert-base-uncased-vocab.txt")
     with caplog.at_level(logging.WARNING):
-        run(data_dir / "corpus" / name, WordPieceTokenizer.from_file(vocabulary), tmp_path / "data", sentences="split")
+        run(data_dir / "corpus" / name, convert_vocabulary(vocabulary), tmp_path / "data", sentences="split")
     assert hints(caplog) == expected

@@ -153,7 +153,8 @@ def test_the_vocabulary_is_kept(whole, tokenizer):
     dataset = PreparedDataset(str(whole))
     assert dataset.tokenizer.vocab == tokenizer.vocab
     assert set(files(whole)) == {
-        INFO_FILE, "vocab.txt", "token_counts.npy", "train-lengths.npy", "eval-lengths.npy",
+        INFO_FILE, "tokenizer.json", "tokenizer_config.json",
+        "token_counts.npy", "train-lengths.npy", "eval-lengths.npy",
         *(shard.file for split in dataset.info.splits.values() for shard in split.shards),
     }  # fmt: skip
 

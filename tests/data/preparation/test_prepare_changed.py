@@ -9,7 +9,7 @@ from support.preparing import files
 from bert_jax.data.corpora import corpus
 from bert_jax.data.preparation import pipeline as prepare_module
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.wordpiece import wordpiece_tokenizer
 
 BEFORE = {"seq_len": 64, "eval_fraction": 0.0}
 TEXT = "The owl bzw. The ship. The owl usw. The moon."  # one sentence or several, by language
@@ -38,11 +38,11 @@ def more_text(path, tokenizer):
 def another_vocabulary(path, tokenizer):
     pieces = list(tokenizer.vocab)
     pieces[-2:] = pieces[:-3:-1]
-    return WordPieceTokenizer(pieces, tokenizer.lowercase)
+    return wordpiece_tokenizer(pieces, tokenizer.lowercase)
 
 
 def another_case(path, tokenizer):
-    return WordPieceTokenizer(tokenizer.vocab, not tokenizer.lowercase)
+    return wordpiece_tokenizer(tokenizer.vocab, not tokenizer.lowercase)
 
 
 @pytest.mark.parametrize(

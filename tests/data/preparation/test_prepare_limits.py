@@ -29,7 +29,7 @@ def test_prepare_on_a_full_disk(tmp_path, corpus_file, vocabulary_file, kilobyte
 
 def test_vocab_on_a_full_disk(tmp_path, corpus_file):
     done = helpers.on_small_disk(
-        tmp_path, 4, "vocab", "--input", corpus_file, "--output", tmp_path / "disk" / "vocab.txt", "--size", 200,
+        tmp_path, 4, "vocab", "--input", corpus_file, "--output", tmp_path / "disk" / "tokenizer.json", "--size", 200,
         filled=True,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
@@ -42,11 +42,12 @@ def test_vocab_on_a_full_disk(tmp_path, corpus_file):
 MEASURE = """
 import resource, sys
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.tokenizer import read_tokenizer
+from etils import epath
 import bert_jax.data.preparation.sorted_runs as module
 module.TOKENS_PER_RUN = 1 << 15
 text, vocabulary, output = sys.argv[1:]
-prepare([text], WordPieceTokenizer.from_file(vocabulary), output,
+prepare([text], read_tokenizer(vocabulary), output,
         PrepareOptions(seq_len=64, sentences="lines", bucket_tokens=1 << 15))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """

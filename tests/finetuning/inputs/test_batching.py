@@ -8,7 +8,7 @@ import pytest
 
 from bert_jax.finetuning.inputs.batching import EncodedExamples, epoch_of_batches, in_order
 from bert_jax.text.sequences import LENGTHS, EncodedSequence, choose_lengths, padded_length
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer, read_tokenizer
 
 
 def make_rows(count: int, group: int = 1, **options: object) -> EncodedExamples:
@@ -19,11 +19,11 @@ def make_rows(count: int, group: int = 1, **options: object) -> EncodedExamples:
 
 
 @pytest.fixture
-def tokenizer(vocabulary_file: Path) -> WordPieceTokenizer:
-    return WordPieceTokenizer.from_file(str(vocabulary_file))
+def tokenizer(vocabulary_file: Path) -> Tokenizer:
+    return read_tokenizer(vocabulary_file)
 
 
-def test_rows_are_laid_out_and_filled_up(tokenizer: WordPieceTokenizer):
+def test_rows_are_laid_out_and_filled_up(tokenizer: Tokenizer):
     rows = EncodedExamples([EncodedSequence((5, 6, 7), 2), EncodedSequence((8, 9), 2)], np.array([3, 4], np.int32))
     batch = rows.batch(np.array([1, 0]), 4, 3, tokenizer)
     pad = tokenizer.pad_id
@@ -36,14 +36,14 @@ def test_rows_are_laid_out_and_filled_up(tokenizer: WordPieceTokenizer):
     np.testing.assert_array_equal(batch["labels"], [4, 3, 0])
 
 
-def test_a_left_to_right_model_pools_the_last_token(tokenizer: WordPieceTokenizer):
+def test_a_left_to_right_model_pools_the_last_token(tokenizer: Tokenizer):
     rows = EncodedExamples([EncodedSequence((5, 6, 7), 2), EncodedSequence((8, 9), 2)], None, last_position=True)
     batch = rows.batch(np.array([0, 1]), 4, 2, tokenizer)
     np.testing.assert_array_equal(batch["cls_positions"], [[2], [1]])
     assert "labels" not in batch
 
 
-def test_labels_of_tokens_are_padded_with_none(tokenizer: WordPieceTokenizer):
+def test_labels_of_tokens_are_padded_with_none(tokenizer: Tokenizer):
     rows = EncodedExamples(
         [EncodedSequence((5, 6, 7), 3), EncodedSequence((8, 9), 2)], [np.array([-1, 2, -1]), np.array([-1, 0])]
     )
@@ -51,7 +51,7 @@ def test_labels_of_tokens_are_padded_with_none(tokenizer: WordPieceTokenizer):
     np.testing.assert_array_equal(batch["labels"], [[-1, 2, -1, -1], [-1, 0, -1, -1], [-1] * 4])
 
 
-def test_the_rows_of_an_example_stay_together(tokenizer: WordPieceTokenizer):
+def test_the_rows_of_an_example_stay_together(tokenizer: Tokenizer):
     rows = make_rows(5, group=4)
     assert len(rows) == 5
     batch = rows.batch(np.array([3, 1]), 96, 3, tokenizer)

@@ -8,7 +8,7 @@ import pytest
 from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs.choice_files import ChoiceExample, encode_choices, read_choices, write_choices
 from bert_jax.finetuning.inputs.task_files import BadRows
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.tokenizer import read_tokenizer
 
 SWAG = "video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3"
 ROW = 'anet_dm5,18419,He rides. He,He rides.,He,gold,"stops, then",looks.,walks.,"says ""no""."'
@@ -114,7 +114,7 @@ def test_files_that_cannot_be_read(tmp_path: Path):
 
 
 def test_encoding(vocabulary_file: Path):
-    tokenizer = WordPieceTokenizer.from_file(str(vocabulary_file))
+    tokenizer = read_tokenizer(vocabulary_file)
     example = ChoiceExample("0", "the ship sees", "the wave", ("near", "hears the owl"), 0)
     bare = ChoiceExample("1", "the", "", ("near", "old"), 0)
     (one, two), (three, _) = encode_choices(tokenizer, [example, bare], 9)

@@ -9,7 +9,7 @@ from bert_jax.errors import InputError
 from bert_jax.finetuning.inputs.task_files import BadRows
 from bert_jax.finetuning.tasks.glue import TASKS, get_task, read_split, write_submission
 from bert_jax.text.sequences import TextExample, encode_examples
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.tokenizer import read_tokenizer
 
 MNLI = (
     "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\tsentence2_parse"
@@ -227,7 +227,7 @@ def test_submissions_that_the_leaderboard_does_not_take(tmp_path: Path, caplog):
 
 
 def test_encoding(vocabulary_file: Path):
-    tokenizer = WordPieceTokenizer.from_file(str(vocabulary_file))
+    tokenizer = read_tokenizer(vocabulary_file)
     words = {word: tokenizer.token_to_id(word) for word in ("the", "ship", "wave", "sees")}
     examples = [
         TextExample("0", "the ship", None, 0),

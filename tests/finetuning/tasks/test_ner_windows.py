@@ -10,21 +10,22 @@ import pytest
 from bert_jax.finetuning.inputs.conll import TaggedSentence, read_conll
 from bert_jax.finetuning.inputs.task_files import BadRows
 from bert_jax.finetuning.tasks.ner_windows import TagWindow, collect_tags, encode_windows
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.conversion import convert_vocabulary
+from bert_jax.text.tokenizer import Tokenizer, read_tokenizer
 
 CONTROL = "\u200b\u0007"  # has no piece
 
 
 @pytest.fixture
-def tokenizer(vocabulary_file: Path) -> WordPieceTokenizer:
-    return WordPieceTokenizer.from_file(str(vocabulary_file))
+def tokenizer(vocabulary_file: Path) -> Tokenizer:
+    return read_tokenizer(vocabulary_file)
 
 
 def sentence(*words: str, document: int = 0) -> TaggedSentence:
     return TaggedSentence(words, None, document)
 
 
-def words_of(tokenizer: WordPieceTokenizer, window: TagWindow) -> str:
+def words_of(tokenizer: Tokenizer, window: TagWindow) -> str:
     return tokenizer.decode(window.sequence.input_ids)
 
 
@@ -38,7 +39,7 @@ def random_sentences(seed: int, longest: int) -> list[TaggedSentence]:
     ]
 
 
-def test_a_short_sentence_is_one_window(tokenizer: WordPieceTokenizer):
+def test_a_short_sentence_is_one_window(tokenizer: Tokenizer):
     (window,) = encode_windows(tokenizer, [sentence("the", "qqq", "ship")], 10)
     assert words_of(tokenizer, window) == "[CLS] the qqq ship [SEP]"
     assert window.words == ((0, 0, 1), (0, 1, 2), (0, 2, 5))
@@ -47,9 +48,7 @@ def test_a_short_sentence_is_one_window(tokenizer: WordPieceTokenizer):
 
 @pytest.mark.parametrize("document_context", [False, True])
 @pytest.mark.parametrize("max_seq_len", [3, 4, 7, 12, 40])
-def test_each_word_is_predicted_once_at_its_first_piece(
-    tokenizer: WordPieceTokenizer, max_seq_len: int, document_context: bool
-):
+def test_each_word_is_predicted_once_at_its_first_piece(tokenizer: Tokenizer, max_seq_len: int, document_context: bool):
     for seed in range(60):
         sentences = random_sentences(seed, longest=30)
         windows = encode_windows(tokenizer, sentences, max_seq_len, document_context=document_context)
@@ -77,9 +76,7 @@ def single(count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("length", range(21, 90))
-def test_a_long_sentence_gives_every_word_a_quarter_of_a_window_on_both_sides(
-    tokenizer: WordPieceTokenizer, length: int
-):
+def test_a_long_sentence_gives_every_word_a_quarter_of_a_window_on_both_sides(tokenizer: Tokenizer, length: int):
     room = 20
     windows = encode_windows(tokenizer, [sentence(*single(length))], room + 2)
     assert len(windows) == 1 + -(-(length - room) // (room // 2))
@@ -91,7 +88,7 @@ def test_a_long_sentence_gives_every_word_a_quarter_of_a_window_on_both_sides(
             assert right >= min(length - 1 - word, room // 4 - 1)
 
 
-def test_words_have_more_context_in_their_window_than_in_the_next(tokenizer: WordPieceTokenizer):
+def test_words_have_more_context_in_their_window_than_in_the_next(tokenizer: Tokenizer):
     windows = encode_windows(tokenizer, [sentence(*single(50))], 22)
     starts = [window.words[0][1] - (window.words[0][2] - 1) for window in windows]
     assert starts == [0, 10, 20, 30]
@@ -121,7 +118,7 @@ DOCUMENT = [
         (3, ["the ship a", "a wave sees", "sees moon old", "old owl .", "fox near"]),
     ],
 )  # fmt: skip
-def test_the_context_of_a_document(tokenizer: WordPieceTokenizer, room: int, read: list[str]):
+def test_the_context_of_a_document(tokenizer: Tokenizer, room: int, read: list[str]):
     windows = encode_windows(tokenizer, DOCUMENT, room + 2, document_context=True)
     assert [words_of(tokenizer, window)[6:-6] for window in windows] == read
     for number, window in enumerate(windows):
@@ -132,12 +129,12 @@ def test_the_context_of_a_document(tokenizer: WordPieceTokenizer, room: int, rea
             assert tokenizer.id_to_token(window.sequence.input_ids[position]) == DOCUMENT[number].words[word]
 
 
-def test_without_documents_a_sentence_stands_alone(tokenizer: WordPieceTokenizer):
+def test_without_documents_a_sentence_stands_alone(tokenizer: Tokenizer):
     windows = encode_windows(tokenizer, DOCUMENT, 100)
     assert [words_of(tokenizer, window)[6:-6] for window in windows] == [" ".join(one.words) for one in DOCUMENT]
 
 
-def test_context_fills_the_window_with_whole_words(tokenizer: WordPieceTokenizer):
+def test_context_fills_the_window_with_whole_words(tokenizer: Tokenizer):
     sentences = [sentence("qqqq", "the"), sentence("ship"), sentence("a", "zzz")]
     (_, window, _) = encode_windows(tokenizer, sentences, 8, document_context=True)
     assert words_of(tokenizer, window) == "[CLS] the ship a zzz [SEP]"
@@ -149,7 +146,7 @@ def test_context_fills_the_window_with_whole_words(tokenizer: WordPieceTokenizer
     assert words_of(tokenizer, window) == "[CLS] qqqq the ship a zzz [SEP]"
 
 
-def test_a_long_sentence_has_the_context_of_its_document(tokenizer: WordPieceTokenizer):
+def test_a_long_sentence_has_the_context_of_its_document(tokenizer: Tokenizer):
     sentences = [sentence("the", "old"), sentence(*single(14)), sentence("fox", "near")]
     windows = encode_windows(tokenizer, sentences, 12, document_context=True)
     texts = [words_of(tokenizer, window)[6:-6].split() for window in windows]
@@ -158,7 +155,7 @@ def test_a_long_sentence_has_the_context_of_its_document(tokenizer: WordPieceTok
     assert texts[2] == [*single(14)[6:], "fox", "near"]
 
 
-def test_tags_are_collected_and_words_without_pieces_are_outside(tokenizer: WordPieceTokenizer):
+def test_tags_are_collected_and_words_without_pieces_are_outside(tokenizer: Tokenizer):
     sentences = [sentence("ship", CONTROL, "moon"), sentence(CONTROL), sentence("owl")]
     windows = encode_windows(tokenizer, sentences, 3)
     assert [window.words for window in windows] == [((0, 0, 1),), ((0, 2, 1),), ((2, 0, 1),)]
@@ -169,7 +166,7 @@ def test_tags_are_collected_and_words_without_pieces_are_outside(tokenizer: Word
 
 @pytest.mark.parametrize("document_context", [False, True])
 def test_real_files(data_dir: Path, document_context: bool):
-    tokenizer = WordPieceTokenizer.from_file(str(data_dir / "vocab" / "bert-base-cased-vocab.txt"), lowercase=False)
+    tokenizer = convert_vocabulary(str(data_dir / "vocab" / "bert-base-cased-vocab.txt"))
     sentences = read_conll(data_dir / "wnut17" / "train.conll", BadRows(strict=True))
     sentences = [dataclasses.replace(one, document=number // 7) for number, one in enumerate(sentences)]
     windows = encode_windows(tokenizer, sentences, 64, document_context=document_context)

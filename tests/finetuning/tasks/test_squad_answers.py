@@ -18,14 +18,15 @@ from bert_jax.finetuning.inputs.task_files import BadRows
 from bert_jax.finetuning.tasks.squad_answers import Answers, answer_questions, write_answers
 from bert_jax.finetuning.tasks.squad_metrics import exact_match, score_v1, score_v2
 from bert_jax.finetuning.tasks.squad_windows import Window, build_windows
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.conversion import convert_vocabulary
+from bert_jax.text.tokenizer import Tokenizer
 
 Logits = list[np.ndarray]
 SMALL = {"max_seq_len": 24, "doc_stride": 6, "max_query_length": 8}
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> WordPieceTokenizer:
+def tokenizer() -> Tokenizer:
     return squad_examples.tokenizer()
 
 
@@ -101,7 +102,7 @@ def slow_answer(question: Question, own, n_best: int, max_answer_length: int, ve
 @pytest.mark.parametrize("steps", [None, 4])
 @pytest.mark.parametrize(("n_best", "max_answer_length"), [(20, 30), (3, 4), (1, 1)])
 def test_against_plain_loops(
-    tokenizer: WordPieceTokenizer, version_2: bool, steps: int | None, n_best: int, max_answer_length: int
+    tokenizer: Tokenizer, version_2: bool, steps: int | None, n_best: int, max_answer_length: int
 ):
     questions = squad_examples.make_questions(20, seed=n_best)
     windows = build_windows(questions, tokenizer, **SMALL)
@@ -128,7 +129,7 @@ def test_against_plain_loops(
         assert not theirs or max(ours) >= max(theirs)
 
 
-def test_padding_does_not_matter(tokenizer: WordPieceTokenizer):
+def test_padding_does_not_matter(tokenizer: Tokenizer):
     questions = squad_examples.make_questions(20)
     windows = build_windows(questions, tokenizer, **SMALL)
     starts, ends = random_logits(windows, 1, padding=0), random_logits(windows, 2, padding=0)
@@ -136,7 +137,7 @@ def test_padding_does_not_matter(tokenizer: WordPieceTokenizer):
     assert answer_questions(questions, windows, *padded) == answer_questions(questions, windows, starts, ends)
 
 
-def test_the_order_of_windows_of_several_questions_does_not_matter(tokenizer: WordPieceTokenizer):
+def test_the_order_of_windows_of_several_questions_does_not_matter(tokenizer: Tokenizer):
     questions = squad_examples.make_questions(20)
     windows = build_windows(questions, tokenizer, **SMALL)
     starts, ends = random_logits(windows, 1), random_logits(windows, 2)
@@ -147,7 +148,7 @@ def test_the_order_of_windows_of_several_questions_does_not_matter(tokenizer: Wo
         assert answer_questions(questions, *mixed, version_2=version_2) == expected
 
 
-def one_window(tokenizer: WordPieceTokenizer, context: str) -> tuple[list[Question], list[Window], Logits, Logits]:
+def one_window(tokenizer: Tokenizer, context: str) -> tuple[list[Question], list[Window], Logits, Logits]:
     questions = [squad_examples.question(context, None, ask="fox")]
     windows = build_windows(questions, tokenizer)
     assert len(windows) == 1
@@ -155,7 +156,7 @@ def one_window(tokenizer: WordPieceTokenizer, context: str) -> tuple[list[Questi
     return questions, windows, [np.zeros(length, np.float32)], [np.zeros(length, np.float32)]
 
 
-def test_an_answer_is_the_paragraphs_own_text(tokenizer: WordPieceTokenizer):
+def test_an_answer_is_the_paragraphs_own_text(tokenizer: Tokenizer):
     questions, windows, (start,), (end,) = one_window(tokenizer, "x Fóx\n  \u200band (e\u0301te\u0301), 日本")
     start[3 + 1], end[-5] = 9, 9  # After [CLS] fox [SEP] x; before `)`, `,`, 日, 本 is the last letter of été.
     end[-5] = 0
@@ -164,7 +165,7 @@ def test_an_answer_is_the_paragraphs_own_text(tokenizer: WordPieceTokenizer):
     assert answers.best == {"q": "Fóx\n  \u200band (e\u0301te\u0301"}
 
 
-def test_no_answer_by_threshold(tokenizer: WordPieceTokenizer):
+def test_no_answer_by_threshold(tokenizer: Tokenizer):
     questions, windows, (start,), (end,) = one_window(tokenizer, "old fox tree")
     start[0], end[0], start[4], end[4] = 2.0, 1.5, 1.0, 0.5
     answers = answer_questions(questions, windows, [start], [end], version_2=True)
@@ -176,7 +177,7 @@ def test_no_answer_by_threshold(tokenizer: WordPieceTokenizer):
     assert answer_questions(questions, windows, [start], [end]).predictions(-100.0) == {"q": "fox"}  # 1.1
 
 
-def test_the_null_score_is_the_least_of_all_windows(tokenizer: WordPieceTokenizer):
+def test_the_null_score_is_the_least_of_all_windows(tokenizer: Tokenizer):
     questions = [squad_examples.question("old fox tree leaf " * 10, None, ask="fox")]
     windows = build_windows(questions, tokenizer, **SMALL)
     starts = [np.zeros(len(window.sequence.input_ids), np.float32) for window in windows]
@@ -187,7 +188,7 @@ def test_the_null_score_is_the_least_of_all_windows(tokenizer: WordPieceTokenize
     assert answers.null_odds == {"q": 5.0}
 
 
-def test_where_no_start_goes_with_any_end_all_tokens_are_tried(tokenizer: WordPieceTokenizer):
+def test_where_no_start_goes_with_any_end_all_tokens_are_tried(tokenizer: Tokenizer):
     questions, windows, (start,), (end,) = one_window(tokenizer, "old fox tree leaf moss path cabin river")
     start[3:] = np.arange(9)
     end[3:] = np.arange(9)[::-1]
@@ -197,7 +198,7 @@ def test_where_no_start_goes_with_any_end_all_tokens_are_tried(tokenizer: WordPi
         assert answers.nbest["q"][0].text == answers.best["q"]
 
 
-def test_a_paragraph_without_a_token_has_no_answer(tokenizer: WordPieceTokenizer):
+def test_a_paragraph_without_a_token_has_no_answer(tokenizer: Tokenizer):
     questions, windows, starts, ends = one_window(tokenizer, " ")
     starts[0][0] = -3
     (candidate,) = answer_questions(questions, windows, starts, ends).nbest["q"]
@@ -208,7 +209,7 @@ def test_a_paragraph_without_a_token_has_no_answer(tokenizer: WordPieceTokenizer
         assert answers.null_odds == {"q": 0.0}
 
 
-def test_what_is_refused(tokenizer: WordPieceTokenizer):
+def test_what_is_refused(tokenizer: Tokenizer):
     questions, windows, starts, ends = one_window(tokenizer, "old fox")
     with pytest.raises(ValueError, match="zip"):
         answer_questions(questions, windows, [], ends)
@@ -226,7 +227,7 @@ def test_what_is_refused(tokenizer: WordPieceTokenizer):
             answer_questions(questions, windows, starts, ends, **{option: 0})
 
 
-def test_files(tokenizer: WordPieceTokenizer, tmp_path: Path):
+def test_files(tokenizer: Tokenizer, tmp_path: Path):
     questions = squad_examples.make_questions(10)
     windows = build_windows(questions, tokenizer)
     logits = random_logits(windows, 1), random_logits(windows, 2)
@@ -245,7 +246,7 @@ def test_files(tokenizer: WordPieceTokenizer, tmp_path: Path):
     assert {path.name for path in (tmp_path / "one").iterdir()} == {"predictions.json", "nbest_predictions.json"}
 
 
-def test_files_are_whole_or_as_they_were(tokenizer: WordPieceTokenizer, tmp_path: Path, monkeypatch):
+def test_files_are_whole_or_as_they_were(tokenizer: Tokenizer, tmp_path: Path, monkeypatch):
     questions = squad_examples.make_questions(3)
     windows = build_windows(questions, tokenizer)
     answers = answer_questions(questions, windows, *perfect_logits(windows))
@@ -261,7 +262,7 @@ def test_files_are_whole_or_as_they_were(tokenizer: WordPieceTokenizer, tmp_path
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_perfect_logits_of_the_made_up_language(tokenizer: WordPieceTokenizer):
+def test_perfect_logits_of_the_made_up_language(tokenizer: Tokenizer):
     questions = squad_examples.make_questions(200)
     windows = build_windows(questions, tokenizer, max_seq_len=64, doc_stride=16, max_query_length=8)
     answers = answer_questions(questions, windows, *perfect_logits(windows), max_answer_length=64, version_2=True)
@@ -273,7 +274,7 @@ def test_perfect_logits_of_the_made_up_language(tokenizer: WordPieceTokenizer):
 def real(data_dir: Path, name: str, vocab: str, every: int = 1) -> tuple[list[Question], list[Window], Answers]:
     path = data_dir / "squad" / f"{name}.json"
     questions = read_questions(path, BadRows(strict=True), training="train" in name)[::every]
-    tokenizer = WordPieceTokenizer.from_file(str(data_dir / f"vocab/bert-base-{vocab}-vocab.txt"), vocab == "uncased")
+    tokenizer = convert_vocabulary(str(data_dir / f"vocab/bert-base-{vocab}-vocab.txt"))
     windows = build_windows(questions, tokenizer)
     return questions, windows, answer_questions(questions, windows, *perfect_logits(windows), version_2="v2" in name)
 

@@ -21,13 +21,14 @@ from bert_jax.finetuning.tasks.squad_windows import (
     max_context_masks,
     window_spans,
 )
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.conversion import convert_vocabulary
+from bert_jax.text.tokenizer import Tokenizer
 
 SMALL = {"max_seq_len": 24, "doc_stride": 6, "max_query_length": 8}
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> WordPieceTokenizer:
+def tokenizer() -> Tokenizer:
     return squad_examples.tokenizer()
 
 
@@ -88,7 +89,7 @@ def slow_label(question: Question, tokenize: Callable[[str], list[str]]) -> tupl
     return tokens, (first, last)
 
 
-def slow_windows(questions: list[Question], vocabulary: WordPieceTokenizer, length: int, stride: int, query: int):
+def slow_windows(questions: list[Question], vocabulary: Tokenizer, length: int, stride: int, query: int):
     """(question, ids, first_length, max_context, start, end) of every window."""
     pieces = set(vocabulary.vocab)
 
@@ -114,7 +115,7 @@ def plain(window: Window):
     return window.question, ids, head, window.max_context.tolist(), window.start, window.end
 
 
-def test_windows_are_the_references(tokenizer: WordPieceTokenizer):
+def test_windows_are_the_references(tokenizer: Tokenizer):
     questions = squad_examples.make_questions(300)
     windows = build_windows(questions, tokenizer, **SMALL)
     assert len(windows) > 2 * len(questions)
@@ -157,13 +158,13 @@ def test_a_token_with_as_much_context_in_two_windows_is_the_firsts():
         ("x\u200by z", "y", ["##y"]),
     ],
 )
-def test_labels(tokenizer: WordPieceTokenizer, context: str, answer: str, tokens: list[str]):
+def test_labels(tokenizer: Tokenizer, context: str, answer: str, tokens: list[str]):
     (window,) = build_windows([squad_examples.question(context, answer)], tokenizer)
     ids = window.sequence.input_ids[window.start : window.end + 1]
     assert [tokenizer.id_to_token(index) for index in ids] == tokens
 
 
-def test_the_label_is_at_the_answers_own_place(tokenizer: WordPieceTokenizer):
+def test_the_label_is_at_the_answers_own_place(tokenizer: Tokenizer):
     """The reference would take the first 1895 of the word."""
     question = Question("q", "", "fox ?", "fox (1895-1895)", (Answer("1895", 10),))
     (window,) = build_windows([question], tokenizer)
@@ -183,7 +184,7 @@ def test_answer_tokens():
     assert answer_tokens(offsets[:0], 0, 9) is None
 
 
-def test_no_answer_is_at_cls(tokenizer: WordPieceTokenizer):
+def test_no_answer_is_at_cls(tokenizer: Tokenizer):
     impossible = squad_examples.question("the fox sees", None)
     contradictory = dataclasses.replace(squad_examples.question("the fox sees", "fox"), is_impossible=True)
     not_found = Question("q", "", "fox ?", "the fox sees", (Answer("tree", None),))
@@ -192,7 +193,7 @@ def test_no_answer_is_at_cls(tokenizer: WordPieceTokenizer):
     assert [(window.start, window.end) for window in windows] == [(0, 0)] * 4
 
 
-def test_an_answer_that_a_window_cuts_is_not_in_it(tokenizer: WordPieceTokenizer):
+def test_an_answer_that_a_window_cuts_is_not_in_it(tokenizer: Tokenizer):
     context = "old fox tree leaf moss path cabin river ship wave storm"
     question = squad_examples.question(context, "moss path cabin", ask="owl")
     windows = build_windows([question], tokenizer, max_seq_len=10, doc_stride=3, max_query_length=2)
@@ -200,7 +201,7 @@ def test_an_answer_that_a_window_cuts_is_not_in_it(tokenizer: WordPieceTokenizer
     assert [(window.start, window.end) for window in windows] == [(0, 0), (4, 6), (0, 0)]
 
 
-def test_the_answer_at_the_very_end(tokenizer: WordPieceTokenizer):
+def test_the_answer_at_the_very_end(tokenizer: Tokenizer):
     context = "the old fox " * 60 + "tower"
     windows = build_windows([squad_examples.question(context, "tower")], tokenizer, **SMALL)
     labelled = [window for window in windows if window.start]
@@ -210,7 +211,7 @@ def test_the_answer_at_the_very_end(tokenizer: WordPieceTokenizer):
     assert last.max_context[-1]
 
 
-def test_a_long_question_loses_its_end(tokenizer: WordPieceTokenizer):
+def test_a_long_question_loses_its_end(tokenizer: Tokenizer):
     ask = "the fox " * 50
     (window,) = build_windows([squad_examples.question("old tree", "tree", ask=ask)], tokenizer)
     assert window.sequence.first_length == 66
@@ -222,7 +223,7 @@ def test_a_long_question_loses_its_end(tokenizer: WordPieceTokenizer):
 
 
 @pytest.mark.parametrize("context", ["", " \n", "\u200b"])
-def test_a_paragraph_without_a_token_has_a_window(tokenizer: WordPieceTokenizer, context: str):
+def test_a_paragraph_without_a_token_has_a_window(tokenizer: Tokenizer, context: str):
     (window,) = build_windows([Question("q", "", "fox ?", context, ())], tokenizer)
     assert window.sequence.input_ids[-2:] == (tokenizer.sep_id, tokenizer.sep_id)
     assert window.offsets.shape == (0, 2)
@@ -230,26 +231,26 @@ def test_a_paragraph_without_a_token_has_a_window(tokenizer: WordPieceTokenizer,
     assert (window.start, window.end) == (0, 0)
 
 
-def test_a_short_paragraph_is_in_one_window(tokenizer: WordPieceTokenizer):
+def test_a_short_paragraph_is_in_one_window(tokenizer: Tokenizer):
     (window,) = build_windows([squad_examples.question("Old  fox.", "fox", ask="tree")], tokenizer)
     assert window.offsets.tolist() == [[0, 3], [5, 8], [8, 9]]
     assert window.max_context.all()
     assert (window.start, window.end) == (4, 4)
 
 
-def test_no_questions(tokenizer: WordPieceTokenizer):
+def test_no_questions(tokenizer: Tokenizer):
     assert build_windows([], tokenizer) == []
 
 
-def test_each_paragraph_is_cut_once(tokenizer: WordPieceTokenizer, monkeypatch: pytest.MonkeyPatch):
+def test_each_paragraph_is_cut_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
     texts: list[str] = []
-    cut = WordPieceTokenizer.encode_batch_with_offsets
+    cut = Tokenizer.encode_batch_with_offsets
 
-    def counting(self: WordPieceTokenizer, batch: list[str]):
+    def counting(self: Tokenizer, batch: list[str]):
         texts.extend(batch)
         return cut(self, batch)
 
-    monkeypatch.setattr(WordPieceTokenizer, "encode_batch_with_offsets", counting)
+    monkeypatch.setattr(Tokenizer, "encode_batch_with_offsets", counting)
     contexts = [f"fox {number}" for number in range(1_500)]
     questions = [squad_examples.question(context, "fox") for context in contexts for _ in range(2)]
     assert [window.question for window in build_windows(questions, tokenizer)] == list(range(3_000))
@@ -264,7 +265,7 @@ def test_each_paragraph_is_cut_once(tokenizer: WordPieceTokenizer, monkeypatch: 
         ({"max_query_length": 0}, "max_query_length=0"),
     ],
 )
-def test_lengths_that_cannot_be(tokenizer: WordPieceTokenizer, options: dict[str, int], problem: str):
+def test_lengths_that_cannot_be(tokenizer: Tokenizer, options: dict[str, int], problem: str):
     with pytest.raises(InputError, match=problem):
         build_windows([], tokenizer, **options)
     build_windows([], tokenizer, max_seq_len=68)
@@ -280,7 +281,7 @@ REAL = list(itertools.product(TRAIN, ("uncased", "cased")))
 def test_labels_of_real_answers_are_their_text(data_dir: Path, name: str, vocab: str):
     """Cut out of the paragraph, the labelled tokens are the answer, but for answers that end inside a token."""
     questions = read_questions(data_dir / "squad" / f"{name}.json", BadRows(strict=True), training=True)
-    tokenizer = WordPieceTokenizer.from_file(str(data_dir / f"vocab/bert-base-{vocab}-vocab.txt"), vocab == "uncased")
+    tokenizer = convert_vocabulary(str(data_dir / f"vocab/bert-base-{vocab}-vocab.txt"))
     labelled, wider = set(), 0
     for window in build_windows(questions, tokenizer):
         if window.start:
@@ -303,7 +304,7 @@ def test_labels_of_real_answers_are_their_text(data_dir: Path, name: str, vocab:
 def test_real_windows_are_the_references(data_dir: Path, name: str, vocab: str, every: int):
     """All but the labels, of which 0.3% are not, and none of those is longer."""
     questions = read_questions(data_dir / "squad" / f"{name}.json", BadRows(strict=True), training=True)[::every]
-    tokenizer = WordPieceTokenizer.from_file(str(data_dir / f"vocab/bert-base-{vocab}-vocab.txt"), vocab == "uncased")
+    tokenizer = convert_vocabulary(str(data_dir / f"vocab/bert-base-{vocab}-vocab.txt"))
     windows = list(map(plain, build_windows(questions, tokenizer)))
     slow = list(slow_windows(questions, tokenizer, 384, 128, 64))
     assert [window[:4] for window in windows] == [window[:4] for window in slow]

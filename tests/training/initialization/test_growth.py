@@ -13,7 +13,7 @@ import bert_jax
 from bert_jax import cli
 from bert_jax.errors import InputError
 from bert_jax.model import abstract_parameters
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checkpoints import Checkpoint, open_checkpoint
 from bert_jax.training.pretrain import pretrain
 
@@ -27,7 +27,7 @@ def grown(data: Path, init: Checkpoint, folder: Path, **overrides: object) -> tu
     return jax.tree.map(np.asarray, opened.load_parameters()), opened
 
 
-def assert_extends(new: dict, init: Checkpoint, tokenizer: WordPieceTokenizer) -> None:
+def assert_extends(new: dict, init: Checkpoint, tokenizer: Tokenizer) -> None:
     """Checks every row of the grown tables, and that all other parameters are those of `init`."""
     old = jax.tree.map(np.asarray, init.load_parameters())
     count = init.tokenizer.vocab_size

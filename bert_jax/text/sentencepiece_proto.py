@@ -7,7 +7,6 @@ sentencepiece 0.2.3 requires protobuf 7, which TensorFlow Datasets and TensorBoa
 import functools
 from typing import Any
 
-import sentencepiece
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 
 from bert_jax.errors import InputError
@@ -53,14 +52,6 @@ def parse(data: bytes) -> Any:
     if not model.pieces:
         raise InputError("the SentencePiece model has no pieces; expected a file of sentencepiece or `bert-jax vocab`")
     return model
-
-
-def open_processor(model: Any) -> sentencepiece.SentencePieceProcessor:
-    """Returns the library's processor of a parsed model. Raises InputError for a model that the library refuses."""
-    try:
-        return sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
-    except RuntimeError as error:
-        raise InputError(f"the SentencePiece model is damaged ({error}); restore the file") from error
 
 
 @functools.cache

@@ -1,8 +1,8 @@
-"""Trains a SentencePiece model, unigram or BPE: `bert-jax vocab --kind`.
+"""Trains a Unigram vocabulary (Kudo, 2018, arXiv 1804.10959) with the `sentencepiece` library.
 
-The trainer of the `sentencepiece` library keeps its text in memory. It therefore gets a sample of bounded size: the
-lines with the smallest hashes. The sample, and so the model, is a function of the text alone, not of the order of
-documents. The number of the trainer's threads is fixed, because sums of the unigram model depend on it.
+Its trainer keeps the text in memory. It therefore gets a sample of bounded size: the lines with the smallest hashes.
+The sample, and so the vocabulary, is a function of the text alone, not of the order of documents. The number of the
+trainer's threads is fixed, because sums of the model depend on it.
 """
 
 import hashlib
@@ -13,49 +13,31 @@ import re
 from collections.abc import Iterable, Iterator
 
 import sentencepiece
+from tokenizers import models, normalizers
 
 from bert_jax.errors import InputError
-from bert_jax.text.sentencepiece.sentencepiece_tokenizer import SentencePieceTokenizer
-from bert_jax.text.sentencepiece.text_normalizers import OwnNormalizer
 from bert_jax.text.tokenizer import SPECIAL_TOKENS
-from bert_jax.text.vocabulary_options import SAMPLE_BYTES, SENTENCEPIECE_COVERAGE
+from bert_jax.text.vocabulary_options import VocabularyOptions
 
 log = logging.getLogger(__name__)
 
 _LINE_BYTES = 4096  # of a line that the trainer gets; it drops longer ones than `max_sentence_length`
 _THREADS = 16
+_UNKNOWN = "\u2585"  # the trainer drops lines with it
 
 
-def train_sentencepiece(
-    documents: Iterable[str],
-    size: int,
-    *,
-    kind: str,
-    lowercase: bool,
-    strip_accents: bool,
-    character_coverage: float = SENTENCEPIECE_COVERAGE,
-    sample_bytes: int = SAMPLE_BYTES,
-) -> SentencePieceTokenizer:
-    """Trains a model on documents, which are streamed once, and returns its tokenizer.
-
-    The ids 0 to 4 are those of `SPECIAL_TOKENS`.
-
-    Args:
-      documents: texts of any length.
-      size: the number of pieces. A small corpus may give fewer, which is logged.
-      kind: "unigram" or "bpe".
-      lowercase, strip_accents: the normalization, see `text_normalizers`.
-      character_coverage: the share of the text's characters that are pieces themselves; others are [UNK].
-      sample_bytes: the maximum size of the sample that the trainer gets.
+def train_unigram(
+    documents: Iterable[str], options: VocabularyOptions, normalizer: normalizers.Normalizer
+) -> models.Unigram:
+    """Trains a model on documents, which are streamed once. Its ids 0 to 4 are those of `SPECIAL_TOKENS`.
 
     Raises:
-      InputError: the documents have no words, or `size` is too small for the characters.
+      InputError: the documents have no words, or `options.size` is too small for the characters.
     """
-    sample = _Sample(sample_bytes)
-    normalizer = OwnNormalizer(lowercase, strip_accents)
+    sample = _Sample(options.sample_limit)
     for document in documents:
         for line in document.split("\n"):
-            for part in _parts(normalizer.normalize(line).strip(" ")):
+            for part in _parts(normalizer.normalize_str(line).replace(_UNKNOWN, " ").strip(" ")):
                 sample.add(part)
     lines = sample.lines()
     if not lines:
@@ -69,25 +51,19 @@ def train_sentencepiece(
             f"{sample.kept:,}",
             f"{sample.seen:,}",
         )
-    model = _train(lines, size, kind, character_coverage)
-    tokenizer = SentencePieceTokenizer(model, lowercase, strip_accents)
-    if tokenizer.vocab_size < size:
-        log.warning(
-            "The vocabulary has %d pieces, fewer than --size=%d: the text has no more candidates",
-            tokenizer.vocab_size,
-            size,
-        )
-    return tokenizer
+    processor = sentencepiece.SentencePieceProcessor(model_proto=_train(lines, options.size, options.coverage))
+    pieces = [(processor.id_to_piece(index), processor.get_score(index)) for index in range(processor.get_piece_size())]
+    return models.Unigram(pieces, unk_id=SPECIAL_TOKENS.index("[UNK]"), byte_fallback=False)
 
 
-def _train(lines: Iterable[str], size: int, kind: str, character_coverage: float) -> bytes:
+def _train(lines: Iterable[str], size: int, character_coverage: float) -> bytes:
     pad, unk, *control = SPECIAL_TOKENS
     file = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(lines),
             model_writer=file,
-            model_type=kind,
+            model_type="unigram",
             vocab_size=max(size, len(SPECIAL_TOKENS)),  # for fewer it has no message
             hard_vocab_limit=False,
             character_coverage=character_coverage,
@@ -155,11 +131,11 @@ def _hash(line: str) -> int:
 
 def _parts(line: str) -> Iterator[str]:
     """Yields a normalized line in parts of at most `_LINE_BYTES` bytes, at spaces where it has any."""
-    characters = _LINE_BYTES // 4
-    while len(line) > characters:
-        cut = line.rfind(" ", 1, characters + 1)
-        cut = cut if cut > 0 else characters
-        yield line[:cut]
-        line = line[cut:].lstrip(" ")
-    if line:
-        yield line
+    characters, start = _LINE_BYTES // 4, 0
+    while len(line) - start > characters:
+        cut = line.rfind(" ", start + 1, start + characters + 1)
+        cut = cut if cut > 0 else start + characters
+        yield line[start:cut]
+        start = cut + (line[cut] == " ")
+    if start < len(line):
+        yield line[start:]

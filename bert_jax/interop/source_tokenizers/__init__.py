@@ -1,1 +1,0 @@
-"""Import of tokenizers from the files of other libraries."""

@@ -1,0 +1,283 @@
+"""Tokenizers of other formats, converted to `tokenizer.json`: `vocab.txt` and SentencePiece models.
+
+`bert-jax vocab --from` converts one, and `bert-jax import` where it meets one in place of a `tokenizer.json`.
+"""
+
+import json
+import logging
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+import tokenizers
+from etils import epath
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+
+from bert_jax.errors import InputError
+from bert_jax.files import atomic, remote
+from bert_jax.text import sentencepiece_proto
+from bert_jax.text.tokenizer import FILE, SETTINGS, Tokenizer, read_tokenizer
+from bert_jax.text.wordpiece import (
+    CONTINUATION,
+    LIBRARY,
+    LIBRARY_MAX_WORD_CHARACTERS,
+    PRETOKENIZED,
+    REFERENCE,
+    wordpiece_tokenizer,
+)  # fmt: skip
+
+log = logging.getLogger(__name__)
+
+VOCABULARY = "vocab.txt"
+SENTENCEPIECE_FILES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "sentencepiece.model")
+ADDED_TOKENS = "added_tokens.json"
+
+_UNSUPPORTED_SETTINGS = {  # of BertTokenizer, with the value that `vocab.txt` is read with
+    "do_basic_tokenize": True, "tokenize_chinese_chars": True, "never_split": None,
+}  # fmt: skip
+
+
+def convert_vocabulary(
+    path: str, *, cased: bool = False, keep_accents: bool = False, pretokenized: bool = False
+) -> Tokenizer:
+    """Converts a `vocab.txt`, with the rules of the reference for text, or a SentencePiece model.
+
+    Args:
+      path: the file; a name that ends in .model is a SentencePiece model.
+      cased: whether case and accents of text are kept; so they are if a piece is a capital letter.
+      keep_accents: whether accents of lower-cased text are kept.
+      pretokenized: whether words are split at white space alone.
+
+    Raises:
+      InputError: the file is missing or invalid, or an option is given for a SentencePiece model.
+    """
+    file = remote.parse_path(path)
+    if file.suffix == ".model":
+        options = {"--cased": cased, "--keep_accents": keep_accents, "--pretokenized": pretokenized}
+        if given := [option for option, value in options.items() if value]:
+            raise InputError(f"{given[0]}: {path} is a SentencePiece model, which has its own normalization; remove it")
+        return read_sentencepiece(file)
+    vocab = read_vocab_file(file)
+    capital = _capital(vocab)
+    if capital and not cased:
+        log.info("%s is cased (it contains the piece %r): case and accents of text are kept", path, capital)
+    lowercase = not cased and not capital
+    return _named(file, vocab, lowercase, strip_accents=False if keep_accents and lowercase else None,
+                  text=PRETOKENIZED if pretokenized else REFERENCE)  # fmt: skip
+
+
+def open_folder(folder: epath.Path, *, lowercase: bool | None = None) -> Tokenizer:
+    """Opens the tokenizer of a folder of `transformers`: its `tokenizer.json`, or else what is converted to one.
+
+    Args:
+      folder: a local folder.
+      lowercase: whether the text of a `vocab.txt` is lower-cased; None for the folder's settings.
+
+    Raises:
+      InputError: there is no tokenizer, its files contradict each other, or the case of a `vocab.txt` is unknown.
+    """
+    settings = _settings(folder)
+    if (folder / FILE).exists():
+        tokenizer = read_tokenizer(folder / FILE)
+        _check_same_vocabulary(folder, tokenizer)
+        stated = settings.get("do_lower_case") if lowercase is None else lowercase
+        if tokenizer.kind == "wordpiece" and isinstance(stated, bool) and stated != tokenizer.lowercase:
+            raise InputError(
+                f"{folder}: contradictory case: {FILE} has lowercase={json.dumps(tokenizer.lowercase)}, and "
+                f"{json.dumps(stated)} is expected by do_lower_case in {SETTINGS} or by the option; correct one of them"
+            )
+        return tokenizer
+    if (folder / VOCABULARY).exists():
+        return _bert_tokenizer(folder, settings, lowercase)
+    model = next((folder / name for name in SENTENCEPIECE_FILES if (folder / name).exists()), None)
+    if model is None:
+        raise InputError(f"{folder}: found neither {FILE} nor {VOCABULARY}; add the tokenizer's files")
+    for name, supported in (("do_lower_case", False), ("keep_accents", True)):
+        if settings.get(name, supported) != supported:
+            raise InputError(
+                f"{folder / SETTINGS}: {name}={json.dumps(settings[name])}: a SentencePiece model is converted with "
+                f"its own normalization; load it in transformers, and save its {FILE} with save_pretrained"
+            )
+    return read_sentencepiece(model)
+
+
+def read_vocab_file(path: epath.Path) -> list[str]:
+    r"""Reads a `vocab.txt`: UTF-8, one piece a line, the line (from 0) is the id. Only "\n" ends a line.
+
+    Raises:
+      InputError: missing file, invalid UTF-8, or an empty or duplicate line.
+    """
+    try:
+        text = atomic.read_whole(path).decode("utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error}); expected a vocabulary file") from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise InputError(f"{path}:{line}: invalid UTF-8; expected UTF-8 text with one piece a line") from error
+    pieces = [line.removesuffix("\r") for line in text.removeprefix("\ufeff").removesuffix("\n").split("\n")]
+    if pieces == [""]:
+        raise InputError(f"{path}: the vocabulary is empty; create one with `bert-jax vocab`")
+    first: dict[str, int] = {}
+    for number, piece in enumerate(pieces, start=1):
+        if not piece:
+            raise InputError(f"{path}:{number}: empty line; expected one piece on every line, whose number is its id")
+        if piece in first:
+            raise InputError(
+                f"{path}:{number}: duplicate piece {piece!r}, first on line {first[piece]}; give one of them a name "
+                "that occurs in no text, such as [unused1], so that the ids of the others stay"
+            )
+        first[piece] = number
+    return pieces
+
+
+def read_sentencepiece(path: epath.Path) -> Tokenizer:
+    """Converts a SentencePiece model, unigram or BPE, with the normalization that it has.
+
+    The library `tokenizers` looks up graphemes of less than 6 bytes in the model's table of normalized strings, and
+    else single characters; SentencePiece looks up the longest string. A word with two splits of equal probability, such
+    as `w ww` and `ww w`, may be split differently. `benchmarks/tokenizer_agreement.py` counts the differences.
+
+    Raises:
+      InputError: the file is missing or no such model, or it has options that BERT's tokenizers do not have.
+    """
+    try:
+        return _from_proto(sentencepiece_proto.parse(atomic.read_whole(path)))
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror or error}); expected a SentencePiece model"
+        ) from error
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def _named(path: epath.Path, vocab: Sequence[str], lowercase: bool, **rules: Any) -> Tokenizer:
+    try:
+        return wordpiece_tokenizer(vocab, lowercase, **rules)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def _bert_tokenizer(folder: epath.Path, settings: dict[str, Any], lowercase: bool | None) -> Tokenizer:
+    """Returns the tokenizer that `transformers` makes of a `vocab.txt`."""
+    for name, expected in _UNSUPPORTED_SETTINGS.items():
+        if settings.get(name, expected) not in (expected, None):
+            raise InputError(
+                f"{folder / SETTINGS}: {name}={json.dumps(settings[name])}: expected {json.dumps(expected)} without a "
+                f"{FILE}; load the tokenizer in transformers, and save its {FILE} with save_pretrained"
+            )
+    if settings.get("tokenizer_class") not in (None, "BertTokenizer", "BertTokenizerFast"):
+        raise InputError(
+            f"{folder / SETTINGS}: tokenizer_class={settings['tokenizer_class']!r}: expected BertTokenizer, or a {FILE}"
+        )
+    vocab = read_vocab_file(folder / VOCABULARY)
+    listed = settings.get("added_tokens_decoder") or {}
+    added = [token.get("content") for token in listed.values() if isinstance(token, dict)]
+    if (folder / ADDED_TOKENS).exists():
+        added += json.loads(atomic.read_whole(folder / ADDED_TOKENS))
+    if unknown := [token for token in added if token not in {*vocab}]:
+        raise InputError(
+            f"{folder}: {unknown[0]!r} is an added token without a line in {VOCABULARY}; load the tokenizer in "
+            f"transformers, and save its {FILE} with save_pretrained"
+        )
+    stated = settings.get("do_lower_case") if lowercase is None else lowercase
+    if not isinstance(stated, bool):
+        raise InputError(
+            f"{folder}: unknown case, found no do_lower_case in {SETTINGS}; give --cased or --uncased to "
+            "`bert-jax import`"
+        )
+    return _named(
+        folder / VOCABULARY, vocab, stated, strip_accents=settings.get("strip_accents"), text=LIBRARY,
+        max_word_characters=LIBRARY_MAX_WORD_CHARACTERS,
+    )  # fmt: skip
+
+
+def _check_same_vocabulary(folder: epath.Path, tokenizer: Tokenizer) -> None:
+    """Raises InputError if a `vocab.txt` beside `tokenizer.json` was edited: only one of them can be meant."""
+    if (folder / VOCABULARY).exists():
+        vocab = read_vocab_file(folder / VOCABULARY)
+        for index, piece in enumerate(vocab):
+            if index >= tokenizer.vocab_size or tokenizer.vocab[index] != piece:
+                other = tokenizer.vocab[index] if index < tokenizer.vocab_size else None
+                raise InputError(
+                    f"{folder}: id {index} is {piece!r} in {VOCABULARY} and {other!r} in {FILE}; delete the wrong file"
+                )
+
+
+def _settings(folder: epath.Path) -> dict[str, Any]:
+    if not (folder / SETTINGS).exists():
+        return {}
+    try:
+        settings = json.loads(atomic.read_whole(folder / SETTINGS))
+    except ValueError as error:
+        raise InputError(f"{folder / SETTINGS}: expected a JSON object ({error!s:.200})") from error
+    return settings if isinstance(settings, dict) else {}
+
+
+def _capital(vocab: Sequence[str]) -> str:
+    """Returns a piece that is a single capital letter, or an empty string."""
+    for piece in vocab:
+        letter = piece.removeprefix(CONTINUATION)
+        if len(letter) == 1 and unicodedata.category(letter) == "Lu" and letter.lower() != letter:
+            return piece
+    return ""
+
+
+def _from_proto(proto: Any) -> Tokenizer:
+    """Returns the tokenizer of a parsed SentencePiece model."""
+    trainer, spec = proto.trainer_spec, proto.normalizer_spec
+    for name in ("treat_whitespace_as_suffix", "byte_fallback"):
+        if getattr(trainer, name):
+            raise InputError(f"the SentencePiece model has {name}=true: expected false; train one without it")
+    for name in ("add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces"):
+        if spec.HasField(name) and not getattr(spec, name):
+            raise InputError(f"the SentencePiece model has {name}=false: expected true; train one with it")
+    pieces = [(piece.piece, piece.score) for piece in proto.pieces]
+    unk = next((index for index, one in enumerate(proto.pieces) if one.type == sentencepiece_proto.UNKNOWN), None)
+    if unk is None:
+        raise InputError("the SentencePiece model has no unknown token")
+    if trainer.model_type in (0, sentencepiece_proto.UNIGRAM):
+        model: models.Model = models.Unigram(pieces, unk_id=unk, byte_fallback=False)
+    elif trainer.model_type == sentencepiece_proto.BPE:
+        model = _bpe(
+            [piece for piece, _ in pieces], [one.type in (0, sentencepiece_proto.NORMAL) for one in proto.pieces], unk
+        )
+    else:
+        raise InputError(
+            f"the SentencePiece model has model_type={trainer.model_type}: expected 1 (unigram) or 2 (BPE)"
+        )
+    fast = tokenizers.Tokenizer(model)
+    try:
+        table = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
+    except Exception as error:  # the library raises no other class
+        raise InputError(f"the SentencePiece model is damaged ({error}); restore the file") from error
+    spaces = [normalizers.Replace(Regex("[ ▁]+"), " "), normalizers.Replace(Regex(" $"), "")]
+    fast.normalizer = normalizers.Sequence([*table, *spaces])
+    fast.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first", split=True)
+    fast.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="first", split=True)
+    fast.add_tokens([one.piece for one in proto.pieces if one.type == sentencepiece_proto.USER_DEFINED])
+    content = json.loads(fast.to_str())
+    names = {piece for piece, _ in pieces}
+    special = [next((name for name in known if name in names), None) for known in _SPECIAL_NAMES]
+    special[1] = pieces[unk][0]
+    if missing := [known[0] for known, name in zip(_SPECIAL_NAMES, special, strict=True) if name is None]:
+        raise InputError(
+            f"the SentencePiece model lacks special tokens: {' '.join(missing)}; train one with `bert-jax vocab`, or "
+            "add them as control symbols (control_symbols=[CLS],[SEP],[MASK])"
+        )
+    return Tokenizer(content, [str(name) for name in special])
+
+
+_SPECIAL_NAMES = (("[PAD]", "<pad>"), ("[UNK]", "<unk>"), ("[CLS]",), ("[SEP]",), ("[MASK]",))
+
+
+def _bpe(pieces: Sequence[str], are_normal: Sequence[bool], unk: int) -> models.Model:
+    """Returns the BPE model; a piece is the result of every pair of pieces that forms it, earlier pieces first."""
+    ids = {piece: index for index, piece in enumerate(pieces)}
+    merges = []
+    for piece, is_normal in zip(pieces, are_normal, strict=True):
+        if is_normal:
+            cuts = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
+            merges += sorted(
+                (cut for cut in cuts if cut[0] in ids and cut[1] in ids), key=lambda cut: (ids[cut[0]], ids[cut[1]])
+            )
+    return models.BPE(ids, merges, unk_token=pieces[unk], fuse_unk=True, byte_fallback=False)

@@ -1,1 +1,0 @@
-"""SentencePiece vocabularies (unigram and BPE): tokenization, training, and the format of `tokenizers`."""

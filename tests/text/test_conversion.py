@@ -1,0 +1,205 @@
+"""`vocab --from`: a `vocab.txt` or a SentencePiece model becomes a `tokenizer.json`."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+import sentencepiece
+from support import helpers
+from text.test_tokenizer import OWN_TEXT
+
+from bert_jax import cli
+from bert_jax.data.dataset import PreparedDataset
+from bert_jax.errors import InputError
+from bert_jax.text.conversion import convert_vocabulary
+from bert_jax.text.tokenizer import SPECIAL_TOKENS, read_tokenizer
+
+TEXT = "\n\n".join(f"The Ship {letter} sees the OLD Sailor .\nA wave hears the Ghost ." for letter in "abcdefgh") + "\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "corpus.txt").write_text(TEXT)
+    return tmp_path
+
+
+def run(*words: object) -> int:
+    return cli.main([str(word) for word in words])
+
+
+def prepare(folder, vocabulary: str, output: str, *more: object) -> int:
+    arguments = ["prepare", "--input", folder / "corpus.txt", "--vocab", folder / vocabulary, "--workers", 1]
+    return run(*arguments, "--output", folder / output, "--sentences", "lines", *more)
+
+
+def write_vocab_txt(folder, *more: str) -> None:
+    words = sorted({word.lower() for word in TEXT.split()})
+    letters = [f"{mark}{letter}" for letter in "abcdefghijklmnopqrstuvwxyz" for mark in ("", "##")]
+    pieces = dict.fromkeys([*SPECIAL_TOKENS, *words, *letters, *more])
+    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n")
+
+
+@pytest.mark.parametrize("cased", [True, False])
+def test_a_dataset_has_the_rules_of_its_vocabulary(cased, folder):
+    assert run("vocab", "--input", folder / "corpus.txt", "--output", folder / "t.json", "--size", 90,
+               *["--cased"] * cased) == 0  # fmt: skip
+    assert sorted(path.name for path in folder.iterdir()) == ["corpus.txt", "t.json"]
+    assert prepare(folder, "t.json", "data") == 0
+    dataset = PreparedDataset(str(folder / "data"))
+    assert dataset.info.tokenizer["lowercase"] is not cased
+    assert dataset.token_counts()[dataset.tokenizer.unk_id] == 0
+    for vocabulary in ("data", "data/tokenizer.json"):  # a vocabulary that is taken out of a dataset
+        output = f"again-{vocabulary.replace('/', '-')}"
+        assert prepare(folder, vocabulary, output) == 0
+        assert PreparedDataset(str(folder / output)).info.hash == dataset.info.hash
+
+
+def test_accents_and_case_of_a_dataset_are_those_of_the_next(folder):
+    (folder / "corpus.txt").write_text("나는 오늘 École 학교에 간다.\n\n" * 8)
+    options = ["--size", 60, "--keep_accents"]
+    assert run("vocab", "--input", folder / "corpus.txt", "--output", folder / "t.json", *options) == 0
+    assert prepare(folder, "t.json", "data") == 0
+    assert prepare(folder, "data", "again") == 0
+    again = PreparedDataset(str(folder / "again"))
+    assert again.token_counts()[again.tokenizer.unk_id] == 0
+    assert (again.tokenizer.lowercase, again.tokenizer.strip_accents) == (True, False)
+
+
+@pytest.mark.parametrize("case", ["capital", "continuation", "none"])
+def test_a_vocab_txt_is_cased_if_a_piece_has_a_capital(case, folder):
+    more = {"capital": ["T"], "continuation": ["##Ж"], "none": ["[A]", "Ω\u0301", "第"]}[case]
+    write_vocab_txt(folder, *more)
+    assert run("vocab", "--from", folder / "vocab.txt", "--output", folder / "t.json") == 0
+    tokenizer = read_tokenizer(folder / "t.json")
+    assert tokenizer.lowercase is (case == "none")
+    assert list(tokenizer.vocab) == (folder / "vocab.txt").read_text().split("\n")[:-1]
+    assert prepare(folder, "t.json", "data", "--allow_unk", 1) == 0
+
+
+def test_options_of_a_vocab_txt(folder):
+    write_vocab_txt(folder, "é")
+    for options, rules in (
+        ([], (True, True, False)), (["--cased"], (False, False, False)), (["--keep_accents"], (True, False, False)),
+        (["--pretokenized"], (True, True, True)),
+    ):  # fmt: skip
+        (folder / "t.json").unlink(missing_ok=True)
+        assert run("vocab", "--from", folder / "vocab.txt", "--output", folder / "t.json", *options) == 0
+        tokenizer = read_tokenizer(folder / "t.json")
+        assert (tokenizer.lowercase, tokenizer.strip_accents, tokenizer.is_pretokenized) == rules
+
+
+@pytest.mark.parametrize(("name", "lowercase"), [("uncased", True), ("cased", False), ("multilingual-cased", False)])
+def test_released_vocabularies(name, lowercase, data_dir):
+    path = str(data_dir / f"vocab/bert-base-{name}-vocab.txt")
+    assert convert_vocabulary(path).lowercase is lowercase
+    assert convert_vocabulary(path, cased=True).lowercase is False
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["vocab", "--from", "vocab.txt", "--input", "corpus.txt", "--output", "t.json"], "--from=vocab.txt"),
+        (["vocab", "--output", "t.json"], "--input"),
+        (["vocab", "--from", "vocab.txt", "--output", "t.json", "--size", "90"], "--size=90"),
+        (["vocab", "--from", "vocab.txt", "--output", "t.json", "--kind", "bpe"], "--kind=bpe"),
+        (["vocab", "--from", "vocab.txt", "--extend", "t.json", "--output", "t.json"], "--extend"),
+        (["vocab", "--from", "nothing.txt", "--output", "t.json"], "nothing.txt"),
+        (["vocab", "--from", "corpus.txt", "--output", "t.json"], "corpus.txt"),
+        (["vocab", "--from", "x.model", "--cased", "--output", "t.json"], "--cased"),
+        (["vocab", "--input", "corpus.txt", "--output", "vocab.txt"], "tokenizer.json"),
+        (["vocab", "--input", "corpus.txt", "--output", "new/"], "tokenizer.json"),
+        (["vocab", "--input", "corpus.txt", "--output", "/proc/t.json"], "/proc"),
+        (["prepare", "--input", "corpus.txt", "--vocab", "vocab.txt", "--output", "data"], "vocab --from vocab.txt"),
+        (["prepare", "--input", "corpus.txt", "--vocab", "x.model", "--output", "data"], "vocab --from x.model"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_what_is_refused_in_one_line(words, message, folder, monkeypatch, capsys):
+    write_vocab_txt(folder)
+    monkeypatch.chdir(folder)
+    assert run(*words) == 2
+    (line,) = helpers.error_lines(capsys.readouterr().err)
+    assert message in line
+    assert sorted(path.name for path in folder.iterdir()) == ["corpus.txt", "vocab.txt"]
+
+
+def test_a_vocabulary_in_a_store(store, folder):
+    write_vocab_txt(folder)
+    store.put("vocab.txt", (folder / "vocab.txt").read_bytes())
+    assert run("vocab", "--from", "gs://bucket/vocab.txt", "--output", "gs://bucket/tokenizer.json") == 0
+    assert store.names() == ["tokenizer.json", "vocab.txt"]
+    assert read_tokenizer("gs://bucket/tokenizer.json").sha256 == convert_vocabulary(str(folder / "vocab.txt")).sha256
+
+
+def foreign(tmp_path, **options: object) -> str:
+    """Writes a model as other programs train them, with SentencePiece's own normalization."""
+    file = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([*OWN_TEXT * 5, *helpers.make_corpus(40).split("\n")]),
+        model_writer=file,
+        **{
+            "vocab_size": 500, "hard_vocab_limit": False, "minloglevel": 2, "pad_id": 0, "unk_id": 1,
+            "bos_id": -1, "eos_id": -1, "control_symbols": ["[CLS]", "[SEP]", "[MASK]"], "num_threads": 2, **options,
+        },
+    )  # fmt: skip
+    (tmp_path / "foreign.model").write_bytes(file.getvalue())
+    return str(tmp_path / "foreign.model")
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize("name", ["nmt_nfkc_cf", "nmt_nfkc", "identity"])
+def test_a_sentencepiece_model_keeps_its_own_normalization(name, kind, tmp_path):
+    path = foreign(tmp_path, normalization_rule_name=name, model_type=kind)
+    tokenizer = convert_vocabulary(path)
+    assert (tokenizer.kind, tokenizer.lowercase) == (kind, name == "nmt_nfkc_cf")
+    assert tokenizer.special_tokens == ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
+    library = sentencepiece.SentencePieceProcessor(model_file=path)
+    texts = [*OWN_TEXT, "㍿ ﬁ e\u0301 x", "a  b  c "]
+    for text, expected in zip(texts, library.encode(texts), strict=True):
+        assert tokenizer.encode_batch([text]) == [expected], text
+    for text, (ids, offsets) in zip(texts, tokenizer.encode_batch_with_offsets(texts), strict=True):
+        assert len(ids) == len(offsets), text
+        assert (np.diff(offsets, axis=0) >= 0).all(), text
+
+
+def test_user_defined_symbols_of_a_sentencepiece_model(tmp_path):
+    path = foreign(tmp_path, model_type="bpe", user_defined_symbols=["<ent>"])
+    tokenizer = convert_vocabulary(path)
+    (ids,) = tokenizer.encode_batch(["see <ent>"])
+    assert ids == sentencepiece.SentencePieceProcessor(model_file=path).encode("see <ent>")
+    assert tokenizer.token_to_id("<ent>") in ids
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"control_symbols": ["[CLS]", "[SEP]"]}, r"lacks special tokens: \[MASK\]"),
+        ({"pad_id": -1, "unk_id": 0}, r"lacks special tokens: \[PAD\]"),
+        ({"byte_fallback": True, "vocab_size": 700}, "byte_fallback"),
+        ({"treat_whitespace_as_suffix": True}, "treat_whitespace_as_suffix"),
+        ({"model_type": "char"}, "model_type=4"),
+        ({"add_dummy_prefix": False}, "add_dummy_prefix=false"),
+        ({"remove_extra_whitespaces": False}, "remove_extra_whitespaces=false"),
+    ],
+)
+def test_sentencepiece_models_that_are_not_supported(options, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        convert_vocabulary(foreign(tmp_path, **options))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\n", b"hello", b"\x1a\x00", b"\n\x05\n\x03abc"[:-1], b"\n\x05\n\x03\xff\xff\xff"]
+)
+def test_bytes_that_are_not_a_model(data, tmp_path):
+    (tmp_path / "odd.model").write_bytes(data)
+    with pytest.raises(InputError, match=r"odd\.model.*SentencePiece"):
+        convert_vocabulary(str(tmp_path / "odd.model"))
+
+
+def test_a_model_is_converted_by_the_command_and_where_import_meets_it(tmp_path):
+    path = foreign(tmp_path)
+    assert run("vocab", "--from", path, "--output", tmp_path / "t.json", "--json") == 0
+    tokenizer = read_tokenizer(tmp_path / "t.json")
+    assert tokenizer.to_json() == convert_vocabulary(path).to_json()
+    assert json.loads((tmp_path / "t.json").read_text())["model"]["type"] == "Unigram"

@@ -1,0 +1,293 @@
+"""Tokenizers of every kind: ids, offsets and words, here and in `transformers`."""
+
+import functools
+import gzip
+import json
+import pickle
+import random
+import unicodedata
+
+import numpy as np
+import pytest
+import tokenizers
+from support import helpers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from bert_jax.errors import InputError
+from bert_jax.text.tokenizer import SPECIAL_TOKENS, Tokenizer, read_tokenizer
+from bert_jax.text.vocabulary_options import KINDS, VocabularyOptions
+from bert_jax.text.vocabulary_training import train_vocabulary
+from bert_jax.text.word_cache import WordCache
+
+OWN_TEXT = [
+    "The old ship sees a wave near the harbour, and the little gull fears it.",
+    "Die Königin läuft über die Brücke; l'été dernier, naïve façade — ÉCOLE!",
+    "서울의 봄은 짧고 겨울은 길다. 학교에 가는 아이들이 노래를 부른다.",
+    "今日は天気がいいから、散歩しましょう。 北京的秋天很美丽。",
+    "วันนี้อากาศดีมาก เราไปเดินเล่นกันเถอะ",
+    "Привет, мир! Ёжик идёт домой. Ёлка и ещё 42 шишки (№ 7).",
+    "नमस्ते दुनिया। यह एक छोटा वाक्य है।",
+]
+ODD_TEXT = [
+    "", " ", "\t\r\n", "İ ß ẞ Σ ΟΔΌΣ", "a  b\u00a0c\u3000d\u200be", "\ufeffx \u0301y", "e\u0301 \u1112\u1161\u11ab 각",
+    "㍿ ﬁ Ⅷ ⓐ ﷺ",
+    "☃☃☃ \U0001f469\u200d\U0001f469 \u0000\u0007x", "▁a ▁ b▁c", "[SEP] un[MASK]able", "x" * 3000, "中" * 3000,
+    "\ue000 \ufdd0 \U0010fffd", "a\u0327\u0301b क्\u200dष",
+]  # fmt: skip
+
+
+@functools.cache
+def assigned() -> list[int]:
+    return [c for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cs", "Cn", "Co")]
+
+
+@functools.cache
+def noise(count: int, seed: int = 0) -> tuple[str, ...]:
+    """Words of random characters of all of Unicode."""
+    rng, codes = random.Random(seed), assigned()
+
+    def word() -> str:
+        near = rng.random() < 0.7
+        return "".join(chr(rng.choice(codes[:3000] if near else codes)) for _ in range(rng.randint(1, 8)))
+
+    return tuple(" ".join(word() for _ in range(6)) for _ in range(count))
+
+
+@functools.cache
+def trained(kind: str, rules: str = "strip") -> Tokenizer:
+    options = {"strip": {}, "keep": {"keep_accents": True}, "cased": {"cased": True}}[rules]
+    texts = [*OWN_TEXT * 3, *helpers.make_corpus(40).split("\n")]
+    return train_vocabulary(texts, VocabularyOptions(kind=kind, size=500, **options))
+
+
+@functools.cache
+def like_roberta() -> Tokenizer:
+    """A tokenizer with the parts of RoBERTa's: no space before a text, `<mask>` with the space before it."""
+    fast = tokenizers.Tokenizer(models.BPE())
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    special = ["<s>", "<pad>", "</s>", "<unk>", tokenizers.AddedToken("<mask>", lstrip=True, special=True)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    fast.train_from_iterator([*OWN_TEXT, *helpers.make_corpus(40).split("\n")], trainer)
+    fast.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True)
+    return Tokenizer(json.loads(fast.to_str()))
+
+
+@functools.cache
+def like_modernbert() -> Tokenizer:
+    """A tokenizer with the parts of ModernBERT's: NFC, byte-level BPE, and runs of spaces as added tokens."""
+    fast = tokenizers.Tokenizer(models.BPE())
+    fast.normalizer = normalizers.NFC()
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    fast.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    fast.train_from_iterator([*OWN_TEXT, *helpers.make_corpus(40).split("\n")], trainer)
+    fast.add_tokens([tokenizers.AddedToken(" " * count, normalized=True) for count in (3, 2)])
+    fast.add_special_tokens(
+        [tokenizers.AddedToken("[MASK]", lstrip=True), "[UNK]", "[CLS]", "[SEP]", "[PAD]", "<|end|>"]
+    )
+    return Tokenizer(json.loads(fast.to_str()))
+
+
+CASES = [*((kind, rules) for kind in KINDS for rules in ("strip", "keep", "cased")), "roberta", "modernbert"]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def tokenizer(request) -> Tokenizer:
+    other = {"roberta": like_roberta, "modernbert": like_modernbert}.get(request.param)
+    return other() if other else trained(*request.param)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_have_the_first_ids(kind: str):
+    tokenizer = trained(kind)
+    assert tokenizer.vocab[:5] == SPECIAL_TOKENS == tokenizer.special_tokens
+    ids = (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id)
+    assert ids == (0, 1, 2, 3, 4)
+    assert (tokenizer.kind, tokenizer.lowercase, tokenizer.strip_accents) == (kind, True, True)
+    cased = trained(kind, "cased")
+    assert (cased.lowercase, cased.strip_accents, trained(kind, "keep").strip_accents) == (False, False, False)
+    assert 150 < tokenizer.vocab_size <= 500
+
+
+def test_ids_in_transformers(tokenizer: Tokenizer, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")
+    tokenizer.save(tmp_path, model_max_length=10_000)
+    theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+    mask = tokenizer.special_tokens[4]
+    for text in [*OWN_TEXT, *ODD_TEXT, *noise(300, seed=1), f" {mask}x {mask} y[SEP]\u0301z", f"中{mask}人"]:
+        encoded = theirs(text)
+        ids, types = tokenizer.encode_with_special_tokens(text)
+        assert (encoded["input_ids"], encoded["token_type_ids"]) == (ids, types), ascii(text)
+        if not any(special in text for special in (*tokenizer.special_tokens, "<|end|>")):
+            assert tokenizer.encode_batch([text])[0] == ids[1:-1], ascii(text)
+    pair = theirs("a b", f"c {mask}")
+    assert (pair["input_ids"], pair["token_type_ids"]) == tokenizer.encode_with_special_tokens("a b", f"c {mask}")
+    assert len(theirs) == tokenizer.vocab_size
+    roles = (theirs.pad_token, theirs.unk_token, theirs.cls_token, theirs.sep_token, theirs.mask_token)
+    assert roles == tokenizer.special_tokens
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_in_transformers_on_a_megabyte_of_each_corpus(kind: str, data_dir, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")
+    lines: list[str] = []
+    for path in (
+        data_dir / "corpus/kowiki/kowiki.jsonl.gz", data_dir / "corpus/enwiki/enwiki-00000-of-00012.jsonl.gz"
+    ):  # fmt: skip
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            size_read = 0
+            while size_read < 1 << 20:
+                lines += (text := json.loads(file.readline())["text"]).split("\n")
+                size_read += len(text.encode())
+    tokenizer = train_vocabulary(lines, VocabularyOptions(kind=kind, size=16_000))
+    assert tokenizer.vocab_size == 16_000
+    tokenizer.save(tmp_path, model_max_length=1 << 20)
+    theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+    texts = [*lines, *noise(3000)]
+    assert tokenizer.encode_batch(texts) == theirs(texts, add_special_tokens=False)["input_ids"]
+
+
+def test_words_are_encoded_independently(tokenizer: Tokenizer):
+    texts = [*OWN_TEXT, *ODD_TEXT, *noise(50, seed=2)]
+    cached = WordCache(tokenizer).encode(texts)
+    assert [np.frombuffer(ids, "<u2").tolist() for ids in cached] == tokenizer.encode_words(texts)
+
+
+def test_a_text_after_another_has_a_space_before_it(tokenizer: Tokenizer):
+    after = tokenizer.encode_batch(["x the ship"])[0]
+    assert [*tokenizer.encode_batch(["x"])[0], *tokenizer.encode_words(["the ship"])[0]] == after
+
+
+def test_literal_special_tokens_are_text_or_ids(tokenizer: Tokenizer):
+    mask = tokenizer.special_tokens[4]
+    text = f"the {mask} sees a{mask}"
+    special = {tokenizer.token_to_id(token) for token in tokenizer.special_tokens} - {tokenizer.unk_id}
+    plain = "".join(f" {token}a{token}" for token in (*tokenizer.special_tokens, "<|end|>"))
+    assert not special & {*tokenizer.encode_batch([plain])[0]}
+    ids, _ = tokenizer.encode_with_special_tokens(text)
+    assert ids.count(tokenizer.mask_id) == 2
+    assert tokenizer.decode(ids[1:-1]).replace(mask, f" {mask} ").split() == ["the", mask, "sees", "a", mask]
+    # A word that follows a mask without a space continues it, as in the middle of training text.
+    after = tokenizer.encode_with_special_tokens(f"{mask}the")[0][2]
+    if tokenizer.kind in ("unigram", "bpe"):
+        assert tokenizer.is_attached(after)
+
+
+def test_offsets_are_of_the_original_text(tokenizer: Tokenizer):
+    for text in [*OWN_TEXT, *ODD_TEXT, *noise(60, seed=3)]:
+        ((ids, offsets),) = tokenizer.encode_batch_with_offsets([text])
+        assert ids == tokenizer.encode_batch([text])[0]
+        assert offsets.shape == (len(ids), 2)
+        assert offsets.dtype == np.int32
+        assert (np.diff(offsets, axis=0) >= 0).all(), ascii(text)
+        assert (offsets[:, 0] <= offsets[:, 1]).all()
+        for token, (begin, end) in zip(ids, offsets.tolist(), strict=True):
+            piece = tokenizer.piece_text(token)
+            if token != tokenizer.unk_id and piece.isascii() and piece.strip() and text.isascii():
+                assert (text[begin:end].lower() if tokenizer.lowercase else text[begin:end]) == piece
+
+
+def test_offsets_of_accents_and_of_characters_that_become_several():
+    tokenizer = train_vocabulary(
+        ["abc é ab 株式会社 한국"] * 20, VocabularyOptions(kind="unigram", size=40, character_coverage=1)
+    )
+    ((_, offsets),) = tokenizer.encode_batch_with_offsets(["a e\u0301 ㍿ 한"])
+    ends = {tuple(pair) for pair in offsets.tolist()}
+    assert (2, 4) in ends  # the accent with its letter
+    assert (5, 6) in ends  # all of 株式会社
+    assert max(end for _, end in ends) == 8
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe", "byte_bpe", "roberta"])
+def test_whole_words_begin_after_spaces_at_punctuation_and_anywhere_in_scripts_without_spaces(kind: str):
+    words = "(the, old;ship) 42 ab北京的 cไปเดิน l'été"
+    tokenizer = like_roberta() if kind == "roberta" else trained(kind, "cased")
+    ((ids, offsets),) = tokenizer.encode_batch_with_offsets([words])
+    assert tokenizer.unk_id not in ids
+    continues = tokenizer.continues_word(np.array([ids]))[0]
+    begins = {*offsets[:, 0].tolist()}
+    starts = {begin for begin, tail in zip(offsets[:, 0].tolist(), continues, strict=True) if not tail}
+    expected = [0, 1, 4, 6, 9, 10, 14, 16, 19, 21, 22, 23, 25, *range(26, 32), 33, 34, 35]
+    # A piece may have several characters. In byte-level BPE it may also begin within one.
+    ambiguous = {22, 23, *range(26, 32)} if tokenizer.kind == "byte_bpe" else set()
+    assert starts - ambiguous == ({*expected} & begins) - ambiguous
+
+
+def test_parts_of_a_character_are_one_word():
+    tokenizer = trained("byte_bpe", "cased")
+    ids = tokenizer.encode_batch(["aѬb ☃ 蠱"])[0]
+    text = [tokenizer.piece_text(token) for token in ids]
+    assert text.count("\ufffd") >= 6  # none of these characters is a piece
+    tails = tokenizer.continues_word(np.array([ids]))[0].tolist()
+    assert tails[:4] == [False, True, True, True]  # one word, of letters
+    last = [tail for tail, piece in zip(tails, ids, strict=True)][-3:]
+    assert last[1:] == [True, True]
+
+
+def test_json_and_pickle_restore_the_tokenizer(tokenizer: Tokenizer, tmp_path):
+    value = json.loads(json.dumps(tokenizer.to_json()))
+    tokenizer.save(tmp_path)
+    for copy in (
+        Tokenizer.from_json(value), pickle.loads(pickle.dumps(tokenizer)), read_tokenizer(tmp_path / "tokenizer.json")
+    ):  # fmt: skip
+        assert copy.to_json() == tokenizer.to_json()
+        assert copy.sha256 == tokenizer.sha256
+        assert copy.encode_batch(OWN_TEXT) == tokenizer.encode_batch(OWN_TEXT)
+
+
+def test_the_hash_is_of_all_that_decides_the_ids():
+    found = [trained(kind, rules).sha256 for kind in KINDS for rules in ("strip", "keep", "cased")]
+    assert len({*found, like_roberta().sha256, like_modernbert().sha256}) == len(found) + 2
+
+
+def settings(folder, **values: object) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps(values))
+
+
+def test_special_tokens_are_those_that_the_settings_name(tmp_path):
+    content = trained("bpe").content
+    names = {"[PAD]": "<empty>", "[CLS]": "<begin>", "[SEP]": "<end>", "[MASK]": "<hole>"}
+    text = json.dumps(content)
+    for old, new in names.items():
+        text = text.replace(old, new)
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(InputError, match=r"lacks special tokens: \[PAD\] \[CLS\] \[SEP\] \[MASK\].*tokenizer_config"):
+        read_tokenizer(tmp_path / "tokenizer.json")
+    settings(
+        tmp_path, pad_token="<empty>", cls_token={"content": "<begin>"}, sep_token="<end>", mask_token="<hole>", x=1
+    )
+    tokenizer = read_tokenizer(tmp_path / "tokenizer.json")
+    assert tokenizer.special_tokens == ("<empty>", "[UNK]", "<begin>", "<end>", "<hole>")
+    assert tokenizer.encode_with_special_tokens("a <hole>")[0][-2:] == [tokenizer.mask_id, tokenizer.sep_id]
+    settings(tmp_path, mask_token="<other>")
+    with pytest.raises(InputError, match=r"special tokens"):
+        read_tokenizer(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [], "x", 5, {}, {"model": 5}, {"model": {"type": "WordPiece", "vocab": {"[PAD]": "0"}}},
+        {"model": {"type": "BPE", "vocab": {token: n for n, token in enumerate(SPECIAL_TOKENS)}}},
+        {"model": {"type": "Other", "vocab": {token: n for n, token in enumerate(SPECIAL_TOKENS)}}},
+        {"added_tokens": [{"id": 3}], "model": {"type": "WordPiece", "vocab": {}}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_file_that_is_no_tokenizer_is_refused(content: object, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"tokenizer\.json: "):
+        read_tokenizer(tmp_path / "tokenizer.json")
+
+
+def test_a_file_that_is_no_json_is_refused(tmp_path):
+    for content in (b"", b"[PAD]\n[UNK]\n", b"\xff\xfe", b"[" * 100_000):
+        (tmp_path / "tokenizer.json").write_bytes(content)
+        with pytest.raises(InputError, match=r"tokenizer\.json: expected a tokenizer\.json"):
+            read_tokenizer(tmp_path / "tokenizer.json")
