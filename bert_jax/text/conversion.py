@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
+import sentencepiece
 import tokenizers
 from etils import epath
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
@@ -135,13 +136,16 @@ def read_sentencepiece(path: epath.Path) -> Tokenizer:
 
     The library `tokenizers` looks up graphemes of less than 6 bytes in the model's table of normalized strings, and
     else single characters; SentencePiece looks up the longest string. A word with two splits of equal probability, such
-    as `w ww` and `ww w`, may be split differently. `benchmarks/tokenizer_agreement.py` counts the differences.
+    as `w ww` and `ww w`, may be split differently. The log has the number of pieces and characters that differ.
 
     Raises:
       InputError: the file is missing or no such model, or it has options that BERT's tokenizers do not have.
     """
     try:
-        return _from_proto(sentencepiece_proto.parse(atomic.read_whole(path)))
+        data = atomic.read_whole(path)
+        tokenizer = _from_proto(sentencepiece_proto.parse(data))
+        _log_differences(path, tokenizer, data)
+        return tokenizer
     except OSError as error:
         raise InputError(
             f"{path}: cannot be read ({error.strerror or error}); expected a SentencePiece model"
@@ -265,6 +269,24 @@ def _from_proto(proto: Any) -> Tokenizer:
             "add them as control symbols (control_symbols=[CLS],[SEP],[MASK])"
         )
     return Tokenizer(content, [str(name) for name in special])
+
+
+def _log_differences(path: epath.Path, tokenizer: Tokenizer, model: bytes) -> None:
+    """Logs how many pieces, and characters between letters, have other ids in the `sentencepiece` library."""
+    try:
+        library = sentencepiece.SentencePieceProcessor(model_proto=model)
+    except RuntimeError as error:
+        raise InputError(f"the SentencePiece model is damaged ({error}); restore the file") from error
+    special = {*tokenizer.special_tokens}
+    texts = [piece.replace("▁", " ") for piece in tokenizer.vocab if piece not in special]
+    texts += [f"a{chr(code)}b" for code in range(0x10000) if unicodedata.category(chr(code)) not in ("Cn", "Co", "Cs")]
+    pairs = zip(texts, tokenizer.encode_batch(texts), library.encode(texts), strict=True)
+    differ = [text for text, ours, theirs in pairs if ours != theirs]
+    level = logging.WARNING if differ else logging.INFO
+    shown = f", such as {', '.join(map(ascii, differ[:5]))}" if differ else ""
+    log.log(
+        level, "%s: %d of %d texts have other ids in the sentencepiece library%s", path, len(differ), len(texts), shown
+    )
 
 
 _SPECIAL_NAMES = (("[PAD]", "<pad>"), ("[UNK]", "<unk>"), ("[CLS]",), ("[SEP]",), ("[MASK]",))

@@ -9,11 +9,13 @@ import unicodedata
 
 import numpy as np
 import pytest
+import sentencepiece
 import tokenizers
 from support import helpers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from bert_jax.errors import InputError
+from bert_jax.text.conversion import convert_vocabulary
 from bert_jax.text.tokenizer import SPECIAL_TOKENS, Tokenizer, read_tokenizer
 from bert_jax.text.vocabulary_options import KINDS, VocabularyOptions
 from bert_jax.text.vocabulary_training import train_vocabulary
@@ -132,25 +134,60 @@ def test_ids_in_transformers(tokenizer: Tokenizer, tmp_path):
     assert roles == tokenizer.special_tokens
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
-def test_ids_in_transformers_on_a_megabyte_of_each_corpus(kind: str, data_dir, tmp_path):
-    transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")
+def mixed_text(data_dir, size: int = 2 << 20) -> list[str]:
+    """Returns lines of ten languages: English and Korean articles, and the names of things in eight more."""
+    babel = pytest.importorskip("babel", reason="needs the docs extra: babel")
     lines: list[str] = []
     for path in (
         data_dir / "corpus/kowiki/kowiki.jsonl.gz", data_dir / "corpus/enwiki/enwiki-00000-of-00012.jsonl.gz"
     ):  # fmt: skip
         with gzip.open(path, "rt", encoding="utf-8") as file:
             size_read = 0
-            while size_read < 1 << 20:
+            while size_read < size // 4:
                 lines += (text := json.loads(file.readline())["text"]).split("\n")
                 size_read += len(text.encode())
+    rng = random.Random(0)
+    for code in ("de", "fr", "ru", "ar", "hi", "th", "ja", "zh"):
+        locale = babel.Locale(code)
+        names = [*locale.languages.values(), *locale.territories.values(), *locale.currencies.values()]
+        size_read = 0
+        while size_read < size // 16:
+            lines.append((" " if code not in ("th", "ja", "zh") else "").join(rng.choices(names, k=10)))
+            size_read += len(lines[-1].encode())
+    rng.shuffle(lines)
+    return lines
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_in_transformers_on_two_megabytes_of_ten_languages(kind: str, data_dir, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")
+    lines = mixed_text(data_dir)
+    assert sum(len(line.encode()) for line in lines) > 2 << 20
     tokenizer = train_vocabulary(lines, VocabularyOptions(kind=kind, size=16_000))
     assert tokenizer.vocab_size == 16_000
     tokenizer.save(tmp_path, model_max_length=1 << 20)
     theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
     texts = [*lines, *noise(3000)]
     assert tokenizer.encode_batch(texts) == theirs(texts, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("normalization", ["nmt_nfkc_cf", "identity"])
+def test_ids_in_sentencepiece_on_two_megabytes_of_ten_languages(normalization: str, data_dir, tmp_path):
+    lines = mixed_text(data_dir)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_prefix=str(tmp_path / "m"), vocab_size=16_000, minloglevel=2, pad_id=0,
+        unk_id=1, bos_id=-1, eos_id=-1, control_symbols=["[CLS]", "[SEP]", "[MASK]"],
+        normalization_rule_name=normalization, max_sentence_length=1 << 20,
+    )  # fmt: skip
+    tokenizer = convert_vocabulary(str(tmp_path / "m.model"))
+    library = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "m.model"))
+    words = sorted({word for line in lines for word in line.split(" ") if word})
+    pairs = zip(words, tokenizer.encode_batch(words), library.encode(words), strict=True)
+    differ = [word for word, ours, theirs in pairs if ours != theirs]
+    print(f"{len(differ)} of {len(words)} words have other ids, such as {differ[:5]}")
+    assert len(differ) < 2e-3 * len(words)
 
 
 def test_words_are_encoded_independently(tokenizer: Tokenizer):
