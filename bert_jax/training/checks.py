@@ -44,7 +44,7 @@ def bert_config(config: PretrainConfig, vocab_size: int, seq_len: int, source: s
     sizes["is_decoder"] = config.objective.lm == "ltr"
     try:
         model = BertConfig.from_dict(sizes)
-    except ValueError as error:
+    except InputError as error:
         raise InputError(f"model.{error}") from error
     if model.type_vocab_size < 2:
         raise InputError(f"model.type_vocab_size={model.type_vocab_size}: pairs have segments 0 and 1; set it to 2")
