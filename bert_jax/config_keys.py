@@ -39,7 +39,7 @@ class ModelKeys(Section):
 class OptimizerKeys(Section):
     """Optimizer and learning rate."""
 
-    name: str = "adamw"  # adamw, or lamb for batches of ten thousands.
+    name: Literal["adamw", "lamb"] = "adamw"  # adamw, or lamb for batches of ten thousands.
     learning_rate: NotNegativeNumber = 1e-4  # Peak, at the end of the warm-up.
     # After the warm-up, the rate is peak * (1 - step / total_steps) ** decay_power.
     decay_power: PositiveNumber = 1.0
@@ -73,11 +73,17 @@ class CheckpointKeys(Section):
     keep: Positive = 3  # Newest checkpoints kept, beside the milestones.
 
 
+def _are_first_and_last(steps: str) -> bool:
+    match = re.fullmatch("([1-9][0-9]*):([0-9]+)", steps)
+    return not steps or (match is not None and int(match[1]) <= int(match[2]))
+
+
 @dataclass(frozen=True)
 class ProfileKeys(Section):
     """Profiler traces."""
 
-    steps: str = ""  # A:B traces steps A to B into WORKDIR/profile.
+    # A:B traces steps A to B into WORKDIR/profile.
+    steps: Annotated[str, Must("FIRST:LAST, such as 10:15", _are_first_and_last)] = ""
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,10 @@ class DataKeys(Section):
     """Data."""
 
     path: str = ""  # The folder of the data.
+
+
+def _is_cache(setting: str) -> bool:
+    return setting in ("auto", "none") or "/" in setting  # "off" would be a folder's name
 
 
 @dataclass(frozen=True)
@@ -152,7 +162,7 @@ class RunConfig(Section):
     max_nonfinite_steps: Positive = 10
     # Keeps compiled programs, which later runs read: auto is ~/.cache/bert_jax/programs, or a folder in the workdir if
     # that is remote; none, or a folder. Who can write there can make its readers run code.
-    compilation_cache: Annotated[str, Must("auto, none or a folder", bool)] = "auto"
+    compilation_cache: Annotated[str, Must("auto, none or a folder, such as ./programs", _is_cache)] = "auto"
     # Minutes without a step before the watchdog dumps all thread stacks; 0: never.
     stall_minutes: Annotated[float, Must("a number of minutes, or 0", lambda x: 0 <= x < math.inf)] = 10.0
     stall_exit: bool = False  # True: the run then ends with status 1.

@@ -86,12 +86,6 @@ class BatchOrder:
         longest = int(self._lengths[self.examples(step)].max())
         return padded_length(longest, self.config.task.max_seq_len, self.lengths)
 
-    def first_steps(self, start: int) -> list[int]:
-        """Returns the first step after `start` steps for each padded length of an epoch, as numbers of steps done."""
-        steps = range(start, min(start + self.steps_an_epoch, self.total_steps))
-        found = {self.seq_len(step): step for step in reversed(steps)}
-        return sorted(found.values())
-
     def count_seen(self, step: int) -> dict[str, int]:
         """Returns `tokens_seen`, with padding, and `examples_seen` after `step` steps."""
         done, tokens, examples = self._seen if self._seen[0] <= step else (0, 0, 0)

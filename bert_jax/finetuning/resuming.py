@@ -13,6 +13,7 @@ from bert_jax.files import provenance, remote
 from bert_jax.files.format_versions import read_json
 from bert_jax.sections import flatten, from_mapping
 from bert_jax.training.checkpoints import Checkpoint, newest_intact, open_checkpoint
+from bert_jax.training.run import check_same_config
 
 log = logging.getLogger(__name__)
 
@@ -43,22 +44,17 @@ def claim(folder: epath.Path, config: FinetuneConfig, dataset_hash: str) -> Chec
 def check_same_run(
     folder: epath.Path, before: Mapping[str, Any], config: FinetuneConfig, *, sources: Sequence[str] = ()
 ) -> None:
-    """Raises InputError if the config differs from that of the run in `folder`, except in `CHANGEABLE` keys.
+    """Raises InputError as `check_same_config` does if the config is not that of the run in `folder`.
 
     `sources` are keys of paths that may change only if the old path no longer exists, because it was moved. `init` may
     also change to another path of the same parameters.
     """
-    old, new = dict(flatten(from_mapping(FinetuneConfig, before))), dict(flatten(config))
-    changed = [
-        f"{key} {old.get(key)!r} -> {new[key]!r}" for key in new
-        if old.get(key) != new[key]
-        and (_is_elsewhere(old.get(key), new[key]) if key in sources else not key.startswith(CHANGEABLE))
-        and not (key == "init" and _is_same_encoder(folder, new[key]))
-    ]  # fmt: skip
-    if changed:
-        raise InputError(
-            f"--workdir={folder}: holds a run with another config ({'; '.join(changed)}); choose another folder"
-        )
+    old = from_mapping(FinetuneConfig, before)
+    paths, now = dict(flatten(old)), dict(flatten(config))
+    moved = {key for key in sources if not _is_elsewhere(paths[key], now[key])}
+    if old.init != config.init and _is_same_encoder(folder, config.init):
+        moved.add("init")
+    check_same_config(folder, old, config, tuple({*CHANGEABLE} - {*sources} | moved))
 
 
 def _is_elsewhere(before: str | None, now: str) -> bool:

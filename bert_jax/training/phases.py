@@ -98,11 +98,6 @@ class Phase(Plan):
         """Tokens in a row, L."""
         return self.datasets[0].info.seq_len
 
-    def abstract_batch(self, mesh: Mesh) -> Batch[jax.ShapeDtypeStruct]:
-        """Returns the shapes and shardings of a step's batch on `mesh`."""
-        source = self.train_loader.sources[0]
-        return abstract_batch(mesh, self.config, self.seq_len, source.predictions, source.max_sequences)
-
 
 def plan_phases(config: PretrainConfig) -> list[Plan]:
     """Returns the phases of a run's config, in order.

@@ -6,7 +6,7 @@
 import logging
 import shlex
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,16 +18,10 @@ from jax.sharding import AbstractMesh, Mesh
 from bert_jax.config_keys import PretrainConfig
 from bert_jax.data.preparation.options import MAX_SHARE
 from bert_jax.data.unknown_tokens import unknown_share, warn_of_share
-from bert_jax.errors import InputError
-from bert_jax.files import remote
 from bert_jax.model import BertConfig, abstract_parameters, parameter_count
-from bert_jax.parallel.host_batches import rows_here
-from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.step_program import TrainStep, scans_layers
 from bert_jax.progress import Bars, silent
-from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
-from bert_jax.runtime.watchdog import StallWatch
 from bert_jax.sections import to_dict
 from bert_jax.tracking.metrics import SAMPLES, read_metrics
 from bert_jax.tracking.throughput import Throughput, key_values, pretraining_work
@@ -41,7 +35,7 @@ from bert_jax.training.loop import Evaluate, LogMetrics, Save, StepRange, Trace,
 from bert_jax.training.objectives import make_objective
 from bert_jax.training.optimizer import leave_untrained, make_optimizer
 from bert_jax.training.phases import Phase, Plan, count_epochs, count_seen, log_data, open_phases
-from bert_jax.training.run import Run, claim_workdir, enter_workdir, log_result, open_run
+from bert_jax.training.run import Run, begin_run, claim_workdir, log_result
 from bert_jax.training.state import StateSpec, TrainState, check_memory, describe_state
 from bert_jax.training.train_step import make_train_step
 
@@ -68,28 +62,21 @@ def pretrain(
       Interrupted: a stop signal was received, such as SIGTERM; the state is saved.
       BertJaxError: too many non-finite steps in a row; the state is saved.
     """
-    with ExitStack() as stack:
-        return _pretrain(config, workdir, stop or stack.enter_context(StopSignal()), bars, trackers, stack)
+    with begin_run(config, workdir, "pretrain", stop=stop, bars=bars, trackers=trackers) as run:
+        return _pretrain(run, config)
 
 
-def _pretrain(
-    config: PretrainConfig, workdir: str, stop: StopSignal, bars: Bars, trackers: Sequence[Tracker], stack: ExitStack
-) -> dict[str, float]:
+def _pretrain(run: Run, config: PretrainConfig) -> dict[str, float]:
     # --- Checks, before any work. The run uses what they build --------------------------------------------------------
-    if not workdir:
-        raise InputError("--workdir is empty; expected a folder, such as --workdir=runs/tiny")
-    folder = remote.absolute(workdir)
-    stalls = stack.enter_context(closing(StallWatch(config.stall_minutes, ends=config.stall_exit)))
+    folder, mesh = run.folder, run.mesh
     config = fill_in_from_checkpoint(config, folder)
     log.info("Opening the datasets")
-    mesh = make_mesh(config.mesh)
-    stack.enter_context(kept_programs(config.compilation_cache, folder))
     phases = open_phases(config, mesh)
     for dataset in dict.fromkeys(dataset for phase in phases for dataset in phase.datasets):
         share = unknown_share(dataset.token_counts(), dataset.tokenizer.unk_id)
         warn_of_share(share, dataset.tokenizer, above=MAX_SHARE, where=str(dataset.folder))
-    stalls.beat()
-    lock = enter_workdir(folder, stack)
+    run.stalls.beat()
+    run.enter_workdir()
     before = claim_workdir(folder, phases)
     start = before.step if before else 0
     if start == config.total_steps and (_is_evaluated(folder, start) or not phases[-1].eval_loader.batches):
@@ -108,24 +95,14 @@ def _pretrain(
         folder, {"tokenizer": phases[0].datasets[0].tokenizer.to_json(), "config": to_dict(config)},
         keep=config.checkpoint.keep, is_kept=lambda step: step in milestones or config.checkpoint.is_milestone(step),
     )  # fmt: skip
-    stack.callback(checkpointer.close)
-    train_step.compile_ahead(spec.abstract, [current.abstract_batch(mesh)], stack)  # while the state is made
-    unlogged = None
-    if before is not None:
-        start, state, position = checkpointer.restore(start, spec.abstract)  # an earlier step if the newest is damaged
-        unlogged = position["unlogged"]
-        log.info("Resuming from step %d", start)
-    elif init:
-        log.info("Loading the parameters of %s", init.checkpoint.path)
-        state = initialize_from(init.checkpoint, spec, init.growth)
-    else:
-        log.info("Initializing the parameters")
-        state = spec.make()
-    run = open_run(
-        folder, config, mesh, checkpointer, stop, lock, stalls, bars, stack,
-        start=start, total=config.total_steps, name="pretrain", trackers=trackers,
-        inputs=describe_inputs(phases, init.checkpoint if init else None),
+    run.stack.callback(checkpointer.close)
+    start, state, position = checkpointer.first_state(
+        before, spec.abstract, partial(initialize_from, init.checkpoint, spec, init.growth) if init else spec.make
     )  # fmt: skip
+    inputs = describe_inputs(phases, init.checkpoint if init else None)
+    run.open(config, checkpointer, start=start, total=config.total_steps, inputs=inputs)
+    trace = Trace(config.profile.steps, folder)
+    run.stack.callback(trace.close)
     log.info(
         "%s parameters on %d %s devices, mesh %s; steps %d to %d of %d; checkpoints and metrics go to %s",
         f"{parameter_count(phases[0].model):,}", jax.device_count(), jax.devices()[0].device_kind,
@@ -142,8 +119,9 @@ def _pretrain(
         if start < phase.stop:
             spec, train_step = planned if phase is current else plan_step(mesh, phase, phase.model)
             state, evaluation = _train_phase(
-                run, phases, phase, spec, train_step, state, max(start, phase.start), unlogged, milestones
-            )
+                run, phases, phase, spec, train_step, state, max(start, phase.start), position.get("unlogged"),
+                milestones, trace,
+            )  # fmt: skip
     checkpointer.wait()
     place, data = shlex.quote(str(folder)), shlex.quote(str(phases[-1].datasets[0].folder))
     log_result(
@@ -211,7 +189,7 @@ def plan_step(mesh: Mesh, plan: Plan, model: BertConfig) -> tuple[StateSpec, Tra
 
 def _train_phase(
     run: Run, phases: Sequence[Phase], phase: Phase, spec: StateSpec, train_step: TrainStep, state: TrainState,
-    start: int, unlogged: dict[str, Any] | None, milestones: set[int],
+    start: int, unlogged: dict[str, Any] | None, milestones: set[int], trace: Trace,
 ) -> tuple[TrainState, dict[str, float]]:  # fmt: skip
     """Trains from step `start` + 1 to the end of the phase, evaluates and saves. Returns state and last evaluation.
 
@@ -220,7 +198,6 @@ def _train_phase(
     """
     config, loader = phase.config, phase.train_loader
     log_data(phase, start)
-    rows = rows_here(run.mesh, config.global_batch_size, config.gradient_accumulation)
     work = pretraining_work(config, phase.model, loader)
     throughput = Throughput(lambda step: work)
     log_metrics = LogMetrics(
@@ -234,12 +211,12 @@ def _train_phase(
         position = {
             "datasets": phase.dataset_hashes, "unlogged": log_metrics.unlogged(), "milestones": sorted(milestones)
         }  # fmt: skip
-        run.checkpointer.save(step, state, phase.model, position)
+        run.save(step, state, phase.model, position)
 
     evaluation = Evaluate(_make_evaluate(run, phases, phase, spec), every=config.eval_every_steps)
     hooks = [
         log_metrics,
-        Trace(run.tracer),
+        trace,
         *([evaluation] if phase.eval_loader.batches else []),
         Save(save, every=config.checkpoint.every_steps, is_chosen=config.checkpoint.is_milestone),
     ]
@@ -248,14 +225,7 @@ def _train_phase(
             evaluation.after(0, state)
     if start == 0 and run.start == 0 and config.checkpoint.is_milestone(0) and 0 not in milestones:
         save(0, state)
-    steps = StepRange(
-        start, phase.stop, train_step,
-        make_batch=lambda step: loader.batch(step, rows),
-        batch_size=config.global_batch_size,
-        microbatches=config.gradient_accumulation,
-        throughput=throughput,
-        max_nonfinite_steps=config.max_nonfinite_steps,
-    )  # fmt: skip
+    steps = StepRange(start, phase.stop, config, train_step, loader.batch, config.global_batch_size, throughput)
     return run_steps(run, steps, state, hooks), evaluation.scores
 
 
