@@ -18,13 +18,12 @@ from bert_jax.version import __version__ as __version__
 
 with epy.lazy_api_imports(globals()):  # `import bert_jax` does not wait for JAX
     from bert_jax.config import FinetuneConfig, PretrainConfig, load_config
-    from bert_jax.custom_training import Training
     from bert_jax.data.dataset import PreparedDataset
     from bert_jax.errors import BertJaxError, InputError
     from bert_jax.finetuning.finetune import finetune
     from bert_jax.inference.pretrained import Filling, FineTuned, PreTrained, load
     from bert_jax.inference.text_encoder import Encoded
-    from bert_jax.training.pretrain import pretrain
+    from bert_jax.training.pretrain import Training, pretrain
 
 __all__ = [
     "BertJaxError",

@@ -9,8 +9,9 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+from bert_jax.errors import InputError
 from bert_jax.sections import Must, Section
 
 Positive = Annotated[int, Must("at least 1", lambda x: x >= 1)]
@@ -302,6 +303,24 @@ class PretrainConfig(RunConfig):
     phases: tuple[Mapping[str, object], ...] = ()
     checkpoint: PretrainCheckpointKeys = PretrainCheckpointKeys()
     tracking: PretrainTrackingKeys = PretrainTrackingKeys()
+
+    def phase_steps(self) -> list[int]:
+        """Returns the steps of each phase, those of -1 inferred; `total_steps` without phases.
+
+        Raises InputError for steps that do not sum to `total_steps`.
+        """
+        given: list[Any] = [phase.get("steps") for phase in self.phases] or [-1]
+        for number, steps in enumerate(given):
+            if type(steps) is not int or (steps < 1 and steps != -1):
+                raise InputError(f"phases.{number}.steps={steps!r}: must be a number of steps, or -1 to infer it")
+        fixed = sum(steps for steps in given if steps != -1)
+        rest = self.total_steps - fixed
+        if given.count(-1) > 1 or not (rest > 0 if -1 in given else rest == 0):
+            raise InputError(
+                f"phases: steps {given} sum to {fixed}, not total_steps={self.total_steps}; use -1 in one phase "
+                "to infer it"
+            )
+        return [rest if steps == -1 else steps for steps in given]
 
 
 # --- Fine-tuning -------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from bert_jax.training.initialization import fill_in_from_checkpoint, open_init
 from bert_jax.training.phases import Phase, open_phases
 from bert_jax.training.pretrain import plan_state
 from bert_jax.training.run import claim_workdir, workdir_path
-from bert_jax.training.state import check_memory
+from bert_jax.training.train_step import check_memory
 
 
 def plan_run(

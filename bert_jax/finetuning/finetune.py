@@ -23,29 +23,26 @@ from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.files import atomic
 from bert_jax.finetuning.batch_order import BatchOrder, work_of_steps
-from bert_jax.finetuning.best_step import BestStep
 from bert_jax.finetuning.forward import Predictor
 from bert_jax.finetuning.inputs.batching import Encoding
 from bert_jax.finetuning.losses import task_objective
 from bert_jax.finetuning.results import (
     PREDICTIONS,
     RESULT_FILE,
-    Final,
+    BestStep,
     describe_best,
     describe_result,
     scoring_warnings,
     write_result,
 )
-from bert_jax.finetuning.resuming import claim
 from bert_jax.finetuning.task import Split, Task
-from bert_jax.finetuning.task_checks import check_best, check_config, check_head, check_segments, model_of
+from bert_jax.finetuning.task_checks import check_best, check_config, check_head, check_segments, claim, model_of
 from bert_jax.finetuning.task_kinds import read_task
 from bert_jax.finetuning.tasks.class_weights import class_weights
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import Parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.parallel.mesh import check_divisibility
-from bert_jax.parallel.step_program import TrainStep, quick_compile_options, scans_layers
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.processes import is_first
@@ -55,13 +52,21 @@ from bert_jax.tracking.throughput import Throughput
 from bert_jax.tracking.trackers import Tracker
 from bert_jax.training.checkpointer import Checkpointer
 from bert_jax.training.checkpoints import FOLDER, Checkpoint, open_checkpoint
-from bert_jax.training.checks import check_attention, compute_dtype
 from bert_jax.training.initialization import initialize_from
 from bert_jax.training.loop import Evaluate, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from bert_jax.training.phases import check_attention
 from bert_jax.training.run import Run, begin_run, log_result
-from bert_jax.training.state import StateSpec, TrainState, describe_state, drop_parts
-from bert_jax.training.train_step import make_train_step
+from bert_jax.training.train_step import (
+    StateSpec,
+    TrainState,
+    TrainStep,
+    describe_state,
+    drop_parts,
+    make_train_step,
+    model_settings,
+    quick_compile_options,
+)
 
 log = logging.getLogger(__name__)
 
@@ -226,11 +231,9 @@ def _set_up(config: FinetuneConfig, mesh: Mesh, needs_scores: bool) -> _Setup:
 
 def build_settings(config: FinetuneConfig, mesh: Mesh, model: BertConfig, head: TaskHead) -> dict[str, Any]:
     """Returns the settings of the model with its head, for `abstract_parameters`."""
-    platform = mesh.devices.flat[0].platform
     return {
-        "build": BertForTask, "head": head, "dtype": compute_dtype(config.dtype, platform),
-        "attention": config.attention, "remat": config.remat,
-        "scan_layers": scans_layers(config.scan_layers, model.num_hidden_layers, platform),
+        "build": BertForTask, "head": head,
+        **model_settings(config, model.num_hidden_layers, mesh.devices.flat[0].platform),
     }  # fmt: skip
 
 
@@ -297,13 +300,13 @@ def _train(
 class _EvaluateSplits:
     """Evaluates the splits with labels and logs their scores; adds each evaluation to the best step's.
 
-    `final` has the outputs and scores of the step that is the result so far.
+    `final` has the outputs and scores, by split, of the evaluated step that is the result so far; empty if none is.
     """
 
     def __init__(self, run: Run, setup: _Setup, best: BestStep):
         self._run, self._setup, self._best = run, setup, best
         self.scored = [split for split in setup.splits if split.score is not None]
-        self.final = Final()
+        self.final: dict[str, tuple[list[np.ndarray], dict[str, float]]] = {}
 
     def __call__(self, step: int, state: TrainState) -> dict[str, float]:
         run, setup, best = self._run, self._setup, self._best
@@ -314,7 +317,7 @@ class _EvaluateSplits:
             split_scores[split.name] = split.score(outputs[split.name])
         best.add(step, split_scores[self.scored[0].name][setup.task.main_metric])
         if step == best.best or (best.best is None and step == run.total):
-            self.final = Final(step, outputs, split_scores)
+            self.final = {name: (outputs[name], scores) for name, scores in split_scores.items()}
         row = {f"{name}/{metric}": value for name, scores in split_scores.items() for metric, value in scores.items()}
         run.trackers.log(step, {**row, **setup.order.count_seen(step)}, split="eval")
         log.info("Step %d: %s", step, "  ".join(f"{name} {value:.4f}" for name, value in row.items()))
@@ -336,22 +339,22 @@ def _outputs(run: Run, predictor: Predictor, parameters: Parameters, split: Spli
 
 
 def _finish(
-    run: Run, folder: epath.Path, setup: _Setup, parameters: Callable[[], Parameters], step: int, final: Final,
-    best: Mapping[str, Any],
+    run: Run, folder: epath.Path, setup: _Setup, parameters: Callable[[], Parameters], step: int,
+    final: Mapping[str, tuple[list[np.ndarray], dict[str, float]]], best: Mapping[str, Any],
 ) -> dict[str, dict[str, float]]:  # fmt: skip
     """Scores and predicts every split with the parameters of `step`, and writes scores and predictions.
 
-    `final` spares the splits that were evaluated at `step`. `best` has further keys of `result.json`.
+    `final` spares the splits that were evaluated at `step`, see `_EvaluateSplits`. `best` has further keys of
+    `result.json`.
     """
     result: dict[str, dict[str, float]] = {}
     target = folder / PREDICTIONS
     if is_first():
         atomic.make_folder(target)
     for split in setup.splits:
-        is_done = final.step == step and split.name in final.outputs
-        outputs = final.outputs[split.name] if is_done else _outputs(run, setup.predictor, parameters(), split, step)
+        outputs, scores = final.get(split.name) or (_outputs(run, setup.predictor, parameters(), split, step), None)
         if split.score is not None:
-            result[split.name] = final.scores[split.name] if is_done else split.score(outputs)
+            result[split.name] = scores or split.score(outputs)
         if is_first():
             split.write(outputs, target)
     if is_first():

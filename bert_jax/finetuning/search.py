@@ -23,8 +23,7 @@ from bert_jax.files import remote
 from bert_jax.files.format_versions import read_json, write_json
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.results import RESULT_FILE, read_result
-from bert_jax.finetuning.resuming import check_same_run, encoder_digest, started_from
-from bert_jax.finetuning.task_checks import check_config
+from bert_jax.finetuning.task_checks import check_config, check_same_run, encoder_digest, started_from
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal

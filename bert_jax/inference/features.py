@@ -43,7 +43,7 @@ from bert_jax.progress import Bars, silent
 from bert_jax.text.sequences import EncodedSequence, encode_pairs
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checkpoints import Checkpoint
-from bert_jax.training.checks import check_batch_size
+from bert_jax.training.evaluation import check_batch_size
 
 LAYER_NAMES = ("embeddings", "first", "second_to_last", "last", "last_four", "all")
 """Layer names for `parse_layers`. `embeddings` is the sum of the three embeddings, after LayerNorm."""

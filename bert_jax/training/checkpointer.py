@@ -29,7 +29,7 @@ from bert_jax.training.checkpoints import (
     verify,
     write_checksums,
 )
-from bert_jax.training.state import TrainState
+from bert_jax.training.train_step import TrainState
 
 log = logging.getLogger(__name__)
 

@@ -41,6 +41,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
+from bert_jax.data.dataset import PreparedDataset
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic, provenance, remote
 from bert_jax.files.format_versions import check_version
@@ -93,11 +94,6 @@ class Checkpoint:
         """Returns `path`, `step` and `digest`, which copies of the checkpoint share, for a provenance record."""
         return {"path": str(self.path), "step": self.step, "digest": fingerprint(self.path)}
 
-    def require_heads(self, *heads: str, by: str) -> None:
-        """Raises InputError with the missing ones of `heads`, and with `by`, the user that needs them."""
-        if missing := [head for head in heads if head not in self.heads]:
-            raise InputError(f"{self.path} has no {', '.join(missing)}; {by} needs {', '.join(heads)}")
-
     def load_parameters(
         self, shardings: Parameters | None = None, *, parts: Collection[str] | None = None, **settings: Any
     ) -> Parameters:
@@ -127,6 +123,14 @@ class Checkpoint:
         with convert_read_errors(self.path), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             result: Parameters = checkpointer.restore(self.path / "parameters", args=arguments)
             return result
+
+
+def other_vocabulary_error(checkpoint: Checkpoint, dataset: PreparedDataset) -> InputError:
+    """Returns the error for a dataset whose vocabulary is not that of a checkpoint."""
+    return InputError(
+        f"{dataset.folder} was prepared with another vocabulary than {checkpoint.path} was trained with; prepare the "
+        f"corpus with --vocab {checkpoint.path}"
+    )
 
 
 def check_finite(checkpoint: Checkpoint, parameters: Parameters) -> None:

@@ -30,10 +30,9 @@ from bert_jax.model import BertConfig
 from bert_jax.model.bert import HEADS, Parameters
 from bert_jax.sections import flatten, from_mapping, with_values
 from bert_jax.text.vocabulary_extension import Extension, find_extension
-from bert_jax.training.checkpoints import Checkpoint, newest_intact, open_checkpoint
-from bert_jax.training.checks import data_paths, other_vocabulary_error
-from bert_jax.training.phases import Phase, plan_at, plan_phases
-from bert_jax.training.state import StateSpec, TrainState
+from bert_jax.training.checkpoints import Checkpoint, newest_intact, open_checkpoint, other_vocabulary_error
+from bert_jax.training.phases import Phase, data_paths, plan_at, plan_phases
+from bert_jax.training.train_step import StateSpec, TrainState
 
 log = logging.getLogger(__name__)
 
@@ -142,16 +141,8 @@ def _piece_weights(words: Extension) -> tuple[np.ndarray, np.ndarray]:
     return places, weights
 
 
-@dataclass(frozen=True)
-class WarmStart:
-    """A checkpoint to initialize a run from, and the growth of its parameters."""
-
-    checkpoint: Checkpoint
-    growth: Growth
-
-
-def open_init(phases: Sequence[Phase]) -> WarmStart:
-    """Opens the checkpoint that a run with these phases is initialized from, `init` of its config.
+def open_init(phases: Sequence[Phase]) -> tuple[Checkpoint, Growth]:
+    """Opens the checkpoint that a run with these phases is initialized from, `init` of its config; and how it grows.
 
     The datasets' vocabulary may extend that of the checkpoint, and the model may have more positions.
 
@@ -171,7 +162,7 @@ def open_init(phases: Sequence[Phase]) -> WarmStart:
             f"init={checkpoint.path}: has no {', '.join(missing)}; set init_missing_heads=True to initialize them "
             "randomly" + (", or objective.nsp=False" if "mlm_head" not in missing else "")
         )
-    return WarmStart(checkpoint, Growth(checkpoint.bert_config, model, words))
+    return checkpoint, Growth(checkpoint.bert_config, model, words)
 
 
 def check_sizes(checkpoint: Checkpoint, sizes: Mapping[str, Any], *, source: str = "init") -> None:

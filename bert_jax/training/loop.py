@@ -26,8 +26,7 @@ from bert_jax.runtime.processes import is_first
 from bert_jax.tracking.metrics import RunningMeans
 from bert_jax.tracking.throughput import Throughput, key_values, summary
 from bert_jax.training.run import Run
-from bert_jax.training.state import TrainState
-from bert_jax.training.train_step import Metrics
+from bert_jax.training.train_step import Metrics, TrainState
 
 log = logging.getLogger(__name__)
 

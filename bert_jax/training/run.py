@@ -26,11 +26,10 @@ from bert_jax.runtime.workdir_lock import WorkdirLock
 from bert_jax.sections import Section, flatten, from_mapping, to_dict
 from bert_jax.tracking.trackers import MetricsFile, TensorBoard, Tracker, Trackers, WeightsAndBiases
 from bert_jax.training.checkpointer import Checkpointer
-from bert_jax.training.checkpoints import Checkpoint, check_place, newest_intact
-from bert_jax.training.checks import check_tokenizer
+from bert_jax.training.checkpoints import Checkpoint, check_place, newest_intact, other_vocabulary_error
 from bert_jax.training.optimizer import state_structure
 from bert_jax.training.phases import Phase, Plan, plan_phases
-from bert_jax.training.state import TrainState
+from bert_jax.training.train_step import TrainState
 
 log = logging.getLogger(__name__)
 
@@ -216,7 +215,8 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> Checkpoint | N
     if before is None:
         return None
     step = before.step
-    check_tokenizer(before, phases[0].datasets[0])
+    if before.tokenizer.sha256 != (dataset := phases[0].datasets[0]).tokenizer.sha256:
+        raise other_vocabulary_error(before, dataset)
     if step > phases[-1].stop:
         raise InputError(
             f"--workdir={folder}: is at step {step}, past total_steps={phases[-1].stop}; raise total_steps"

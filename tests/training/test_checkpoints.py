@@ -29,7 +29,7 @@ from bert_jax.training.checkpoints import (
     step_folders,
 )
 from bert_jax.training.pretrain import plan_state
-from bert_jax.training.state import StateSpec, TrainState
+from bert_jax.training.train_step import StateSpec, TrainState
 
 MODEL = BertConfig(
     vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
