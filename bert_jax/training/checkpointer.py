@@ -22,7 +22,7 @@ from bert_jax.training.checkpoints import (
     Checkpoint,
     DamagedError,
     complete_steps,
-    convert_read_errors,
+    read_arrays,
     read_items,
     set_aside,
     step_folders,
@@ -205,30 +205,17 @@ def _size(tree: Any) -> str:
 
 
 def _read_state(folder: epath.Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
-    """Reads the state and the position in the folder of a step, in all processes, or raises DamagedError in all.
-
-    Calls the handler without a Checkpointer, whose barrier would block the others if one process fails to read.
-    """
+    """Reads the state and the position in the folder of a step, in all processes, or raises DamagedError in all."""
     share = jax.process_index(), jax.process_count()
     _together(folder, lambda: verify(folder, ["optimizer", "parameters", "position"], share=share))
 
     def read() -> tuple[TrainState, dict[str, Any]]:
-        handler = ocp.CompositeCheckpointHandler()
-        trees = {"optimizer": _optimizer_item(abstract), "parameters": abstract.parameters}
-        try:
-            with convert_read_errors(folder):
-                position = read_items(folder, ["position"])["position"]
-                arguments = {name: ocp.args.StandardRestore(tree) for name, tree in trees.items()}
-                arrays = handler.restore(folder, ocp.args.Composite(**arguments))
-        finally:
-            handler.close()
-        optimizer = dict(arrays["optimizer"])
+        position = read_items(folder, ["position"])["position"]
+        optimizer = dict(read_arrays(folder / "optimizer", _optimizer_item(abstract)))
+        parameters = read_arrays(folder / "parameters", abstract.parameters)
         if position["next_batch"] != int(jax.device_get(optimizer["step"])):
             raise DamagedError(f"{folder} is damaged: data position and optimizer step differ; use an earlier step")
-        state = TrainState(
-            parameters=arrays["parameters"], optimizer_state=optimizer.pop("state"), **optimizer
-        )  # fmt: skip
-        return state, position
+        return TrainState(parameters=parameters, optimizer_state=optimizer.pop("state"), **optimizer), position
 
     return _together(folder, read)
 

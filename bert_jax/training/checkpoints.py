@@ -32,7 +32,7 @@ import re
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,12 +117,28 @@ class Checkpoint:
             shapes, {part: shardings[part] for part in shapes},
         )  # fmt: skip
         is_partial = parts is not None or (self.task is not None and not settings)
+        return self._restore(target, is_partial=is_partial)
+
+    def _restore(self, target: Parameters, *, is_partial: bool) -> Parameters:
+        """Verifies and reads the parameters in `target`, a tree of jax.ShapeDtypeStruct with shardings.
+
+        `is_partial` allows others in the checkpoint. A checkpoint of another format overrides this.
+        """
         verify(self.path, ["parameters"])
-        restore_args = ocp.checkpoint_utils.construct_restore_args(target)
-        arguments = ocp.args.PyTreeRestore(target, restore_args=restore_args, partial_restore=is_partial)
-        with convert_read_errors(self.path), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            result: Parameters = checkpointer.restore(self.path / "parameters", args=arguments)
-            return result
+        result: Parameters = read_arrays(self.path / "parameters", target, is_partial=is_partial)
+        return result
+
+
+def read_arrays(item: epath.Path, target: Any, *, is_partial: bool = False) -> Any:
+    """Reads the arrays of an item of a checkpoint, in `target`, a tree of jax.ShapeDtypeStruct with shardings.
+
+    `is_partial` allows others in the item. Calls the handler without a `Checkpointer`, whose barrier would block the
+    other processes if one of them fails to read.
+    """
+    restore_args = ocp.checkpoint_utils.construct_restore_args(target)
+    arguments = ocp.args.PyTreeRestore(target, restore_args=restore_args, partial_restore=is_partial)
+    with convert_read_errors(item.parent), closing(ocp.PyTreeCheckpointHandler()) as handler:
+        return handler.restore(item, args=arguments)
 
 
 def other_vocabulary_error(checkpoint: Checkpoint, dataset: PreparedDataset) -> InputError:

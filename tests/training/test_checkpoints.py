@@ -267,7 +267,7 @@ def test_unreadable_file_is_not_reported_as_damage(
         raise ValueError('PERMISSION_DENIED: Error opening "d/x": Permission denied [errno 13]')
 
     checkpointer = opened(workdir, tokenizer)
-    monkeypatch.setattr("orbax.checkpoint.CompositeCheckpointHandler.restore", denied)
+    monkeypatch.setattr("orbax.checkpoint.PyTreeCheckpointHandler.restore", denied)
     with pytest.raises(InputError, match=r"checkpoints/30 .*PERMISSION_DENIED") as refused:
         checkpointer.restore(30, spec.abstract)
     assert not isinstance(refused.value, DamagedError)
