@@ -70,7 +70,7 @@ class Run:
     stop: StopSignal
     stalls: StallWatch
     bars: Bars
-    services: list[Tracker]
+    services: Sequence[Tracker]
     stack: ExitStack
     lock: WorkdirLock = field(init=False)
     checkpointer: Checkpointer = field(init=False)
@@ -97,13 +97,14 @@ class Run:
         Adds an entry with `inputs` to its provenance record. Raises NotBegun after a stop signal.
         """
         self.checkpointer, self.start, self.total = checkpointer, start, total
-        files: list[Tracker] = []
-        self.trackers = Trackers(files, self.services) if is_first() else Trackers()
+        trackers: list[Tracker] = []
+        self.trackers = Trackers(trackers)
         if is_first():
+            trackers += self.services
             write_json(self.folder / CONFIG_FILE, to_dict(config))
             self.stack.callback(self.trackers.close)
-            files += [MetricsFile(self.folder, start), TensorBoard(self.folder, start)]
-            self.services += _open_wandb(config.tracking.wandb_project, config.tracking.wandb_entity, self.folder)
+            trackers[:0] = [MetricsFile(self.folder, start), TensorBoard(self.folder, start)]
+            trackers += _open_wandb(config.tracking.wandb_project, config.tracking.wandb_entity, self.folder)
             self.trackers.log_config(dict(flatten(config)))
         if self.stop.received:
             raise NotBegun(
@@ -151,7 +152,7 @@ def begin_run(
         stalls = stack.enter_context(closing(StallWatch(config.stall_minutes, ends=config.stall_exit)))
         mesh = make_mesh(config.mesh)
         stack.enter_context(kept_programs(config.compilation_cache, folder))
-        yield Run(name, folder, mesh, stop, stalls, bars, [*trackers], stack)
+        yield Run(name, folder, mesh, stop, stalls, bars, trackers, stack)
 
 
 def describe_devices() -> dict[str, Any]:
