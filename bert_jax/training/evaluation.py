@@ -259,7 +259,7 @@ def _evaluate(
 def _check_evaluable(opened: Checkpoint, dataset: PreparedDataset) -> None:
     """Raises InputError if a checkpoint and the eval split of a dataset do not match."""
     if "mlm_head" not in opened.heads and not {"pooler", "nsp_head"} <= {*opened.heads}:
-        raise InputError(f"{opened.path} has no mlm_head, and no pooler with an nsp_head; evaluate needs one of them")
+        raise InputError(f"{opened.path} has no mlm_head; without it, evaluate needs pooler, nsp_head")
     if find_extension(dataset.tokenizer, opened.tokenizer) is None:
         raise other_vocabulary_error(opened, dataset)
     if not dataset.size("eval"):
