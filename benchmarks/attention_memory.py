@@ -30,7 +30,7 @@ VARIANTS = [("pallas", "none"), ("xla", "attention"), ("xla", "none")]
 MEASURES = (
     "bert_jax/ahead_of_time/compiled_step.py", "bert_jax/ahead_of_time/target.py", "bert_jax/model",
     "bert_jax/parallel", "bert_jax/training/objectives.py",
-    "bert_jax/training/optimizer.py", "bert_jax/training/state.py", "bert_jax/training/train_step.py",
+    "bert_jax/training/optimizer.py", "bert_jax/training/train_step.py",
 )  # fmt: skip
 MEMORY = {
     "topology": "{topology}",

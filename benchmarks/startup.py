@@ -99,15 +99,16 @@ def run_child(options: argparse.Namespace) -> dict[str, Any]:
     import jax
 
     from bert_jax.config import load_config
-    from bert_jax.training import loop, pretrain
+    from bert_jax.training import loop, pretrain, run
 
     watch = Stopwatch()
     watch.seconds["imports"] = time.process_time()
-    for name, part in {
-        "open_phases": "data", "make_mesh": "data", "enter_workdir": "open", "open_run": "open",
-        "claim_workdir": "open", "Checkpointer": "open", "plan_step": "plan", "_make_evaluate": "open",
-    }.items():  # fmt: skip
-        watch.wrap(pretrain, name, part)
+    for owner, name, part in (
+        (pretrain, "open_phases", "data"), (run, "make_mesh", "data"), (run.Run, "enter_workdir", "open"),
+        (run.Run, "open", "open"), (pretrain, "claim_workdir", "open"), (pretrain, "Checkpointer", "open"),
+        (pretrain, "plan_step", "plan"), (pretrain, "_make_evaluate", "open"),
+    ):  # fmt: skip
+        watch.wrap(owner, name, part)
     compiled: list[float] = []
     hits: list[str] = []
     jax.monitoring.register_event_duration_secs_listener(

@@ -29,7 +29,7 @@ MEASURES = (
     "benchmarks/on_gpu/steps.py", "benchmarks/sides.py", "benchmarks/torch_batch.py", "bert_jax/batch.py",
     "bert_jax/model", "bert_jax/parallel", "bert_jax/runtime/malloc.py", "bert_jax/training/objectives.py",
     "bert_jax/training/optimizer.py",
-    "bert_jax/training/state.py", "bert_jax/training/train_step.py",
+    "bert_jax/training/train_step.py",
 )  # fmt: skip
 ROWS, SEQ_LEN = 8, 128
 SIDE = 2048

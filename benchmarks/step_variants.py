@@ -16,11 +16,9 @@ from bert_jax.batch import Batch
 from bert_jax.model.bert import Layer, Parameters
 from bert_jax.model.layers import row_keys
 from bert_jax.parallel.mesh import BATCH_AXES
-from bert_jax.parallel.step_program import TrainStep
 from bert_jax.training import objectives
 from bert_jax.training.objectives import Objective
-from bert_jax.training.state import StateSpec, TrainState, key_data
-from bert_jax.training.train_step import Metrics, apply_gradients
+from bert_jax.training.train_step import Metrics, StateSpec, TrainState, TrainStep, apply_gradients, key_data
 
 
 class _FullyShardedLayer(Layer):

@@ -39,7 +39,7 @@ from bert_jax.training.initialization import Growth
 from bert_jax.training.objectives import make_objective
 from bert_jax.training.phases import Plan
 from bert_jax.training.pretrain import plan_step
-from bert_jax.training.state import key_data
+from bert_jax.training.train_step import key_data
 
 GIB = 1 << 30
 TOPOLOGIES = ("v5e:2x2", "v5e:4x4", "v4:2x2x2", "v6e:2x2")

@@ -138,8 +138,9 @@ def _fit_warmup(
     of_run = run.optimizer.warmup_steps
     if run.total_steps < before.total_steps:
         changed[_WARMUP] = _shortened(prefix + _WARMUP, of_run, before.total_steps, run.total_steps)
-    lengths = [] if "phases" in overridden else _phase_steps(run)  # the warm-ups in such phases are the user's
-    for number, (steps, old_steps) in enumerate(zip(lengths, _phase_steps(before), strict=False)):
+    if not run.phases or "phases" in overridden:  # the warm-ups in such phases are the user's
+        return with_values(run, changed)
+    for number, (steps, old_steps) in enumerate(zip(run.phase_steps(), before.phase_steps(), strict=True)):
         warmup: Any = run.phases[number].get(_WARMUP, of_run)
         ends_within = steps if run.optimizer.restart_schedule else run.total_steps
         was_within = old_steps if run.optimizer.restart_schedule else before.total_steps
@@ -155,12 +156,3 @@ def _shortened(key: str, warmup: int, old_steps: int, steps: int) -> int:
     shortened = min(max(1, round(warmup * steps / max(1, old_steps))), max(0, steps - 1), warmup)
     log.info("%s=%d instead of %d: the run has %d steps instead of %d", key, shortened, warmup, steps, old_steps)
     return shortened
-
-
-def _phase_steps(run: PretrainConfig) -> list[int]:
-    """Returns the steps of each phase, -1 inferred; empty if a phase is invalid, which the checks of a run refuse."""
-    given: list[Any] = [phase.get("steps") for phase in run.phases]
-    if not all(type(steps) is int for steps in given):
-        return []
-    rest = run.total_steps - sum(steps for steps in given if steps != -1)
-    return [rest if steps == -1 else steps for steps in given]

@@ -9,8 +9,9 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+from bert_jax.errors import InputError
 from bert_jax.sections import Must, Section
 
 Positive = Annotated[int, Must("at least 1", lambda x: x >= 1)]
@@ -39,7 +40,7 @@ class ModelKeys(Section):
 class OptimizerKeys(Section):
     """Optimizer and learning rate."""
 
-    name: str = "adamw"  # adamw, or lamb for batches of ten thousands.
+    name: Literal["adamw", "lamb"] = "adamw"  # adamw, or lamb for batches of ten thousands.
     learning_rate: NotNegativeNumber = 1e-4  # Peak, at the end of the warm-up.
     # After the warm-up, the rate is peak * (1 - step / total_steps) ** decay_power.
     decay_power: PositiveNumber = 1.0
@@ -73,11 +74,17 @@ class CheckpointKeys(Section):
     keep: Positive = 3  # Newest checkpoints kept, beside the milestones.
 
 
+def _are_first_and_last(steps: str) -> bool:
+    match = re.fullmatch("([1-9][0-9]*):([0-9]+)", steps)
+    return not steps or (match is not None and int(match[1]) <= int(match[2]))
+
+
 @dataclass(frozen=True)
 class ProfileKeys(Section):
     """Profiler traces."""
 
-    steps: str = ""  # A:B traces steps A to B into WORKDIR/profile.
+    # A:B traces steps A to B into WORKDIR/profile.
+    steps: Annotated[str, Must("FIRST:LAST, such as 10:15", _are_first_and_last)] = ""
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,10 @@ class DataKeys(Section):
     """Data."""
 
     path: str = ""  # The folder of the data.
+
+
+def _is_cache(setting: str) -> bool:
+    return setting in ("auto", "none") or "/" in setting  # "off" would be a folder's name
 
 
 @dataclass(frozen=True)
@@ -152,7 +163,7 @@ class RunConfig(Section):
     max_nonfinite_steps: Positive = 10
     # Keeps compiled programs, which later runs read: auto is ~/.cache/bert_jax/programs, or a folder in the workdir if
     # that is remote; none, or a folder. Who can write there can make its readers run code.
-    compilation_cache: Annotated[str, Must("auto, none or a folder", bool)] = "auto"
+    compilation_cache: Annotated[str, Must("auto, none or a folder, such as ./programs", _is_cache)] = "auto"
     # Minutes without a step before the watchdog dumps all thread stacks; 0: never.
     stall_minutes: Annotated[float, Must("a number of minutes, or 0", lambda x: 0 <= x < math.inf)] = 10.0
     stall_exit: bool = False  # True: the run then ends with status 1.
@@ -292,6 +303,24 @@ class PretrainConfig(RunConfig):
     phases: tuple[Mapping[str, object], ...] = ()
     checkpoint: PretrainCheckpointKeys = PretrainCheckpointKeys()
     tracking: PretrainTrackingKeys = PretrainTrackingKeys()
+
+    def phase_steps(self) -> list[int]:
+        """Returns the steps of each phase, those of -1 inferred; `total_steps` without phases.
+
+        Raises InputError for steps that do not sum to `total_steps`.
+        """
+        given: list[Any] = [phase.get("steps") for phase in self.phases] or [-1]
+        for number, steps in enumerate(given):
+            if type(steps) is not int or (steps < 1 and steps != -1):
+                raise InputError(f"phases.{number}.steps={steps!r}: must be a number of steps, or -1 to infer it")
+        fixed = sum(steps for steps in given if steps != -1)
+        rest = self.total_steps - fixed
+        if given.count(-1) > 1 or not (rest > 0 if -1 in given else rest == 0):
+            raise InputError(
+                f"phases: steps {given} sum to {fixed}, not total_steps={self.total_steps}; use -1 in one phase "
+                "to infer it"
+            )
+        return [rest if steps == -1 else steps for steps in given]
 
 
 # --- Fine-tuning -------------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ import numpy as np
 from etils import epath
 
 from bert_jax.config import PretrainConfig, load_config
-from bert_jax.custom_training import Training
 from bert_jax.data.preparation.options import PrepareOptions
 from bert_jax.data.preparation.pipeline import prepare
 from bert_jax.errors import BertJaxError, InputError, Interrupted, NotBegun
@@ -38,7 +37,7 @@ from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
 from bert_jax.tracking.trackers import Tracker
 from bert_jax.training.checkpoints import complete_steps
-from bert_jax.training.pretrain import pretrain
+from bert_jax.training.pretrain import Training, pretrain
 from bert_jax.training.run import describe_devices
 
 log = logging.getLogger(__name__)

@@ -149,16 +149,6 @@ def flatten(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + name, value
 
 
-def flatten_mapping(kind: type[Section], values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (dotted key, value) of a mapping with the sections of `kind`, such as that of a JSON file."""
-    for name, value in values.items():
-        inner = kinds(kind).get(name)
-        if isinstance(inner, type) and issubclass(inner, Section) and isinstance(value, Mapping):
-            yield from flatten_mapping(inner, value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
 def from_mapping(kind: type[S], values: Mapping[str, Any]) -> S:
     """Makes a config or a section; keys that are missing have their defaults. Raises InputError as `with_values`."""
     known = kinds(kind)

@@ -227,10 +227,9 @@ def _check_config(options: argparse.Namespace) -> Iterator[str]:
         check_config(config)
         yield from (path for path in (config.init, config.data.path) if path)
         return
-    from bert_jax.training.checks import check_config as check_pretraining
-    from bert_jax.training.checks import data_paths
     from bert_jax.training.initialization import fill_in_from_checkpoint
-    from bert_jax.training.phases import plan_phases
+    from bert_jax.training.phases import check_config as check_pretraining
+    from bert_jax.training.phases import data_paths, plan_phases
 
     config = fill_in_from_checkpoint(load_config(options.config, options.overrides))
     check_pretraining(config, config.total_steps)

@@ -37,8 +37,7 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "finetuning": {"config", "data", "files", "model", "parallel", "runtime", "text", "tracking", "training"},
     "inference": {"config", "files", "finetuning", "interop", "model", "parallel", "text", "training"},
     "ahead_of_time": {"config", "data", "files", "model", "parallel", "runtime", "tracking", "training"},
-    "custom_training": {"config", "data", "files", "model", "parallel", "training"},
-    "device_check": {"config", "custom_training", "data", "files", "runtime", "text", "tracking", "training"},
+    "device_check": {"config", "data", "files", "runtime", "text", "tracking", "training"},
     "studies": {
         "config", "configs", "data", "files", "finetuning", "model", "parallel", "runtime", "text", "tracking",
         "training",
@@ -49,7 +48,7 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
         "inference", "interop", "runtime", "studies", "text", "tracking", "training", "__init__",
     },
     "cli": {"command_line", "files", "runtime", "subcommands"},
-    "__init__": {"config", "custom_training", "data", "finetuning", "inference", "supported_versions", "training"},
+    "__init__": {"config", "data", "finetuning", "inference", "supported_versions", "training"},
 }  # fmt: skip
 MODEL_LIBRARIES = {"jax", "flax", "bert_jax"}
 

@@ -24,13 +24,11 @@ from bert_jax.data.loading.packing import most_predictions, pack, pack_batch
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.parallel.host_batches import put_batch, put_everywhere
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.parallel.step_program import scans_layers
 from bert_jax.sections import to_dict
 from bert_jax.tracking.flops import peak_flops, training_flops
 from bert_jax.training.objectives import pretraining
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from bert_jax.training.state import StateSpec, TrainState, describe_state, key_data
-from bert_jax.training.train_step import make_train_step
+from bert_jax.training.train_step import StateSpec, TrainState, describe_state, key_data, make_train_step, scans_layers
 
 VOCAB_SIZE = 30_522
 MAX_SEQUENCES = 8

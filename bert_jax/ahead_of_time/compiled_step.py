@@ -16,11 +16,19 @@ from bert_jax.config_keys import PretrainConfig
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import predictions_per_row
 from bert_jax.errors import BertJaxError, InputError
-from bert_jax.parallel.mesh import BATCH_AXES, check_divisibility, fill_in_accumulation, make_mesh
+from bert_jax.parallel.mesh import BATCH_AXES, make_mesh
 from bert_jax.tracking.flops import peak_flops, training_flops
-from bert_jax.training.checks import bert_config, check_attention, check_config, check_mixture, data_paths
 from bert_jax.training.initialization import fill_in_from_checkpoint
-from bert_jax.training.phases import Plan, abstract_batch, make_masking, plan_phases
+from bert_jax.training.phases import (
+    Plan,
+    abstract_batch,
+    check_config,
+    check_mixture,
+    data_paths,
+    fit_plan,
+    make_masking,
+    plan_phases,
+)
 from bert_jax.training.pretrain import plan_step
 
 LARGEST_PARTS = 40
@@ -79,7 +87,7 @@ def compile_step(
     """
     check_config(plan.config, plan.stop - plan.start)
     mesh = make_mesh(plan.config.mesh, target.devices)
-    config = fill_in_accumulation(mesh, plan.config)
+    config = plan.config
     if config.data.path:
         datasets = [PreparedDataset(path) for path in data_paths(config)]
         check_mixture(config, datasets)
@@ -89,12 +97,10 @@ def compile_step(
         vocab_size = VOCAB_SIZE if config.model.vocab_size == -1 else config.model.vocab_size
     sequences = config.data.max_sequences if config.data.packing else 1
     predictions = predictions_per_row(make_masking(config), seq_len, sequences)
-    model = bert_config(config, vocab_size, seq_len, config.data.path or "a dataset of data.seq_len")
-    rows, microbatches, devices = config.global_batch_size, config.gradient_accumulation, len(target.devices)
-    check_divisibility(mesh, model, rows, microbatches)
-    check_attention(config, model, seq_len, mesh)
-    spec, train_step = make_step(mesh, Plan(plan.start, plan.stop, config), model)
-    batch = abstract_batch(mesh, config, seq_len, predictions, sequences)
+    plan, model = fit_plan(plan, mesh, seq_len, vocab_size, config.data.path or "a dataset of data.seq_len")
+    rows, microbatches, devices = config.global_batch_size, plan.config.gradient_accumulation, len(target.devices)
+    spec, train_step = make_step(mesh, plan, model)
+    batch = abstract_batch(mesh, plan.config, seq_len, predictions, sequences)
     start = time.perf_counter()
     memory, program = {}, ""
     try:

@@ -4,7 +4,6 @@ It compiles nothing, reads no shard of a dataset and writes nothing.
 """
 
 import math
-from dataclasses import asdict
 from typing import Any
 
 import jax
@@ -21,8 +20,8 @@ from bert_jax.training.checkpointer import plan_saves
 from bert_jax.training.initialization import fill_in_from_checkpoint, open_init
 from bert_jax.training.phases import Phase, open_phases
 from bert_jax.training.pretrain import plan_state
-from bert_jax.training.run import claim_workdir
-from bert_jax.training.state import check_memory
+from bert_jax.training.run import claim_workdir, workdir_path
+from bert_jax.training.train_step import check_memory
 
 
 def plan_run(
@@ -43,8 +42,7 @@ def plan_run(
 
     Raises InputError where the run would, before its first step.
     """
-    if workdir == "":
-        raise InputError("--workdir is empty; expected a folder, such as --workdir=runs/tiny")
+    folder = None if workdir is None else workdir_path(workdir)
     if devices is not None and devices < 1:
         raise InputError(f"--devices={devices}: expected at least 1")
     if not 0 < mfu <= 1:
@@ -56,7 +54,6 @@ def plan_run(
         kind, devices = device_kind(device), devices or 1
         platform = "tpu" if kind.startswith("TPU") else "gpu"
         jax.config.update("jax_platforms", "cpu")  # an accelerator of this machine stays free
-    folder = None if workdir is None else remote.absolute(workdir)
     config = fill_in_from_checkpoint(config, folder)
     mesh = abstract_mesh(config.mesh, devices)
     loaded = open_phases(config, mesh, platform)
@@ -99,7 +96,7 @@ def plan_run(
             "optimizer_bytes": optimizer,
             "sum_with_gradients_bytes": 2 * parameters + optimizer,
         },
-        "checkpoints": {"bytes": size, **asdict(saves), "kept_bytes": saves.kept * size},
+        "checkpoints": {"bytes": size, **saves, "kept_bytes": saves["kept"] * size},
     }
 
 

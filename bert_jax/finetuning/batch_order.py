@@ -1,5 +1,6 @@
 """Order of batches in fine-tuning: which examples a step trains on, and how long its rows are."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -44,7 +45,6 @@ class BatchOrder:
         self.steps_an_epoch = -(-len(self.encoded) // self.config.global_batch_size)
         self.total_steps = self.config.num_epochs * self.steps_an_epoch
         self._epochs: dict[int, list[np.ndarray]] = {}
-        self._chosen: tuple[int, ...] = ()
         self._seen = 0, 0, 0  # steps, and their tokens and examples
         parts = [key_from(*sequence.input_ids, sequence.first_length) for sequence in self.encoded.sequences]
         labels = (
@@ -52,22 +52,20 @@ class BatchOrder:
         )
         self.hash = f"{key_from(*parts, *labels):016x}"  # equal for equal training data
 
-    @property
+    @functools.cached_property
     def lengths(self) -> tuple[int, ...]:
         """The padded lengths: the same for all seeds, so that the runs of a search share programs."""
         if not self.config.data.choose_lengths:
             return LENGTHS
-        if not self._chosen:
-            batches = epoch_of_batches(
-                self.encoded, self.config.global_batch_size, 0, 0, window=self.config.data.sort_window
-            )
-            rows = self.config.num_epochs * self.config.global_batch_size * self.encoded.group
-            self._chosen = choose_lengths(
-                [*(int(self._lengths[batch].max()) for batch in batches), int(self._lengths.max())],
-                self.config.task.max_seq_len, lambda length: rows * self.flops(length),
-                CPU_PROGRAM_FLOPS if self.platform == "cpu" else PROGRAM_FLOPS,
-            )  # fmt: skip
-        return self._chosen
+        batches = epoch_of_batches(
+            self.encoded, self.config.global_batch_size, 0, 0, window=self.config.data.sort_window
+        )  # fmt: skip
+        rows = self.config.num_epochs * self.config.global_batch_size * self.encoded.group
+        return choose_lengths(
+            [*(int(self._lengths[batch].max()) for batch in batches), int(self._lengths.max())],
+            self.config.task.max_seq_len, lambda length: rows * self.flops(length),
+            CPU_PROGRAM_FLOPS if self.platform == "cpu" else PROGRAM_FLOPS,
+        )  # fmt: skip
 
     def examples(self, step: int) -> np.ndarray:
         """Returns the indices (int64) of the examples of the batch that follows `step` steps."""
@@ -85,12 +83,6 @@ class BatchOrder:
         """Returns the padded length, in tokens, of that batch."""
         longest = int(self._lengths[self.examples(step)].max())
         return padded_length(longest, self.config.task.max_seq_len, self.lengths)
-
-    def first_steps(self, start: int) -> list[int]:
-        """Returns the first step after `start` steps for each padded length of an epoch, as numbers of steps done."""
-        steps = range(start, min(start + self.steps_an_epoch, self.total_steps))
-        found = {self.seq_len(step): step for step in reversed(steps)}
-        return sorted(found.values())
 
     def count_seen(self, step: int) -> dict[str, int]:
         """Returns `tokens_seen`, with padding, and `examples_seen` after `step` steps."""

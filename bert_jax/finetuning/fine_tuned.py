@@ -25,7 +25,8 @@ from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.progress import Bars, silent
 from bert_jax.sections import to_dict
 from bert_jax.training.checkpoints import Checkpoint
-from bert_jax.training.checks import check_batch_size, compute_dtype
+from bert_jax.training.evaluation import check_batch_size
+from bert_jax.training.train_step import compute_dtype
 
 log = logging.getLogger(__name__)
 

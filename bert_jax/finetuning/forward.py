@@ -3,6 +3,7 @@
 Fine-tuning's scores, `predict`, `features`, `fill-mask` and `bert_jax.load` run their models here.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,37 +36,34 @@ def run_model(model: Any, batch: Batch[jax.Array]) -> jax.Array:
     return result
 
 
+@dataclass(frozen=True)
 class Predictor:
-    """Runs a model on examples sorted by length, and returns the outputs of each example in the original order."""
+    """Runs a model on examples sorted by length, and returns the outputs of each example in the original order.
 
-    def __init__(
-        self, mesh: Mesh, graph: nnx.GraphDef[Any], shardings: Parameters, tokenizer: Tokenizer, *,
-        batch_size: int, max_seq_len: int, forward: Forward = run_model, lengths: Sequence[int] = LENGTHS,
-    ):  # fmt: skip
-        """Builds the step. The devices divide `batch_size` examples; sequences have at most `max_seq_len` tokens.
+    Attributes:
+      mesh: the devices, which divide `batch_size` examples.
+      graph: the model without its parameters.
+      shardings: those of the parameters.
+      tokenizer: pads the batches.
+      batch_size: examples per batch.
+      max_seq_len: maximum tokens of a sequence.
+      forward: computes the outputs.
+      lengths: batches are padded to one of these, or else of `LENGTHS`.
+    """
 
-        Batches are padded to one of `lengths`, or else of `LENGTHS`.
-        """
-        self._mesh, self._tokenizer, self._graph, self._shardings = mesh, tokenizer, graph, shardings
-        outputs = PartitionSpec(batch_mesh_axes(mesh))
-        self._step = make_forward_step(mesh, graph, shardings, forward, outputs)
-        self._batch_size, self._max_seq_len = batch_size, max_seq_len
-        self._forward, self._lengths = forward, lengths
+    mesh: Mesh
+    graph: nnx.GraphDef[Any]
+    shardings: Parameters
+    tokenizer: Tokenizer
+    batch_size: int
+    max_seq_len: int
+    forward: Forward = run_model
+    lengths: Sequence[int] = LENGTHS
 
-    def with_forward(self, forward: Forward, batch_size: int) -> "Predictor":
-        """Returns a predictor of the same model that computes `forward` on batches of `batch_size` examples."""
-        return self._copy(batch_size=batch_size, forward=forward)
-
-    def with_lengths(self, lengths: Sequence[int]) -> "Predictor":
-        """Returns a predictor of the same model that pads batches to one of `lengths`, or else of `LENGTHS`."""
-        return self._copy(lengths=lengths)
-
-    def _copy(self, **changes: Any) -> "Predictor":
-        settings = {
-            "batch_size": self._batch_size, "max_seq_len": self._max_seq_len, "forward": self._forward,
-            "lengths": self._lengths,
-        }  # fmt: skip
-        return Predictor(self._mesh, self._graph, self._shardings, self._tokenizer, **{**settings, **changes})
+    @functools.cached_property
+    def _step(self) -> Callable[[Parameters, Batch[Any]], Any]:
+        outputs = PartitionSpec(batch_mesh_axes(self.mesh))
+        return make_forward_step(self.mesh, self.graph, self.shardings, self.forward, outputs)
 
     def batches(self, examples: EncodedExamples) -> int:
         """Returns the number of batches that `outputs` runs."""
@@ -74,7 +72,7 @@ class Predictor:
     def _size_for(self, examples: EncodedExamples) -> int:
         """Returns the size of batches: of few examples the next power of two, so that few programs are compiled."""
         few = 1 << max(0, len(examples) - 1).bit_length()
-        return min(self._batch_size, -(-few // self._mesh.size) * self._mesh.size)
+        return min(self.batch_size, -(-few // self.mesh.size) * self.mesh.size)
 
     def outputs(
         self, parameters: Parameters, examples: EncodedExamples, on_batch: Callable[[], Any] = lambda: None,
@@ -86,15 +84,15 @@ class Predictor:
         """
         outputs: list[Any] = [None] * len(examples)
         lengths, group = examples.lengths(), examples.group
-        size = self._batch_size if in_full_batches else self._size_for(examples)
+        size = self.batch_size if in_full_batches else self._size_for(examples)
         rows = size * group
-        here = rows_here(self._mesh, rows)
+        here = rows_here(self.mesh, rows)
         for chosen in in_order(examples, size):
-            seq_len = padded_length(int(lengths[chosen].max()), self._max_seq_len, self._lengths)
-            batch = examples.batch(chosen, seq_len, size, self._tokenizer)
+            seq_len = padded_length(int(lengths[chosen].max()), self.max_seq_len, self.lengths)
+            batch = examples.batch(chosen, seq_len, size, self.tokenizer)
             batch.pop("labels", None)
-            placed = put_batch(self._mesh, map_arrays(lambda entry: entry[here], batch), batch_size=rows)
-            with jax.set_mesh(self._mesh):
+            placed = put_batch(self.mesh, map_arrays(lambda entry: entry[here], batch), batch_size=rows)
+            with jax.set_mesh(self.mesh):
                 batch_outputs = jax.device_get(self._step(parameters, placed))
             for place, example in enumerate(chosen.tolist()):
                 if batch_outputs.ndim > 2:
@@ -109,12 +107,10 @@ class Predictor:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A checkpoint's parameters on devices, and what runs its model on batches of `batch_size` examples."""
+    """A checkpoint's parameters on devices, and what runs its model on them."""
 
-    graph: nnx.GraphDef[Any]
     parameters: Parameters
     predictor: Predictor
-    batch_size: int
 
     def outputs(
         self, examples: EncodedExamples, on_batch: Callable[[], Any] = lambda: None, *, in_full_batches: bool = False
@@ -124,7 +120,7 @@ class LoadedModel:
 
     def with_forward(self, forward: Forward, batch_size: int) -> "LoadedModel":
         """Returns the same parameters with another forward pass; the devices divide `batch_size`."""
-        return replace(self, predictor=self.predictor.with_forward(forward, batch_size), batch_size=batch_size)
+        return replace(self, predictor=replace(self.predictor, forward=forward, batch_size=batch_size))
 
 
 def load_model(
@@ -146,8 +142,7 @@ def load_model(
     graph, _, axes = abstract_parameters(found.bert_config, dtype=dtype, **(settings or {"heads": found.heads}))
     shardings = parameter_shardings(mesh, axes)
     parameters = found.load_parameters(shardings, **settings)
-    batch_size = -(-batch_size // mesh.size) * mesh.size
     predictor = Predictor(
-        mesh, graph, shardings, found.tokenizer, batch_size=batch_size, max_seq_len=max_seq_len, forward=forward
+        mesh, graph, shardings, found.tokenizer, -(-batch_size // mesh.size) * mesh.size, max_seq_len, forward
     )
-    return LoadedModel(graph, parameters, predictor, batch_size)
+    return LoadedModel(parameters, predictor)

@@ -23,14 +23,13 @@ from bert_jax.files import remote
 from bert_jax.files.format_versions import read_json, write_json
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.results import RESULT_FILE, read_result
-from bert_jax.finetuning.resuming import check_same_run, encoder_digest, started_from
-from bert_jax.finetuning.task_checks import check_config
+from bert_jax.finetuning.task_checks import check_config, check_same_run, encoder_digest, started_from
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.processes import is_first
 from bert_jax.sections import flatten, with_values
-from bert_jax.training.run import CONFIG_FILE
+from bert_jax.training.run import CONFIG_FILE, workdir_path
 
 log = logging.getLogger(__name__)
 
@@ -83,10 +82,8 @@ def search(
     median. For the seeds of this rate it also has `median`, `spread` (best - worst) and `results`: all scores, by seed
     and split. Raises as `finetune` and `planned_runs` do.
     """
-    if not workdir:
-        raise InputError("--workdir is empty; give a folder")
     runs = planned_runs(config)
-    folder = remote.absolute(workdir)
+    folder = workdir_path(workdir)
     encoder = None if config.from_scratch else encoder_digest(config.init)
     results: dict[float, dict[int, dict[str, Any]]] = {}
     with kept_programs(config.compilation_cache, folder):

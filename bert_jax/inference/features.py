@@ -43,7 +43,7 @@ from bert_jax.progress import Bars, silent
 from bert_jax.text.sequences import EncodedSequence, encode_pairs
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checkpoints import Checkpoint
-from bert_jax.training.checks import check_batch_size
+from bert_jax.training.evaluation import check_batch_size
 
 LAYER_NAMES = ("embeddings", "first", "second_to_last", "last", "last_four", "all")
 """Layer names for `parse_layers`. `embeddings` is the sum of the three embeddings, after LayerNorm."""
@@ -162,7 +162,9 @@ def extract(
             raise InputError(f"--input={input}: the file is empty: expected at least one line")
         model = _load(found, chosen, pool, min(batch_size, len(lengths)), length)
         line_bytes = (1 if pool else max(lengths) * len(chosen)) * 4 * config.hidden_size
-        sorted_lines = model.batch_size * max(1, min(_SORTED_BATCHES, _SORTED_BYTES // (model.batch_size * line_bytes)))
+        sorted_lines = model.predictor.batch_size * max(
+            1, min(_SORTED_BATCHES, _SORTED_BYTES // (model.predictor.batch_size * line_bytes))
+        )
         with closing(bars(total=len(lengths), desc="features", unit="line")) as bar:
 
             def values() -> Iterator[tuple[EncodedSequence, np.ndarray]]:

@@ -164,10 +164,12 @@ def load(checkpoint: str, *, step: int | None = None) -> PreTrained | FineTuned:
     found = open_model_of(checkpoint, step)
     if found.task is not None:
         running = open_model(found, dtype="float32", devices=jax.local_devices()[:1])
-        model = nnx.merge(running.graph, running.parameters)
+        model = nnx.merge(running.predictor.graph, running.parameters)
         return FineTuned(model, found.tokenizer, found.bert_config, found.task, found, running)
     encoder = _load_encoder(found)
-    return PreTrained(nnx.merge(encoder.graph, encoder.parameters), found.tokenizer, found.bert_config, encoder)
+    return PreTrained(
+        nnx.merge(encoder.predictor.graph, encoder.parameters), found.tokenizer, found.bert_config, encoder
+    )
 
 
 def _load_encoder(found: Checkpoint) -> LoadedModel:
@@ -268,7 +270,9 @@ def fill_mask(pretrained: PreTrained | FineTuned, text: str, top: int = 5) -> li
         raise InputError("fill-mask requires an mlm_head, which the checkpoint lacks; use another checkpoint")
     encoder = pretrained._encoder
     (hidden,) = encoder.outputs(EncodedExamples([sequence], None))
-    probabilities, tokens = jax.device_get(top_words(encoder.graph, encoder.parameters, hidden[positions], top))
+    probabilities, tokens = jax.device_get(
+        top_words(encoder.predictor.graph, encoder.parameters, hidden[positions], top)
+    )
     fillings = []
     for position, row_probabilities, row_tokens in zip(positions, probabilities, tokens, strict=True):
         row = []

@@ -16,7 +16,7 @@ from bert_jax.finetuning.inputs.batching import EncodedExamples
 from bert_jax.model import BertConfig
 from bert_jax.text.sequences import EncodedSequence, encode_pairs
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training.checks import check_batch_size
+from bert_jax.training.evaluation import check_batch_size
 
 POOLS = ("mean", "cls")
 """Poolings of hidden states to one vector: see `pool_hidden_states`."""

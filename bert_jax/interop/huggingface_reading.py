@@ -92,7 +92,7 @@ def bert_config(path: epath.Path, values: Mapping[str, Any]) -> BertConfig:
     fields = {field.name for field in dataclasses.fields(BertConfig)}
     try:
         return BertConfig.from_dict({name: value for name, value in values.items() if name in fields})
-    except (TypeError, ValueError) as error:
+    except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
 

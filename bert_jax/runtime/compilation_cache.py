@@ -58,12 +58,6 @@ def _use(folder: str | None, *, is_on: bool) -> None:
     compilation_cache.reset_cache()  # JAX reads the settings once
 
 
-def check_setting(setting: str) -> None:
-    """Raises InputError for a word that is none of a `compilation_cache`: "off" would be a folder's name."""
-    if setting not in (AUTO, NONE) and "/" not in setting:
-        raise InputError(f"compilation_cache={setting}: expected {AUTO}, {NONE} or a folder, such as ./programs")
-
-
 def _folder(setting: str, workdir: epath.Path) -> str | None:
     """Returns the cache's folder, which exists if it is local, or None."""
     if setting == NONE:

@@ -51,7 +51,7 @@ from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.initialization import fill_in_from_checkpoint
 from bert_jax.training.phases import Phase, open_phases
 from bert_jax.training.pretrain import pretrain
-from bert_jax.training.run import describe_devices
+from bert_jax.training.run import describe_devices, workdir_path
 
 log = logging.getLogger(__name__)
 
@@ -195,9 +195,7 @@ def study(plan: Study, workdir: str, *, stop: StopSignal | None = None, bars: Ba
 
     Raises as `pretrain` and `finetune` do; finished runs are kept.
     """
-    if not workdir:
-        raise InputError("--workdir is empty; give a folder")
-    folder = remote.absolute(workdir)
+    folder = workdir_path(workdir)
     table = Table(plan.title, plan.note, plan.columns, [row.name for row in plan.rows])
     if is_first():
         atomic.make_folder(folder)

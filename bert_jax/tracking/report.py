@@ -18,7 +18,7 @@ from bert_jax.config_keys import FinetuneConfig, PretrainConfig
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.files.format_versions import read_json
-from bert_jax.sections import Section, flatten, flatten_mapping
+from bert_jax.sections import Section, flatten, from_mapping
 from bert_jax.tracking.metrics import SAMPLES, read_metrics
 
 MOST_POINTS = 200
@@ -92,7 +92,7 @@ def _read_run(name: str, folder: epath.Path, rows: Sequence[Mapping[str, Any]]) 
         splits[row.get("split", "training")].append({**values, "hours": hours})
     evaluations = [row for row in splits["eval"] if row["step"] == result.get("step")] or splits["eval"]
     final = {**(splits["training"] or [{}])[-1], **(evaluations or [{}])[-1]}
-    return ReportedRun(name, kind, splits, dict(flatten_mapping(kind, config)), final)
+    return ReportedRun(name, kind, splits, dict(flatten(from_mapping(kind, config))) if config else {}, final)
 
 
 def results(runs: Sequence[ReportedRun]) -> Table:

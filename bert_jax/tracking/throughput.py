@@ -1,19 +1,15 @@
-"""Throughput of a run, one-line summaries of its metrics, and profiler traces for TensorBoard or Perfetto."""
+"""Throughput of a run, and one-line summaries of its metrics."""
 
 import logging
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
 import numpy as np
-from etils import epath
 
 from bert_jax.config_keys import PretrainConfig
 from bert_jax.data.loading.loader import TrainLoader
-from bert_jax.errors import InputError
-from bert_jax.files import remote
 from bert_jax.model import BertConfig
 from bert_jax.tracking.flops import peak_flops, training_flops
 
@@ -95,51 +91,3 @@ def pretraining_work(config: PretrainConfig, model: BertConfig, loader: TrainLoa
     seq_len = first.dataset.info.seq_len
     flops = training_flops(model, seq_len, first.predictions, first.max_sequences)
     return StepWork(rows * loader.sequences_a_row, float(rows * seq_len), rows * flops)
-
-
-def parse_steps(steps: str) -> range:
-    """Parses `A:B` to the steps A to B, both included, and "" to no steps. Raises InputError for other texts."""
-    if not steps:
-        return range(0)
-    first, colon, last = steps.partition(":")
-    if colon and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last):
-        return range(int(first), int(last) + 1)
-    raise InputError(f"profile.steps={steps!r}: expected FIRST:LAST, such as 10:15")
-
-
-class StepTracer:
-    """Traces steps into WORKDIR/profile. A run that starts or ends within them traces those that it runs."""
-
-    def __init__(self, steps: str, workdir: epath.Path, *, records: bool = True):
-        """Parses `steps`. With `records` False nothing is traced, but `begins` and `ends` return the same.
-
-        The loop has to read metrics at the same steps in every process, while one of them records.
-        """
-        self._steps, self._target, self._records = parse_steps(steps), workdir / "profile", records
-        self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the current trace; JAX writes to local disks
-
-    def begins(self, step: int) -> bool:
-        """Returns whether the trace has to be started before `step`."""
-        return not self._folder and step in self._steps
-
-    def start(self) -> None:
-        """Starts the trace."""
-        self._folder = tempfile.TemporaryDirectory(prefix="bert_jax_profile_")
-        if self._records:
-            jax.profiler.start_trace(self._folder.name)
-
-    def ends(self, step: int) -> bool:
-        """Returns whether the trace has to be closed after `step`."""
-        return bool(self._folder) and step == self._steps[-1]
-
-    def close(self) -> None:
-        """Stops the trace and writes it to the workdir."""
-        if self._folder is None:
-            return
-        with self._folder as folder, remote.store_errors(self._target):
-            self._folder = None
-            if self._records:
-                jax.profiler.stop_trace()
-                store, name = remote.store_of(self._target)
-                store.put(f"{folder}/", name, recursive=True)
-        log.info("Wrote profiler trace; view it with: tensorboard --logdir %s, or at ui.perfetto.dev", self._target)

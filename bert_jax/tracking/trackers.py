@@ -38,6 +38,9 @@ WANDB_FILE = "wandb_id"
 class Tracker:
     """Receiver of what a run logs, in process 0. A subclass overrides the methods that it needs."""
 
+    is_required = False
+    """Whether its errors end the run. Any other error is logged, and ends the tracking of this tracker alone."""
+
     def log_config(self, config: Mapping[str, Any]) -> None:
         """Called once, before anything else, with the hyper-parameters by dotted key."""
 
@@ -58,15 +61,9 @@ class Tracker:
 
 @dataclass
 class Trackers:
-    """All trackers of a run. Empty in processes other than process 0.
+    """All trackers of a run, in the order in which they are called. Empty in processes other than process 0."""
 
-    Attributes:
-      files: trackers of files in the workdir. Their errors end the run.
-      others: trackers of services, and those of the caller. An error of one is logged, and ends its tracking alone.
-    """
-
-    files: Sequence[Tracker] = ()
-    others: Sequence[Tracker] = ()
+    trackers: Sequence[Tracker] = ()
     _failed: list[Tracker] = field(default_factory=list)
 
     def log_config(self, config: Mapping[str, Any]) -> None:
@@ -83,24 +80,22 @@ class Trackers:
         self._each(lambda tracker: tracker.flush())
 
     def close(self) -> None:
-        """Closes every tracker, those that failed too, and files first; then raises an error of `files`."""
+        """Closes every tracker, those that failed too; then raises an error of a required one."""
         with ExitStack() as stack:
-            for tracker in self.others:
-                stack.callback(self._guarded, tracker, lambda tracker: tracker.close())
-            for tracker in self.files:
-                stack.callback(tracker.close)
+            for tracker in reversed(self.trackers):
+                stack.callback(self._call, tracker, lambda tracker: tracker.close())
 
     def _each(self, call: Callable[[Tracker], None]) -> None:
-        for tracker in self.files:
-            call(tracker)
-        for tracker in self.others:
+        for tracker in self.trackers:
             if tracker not in self._failed:
-                self._guarded(tracker, call)
+                self._call(tracker, call)
 
-    def _guarded(self, tracker: Tracker, call: Callable[[Tracker], None]) -> None:
+    def _call(self, tracker: Tracker, call: Callable[[Tracker], None]) -> None:
         try:
             call(tracker)
         except Exception:
+            if tracker.is_required:
+                raise
             self._failed.append(tracker)
             log.exception("Tracker %s failed and is not used any more; the run continues", type(tracker).__name__)
 
@@ -111,6 +106,8 @@ class MetricsFile(GrowingFile, Tracker):
     Drops rows after `resume_step` first: a resumed run writes them again, and the result is that of an uninterrupted
     run.
     """
+
+    is_required = True
 
     def __init__(self, workdir: epath.Path, resume_step: int):
         # A run that starts anew also drops the evaluation at step 0 of one that was killed before its first checkpoint.
@@ -130,6 +127,8 @@ class TensorBoard(Tracker):
 
     TensorBoard's own writers import TensorFlow if it is installed, and write in a background thread.
     """
+
+    is_required = True
 
     def __init__(self, workdir: epath.Path, resume_step: int):
         """Opens a new event file. TensorBoard needs `tfevents` in its name and reads in the order of names."""

@@ -22,14 +22,14 @@ from bert_jax.training.checkpoints import (
     Checkpoint,
     DamagedError,
     complete_steps,
-    convert_read_errors,
+    read_arrays,
     read_items,
     set_aside,
     step_folders,
     verify,
     write_checksums,
 )
-from bert_jax.training.state import TrainState
+from bert_jax.training.train_step import TrainState
 
 log = logging.getLogger(__name__)
 
@@ -47,25 +47,14 @@ class KeepChosen:
         return [self.is_kept(found.step) for found in checkpoints]
 
 
-@dataclass(frozen=True)
-class SavePlan:
-    """Checkpoints of a run: those that are still to be saved, and those that its end leaves on the disk.
-
-    Attributes:
-      saves: number of saves that are left.
-      milestones: number of milestones of the whole run.
-      kept: number of checkpoints that are kept, milestones included.
-    """
-
-    saves: int
-    milestones: int
-    kept: int
-
-
 def plan_saves(
     config: PretrainConfig, phase_ends: Iterable[int], before: Checkpoint | None, workdir: epath.Path | None
-) -> SavePlan:
-    """Plans the saves of a run that resumes from the checkpoint `before` of `workdir`; None for a new run."""
+) -> dict[str, int]:
+    """Plans the saves of a run that resumes from the checkpoint `before` of `workdir`; None for a new run.
+
+    Returns the number of `saves` that are left, that of `milestones` of the whole run, and that of the checkpoints that
+    are `kept` at its end, milestones included.
+    """
     keys, total = config.checkpoint, config.total_steps
     every = keys.milestone_every_steps
     milestones = {*keys.milestones, *(range(0, total + 1, every) if every else ())}
@@ -76,7 +65,7 @@ def plan_saves(
         saved, earlier = {int(step.name) for step in step_folders(workdir)}, {*before.milestones}
         saved = {step for step in saved if step <= before.step}
     kept = {*sorted(due | saved)[-keys.keep :], *((due | saved) & (milestones | earlier))}
-    return SavePlan(len(due), len(milestones), len(kept))
+    return {"saves": len(due), "milestones": len(milestones), "kept": len(kept)}
 
 
 class Checkpointer:
@@ -89,15 +78,13 @@ class Checkpointer:
         """Opens the workdir's checkpoints; deletes all but the `keep` newest ones and those that `is_kept` chooses.
 
         `description` has the items of JSON that all steps share: config, tokenizer, and those of a fine-tuned model.
+        `provenance` is added when the run is opened, see `files/provenance.py`.
         """
         self._workdir = workdir
         self._folder = workdir / FOLDER
-        self._description = dict(description)
+        self.description = dict(description)
         self._is_saving = self._has_failed = False
         self._step = 0  # that is being saved
-        self._before_save: list[Callable[[], None]] = []
-        self.provenance: Mapping[str, Any] = {}
-        """The entry of the run that saves, see `files/provenance.py`."""
         self._manager = ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(
@@ -112,26 +99,18 @@ class Checkpointer:
             ),
         )
 
-    def before_each_save(self, function: Callable[[], None]) -> None:
-        """Registers `function` to be called at the start of every save, such as a flush of metrics."""
-        self._before_save.append(function)
-
     def save(self, step: int, state: TrainState, bert_config: BertConfig, position: Mapping[str, Any]) -> None:
         """Starts saving `state`; the arrays are copied off the devices before this returns.
 
         `position` has what a run needs to go on: `datasets`, the hash of each phase that has started, `unlogged`, the
         result of `LogMetrics.unlogged`, and entries of the caller, such as its milestones.
         """
-        for function in self._before_save:
-            function()
         began = time.perf_counter()
         self.wait()  # Orbax would as well; the checksums go to the step that is being saved
         self._is_saving, self._step = True, step
         arrays = {"parameters": state.parameters, "optimizer": _optimizer_item(state)}
-        items = {
-            "position": {"next_batch": step, **position}, "bert_config": bert_config.to_dict(), **self._description,
-            "provenance": dict(self.provenance),
-        }  # fmt: skip
+        position = {"next_batch": step, **position}
+        items = {"position": position, "bert_config": bert_config.to_dict(), **self.description}
         self._manager.save(
             step,
             args=ocp.args.Composite(
@@ -143,6 +122,19 @@ class Checkpointer:
         log.info(
             "Step %d: checkpoint (%s) copied in %.1f s, and written in the background", step, _size(state), seconds
         )
+
+    def first_state(
+        self, newest: Checkpoint | None, abstract: TrainState, make: Callable[[], TrainState]
+    ) -> tuple[int, TrainState, dict[str, Any]]:
+        """Returns the steps done, the state and the position of a run that starts: of `restore`, or those of a new run.
+
+        `newest` is the newest checkpoint of the workdir; None in a new one, whose state `make` makes.
+        """
+        if newest is None:
+            return 0, make(), {}
+        start, state, position = self.restore(newest.step, abstract)
+        log.info("Resuming from step %d", start)
+        return start, state, position
 
     def restore(self, newest: int, abstract: TrainState) -> tuple[int, TrainState, dict[str, Any]]:
         """Returns the newest intact step up to `newest`, its state with the shardings of `abstract`, and its position.
@@ -213,30 +205,17 @@ def _size(tree: Any) -> str:
 
 
 def _read_state(folder: epath.Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
-    """Reads the state and the position in the folder of a step, in all processes, or raises DamagedError in all.
-
-    Calls the handler without a Checkpointer, whose barrier would block the others if one process fails to read.
-    """
+    """Reads the state and the position in the folder of a step, in all processes, or raises DamagedError in all."""
     share = jax.process_index(), jax.process_count()
     _together(folder, lambda: verify(folder, ["optimizer", "parameters", "position"], share=share))
 
     def read() -> tuple[TrainState, dict[str, Any]]:
-        handler = ocp.CompositeCheckpointHandler()
-        trees = {"optimizer": _optimizer_item(abstract), "parameters": abstract.parameters}
-        try:
-            with convert_read_errors(folder):
-                position = read_items(folder, ["position"])["position"]
-                arguments = {name: ocp.args.StandardRestore(tree) for name, tree in trees.items()}
-                arrays = handler.restore(folder, ocp.args.Composite(**arguments))
-        finally:
-            handler.close()
-        optimizer = dict(arrays["optimizer"])
+        position = read_items(folder, ["position"])["position"]
+        optimizer = dict(read_arrays(folder / "optimizer", _optimizer_item(abstract)))
+        parameters = read_arrays(folder / "parameters", abstract.parameters)
         if position["next_batch"] != int(jax.device_get(optimizer["step"])):
             raise DamagedError(f"{folder} is damaged: data position and optimizer step differ; use an earlier step")
-        state = TrainState(
-            parameters=arrays["parameters"], optimizer_state=optimizer.pop("state"), **optimizer
-        )  # fmt: skip
-        return state, position
+        return TrainState(parameters=parameters, optimizer_state=optimizer.pop("state"), **optimizer), position
 
     return _together(folder, read)
 

@@ -32,7 +32,7 @@ import re
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
+from bert_jax.data.dataset import PreparedDataset
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic, provenance, remote
 from bert_jax.files.format_versions import check_version
@@ -54,8 +55,8 @@ log = logging.getLogger(__name__)
 FOLDER = "checkpoints"
 _LISTED_STEPS = 4  # maximum in an error
 _PARAMETER_ITEMS = ("parameters", "bert_config")  # of a step, and of imported parameters
-_ITEMS = (*_PARAMETER_ITEMS, "position", "tokenizer", "config")
-"""Items of every step of a run. Without `optimizer` a step can be read, but a resume falls back to an earlier one."""
+_JSON_ITEMS = ("bert_config", "tokenizer", "config", "position", "heads", "task")
+"""Items that describe a checkpoint, as far as it has them."""
 
 
 def may_hold_checkpoints(folder: epath.Path) -> bool:
@@ -92,11 +93,6 @@ class Checkpoint:
         """Returns `path`, `step` and `digest`, which copies of the checkpoint share, for a provenance record."""
         return {"path": str(self.path), "step": self.step, "digest": fingerprint(self.path)}
 
-    def require_heads(self, *heads: str, by: str) -> None:
-        """Raises InputError with the missing ones of `heads`, and with `by`, the user that needs them."""
-        if missing := [head for head in heads if head not in self.heads]:
-            raise InputError(f"{self.path} has no {', '.join(missing)}; {by} needs {', '.join(heads)}")
-
     def load_parameters(
         self, shardings: Parameters | None = None, *, parts: Collection[str] | None = None, **settings: Any
     ) -> Parameters:
@@ -119,19 +115,37 @@ class Checkpoint:
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             shapes, {part: shardings[part] for part in shapes},
         )  # fmt: skip
-        return self._restore(target, is_partial=parts is not None or (self.task is not None and not settings))
+        is_partial = parts is not None or (self.task is not None and not settings)
+        return self._restore(target, is_partial=is_partial)
 
     def _restore(self, target: Parameters, *, is_partial: bool) -> Parameters:
         """Verifies and reads the parameters in `target`, a tree of jax.ShapeDtypeStruct with shardings.
 
-        `is_partial` allows others in the checkpoint.
+        `is_partial` allows others in the checkpoint. A checkpoint of another format overrides this.
         """
         verify(self.path, ["parameters"])
-        restore_args = ocp.checkpoint_utils.construct_restore_args(target)
-        arguments = ocp.args.PyTreeRestore(target, restore_args=restore_args, partial_restore=is_partial)
-        with convert_read_errors(self.path), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            result: Parameters = checkpointer.restore(self.path / "parameters", args=arguments)
-            return result
+        result: Parameters = read_arrays(self.path / "parameters", target, is_partial=is_partial)
+        return result
+
+
+def read_arrays(item: epath.Path, target: Any, *, is_partial: bool = False) -> Any:
+    """Reads the arrays of an item of a checkpoint, in `target`, a tree of jax.ShapeDtypeStruct with shardings.
+
+    `is_partial` allows others in the item. Calls the handler without a `Checkpointer`, whose barrier would block the
+    other processes if one of them fails to read.
+    """
+    restore_args = ocp.checkpoint_utils.construct_restore_args(target)
+    arguments = ocp.args.PyTreeRestore(target, restore_args=restore_args, partial_restore=is_partial)
+    with convert_read_errors(item.parent), closing(ocp.PyTreeCheckpointHandler()) as handler:
+        return handler.restore(item, args=arguments)
+
+
+def other_vocabulary_error(checkpoint: Checkpoint, dataset: PreparedDataset) -> InputError:
+    """Returns the error for a dataset whose vocabulary is not that of a checkpoint."""
+    return InputError(
+        f"{dataset.folder} was prepared with another vocabulary than {checkpoint.path} was trained with; prepare the "
+        f"corpus with --vocab {checkpoint.path}"
+    )
 
 
 def check_finite(checkpoint: Checkpoint, parameters: Parameters) -> None:
@@ -192,12 +206,12 @@ def newest_intact(workdir: epath.Path) -> Checkpoint | None:
     check_place(workdir)
     for folder in complete_steps(workdir):
         try:
-            return open_checkpoint(str(folder))
+            return open_checkpoint(str(workdir), int(folder.name))
         except DamagedError as error:
             log.warning("%s", error)
-    if left := [folder for folder in step_folders(workdir) if is_saved(folder)]:
+    if newest := newest_step(workdir):
         raise InputError(
-            f"--workdir={workdir}: {left[0]} and the steps before it are damaged; delete them to start anew"
+            f"--workdir={workdir}: {newest} and the steps before it are damaged; delete them to start anew"
         )
     return None
 
@@ -222,16 +236,15 @@ def open_checkpoint(location: str, step: int | None = None) -> Checkpoint:
     path = newest_step(given) or given if step is None else find_step(given, step)
     if path is None:
         raise _no_step_error(given, f"step={step}")
-    if not is_saved(path) or not all(remote.exists(path / item) for item in _PARAMETER_ITEMS):
+    if path == given and not (is_saved(path) and all(remote.exists(path / item) for item in _PARAMETER_ITEMS)):
         problem = "holds no complete checkpoint" if remote.exists(given) else "does not exist"
         raise InputError(
             f"{location} {problem}; expected a workdir, one of its checkpoints/STEP, or the output of `bert-jax "
             f"import`, which reads folders of transformers"
         )
-    names = ["bert_config", "tokenizer"]
-    names += [name for name in ("config", "position", "heads", "task") if remote.exists(path / name)]
-    items = read_items(path, names)
     with convert_read_errors(path):
+        saved = {name.partition("/")[0] for name in _read(path)}
+        items = read_items(path, [name for name in _JSON_ITEMS if name in saved])
         position = items.get("position", {})
         best = position.get("evaluations", {}).get("best_step") if step is None and path != given else None
         if best is not None and best != int(path.name):
@@ -264,17 +277,8 @@ def step_folders(workdir: epath.Path) -> list[epath.Path]:
 
 
 def complete_steps(workdir: epath.Path) -> Iterator[epath.Path]:
-    """Yields the folders of complete steps, newest first. Logs and skips one that lacks an item."""
-    return (step for step in step_folders(workdir) if _is_complete(step))
-
-
-def _is_complete(step: epath.Path) -> bool:
-    if not is_saved(step):
-        return False  # killed during the save, which is not damage
-    present = {child.name for child in remote.children(step)}
-    if missing := [item for item in _ITEMS if item not in present]:
-        log.warning("%s has no %s and is skipped; delete that folder", step, ", ".join(missing))
-    return not missing
+    """Yields the folders of complete steps, newest first; a save that was killed is not one."""
+    return filter(is_saved, step_folders(workdir))
 
 
 def kept_steps(workdir: epath.Path) -> list[int]:
@@ -285,7 +289,7 @@ def kept_steps(workdir: epath.Path) -> list[int]:
 def find_step(workdir: epath.Path, step: int) -> epath.Path | None:
     """Returns the folder of a step of a workdir, None if it is not complete. Looks into no other folder."""
     folder = workdir / FOLDER / str(step)
-    return folder if remote.exists(folder) and _is_complete(folder) else None
+    return folder if remote.exists(folder) and is_saved(folder) else None
 
 
 def chosen_steps(workdir: str, steps: str) -> list[int]:
@@ -331,15 +335,8 @@ def set_aside(step: epath.Path) -> epath.Path:
     """
     taken = {child.name for child in remote.children(step.parent)}
     names = (f"{step.name}.damaged{number}" for number in ["", *(f"-{count}" for count in range(2, len(taken) + 3))])
-    target = step.parent / next(name for name in names if name not in taken)
-    if remote.is_remote(step):
-        store, name = remote.store_of(step)
-        with remote.store_errors(step):
-            store.copy(name, os.fspath(target), recursive=True)
-            store.rm(name, recursive=True)
-    else:
-        os.rename(step, target)
-    return target
+    with remote.store_errors(step):
+        return step.rename(step.parent / next(name for name in names if name not in taken))
 
 
 FILE = "checksums.json"

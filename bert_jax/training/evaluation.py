@@ -25,12 +25,19 @@ from bert_jax.parallel.sharding import make_forward_step, parameter_shardings
 from bert_jax.progress import Bars, silent
 from bert_jax.sections import from_mapping
 from bert_jax.text.vocabulary_extension import find_extension
-from bert_jax.training.checkpoints import Checkpoint, check_finite, chosen_steps, open_checkpoint
-from bert_jax.training.checks import check_batch_size, compute_dtype, other_vocabulary_error
+from bert_jax.training.checkpoints import (
+    Checkpoint,
+    check_finite,
+    chosen_steps,
+    open_checkpoint,
+    other_vocabulary_error,
+)
 from bert_jax.training.objectives import Objective, Sums, make_objective, pretraining
 from bert_jax.training.phases import plan_at
-from bert_jax.training.state import StateSpec
+from bert_jax.training.train_step import StateSpec, compute_dtype
 
+MAX_BATCH_SIZE = 1 << 16
+"""Limit in rows outside of training: no device holds more."""
 SAMPLE_MASKS = 6
 """Masked positions that a text sample shows."""
 SAMPLE_FILLS = 3
@@ -217,6 +224,12 @@ def evaluate_steps(
     return [{"step": step, **found} for step, found in zip(chosen, scores, strict=True)]
 
 
+def check_batch_size(batch_size: int) -> None:
+    """Raises InputError for an invalid `--batch_size`."""
+    if not 1 <= batch_size <= MAX_BATCH_SIZE:
+        raise InputError(f"--batch_size={batch_size}: must be in 1 to {MAX_BATCH_SIZE}")
+
+
 def _evaluate(
     checkpoints: Iterable[Checkpoint], data: str, batch_size: int, bars: Bars
 ) -> Iterator[dict[str, float]]:  # fmt: skip
@@ -245,8 +258,8 @@ def _evaluate(
 
 def _check_evaluable(opened: Checkpoint, dataset: PreparedDataset) -> None:
     """Raises InputError if a checkpoint and the eval split of a dataset do not match."""
-    if "mlm_head" not in opened.heads:
-        opened.require_heads("pooler", "nsp_head", by="evaluate, without an mlm_head,")
+    if "mlm_head" not in opened.heads and not {"pooler", "nsp_head"} <= {*opened.heads}:
+        raise InputError(f"{opened.path} has no mlm_head; without it, evaluate needs pooler, nsp_head")
     if find_extension(dataset.tokenizer, opened.tokenizer) is None:
         raise other_vocabulary_error(opened, dataset)
     if not dataset.size("eval"):

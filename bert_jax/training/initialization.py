@@ -30,10 +30,9 @@ from bert_jax.model import BertConfig
 from bert_jax.model.bert import HEADS, Parameters
 from bert_jax.sections import flatten, from_mapping, with_values
 from bert_jax.text.vocabulary_extension import Extension, find_extension
-from bert_jax.training.checkpoints import Checkpoint, newest_intact, open_checkpoint
-from bert_jax.training.checks import data_paths, other_vocabulary_error
-from bert_jax.training.phases import Phase, plan_at, plan_phases
-from bert_jax.training.state import StateSpec, TrainState
+from bert_jax.training.checkpoints import Checkpoint, newest_intact, open_checkpoint, other_vocabulary_error
+from bert_jax.training.phases import Phase, data_paths, plan_at, plan_phases
+from bert_jax.training.train_step import StateSpec, TrainState
 
 log = logging.getLogger(__name__)
 
@@ -112,13 +111,11 @@ class Growth:
 
     def _grow_words(self, table: jax.Array) -> jax.Array:
         """Maps the rows [V, ...] of the old pieces, with V padded, to those of the new vocabulary."""
-        places, weights = _piece_weights(self.words)
         kept = table[: self.old.vocab_size]
-        shape = (-1,) + (1,) * (table.ndim - 1)
-        means = sum(
-            (weight.reshape(shape) * table[place] for place, weight in zip(places, weights, strict=True)),
-            start=jnp.zeros((len(self.words.ids), *table.shape[1:]), table.dtype),
-        )
+        counts = np.array([len(pieces) for pieces in self.words.pieces])
+        word = np.repeat(np.arange(len(counts)), counts)
+        sums = jax.ops.segment_sum(table[np.concatenate(self.words.pieces)], word, len(counts))
+        means = sums / counts.reshape(-1, *(1,) * (table.ndim - 1))
         grown: Any = jnp.zeros((self.new.padded_vocab_size, *table.shape[1:]), table.dtype)
         result: jax.Array = grown.at[: self.old.vocab_size].set(kept).at[np.array(self.words.ids)].set(means)
         return result
@@ -128,30 +125,8 @@ class Growth:
         return table[jnp.arange(self.new.max_position_embeddings) % self.old.max_position_embeddings]
 
 
-def _piece_weights(words: Extension) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the pieces of N words, and their weights in the mean: int32 and float32 [most pieces, N].
-
-    Places after a word's last piece have piece 0 and weight 0.
-    """
-    most = max(map(len, words.pieces))
-    places = np.zeros((most, len(words.ids)), np.int32)
-    weights = np.zeros(places.shape, np.float32)
-    for word, pieces in enumerate(words.pieces):
-        places[: len(pieces), word] = pieces
-        weights[: len(pieces), word] = 1 / len(pieces)
-    return places, weights
-
-
-@dataclass(frozen=True)
-class WarmStart:
-    """A checkpoint to initialize a run from, and the growth of its parameters."""
-
-    checkpoint: Checkpoint
-    growth: Growth
-
-
-def open_init(phases: Sequence[Phase]) -> WarmStart:
-    """Opens the checkpoint that a run with these phases is initialized from, `init` of its config.
+def open_init(phases: Sequence[Phase]) -> tuple[Checkpoint, Growth]:
+    """Opens the checkpoint that a run with these phases is initialized from, `init` of its config; and how it grows.
 
     The datasets' vocabulary may extend that of the checkpoint, and the model may have more positions.
 
@@ -171,11 +146,11 @@ def open_init(phases: Sequence[Phase]) -> WarmStart:
             f"init={checkpoint.path}: has no {', '.join(missing)}; set init_missing_heads=True to initialize them "
             "randomly" + (", or objective.nsp=False" if "mlm_head" not in missing else "")
         )
-    return WarmStart(checkpoint, Growth(checkpoint.bert_config, model, words))
+    return checkpoint, Growth(checkpoint.bert_config, model, words)
 
 
-def check_sizes(checkpoint: Checkpoint, sizes: Mapping[str, Any], *, source: str = "init") -> None:
-    """Raises InputError if fields of BertConfig contradict those of the checkpoint, which the key `source` named."""
+def check_sizes(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> None:
+    """Raises InputError if fields of BertConfig contradict those of the checkpoint in `init`."""
     saved = checkpoint.bert_config.to_dict()
     different = [
         f"objective.lm={_LANGUAGE_MODELS[saved[name]]} (here objective.lm={_LANGUAGE_MODELS[value]})"
@@ -185,7 +160,7 @@ def check_sizes(checkpoint: Checkpoint, sizes: Mapping[str, Any], *, source: str
         and not (name == "max_position_embeddings" and value > saved[name])
     ]  # fmt: skip
     if different:
-        raise InputError(f"{source}={checkpoint.path}: was trained with {', '.join(different)}; set the same values")
+        raise InputError(f"init={checkpoint.path}: was trained with {', '.join(different)}; set the same values")
 
 
 def initialize_from(checkpoint: Checkpoint, spec: StateSpec, growth: Growth | None = None) -> TrainState:

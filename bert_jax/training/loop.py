@@ -4,6 +4,7 @@ Hooks log metrics, evaluate, save and trace. They are called in the order of the
 """
 
 import logging
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -12,16 +13,20 @@ from enum import Enum
 from typing import Any
 
 import jax
+import numpy as np
+from etils import epath
 
 from bert_jax.batch import Batch, HostBatch
+from bert_jax.config_keys import RunConfig
 from bert_jax.data.loading.prefetch import Prefetch
 from bert_jax.errors import BertJaxError, Interrupted
-from bert_jax.parallel.host_batches import put_batch, put_flag
+from bert_jax.files import remote
+from bert_jax.parallel.host_batches import put_batch, put_flag, rows_here
+from bert_jax.runtime.processes import is_first
 from bert_jax.tracking.metrics import RunningMeans
-from bert_jax.tracking.throughput import StepTracer, Throughput, key_values, summary
+from bert_jax.tracking.throughput import Throughput, key_values, summary
 from bert_jax.training.run import Run
-from bert_jax.training.state import TrainState
-from bert_jax.training.train_step import Metrics
+from bert_jax.training.train_step import Metrics, TrainState
 
 log = logging.getLogger(__name__)
 
@@ -117,25 +122,48 @@ class LogMetrics(Hook):
 
 
 class Trace(Hook):
-    """Records the steps of a profiler trace."""
+    """Traces steps A to B into WORKDIR/profile. A run that starts or ends within them traces those that it runs.
+
+    Process 0 records; in the others the hook is due at the same steps, since all have to read metrics alike.
+    """
 
     is_timed = False
 
-    def __init__(self, tracer: StepTracer):
-        self._tracer = tracer
+    def __init__(self, steps: str, workdir: epath.Path):
+        """`steps` is `A:B`, or "" for none, as in the config."""
+        first, last = map(int, (steps or "0:-1").split(":"))
+        self._steps, self._target = range(first, last + 1), workdir / "profile"
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the current trace; JAX writes to local disks
 
     def start(self, step: int) -> None:
-        if self._tracer.begins(step + 1):
-            self._tracer.start()
+        if self._begins(step):
+            self._folder = tempfile.TemporaryDirectory(prefix="bert_jax_profile_")
+            if is_first():
+                jax.profiler.start_trace(self._folder.name)
 
     def is_due(self, step: int, ends: Ends) -> bool:
-        return self._tracer.ends(step) or (not ends and self._tracer.begins(step + 1))
+        return step == self._steps[-1] if self._folder else not ends and self._begins(step)
 
     def after(self, step: int, state: TrainState) -> None:
-        if self._tracer.ends(step):
-            self._tracer.close()
+        if self._folder:
+            self.close()
         else:
-            self._tracer.start()
+            self.start(step)
+
+    def _begins(self, step: int) -> bool:
+        return not self._folder and step + 1 in self._steps
+
+    def close(self) -> None:
+        """Stops the trace, if there is one, and writes it to the workdir."""
+        if self._folder is None:
+            return
+        with self._folder as folder, remote.store_errors(self._target):
+            self._folder = None
+            if is_first():
+                jax.profiler.stop_trace()
+                store, name = remote.store_of(self._target)
+                store.put(f"{folder}/", name, recursive=True)
+        log.info("Wrote profiler trace; view it with: tensorboard --logdir %s, or at ui.perfetto.dev", self._target)
 
 
 class Evaluate(Hook):
@@ -186,23 +214,22 @@ class StepRange:
     """Steps `start` + 1 to `stop`.
 
     Attributes:
+      config: the config of these steps.
       train_step: the step from `make_train_step`.
-      make_batch: maps the number of steps done to this process's rows of the next batch; called in another thread.
+      make_batch: maps the number of steps done and the numbers of this process's rows to these rows of the next batch;
+        called in another thread.
       batch_size: rows of the global batch.
-      microbatches: number of microbatches in a step.
       throughput: measures the rates of steps.
-      max_nonfinite_steps: non-finite steps in a row that end the run.
       warmup_key: config key of the warm-up, for the error about non-finite steps.
     """
 
     start: int
     stop: int
+    config: RunConfig
     train_step: Callable[[TrainState, Batch[Any]], tuple[TrainState, Metrics]]
-    make_batch: Callable[[int], HostBatch]
+    make_batch: Callable[[int, np.ndarray], HostBatch]
     batch_size: int
-    microbatches: int
     throughput: Throughput
-    max_nonfinite_steps: int
     warmup_key: str = "optimizer.warmup_steps"
 
 
@@ -213,10 +240,12 @@ def run_steps(run: Run, steps: StepRange, state: TrainState, hooks: Sequence[Hoo
     process, and BertJaxError after too many non-finite steps in a row, both after the hooks that are due at an end.
     """
     are_several = jax.process_count() > 1
+    microbatches = steps.config.gradient_accumulation
+    rows = rows_here(run.mesh, steps.batch_size, microbatches)
 
     def make_batch(step: int) -> Batch[jax.Array]:
         with jax.transfer_guard("disallow"):
-            return put_batch(run.mesh, steps.make_batch(step), steps.microbatches, batch_size=steps.batch_size)
+            return put_batch(run.mesh, steps.make_batch(step, rows), microbatches, batch_size=steps.batch_size)
 
     # Tells the other processes of a stop signal with each batch. It is added just before the step: a prefetched batch
     # would carry a SIGTERM several steps later.
@@ -234,7 +263,7 @@ def run_steps(run: Run, steps: StepRange, state: TrainState, hooks: Sequence[Hoo
         values = {name: value.item() for name, value in jax.device_get(device_values).items()}
         if values.pop("stop", 0):
             ends.add(End.STOPPED)
-        if values["nonfinite_streak"] >= steps.max_nonfinite_steps:
+        if values["nonfinite_streak"] >= steps.config.max_nonfinite_steps:
             ends.add(End.NONFINITE)
         steps.throughput.finished(step, batches.waited)
         run.stalls.beat()
@@ -248,7 +277,7 @@ def run_steps(run: Run, steps: StepRange, state: TrainState, hooks: Sequence[Hoo
         hook.start(steps.start)
     with closing(batches), jax.set_mesh(run.mesh):
         for step, batch in enumerate(batches, steps.start + 1):
-            run.check()
+            run.checkpointer.check()
             if are_several:
                 batch["stop"] = stop_flags[run.stop.received is not None]
             # The guard refuses implicit copies between host and device, which would make one wait for the other.
@@ -284,8 +313,8 @@ def _error(run: Run, steps: StepRange, step: int, ends: Ends) -> BertJaxError:
     """Returns the error of a loop that ended early, at a step that is saved."""
     if End.NONFINITE in ends:
         return BertJaxError(
-            f"max_nonfinite_steps={steps.max_nonfinite_steps}: loss, gradient or update were not finite in so many "
-            f"steps in a row up to step {step}, which is saved; lower optimizer.learning_rate or raise "
+            f"max_nonfinite_steps={steps.config.max_nonfinite_steps}: loss, gradient or update were not finite in so "
+            f"many steps in a row up to step {step}, which is saved; lower optimizer.learning_rate or raise "
             f"{steps.warmup_key}"
         )
     reason = run.stop.received.name if run.stop.received else "another process was asked to stop"

@@ -25,8 +25,6 @@ from bert_jax.config_keys import OptimizerKeys
 from bert_jax.model.bert import Parameters
 from bert_jax.model.layers import ParameterInfo
 
-OPTIMIZERS = ("adamw", "lamb")
-
 
 class AdamState(NamedTuple):
     """Number of updates, and first and second moments with the structure of the parameters."""

@@ -5,8 +5,9 @@
 
 import logging
 import shlex
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -15,35 +16,43 @@ import optax
 from etils import epath
 from jax.sharding import AbstractMesh, Mesh
 
+from bert_jax.batch import Batch
 from bert_jax.config_keys import PretrainConfig
+from bert_jax.data.loading.prefetch import Prefetch
 from bert_jax.data.preparation.options import MAX_SHARE
 from bert_jax.data.unknown_tokens import unknown_share, warn_of_share
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.model import BertConfig, abstract_parameters, parameter_count
-from bert_jax.parallel.host_batches import rows_here
+from bert_jax.model.bert import HEADS
+from bert_jax.parallel.host_batches import put_batch, rows_here
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.parallel.step_program import TrainStep, scans_layers
 from bert_jax.progress import Bars, silent
-from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
-from bert_jax.runtime.watchdog import StallWatch
 from bert_jax.sections import to_dict
 from bert_jax.tracking.metrics import SAMPLES, read_metrics
 from bert_jax.tracking.throughput import Throughput, key_values, pretraining_work
 from bert_jax.tracking.trackers import Tracker
 from bert_jax.training.checkpointer import Checkpointer
-from bert_jax.training.checkpoints import Checkpoint, newest_step
-from bert_jax.training.checks import compute_dtype
+from bert_jax.training.checkpoints import Checkpoint, check_place, newest_step, save_parameters
 from bert_jax.training.evaluation import Evaluator, MaskedSamples
 from bert_jax.training.initialization import fill_in_from_checkpoint, initialize_from, open_init
 from bert_jax.training.loop import Evaluate, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.objectives import make_objective
 from bert_jax.training.optimizer import leave_untrained, make_optimizer
 from bert_jax.training.phases import Phase, Plan, count_epochs, count_seen, log_data, open_phases
-from bert_jax.training.run import Run, claim_workdir, enter_workdir, log_result, open_run
-from bert_jax.training.state import StateSpec, TrainState, check_memory, describe_state
-from bert_jax.training.train_step import make_train_step
+from bert_jax.training.run import Run, begin_run, claim_workdir, log_result
+from bert_jax.training.train_step import (
+    Metrics,
+    StateSpec,
+    TrainState,
+    TrainStep,
+    check_memory,
+    describe_state,
+    drop_parts,
+    make_train_step,
+    model_settings,
+)
 
 log = logging.getLogger(__name__)
 
@@ -68,34 +77,27 @@ def pretrain(
       Interrupted: a stop signal was received, such as SIGTERM; the state is saved.
       BertJaxError: too many non-finite steps in a row; the state is saved.
     """
-    with ExitStack() as stack:
-        return _pretrain(config, workdir, stop or stack.enter_context(StopSignal()), bars, trackers, stack)
+    with begin_run(config, workdir, "pretrain", stop=stop, bars=bars, trackers=trackers) as run:
+        return _pretrain(run, config)
 
 
-def _pretrain(
-    config: PretrainConfig, workdir: str, stop: StopSignal, bars: Bars, trackers: Sequence[Tracker], stack: ExitStack
-) -> dict[str, float]:
+def _pretrain(run: Run, config: PretrainConfig) -> dict[str, float]:
     # --- Checks, before any work. The run uses what they build --------------------------------------------------------
-    if not workdir:
-        raise InputError("--workdir is empty; expected a folder, such as --workdir=runs/tiny")
-    folder = remote.absolute(workdir)
-    stalls = stack.enter_context(closing(StallWatch(config.stall_minutes, ends=config.stall_exit)))
+    folder, mesh = run.folder, run.mesh
     config = fill_in_from_checkpoint(config, folder)
     log.info("Opening the datasets")
-    mesh = make_mesh(config.mesh)
-    stack.enter_context(kept_programs(config.compilation_cache, folder))
     phases = open_phases(config, mesh)
     for dataset in dict.fromkeys(dataset for phase in phases for dataset in phase.datasets):
         share = unknown_share(dataset.token_counts(), dataset.tokenizer.unk_id)
         warn_of_share(share, dataset.tokenizer, above=MAX_SHARE, where=str(dataset.folder))
-    stalls.beat()
-    lock = enter_workdir(folder, stack)
+    run.stalls.beat()
+    run.enter_workdir()
     before = claim_workdir(folder, phases)
     start = before.step if before else 0
     if start == config.total_steps and (_is_evaluated(folder, start) or not phases[-1].eval_loader.batches):
         log.info("%s is finished: step %d of %d", folder, config.total_steps, config.total_steps)
         return {}
-    init = open_init(phases) if config.init and before is None else None
+    init, growth = open_init(phases) if config.init and before is None else (None, None)
     current = next((phase for phase in phases if phase.stop > start), phases[-1])
     planned = spec, train_step = plan_step(mesh, current, current.model)
     check_memory(spec.abstract, mesh.local_devices)
@@ -108,24 +110,14 @@ def _pretrain(
         folder, {"tokenizer": phases[0].datasets[0].tokenizer.to_json(), "config": to_dict(config)},
         keep=config.checkpoint.keep, is_kept=lambda step: step in milestones or config.checkpoint.is_milestone(step),
     )  # fmt: skip
-    stack.callback(checkpointer.close)
-    train_step.compile_ahead(spec.abstract, [current.abstract_batch(mesh)], stack)  # while the state is made
-    unlogged = None
-    if before is not None:
-        start, state, position = checkpointer.restore(start, spec.abstract)  # an earlier step if the newest is damaged
-        unlogged = position["unlogged"]
-        log.info("Resuming from step %d", start)
-    elif init:
-        log.info("Loading the parameters of %s", init.checkpoint.path)
-        state = initialize_from(init.checkpoint, spec, init.growth)
-    else:
-        log.info("Initializing the parameters")
-        state = spec.make()
-    run = open_run(
-        folder, config, mesh, checkpointer, stop, lock, stalls, bars, stack,
-        start=start, total=config.total_steps, name="pretrain", trackers=trackers,
-        inputs=describe_inputs(phases, init.checkpoint if init else None),
+    run.stack.callback(checkpointer.close)
+    start, state, position = checkpointer.first_state(
+        before, spec.abstract, partial(initialize_from, init, spec, growth) if init else spec.make
     )  # fmt: skip
+    inputs = describe_inputs(phases, init)
+    run.open(config, checkpointer, start=start, total=config.total_steps, inputs=inputs)
+    trace = Trace(config.profile.steps, folder)
+    run.stack.callback(trace.close)
     log.info(
         "%s parameters on %d %s devices, mesh %s; steps %d to %d of %d; checkpoints and metrics go to %s",
         f"{parameter_count(phases[0].model):,}", jax.device_count(), jax.devices()[0].device_kind,
@@ -142,8 +134,9 @@ def _pretrain(
         if start < phase.stop:
             spec, train_step = planned if phase is current else plan_step(mesh, phase, phase.model)
             state, evaluation = _train_phase(
-                run, phases, phase, spec, train_step, state, max(start, phase.start), unlogged, milestones
-            )
+                run, phases, phase, spec, train_step, state, max(start, phase.start), position.get("unlogged"),
+                milestones, trace,
+            )  # fmt: skip
     checkpointer.wait()
     place, data = shlex.quote(str(folder)), shlex.quote(str(phases[-1].datasets[0].folder))
     log_result(
@@ -188,12 +181,8 @@ def plan_state(
     if untrained := make_objective(config).untrained:
         optimizer = leave_untrained(optimizer, untrained)
     platform = platform or mesh.devices.flat[0].platform
-    spec = describe_state(
-        mesh, model, optimizer, config.seed, zero1=config.mesh.zero1, dtype=compute_dtype(config.dtype, platform),
-        attention=config.attention, remat=config.remat,
-        scan_layers=scans_layers(config.scan_layers, model.num_hidden_layers, platform),
-    )  # fmt: skip
-    return optimizer, spec
+    settings = model_settings(config, model.num_hidden_layers, platform)
+    return optimizer, describe_state(mesh, model, optimizer, config.seed, zero1=config.mesh.zero1, **settings)
 
 
 def plan_step(mesh: Mesh, plan: Plan, model: BertConfig) -> tuple[StateSpec, TrainStep]:
@@ -211,7 +200,7 @@ def plan_step(mesh: Mesh, plan: Plan, model: BertConfig) -> tuple[StateSpec, Tra
 
 def _train_phase(
     run: Run, phases: Sequence[Phase], phase: Phase, spec: StateSpec, train_step: TrainStep, state: TrainState,
-    start: int, unlogged: dict[str, Any] | None, milestones: set[int],
+    start: int, unlogged: dict[str, Any] | None, milestones: set[int], trace: Trace,
 ) -> tuple[TrainState, dict[str, float]]:  # fmt: skip
     """Trains from step `start` + 1 to the end of the phase, evaluates and saves. Returns state and last evaluation.
 
@@ -220,7 +209,6 @@ def _train_phase(
     """
     config, loader = phase.config, phase.train_loader
     log_data(phase, start)
-    rows = rows_here(run.mesh, config.global_batch_size, config.gradient_accumulation)
     work = pretraining_work(config, phase.model, loader)
     throughput = Throughput(lambda step: work)
     log_metrics = LogMetrics(
@@ -234,12 +222,12 @@ def _train_phase(
         position = {
             "datasets": phase.dataset_hashes, "unlogged": log_metrics.unlogged(), "milestones": sorted(milestones)
         }  # fmt: skip
-        run.checkpointer.save(step, state, phase.model, position)
+        run.save(step, state, phase.model, position)
 
     evaluation = Evaluate(_make_evaluate(run, phases, phase, spec), every=config.eval_every_steps)
     hooks = [
         log_metrics,
-        Trace(run.tracer),
+        trace,
         *([evaluation] if phase.eval_loader.batches else []),
         Save(save, every=config.checkpoint.every_steps, is_chosen=config.checkpoint.is_milestone),
     ]
@@ -248,14 +236,7 @@ def _train_phase(
             evaluation.after(0, state)
     if start == 0 and run.start == 0 and config.checkpoint.is_milestone(0) and 0 not in milestones:
         save(0, state)
-    steps = StepRange(
-        start, phase.stop, train_step,
-        make_batch=lambda step: loader.batch(step, rows),
-        batch_size=config.global_batch_size,
-        microbatches=config.gradient_accumulation,
-        throughput=throughput,
-        max_nonfinite_steps=config.max_nonfinite_steps,
-    )  # fmt: skip
+    steps = StepRange(start, phase.stop, config, train_step, loader.batch, config.global_batch_size, throughput)
     return run_steps(run, steps, state, hooks), evaluation.scores
 
 
@@ -282,3 +263,105 @@ def _make_evaluate(
         return values
 
     return evaluate
+
+
+# --- The parts, for another loop -------------------------------------------------------------------------------------
+
+
+class Training:
+    """The parts of a run, for a training loop of one's own: data, mesh, model, optimizer and jitted step.
+
+        training = bert_jax.Training(bert_jax.load_config("bert_tiny", {"data.path": "data"}))
+        state = training.initial_state()
+        for step, batch in training.batches():
+            state, metrics = training.step(state, batch)
+        training.save("runs/own", state)
+
+    The batches, the state and the step are those of `pretrain` with the same config, to the bit.
+
+    Attributes:
+      config: the run's config, with inferred values filled in.
+      mesh: the `jax.sharding.Mesh` of `config.mesh`.
+      model: the model's `BertConfig`.
+      tokenizer: the tokenizer of the dataset.
+    """
+
+    def __init__(self, config: PretrainConfig, devices: Sequence[jax.Device] | None = None):
+        """Opens the dataset of `config.data.path`, and plans the state and the step; allocates no parameters.
+
+        `devices` are those of the mesh, by default all.
+
+        Raises InputError if config, dataset and devices do not match, and for a config of several phases.
+        """
+        self.mesh = make_mesh(config.mesh, devices) if devices else make_mesh(config.mesh)
+        self._phase, *others = open_phases(fill_in_from_checkpoint(config), self.mesh)
+        if others:
+            raise InputError(f"phases: expected one phase, got {1 + len(others)}; make a Training for each")
+        phase = self._phase
+        self.config, self.model, self.tokenizer = phase.config, phase.model, phase.datasets[0].tokenizer
+        self._spec, self._step = plan_step(self.mesh, phase, self.model)
+        self._init: Checkpoint | None = None
+
+    def initial_state(self) -> TrainState:
+        """Makes the state of step 0: from the checkpoint `config.init`, else at random from `config.seed`."""
+        if not self.config.init:
+            return self._spec.make()
+        self._init, growth = open_init([self._phase])
+        return initialize_from(self._init, self._spec, growth)
+
+    def batches(self, start: int = 0) -> Iterator[tuple[int, Batch[jax.Array]]]:
+        """Yields (step, batch) for the steps `start` + 1 to `config.total_steps`, prefetched by a thread.
+
+        A batch is [A, B / A, ...], A microbatches of B / A rows, sharded over the mesh; see `Batch`.
+        """
+        config = self.config
+        rows = rows_here(self.mesh, config.global_batch_size, config.gradient_accumulation)
+
+        def make(step: int) -> Batch[jax.Array]:
+            batch = self._phase.train_loader.batch(step, rows)
+            return put_batch(self.mesh, batch, config.gradient_accumulation, batch_size=config.global_batch_size)
+
+        with closing(Prefetch(make, start, config.total_steps)) as batches:
+            yield from enumerate(batches, start + 1)
+
+    def step(self, state: TrainState, batch: Batch[jax.Array]) -> tuple[TrainState, Metrics]:
+        """Returns the state after one update, and its metrics as scalars on the device. `state` is donated.
+
+        Metrics: `loss`, `mlm_loss`, `mlm_accuracy`, `nsp_loss`, `nsp_accuracy`, `learning_rate`, `grad_norm`,
+        `nonfinite_steps`, `nonfinite_streak`; losses in nats.
+        """
+        with jax.set_mesh(self.mesh):
+            return self._step(state, batch)
+
+    def evaluate(self, state: TrainState) -> dict[str, float]:
+        """Returns the losses on `config.eval_batches` of the eval split, as `pretrain` logs them.
+
+        Raises InputError if the dataset has no eval split.
+        """
+        if not self._phase.eval_loader.batches:
+            raise InputError(
+                f"data.path={self.config.data.path}: no eval split, or eval_batches=0; nothing to evaluate"
+            )
+        with jax.set_mesh(self.mesh):
+            return self._evaluator.run(state.parameters)
+
+    @cached_property
+    def _evaluator(self) -> Evaluator:
+        spec, objective = self._spec, make_objective(self.config)
+        return Evaluator(self.mesh, spec.graph, spec.shardings.parameters, self._phase.eval_loader, objective)
+
+    def save(self, folder: str, state: TrainState) -> None:
+        """Writes the parameters as a CHECKPOINT, for `bert_jax.load`, `finetune` and `export`; replaces `folder`.
+
+        The optimizer's moments are not saved: such a checkpoint initializes a run, and resumes none. Neither is the
+        next-sentence head if `config.objective.nsp` is False, because it is not trained.
+        """
+        target = remote.absolute(folder)
+        check_place(target)
+        untrained = () if self.config.objective.nsp else ("nsp_head",)
+        parameters = drop_parts(untrained, state.parameters)
+        save_parameters(
+            target, parameters, bert_config=self.model, tokenizer=self.tokenizer,
+            heads=[head for head in HEADS if head in parameters],
+            inputs=describe_inputs([self._phase], self._init),
+        )  # fmt: skip

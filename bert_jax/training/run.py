@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -15,44 +15,113 @@ from bert_jax.config_keys import RunConfig
 from bert_jax.errors import InputError, NotBegun
 from bert_jax.files import provenance, remote
 from bert_jax.files.format_versions import write_json
+from bert_jax.model import BertConfig
+from bert_jax.parallel.mesh import make_mesh
 from bert_jax.progress import Bars
+from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.processes import is_first
 from bert_jax.runtime.watchdog import StallWatch
 from bert_jax.runtime.workdir_lock import WorkdirLock
-from bert_jax.sections import flatten, from_mapping, to_dict
-from bert_jax.tracking.throughput import StepTracer
+from bert_jax.sections import Section, flatten, from_mapping, to_dict
 from bert_jax.tracking.trackers import MetricsFile, TensorBoard, Tracker, Trackers, WeightsAndBiases
 from bert_jax.training.checkpointer import Checkpointer
-from bert_jax.training.checkpoints import Checkpoint, check_place, newest_intact
-from bert_jax.training.checks import check_tokenizer
+from bert_jax.training.checkpoints import Checkpoint, check_place, newest_intact, other_vocabulary_error
 from bert_jax.training.optimizer import state_structure
 from bert_jax.training.phases import Phase, Plan, plan_phases
+from bert_jax.training.train_step import TrainState
 
 log = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.json"
 
 
-@dataclass(frozen=True)
-class Run:
-    """Resources that all phases of a run share."""
+def workdir_path(workdir: str) -> epath.Path:
+    """Returns the absolute path of a workdir. Raises InputError for an empty one."""
+    if not workdir:
+        raise InputError("--workdir is empty; expected a folder, such as --workdir=runs/tiny")
+    return remote.absolute(workdir)
 
-    folder: epath.Path  # the workdir
+
+@dataclass
+class Run:
+    """Resources of a run, which its phases share; `begin_run` closes them.
+
+    Attributes:
+      name: label of its progress bar.
+      folder: the workdir.
+      mesh: the devices.
+      stop: tells of a stop signal.
+      stalls: the watchdog.
+      bars: makes progress bars.
+      services: the caller's trackers.
+      stack: closes what is opened.
+      lock: the ownership of the workdir, from `enter_workdir` on.
+      checkpointer: saves and restores its states; this and what follows from `open` on.
+      trackers: all trackers.
+      bar: progress of the whole run.
+      start: steps done when the run was opened.
+      total: steps of the whole run.
+    """
+
+    name: str
+    folder: epath.Path
     mesh: Mesh
-    checkpointer: Checkpointer
-    trackers: Trackers
     stop: StopSignal
     stalls: StallWatch
-    tracer: StepTracer
     bars: Bars
-    bar: Any  # progress of the whole run
-    start: int  # steps done when the run was opened
-    total: int  # steps of the whole run
+    services: Sequence[Tracker]
+    stack: ExitStack
+    lock: WorkdirLock = field(init=False)
+    checkpointer: Checkpointer = field(init=False)
+    trackers: Trackers = field(init=False)
+    bar: Any = field(init=False)
+    start: int = field(init=False)
+    total: int = field(init=False)
 
-    def check(self) -> None:
-        """Raises the error of a save that failed in the background."""
-        self.checkpointer.check()
+    def enter_workdir(self) -> None:
+        """Makes the workdir if needed and locks it; all processes have to call it.
+
+        Raises InputError if the folder is a file, is in use by another run, or is not shared by all processes.
+        """
+        check_place(self.folder)
+        if is_first() and remote.exists(self.folder) and not self.folder.is_dir():
+            raise InputError(f"--workdir={self.folder}: is a file; expected a folder")
+        self.lock = self.stack.enter_context(closing(WorkdirLock(self.folder)))
+
+    def open(
+        self, config: RunConfig, checkpointer: Checkpointer, *, start: int, total: int, inputs: Mapping[str, Any]
+    ) -> None:
+        """Opens metrics and progress bar of a run of `total` steps that continues after `start`; writes its config.
+
+        Adds an entry with `inputs` to its provenance record. Raises NotBegun after a stop signal.
+        """
+        self.checkpointer, self.start, self.total = checkpointer, start, total
+        trackers: list[Tracker] = []
+        self.trackers = Trackers(trackers)
+        if is_first():
+            trackers += self.services
+            write_json(self.folder / CONFIG_FILE, to_dict(config))
+            self.stack.callback(self.trackers.close)
+            trackers[:0] = [MetricsFile(self.folder, start), TensorBoard(self.folder, start)]
+            trackers += _open_wandb(config.tracking.wandb_project, config.tracking.wandb_entity, self.folder)
+            self.trackers.log_config(dict(flatten(config)))
+        if self.stop.received:
+            raise NotBegun(
+                f"{self.stop.received.name}: stopped before step {start + 1}; rerun the same command to resume"
+            )
+        entry = provenance.record(inputs, devices=describe_devices(), start_step=start)
+        checkpointer.description["provenance"] = entry
+        if is_first():
+            provenance.append(self.folder, entry)
+        self.bar = self.bars(total=total, initial=start, desc=self.name, unit="step")
+        self.stack.callback(self.bar.close)
+
+    def save(self, step: int, state: TrainState, model: BertConfig, position: Mapping[str, Any]) -> None:
+        """Saves a checkpoint as `Checkpointer.save`, once the metrics are written and if the workdir is still owned."""
+        self.lock.confirm()
+        self.trackers.flush()
+        self.checkpointer.save(step, state, model, position)
 
     @contextmanager
     def progress(self, name: str, batches: int) -> Iterator[Callable[[], None]]:
@@ -69,6 +138,23 @@ class Run:
             yield on_batch
 
 
+@contextmanager
+def begin_run(
+    config: RunConfig, workdir: str, name: str, *, stop: StopSignal | None, bars: Bars, trackers: Sequence[Tracker]
+) -> Iterator[Run]:
+    """Context manager of a run: stop signals, watchdog, mesh and the cache of programs; the rest opens in its steps.
+
+    `stop` is None unless the caller's is active already. Raises InputError for an empty workdir or an invalid mesh.
+    """
+    folder = workdir_path(workdir)
+    with ExitStack() as stack:
+        stop = stop or stack.enter_context(StopSignal())
+        stalls = stack.enter_context(closing(StallWatch(config.stall_minutes, ends=config.stall_exit)))
+        mesh = make_mesh(config.mesh)
+        stack.enter_context(kept_programs(config.compilation_cache, folder))
+        yield Run(name, folder, mesh, stop, stalls, bars, trackers, stack)
+
+
 def describe_devices() -> dict[str, Any]:
     """Returns `platform`, `kind`, `count` and `processes` of JAX's devices, for a provenance record."""
     first = jax.devices()[0]
@@ -83,39 +169,6 @@ def log_result(checkpoint: epath.Path | None, step: int, scores: str, commands: 
     log.info("Finished step %d: %s; checkpoint %s", step, scores or "nothing is scored", checkpoint)
     for command in commands:
         log.info("Next: bert-jax %s", command)
-
-
-def open_run(
-    folder: epath.Path, config: RunConfig, mesh: Mesh, checkpointer: Checkpointer, stop: StopSignal, lock: WorkdirLock,
-    stalls: StallWatch, bars: Bars, stack: ExitStack, *, start: int, total: int, name: str, inputs: Mapping[str, Any],
-    trackers: Sequence[Tracker] = (),
-) -> Run:  # fmt: skip
-    """Opens metrics, trace and progress bar of a run of `total` steps that continues after `start`; writes its config.
-
-    Adds an entry with `inputs` to its provenance record. `stack` closes what is opened. `name` is the label of the bar,
-    `trackers` are those of the caller. Raises NotBegun after a stop signal.
-    """
-    files: list[Tracker] = []
-    services = list(trackers)
-    tracking = Trackers(files, services) if is_first() else Trackers()
-    if is_first():
-        write_json(folder / CONFIG_FILE, to_dict(config))
-        stack.callback(tracking.close)
-        files += [MetricsFile(folder, start), TensorBoard(folder, start)]
-        services += _open_wandb(config.tracking.wandb_project, config.tracking.wandb_entity, folder)
-        tracking.log_config(dict(flatten(config)))
-    checkpointer.before_each_save(lock.confirm)
-    checkpointer.before_each_save(tracking.flush)
-    if stop.received:
-        raise NotBegun(f"{stop.received.name}: stopped before step {start + 1}; rerun the same command to resume")
-    checkpointer.provenance = provenance.record(inputs, devices=describe_devices(), start_step=start)
-    if is_first():
-        provenance.append(folder, checkpointer.provenance)
-    bar = bars(total=total, initial=start, desc=name, unit="step")
-    stack.callback(bar.close)
-    tracer = StepTracer(config.profile.steps, folder, records=is_first())
-    stack.callback(tracer.close)
-    return Run(folder, mesh, checkpointer, tracking, stop, stalls, tracer, bars, bar, start, total)
 
 
 def _open_wandb(project: str, entity: str, folder: epath.Path) -> list[Tracker]:
@@ -139,15 +192,19 @@ CHANGEABLE = (
 )  # fmt: skip
 
 
-def enter_workdir(folder: epath.Path, stack: ExitStack) -> WorkdirLock:
-    """Makes the folder if needed and locks it until `stack` is closed; all processes have to call it.
+def check_same_config(folder: epath.Path, before: Section, now: Section, changeable: tuple[str, ...]) -> dict[str, str]:
+    """Returns "KEY OLD -> NEW" for each key in which the config of a run differs from the one it began with.
 
-    Raises InputError if the folder is a file, is in use by another run, or is not shared by all processes.
+    Raises InputError, with `folder`, if one of them does not start with an entry of `changeable`.
     """
-    check_place(folder)
-    if is_first() and remote.exists(folder) and not folder.is_dir():
-        raise InputError(f"--workdir={folder}: is a file; expected a folder")
-    return stack.enter_context(closing(WorkdirLock(folder)))
+    kept = dict(flatten(before))
+    changed = {key: f"{key} {kept[key]!r} -> {value!r}" for key, value in sorted(flatten(now)) if value != kept[key]}
+    if refused := [key for key in changed if not key.startswith(changeable)]:
+        raise InputError(
+            f"--workdir={folder}: holds a run with another config ({'; '.join(changed[key] for key in refused)}); set "
+            f"{', '.join(f'{key}={kept[key]}' for key in refused)} again, or choose another folder"
+        )
+    return changed
 
 
 def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> Checkpoint | None:
@@ -159,7 +216,8 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> Checkpoint | N
     if before is None:
         return None
     step = before.step
-    check_tokenizer(before, phases[0].datasets[0])
+    if before.tokenizer.sha256 != (dataset := phases[0].datasets[0]).tokenizer.sha256:
+        raise other_vocabulary_error(before, dataset)
     if step > phases[-1].stop:
         raise InputError(
             f"--workdir={folder}: is at step {step}, past total_steps={phases[-1].stop}; raise total_steps"
@@ -178,23 +236,13 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> Checkpoint | N
                 f"--workdir={folder}: is at step {step} and has a phase of steps {old.start}-{old.stop}, but the "
                 f"config has {new.start}-{new.stop}; a phase that has started can only be extended"
             )
-        values, kept = dict(flatten(new.config)), dict(flatten(old.config))
-        differences = {
-            key: f"{key} {kept[key]!r} -> {value!r}" for key, value in sorted(values.items())
-            if value != kept[key] and key != "phases"
-        }  # fmt: skip
-        if refused := [key for key in differences if not key.startswith(CHANGEABLE)]:
-            said = "; ".join(differences[key] for key in refused)
-            raise InputError(
-                f"--workdir={folder}: holds a run with another config ({said}); set "
-                f"{', '.join(f'{key}={kept[key]}' for key in refused)} again, or choose another folder"
-            )
-        changed |= differences
+        changed |= check_same_config(folder, old.config, new.config, CHANGEABLE)
         if dataset_hash != new.dataset_hashes[-1]:
             raise InputError(
                 f"--workdir={folder}: was trained on another dataset than data.path={new.config.data.path} in the "
                 f"phase of steps {new.start}-{new.stop}; choose another folder"
             )
+    changed.pop("phases", None)  # compared one by one
     if changed:
         log.warning("Resuming with changed config keys: %s", "; ".join(changed.values()))
     if step:

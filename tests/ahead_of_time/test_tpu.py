@@ -190,7 +190,7 @@ from bert_jax.ahead_of_time.target import open_target
 from bert_jax.config import load_config
 from bert_jax.model import BertConfig
 from bert_jax.training.pretrain import plan_state
-from bert_jax.training.state import key_data
+from bert_jax.training.train_step import key_data
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.sections import to_dict
 target = open_target("v5e:4x4")

@@ -14,8 +14,7 @@ from bert_jax.parallel.host_batches import put_batch
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.training import objectives
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from bert_jax.training.state import describe_state
-from bert_jax.training.train_step import make_train_step
+from bert_jax.training.train_step import describe_state, make_train_step
 
 MODEL = BertConfig(
     vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,

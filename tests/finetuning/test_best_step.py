@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from bert_jax.finetuning.best_step import BestStep
+from bert_jax.finetuning.results import BestStep
 
 
 def scored(*scores: float, **settings: float) -> BestStep:

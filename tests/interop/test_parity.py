@@ -22,8 +22,7 @@ from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.initialization import initialize_from
 from bert_jax.training.objectives import divide, pretraining
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from bert_jax.training.state import describe_state
-from bert_jax.training.train_step import make_train_step
+from bert_jax.training.train_step import describe_state, make_train_step
 
 torch = pytest.importorskip("torch", reason="needs the parity extra: torch and transformers")
 transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")

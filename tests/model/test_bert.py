@@ -344,21 +344,20 @@ def test_computation_in_bfloat16_stays_close_and_gives_fp32_logits():
     ("sizes", "message"),
     [
         ({"num_attention_heads": 5}, r"hidden_size=32\b.*num_attention_heads=5"),
-        ({"hidden_act": "swish"}, "hidden_act='swish': .*gelu_new"),
+        ({"hidden_act": "swish"}, "hidden_act=swish: .*gelu_new"),
         ({"num_hidden_layers": 0}, r"num_hidden_layers=0: .*\b1\b"),
         ({"hidden_dropout_prob": 1.0}, r"hidden_dropout_prob=1\.0: "),
-        ({"hidden_size": 32.0}, r"hidden_size=32\.0: .*\bint\b"),
+        ({"hidden_size": 32.5}, r"hidden_size=32\.5: .*\bint\b"),
         ({"num_hidden_layers": True}, r"num_hidden_layers=True: .*\bint\b"),
-        ({"layer_norm_eps": "1e-12"}, "layer_norm_eps='1e-12': "),
+        ({"layer_norm_eps": "small"}, "layer_norm_eps=small: .*float"),
         ({"layer_norm_eps": float("nan")}, "layer_norm_eps=nan: "),
         ({"layer_norm_eps": 10**400}, "layer_norm_eps=1000"),
         ({"layer_norm_eps": 0.0}, r"layer_norm_eps=0\.0: .*\b0\b"),
         ({"initializer_range": -0.02}, r"initializer_range=-0\.02: .*\b0\b"),
-        ({"is_decoder": "no"}, "is_decoder='no': .*true.*false"),
-        ({"is_decoder": 0}, "is_decoder=0: .*true.*false"),
+        ({"is_decoder": "no"}, "is_decoder=no: .*bool"),
         ({"hidden_act": None}, "hidden_act=None: "),
     ],
 )
 def test_invalid_sizes_are_refused(sizes, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(InputError, match=message):
         dataclasses.replace(SMALL, **sizes)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from bert_jax.model.bert_config import ACTIVATIONS
 from bert_jax.model.layers import LayerNorm, activation, bias, dense, drop, dropout, dropout_mask, parameter, row_keys
 
 
@@ -101,7 +100,7 @@ def test_dense_saves_its_operands_as_they_are(dtype: jnp.dtype):
     assert {one for one in saved if len(one[0]) > 1} == {(x.shape, x.dtype), (weights.shape, weights.dtype)}
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", ["gelu", "gelu_new", "gelu_pytorch_tanh", "relu"])
 def test_activations_have_gradients_in_shard_map(name: str):
     x = jnp.linspace(-6, 6, 1024, dtype=jnp.float32)
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))

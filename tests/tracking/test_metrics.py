@@ -107,7 +107,7 @@ def test_a_store_gets_one_object_periodically_and_on_flush(store, monkeypatch):
 
 
 def test_a_workdir_copied_from_a_store_keeps_its_rows(store, tmp_path: Path):
-    with closing(open_metrics(epath.Path(tmp_path), 0).files[0]) as writer:
+    with closing(open_metrics(epath.Path(tmp_path), 0).trackers[0]) as writer:
         writer.log({"step": 1, "loss": 1.0, "time": 1.0})
     store.put("run/metrics.jsonl", (tmp_path / METRICS_FILE).read_bytes())
     assert read_metrics(REMOTE) == read_metrics(epath.Path(tmp_path))

@@ -90,7 +90,7 @@ def test_tensorboard_has_scalars_hyperparameters_and_samples(tmp_path: Path):
 
 def test_error_of_another_tracker_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     broken, recorder = Broken(), Recorder()
-    trackers = Trackers([MetricsFile(epath.Path(tmp_path), 0)], [broken, recorder])
+    trackers = Trackers([MetricsFile(epath.Path(tmp_path), 0), broken, recorder])
     for step in (1, 2, 3):
         trackers.log(step, {"loss": 1.0})
     trackers.close()
@@ -102,7 +102,9 @@ def test_error_of_another_tracker_does_not_end_the_run(tmp_path: Path, caplog: p
 
 
 def test_error_of_a_file_of_the_workdir_ends_the_run():
-    trackers = Trackers([Broken()])
+    broken = Broken()
+    broken.is_required = True
+    trackers = Trackers([broken])
     trackers.log(1, {})
     with pytest.raises(ConnectionError):
         trackers.log(2, {})

@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
-from bert_jax.config_keys import MeshKeys
+from bert_jax.config_keys import MeshKeys, PretrainConfig
 from bert_jax.errors import BertJaxError, Interrupted
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.tracking.metrics import RunningMeans
-from bert_jax.tracking.throughput import StepTracer
 from bert_jax.training import loop
 
 LIMIT = 10
@@ -21,7 +21,7 @@ LIMIT = 10
 class FakeRun:
     """A run of one device, whose state is the number of steps done. `saved` and `rows` are what the loop writes."""
 
-    def __init__(self, tracer: Any = None, unlogged: dict | None = None, start: int = 0, *, is_finite: bool = True):
+    def __init__(self, trace: Any = None, unlogged: dict | None = None, start: int = 0, *, is_finite: bool = True):
         self.saved: list[int] = []
         self.unlogged: list[dict] = []
         self.sums = unlogged
@@ -35,14 +35,13 @@ class FakeRun:
             bar=SimpleNamespace(
                 set_postfix_str=lambda text, refresh=True: None, unpause=lambda: None, update=lambda count: None
             ),
-            checkpointer=SimpleNamespace(wait=lambda: None),
+            checkpointer=SimpleNamespace(wait=lambda: None, check=lambda: None),
             stalls=SimpleNamespace(beat=lambda: None),
-            check=lambda: None,
             trackers=SimpleNamespace(log=lambda step, row: self.rows.append({"step": step, **row})),
             start=start,
             total=100,
         )
-        self.tracer = tracer or SimpleNamespace(begins=lambda step: False, ends=lambda step: False)
+        self.trace = trace or loop.Trace("", epath.Path("unused"))
         self.evaluated: list[int] = []
         self.hooks: list[loop.Hook] = []
 
@@ -68,8 +67,8 @@ class FakeRun:
         start, run = self.run.start, self.run
         throughput = SimpleNamespace(pause=lambda: None, finished=lambda *_: None, rates=lambda: {})
         steps = loop.StepRange(
-            start, stop, self.train_step, lambda step: {"input_ids": np.zeros((2, 4), np.int32)}, 2, 1, throughput,
-            LIMIT,
+            start, stop, PretrainConfig(max_nonfinite_steps=LIMIT), self.train_step,
+            lambda step, rows: {"input_ids": np.zeros((2, 4), np.int32)}, 2, throughput,
         )  # fmt: skip
         log_metrics = loop.LogMetrics(
             run, throughput, every=log_every, last=stop, extra=lambda step: {}, unlogged=self.sums
@@ -79,7 +78,7 @@ class FakeRun:
             is_enough=lambda: self.evaluated[-1] >= enough,
         )  # fmt: skip
         hooks = [
-            loop.Trace(self.tracer),
+            self.trace,
             evaluate,
             log_metrics,
             loop.Save(save, every=save_every, is_chosen=lambda step: False),
@@ -111,8 +110,9 @@ def test_bar_shows_the_latest_step_before_the_first_row():
 
 @pytest.mark.parametrize("when", ["between", "evaluated", "traced"])
 def test_run_ended_by_nonfinite_steps_is_saved_at_the_reported_step(when: str, tmp_path, monkeypatch):
-    tracer = StepTracer(f"{LIMIT - 1}:{LIMIT}", tmp_path, records=False) if when == "traced" else None
-    fake = FakeRun(tracer, is_finite=False)
+    monkeypatch.setattr(loop, "is_first", lambda: False)
+    trace = loop.Trace(f"{LIMIT - 1}:{LIMIT}", tmp_path) if when == "traced" else None
+    fake = FakeRun(trace, is_finite=False)
     with pytest.raises(BertJaxError) as raised:
         fake.go(eval_every=LIMIT if when == "evaluated" else 0)
     (saved,) = fake.saved
@@ -120,22 +120,19 @@ def test_run_ended_by_nonfinite_steps_is_saved_at_the_reported_step(when: str, t
     assert saved in (LIMIT, LIMIT + 1)
 
 
-def test_tracer_that_does_not_record_is_due_at_the_same_steps(tmp_path, monkeypatch):
+def test_trace_that_is_not_recorded_is_due_after_the_same_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: None)
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: None)
-    seen = []
-    for records in (True, False):
-        tracer = StepTracer("3:4", tmp_path, records=records)
-        moments = []
+    due: list[list[int]] = []
+    for is_first in (True, False):
+        monkeypatch.setattr(loop, "is_first", lambda is_first=is_first: is_first)
+        trace = loop.Trace("3:4", tmp_path)
+        due.append([])
         for step in range(1, 7):
-            if tracer.begins(step):
-                moments.append(("begins", step))
-                tracer.start()
-            if tracer.ends(step):
-                moments.append(("ends", step))
-                tracer.close()
-        seen.append(moments)
-    assert seen[0] == seen[1] == [("begins", 3), ("ends", 4)]
+            if trace.is_due(step, set()):
+                due[-1].append(step)
+                trace.after(step, None)
+    assert due[0] == due[1] == [2, 4]
 
 
 class Recorder(loop.Hook):
@@ -179,12 +176,10 @@ def test_stopped_run_is_saved_and_not_evaluated():
 
 @pytest.mark.parametrize(("steps", "stop", "spans"), [("3:4", 6, ["3-4"]), ("1:2", 6, ["1-2"]), ("5:9", 6, ["5-"])])
 def test_trace_covers_its_steps(steps: str, stop: int, spans: list[str], tmp_path, monkeypatch):
-    fake = FakeRun(StepTracer(steps, tmp_path, records=False))
-    done = lambda: len(fake.flags)  # noqa: E731
+    fake = FakeRun(loop.Trace(steps, tmp_path))
     traced: list[str] = []
-    start, close = fake.tracer.start, fake.tracer.close
-    monkeypatch.setattr(fake.tracer, "start", lambda: (traced.append(f"{done() + 1}-"), start()))
-    monkeypatch.setattr(fake.tracer, "close", lambda: (traced.append(f"{traced.pop()}{done()}"), close()))
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: traced.append(f"{len(fake.flags) + 1}-"))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: traced.append(f"{traced.pop()}{len(fake.flags)}"))
     fake.go(stop=stop)
     assert traced == spans
 

@@ -17,7 +17,7 @@ from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError
 from bert_jax.training.checkpointer import plan_saves
 from bert_jax.training.checkpoints import open_checkpoint, step_folders
-from bert_jax.training.checks import check_config
+from bert_jax.training.phases import check_config
 from bert_jax.training.pretrain import pretrain
 
 SETTINGS = {"checkpoint__every_steps": 2, "checkpoint__keep": 1, "eval_batches": 0, "log_every_steps": 2}
@@ -173,8 +173,8 @@ def test_saves_are_planned(tmp_path: Path):
     }  # fmt: skip
     config = load_config("bert_tiny", settings)
     new = plan_saves(config, [100], None, None)  # 0, 5, 30, 50, 60, 90, 100
-    assert (new.saves, new.milestones, new.kept) == (7, 5, 5)  # kept: 0, 5, 50, 90, 100
+    assert new == {"saves": 7, "milestones": 5, "kept": 5}  # kept: 0, 5, 50, 90, 100
     for step in (0, 5, 50, 60):
         (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
     resumed = plan_saves(config, [100], SimpleNamespace(step=60, milestones=()), epath.Path(tmp_path))
-    assert (resumed.saves, resumed.milestones, resumed.kept) == (2, 5, 5)
+    assert resumed == {"saves": 2, "milestones": 5, "kept": 5}

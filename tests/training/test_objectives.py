@@ -8,12 +8,11 @@ import pytest
 from support import helpers
 from support.devices import one_device  # noqa: F401
 
-from bert_jax import custom_training
 from bert_jax.config import PretrainConfig
 from bert_jax.config_keys import ObjectiveKeys
-from bert_jax.custom_training import Training
 from bert_jax.model.bert import VocabularyProjection
 from bert_jax.training import evaluation, objectives, pretrain
+from bert_jax.training.pretrain import Training
 
 weighted_cross_entropy = jax.jit(objectives.weighted_cross_entropy)
 PAPER = objectives.pretraining(nsp=True)
@@ -137,7 +136,7 @@ def test_weight_of_an_objective_is_the_same_in_training_and_evaluation(
     def weighted(config: Weighted) -> objectives.Objective:
         return dataclasses.replace(paper(config), weights={"mlm_loss": 1.0, "nsp_loss": config.objective.weight_of_nsp})
 
-    for module in (pretrain, custom_training, evaluation):
+    for module in (pretrain, evaluation):
         monkeypatch.setattr(module, "make_objective", weighted)
     config = helpers.small_config(
         dataset_dir, kind=Weighted, gradient_accumulation=microbatches, optimizer__learning_rate=1e-3,

@@ -23,8 +23,7 @@ from bert_jax.training import objectives
 from bert_jax.training.evaluation import make_eval_step
 from bert_jax.training.objectives import predictions_per_chunk, projected_cross_entropy
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from bert_jax.training.state import describe_state
-from bert_jax.training.train_step import make_train_step
+from bert_jax.training.train_step import describe_state, make_train_step
 
 ROWS, PREDICTIONS, SIZE, VOCABULARY, PADDED = 5, 7, 24, 90, 96
 

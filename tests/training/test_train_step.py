@@ -21,11 +21,9 @@ from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.parallel.host_batches import put_batch, put_everywhere
 from bert_jax.parallel.mesh import check_divisibility, make_mesh
 from bert_jax.parallel.sharding import partition_spec
-from bert_jax.parallel.step_program import TrainStep
 from bert_jax.training import objectives
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from bert_jax.training.state import StateSpec, describe_state, key_data
-from bert_jax.training.train_step import make_train_step
+from bert_jax.training.train_step import StateSpec, TrainStep, describe_state, key_data, make_train_step
 
 CONFIG = BertConfig(
     vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
