@@ -83,7 +83,10 @@ def make_eval_step(
 
 
 class Evaluator:
-    """Evaluates parameters on a fixed number of `batches`. `run` returns means over all, as sums divided by sums."""
+    """Evaluates parameters on a fixed number of `batches`. `run` returns means over all, as sums divided by sums.
+
+    A mixture also has those of each dataset, with its number in `data.path` at the end: `mlm_loss_0`, `mlm_loss_1`.
+    """
 
     def __init__(
         self, mesh: Mesh, graph: nnx.GraphDef[Any], shardings: Parameters, loader: EvalLoader, objective: Objective
@@ -97,18 +100,23 @@ class Evaluator:
     def run(self, parameters: Parameters, on_batch: Callable[[], Any] = lambda: None) -> dict[str, float]:
         """Returns `loss, mlm_loss, mlm_accuracy, nsp_loss, nsp_accuracy` and `unigram_loss`; losses in nats.
 
-        A next-sentence head that is not trained has no loss and no accuracy. `unigram_loss` is the loss of predicting
+        Those of each dataset follow if there are several. A next-sentence head that is not trained has no loss and no
+        accuracy. `unigram_loss` is the loss of predicting
         every target from the word frequencies of the training split: a model above it has learned nothing yet. Calls
         `on_batch` after each batch.
         """
+        is_mixture = len(self._loader.datasets) > 1
         totals: dict[str, np.ndarray] = {}  # numerator and denominator, in float64
         for number in range(self.batches):
+            suffixes = ("", f"_{self._loader.source(number)}") if is_mixture else ("",)
             batch = self._loader.batch(number, self._rows)
             batch["unigram_nats"] = self._unigram_nats[batch["masked_ids"]].astype(np.float32)
             placed = put_batch(self._mesh, batch, batch_size=self._loader.batch_size)
             sums = jax.device_get(self._eval_step(parameters, placed))
             for name, numerator in sums["numerators"].items():
-                totals[name] = totals.get(name, 0.0) + np.array([numerator, sums["denominators"][name]], np.float64)
+                both = np.array([numerator, sums["denominators"][name]], np.float64)
+                for suffix in suffixes:
+                    totals[name + suffix] = totals.get(name + suffix, 0.0) + both
             on_batch()
         means = {name: float(numerator / count) for name, (numerator, count) in totals.items() if count}
         return {"loss": self._objective.loss(means), "unigram_loss": 0.0, **means}
@@ -122,8 +130,7 @@ class MaskedSamples:
 
     def __init__(self, mesh: Mesh, spec: StateSpec, loader: EvalLoader, count: int):
         """Takes the first `count` sequences of `loader`, or all of its first batch if that has fewer."""
-        instances = sum(dataset.size("eval") for dataset in loader.datasets)
-        self._count = 0 if loader.masking is None else min(count, loader.batch_size, instances)
+        self._count = 0 if loader.masking is None or not loader.batches else min(count, loader.real_rows(0))
         self._mesh, self._tokenizer = mesh, loader.datasets[0].tokenizer
         if not self._count:
             return

@@ -265,9 +265,9 @@ class TrainLoader:
 class EvalLoader:
     """Evaluation batches of one or more datasets, with a fixed order and fixed masks.
 
-    Instances keep their stored order; those of several datasets are interleaved evenly. A mask depends only on the
-    dataset's seed and the instance. Masks are always 80/10/10 of 15%, so that evaluations of different runs are
-    comparable.
+    Instances keep their stored order. A batch is of one dataset, `source(number)`, so that each has a loss of its own;
+    the batches of several are interleaved evenly. A mask depends only on the dataset's seed and the instance. Masks are
+    always 80/10/10 of 15%, so that evaluations of different runs are comparable.
     """
 
     def __init__(
@@ -285,25 +285,29 @@ class EvalLoader:
         self.datasets = list(datasets)
         self.batch_size = batch_size
         self.masking = None if left_to_right else Masking()
-        sizes = [dataset.size("eval") for dataset in datasets]
-        order = np.argsort(np.concatenate([(np.arange(size) + 0.5) / size for size in sizes]), kind="stable")
-        self._source = np.repeat(np.arange(len(sizes)), sizes)[order]
-        self._index = np.concatenate([np.arange(size) for size in sizes])[order]
-        available = -(-len(order) // batch_size)
-        self.batches = available if batches < 0 else min(batches, available)
+        counts = [-(-dataset.size("eval") // batch_size) for dataset in datasets]
+        order = np.argsort(np.concatenate([(np.arange(count) + 0.5) / count for count in counts]), kind="stable")
+        self._source = np.repeat(np.arange(len(counts)), counts)[order]
+        self._number = np.concatenate([np.arange(count) for count in counts])[order]
+        self.batches = len(order) if batches < 0 else min(batches, len(order))
+
+    def source(self, number: int) -> int:
+        """Returns the index of the dataset of eval batch `number`."""
+        return int(self._source[number])
+
+    def real_rows(self, number: int) -> int:
+        """Returns the number of rows of eval batch `number` before the split's end."""
+        left = self.datasets[self.source(number)].size("eval") - int(self._number[number]) * self.batch_size
+        return min(left, self.batch_size)
 
     def batch(self, number: int, rows: slice | np.ndarray = slice(None)) -> HostBatch:
         """Returns rows of eval batch `number` as `TrainRows.rows` does; rows after the split's end have weight 0."""
-        positions = (number * self.batch_size + np.arange(self.batch_size))[rows]
-        real = positions < len(self._source)
-        positions = np.minimum(positions, len(self._source) - 1)
-
-        def source_rows(index: int, chosen: np.ndarray) -> HostBatch:
-            dataset = self.datasets[index]
-            instances = dataset.instances("eval", self._index[positions[chosen]])
-            return _make_batch(dataset, instances, self.masking, key_from(dataset.info.seed, "eval mask"), 0)
-
-        batch = _from_sources(self._source[positions], source_rows)
+        dataset, size = self.datasets[self.source(number)], self.real_rows(number)
+        positions = np.arange(self.batch_size)[rows]
+        real = positions < size
+        first = int(self._number[number]) * self.batch_size
+        instances = dataset.instances("eval", first + np.minimum(positions, size - 1))
+        batch = _make_batch(dataset, instances, self.masking, key_from(dataset.info.seed, "eval mask"), 0)
         batch["masked_weights"] *= real[:, None]
         batch["next_sentence_weights"] *= real[:, None]
         return batch

@@ -18,6 +18,8 @@ from bert_jax.sections import to_dict
 from bert_jax.text.tokenizer import read_tokenizer
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training import run
+from bert_jax.training.checkpoints import open_checkpoint
+from bert_jax.training.evaluation import evaluate_checkpoint
 from bert_jax.training.pretrain import pretrain
 
 
@@ -125,8 +127,13 @@ def test_evaluation_is_over_all(dataset_dir, other_dir):
         )
 
     assert rows([mixed]) == rows(alone)
-    small = mixed.batch(0)["input_ids"]
-    assert any(tuple(row) in set(rows(alone[1:])) for row in small.tolist())  # spread, not one after the other
+    sources = [mixed.source(number) for number in range(mixed.batches)]
+    assert [sources.count(index) for index in (0, 1)] == [loader.batches for loader in alone]
+    first, last = sources.index(1), max(number for number, source in enumerate(sources) if source == 1)
+    assert last - first > 0.5 * mixed.batches  # spread, not one after the other
+    for number, source in enumerate(sources[: mixed.batches]):
+        known = {tuple(row) for batch in alone[source] for row in batch["input_ids"].tolist()}
+        assert {tuple(row) for row in mixed.batch(number)["input_ids"].tolist()} <= known
 
 
 def rows_of_packs(folder):
@@ -138,6 +145,18 @@ def rows_of_packs(folder):
 
 def config(folders, **overrides):
     return helpers.small_config(",".join(map(str, folders)), **overrides)
+
+
+def test_each_dataset_of_a_mixture_has_its_own_loss(dataset_dir, other_dir, tmp_path):
+    folders = [dataset_dir, other_dir]
+    pretrain(config(folders, total_steps=4, eval_every_steps=4, eval_batches=-1), str(tmp_path / "run"))
+    (row,) = [row for row in read_metrics(epath.Path(tmp_path / "run")) if row.get("split") == "eval"]
+    opened = open_checkpoint(str(tmp_path / "run"))
+    for index, folder in enumerate(folders):
+        alone = evaluate_checkpoint(opened, str(folder))
+        for name in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"):
+            assert row[f"{name}_{index}"] == pytest.approx(alone[name], rel=1e-5)
+    assert min(row["mlm_loss_0"], row["mlm_loss_1"]) < row["mlm_loss"] < max(row["mlm_loss_0"], row["mlm_loss_1"])
 
 
 @pytest.mark.long
