@@ -24,7 +24,7 @@ COMMAND_HELP = {
         (
             "vocab --input 'text/*.txt' --output vocab.txt",
             "vocab --input 'wiki/*.jsonl.gz' --output vocab.txt --cased --size 28996",
-            "vocab --input pydoc --output vocab.txt --size 8192",
+            "vocab --input reviews.csv --text_field body --output vocab.txt --size 8192",
             "vocab --input 'thai/*.txt' --output thai.model --kind unigram --size 32000",
             "vocab --extend imported --input 'domain/*.txt' --add 1000 --output extended.txt",
         ),

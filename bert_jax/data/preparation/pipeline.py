@@ -31,7 +31,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.data.corpora import corpus
-from bert_jax.data.corpora.standard_input import STDIN, spooled
+from bert_jax.data.corpora.standard_input import is_stream, spooled
 from bert_jax.data.dataset import (
     INFO_FILE,
     TOKEN_COUNTS_FILE,
@@ -96,7 +96,8 @@ def prepare(
     Text with a share of [UNK] above `allow_unk` is refused, before pairs are created if possible. Above `WARN_SHARE`, a
     warning is logged.
 
-    The input `-` is stdin, which is copied to the scratch folder once; call again with the same bytes to resume.
+    The input `-` is stdin. It and pipes are copied to the scratch folder once; call again with the same bytes to
+    resume.
 
     Raises:
       InputError: the corpus is missing, empty or unreadable, an option is out of range, `output` already exists,
@@ -118,10 +119,10 @@ def prepare(
     beam = _beam_runner(runner, scratch, beam_options)
     if options.sentences == "split":
         log_fallback(options.language)
-    reads_stdin = STDIN in inputs
-    if reads_stdin:
-        _check_runs_here(runner)
-    slices = [] if reads_stdin else corpus.plan(inputs, options)  # stdin is first copied to the scratch folder
+    streams = list(filter(is_stream, inputs))
+    if streams:
+        _check_runs_here(runner, streams[0])
+    slices = [] if streams else corpus.plan(inputs, options)  # streams are first copied to the scratch folder
     atomic.make_folder(folder)
     work = scratch_folder(folder, scratch)
     with ExitStack() as stack:
@@ -191,12 +192,12 @@ def _clear(work: Path) -> None:
     shutil.rmtree(work)
 
 
-def _check_runs_here(runner: str) -> None:
-    """Raises InputError for a Beam runner whose workers may be on other machines, where stdin is another."""
+def _check_runs_here(runner: str, stream: str) -> None:
+    """Raises InputError for a Beam runner whose workers may be on other machines, where `stream` is another."""
     if runner != LOCAL and "direct" not in runner.lower():
         raise InputError(
-            f"--input=-: workers of --runner={runner} cannot read stdin of this machine; expected --runner=local, "
-            "DirectRunner, or a file that the workers can read, such as gs://BUCKET/FILE"
+            f"--input={stream}: workers of --runner={runner} cannot read stdin and pipes of this machine; expected "
+            "--runner=local, DirectRunner, or a file that the workers can read, such as gs://BUCKET/FILE"
         )
 
 

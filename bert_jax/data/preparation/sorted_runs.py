@@ -39,7 +39,9 @@ class TokenizeTask:
     @cached_property
     def name(self) -> str:
         options = self.options
-        reading = (options.documents, options.errors, options.text_field, options.max_document_bytes)
+        reading = (
+            options.documents, options.errors, options.text_field, options.tsv_quotes, options.max_document_bytes
+        )  # fmt: skip
         splitting = (options.sentences, options.language, bool(options.max_line_repeats))
         rules = sorted(self.tokenizer.described_rules().items())
         parts = (self.pieces, self.fingerprints, _VERSION, self.tokenizer.sha256, *reading, *splitting, *rules)
