@@ -11,7 +11,7 @@ documents as reading the files sequentially, for any slice size.
 
 | format | recognized by | a slice is a range of | reader |
 | --- | --- | --- | --- |
-| Parquet, Arrow | suffix | row groups, record batches | `record_corpus` |
+| Parquet, Arrow | suffix | row groups, record batches | `record_corpus`, `token_corpus` |
 | CSV; TSV with quotes | suffix | the file | `record_corpus` |
 | TSV | suffix | bytes | `record_corpus` |
 | JSON lines | suffix `.jsonl`, `.ndjson`, `.json`, or a first line such as `{"id":` | bytes | `record_corpus` |

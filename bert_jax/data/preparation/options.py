@@ -11,7 +11,7 @@ from bert_jax.option_fields import CheckedOptions, option
 from bert_jax.text.languages import check_language
 
 LONGEST_SEQ_LEN = 1 << 15
-_READING = ("text_field", "tsv_quotes")
+_READING = ("text_field", "ids_field", "tsv_quotes")
 MAX_SHARE = 0.2
 """Default of `--allow_unk`. Released vocabularies have shares below 0.005 on text that they were trained for."""
 
@@ -73,6 +73,11 @@ class InstanceOptions(CheckedOptions):
 class PrepareOptions(FilterOptions, CorpusOptions, InstanceOptions):
     """Options that, with corpus, vocabulary and seed, determine the bytes of a dataset."""
 
+    ids_field: str = option(
+        "",
+        "column of Parquet or Arrow with token ids in place of text: lists of ids, or sentences that are lists of ids",
+        metavar="NAME",
+    )
     bucket_tokens: int = option(16 << 20, "tokens per shard, the unit in a worker's memory", low=1024)
 
     def as_recorded(self) -> dict[str, Any]:
