@@ -32,6 +32,7 @@ from etils import epath
 
 from bert_jax.data.corpora import corpus
 from bert_jax.data.corpora.standard_input import is_stream, spooled
+from bert_jax.data.corpora.text_hints import warn_of_text
 from bert_jax.data.dataset import (
     INFO_FILE,
     TOKEN_COUNTS_FILE,
@@ -60,7 +61,7 @@ from bert_jax.errors import InputError
 from bert_jax.extras import install_hint
 from bert_jax.files import atomic, provenance, remote
 from bert_jax.progress import Bars, silent
-from bert_jax.text.languages import log_fallback
+from bert_jax.text.languages import warn_of_language
 from bert_jax.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -117,8 +118,7 @@ def prepare(
         raise InputError(f"--workers={workers}: must be at least 1")
     check_limit(allow_unk)
     beam = _beam_runner(runner, scratch, beam_options)
-    if options.sentences == "split":
-        log_fallback(options.language)
+    warn_of_language(options.language, tokenizer.lowercase, options.sentences == "split")
     streams = list(filter(is_stream, inputs))
     if streams:
         _check_runs_here(runner, streams[0])
@@ -135,6 +135,8 @@ def prepare(
         _check_shards(folder, work)
         paths, described = stack.enter_context(spooled(inputs, work))
         slices = slices or corpus.plan(paths, options)
+        if not options.ids_field:
+            warn_of_text(slices, options, tokenizer.lowercase)
         files = list(dict.fromkeys(piece.path for piece in slices))
         if beam is None:
             splits, shards = _build(slices, tokenizer, options, seed, allow_unk, work, workers, bars)
