@@ -1,18 +1,20 @@
-"""Rows of tables: JSON lines, CSV and TSV, read line by line, and Parquet and Arrow, read by pyarrow.
+"""Rows of tables: JSON lines, CSV and TSV from lines, Parquet and Arrow by pyarrow.
 
-A row is read whole, or it is a BadRow, in its place: its reader decides whether to refuse it or to count it.
+A row is read whole, or it is a BadRow, in its place: its reader decides whether to refuse it or to count it. Lines are
+(position, bytes) pairs; a row has the position of its first line.
 """
 
 import csv
 import json
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import remote, text_files
-from bert_jax.files.text_files import Utf8, lines_from
+from bert_jax.files.text_files import Utf8
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,6 +24,8 @@ _BATCH_ROWS = 1024
 _BUFFER_BYTES = 1 << 20  # of a column that is read at once, if row groups are larger than the next
 _WHOLE_BYTES = 4 << 20  # a buffer is as large as a page claims to be, up to 2 GiB: small files are read without
 _ARROW_FILE_MARK = b"ARROW1"
+
+Lines = Iterable[tuple[int, bytes]]
 
 
 @dataclass(frozen=True)
@@ -34,143 +38,144 @@ class BadRow:
 # --- JSON lines ------------------------------------------------------------------------------------------------------
 
 
-def json_rows(path: str, start: int, end: int | None, utf8: Utf8) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
-    """Yields (offset, object) of the lines that begin in bytes [start, end) of JSON lines; blank lines are skipped."""
-    for offset, line in lines_from(path, start, end):
-        if end is not None and offset >= end:
-            return
+def json_rows(lines: Lines, utf8: Utf8) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
+    """Yields (position, object) of each line of JSON lines; blank lines are skipped."""
+    for position, line in lines:
         if line and not line.isspace():
-            yield offset, _json_row(line, utf8)
+            yield position, _json_row(line, utf8)
 
 
 def _json_row(line: bytes, utf8: Utf8) -> dict[str, Any] | BadRow:
     try:
-        value = json.loads(utf8.decode(line))
+        text = utf8.decode(line)
+    except ValueError as error:
+        return BadRow(str(error))
+    try:
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return BadRow(str(error) if str(error).startswith("not UTF-8") else f"not JSON ({error})")
+        return BadRow(f"not JSON ({error}); expected a JSON object on each line")
     if not isinstance(value, dict):
         kind = type(value).__name__
         return BadRow(f"got {kind}, expected a JSON object on each line; convert an array: jq -c '.[]' FILE")
+    if b"\\ud" not in line and b"\\uD" not in line:
+        return value
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # JSON can escape half a surrogate pair, which UTF-8 cannot encode
+        if utf8.errors == "strict":
+            half = ord(text[error.start])
+            return BadRow(
+                f"got half a surrogate pair (\\u{half:04x}); fix it, or pass --errors replace to prepare and vocab"
+            )
+        utf8.replaced += 1
+        value = json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
     return value
 
 
 # --- CSV and TSV -----------------------------------------------------------------------------------------------------
 
 
-def separated_rows(
-    path: str, kind: str, start: int, end: int | None, utf8: Utf8, *, quotes: bool
-) -> Iterator[tuple[int, dict[str, str] | BadRow]]:
-    r"""Yields (offset of the first line, value by column) of each row of a CSV or TSV file; empty lines are skipped.
+def separator_of(kind: str, header: bytes) -> str:
+    """Returns the separator of "tsv", a tab, or of "csv": a comma, or a semicolon or tab if the header has no comma."""
+    return "\t" if kind == "tsv" else next((mark for mark in ",;\t" if mark.encode() in header), ",")
 
-    The separator of TSV is a tab; that of CSV a comma, or a semicolon or tab if the header has no comma.
+
+def column_names(header: bytes, separator: str, utf8: Utf8, *, quotes: bool) -> list[str]:
+    """Returns the names in a header line, without white space around them.
+
+    Raises ValueError for a line that is not UTF-8 or not CSV, and for a duplicate name; "" is no name.
+    """
+    (_, cells), *_ = (_quoted if quotes else _unquoted)([(0, header)], separator, utf8)
+    if isinstance(cells, BadRow):
+        raise ValueError(cells.problem)
+    names = [cell.strip() for cell in cells]
+    if duplicate := next((name for name in names if name and names.count(name) > 1), None):
+        raise ValueError(f'got two columns "{duplicate}", expected one; rename one of them')
+    return names
+
+
+def separated_rows(
+    lines: Lines, separator: str, names: Sequence[str], utf8: Utf8, *, quotes: bool
+) -> Iterator[tuple[int, dict[str, str] | BadRow]]:
+    """Yields (position, value by column) of each row of CSV or TSV; empty lines are skipped.
 
     Args:
-      path: the file; its first line is the header. White space around its names is dropped.
-      kind: "csv" or "tsv".
-      start, end: the rows that begin in these bytes; 0 and None with `quotes`, as a line end may be in quotes.
-      utf8: decodes the lines.
+      lines: the lines after the header.
+      separator: between fields.
+      names: of the columns.
+      utf8: decodes the fields.
       quotes: a field may be in double quotes, as in RFC 4180; else a line is a row, and a quote is text.
-
-    Raises:
-      InputError: no valid header, or a duplicate column.
     """
-    first = next(lines_from(path, 0, None), None)
-    if first is None:
-        return
-    separator = "\t" if kind == "tsv" else next((mark for mark in ",;\t" if mark.encode() in first[1]), ",")
-    cells = _quoted if quotes else _unquoted
-    rows = cells(path, separator, start, end, utf8)
-    _, header = next(rows if start == 0 else cells(path, separator, 0, None, utf8))
-    if isinstance(header, BadRow):
-        raise InputError(f"{path}:1: {header.problem}")
-    names = [name.strip() for name in header]
-    if duplicate := next((name for name in names if name and names.count(name) > 1), None):
-        raise InputError(f'{path}:1: got two columns "{duplicate}", expected one; rename one of them')
-    for offset, row in rows:
+    for position, row in (_quoted if quotes else _unquoted)(lines, separator, utf8):
         if isinstance(row, BadRow):
-            yield offset, row
+            yield position, row
         elif len(row) == len(names):
-            yield offset, dict(zip(names, row, strict=True))
+            yield position, dict(zip(names, row, strict=True))
         elif row not in ([], [""]):
             hint = "quote a field that contains a separator" if quotes else "pass --tsv_quotes if fields are quoted"
-            yield offset, BadRow(f"got {len(row)} fields, expected {len(names)} as in the header; {hint}")
+            yield position, BadRow(f"got {len(row)} fields, expected {len(names)} as in the header; {hint}")
 
 
-def _unquoted(
-    path: str, separator: str, start: int, end: int | None, utf8: Utf8
-) -> Iterator[tuple[int, list[str] | BadRow]]:
-    for offset, line in lines_from(path, start, end):
-        if end is not None and offset >= end:
-            return
+def _unquoted(lines: Lines, separator: str, utf8: Utf8) -> Iterator[tuple[int, list[str] | BadRow]]:
+    mark = separator.encode()
+    for position, line in lines:
         try:
-            yield offset, list(map(utf8.decode, line.removesuffix(b"\r").split(separator.encode())))
+            yield position, list(map(utf8.decode, line.removesuffix(b"\r").split(mark)))
         except ValueError as error:
-            yield offset, BadRow(str(error))
+            yield position, BadRow(str(error))
 
 
-def _quoted(
-    path: str, separator: str, start: int, end: int | None, utf8: Utf8
-) -> Iterator[tuple[int, list[str] | BadRow]]:
-    """Yields the rows of a whole file by `csv`, not by pyarrow's reader.
+def _quoted(lines: Lines, separator: str, utf8: Utf8) -> Iterator[tuple[int, list[str] | BadRow]]:
+    """Yields rows by `csv`, not by pyarrow's reader.
 
     pyarrow takes a quote that is closed in a later row, or never, for one field: the rows between are merged silently.
+    Here only the first line of such a row is bad, and the next line begins a row.
     """
-    offset, lines = 0, 0  # of the current row
+    source = iter(lines)
+    pending: deque[tuple[int, bytes]] = deque()  # lines to read a second time
+    taken: list[tuple[int, bytes]] = []  # of the current row
     invalid = ""
 
     def decoded() -> Iterator[str]:
-        nonlocal offset, lines, invalid
-        for begin, line in lines_from(path, start, end):
-            offset, lines = begin if not lines else offset, lines + 1
+        nonlocal invalid
+        while (found := pending.popleft() if pending else next(source, None)) is not None:
+            taken.append(found)
             try:
-                text = utf8.decode(line)
+                text = utf8.decode(found[1])
             except ValueError as error:
-                invalid, text = invalid or f"line {lines} of the row is {error}", line.decode("utf-8", "replace")
+                text = found[1].decode("utf-8", "replace")
+                invalid = invalid or f"line {len(taken)} of the row is {error}"
             yield text + "\n"
 
     csv.field_size_limit(text_files.MAX_LINE_BYTES // 4)  # characters; `csv` holds 4 bytes for each
-    texts = decoded()
-    reader = csv.reader(texts, delimiter=separator, strict=True)
+    reader = csv.reader(decoded(), delimiter=separator, strict=True)
     while True:
-        lines, invalid = 0, ""
+        taken.clear()
+        invalid = ""
         try:
-            row = next(reader)
-        except StopIteration:
-            return
+            row = next(reader, None)
         except csv.Error as error:
             fix = 'close its quotes, and write a quote within a field as ""'
-            yield offset, BadRow(f"not a row of CSV ({error}, after {lines} lines); {fix}")
-            reader = csv.reader(texts, delimiter=separator, strict=True)
+            yield taken[0][0], BadRow(f"not a row of CSV ({error}, after {len(taken)} lines); {fix}")
+            pending.extendleft(reversed(taken[1:]))
+            reader = csv.reader(decoded(), delimiter=separator, strict=True)
             continue
-        yield offset, BadRow(invalid) if invalid else row
+        if row is None:
+            return
+        yield taken[0][0], BadRow(invalid) if invalid else row
 
 
 # --- Parquet and Arrow -----------------------------------------------------------------------------------------------
 
 
-class ColumnarFile:
-    """Open Parquet or Arrow file.
+class ParquetFile:
+    """Open Parquet file, decoded in small batches: memory holds a page of a column at a time, not a row group.
 
     Attributes:
       schema: the names and types of its columns.
-      weights: the bytes of each row group of Parquet; 1 for each record batch of Arrow; empty for an Arrow stream, such
-        as `datasets.Dataset.save_to_disk` writes, which has no index.
+      weights: the bytes of each row group.
     """
-
-    schema: "pa.Schema"
-    weights: list[int]
-
-    def batches(self, start: int, end: int | None, column: str) -> Iterator[tuple[str, int, "pa.Array"]]:
-        """Yields parts of a column of the row groups or record batches [start, end), each of at most `_BATCH_ROWS`.
-
-        A part is (words before a row's number in messages, the number of its first row from 1, its values). Dots in
-        `column` lead into structs, unless a column has the whole name.
-        """
-        raise NotImplementedError
-
-
-class _ParquetFile(ColumnarFile):
-    """Decodes small batches, so that memory holds a page of a column at a time, not a row group."""
 
     def __init__(self, source: Any) -> None:
         import pyarrow.parquet as pq
@@ -186,6 +191,11 @@ class _ParquetFile(ColumnarFile):
         self.schema = self._file.schema_arrow
 
     def batches(self, start: int, end: int | None, column: str) -> Iterator[tuple[str, int, "pa.Array"]]:
+        """Yields parts of a column of the row groups [start, end), each of at most `_BATCH_ROWS` rows.
+
+        A part is (words before a row's number in messages, the number of its first row from 1, its values). Dots in
+        `column` lead into structs, unless a column has the whole name.
+        """
         row = 1 + sum(group.num_rows for group in self._groups[:start])
         for number, group in enumerate(self._groups[start:end], start):
             mean = group.total_byte_size // max(1, group.num_rows)
@@ -195,8 +205,13 @@ class _ParquetFile(ColumnarFile):
                 row += len(batch)
 
 
-class _ArrowFile(ColumnarFile):
-    """Holds a record batch in memory, of one column."""
+class ArrowFile:
+    """Open Arrow file, or stream such as `datasets.Dataset.save_to_disk` writes; memory holds a record batch.
+
+    Attributes:
+      schema: the names and types of its columns.
+      weights: 1 for each record batch of a file; empty for a stream, which has no index.
+    """
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -213,6 +228,7 @@ class _ArrowFile(ColumnarFile):
         return (pa.ipc.open_file if is_file else pa.ipc.open_stream)(self._source, options=options)
 
     def batches(self, start: int, end: int | None, column: str) -> Iterator[tuple[str, int, "pa.Array"]]:
+        """Yields parts of a column of the record batches [start, end), as `ParquetFile.batches` does."""
         import pyarrow as pa
 
         index = self.schema.get_field_index(_path_of(column, self.schema)[0])
@@ -226,7 +242,7 @@ class _ArrowFile(ColumnarFile):
 
 
 @contextmanager
-def columnar_file(path: str, kind: str) -> Iterator[ColumnarFile]:
+def columnar_file(path: str, kind: str) -> Iterator[ParquetFile | ArrowFile]:
     """Context manager that opens a file of the kind "parquet" or "arrow".
 
     Raises InputError, also for what its block reads, if the file cannot be opened or is damaged.
@@ -239,7 +255,7 @@ def columnar_file(path: str, kind: str) -> Iterator[ColumnarFile]:
         else:
             source = pa.OSFile(path) if kind == "parquet" else pa.memory_map(path)
         with source:
-            yield _ParquetFile(source) if kind == "parquet" else _ArrowFile(source)
+            yield ParquetFile(source) if kind == "parquet" else ArrowFile(source)
     except BertJaxError:
         raise
     except (OSError, ValueError, NotImplementedError) as error:

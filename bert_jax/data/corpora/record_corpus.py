@@ -5,22 +5,30 @@ groups or record batches. Other files are one slice.
 """
 
 import difflib
+import itertools
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from bert_jax.data.corpora.corpus_options import CorpusOptions
 from bert_jax.errors import InputError
 from bert_jax.files import text_files
-from bert_jax.files.tables import BadRow, column_type, columnar_file, json_rows, separated_rows
-from bert_jax.files.text_files import Utf8, locate
+from bert_jax.files.tables import (
+    BadRow,
+    column_names,
+    column_type,
+    columnar_file,
+    json_rows,
+    separated_rows,
+    separator_of,
+)
+from bert_jax.files.text_files import Utf8, lines_from, locate
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 COLUMNAR = ("parquet", "arrow")
-_SHOWN_NAMES = 20
-_SHOWN_CHARACTERS = 40  # of a name
+_SHOWN_CHARACTERS = 500  # of the names of columns
 _MISSING = object()
 
 
@@ -34,11 +42,11 @@ def columnar_slices(path: str, kind: str, size: int, slice_bytes: int) -> list[t
     if not weights:
         return [(0, None, size)]
     cuts = [(0, 0)]
-    for number, weight in enumerate(accumulate(weights), 1):
+    for number, weight in enumerate(itertools.accumulate(weights), 1):
         position = size * weight // max(1, sum(weights))
         if position - cuts[-1][1] >= slice_bytes or number == len(weights):
             cuts.append((number, position))
-    return [(start, end, after - before) for (start, before), (end, after) in pairwise(cuts)]
+    return [(start, end, after - before) for (start, before), (end, after) in itertools.pairwise(cuts)]
 
 
 def columnar_texts(
@@ -74,18 +82,25 @@ def row_texts(
     A row whose text is null is skipped. Raises InputError, with the line, for a row that is invalid or has no string in
     the field `text_field`.
     """
-    field = options.text_field
+    field, quotes = options.text_field, kind == "csv" or options.tsv_quotes
+    header = next(lines_from(path, 0, None), (0, b""))[1]
+    lines = itertools.takewhile(lambda line: end is None or line[0] < end, lines_from(path, start, end))
+    rows: Iterable[tuple[int, Mapping[str, Any] | BadRow]]
     if kind == "json":
-        rows: Iterable[tuple[int, Mapping[str, Any] | BadRow]] = json_rows(path, start, end, utf8)
+        rows = json_rows(lines, utf8)
     else:
-        quotes = kind == "csv" or options.tsv_quotes
-        rows = separated_rows(path, kind, start, end, utf8, quotes=quotes)
+        separator = separator_of(kind, header)
+        try:
+            names = column_names(header, separator, utf8, quotes=quotes)
+        except ValueError as error:
+            raise InputError(f"{path}:1: {error}") from error
+        rows = separated_rows(itertools.islice(lines, start == 0, None), separator, names, utf8, quotes=quotes)
     for offset, row in rows:
         if isinstance(row, BadRow):
             raise InputError(f"{locate(path, offset)}: {row.problem}")
         text = _lookup(row, field)
         if isinstance(text, str):
-            yield offset, _without_surrogates(text, path, offset, field, utf8) if kind == "json" else text
+            yield offset, text
         elif text is _MISSING:
             where = locate(path, offset) if kind == "json" else f"{path}:1"
             detail = "" if kind == "json" else ", or add a header if this line is not one"
@@ -118,24 +133,6 @@ def _decode(value: bytes, where: str, utf8: Utf8) -> str:
         return utf8.decode(value)
     except ValueError as error:
         raise InputError(f"{where}: {error}") from error
-
-
-def _without_surrogates(text: str, path: str, offset: int, field: str, utf8: Utf8) -> str:
-    """Returns a text of JSON, which can escape half a surrogate pair, which UTF-8 cannot encode."""
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        if utf8.errors == "strict":
-            half = f"\\u{ord(text[error.start]):04x}"
-            raise InputError(
-                f'{locate(path, offset)}: "{field}" contains half a surrogate pair ({half}); fix it or pass '
-                "--errors replace"
-            ) from error
-        utf8.replaced += 1
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
 
 
 def _is_text(found: "pa.DataType") -> bool:
@@ -172,9 +169,8 @@ def _nested_names(fields: Iterable[tuple[str, Any]], prefix: str = "") -> Iterat
 
 def _missing_field(where: str, field: str, found: Iterable[str], option: str, detail: str = "") -> InputError:
     """Returns the error for a record or table without the field, with the names found and the most similar one."""
-    names = [name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}..." for name in found]
+    names = list(found)
     close = difflib.get_close_matches(field, names, 1)
-    more = f" and {len(names) - _SHOWN_NAMES} more" if names[_SHOWN_NAMES:] else ""
-    shown = ", ".join(names[:_SHOWN_NAMES]) + more
+    shown = textwrap.shorten(", ".join(names), _SHOWN_CHARACTERS, placeholder=" and more")
     fix = f"pass {option} {close[0] if close else 'NAME'}{detail}"
     return InputError(f'{where}: no field "{field}", found {shown or "none"}; {fix}')
