@@ -6,7 +6,6 @@ A row is read whole, or it is a BadRow, in its place: its reader decides whether
 
 import csv
 import json
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,7 +50,7 @@ def _json_row(line: bytes, utf8: Utf8) -> dict[str, Any] | BadRow:
     except ValueError as error:
         return BadRow(str(error))
     try:
-        value = json.loads(text)
+        value: dict[str, Any] = json.loads(text)
     except (ValueError, RecursionError) as error:
         return BadRow(f"not JSON ({error}); expected a JSON object on each line")
     if not isinstance(value, dict):
@@ -114,7 +113,7 @@ def separated_rows(
             yield position, dict(zip(names, row, strict=True))
         elif row not in ([], [""]):
             hint = "quote a field that contains a separator" if quotes else "pass --tsv_quotes if fields are quoted"
-            yield position, BadRow(f"got {len(row)} fields, expected {len(names)} as in the header; {hint}")
+            yield position, BadRow(f"expected {len(names)} fields as in the header, got {len(row)}; {hint}")
 
 
 def _unquoted(lines: Lines, separator: str, utf8: Utf8) -> Iterator[tuple[int, list[str] | BadRow]]:
@@ -130,40 +129,36 @@ def _quoted(lines: Lines, separator: str, utf8: Utf8) -> Iterator[tuple[int, lis
     """Yields rows by `csv`, not by pyarrow's reader.
 
     pyarrow takes a quote that is closed in a later row, or never, for one field: the rows between are merged silently.
-    Here only the first line of such a row is bad, and the next line begins a row.
+    After a row that is not CSV, the next line begins a row.
     """
-    source = iter(lines)
-    pending: deque[tuple[int, bytes]] = deque()  # lines to read a second time
-    taken: list[tuple[int, bytes]] = []  # of the current row
-    invalid = ""
+    begin, taken, invalid = 0, 0, ""  # of the current row
 
     def decoded() -> Iterator[str]:
-        nonlocal invalid
-        while (found := pending.popleft() if pending else next(source, None)) is not None:
-            taken.append(found)
+        nonlocal begin, taken, invalid
+        for position, line in lines:
+            begin, taken = begin if taken else position, taken + 1
             try:
-                text = utf8.decode(found[1])
+                text = utf8.decode(line)
             except ValueError as error:
-                text = found[1].decode("utf-8", "replace")
-                invalid = invalid or f"line {len(taken)} of the row is {error}"
+                text = line.decode("utf-8", "replace")
+                invalid = invalid or f"line {taken} of the row is {error}"
             yield text + "\n"
 
     csv.field_size_limit(text_files.MAX_LINE_BYTES // 4)  # characters; `csv` holds 4 bytes for each
-    reader = csv.reader(decoded(), delimiter=separator, strict=True)
+    texts = decoded()
+    reader = csv.reader(texts, delimiter=separator, strict=True)
     while True:
-        taken.clear()
-        invalid = ""
+        taken, invalid = 0, ""
         try:
             row = next(reader, None)
         except csv.Error as error:
             fix = 'close its quotes, and write a quote within a field as ""'
-            yield taken[0][0], BadRow(f"not a row of CSV ({error}, after {len(taken)} lines); {fix}")
-            pending.extendleft(reversed(taken[1:]))
-            reader = csv.reader(decoded(), delimiter=separator, strict=True)
+            yield begin, BadRow(f"not a row of CSV ({error}, after {taken} line(s)); {fix}")
+            reader = csv.reader(texts, delimiter=separator, strict=True)
             continue
         if row is None:
             return
-        yield taken[0][0], BadRow(invalid) if invalid else row
+        yield begin, BadRow(invalid) if invalid else row
 
 
 # --- Parquet and Arrow -----------------------------------------------------------------------------------------------
