@@ -25,7 +25,6 @@ _DESCRIBES = re.compile(
     r"|_SUCCESS|_(common_)?metadata|_(committed|started)_.*",  # of Spark
     re.IGNORECASE,
 )
-_README = re.compile(r"readme\b", re.IGNORECASE)
 _NAMED = 5  # skipped files in the log
 
 
@@ -107,25 +106,25 @@ def _without_descriptions(name: str, files: list[str]) -> list[str]:
     if files == [name]:
         return files
     describing = {path for path in files if _DESCRIBES.fullmatch(os.path.basename(path))}
-    folders: set[str] = set()
-    for path in files:
-        if path not in describing and named_format(path):
-            folder = os.path.dirname(path)
-            while folder not in folders:
-                folders.add(folder)
-                folder = os.path.dirname(folder)
-    skipped = [
-        path
+    data = (path for path in files if path not in describing and named_format(path))
+    folders = {folder for path in data for folder in _folders_of(path)}
+    readme = re.compile(r"readme\b", re.IGNORECASE)
+    skipped = {
+        path: None
         for path in files
         if path in describing
-        and folders
-        and (os.path.dirname(path) in folders or _README.match(os.path.basename(path)))
-    ]
+        and (os.path.dirname(path) in folders or (folders and readme.match(os.path.basename(path))))
+    }
     if skipped:
         log.info(
             "--input=%s: skipped, because they describe the dataset and are not part of it: %s; to read one, name it",
             name,
-            _some(skipped),
+            _some([*skipped]),
         )
-    dropped = set(skipped)
-    return [path for path in files if path not in dropped]
+    return [path for path in files if path not in skipped]
+
+
+def _folders_of(path: str) -> Iterator[str]:
+    while (folder := os.path.dirname(path)) != path:
+        yield folder
+        path = folder

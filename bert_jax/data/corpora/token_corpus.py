@@ -3,6 +3,7 @@
 A row is a document: a list of sentences, which are lists of ids; or one list of ids, a document of one sentence.
 """
 
+import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -30,27 +31,30 @@ def token_documents(path: str, start: int, end: int | None, column: str, tokeniz
     kind = named_format(path)
     if kind not in COLUMNAR:
         raise InputError(f"--ids_field={column}: got {path}, expected only Parquet or Arrow files (.parquet, .arrow)")
+    special = {tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id}
+    known = set(range(tokenizer.vocab_size)) - special
+    dtype = token_dtype(tokenizer.vocab_size)
     with columnar_file(path, kind) as file:
-        depth = _depth(path, column, checked_column(path, file.schema, column, "--ids_field"))
+        has_sentences = _depth(path, column, checked_column(path, file.schema, column, "--ids_field")) == 2
         for where, first, values in file.batches(start, end, column):
-            counts, lengths, ids = _flat(values, depth)
-            sentence_ends = np.cumsum(lengths)
-            document_ends = np.cumsum(counts)
-            invalid = _invalid(ids, tokenizer)
-            if invalid.any():
-                number = int(np.argmax(invalid))
-                sentence = int(np.searchsorted(sentence_ends, number, side="right"))
-                row = first + int(np.searchsorted(document_ends, sentence, side="right"))
-                raise InputError(f"{path}: {where}{row}: {_problem(ids, number, tokenizer)}")
-            data = ids.astype(token_dtype(tokenizer.vocab_size))
-            bounds = [0, *(sentence_ends * data.itemsize).tolist()]
-            content = data.tobytes()
-            sentence = 0
-            for stop in document_ends.tolist():
-                found = [content[bounds[i] : bounds[i + 1]] for i in range(sentence, stop) if bounds[i] < bounds[i + 1]]
-                sentence = stop
-                if found:
-                    yield found
+            for row, document in enumerate(values.to_pylist(), first):
+                sentences = list(filter(None, (document or []) if has_sentences else [document]))
+                if not known.issuperset(itertools.chain.from_iterable(sentences)):
+                    token = next(token for token in itertools.chain(*sentences) if token not in known)
+                    raise InputError(f"{path}: {where}{row}: {_problem(token, special, tokenizer)}")
+                if sentences:
+                    yield [np.array(ids, dtype).tobytes() for ids in sentences]
+
+
+def _problem(token: int | None, special: set[int], tokenizer: Tokenizer) -> str:
+    if token in special:
+        return (
+            f"got the id {token} of a special token, which prepare adds itself; tokenize with add_special_tokens=False"
+        )
+    size = tokenizer.vocab_size
+    return (
+        f"got the id {'null' if token is None else token}, expected 0 to {size - 1}; pass the --vocab of its tokenizer"
+    )
 
 
 def _depth(path: str, column: str, found: "pa.DataType") -> int:
@@ -66,35 +70,3 @@ def _depth(path: str, column: str, found: "pa.DataType") -> int:
             "(the sentences of a document)"
         )
     return depth
-
-
-def _flat(values: "pa.Array", depth: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the number of sentences of each row, the number of ids of each sentence, and all ids; null ids are -1."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    counts = np.ones(len(values), np.int64)
-    if depth == 2:
-        counts = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-        values = values.flatten()
-    lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    ids = pc.fill_null(values.flatten().cast(pa.int64()), -1).to_numpy(zero_copy_only=False)
-    return counts, lengths, ids
-
-
-def _invalid(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-    return (ids < 0) | (ids >= tokenizer.vocab_size) | np.isin(ids, _special_ids(tokenizer))
-
-
-def _special_ids(tokenizer: Tokenizer) -> list[int]:
-    return [tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id]
-
-
-def _problem(ids: np.ndarray, number: int, tokenizer: Tokenizer) -> str:
-    token = int(ids[number])
-    if token in _special_ids(tokenizer):
-        return (
-            f"got the id {token} of a special token, which prepare adds itself; tokenize with add_special_tokens=False"
-        )
-    found = "null" if token == -1 else token
-    return f"got the id {found}, expected 0 to {tokenizer.vocab_size - 1}; pass the --vocab of its tokenizer"
