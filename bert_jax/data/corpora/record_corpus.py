@@ -103,7 +103,9 @@ def row_texts(
             yield offset, text
         elif text is _MISSING:
             where = locate(path, offset) if kind == "json" else f"{path}:1"
-            detail = "" if kind == "json" else ", or add a header if this line is not one"
+            detail = {"json": "", "tsv": ", or --tsv_quotes if fields are in quotes"}.get(
+                kind, ", or add a header if this line is not one"
+            )
             raise _missing_field(where, field, _nested_names(row.items()), "--text_field", detail)
         elif text is not None:
             raise InputError(
