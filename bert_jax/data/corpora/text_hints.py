@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from bert_jax.data.corpora.corpus import Slice, read
 from bert_jax.data.corpora.corpus_options import CorpusOptions
+from bert_jax.errors import InputError
 from bert_jax.text.languages import cased_i_advice
 
 log = logging.getLogger(__name__)
@@ -24,10 +25,7 @@ _SHOWN = 3
 
 def warn_of_text(slices: Sequence[Slice], options: CorpusOptions, lowercase: bool) -> None:
     """Logs a warning if a sample of a corpus has many HTML tags or entities, or, for a vocabulary that is uncased, many
-    dotted and dotless i.
-
-    Raises:
-      InputError: as `read`.
+    dotted and dotless i. Text that cannot be read is left to the reader of the whole corpus.
     """
     sample = slices[:: -(-len(slices) // _SLICES) or 1]
     text = "\n".join(_beginning(piece, options) for piece in sample)
@@ -51,13 +49,15 @@ def warn_of_text(slices: Sequence[Slice], options: CorpusOptions, lowercase: boo
 def _beginning(piece: Slice, options: CorpusOptions) -> str:
     taken: list[str] = []
     size = 0
-    logging.disable(logging.WARNING)  # the whole slice is read later, with its warnings
+    logging.disable(logging.WARNING)  # the whole slice is read later, with its warnings and errors
     try:
         for document in itertools.islice(read(piece, options), _DOCUMENTS):
             taken.append(document[:_CHARACTERS])
             size += len(document)
             if size >= _CHARACTERS:
                 break
+    except InputError:
+        pass
     finally:
         logging.disable(logging.NOTSET)
     return "\n".join(taken)

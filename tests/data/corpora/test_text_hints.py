@@ -32,9 +32,10 @@ def test_html_and_letters_i(text, lowercase, words, tmp_path, caplog):
     assert all(word in message for word, message in zip(words, caplog.messages, strict=True))
 
 
-def test_a_sample_repeats_no_warning(tmp_path, caplog):
+@pytest.mark.parametrize("errors", ["strict", "replace"])
+def test_a_sample_has_no_warnings_and_errors_of_reading(errors, tmp_path, caplog):
     (tmp_path / "a.txt").write_bytes(b"caf\xe9\n")
-    options = CorpusOptions(errors="replace")
+    options = CorpusOptions(errors=errors)
     warn_of_text(plan([str(tmp_path)], options), options, True)
     assert not caplog.records
 
